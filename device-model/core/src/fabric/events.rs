@@ -6,7 +6,7 @@
 use nicforge_shm::{prefetch, prefetch_lines};
 
 use super::{
-    Fabric, MAX_PORTS,
+    Fabric, MAX_PORTS, Traffic,
     schedule::{Event, EventKind},
 };
 use crate::{ids::FunctionId, time::Nanos};
@@ -19,16 +19,30 @@ impl Fabric {
     #[inline]
     pub fn advance(&mut self, now: Nanos) {
         if self.next_event() <= now {
-            self.advance_until(now);
+            self.traffic.advance_until(now);
         }
     }
 
+    /// Has the processor load the state of a node that [`Fabric::take_next_woken`] will name: that
+    /// at position `ahead` of those to come. Returns its function.
+    #[inline]
+    pub(crate) fn prefetch_woken(&self, ahead: usize) -> Option<FunctionId> {
+        let node = self.traffic.nodes.get(self.traffic.woken.get(ahead)? as usize)?;
+        prefetch(&node.heads);
+        prefetch(&node.arrived);
+        Some(node.function)
+    }
+
+    /// Returns the function that [`Fabric::take_next_woken`] will name after `ahead` others.
+    #[inline]
+    pub(crate) fn peek_woken(&self, ahead: usize) -> Option<FunctionId> {
+        Some(self.traffic.nodes.get(self.traffic.woken.get(ahead)? as usize)?.function)
+    }
+}
+
+impl Traffic {
     fn advance_until(&mut self, now: Nanos) {
-        loop {
-            if self.schedule.has_deferred() {
-                self.schedule_deferred();
-            }
-            let Some(due) = self.schedule.begin(now) else { return };
+        while let Some(due) = self.schedule.begin(now) {
             while self.carry_out_some(due) {}
         }
     }
@@ -70,43 +84,7 @@ impl Fabric {
         for &event in events {
             self.carry_out(due, event);
         }
-        for &event in events {
-            let lane = self.lanes.get(event.lane()).filter(|_| event.is_arrival());
-            if let Some(packet) = lane.and_then(|lane| lane.queue.front()) {
-                prefetch(&**packet);
-            }
-        }
         count == TOGETHER
-    }
-
-    /// Schedules the tails of the packets whose heads arrived at the last time, unless a device has
-    /// no use for them.
-    #[inline]
-    fn schedule_deferred(&mut self) {
-        let deferred = self.schedule.take_deferred();
-        for &index in &deferred.lanes {
-            if let Some(lane) = self.lanes.get_mut(index as usize) {
-                lane.schedule_deferred(index, deferred.since, &mut self.schedule);
-            }
-        }
-        self.schedule.reuse_deferred(deferred.lanes);
-    }
-
-    /// Has the processor load the state of a node that [`Fabric::take_next_woken`] will name: that
-    /// at position `ahead` of those to come. Returns its function.
-    #[inline]
-    pub(crate) fn prefetch_woken(&self, ahead: usize) -> Option<FunctionId> {
-        let node = self.nodes.get(*self.woken.get(ahead)? as usize)?;
-        prefetch(&node.heads);
-        prefetch(&node.arrived);
-        prefetch(&*node.ends);
-        Some(node.function)
-    }
-
-    /// Returns the function that [`Fabric::take_next_woken`] will name after `ahead` others.
-    #[inline]
-    pub(crate) fn peek_woken(&self, ahead: usize) -> Option<FunctionId> {
-        Some(self.nodes.get(*self.woken.get(ahead)? as usize)?.function)
     }
 
     /// Carries out one event.
@@ -123,7 +101,10 @@ impl Fabric {
             EventKind::Credit => lane.return_due(index as u32, due, (nodes, woken), schedule),
             EventKind::Arrival => {
                 if let Some(next) = lane.arrive(due, nodes, woken) {
-                    lane.defer_arrival(index as u32, due, next, schedule);
+                    lane.schedule_arrival(index as u32, due, next, schedule);
+                }
+                if let Some(packet) = lane.queue.front() {
+                    prefetch(&**packet);
                 }
             }
             EventKind::Idle => {

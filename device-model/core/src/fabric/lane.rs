@@ -2,13 +2,12 @@
 
 mod timed;
 
-use std::collections::VecDeque;
-
 use super::{
     CreditUnit, LaneStats, LinkSpec, MAX_CHANNELS, Node, Packet,
     queue::{Moved, Queue},
     schedule::Schedule,
     track::{Track, is_simple},
+    wake::WakeQueue,
 };
 use crate::time::Nanos;
 
@@ -221,7 +220,7 @@ impl Lane {
         out: &mut Self,
         now: Nanos,
         limit: u32,
-        ends: (&mut [Node], &mut VecDeque<u32>),
+        ends: (&mut [Node], &mut WakeQueue),
         goes: impl Fn(&Packet) -> bool,
     ) -> u32 {
         let (nodes, woken) = ends;
@@ -262,7 +261,7 @@ impl Lane {
         lane_index: u32,
         now: Nanos,
         nodes: &mut [Node],
-        woken: &mut VecDeque<u32>,
+        woken: &mut WakeQueue,
         schedule: &mut Schedule,
     ) {
         self.queue.skip(packets as usize);
@@ -283,11 +282,11 @@ impl Lane {
         lane_index: u32,
         now: Nanos,
         nodes: &mut [Node],
-        woken: &mut VecDeque<u32>,
+        woken: &mut WakeQueue,
         schedule: &mut Schedule,
     ) {
         let credits = self.credits_of_first(packets);
-        self.end_hush(lane_index, now, nodes, schedule);
+        self.show_next_head(lane_index, now, nodes, schedule);
         self.return_later(credits, lane_index, (now, now), nodes, woken, schedule);
     }
 
@@ -318,7 +317,7 @@ impl Lane {
 
     /// Makes the next packets of the queue visible to the receiver.
     #[inline(always)]
-    pub(super) fn deliver(&mut self, packets: u32, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
+    pub(super) fn deliver(&mut self, packets: u32, nodes: &mut [Node], woken: &mut WakeQueue) {
         self.visible += packets;
         let node = &mut nodes[self.ends.receiver as usize];
         node.arrived[self.ends.mask_index()] |= self.ends.port_bit();
@@ -339,7 +338,7 @@ impl Lane {
     /// Returns credits to the sender, and wakes it if it had none. Only for lanes that are
     /// [`Lane::direct`].
     #[inline(always)]
-    pub(super) fn return_credits(&mut self, credits: u32, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
+    pub(super) fn return_credits(&mut self, credits: u32, nodes: &mut [Node], woken: &mut WakeQueue) {
         if self.credits == 0 {
             nodes[self.ends.sender as usize].wake(self.ends.sender, woken);
         }
@@ -377,7 +376,7 @@ struct Forwarded<'a> {
     lane: &'a mut Lane,
     out: &'a mut Lane,
     nodes: &'a mut [Node],
-    woken: &'a mut VecDeque<u32>,
+    woken: &'a mut WakeQueue,
     now: Nanos,
     moved: Moved,
 }

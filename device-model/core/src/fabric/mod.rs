@@ -48,9 +48,8 @@ mod schedule;
 mod tests;
 mod timed;
 mod track;
+mod wake;
 mod wires;
-
-use std::{collections::VecDeque, num::NonZeroU8};
 
 pub use self::{
     error::{FabricError, Refusal, Unsent},
@@ -67,6 +66,7 @@ use self::{
     packet::Pool,
     path::Path,
     schedule::Schedule,
+    wake::WakeQueue,
     wires::Wire,
 };
 use crate::{ids::FunctionId, time::Nanos};
@@ -84,7 +84,15 @@ pub const DEFAULT_MAX_PACKET: usize = 2048;
 pub const DEFAULT_POOL_BOUND: usize = 1 << 16;
 
 /// The links of a machine, and the packets on them. The module documentation states the rules.
+#[derive(Default)]
 pub struct Fabric {
+    /// Links by node and port. A device's view borrows those of its node.
+    links: Vec<Vec<PortLink>>,
+    traffic: Traffic,
+}
+
+/// The part of a fabric that packets change, and that a device's view shares with all others.
+struct Traffic {
     /// Index into `nodes` by function number.
     index: Vec<Option<u32>>,
     /// Functions that have a port or a wire.
@@ -96,7 +104,7 @@ pub struct Fabric {
     pool: Pool,
     schedule: Schedule,
     /// Indices of the nodes whose functions should run.
-    woken: VecDeque<u32>,
+    woken: WakeQueue,
     wires: [Wire; GI_WIRES as usize],
     /// Time until members of a wire see a change, in nanoseconds.
     wire_delay: u64,
@@ -104,15 +112,8 @@ pub struct Fabric {
     wire_changes: u64,
 }
 
-impl Default for Fabric {
+impl Default for Traffic {
     fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Fabric {
-    /// Returns a fabric without links.
-    pub fn new() -> Self {
         Self {
             index: Vec::new(),
             nodes: Vec::new(),
@@ -120,68 +121,15 @@ impl Fabric {
             lanes: Vec::new(),
             pool: Pool::new(DEFAULT_MAX_PACKET, DEFAULT_POOL_BOUND),
             schedule: Schedule::default(),
-            woken: VecDeque::new(),
+            woken: WakeQueue::default(),
             wires: Default::default(),
             wire_delay: 0,
             wire_changes: 0,
         }
     }
+}
 
-    /// Connects two ports by a link. [`Direction::Forward`] is from `a` to `b`.
-    pub fn connect(
-        &mut self,
-        a: (FunctionId, u8),
-        b: (FunctionId, u8),
-        spec: LinkSpec,
-    ) -> Result<LinkId, FabricError> {
-        spec.check()?;
-
-        if a == b {
-            return Err(FabricError::PortTaken { function: b.0, port: b.1 });
-        }
-
-        for (function, port) in [a, b] {
-            if port >= MAX_PORTS {
-                return Err(FabricError::PortOutOfRange { function, port });
-            }
-            let node = self.node_of(function)?;
-            if matches!(self.nodes[node as usize].ends.get(usize::from(port)), Some(Some(_))) {
-                return Err(FabricError::PortTaken { function, port });
-            }
-        }
-
-        let (from, to) = (self.node_of(a.0)?, self.node_of(b.0)?);
-        self.add_buffers(spec.max_packet);
-        let (forward, out) = self.add_path((from, a.1), (to, b.1), &spec);
-        let (backward, back) = self.add_path((to, b.1), (from, a.1), &spec);
-        // The check has refused links without channels, and with more than 16.
-        let open = spec.credits.len() as u8;
-        let channels = NonZeroU8::new(open).unwrap_or(NonZeroU8::MIN);
-        let link = PortLink { out, inward: back, path: forward, channels, open };
-        self.nodes[from as usize].record_link(a.1, link);
-        self.nodes[to as usize].record_link(b.1, PortLink { out: back, inward: out, path: backward, ..link });
-        self.record_change(from, a.1);
-        self.record_change(to, b.1);
-
-        Ok(LinkId(forward / 2))
-    }
-
-    /// Adds a path and its lanes. Returns the indices of the path and of its first lane.
-    fn add_path(&mut self, from: (u32, u8), to: (u32, u8), spec: &LinkSpec) -> (u32, u32) {
-        let (path, first_lane) = (self.paths.len() as u32, self.lanes.len() as u32);
-        self.paths.push(Path::new(from, first_lane, spec));
-        for (channel, &credits) in spec.credits.iter().enumerate() {
-            let (sender, sender_port) = from;
-            let ends = Ends { sender, sender_port, receiver: to.0, port: to.1, channel: channel as u8 };
-            let mut lane = Lane::new(path, ends, credits, spec);
-            lane.limits.set_smallest_buffer(self.pool.smallest_size());
-            self.lanes.push(lane);
-            self.pool.raise_bound(credits as usize);
-        }
-
-        (path, first_lane)
-    }
-
+impl Traffic {
     /// Returns the node of a function, and creates it if necessary.
     fn node_of(&mut self, function: FunctionId) -> Result<u32, FabricError> {
         if function.0 >= MAX_FUNCTIONS {
@@ -206,6 +154,93 @@ impl Fabric {
         Ok(node)
     }
 
+    /// Returns the index of a function's node, if it has one.
+    #[inline]
+    fn find_node(&self, function: FunctionId) -> Option<u32> {
+        self.index.get(function.0 as usize).copied().flatten()
+    }
+}
+
+impl Fabric {
+    /// Returns a fabric without links.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Connects two ports by a link. [`Direction::Forward`] is from `a` to `b`.
+    pub fn connect(
+        &mut self,
+        a: (FunctionId, u8),
+        b: (FunctionId, u8),
+        spec: LinkSpec,
+    ) -> Result<LinkId, FabricError> {
+        spec.check()?;
+
+        if a == b {
+            return Err(FabricError::PortTaken { function: b.0, port: b.1 });
+        }
+
+        for (function, port) in [a, b] {
+            if port >= MAX_PORTS {
+                return Err(FabricError::PortOutOfRange { function, port });
+            }
+            let node = self.traffic.node_of(function)?;
+            if self.link_at(node, port).is_some() {
+                return Err(FabricError::PortTaken { function, port });
+            }
+        }
+
+        let (from, to) = (self.traffic.node_of(a.0)?, self.traffic.node_of(b.0)?);
+        self.add_buffers(spec.max_packet);
+        let (forward, out) = self.add_path((from, a.1), (to, b.1), &spec);
+        let (backward, back) = self.add_path((to, b.1), (from, a.1), &spec);
+        // The check has refused links without channels, and with more than 16.
+        let channels = spec.credits.len() as u8;
+        let link = PortLink { out, inward: back, path: forward, channels, open: channels };
+        self.record_link(from, a.1, link);
+        self.record_link(to, b.1, PortLink { out: back, inward: out, path: backward, ..link });
+        self.record_change(from, a.1);
+        self.record_change(to, b.1);
+
+        Ok(LinkId(forward / 2))
+    }
+
+    /// Returns the link at a node's port, if there is one.
+    fn link_at(&self, node: u32, port: u8) -> Option<&PortLink> {
+        let link = self.links.get(node as usize)?.get(usize::from(port))?;
+        (link.channels > 0).then_some(link)
+    }
+
+    /// Records a link at a node's port.
+    fn record_link(&mut self, node: u32, port: u8, link: PortLink) {
+        self.traffic.nodes[node as usize].plugged |= 1 << (port % MAX_PORTS);
+        if self.links.len() < self.traffic.nodes.len() {
+            self.links.resize(self.traffic.nodes.len(), Vec::new());
+        }
+
+        let links = &mut self.links[node as usize];
+        if links.len() <= usize::from(port) {
+            links.resize(usize::from(port) + 1, PortLink::NONE);
+        }
+        links[usize::from(port)] = link;
+    }
+
+    /// Adds a path and its lanes. Returns the indices of the path and of its first lane.
+    fn add_path(&mut self, from: (u32, u8), to: (u32, u8), spec: &LinkSpec) -> (u32, u32) {
+        let (path, first_lane) = (self.traffic.paths.len() as u32, self.traffic.lanes.len() as u32);
+        self.traffic.paths.push(Path::new(from, first_lane, spec));
+        for (channel, &credits) in spec.credits.iter().enumerate() {
+            let (sender, sender_port) = from;
+            let ends = Ends { sender, sender_port, receiver: to.0, port: to.1, channel: channel as u8 };
+            let mut lane = Lane::new(path, ends, credits, spec);
+            lane.limits.set_smallest_buffer(self.traffic.pool.smallest_size());
+            self.traffic.lanes.push(lane);
+            self.traffic.pool.raise_bound(credits as usize);
+        }
+
+        (path, first_lane)
+    }
+
     /// Adds packets of up to `bytes` bytes to the pool, for functions whose packets are longer than
     /// those of the links, or that have no links. [`Fabric::connect`] does the same for each link.
     ///
@@ -219,12 +254,12 @@ impl Fabric {
 
     /// Adds buffers of a size to the pool.
     fn add_buffers(&mut self, bytes: usize) {
-        let former = self.pool.smallest_size();
-        self.pool.add_size(bytes);
+        let former = self.traffic.pool.smallest_size();
+        self.traffic.pool.add_size(bytes);
 
-        let smallest = self.pool.smallest_size();
+        let smallest = self.traffic.pool.smallest_size();
         if smallest != former {
-            for lane in &mut self.lanes {
+            for lane in &mut self.traffic.lanes {
                 lane.limits.set_smallest_buffer(smallest);
             }
         }
@@ -233,45 +268,46 @@ impl Fabric {
     /// Returns the longest packet that the pool has a buffer for, in bytes: that of the links with
     /// the longest ones.
     pub fn max_packet(&self) -> usize {
-        self.pool.largest_size()
+        self.traffic.pool.largest_size()
     }
 
     /// Sets the largest number of packets that may exist at once, of all sizes together. Links
     /// added later do not raise it.
     pub fn set_pool_bound(&mut self, packets: usize) {
-        self.pool.set_bound(packets);
+        self.traffic.pool.set_bound(packets);
     }
 
     /// Returns the number of packets that are not in the pool.
     pub fn packets_in_use(&self) -> usize {
-        self.pool.in_use()
+        self.traffic.pool.in_use()
     }
 
     /// Returns a function's ports at the time `now`.
     #[inline]
     pub fn ports(&mut self, function: FunctionId, now: Nanos) -> Ports<'_> {
-        let node = self.index.get(function.0 as usize).copied().flatten();
-        Ports::new(self, node.map_or(Ports::NO_NODE, |node| node as usize), function, now)
+        let node = self.traffic.find_node(function).map_or(Ports::NO_NODE, |node| node as usize);
+        let links = self.links.get(node).map_or(&[][..], Vec::as_slice);
+        Ports::new(&mut self.traffic, links, node, function, now)
     }
 
     /// Returns the time of the next event, or [`Nanos::NEVER`] if there is none.
     #[inline]
     pub fn next_event(&self) -> Nanos {
-        self.schedule.next()
+        self.traffic.schedule.next()
     }
 
     /// Returns whether [`Fabric::take_woken`] has functions to name.
     #[inline(always)]
     pub(crate) fn has_woken(&self) -> bool {
-        !self.woken.is_empty()
+        !self.traffic.woken.is_empty()
     }
 
     /// Passes the functions of [`Fabric::pop_woken`] to `wake`, each with a bit mask of the ports
     /// whose link has changed. The caller polls the functions from now on. They are not named again
     /// until [`Fabric::end_polling`], except for a change of a link.
     pub(crate) fn take_woken(&mut self, mut wake: impl FnMut(FunctionId, u64)) {
-        for node in self.woken.drain(..) {
-            let node = &mut self.nodes[node as usize];
+        while let Some(node) = self.traffic.woken.pop() {
+            let node = &mut self.traffic.nodes[node as usize];
             wake(node.function, std::mem::take(&mut node.changed));
         }
     }
@@ -279,10 +315,10 @@ impl Fabric {
     /// Reports that the machine no longer polls the function. The fabric names it again at its next
     /// event.
     pub(crate) fn end_polling(&mut self, function: FunctionId) {
-        if let Some(node) = self.index.get(function.0 as usize).copied().flatten()
-            && !self.woken.contains(&node)
+        if let Some(node) = self.traffic.find_node(function)
+            && !self.traffic.woken.contains(node)
         {
-            self.nodes[node as usize].woken = false;
+            self.traffic.nodes[node as usize].woken = false;
         }
     }
 
@@ -290,8 +326,8 @@ impl Fabric {
     /// changed. The fabric names it again at its next event.
     #[inline]
     pub(crate) fn take_next_woken(&mut self) -> Option<(FunctionId, u64)> {
-        while let Some(node) = self.woken.pop_front() {
-            let node = &mut self.nodes[node as usize];
+        while let Some(node) = self.traffic.woken.pop() {
+            let node = &mut self.traffic.nodes[node as usize];
             // The caller may have run the function for another reason: see `Fabric::name_again`.
             if std::mem::take(&mut node.woken) {
                 return Some((node.function, std::mem::take(&mut node.changed)));
@@ -305,8 +341,8 @@ impl Fabric {
     /// events.
     #[inline]
     pub(crate) fn name_again(&mut self, function: FunctionId) -> u64 {
-        let Some(node) = self.index.get(function.0 as usize).copied().flatten() else { return 0 };
-        let node = &mut self.nodes[node as usize];
+        let Some(node) = self.traffic.find_node(function) else { return 0 };
+        let node = &mut self.traffic.nodes[node as usize];
         node.woken = false;
         std::mem::take(&mut node.changed)
     }
@@ -314,7 +350,7 @@ impl Fabric {
     /// Returns the most functions that [`Fabric::take_next_woken`] can name now.
     #[inline]
     pub(crate) fn count_woken(&self) -> usize {
-        self.woken.len()
+        self.traffic.woken.len()
     }
 
     /// Returns the next function to run. A packet arrived there, a virtual channel has credit
@@ -322,7 +358,7 @@ impl Fabric {
     /// most once at a time.
     #[inline]
     pub fn pop_woken(&mut self) -> Option<FunctionId> {
-        let node = &mut self.nodes[self.woken.pop_front()? as usize];
+        let node = &mut self.traffic.nodes[self.traffic.woken.pop()? as usize];
         node.woken = false;
         node.changed = 0;
         Some(node.function)
@@ -336,10 +372,10 @@ impl Fabric {
         hook: Option<FaultHook>,
     ) -> Result<(), FabricError> {
         let path = self.path(link, direction)?;
-        let path = &mut self.paths[path];
+        let path = &mut self.traffic.paths[path];
         path.set_hook(hook);
         let (lanes, plain) = (path.lanes(), path.is_plain());
-        for lane in &mut self.lanes[lanes] {
+        for lane in &mut self.traffic.lanes[lanes] {
             lane.set_plain(plain);
         }
 
@@ -354,16 +390,29 @@ impl Fabric {
     pub fn set_link_up(&mut self, link: LinkId, up: bool) -> Result<(), FabricError> {
         for direction in [Direction::Forward, Direction::Backward] {
             let path = self.path(link, direction)?;
-            let (node, port) = self.paths[path].sender();
-            let Some(Some(end)) = self.nodes[node as usize].ends.get_mut(usize::from(port)) else { continue };
+            let (node, port) = self.traffic.paths[path].sender();
+            let links = self.links.get_mut(node as usize);
+            let Some(link) = links.and_then(|links| links.get_mut(usize::from(port))) else { continue };
 
-            let open = if up { end.channels.get() } else { 0 };
-            if std::mem::replace(&mut end.open, open) != open {
+            let open = if up { link.channels } else { 0 };
+            if std::mem::replace(&mut link.open, open) != open {
                 self.record_change(node, port);
             }
         }
 
         Ok(())
+    }
+
+    /// Shows a function all that arrives at its ports, also after [`Ports::route_head`]: it has
+    /// another device now.
+    pub(crate) fn show_all(&mut self, function: FunctionId, now: Nanos) {
+        let Some(node) = self.traffic.find_node(function) else { return };
+        let Traffic { lanes, nodes, schedule, .. } = &mut self.traffic;
+        for link in self.links.get(node as usize).into_iter().flatten() {
+            for index in (0..usize::from(link.channels)).filter_map(|channel| link.lane_in(channel)) {
+                lanes[index].show_all(index as u32, now, nodes, schedule);
+            }
+        }
     }
 
     /// Returns the statistics of a virtual channel of a link.
@@ -373,14 +422,14 @@ impl Fabric {
         direction: Direction,
         channel: usize,
     ) -> Result<LaneStats, FabricError> {
-        let path = &self.paths[self.path(link, direction)?];
+        let path = &self.traffic.paths[self.path(link, direction)?];
         let lane = path.lanes().nth(channel).ok_or(FabricError::NoChannel { link, channel })?;
-        Ok(self.lanes[lane].stats)
+        Ok(self.traffic.lanes[lane].stats)
     }
 
     /// Returns the number of links. Their ids are the numbers below it.
     pub fn links(&self) -> u32 {
-        (self.paths.len() / 2) as u32
+        (self.traffic.paths.len() / 2) as u32
     }
 
     /// Returns the two ends of a link, in the order given to [`Fabric::connect`].
@@ -388,32 +437,32 @@ impl Fabric {
         let (forward, backward) =
             (self.path(link, Direction::Forward)?, self.path(link, Direction::Backward)?);
         Ok([forward, backward].map(|path| {
-            let (node, port) = self.paths[path].sender();
-            (self.nodes[node as usize].function, port)
+            let (node, port) = self.traffic.paths[path].sender();
+            (self.traffic.nodes[node as usize].function, port)
         }))
     }
 
     /// Sets the time until members of a wire see a change, in nanoseconds. The default is 0.
     pub fn set_wire_delay(&mut self, nanoseconds: u64) {
-        self.wire_delay = nanoseconds;
+        self.traffic.wire_delay = nanoseconds;
     }
 
     /// Returns the index of a path.
     fn path(&self, link: LinkId, direction: Direction) -> Result<usize, FabricError> {
         let path = link.0 as usize * 2 + usize::from(direction == Direction::Backward);
-        if path < self.paths.len() { Ok(path) } else { Err(FabricError::NoLink { link }) }
+        if path < self.traffic.paths.len() { Ok(path) } else { Err(FabricError::NoLink { link }) }
     }
 
     /// Records that a port's link has changed. The function is named even if the machine polls it.
     fn record_change(&mut self, node: u32, port: u8) {
-        let entry = &mut self.nodes[node as usize];
-        let is_queued = entry.changed != 0 || entry.woken && self.woken.contains(&node);
+        let entry = &mut self.traffic.nodes[node as usize];
+        let is_queued = entry.changed != 0 || entry.woken && self.traffic.woken.contains(node);
         entry.changed |= 1 << (port % MAX_PORTS);
         entry.freed |= 1 << (port % MAX_PORTS);
         entry.woken = true;
 
         if !is_queued {
-            self.woken.push_back(node);
+            self.traffic.woken.push(node);
         }
     }
 }

@@ -1,11 +1,9 @@
 //! The nodes of the fabric: the functions that have a port or a wire.
 
-use std::{collections::VecDeque, num::NonZeroU8};
-
-use super::{MAX_CHANNELS, MAX_PORTS};
+use super::{MAX_CHANNELS, wake::WakeQueue};
 use crate::ids::FunctionId;
 
-/// The link of a port, seen from that port.
+/// The link of a port, seen from that port. A node has one for each port up to its highest.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PortLink {
     /// First lane out.
@@ -14,17 +12,20 @@ pub(super) struct PortLink {
     pub(super) inward: u32,
     /// Path out.
     pub(super) path: u32,
-    /// Number of virtual channels. Its type lets `Option<PortLink>` be no larger than this.
-    pub(super) channels: NonZeroU8,
+    /// Number of virtual channels, or 0 if there is no link.
+    pub(super) channels: u8,
     /// Number of virtual channels that take packets: all of them, or none while the link is down.
     pub(super) open: u8,
 }
 
 impl PortLink {
+    /// No link.
+    pub(super) const NONE: Self = Self { out: 0, inward: 0, path: 0, channels: 0, open: 0 };
+
     /// Returns the lane in of a virtual channel, if it exists.
     #[inline]
     pub(super) fn lane_in(&self, channel: usize) -> Option<usize> {
-        (channel < usize::from(self.channels.get())).then_some(self.inward as usize + channel)
+        (channel < usize::from(self.channels)).then_some(self.inward as usize + channel)
     }
 
     /// Returns the lane out of a virtual channel, if it exists and is up.
@@ -52,8 +53,6 @@ pub(super) struct Node {
     pub(super) fired_and: u8,
     /// Bit mask of the wires on which it fired and waits for the OR.
     pub(super) fired_or: u8,
-    /// Links by port number.
-    pub(super) ends: Vec<Option<PortLink>>,
     /// Bit mask of the ports with a link.
     pub(super) plugged: u64,
     /// Bit mask of the ports whose link has come, gone up or gone down since the machine called the
@@ -74,7 +73,6 @@ impl Node {
     pub(super) fn new(function: FunctionId) -> Self {
         Self {
             function,
-            ends: Vec::new(),
             plugged: 0,
             changed: 0,
             freed: 0,
@@ -88,22 +86,12 @@ impl Node {
         }
     }
 
-    /// Records a link at a port.
-    pub(super) fn record_link(&mut self, port: u8, end: PortLink) {
-        self.plugged |= 1 << (port % MAX_PORTS);
-        let ends = &mut self.ends;
-        if ends.len() <= usize::from(port) {
-            ends.resize(usize::from(port) + 1, None);
-        }
-        ends[usize::from(port)] = Some(end);
-    }
-
     /// Queues the node, whose index is `index`, for a wake-up of its function.
     #[inline]
-    pub(super) fn wake(&mut self, index: u32, woken: &mut VecDeque<u32>) {
+    pub(super) fn wake(&mut self, index: u32, woken: &mut WakeQueue) {
         if !self.woken {
             self.woken = true;
-            woken.push_back(index);
+            woken.push(index);
         }
     }
 }

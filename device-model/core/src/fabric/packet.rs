@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::dma::DmaLease;
+use crate::{dma::DmaLease, time::Nanos};
 
 /// A packet on its way through the fabric. Each hop moves a pointer; the content is not copied.
 ///
@@ -56,7 +56,28 @@ pub struct Contents {
     /// on arrival. The NIC defines which part of it the packet means, and counts that part in
     /// [`Contents::framing`]. Recycling the packet drops it.
     pub memory: Option<Arc<DmaLease>>,
+    /// The times of the packet on its lane. On a lane that takes no time, they are in the past.
+    pub(super) flight: Flight,
 }
+
+/// The times at which a packet arrives over its lane.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Flight {
+    /// Time at which the head arrives. It is not before the tail of the packet in front.
+    pub(super) head: Nanos,
+    /// Time at which the tail arrives.
+    pub(super) tail: Nanos,
+}
+
+impl Flight {
+    /// A packet that has arrived: one on a lane that takes no time.
+    const PAST: Self = Self { head: Nanos::ZERO, tail: Nanos::ZERO };
+    /// No packet. It never arrives.
+    pub(super) const NONE: Self = Self { head: Nanos::NEVER, tail: Nanos::NEVER };
+}
+
+// The headers of a packet have one cache line.
+const _: () = assert!(size_of::<Contents>() == 64);
 
 impl Contents {
     /// Returns the content.
@@ -273,6 +294,7 @@ impl Pool {
             framing: 0,
             header: 0,
             memory: None,
+            flight: Flight::PAST,
         })))
     }
 

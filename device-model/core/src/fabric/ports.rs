@@ -1,7 +1,7 @@
 //! A device's view of the fabric.
 
 use super::{
-    Arrivals, Fabric, MAX_CHANNELS, Node, Packet, Refusal, Run, Unsent,
+    Arrivals, MAX_CHANNELS, Node, Packet, PortLink, Refusal, Run, Traffic, Unsent,
     wires::{Combine, GI_WIRES, WireState},
 };
 use crate::{ids::FunctionId, time::Nanos};
@@ -10,7 +10,9 @@ use crate::{ids::FunctionId, time::Nanos};
 ///
 /// Ports and virtual channels that do not exist have no credits and deliver no packets.
 pub struct Ports<'a> {
-    pub(super) fabric: &'a mut Fabric,
+    pub(super) traffic: &'a mut Traffic,
+    /// Links of the node, by port.
+    links: &'a [PortLink],
     /// Index of the node, or [`Ports::NO_NODE`] if the function has no port or wire.
     node: usize,
     function: FunctionId,
@@ -31,18 +33,24 @@ impl<'a> Ports<'a> {
     pub(super) const NO_NODE: usize = usize::MAX;
 
     #[inline]
-    pub(super) fn new(fabric: &'a mut Fabric, node: usize, function: FunctionId, now: Nanos) -> Self {
-        Self { fabric, node, function, now }
+    pub(super) fn new(
+        traffic: &'a mut Traffic,
+        links: &'a [PortLink],
+        node: usize,
+        function: FunctionId,
+        now: Nanos,
+    ) -> Self {
+        Self { traffic, links, node, function, now }
     }
 
     #[inline]
     pub(super) fn node(&self) -> Option<&Node> {
-        self.fabric.nodes.get(self.node)
+        self.traffic.nodes.get(self.node)
     }
 
     #[inline]
     pub(super) fn node_mut(&mut self) -> Option<&mut Node> {
-        self.fabric.nodes.get_mut(self.node)
+        self.traffic.nodes.get_mut(self.node)
     }
 
     /// Returns the time of this call.
@@ -53,12 +61,12 @@ impl<'a> Ports<'a> {
 
     /// Returns the highest connected port plus 1.
     pub fn count(&self) -> u8 {
-        self.node().map_or(0, |node| node.ends.len() as u8)
+        self.links.len() as u8
     }
 
     /// Returns whether a port has a link.
     pub fn connected(&self, port: u8) -> bool {
-        self.end(port).is_some()
+        self.link(port).is_some()
     }
 
     /// Returns a bit mask of the ports with a link.
@@ -69,29 +77,30 @@ impl<'a> Ports<'a> {
 
     /// Returns whether a port has a link that takes packets.
     pub fn is_up(&self, port: u8) -> bool {
-        self.end(port).is_some_and(|end| end.open > 0)
+        self.link(port).is_some_and(|end| end.open > 0)
     }
 
     /// Returns the longest packet that a port's link takes in bytes, or 0 if the port has no link.
     pub fn max_packet(&self, port: u8) -> usize {
-        self.end(port).map_or(0, |end| self.fabric.lanes[end.out as usize].limits.longest as usize)
+        self.link(port).map_or(0, |end| self.traffic.lanes[end.out as usize].limits.longest as usize)
     }
 
+    /// Returns the link of a port, if it has one.
     #[inline]
-    pub(super) fn end(&self, port: u8) -> Option<&super::PortLink> {
-        self.node()?.ends.get(usize::from(port))?.as_ref()
+    pub(super) fn link(&self, port: u8) -> Option<&'a PortLink> {
+        self.links.get(usize::from(port)).filter(|link| link.channels > 0)
     }
 
     /// Returns the index of the lane out of a port, if it exists and is up.
     #[inline]
     pub(super) fn lane_out(&self, port: u8, channel: usize) -> Option<usize> {
-        self.end(port)?.lane_out(channel)
+        self.links.get(usize::from(port))?.lane_out(channel)
     }
 
     /// Returns the index of the lane into a port, if it exists.
     #[inline]
     pub(super) fn lane_in(&self, port: u8, channel: usize) -> Option<usize> {
-        self.end(port)?.lane_in(channel)
+        self.links.get(usize::from(port))?.lane_in(channel)
     }
 
     /// Returns a bit mask of the ports with a packet to take on a virtual channel.
@@ -111,7 +120,7 @@ impl<'a> Ports<'a> {
     /// [`super::CreditUnit::Bytes`]. After 0, the function is woken when a credit returns.
     #[inline]
     pub fn credits(&self, port: u8, channel: usize) -> u32 {
-        self.lane_out(port, channel).map_or(0, |lane| self.fabric.lanes[lane].credits_at(self.now))
+        self.lane_out(port, channel).map_or(0, |lane| self.traffic.lanes[lane].credits_at(self.now))
     }
 
     /// Returns whether a packet can be sent now. A negative result counts as a stall. If credits
@@ -119,7 +128,7 @@ impl<'a> Ports<'a> {
     #[inline]
     pub fn ready(&mut self, port: u8, channel: usize) -> bool {
         let Some(lane) = self.lane_out(port, channel) else { return false };
-        let lane = &mut self.fabric.lanes[lane];
+        let lane = &mut self.traffic.lanes[lane];
         if lane.credits == 0 {
             lane.count_stall();
         }
@@ -138,20 +147,20 @@ impl<'a> Ports<'a> {
             return Err(Unsent { packet, reason: self.reason_for_no_lane(port, channel) });
         };
 
-        let lane = &mut self.fabric.lanes[index];
+        let lane = &mut self.traffic.lanes[index];
         if packet.is_longer_than(lane.limits.longest) {
             return Err(Unsent { packet, reason: Refusal::TooLong { longest: lane.limits.longest } });
         }
 
         if lane.credits == 0 {
-            lane.refuse(&packet, index as u32, self.now, &mut self.fabric.schedule);
+            lane.refuse(&packet, index as u32, self.now, &mut self.traffic.schedule);
             return Err(Unsent { packet, reason: Refusal::NoCredit });
         }
 
         if lane.is_instant(self.now) {
             // The same as `send_timed`, for a packet that arrives at once.
             lane.push(self.now, packet);
-            lane.deliver(1, &mut self.fabric.nodes, &mut self.fabric.woken);
+            lane.deliver(1, &mut self.traffic.nodes, &mut self.traffic.woken);
             return Ok(());
         }
 
@@ -161,9 +170,9 @@ impl<'a> Ports<'a> {
     /// Returns the reason why a port has no lane out.
     #[cold]
     fn reason_for_no_lane(&self, port: u8, channel: usize) -> Refusal {
-        match self.end(port) {
+        match self.link(port) {
             None => Refusal::NoLink,
-            Some(end) if channel >= usize::from(end.channels.get()) => Refusal::NoChannel,
+            Some(end) if channel >= usize::from(end.channels) => Refusal::NoChannel,
             Some(_) => Refusal::LinkDown,
         }
     }
@@ -174,7 +183,7 @@ impl<'a> Ports<'a> {
     #[inline]
     pub fn run(&mut self, port: u8, channel: usize) -> Option<Run<'_>> {
         let index = self.lane_out(port, channel)?;
-        let Fabric { lanes, nodes, woken, pool, .. } = &mut *self.fabric;
+        let Traffic { lanes, nodes, woken, pool, .. } = &mut *self.traffic;
         let lane = lanes.get_mut(index).filter(|lane| lane.is_instant(self.now))?;
         let room = lane.credits;
         Some(Run { lane, nodes, woken, pool, now: self.now, room, initial_room: room, bytes: 0 })
@@ -194,15 +203,20 @@ impl<'a> Ports<'a> {
     /// Forwards the first packet as [`Ports::forward`] does, to any virtual channel.
     #[inline]
     pub fn forward_between(&mut self, from: PortChannel, to: PortChannel) -> bool {
-        let Some(node) = self.node() else { return false };
-        let end = |port: u8| node.ends.get(usize::from(port)).and_then(Option::as_ref);
-        let index = end(from.port).and_then(|end| end.lane_in(from.channel));
-        let out = end(to.port).and_then(|end| end.lane_out(to.channel));
-        let Some((index, out)) = index.zip(out) else { return false };
+        self.forward_first(from, to).is_some()
+    }
 
-        if self.fabric.lanes[out].is_instant(self.now) {
+    /// Forwards the first packet as [`Ports::forward_between`] does. Returns whether the function
+    /// can see another packet on the virtual channel, or the head of one. Returns `None` if no
+    /// packet was forwarded.
+    #[inline]
+    pub fn forward_first(&mut self, from: PortChannel, to: PortChannel) -> Option<bool> {
+        let index = self.lane_in(from.port, from.channel)?;
+        let out = self.lane_out(to.port, to.channel)?;
+
+        if self.traffic.lanes[out].is_instant(self.now) {
             let row = self.forward_row_between(from, 1, |_| Some((to, |_: &Packet| true)));
-            return row.is_some_and(|(moved, _)| moved == 1);
+            return row.and_then(|(moved, more)| (moved == 1).then_some(more));
         }
         self.forward_head(index, out)
     }
@@ -241,14 +255,12 @@ impl<'a> Ports<'a> {
         limit: u32,
         way: impl FnOnce(&Packet) -> Option<(PortChannel, G)>,
     ) -> Option<(u32, bool)> {
-        let Fabric { lanes, nodes, woken, .. } = &mut *self.fabric;
-        let ends = nodes.get(self.node)?.ends.as_slice();
-        let end = ends.get(usize::from(from.port))?.as_ref()?;
-        let index = end.lane_in(from.channel)?;
+        let Traffic { lanes, nodes, woken, .. } = &mut *self.traffic;
+        let index = self.links.get(usize::from(from.port))?.lane_in(from.channel)?;
         let lane = lanes.get(index).filter(|lane| lane.has_head())?;
 
         let (to, goes) = way(lane.queue.front()?)?;
-        let out = ends.get(usize::from(to.port)).and_then(Option::as_ref);
+        let out = self.links.get(usize::from(to.port));
         let Some(out) = out.and_then(|out| out.lane_out(to.channel)) else {
             return Some((0, true));
         };
@@ -263,21 +275,21 @@ impl<'a> Ports<'a> {
         }
 
         let moved = self.forward_one_by_one(index, out, limit, goes);
-        let more = self.fabric.lanes.get(index).is_some_and(|lane| lane.has_head());
+        let more = self.traffic.lanes.get(index).is_some_and(|lane| lane.has_head());
 
         Some((moved, more))
     }
 
     /// Returns the statistics of a virtual channel out of a port, which include the link errors.
     pub fn sent(&self, port: u8, channel: usize) -> super::LaneStats {
-        let end = self.end(port).filter(|end| channel < usize::from(end.channels.get()));
-        end.map_or_else(Default::default, |end| self.fabric.lanes[end.out as usize + channel].stats)
+        let end = self.link(port).filter(|end| channel < usize::from(end.channels));
+        end.map_or_else(Default::default, |end| self.traffic.lanes[end.out as usize + channel].stats)
     }
 
     /// Returns the first packet that arrived on a virtual channel.
     #[inline]
     pub fn peek(&self, port: u8, channel: usize) -> Option<&Packet> {
-        let lane = &self.fabric.lanes[self.lane_in(port, channel)?];
+        let lane = &self.traffic.lanes[self.lane_in(port, channel)?];
         if lane.visible == 0 { None } else { lane.queue.front() }
     }
 
@@ -285,7 +297,7 @@ impl<'a> Ports<'a> {
     #[inline]
     pub fn peek_mut(&mut self, port: u8, channel: usize) -> Option<&mut Packet> {
         let lane = self.lane_in(port, channel)?;
-        let lane = &mut self.fabric.lanes[lane];
+        let lane = &mut self.traffic.lanes[lane];
         if lane.visible == 0 { None } else { lane.queue.front_mut() }
     }
 
@@ -293,7 +305,7 @@ impl<'a> Ports<'a> {
     #[inline]
     pub fn take(&mut self, port: u8, channel: usize) -> Option<Packet> {
         let index = self.lane_in(port, channel)?;
-        let Fabric { lanes, nodes, woken, schedule, .. } = &mut *self.fabric;
+        let Traffic { lanes, nodes, woken, schedule, .. } = &mut *self.traffic;
         let lane = &mut lanes[index];
         let packet = lane.pop_arrived(nodes)?;
 
@@ -301,7 +313,7 @@ impl<'a> Ports<'a> {
             lane.return_credits(1, nodes, woken);
         } else {
             let credits = lane.credits_of_first(1);
-            lane.end_hush(index as u32, self.now, nodes, schedule);
+            lane.show_next_head(index as u32, self.now, nodes, schedule);
             self.return_credits_at(index, credits, self.now);
         }
         Some(packet)
@@ -312,7 +324,7 @@ impl<'a> Ports<'a> {
     #[inline]
     pub fn take_run(&mut self, port: u8, channel: usize, limit: u32) -> Option<Arrivals<'_>> {
         let index = self.lane_in(port, channel)?;
-        let Fabric { lanes, nodes, woken, pool, schedule, .. } = &mut *self.fabric;
+        let Traffic { lanes, nodes, woken, pool, schedule, .. } = &mut *self.traffic;
         let lane = lanes.get_mut(index)?;
         let left = limit.min(lane.visible);
 
@@ -361,7 +373,7 @@ impl<'a> Ports<'a> {
     /// [`Refusal::TooLong`] if it exceeds [`Fabric::max_packet`], [`Refusal::PoolEmpty`].
     #[inline]
     pub fn new_packet(&mut self, length: usize) -> Result<Packet, Refusal> {
-        match self.fabric.pool.take(length) {
+        match self.traffic.pool.take(length) {
             Some(packet) => Ok(packet),
             None => Err(self.reason_for_no_packet(length)),
         }
@@ -381,14 +393,14 @@ impl<'a> Ports<'a> {
     /// Returns the reason why the pool gave no packet.
     #[cold]
     fn reason_for_no_packet(&self, length: usize) -> Refusal {
-        let longest = self.fabric.max_packet();
+        let longest = self.traffic.pool.largest_size();
         if length > longest { Refusal::TooLong { longest: longest as u32 } } else { Refusal::PoolEmpty }
     }
 
     /// Returns a packet's buffer to the pool.
     #[inline]
     pub fn recycle(&mut self, packet: Packet) {
-        self.fabric.pool.put_back(packet);
+        self.traffic.pool.put_back(packet);
     }
 
     /// Makes the function a member of a wire of the global interrupt network, or ends its
@@ -396,13 +408,13 @@ impl<'a> Ports<'a> {
     pub fn join_wire(&mut self, wire: u8, member: bool) {
         if wire < GI_WIRES {
             if self.node == Self::NO_NODE
-                && let Ok(node) = self.fabric.node_of(self.function)
+                && let Ok(node) = self.traffic.node_of(self.function)
             {
                 self.node = node as usize;
             }
 
             if self.node != Self::NO_NODE {
-                self.fabric.set_member(self.node as u32, wire, member, self.now);
+                self.traffic.set_member(self.node as u32, wire, member, self.now);
             }
         }
     }
@@ -410,7 +422,7 @@ impl<'a> Ports<'a> {
     /// Drives a wire with a level. Only members of the wire can; others are ignored.
     pub fn drive_wire(&mut self, wire: u8, level: bool) {
         if wire < GI_WIRES && self.node != Self::NO_NODE {
-            self.fabric.drive(self.node as u32, wire, level, None, self.now);
+            self.traffic.drive(self.node as u32, wire, level, None, self.now);
         }
     }
 
@@ -418,14 +430,14 @@ impl<'a> Ports<'a> {
     /// ignored.
     pub fn fire_wire(&mut self, wire: u8, until: Combine) {
         if wire < GI_WIRES && self.node != Self::NO_NODE {
-            self.fabric.drive(self.node as u32, wire, true, Some(until), self.now);
+            self.traffic.drive(self.node as u32, wire, true, Some(until), self.now);
         }
     }
 
     /// Returns a counter that changes whenever a wire's visible state or its driven levels change.
     #[inline]
     pub fn wire_changes(&self) -> u64 {
-        self.fabric.wire_changes
+        self.traffic.wire_changes
     }
 
     /// Returns whether the function drives a wire high.
@@ -435,6 +447,6 @@ impl<'a> Ports<'a> {
 
     /// Returns the visible state of a wire. A wire that does not exist is low.
     pub fn wire(&self, wire: u8) -> WireState {
-        self.fabric.wires.get(usize::from(wire)).map_or(WireState::default(), |wire| wire.shown)
+        self.traffic.wires.get(usize::from(wire)).map_or(WireState::default(), |wire| wire.shown)
     }
 }

@@ -156,6 +156,12 @@ impl Queue {
         }
     }
 
+    /// Returns the number of packets.
+    #[inline]
+    pub(super) fn len(&self) -> u32 {
+        self.length
+    }
+
     /// Returns the first packet.
     #[inline]
     pub(super) fn front(&self) -> Option<&Packet> {

@@ -1,8 +1,6 @@
 //! Several packets of one lane in a row, which share the fixed costs.
 
-use std::collections::VecDeque;
-
-use super::{Contents, Node, Packet, Refusal, lane::Lane, packet::Pool, schedule::Schedule};
+use super::{Contents, Node, Packet, Refusal, lane::Lane, packet::Pool, schedule::Schedule, wake::WakeQueue};
 use crate::time::Nanos;
 
 /// The packets that arrived on a lane, to be taken in order: see [`super::Ports::take_run`]. The
@@ -11,7 +9,7 @@ pub struct Arrivals<'a> {
     pub(super) lane: &'a mut Lane,
     pub(super) lane_index: u32,
     pub(super) nodes: &'a mut [Node],
-    pub(super) woken: &'a mut VecDeque<u32>,
+    pub(super) woken: &'a mut WakeQueue,
     pub(super) pool: &'a mut Pool,
     pub(super) schedule: &'a mut Schedule,
     pub(super) now: Nanos,
@@ -62,7 +60,7 @@ impl Drop for Arrivals<'_> {
 pub struct Run<'a> {
     pub(super) lane: &'a mut Lane,
     pub(super) nodes: &'a mut [Node],
-    pub(super) woken: &'a mut VecDeque<u32>,
+    pub(super) woken: &'a mut WakeQueue,
     pub(super) pool: &'a mut Pool,
     pub(super) now: Nanos,
     /// Number of packets that may still be sent.

@@ -4,12 +4,11 @@
 //! heap. A lane has at most one event for its packets on it, for the first that is coming: see
 //! [`super::track`].
 
-mod deferred;
 mod due;
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use self::{deferred::Deferred, due::DueEvents};
+use self::due::DueEvents;
 use super::{GI_WIRES, MAX_CHANNELS, MAX_FUNCTIONS, MAX_PORTS};
 use crate::time::Nanos;
 
@@ -98,8 +97,6 @@ impl Place {
     pub(super) const FAR: Self = Self(END);
     /// The place of no event.
     pub(super) const NONE: Self = Self(END - 1);
-    /// The place of an event that [`Schedule::defer`] has put off.
-    pub(super) const DEFERRED: Self = Self(END - 2);
 }
 
 /// An event on the wheel.
@@ -120,18 +117,11 @@ pub(super) struct Schedule {
     far: BinaryHeap<Reverse<(Nanos, Event)>>,
     /// The events of one time that are being carried out.
     due: DueEvents,
-    deferred: Deferred,
 }
 
 impl Default for Schedule {
     fn default() -> Self {
-        Self {
-            next: Nanos::NEVER,
-            wheel: Wheel::new(),
-            far: BinaryHeap::new(),
-            due: DueEvents::default(),
-            deferred: Deferred::default(),
-        }
+        Self { next: Nanos::NEVER, wheel: Wheel::new(), far: BinaryHeap::new(), due: DueEvents::default() }
     }
 }
 
@@ -139,7 +129,7 @@ impl Schedule {
     /// Returns the time of the next event, or [`Nanos::NEVER`].
     #[inline]
     pub(super) fn next(&self) -> Nanos {
-        self.next.min(self.deferred.first())
+        self.next
     }
 
     /// Adds an event, and returns its place until it is due. `now` is the present, before `due`.

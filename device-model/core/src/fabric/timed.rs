@@ -1,13 +1,12 @@
 //! Packets that take time, and the calls for routers that choose by time, room and wire.
 
-use std::collections::VecDeque;
-
 use super::{
-    Fabric, MAX_CHANNELS, Node, Packet, Ports, Refusal, Unsent,
+    MAX_CHANNELS, Node, Packet, Ports, Refusal, Traffic, Unsent,
     lane::Lane,
+    packet::Flight,
     path::{Incoming, Passage, Path},
     schedule::{Event, EventKind, Schedule},
-    track::Flight,
+    wake::WakeQueue,
 };
 use crate::time::Nanos;
 
@@ -39,29 +38,48 @@ impl Ports<'_> {
     /// function is woken then.
     #[inline]
     pub fn peek_head(&self, port: u8, channel: usize) -> Option<&Packet> {
-        let lane = &self.fabric.lanes[self.lane_in(port, channel)?];
+        let lane = &self.traffic.lanes[self.lane_in(port, channel)?];
         if lane.has_head() { lane.queue.front() } else { None }
     }
 
     /// Returns the time at which the tail of the packet of [`Ports::peek_head`] arrives, or `None`
     /// if there is no packet or all of it has arrived.
     pub fn tail_due(&self, port: u8, channel: usize) -> Option<Nanos> {
-        self.fabric.lanes[self.lane_in(port, channel)?].tail_due()
+        self.traffic.lanes[self.lane_in(port, channel)?].tail_due(self.now)
     }
 
-    /// Lets no arrival on a virtual channel wake the function until the packet of
-    /// [`Ports::peek_head`] leaves. Until then the function does not see later arrivals: a packet
-    /// of which it saw the head stays one that it cannot take as a whole.
+    /// Returns the packet of [`Ports::peek_head`] for a router, which decides on one packet of a
+    /// virtual channel at a time.
     ///
-    /// A router that waits for a wire or for credits to forward that packet has no use for its
-    /// tail, and none for the packets behind it. It looks at the next packet when it has forwarded
-    /// this one. On links without a delay, and without a packet, the call has no effect.
+    /// From the first call on, the virtual channel shows the function heads alone, one at a time. A
+    /// head is shown when it has arrived and the packet before it has left. A router that waits for
+    /// a wire or for credits has no use for the tail, and none for the packets after it: neither is
+    /// an event. [`Ports::await_tail`] asks for the tail. On links without a delay, the function
+    /// sees all packets as before.
     #[inline]
-    pub fn hush(&mut self, port: u8, channel: usize) {
-        if let Some(lane) = self.lane_in(port, channel) {
-            let Fabric { lanes, schedule, .. } = &mut *self.fabric;
-            lanes[lane].hush(schedule);
+    pub fn route_head(&mut self, port: u8, channel: usize) -> Option<&Packet> {
+        let index = self.lane_in(port, channel)?;
+        let Traffic { lanes, schedule, .. } = &mut *self.traffic;
+        let lane = &mut lanes[index];
+        if !lane.has_head() {
+            return None;
         }
+        if lane.shows_tails() {
+            lane.show_heads(schedule);
+        }
+        lane.queue.front()
+    }
+
+    /// Lets the packet of [`Ports::route_head`] arrive as a whole: [`Ports::take`] gives it then,
+    /// and the function is woken. Returns whether it is there now.
+    pub fn await_tail(&mut self, port: u8, channel: usize) -> bool {
+        let Some(index) = self.lane_in(port, channel) else { return false };
+        let Traffic { lanes, nodes, schedule, .. } = &mut *self.traffic;
+        let lane = &mut lanes[index];
+        if lane.visible == 0 {
+            lane.await_tail(index as u32, self.now, nodes, schedule);
+        }
+        lane.visible > 0
     }
 
     /// Returns whether a virtual channel has at least `credits` credits. If it has fewer, the
@@ -73,7 +91,7 @@ impl Ports<'_> {
     pub fn request_credits(&mut self, port: u8, channel: usize, credits: u32) -> bool {
         let limit = self.credit_limit(port, channel);
         let Some(index) = self.lane_out(port, channel) else { return false };
-        let lane = &mut self.fabric.lanes[index];
+        let lane = &mut self.traffic.lanes[index];
         lane.count_returns(self.now);
         if lane.credits >= credits {
             return true;
@@ -81,7 +99,7 @@ impl Ports<'_> {
 
         lane.count_stall();
         if credits <= limit {
-            lane.wake_sender_at(credits, index as u32, self.now, &mut self.fabric.schedule);
+            lane.wake_sender_at(credits, index as u32, self.now, &mut self.traffic.schedule);
         }
         false
     }
@@ -91,7 +109,7 @@ impl Ports<'_> {
     #[inline(always)]
     pub fn update_credits(&mut self, port: u8, channel: usize) -> u32 {
         let Some(index) = self.lane_out(port, channel) else { return 0 };
-        let lane = &mut self.fabric.lanes[index];
+        let lane = &mut self.traffic.lanes[index];
         lane.count_returns(self.now);
         lane.credits
     }
@@ -109,13 +127,13 @@ impl Ports<'_> {
     /// Returns the credits that a packet takes on a virtual channel, or 0 if it does not exist or
     /// is down.
     pub fn credits_for(&self, port: u8, channel: usize, packet: &Packet) -> u32 {
-        self.lane_out(port, channel).map_or(0, |lane| self.fabric.lanes[lane].credits_for(packet))
+        self.lane_out(port, channel).map_or(0, |lane| self.traffic.lanes[lane].credits_for(packet))
     }
 
     /// Returns the credits of a virtual channel whose buffers are all empty, or 0 if it does not
     /// exist or is down.
     pub fn credit_limit(&self, port: u8, channel: usize) -> u32 {
-        self.lane_out(port, channel).map_or(0, |lane| self.fabric.lanes[lane].capacity.total())
+        self.lane_out(port, channel).map_or(0, |lane| self.traffic.lanes[lane].capacity.total())
     }
 
     /// Returns whether the wire out of a port is idle, so that a packet sent now starts now. If it
@@ -133,8 +151,8 @@ impl Ports<'_> {
     /// as far as it is booked now, or [`Nanos::NEVER`] if there is no link.
     #[inline(always)]
     pub fn await_wire(&mut self, port: u8) -> Nanos {
-        let Some(index) = self.end(port).map(|end| end.path) else { return Nanos::NEVER };
-        let path = &mut self.fabric.paths[index as usize];
+        let Some(index) = self.link(port).map(|end| end.path) else { return Nanos::NEVER };
+        let path = &mut self.traffic.paths[index as usize];
         path.arbitrate();
 
         let idle_at = path.idle_at();
@@ -153,19 +171,19 @@ impl Ports<'_> {
     #[inline(never)]
     fn schedule_idle(&mut self, lane: u32, idle_at: Nanos) {
         let event = Event::of_lane(lane, EventKind::Idle);
-        self.fabric.schedule.add(self.now, idle_at, event);
+        self.traffic.schedule.add(self.now, idle_at, event);
     }
 
     /// Returns the time from which the wire out of a port is idle, as far as it is booked now.
     /// Returns [`Nanos::NEVER`] if there is no link.
     pub fn wire_idle_at(&self, port: u8) -> Nanos {
-        let Some(end) = self.end(port) else { return Nanos::NEVER };
-        self.fabric.paths[end.path as usize].idle_at().max(self.now)
+        let Some(end) = self.link(port) else { return Nanos::NEVER };
+        self.traffic.paths[end.path as usize].idle_at().max(self.now)
     }
 
     /// Sends a packet over a lane of any kind.
     pub(super) fn send_timed(&mut self, index: usize, packet: Packet) -> Result<(), Unsent> {
-        let lane = &mut self.fabric.lanes[index];
+        let lane = &mut self.traffic.lanes[index];
         let credits = lane.credits_for(&packet);
         if let Some(longest) = lane.longest_for(credits) {
             return Err(Unsent { packet, reason: Refusal::TooLong { longest } });
@@ -173,11 +191,11 @@ impl Ports<'_> {
 
         lane.count_returns(self.now);
         if lane.credits < credits {
-            lane.refuse(&packet, index as u32, self.now, &mut self.fabric.schedule);
+            lane.refuse(&packet, index as u32, self.now, &mut self.traffic.schedule);
             return Err(Unsent { packet, reason: Refusal::NoCredit });
         }
 
-        let Fabric { lanes, paths, nodes, woken, schedule, .. } = &mut *self.fabric;
+        let Traffic { lanes, paths, nodes, woken, schedule, .. } = &mut *self.traffic;
         let transmission = Transmission { index: index as u32, now: self.now, paths, nodes, woken, schedule };
         transmission.put(&mut lanes[index], packet, credits, Incoming::WHOLE);
         Ok(())
@@ -196,9 +214,9 @@ impl Ports<'_> {
     ) -> u32 {
         let mut moved = 0;
         while moved < limit {
-            let lane = self.fabric.lanes.get(index).filter(|lane| lane.has_head());
+            let lane = self.traffic.lanes.get(index).filter(|lane| lane.has_head());
             let front = lane.and_then(|lane| lane.queue.front());
-            if !front.is_some_and(&goes) || !self.forward_head(index, out) {
+            if !front.is_some_and(&goes) || self.forward_head(index, out).is_none() {
                 break;
             }
             moved += 1;
@@ -206,41 +224,40 @@ impl Ports<'_> {
         moved
     }
 
-    /// Forwards the first packet of a lane over a lane of any kind. Returns false, and changes
-    /// nothing, if its head has not arrived, or it cannot be sent now.
+    /// Forwards the first packet of a lane over a lane of any kind. Returns whether the head of
+    /// another packet is shown then. Returns `None`, and changes nothing, if the packet's head has
+    /// not arrived, or it cannot be sent now.
     #[inline]
-    pub(super) fn forward_head(&mut self, index: usize, out: usize) -> bool {
+    pub(super) fn forward_head(&mut self, index: usize, out: usize) -> Option<bool> {
         let now = self.now;
-        let Fabric { lanes, paths, nodes, woken, schedule, .. } = &mut *self.fabric;
-        let Ok([lane, out_lane]) = lanes.get_disjoint_mut([index, out]) else { return false };
-        let Some(packet) = lane.queue.front().filter(|_| lane.has_head()) else { return false };
+        let Traffic { lanes, paths, nodes, woken, schedule, .. } = &mut *self.traffic;
+        let [lane, out_lane] = lanes.get_disjoint_mut([index, out]).ok()?;
+        let packet = lane.queue.front().filter(|_| lane.has_head())?;
 
         let needed = out_lane.credits_for(packet);
         if packet.is_longer_than(out_lane.limits.longest) || out_lane.longest_for(needed).is_some() {
-            return false;
+            return None;
         }
 
         out_lane.count_returns(now);
         if out_lane.credits < needed {
             out_lane.count_stall();
             out_lane.wake_sender_at(needed, out as u32, now, schedule);
-            return false;
+            return None;
         }
 
-        let Some((packet, credits, tail)) = lane.pop_head(index as u32, now, nodes, schedule) else {
-            return false;
-        };
+        let (packet, credits, tail) = lane.pop_head(index as u32, now, nodes, schedule)?;
         let incoming = tail.map_or(Incoming::WHOLE, |tail| paths[lane.path as usize].incoming(tail));
 
         let transmission = Transmission { index: out as u32, now, paths, nodes, woken, schedule };
         let end = transmission.put(out_lane, packet, needed, incoming);
         lane.return_later(credits, index as u32, (now, end), nodes, woken, schedule);
-        true
+        Some(lane.has_head())
     }
 
     /// Returns credits of a lane whose packet leaves the buffer at `end`.
     pub(super) fn return_credits_at(&mut self, index: usize, credits: u32, end: Nanos) {
-        let Fabric { lanes, nodes, woken, schedule, .. } = &mut *self.fabric;
+        let Traffic { lanes, nodes, woken, schedule, .. } = &mut *self.traffic;
         lanes[index].return_later(credits, index as u32, (self.now, end), nodes, woken, schedule);
     }
 }
@@ -252,7 +269,7 @@ struct Transmission<'a> {
     now: Nanos,
     paths: &'a mut [Path],
     nodes: &'a mut [Node],
-    woken: &'a mut VecDeque<u32>,
+    woken: &'a mut WakeQueue,
     schedule: &'a mut Schedule,
 }
 
@@ -274,7 +291,7 @@ impl Transmission<'_> {
         // A packet stays behind the one in front of it, which a fault may have delayed.
         let head = passage.head.max(lane.last_arrival);
         let tail = passage.tail.max(head);
-        let event = lane.push_timed(now, Flight { head, tail }, credits, packet);
+        let event = lane.push_timed(Flight { head, tail }, credits, packet);
         lane.watch_credits(index, now, schedule);
 
         if let Some(due) = event

@@ -18,13 +18,11 @@ const RETURNS: usize = 3;
 
 /// The packets and credits that are in progress on a lane.
 ///
-/// Large networks have more tracks than a cache holds. Most lanes have one packet and up to three
-/// returns in progress, and then need only the first cache line.
+/// Large networks have more tracks than a cache holds. Most lanes have up to three returns in
+/// progress, and then need only this cache line. The times of packets are in the packets.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Track {
-    /// The first packet that has not arrived as a whole, or [`Flight::NONE`].
-    first: Flight,
     /// Times of the first credits on their way back, in order. Those after the last are
     /// [`Nanos::NEVER`].
     return_times: [Nanos; RETURNS],
@@ -36,50 +34,38 @@ pub(super) struct Track {
     /// The credits of [`Track::return_times`], at most [`super::MAX_CREDITS`] each.
     return_credits: [u16; RETURNS],
     /// Number of packets that have arrived as a whole and that the receiver has not been shown,
-    /// because of [`Track::is_hushed`].
-    pub(super) hidden: u16,
-    /// Whether the head of the first coming packet has arrived. That packet is after the visible
-    /// ones.
+    /// because of [`Track::view`]. They are in front of the coming ones.
+    /// Whether the receiver has been shown the head of the first packet after the visible ones.
     pub(super) has_head: bool,
-    /// No arrival is shown or wakes the receiver until the first packet of the queue leaves.
-    pub(super) is_hushed: bool,
-    /// There is a second packet.
-    has_flights: bool,
+    pub(super) view: View,
     /// [`More::returns`] is not empty.
     has_returns: bool,
-    /// The packet after the first one, or [`Flight::NONE`].
-    second: Flight,
     more: Option<Box<More>>,
 }
 
-// The fields before `second` have one cache line.
-const _: () = assert!(std::mem::offset_of!(Track, second) == 64);
+// A track has one cache line.
+const _: () = assert!(size_of::<Track>() == 64);
 // The credits of a return fit into 16 bits.
 const _: () = assert!(super::MAX_CREDITS <= u16::MAX as u32);
 
-/// The packets and credits that only few lanes have in progress.
+/// The credits that only few lanes have in progress.
 #[derive(Debug, Default)]
 struct More {
-    /// The packets after [`Track::second`], in order.
-    flights: VecDeque<Flight>,
     /// The credits after those of [`Track::return_times`], in order of time.
     returns: VecDeque<Return>,
     /// Credits of the packets in the lane's queue, in order, if credits count bytes.
     costs: VecDeque<u32>,
 }
 
-/// A packet that is coming.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Flight {
-    /// Time at which the head arrives. It is not before the tail of the packet in front.
-    pub(super) head: Nanos,
-    /// Time at which the tail arrives.
-    pub(super) tail: Nanos,
-}
-
-impl Flight {
-    /// No packet. It never arrives.
-    const NONE: Self = Self { head: Nanos::NEVER, tail: Nanos::NEVER };
+/// The part of what has arrived that the receiver is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum View {
+    /// All heads and tails.
+    All,
+    /// The head of the first packet alone: see [`super::Ports::route_head`].
+    Head,
+    /// That head, and then the tail: see [`super::Ports::await_tail`].
+    HeadAndTail,
 }
 
 /// Credits on their way back.
@@ -92,17 +78,13 @@ struct Return {
 impl Default for Track {
     fn default() -> Self {
         Self {
-            first: Flight::NONE,
             return_times: [Nanos::NEVER; RETURNS],
             credit_event: Nanos::NEVER,
             arrival_place: Place::NONE,
             return_credits: [0; RETURNS],
-            hidden: 0,
             has_head: false,
-            is_hushed: false,
-            has_flights: false,
+            view: View::All,
             has_returns: false,
-            second: Flight::NONE,
             more: None,
         }
     }
@@ -113,52 +95,11 @@ impl Track {
         self.more.get_or_insert_default()
     }
 
-    /// Adds a packet after the others that are coming.
-    #[inline]
-    pub(super) fn push_coming(&mut self, flight: Flight) {
-        if self.first.tail == Nanos::NEVER {
-            self.first = flight;
-        } else if !self.has_flights {
-            (self.second, self.has_flights) = (flight, true);
-        } else {
-            self.more().flights.push_back(flight);
-        }
-    }
-
-    /// Returns the first packet that is coming. Without one, it arrives at [`Nanos::NEVER`].
-    #[inline]
-    pub(super) fn coming(&self) -> Flight {
-        self.first
-    }
-
-    /// Removes the first packet that is coming, and returns it. Returns whether there are others.
-    #[inline]
-    pub(super) fn pop_coming(&mut self) -> (Flight, bool) {
-        let next = if self.has_flights { self.next_flight() } else { Flight::NONE };
-        (std::mem::replace(&mut self.first, next), next.tail < Nanos::NEVER)
-    }
-
     /// Cancels the event for the first coming packet, unless it is far away.
     #[inline]
     pub(super) fn cancel_arrival(&mut self, schedule: &mut Schedule) {
-        if self.arrival_place == Place::DEFERRED || schedule.cancel(self.arrival_place) {
+        if self.arrival_place != Place::NONE && schedule.cancel(self.arrival_place) {
             self.arrival_place = Place::NONE;
-        }
-    }
-
-    /// Removes the packet behind the first one.
-    fn next_flight(&mut self) -> Flight {
-        let behind = self.more.as_mut().and_then(|more| more.flights.pop_front());
-        self.has_flights = behind.is_some();
-        std::mem::replace(&mut self.second, behind.unwrap_or(Flight::NONE))
-    }
-
-    /// Counts the packets that have arrived at `now` as hidden, while the receiver is shown none.
-    #[inline]
-    pub(super) fn hide_arrived(&mut self, now: Nanos) {
-        while self.first.tail <= now && self.first.tail < Nanos::NEVER {
-            self.pop_coming();
-            self.hidden += 1;
         }
     }
 

@@ -9,7 +9,7 @@
 //! the levels of all members that fired fall at the same time. One barrier can thus follow another
 //! without a race: a member that fires again belongs to the next one.
 
-use super::{Fabric, schedule::Event};
+use super::{Traffic, schedule::Event};
 use crate::time::Nanos;
 
 /// Number of wires. Blue Gene/L has four.
@@ -60,7 +60,7 @@ impl Wire {
     }
 }
 
-impl Fabric {
+impl Traffic {
     /// Sets the level that a node drives on a wire. `fire` says on which result the level falls by
     /// itself.
     pub(super) fn drive(&mut self, node: u32, wire: u8, level: bool, fire: Option<Combine>, now: Nanos) {

@@ -171,6 +171,7 @@ impl ActiveFunction<'_> {
     /// Takes the function's links down, and drives its global interrupt wires low.
     fn disconnect_from_fabric(&mut self) {
         let function = self.id();
+        self.fabric.show_all(function, self.shared.now);
         for link in (0..self.fabric.links()).map(LinkId) {
             let ends = self.fabric.link_ends(link);
             if ends.is_ok_and(|ends| ends.iter().any(|(end, _)| *end == function)) {

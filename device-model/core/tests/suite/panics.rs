@@ -421,7 +421,7 @@ fn packets_stay_accounted_for_when_a_closure_of_a_row_panics() {
             }
         };
         type Action = Box<dyn FnOnce(&mut Context<'_>) + Send>;
-        let acts: [(usize, Action); 4] = [
+        let acts: [(usize, Action); 5] = [
             (
                 2,
                 Box::new(move |context| {
@@ -449,6 +449,14 @@ fn packets_stay_accounted_for_when_a_closure_of_a_row_panics() {
                     let mut ports = context.ports();
                     let mut arrivals = ports.take_run(0, 0, 9).unwrap();
                     arrivals.pass();
+                    panic!("broken");
+                }),
+            ),
+            (
+                0,
+                Box::new(move |context| {
+                    let mut ports = context.ports();
+                    assert!(ports.route_head(0, 0).is_some() && ports.route_head(1, 0).is_some());
                     panic!("broken");
                 }),
             ),

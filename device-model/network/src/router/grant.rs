@@ -78,11 +78,18 @@ impl<P: Policy> Router<P> {
     /// Returns the inputs that want a port and have room behind it.
     #[inline]
     fn inputs_with_room(&mut self, ports: &mut Ports<'_>, port: u8) -> Offer {
-        let (fixed_vcs, adaptive_vcs) = self.outputs.requested_vcs(port);
-        if adaptive_vcs == 0 && self.outputs.adaptive_vcs == 0 {
-            return self.fixed_offer(ports, port, fixed_vcs);
+        // The adaptive channels are those that packets have wanted so far.
+        if self.outputs.adaptive_vcs == 0 {
+            self.fixed_offer(ports, port)
+        } else {
+            self.mixed_offer(ports, port)
         }
+    }
 
+    /// Returns the offer of a port in a router that has had adaptive packets.
+    #[inline(never)]
+    fn mixed_offer(&mut self, ports: &mut Ports<'_>, port: u8) -> Offer {
+        let (fixed_vcs, adaptive_vcs) = self.outputs.requested_vcs(port);
         let (mut open, mut best) = (0, None);
         for vc in bits(adaptive_vcs.into()) {
             let credits = ports.update_credits(port, vc.into());
@@ -98,7 +105,7 @@ impl<P: Policy> Router<P> {
         let mut early = 0;
         for vc in bits(fixed_vcs.into()) {
             // Packets that have room on an adaptive channel need no other.
-            let wants = self.outputs.wanting(port, vc) & !inputs;
+            let wants = self.outputs.fixed(port) & self.outputs.of_vc(vc) & !inputs;
             if wants != 0 {
                 let with_room = self.fixed_with_room(ports, port, vc, wants);
                 early |= self.early_escapes(ports, port, with_room);
@@ -111,13 +118,17 @@ impl<P: Policy> Router<P> {
 
     /// Returns the offer of a port in a router that has no adaptive packets.
     #[inline]
-    fn fixed_offer(&mut self, ports: &mut Ports<'_>, port: u8, mut vcs: u16) -> Offer {
-        let mut inputs = 0;
-        while vcs != 0 {
-            let vc = vcs.trailing_zeros() as u8;
-            vcs &= vcs - 1;
-            let wants = self.outputs.wanting(port, vc);
-            inputs |= self.fixed_with_room(ports, port, vc, wants);
+    fn fixed_offer(&mut self, ports: &mut Ports<'_>, port: u8) -> Offer {
+        let (mut inputs, mut left) = (0, self.outputs.fixed(port));
+        for vc in 0..self.plan.layout.vcs {
+            let wants = left & self.outputs.of_vc(vc);
+            if wants != 0 {
+                inputs |= self.fixed_with_room(ports, port, vc, wants);
+                left &= !wants;
+            }
+            if left == 0 {
+                break;
+            }
         }
         Offer { inputs, has_early_escapes: false, least_loaded: None }
     }
@@ -155,7 +166,7 @@ impl<P: Policy> Router<P> {
         }
         match self.outputs.slots.free(tracked, port, vc.into(), credits) {
             0 => 0,
-            1 => wants & !self.outputs.entering(port),
+            1 => wants & !self.outputs.entering,
             _ => wants,
         }
     }
@@ -177,6 +188,7 @@ impl<P: Policy> Router<P> {
     }
 
     /// Has the function woken when the virtual channels that inputs want have more room.
+    #[inline(never)]
     fn request_room(&mut self, ports: &mut Ports<'_>, port: u8) {
         let Plan { tracked, longest_credits, .. } = &*self.plan;
         let (fixed_vcs, adaptive_vcs) = self.outputs.requested_vcs(port);
@@ -203,6 +215,20 @@ impl<P: Policy> Router<P> {
     fn send_from(&mut self, ports: &mut Ports<'_>, input: usize, port: u8, least_loaded: Option<u8>) -> bool {
         match self.heads.of[input].decision {
             Decision::One(exit) => self.move_to(ports, input, port, exit.vc),
+            decision => self.send_one_of(ports, input, (port, decision), least_loaded),
+        }
+    }
+
+    /// Sends a packet that has several exits through one of them.
+    #[inline(never)]
+    fn send_one_of(
+        &mut self,
+        ports: &mut Ports<'_>,
+        input: usize,
+        (port, decision): (u8, Decision),
+        least_loaded: Option<u8>,
+    ) -> bool {
+        match decision {
             Decision::Any(candidates) => {
                 let wanted = least_loaded
                     .filter(|&vc| candidates.vcs >> vc & 1 == 1 && candidates.ports >> port & 1 == 1);
@@ -212,7 +238,7 @@ impl<P: Policy> Router<P> {
                 self.move_to(ports, input, port, vc)
             }
             Decision::Many(targets) => self.send_to_many(ports, input, port, targets),
-            Decision::Local | Decision::Drop => false,
+            Decision::One(_) | Decision::Local | Decision::Drop => false,
         }
     }
 
@@ -242,7 +268,11 @@ impl<P: Policy> Router<P> {
         let is_tracked = self.plan.tracked.has(to.channel);
         let credits = if is_tracked { ports.credits(port, to.channel) } else { 0 };
         let is_sent = match self.plan.layout.sources[input] {
-            Source::Link { port, vc } => ports.forward_between(PortChannel { port, channel: vc.into() }, to),
+            Source::Link { port, vc } => {
+                let is_followed = ports.forward_first(PortChannel { port, channel: vc.into() }, to);
+                self.heads.followed |= Inputs::from(is_followed == Some(true)) << input;
+                is_followed.is_some()
+            }
             Source::Injection { fifo } => self.send_injected(ports, fifo, to),
         };
 
@@ -257,7 +287,7 @@ impl<P: Policy> Router<P> {
     }
 
     /// Sends the first packet of an injection FIFO.
-    #[inline]
+    #[inline(never)]
     fn send_injected(&mut self, ports: &mut Ports<'_>, fifo: u8, to: PortChannel) -> bool {
         let now = ports.now();
         let queue = &mut self.fifos.injection[usize::from(fifo)];
@@ -306,7 +336,7 @@ impl<P: Policy> Router<P> {
             let taken = credits - ports.credits(port, to.channel);
             self.outputs.slots.take(&self.plan.tracked, port, to.channel, taken);
         }
-        self.outputs.forget(input, port, targets.vc);
+        self.outputs.forget(input, port);
         let left = Targets { ports: targets.ports & !(1 << port), ..targets };
         self.heads.of[input].decision = Decision::Many(left);
         true
@@ -325,6 +355,7 @@ impl<P: Policy> Router<P> {
         let Some(copy) = self.copy_first(ports, input) else { return false };
 
         self.fifos.reception[fifo].push(copy, complete, now);
+        self.fifos.received |= 1 << fifo;
         self.fifos.complete = self.fifos.complete.min(complete);
         self.counters.router.delivered += 1;
         self.heads.local &= !(1 << input);

@@ -85,7 +85,7 @@ use self::{
     fifo::{InjectionFifo, ReceptionFifo, wire_bytes},
     outputs::Outputs,
     plan::Plan,
-    requests::Inputs,
+    requests::{Inputs, bits},
 };
 
 /// Result of [`Router::step`].
@@ -188,18 +188,20 @@ struct Heads {
     local: Inputs,
     /// Inputs whose first packet is to be dropped.
     dropped: Inputs,
-    /// Inputs whose first packet got its decision in this step.
-    fresh: Inputs,
+    /// Inputs from which a packet has left in this step, and whose next packet can be seen.
+    followed: Inputs,
+    /// Inputs whose first packet has arrived as a whole, as far as that concerns deliveries.
+    whole: Inputs,
 }
 
 impl Heads {
     fn new(inputs: usize) -> Self {
-        Self { of: vec![Head::new(); inputs], decided: 0, local: 0, dropped: 0, fresh: 0 }
+        Self { of: vec![Head::new(); inputs], decided: 0, local: 0, dropped: 0, followed: 0, whole: 0 }
     }
 
     /// Forgets all decisions.
     fn clear(&mut self) {
-        (self.decided, self.local, self.dropped, self.fresh) = (0, 0, 0, 0);
+        (self.decided, self.local, self.dropped) = (0, 0, 0);
     }
 }
 
@@ -212,6 +214,8 @@ struct Fifos {
     longest: u32,
     /// Injection FIFOs that are not empty and whose first packet has no decision.
     waiting: u64,
+    /// Time before which none of them is served, because all have a packet in service.
+    served_until: Nanos,
     /// Reception FIFOs that are not empty, one bit for each.
     received: u64,
     /// A packet of a reception FIFO is complete at this time, or [`Nanos::NEVER`].
@@ -225,9 +229,41 @@ impl Fifos {
             reception: spec.reception.iter().map(|&fifo| ReceptionFifo::new(fifo)).collect(),
             longest: spec.longest_bytes(),
             waiting: 0,
+            served_until: Nanos::ZERO,
             received: 0,
             complete: Nanos::NEVER,
         }
+    }
+
+    /// Adds a FIFO whose first packet has no decision. Returns the time from which it
+    /// can be served.
+    #[inline]
+    fn add_waiting(&mut self, fifo: u8) -> Nanos {
+        let busy_until = self.injection[usize::from(fifo)].busy_until;
+        let has_others = self.waiting != 0;
+        self.served_until = if has_others { self.served_until.min(busy_until) } else { busy_until };
+        self.waiting |= 1 << fifo;
+        busy_until
+    }
+
+    /// Returns the FIFOs that can be served now and whose first packet has no decision.
+    fn served(&mut self, now: Nanos) -> u64 {
+        let mut served = 0;
+        self.served_until = Nanos::NEVER;
+        for fifo in bits(self.waiting) {
+            let busy_until = self.injection[usize::from(fifo)].busy_until;
+            served |= u64::from(busy_until <= now) << fifo;
+            self.served_until = self.served_until.min(busy_until);
+        }
+        served
+    }
+
+    /// Takes over the time at which the next packet of a reception FIFO is complete.
+    #[inline(never)]
+    fn update_complete(&mut self, now: Nanos) {
+        let fronts = self.reception.iter().filter_map(|fifo| Some(fifo.front()?.1));
+        let next = fronts.filter(|&complete| complete > now).min();
+        self.complete = next.unwrap_or(Nanos::NEVER);
     }
 
     /// Empties all FIFOs.
@@ -340,7 +376,7 @@ impl<P: Policy> Router<P> {
 
         queue.push(packet, now);
         if self.heads.decided >> (self.plan.layout.links + usize::from(fifo)) & 1 == 0 {
-            self.fifos.waiting |= 1 << fifo;
+            self.fifos.add_waiting(fifo);
         }
         Ok(())
     }
@@ -369,6 +405,10 @@ impl<P: Policy> Router<P> {
     /// the room.
     #[inline]
     pub fn take(&mut self, fifo: u8, now: Nanos) -> Option<Packet> {
+        // A look at the FIFO itself costs a line of the cache.
+        if self.fifos.received.checked_shr(fifo.into())? & 1 == 0 {
+            return None;
+        }
         let queue = self.fifos.reception.get_mut(usize::from(fifo))?;
         let packet = queue.pop(now)?;
         if queue.front().is_none() {

@@ -1,6 +1,9 @@
 //! The output ports: which of them can send, and the choice among the inputs that want one.
 
-use nicforge_core::{fabric::Ports, time::Nanos};
+use nicforge_core::{
+    fabric::{MAX_CHANNELS, Ports},
+    time::Nanos,
+};
 
 use super::{
     OutputCounters, PRIORITIES,
@@ -48,8 +51,10 @@ struct Blocked {
 #[derive(Debug)]
 pub(super) struct Outputs {
     pub(super) of: Vec<Output>,
-    /// Inputs by port and virtual channel, for packets with one exit, copies and escapes.
-    pub(super) fixed: Vec<Inputs>,
+    /// Inputs by the virtual channel of their exit, for packets with one exit, copies and escapes.
+    pub(super) of_vc: [Inputs; MAX_CHANNELS],
+    /// Inputs whose packets need [`super::Room::Two`] on a virtual channel with the bubble rule.
+    pub(super) entering: Inputs,
     /// Ports that inputs want.
     pub(super) wanted: u64,
     /// Virtual channels that adaptive packets have wanted so far.
@@ -81,7 +86,8 @@ impl Outputs {
         let Layout { ports, vcs, .. } = plan.layout;
         Self {
             of: vec![Output::default(); ports.into()],
-            fixed: vec![0; usize::from(ports) * usize::from(vcs)],
+            of_vc: [0; MAX_CHANNELS],
+            entering: 0,
             wanted: 0,
             adaptive_vcs: 0,
             vcs,
@@ -93,7 +99,7 @@ impl Outputs {
 
     /// Forgets all requests.
     pub(super) fn clear(&mut self) {
-        self.fixed.fill(0);
+        (self.of_vc, self.entering) = ([0; MAX_CHANNELS], 0);
         for output in &mut self.of {
             output.requests = PortRequests::default();
         }

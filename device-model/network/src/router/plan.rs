@@ -87,37 +87,24 @@ impl Layout {
         (input < self.sources.len()).then_some(input)
     }
 
-    /// Returns the inputs that are links with a set bit. There is a bit mask of ports for each
-    /// virtual channel.
+    /// Returns the inputs that are links with a whole packet, and those with the head of one.
     #[inline]
-    pub(super) fn inputs_of(&self, masks: &[u64; MAX_CHANNELS]) -> Inputs {
-        // Most routers have one or two virtual channels, for which a loop costs more than its body.
-        let [first, second, ..] = masks;
-        let mut inputs = first & self.all_ports;
-        if self.vcs > 1 {
-            inputs |= (second & self.all_ports) << self.ports;
-        }
-        if self.vcs > 2 {
-            inputs |= self.further_inputs(masks);
-        }
-        inputs
+    pub(super) fn arrived_inputs(&self, ports: &Ports<'_>) -> [Inputs; 2] {
+        ports.arrivals_and_heads().map(|masks| {
+            // Most routers have one or two virtual channels, for which a loop costs more than its
+            // body.
+            let mut inputs = masks[0] & self.all_ports;
+            if self.vcs > 1 {
+                inputs |= (masks[1] & self.all_ports) << self.ports;
+            }
+            if self.vcs > 2 {
+                inputs |= self.further_inputs(masks);
+            }
+            inputs
+        })
     }
 
-    /// Returns the inputs that are links and have a packet, or the head of one.
-    #[inline]
-    pub(super) fn inputs_with_heads(&self, ports: &Ports<'_>) -> Inputs {
-        let [whole, heads] = ports.arrivals_and_heads();
-        let mut inputs = (whole[0] | heads[0]) & self.all_ports;
-        if self.vcs > 1 {
-            inputs |= ((whole[1] | heads[1]) & self.all_ports) << self.ports;
-        }
-        if self.vcs > 2 {
-            inputs |= self.further_inputs(whole) | self.further_inputs(heads);
-        }
-        inputs
-    }
-
-    /// Returns the inputs of [`Layout::inputs_of`] on virtual channels from the third on.
+    /// Returns the inputs with a set bit on virtual channels from the third on.
     #[inline(never)]
     fn further_inputs(&self, masks: &[u64; MAX_CHANNELS]) -> Inputs {
         let channels = masks.iter().zip(0..u32::from(self.vcs)).skip(2);

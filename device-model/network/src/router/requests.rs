@@ -1,5 +1,7 @@
 //! Which inputs want which outputs.
 
+use nicforge_core::fabric::MAX_CHANNELS;
+
 use super::{Decision, Exit, Room, outputs::Outputs, policy::Candidates};
 
 /// A set of inputs, one bit for each.
@@ -42,12 +44,10 @@ pub(super) fn next_in_turn(set: Inputs, last: u8) -> usize {
 /// The requests for a port.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PortRequests {
-    /// Inputs whose packets need [`Room::Two`] on a virtual channel with the bubble rule.
-    entering: Inputs,
+    /// Inputs that want the port as their exit, or as one of several targets or the escape.
+    fixed: Inputs,
     /// Inputs whose packets have the port among their candidates.
     adaptive: Inputs,
-    /// Virtual channels that inputs want as their exit.
-    fixed_vcs: u16,
 }
 
 impl Outputs {
@@ -56,6 +56,17 @@ impl Outputs {
     pub(super) fn add(&mut self, input: usize, decision: &Decision) {
         let wanted = match *decision {
             Decision::One(exit) => self.want(input, exit),
+            Decision::Local | Decision::Drop => return,
+            _ => self.add_many(input, decision),
+        };
+        self.wanted |= wanted;
+        self.end_full(wanted);
+    }
+
+    /// Adds the requests of an input whose packet has several exits. Returns their ports.
+    #[inline(never)]
+    fn add_many(&mut self, input: usize, decision: &Decision) -> u64 {
+        match *decision {
             Decision::Any(Candidates { ports, vcs, escape }) => {
                 self.adaptive_vcs |= vcs;
                 for port in bits(ports) {
@@ -69,17 +80,18 @@ impl Outputs {
                 }
                 targets.ports
             }
-            Decision::Local | Decision::Drop => 0,
-        };
-        self.wanted |= wanted;
-        self.end_full(wanted);
+            _ => 0,
+        }
     }
 
     /// Removes the requests of an input for its decision.
     #[inline(always)]
     pub(super) fn remove(&mut self, input: usize, decision: &Decision) {
         match *decision {
-            Decision::One(exit) => self.forget(input, exit.port, exit.vc),
+            Decision::One(exit) => {
+                self.forget_vc(input, exit.vc);
+                self.forget(input, exit.port);
+            }
             Decision::Local | Decision::Drop => {}
             _ => self.remove_many(input, decision),
         }
@@ -94,73 +106,75 @@ impl Outputs {
                     self.update_port(port);
                 }
                 if let Some(exit) = escape {
-                    self.forget(input, exit.port, exit.vc);
+                    self.forget_vc(input, exit.vc);
+                    self.forget(input, exit.port);
                 }
             }
             Decision::Many(targets) => {
+                self.forget_vc(input, targets.vc);
                 for port in bits(targets.ports) {
-                    self.forget(input, port, targets.vc);
+                    self.forget(input, port);
                 }
             }
             _ => {}
         }
     }
 
-    /// Adds an input's request for an exit. Returns the exit's port.
+    /// Adds an input's request for an exit. Returns the exit's port. All exits of an input have the
+    /// same virtual channel, except for the candidates of adaptive packets.
     #[inline]
     fn want(&mut self, input: usize, exit: Exit) -> u64 {
-        let port = usize::from(exit.port);
-        self.fixed[port * usize::from(self.vcs) + usize::from(exit.vc)] |= 1 << input;
-
-        let requests = &mut self.of[port].requests;
-        requests.fixed_vcs |= 1 << exit.vc;
-        requests.entering |= u64::from(exit.room == Room::Two) << input;
+        self.of[usize::from(exit.port)].requests.fixed |= 1 << input;
+        self.of_vc[usize::from(exit.vc) % MAX_CHANNELS] |= 1 << input;
+        self.entering |= u64::from(exit.room == Room::Two) << input;
         1 << exit.port
     }
 
-    /// Removes an input's request for a virtual channel of a port.
+    /// Removes an input's request for a port as its exit.
     #[inline]
-    pub(super) fn forget(&mut self, input: usize, port: u8, vc: u8) {
-        let requests = &mut self.of[usize::from(port)].requests;
-        requests.entering &= !(1 << input);
-
-        let inputs = &mut self.fixed[usize::from(port) * usize::from(self.vcs) + usize::from(vc)];
-        *inputs &= !(1 << input);
-        requests.fixed_vcs &= !(u16::from(*inputs == 0) << vc);
+    pub(super) fn forget(&mut self, input: usize, port: u8) {
+        self.of[usize::from(port)].requests.fixed &= !(1 << input);
         self.update_port(port);
+    }
+
+    /// Removes an input that has no exit any more.
+    #[inline]
+    fn forget_vc(&mut self, input: usize, vc: u8) {
+        self.of_vc[usize::from(vc) % MAX_CHANNELS] &= !(1 << input);
+        self.entering &= !(1 << input);
     }
 
     /// Removes a port that no input wants any more.
     #[inline]
     fn update_port(&mut self, port: u8) {
-        let requests = &self.of[usize::from(port)].requests;
-        let is_wanted = requests.fixed_vcs != 0 || requests.adaptive != 0;
-        self.wanted &= !(u64::from(!is_wanted) << port);
+        let PortRequests { fixed, adaptive } = self.of[usize::from(port)].requests;
+        self.wanted &= !(u64::from(fixed | adaptive == 0) << port);
     }
 
     /// Returns the virtual channels of a port that inputs want as their exit, and those that
     /// inputs want adaptively.
-    #[inline]
     pub(super) fn requested_vcs(&self, port: u8) -> (u16, u16) {
-        let requests = &self.of[usize::from(port)].requests;
-        (requests.fixed_vcs, if requests.adaptive == 0 { 0 } else { self.adaptive_vcs })
+        let PortRequests { fixed, adaptive } = self.of[usize::from(port)].requests;
+        let wanted = |vc: &u8| self.of_vc[usize::from(*vc) % MAX_CHANNELS] & fixed != 0;
+        let fixed_vcs = (0..self.vcs).filter(wanted).fold(0, |vcs, vc| vcs | 1 << vc);
+        (fixed_vcs, if adaptive == 0 { 0 } else { self.adaptive_vcs })
     }
 
-    /// Returns the inputs that want a virtual channel of a port as their exit.
+    /// Returns the inputs that want a port as their exit.
     #[inline]
-    pub(super) fn wanting(&self, port: u8, vc: u8) -> Inputs {
-        self.fixed[usize::from(port) * usize::from(self.vcs) + usize::from(vc)]
+    pub(super) fn fixed(&self, port: u8) -> Inputs {
+        self.of[usize::from(port)].requests.fixed
+    }
+
+    /// Returns the inputs that want a virtual channel as their exit, at any port.
+    #[inline]
+    pub(super) fn of_vc(&self, vc: u8) -> Inputs {
+        self.of_vc[usize::from(vc) % MAX_CHANNELS]
     }
 
     /// Returns the inputs that have a port among their candidates.
     #[inline]
     pub(super) fn adaptive(&self, port: u8) -> Inputs {
         self.of[usize::from(port)].requests.adaptive
-    }
-
-    /// Returns the inputs that would enter a ring at a port.
-    #[inline]
-    pub(super) fn entering(&self, port: u8) -> Inputs {
-        self.of[usize::from(port)].requests.entering
     }
 }

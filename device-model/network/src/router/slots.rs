@@ -10,11 +10,13 @@
 //! before that of a long one in front of it. The packets that have not begun to leave are the
 //! youngest, and their credits are missing: the count is never less than their number.
 
+use nicforge_core::fabric::MAX_CHANNELS;
+
 /// The virtual channels with the bubble rule, which are the same at all ports and nodes.
 #[derive(Debug)]
 pub(super) struct TrackedChannels {
-    /// Number of each virtual channel among those with the rule, or [`TrackedChannels::NONE`].
-    index: Vec<u8>,
+    /// The virtual channels with the rule, one bit for each.
+    vcs: u16,
     /// The empty buffer of each virtual channel with the rule.
     empty: Vec<Buffer>,
     /// Maximum number of slots of a buffer.
@@ -46,32 +48,29 @@ struct Buffer {
 }
 
 impl TrackedChannels {
-    const NONE: u8 = u8::MAX;
-
     /// Returns the virtual channels with the rule. Each virtual channel has a number of credits,
     /// and `vcs` has a bit for each that has the rule. The longest packet takes `longest` credits.
     pub(super) fn new(credits: &[u32], vcs: u16, longest: u32) -> Self {
-        let mut index = vec![Self::NONE; credits.len()];
         let mut empty = Vec::new();
-        for (vc, &credits) in credits.iter().enumerate().filter(|(vc, _)| vcs >> vc & 1 == 1) {
-            index[vc] = empty.len() as u8;
+        for (_, &credits) in credits.iter().enumerate().filter(|(vc, _)| vcs >> vc & 1 == 1) {
             empty.push(Buffer { slots: credits / longest.max(1), credits, ..Buffer::default() });
         }
 
         let most_slots = empty.iter().map(|buffer| buffer.slots as usize).max().unwrap_or(0);
-        Self { index, empty, most_slots }
+        Self { vcs, empty, most_slots }
     }
 
     /// Returns whether a virtual channel has the rule.
     #[inline]
     pub(super) fn has(&self, vc: usize) -> bool {
-        self.index[vc] != Self::NONE
+        self.vcs >> (vc % MAX_CHANNELS) & 1 == 1
     }
 
     /// Returns the index of the buffer of a virtual channel, which must have the rule.
     #[inline]
     fn buffer(&self, port: u8, vc: usize) -> usize {
-        usize::from(port) * self.empty.len() + usize::from(self.index[vc])
+        let before = self.vcs & ((1 << (vc % MAX_CHANNELS)) - 1);
+        usize::from(port) * self.empty.len() + before.count_ones() as usize
     }
 }
 

@@ -21,13 +21,14 @@ impl<P: Policy> Router<P> {
         self.outputs.update_blocked(&self.plan.rules, ports);
 
         let mut moved = 0;
+        self.heads.followed = 0;
         let mut new = self.new_inputs(ports);
         let has_more = loop {
             let before = moved;
             if new != 0 {
                 moved += self.look(ports, new);
             }
-            if self.heads.local | self.heads.dropped != 0 {
+            if (self.heads.local | self.heads.dropped) & self.heads.whole != 0 {
                 moved += self.deliver(ports);
             }
             moved += self.serve_outputs(ports);
@@ -40,54 +41,36 @@ impl<P: Policy> Router<P> {
             }
 
             // Packets after those that have left may go on at once.
-            new = self.new_inputs(ports);
+            new = std::mem::take(&mut self.heads.followed);
             if new == 0 && self.outputs.open() == 0 && !self.counters.starved {
                 break false;
             }
         };
 
-        if self.heads.fresh != 0 {
-            self.hush(ports);
-        }
         Outcome { moved, has_more, wake: self.next_wake(ports.now()) }
-    }
-
-    /// Lets the tails of packets that wait for an output, and the packets after them, arrive
-    /// without a wake-up.
-    #[inline]
-    fn hush(&mut self, ports: &mut Ports<'_>) {
-        let needs_tail = self.heads.local | self.heads.dropped;
-        for input in bits(self.heads.fresh & self.heads.decided & !needs_tail) {
-            if let Source::Link { port, vc } = self.plan.layout.sources[usize::from(input)] {
-                ports.hush(port, vc.into());
-            }
-        }
-        self.heads.fresh = 0;
     }
 
     /// Returns the time at which the router has to run again.
     #[inline]
     fn next_wake(&mut self, now: Nanos) -> Nanos {
-        let Fifos { reception, complete, .. } = &mut self.fifos;
-        if *complete <= now {
-            let fronts = reception.iter().filter_map(|fifo| Some(fifo.front()?.1));
-            let next = fronts.filter(|&complete| complete > now).min();
-            *complete = next.unwrap_or(Nanos::NEVER);
+        if self.fifos.complete <= now {
+            self.fifos.update_complete(now);
         }
 
+        let Fifos { complete, .. } = &self.fifos;
         if self.counters.starved { (*complete).min(now.after(STARVED_RETRY)) } else { *complete }
     }
 
-    /// Returns the inputs that have a first packet without a decision.
+    /// Returns the inputs that have a first packet without a decision. Records those whose first
+    /// packet has arrived as a whole.
     #[inline(always)]
-    fn new_inputs(&self, ports: &Ports<'_>) -> Inputs {
+    fn new_inputs(&mut self, ports: &Ports<'_>) -> Inputs {
         let layout = &self.plan.layout;
-        let mut new = layout.inputs_with_heads(ports) & !self.heads.decided;
-        if self.fifos.waiting != 0 {
-            let now = ports.now();
-            for fifo in bits(self.fifos.waiting).map(usize::from) {
-                new |= Inputs::from(self.fifos.injection[fifo].busy_until <= now) << (layout.links + fifo);
-            }
+        let [whole, heads] = layout.arrived_inputs(ports);
+        self.heads.whole = whole | layout.injection;
+        let mut new = (whole | heads) & !self.heads.decided;
+        if self.fifos.waiting != 0 && self.fifos.served_until <= ports.now() {
+            new |= self.fifos.served(ports.now()) << layout.links;
         }
         new
     }
@@ -110,7 +93,7 @@ impl<P: Policy> Router<P> {
     fn decide(&mut self, ports: &mut Ports<'_>, input: usize) -> bool {
         let source = self.plan.layout.sources[input];
         let packet = match source {
-            Source::Link { port, vc } => ports.peek_head(port, vc.into()),
+            Source::Link { port, vc } => ports.route_head(port, vc.into()),
             Source::Injection { fifo } => self.fifos.injection[usize::from(fifo)].front(),
         };
         let Some(packet) = packet else { return false };
@@ -121,7 +104,6 @@ impl<P: Policy> Router<P> {
 
         let bit = 1 << input;
         self.heads.decided |= bit;
-        self.heads.fresh |= bit;
         let mut fifo = 0;
         match decision {
             Decision::One(_) | Decision::Any(_) | Decision::Many(Targets { local: false, .. }) => {}
@@ -137,8 +119,14 @@ impl<P: Policy> Router<P> {
             }
         }
 
-        if let Source::Injection { fifo } = source {
-            self.fifos.waiting &= !(1 << fifo);
+        match source {
+            Source::Injection { fifo } => self.fifos.waiting &= !(1 << fifo),
+            // A packet that is forwarded alone need not arrive as a whole.
+            Source::Link { port, vc } if (self.heads.local | self.heads.dropped) & bit != 0 => {
+                let is_whole = ports.await_tail(port, vc.into());
+                self.heads.whole = self.heads.whole & !bit | Inputs::from(is_whole) << input;
+            }
+            Source::Link { .. } => {}
         }
 
         self.outputs.add(input, &decision);
@@ -171,7 +159,7 @@ impl<P: Policy> Router<P> {
     }
 
     /// Returns candidates without the ports and virtual channels that the router does not have.
-    #[inline]
+    #[inline(never)]
     fn checked_candidates(&self, candidates: Candidates) -> Decision {
         let vcs = self.plan.layout.vcs;
         let known = ((1_u32 << vcs) - 1) as u16;
@@ -187,7 +175,7 @@ impl<P: Policy> Router<P> {
 
     /// Lets the least loaded port of a new packet's candidates choose first. Returns whether it has
     /// sent a packet.
-    #[inline]
+    #[inline(never)]
     fn prefer(&mut self, ports: &mut Ports<'_>, candidates: &Candidates) -> bool {
         let idle = self.outputs.maybe_idle(candidates.ports);
         if idle & idle.wrapping_sub(1) == 0 {
@@ -208,14 +196,9 @@ impl<P: Policy> Router<P> {
 
     /// Delivers packets whose tails have arrived, and drops those without a route. Returns the
     /// number of packets that have left their input or have been copied.
-    #[inline]
+    #[inline(never)]
     fn deliver(&mut self, ports: &mut Ports<'_>) -> u32 {
-        let arrived = self.plan.layout.inputs_of(ports.arrivals());
-        let complete = self.plan.layout.injection | arrived;
-        if (self.heads.local | self.heads.dropped) & complete == 0 {
-            return 0;
-        }
-
+        let complete = self.heads.whole;
         let dropped = self.drop_packets(ports, complete);
         dropped + self.deliver_packets(ports, complete)
     }
@@ -297,7 +280,12 @@ impl<P: Policy> Router<P> {
     #[inline]
     fn take_first(&mut self, ports: &mut Ports<'_>, input: usize) -> Option<Packet> {
         match self.plan.layout.sources[input] {
-            Source::Link { port, vc } => ports.take(port, vc.into()),
+            Source::Link { port, vc } => {
+                let packet = ports.take(port, vc.into())?;
+                let is_followed = ports.peek_head(port, vc.into()).is_some();
+                self.heads.followed |= Inputs::from(is_followed) << input;
+                Some(packet)
+            }
             Source::Injection { fifo } => self.fifos.injection[usize::from(fifo)].pop(ports.now()),
         }
     }
@@ -332,7 +320,8 @@ impl<P: Policy> Router<P> {
         if let Source::Injection { fifo } = self.plan.layout.sources[input]
             && !self.fifos.injection[usize::from(fifo)].is_empty()
         {
-            self.fifos.waiting |= 1 << fifo;
+            let busy_until = self.fifos.add_waiting(fifo);
+            self.heads.followed |= Inputs::from(busy_until <= now) << input;
         }
     }
 }

@@ -1,15 +1,15 @@
 //! A lane's packets that take time, and its credits on their way back.
 
-use std::collections::VecDeque;
-
 use nicforge_shm::prefetch;
 
 use super::{Lane, saturated};
 use crate::{
     fabric::{
         CreditUnit, MAX_PORTS, Node, Packet, Path,
+        packet::Flight,
         schedule::{Event, EventKind, Place, Schedule},
-        track::Flight,
+        track::{Track, View},
+        wake::WakeQueue,
     },
     time::Nanos,
 };
@@ -20,26 +20,23 @@ impl Lane {
     #[inline]
     pub(in crate::fabric) fn push_timed(
         &mut self,
-        now: Nanos,
         flight: Flight,
         credits: u32,
-        packet: Packet,
+        mut packet: Packet,
     ) -> Option<Nanos> {
         self.credits -= credits;
         self.last_arrival = flight.tail;
         self.stats.packets += 1;
         self.stats.bytes += packet.wire_bytes();
+        packet.flight = flight;
         self.queue.push(packet);
 
         let track = self.track.get_or_insert_default();
-        if track.is_hushed {
-            track.hide_arrived(now);
-        }
-        track.push_coming(flight);
+        let shows_other = track.view != View::All && (track.has_head || self.visible > 0);
         if self.capacity.unit() != CreditUnit::Packets {
             track.push_cost(credits);
         }
-        let has_event = track.arrival_place != Place::NONE || track.is_hushed;
+        let has_event = track.arrival_place != Place::NONE || shows_other;
         (!has_event).then_some(flight.head)
     }
 
@@ -51,7 +48,7 @@ impl Lane {
         lane_index: u32,
         (now, end): (Nanos, Nanos),
         nodes: &mut [Node],
-        woken: &mut VecDeque<u32>,
+        woken: &mut WakeQueue,
         schedule: &mut Schedule,
     ) {
         let due = end.max(now).after(self.delay);
@@ -70,7 +67,7 @@ impl Lane {
 
     /// Returns credits to the sender of any lane. Wakes it if it had none, or has as many as it
     /// waits for.
-    fn return_timed(&mut self, credits: u32, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
+    fn return_timed(&mut self, credits: u32, nodes: &mut [Node], woken: &mut WakeQueue) {
         let had_none = self.credits == 0;
         self.credits += credits;
         self.stall_counted = false;
@@ -169,7 +166,7 @@ impl Lane {
         &mut self,
         lane_index: u32,
         due: Nanos,
-        (nodes, woken): (&mut [Node], &mut VecDeque<u32>),
+        (nodes, woken): (&mut [Node], &mut WakeQueue),
         schedule: &mut Schedule,
     ) {
         let Some(track) = &mut self.track else { return };
@@ -197,43 +194,6 @@ impl Lane {
         }
     }
 
-    /// Puts off the scheduling of the event for the first coming packet until the devices have seen
-    /// its head: see [`Lane::hush`].
-    #[inline]
-    pub(in crate::fabric) fn defer_arrival(
-        &mut self,
-        lane_index: u32,
-        now: Nanos,
-        due: Nanos,
-        schedule: &mut Schedule,
-    ) {
-        if let Some(track) = &mut self.track {
-            track.arrival_place = Place::DEFERRED;
-            schedule.defer(now, due, lane_index);
-        }
-    }
-
-    /// Schedules the event that [`Lane::defer_arrival`] has put off, unless it was cancelled.
-    #[inline]
-    pub(in crate::fabric) fn schedule_deferred(
-        &mut self,
-        lane_index: u32,
-        now: Nanos,
-        schedule: &mut Schedule,
-    ) {
-        let Some(track) = self.track.as_mut().filter(|track| track.arrival_place == Place::DEFERRED) else {
-            return;
-        };
-
-        let Flight { head, tail } = track.coming();
-        let due = if track.has_head { tail } else { head };
-        track.arrival_place = if due < Nanos::NEVER {
-            schedule.add(now, due, Event::of_lane(lane_index, EventKind::Arrival))
-        } else {
-            Place::NONE
-        };
-    }
-
     /// Shows the receiver what arrives as soon as it is sent: see [`Lane::arrive`].
     #[cold]
     #[inline(never)]
@@ -241,7 +201,7 @@ impl Lane {
         &mut self,
         now: Nanos,
         nodes: &mut [Node],
-        woken: &mut VecDeque<u32>,
+        woken: &mut WakeQueue,
     ) -> Option<Nanos> {
         self.arrive(now, nodes, woken)
     }
@@ -253,15 +213,14 @@ impl Lane {
         &mut self,
         due: Nanos,
         nodes: &mut [Node],
-        woken: &mut VecDeque<u32>,
+        woken: &mut WakeQueue,
     ) -> Option<Nanos> {
+        let Flight { head, tail } = self.coming();
         let track = self.track.as_mut()?;
-        if track.is_hushed {
-            track.arrival_place = Place::NONE;
-            return None;
+        if track.view != View::All {
+            return self.arrive_head(due, nodes, woken);
         }
 
-        let Flight { head, tail } = track.coming();
         if head <= due && due < tail && !track.has_head && tail < Nanos::NEVER {
             // The head of a packet, as at most events.
             track.has_head = true;
@@ -316,19 +275,25 @@ impl Lane {
     /// if there is one.
     #[inline]
     fn count_arrivals(&mut self, now: Nanos) -> Option<Nanos> {
-        let track = self.track.as_mut()?;
         loop {
-            let Flight { head, tail } = track.coming();
+            let Flight { head, tail } = self.coming();
             if tail > now || tail == Nanos::NEVER {
+                let track = self.track.as_mut()?;
                 track.has_head = head <= now && tail < Nanos::NEVER;
                 let next = if track.has_head { tail } else { head };
                 return (next < Nanos::NEVER).then_some(next);
             }
-
-            track.pop_coming();
-            track.has_head = false;
             self.visible += 1;
         }
+    }
+
+    /// Returns the times of the first packet that is not visible as a whole.
+    #[inline(always)]
+    fn coming(&self) -> Flight {
+        if self.visible >= self.queue.len() {
+            return Flight::NONE;
+        }
+        self.queue.get(self.visible as usize).map_or(Flight::NONE, |packet| packet.flight)
     }
 
     /// Shows the receiver whether there is a whole packet, and the head of another.
@@ -343,50 +308,139 @@ impl Lane {
         set(&mut node.heads[index], has_head);
     }
 
-    /// Returns the time at which the tail of the first packet arrives, if only its head has
-    /// arrived.
-    pub(in crate::fabric) fn tail_due(&self) -> Option<Nanos> {
-        let track = self.track.as_ref().filter(|track| self.visible == 0 && track.has_head)?;
-        (track.hidden == 0).then_some(track.coming().tail)
+    /// Returns the time at which the tail of the first packet arrives, if it arrives after `now`
+    /// and the head has been shown.
+    pub(in crate::fabric) fn tail_due(&self, now: Nanos) -> Option<Nanos> {
+        self.track.as_ref().filter(|track| self.visible == 0 && track.has_head)?;
+        let tail = self.coming().tail;
+        (tail > now).then_some(tail)
     }
 
-    /// Lets no arrival wake the receiver until the first packet leaves, if that has arrived. Until
-    /// then, none is shown or an event.
-    #[inline]
-    pub(in crate::fabric) fn hush(&mut self, schedule: &mut Schedule) {
+    /// Shows the receiver heads alone from now on, one at a time: see
+    /// [`crate::fabric::Ports::route_head`]. A packet has been shown. On a lane whose packets take
+    /// no time, the call has no effect.
+    #[cold]
+    #[inline(never)]
+    pub(in crate::fabric) fn show_heads(&mut self, schedule: &mut Schedule) {
         let takes_time = self.delay > 0 || !self.pace.is_simple;
-        let may_hush = takes_time && self.has_head();
-        let Some(track) = self.track.as_mut().filter(|_| may_hush) else { return };
-        track.is_hushed = true;
-        track.cancel_arrival(schedule);
+        if let Some(track) = self.track.as_mut().filter(|_| takes_time) {
+            track.view = View::Head;
+            track.cancel_arrival(schedule);
+        }
     }
 
-    /// Shows the receiver what has arrived behind the first packet, which has left, after
-    /// [`Lane::hush`].
-    #[inline]
-    pub(in crate::fabric) fn end_hush(
+    /// Shows the receiver all that arrives again, and all that has arrived at `now`.
+    pub(in crate::fabric) fn show_all(
         &mut self,
         lane_index: u32,
         now: Nanos,
         nodes: &mut [Node],
         schedule: &mut Schedule,
     ) {
-        let Some(track) = self.track.as_mut().filter(|track| track.is_hushed) else { return };
-        track.is_hushed = false;
-        self.visible += u32::from(std::mem::take(&mut track.hidden));
+        let Some(track) = self.track.as_mut().filter(|track| track.view != View::All) else { return };
+        track.view = View::All;
+        track.cancel_arrival(schedule);
+        let is_unscheduled = track.arrival_place == Place::NONE;
 
         let next = self.count_arrivals(now);
         self.show_arrivals(nodes);
-        if let Some(due) = next {
-            self.expect_arrival(lane_index, now, due, schedule);
+        if let Some(due) = next.filter(|_| is_unscheduled) {
+            self.schedule_arrival(lane_index, now, due, schedule);
         }
     }
 
-    /// Schedules the event for the first coming packet, unless there is one.
+    /// Returns whether [`Lane::show_heads`] has had no effect so far and may have one.
     #[inline]
-    fn expect_arrival(&mut self, lane_index: u32, now: Nanos, due: Nanos, schedule: &mut Schedule) {
-        if self.track.as_ref().is_some_and(|track| track.arrival_place == Place::NONE) {
-            self.schedule_arrival(lane_index, now, due, schedule);
+    pub(in crate::fabric) fn shows_tails(&self) -> bool {
+        self.track.as_ref().is_some_and(|track| track.view == View::All)
+    }
+
+    /// Shows the receiver the next head, or the tail that it waits for, if that has arrived at
+    /// `due`. Returns the time of the next event, if there is one. Only for lanes that show heads.
+    #[inline(always)]
+    fn arrive_head(&mut self, due: Nanos, nodes: &mut [Node], woken: &mut WakeQueue) -> Option<Nanos> {
+        let Flight { head, tail } = self.coming();
+        let track = self.track.as_mut()?;
+        track.arrival_place = Place::NONE;
+
+        if track.view == View::HeadAndTail {
+            if tail > due {
+                return Some(tail);
+            }
+            self.show_tail(nodes);
+        } else {
+            // An event that could not be cancelled may come too early, or be of a former packet.
+            if track.has_head || self.visible > 0 {
+                return None;
+            }
+            if head > due {
+                return (head < Nanos::NEVER).then_some(head);
+            }
+            track.has_head = true;
+            nodes[self.ends.receiver as usize].heads[self.ends.mask_index()] |= self.ends.port_bit();
+        }
+
+        nodes[self.ends.receiver as usize].wake(self.ends.receiver, woken);
+        None
+    }
+
+    /// Shows the receiver that the packet has arrived as a whole of which it has seen the head.
+    #[inline]
+    fn show_tail(&mut self, nodes: &mut [Node]) {
+        let Some(track) = &mut self.track else { return };
+        (track.has_head, track.view) = (false, View::Head);
+        self.visible += 1;
+        self.show_arrivals(nodes);
+    }
+
+    /// Shows the receiver the tail of the packet of which it has seen the head, when it arrives.
+    /// Lanes that do not show heads alone do so in any case.
+    #[inline]
+    pub(in crate::fabric) fn await_tail(
+        &mut self,
+        lane_index: u32,
+        now: Nanos,
+        nodes: &mut [Node],
+        schedule: &mut Schedule,
+    ) {
+        let (is_whole, Flight { tail, .. }) = (self.visible > 0, self.coming());
+        let may_wait = |track: &&mut Box<Track>| !is_whole && track.view != View::All && track.has_head;
+        let Some(track) = self.track.as_mut().filter(may_wait) else { return };
+
+        if tail <= now {
+            return self.show_tail(nodes);
+        }
+        track.view = View::HeadAndTail;
+        if track.arrival_place == Place::NONE {
+            self.schedule_arrival(lane_index, now, tail, schedule);
+        }
+    }
+
+    /// Shows the receiver the head of the packet after the one that has left, on a lane that shows
+    /// heads. Schedules its arrival if that is still to come.
+    #[inline(always)]
+    pub(in crate::fabric) fn show_next_head(
+        &mut self,
+        lane_index: u32,
+        now: Nanos,
+        nodes: &mut [Node],
+        schedule: &mut Schedule,
+    ) {
+        let (has_other, Flight { head, .. }) = (self.visible > 0, self.coming());
+        let Some(track) = self.track.as_mut().filter(|track| track.view != View::All && !has_other) else {
+            return;
+        };
+
+        let has_head = head <= now;
+        track.has_head = has_head;
+        let is_unscheduled = head < Nanos::NEVER && track.arrival_place == Place::NONE;
+
+        let node = &mut nodes[self.ends.receiver as usize];
+        let heads = &mut node.heads[self.ends.mask_index()];
+        let bit = self.ends.port_bit();
+        *heads = *heads & !bit | if has_head { bit } else { 0 };
+        if !has_head && is_unscheduled {
+            self.schedule_arrival(lane_index, now, head, schedule);
         }
     }
 
@@ -406,31 +460,27 @@ impl Lane {
 
         let packet = self.queue.pop()?;
         let credits = self.credits_of_first(1);
-        if self.visible > 0 {
+        let is_whole = self.visible > 0;
+        if is_whole {
             self.count_taken(1, nodes);
-            self.end_hush(lane_index, now, nodes, schedule);
-            return Some((packet, credits, None));
         }
 
-        let track = self.track.as_mut()?;
-        track.has_head = false;
-        if track.hidden > 0 {
-            track.hidden -= 1;
-            self.end_hush(lane_index, now, nodes, schedule);
-            return Some((packet, credits, None));
+        let (tail, is_last) = (packet.flight.tail, self.queue.len() == 0);
+        let Some(track) = &mut self.track else { return Some((packet, credits, None)) };
+        if !is_whole {
+            track.has_head = false;
+            // The tail concerns no device any more.
+            if track.view == View::HeadAndTail || is_last {
+                track.cancel_arrival(schedule);
+            }
         }
 
-        let (flight, has_others) = track.pop_coming();
-        // The tail concerns no device any more.
-        if !has_others {
-            track.cancel_arrival(schedule);
-        }
-
-        if track.is_hushed {
-            self.end_hush(lane_index, now, nodes, schedule);
-        } else {
+        if track.view == View::All {
             self.show_arrivals(nodes);
+        } else {
+            track.view = View::Head;
+            self.show_next_head(lane_index, now, nodes, schedule);
         }
-        Some((packet, credits, (flight.tail > now).then_some(flight.tail)))
+        Some((packet, credits, (!is_whole && tail > now).then_some(tail)))
     }
 }

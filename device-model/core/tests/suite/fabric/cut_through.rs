@@ -143,19 +143,44 @@ fn arrivals_behind_a_packet_that_waits_wake_the_router_only_if_it_wants_them() {
     }
 
     // Heads arrive at 132, 644 and 1156, tails at 612, 1124 and 1636.
-    ports(&mut fabric, B, 132).hush(0, 0);
+    let first = ports(&mut fabric, B, 132).route_head(0, 0).map(|packet| packet.header);
     let at_first_head = woken(&mut fabric);
     let mut b = ports(&mut fabric, B, 1124);
-    let hushed = (b.arrived(0), b.heads(0));
+    let while_it_waits = (b.arrived(0), b.heads(0));
     assert!(b.forward(0, 1, 0));
     let behind = (b.arrived(0), b.heads(0));
-    let while_hushed = woken(&mut fabric);
+    let until_then = woken(&mut fabric);
+    assert!(ports(&mut fabric, B, 1124).forward(0, 1, 0));
     fabric.advance(Nanos(1156));
     let afterwards = woken(&mut fabric);
 
-    assert_eq!((at_first_head, while_hushed), (vec![B], vec![]));
-    assert_eq!((hushed, behind), ((0, 1), (1, 0)));
+    assert_eq!((first, at_first_head, until_then), (Some(0), vec![B], vec![]));
+    assert_eq!((while_it_waits, behind), ((0, 1), (0, 1)));
     assert_eq!(afterwards, [B]);
+}
+
+#[test]
+fn a_router_is_shown_the_tail_that_it_waits_for() {
+    let mut fabric = row(link(BYTE_A_NANOSECOND, Some(32)), link(BYTE_A_NANOSECOND, Some(32)));
+    for number in 0..3 {
+        send(&mut fabric, 0, 0, (512, number)).unwrap();
+    }
+
+    let mut b = ports(&mut fabric, B, 132);
+    assert!(b.route_head(0, 0).is_some() && !b.await_tail(0, 0));
+    let at_head = woken(&mut fabric);
+    let mut b = ports(&mut fabric, B, 611);
+    assert!(b.take(0, 0).is_none() && b.tail_due(0, 0) == Some(Nanos(612)));
+    fabric.advance(Nanos(612));
+    let at_tail = woken(&mut fabric);
+    assert_eq!(take(&mut fabric, B, 612, 0), Some(0));
+
+    // The second packet is there as a whole when the router asks for its tail.
+    let mut b = ports(&mut fabric, B, 1124);
+    assert!(b.peek_head(0, 0).is_some() && b.peek(0, 0).is_none());
+    assert!(b.await_tail(0, 0) && b.arrived(0) == 1);
+    assert_eq!(take(&mut fabric, B, 1124, 0), Some(1));
+    assert_eq!((at_head, at_tail), (vec![B], vec![B]));
 }
 
 #[test]

@@ -106,13 +106,15 @@ impl BareRouter {
 
     /// Finds the way of the packet in front of an input.
     fn route(&mut self, ports: &mut Ports<'_>, port: u8, channel: usize) {
-        let Some(packet) = ports.peek_head(port, channel) else { return };
+        let Some(packet) = ports.route_head(port, channel) else { return };
         let header = packet.header;
         self.routed[channel] |= 1 << port;
         match self.way(header) {
-            None => self.local[channel] |= 1 << port,
+            None => {
+                self.local[channel] |= 1 << port;
+                ports.await_tail(port, channel);
+            }
             Some((out, channel_out)) => {
-                ports.hush(port, channel);
                 self.wait(u32::from(port) * CHANNELS as u32 + channel as u32, out, channel_out);
             }
         }
