@@ -27,9 +27,13 @@ impl Fabric {
     /// at position `ahead` of those to come. Returns its function.
     #[inline]
     pub(crate) fn prefetch_woken(&self, ahead: usize) -> Option<FunctionId> {
-        let node = self.traffic.nodes.get(self.traffic.woken.get(ahead)? as usize)?;
+        let index = self.traffic.woken.get(ahead)? as usize;
+        let node = self.traffic.nodes.get(index)?;
         prefetch(&node.heads);
         prefetch(&node.arrived);
+        if let Some(links) = self.links.get(index) {
+            prefetch_lines::<2, _>(links.as_slice());
+        }
         Some(node.function)
     }
 
@@ -82,6 +86,12 @@ impl Traffic {
             }
         }
         for &event in events {
+            let lane = self.lanes.get(event.lane()).filter(|_| event.is_arrival());
+            if let Some(packet) = lane.and_then(|lane| lane.queue.front()) {
+                prefetch(&**packet);
+            }
+        }
+        for &event in events {
             self.carry_out(due, event);
         }
         count == TOGETHER
@@ -102,9 +112,6 @@ impl Traffic {
             EventKind::Arrival => {
                 if let Some(next) = lane.arrive(due, nodes, woken) {
                     lane.schedule_arrival(index as u32, due, next, schedule);
-                }
-                if let Some(packet) = lane.queue.front() {
-                    prefetch(&**packet);
                 }
             }
             EventKind::Idle => {

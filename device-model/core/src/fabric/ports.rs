@@ -370,7 +370,7 @@ impl<'a> Ports<'a> {
     /// Returns a packet of `length` bytes with arbitrary content, which the caller must overwrite.
     ///
     /// # Errors
-    /// [`Refusal::TooLong`] if it exceeds [`Fabric::max_packet`], [`Refusal::PoolEmpty`].
+    /// [`Refusal::TooLong`] if it exceeds [`super::Fabric::max_packet`], [`Refusal::PoolEmpty`].
     #[inline]
     pub fn new_packet(&mut self, length: usize) -> Result<Packet, Refusal> {
         match self.traffic.pool.take(length) {
