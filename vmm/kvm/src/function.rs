@@ -1,0 +1,110 @@
+//! A PCI function, as the bus of a virtual machine sees it.
+
+use std::{fs::File, os::fd::BorrowedFd, sync::Arc};
+
+use crate::memory::Ram;
+
+/// Why a function did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub enum FunctionError {
+    /// The server of the function failed or refused.
+    #[error(transparent)]
+    Client(#[from] nicforge_vfio_user::ClientError),
+    /// The function's own description makes no sense.
+    #[error("the function makes no sense: {0}")]
+    Malformed(String),
+    /// A file of the function cannot be mapped.
+    #[error("an area of the function cannot be mapped: {0}")]
+    Map(String),
+}
+
+/// The kind of a BAR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BarKind {
+    /// I/O ports.
+    Io,
+    /// Memory with an address of 32 bits.
+    Memory32,
+    /// Memory with an address of 64 bits. It has the next BAR's register too.
+    Memory64,
+}
+
+/// A part of a BAR that is memory.
+#[derive(Clone, Debug)]
+pub struct Area {
+    /// Start in the BAR, in bytes, a multiple of 4096.
+    pub offset: u64,
+    /// Size in bytes, a multiple of 4096.
+    pub size: u64,
+    /// The memory.
+    pub file: Arc<File>,
+    /// Start in the file, in bytes, a multiple of 4096.
+    pub file_offset: u64,
+    /// Whether stores change it. Otherwise they reach [`Function::bar_write`].
+    pub writable: bool,
+}
+
+/// A BAR of a function.
+#[derive(Clone, Debug)]
+pub struct Bar {
+    /// Its number, from 0 to 5.
+    pub index: u8,
+    /// Its kind.
+    pub kind: BarKind,
+    /// Size in bytes, a power of two.
+    pub size: u64,
+    /// The parts that are memory. They do not overlap.
+    pub areas: Vec<Area>,
+}
+
+/// A PCI function.
+///
+/// The bus calls it from the threads of all processors at once. A call that fails reads as ones in
+/// the guest, and its error is logged. The bus itself keeps the BARs' addresses and the MSI-X
+/// table; it also forwards every write to them.
+pub trait Function: Send + Sync {
+    /// Returns the BARs. They do not change.
+    fn bars(&self) -> Vec<Bar>;
+
+    /// Reads 1, 2 or 4 bytes of the configuration space.
+    ///
+    /// # Errors
+    /// [`FunctionError`]
+    fn config_read(&self, offset: u16, data: &mut [u8]) -> Result<(), FunctionError>;
+
+    /// Writes 1, 2 or 4 bytes of the configuration space.
+    ///
+    /// # Errors
+    /// [`FunctionError`]
+    fn config_write(&self, offset: u16, data: &[u8]) -> Result<(), FunctionError>;
+
+    /// Reads 1, 2, 4 or 8 bytes of a BAR.
+    ///
+    /// # Errors
+    /// [`FunctionError`]
+    fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) -> Result<(), FunctionError>;
+
+    /// Writes 1, 2, 4 or 8 bytes of a BAR.
+    ///
+    /// # Errors
+    /// [`FunctionError`]
+    fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) -> Result<(), FunctionError>;
+
+    /// Sets the eventfd of an MSI-X vector. The function writes to it at each interrupt.
+    ///
+    /// # Errors
+    /// [`FunctionError`]
+    fn bind_vector(&self, vector: u16, event: BorrowedFd<'_>) -> Result<(), FunctionError>;
+
+    /// Takes the eventfds of all MSI-X vectors away.
+    ///
+    /// # Errors
+    /// [`FunctionError`]
+    fn release_vectors(&self) -> Result<(), FunctionError>;
+
+    /// Gives the guest's RAM for DMA, at its guest addresses.
+    ///
+    /// # Errors
+    /// [`FunctionError`]
+    fn map_ram(&self, ram: &Ram) -> Result<(), FunctionError>;
+}

@@ -1,0 +1,59 @@
+//! Addresses of the machine.
+
+use std::ops::Range;
+
+/// First address that is no RAM below 4 GiB.
+pub(crate) const HOLE: u64 = 0xc000_0000;
+/// First address of the RAM that does not fit below the hole.
+pub(crate) const HIGH_RAM: u64 = 1 << 32;
+
+/// Addresses for BARs of 32 bits.
+pub(crate) const WINDOW_32: Range<u64> = HOLE..0xe000_0000;
+/// Addresses for BARs of 64 bits. Processors with 40 address bits reach them.
+pub(crate) const WINDOW_64: Range<u64> = 0x10_0000_0000..0x40_0000_0000;
+/// Ports for BARs of I/O ports.
+pub(crate) const WINDOW_IO: Range<u64> = 0x1000..0x1_0000;
+
+/// The configuration space of bus 0 (ECAM): 4 KiB for each function.
+pub(crate) const ECAM: Range<u64> = 0xe000_0000..0xe010_0000;
+
+/// KVM needs four pages of its own on Intel's processors.
+pub(crate) const IDENTITY_MAP: u64 = 0xfffb_c000;
+pub(crate) const TSS: usize = 0xfffb_d000;
+/// Registers of KVM's interrupt controllers.
+pub(crate) const IO_APIC: u32 = 0xfec0_0000;
+pub(crate) const LOCAL_APIC: u32 = 0xfee0_0000;
+
+/// End of the RAM that a PC has below its old video memory.
+pub(crate) const LOW_RAM_END: u64 = 0xa_0000;
+/// First address of the kernel.
+pub(crate) const KERNEL_RAM: u64 = 0x10_0000;
+
+/// The structures of a PVH boot, in low RAM.
+pub(crate) const START_INFO: u64 = 0x6000;
+pub(crate) const MODULE_LIST: u64 = 0x6100;
+pub(crate) const MEMORY_MAP: u64 = 0x7000;
+pub(crate) const COMMAND_LINE: u64 = 0x2_0000;
+/// Longest command line, with its final zero. Linux has the same limit.
+pub(crate) const COMMAND_LINE_SIZE: usize = 2048;
+/// The ACPI tables. They are between the two parts of RAM, where no kernel allocates.
+pub(crate) const ACPI: Range<u64> = 0xe_0000..0x10_0000;
+
+/// The serial ports: the first I/O port of each, and its interrupt.
+pub(crate) const SERIAL: [(u16, u32); 2] = [(0x3f8, 4), (0x2f8, 3)];
+/// I/O ports of a serial port.
+pub(crate) const SERIAL_PORTS: u16 = 8;
+
+/// ACPI's registers for sleep and reset.
+pub(crate) const SLEEP_CONTROL: u16 = 0x600;
+pub(crate) const SLEEP_STATUS: u16 = 0x601;
+pub(crate) const RESET: u16 = 0x602;
+/// The value that resets the machine.
+pub(crate) const RESET_VALUE: u8 = 1;
+/// The type of the sleep state S5, power-off.
+pub(crate) const POWER_OFF_TYPE: u8 = 5;
+/// The value of [`SLEEP_CONTROL`] that switches the machine off: type and enable.
+pub(crate) const POWER_OFF: u8 = POWER_OFF_TYPE << 2 | 1 << 5;
+
+/// Inputs of KVM's I/O APIC.
+pub(crate) const IO_APIC_PINS: u32 = 24;

@@ -1,0 +1,122 @@
+//! The guest's RAM: one memfd, which KVM maps and which functions get for DMA.
+
+use std::{
+    fs::File,
+    os::fd::{AsFd, BorrowedFd},
+    sync::Arc,
+};
+
+use nix::sys::memfd::{MFdFlags, memfd_create};
+use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+
+use crate::{
+    error::VmError,
+    layout::{HIGH_RAM, HOLE},
+    slots::{Access, Slots},
+};
+
+/// Size of a page, and the unit of RAM sizes.
+pub(crate) const PAGE: u64 = 4096;
+/// Least RAM: Linux and its boot structures do not fit into less.
+const LEAST: u64 = 1 << 20;
+/// Most RAM. All of it is below the window of 64-bit BARs.
+const MOST: u64 = 60 << 30;
+
+/// A range of guest addresses with RAM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RamRange {
+    /// First guest address.
+    pub address: u64,
+    /// Size in bytes, a multiple of 4096.
+    pub size: u64,
+    /// Where the range begins in the file, in bytes.
+    pub file_offset: u64,
+}
+
+/// The guest's RAM. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Ram {
+    file: Arc<File>,
+    memory: GuestMemoryMmap,
+    ranges: Vec<RamRange>,
+}
+
+impl Ram {
+    /// Makes RAM of `size` bytes.
+    ///
+    /// # Errors
+    /// [`VmError::Request`] for an impossible size, [`VmError::Memory`].
+    pub(crate) fn new(size: u64) -> Result<Self, VmError> {
+        if !size.is_multiple_of(PAGE) || !(LEAST..=MOST).contains(&size) {
+            let text = format!("{size} bytes of RAM are no multiple of {PAGE} from {LEAST} to {MOST}");
+            return Err(VmError::Request(text));
+        }
+
+        let failed = |error: &dyn std::fmt::Display| VmError::Memory(error.to_string());
+        let file = memfd_create(c"nicforge-ram", MFdFlags::MFD_CLOEXEC).map_err(|error| failed(&error))?;
+        let file = Arc::new(File::from(file));
+        file.set_len(size).map_err(|error| failed(&error))?;
+
+        let ranges = ranges(size);
+        let mappings = ranges.iter().map(|range| {
+            let offset = FileOffset::from_arc(file.clone(), range.file_offset);
+            (GuestAddress(range.address), range.size as usize, Some(offset))
+        });
+        let memory = GuestMemoryMmap::from_ranges_with_files(mappings).map_err(|error| failed(&error))?;
+        Ok(Self { file, memory, ranges })
+    }
+
+    /// Returns the ranges of guest addresses, in their order.
+    pub fn ranges(&self) -> &[RamRange] {
+        &self.ranges
+    }
+
+    /// Returns the file of all ranges.
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Returns the RAM as this process sees it.
+    pub fn memory(&self) -> &GuestMemoryMmap {
+        &self.memory
+    }
+
+    /// Makes the RAM appear in the guest.
+    pub(crate) fn map(&self, slots: &Slots) -> Result<(), VmError> {
+        for region in self.memory.iter() {
+            slots.map(region.start_addr().0, region.get_mmap(), Access::ReadWrite)?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns the ranges of RAM of a size: below the hole, and above 4 GiB.
+fn ranges(size: u64) -> Vec<RamRange> {
+    let low = RamRange { address: 0, size: size.min(HOLE), file_offset: 0 };
+    let high = RamRange { address: HIGH_RAM, size: size - low.size, file_offset: low.size };
+    [low, high].into_iter().filter(|range| range.size > 0).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ram_leaves_the_hole_free() {
+        assert_eq!(ranges(1 << 30), [RamRange { address: 0, size: 1 << 30, file_offset: 0 }]);
+        assert_eq!(
+            ranges(4 << 30),
+            [
+                RamRange { address: 0, size: HOLE, file_offset: 0 },
+                RamRange { address: HIGH_RAM, size: 1 << 30, file_offset: HOLE },
+            ]
+        );
+    }
+
+    #[test]
+    fn impossible_sizes_are_refused() {
+        for size in [0, 4095, LEAST + 1, MOST + PAGE] {
+            assert!(matches!(Ram::new(size), Err(VmError::Request(_))), "{size}");
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! The BARs of a plugged function: their registers, and what they decode.
+
+use std::{fs::File, ops::Range, sync::Arc};
+
+use nix::libc;
+use vm_memory::{FileOffset, MmapRegion};
+
+use crate::{
+    function::{Area, Bar, BarKind, FunctionError},
+    layout::{WINDOW_32, WINDOW_64, WINDOW_IO},
+    memory::PAGE,
+    slots::{Access, Slot, Slots},
+};
+
+/// Bits of the command register that enable the decoding of BARs.
+pub(crate) const COMMAND_IO: u16 = 1 << 0;
+pub(crate) const COMMAND_MEMORY: u16 = 1 << 1;
+
+/// Number of BAR registers.
+const REGISTERS: usize = 6;
+/// Least sizes of BARs.
+const LEAST_PORTS: u64 = 4;
+const LEAST_MEMORY: u64 = 16;
+
+/// The space in which a BAR has addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Space {
+    Memory,
+    Io,
+}
+
+/// The BARs of a function.
+pub(crate) struct Bars {
+    bars: Vec<PluggedBar>,
+}
+
+struct PluggedBar {
+    bar: Bar,
+    /// Bits 3 to 0 of the register, which describe the BAR.
+    flags: u32,
+    memory: Vec<MappedArea>,
+    /// The address in the register.
+    address: u64,
+    /// The address that is decoded now, if one is.
+    decoded: Option<u64>,
+    slots: Vec<Slot>,
+}
+
+/// An area that this process has mapped, so that KVM can.
+struct MappedArea {
+    offset: u64,
+    memory: Arc<MmapRegion>,
+    access: Access,
+}
+
+/// Addresses that a BAR decodes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Decoded {
+    pub(crate) space: Space,
+    pub(crate) addresses: Range<u64>,
+    pub(crate) bar: u8,
+}
+
+impl Bars {
+    /// Checks and maps the BARs of a function. `flags` are bits 3 to 0 of each BAR's register.
+    pub(crate) fn new(
+        bars: Vec<Bar>,
+        flags: impl Fn(u8) -> Result<u32, FunctionError>,
+    ) -> Result<Self, FunctionError> {
+        let mut used = [false; REGISTERS];
+        let mut plugged = Vec::new();
+
+        for bar in bars {
+            check(&bar)?;
+            for register in registers(&bar) {
+                match used.get_mut(register) {
+                    Some(used) if !*used => *used = true,
+                    _ => return Err(malformed(&bar, "shares a register with another BAR")),
+                }
+            }
+
+            let memory = bar.areas.iter().map(MappedArea::new).collect::<Result<_, _>>()?;
+            let flags = flags(bar.index)?;
+            plugged.push(PluggedBar { bar, flags, memory, address: 0, decoded: None, slots: Vec::new() });
+        }
+        Ok(Self { bars: plugged })
+    }
+
+    /// Returns BAR register number `register`.
+    pub(crate) fn register(&self, register: usize) -> u32 {
+        let found = self.bars.iter().find(|plugged| registers(&plugged.bar).contains(&register));
+        match found {
+            Some(plugged) if usize::from(plugged.bar.index) == register => {
+                plugged.address as u32 | plugged.flags
+            }
+            Some(plugged) => (plugged.address >> 32) as u32,
+            None => 0,
+        }
+    }
+
+    /// Writes BAR register number `register`. The bits below the BAR's size are zero.
+    pub(crate) fn set_register(&mut self, register: usize, value: u32) {
+        let found = self.bars.iter_mut().find(|plugged| registers(&plugged.bar).contains(&register));
+        let Some(plugged) = found else { return };
+
+        let (low, high) = (plugged.address & 0xffff_ffff, plugged.address & !0xffff_ffff);
+        let address = match usize::from(plugged.bar.index) == register {
+            true => high | u64::from(value),
+            false => u64::from(value) << 32 | low,
+        };
+        plugged.address = address & !(plugged.bar.size - 1);
+    }
+
+    /// Decodes what the registers and the command register say. Returns whether that has changed.
+    pub(crate) fn decode(&mut self, command: u16, slots: &Slots) -> bool {
+        let mut changed = false;
+        for plugged in &mut self.bars {
+            let wanted = plugged.wanted(command);
+            if wanted != plugged.decoded {
+                plugged.slots.drain(..).for_each(|slot| slots.unmap(slot));
+                plugged.decoded = wanted;
+                plugged.map(slots);
+                changed = true;
+            }
+        }
+        changed
+    }
+
+    /// Returns the addresses that are decoded.
+    pub(crate) fn decoded(&self) -> impl Iterator<Item = Decoded> {
+        self.bars.iter().filter_map(|plugged| {
+            let start = plugged.decoded?;
+            let addresses = start..start + plugged.bar.size;
+            Some(Decoded { space: space(&plugged.bar), addresses, bar: plugged.bar.index })
+        })
+    }
+}
+
+impl PluggedBar {
+    /// Returns the address to decode: that of the register, if it is enabled and in a window.
+    fn wanted(&self, command: u16) -> Option<u64> {
+        let (enable, windows) = match self.bar.kind {
+            BarKind::Io => (COMMAND_IO, [WINDOW_IO, 0..0]),
+            BarKind::Memory32 => (COMMAND_MEMORY, [WINDOW_32, 0..0]),
+            BarKind::Memory64 => (COMMAND_MEMORY, [WINDOW_32, WINDOW_64]),
+        };
+
+        let end = self.address.checked_add(self.bar.size)?;
+        let in_window = windows.iter().any(|window| self.address >= window.start && end <= window.end);
+        (command & enable != 0 && in_window).then_some(self.address)
+    }
+
+    /// Makes the areas memory in the guest. One that KVM refuses, because another BAR has its
+    /// addresses, stays an exit.
+    fn map(&mut self, slots: &Slots) {
+        let Some(address) = self.decoded else { return };
+        for area in &self.memory {
+            match slots.map(address + area.offset, area.memory.clone(), area.access) {
+                Ok(slot) => self.slots.push(slot),
+                Err(error) => tracing::warn!(%error, bar = self.bar.index, "an area is not mapped"),
+            }
+        }
+    }
+}
+
+impl MappedArea {
+    fn new(area: &Area) -> Result<Self, FunctionError> {
+        let access = if area.writable { Access::ReadWrite } else { Access::ReadOnly };
+        let protection = match access {
+            Access::ReadOnly => libc::PROT_READ,
+            Access::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+        };
+
+        let file = FileOffset::from_arc(Arc::<File>::clone(&area.file), area.file_offset);
+        let memory = MmapRegion::build(Some(file), area.size as usize, protection, libc::MAP_SHARED)
+            .map_err(|error| FunctionError::Map(error.to_string()))?;
+        Ok(Self { offset: area.offset, memory: Arc::new(memory), access })
+    }
+}
+
+/// Returns the numbers of a BAR's registers.
+fn registers(bar: &Bar) -> Range<usize> {
+    let index = usize::from(bar.index);
+    let count = if bar.kind == BarKind::Memory64 { 2 } else { 1 };
+    index..index + count
+}
+
+fn space(bar: &Bar) -> Space {
+    if bar.kind == BarKind::Io { Space::Io } else { Space::Memory }
+}
+
+/// Checks what a function says of a BAR.
+fn check(bar: &Bar) -> Result<(), FunctionError> {
+    let (least, most) = match bar.kind {
+        BarKind::Io => (LEAST_PORTS, 1 << 12),
+        BarKind::Memory32 => (LEAST_MEMORY, 1 << 31),
+        BarKind::Memory64 => (LEAST_MEMORY, 1 << 40),
+    };
+    if !bar.size.is_power_of_two() || !(least..=most).contains(&bar.size) {
+        return Err(malformed(bar, &format!("has {} bytes", bar.size)));
+    }
+
+    let mut areas: Vec<_> = bar.areas.iter().collect();
+    areas.sort_by_key(|area| area.offset);
+    let mut free = 0;
+    for area in areas {
+        let aligned = [area.offset, area.size, area.file_offset].iter().all(|value| value % PAGE == 0);
+        let end = area.offset.checked_add(area.size).filter(|end| *end <= bar.size);
+        match end {
+            Some(end) if aligned && area.offset >= free && area.size > 0 => free = end,
+            _ => return Err(malformed(bar, &format!("has an area at {:#x}", area.offset))),
+        }
+    }
+    Ok(())
+}
+
+fn malformed(bar: &Bar, problem: &str) -> FunctionError {
+    FunctionError::Malformed(format!("BAR {} {problem}", bar.index))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bar(index: u8, kind: BarKind, size: u64) -> Bar {
+        Bar { index, kind, size, areas: Vec::new() }
+    }
+
+    fn bars(bars: Vec<Bar>) -> Result<Bars, FunctionError> {
+        Bars::new(bars, |_| Ok(4))
+    }
+
+    #[test]
+    fn all_ones_read_back_as_the_size() {
+        let mut bars =
+            bars(vec![bar(0, BarKind::Memory64, 1 << 16), bar(2, BarKind::Memory32, 4096)]).unwrap();
+        for register in 0..6 {
+            bars.set_register(register, u32::MAX);
+        }
+        let values: Vec<_> = (0..6).map(|register| bars.register(register)).collect();
+        assert_eq!(values, [0xffff_0004, 0xffff_ffff, 0xffff_f004, 0, 0, 0]);
+    }
+
+    #[test]
+    fn bars_outside_the_windows_are_not_decoded() {
+        let mut bars = bars(vec![bar(0, BarKind::Memory32, 4096)]).unwrap();
+        let mut wanted = |address: u64, command| {
+            bars.set_register(0, address as u32);
+            bars.bars[0].wanted(command)
+        };
+
+        assert_eq!(wanted(WINDOW_32.start, COMMAND_MEMORY), Some(WINDOW_32.start));
+        assert_eq!(wanted(WINDOW_32.start, COMMAND_IO), None);
+        assert_eq!(wanted(WINDOW_32.end - 4096, COMMAND_MEMORY), Some(WINDOW_32.end - 4096));
+        assert_eq!(wanted(WINDOW_32.end, COMMAND_MEMORY), None);
+        assert_eq!(wanted(0, COMMAND_MEMORY), None);
+    }
+
+    #[test]
+    fn functions_that_make_no_sense_are_refused() {
+        let file = || Arc::new(tempfile::tempfile().unwrap());
+        let area = |offset, size| Area { offset, size, file: file(), file_offset: 0, writable: true };
+        let with = |areas| Bar { areas, ..bar(0, BarKind::Memory32, 8192) };
+
+        for bad in [
+            vec![bar(0, BarKind::Memory32, 4095)],
+            vec![bar(5, BarKind::Memory64, 4096)],
+            vec![bar(0, BarKind::Memory64, 4096), bar(1, BarKind::Memory32, 4096)],
+            vec![with(vec![area(4096, 8192)])],
+            vec![with(vec![area(0, 8192), area(4096, 4096)])],
+            vec![with(vec![area(100, 4096)])],
+            vec![with(vec![area(u64::MAX - 4095, 4096)])],
+        ] {
+            assert!(matches!(bars(bad.clone()), Err(FunctionError::Malformed(_))), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! The PCI Express bus: configuration space, and the addresses that BARs decode.
+
+mod bars;
+mod msix;
+
+use std::{
+    ops::Range,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
+};
+
+use crate::{
+    error::VmError,
+    function::{Function, FunctionError},
+    interrupts::Interrupts,
+    slots::Slots,
+};
+pub(crate) use bars::Space;
+use bars::{Bars, Decoded};
+use msix::{Location, Msix};
+
+/// Number of slots of the bus. Each has one function.
+const SLOTS: usize = 32;
+/// Size of a function's configuration space in the ECAM.
+const CONFIG_SIZE: u64 = 4096;
+/// Number of functions that a slot can have.
+const FUNCTIONS: u64 = 8;
+
+/// Registers of the configuration space.
+const COMMAND: u16 = 0x04;
+const BARS: Range<u16> = 0x10..0x28;
+const ROM: u16 = 0x30;
+const INTERRUPT_PIN: u16 = 0x3d;
+
+/// The bus.
+pub(crate) struct PciBus {
+    memory: Arc<Slots>,
+    interrupts: Arc<Interrupts>,
+    slots: [Option<Plugged>; SLOTS],
+    /// What all functions decode. It changes with the guest's writes to configuration spaces.
+    windows: RwLock<Vec<(usize, Decoded)>>,
+}
+
+/// A function in a slot.
+struct Plugged {
+    function: Arc<dyn Function>,
+    msix: Option<Location>,
+    state: Mutex<State>,
+}
+
+/// What the guest has set in a function's configuration space.
+struct State {
+    command: u16,
+    bars: Bars,
+    msix: Option<Msix>,
+}
+
+impl PciBus {
+    pub(crate) fn new(memory: Arc<Slots>, interrupts: Arc<Interrupts>) -> Self {
+        Self { memory, interrupts, slots: Default::default(), windows: RwLock::default() }
+    }
+
+    /// Puts a function into a slot.
+    pub(crate) fn plug(&mut self, slot: u8, function: Arc<dyn Function>) -> Result<(), VmError> {
+        let place = self.slots.get_mut(usize::from(slot)).filter(|place| place.is_none());
+        let place = place.ok_or_else(|| VmError::Request(format!("slot {slot} is not free")))?;
+
+        let plugged = Plugged::new(function, &self.interrupts);
+        *place = Some(plugged.map_err(|error| VmError::Function { slot, error })?);
+        Ok(())
+    }
+
+    /// Reads from the ECAM, at an offset from its start. Functions that do not exist read as ones.
+    pub(crate) fn config_read(&self, offset: u64, data: &mut [u8]) {
+        data.fill(0xff);
+        if let Some((plugged, _, register)) = self.find_register(offset, data.len()) {
+            plugged.config_read(register, data);
+        }
+    }
+
+    /// Writes to the ECAM, at an offset from its start.
+    pub(crate) fn config_write(&self, offset: u64, data: &[u8]) {
+        let Some((plugged, slot, register)) = self.find_register(offset, data.len()) else { return };
+        let state = plugged.config_write(register, data, &self.memory);
+
+        // The lock on the function's state orders these changes with those of other processors.
+        if let Some(state) = state {
+            let mut windows = self.windows.write().unwrap_or_else(PoisonError::into_inner);
+            windows.retain(|(owner, _)| *owner != slot);
+            windows.extend(state.bars.decoded().map(|decoded| (slot, decoded)));
+        }
+    }
+
+    /// Reads at an address that is no memory. Addresses that nothing decodes read as ones.
+    pub(crate) fn read(&self, space: Space, address: u64, data: &mut [u8]) {
+        data.fill(0xff);
+        if let Some((plugged, bar, offset)) = self.find(space, address, data.len()) {
+            plugged.read(bar, offset, data);
+        }
+    }
+
+    /// Writes at an address that is no memory.
+    pub(crate) fn write(&self, space: Space, address: u64, data: &[u8]) {
+        if let Some((plugged, bar, offset)) = self.find(space, address, data.len()) {
+            plugged.write(bar, offset, data);
+        }
+    }
+
+    /// Returns the function, the slot and the register of an access to the ECAM.
+    fn find_register(&self, offset: u64, length: usize) -> Option<(&Plugged, usize, u16)> {
+        let (function, register) = (offset / CONFIG_SIZE, offset % CONFIG_SIZE);
+        let natural = matches!(length, 1 | 2 | 4) && register.is_multiple_of(length as u64);
+        if !natural || function % FUNCTIONS != 0 {
+            return None;
+        }
+
+        let slot = (function / FUNCTIONS) as usize;
+        let plugged = self.slots.get(slot)?.as_ref()?;
+        Some((plugged, slot, register as u16))
+    }
+
+    /// Returns the function, the BAR and the offset of an address.
+    fn find(&self, space: Space, address: u64, length: usize) -> Option<(&Plugged, u8, u64)> {
+        let windows = self.windows.read().unwrap_or_else(PoisonError::into_inner);
+        let (slot, decoded) = windows
+            .iter()
+            .find(|(_, decoded)| decoded.space == space && decoded.addresses.contains(&address))?;
+
+        let fits = decoded.addresses.end - address >= length as u64;
+        let plugged = self.slots[*slot].as_ref().filter(|_| fits)?;
+        Some((plugged, decoded.bar, address - decoded.addresses.start))
+    }
+}
+
+impl Plugged {
+    fn new(function: Arc<dyn Function>, interrupts: &Arc<Interrupts>) -> Result<Self, FunctionError> {
+        let flags = |bar: u8| {
+            let mut register = [0; 4];
+            function.config_read(BARS.start + 4 * u16::from(bar), &mut register)?;
+            Ok(u32::from(register[0] & if register[0] & 1 != 0 { 3 } else { 15 }))
+        };
+        let bars = Bars::new(function.bars(), flags)?;
+
+        let msix = Location::find(&*function)?;
+        let state = State {
+            command: 0,
+            bars,
+            msix: msix.clone().map(|found| Msix::new(function.clone(), interrupts.clone(), found)),
+        };
+        Ok(Self { function, msix, state: Mutex::new(state) })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn config_read(&self, register: u16, data: &mut [u8]) {
+        if BARS.contains(&register) {
+            let value = self.state().bars.register(usize::from(register - BARS.start) / 4);
+            let bytes = value.to_le_bytes();
+            let at = usize::from(register % 4);
+            return data.copy_from_slice(&bytes[at..at + data.len()]);
+        }
+
+        if let Err(error) = self.function.config_read(register, data) {
+            tracing::warn!(%error, register, "a read of the configuration space");
+            data.fill(0xff);
+        }
+        for (at, byte) in (register..).zip(data) {
+            // There are no expansion ROMs and no interrupt lines.
+            if (ROM..ROM + 4).contains(&at) || at == INTERRUPT_PIN {
+                *byte = 0;
+            }
+        }
+    }
+
+    /// Writes a register. Returns the locked state if the decoded addresses have changed.
+    fn config_write(&self, register: u16, data: &[u8], memory: &Slots) -> Option<MutexGuard<'_, State>> {
+        let mut state = self.state();
+        if let Err(error) = self.function.config_write(register, data) {
+            tracing::warn!(%error, register, "a write to the configuration space");
+        }
+
+        if BARS.contains(&register) {
+            let number = usize::from(register - BARS.start) / 4;
+            let mut bytes = state.bars.register(number).to_le_bytes();
+            let at = usize::from(register % 4);
+            bytes[at..at + data.len()].copy_from_slice(data);
+            state.bars.set_register(number, u32::from_le_bytes(bytes));
+        }
+
+        state.command = merged(state.command, COMMAND, register, data);
+        if let (Some(location), Some(msix)) = (&self.msix, state.msix.as_mut()) {
+            let written = register..register + data.len() as u16;
+            if written.contains(&(location.control + 1)) {
+                msix.set_control(merged(0, location.control, register, data));
+            }
+        }
+
+        let command = state.command;
+        state.bars.decode(command, memory).then_some(state)
+    }
+
+    fn read(&self, bar: u8, offset: u64, data: &mut [u8]) {
+        let table = self.msix.as_ref().filter(|location| location.contains(bar, offset));
+        if let (Some(location), Some(msix)) = (table, &self.state().msix) {
+            return msix.read_table(offset - location.table.start, data);
+        }
+
+        if let Err(error) = self.function.bar_read(bar, offset, data) {
+            tracing::debug!(%error, bar, offset, "a read");
+            data.fill(0xff);
+        }
+    }
+
+    fn write(&self, bar: u8, offset: u64, data: &[u8]) {
+        let table = self.msix.as_ref().filter(|location| location.contains(bar, offset));
+        if let (Some(location), Some(msix)) = (table, &mut self.state().msix) {
+            return msix.write_table(offset - location.table.start, data);
+        }
+
+        if let Err(error) = self.function.bar_write(bar, offset, data) {
+            tracing::debug!(%error, bar, offset, "a write");
+        }
+    }
+}
+
+/// Returns a register of 16 bits after a write of `data` at `written`.
+fn merged(value: u16, register: u16, written: u16, data: &[u8]) -> u16 {
+    let mut bytes = value.to_le_bytes();
+    for (at, byte) in (written..).zip(data) {
+        if let Some(place) = at.checked_sub(register).and_then(|index| bytes.get_mut(usize::from(index))) {
+            *place = *byte;
+        }
+    }
+    u16::from_le_bytes(bytes)
+}

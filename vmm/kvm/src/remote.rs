@@ -1,0 +1,143 @@
+//! A function of a served machine: the client of a vfio-user server.
+
+use std::{
+    fs::File,
+    os::fd::BorrowedFd,
+    path::Path,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use nicforge_vfio_user::{
+    Client, ClientConfig, DMA_FLAG_READ, DMA_FLAG_WRITE, DmaMap, Errno, GuestMemory, IrqAction, IrqPayload,
+    PCI_CONFIG_REGION, PCI_MSIX_IRQ, PCI_ROM_REGION, REGION_FLAG_WRITE, RegionInfo,
+};
+use vm_memory::{Bytes, GuestAddress};
+
+use crate::{
+    function::{Area, Bar, BarKind, Function, FunctionError},
+    memory::Ram,
+};
+
+/// Registers of the BARs in the configuration space.
+const BARS: u16 = 0x10;
+
+/// A function of a served machine. It is the function's only client.
+pub struct RemoteFunction {
+    client: Client,
+    bars: Vec<Bar>,
+    memory: Arc<MessageMemory>,
+}
+
+impl RemoteFunction {
+    /// Connects to the socket of an attachment. `timeout` bounds each call.
+    ///
+    /// # Errors
+    /// [`FunctionError`]
+    pub fn connect(socket: impl AsRef<Path>, timeout: Duration) -> Result<Self, FunctionError> {
+        let memory = Arc::new(MessageMemory::default());
+        let config = ClientConfig { timeout, memory: Some(memory.clone()), ..ClientConfig::default() };
+        let client = Client::connect_with(socket, config)?;
+        let bars = read_bars(&client)?;
+        Ok(Self { client, bars, memory })
+    }
+}
+
+impl Function for RemoteFunction {
+    fn bars(&self) -> Vec<Bar> {
+        self.bars.clone()
+    }
+
+    fn config_read(&self, offset: u16, data: &mut [u8]) -> Result<(), FunctionError> {
+        Ok(self.client.region_read(PCI_CONFIG_REGION, offset.into(), data)?)
+    }
+
+    fn config_write(&self, offset: u16, data: &[u8]) -> Result<(), FunctionError> {
+        Ok(self.client.region_write(PCI_CONFIG_REGION, offset.into(), data, false)?)
+    }
+
+    fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) -> Result<(), FunctionError> {
+        Ok(self.client.region_read(bar.into(), offset, data)?)
+    }
+
+    fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) -> Result<(), FunctionError> {
+        Ok(self.client.region_write(bar.into(), offset, data, false)?)
+    }
+
+    fn bind_vector(&self, vector: u16, event: BorrowedFd<'_>) -> Result<(), FunctionError> {
+        let events = [Some(event)];
+        let payload = IrqPayload::EventFd(&events);
+        Ok(self.client.set_irqs(PCI_MSIX_IRQ, vector.into(), IrqAction::Trigger, payload)?)
+    }
+
+    fn release_vectors(&self) -> Result<(), FunctionError> {
+        Ok(self.client.irq_disable(PCI_MSIX_IRQ)?)
+    }
+
+    fn map_ram(&self, ram: &Ram) -> Result<(), FunctionError> {
+        // The server may reach by messages what its limits do not let it map.
+        self.memory.0.get_or_init(|| ram.clone());
+
+        for range in ram.ranges() {
+            let map = DmaMap {
+                flags: DMA_FLAG_READ | DMA_FLAG_WRITE,
+                offset: range.file_offset,
+                address: range.address,
+                size: range.size,
+            };
+            self.client.dma_map(map, Some(ram.file()))?;
+        }
+        Ok(())
+    }
+}
+
+/// RAM that the server reaches by messages.
+#[derive(Default)]
+struct MessageMemory(OnceLock<Ram>);
+
+impl GuestMemory for MessageMemory {
+    fn read(&self, address: u64, data: &mut [u8]) -> Result<(), Errno> {
+        let ram = self.0.get().ok_or(Errno::EFAULT)?;
+        ram.memory().read_slice(data, GuestAddress(address)).map_err(|_| Errno::EFAULT)
+    }
+
+    fn write(&self, address: u64, data: &[u8]) -> Result<(), Errno> {
+        let ram = self.0.get().ok_or(Errno::EFAULT)?;
+        ram.memory().write_slice(data, GuestAddress(address)).map_err(|_| Errno::EFAULT)
+    }
+}
+
+/// Reads the BARs' sizes from the regions, and their kinds from the configuration space.
+fn read_bars(client: &Client) -> Result<Vec<Bar>, FunctionError> {
+    let mut bars: Vec<Bar> = Vec::new();
+    for index in 0..PCI_ROM_REGION {
+        let info = client.region_info(index)?;
+        if info.size == 0 {
+            continue;
+        }
+
+        let mut register = [0; 4];
+        client.region_read(PCI_CONFIG_REGION, u64::from(BARS) + 4 * u64::from(index), &mut register)?;
+        let kind = match register[0] & 7 {
+            low if low & 1 != 0 => BarKind::Io,
+            4 => BarKind::Memory64,
+            _ => BarKind::Memory32,
+        };
+        let size = info.size;
+        bars.push(Bar { index: index as u8, kind, size, areas: areas(info) });
+    }
+    Ok(bars)
+}
+
+/// Returns the parts of a region that can be mapped.
+fn areas(mut info: RegionInfo) -> Vec<Area> {
+    let mappable = info.mappable();
+    let Some(file) = info.fd.take().map(|fd| Arc::new(File::from(fd))) else { return Vec::new() };
+    let writable = info.flags & REGION_FLAG_WRITE != 0;
+
+    let area = |offset: u64, size: u64| {
+        let file_offset = info.offset.checked_add(offset)?;
+        Some(Area { offset, size, file: file.clone(), file_offset, writable })
+    };
+    mappable.iter().filter_map(|found| area(found.offset, found.size)).collect()
+}

@@ -1,0 +1,81 @@
+//! A serial port: a 16550A, and a queue of input that does not fit into its FIFO yet.
+
+use std::{
+    collections::VecDeque,
+    io::Write,
+    sync::{Mutex, PoisonError},
+};
+
+use vm_superio::{Serial, serial::NoEvents};
+
+use crate::{error::VmError, event::Event, interrupts::Interrupts};
+
+/// Most bytes of input that wait for the guest.
+const MOST_INPUT: usize = 1 << 16;
+
+/// Where the output of a port goes. It must not block for long, because the guest waits.
+pub(crate) type Output = Box<dyn Write + Send>;
+
+/// A serial port.
+pub(crate) struct SerialPort(Mutex<State>);
+
+struct State {
+    uart: Serial<Event, NoEvents, Output>,
+    input: VecDeque<u8>,
+}
+
+impl SerialPort {
+    /// Makes a port with an interrupt.
+    pub(crate) fn new(interrupts: &Interrupts, pin: u32) -> Result<Self, VmError> {
+        let event = Event::new()?;
+        interrupts.connect_pin(&event, pin)?;
+        let uart = Serial::new(event, Box::new(std::io::sink()) as Output);
+        Ok(Self(Mutex::new(State { uart, input: VecDeque::new() })))
+    }
+
+    /// Sets where the output goes from now on.
+    pub(crate) fn set_output(&self, output: Output) {
+        *self.lock().uart.writer_mut() = output;
+    }
+
+    /// Queues input for the guest. Returns the number of bytes that were taken.
+    pub(crate) fn send(&self, bytes: &[u8]) -> usize {
+        let mut state = self.lock();
+        let taken = bytes.len().min(MOST_INPUT - state.input.len());
+        state.input.extend(&bytes[..taken]);
+        state.fill();
+        taken
+    }
+
+    pub(crate) fn read(&self, register: u8) -> u8 {
+        let mut state = self.lock();
+        let value = state.uart.read(register);
+        state.fill();
+        value
+    }
+
+    pub(crate) fn write(&self, register: u8, value: u8) {
+        let mut state = self.lock();
+        // A port without a reader loses its output, as a line without a terminal does.
+        if let Err(error) = state.uart.write(register, value) {
+            tracing::debug!(%error, "a serial port");
+        }
+        state.fill();
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Moves input to the FIFO as far as it has room. A FIFO in loop-back mode takes none.
+    fn fill(&mut self) {
+        while self.uart.fifo_capacity() > 0 && !self.input.is_empty() {
+            match self.uart.enqueue_raw_bytes(self.input.as_slices().0) {
+                Ok(taken @ 1..) => drop(self.input.drain(..taken)),
+                Ok(0) | Err(_) => return,
+            }
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! The thread of a processor.
+
+use std::{
+    io,
+    sync::{Arc, Once},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use kvm_ioctls::{VcpuExit, VcpuFd};
+use nix::libc::{EAGAIN, EINTR, c_int, c_void, siginfo_t};
+use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
+
+use crate::{error::VmError, exits::count, ports::Devices, power::End};
+
+/// Time between two signals to a thread that has not ended yet.
+const KICK_INTERVAL: Duration = Duration::from_millis(1);
+
+/// The thread of a processor. It ends when the machine does and [`Self::join`] is called.
+pub(crate) struct Vcpu(JoinHandle<()>);
+
+impl Vcpu {
+    /// Starts a processor.
+    pub(crate) fn start(vcpu: VcpuFd, number: u8, devices: Arc<Devices>) -> Result<Self, VmError> {
+        static HANDLER: Once = Once::new();
+        HANDLER.call_once(|| {
+            if let Err(error) = register_signal_handler(SIGRTMIN(), on_kick) {
+                tracing::error!(%error, "processors cannot be stopped");
+            }
+        });
+
+        let builder = thread::Builder::new().name(format!("processor {number}"));
+        let thread = builder.spawn(move || run(vcpu, number, &devices));
+        thread.map(Self).map_err(VmError::system("a processor's thread"))
+    }
+
+    /// Waits for the thread of a machine that has ended.
+    pub(crate) fn join(self) {
+        // A signal that comes before the thread enters the guest has no effect, so there are more.
+        while !self.0.is_finished() {
+            if let Err(error) = self.0.kill(SIGRTMIN()) {
+                tracing::warn!(%error, "a signal to a processor");
+            }
+            thread::sleep(KICK_INTERVAL);
+        }
+
+        if self.0.join().is_err() {
+            tracing::error!("the thread of a processor panicked");
+        }
+    }
+}
+
+/// The signal's only effect is to end a call of KVM.
+extern "C" fn on_kick(_: c_int, _: *mut siginfo_t, _: *mut c_void) {}
+
+/// Runs a processor until the machine ends.
+fn run(mut vcpu: VcpuFd, number: u8, devices: &Devices) {
+    while devices.power.ended().is_none() {
+        match vcpu.run() {
+            Ok(exit) => {
+                if let Err(reason) = answer(exit, devices) {
+                    let registers = registers(&vcpu);
+                    devices.power.end(End::Failed(format!("processor {number}: {reason}; {registers}")));
+                }
+            }
+            Err(error) if matches!(error.errno(), EINTR | EAGAIN) => count(&devices.exits.other),
+            Err(error) => {
+                let error = io::Error::from_raw_os_error(error.errno());
+                devices.power.end(End::Failed(format!("processor {number}: KVM_RUN: {error}")));
+            }
+        }
+    }
+}
+
+/// Answers an exit, or returns why the processor cannot go on.
+fn answer(exit: VcpuExit<'_>, devices: &Devices) -> Result<(), String> {
+    match exit {
+        VcpuExit::MmioRead(address, data) => devices.memory_read(address, data),
+        VcpuExit::MmioWrite(address, data) => devices.memory_write(address, data),
+        VcpuExit::IoIn(port, data) => devices.port_read(port, data),
+        VcpuExit::IoOut(port, data) => devices.port_write(port, data),
+        VcpuExit::Intr | VcpuExit::IrqWindowOpen | VcpuExit::Hlt => count(&devices.exits.other),
+        VcpuExit::Shutdown => return Err("a triple fault".into()),
+        exit => return Err(format!("{exit:?}")),
+    }
+    Ok(())
+}
+
+/// Returns the registers that say where a processor failed.
+fn registers(vcpu: &VcpuFd) -> String {
+    match (vcpu.get_regs(), vcpu.get_sregs()) {
+        (Ok(general), Ok(special)) => format!(
+            "rip {:#x}, rsp {:#x}, cr0 {:#x}, cr2 {:#x}, cr3 {:#x}",
+            general.rip, general.rsp, special.cr0, special.cr2, special.cr3
+        ),
+        _ => "its registers are unknown".into(),
+    }
+}

@@ -1,0 +1,199 @@
+//! A virtual machine: configuration, making, running, and its end.
+
+use std::{io::Write, path::PathBuf, sync::Arc, time::Duration};
+
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
+
+pub use crate::power::End;
+use crate::{
+    boot::{self, Software},
+    error::VmError,
+    exits::Exits,
+    function::Function,
+    interrupts::Interrupts,
+    layout::{IDENTITY_MAP, SERIAL, TSS},
+    memory::Ram,
+    pci::PciBus,
+    ports::Devices,
+    processor,
+    slots::Slots,
+    vcpu::Vcpu,
+};
+
+/// Most processors of a machine.
+const MOST_PROCESSORS: u8 = 64;
+
+/// The configuration of a virtual machine.
+#[derive(Clone, Debug)]
+pub struct VmConfig {
+    software: Software,
+    memory: u64,
+    processors: u8,
+}
+
+impl VmConfig {
+    /// Returns a machine with one processor and 256 MiB of RAM, which starts an unpacked kernel
+    /// (`vmlinux`) by its PVH entry.
+    pub fn new(kernel: impl Into<PathBuf>) -> Self {
+        let software = Software { kernel: kernel.into(), initrd: None, command_line: String::new() };
+        Self { software, memory: 256 << 20, processors: 1 }
+    }
+
+    /// Sets the initramfs.
+    pub fn initrd(mut self, path: impl Into<PathBuf>) -> Self {
+        self.software.initrd = Some(path.into());
+        self
+    }
+
+    /// Sets the kernel's command line.
+    pub fn command_line(mut self, text: impl Into<String>) -> Self {
+        self.software.command_line = text.into();
+        self
+    }
+
+    /// Sets the size of the RAM in bytes, a multiple of 4096.
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.memory = bytes;
+        self
+    }
+
+    /// Sets the number of processors, from 1 to 64.
+    pub fn processors(mut self, number: u8) -> Self {
+        self.processors = number;
+        self
+    }
+}
+
+/// A virtual machine that has not started.
+pub struct Vm {
+    kvm: Kvm,
+    vm: Arc<VmFd>,
+    config: VmConfig,
+    ram: Ram,
+    processors: Vec<VcpuFd>,
+    devices: Devices,
+}
+
+impl Vm {
+    /// Makes a machine without functions.
+    ///
+    /// # Errors
+    /// [`VmError::NoKvm`], [`VmError::Kvm`], [`VmError::Memory`], [`VmError::Request`].
+    pub fn new(config: &VmConfig) -> Result<Self, VmError> {
+        if !(1..=MOST_PROCESSORS).contains(&config.processors) {
+            let text = format!("{} processors: a machine has 1 to {MOST_PROCESSORS}", config.processors);
+            return Err(VmError::Request(text));
+        }
+
+        let kvm = Kvm::new().map_err(VmError::NoKvm)?;
+        let vm = Arc::new(kvm.create_vm().map_err(VmError::kvm("a virtual machine"))?);
+        vm.set_identity_map_address(IDENTITY_MAP).map_err(VmError::kvm("the identity map"))?;
+        vm.set_tss_address(TSS).map_err(VmError::kvm("the task state"))?;
+
+        let slots = Arc::new(Slots::new(vm.clone()));
+        let ram = Ram::new(config.memory)?;
+        ram.map(&slots)?;
+
+        // KVM wants its interrupt controllers before the processors.
+        let interrupts = Arc::new(Interrupts::new(vm.clone())?);
+        let processors = (0..config.processors)
+            .map(|number| vm.create_vcpu(number.into()).map_err(VmError::kvm("a processor")))
+            .collect::<Result<_, _>>()?;
+
+        let devices = Devices::new(PciBus::new(slots, interrupts.clone()), &interrupts)?;
+        Ok(Self { kvm, vm, config: config.clone(), ram, processors, devices })
+    }
+
+    /// Sends the output of a serial port, 0 or 1, to a writer. The guest waits for each write.
+    ///
+    /// # Errors
+    /// [`VmError::Request`] when there is no such port.
+    pub fn serial(&mut self, port: usize, output: Box<dyn Write + Send>) -> Result<(), VmError> {
+        let count = SERIAL.len();
+        let port = self.devices.serial.get(port);
+        let port = port.ok_or_else(|| VmError::Request(format!("a machine has {count} serial ports")))?;
+        port.set_output(output);
+        Ok(())
+    }
+
+    /// Puts a function into a slot of the bus, 0 to 31, and gives it the RAM for DMA.
+    ///
+    /// # Errors
+    /// [`VmError::Request`] when the slot is not free, [`VmError::Function`].
+    pub fn plug(&mut self, slot: u8, function: Arc<dyn Function>) -> Result<(), VmError> {
+        let mapped = function.map_ram(&self.ram);
+        mapped.map_err(|error| VmError::Function { slot, error })?;
+        self.devices.bus.plug(slot, function)
+    }
+
+    /// Returns the RAM.
+    pub fn ram(&self) -> &Ram {
+        &self.ram
+    }
+
+    /// Loads the kernel and starts the processors.
+    ///
+    /// # Errors
+    /// [`VmError`]
+    pub fn start(self) -> Result<Running, VmError> {
+        let Self { kvm, vm, config, ram, processors, devices } = self;
+        let entry = boot::load(&ram, &config.software, config.processors)?;
+        for (number, vcpu) in (0..).zip(&processors) {
+            processor::set_features(&kvm, vcpu, number)?;
+        }
+        if let Some(first) = processors.first() {
+            processor::set_entry(first, entry.address, entry.start_info)?;
+        }
+
+        let mut running = Running { vcpus: Vec::new(), devices: Arc::new(devices), _ram: ram, _vm: vm };
+        for (number, vcpu) in (0..).zip(processors) {
+            let vcpu = Vcpu::start(vcpu, number, running.devices.clone())?;
+            running.vcpus.push(vcpu);
+        }
+        Ok(running)
+    }
+}
+
+/// A running machine. It is stopped on drop.
+pub struct Running {
+    // Fields drop in this order: the processors are gone before their memory.
+    vcpus: Vec<Vcpu>,
+    devices: Arc<Devices>,
+    _ram: Ram,
+    _vm: Arc<VmFd>,
+}
+
+impl Running {
+    /// Waits for the machine's end, at most for `limit`. `None` is a machine that still runs.
+    pub fn wait(&self, limit: Duration) -> Option<End> {
+        self.devices.power.wait(limit)
+    }
+
+    /// Sends bytes to a serial port, 0 or 1. Returns the number of bytes that were taken: fewer
+    /// than all when the guest does not read.
+    pub fn send(&self, port: usize, bytes: &[u8]) -> usize {
+        self.devices.serial.get(port).map_or(0, |port| port.send(bytes))
+    }
+
+    /// Returns the number of exits so far.
+    pub fn exits(&self) -> Exits {
+        self.devices.exits.read()
+    }
+
+    /// Stops the machine, and waits for its processors. Returns why it ended.
+    pub fn stop(mut self) -> End {
+        self.shut_down();
+        self.devices.power.ended().unwrap_or(End::Stopped)
+    }
+
+    fn shut_down(&mut self) {
+        self.devices.power.end(End::Stopped);
+        self.vcpus.drain(..).for_each(Vcpu::join);
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.shut_down();
+    }
+}

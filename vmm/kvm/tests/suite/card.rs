@@ -1,0 +1,144 @@
+//! A PCI function for tests, in this process: a BAR with memory, a mirror, registers and MSI-X.
+
+use std::{
+    fs::File,
+    io::Write as _,
+    os::{
+        fd::{BorrowedFd, OwnedFd},
+        unix::fs::FileExt,
+    },
+    sync::{Arc, Mutex},
+};
+
+use nicforge_kvm::{Area, Bar, BarKind, Function, FunctionError, Ram};
+
+/// Offsets in BAR 0: memory, memory that the guest only reads, registers, and the MSI-X table.
+pub(crate) const MEMORY: u32 = 0;
+pub(crate) const MIRROR: u32 = 0x1000;
+pub(crate) const REGISTERS: u32 = 0x2000;
+pub(crate) const TABLE: u32 = 0x3000;
+/// Size of BAR 0.
+pub(crate) const SIZE: u32 = 0x4000;
+/// A write to this register raises an interrupt on vector 0.
+pub(crate) const RAISE: u32 = REGISTERS + 0x80;
+/// What registers read as, plus their offset.
+pub(crate) const REGISTER_VALUE: u32 = 0x5a5a_0000;
+
+/// The card.
+pub(crate) struct Card {
+    pub(crate) file: Arc<File>,
+    config: Mutex<[u8; 256]>,
+    /// The writes that reached the card, except those to its MSI-X table.
+    writes: Mutex<Vec<(u64, u32)>>,
+    vector: Mutex<Option<File>>,
+}
+
+impl Card {
+    pub(crate) fn new() -> Arc<Self> {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(0x2000).unwrap();
+        Arc::new(Self {
+            file: Arc::new(file),
+            config: Mutex::new(config()),
+            writes: Mutex::default(),
+            vector: Mutex::default(),
+        })
+    }
+
+    /// Returns the writes that reached the card.
+    pub(crate) fn writes(&self) -> Vec<(u64, u32)> {
+        self.writes.lock().unwrap().clone()
+    }
+
+    /// Returns a word of the memory behind the areas.
+    pub(crate) fn word(&self, offset: u32) -> u32 {
+        let mut word = [0; 4];
+        self.file.read_exact_at(&mut word, offset.into()).unwrap();
+        u32::from_le_bytes(word)
+    }
+
+    pub(crate) fn set_word(&self, offset: u32, value: u32) {
+        self.file.write_all_at(&value.to_le_bytes(), offset.into()).unwrap();
+    }
+
+    /// Raises an interrupt on vector 0.
+    pub(crate) fn raise(&self) {
+        if let Some(event) = self.vector.lock().unwrap().as_mut() {
+            event.write_all(&1_u64.to_ne_bytes()).unwrap();
+        }
+    }
+}
+
+/// Returns a configuration space with MSI-X: two vectors, the table in BAR 0.
+fn config() -> [u8; 256] {
+    let mut config = [0; 256];
+    config[0x00..0x04].copy_from_slice(&[0xfc, 0x1e, 0x34, 0x12]);
+    // A capability list at 0x40.
+    config[0x06] = 0x10;
+    config[0x34] = 0x40;
+    config[0x3d] = 1;
+    config[0x40..0x44].copy_from_slice(&[0x11, 0, 1, 0]);
+    config[0x44..0x48].copy_from_slice(&TABLE.to_le_bytes());
+    config[0x48..0x4c].copy_from_slice(&(TABLE + 0x800).to_le_bytes());
+    config
+}
+
+impl Function for Card {
+    fn bars(&self) -> Vec<Bar> {
+        let area = |offset: u32, writable| Area {
+            offset: offset.into(),
+            size: 0x1000,
+            file: self.file.clone(),
+            file_offset: offset.into(),
+            writable,
+        };
+        let areas = vec![area(MEMORY, true), area(MIRROR, false)];
+        vec![Bar { index: 0, kind: BarKind::Memory32, size: SIZE.into(), areas }]
+    }
+
+    fn config_read(&self, offset: u16, data: &mut [u8]) -> Result<(), FunctionError> {
+        let (config, at) = (self.config.lock().unwrap(), usize::from(offset));
+        data.copy_from_slice(&config[at..at + data.len()]);
+        Ok(())
+    }
+
+    fn config_write(&self, _: u16, _: &[u8]) -> Result<(), FunctionError> {
+        Ok(())
+    }
+
+    fn bar_read(&self, _: u8, offset: u64, data: &mut [u8]) -> Result<(), FunctionError> {
+        let value = REGISTER_VALUE + offset as u32;
+        data.copy_from_slice(&value.to_le_bytes()[..data.len()]);
+        Ok(())
+    }
+
+    fn bar_write(&self, _: u8, offset: u64, data: &[u8]) -> Result<(), FunctionError> {
+        if offset >= TABLE.into() {
+            return Ok(());
+        }
+
+        let value = data.iter().rev().fold(0, |value, byte| value << 8 | u32::from(*byte));
+        self.writes.lock().unwrap().push((offset, value));
+        if offset == u64::from(RAISE) {
+            self.raise();
+        }
+        Ok(())
+    }
+
+    fn bind_vector(&self, vector: u16, event: BorrowedFd<'_>) -> Result<(), FunctionError> {
+        let event: OwnedFd = event.try_clone_to_owned().unwrap();
+        if vector == 0 {
+            *self.vector.lock().unwrap() = Some(event.into());
+        }
+        Ok(())
+    }
+
+    fn release_vectors(&self) -> Result<(), FunctionError> {
+        *self.vector.lock().unwrap() = None;
+        Ok(())
+    }
+
+    fn map_ram(&self, _: &Ram) -> Result<(), FunctionError> {
+        Ok(())
+    }
+}

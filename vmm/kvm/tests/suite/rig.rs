@@ -1,0 +1,95 @@
+//! A machine with one card in slot 3, which runs one program.
+
+use std::{
+    io::Write,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use nicforge_kvm::{End, Exits, Vm, VmConfig};
+
+use crate::{card::Card, payload::Payload};
+
+/// Time limit of a program, generous for a KVM that emulates.
+const LIMIT: Duration = Duration::from_secs(60);
+/// The card's slot.
+const SLOT: u8 = 3;
+/// The configuration space of bus 0.
+const ECAM: u32 = 0xe000_0000;
+
+/// Registers of the card's configuration space: command, BAR 0, MSI-X.
+pub(crate) const COMMAND: u32 = 0x04;
+pub(crate) const BAR_0: u32 = 0x10;
+pub(crate) const MSIX_CONTROL: u32 = 0x40;
+/// The command that enables the card's BARs.
+pub(crate) const COMMAND_MEMORY: u32 = 2;
+
+/// Addresses for BAR 0.
+pub(crate) const BAR: u32 = 0xc100_0000;
+pub(crate) const MOVED: u32 = 0xd000_0000;
+
+/// Returns the address of a register of the card's configuration space.
+pub(crate) fn at(register: u32) -> u32 {
+    ECAM + (u32::from(SLOT) << 15) + register
+}
+
+/// Returns a program that has put BAR 0 at its address.
+pub(crate) fn set_up() -> Payload {
+    Payload::default().store(at(BAR_0), BAR).store(at(COMMAND), COMMAND_MEMORY)
+}
+
+/// What a program did.
+pub(crate) struct Run {
+    pub(crate) output: Vec<u8>,
+    pub(crate) end: Option<End>,
+    pub(crate) exits: Exits,
+}
+
+/// Returns whether there is a KVM. Where there is none, the test's standard error says so.
+pub(crate) fn has_kvm() -> bool {
+    match std::fs::File::options().read(true).write(true).open("/dev/kvm") {
+        Ok(_) => true,
+        Err(error) => {
+            // Standard error of a test is captured; this line is not.
+            let _ = writeln!(std::io::stderr(), "NOT RUN, no virtual machine here: /dev/kvm: {error}");
+            false
+        }
+    }
+}
+
+/// Runs a program to its end, or returns `None` where there is no KVM.
+pub(crate) fn boot(program: Payload, card: Arc<Card>) -> Option<Run> {
+    if !has_kvm() {
+        return None;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let kernel = folder.path().join("kernel");
+    program.write(&kernel);
+
+    let output = Lines::default();
+    let mut vm = Vm::new(&VmConfig::new(&kernel).memory(4 << 20)).unwrap();
+    vm.serial(0, Box::new(output.clone())).unwrap();
+    vm.plug(SLOT, card).unwrap();
+
+    let running = vm.start().unwrap();
+    let end = running.wait(LIMIT);
+    let exits = running.exits();
+    running.stop();
+    let output = output.0.lock().unwrap().clone();
+    Some(Run { output, end, exits })
+}
+
+/// The bytes of a serial port.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
