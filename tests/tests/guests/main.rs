@@ -3,6 +3,7 @@
 
 mod bodies;
 mod idio16;
+mod nested;
 mod ports;
 mod shim;
 mod virtio;

@@ -54,6 +54,12 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    /// Returns the unpacked kernel (`vmlinux`) with a PVH entry, if the image has one and this host
+    /// can unpack it.
+    pub fn unpacked(&self) -> Option<&Path> {
+        self.unpacked.as_deref()
+    }
+
     /// Returns the file for QEMU's `-kernel`.
     pub(crate) fn file(&self) -> &Path {
         self.unpacked.as_deref().unwrap_or(&self.image)

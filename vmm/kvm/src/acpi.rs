@@ -22,8 +22,8 @@ use vm_memory::{Bytes, GuestAddress};
 use crate::{
     error::VmError,
     layout::{
-        ACPI, ECAM, IO_APIC, LOCAL_APIC, POWER_OFF_TYPE, RESET, RESET_VALUE, SERIAL, SERIAL_PORTS,
-        SLEEP_CONTROL, SLEEP_STATUS, WINDOW_32, WINDOW_64, WINDOW_IO,
+        ACPI, ECAM, IO_APIC, LOCAL_APIC, PCI_SLOTS, POWER_OFF_TYPE, RESET, RESET_VALUE, SERIAL, SERIAL_PORTS,
+        SLEEP_CONTROL, SLEEP_STATUS, WINDOW_32, WINDOW_64, WINDOW_IO, interrupt_line,
     },
     memory::Ram,
 };
@@ -153,10 +153,23 @@ fn add_bus(bytes: &mut Vec<u8>) {
 
     let resources = ResourceTemplate::new(vec![&number, &ports, &memory_32, &memory_64]);
     add_device(bytes, "PCI0", &["PNP0A08", "PNP0A03"], 0, &resources);
+    add_lines(bytes);
 
     // Linux uses a configuration space only if its addresses are reserved.
     let reserved = Memory32Fixed::new(true, ECAM.start as u32, (ECAM.end - ECAM.start) as u32);
     add_device(bytes, "MBRD", &["PNP0C02"], 0, &ResourceTemplate::new(vec![&reserved]));
+}
+
+/// Adds the inputs of the I/O APIC for the interrupt pins A of all slots.
+fn add_lines(bytes: &mut Vec<u8>) {
+    let addresses: Vec<_> = (0..PCI_SLOTS).map(|slot| u32::from(slot) << 16 | 0xffff).collect();
+    let inputs: Vec<_> = (0..PCI_SLOTS).map(interrupt_line).collect();
+    let line = |slot: usize| Package::new(vec![&addresses[slot], &0_u8, &0_u8, &inputs[slot]]);
+    let lines: Vec<_> = (0..usize::from(PCI_SLOTS)).map(line).collect();
+
+    let lines = Package::new(lines.iter().map(|line| line as &dyn Aml).collect());
+    let routes = Name::new("_PRT".into(), &lines);
+    Scope::new("_SB_.PCI0".into(), vec![&routes]).to_aml_bytes(bytes);
 }
 
 /// Adds a serial port.

@@ -102,6 +102,14 @@ pub trait Function: Send + Sync {
     /// [`FunctionError`]
     fn release_vectors(&self) -> Result<(), FunctionError>;
 
+    /// Sets the eventfds of the interrupt line (INTx): the function writes to `raised` when it
+    /// asserts its line, and looks at the line again after each write to `serviced`. It is called
+    /// for functions whose configuration space names an interrupt pin.
+    ///
+    /// # Errors
+    /// [`FunctionError`]
+    fn bind_line(&self, raised: BorrowedFd<'_>, serviced: BorrowedFd<'_>) -> Result<(), FunctionError>;
+
     /// Gives the guest's RAM for DMA, at its guest addresses.
     ///
     /// # Errors

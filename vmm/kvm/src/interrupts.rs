@@ -69,6 +69,13 @@ impl Interrupts {
         self.vm.register_irqfd(event.for_kvm(), pin).map_err(VmError::kvm("an interrupt's eventfd"))
     }
 
+    /// Asserts an input of the I/O APIC after a write to `raised`, until the guest has serviced it.
+    /// KVM then writes to `serviced`. Several functions may share an input.
+    pub(crate) fn connect_line(&self, raised: &Event, serviced: &Event, pin: u32) -> Result<(), VmError> {
+        let connected = self.vm.register_irqfd_with_resample(raised.for_kvm(), serviced.for_kvm(), pin);
+        connected.map_err(VmError::kvm("an interrupt line's eventfds"))
+    }
+
     /// Sends a message for each write to an eventfd, and for earlier ones that were not sent.
     pub(crate) fn connect(&self, event: &Event, number: MessageNumber) -> Result<(), VmError> {
         self.vm.register_irqfd(event.for_kvm(), number.0).map_err(VmError::kvm("an interrupt's eventfd"))

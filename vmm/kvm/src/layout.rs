@@ -57,3 +57,12 @@ pub(crate) const POWER_OFF: u8 = POWER_OFF_TYPE << 2 | 1 << 5;
 
 /// Inputs of KVM's I/O APIC.
 pub(crate) const IO_APIC_PINS: u32 = 24;
+
+/// Number of slots of the bus.
+pub(crate) const PCI_SLOTS: u8 = 32;
+
+/// Returns the input of the I/O APIC for the interrupt line of a slot. Eight inputs serve all
+/// slots.
+pub(crate) fn interrupt_line(slot: u8) -> u32 {
+    16 + u32::from(slot) % 8
+}

@@ -14,8 +14,9 @@
 //! | mapped, read-only | memory for loads; a store is an exit, and reaches the function |
 //! | anything else | an exit for each access |
 //!
-//! Interrupts are MSI-X. The machine makes an eventfd for each vector, and gives it to the function
-//! and to KVM, so that an interrupt passes through no thread of this process.
+//! Interrupts are MSI-X, or a line for each slot (INTx). The machine makes an eventfd for each
+//! vector and line, and gives it to the function and to KVM, so that an interrupt passes through no
+//! thread of this process.
 //!
 //! [`RemoteFunction`] is a vfio-user client. Several virtual machines, QEMU guests and programs can
 //! therefore share the network of one served machine.

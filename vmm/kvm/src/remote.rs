@@ -10,7 +10,7 @@ use std::{
 
 use nicforge_vfio_user::{
     Client, ClientConfig, DMA_FLAG_READ, DMA_FLAG_WRITE, DmaMap, Errno, GuestMemory, IrqAction, IrqPayload,
-    PCI_CONFIG_REGION, PCI_MSIX_IRQ, PCI_ROM_REGION, REGION_FLAG_WRITE, RegionInfo,
+    PCI_CONFIG_REGION, PCI_INTX_IRQ, PCI_MSIX_IRQ, PCI_ROM_REGION, REGION_FLAG_WRITE, RegionInfo,
 };
 use vm_memory::{Bytes, GuestAddress};
 
@@ -72,6 +72,13 @@ impl Function for RemoteFunction {
 
     fn release_vectors(&self) -> Result<(), FunctionError> {
         Ok(self.client.irq_disable(PCI_MSIX_IRQ)?)
+    }
+
+    fn bind_line(&self, raised: BorrowedFd<'_>, serviced: BorrowedFd<'_>) -> Result<(), FunctionError> {
+        let (raised, serviced) = ([Some(raised)], [Some(serviced)]);
+        let bind = |action, event| self.client.set_irqs(PCI_INTX_IRQ, 0, action, IrqPayload::EventFd(event));
+        bind(IrqAction::Trigger, &raised)?;
+        Ok(bind(IrqAction::Unmask, &serviced)?)
     }
 
     fn map_ram(&self, ram: &Ram) -> Result<(), FunctionError> {

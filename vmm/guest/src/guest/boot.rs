@@ -50,12 +50,6 @@ impl Guest {
     /// - [`GuestError::Cancelled`].
     pub fn boot(toolkit: &Toolkit, config: &GuestConfig, progress: &Progress) -> Result<Self, GuestError> {
         let functions = config.plugged_functions()?;
-        let shim = match config.software.driver {
-            Driver::Shim => Some(toolkit.shim(progress)?),
-            Driver::None | Driver::Vfio => None,
-        };
-        let modules = ModulePlan::new(toolkit, &config.software, shim.as_deref(), progress)?;
-
         let folder = tempfile::Builder::new()
             .prefix("nicforge-guest-")
             .tempdir()
@@ -66,15 +60,7 @@ impl Guest {
 
         // A file without a name disappears with QEMU, however this process ends.
         let initrd = tempfile::tempfile_in(folder.path()).context(|| "a guest's initramfs".into())?;
-        let contents = Contents {
-            extras: &config.software.extras,
-            modules: &modules,
-            config: settings(config, &functions),
-            environment: environment_script(config),
-            shim: shim.as_deref(),
-            barriers: config.software.barriers,
-        };
-        initramfs::write(toolkit, &contents, &initrd, progress)?;
+        write_initramfs(toolkit, config, &functions, &initrd, progress)?;
 
         let listeners = Listeners::bind(folder.path(), config.hardware.terminal)?;
         let command = qemu_command(toolkit, config, &functions, &logs, folder.path(), initrd)?;
@@ -104,6 +90,48 @@ impl Guest {
 
         Ok(guest)
     }
+}
+
+impl Toolkit {
+    /// Writes the initramfs of a guest to a file, for another virtual machine than QEMU. The guest
+    /// has its console on its first serial port and the agent on its second one.
+    ///
+    /// # Errors
+    /// As [`Guest::boot`].
+    pub fn write_initramfs(
+        &self,
+        config: &GuestConfig,
+        path: &Path,
+        progress: &Progress,
+    ) -> Result<(), GuestError> {
+        let file = File::create(path).context(|| path.display().to_string())?;
+        write_initramfs(self, config, &config.plugged_functions()?, &file, progress)
+    }
+}
+
+/// Writes a guest's initramfs to an open file.
+fn write_initramfs(
+    toolkit: &Toolkit,
+    config: &GuestConfig,
+    functions: &[PluggedFunction],
+    file: &File,
+    progress: &Progress,
+) -> Result<(), GuestError> {
+    let shim = match config.software.driver {
+        Driver::Shim => Some(toolkit.shim(progress)?),
+        Driver::None | Driver::Vfio => None,
+    };
+    let modules = ModulePlan::new(toolkit, &config.software, shim.as_deref(), progress)?;
+
+    let contents = Contents {
+        extras: &config.software.extras,
+        modules: &modules,
+        config: settings(config, functions),
+        environment: environment_script(config),
+        shim: shim.as_deref(),
+        barriers: config.software.barriers,
+    };
+    initramfs::write(toolkit, &contents, file, progress)
 }
 
 /// Returns the command that runs QEMU, with its input and outputs.

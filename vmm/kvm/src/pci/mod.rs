@@ -5,13 +5,16 @@ mod msix;
 
 use std::{
     ops::Range,
+    os::fd::AsFd,
     sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock},
 };
 
 use crate::{
     error::VmError,
+    event::Event,
     function::{Function, FunctionError},
     interrupts::Interrupts,
+    layout::{PCI_SLOTS, interrupt_line},
     slots::Slots,
 };
 pub(crate) use bars::Space;
@@ -19,7 +22,7 @@ use bars::{Bars, Decoded};
 use msix::{Location, Msix};
 
 /// Number of slots of the bus. Each has one function.
-const SLOTS: usize = 32;
+const SLOTS: usize = PCI_SLOTS as usize;
 /// Size of a function's configuration space in the ECAM.
 const CONFIG_SIZE: u64 = 4096;
 /// Number of functions that a slot can have.
@@ -45,6 +48,8 @@ struct Plugged {
     function: Arc<dyn Function>,
     msix: Option<Location>,
     state: Mutex<State>,
+    /// The eventfds of the interrupt line, if it has one: raised, and serviced.
+    line: Option<[Event; 2]>,
 }
 
 /// What the guest has set in a function's configuration space.
@@ -64,8 +69,12 @@ impl PciBus {
         let place = self.slots.get_mut(usize::from(slot)).filter(|place| place.is_none());
         let place = place.ok_or_else(|| VmError::Request(format!("slot {slot} is not free")))?;
 
-        let plugged = Plugged::new(function, &self.interrupts);
-        *place = Some(plugged.map_err(|error| VmError::Function { slot, error })?);
+        let failed = |error| VmError::Function { slot, error };
+        let mut plugged = Plugged::new(function, &self.interrupts).map_err(failed)?;
+        if plugged.has_line().map_err(failed)? {
+            plugged.connect_line(&self.interrupts, interrupt_line(slot))?;
+        }
+        *place = Some(plugged);
         Ok(())
     }
 
@@ -146,7 +155,21 @@ impl Plugged {
             bars,
             msix: msix.clone().map(|found| Msix::new(function.clone(), interrupts.clone(), found)),
         };
-        Ok(Self { function, msix, state: Mutex::new(state) })
+        Ok(Self { function, msix, state: Mutex::new(state), line: None })
+    }
+
+    /// Returns whether the function has an interrupt line.
+    fn has_line(&self) -> Result<bool, FunctionError> {
+        let mut pin = [0];
+        self.function.config_read(INTERRUPT_PIN, &mut pin)?;
+        Ok(pin[0] != 0)
+    }
+
+    /// Connects the interrupt line to an input of the I/O APIC.
+    fn connect_line(&mut self, interrupts: &Interrupts, input: u32) -> Result<(), VmError> {
+        let [raised, serviced] = self.line.insert([Event::new()?, Event::new()?]);
+        interrupts.connect_line(raised, serviced, input)?;
+        Ok(self.function.bind_line(raised.as_fd(), serviced.as_fd())?)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -166,9 +189,12 @@ impl Plugged {
             data.fill(0xff);
         }
         for (at, byte) in (register..).zip(data) {
-            // There are no expansion ROMs and no interrupt lines.
-            if (ROM..ROM + 4).contains(&at) || at == INTERRUPT_PIN {
-                *byte = 0;
+            match at {
+                // There are no expansion ROMs.
+                _ if (ROM..ROM + 4).contains(&at) => *byte = 0,
+                // Every line is that of pin A.
+                INTERRUPT_PIN => *byte = self.line.is_some().into(),
+                _ => {}
             }
         }
     }

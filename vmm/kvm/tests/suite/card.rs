@@ -21,6 +21,8 @@ pub(crate) const TABLE: u32 = 0x3000;
 pub(crate) const SIZE: u32 = 0x4000;
 /// A write to this register raises an interrupt on vector 0.
 pub(crate) const RAISE: u32 = REGISTERS + 0x80;
+/// A write to this register asserts the interrupt line.
+pub(crate) const RAISE_LINE: u32 = REGISTERS + 0x84;
 /// What registers read as, plus their offset.
 pub(crate) const REGISTER_VALUE: u32 = 0x5a5a_0000;
 
@@ -31,6 +33,7 @@ pub(crate) struct Card {
     /// The writes that reached the card, except those to its MSI-X table.
     writes: Mutex<Vec<(u64, u32)>>,
     vector: Mutex<Option<File>>,
+    line: Mutex<Option<File>>,
 }
 
 impl Card {
@@ -42,6 +45,7 @@ impl Card {
             config: Mutex::new(config()),
             writes: Mutex::default(),
             vector: Mutex::default(),
+            line: Mutex::default(),
         })
     }
 
@@ -60,16 +64,16 @@ impl Card {
     pub(crate) fn set_word(&self, offset: u32, value: u32) {
         self.file.write_all_at(&value.to_le_bytes(), offset.into()).unwrap();
     }
+}
 
-    /// Raises an interrupt on vector 0.
-    pub(crate) fn raise(&self) {
-        if let Some(event) = self.vector.lock().unwrap().as_mut() {
-            event.write_all(&1_u64.to_ne_bytes()).unwrap();
-        }
+/// Signals an eventfd, if there is one.
+fn raise(event: &Mutex<Option<File>>) {
+    if let Some(event) = event.lock().unwrap().as_mut() {
+        event.write_all(&1_u64.to_ne_bytes()).unwrap();
     }
 }
 
-/// Returns a configuration space with MSI-X: two vectors, the table in BAR 0.
+/// Returns a configuration space with an interrupt line and MSI-X: two vectors, the table in BAR 0.
 fn config() -> [u8; 256] {
     let mut config = [0; 256];
     config[0x00..0x04].copy_from_slice(&[0xfc, 0x1e, 0x34, 0x12]);
@@ -120,7 +124,9 @@ impl Function for Card {
         let value = data.iter().rev().fold(0, |value, byte| value << 8 | u32::from(*byte));
         self.writes.lock().unwrap().push((offset, value));
         if offset == u64::from(RAISE) {
-            self.raise();
+            raise(&self.vector);
+        } else if offset == u64::from(RAISE_LINE) {
+            raise(&self.line);
         }
         Ok(())
     }
@@ -135,6 +141,12 @@ impl Function for Card {
 
     fn release_vectors(&self) -> Result<(), FunctionError> {
         *self.vector.lock().unwrap() = None;
+        Ok(())
+    }
+
+    fn bind_line(&self, raised: BorrowedFd<'_>, _: BorrowedFd<'_>) -> Result<(), FunctionError> {
+        let event: OwnedFd = raised.try_clone_to_owned().unwrap();
+        *self.line.lock().unwrap() = Some(event.into());
         Ok(())
     }
 

@@ -11,7 +11,7 @@ mod rig;
 
 use nicforge_kvm::{End, Vm, VmConfig, VmError};
 
-use card::{Card, MEMORY, MIRROR, RAISE, REGISTER_VALUE, REGISTERS, SIZE, TABLE};
+use card::{Card, MEMORY, MIRROR, RAISE, RAISE_LINE, REGISTER_VALUE, REGISTERS, SIZE, TABLE};
 use payload::Payload;
 use rig::{BAR, COMMAND, COMMAND_MEMORY, MOVED, MSIX_CONTROL, at, boot, has_kvm, set_up};
 
@@ -169,6 +169,25 @@ fn table_reads_back_and_disabled_msix_releases_the_vectors() {
         .show(APIC_REQUESTS);
     let Some(run) = boot(program.power_off(), card) else { return };
     assert_eq!(run.output, [VECTOR.to_le_bytes(), 1_u32.to_le_bytes(), 0_u32.to_le_bytes()].concat());
+}
+
+#[test]
+fn interrupt_line_reaches_the_processor() {
+    let card = Card::new();
+    // The entry of the I/O APIC for slot 3: vector 33, level-triggered, for the first processor.
+    let (select, window, entry) = (0xfec0_0000, 0xfec0_0010, 0x10 + 2 * (16 + 3));
+    let program = set_up()
+        .store(APIC_ENABLE, 0x1ff)
+        .store(select, entry + 1)
+        .store(window, 0)
+        .store(select, entry)
+        .store(window, VECTOR | 1 << 15)
+        .show(at(0x3c))
+        .store(BAR + RAISE_LINE, 1)
+        .wait_for(APIC_REQUESTS, REQUEST)
+        .say(b'!');
+    let Some(run) = boot(program.power_off(), card) else { return };
+    assert_eq!(run.output, [0, 1, 0, 0, b'!']);
 }
 
 #[test]
