@@ -41,7 +41,7 @@ pub fn body(data: &[u8]) {
     let function = input.pick(&[ENGINE, FIFO, SEND, FunctionId(1)]);
     let client_id = (function, AttachmentId(0));
     let config = EngineConfig {
-        quotas: Quotas { mapped_bytes: 64 << 10, files: 4, ranges: 8 },
+        quotas: Quotas { mapped_bytes: 64 << 10, files: 4, ranges: 8, ..Quotas::default() },
         stall_limit: SHORT,
         dma_limit: SHORT,
         messages: input.pick(&[16, 1]),

@@ -21,9 +21,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nicforge_engine::{EngineConfig, Quotas};
 use nicforge_kvm::{End, RemoteFunction, Running, Vm, VmConfig};
 use nicforge_tests::{
-    backing::{EventLoopKind, Rig, Served},
+    backing::{Rig, Served},
     idio16_body, virtio_body,
 };
 
@@ -46,8 +47,12 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [kernel, initrd, bytes] = &arguments[..] else { panic!("guest-vms VMLINUX INITRD BYTES") };
 
-    let served = Served::new(virtio_body::machine(), EventLoopKind::Auto);
-    let cards = Served::new(idio16_body::machine(), EventLoopKind::Auto);
+    // The emulator takes the engine's processor away in the middle of a system call, which is not
+    // the client's doing.
+    let quotas = Quotas { long_call: LIMIT, ..Quotas::default() };
+    let settings = EngineConfig { quotas, ..EngineConfig::default() };
+    let served = Served::with_config(virtio_body::machine(), settings);
+    let cards = Served::with_config(idio16_body::machine(), settings);
     let (en0, en1) = (served.socket("en0", "user0"), served.socket("en1", "user0"));
     let gpio0 = cards.socket("gpio0", "user0");
     let config = |processors| {
@@ -70,8 +75,8 @@ fn main() {
         station.run(&format!("ip addr add {}/24 dev eth0 && ip link set eth0 up", station.address));
     }
 
-    a.run("ping -c 3 10.0.0.2");
-    b.run("ping -c 3 -s 1400 10.0.0.1");
+    a.run("ping -c 3 -W 100 10.0.0.2");
+    b.run("ping -c 3 -W 100 -s 1400 10.0.0.1");
     transfer(&a, &b, bytes);
     transfer(&b, &a, bytes);
 
@@ -138,12 +143,13 @@ impl Station {
 
     /// Runs a command, which must succeed, and returns its output.
     fn run(&self, command: &str) -> String {
+        let begin = Instant::now();
         let line = format!("{command}\n");
         assert_eq!(self.running.send(1, line.as_bytes()), line.len(), "the station reads its commands");
         let output = self.wait_for("@");
         let (output, status) = output.rsplit_once('@').unwrap();
         assert_eq!(status.trim(), "0", "{}: {command}\n{output}", self.function);
-        print!("{}: {command}\n{output}", self.function);
+        print!("{}: {command} ({:.1?})\n{output}", self.function, begin.elapsed());
         output.to_owned()
     }
 

@@ -194,7 +194,7 @@ impl Engine {
             connection,
             state: ClientState::new(attachment.function, attachment.id, &self.config),
             watches,
-            pace: Pace::default(),
+            pace: Pace::new(self.config.quotas.long_call),
             hung_up: false,
             closing,
             pid,

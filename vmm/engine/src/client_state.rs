@@ -100,7 +100,7 @@ impl ClientState {
             pending_map: None,
             new_unmask: None,
             was_cancelled: false,
-            eventfds: Arc::default(),
+            eventfds: Arc::new(Owner::new(config.quotas.long_call)),
             outstanding: VecDeque::new(),
             unsent: VecDeque::new(),
             next_token: 0,

@@ -5,6 +5,8 @@ use std::time::Duration;
 use nicforge_core::companion::{COMPANION_LIMIT, CompanionMode};
 use nicforge_vfio_user::ServerConfig;
 
+use crate::pace::LONG_CALL;
+
 /// The mechanism that reports ready sockets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EventLoopKind {
@@ -32,11 +34,15 @@ pub struct Quotas {
     pub files: usize,
     /// DMA ranges at a time.
     pub ranges: usize,
+    /// Time from which on a system call for a client is charged to it. A client whose calls are
+    /// often that long loses its attachment. Where a hypervisor takes the engine's processor away,
+    /// a call is long by no fault of the client.
+    pub long_call: Duration,
 }
 
 impl Default for Quotas {
     fn default() -> Self {
-        Self { mapped_bytes: 8 << 30, files: 512, ranges: 65_536 }
+        Self { mapped_bytes: 8 << 30, files: 512, ranges: 65_536, long_call: LONG_CALL }
     }
 }
 

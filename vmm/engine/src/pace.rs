@@ -24,7 +24,8 @@ const SLOW_CALL: Duration = Duration::from_millis(1);
 const SLOW_TURN: Duration = Duration::from_millis(5);
 /// How long a client stays slow after the last slow call or turn.
 const SLOW_TIME: Duration = Duration::from_secs(1);
-/// A system call that takes longer than this is charged to its client.
+/// A system call that takes longer than this is charged to its client, unless the engine's settings
+/// say otherwise.
 pub(crate) const LONG_CALL: Duration = Duration::from_millis(10);
 /// Time that the long calls of a client may take at once. It covers several calls that were long
 /// by chance. A client that hangs 200,000 watches on its socket spends it in two.
@@ -87,10 +88,12 @@ impl CallBudget {
 }
 
 /// Whether a client's recent turns were slow, and what its long calls have cost.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Pace {
     slow_until: Option<Instant>,
     budget: CallBudget,
+    /// Time from which on a call is long.
+    long_call: Duration,
 }
 
 /// Start of a turn in progress.
@@ -108,7 +111,18 @@ pub(crate) enum Verdict {
     HoldsEngine,
 }
 
+impl Default for Pace {
+    fn default() -> Self {
+        Self::new(LONG_CALL)
+    }
+}
+
 impl Pace {
+    /// Returns the pace of a new client. Calls from `long_call` on are charged to it.
+    pub(crate) fn new(long_call: Duration) -> Self {
+        Self { slow_until: None, budget: CallBudget::default(), long_call }
+    }
+
     /// Returns whether the client is slow, so that its turns come after those of the others.
     pub(crate) fn is_slow(&self) -> bool {
         self.slow_until.is_some()
@@ -131,8 +145,8 @@ impl Pace {
             self.slow_until = Some(now + SLOW_TIME);
         }
 
-        let is_proven =
-            longest_call >= LONG_CALL && start.account.is_some_and(|account| account.proves(LONG_CALL));
+        let limit = self.long_call;
+        let is_proven = longest_call >= limit && start.account.is_some_and(|account| account.proves(limit));
         let is_overspent = is_proven && self.budget.charge(longest_call, now);
         (length, if is_overspent { Verdict::HoldsEngine } else { Verdict::GoesOn })
     }
@@ -175,6 +189,16 @@ mod tests {
 
         assert_eq!(proven(&mut pace, CALL_BUDGET * 2 / 3), Verdict::GoesOn);
         assert_eq!(proven(&mut pace, CALL_BUDGET * 2 / 3), Verdict::HoldsEngine);
+    }
+
+    #[test]
+    fn calls_below_the_limit_of_the_settings_cost_nothing() {
+        let later = Instant::now() + SLOW_TIME * 20;
+        let mut pace = Pace { slow_until: Some(later), ..Pace::new(CALL_BUDGET * 4) };
+
+        for _ in 0..3 {
+            assert_eq!(proven(&mut pace, CALL_BUDGET * 2), Verdict::GoesOn);
+        }
     }
 
     #[test]

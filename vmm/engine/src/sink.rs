@@ -42,7 +42,7 @@ use crate::{
 const EVENTFD: &str = "anon_inode:[eventfd]";
 
 /// A client as the owner of eventfds.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Owner {
     /// Whether its eventfds are no longer written.
     given_up: AtomicBool,
@@ -51,9 +51,27 @@ pub(crate) struct Owner {
     suspected: AtomicBool,
     /// Time that writes took which were long by the account too.
     long_writes: Mutex<CallBudget>,
+    /// Time from which on a write is long.
+    long_call: Duration,
+}
+
+impl Default for Owner {
+    fn default() -> Self {
+        Self::new(LONG_CALL)
+    }
 }
 
 impl Owner {
+    /// Returns the owner for a new client. Writes from `long_call` on are charged to it.
+    pub(crate) fn new(long_call: Duration) -> Self {
+        Self {
+            given_up: AtomicBool::new(false),
+            suspected: AtomicBool::new(false),
+            long_writes: Mutex::default(),
+            long_call,
+        }
+    }
+
     pub(crate) fn is_given_up(&self) -> bool {
         self.given_up.load(Ordering::Acquire)
     }
@@ -221,7 +239,7 @@ impl EventFdSink {
     fn check_length(&self, start: Instant, account: Option<ThreadTime>) {
         let now = Instant::now();
         let length = now.saturating_duration_since(start);
-        if length < LONG_CALL {
+        if length < self.owner.long_call {
             if account.is_some() {
                 self.was_long.store(false, Ordering::Relaxed);
             }
@@ -230,7 +248,7 @@ impl EventFdSink {
 
         self.owner.suspected.store(true, Ordering::Relaxed);
         let was_long = self.was_long.swap(true, Ordering::Relaxed);
-        let is_proven = account.is_some_and(|account| account.proves(LONG_CALL));
+        let is_proven = account.is_some_and(|account| account.proves(self.owner.long_call));
         if is_proven && (self.owner.charge(length, now) || was_long) {
             self.signals.give_up(&self.owner);
         }

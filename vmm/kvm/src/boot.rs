@@ -33,7 +33,7 @@ const START_MAGIC: u32 = 0x336e_c578;
 const TYPE_RAM: u32 = 1;
 const TYPE_RESERVED: u32 = 2;
 
-/// What a machine starts.
+/// The software that a machine starts.
 #[derive(Clone, Debug)]
 pub(crate) struct Software {
     pub(crate) kernel: PathBuf,
@@ -41,7 +41,7 @@ pub(crate) struct Software {
     pub(crate) command_line: String,
 }
 
-/// Where the first processor starts.
+/// The state in which the first processor starts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     pub(crate) address: u64,

@@ -110,7 +110,7 @@ pub trait Function: Send + Sync {
     /// [`FunctionError`]
     fn bind_line(&self, raised: BorrowedFd<'_>, serviced: BorrowedFd<'_>) -> Result<(), FunctionError>;
 
-    /// Gives the guest's RAM for DMA, at its guest addresses.
+    /// Sets the RAM that the function may reach by DMA, at its guest addresses.
     ///
     /// # Errors
     /// [`FunctionError`]

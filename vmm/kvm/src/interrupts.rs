@@ -86,7 +86,7 @@ impl Interrupts {
         self.vm.unregister_irqfd(event.for_kvm(), number.0).map_err(VmError::kvm("an interrupt's eventfd"))
     }
 
-    /// Gives all routes to KVM, which replaces the former ones.
+    /// Replaces all routes in KVM.
     fn set_routes(&self, messages: &[Option<Message>]) -> Result<(), VmError> {
         let pins = (0..IO_APIC_PINS).map(pin_route);
         let messages = (IO_APIC_PINS..).zip(messages);

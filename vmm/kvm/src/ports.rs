@@ -46,12 +46,11 @@ impl Devices {
 
     pub(crate) fn port_read(&self, port: u16, data: &mut [u8]) {
         count(&self.exits.ports);
-        match (port, &mut *data) {
-            (SLEEP_STATUS, [byte]) => *byte = 0,
-            (_, [byte]) if serial_port(port).is_some() => {
-                if let Some((number, register)) = serial_port(port) {
-                    *byte = self.serial[number].read(register);
-                }
+        match (serial_port(port), &mut *data) {
+            (_, [byte]) if port == SLEEP_STATUS => *byte = 0,
+            // A string of bytes may come in one exit.
+            (Some((number, register)), bytes) => {
+                bytes.iter_mut().for_each(|byte| *byte = self.serial[number].read(register));
             }
             _ => self.bus.read(Space::Io, port.into(), data),
         }

@@ -13,7 +13,7 @@ use crate::{error::VmError, event::Event, interrupts::Interrupts};
 /// Most bytes of input that wait for the guest.
 const MOST_INPUT: usize = 1 << 16;
 
-/// Where the output of a port goes. It must not block for long, because the guest waits.
+/// The destination of a port's output. It must not block for long, because the guest waits.
 pub(crate) type Output = Box<dyn Write + Send>;
 
 /// A serial port.

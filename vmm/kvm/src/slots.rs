@@ -15,7 +15,7 @@ use vm_memory::MmapRegion;
 
 use crate::error::VmError;
 
-/// What a guest may do with the memory of a slot. A refused store is an exit.
+/// The accesses of a guest to the memory of a slot. A refused store is an exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     ReadOnly,

@@ -182,7 +182,7 @@ both_loops! {
     }
 
     fn quotas_bound_bytes_and_files(config) {
-        config.quotas = Quotas { mapped_bytes: 0x3000, files: 2, ranges: 64 };
+        config.quotas = Quotas { mapped_bytes: 0x3000, files: 2, ranges: 64, ..Quotas::default() };
         let served = Served::start(config);
         let client = served.client(A);
         let large = memory(0x4000);

@@ -39,7 +39,7 @@ pub(crate) struct PciBus {
     memory: Arc<Slots>,
     interrupts: Arc<Interrupts>,
     slots: [Option<Plugged>; SLOTS],
-    /// What all functions decode. It changes with the guest's writes to configuration spaces.
+    /// The addresses that functions decode. The guest's writes to configuration spaces change them.
     windows: RwLock<Vec<(usize, Decoded)>>,
 }
 
@@ -52,7 +52,7 @@ struct Plugged {
     line: Option<[Event; 2]>,
 }
 
-/// What the guest has set in a function's configuration space.
+/// State that the guest sets in a function's configuration space.
 struct State {
     command: u16,
     bars: Bars,

@@ -28,7 +28,7 @@ const ENTRY: usize = 16;
 const FIRST_CAPABILITY: u16 = 0x34;
 const MOST_CAPABILITIES: usize = 48;
 
-/// Where a function has its MSI-X.
+/// The place of a function's MSI-X capability and table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Location {
     /// The message control register.
@@ -83,7 +83,7 @@ pub(crate) struct Msix {
     vectors: Vec<Vector>,
 }
 
-/// What makes the messages of a vector.
+/// The source of a vector's messages.
 #[derive(Default)]
 struct Vector {
     number: Option<MessageNumber>,

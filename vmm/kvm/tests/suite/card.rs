@@ -23,7 +23,9 @@ pub(crate) const SIZE: u32 = 0x4000;
 pub(crate) const RAISE: u32 = REGISTERS + 0x80;
 /// A write to this register asserts the interrupt line.
 pub(crate) const RAISE_LINE: u32 = REGISTERS + 0x84;
-/// What registers read as, plus their offset.
+/// An access to this register fails, as those to a server that is gone do.
+pub(crate) const BROKEN: u32 = REGISTERS + 0x90;
+/// The value of registers, to which their offset is added.
 pub(crate) const REGISTER_VALUE: u32 = 0x5a5a_0000;
 
 /// The card.
@@ -111,6 +113,9 @@ impl Function for Card {
     }
 
     fn bar_read(&self, _: u8, offset: u64, data: &mut [u8]) -> Result<(), FunctionError> {
+        if offset == u64::from(BROKEN) {
+            return Err(FunctionError::Malformed("a broken register".into()));
+        }
         let value = REGISTER_VALUE + offset as u32;
         data.copy_from_slice(&value.to_le_bytes()[..data.len()]);
         Ok(())

@@ -11,9 +11,12 @@ mod rig;
 
 use nicforge_kvm::{End, Vm, VmConfig, VmError};
 
-use card::{Card, MEMORY, MIRROR, RAISE, RAISE_LINE, REGISTER_VALUE, REGISTERS, SIZE, TABLE};
+use card::{BROKEN, Card, MEMORY, MIRROR, RAISE, RAISE_LINE, REGISTER_VALUE, REGISTERS, SIZE, TABLE};
 use payload::Payload;
-use rig::{BAR, COMMAND, COMMAND_MEMORY, MOVED, MSIX_CONTROL, at, boot, has_kvm, set_up};
+use rig::{
+    BAR, COMMAND, COMMAND_MEMORY, MOVED, MSIX_CONTROL, SECOND_SLOT, SLOT, at, at_slot, boot, boot_with,
+    has_kvm, set_up,
+};
 
 /// The local interrupt controller: the register that enables it, and the requests of vectors 32 to
 /// 63.
@@ -121,6 +124,53 @@ fn bar_over_ram_is_not_decoded() {
     let Some(run) = boot(program.power_off(), card.clone()) else { return };
     assert_eq!(run.output, 5_u32.to_le_bytes());
     assert_eq!(card.word(MEMORY), 0);
+}
+
+#[test]
+fn failed_access_reads_as_ones_and_the_machine_goes_on() {
+    let program = set_up().show(BAR + BROKEN).show(BAR + REGISTERS);
+    let Some(run) = boot(program.power_off(), Card::new()) else { return };
+    assert_eq!(run.output, [u32::MAX.to_le_bytes(), (REGISTER_VALUE + REGISTERS).to_le_bytes()].concat());
+    assert_eq!(run.end, Some(End::PowerOff));
+}
+
+#[test]
+fn bars_over_each_other_leave_the_first_one_in_place() {
+    let (first, second) = (Card::new(), Card::new());
+    let program = set_up()
+        .store(at_slot(SECOND_SLOT, rig::BAR_0), BAR)
+        .store(at_slot(SECOND_SLOT, COMMAND), COMMAND_MEMORY)
+        .store(BAR + MEMORY, 1)
+        // The second one appears when the first one goes elsewhere and it is enabled again.
+        .store(at(COMMAND), 0)
+        .store(at_slot(SECOND_SLOT, COMMAND), 0)
+        .store(at_slot(SECOND_SLOT, COMMAND), COMMAND_MEMORY)
+        .store(BAR + MEMORY + 4, 2);
+    let cards = [(SLOT, first.clone()), (SECOND_SLOT, second.clone())];
+    let Some(run) = boot_with(program.power_off(), &cards) else { return };
+
+    assert_eq!(run.end, Some(End::PowerOff));
+    assert_eq!([first.word(MEMORY), first.word(MEMORY + 4)], [1, 0]);
+    assert_eq!([second.word(MEMORY), second.word(MEMORY + 4)], [0, 2]);
+}
+
+#[test]
+fn nonsense_in_configuration_space_and_table_does_not_end_the_machine() {
+    // A table of ones, MSI-X enabled on top of it, and every register of a BAR set.
+    let mut program = set_up().store(at(MSIX_CONTROL), 0x8000 << 16);
+    for word in (0..32).step_by(4).chain([0x800, 0xffc]) {
+        program = program.store(BAR + TABLE + word, u32::MAX).store(BAR + TABLE + word, 0);
+    }
+    program = program.store(BAR + TABLE, 0x1234_5678).store(BAR + TABLE + 12, 0).store(BAR + RAISE, 1);
+    for register in (4..0x100).step_by(4) {
+        program = program.store(at(register), u32::MAX);
+    }
+    program = program.show(at(0x10)).show(BAR + MEMORY).say(b'!');
+
+    let Some(run) = boot(program.power_off(), Card::new()) else { return };
+    let expected = [(!(SIZE - 1)).to_le_bytes(), u32::MAX.to_le_bytes()].concat();
+    assert_eq!(run.output, [&expected[..], b"!"].concat());
+    assert_eq!(run.end, Some(End::PowerOff));
 }
 
 /// Returns a program that has set vector 0 up, with the vector's mask bit.

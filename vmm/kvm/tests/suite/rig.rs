@@ -1,4 +1,4 @@
-//! A machine with one card in slot 3, which runs one program.
+//! A machine with cards, which runs one program.
 
 use std::{
     io::Write,
@@ -12,8 +12,9 @@ use crate::{card::Card, payload::Payload};
 
 /// Time limit of a program, generous for a KVM that emulates.
 const LIMIT: Duration = Duration::from_secs(60);
-/// The card's slot.
-const SLOT: u8 = 3;
+/// The card's slot, and that of a second one.
+pub(crate) const SLOT: u8 = 3;
+pub(crate) const SECOND_SLOT: u8 = 4;
 /// The configuration space of bus 0.
 const ECAM: u32 = 0xe000_0000;
 
@@ -30,7 +31,12 @@ pub(crate) const MOVED: u32 = 0xd000_0000;
 
 /// Returns the address of a register of the card's configuration space.
 pub(crate) fn at(register: u32) -> u32 {
-    ECAM + (u32::from(SLOT) << 15) + register
+    at_slot(SLOT, register)
+}
+
+/// Returns the address of a register of the configuration space of a card in a slot.
+pub(crate) fn at_slot(slot: u8, register: u32) -> u32 {
+    ECAM + (u32::from(slot) << 15) + register
 }
 
 /// Returns a program that has put BAR 0 at its address.
@@ -38,7 +44,7 @@ pub(crate) fn set_up() -> Payload {
     Payload::default().store(at(BAR_0), BAR).store(at(COMMAND), COMMAND_MEMORY)
 }
 
-/// What a program did.
+/// The result of a program.
 pub(crate) struct Run {
     pub(crate) output: Vec<u8>,
     pub(crate) end: Option<End>,
@@ -57,8 +63,13 @@ pub(crate) fn has_kvm() -> bool {
     }
 }
 
-/// Runs a program to its end, or returns `None` where there is no KVM.
+/// Runs a program with one card to its end, or returns `None` where there is no KVM.
 pub(crate) fn boot(program: Payload, card: Arc<Card>) -> Option<Run> {
+    boot_with(program, &[(SLOT, card)])
+}
+
+/// Runs a program with cards in slots to its end, or returns `None` where there is no KVM.
+pub(crate) fn boot_with(program: Payload, cards: &[(u8, Arc<Card>)]) -> Option<Run> {
     if !has_kvm() {
         return None;
     }
@@ -69,7 +80,9 @@ pub(crate) fn boot(program: Payload, card: Arc<Card>) -> Option<Run> {
     let output = Lines::default();
     let mut vm = Vm::new(&VmConfig::new(&kernel).memory(4 << 20)).unwrap();
     vm.serial(0, Box::new(output.clone())).unwrap();
-    vm.plug(SLOT, card).unwrap();
+    for (slot, card) in cards {
+        vm.plug(*slot, card.clone()).unwrap();
+    }
 
     let running = vm.start().unwrap();
     let end = running.wait(LIMIT);
