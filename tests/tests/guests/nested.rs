@@ -14,7 +14,7 @@ use nicforge_tests::guest::{boot, run, toolkit};
 
 /// Time limit of the guest's boot, generous enough for emulation on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Bytes of each transfer.
+/// Bytes of the longer transfer.
 const BYTES: u64 = 8 << 20;
 
 #[test]
