@@ -1597,6 +1597,19 @@ struct nicforge_mu_packet_descriptor {
 /* Number of counters. */
 #define NICFORGE_ND_DCR_LINK_COUNTERS 6
 /*
+ * CRC of the users' packets that have arrived by the link, read-only. At
+ * the end of a run it equals SE_LINK_CRC_USR at the other end, or the
+ * check codes have missed an error. Both are 0 on links without injected
+ * errors.
+ */
+#define NICFORGE_ND_DCR_LINK_RE_LINK_CRC_USR (8 * 0x27)
+/* As RE_LINK_CRC_USR, of the system's packets. */
+#define NICFORGE_ND_DCR_LINK_RE_LINK_CRC_SYS (8 * 0x28)
+/* CRC of the users' packets that were sent by the link, read-only. */
+#define NICFORGE_ND_DCR_LINK_SE_LINK_CRC_USR (8 * 0x29)
+/* As SE_LINK_CRC_USR, of the system's packets. */
+#define NICFORGE_ND_DCR_LINK_SE_LINK_CRC_SYS (8 * 0x2a)
+/*
  * Packets for which the far end has room, read-only: 10 bits for the
  * dynamic channel from bit 20, and 4 bits each for those of
  * deterministic, high-priority, system, collective and sub-communicator
