@@ -229,8 +229,12 @@ struct Way {
 }
 
 impl Way {
-    /// Returns the way from a compute node. Hint bits that are not set are computed. Where both
-    /// directions are equally short, nodes of an even coordinate send up and the others down.
+    /// Returns the way from a compute node. Hint bits that are not set are computed.
+    ///
+    /// Where both directions are equally short, the parity of the node's coordinate and of all
+    /// coordinates along other dimensions decides. So the messages of a node to many others use
+    /// both directions alike, also along a dimension of two nodes with its two cables, and all
+    /// messages from a node to another take the same way.
     fn of(torus: &Torus, from: u32, header: &PacketHeader) -> Result<Self, RouteError> {
         let coordinates = header.destination.coordinates();
         let outside = RouteError::Destination { coordinates };
@@ -239,9 +243,12 @@ impl Way {
         let word = TorusWord::between(torus, from, target, 0).or(Err(outside))?;
         let mut way = Self { target, word, apart: 0, loop_port: None };
 
+        let sum: u32 = here.iter().sum::<u32>() + coordinates.map(u32::from).iter().sum::<u32>();
         let dimensions = torus.dimensions().iter().zip(here.iter().zip(coordinates)).enumerate();
         for (dimension, (ring, (&own, target))) in dimensions {
-            way.add(torus, dimension, *ring, (own, u32::from(target)), header.hint(dimension))?;
+            let (target, hint) = (u32::from(target), header.hint(dimension));
+            let is_down_if_equal = (sum - target) % 2 == 1;
+            way.add(torus, dimension, *ring, (own, target), hint, is_down_if_equal)?;
         }
         if way.loop_port.is_some() && way.apart != 0 {
             return Err(outside);
@@ -257,6 +264,7 @@ impl Way {
         ring: Dimension,
         (own, target): (u32, u32),
         hint: (bool, bool),
+        is_down_if_equal: bool,
     ) -> Result<(), RouteError> {
         let refused = RouteError::Hints { dimension };
         let is_down = match hint {
@@ -264,7 +272,7 @@ impl Way {
             (false, false) => match torus.way(dimension, own, target) {
                 None => return Ok(()),
                 Some(way) => {
-                    way.direction == Direction::Down || way.direction == Direction::Either && own % 2 == 1
+                    way.direction == Direction::Down || way.direction == Direction::Either && is_down_if_equal
                 }
             },
             (is_down, _) if own == target => {

@@ -72,6 +72,28 @@ fn all_pairs_exchange_packets_on_each_channel() {
 }
 
 #[test]
+fn both_cables_between_two_nodes_carry_the_same_number_of_packets() {
+    let mut bed = Bed::torus(&[2, 2, 2, 2, 2], &[], Options::default());
+    for (from, to) in (0..32).flat_map(|from| (0..32).map(move |to| (from, to))) {
+        let message = Message::to(&bed.network, to, channel::DETERMINISTIC, u64::from(from));
+        if from != to {
+            bed.send(from, message);
+        }
+    }
+    bed.run();
+
+    // A packet arrives along the last dimension in which its two nodes differ.
+    for node in 0..32 {
+        let mut of_port = [0; 10];
+        for (fifo, _) in bed.marks(node) {
+            of_port[usize::from(fifo)] += 1;
+        }
+        assert_eq!(of_port[0] + of_port[1], 1);
+        assert_eq!(of_port[2..], [1, 1, 2, 2, 4, 4, 8, 8]);
+    }
+}
+
+#[test]
 fn all_pairs_exchange_packets_over_links_with_a_bandwidth_and_little_buffer() {
     let mut options = timed();
     options.link.credits = vec![2; super::super::CHANNELS];
