@@ -30,7 +30,7 @@ const LOOPS: usize = 5;
 /// Packets from links between two injected ones in an all-to-all: the most that the register has.
 /// With fewer, the network fills with packets.
 pub(crate) const THROUGH_RATIO: u8 = 16;
-/// Injection FIFOs of an all-to-all.
+/// Injection FIFOs of an all-to-all in each of a node's two subgroups.
 const FIFOS: u8 = 8;
 
 /// A subgroup's memory: counters, a source and a target.
@@ -199,27 +199,29 @@ impl BlueGene<'_> {
     pub fn all_to_all(&self, bytes: u64) -> Result<Picos, BlueGeneError> {
         let seed = self.seed;
         let times = self.run(0..self.nodes(), move |node| {
-            let [subgroup, _] = &mut node.subgroups;
-            let area = Area::new(subgroup, bytes, FIFOS)?;
-            let counter = area.counter(0)?;
-            let place = subgroup.place();
-            let target = area.target(subgroup.base_address_id(ENTRY), &counter)?;
+            let [first, second] = &mut node.subgroups;
+            let areas = [Area::new(first, bytes, FIFOS)?, Area::new(second, bytes, FIFOS)?];
+            let counter = areas[0].counter(0)?;
+            let place = first.place();
+            let target = areas[0].target(first.base_address_id(ENTRY), &counter)?;
             let order = RandomOrder::new(&place, seed);
             counter.set(order.ranks().len() as u64 * bytes);
             node.set_through_ratio(THROUGH_RATIO)?;
             node.wait_for_begin();
 
-            let [subgroup, _] = &mut node.subgroups;
             let began = Instant::now();
-            for (&rank, fifo) in order.ranks().iter().zip((0..FIFOS).cycle()) {
+            for (number, &rank) in order.ranks().iter().enumerate() {
                 let to = place.coordinates(rank).unwrap_or(place.own);
-                let put = direct_put(area.source(bytes), place.dynamic(to), &target)?;
-                subgroup.inject(fifo, &put, patience(), None)?;
+                let (half, fifo) = (number % 2, (number / 2 % usize::from(FIFOS)) as u8);
+                let put = direct_put(areas[half].source(bytes), place.dynamic(to), &target)?;
+                node.subgroups[half].inject(fifo, &put, patience(), None)?;
             }
-            subgroup.wait_counter(&counter, patience(), None)?;
+            node.subgroups[0].wait_counter(&counter, patience(), None)?;
             let time = mean_since(began, 1);
 
-            end_sends(subgroup, FIFOS)?;
+            for subgroup in &mut node.subgroups {
+                end_sends(subgroup, FIFOS)?;
+            }
             Ok(time)
         })?;
         Ok(times.into_iter().max().unwrap_or(Picos::ZERO))
