@@ -33,7 +33,10 @@ impl TableData {
     pub fn table(self) -> Table {
         let mut table = Table::new();
         table.load_style(presets::UTF8_BORDERS_ONLY);
-        table.set_content_arrangement(ContentArrangement::Dynamic);
+        // A terminal without a size, as under `script`, says that it has no columns.
+        if table.width() != Some(0) {
+            table.set_content_arrangement(ContentArrangement::Dynamic);
+        }
         table.set_header(self.columns.iter().map(|column| &column.name));
 
         for row in self.rows {
