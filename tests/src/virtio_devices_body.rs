@@ -1,7 +1,7 @@
 //! Test bodies of the virtio devices beside the network device: random bytes, disks, a console.
 //!
 //! Each body gets a machine of its own behind some door. The far end of its console is a socket
-//! that the body connects to ([`far_end`]).
+//! that the body connects to (`far_end`).
 
 pub mod blk;
 pub mod console;

@@ -25,7 +25,7 @@ use crate::{
     bodies::{Guests, TestMachine},
 };
 
-/// A disk `disk0` with the contents of [`Trouble`], and a source of random bytes `rng0`.
+/// A disk `disk0` with the contents of `Trouble`, and a source of random bytes `rng0`.
 pub static TROUBLE: TestMachine = TestMachine {
     name: "virtio_trouble",
     make: machine,
