@@ -14,9 +14,9 @@ const MEMORY: u64 = 64 << 10;
 const WAKES_ALONE: u64 = 20;
 /// Limit for the engine's wake-ups per second with clients. It checks them every 10 ms.
 const WAKES: u64 = 150;
-/// Limit for the processor time per second at rest, in clock ticks of 10 ms: 1 %, and one tick for
-/// rounding.
-const TICKS: u64 = 2;
+/// Limit for the processor time per second at rest, in clock ticks of 10 ms. A thread that polls
+/// takes 100. The wake-ups of an idle engine take one, and several times as long on a busy host.
+const TICKS: u64 = 10;
 
 /// A server, with the kernel's statistics of it.
 struct Watched(Server);
@@ -73,7 +73,7 @@ fn check_at_rest(event_loop: &str) {
     let alone = server.activity_of_a_second();
     println!("{event_loop}: without clients {} sleeps and {} ticks a second", alone.0, alone.1);
 
-    assert!(alone.0 <= WAKES_ALONE && alone.1 <= 1, "{alone:?} sleeps and ticks a second without clients");
+    assert!(alone.0 <= WAKES_ALONE && alone.1 <= TICKS, "{alone:?} sleeps and ticks a second without clients");
 
     let nodes = (0..64).map(|node| format!("cn{node}")).chain(["io0".to_owned()]);
     let clients: Vec<_> = nodes
