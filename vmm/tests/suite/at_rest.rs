@@ -73,7 +73,10 @@ fn check_at_rest(event_loop: &str) {
     let alone = server.activity_of_a_second();
     println!("{event_loop}: without clients {} sleeps and {} ticks a second", alone.0, alone.1);
 
-    assert!(alone.0 <= WAKES_ALONE && alone.1 <= TICKS, "{alone:?} sleeps and ticks a second without clients");
+    assert!(
+        alone.0 <= WAKES_ALONE && alone.1 <= TICKS,
+        "{alone:?} sleeps and ticks a second without clients"
+    );
 
     let nodes = (0..64).map(|node| format!("cn{node}")).chain(["io0".to_owned()]);
     let clients: Vec<_> = nodes
