@@ -1,5 +1,5 @@
 //! Test bodies of the matching layer's transport over the Message Unit of Blue Gene/Q. They cover
-//! what [`crate::matching_body`] does not.
+//! the cases that [`crate::matching_body`] lacks.
 #![allow(unsafe_code, reason = "memory is registered by address, as the matching layer does")]
 
 use std::{ptr::NonNull, time::Duration};

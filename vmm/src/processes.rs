@@ -256,7 +256,7 @@ impl Processes {
     }
 }
 
-/// What the programs were asked for.
+/// How far the end of the programs has come.
 enum Phase {
     Running,
     /// SIGTERM was sent, and SIGKILL follows.

@@ -1,6 +1,6 @@
 //! The registers and queues of one device together.
 
-use nicforge_core::{context::Context, ids::Address, spec::FunctionSpec};
+use nicforge_core::{context::Context, dma::GuestMemoryView, ids::Address, spec::FunctionSpec};
 
 use crate::{
     queue::{QueueError, SplitQueue},
@@ -124,6 +124,16 @@ impl Function {
         self.queues.get_mut(index)?.as_mut()
     }
 
+    /// Returns a queue with the driver's memory, if the driver has enabled both.
+    #[inline]
+    pub fn queue_with_memory<'a>(
+        &mut self,
+        context: &'a mut Context<'_>,
+        index: usize,
+    ) -> Option<(&mut SplitQueue, GuestMemoryView<'a>)> {
+        Some((self.queue(index)?, context.guest_memory(USER).ok()?))
+    }
+
     /// Interrupts the driver.
     pub fn interrupt(&mut self, context: &mut Context<'_>, event: Event) {
         self.transport.interrupt(context, event);
@@ -135,9 +145,7 @@ impl Function {
     /// # Errors
     /// [`QueueError::Memory`].
     pub fn report_returned(&mut self, context: &mut Context<'_>, index: usize) -> Result<(), QueueError> {
-        let Some(queue) = self.queues.get_mut(index).and_then(Option::as_mut) else { return Ok(()) };
-        let Ok(memory) = context.guest_memory(USER) else { return Ok(()) };
-
+        let Some((queue, memory)) = self.queue_with_memory(context, index) else { return Ok(()) };
         if queue.needs_interrupt(&memory)? {
             self.transport.interrupt(context, Event::Queue(index));
         }

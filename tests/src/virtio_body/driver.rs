@@ -117,6 +117,20 @@ impl DriverQueue {
         }
     }
 
+    /// Writes a chain of descriptors from entry 0 on, and makes it available. Each descriptor is an
+    /// address, a length, flags and the next entry.
+    pub(crate) fn offer_chain(&mut self, descriptors: &[(u64, u32, u16, u16)]) {
+        for (index, &(iova, length, flags, next)) in descriptors.iter().enumerate() {
+            self.put(index as u16, iova, length, flags, next);
+        }
+        self.offer(0);
+    }
+
+    /// Returns the address of the buffer of entry 0.
+    pub(crate) fn first_buffer(&self) -> u64 {
+        self.memory.iova() + Self::slot(0)
+    }
+
     /// Takes the next buffer that came back: the head of its chain, and the bytes written.
     pub(crate) fn take_used(&mut self) -> Option<(u16, u32)> {
         if self.load16(USED + 2) == self.returned {

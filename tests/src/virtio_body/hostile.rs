@@ -52,25 +52,12 @@ fn break_queue(rig: &dyn Rig, change: impl Fn(&mut Nic, &mut Nic)) {
     assert_eq!(received, sent);
 }
 
-/// Offers entry 0 with these descriptors: address, length, flags and next of each.
-fn offer(queue: &mut DriverQueue, descriptors: &[(u64, u32, u16, u16)]) {
-    for (index, &(iova, length, flags, next)) in descriptors.iter().enumerate() {
-        queue.put(index as u16, iova, length, flags, next);
-    }
-    queue.offer(0);
-}
-
-/// Returns the address of a buffer of the queue's own.
-fn own(queue: &DriverQueue) -> u64 {
-    queue.memory.iova() + DriverQueue::slot(0)
-}
-
 /// Two descriptors that follow each other have no end.
 #[body]
 pub fn a_loop_of_descriptors_needs_a_reset(rig: &dyn Rig) {
     break_transmit(rig, |queue| {
-        let own = own(queue);
-        offer(queue, &[(own, 1, NEXT, 1), (own, 1, NEXT, 0)]);
+        let own = queue.first_buffer();
+        queue.offer_chain(&[(own, 1, NEXT, 1), (own, 1, NEXT, 0)]);
     });
 }
 
@@ -78,8 +65,8 @@ pub fn a_loop_of_descriptors_needs_a_reset(rig: &dyn Rig) {
 #[body]
 pub fn a_descriptor_that_follows_itself_needs_a_reset(rig: &dyn Rig) {
     break_transmit(rig, |queue| {
-        let own = own(queue);
-        offer(queue, &[(own, 64, NEXT, 0)]);
+        let own = queue.first_buffer();
+        queue.offer_chain(&[(own, 64, NEXT, 0)]);
     });
 }
 
@@ -88,8 +75,8 @@ pub fn a_descriptor_that_follows_itself_needs_a_reset(rig: &dyn Rig) {
 pub fn a_descriptor_outside_the_table_needs_a_reset(rig: &dyn Rig) {
     for next in [ENTRIES, u16::MAX] {
         break_transmit(rig, |queue| {
-            let own = own(queue);
-            offer(queue, &[(own, 64, NEXT, next)]);
+            let own = queue.first_buffer();
+            queue.offer_chain(&[(own, 64, NEXT, next)]);
         });
     }
     break_transmit(rig, |queue| {
@@ -104,13 +91,13 @@ pub fn a_loop_of_indirect_descriptors_needs_a_reset(rig: &dyn Rig) {
     break_transmit(rig, |queue| {
         let table = queue.memory.iova() + TABLES;
         queue.put_descriptor(TABLES, table, 16, INDIRECT, 0);
-        offer(queue, &[(table, 16, INDIRECT, 0)]);
+        queue.offer_chain(&[(table, 16, INDIRECT, 0)]);
     });
     break_transmit(rig, |queue| {
-        let (table, own) = (queue.memory.iova() + TABLES, own(queue));
+        let (table, own) = (queue.memory.iova() + TABLES, queue.first_buffer());
         queue.put_descriptor(TABLES, own, 8, NEXT, 1);
         queue.put_descriptor(TABLES + 16, own, 8, NEXT, 0);
-        offer(queue, &[(table, 32, INDIRECT, 0)]);
+        queue.offer_chain(&[(table, 32, INDIRECT, 0)]);
     });
 }
 
@@ -119,12 +106,12 @@ pub fn a_loop_of_indirect_descriptors_needs_a_reset(rig: &dyn Rig) {
 pub fn a_long_indirect_table_needs_a_reset(rig: &dyn Rig) {
     // More descriptors than a buffer may have, in a table of the greatest length.
     break_transmit(rig, |queue| {
-        let own = own(queue);
+        let own = queue.first_buffer();
         for entry in 0..=MAX_CHAIN as u64 {
             queue.put_descriptor(TABLES + 16 * entry, own, 1, NEXT, entry as u16 + 1);
         }
         let table = queue.memory.iova() + TABLES;
-        offer(queue, &[(table, 16 * 65_535, INDIRECT, 0)]);
+        queue.offer_chain(&[(table, 16 * 65_535, INDIRECT, 0)]);
     });
 }
 
@@ -134,22 +121,22 @@ pub fn a_bad_indirect_table_needs_a_reset(rig: &dyn Rig) {
     for length in [0, 15, 16 * 65_536] {
         break_transmit(rig, |queue| {
             let table = queue.memory.iova() + TABLES;
-            offer(queue, &[(table, length, INDIRECT, 0)]);
+            queue.offer_chain(&[(table, length, INDIRECT, 0)]);
         });
     }
-    break_transmit(rig, |queue| offer(queue, &[(NOWHERE, 32, INDIRECT, 0)]));
+    break_transmit(rig, |queue| queue.offer_chain(&[(NOWHERE, 32, INDIRECT, 0)]));
 }
 
 /// A buffer lies in memory of the driver as a whole.
 #[body]
 pub fn memory_that_is_not_the_drivers_needs_a_reset(rig: &dyn Rig) {
     for address in [NOWHERE, u64::MAX - 8, 0] {
-        break_transmit(rig, |queue| offer(queue, &[(address, 100, 0, 0)]));
+        break_transmit(rig, |queue| queue.offer_chain(&[(address, 100, 0, 0)]));
     }
     // The buffer begins in memory and ends outside.
     break_transmit(rig, |queue| {
         let end = queue.memory.iova() + queue.memory.len();
-        offer(queue, &[(end - 50, 100, 0, 0)]);
+        queue.offer_chain(&[(end - 50, 100, 0, 0)]);
     });
 }
 
@@ -159,13 +146,13 @@ pub fn a_buffer_of_a_wrong_length_needs_a_reset(rig: &dyn Rig) {
     // No bytes, less than a header, and more than any frame, also in pieces.
     for length in [0, 1, FRAME_HEADER as u32 - 1, MAX_SEND as u32 + 1, u32::MAX] {
         break_transmit(rig, |queue| {
-            let own = own(queue);
-            offer(queue, &[(own, length, 0, 0)]);
+            let own = queue.first_buffer();
+            queue.offer_chain(&[(own, length, 0, 0)]);
         });
     }
     break_transmit(rig, |queue| {
-        let own = own(queue);
-        offer(queue, &[(own, u32::MAX, NEXT, 1), (own, u32::MAX, NEXT, 2), (own, u32::MAX, 0, 0)]);
+        let own = queue.first_buffer();
+        queue.offer_chain(&[(own, u32::MAX, NEXT, 1), (own, u32::MAX, NEXT, 2), (own, u32::MAX, 0, 0)]);
     });
 }
 
@@ -173,8 +160,8 @@ pub fn a_buffer_of_a_wrong_length_needs_a_reset(rig: &dyn Rig) {
 #[body]
 pub fn a_buffer_of_the_wrong_direction_needs_a_reset(rig: &dyn Rig) {
     break_transmit(rig, |queue| {
-        let own = own(queue);
-        offer(queue, &[(own, 100, WRITE, 0)]);
+        let own = queue.first_buffer();
+        queue.offer_chain(&[(own, 100, WRITE, 0)]);
     });
 }
 
@@ -198,9 +185,9 @@ pub fn bad_receive_buffers_need_a_reset(rig: &dyn Rig) {
 
     // The driver has offered all entries in order.
     let first = 0;
-    receive(&|queue| queue.put(first, own(queue), SLOT as u32, 0, 0));
+    receive(&|queue| queue.put(first, queue.first_buffer(), SLOT as u32, 0, 0));
     receive(&|queue| queue.put(first, NOWHERE, SLOT as u32, WRITE, 0));
-    receive(&|queue| queue.put(first, own(queue), 4, WRITE | NEXT, first));
+    receive(&|queue| queue.put(first, queue.first_buffer(), 4, WRITE | NEXT, first));
     receive(&|queue| queue.store16(AVAILABLE + 2, 3 * ENTRIES));
 }
 
@@ -245,7 +232,7 @@ pub fn a_queue_of_a_wrong_shape_needs_a_reset(rig: &dyn Rig) {
 pub fn memory_that_only_messages_reach_needs_a_reset(rig: &dyn Rig) {
     break_queue(rig, |nic, _| {
         let private = nic.device.private_dma_buffer(4096).unwrap();
-        offer(&mut nic.transmit, &[(private.iova(), 100, 0, 0)]);
+        nic.transmit.offer_chain(&[(private.iova(), 100, 0, 0)]);
         nic.notify(TRANSMIT);
         nic.wait_for_failure();
     });

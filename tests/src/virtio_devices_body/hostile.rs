@@ -18,9 +18,6 @@ const NOWHERE: u64 = 1 << 40;
 /// The devices, with a queue of each that the device looks at when it is notified.
 const QUEUES: [(&str, usize); 3] = [("rng0", 0), ("disk0", 0), ("con0", 1)];
 
-/// A descriptor: address, length, flags and next.
-type Descriptor = (u64, u32, u16, u16);
-
 /// A device whose driver breaks the rules of a queue again and again, and another one.
 struct Victim<'a> {
     rig: &'a dyn Rig,
@@ -73,19 +70,6 @@ impl<'a> Victim<'a> {
     }
 }
 
-/// Offers entry 0 with these descriptors.
-fn offer(queue: &mut DriverQueue, descriptors: &[Descriptor]) {
-    for (index, &(iova, length, flags, next)) in descriptors.iter().enumerate() {
-        queue.put(index as u16, iova, length, flags, next);
-    }
-    queue.offer(0);
-}
-
-/// Returns the address of a buffer of the queue's own.
-fn own(queue: &DriverQueue) -> u64 {
-    queue.memory.iova() + DriverQueue::slot(0)
-}
-
 /// Chains without an end, also in indirect tables, and descriptors outside their table.
 #[body]
 pub fn chains_without_an_end_need_a_reset(rig: &dyn Rig) {
@@ -94,15 +78,15 @@ pub fn chains_without_an_end_need_a_reset(rig: &dyn Rig) {
         let flags = victim.direction();
         for next in [0, 1, ENTRIES, u16::MAX] {
             victim.break_by(|queue| {
-                let own = own(queue);
-                offer(queue, &[(own, 16, flags | NEXT, next), (own, 16, flags | NEXT, 0)]);
+                let own = queue.first_buffer();
+                queue.offer_chain(&[(own, 16, flags | NEXT, next), (own, 16, flags | NEXT, 0)]);
             });
         }
         victim.break_by(|queue| {
-            let (table, own) = (queue.memory.iova() + TABLES, own(queue));
+            let (table, own) = (queue.memory.iova() + TABLES, queue.first_buffer());
             queue.put_descriptor(TABLES, own, 8, flags | NEXT, 1);
             queue.put_descriptor(TABLES + 16, own, 8, flags | NEXT, 0);
-            offer(queue, &[(table, 32, INDIRECT, 0)]);
+            queue.offer_chain(&[(table, 32, INDIRECT, 0)]);
         });
         victim.break_by(|queue| {
             queue.offer(ENTRIES);
@@ -118,15 +102,15 @@ pub fn bad_indirect_tables_need_a_reset(rig: &dyn Rig) {
         for length in [0, 15, 16 * 65_536] {
             victim.break_by(|queue| {
                 let table = queue.memory.iova() + TABLES;
-                offer(queue, &[(table, length, INDIRECT, 0)]);
+                queue.offer_chain(&[(table, length, INDIRECT, 0)]);
             });
         }
         victim.break_by(|queue| {
             let table = queue.memory.iova() + TABLES;
             queue.put_descriptor(TABLES, table, 16, INDIRECT, 0);
-            offer(queue, &[(table, 16, INDIRECT, 0)]);
+            queue.offer_chain(&[(table, 16, INDIRECT, 0)]);
         });
-        victim.break_by(|queue| offer(queue, &[(NOWHERE, 32, INDIRECT, 0)]));
+        victim.break_by(|queue| queue.offer_chain(&[(NOWHERE, 32, INDIRECT, 0)]));
     }
 }
 
@@ -136,20 +120,20 @@ pub fn bad_pieces_need_a_reset(rig: &dyn Rig) {
     for of in QUEUES {
         let mut victim = Victim::open(rig, of);
         let flags = victim.direction();
-        victim.break_by(|queue| offer(queue, &[(own(queue), 0, flags, 0)]));
+        victim.break_by(|queue| queue.offer_chain(&[(queue.first_buffer(), 0, flags, 0)]));
         for address in [NOWHERE, u64::MAX - 8, 0] {
             victim.break_by(|queue| {
-                offer(queue, &[(address, 64, flags | NEXT, 1), (own(queue), 64, WRITE, 0)])
+                queue.offer_chain(&[(address, 64, flags | NEXT, 1), (queue.first_buffer(), 64, WRITE, 0)])
             });
         }
         // For a disk the device's part must not come first.
         victim.break_by(|queue| {
-            let own = own(queue);
-            offer(queue, &[(own, 64, WRITE | NEXT, 1), (own, 64, 0, 0)]);
+            let own = queue.first_buffer();
+            queue.offer_chain(&[(own, 64, WRITE | NEXT, 1), (own, 64, 0, 0)]);
         });
         victim.break_by(|queue| {
             let end = queue.memory.iova() + queue.memory.len();
-            offer(queue, &[(end - 8, 16, flags | NEXT, 1), (own(queue), 64, WRITE, 0)]);
+            queue.offer_chain(&[(end - 8, 16, flags | NEXT, 1), (queue.first_buffer(), 64, WRITE, 0)]);
         });
     }
 }
@@ -171,26 +155,30 @@ pub fn requests_without_header_or_status_need_a_reset(rig: &dyn Rig) {
     let mut victim = Victim::open(rig, ("disk0", 0));
     let own_header = |queue: &DriverQueue, kind: u8| {
         queue.memory.write(DriverQueue::slot(0), &[&[kind][..], &[0; 15]].concat()).unwrap();
-        own(queue)
+        queue.first_buffer()
     };
 
-    victim.break_by(|queue| offer(queue, &[(own(queue), 16, 0, 0)]));
-    victim.break_by(|queue| offer(queue, &[(own(queue), 1, WRITE, 0)]));
+    victim.break_by(|queue| queue.offer_chain(&[(queue.first_buffer(), 16, 0, 0)]));
+    victim.break_by(|queue| queue.offer_chain(&[(queue.first_buffer(), 1, WRITE, 0)]));
     victim.break_by(|queue| {
-        let own = own(queue);
-        offer(queue, &[(own, 15, NEXT, 1), (own, 1, WRITE, 0)]);
+        let own = queue.first_buffer();
+        queue.offer_chain(&[(own, 15, NEXT, 1), (own, 1, WRITE, 0)]);
     });
 
     // Data to write lies nowhere, and so does the room for data to read, and that for the status.
     victim.break_by(|queue| {
         let own = own_header(queue, 1);
-        offer(queue, &[(own, 16, NEXT, 1), (NOWHERE, 512, NEXT, 2), (own + 100, 1, WRITE, 0)]);
+        queue.offer_chain(&[(own, 16, NEXT, 1), (NOWHERE, 512, NEXT, 2), (own + 100, 1, WRITE, 0)]);
     });
     for broken in [1, 2] {
         victim.break_by(|queue| {
             let own = own_header(queue, 0);
             let place = |number| if number == broken { NOWHERE } else { own + 100 };
-            offer(queue, &[(own, 16, NEXT, 1), (place(1), 512, WRITE | NEXT, 2), (place(2), 1, WRITE, 0)]);
+            queue.offer_chain(&[
+                (own, 16, NEXT, 1),
+                (place(1), 512, WRITE | NEXT, 2),
+                (place(2), 1, WRITE, 0),
+            ]);
         });
     }
 }

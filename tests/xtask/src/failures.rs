@@ -1,4 +1,4 @@
-//! What failed in the output of test programs, to be said again at its end.
+//! The failures in the output of test programs, which are listed again at its end.
 
 use std::io::{self, BufRead, Write};
 

@@ -39,7 +39,8 @@ struct Room {
     modules: Vec<String>,
 }
 
-/// Checks the code against the rooms.
+/// Checks which crates each crate uses, and in which order modules name each other, against the
+/// lists in `docs/rooms.toml`.
 pub(crate) fn check(root: &Path) -> Result<(), Failed> {
     let rooms = read(root)?;
     let mut wrong = Vec::new();
@@ -48,15 +49,15 @@ pub(crate) fn check(root: &Path) -> Result<(), Failed> {
     for folder in manifests(root)? {
         let (name, uses) = dependencies(&folder)?;
         let Some(room) = rooms.room.iter().find(|room| room.name == name) else {
-            wrong.push(format!("{name} has no room: add it with the crates that it may use"));
+            wrong.push(format!("{name} is not listed: add it with the crates that it may use"));
             continue;
         };
 
         for used in uses.iter().filter(|used| !room.uses.contains(used)) {
-            wrong.push(format!("{name} uses {used}, which its room does not allow"));
+            wrong.push(format!("{name} uses {used}, which is not in its list"));
         }
         for unused in room.uses.iter().filter(|used| !uses.contains(*used)) {
-            wrong.push(format!("{name} does not use {unused}: remove it from the room"));
+            wrong.push(format!("{name} does not use {unused}: remove it from the list"));
         }
         if !room.modules.is_empty() {
             wrong.extend(check_modules(room, &folder.join("src"))?);

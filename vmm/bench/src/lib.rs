@@ -35,6 +35,7 @@ pub mod host;
 pub mod machine;
 pub mod placement;
 pub mod process;
+pub mod ranks;
 pub mod report;
 pub mod results;
 pub mod row;

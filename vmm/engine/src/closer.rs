@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn engine_that_waits_for_a_backlog_is_woken() {
+    fn engine_that_waits_for_pending_closes_is_woken() {
         let closers = Closers::new();
         let waker = Waker::new().unwrap();
         let backlog = Backlog::new(waker.clone());

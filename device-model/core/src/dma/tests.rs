@@ -158,7 +158,7 @@ fn unmap_all_empties_the_map() {
 
     assert!(map.is_empty());
     assert_eq!(map.bytes(), 0);
-    assert!(map.segments(0x1000, 1, false).is_err(), "what the last access found is not trusted");
+    assert!(map.segments(0x1000, 1, false).is_err(), "the mapping that the last access found is still used");
 }
 
 #[test]

@@ -15,7 +15,7 @@ pub(super) enum Direction {
     Down,
 }
 
-/// What a symbol says.
+/// The meaning of a symbol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// A subtree has entered a barrier, or a barrier is complete.

@@ -270,7 +270,7 @@ impl<P: Policy> Router<P> {
         let is_sent = match self.plan.layout.sources[input] {
             Source::Link { port, vc } => {
                 let is_followed = ports.forward_first(PortChannel { port, channel: vc.into() }, to);
-                self.heads.followed |= Inputs::from(is_followed == Some(true)) << input;
+                self.heads.exposed |= Inputs::from(is_followed == Some(true)) << input;
                 is_followed.is_some()
             }
             Source::Injection { fifo } => self.send_injected(ports, fifo, to),

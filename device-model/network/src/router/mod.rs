@@ -189,14 +189,14 @@ struct Heads {
     /// Inputs whose first packet is to be dropped.
     dropped: Inputs,
     /// Inputs from which a packet has left in this step, and whose next packet can be seen.
-    followed: Inputs,
+    exposed: Inputs,
     /// Inputs whose first packet has arrived as a whole, as far as that concerns deliveries.
-    whole: Inputs,
+    arrived: Inputs,
 }
 
 impl Heads {
     fn new(inputs: usize) -> Self {
-        Self { of: vec![Head::new(); inputs], decided: 0, local: 0, dropped: 0, followed: 0, whole: 0 }
+        Self { of: vec![Head::new(); inputs], decided: 0, local: 0, dropped: 0, exposed: 0, arrived: 0 }
     }
 
     /// Forgets all decisions.
@@ -288,7 +288,7 @@ impl Fifos {
 struct Counters {
     router: RouterCounters,
     /// A copy had no packet in this step.
-    starved: bool,
+    lacked_packets: bool,
 }
 
 /// A node's router. The module documentation states its rules.

@@ -15,20 +15,20 @@ use super::{
 const STARVED_RETRY: u64 = 1000;
 
 impl<P: Policy> Router<P> {
-    /// Moves packets, at most about `budget`.
+    /// Moves packets, until none can move or `budget` are moved. The last round may move more.
     pub fn step(&mut self, ports: &mut Ports<'_>, budget: u32) -> Outcome {
-        self.counters.starved = false;
+        self.counters.lacked_packets = false;
         self.outputs.update_blocked(&self.plan.rules, ports);
 
         let mut moved = 0;
-        self.heads.followed = 0;
+        self.heads.exposed = 0;
         let mut new = self.new_inputs(ports);
         let has_more = loop {
             let before = moved;
             if new != 0 {
-                moved += self.look(ports, new);
+                moved += self.decide_on_heads(ports, new);
             }
-            if (self.heads.local | self.heads.dropped) & self.heads.whole != 0 {
+            if (self.heads.local | self.heads.dropped) & self.heads.arrived != 0 {
                 moved += self.deliver(ports);
             }
             moved += self.serve_outputs(ports);
@@ -40,9 +40,9 @@ impl<P: Policy> Router<P> {
                 break true;
             }
 
-            // Packets after those that have left may go on at once.
-            new = std::mem::take(&mut self.heads.followed);
-            if new == 0 && self.outputs.open() == 0 && !self.counters.starved {
+            // A packet behind one that has left is the head of its input now, and may go on.
+            new = std::mem::take(&mut self.heads.exposed);
+            if new == 0 && self.outputs.open() == 0 && !self.counters.lacked_packets {
                 break false;
             }
         };
@@ -58,7 +58,7 @@ impl<P: Policy> Router<P> {
         }
 
         let Fifos { complete, .. } = &self.fifos;
-        if self.counters.starved { (*complete).min(now.after(STARVED_RETRY)) } else { *complete }
+        if self.counters.lacked_packets { (*complete).min(now.after(STARVED_RETRY)) } else { *complete }
     }
 
     /// Returns the inputs that have a first packet without a decision. Records those whose first
@@ -67,7 +67,7 @@ impl<P: Policy> Router<P> {
     fn new_inputs(&mut self, ports: &Ports<'_>) -> Inputs {
         let layout = &self.plan.layout;
         let [whole, heads] = layout.arrived_inputs(ports);
-        self.heads.whole = whole | layout.injection;
+        self.heads.arrived = whole | layout.injection;
         let mut new = (whole | heads) & !self.heads.decided;
         if self.fifos.waiting != 0 && self.fifos.served_until <= ports.now() {
             new |= self.fifos.served(ports.now()) << layout.links;
@@ -78,7 +78,7 @@ impl<P: Policy> Router<P> {
     /// Decides on packets that have become the first of their input. Returns the number of packets
     /// that have left by that.
     #[inline]
-    fn look(&mut self, ports: &mut Ports<'_>, mut new: Inputs) -> u32 {
+    fn decide_on_heads(&mut self, ports: &mut Ports<'_>, mut new: Inputs) -> u32 {
         let mut moved = 0;
         while new != 0 {
             let input = new.trailing_zeros() as usize;
@@ -124,7 +124,7 @@ impl<P: Policy> Router<P> {
             // A packet that is forwarded alone need not arrive as a whole.
             Source::Link { port, vc } if (self.heads.local | self.heads.dropped) & bit != 0 => {
                 let is_whole = ports.await_tail(port, vc.into());
-                self.heads.whole = self.heads.whole & !bit | Inputs::from(is_whole) << input;
+                self.heads.arrived = self.heads.arrived & !bit | Inputs::from(is_whole) << input;
             }
             Source::Link { .. } => {}
         }
@@ -198,7 +198,7 @@ impl<P: Policy> Router<P> {
     /// number of packets that have left their input or have been copied.
     #[inline(never)]
     fn deliver(&mut self, ports: &mut Ports<'_>) -> u32 {
-        let complete = self.heads.whole;
+        let complete = self.heads.arrived;
         let dropped = self.drop_packets(ports, complete);
         dropped + self.deliver_packets(ports, complete)
     }
@@ -283,7 +283,7 @@ impl<P: Policy> Router<P> {
             Source::Link { port, vc } => {
                 let packet = ports.take(port, vc.into())?;
                 let is_followed = ports.peek_head(port, vc.into()).is_some();
-                self.heads.followed |= Inputs::from(is_followed) << input;
+                self.heads.exposed |= Inputs::from(is_followed) << input;
                 Some(packet)
             }
             Source::Injection { fifo } => self.fifos.injection[usize::from(fifo)].pop(ports.now()),
@@ -301,7 +301,7 @@ impl<P: Policy> Router<P> {
                 .and_then(|packet| ports.copy_packet(packet).ok()),
         };
         if copy.is_none() {
-            self.counters.starved = true;
+            self.counters.lacked_packets = true;
             self.counters.router.starved += 1;
         }
         copy
@@ -321,7 +321,7 @@ impl<P: Policy> Router<P> {
             && !self.fifos.injection[usize::from(fifo)].is_empty()
         {
             let busy_until = self.fifos.add_waiting(fifo);
-            self.heads.followed |= Inputs::from(busy_until <= now) << input;
+            self.heads.exposed |= Inputs::from(busy_until <= now) << input;
         }
     }
 }

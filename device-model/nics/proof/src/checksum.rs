@@ -242,7 +242,7 @@ impl Checksum {
     }
 
     /// Takes a sum of the companion.
-    fn take(&mut self, context: &mut Context<'_>, job: Job) {
+    fn finish_job(&mut self, context: &mut Context<'_>, job: Job) {
         let Job { attachment, serial, bytes, sum } = job;
         if self.spare.len() < MAX_SPARE {
             self.spare.push(bytes);
@@ -356,9 +356,9 @@ impl Device for Checksum {
     }
 
     fn step(&mut self, context: &mut Context<'_>, _: u32) -> Progress {
-        // The FIFO bounds the number of events.
+        // The companion's FIFO bounds the number of finished jobs.
         while let Some(job) = self.companion.as_mut().and_then(DeviceEnd::receive) {
-            self.take(context, job);
+            self.finish_job(context, job);
         }
 
         let is_halted = self.companion.as_ref().is_some_and(|companion| companion.halt().is_some());

@@ -16,9 +16,7 @@ use nicforge_core::{
     time::Nanos,
 };
 use nicforge_kit::retry;
-use nicforge_virtio::{
-    Backend, Direction, Function, Model, QueueError, USER, VirtioDevice, registers::feature,
-};
+use nicforge_virtio::{Backend, Direction, Function, Model, QueueError, VirtioDevice, registers::feature};
 
 /// Number of the type (5.4.1).
 pub const DEVICE_TYPE: u16 = 4;
@@ -158,8 +156,7 @@ impl VirtioRng {
     /// Fills the next buffer, if there is one and bytes for it. Returns the descriptors used.
     fn fill_buffer(&mut self, context: &mut Context<'_>, function: &mut Function) -> Result<u32, QueueError> {
         let Supply::Ready(block, at) = &mut self.supply else { return Ok(0) };
-        let Some(queue) = function.queue(REQUESTS) else { return Ok(0) };
-        let Ok(memory) = context.guest_memory(USER) else { return Ok(0) };
+        let Some((queue, memory)) = function.queue_with_memory(context, REQUESTS) else { return Ok(0) };
         let Some(buffer) = queue.take_or_ask(&memory)? else { return Ok(0) };
 
         let count = buffer.writable.min((BLOCK - *at) as u64) as usize;

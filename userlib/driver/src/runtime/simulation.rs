@@ -40,7 +40,7 @@ pub trait Simulation {
     /// Starts a thread in the calling thread's process. Returns its number.
     fn spawn(&self, name: &str, body: Box<dyn FnOnce()>) -> u32;
 
-    /// Passes time until a thread has ended.
+    /// Advances virtual time until a thread has ended.
     fn join(&self, thread: u32);
 
     /// Returns the next number of the simulation's random sequence.
@@ -52,8 +52,8 @@ thread_local! {
     static CURRENT: RefCell<Option<Rc<dyn Simulation>>> = const { RefCell::new(None) };
 }
 
-/// The time in which an operating-system thread runs the threads of a simulation. It ends with
-/// this value.
+/// A guard: while it exists, its operating-system thread runs the threads of a simulation. Its drop
+/// restores the simulation that the thread ran before, if there was one.
 #[must_use]
 pub struct Entered {
     former: Option<Rc<dyn Simulation>>,

@@ -21,7 +21,7 @@ use crate::{Error, Loss, bits};
 /// Most notices that wait for one rank. A rank that keeps to the protocol causes fewer.
 const MAX: usize = 512;
 
-/// What a notice says.
+/// The event that a notice reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Notice {
     /// The receiver asks for the message no more.

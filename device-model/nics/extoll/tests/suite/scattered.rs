@@ -54,7 +54,7 @@ impl Ring {
 
 /// Returns lists of pieces that are `bytes` bytes together: pages, odd lengths that split slots and
 /// their messages, and a short piece at each end.
-fn shapes(bytes: u64) -> [Vec<u64>; 4] {
+fn layouts(bytes: u64) -> [Vec<u64>; 4] {
     let odd = [8, 120, 64, 200, 72, 1000, 8, 8, 2048, 24];
     let rest = bytes - odd.iter().sum::<u64>();
 
@@ -69,7 +69,7 @@ fn shapes(bytes: u64) -> [Vec<u64>; 4] {
 #[test]
 fn messages_fill_a_scattered_ring_repeatedly() {
     for slots in [64, 1024] {
-        for (case, lengths) in shapes(slots * SLOT).iter().enumerate() {
+        for (case, lengths) in layouts(slots * SLOT).iter().enumerate() {
             let mut rig = Rig::pair();
             let (sender, receiver) = (rig.attach(0, 0), rig.attach(1, 0));
             let memory = rig.map_scattered(&receiver, RING_BASE, lengths);
@@ -203,13 +203,13 @@ fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
 }
 
 #[test]
-fn transfers_between_regions_in_pieces_arrive_whole() {
+fn transfers_between_scattered_regions_arrive_whole() {
     const BYTES: u64 = 64 * PAGE;
-    for (case, (ours, theirs)) in shapes(BYTES).iter().zip(shapes(BYTES).iter().rev()).enumerate() {
+    for (case, (ours, theirs)) in layouts(BYTES).iter().zip(layouts(BYTES).iter().rev()).enumerate() {
         let mut rig = Rig::pair();
-        let [pages, odd, ..] = shapes(2 * PAGE);
-        let mut local = Peer::new(&mut rig, 0, &odd, ours);
-        let remote = Peer::new(&mut rig, 1, &pages, theirs);
+        let [queue_of_pages, queue_of_odd_pieces, ..] = layouts(2 * PAGE);
+        let mut local = Peer::new(&mut rig, 0, &queue_of_odd_pieces, ours);
+        let remote = Peer::new(&mut rig, 1, &queue_of_pages, theirs);
         let mut mirror = vec![0; BYTES as usize];
 
         for (round, length) in (0..).zip([1, 8, 100, 4095, 4096, 5000, 65_536, 70_001, 200_000]) {
@@ -230,7 +230,7 @@ fn transfers_between_regions_in_pieces_arrive_whole() {
             assert!(local.memory.read(0, BYTES as usize) == got, "case {case}, get of {length}");
         }
 
-        // A queue of 512 entries wraps around, across its pieces.
+        // The notification queue has 512 entries in separate pieces of memory, and wraps around.
         let word = u64::from_le_bytes(*b"anywhere");
         for round in 0..1100u64 {
             let to = remote.nla + round * 8;

@@ -57,7 +57,7 @@ impl Rejected {
     }
 }
 
-/// What the checks of a descriptor's template have shown.
+/// The result of the checks of a descriptor's template.
 #[derive(Clone, Copy, Debug)]
 struct Template {
     kind: Kind,
@@ -86,12 +86,12 @@ impl Template {
     }
 }
 
-/// The template of a FIFO's last message from one node to another, with what its checks have shown.
+/// The template of a FIFO's last message from one node to another, with the result of its checks.
 /// Many messages differ from the one before in payload and target alone.
 #[derive(Debug, Default)]
 pub(crate) struct LastTemplate(Option<(TemplateKey, Template)>);
 
-/// What the checks of a template depend on in one network.
+/// The fields of a descriptor that the checks of its template depend on, in one network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct TemplateKey {
     /// Header type, hints, options, channel and destination.
@@ -104,8 +104,8 @@ struct TemplateKey {
 }
 
 impl LastTemplate {
-    /// Returns what the checks of a template have shown. `check` makes them if it is not that of
-    /// the last message.
+    /// Returns the result of the checks of a template. `check` makes them if the template is not
+    /// that of the last message.
     #[inline]
     fn get_or_check(
         &mut self,

@@ -43,7 +43,7 @@ pub(crate) struct InjectionFifo {
     pub(crate) state: Injection,
     /// The payload of the message in service, if its packets refer to it.
     pub(crate) reference: Option<Reference>,
-    /// What is known of its last message's template.
+    /// The template of its last message, with the result of its checks.
     pub(crate) template: LastTemplate,
     /// The FIFO's own memory, for descriptors that are fetched and for those of remote gets.
     pub(crate) view: View,

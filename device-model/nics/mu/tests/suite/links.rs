@@ -22,7 +22,7 @@ fn timed() -> (Rig, [User; 2]) {
     (rig, users)
 }
 
-/// Gives all links this noise, and returns their CRCs.
+/// Disturbs all links with this noise. Returns their CRCs.
 fn disturb(rig: &mut Rig, noise: impl FnMut(&mut [u8], u64) + Send + Clone + 'static) -> Vec<LinkChecks> {
     let mut checks = Vec::new();
     let cables: Vec<_> = rig.network.cables().collect();

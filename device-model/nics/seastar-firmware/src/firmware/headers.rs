@@ -413,6 +413,7 @@ impl Node {
         self.send_answer(chip, process, answer, target, (owner, Pieces::None));
     }
 
+    /// Puts an answer at the end of the line to its node. Returns whether there was room.
     fn send_answer<C: Chip>(
         &mut self,
         chip: &mut C,

@@ -89,7 +89,7 @@ impl TrappedPort {
     /// Returns the number of quads and headers that can be popped.
     #[inline]
     fn unpopped(&self, fifo: &ReceiveFifo) -> PoppableCounts {
-        let popped = self.popped.in_fifo(fifo);
+        let popped = self.popped.at_least_head(fifo);
         PoppableCounts {
             quads: QUADS * fifo.tail().wrapping_sub(popped.payload) - popped.quad,
             headers: fifo.tail().wrapping_sub(popped.header),
@@ -98,9 +98,10 @@ impl TrappedPort {
 }
 
 impl Popped {
-    /// Returns the position with packets that software has freed counted as popped.
+    /// Returns the position, moved up to the FIFO's head where software has freed packets that were
+    /// not popped.
     #[inline]
-    fn in_fifo(self, fifo: &ReceiveFifo) -> Self {
+    fn at_least_head(self, fifo: &ReceiveFifo) -> Self {
         let (mut popped, head, count) = (self, fifo.head(), fifo.count());
 
         if popped.header.wrapping_sub(head) > count {
@@ -239,7 +240,7 @@ impl Channel {
     /// Takes the next quad out of the receive FIFO, or sets an underflow exception.
     fn pop_quad(&mut self) -> Result<[u8; 16], Refused> {
         self.poll_recv_head();
-        let mut popped = self.port.popped.in_fifo(&self.receive);
+        let mut popped = self.port.popped.at_least_head(&self.receive);
 
         let quad = match self.tenancy.memory() {
             Some(memory) if self.receive.contains(popped.payload) => {
@@ -265,7 +266,7 @@ impl Channel {
     /// Takes the next header out of the receive FIFO, or sets an underflow exception.
     fn pop_header(&mut self) -> Result<u32, Refused> {
         self.poll_recv_head();
-        let mut popped = self.port.popped.in_fifo(&self.receive);
+        let mut popped = self.port.popped.at_least_head(&self.receive);
 
         let memory = self.tenancy.memory();
         let header = memory.and_then(|memory| self.receive.header(&memory.receive, popped.header));

@@ -32,7 +32,7 @@ use nicforge_core::{
     dma::GuestMemoryView,
 };
 use nicforge_virtio::{
-    Backend, Buffer, Direction, Function, Model, Pieces, QueueError, SplitQueue, USER, VirtioDevice,
+    Backend, Buffer, Direction, Function, Model, Pieces, QueueError, SplitQueue, VirtioDevice,
 };
 use zerocopy::IntoBytes;
 
@@ -166,8 +166,7 @@ impl VirtioBlk {
         function: &mut Function,
         budget: u32,
     ) -> Result<u32, QueueError> {
-        let Some(queue) = function.queue(REQUESTS) else { return Ok(0) };
-        let Ok(memory) = context.guest_memory(USER) else { return Ok(0) };
+        let Some((queue, memory)) = function.queue_with_memory(context, REQUESTS) else { return Ok(0) };
 
         let mut work = 0;
         while work < budget
@@ -202,8 +201,7 @@ impl VirtioBlk {
         function: &mut Function,
         budget: u32,
     ) -> Result<u32, QueueError> {
-        let Some(queue) = function.queue(REQUESTS) else { return Ok(0) };
-        let Ok(memory) = context.guest_memory(USER) else { return Ok(0) };
+        let Some((queue, memory)) = function.queue_with_memory(context, REQUESTS) else { return Ok(0) };
 
         let mut work = 0;
         while work < budget && self.send_unsent() {

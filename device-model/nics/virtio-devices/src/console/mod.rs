@@ -26,7 +26,7 @@ use nicforge_core::{
 };
 use nicforge_kit::retry;
 use nicforge_virtio::{
-    Backend, Buffer, Direction, Function, Model, QueueError, USER, VirtioDevice, registers::feature,
+    Backend, Buffer, Direction, Function, Model, QueueError, VirtioDevice, registers::feature,
 };
 
 use self::{
@@ -107,8 +107,7 @@ impl VirtioConsole {
         budget: u32,
     ) -> Result<u32, QueueError> {
         let Some(reader) = &mut self.reader else { return Ok(0) };
-        let Some(queue) = function.queue(RECEIVE) else { return Ok(0) };
-        let Ok(memory) = context.guest_memory(USER) else { return Ok(0) };
+        let Some((queue, memory)) = function.queue_with_memory(context, RECEIVE) else { return Ok(0) };
 
         let mut work = 0;
         while work < budget
@@ -144,8 +143,7 @@ impl VirtioConsole {
     ) -> Result<u32, QueueError> {
         let is_over = self.full_since.is_some_and(|since| retry::is_due(context, since.after(HOLD)));
         let now = context.now();
-        let Some(queue) = function.queue(TRANSMIT) else { return Ok(0) };
-        let Ok(memory) = context.guest_memory(USER) else { return Ok(0) };
+        let Some((queue, memory)) = function.queue_with_memory(context, TRANSMIT) else { return Ok(0) };
         while self.writer.as_mut().and_then(DeviceEnd::receive).is_some() {}
 
         let mut work = 0;

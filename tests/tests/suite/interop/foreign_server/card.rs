@@ -1,5 +1,5 @@
-//! A small PCI card behind the crate's server: registers, a partly mappable region, INTx, MSI-X,
-//! and a copy engine that reaches client memory by passed descriptors.
+//! A small PCI card that the server of the crate `vfio_user` serves: registers, a partly mappable
+//! region, INTx, MSI-X, and a copy engine that reaches client memory by passed descriptors.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,5 @@
-//! The driver library at the crate's server: a plain PCI function, without nicforge's extensions.
+//! The driver library at the server of the crate `vfio_user`: a plain PCI function, without
+//! nicforge's extensions.
 
 use nicforge_driver::{Device, Error, GoneCause, HugePages, OpenOptions};
 use nicforge_tests::backing::soon;
@@ -14,7 +15,7 @@ fn open(rig: &Rig) -> Device {
 }
 
 #[test]
-fn the_driver_opens_a_device_of_the_crates_server() {
+fn the_driver_opens_a_device_of_the_vfio_user_crates_server() {
     with_time_out(|| {
         let rig = Rig::start();
         let device = open(&rig);
@@ -37,7 +38,7 @@ fn the_driver_opens_a_device_of_the_crates_server() {
 }
 
 #[test]
-fn the_driver_reads_and_writes_bars_of_the_crates_server() {
+fn the_driver_reads_and_writes_bars_of_the_vfio_user_crates_server() {
     with_time_out(|| {
         let rig = Rig::start();
         let device = open(&rig);
@@ -63,7 +64,7 @@ fn the_driver_reads_and_writes_bars_of_the_crates_server() {
 }
 
 #[test]
-fn the_driver_maps_the_areas_that_the_crates_server_gives_and_traps_the_rest() {
+fn the_driver_maps_the_areas_that_the_vfio_user_crates_server_gives_and_traps_the_rest() {
     with_time_out(|| {
         let rig = Rig::start();
         let device = open(&rig);
@@ -94,7 +95,7 @@ fn the_driver_maps_the_areas_that_the_crates_server_gives_and_traps_the_rest() {
 }
 
 #[test]
-fn the_driver_gets_interrupts_of_the_crates_server() {
+fn the_driver_gets_interrupts_of_the_vfio_user_crates_server() {
     with_time_out(|| {
         let rig = Rig::start();
         let device = open(&rig);
@@ -121,7 +122,7 @@ fn the_driver_gets_interrupts_of_the_crates_server() {
 }
 
 #[test]
-fn the_crates_device_copies_within_the_drivers_buffers() {
+fn the_vfio_user_crates_device_copies_within_the_drivers_buffers() {
     with_time_out(|| {
         let rig = Rig::start();
         let device = open(&rig);
@@ -156,7 +157,7 @@ fn the_crates_device_copies_within_the_drivers_buffers() {
 }
 
 #[test]
-fn private_buffers_are_refused_by_the_crates_device() {
+fn private_buffers_are_refused_by_the_vfio_user_crates_device() {
     with_time_out(|| {
         let rig = Rig::start();
         let device = open(&rig);
@@ -168,7 +169,7 @@ fn private_buffers_are_refused_by_the_crates_device() {
 }
 
 #[test]
-fn the_driver_resets_a_device_of_the_crates_server_if_it_can_be_reset() {
+fn the_driver_resets_a_device_of_the_vfio_user_crates_server_if_it_can_be_reset() {
     with_time_out(|| {
         let rig = Rig::start();
         let device = open(&rig);
@@ -188,7 +189,7 @@ fn the_driver_resets_a_device_of_the_crates_server_if_it_can_be_reset() {
 }
 
 #[test]
-fn the_driver_detects_the_end_of_the_crates_server() {
+fn the_driver_detects_the_end_of_the_vfio_user_crates_server() {
     with_time_out(|| {
         let rig = Rig::start();
         let device = open(&rig);

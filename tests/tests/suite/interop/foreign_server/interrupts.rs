@@ -28,7 +28,7 @@ fn write(client: &Client, register: u64, value: u32) {
 }
 
 #[test]
-fn interrupt_types_of_the_crates_server_are_understood() {
+fn interrupt_types_of_the_vfio_user_crates_server_are_understood() {
     with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
@@ -86,7 +86,7 @@ fn a_vector_removed_from_the_crate_signals_no_more_and_disabling_silences_all() 
 }
 
 #[test]
-fn interrupts_are_triggered_at_the_crates_server() {
+fn interrupts_are_triggered_at_the_vfio_user_crates_server() {
     with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
@@ -99,7 +99,7 @@ fn interrupts_are_triggered_at_the_crates_server() {
 }
 
 #[test]
-fn intx_of_the_crates_server_is_masked_and_unmasked() {
+fn intx_of_the_vfio_user_crates_server_is_masked_and_unmasked() {
     with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();

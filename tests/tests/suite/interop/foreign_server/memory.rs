@@ -42,7 +42,7 @@ fn bytes(memory: &SharedMemory, at: u64) -> [u8; 64] {
 }
 
 #[test]
-fn the_crates_device_copies_within_memory_that_we_mapped() {
+fn the_vfio_user_crates_device_copies_within_memory_that_we_mapped() {
     with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
@@ -83,7 +83,7 @@ fn memory_that_we_unmapped_is_out_of_the_crates_reach() {
 
 /// "All" is VFIO's flag, bit 1. The crate passes it on, although it has another name for that bit.
 #[test]
-fn unmap_all_reaches_the_crates_device_as_vfios_bit() {
+fn unmap_all_reaches_the_vfio_user_crates_device_as_vfios_bit() {
     with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
@@ -101,7 +101,7 @@ fn unmap_all_reaches_the_crates_device_as_vfios_bit() {
 /// The crate passes the range to the device without a descriptor, and has no messages by which the
 /// device could reach it.
 #[test]
-fn memory_without_a_descriptor_is_nothing_that_the_crates_device_can_reach() {
+fn memory_without_a_descriptor_is_nothing_that_the_vfio_user_crates_device_can_reach() {
     with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();

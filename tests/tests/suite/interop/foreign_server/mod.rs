@@ -1,5 +1,5 @@
-//! nicforge's client, and its driver on top of it, at the crate's server with a device of the
-//! tests.
+//! nicforge's client, and its driver on top of it, at the server of the crate `vfio_user` with a
+//! device of the tests.
 
 mod card;
 mod driver;

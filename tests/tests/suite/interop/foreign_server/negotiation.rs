@@ -48,7 +48,7 @@ fn our_version_is_answered_with_the_crates_own_capabilities() {
 }
 
 #[test]
-fn device_info_of_the_crates_server_matches_the_card() {
+fn device_info_of_the_vfio_user_crates_server_matches_the_card() {
     with_time_out(|| {
         for (resettable, flag) in [(true, DEVICE_FLAGS_RESET), (false, 0)] {
             let rig = Rig::start_with(resettable);
@@ -77,7 +77,7 @@ fn one_client_of_ours_after_another_is_served_by_the_crate() {
 
 /// The crate accepts one client at a time. It does not refuse another one, but does not answer it.
 #[test]
-fn a_second_client_at_the_crates_server_gives_up_by_its_deadline() {
+fn a_second_client_at_the_vfio_user_crates_server_gives_up_by_its_deadline() {
     with_time_out(|| {
         let rig = Rig::start();
         let first = rig.client();
@@ -91,7 +91,7 @@ fn a_second_client_at_the_crates_server_gives_up_by_its_deadline() {
 }
 
 #[test]
-fn the_end_of_the_crates_server_is_noticed() {
+fn the_end_of_the_vfio_user_crates_server_is_noticed() {
     with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
@@ -104,7 +104,7 @@ fn the_end_of_the_crates_server_is_noticed() {
 }
 
 #[test]
-fn a_reset_of_ours_reaches_the_crates_device() {
+fn a_reset_of_ours_reaches_the_vfio_user_crates_device() {
     with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();

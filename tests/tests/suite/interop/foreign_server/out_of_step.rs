@@ -1,4 +1,4 @@
-//! Requests that the crate's server refuses before it has read their data.
+//! Requests that the server of the crate `vfio_user` refuses before it has read their data.
 //!
 //! It then takes the data for the next message, so later messages may be split wrongly. nicforge's
 //! driver sends neither request: it knows the number of regions, and names interrupts by

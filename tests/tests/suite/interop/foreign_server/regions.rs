@@ -23,7 +23,7 @@ fn read<const N: usize>(client: &Client, region: u32, offset: u64) -> [u8; N] {
 }
 
 #[test]
-fn region_infos_of_the_crates_server_are_understood() {
+fn region_infos_of_the_vfio_user_crates_server_are_understood() {
     with_time_out(|| {
         let rig = Rig::start();
         let regions = rig.client().regions().unwrap();
@@ -68,7 +68,7 @@ fn a_mappable_region_without_areas_has_no_descriptor_and_is_trapped() {
 }
 
 #[test]
-fn a_mapped_region_of_the_crates_server_shares_stores_in_both_directions() {
+fn a_mapped_region_of_the_vfio_user_crates_server_shares_stores_in_both_directions() {
     with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
@@ -97,7 +97,7 @@ fn a_mapped_region_of_the_crates_server_shares_stores_in_both_directions() {
 }
 
 #[test]
-fn accesses_of_every_width_reach_the_crates_device() {
+fn accesses_of_every_width_reach_the_vfio_user_crates_device() {
     with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
@@ -138,7 +138,7 @@ fn posted_writes_are_done_by_the_crate_before_the_next_answer() {
 }
 
 #[test]
-fn configuration_space_of_the_crates_server_is_read_and_written() {
+fn configuration_space_of_the_vfio_user_crates_server_is_read_and_written() {
     with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
@@ -153,7 +153,7 @@ const CONFIG_SIZE: usize = CONFIG as usize;
 
 /// The crate returns an error number for its own checks, and none for the device's refusals.
 #[test]
-fn a_refusal_of_the_crates_server_is_an_error_and_the_client_stays_usable() {
+fn a_refusal_of_the_vfio_user_crates_server_is_an_error_and_the_client_stays_usable() {
     with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use nicforge::failure::{ErrorContext, Failure};
 use nicforge_driver::Deadline;
 use nicforge_hwi::mu::FIRST_SUBGROUP;
-use nicforge_matching::{Config as Matching, Endpoint, Taken, Transport};
+use nicforge_matching::Endpoint;
 use nicforge_mpi_programs::{
     drive,
     message_rate::{End, Side, Terms},
@@ -16,6 +16,7 @@ use super::nodes::{BYTES, STEP_TIMEOUT};
 use crate::{
     contest::Measurement,
     machine::{Host, never_sleeping_wait},
+    ranks::endpoints_of,
 };
 
 /// Messages of a window.
@@ -27,7 +28,7 @@ const WINDOWS: u32 = 16;
 
 /// A rank on each of two nodes, which have found each other.
 pub(super) struct Ranks {
-    endpoints: [Endpoint<MuTransport>; 2],
+    endpoints: Vec<Endpoint<MuTransport>>,
     /// The last matching context in use.
     context: u32,
 }
@@ -42,22 +43,8 @@ impl Ranks {
             MuTransport::open(&device, &job, Config::default()).context(|| format!("the rank of {node}"))
         };
 
-        let mut ranks = [open("bgq0")?, open("bgq1")?];
-        let (deadline, mut idle) = (Deadline::after(STEP_TIMEOUT), never_sleeping_wait());
-        while !ranks.iter().all(MuTransport::is_complete) {
-            for rank in &mut ranks {
-                rank.poll_gone();
-                rank.poll(WINDOW as usize, &mut |_, _, _| Taken::NotNow).context(|| "a rank".into())?;
-                rank.relax(&mut idle).context(|| "the machine".into())?;
-            }
-            if deadline.has_passed() {
-                return Err(Failure::result("the ranks do not find each other"));
-            }
-        }
-
-        let endpoint = |rank| Endpoint::new(rank, Matching::default()).context(|| "an endpoint".into());
-        let [first, second] = ranks;
-        Ok(Self { endpoints: [endpoint(first)?, endpoint(second)?], context: 0 })
+        let ranks = vec![open("bgq0")?, open("bgq1")?];
+        Ok(Self { endpoints: endpoints_of(ranks, MuTransport::is_complete, STEP_TIMEOUT)?, context: 0 })
     }
 
     /// Measures the rate of messages, in windows that the receiver answers.
@@ -67,7 +54,9 @@ impl Ranks {
             self.context += 1;
             let terms =
                 Terms { bytes: BYTES as usize, window: WINDOW, windows: WINDOWS, context: self.context };
-            let [sender, receiver] = &mut self.endpoints;
+            let [sender, receiver] = &mut self.endpoints[..] else {
+                return Err(Failure::result("there are two ranks"));
+            };
             let mut sides = [
                 Side::new(receiver, End::Receiver, 0, terms).context(|| "a receiver".into())?,
                 Side::new(sender, End::Sender, 1, terms).context(|| "a sender".into())?,

@@ -8,7 +8,7 @@ use nicforge::{
 };
 use nicforge_driver::{Deadline, Device, OpenOptions};
 use nicforge_extoll_transport::{Config, ExtollTransport, Job};
-use nicforge_matching::{Config as Matching, Endpoint, Taken, Transport};
+use nicforge_matching::Endpoint;
 use nicforge_mpi_programs::{
     drive,
     message_rate::{End, Side, Terms},
@@ -20,6 +20,7 @@ use nicforge_velo::Address;
 use super::{super::cards::vpid_at, Effort, Measurement, RankMeasurement, WINDOW};
 use crate::{
     machine::{never_sleeping_wait, open},
+    ranks::endpoints_of,
     samples::Samples,
 };
 
@@ -43,22 +44,8 @@ fn open_ranks(
     let open = |address: Address| {
         ExtollTransport::open(open_device(address)?, &job, Config::default()).context(|| address.to_string())
     };
-    let mut ranks = addresses.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
-    let (deadline, mut idle) = (Deadline::after(STEP_TIMEOUT), never_sleeping_wait());
-
-    while !ranks.iter().all(ExtollTransport::is_complete) {
-        for rank in &mut ranks {
-            rank.poll_gone();
-            rank.poll(WINDOW as usize, &mut |_, _, _| Taken::NotNow).context(|| "a rank".into())?;
-            rank.relax(&mut idle).context(|| "the machine".into())?;
-        }
-        if deadline.has_passed() {
-            return Err(Failure::result("the ranks do not find each other"));
-        }
-    }
-
-    let endpoint = |rank| Endpoint::new(rank, Matching::default()).context(|| "an endpoint".into());
-    ranks.into_iter().map(endpoint).collect()
+    let ranks = addresses.into_iter().map(open).collect::<Result<_, _>>()?;
+    endpoints_of(ranks, ExtollTransport::is_complete, STEP_TIMEOUT)
 }
 
 /// The senders on the first card, followed by as many receivers on the second.
