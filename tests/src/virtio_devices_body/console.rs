@@ -164,3 +164,22 @@ pub fn a_reset_starts_anew(rig: &dyn Rig) {
     far.write_all(b"and back").unwrap();
     assert_eq!(receive(&mut console, 8, 100), b"and back");
 }
+
+/// A client that reads nothing costs the driver some time and bytes, and no buffer. When it reads
+/// again, later bytes come.
+#[body]
+pub fn a_client_that_does_not_read_loses_bytes(rig: &dyn Rig) {
+    let mut console = Virtio::open(rig, "con0");
+    let mut far = connect(&mut console);
+    let mut sent = 0;
+    while rig.counter("con0", "lost_bytes") == 0 {
+        assert!(sent < 10_000_000, "the socket holds {sent} bytes");
+        send(&mut console, &text(2000, 0));
+        sent += 2000;
+    }
+
+    let held = sent - rig.counter("con0", "lost_bytes") as usize;
+    read_far(&console, &mut far, held);
+    send(&mut console, b"again");
+    assert_eq!(read_far(&console, &mut far, 5), b"again");
+}

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// An address without memory: the driver library allocates addresses from 1 MiB to 512 GiB.
-const NOWHERE: u64 = 1 << 40;
+pub(super) const NOWHERE: u64 = 1 << 40;
 /// The devices, with a queue of each that the device looks at when it is notified.
 const QUEUES: [(&str, usize); 3] = [("rng0", 0), ("disk0", 0), ("con0", 1)];
 

@@ -9,8 +9,12 @@ use nicforge_virtio_devices::rng::{BLOCK, REQUESTS};
 use super::{
     MACHINE,
     driver::{ALL, Piece, Virtio},
+    hostile::NOWHERE,
 };
-use crate::backing::{Rig, soon};
+use crate::{
+    backing::{Rig, soon},
+    virtio_body::driver::{DriverQueue, NEXT, WRITE},
+};
 
 /// Returns the random bytes that a buffer of `length` bytes gets.
 fn draw(rng: &mut Virtio, length: usize) -> Vec<u8> {
@@ -74,4 +78,27 @@ pub fn a_reset_in_mid_request_starts_anew(rig: &dyn Rig) {
     rig.reset("rng0");
     let mut rng = rng.restart(ALL);
     assert!(!draw(&mut rng, 100).is_empty());
+}
+
+/// No driver gets bytes that an earlier one has seen, also when a buffer was filled in part.
+#[body]
+pub fn bytes_of_a_failed_buffer_are_not_given_out_again(rig: &dyn Rig) {
+    let mut rng = Virtio::open(rig, "rng0");
+    for _ in 0..3 {
+        // The last byte of the buffer has no memory.
+        let queue = &mut rng.queues[REQUESTS];
+        let length = BLOCK as u32 - 1;
+        queue.offer_chain(&[(queue.first_buffer(), length, WRITE | NEXT, 1), (NOWHERE, 1, WRITE, 0)]);
+        rng.notify(REQUESTS);
+        rng.wait_for_failure();
+
+        let mut seen = vec![0; BLOCK - 1];
+        let queue = &rng.queues[REQUESTS];
+        queue.memory.read(DriverQueue::slot(0), &mut seen).unwrap();
+        rng = rng.restart(ALL);
+        let bytes = draw(&mut rng, BLOCK);
+        for piece in bytes.chunks_exact(16) {
+            assert!(piece != [0; 16] && !seen.chunks_exact(16).any(|earlier| earlier == piece));
+        }
+    }
 }

@@ -7,7 +7,8 @@
 //!   Empty --a driver is set up--> Filling --the block returned--> Ready --all given out--> Empty
 //! ```
 //!
-//! A buffer gets what the block has left, and at least one byte. No byte is given out twice.
+//! A buffer gets what the block has left, and at least one byte. No byte is given out twice: a
+//! reset drops the rest of the block.
 
 use nicforge_core::{
     companion::{Companion, CompanionEnd, CompanionMode, CompanionSpec, DeviceEnd, SendError},
@@ -209,6 +210,12 @@ impl Backend for VirtioRng {
     }
 
     fn reset(&mut self, _: &mut Context<'_>) {
+        // The driver that is gone may have seen bytes of the block, or had them zeroed.
+        self.supply = match std::mem::replace(&mut self.supply, Supply::Filling) {
+            Supply::Ready(block, _) => Supply::Empty(block, Nanos::ZERO),
+            other => other,
+        };
+
         // A companion that is halted keeps the block. The next driver gets another one.
         if self.companion.as_ref().is_none_or(|companion| companion.halt().is_some()) {
             self.companion = None;

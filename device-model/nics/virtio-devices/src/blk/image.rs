@@ -129,9 +129,6 @@ impl Image {
         if changes.has(cluster) {
             return changes.file.write_all_at(data, offset);
         }
-        if changes.is_full() {
-            return Err(ErrorKind::QuotaExceeded.into());
-        }
 
         let start = cluster * CLUSTER;
         let length = CLUSTER.min(self.sectors * SECTOR - start) as usize;
@@ -141,9 +138,17 @@ impl Image {
         }
         let at = (offset - start) as usize;
         content[at..at + data.len()].copy_from_slice(data);
-        changes.file.write_all_at(&content[..length], start)?;
 
-        changes.clusters().insert(cluster);
+        // A companion that hung may have written the cluster since.
+        let mut clusters = changes.clusters();
+        if clusters.contains(&cluster) {
+            return changes.file.write_all_at(data, offset);
+        }
+        if clusters.len() >= changes.limit {
+            return Err(ErrorKind::QuotaExceeded.into());
+        }
+        changes.file.write_all_at(&content[..length], start)?;
+        clusters.insert(cluster);
         Ok(())
     }
 }
@@ -204,10 +209,6 @@ impl Changes {
 
     fn has(&self, cluster: u64) -> bool {
         self.clusters().contains(&cluster)
-    }
-
-    fn is_full(&self) -> bool {
-        self.clusters().len() >= self.limit
     }
 }
 

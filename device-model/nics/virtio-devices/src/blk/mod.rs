@@ -217,6 +217,9 @@ impl VirtioBlk {
                     answer(queue, &memory, buffer, pieces, status, &self.id[..bytes])?;
                 }
                 Verdict::Job(job) => {
+                    if job.operation == Operation::Write {
+                        work += descriptors_of(&job);
+                    }
                     self.requests.slots[index].buffer = Some(buffer);
                     self.requests.unsent = Some(job);
                 }
@@ -360,7 +363,7 @@ fn fits(sectors: u64, sector: u64, bytes: u64) -> bool {
     is_whole && sector.checked_add(bytes / SECTOR).is_some_and(|end| end <= sectors)
 }
 
-/// Returns the descriptors that count for the answer of a job.
+/// Returns the descriptors that count for the copy of a job's bytes.
 fn descriptors_of(job: &Job) -> u32 {
     1 + job.bytes.len() as u32 / SIZE_MAX
 }

@@ -7,7 +7,7 @@ use std::{
     fs::{self, File, OpenOptions, Permissions},
     io::{self, ErrorKind, Read, Write},
     os::{
-        fd::AsFd,
+        fd::{AsFd, AsRawFd},
         unix::{
             fs::{FileTypeExt, MetadataExt, OpenOptionsExt, PermissionsExt},
             net::{UnixListener, UnixStream},
@@ -16,14 +16,15 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
 };
 
 use nix::{
+    errno::Errno,
     fcntl::OFlag,
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::socket::{getsockopt, sockopt},
+    sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt},
     unistd::geteuid,
 };
 use thiserror::Error;
@@ -61,6 +62,8 @@ pub enum LineError {
 /// Some bytes on their way.
 #[derive(Clone, Copy)]
 pub(super) struct Chunk {
+    /// The line's life in which the bytes were read, if they are for the driver.
+    pub(super) life: u32,
     length: u16,
     bytes: [u8; CHUNK],
 }
@@ -68,7 +71,7 @@ pub(super) struct Chunk {
 impl Chunk {
     /// Returns a chunk of no bytes.
     pub(super) const fn new() -> Self {
-        Self { length: 0, bytes: [0; CHUNK] }
+        Self { life: 0, length: 0, bytes: [0; CHUNK] }
     }
 
     /// Returns a chunk of `length` bytes, at most [`CHUNK`], which `fill` copies.
@@ -89,6 +92,8 @@ impl Chunk {
 #[derive(Debug)]
 pub struct Line {
     end: End,
+    /// Number of the driver's life, which each reset ends.
+    life: AtomicU32,
     /// Bytes of the driver that were dropped.
     lost: AtomicU64,
 }
@@ -118,7 +123,7 @@ impl Line {
     /// # Errors
     /// [`LineError::InUse`], [`LineError::System`].
     pub fn listen(path: &Path) -> Result<Self, LineError> {
-        Ok(Self { end: End::Socket(Listener::new(path)?), lost: AtomicU64::new(0) })
+        Ok(Self::new(End::Socket(Listener::new(path)?)))
     }
 
     /// Appends the driver's bytes to a regular file, which is made if there is none.
@@ -136,7 +141,21 @@ impl Line {
             return Err(LineError::NotAFile { path: path.to_owned() });
         }
 
-        Ok(Self { end: End::File(file), lost: AtomicU64::new(0) })
+        Ok(Self::new(End::File(file)))
+    }
+
+    const fn new(end: End) -> Self {
+        Self { end, life: AtomicU32::new(0), lost: AtomicU64::new(0) }
+    }
+
+    /// Returns the number of the driver's life.
+    pub(super) fn life(&self) -> u32 {
+        self.life.load(Ordering::Acquire)
+    }
+
+    /// Begins the next life. Chunks that were read before belong to an earlier one.
+    pub(super) fn begin_life(&self) {
+        self.life.fetch_add(1, Ordering::Release);
     }
 
     /// Removes the socket's file, so that no client connects any more. A companion may use the line
@@ -166,7 +185,7 @@ impl Line {
             wait_for(&*client, PollFlags::POLLIN);
         }
 
-        let mut chunk = Chunk::new();
+        let mut chunk = Chunk { life: self.life(), ..Chunk::new() };
         match (&*client).read(&mut chunk.bytes) {
             Ok(length @ 1..) => {
                 chunk.length = length as u16;
@@ -289,8 +308,13 @@ fn remove_stale(path: &Path) -> Result<(), LineError> {
         return Ok(());
     }
 
-    match UnixStream::connect(path) {
-        Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
+    let system = |errno: Errno| LineError::System { path: path.to_owned(), reason: errno.into() };
+    // A server whose queue of connections is full would hold up a trial that waits.
+    let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
+    let trial = socket(AddressFamily::Unix, SockType::Stream, flags, None).map_err(system)?;
+    let address = UnixAddr::new(path).map_err(system)?;
+    match connect(trial.as_raw_fd(), &address) {
+        Err(Errno::ECONNREFUSED) => {
             fs::remove_file(path).map_err(|reason| LineError::System { path: path.to_owned(), reason })
         }
         _ => Err(LineError::InUse { path: path.to_owned() }),

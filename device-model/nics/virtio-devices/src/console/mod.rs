@@ -5,7 +5,7 @@
 //! - Bytes of the driver wait for the far end, as many. If none could go for [`HOLD`], they are
 //!   dropped until some can, since a driver may hold a processor until its buffer returns.
 //! - Without a client the driver's bytes are dropped and counted.
-//! - A reset drops what is on its way to the driver.
+//! - A reset drops the bytes for the driver that have been read from the far end.
 //!
 //! | file | contents |
 //! | --- | --- |
@@ -113,6 +113,12 @@ impl VirtioConsole {
         while work < budget
             && let Some(chunk) = reader.front()
         {
+            if chunk.life != self.line.life() {
+                reader.drop_front();
+                work += 1;
+                continue;
+            }
+
             let Some(buffer) = queue.take_or_ask(&memory)? else { break };
             work += queue.descriptors() as u32;
 
@@ -141,7 +147,7 @@ impl VirtioConsole {
         function: &mut Function,
         budget: u32,
     ) -> Result<u32, QueueError> {
-        let is_over = self.full_since.is_some_and(|since| retry::is_due(context, since.after(HOLD)));
+        let mut is_over = self.full_since.is_some_and(|since| retry::is_due(context, since.after(HOLD)));
         let now = context.now();
         let Some((queue, memory)) = function.queue_with_memory(context, TRANSMIT) else { return Ok(0) };
         while self.writer.as_mut().and_then(DeviceEnd::receive).is_some() {}
@@ -166,7 +172,7 @@ impl VirtioConsole {
             };
             let gone = match sent {
                 Ok(()) => {
-                    self.full_since = None;
+                    (self.full_since, is_over) = (None, false);
                     self.sent += length;
                     gone + length
                 }
@@ -189,8 +195,11 @@ impl VirtioConsole {
             }
         }
 
-        if let Some(since) = self.full_since {
-            context.wake_at(since.after(HOLD).max(now));
+        // Once the time is over, the next buffer brings the device back.
+        if let Some(since) = self.full_since
+            && !is_over
+        {
+            context.wake_at(since.after(HOLD));
         }
         Ok(work)
     }
@@ -237,12 +246,8 @@ impl Backend for VirtioConsole {
             self.writer = None;
         }
 
-        // Chunks that wait belong to the driver that is gone. The FIFO bounds their number.
-        for _ in 0..READER.events {
-            if self.reader.as_mut().and_then(DeviceEnd::receive).is_none() {
-                break;
-            }
-        }
+        // Chunks that wait, and one that the reader may hold, belong to the driver that is gone.
+        self.line.begin_life();
     }
 
     fn counters(&self) -> Vec<Counter> {
