@@ -145,6 +145,13 @@ pub trait Device: Send {
         let _ = (context, who, token, result);
     }
 
+    /// Reports that the client unmapped memory of which a lease has ended. A device that keeps
+    /// leases for speed drops those that are over: each holds its memory's file, which counts
+    /// against the client's limit until then.
+    fn leases_ended(&mut self, context: &mut Context<'_>, who: AttachmentId) {
+        let _ = (context, who);
+    }
+
     /// Reports that a link of the function has been connected, or has gone up or down. `up` is its
     /// state at the time of the call; several changes between two steps may be one call. It comes
     /// before the next [`Device::step`]. The operator and fault tests take links down and up.

@@ -38,6 +38,8 @@ pub enum DeviceMethod {
     Drain,
     /// `dma_done`
     DmaDone,
+    /// `leases_ended`
+    LeasesEnded,
     /// `link_changed`
     LinkChanged,
     /// `step`
@@ -58,6 +60,7 @@ impl DeviceMethod {
             Self::Write => "write",
             Self::Drain => "drain",
             Self::DmaDone => "dma_done",
+            Self::LeasesEnded => "leases_ended",
             Self::LinkChanged => "link_changed",
             Self::Step => "step",
             Self::Counters => "counters",

@@ -84,6 +84,16 @@ impl LeaseTerms {
         }
     }
 
+    /// Returns whether a lease still uses one of the terms.
+    pub(super) fn in_use(&self) -> bool {
+        let in_use = |term: &Weak<AtomicBool>| term.strong_count() > 0;
+        match self {
+            Self::Empty => false,
+            Self::One(term) => in_use(term),
+            Self::Many(list) => list.terms.iter().any(in_use),
+        }
+    }
+
     /// Ends all current terms. Terms added later are not affected.
     pub(super) fn end(&mut self) {
         let end = |term: Weak<AtomicBool>| {

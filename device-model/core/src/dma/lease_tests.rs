@@ -433,7 +433,7 @@ impl Harness {
                 }
             }
             Step::Unmap { iova } => match self.model.unmap(iova) {
-                Some((first, length)) => self.map.unmap(first, length).unwrap(),
+                Some((first, length)) => drop(self.map.unmap(first, length).unwrap()),
                 None => prop_assert!(self.map.unmap(iova, 1).is_err()),
             },
             Step::Revoke => {

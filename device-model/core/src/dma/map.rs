@@ -69,12 +69,13 @@ impl DmaMap {
         Ok(())
     }
 
-    /// Removes every mapping within `length` bytes at `iova`, and ends their leases.
+    /// Removes every mapping within `length` bytes at `iova`, and ends their leases. Returns
+    /// whether there were any.
     ///
     /// # Errors
     /// [`DmaMapError::Zero`], [`DmaMapError::Wraps`], [`DmaMapError::NotFound`] if no mapping is
     /// there, [`DmaMapError::Partial`] if a mapping lies there in part only.
-    pub fn unmap(&mut self, iova: u64, length: u64) -> Result<(), DmaMapError> {
+    pub fn unmap(&mut self, iova: u64, length: u64) -> Result<bool, DmaMapError> {
         let last_iova = last_iova_of_mapping(iova, length)?;
         let first_index = self.mappings.partition_point(|mapping| mapping.last < iova);
         let end_index = self.mappings.partition_point(|mapping| mapping.iova <= last_iova);
@@ -89,16 +90,20 @@ impl DmaMap {
             return Err(DmaMapError::Partial { iova: cut.iova, length: cut.length() });
         }
 
+        let had_leases = hit.iter().any(|mapping| mapping.lease_terms.in_use());
         self.bytes -= hit.iter().map(|mapping| u128::from(mapping.length())).sum::<u128>();
         self.mappings.drain(first_index..end_index);
 
-        Ok(())
+        Ok(had_leases)
     }
 
-    /// Removes every mapping, and ends their leases.
-    pub fn unmap_all(&mut self) {
+    /// Removes every mapping, and ends their leases. Returns whether there were any.
+    pub fn unmap_all(&mut self) -> bool {
+        let had_leases = self.mappings.iter().any(|mapping| mapping.lease_terms.in_use());
         self.mappings.clear();
         self.bytes = 0;
+
+        had_leases
     }
 
     /// Leases `length` bytes (at least 1) at `iova`. All of them must be memory of this process, in

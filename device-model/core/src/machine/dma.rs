@@ -5,6 +5,7 @@ use crate::{
     context::{Completion, FilledBuffer, Outgoing},
     dma::{DmaBacking, DmaError, DmaPermission},
     ids::{AttachmentId, FunctionId},
+    panic::DeviceMethod,
 };
 
 impl Machine {
@@ -33,12 +34,17 @@ impl Machine {
         iova: u64,
         length: u64,
     ) -> Result<(), MachineError> {
-        Ok(self.active_for_client(function, who)?.attachment(who)?.dma.unmap(iova, length)?)
+        let mut active = self.active_for_client(function, who)?;
+        let had_leases = active.attachment(who)?.dma.unmap(iova, length)?;
+        active.report_ended_leases(who, had_leases);
+        Ok(())
     }
 
     /// Unmaps all memory.
     pub fn dma_unmap_all(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
-        self.active_for_client(function, who)?.attachment(who)?.dma.unmap_all();
+        let mut active = self.active_for_client(function, who)?;
+        let had_leases = active.attachment(who)?.dma.unmap_all();
+        active.report_ended_leases(who, had_leases);
         Ok(())
     }
 
@@ -78,6 +84,13 @@ impl Machine {
 }
 
 impl ActiveFunction<'_> {
+    /// Lets the device drop the leases that an unmap has ended, if there were any.
+    fn report_ended_leases(&mut self, who: AttachmentId, had_leases: bool) {
+        if had_leases {
+            self.call(DeviceMethod::LeasesEnded, |device, context| device.leases_ended(context, who));
+        }
+    }
+
     /// Fails the messages that the caller has not taken, after the function lost bus mastering.
     pub(super) fn stop_messages(&mut self, who: AttachmentId) -> Result<(), MachineError> {
         for message in self.shared.take_outgoing(self.id(), who) {

@@ -113,6 +113,10 @@ impl Device for MessageUnit {
         context.wake_at(Nanos::ZERO);
     }
 
+    fn leases_ended(&mut self, _: &mut Context<'_>, who: AttachmentId) {
+        self.unit.release_views(who);
+    }
+
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
         match reach {
             // A reset follows the end of a client, too.
@@ -144,6 +148,7 @@ impl Device for MessageUnit {
 
     fn drain(&mut self, context: &mut Context<'_>, from: AttachmentId, posted: &mut Posted<'_>) -> Write {
         while let Some((at, data)) = posted.next(context) {
+            let length = data.len();
             if self.write(context, from, at, data) == Write::Stalled {
                 return Write::Stalled;
             }
@@ -151,7 +156,7 @@ impl Device for MessageUnit {
 
             // Software that injects one descriptor after another writes the same tail many times.
             if at.bar == BAR_REGISTERS {
-                self.unit.move_tail_again(from, at.offset, posted);
+                self.unit.move_tail_again(from, at.offset, length, posted);
             }
         }
         Write::Accepted

@@ -188,11 +188,17 @@ impl Unit {
 
     /// Carries out further writes of the tail of an injection FIFO that was just written, as long
     /// as each is possible and nothing else is to be done than to move the tail. The other writes
-    /// are left to [`Unit::write`].
+    /// are left to [`Unit::write`]. A write of another length than the tail's was refused.
     #[inline]
-    pub(crate) fn move_tail_again(&mut self, from: AttachmentId, offset: u64, posted: &mut Posted<'_>) {
+    pub(crate) fn move_tail_again(
+        &mut self,
+        from: AttachmentId,
+        offset: u64,
+        length: usize,
+        posted: &mut Posted<'_>,
+    ) {
         let Ok(Register::Page(number, PageRegister::Injection(index, FifoRegister::Tail))) =
-            Register::decode(from, offset, size_of::<u64>())
+            Register::decode(from, offset, length)
         else {
             return;
         };

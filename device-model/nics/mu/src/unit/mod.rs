@@ -225,6 +225,15 @@ impl Unit {
         self.active.reserve(self.subgroups.count(), INJECTION_FIFOS.into());
     }
 
+    /// Drops an attachment's views of memory that its client has unmapped.
+    pub(crate) fn release_views(&mut self, who: AttachmentId) {
+        for number in subgroups_of(who) {
+            if let Some(subgroup) = self.subgroups.get_mut(number) {
+                subgroup.release_views();
+            }
+        }
+    }
+
     /// Ends the tenancy of an attachment.
     pub(crate) fn end(&mut self, who: AttachmentId) {
         for number in subgroups_of(who) {

@@ -189,6 +189,14 @@ pub(crate) struct Subgroup {
 }
 
 impl Subgroup {
+    /// Drops the views whose memory the client has unmapped.
+    pub(crate) fn release_views(&mut self) {
+        let Self { injection, reception, .. } = self;
+        let of_injection =
+            injection.iter_mut().flat_map(|fifo| [&mut fifo.view, &mut fifo.gets, &mut fifo.payload]);
+        of_injection.chain(reception.iter_mut().map(|fifo| &mut fifo.view)).for_each(View::release_if_over);
+    }
+
     /// Returns the state of power-on.
     pub(crate) fn new(number: u16, thresholds: Thresholds, page: Page) -> Self {
         Self {

@@ -68,6 +68,14 @@ impl View {
         data.len() > SHORTEST && memory.write(offset, data).is_ok() && !memory.faulted()
     }
 
+    /// Drops a lease that is over, and with it the view's hold on the memory's file. The client has
+    /// paid for the next one by a call.
+    pub(crate) fn release_if_over(&mut self) {
+        if self.lease.as_ref().is_some_and(|lease| lease.whole().is_none()) {
+            *self = Self::default();
+        }
+    }
+
     /// Records that an access has missed the view and was carried out. Now and then the view moves
     /// to the memory from there on.
     #[cold]
@@ -82,9 +90,7 @@ impl View {
         if length < SHORTEST {
             return;
         }
-        if self.lease.as_ref().is_some_and(|lease| lease.whole().is_none()) {
-            self.lease = None;
-        }
+        self.release_if_over();
         self.misses += 1;
         if self.misses <= self.patience {
             return;

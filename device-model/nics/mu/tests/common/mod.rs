@@ -233,6 +233,11 @@ impl User {
         bed.rescan();
     }
 
+    /// Puts a write of any length into the ring, which the device sees with the next post.
+    pub(crate) fn post_bytes(&mut self, offset: u64, data: &[u8]) {
+        self.ring.push(0, (self.page() + offset) as u32, data).unwrap();
+    }
+
     /// Puts a descriptor into an injection FIFO, which must have room.
     pub(crate) fn inject(&mut self, bed: &mut Testbed, fifo: usize, descriptor: &Descriptor) {
         let (start, tail) = (INJECTION + fifo as u64 * INJECTION_BYTES, self.tails[fifo]);

@@ -231,6 +231,8 @@ fn memory_that_is_unmapped_is_not_reached_again_and_other_memory_at_its_address_
             let client = user.client;
             rig.bed.dma_unmap(client.function, client.attachment, PLACE, BYTES).unwrap();
         }
+        // The unit has dropped its views, so that the files do not count against the clients.
+        assert!(memory.iter().all(|memory| !memory.has_other_handles()), "round {round}");
         memory.iter().for_each(|memory| memory.zero(0, BYTES).unwrap());
         former.extend(memory);
     }
@@ -238,6 +240,17 @@ fn memory_that_is_unmapped_is_not_reached_again_and_other_memory_at_its_address_
     users[0].inject(&mut rig.bed, 1, &message);
     rig.settle();
     assert_eq!(users[0].fault(1), fault::UNMAPPED);
+}
+
+#[test]
+fn a_tail_that_is_refused_for_its_width_hides_no_later_one() {
+    let (mut rig, mut users) = Rig::pair();
+    for length in [4, 16, 512] {
+        users[0].post_bytes(reg::INJECTION + reg::FIFO + reg::TAIL, &vec![0; length]);
+        users[0].inject(&mut rig.bed, 1, &WAY.fifo(1, PAYLOAD, 64));
+        rig.settle();
+        assert_eq!(users[1].take(&mut rig.bed, 1).len(), 1, "after {length} bytes");
+    }
 }
 
 #[test]
