@@ -92,6 +92,12 @@ pub fn report(result: Result<u8, Failure>) -> ExitCode {
     }
 }
 
+/// Returns a number with its noun, as in "1 node" and "2 nodes".
+pub fn counted(number: usize, noun: &str) -> String {
+    let plural = if number == 1 { "" } else { "s" };
+    format!("{number} {noun}{plural}")
+}
+
 /// Writes a line to standard output. A reader that has closed it, as in `nicforge stat ... | head`,
 /// ends the command without a message.
 pub fn print_line(line: impl std::fmt::Display) -> Result<(), Failure> {

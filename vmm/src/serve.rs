@@ -30,7 +30,7 @@ use crate::{
     control::ControlServer,
     descriptors,
     directory::{Directory, SocketFile},
-    failure::{EXIT_HELD, ErrorContext, Failure, print_line, program},
+    failure::{EXIT_HELD, ErrorContext, Failure, counted, print_line, program},
     signals::Signals,
     stat::Snapshot,
 };
@@ -312,9 +312,9 @@ pub fn main(
 fn startup_text(served: &Served) -> String {
     let directory = served.directory.path().display();
     let mut text = format!(
-        "serving {} ({} nodes) in {directory} by {}\n",
+        "serving {} ({}) in {directory} by {}\n",
         served.built.name,
-        served.built.nodes.len(),
+        counted(served.built.nodes.len(), "node"),
         served.event_loop
     );
 

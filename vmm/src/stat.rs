@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     control::{Request, Response, ask},
     directory::Directory,
-    failure::{ErrorContext, Failure, print_line},
+    failure::{ErrorContext, Failure, counted, print_line},
     signals::Signals,
 };
 
@@ -331,7 +331,7 @@ fn describe_activity(snapshot: &Snapshot) -> String {
     if snapshot.nodes.iter().all(|node| node.functions.is_empty()) {
         format!("{awake} of {nodes} nodes awake")
     } else {
-        format!("{nodes} nodes, {awake} functions awake")
+        format!("{}, {} awake", counted(nodes, "node"), counted(awake, "function"))
     }
 }
 
@@ -472,6 +472,6 @@ mod tests {
         assert!(row(" io0 ").contains("42") && row(" io0 ").contains("1/1"), "{text}");
         assert!(row("  torus").contains("30") && row("  torus").contains("0/0"), "{text}");
         assert!(row("  tree").contains("12") && row("  tree").contains("1/1"), "{text}");
-        assert!(text.starts_with("m (epoll), up 1.5 s, 1 nodes, 0 functions awake"), "{text}");
+        assert!(text.starts_with("m (epoll), up 1.5 s, 1 node, 0 functions awake"), "{text}");
     }
 }
