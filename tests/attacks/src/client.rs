@@ -221,6 +221,15 @@ impl Client {
         self.send(&bytes[sent..])
     }
 
+    /// Sends a byte out of band, with a descriptor.
+    pub fn send_out_of_band(&mut self, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_OOB;
+        let rights = [fd.as_raw_fd()];
+        let message = [ControlMessage::ScmRights(&rights)];
+        sendmsg::<()>(self.stream.as_raw_fd(), &[IoSlice::new(&[0])], &message, flags, None)?;
+        Ok(())
+    }
+
     /// Returns a number for the next request.
     pub fn id(&mut self) -> u16 {
         self.next_id = self.next_id.wrapping_add(1);

@@ -34,10 +34,13 @@ enum ClosePath {
     Unread,
     /// Before the version.
     Early,
+    /// With a byte out of band, which a read drops, in front of another message.
+    OutOfBand,
 }
 
-const WAYS: [ClosePath; 5] = [
+const WAYS: [ClosePath; 6] = [
     ClosePath::Unwanted,
+    ClosePath::OutOfBand,
     ClosePath::RefusedMap,
     ClosePath::RefusedEventfd,
     ClosePath::Unread,
@@ -103,7 +106,7 @@ fn pass(arena: &Arena, way: ClosePath, file: impl AsFd) -> io::Result<()> {
 
     // The reply comes after the server has dropped the unwanted descriptor.
     match way {
-        ClosePath::Unread | ClosePath::Early => Ok(()),
+        ClosePath::Unread | ClosePath::Early | ClosePath::OutOfBand => Ok(()),
         _ => client.ask(Command::DeviceGetInfo, &client::info()).map(drop),
     }
 }
@@ -120,6 +123,10 @@ fn send(client: &mut Client, way: ClosePath, file: BorrowedFd<'_>) -> io::Result
         ClosePath::RefusedEventfd => {
             let message = client::request(id, Command::DeviceSetIrqs, &client::bind_eventfd());
             client.send_fds(&message, &[file])
+        }
+        ClosePath::OutOfBand => {
+            client.send_out_of_band(file)?;
+            client.send(&info)
         }
         ClosePath::Unread => {
             client.send(&[0xff; 64])?;

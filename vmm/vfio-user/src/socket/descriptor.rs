@@ -84,11 +84,15 @@ impl fmt::Debug for PeerFd {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
+    use std::io::{IoSlice, Read};
+    use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
     use std::sync::Mutex;
 
+    use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+
     use super::*;
+    use crate::socket::Framed;
 
     #[derive(Debug, Default)]
     struct Kept(Mutex<Vec<OwnedFd>>);
@@ -110,6 +114,26 @@ mod tests {
         assert_eq!(far.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
         assert_eq!(kept.0.lock().unwrap().len(), 1);
         assert_eq!(Arc::strong_count(&kept), 1);
+    }
+
+    #[test]
+    fn descriptor_with_a_byte_out_of_band_is_passed_to_the_closer() {
+        let (near, far) = UnixStream::pair().unwrap();
+        let kept = Arc::new(Kept::default());
+        let mut framed = Framed::new(near.into(), 4096, 8);
+        framed.set_closer(kept.clone());
+
+        let (passed, other) = UnixStream::pair().unwrap();
+        let rights = [passed.as_raw_fd()];
+        let message = [ControlMessage::ScmRights(&rights)];
+        sendmsg::<()>(far.as_raw_fd(), &[IoSlice::new(&[0])], &message, MsgFlags::MSG_OOB, None).unwrap();
+        drop(passed);
+        let _ = framed.fill();
+        drop(framed);
+
+        assert_eq!(kept.0.lock().unwrap().len(), 1);
+        other.set_nonblocking(true).unwrap();
+        assert_eq!((&other).read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     }
 
     #[test]

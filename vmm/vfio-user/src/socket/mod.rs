@@ -24,6 +24,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::sys::socket::{setsockopt, sockopt};
+
 pub use descriptor::{Closer, PeerFd};
 pub(crate) use peer::{has_exited, process};
 pub use receive::{Message, ReadOutcome};
@@ -83,6 +85,9 @@ impl Framed {
     /// Takes a connected stream socket, blocking or not. Messages larger than `limit` bytes end the
     /// stream; the limit is at least 16. A message keeps at most `max_fds` descriptors.
     pub fn new(fd: OwnedFd, limit: usize, max_fds: usize) -> Self {
+        // A read drops a byte that was sent out of band, unless it is in line, and the kernel then
+        // closes its descriptors on this thread. Every socket takes the option.
+        let _ = setsockopt(&fd, sockopt::OobInline, &true);
         Self { fd, rx: Receiver::new(limit, max_fds), tx: Sender::default() }
     }
 

@@ -148,8 +148,13 @@ pub fn parse_region_info(payload: &[u8]) -> Result<(RegionInfo, u32), RegionInfo
         }
 
         let (header, body) = parse_prefix::<CapHeader>(&payload[offset..])?;
+        min_offset = offset + CAP_HEADER;
         match header.id.get() {
-            CAP_SPARSE => info.areas = parse_areas(body, info.size)?,
+            CAP_SPARSE => {
+                info.areas = parse_areas(body, info.size)?;
+                // No byte is parsed as an area twice.
+                min_offset += size_of::<SparseMmapCap>() + info.areas.len() * size_of::<SparseAreaPayload>();
+            }
             CAP_TYPE => {
                 let (cap, _) = parse_prefix::<TypeCap>(body)?;
                 info.region_type = Some(RegionType { kind: cap.kind.get(), subtype: cap.subtype.get() });
@@ -157,7 +162,6 @@ pub fn parse_region_info(payload: &[u8]) -> Result<(RegionInfo, u32), RegionInfo
             _ => {}
         }
 
-        min_offset = offset + CAP_HEADER;
         next = header.next.get();
     }
     Ok((info, argsz))

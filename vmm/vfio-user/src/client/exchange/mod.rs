@@ -28,6 +28,9 @@ use crate::wire::{Command, HEADER_SIZE, Header};
 const MIN_UNSHARED_PROCESSORS: usize = 4;
 /// The greatest number of requests that wait for a reply at a time.
 const MAX_PENDING_REQUESTS: usize = 1024;
+/// The greatest number of bytes that wait for the socket when a request is made. A request is at
+/// most one message of about 1 MiB.
+const MAX_QUEUED_BYTES: usize = 4 << 20;
 
 /// Longest single wait, so that a thread checks its state even if no wake-up came.
 const MAX_WAIT: Duration = Duration::from_millis(100);
@@ -152,9 +155,7 @@ impl Exchange {
     ) -> Result<T, ClientError> {
         let mut state = self.lock();
         check_dead(&state)?;
-        if state.pending.len() >= MAX_PENDING_REQUESTS {
-            return Err(ClientError::System { call: "request", errno: Errno::EBUSY });
-        }
+        check_room(&state)?;
 
         let id = fresh_id(&mut state);
         let header = Header::request(id, command, fixed.len() + data.len(), false);
@@ -180,6 +181,7 @@ impl Exchange {
     ) -> Result<(), ClientError> {
         let mut state = self.lock();
         check_dead(&state)?;
+        check_room(&state)?;
         let id = fresh_id(&mut state);
         let header = Header::request(id, command, fixed.len() + data.len(), true);
         self.send(&mut state, &header, fixed, data, &[])?;
@@ -384,6 +386,14 @@ impl Exchange {
 /// Returns whether one of `events`, an error or a hang-up is reported within the time.
 fn poll_one(fd: BorrowedFd<'_>, events: PollFlags, time: PollTimeout) -> bool {
     poll(&mut [PollFd::new(fd, events)], time).is_ok_and(|ready| ready > 0)
+}
+
+/// Checks that a request can wait, for its reply and for a server that does not read.
+fn check_room(state: &State) -> Result<(), ClientError> {
+    if state.pending.len() >= MAX_PENDING_REQUESTS || state.tx.queued() > MAX_QUEUED_BYTES {
+        return Err(ClientError::System { call: "request", errno: Errno::EBUSY });
+    }
+    Ok(())
 }
 
 fn check_dead(state: &State) -> Result<(), ClientError> {
