@@ -127,13 +127,13 @@ pub(crate) struct RunArguments {
     /// Start a program for each user attachment, such as a core, instead of one for each node.
     #[arg(long)]
     per_core: bool,
-    /// Run message_rate, ping_pong or random_access in virtual time on the EXTOLL cards or
-    /// SeaStars of the machine, without processes; the chapter *Software in virtual time* has their
-    /// arguments.
+    /// Run message_rate, ping_pong or random_access in virtual time on the EXTOLL cards, SeaStars
+    /// or Message Units of the machine, without processes; the chapter *Machine files and the
+    /// program* has their arguments.
     #[arg(long = "virtual", conflicts_with_all = ["dir", "event_loop", "mapped_limit"])]
     in_virtual_time: bool,
-    /// With --virtual: the software whose costs are charged, `opteron` or `none` [default:
-    /// opteron].
+    /// With --virtual: the software whose costs are charged, `opteron` (the paper's; on Blue
+    /// Gene/Q that of its own cores) or `none` [default: opteron].
     #[arg(long, value_name = "NAME", requires = "in_virtual_time")]
     profile: Option<String>,
     /// With --virtual: the seed of all random numbers [default: 1].

@@ -19,7 +19,7 @@ struct Arguments {
 enum Command {
     /// Repeat the papers' experiments, and print their results beside the papers'.
     Paper(paper::command::Arguments),
-    /// Run a parallel program on each node of a machine with EXTOLL cards.
+    /// Run a parallel program on each node with an EXTOLL card, a SeaStar or a Message Unit.
     #[command(override_usage = "nicforge run --virtual [OPTIONS] <MACHINE> -- <PROGRAM>...")]
     Run(run::Arguments),
     /// Measure a network alone: latency and accepted load by offered load.
