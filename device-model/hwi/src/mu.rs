@@ -152,7 +152,7 @@ pub mod reg {
     pub const LAST_COORDINATES: u64 = 0x610;
     /// Mirror alone: number of starts of the subgroup, which a reset and a new client increment.
     pub const STARTS: u64 = 0x618;
-    /// Mirror alone: number of packets for the subgroup that were dropped, for want of an enabled
+    /// Mirror alone: number of packets for the subgroup that were dropped, for lack of an enabled
     /// FIFO, a base address, or memory.
     pub const DROPPED: u64 = 0x620;
 

@@ -50,7 +50,7 @@ pub const NON_FATAL_ERR0: u64 = 8 * 0x29;
 /// A write clears performance counters: five bits for each port, those of port 0 in bits 59 to 63.
 /// The first four are the sender's counters, and the fifth both of the receiver. Reads as 0.
 pub const CTRL_UPC_CLEAR: u64 = 8 * 0x52;
-/// Performance counters that stand still: bits as in [`CTRL_UPC_CLEAR`].
+/// Performance counters that make no progress: bits as in [`CTRL_UPC_CLEAR`].
 pub const CTRL_UPC_STOP: u64 = 8 * 0x53;
 
 /// Bits of [`NON_FATAL_ERR0`].

@@ -193,7 +193,7 @@ pub mod checksum {
     pub const STATUS_DMA_ERROR: u32 = 1 << 1;
     /// A start was refused, because its length was invalid or a sum was in progress.
     pub const STATUS_BAD_START: u32 = 1 << 2;
-    /// The companion is halted. A reset of the function starts it anew.
+    /// The companion is halted. A reset of the function restarts it.
     pub const STATUS_HALTED: u32 = 1 << 3;
     /// MSI-X vector: a sum has ended without an error.
     pub const VECTOR_DONE: u16 = 0;

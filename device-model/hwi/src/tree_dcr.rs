@@ -71,8 +71,8 @@ pub mod status {
             | (limit(headers, 0xf) << RHD_SHIFT)
     }
 
-    const fn limit(value: u32, most: u32) -> u32 {
-        if value < most { value } else { most }
+    const fn limit(value: u32, maximum: u32) -> u32 {
+        if value < maximum { value } else { maximum }
     }
 
     /// Returns the number of headers in the send FIFO.

@@ -134,7 +134,7 @@ pub enum Error {
     /// The firmware has panicked or hung. The node's messages are lost.
     #[error("the SeaStar's firmware has stopped: reset the function, and boot the node again")]
     FirmwareHalted,
-    /// The firmware was started anew, so all state of this object is gone.
+    /// The firmware was restarted, so all state of this object is gone.
     #[error("the SeaStar's firmware was started again: boot the node and open the interface again")]
     Restarted,
     /// The device was reset since it was opened.
@@ -172,11 +172,11 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the error of a call that ended while it waited for `what`.
-    pub(crate) fn of_wait(end: WaitEnd, what: &'static str) -> Self {
+    /// Returns the error of a call that ended while it waited for `operation`.
+    pub(crate) fn of_wait(end: WaitEnd, operation: &'static str) -> Self {
         match end {
-            WaitEnd::Cancelled => Error::Cancelled { what },
-            WaitEnd::Timeout => Error::Timeout { what },
+            WaitEnd::Cancelled => Error::Cancelled { what: operation },
+            WaitEnd::Timeout => Error::Timeout { what: operation },
         }
     }
 

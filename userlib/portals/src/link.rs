@@ -8,7 +8,7 @@ use nicforge_hwi::seastar::{Command, CommandResult, code};
 use crate::{
     Error, Kernel, Refusal,
     kernel::check_granted,
-    mailbox::{Life, Mailbox},
+    mailbox::{Incarnation, Mailbox},
     queue::QueueMemory,
     region::Pieces,
 };
@@ -25,20 +25,20 @@ pub(crate) enum Path {
 /// The part of an interface that its objects share.
 pub(crate) struct Link {
     pub(crate) process: u16,
-    life: Life,
+    incarnation: Incarnation,
     path: Path,
     /// Memory of queues that were freed.
     freed: Mutex<Vec<QueueMemory>>,
 }
 
 impl Link {
-    pub(crate) fn new(process: u16, life: Life, path: Path) -> Arc<Self> {
-        Arc::new(Self { process, life, path, freed: Mutex::default() })
+    pub(crate) fn new(process: u16, incarnation: Incarnation, path: Path) -> Arc<Self> {
+        Arc::new(Self { process, incarnation, path, freed: Mutex::default() })
     }
 
     /// Returns the device of the process.
     pub(crate) fn device(&self) -> &Device {
-        self.life.device()
+        self.incarnation.device()
     }
 
     /// Returns whether the kernel matches the process's messages.
@@ -52,7 +52,7 @@ impl Link {
         let result = match &self.path {
             Path::Mailbox(mailbox, _) => runtime::lock(mailbox).call(command)?,
             Path::Kernel(kernel, start) => {
-                self.life.check()?;
+                self.incarnation.check()?;
                 kernel.system_call(self.process, *start, command)?
             }
         };
@@ -87,7 +87,7 @@ impl Link {
         if let Path::Kernel(kernel, _) = &self.path {
             kernel.progress()?;
         }
-        self.life.check()
+        self.incarnation.check()
     }
 
     /// Keeps the memory of a queue that was freed, for another one.

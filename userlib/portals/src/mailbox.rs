@@ -29,25 +29,25 @@ pub(crate) struct Place {
     pub(crate) processes: u32,
 }
 
-/// The words by which a client recognises that the firmware's life has ended.
+/// The words by which a client recognises that the firmware's incarnation has ended.
 #[derive(Clone)]
-pub(crate) struct Life {
+pub(crate) struct Incarnation {
     device: Device,
     /// Value of [`Device::resets`] at the start.
     resets: u32,
     state: SharedU32,
     epoch: SharedU32,
-    /// Number of the firmware's life at the start.
+    /// Number of the firmware's incarnation at the start.
     began: u32,
 }
 
-impl Life {
+impl Incarnation {
     /// Returns the device.
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Checks that the firmware's life of the start goes on.
+    /// Checks that the firmware's incarnation is the one in which the mailbox was opened.
     #[inline]
     pub(crate) fn check(&self) -> Result<(), Error> {
         let state = self.state.load(Ordering::Acquire);
@@ -80,7 +80,7 @@ const CODE: u64 = offset_of!(CommandResult, code) as u64;
 /// A mailbox. A thread that calls waits for the result of its command. Puts and gets that the card
 /// cannot refuse are *posted*: their results are looked at in the next call that waits.
 pub(crate) struct Mailbox {
-    life: Life,
+    incarnation: Incarnation,
     doorbell: Doorbell,
     commands: Window,
     tail: SharedU32,
@@ -131,7 +131,7 @@ impl Mailbox {
         let tail = windows.u32(window::COMMAND_TAIL)?;
         let slots = u64::from(SLOTS);
         let mailbox = Self {
-            life: Life { device: device.clone(), resets: device.resets(), state, epoch, began },
+            incarnation: Incarnation { device: device.clone(), resets: device.resets(), state, epoch, began },
             doorbell: device.doorbell(),
             commands: windows.window(window::COMMANDS, slots * COMMAND_BYTES as u64)?,
             next: tail.load(Ordering::Acquire),
@@ -146,9 +146,9 @@ impl Mailbox {
         Ok((mailbox, place))
     }
 
-    /// Returns the firmware's life in which the mailbox was opened.
-    pub(crate) fn life(&self) -> &Life {
-        &self.life
+    /// Returns the firmware's incarnation in which the mailbox was opened.
+    pub(crate) fn incarnation(&self) -> &Incarnation {
+        &self.incarnation
     }
 
     /// Writes a command and waits for its result. The firmware answers each command without
@@ -194,7 +194,7 @@ impl Mailbox {
 
     /// Checks that a command can be written.
     fn check(&self) -> Result<(), Error> {
-        self.life.check()?;
+        self.incarnation.check()?;
         if self.stuck { Err(Error::Unresponsive) } else { Ok(()) }
     }
 
@@ -232,7 +232,7 @@ impl Mailbox {
 
     /// Waits until the result of the last command is there.
     fn await_result(&self, slot: u64) -> Result<(), Error> {
-        let device = &self.life.device;
+        let device = &self.incarnation.device;
         let mut waiter: Option<Waiter<'_>> = None;
 
         for turn in 0_u64.. {
@@ -241,7 +241,7 @@ impl Mailbox {
                 return Ok(());
             }
 
-            self.life.check()?;
+            self.incarnation.check()?;
             let waiter =
                 waiter.get_or_insert_with(|| Waiter::new(device, Deadline::after(self.timeout), None));
             // Most results are there after two turns, which cost less than a look at the clock.

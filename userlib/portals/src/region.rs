@@ -76,10 +76,10 @@ impl Region {
     /// # Errors
     /// [`Error::OutOfRange`].
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
-        let mut left = data;
+        let mut remaining = data;
         self.0.each(offset, data.len() as u64, |buffer, at, length| {
-            let (part, rest) = left.split_at(length as usize);
-            left = rest;
+            let (part, rest) = remaining.split_at(length as usize);
+            remaining = rest;
             Ok(buffer.write(at, part)?)
         })
     }

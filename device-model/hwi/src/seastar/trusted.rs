@@ -48,7 +48,7 @@ pub mod kernel_command {
 pub mod kernel_flag {
     /// The process is in host-based mode: the kernel matches its messages.
     pub const HOST_BASED: u8 = 1 << 0;
-    /// The process, in NIC-based mode, begins anew with the same address map when its client has
+    /// The process, in NIC-based mode, starts again with the same address map when its client has
     /// detached. So programs without a kernel can use it, one after the other.
     pub const PERMANENT: u8 = 1 << 1;
 }

@@ -6,7 +6,7 @@
 
 use nicforge_hwi::seastar::{COMMAND_BYTES, CommandResult, HeaderPacket, PIECES, Piece};
 
-/// The firmware's life is over: the device was reset, or is gone. The firmware returns from
+/// The firmware's incarnation is over: the device was reset, or is gone. The firmware returns from
 /// [`Program::poll`] at once, and is called no more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Halted;
@@ -58,9 +58,9 @@ impl Transmissions {
     }
 }
 
-/// Number of a node's life, from 1. A node begins a life when its kernel boots it.
+/// Number of a node's incarnation, from 1. A node begins an incarnation when its kernel boots it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Life(pub u32);
+pub struct Incarnation(pub u32);
 
 /// Virtual channels on the send side. The receiver merges them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -102,14 +102,15 @@ pub struct Transmit {
     pub name: Transmission,
     /// The target node.
     pub target: u32,
-    /// The life of the target for which it is meant; `Life(0)` if the target has none as far as
-    /// this node sees. The target's device discards the data of a message for another life, and
-    /// shows its header as [`Event::Stale`], also while the target has no life.
-    pub target_life: Life,
+    /// The incarnation of the target for which it is meant; `Incarnation(0)` if the target has none
+    /// as far as this node sees. The target's device discards the data of a message for another
+    /// incarnation, and shows its header as [`Event::Stale`], also while the target has no
+    /// incarnation.
+    pub target_incarnation: Incarnation,
     /// The virtual channel.
     pub channel: Channel,
     /// The header packet. The engine puts the data of a message of 1 to
-    /// [`nicforge_hwi::seastar::INLINE`] bytes into it, if `pieces` names any.
+    /// [`nicforge_hwi::seastar::in lineINE`] bytes into it, if `pieces` names any.
     pub packet: HeaderPacket,
     /// The data, [`nicforge_hwi::seastar::TrustedHeader::length`] bytes in all.
     pub pieces: Pieces,
@@ -125,7 +126,7 @@ pub enum DataEnd {
     Corrupt,
     /// Memory could not be accessed. The rest of the message was filled or discarded.
     MemoryFault,
-    /// The sender's life has ended in the middle.
+    /// The sender's incarnation has ended in the middle.
     Cut,
 }
 
@@ -160,9 +161,9 @@ pub enum Event {
     Header {
         /// The packet.
         packet: HeaderPacket,
-        /// The life of this node for which the message was meant. It may have ended since the
-        /// event was queued; the firmware then handles the packet as a stale one.
-        life: Life,
+        /// The incarnation of this node for which the message was meant. It may have ended since
+        /// the event was queued; the firmware then handles the packet as a stale one.
+        incarnation: Incarnation,
         /// The stream of its data, or `None` if the packet has them all.
         stream: Option<Stream>,
     },
@@ -171,10 +172,11 @@ pub enum Event {
     Dropped {
         /// The packet.
         packet: HeaderPacket,
-        /// The life of this node for which the message was meant.
-        life: Life,
+        /// The incarnation of this node for which the message was meant.
+        incarnation: Incarnation,
     },
-    /// The header packet of a message for an earlier life of this node. Its data are discarded.
+    /// The header packet of a message for an earlier incarnation of this node. Its data are
+    /// discarded.
     Stale {
         /// The packet.
         packet: HeaderPacket,
@@ -185,7 +187,7 @@ pub enum Event {
         /// The messages.
         names: Transmissions,
         /// How the data of each of them ended: [`DataEnd::Complete`], [`DataEnd::MemoryFault`], or
-        /// [`DataEnd::Cut`] if a life of this node has ended before.
+        /// [`DataEnd::Cut`] if an incarnation of this node has ended before.
         end: DataEnd,
     },
     /// The data of a stream have ended. The stream is free again.
@@ -195,7 +197,7 @@ pub enum Event {
         /// How the data ended.
         end: DataEnd,
     },
-    /// A life of another node has ended. All that it sent before has been shown.
+    /// An incarnation of another node has ended. All that it sent before has been shown.
     NodeDown {
         /// The node.
         node: u32,
@@ -220,8 +222,8 @@ pub trait Chip {
     /// Returns the number of nodes of the network.
     fn nodes(&self) -> u32;
 
-    /// Returns the life that a node has as far as this node sees, or `None` if it has none.
-    fn life(&self, node: u32) -> Option<Life>;
+    /// Returns the incarnation that a node has as far as this node sees, or `None` if it has none.
+    fn incarnation(&self, node: u32) -> Option<Incarnation>;
 
     /// Answers a command of a mailbox. Its number is filled in by the chip.
     ///
@@ -264,10 +266,11 @@ pub trait Chip {
     /// [`Halted`].
     fn interrupt(&mut self, client: Client, vector: u16) -> Result<(), Halted>;
 
-    /// Begins (`true`) or ends a life of this node. Peers see it; from its end on, the device
-    /// discards what it receives for the life, and what remains of messages on [`Channel::Data`].
-    /// [`Event::Transmitted`] and [`Event::Received`] follow for each of these all the same.
-    /// Messages on [`Channel::Control`] are sent without a life, too: they answer peers.
+    /// Begins (`true`) or ends an incarnation of this node. Peers see it; from its end on, the
+    /// device discards what it receives for the incarnation, and what remains of messages on
+    /// [`Channel::Data`]. [`Event::Transmitted`] and [`Event::Received`] follow for each of these
+    /// all the same. Messages on [`Channel::Control`] are sent without an incarnation, too: they
+    /// answer peers.
     ///
     /// # Errors
     /// [`Halted`].

@@ -22,7 +22,7 @@ pub const RECEIVED: u32 = 40;
 pub const KERNEL_COMMAND: u32 = 60;
 /// Reading and inspecting a command of an untrusted mailbox.
 pub const COMMAND: u32 = 90;
-/// Allocating a pending message and joining its line.
+/// Allocating a pending message and joining its send queue.
 pub const SUBMIT: u32 = 50;
 /// Programming the transmit DMA engine for the trusted and the process's part of a header.
 pub const TRANSMIT: u32 = 100;
@@ -32,7 +32,7 @@ pub const TRANSMITTED: u32 = 30;
 pub const SEND_ACKNOWLEDGEMENT: u32 = 25;
 /// Finding the message of an acknowledgement.
 pub const ACKNOWLEDGEMENT: u32 = 35;
-/// Taking an ended message out of its line.
+/// Taking an ended message out of its send queue.
 pub const COMPLETE: u32 = 30;
 /// Writing an event to a host.
 pub const EVENT: u32 = 60;

@@ -9,7 +9,7 @@
 //! | mailboxes | [`MAILBOX`] for the kernel and for each process | always |
 //! | streams | one record for each stream | always |
 //! | sequence numbers and flags of pairs | 4 1/2 for each node | boot |
-//! | pending messages and lines | one record each | boot |
+//! | pending messages and send queues | one record each | boot |
 //! | Portals objects of a process | [`crate::matching::Limits::bytes`] | start of the process |
 
 use nicforge_hwi::seastar::{COMMAND_BYTES, RESULT_BYTES, SCRATCH, SLOTS};

@@ -24,9 +24,9 @@ type Message = u8;
 /// The variant that is checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Variant {
-    /// Lives are separated, as the firmware does it.
+    /// Incarnations are separated, as the firmware does it.
     Fenced,
-    /// The paper's protocol: nothing tells lives apart but the reserved number.
+    /// The paper's protocol: nothing tells incarnations apart but the reserved number.
     Paper,
     /// As `Fenced`; a receiver that expects the initial number takes any other, as in the paper.
     LooseInitial,
@@ -73,9 +73,9 @@ enum Body {
         response: Response,
         sequence: Number,
     },
-    /// A life of the sender has ended.
+    /// An incarnation of the sender has ended.
     Down,
-    /// A life of the sender has begun.
+    /// An incarnation of the sender has begun.
     Up,
 }
 
@@ -83,11 +83,11 @@ enum Body {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Packet {
     body: Body,
-    /// The sender's life.
-    life: u8,
-    /// The target's life for which the packet is meant. 0: none.
-    target_life: u8,
-    /// The sender's life has ended before all data were read: the rest does not come.
+    /// The sender's incarnation.
+    incarnation: u8,
+    /// The target's incarnation for which the packet is meant. 0: none.
+    target_incarnation: u8,
+    /// The sender's incarnation has ended before all data were read: the rest does not come.
     cut: bool,
 }
 
@@ -126,8 +126,9 @@ enum Violation {
     FalseCompletion,
     /// The sender completes a message that its DMA engine still reads.
     EarlyCompletion,
-    /// A message was taken that was meant for an earlier life, or comes from one that has ended.
-    EarlierLife,
+    /// A message was taken that was meant for an earlier incarnation, or comes from one that has
+    /// ended.
+    EarlierIncarnation,
     /// A message was failed although no node has restarted and no time-out has passed.
     NeedlessFailure,
 }
@@ -153,14 +154,14 @@ impl Flights<MODULUS> for Lines {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Node {
-    life: u8,
+    incarnation: u8,
     booted: bool,
-    /// The peer's life as far as this node sees. 0: none.
-    peer_life: u8,
+    /// The peer's incarnation as far as this node sees. 0: none.
+    peer_incarnation: u8,
 
     next_number: Number,
     sender: Sender,
-    lines: Lines,
+    send_queues: Lines,
     /// Messages in the transmit DMA engine, in its order.
     engine: VecDeque<Message>,
     /// Number of messages that were submitted so far.
@@ -208,8 +209,8 @@ enum Action {
     Handle(usize),
     /// All data of a message are in memory, or were cut.
     Deposit { node: usize, place: usize },
-    /// The node's life ends. With `loses`, its queue of packets is lost, and if lives are separated
-    /// also what it has sent.
+    /// The node's incarnation ends. With `loses`, its queue of packets is lost, and if incarnations
+    /// are separated also what it has sent.
     End { node: usize, loses: bool },
     /// The node boots.
     Boot(usize),
@@ -225,12 +226,12 @@ impl Network {
     /// Sends a packet to a node.
     fn send(&self, state: &mut State, node: usize, channel: usize, body: Body) {
         let sender = &state.nodes[1 - node];
-        let target_life = if self.is_fenced() { sender.peer_life } else { 0 };
-        let packet = Packet { body, life: sender.life, target_life, cut: false };
+        let target_incarnation = if self.is_fenced() { sender.peer_incarnation } else { 0 };
+        let packet = Packet { body, incarnation: sender.incarnation, target_incarnation, cut: false };
         state.wires[node][channel].push_back(packet);
     }
 
-    /// Tells the peer that a life of a node has begun or ended, after all that it has sent.
+    /// Tells the peer that an incarnation of a node has begun or ended, after all that it has sent.
     fn announce(&self, state: &mut State, node: usize, body: Body) {
         if self.is_fenced() {
             for channel in [DATA, CONTROL] {
@@ -242,19 +243,19 @@ impl Network {
     /// Returns the message that a node transmits next.
     fn next(&self, node: &Node) -> Option<Slot> {
         let mut sender = node.sender;
-        let slot = sender.next(&node.lines);
+        let slot = sender.next(&node.send_queues);
         match self.variant {
             Variant::RepeatLastFirst if slot.is_some() => {
-                let last = node.lines.0.iter().rposition(Option::is_some)?;
-                let flight = node.lines.0[last]?;
+                let last = node.send_queues.0.iter().rposition(Option::is_some)?;
+                let flight = node.send_queues.0[last]?;
                 (!flight.is_in_engine()).then_some(Slot(last as u16))
             }
             Variant::RepeatUnsent if slot.is_none() => {
-                let mut lines = node.lines.clone();
+                let mut send_queues = node.send_queues.clone();
                 for place in 0..MESSAGES as u16 {
-                    sender.transmitted(&mut lines, Slot(place));
+                    sender.transmitted(&mut send_queues, Slot(place));
                 }
-                sender.next(&lines)
+                sender.next(&send_queues)
             }
             _ => slot,
         }
@@ -263,11 +264,11 @@ impl Network {
     /// Passes a node's next transmission to its DMA engine.
     fn start(&self, state: &mut State, node: usize) -> Option<()> {
         let slot = self.next(&state.nodes[node])?;
-        let own = &mut state.nodes[node];
-        own.sender.start(&mut own.lines, slot);
-        own.engine.push_back(slot.0 as Message);
+        let node_state = &mut state.nodes[node];
+        node_state.sender.start(&mut node_state.send_queues, slot);
+        node_state.engine.push_back(slot.0 as Message);
 
-        let flight = own.lines.flight(slot)?;
+        let flight = node_state.send_queues.flight(slot)?;
         let body = Body::Header {
             message: slot.0 as Message,
             sequence: flight.sequence(),
@@ -279,19 +280,19 @@ impl Network {
         Some(())
     }
 
-    /// Takes the messages that have ended out of a node's line.
+    /// Takes the messages that have ended out of a node's send queue.
     fn collect(&self, state: &mut State, node: usize) {
         let restarted = (0..2).any(|node| state.nodes[node].restarts_left < self.restarts[node]);
         let undisturbed = !restarted && state.time_outs_left == self.time_outs;
         let peer = state.nodes[1 - node].clone();
-        let own = &mut state.nodes[node];
+        let node_state = &mut state.nodes[node];
 
-        while let Some((slot, outcome)) = own.sender.leave(&mut own.lines) {
+        while let Some((slot, outcome)) = node_state.sender.leave(&mut node_state.send_queues) {
             let message = slot.0 as Message;
-            own.lines.0[usize::from(slot.0)] = None;
+            node_state.send_queues.0[usize::from(slot.0)] = None;
             let was_taken = peer.taken & 1 << message != 0;
 
-            if own.engine.contains(&message) {
+            if node_state.engine.contains(&message) {
                 state.violation = Some(Violation::EarlyCompletion);
             }
             let end = match outcome {
@@ -307,7 +308,7 @@ impl Network {
             }
             state.completed_before_deposit |=
                 end == End::Taken && peer.deposits.iter().any(|deposit| deposit.message == message);
-            own.ends[usize::from(slot.0)] = Some(end);
+            node_state.ends[usize::from(slot.0)] = Some(end);
         }
     }
 
@@ -317,37 +318,38 @@ impl Network {
             return;
         };
         let packet = arrived.packet;
-        let sender_life = state.nodes[1 - node].life;
-        let own = &mut state.nodes[node];
+        let sender_incarnation = state.nodes[1 - node].incarnation;
+        let node_state = &mut state.nodes[node];
 
-        let stale = self.is_fenced() && packet.target_life != own.life;
-        let answer = if !own.booted || stale {
+        let stale = self.is_fenced() && packet.target_incarnation != node_state.incarnation;
+        let answer = if !node_state.booted || stale {
             Answer::PrebootAck
         } else if arrived.dropped {
             if self.variant == Variant::ForgetfulReceiver {
-                own.receiver.forget();
+                node_state.receiver.forget();
             }
-            own.receiver.dropped(sequence, resynchronizes).answer
+            node_state.receiver.dropped(sequence, resynchronizes).answer
         } else {
-            let waits_for_initial = own.receiver.expected == Some(Number::INITIAL);
+            let waits_for_initial = node_state.receiver.expected == Some(Number::INITIAL);
             if matches!(self.variant, Variant::LooseInitial) && waits_for_initial {
-                own.receiver.forget();
+                node_state.receiver.forget();
             }
-            own.receiver.header(sequence, resynchronizes).answer
+            node_state.receiver.header(sequence, resynchronizes).answer
         };
 
         if matches!(answer, Answer::Ack | Answer::FirstPostbootAck) {
-            let ended = packet.life < sender_life && own.peer_life != packet.life;
-            if own.taken & 1 << message != 0 {
+            let ended =
+                packet.incarnation < sender_incarnation && node_state.peer_incarnation != packet.incarnation;
+            if node_state.taken & 1 << message != 0 {
                 state.violation = Some(Violation::Twice);
-            } else if own.taken >> message != 0 {
+            } else if node_state.taken >> message != 0 {
                 state.violation = Some(Violation::Order);
             } else if self.is_fenced() && ended {
-                state.violation = Some(Violation::EarlierLife);
+                state.violation = Some(Violation::EarlierIncarnation);
             }
-            own.taken |= 1 << message;
+            node_state.taken |= 1 << message;
             if long {
-                own.deposits.push(Deposit { message, cut: packet.cut });
+                node_state.deposits.push(Deposit { message, cut: packet.cut });
             }
         }
 
@@ -365,29 +367,30 @@ impl Network {
     /// Handles a response.
     fn handle_response(&self, state: &mut State, node: usize, packet: Packet) {
         let Body::Response { response, sequence } = packet.body else { return };
-        let own = &mut state.nodes[node];
-        let stale = self.is_fenced() && packet.target_life != own.life;
-        if !own.booted || stale {
+        let node_state = &mut state.nodes[node];
+        let stale = self.is_fenced() && packet.target_incarnation != node_state.incarnation;
+        if !node_state.booted || stale {
             return;
         }
 
-        let first = own.lines.0.iter().flatten().find(|flight| !flight.is_taken()).map(Flight::sequence);
+        let first =
+            node_state.send_queues.0.iter().flatten().find(|flight| !flight.is_taken()).map(Flight::sequence);
         let sequence = match (self.variant, response, first) {
             (Variant::UncheckedAck, Response::Ack, Some(first)) => first,
             _ => sequence,
         };
-        let mut reaction = own.sender.respond(&mut own.lines, response, sequence);
+        let mut reaction = node_state.sender.respond(&mut node_state.send_queues, response, sequence);
         for _ in 0..2 {
             if self.variant == Variant::RepeatForEach
                 && response == Response::Nack
                 && reaction == Reaction::Ignored
             {
-                reaction = own.sender.respond(&mut own.lines, response, sequence);
+                reaction = node_state.sender.respond(&mut node_state.send_queues, response, sequence);
             }
         }
     }
 
-    fn end_life(&self, state: &mut State, node: usize, loses: bool) {
+    fn end_incarnation(&self, state: &mut State, node: usize, loses: bool) {
         // Data that the DMA engine has not read yet are lost.
         let engine = core::mem::take(&mut state.nodes[node].engine);
         let is_cut = |packet: &Packet| matches!(packet.body, Body::Header { message, .. } if engine.contains(&message));
@@ -401,32 +404,32 @@ impl Network {
             deposit.cut |= engine.contains(&deposit.message);
         }
 
-        // The other node's device discards packets of a life that has ended.
+        // The other node's device discards packets of an incarnation that has ended.
         if loses && self.is_fenced() {
             for wire in &mut state.wires[1 - node] {
                 wire.retain(|packet| matches!(packet.body, Body::Down | Body::Up));
             }
         }
         self.announce(state, node, Body::Down);
-        let own = &mut state.nodes[node];
-        own.restarts_left -= 1;
-        own.booted = false;
-        own.sender = Sender::default();
-        own.lines = Lines::default();
-        own.resynchronize = false;
-        own.receiver = Receiver::default();
-        own.deposits.clear();
-        own.next_number = Number::INITIAL;
-        for message in 0..usize::from(own.submitted) {
-            own.ends[message].get_or_insert(End::Forgotten);
+        let node_state = &mut state.nodes[node];
+        node_state.restarts_left -= 1;
+        node_state.booted = false;
+        node_state.sender = Sender::default();
+        node_state.send_queues = Lines::default();
+        node_state.resynchronize = false;
+        node_state.receiver = Receiver::default();
+        node_state.deposits.clear();
+        node_state.next_number = Number::INITIAL;
+        for message in 0..usize::from(node_state.submitted) {
+            node_state.ends[message].get_or_insert(End::Forgotten);
         }
 
         if loses {
-            // The device still knows the lives of its peers.
-            for arrived in own.inbox.drain(..) {
+            // The device still knows the incarnations of its peers.
+            for arrived in node_state.inbox.drain(..) {
                 match arrived.packet.body {
-                    Body::Down => own.peer_life = 0,
-                    Body::Up => own.peer_life = arrived.packet.life,
+                    Body::Down => node_state.peer_incarnation = 0,
+                    Body::Up => node_state.peer_incarnation = arrived.packet.incarnation,
                     _ => {}
                 }
             }
@@ -452,12 +455,12 @@ impl Model for Network {
 
     fn init_states(&self) -> Vec<State> {
         let node = |restarts_left| Node {
-            life: 1,
+            incarnation: 1,
             booted: true,
-            peer_life: 1,
+            peer_incarnation: 1,
             next_number: Number::INITIAL,
             sender: Sender::default(),
-            lines: Lines::default(),
+            send_queues: Lines::default(),
             engine: VecDeque::new(),
             submitted: 0,
             resynchronize: false,
@@ -482,22 +485,22 @@ impl Model for Network {
         if state.violation.is_some() {
             return;
         }
-        for (node, own) in state.nodes.iter().enumerate() {
-            let is_left = usize::from(own.submitted) < self.messages[node].len();
-            if own.booted && is_left && own.sender.count() < WINDOW {
+        for (node, node_state) in state.nodes.iter().enumerate() {
+            let is_left = usize::from(node_state.submitted) < self.messages[node].len();
+            if node_state.booted && is_left && node_state.sender.count() < WINDOW {
                 actions.push(Action::Submit(node));
             }
-            if own.booted && !self.starts_at_once && self.next(own).is_some() {
+            if node_state.booted && !self.starts_at_once && self.next(node_state).is_some() {
                 actions.push(Action::Start(node));
             }
-            if !own.engine.is_empty() {
+            if !node_state.engine.is_empty() {
                 actions.push(Action::Transmitted(node));
             }
 
             let heads = [DATA, CONTROL].map(|channel| state.wires[node][channel].front());
             for (channel, head) in heads.into_iter().enumerate() {
                 match head.map(|packet| packet.body) {
-                    // A change of lives is seen after all packets of both channels.
+                    // A change of incarnations is seen after all packets of both channels.
                     Some(Body::Down | Body::Up) if channel == DATA && heads[DATA] == heads[CONTROL] => {
                         actions.push(Action::Arrive { node, channel });
                     }
@@ -512,22 +515,22 @@ impl Model for Network {
                     None => {}
                 }
             }
-            if !own.inbox.is_empty() {
+            if !node_state.inbox.is_empty() {
                 actions.push(Action::Handle(node));
             }
 
-            for (place, deposit) in own.deposits.iter().enumerate() {
+            for (place, deposit) in node_state.deposits.iter().enumerate() {
                 if deposit.cut || !state.nodes[1 - node].engine.contains(&deposit.message) {
                     actions.push(Action::Deposit { node, place });
                 }
             }
-            if own.booted && own.restarts_left > 0 {
+            if node_state.booted && node_state.restarts_left > 0 {
                 actions.push(Action::End { node, loses: true });
-                if !own.inbox.is_empty() {
+                if !node_state.inbox.is_empty() {
                     actions.push(Action::End { node, loses: false });
                 }
             }
-            if !own.booted {
+            if !node_state.booted {
                 actions.push(Action::Boot(node));
             }
         }
@@ -540,22 +543,28 @@ impl Model for Network {
         let mut state = last.clone();
         match action {
             Action::Submit(node) => {
-                let own = &mut state.nodes[node];
-                let message = own.submitted;
+                let node_state = &mut state.nodes[node];
+                let message = node_state.submitted;
                 let long = self.messages[node][usize::from(message)];
-                let resynchronize = core::mem::take(&mut own.resynchronize);
-                own.lines.0[usize::from(message)] = Some(Flight::new(own.next_number, long));
-                own.sender.join(&mut own.lines, Slot(message.into()), self.implicit, resynchronize);
-                own.next_number = own.next_number.next();
-                own.submitted += 1;
+                let resynchronize = core::mem::take(&mut node_state.resynchronize);
+                node_state.send_queues.0[usize::from(message)] =
+                    Some(Flight::new(node_state.next_number, long));
+                node_state.sender.join(
+                    &mut node_state.send_queues,
+                    Slot(message.into()),
+                    self.implicit,
+                    resynchronize,
+                );
+                node_state.next_number = node_state.next_number.next();
+                node_state.submitted += 1;
             }
             Action::Start(node) => {
                 self.start(&mut state, node)?;
             }
             Action::Transmitted(node) => {
-                let own = &mut state.nodes[node];
-                let message = own.engine.pop_front()?;
-                own.sender.transmitted(&mut own.lines, Slot(message.into()));
+                let node_state = &mut state.nodes[node];
+                let message = node_state.engine.pop_front()?;
+                node_state.sender.transmitted(&mut node_state.send_queues, Slot(message.into()));
                 self.collect(&mut state, node);
             }
             Action::Arrive { node, channel } => {
@@ -572,33 +581,33 @@ impl Model for Network {
             }
             Action::Handle(node) => {
                 let arrived = state.nodes[node].inbox.pop_front()?;
-                let own = &mut state.nodes[node];
+                let node_state = &mut state.nodes[node];
                 match arrived.packet.body {
                     Body::Header { .. } => self.handle_message(&mut state, node, arrived),
                     Body::Response { .. } => self.handle_response(&mut state, node, arrived.packet),
                     Body::Down => {
-                        own.peer_life = 0;
-                        own.sender.fail_all(&mut own.lines);
-                        own.receiver.forget();
+                        node_state.peer_incarnation = 0;
+                        node_state.sender.fail_all(&mut node_state.send_queues);
+                        node_state.receiver.forget();
                     }
-                    Body::Up => own.peer_life = arrived.packet.life,
+                    Body::Up => node_state.peer_incarnation = arrived.packet.incarnation,
                 }
                 self.collect(&mut state, node);
             }
             Action::Deposit { node, place } => {
                 state.nodes[node].deposits.remove(place);
             }
-            Action::End { node, loses } => self.end_life(&mut state, node, loses),
+            Action::End { node, loses } => self.end_incarnation(&mut state, node, loses),
             Action::Boot(node) => {
                 state.nodes[node].booted = true;
-                state.nodes[node].life += 1;
+                state.nodes[node].incarnation += 1;
                 self.announce(&mut state, node, Body::Up);
             }
             Action::TimeOut => {
-                let own = &mut state.nodes[0];
+                let node_state = &mut state.nodes[0];
                 state.time_outs_left -= 1;
-                own.sender.fail_all(&mut own.lines);
-                own.resynchronize = true;
+                node_state.sender.fail_all(&mut node_state.send_queues);
+                node_state.resynchronize = true;
                 self.collect(&mut state, 0);
             }
         }
@@ -682,7 +691,7 @@ fn check_bad(name: &str, network: &Network) -> (Option<Violation>, Vec<Action>) 
 }
 
 #[test]
-fn drops_alone_break_nothing() {
+fn drops_without_restarts_break_no_property() {
     let bounds = network(Variant::Fenced);
 
     check_good("no restart", &bounds);
@@ -697,7 +706,7 @@ fn sender_completes_before_the_deposit() {
 }
 
 #[test]
-fn restarts_break_nothing_if_lives_are_separated() {
+fn restarts_break_no_property_if_incarnations_are_separated() {
     let bounds = Network { restarts: [1, 1], starts_at_once: true, ..network(Variant::Fenced) };
 
     check_good("restarts", &Network { messages: [&[LONG, SHORT, LONG, LONG], &[]], ..bounds.clone() });
@@ -705,7 +714,7 @@ fn restarts_break_nothing_if_lives_are_separated() {
 }
 
 #[test]
-fn time_out_of_a_slow_node_breaks_nothing() {
+fn time_out_of_a_slow_node_breaks_no_property() {
     let bounds =
         Network { time_outs: 1, messages: [&[LONG, SHORT, LONG, LONG], &[]], ..network(Variant::Fenced) };
 
@@ -713,7 +722,7 @@ fn time_out_of_a_slow_node_breaks_nothing() {
 }
 
 #[test]
-fn implicit_acknowledgements_break_nothing_within_a_life() {
+fn implicit_acknowledgements_break_no_property_within_an_incarnation() {
     let messages: [&[bool]; 2] = [&[SHORT, LONG, SHORT, SHORT], &[]];
 
     check_good("implicit", &Network { implicit: true, messages, ..network(Variant::Fenced) });

@@ -16,7 +16,7 @@ use nicforge_network::{
 use thiserror::Error;
 
 use crate::{
-    lives::{Lives, SharedLives},
+    incarnations::{Incarnations, SharedIncarnations},
     wire::{CHANNELS, CONTROL, DATA, FIRST_VCS},
 };
 
@@ -117,7 +117,7 @@ pub struct Network {
     torus: Torus,
     tables: Arc<Vec<TablePolicy>>,
     options: Options,
-    lives: Arc<SharedLives>,
+    incarnations: Arc<SharedIncarnations>,
 }
 
 impl Network {
@@ -152,8 +152,8 @@ impl Network {
         let tables: Vec<_> = (0..nodes).map(|node| table(&torus, node)).collect();
         check_deadlock(&torus, &tables)?;
 
-        let lives = Arc::new(SharedLives::new(nodes));
-        Ok(Self { torus, tables: Arc::new(tables), options, lives })
+        let incarnations = Arc::new(SharedIncarnations::new(nodes));
+        Ok(Self { torus, tables: Arc::new(tables), options, incarnations })
     }
 
     /// Returns the number of nodes.
@@ -187,7 +187,7 @@ impl Network {
             table: table.clone(),
             firmware: self.firmware_mode(node),
             options: self.options.clone(),
-            lives: self.lives.of_node(node),
+            incarnations: self.incarnations.of_node(node),
         })
     }
 }
@@ -202,7 +202,7 @@ pub(crate) struct Site {
     /// Where the firmware runs on a machine with threads.
     pub(crate) firmware: CompanionMode,
     pub(crate) options: Options,
-    pub(crate) lives: Arc<Lives>,
+    pub(crate) incarnations: Arc<Incarnations>,
 }
 
 /// Checks the options that no other part checks.

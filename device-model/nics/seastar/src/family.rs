@@ -83,8 +83,8 @@ pub struct Networks<P> {
 }
 
 impl<P: Program + Send + 'static> Networks<P> {
-    /// Returns the family with a firmware: `make` makes it at the start of each life of a node's
-    /// processor.
+    /// Returns the family with a firmware: `make` makes it at the start of each incarnation of a
+    /// node's processor.
     pub const fn new(make: fn(FirmwareOptions) -> P) -> Self {
         Self { make, processors: None }
     }

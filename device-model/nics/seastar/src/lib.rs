@@ -18,7 +18,7 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`config`] | networks: shape, tables of routes, options |
-//! | `lives` | the lives of all nodes: one table, which the devices share |
+//! | `incarnations` | the incarnations of all nodes: one table, which the devices share |
 //! | `wire` | packets and their route word |
 //! | `memory` | client memory, tenants, lists of pieces |
 //! | `processor` | the embedded processor: the companion that runs the program |
@@ -27,7 +27,7 @@
 //! | `receive`, `stream` | the receive DMA engine, and the streams of its demultiplexer |
 //! | `reference` | packets that refer to client memory |
 //! | `mailbox` | commands and results |
-//! | `device` | the device: attachments, resets, lives, one step |
+//! | `device` | the device: attachments, resets, incarnations, one step |
 //! | `link_check` | the check of a link with injected errors |
 //! | [`family`] | the tables `[[seastar]]` of machine files |
 #![forbid(unsafe_code)]
@@ -35,8 +35,8 @@
 pub mod config;
 mod device;
 pub mod family;
+mod incarnations;
 mod link_check;
-mod lives;
 mod mailbox;
 mod memory;
 mod parts;

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn check_is_the_one_of_ccitt() {
+    fn link_check_is_the_crc_16_of_ccitt() {
         // The value that catalogues of checks give for these digits.
         assert_eq!(link_check(b"123456789"), 0x29b1);
         assert_eq!(link_check(b""), 0xffff);

@@ -43,27 +43,32 @@ pub(crate) enum Next {
 
 /// The values that all mirrors of a node show.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Shown {
+pub(crate) struct PublishedState {
     pub(crate) node: u32,
     pub(crate) nodes: u32,
     pub(crate) processes: u32,
-    /// State and life of the firmware.
+    /// State and incarnation of the firmware.
     pub(crate) firmware: u32,
     pub(crate) epoch: u32,
 }
 
 impl Mailbox {
     /// Opens the mailbox of a client, and fills its mirror; returns `None` if there is no client.
-    pub(crate) fn open(context: &Context<'_>, who: AttachmentId, shown: Shown) -> Option<Self> {
-        let (windows, mirrors) = (context.memory(who, BAR_WINDOW)?, context.memory(who, BAR_MIRROR)?);
+    pub(crate) fn open(
+        context: &Context<'_>,
+        attachment_id: AttachmentId,
+        published: PublishedState,
+    ) -> Option<Self> {
+        let (windows, mirrors) =
+            (context.memory(attachment_id, BAR_WINDOW)?, context.memory(attachment_id, BAR_MIRROR)?);
         let open = || -> Result<Self, MemoryError> {
             let word = |offset: u64| mirrors.u32(mirror::BASE + offset);
-            let process = who.0.checked_sub(KERNEL + 1).map_or(mirror::NO_PROCESS, u32::from);
+            let process = attachment_id.0.checked_sub(KERNEL + 1).map_or(mirror::NO_PROCESS, u32::from);
             for (offset, value) in [
-                (mirror::NODE, shown.node),
-                (mirror::NODES, shown.nodes),
+                (mirror::NODE, published.node),
+                (mirror::NODES, published.nodes),
                 (mirror::PROCESS, process),
-                (mirror::PROCESSES, shown.processes),
+                (mirror::PROCESSES, published.processes),
             ] {
                 word(offset)?.store(value, Ordering::Release);
             }
@@ -83,22 +88,22 @@ impl Mailbox {
             mailbox.results.zero(0, slots * RESULT_BYTES as u64)?;
             mailbox.firmware.clear();
             mailbox.epoch.clear();
-            mailbox.show_firmware(shown);
+            mailbox.show_firmware(published);
             Ok(mailbox)
         };
         // The offsets are constants inside the BARs that the device's description asks for.
         open().ok()
     }
 
-    /// Shows the state and the life of the firmware.
-    pub(crate) fn show_firmware(&mut self, shown: Shown) {
-        self.epoch.show(shown.epoch);
-        self.firmware.show(shown.firmware);
+    /// Shows the state and the incarnation of the firmware.
+    pub(crate) fn show_firmware(&mut self, published: PublishedState) {
+        self.epoch.show(published.epoch);
+        self.firmware.show(published.firmware);
     }
 
     /// Returns whether the client has written a count that is not the one of the commands taken.
     #[inline]
-    pub(crate) fn has_news(&self) -> bool {
+    pub(crate) fn has_new_commands(&self) -> bool {
         self.tail.load(Ordering::Relaxed) != self.taken
     }
 

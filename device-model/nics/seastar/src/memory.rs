@@ -2,7 +2,7 @@
 //!
 //! Mapped memory is copied within a call. Memory that only messages reach is read split-phase by a
 //! [`Reader`], and written by posted messages. A client that does not answer these in time is cut
-//! off: its memory counts as unreadable, and the engines go on.
+//! off: its memory counts as unreadable, and the engines continue.
 //!
 //! *Invariant:* an engine accesses an attachment only if its program knew the present tenant when
 //! it made the call. A message of an earlier tenant thus never reaches the memory of a later one.
@@ -51,19 +51,19 @@ struct Tenant {
 
 impl Tenants {
     /// Records a new tenant of an attachment, and returns its number.
-    pub(crate) fn begin(&mut self, who: AttachmentId) -> u32 {
+    pub(crate) fn begin(&mut self, attachment_id: AttachmentId) -> u32 {
         self.last += 1;
         self.has_changed = true;
-        if let Some(tenant) = self.of.get_mut(usize::from(who.0)) {
+        if let Some(tenant) = self.of.get_mut(usize::from(attachment_id.0)) {
             *tenant = Tenant { number: self.last, is_unresponsive: false };
         }
         self.last
     }
 
     /// Records that an attachment has no tenant.
-    pub(crate) fn end(&mut self, who: AttachmentId) {
+    pub(crate) fn end(&mut self, attachment_id: AttachmentId) {
         self.has_changed = true;
-        if let Some(tenant) = self.of.get_mut(usize::from(who.0)) {
+        if let Some(tenant) = self.of.get_mut(usize::from(attachment_id.0)) {
             *tenant = Tenant::default();
         }
     }
@@ -81,38 +81,38 @@ impl Tenants {
 
     /// Returns the number of an attachment's tenant, 0 if it has none.
     #[inline]
-    pub(crate) fn number(&self, who: AttachmentId) -> u32 {
-        self.of.get(usize::from(who.0)).map_or(0, |tenant| tenant.number)
+    pub(crate) fn number(&self, attachment_id: AttachmentId) -> u32 {
+        self.of.get(usize::from(attachment_id.0)).map_or(0, |tenant| tenant.number)
     }
 
-    /// Returns whether an attachment has a tenant that a call knew. `seen` is the highest number
-    /// that the program had seen.
+    /// Returns whether an attachment still has the tenant of a call. `latest_tenant` is the highest
+    /// tenant number that the program had seen at the call.
     #[inline]
-    pub(crate) fn is_known(&self, who: AttachmentId, seen: u32) -> bool {
-        (1..=seen).contains(&self.number(who))
+    pub(crate) fn is_known(&self, attachment_id: AttachmentId, latest_tenant: u32) -> bool {
+        (1..=latest_tenant).contains(&self.number(attachment_id))
     }
 
-    /// Writes to the memory of a known tenant. `since` is the time from which the write waits, and
-    /// belongs to the caller.
+    /// Writes to the memory of a tenant that the program knows. `since` is the caller's record of
+    /// the time at which the write began to wait.
     pub(crate) fn write(
         &mut self,
         context: &mut Context<'_>,
-        (who, seen): (AttachmentId, u32),
+        (attachment_id, latest_tenant): (AttachmentId, u32),
         address: u64,
         data: &[u8],
         since: &mut Option<Nanos>,
     ) -> Access {
-        if !self.is_known(who, seen) {
+        if !self.is_known(attachment_id, latest_tenant) {
             *since = None;
             return Access::Fault;
         }
 
-        let written = match context.copy_to(who, address, data) {
-            Err(DmaError::Remote { .. }) => context.dma_write(who, address, data),
+        let written = match context.copy_to(attachment_id, address, data) {
+            Err(DmaError::Remote { .. }) => context.dma_write(attachment_id, address, data),
             other => other,
         };
         match written {
-            Err(DmaError::Busy) => self.wait_for_write(context, who, since),
+            Err(DmaError::Busy) => self.wait_for_write(context, attachment_id, since),
             result => {
                 *since = None;
                 if result.is_ok() { Access::Done } else { Access::Fault }
@@ -120,15 +120,15 @@ impl Tenants {
         }
     }
 
-    /// Waits for room for a write by message, or gives up.
+    /// Waits until a write by message is possible, or ends the write after the time-out.
     #[cold]
     fn wait_for_write(
         &mut self,
         context: &mut Context<'_>,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         since: &mut Option<Nanos>,
     ) -> Access {
-        let Some(tenant) = self.of.get_mut(usize::from(who.0)) else { return Access::Fault };
+        let Some(tenant) = self.of.get_mut(usize::from(attachment_id.0)) else { return Access::Fault };
         let now = context.now();
         let began = *since.get_or_insert(now);
         tenant.is_unresponsive |= now >= began.after(WRITE_LIMIT);
@@ -154,12 +154,12 @@ pub(crate) enum EventMemory {
 }
 
 impl EventMemory {
-    /// Writes an event, its last [`HAND_OVER`] bytes last. Returns false if that has to be done in
-    /// another way.
+    /// Writes an event, its last [`HAND_OVER`] bytes last. Returns false if no lease covers the
+    /// address; the caller must then write by copies or messages.
     pub(crate) fn write(
         &mut self,
         context: &mut Context<'_>,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         address: u64,
         event: &[u8],
     ) -> bool {
@@ -168,7 +168,7 @@ impl EventMemory {
         }
         let is_inside = matches!(self, Self::Leased(lease) if lease.find(address, event.len()).is_some());
         if !is_inside {
-            let leased = WriteLease::new(context, who, address, EVENT_LEASE);
+            let leased = WriteLease::new(context, attachment_id, address, EVENT_LEASE);
             *self = leased.map_or(Self::NotMapped, Self::Leased);
         }
 
@@ -198,11 +198,11 @@ impl WriteLease {
     #[cold]
     pub(crate) fn new(
         context: &mut Context<'_>,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         address: u64,
         length: u64,
     ) -> Option<Self> {
-        let piece = context.dma_piece(who, address, length, &Term::default()).ok()?;
+        let piece = context.dma_piece(attachment_id, address, length, &Term::default()).ok()?;
         let memory = piece.lease.filter(|_| piece.permission.write)?;
         Some(Self { start: address, memory })
     }
@@ -222,7 +222,7 @@ impl WriteLease {
 pub(crate) enum Access {
     /// It is done.
     Done,
-    /// It is not done yet. The device is stepped when it can go on.
+    /// It is not done yet. The device is stepped when it can continue.
     Wait,
     /// The memory cannot be accessed.
     Fault,
@@ -245,7 +245,7 @@ const ENGINES: u64 = 2;
 
 #[derive(Debug)]
 struct PendingRead {
-    who: AttachmentId,
+    attachment_id: AttachmentId,
     address: u64,
     since: Nanos,
     state: ReadState,
@@ -276,44 +276,46 @@ impl Reader {
         &mut self,
         context: &mut Context<'_>,
         tenants: &Tenants,
-        (who, seen): (AttachmentId, u32),
+        (attachment_id, latest_tenant): (AttachmentId, u32),
         address: u64,
         out: &mut [u8],
     ) -> Access {
-        if !tenants.is_known(who, seen) {
+        if !tenants.is_known(attachment_id, latest_tenant) {
             self.cancel(context);
             return Access::Fault;
         }
 
         if self.pending.is_none() {
-            match context.copy_from(who, address, out) {
+            match context.copy_from(attachment_id, address, out) {
                 Ok(()) => return Access::Done,
                 Err(DmaError::Remote { .. }) => {}
                 Err(_) => return Access::Fault,
             }
         }
-        self.read_by_message(context, who, address, out)
+        self.read_by_message(context, attachment_id, address, out)
     }
 
     #[cold]
     fn read_by_message(
         &mut self,
         context: &mut Context<'_>,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         address: u64,
         out: &mut [u8],
     ) -> Access {
         let now = context.now();
-        let is_same = |read: &PendingRead| (read.who, read.address) == (who, address);
+        let is_same = |read: &PendingRead| (read.attachment_id, read.address) == (attachment_id, address);
         if !self.pending.as_ref().is_some_and(is_same) {
             self.cancel(context);
             self.serial += 1;
-            self.pending = Some(PendingRead { who, address, since: now, state: ReadState::Unsent });
+            self.pending = Some(PendingRead { attachment_id, address, since: now, state: ReadState::Unsent });
         }
 
         let token = self.token();
         let Some(read) = &mut self.pending else { return Access::Fault };
-        if read.state == ReadState::Unsent && context.dma_read(who, address, out.len(), token).is_ok() {
+        if read.state == ReadState::Unsent
+            && context.dma_read(attachment_id, address, out.len(), token).is_ok()
+        {
             read.state = ReadState::Sent;
         }
 
@@ -340,7 +342,7 @@ impl Reader {
         }
     }
 
-    /// Takes the answer to a read by message, if it is this reader's.
+    /// Stores the answer to a read by message, if the read is this reader's.
     pub(crate) fn answered(&mut self, token: DmaToken, result: Result<&[u8], DmaError>) {
         if token != self.token() {
             return;
@@ -361,7 +363,7 @@ impl Reader {
     pub(crate) fn cancel(&mut self, context: &mut Context<'_>) {
         if let Some(read) = self.pending.take() {
             let token = self.token();
-            context.forget_read(read.who, token);
+            context.forget_read(read.attachment_id, token);
         }
     }
 }
@@ -379,7 +381,7 @@ pub(crate) struct Cursor {
     address: u64,
     left: u16,
     /// Highest tenant that the call knew.
-    seen: u32,
+    latest_tenant: u32,
 }
 
 /// The memory at a place in pieces.
@@ -394,8 +396,9 @@ pub(crate) enum Run {
 }
 
 impl Cursor {
-    /// Returns the start of the pieces of a call. `seen` is the highest tenant that the call knew.
-    pub(crate) fn new(pieces: &Pieces, seen: u32) -> Self {
+    /// Returns the start of the pieces of a call. `latest_tenant` is the highest tenant number that
+    /// the program had seen at the call.
+    pub(crate) fn new(pieces: &Pieces, latest_tenant: u32) -> Self {
         let mut cursor = Self {
             current: Piece::default(),
             part: [Piece::default(); LIST_PART],
@@ -403,7 +406,7 @@ impl Cursor {
             next: 0,
             address: 0,
             left: 0,
-            seen,
+            latest_tenant,
         };
 
         match *pieces {
@@ -421,13 +424,13 @@ impl Cursor {
         cursor
     }
 
-    /// Returns the highest tenant that the call knew.
+    /// Returns the highest tenant number that the program had seen at the call.
     #[inline]
-    pub(crate) fn seen(&self) -> u32 {
-        self.seen
+    pub(crate) fn latest_tenant(&self) -> u32 {
+        self.latest_tenant
     }
 
-    /// Returns what is at the place. The number of pieces bounds the work.
+    /// Returns the memory at the cursor. The number of pieces bounds the work.
     #[inline]
     pub(crate) fn run(&mut self, context: &mut Context<'_>, tenants: &Tenants, reader: &mut Reader) -> Run {
         if self.current.length > 0 {
@@ -436,7 +439,7 @@ impl Cursor {
         self.next_piece(context, tenants, reader)
     }
 
-    /// Goes to the next piece that is not empty.
+    /// Moves to the next piece that is not empty.
     fn next_piece(&mut self, context: &mut Context<'_>, tenants: &Tenants, reader: &mut Reader) -> Run {
         while self.current.length == 0 {
             if self.next < self.known {
@@ -450,7 +453,7 @@ impl Cursor {
 
             let count = usize::from(self.left).min(LIST_PART);
             self.part.zero();
-            let kernel = (AttachmentId(KERNEL), self.seen);
+            let kernel = (AttachmentId(KERNEL), self.latest_tenant);
             let bytes = self.part[..count].as_mut_bytes();
             let length = bytes.len() as u64;
             match reader.read(context, tenants, kernel, self.address, bytes) {
@@ -469,7 +472,7 @@ impl Cursor {
         Run::Piece(self.current)
     }
 
-    /// Goes on by a number of bytes of the current piece.
+    /// Moves the cursor by a number of bytes of the current piece.
     #[inline]
     pub(crate) fn advance(&mut self, bytes: usize) {
         let bytes = (bytes as u32).min(self.current.length);

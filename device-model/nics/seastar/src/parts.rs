@@ -11,7 +11,7 @@ use nicforge_seastar_firmware::chip::Event;
 use crate::{
     config::Site,
     memory::Tenants,
-    processor::{Effect, Input, News},
+    processor::{Effect, Input, InputContent},
 };
 
 /// Delay before an input that had no room is sent again, in nanoseconds.
@@ -23,14 +23,14 @@ pub(crate) struct Parts {
     pub(crate) router: Router<TablePolicy>,
     pub(crate) firmware: FirmwareLink,
     pub(crate) tenants: Tenants,
-    /// This node's life, 0 if it has none.
-    pub(crate) own_life: u32,
+    /// This node's incarnation, 0 if it has none.
+    pub(crate) own_incarnation: u32,
     /// Maximum number of bytes of client memory that a packet refers to, 0 if packets carry their
     /// data.
     pub(crate) max_reference: u32,
 }
 
-/// The device's end of the FIFOs of the processor's life.
+/// The device's end of the FIFOs of the processor's incarnation.
 #[derive(Default)]
 pub(crate) struct FirmwareLink {
     end: Option<DeviceEnd<Input, Effect>>,
@@ -41,7 +41,7 @@ pub(crate) struct FirmwareLink {
 }
 
 impl FirmwareLink {
-    /// Takes the FIFOs of a new life. Those of the earlier life end.
+    /// Takes the FIFOs of a new incarnation. Those of the earlier incarnation end.
     pub(crate) fn begin(&mut self, end: Option<DeviceEnd<Input, Effect>>) {
         self.end = end;
         self.is_lent = false;
@@ -54,7 +54,8 @@ impl FirmwareLink {
         self.end.take()
     }
 
-    /// Returns the end of [`FirmwareLink::lend`]. If the life has ended meanwhile, it is dropped.
+    /// Returns the end of [`FirmwareLink::lend`]. If the incarnation has ended meanwhile, it is
+    /// dropped.
     #[inline]
     pub(crate) fn give_back(&mut self, end: DeviceEnd<Input, Effect>) {
         if std::mem::take(&mut self.is_lent) {
@@ -74,7 +75,7 @@ impl FirmwareLink {
         !self.is_full && self.end.as_ref().is_some_and(DeviceEnd::is_quiet)
     }
 
-    /// Returns whether the companion of this life has halted.
+    /// Returns whether the companion of this incarnation has halted.
     #[inline]
     pub(crate) fn has_halted(&self) -> bool {
         self.end.as_ref().is_some_and(|end| end.halt().is_some())
@@ -84,12 +85,12 @@ impl FirmwareLink {
     /// step. A processor that does not run takes everything.
     #[inline]
     pub(crate) fn send(&mut self, time: Nanos, event: Event) -> bool {
-        self.send_news(time, News::Event(event))
+        self.send_input(time, InputContent::Event(event))
     }
 
     /// Sends a message as [`FirmwareLink::send`] does.
     #[inline]
-    pub(crate) fn send_news(&mut self, time: Nanos, news: News) -> bool {
+    pub(crate) fn send_input(&mut self, time: Nanos, news: InputContent) -> bool {
         let Some(end) = &mut self.end else { return true };
         match end.send(Input { time, news }) {
             Err(SendError::Full(_)) => {

@@ -28,8 +28,8 @@ use nicforge_core::{
 use nicforge_hwi::seastar::CommandResult;
 use nicforge_kit::{Clock, Server};
 use nicforge_seastar_firmware::chip::{
-    Chip, Client, Event, Halted, Life, MAX_CALLS, MAX_COUNTERS, MAX_HOST_WRITE, Pieces, Polled, Program,
-    Stream, Transmit,
+    Chip, Client, Event, Halted, Incarnation, MAX_CALLS, MAX_COUNTERS, MAX_HOST_WRITE, Pieces, Polled,
+    Program, Stream, Transmit,
 };
 
 /// Maximum number of inputs on their way to the processor.
@@ -46,17 +46,17 @@ pub(crate) const fn spec(mode: CompanionMode) -> CompanionSpec {
 pub(crate) struct Input {
     /// Time from which the processor can see it.
     pub(crate) time: Nanos,
-    pub(crate) news: News,
+    pub(crate) news: InputContent,
 }
 
 /// The content of a message to the processor.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "most messages are events")]
-pub(crate) enum News {
+pub(crate) enum InputContent {
     /// An event of the program.
     Event(Event),
-    /// The life that a node shows has changed to this one, 0 for none.
-    Life { node: u32, life: u32 },
+    /// The incarnation that a node shows has changed to this one, 0 for none.
+    Incarnation { node: u32, incarnation: u32 },
 }
 
 /// A message to the device: a call of the program.
@@ -105,10 +105,10 @@ pub(crate) enum Call {
 pub(crate) struct Start {
     pub(crate) node: u32,
     pub(crate) clock: Clock,
-    /// The life of each node, 0 for none.
-    pub(crate) lives: Box<[u32]>,
-    /// The number of this node's last life.
-    pub(crate) last_life: u32,
+    /// The incarnation of each node, 0 for none.
+    pub(crate) incarnations: Box<[u32]>,
+    /// The number of this node's last incarnation.
+    pub(crate) last_incarnation: u32,
     pub(crate) now: Nanos,
 }
 
@@ -184,12 +184,14 @@ impl<P: Program> Processor<P> {
                 Some(Input { time, news }) => {
                     self.state.now = self.state.now.max(*time);
                     match news {
-                        News::Event(event) => {
+                        InputContent::Event(event) => {
                             self.state.note(event);
                             Some(event)
                         }
-                        News::Life { node, life } => {
-                            let Some(event) = self.state.life_changed(*node, *life) else { continue };
+                        InputContent::Incarnation { node, incarnation } => {
+                            let Some(event) = self.state.incarnation_changed(*node, *incarnation) else {
+                                continue;
+                            };
                             node_down = event;
                             Some(&node_down)
                         }
@@ -267,13 +269,13 @@ impl Chip for Wired<'_> {
     }
 
     fn nodes(&self) -> u32 {
-        self.state.start.lives.len() as u32
+        self.state.start.incarnations.len() as u32
     }
 
     #[inline]
-    fn life(&self, node: u32) -> Option<Life> {
-        let life = self.state.start.lives.get(node as usize).copied().unwrap_or(0);
-        (life != 0).then_some(Life(life))
+    fn incarnation(&self, node: u32) -> Option<Incarnation> {
+        let incarnation = self.state.start.incarnations.get(node as usize).copied().unwrap_or(0);
+        (incarnation != 0).then_some(Incarnation(incarnation))
     }
 
     fn answer(&mut self, client: Client, number: u32, result: CommandResult) -> Result<(), Halted> {
@@ -306,12 +308,12 @@ impl Chip for Wired<'_> {
         self.call(Call::SetBooted(booted))?;
 
         let start = &mut self.state.start;
-        if let Some(own) = start.lives.get_mut(start.node as usize)
-            && booted != (*own != 0)
+        if let Some(incarnation) = start.incarnations.get_mut(start.node as usize)
+            && booted != (*incarnation != 0)
         {
             // The network's table counts in the same way.
-            start.last_life += u32::from(booted);
-            *own = if booted { start.last_life } else { 0 };
+            start.last_incarnation += u32::from(booted);
+            *incarnation = if booted { start.last_incarnation } else { 0 };
         }
         Ok(())
     }
@@ -330,10 +332,10 @@ impl State {
         }
     }
 
-    /// Records the life that a node shows. Returns the event of the end of the former one.
-    fn life_changed(&mut self, node: u32, life: u32) -> Option<Event> {
-        let shown = self.start.lives.get_mut(node as usize)?;
-        let former = std::mem::replace(shown, life);
-        (former != 0 && former != life).then_some(Event::NodeDown { node })
+    /// Records the incarnation that a node shows. Returns the event of the end of the former one.
+    fn incarnation_changed(&mut self, node: u32, incarnation: u32) -> Option<Event> {
+        let shown = self.start.incarnations.get_mut(node as usize)?;
+        let former = std::mem::replace(shown, incarnation);
+        (former != 0 && former != incarnation).then_some(Event::NodeDown { node })
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //!   free ── header packet ──▶ waiting ── Chip::receive ──▶ moving ── last packet ──▶ free
-//!                                │  the sender's life ends    │
+//!                                │  the sender's incarnation ends    │
 //!                                └────────▶ cut ◀─────────────┘
 //! ```
 //!
@@ -24,7 +24,7 @@ use crc32fast::Hasher;
 use nicforge_core::{context::Context, time::Nanos};
 use nicforge_hwi::seastar::{HeaderPacket, INLINE, STREAMS};
 use nicforge_kit::{Clock, Server};
-use nicforge_seastar_firmware::chip::{self, DataEnd, Event, Life, Pieces};
+use nicforge_seastar_firmware::chip::{self, DataEnd, Event, Incarnation, Pieces};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::{
@@ -32,7 +32,7 @@ use crate::{
     parts::Parts,
     reference::Reference,
     stream::{Destination, Memory, State, Stream},
-    wire::{self, Kind, ShortLife},
+    wire::{self, Kind, ShortIncarnation},
 };
 
 /// Reception FIFO of the router.
@@ -67,7 +67,8 @@ pub(crate) struct ReceiveCounters {
     pub(crate) bytes: u64,
     /// Messages dropped because all streams were in use.
     pub(crate) dropped: u64,
-    /// Messages for another life of this node, or of a life of their sender that is over.
+    /// Messages for another incarnation of this node, or of an incarnation of their sender that is
+    /// over.
     pub(crate) stale: u64,
     pub(crate) cut: u64,
     pub(crate) corrupt: u64,
@@ -93,7 +94,7 @@ impl Receiver {
         }
     }
 
-    /// Frees all streams, at the end of the firmware's life.
+    /// Frees all streams, at the end of the firmware's incarnation.
     pub(crate) fn clear(&mut self, context: &mut Context<'_>) {
         self.reader.cancel(context);
         self.streams.clear();
@@ -113,7 +114,7 @@ impl Receiver {
         (self.streams.len() - self.free.len()) as u64
     }
 
-    /// Returns the time at which the engine goes on by itself.
+    /// Returns the time at which the engine continues by itself.
     #[inline]
     pub(crate) fn next_time(&self, now: Nanos) -> Nanos {
         let idle_at = self.host.idle_at();
@@ -128,12 +129,18 @@ impl Receiver {
 
     /// Sets the destination of a stream, at the firmware's call. A stream that does not wait for
     /// it is left as it is.
-    pub(crate) fn set_destination(&mut self, stream: chip::Stream, length: u32, pieces: &Pieces, seen: u32) {
+    pub(crate) fn set_destination(
+        &mut self,
+        stream: chip::Stream,
+        length: u32,
+        pieces: &Pieces,
+        latest_tenant: u32,
+    ) {
         let Some(entry) = self.streams.get_mut(usize::from(stream.0)) else { return };
         match entry.state {
             State::Waiting => {
                 entry.state = State::Moving;
-                entry.destination = Destination::new(Cursor::new(pieces, seen), length);
+                entry.destination = Destination::new(Cursor::new(pieces, latest_tenant), length);
             }
             State::Cut => {
                 entry.state = State::Ending;
@@ -143,16 +150,17 @@ impl Receiver {
         }
     }
 
-    /// Cuts the stream of a node whose life is another one now.
-    pub(crate) fn life_changed(&mut self, context: &mut Context<'_>, node: u32, life: u32) {
+    /// Cuts the stream of a node whose incarnation is another one now.
+    pub(crate) fn incarnation_changed(&mut self, context: &mut Context<'_>, node: u32, incarnation: u32) {
         let index = self.stream_of(node);
-        let is_over = self.streams.get(usize::from(index)).is_some_and(|entry| entry.source_life != life);
+        let is_over =
+            self.streams.get(usize::from(index)).is_some_and(|entry| entry.source_incarnation != incarnation);
         if is_over {
             self.cut_stream(context, index);
         }
     }
 
-    /// Cuts all streams, at the end of this node's life.
+    /// Cuts all streams, at the end of this node's incarnation.
     pub(crate) fn cut_all(&mut self, context: &mut Context<'_>) {
         for index in 0..self.streams.len() as u16 {
             self.cut_stream(context, index);
@@ -179,7 +187,7 @@ impl Receiver {
         self.counters.cut += 1;
     }
 
-    /// Shows the firmware the ends of cut streams. Returns whether it has seen all of them.
+    /// Reports the ends of cut streams to the firmware. Returns whether all of them are reported.
     pub(crate) fn show_cuts(&mut self, parts: &mut Parts, now: Nanos) -> bool {
         while let Some(&index) = self.cut.front() {
             let event = Event::Received { stream: chip::Stream(index), end: DataEnd::Cut };
@@ -218,16 +226,16 @@ impl Receiver {
             return 0;
         }
 
-        let mut taken = 0;
-        while taken < budget && self.host.idle_at() <= now {
+        let mut count = 0;
+        while count < budget && self.host.idle_at() <= now {
             let shows_cuts = self.cut.is_empty() || self.show_cuts(parts, now);
             let before = self.counters.bytes;
             if !shows_cuts || !self.take_packet(parts, context) {
                 break;
             }
-            taken += 1 + ((self.counters.bytes - before) / COUNTED_BYTES) as u32;
+            count += 1 + ((self.counters.bytes - before) / COUNTED_BYTES) as u32;
         }
-        taken
+        count
     }
 
     /// Takes the first packet. Returns false if there is none, or if it has to wait.
@@ -237,13 +245,13 @@ impl Receiver {
 
         let is_running = parts.firmware.is_running();
         let is_taken = match wire::decode(packet.header) {
-            Some(Kind::Farewell) => true,
+            Some(Kind::ShutdownNotice) => true,
             Some(_) if !is_running => self.discard(),
-            Some(Kind::Header { is_control, source_life, target_life }) => {
+            Some(Kind::Header { is_control, source_incarnation, target_incarnation }) => {
                 match HeaderPacket::read_from_bytes(packet.bytes()) {
                     Ok(header) => {
-                        let lives = (source_life, target_life);
-                        self.take_header(parts, context, header, is_control, lives)
+                        let incarnations = (source_incarnation, target_incarnation);
+                        self.take_header(parts, context, header, is_control, incarnations)
                     }
                     Err(_) => self.discard(),
                 }
@@ -273,7 +281,7 @@ impl Receiver {
         context: &mut Context<'_>,
         packet: HeaderPacket,
         is_control: bool,
-        (source_life, target_life): (ShortLife, ShortLife),
+        (source_incarnation, target_incarnation): (ShortIncarnation, ShortIncarnation),
     ) -> bool {
         let source = packet.trusted.source_node;
         if source >= parts.site.nodes {
@@ -289,20 +297,20 @@ impl Receiver {
             }
         }
 
-        let shown = parts.site.lives.shown(source);
-        if source_life != ShortLife::of(shown) {
+        let shown = parts.site.incarnations.shown(source);
+        if source_incarnation != ShortIncarnation::of(shown) {
             self.counters.stale += 1;
             return true;
         }
-        if parts.own_life == 0 || target_life != ShortLife::of(parts.own_life) {
+        if parts.own_incarnation == 0 || target_incarnation != ShortIncarnation::of(parts.own_incarnation) {
             let is_seen = parts.firmware.send(now, Event::Stale { packet });
             self.counters.stale += u64::from(is_seen);
             return is_seen;
         }
 
         if is_control || packet.trusted.length <= INLINE as u32 {
-            let life = Life(parts.own_life);
-            let is_seen = parts.firmware.send(now, Event::Header { packet, life, stream: None });
+            let incarnation = Incarnation(parts.own_incarnation);
+            let is_seen = parts.firmware.send(now, Event::Header { packet, incarnation, stream: None });
             let counter = if is_control { &mut self.counters.control } else { &mut self.counters.messages };
             *counter += u64::from(is_seen);
             return is_seen;
@@ -311,15 +319,21 @@ impl Receiver {
     }
 
     /// Opens a stream for a message, or drops it. Returns false if its header has to wait.
-    fn open_stream(&mut self, parts: &mut Parts, now: Nanos, packet: HeaderPacket, source_life: u32) -> bool {
-        let life = Life(parts.own_life);
+    fn open_stream(
+        &mut self,
+        parts: &mut Parts,
+        now: Nanos,
+        packet: HeaderPacket,
+        source_incarnation: u32,
+    ) -> bool {
+        let incarnation = Incarnation(parts.own_incarnation);
         let Some(index) = self.free_stream() else {
-            let is_seen = parts.firmware.send(now, Event::Dropped { packet, life });
+            let is_seen = parts.firmware.send(now, Event::Dropped { packet, incarnation });
             self.counters.dropped += u64::from(is_seen);
             return is_seen;
         };
 
-        let event = Event::Header { packet, life, stream: Some(chip::Stream(index)) };
+        let event = Event::Header { packet, incarnation, stream: Some(chip::Stream(index)) };
         if !parts.firmware.send(now, event) {
             self.free.push(index);
             return false;
@@ -336,7 +350,7 @@ impl Receiver {
             *entry = Stream {
                 state: State::Waiting,
                 source,
-                source_life,
+                source_incarnation,
                 length: packet.trusted.length,
                 check,
                 ..Stream::unused()
@@ -431,8 +445,8 @@ impl Receiver {
         true
     }
 
-    /// Shows the firmware the end of a message whose data were moved. Returns false if the event
-    /// has to wait.
+    /// Reports the end of a message whose data were moved to the firmware. Returns false if the
+    /// event has to wait.
     fn show_end(&mut self, parts: &mut Parts, now: Nanos, index: u16, end: DataEnd) -> bool {
         let event = Event::Received { stream: chip::Stream(index), end };
         // The firmware sees the end when the host interface has delivered the data.

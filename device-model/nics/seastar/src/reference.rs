@@ -123,9 +123,9 @@ impl Lent {
         self.earlier.retain(is_in_use);
         self.earlier.extend(self.current.take().map(|current| current.lease));
 
-        let who = AttachmentId(piece.attachment);
+        let attachment_id = AttachmentId(piece.attachment);
         let length = piece.length.min(MAX_LEASE);
-        let Ok(leased) = context.dma_piece(who, piece.address, length.into(), &self.term) else {
+        let Ok(leased) = context.dma_piece(attachment_id, piece.address, length.into(), &self.term) else {
             return false;
         };
         let Some(lease) = leased.lease.filter(|_| leased.permission.read) else { return false };

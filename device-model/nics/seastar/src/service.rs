@@ -21,9 +21,9 @@ use crate::{
 /// A data message.
 pub(crate) struct Job {
     pub(crate) message: Transmit,
-    /// The sender's life, and the highest tenant that the program had seen.
-    pub(crate) life: u32,
-    pub(crate) seen: u32,
+    /// The sender's incarnation, and the highest tenant that the program had seen.
+    pub(crate) incarnation: u32,
+    pub(crate) latest_tenant: u32,
 }
 
 impl Job {
@@ -36,10 +36,10 @@ impl Job {
     /// Makes a packet of [`PACKET`] bytes the header packet.
     #[inline]
     pub(crate) fn fill_header(&mut self, packet: &mut Packet, parts: &Parts) {
-        let Transmit { packet: header, target, target_life, .. } = &mut self.message;
+        let Transmit { packet: header, target, target_incarnation, .. } = &mut self.message;
         header.trusted.source_node = parts.site.node;
         packet.bytes_mut().copy_from_slice(header.as_bytes());
-        packet.header = wire::header(*target, wire::DATA, self.life, target_life.0);
+        packet.header = wire::header(*target, wire::DATA, self.incarnation, target_incarnation.0);
     }
 }
 
@@ -82,7 +82,7 @@ pub(crate) enum Made {
 impl Service {
     /// Begins a message.
     pub(crate) fn new(job: Job, parts: &Parts) -> Self {
-        let cursor = Cursor::new(&job.message.pieces, job.seen);
+        let cursor = Cursor::new(&job.message.pieces, job.latest_tenant);
         let has_check = parts.site.options.end_to_end_crc == Some(true);
         let is_checked = has_check && job.message.packet.trusted.length > INLINE as u32;
 
@@ -102,7 +102,7 @@ impl Service {
         self.job.message.name
     }
 
-    /// Returns how a message has ended, all of whose packets are made.
+    /// Returns the end state of a message whose packets are all made.
     pub(crate) fn end(&self) -> DataEnd {
         if self.is_faulty { DataEnd::MemoryFault } else { DataEnd::Complete }
     }
@@ -155,7 +155,7 @@ impl Service {
         let lent = self.lent.as_mut().filter(|_| rest >= MIN_REFERENCE && !self.is_faulty)?;
         let Run::Piece(piece) = self.cursor.run(context, &parts.tenants, reader) else { return None };
         let length = rest.min(piece.length).min(parts.max_reference);
-        let is_known = parts.tenants.is_known(AttachmentId(piece.attachment), self.cursor.seen());
+        let is_known = parts.tenants.is_known(AttachmentId(piece.attachment), self.cursor.latest_tenant());
         if length < MIN_REFERENCE || !is_known {
             return None;
         }
@@ -333,7 +333,7 @@ fn gather(
         };
 
         let bytes = (piece.length as usize).min(out.len() - *filled);
-        let owner = (AttachmentId(piece.attachment), cursor.seen());
+        let owner = (AttachmentId(piece.attachment), cursor.latest_tenant());
         let target = &mut out[*filled..*filled + bytes];
         match reader.read(context, &parts.tenants, owner, piece.address, target) {
             Access::Done => {}

@@ -14,7 +14,7 @@ use crate::{
 pub(crate) struct Stream {
     pub(crate) state: State,
     pub(crate) source: u32,
-    pub(crate) source_life: u32,
+    pub(crate) source_incarnation: u32,
     /// Bytes of the message, and those that have arrived.
     pub(crate) length: u32,
     pub(crate) arrived: u32,
@@ -34,9 +34,9 @@ pub(crate) enum State {
     /// The firmware has not set the destination.
     Waiting,
     Moving,
-    /// The sender's life has ended. The firmware has not set the destination.
+    /// The sender's incarnation has ended. The firmware has not set the destination.
     Cut,
-    /// The sender's life has ended, and the firmware has to see that.
+    /// The sender's incarnation has ended, and the firmware has to see that.
     Ending,
 }
 
@@ -68,7 +68,7 @@ impl Stream {
         Self {
             state: State::Free,
             source: 0,
-            source_life: 0,
+            source_incarnation: 0,
             length: 0,
             arrived: 0,
             deposited: 0,
@@ -97,7 +97,7 @@ impl Stream {
 
             let bytes = (piece.length as usize).min(kept - self.deposited);
             let part = &data[self.deposited..self.deposited + bytes];
-            let owner = (AttachmentId(piece.attachment), destination.cursor.seen());
+            let owner = (AttachmentId(piece.attachment), destination.cursor.latest_tenant());
             match tenants.write(context, owner, piece.address, part, waits_since) {
                 Access::Done => {
                     destination.cursor.advance(bytes);
@@ -134,7 +134,7 @@ impl Stream {
                 }
             };
 
-            let owner = (AttachmentId(piece.attachment), destination.cursor.seen());
+            let owner = (AttachmentId(piece.attachment), destination.cursor.latest_tenant());
             if !tenants.is_known(owner.0, owner.1) {
                 destination.is_faulty = true;
                 break;

@@ -51,8 +51,8 @@ pub(crate) struct Transmitter {
     finished: VecDeque<(Transmission, DataEnd)>,
     /// Messages all of whose packets are made, and whose packets still refer to client memory.
     draining: Vec<Draining>,
-    /// The next node that gets a farewell, if some get one.
-    farewell: Option<u32>,
+    /// The next node that gets a shutdown notice, if some get one.
+    shutdown_notice: Option<u32>,
     reader: Reader,
     host: Server,
     pub(crate) counters: SendCounters,
@@ -81,8 +81,8 @@ struct Draining {
 struct ControlJob {
     packet: HeaderPacket,
     target: u32,
-    /// Lives of the sender and of the target.
-    lives: (u32, u32),
+    /// Incarnations of the sender and of the target.
+    incarnations: (u32, u32),
 }
 
 impl Transmitter {
@@ -94,7 +94,7 @@ impl Transmitter {
             staged: None,
             finished: VecDeque::new(),
             draining: Vec::new(),
-            farewell: None,
+            shutdown_notice: None,
             reader: Reader::new(0),
             host: Server::default(),
             counters: SendCounters::default(),
@@ -102,41 +102,46 @@ impl Transmitter {
     }
 
     /// Queues a data message. Returns false if there are too many.
-    pub(crate) fn queue_data(&mut self, message: Transmit, life: u32, seen: u32) -> bool {
+    pub(crate) fn queue_data(&mut self, message: Transmit, incarnation: u32, latest_tenant: u32) -> bool {
         let has_room = self.data.len() < MAX_DATA;
         if has_room {
-            self.data.push_back(Job { message, life, seen });
+            self.data.push_back(Job { message, incarnation, latest_tenant });
         }
         has_room
     }
 
     /// Queues a control message of one packet. Returns false if there are too many.
-    pub(crate) fn queue_control(&mut self, message: &Transmit, life: u32) -> bool {
+    pub(crate) fn queue_control(&mut self, message: &Transmit, incarnation: u32) -> bool {
         let has_room = self.control.len() < MAX_CONTROL;
         if has_room {
-            let Transmit { packet, target, target_life, .. } = *message;
-            self.control.push_back(ControlJob { packet, target, lives: (life, target_life.0) });
+            let Transmit { packet, target, target_incarnation, .. } = *message;
+            self.control.push_back(ControlJob {
+                packet,
+                target,
+                incarnations: (incarnation, target_incarnation.0),
+            });
         }
         has_room
     }
 
-    /// Ends what remains of the data messages of a life, and says farewell to the other nodes.
-    pub(crate) fn end_life(&mut self, context: &mut Context<'_>) {
+    /// Ends what remains of the data messages of an incarnation, and queues a shutdown notice to
+    /// each other node.
+    pub(crate) fn end_incarnation(&mut self, context: &mut Context<'_>) {
         let names = self.service.iter().map(Service::name);
         let names = names.chain(self.data.iter().map(|job| job.message.name));
         let names = names.chain(self.draining.iter().map(|message| message.name));
         self.finished.extend(names.map(|name| (name, DataEnd::Cut)));
 
         self.drop_data(context);
-        self.farewell = Some(0);
+        self.shutdown_notice = Some(0);
     }
 
-    /// Records a data message that a node without a life would send.
+    /// Records a data message that a node without an incarnation would send.
     pub(crate) fn refuse(&mut self, name: Transmission) {
         self.finished.push_back((name, DataEnd::Cut));
     }
 
-    /// Drops all messages, at the end of the firmware's life.
+    /// Drops all messages, at the end of the firmware's incarnation.
     pub(crate) fn clear(&mut self, context: &mut Context<'_>) {
         self.drop_data(context);
         self.control.clear();
@@ -168,7 +173,7 @@ impl Transmitter {
         queued as u64 + u64::from(self.service.is_some())
     }
 
-    /// Returns the time at which the engine goes on by itself.
+    /// Returns the time at which the engine continues by itself.
     pub(crate) fn next_time(&self, now: Nanos) -> Nanos {
         let staged = self.staged.as_ref().map_or(Nanos::NEVER, |&(_, due)| due);
         if self.draining.is_empty() { staged } else { staged.min(now.after(DRAIN_RETRY)) }
@@ -182,7 +187,7 @@ impl Transmitter {
         }
 
         if !self.draining.is_empty() {
-            self.look_at_draining(context.now());
+            self.end_drained_messages(context.now());
         }
         let mut moved = self.send_control(parts, context, budget);
         let now = context.now();
@@ -208,12 +213,12 @@ impl Transmitter {
             && self.draining.is_empty()
             && self.service.is_none()
             && self.staged.is_none()
-            && self.farewell.is_none()
+            && self.shutdown_notice.is_none()
     }
 
     /// Ends the messages to whose memory no packet refers any more, and those whose packets have
     /// waited for too long.
-    fn look_at_draining(&mut self, now: Nanos) {
+    fn end_drained_messages(&mut self, now: Nanos) {
         let Self { draining, finished, counters, .. } = self;
         draining.retain(|Draining { name, end, lent, limit }| {
             let is_in_use = lent.is_in_use();
@@ -229,7 +234,7 @@ impl Transmitter {
         });
     }
 
-    /// Sends control messages, and then farewells, while they have room.
+    /// Sends control messages, and then shutdown notices, while they have room.
     fn send_control(&mut self, parts: &mut Parts, context: &mut Context<'_>, budget: u32) -> u32 {
         let now = context.now();
         let mut moved = 0;
@@ -252,39 +257,40 @@ impl Transmitter {
         moved
     }
 
-    /// Skips a farewell to this node. Returns whether there is a control message, or a farewell to
-    /// another node.
+    /// Skips a shutdown notice to this node. Returns whether there is a control message, or a
+    /// shutdown notice to another node.
     #[inline]
     fn prepare_control(&mut self, parts: &Parts) -> bool {
-        if self.farewell == Some(parts.site.node) {
-            self.next_farewell(parts);
+        if self.shutdown_notice == Some(parts.site.node) {
+            self.next_shutdown_notice(parts);
         }
-        !self.control.is_empty() || self.farewell.is_some()
+        !self.control.is_empty() || self.shutdown_notice.is_some()
     }
 
-    /// Takes the next control message, or the next farewell, which has no content.
+    /// Takes the next control message, or the next shutdown notice, which has no content.
     #[inline]
     fn fill_control(&mut self, parts: &Parts, packet: &mut Packet) {
         if let Some(job) = self.control.front_mut() {
             job.packet.trusted.source_node = parts.site.node;
             packet.bytes_mut().copy_from_slice(job.packet.as_bytes());
-            packet.header = wire::header(job.target, wire::CONTROL, job.lives.0, job.lives.1);
+            packet.header = wire::header(job.target, wire::CONTROL, job.incarnations.0, job.incarnations.1);
             self.control.pop_front();
             self.counters.control += 1;
-        } else if let Some(target) = self.farewell {
-            packet.header = wire::farewell(target);
-            self.next_farewell(parts);
+        } else if let Some(target) = self.shutdown_notice {
+            packet.header = wire::shutdown_notice(target);
+            self.next_shutdown_notice(parts);
         }
     }
 
-    /// Goes on to the next node that gets a farewell.
+    /// Goes on to the next node that gets a shutdown notice.
     #[cold]
-    fn next_farewell(&mut self, parts: &Parts) {
-        self.farewell = self.farewell.map(|target| target + 1).filter(|&target| target < parts.site.nodes);
+    fn next_shutdown_notice(&mut self, parts: &Parts) {
+        self.shutdown_notice =
+            self.shutdown_notice.map(|target| target + 1).filter(|&target| target < parts.site.nodes);
     }
 
-    /// Shows the firmware the ends of messages, several in an event. Returns whether it has seen
-    /// all of them.
+    /// Reports the ends of messages to the firmware, several in an event. Returns whether all of
+    /// them are reported.
     fn show_ends(&mut self, parts: &mut Parts, now: Nanos) -> bool {
         while let Some(&(first, end)) = self.finished.front() {
             let mut names = Transmissions::one(first);

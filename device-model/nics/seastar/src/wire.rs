@@ -2,21 +2,21 @@
 //!
 //! A message is a header packet and, if it has more than [`INLINE`] bytes, packets of data. All
 //! packets of a message take the same path, so they stay in order, and the packets of one source
-//! never mix with each other. Only the header packet thus names the lives of both ends; the packets
-//! after it belong to it.
+//! never mix with each other. Only the header packet thus names the incarnations of both ends; the
+//! packets after it belong to it.
 //!
 //! | bits of the route word | contents |
 //! | --- | --- |
 //! | 0 to 23 | target |
 //! | 24, 25 | class: 0 for data, 1 for control messages |
 //! | 26, 27 | kind of packet |
-//! | 28 to 45 | header packet: lowest bits of the source's life |
-//! | 46 to 63 | header packet: lowest bits of the target's life |
+//! | 28 to 45 | header packet: lowest bits of the source's incarnation |
+//! | 46 to 63 | header packet: lowest bits of the target's incarnation |
 //! | 28 to 51 | other packets: source |
 //! | 52 | last packet of a message |
 //! | 53 | last packet: the sender could not read all of its memory |
 //!
-//! A life of 0 stands for a node without a life.
+//! An incarnation of 0 stands for a node without an incarnation.
 //!
 //! [`INLINE`]: nicforge_hwi::seastar::INLINE
 
@@ -39,13 +39,13 @@ pub(crate) const CHECK: usize = 4;
 const KIND: u32 = 26;
 const HEADER: u64 = 0;
 const BODY: u64 = 1;
-const FAREWELL: u64 = 2;
+const SHUTDOWN_NOTICE: u64 = 2;
 
-/// Bits of a life in a header packet.
-const LIFE_BITS: u32 = 18;
-const LIFE_MASK: u32 = (1 << LIFE_BITS) - 1;
-const SOURCE_LIFE: u32 = 28;
-const TARGET_LIFE: u32 = SOURCE_LIFE + LIFE_BITS;
+/// Bits of an incarnation in a header packet.
+const INCARNATION_BITS: u32 = 18;
+const INCARNATION_MASK: u32 = (1 << INCARNATION_BITS) - 1;
+const SOURCE_INCARNATION: u32 = 28;
+const TARGET_INCARNATION: u32 = SOURCE_INCARNATION + INCARNATION_BITS;
 
 /// Position of the source in other packets, and the flags behind it.
 const SOURCE: u32 = 28;
@@ -60,9 +60,9 @@ pub(crate) enum Kind {
     Header {
         /// The message is a control message.
         is_control: bool,
-        /// The lives of both ends.
-        source_life: ShortLife,
-        target_life: ShortLife,
+        /// The incarnations of both ends.
+        source_incarnation: ShortIncarnation,
+        target_incarnation: ShortIncarnation,
     },
     /// Data of a message.
     Body {
@@ -73,30 +73,31 @@ pub(crate) enum Kind {
         /// The last packet: the sender could not read all of its memory.
         is_corrupt: bool,
     },
-    /// A life of the sender has ended. The packet wakes its target, and says nothing else.
-    Farewell,
+    /// An incarnation of the sender has ended. The packet wakes its target, and says nothing else.
+    ShutdownNotice,
 }
 
-/// The lowest bits of the number of a life; 0 for none.
+/// The lowest bits of the number of an incarnation; 0 for none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ShortLife(u32);
+pub(crate) struct ShortIncarnation(u32);
 
-impl ShortLife {
-    /// Returns the lowest bits of a life.
+impl ShortIncarnation {
+    /// Returns the lowest bits of an incarnation.
     #[inline]
-    pub(crate) fn of(life: u32) -> Self {
-        Self(life & LIFE_MASK)
+    pub(crate) fn of(incarnation: u32) -> Self {
+        Self(incarnation & INCARNATION_MASK)
     }
 }
 
 /// Returns the route word of a header packet.
 #[inline]
-pub(crate) fn header(target: u32, class: u8, source_life: u32, target_life: u32) -> u64 {
-    let (source, target_life) = (ShortLife::of(source_life).0, ShortLife::of(target_life).0);
+pub(crate) fn header(target: u32, class: u8, source_incarnation: u32, target_incarnation: u32) -> u64 {
+    let (source, target_incarnation) =
+        (ShortIncarnation::of(source_incarnation).0, ShortIncarnation::of(target_incarnation).0);
     TableWord::new(target, class).0
         | HEADER << KIND
-        | u64::from(source) << SOURCE_LIFE
-        | u64::from(target_life) << TARGET_LIFE
+        | u64::from(source) << SOURCE_INCARNATION
+        | u64::from(target_incarnation) << TARGET_INCARNATION
 }
 
 /// Returns the route word of a packet of data that is not the last one.
@@ -111,27 +112,27 @@ pub(crate) fn last_body(target: u32, source: u32, is_corrupt: bool) -> u64 {
     body(target, source) | LAST | if is_corrupt { CORRUPT } else { 0 }
 }
 
-/// Returns the route word of the packet that says that a life has ended.
-pub(crate) fn farewell(target: u32) -> u64 {
-    TableWord::new(target, CONTROL).0 | FAREWELL << KIND
+/// Returns the route word of the packet that says that an incarnation has ended.
+pub(crate) fn shutdown_notice(target: u32) -> u64 {
+    TableWord::new(target, CONTROL).0 | SHUTDOWN_NOTICE << KIND
 }
 
 /// Returns what a route word says; `None` if it has no meaning.
 #[inline]
 pub(crate) fn decode(word: u64) -> Option<Kind> {
-    let life = |shift: u32| ShortLife::of((word >> shift) as u32);
+    let incarnation = |shift: u32| ShortIncarnation::of((word >> shift) as u32);
     match word >> KIND & 0b11 {
         HEADER => Some(Kind::Header {
             is_control: TableWord(word).class() == CONTROL,
-            source_life: life(SOURCE_LIFE),
-            target_life: life(TARGET_LIFE),
+            source_incarnation: incarnation(SOURCE_INCARNATION),
+            target_incarnation: incarnation(TARGET_INCARNATION),
         }),
         BODY => Some(Kind::Body {
             source: (word >> SOURCE & SOURCE_MASK) as u32,
             is_last: word & LAST != 0,
             is_corrupt: word & CORRUPT != 0,
         }),
-        FAREWELL => Some(Kind::Farewell),
+        SHUTDOWN_NOTICE => Some(Kind::ShutdownNotice),
         _ => None,
     }
 }
@@ -141,13 +142,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn route_words_keep_what_is_put_into_them() {
+    fn route_words_are_decoded_as_they_were_encoded() {
         let word = header(15_999, CONTROL, 0x2_ffff, 7);
         assert_eq!((TableWord(word).target(), TableWord(word).class()), (15_999, CONTROL));
         let kind = Kind::Header {
             is_control: true,
-            source_life: ShortLife::of(0x2_ffff),
-            target_life: ShortLife::of(7),
+            source_incarnation: ShortIncarnation::of(0x2_ffff),
+            target_incarnation: ShortIncarnation::of(7),
         };
         assert_eq!(decode(word), Some(kind));
 
@@ -155,7 +156,7 @@ mod tests {
         assert_eq!(decode(body(1, 15_998)), kind(false, false));
         assert_eq!(decode(last_body(1, 15_998, false)), kind(true, false));
         assert_eq!(decode(last_body(1, 15_998, true)), kind(true, true));
-        assert_eq!(decode(farewell(3)), Some(Kind::Farewell));
+        assert_eq!(decode(shutdown_notice(3)), Some(Kind::ShutdownNotice));
     }
 
     #[test]

@@ -57,7 +57,7 @@ impl Interface {
             return Err(wrong(format!("a process of node {}", place.node)));
         }
 
-        let life = mailbox.life().clone();
+        let incarnation = mailbox.incarnation().clone();
         let path = match mode {
             Mode::NicBased => {
                 kernel.start(process)?;
@@ -65,7 +65,7 @@ impl Interface {
             }
             Mode::HostBased => Path::Kernel(kernel.clone(), kernel.start_host_based(process)?),
         };
-        Ok(Self::new(Link::new(process, life, path), place))
+        Ok(Self::new(Link::new(process, incarnation, path), place))
     }
 
     /// Initialises the interface of a process whose node's kernel is in another program, which has
@@ -97,9 +97,9 @@ impl Interface {
             runtime::sleep(GRANT_LOOK);
         }
 
-        let life = mailbox.life().clone();
+        let incarnation = mailbox.incarnation().clone();
         let path = Path::Mailbox(Mutex::new(mailbox), None);
-        Ok(Self::new(Link::new(process, life, path), place))
+        Ok(Self::new(Link::new(process, incarnation, path), place))
     }
 
     fn new(link: Arc<Link>, place: Place) -> Self {

@@ -61,12 +61,12 @@ impl HostProcess {
 
     /// Writes the data of a short message.
     pub(super) fn write_inline(&self, address: u64, data: &[u8; INLINE], length: u32) -> Result<(), Error> {
-        let mut left = &data[..INLINE.min(length as usize)];
-        let Some((region, offset)) = self.region(address, left.len() as u64) else { return Ok(()) };
+        let mut remaining = &data[..INLINE.min(length as usize)];
+        let Some((region, offset)) = self.region(address, remaining.len() as u64) else { return Ok(()) };
 
-        region.each(offset, left.len() as u64, |buffer, at, length| {
-            let (part, rest) = left.split_at(length as usize);
-            left = rest;
+        region.each(offset, remaining.len() as u64, |buffer, at, length| {
+            let (part, rest) = remaining.split_at(length as usize);
+            remaining = rest;
             Ok(buffer.write(at, part)?)
         })
     }

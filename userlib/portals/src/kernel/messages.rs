@@ -61,12 +61,12 @@ pub(super) struct Receiving {
 impl State {
     /// Handles a new message.
     pub(super) fn arrived(&mut self, packet: &HeaderPacket, token: u32) -> Result<(), Error> {
-        let most = self.most_waiting;
+        let maximum = self.most_waiting;
         let target = usize::from(packet.trusted.target_process);
         let Some(Some(process)) = self.processes.get_mut(target) else { return self.discard(packet, token) };
 
         if !process.waiting.is_empty() {
-            if process.waiting.len() < most {
+            if process.waiting.len() < maximum {
                 process.waiting.push_back((*packet, token));
                 return Ok(());
             }
@@ -81,12 +81,12 @@ impl State {
 
     /// Matches the messages that wait for a process.
     fn match_waiting(&mut self, process: u16) -> Result<(), Error> {
-        while let Some(Some(found)) = self.processes.get(usize::from(process))
-            && let Some(&(packet, token)) = found.waiting.front()
+        while let Some(Some(entry)) = self.processes.get(usize::from(process))
+            && let Some(&(packet, token)) = entry.waiting.front()
             && self.matched(&packet, token)?
         {
-            if let Some(Some(found)) = self.processes.get_mut(usize::from(process)) {
-                found.waiting.pop_front();
+            if let Some(Some(entry)) = self.processes.get_mut(usize::from(process)) {
+                entry.waiting.pop_front();
             }
         }
         Ok(())
@@ -290,7 +290,7 @@ impl State {
         self.match_waiting(outgoing.process)
     }
 
-    /// Ends the gets that wait for replies of a node whose life has ended.
+    /// Ends the gets that wait for replies of a node whose incarnation has ended.
     pub(super) fn node_down(&mut self, node: u32) -> Result<(), Error> {
         for process in self.processes.iter_mut().flatten() {
             while let Some(operation) = process.matching.waiting_get(node) {
@@ -342,10 +342,10 @@ impl State {
     /// Describes memory of a process to the DMA engine.
     fn scatter(&mut self, process: u16, start: u32, address: u64, length: u32) -> Result<Scatter, NoScatter> {
         let length = u64::from(length);
-        let found = self
-            .process(process, start)
-            .and_then(|found| found.region(address, length).map(|(region, offset)| (region.clone(), offset)));
-        match found {
+        let part = self.process(process, start).and_then(|process| {
+            process.region(address, length).map(|(region, offset)| (region.clone(), offset))
+        });
+        match part {
             Some((region, offset)) => self.lists.scatter(process, &region, offset, length),
             None if length == 0 => Ok(Scatter::default()),
             None => Err(NoScatter::Never),

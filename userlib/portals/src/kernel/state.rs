@@ -57,7 +57,8 @@ impl Queue {
         Ok(Some(KernelEvent::read_from_bytes(&bytes).unwrap_or_default()))
     }
 
-    /// Returns whether the firmware knows of too few taken events.
+    /// Returns whether the count of taken events must be reported to the firmware, because its
+    /// count is far behind.
     fn is_report_due(&self) -> bool {
         self.taken.wrapping_sub(self.reported) > self.mask / 4
     }
@@ -150,9 +151,9 @@ impl State {
         let identity = Identity { node: self.node, process };
         let generation = self.generations.get(usize::from(process)).copied().unwrap_or_default();
         let matching = matching::Process::with_generation(identity, config.limits, generation);
-        let made = HostProcess::new(self.starts, matching);
+        let created = HostProcess::new(self.starts, matching);
         if let Some(slot) = self.processes.get_mut(usize::from(process)) {
-            *slot = Some(made);
+            *slot = Some(created);
         }
         self.starts
     }
@@ -181,16 +182,16 @@ impl State {
         }
     }
 
-    /// Returns a process, if this start of it goes on.
+    /// Returns a process, unless its start with this number has ended.
     pub(super) fn process(&mut self, process: u16, start: u32) -> Option<&mut HostProcess> {
-        let found = self.processes.get_mut(usize::from(process))?.as_mut()?;
-        (found.start == start).then_some(found)
+        let process = self.processes.get_mut(usize::from(process))?.as_mut()?;
+        (process.start == start).then_some(process)
     }
 
-    /// Handles up to `most` events, and what waited for them. Returns the number of events.
-    pub(super) fn progress(&mut self, most: usize) -> Result<usize, Error> {
+    /// Handles up to `maximum` events, and what waited for them. Returns the number of events.
+    pub(super) fn progress(&mut self, maximum: usize) -> Result<usize, Error> {
         let mut handled = 0;
-        while handled < most {
+        while handled < maximum {
             let Some(event) = self.queue.take()? else { break };
             handled += 1;
             runtime::cost(runtime::Cost::InterruptWake, 1);
@@ -198,7 +199,7 @@ impl State {
         }
 
         if handled == 0 && self.outbox.is_empty() {
-            self.mailbox.life().check()?;
+            self.mailbox.incarnation().check()?;
             return Ok(0);
         }
         self.receive_unlisted()?;
@@ -225,29 +226,34 @@ impl State {
         &mut self,
         number: u16,
         start: u32,
-        given: &Command,
+        command: &Command,
     ) -> Result<Option<CommandResult>, Error> {
         let Some(process) = self.process(number, start) else { return Ok(None) };
-        if matches!(given.kind, command::PUT | command::GET) {
-            return self.process_request(number, start, given).map(Some);
+        if matches!(command.kind, command::PUT | command::GET) {
+            return self.process_request(number, start, command).map(Some);
         }
 
-        let is_mapped = matching::memory(given).is_none_or(|(address, length)| {
-            let is_queue = given.kind == command::ALLOCATE_QUEUE;
+        let is_mapped = matching::memory(command).is_none_or(|(address, length)| {
+            let is_queue = command.kind == command::ALLOCATE_QUEUE;
             let holds = |region: &Pieces| !is_queue || region.buffers.len() == 1;
             length == 0 || process.region(address, length).is_some_and(|(region, _)| holds(region))
         });
         if !is_mapped {
             return Ok(Some(refused(code::SEGMENT_VIOLATION)));
         }
-        Ok(Some(process.matching.command(given)))
+        Ok(Some(process.matching.command(command)))
     }
 
     /// Starts a put or get of a process.
-    fn process_request(&mut self, number: u16, start: u32, given: &Command) -> Result<CommandResult, Error> {
+    fn process_request(
+        &mut self,
+        number: u16,
+        start: u32,
+        command: &Command,
+    ) -> Result<CommandResult, Error> {
         let Some(process) = self.process(number, start) else { return Ok(refused(code::NO_INTERFACE)) };
-        let begun = Request::from_command(given).and_then(|request| {
-            if given.kind == command::PUT {
+        let begun = Request::from_command(command).and_then(|request| {
+            if command.kind == command::PUT {
                 process.matching.put(&request)
             } else {
                 process.matching.get(&request)
@@ -268,7 +274,7 @@ impl State {
             process: number,
             start,
             operation: Some(begun.operation),
-            ends_only_on_failure: given.kind == command::GET,
+            ends_only_on_failure: command.kind == command::GET,
             target: begun.target,
             kind: begun.kind,
             header: begun.header,

@@ -37,7 +37,7 @@ impl Firmware {
     ) -> Result<(), Halted> {
         chip.charge(costs::KERNEL_COMMAND);
         let result = match KernelCommand::read_from_bytes(bytes) {
-            Ok(given) if kernel::has_no_other_fields(&given) => self.carry_out(chip, &given)?,
+            Ok(command) if kernel::has_no_other_fields(&command) => self.carry_out(chip, &command)?,
             _ => Err(code::COMMAND_INVALID),
         };
 
@@ -46,33 +46,37 @@ impl Firmware {
         chip.answer(Client(KERNEL), number, result)
     }
 
-    fn carry_out<C: Chip>(&mut self, chip: &mut C, given: &KernelCommand) -> Result<Result<(), u32>, Halted> {
-        if given.kind == kernel_command::BOOT {
-            return self.boot(chip, given);
+    fn carry_out<C: Chip>(
+        &mut self,
+        chip: &mut C,
+        command: &KernelCommand,
+    ) -> Result<Result<(), u32>, Halted> {
+        if command.kind == kernel_command::BOOT {
+            return self.boot(chip, command);
         }
         let Some(node) = &mut self.node else { return Ok(Err(code::NO_INTERFACE)) };
-        if let Err(code) = node.kernel.note_taken(given.taken) {
+        if let Err(code) = node.kernel.note_taken(command.taken) {
             return Ok(Err(code));
         }
         node.note_taken();
 
-        Ok(match given.kind {
-            kernel_command::START_PROCESS => self.start_process(given),
-            kernel_command::MAP => node.add_ranges(given),
+        Ok(match command.kind {
+            kernel_command::START_PROCESS => self.start_process(command),
+            kernel_command::MAP => node.add_ranges(command),
             kernel_command::STOP_PROCESS => {
-                self.stop(chip, given.process).then_some(()).ok_or(code::PROCESS_INVALID)
+                self.stop(chip, command.process).then_some(()).ok_or(code::PROCESS_INVALID)
             }
-            kernel_command::SEND => node.send(chip, given),
-            kernel_command::RECEIVE => return self.receive(chip, given),
+            kernel_command::SEND => node.send(chip, command),
+            kernel_command::RECEIVE => return self.receive(chip, command),
             kernel_command::TAKE => Ok(()),
             _ => Err(code::COMMAND_INVALID),
         })
     }
 
-    /// Begins a life of the node.
-    fn boot<C: Chip>(&mut self, chip: &mut C, given: &KernelCommand) -> Result<Result<(), u32>, Halted> {
-        let queue = match KernelQueue::new(given.list, given.length) {
-            Ok(queue) if given.taken == 0 => queue,
+    /// Begins an incarnation of the node.
+    fn boot<C: Chip>(&mut self, chip: &mut C, command: &KernelCommand) -> Result<Result<(), u32>, Halted> {
+        let queue = match KernelQueue::new(command.list, command.length) {
+            Ok(queue) if command.taken == 0 => queue,
             Ok(_) => return Ok(Err(code::SEGMENT_VIOLATION)),
             Err(code) => return Ok(Err(code)),
         };
@@ -88,31 +92,31 @@ impl Firmware {
         chip.charge(costs::BOOT_NODE * place.1);
         chip.set_booted(true)?;
 
-        let Some(life) = chip.life(place.0) else {
+        let Some(incarnation) = chip.incarnation(place.0) else {
             node.give_back(&mut self.scratch);
             return Ok(Err(code::NO_SPACE));
         };
-        node.life = life;
+        node.incarnation = incarnation;
         self.generation = generation;
         self.node = Some(node);
         Ok(Ok(()))
     }
 
     /// Lets a process use the network.
-    fn start_process(&mut self, given: &KernelCommand) -> Result<(), u32> {
+    fn start_process(&mut self, command: &KernelCommand) -> Result<(), u32> {
         let Some(node) = &mut self.node else { return Err(code::NO_INTERFACE) };
-        let is_known = given.flags & !(kernel_flag::HOST_BASED | kernel_flag::PERMANENT) == 0;
-        if given.process >= node.limit || !is_known {
+        let is_known = command.flags & !(kernel_flag::HOST_BASED | kernel_flag::PERMANENT) == 0;
+        if command.process >= node.limit || !is_known {
             return Err(code::PROCESS_INVALID);
         }
-        let slot = node.processes.get_mut(usize::from(given.process)).ok_or(code::PROCESS_INVALID)?;
+        let slot = node.processes.get_mut(usize::from(command.process)).ok_or(code::PROCESS_INVALID)?;
         if slot.is_some() {
             return Err(code::PROCESS_INVALID);
         }
 
-        let ranges = ranges_of(given)?;
-        let is_permanent = given.flags & kernel_flag::PERMANENT != 0;
-        if given.flags & kernel_flag::HOST_BASED != 0 {
+        let ranges = ranges_of(command)?;
+        let is_permanent = command.flags & kernel_flag::PERMANENT != 0;
+        if command.flags & kernel_flag::HOST_BASED != 0 {
             if !ranges.is_empty() {
                 return Err(code::SEGMENT_VIOLATION);
             }
@@ -124,8 +128,8 @@ impl Firmware {
         }
 
         let mut map = Map::default();
-        map.add(client_of(given.process), ranges)?;
-        self.begin_process(given.process, map, is_permanent)
+        map.add(client_of(command.process), ranges)?;
+        self.begin_process(command.process, map, is_permanent)
     }
 
     /// Begins a process in NIC-based mode.
@@ -145,13 +149,13 @@ impl Firmware {
         Ok(())
     }
 
-    /// Ends the process of a client that has detached. A permanent one begins anew.
+    /// Ends the process of a client that has detached. A permanent one starts again.
     pub(super) fn process_detached<C: Chip>(&mut self, chip: &mut C, process: u16) {
         let nic_based = self.node.as_mut().and_then(|node| node.nic_based(process));
-        let again = nic_based.filter(|ended| ended.is_permanent).map(|ended| ended.map);
+        let permanent_map = nic_based.filter(|ended| ended.is_permanent).map(|ended| ended.map);
 
         self.stop(chip, process);
-        if let Some(map) = again {
+        if let Some(map) = permanent_map {
             chip.charge(costs::KERNEL_COMMAND);
             // The process that has ended leaves room for an equal share.
             let _ = self.begin_process(process, map, true);
@@ -159,22 +163,22 @@ impl Firmware {
     }
 
     /// Sets the destination of a message for a process in host-based mode.
-    fn receive<C: Chip>(&mut self, chip: &mut C, given: &KernelCommand) -> Result<Result<(), u32>, Halted> {
-        let Some((stream, process, length)) = self.streams.waiting(given.token) else {
+    fn receive<C: Chip>(&mut self, chip: &mut C, command: &KernelCommand) -> Result<Result<(), u32>, Halted> {
+        let Some((stream, process, length)) = self.streams.waiting(command.token) else {
             return Ok(Err(code::TOKEN_INVALID));
         };
-        if given.length > length {
+        if command.length > length {
             return Ok(Err(code::SEGMENT_VIOLATION));
         }
-        let pieces = match kernel::pieces_of(given, given.length, self.settings.processes + 1) {
+        let pieces = match kernel::pieces_of(command, command.length, self.settings.processes + 1) {
             Ok(pieces) => pieces,
             Err(code) => return Ok(Err(code)),
         };
 
-        let pieces = if given.length == 0 { Pieces::None } else { pieces };
-        self.streams.set(stream, Reception::Kernel { token: given.token, process, kept: given.length });
+        let pieces = if command.length == 0 { Pieces::None } else { pieces };
+        self.streams.set(stream, Reception::Kernel { token: command.token, process, kept: command.length });
         chip.charge(costs::RECEIVE);
-        chip.receive(stream, given.length, pieces)?;
+        chip.receive(stream, command.length, pieces)?;
         Ok(Ok(()))
     }
 
@@ -187,10 +191,10 @@ impl Firmware {
         bytes: &[u8; COMMAND_BYTES],
     ) -> Result<(), Halted> {
         chip.charge(costs::COMMAND);
-        let given = Command::read_from_bytes(bytes).ok().filter(process::has_no_other_fields);
-        let result = match (given, process_of(client), &mut self.node) {
+        let command = Command::read_from_bytes(bytes).ok().filter(process::has_no_other_fields);
+        let result = match (command, process_of(client), &mut self.node) {
             (None, ..) => Err(code::COMMAND_INVALID),
-            (Some(given), Some(process), Some(node)) => node.command(chip, process, &given)?,
+            (Some(command), Some(process), Some(node)) => node.command(chip, process, &command)?,
             (Some(_), ..) => Err(code::NO_INTERFACE),
         };
 
@@ -201,41 +205,41 @@ impl Firmware {
 }
 
 /// Returns the ranges of an address map in a command.
-fn ranges_of(given: &KernelCommand) -> Result<&[Piece], u32> {
-    given.pieces.get(..usize::from(given.count)).ok_or(code::SEGMENT_VIOLATION)
+fn ranges_of(command: &KernelCommand) -> Result<&[Piece], u32> {
+    command.pieces.get(..usize::from(command.count)).ok_or(code::SEGMENT_VIOLATION)
 }
 
 impl Node {
     /// Adds ranges to the address map of a process.
-    fn add_ranges(&mut self, given: &KernelCommand) -> Result<(), u32> {
-        let process = self.nic_based(given.process).ok_or(code::PROCESS_INVALID)?;
-        process.map.add(client_of(given.process), ranges_of(given)?)
+    fn add_ranges(&mut self, command: &KernelCommand) -> Result<(), u32> {
+        let process = self.nic_based(command.process).ok_or(code::PROCESS_INVALID)?;
+        process.map.add(client_of(command.process), ranges_of(command)?)
     }
 
     /// Sends a message of a process in host-based mode.
-    fn send<C: Chip>(&mut self, chip: &mut C, given: &KernelCommand) -> Result<(), u32> {
+    fn send<C: Chip>(&mut self, chip: &mut C, command: &KernelCommand) -> Result<(), u32> {
         let is_host_based =
-            matches!(self.processes.get(usize::from(given.process)), Some(Some(Process::HostBased)));
-        if !is_host_based || given.node >= self.nodes {
+            matches!(self.processes.get(usize::from(command.process)), Some(Some(Process::HostBased)));
+        if !is_host_based || command.node >= self.nodes {
             return Err(code::PROCESS_INVALID);
         }
-        if !(message::PUT..=message::PORTALS_ACK).contains(&given.message) {
+        if !(message::PUT..=message::PORTALS_ACK).contains(&command.message) {
             return Err(code::COMMAND_INVALID);
         }
-        let pieces = kernel::pieces_of(given, given.length, self.limit + 1)?;
-        if !self.has_room_for_kernel(given.node) {
+        let pieces = kernel::pieces_of(command, command.length, self.limit + 1)?;
+        if !self.has_room_for_kernel(command.node) {
             return Err(code::NO_SPACE);
         }
 
-        let what = (given.message, given.length);
-        let packet = self.packet(given.process, given.target, what, given.header);
-        let owner = Owner::Kernel { token: given.token };
-        let message = Message { node: given.node, packet, pieces, owner, quota: Quota::Kernel };
+        let content = (command.message, command.length);
+        let packet = self.packet(command.process, command.target, content, command.header);
+        let owner = Owner::Kernel { token: command.token };
+        let message = Message { node: command.node, packet, pieces, owner, quota: Quota::Kernel };
         chip.charge(costs::SUBMIT);
         if !self.outbox.submit(&mut self.pairs, message, chip.now()) {
             return Err(code::NO_SPACE);
         }
-        self.kernel.promise();
+        self.kernel.reserve();
         Ok(())
     }
 
@@ -259,20 +263,21 @@ impl Node {
         Ok(Ok(process.portals.command(given)))
     }
 
-    /// Starts a put or a get. The result's value is the number of those that will find room behind
-    /// it. It holds until then, because no other process uses the room of this one.
+    /// Starts a put or a get. The result's value is the number of further operations for which the
+    /// process has space. The number stays valid until the process starts them, because other
+    /// processes do not use its share.
     fn start_operation<C: Chip>(
         &mut self,
         chip: &mut C,
         process: u16,
-        given: &Command,
+        command: &Command,
     ) -> Result<Result<CommandResult, u32>, Halted> {
         let share = Self::process_messages(self.limit);
-        let left = share.saturating_sub(self.outbox.quotas.of_process(process));
-        let has_room = left > 0 && self.outbox.has_room(given.node);
+        let remaining = share.saturating_sub(self.outbox.quotas.of_process(process));
+        let has_room = remaining > 0 && self.outbox.has_room(command.node);
         let nodes = self.nodes;
         let Some(nic_based) = self.nic_based(process) else { return Ok(Err(code::NO_INTERFACE)) };
-        let request = match Request::from_command(given) {
+        let request = match Request::from_command(command) {
             Ok(request) => request,
             Err(refused) => return Ok(Err(refused.0)),
         };
@@ -283,7 +288,7 @@ impl Node {
             return Ok(Err(code::NO_SPACE));
         }
 
-        let begun = match given.kind {
+        let begun = match command.kind {
             command::PUT => nic_based.portals.put(&request),
             _ => nic_based.portals.get(&request),
         };
@@ -291,7 +296,7 @@ impl Node {
             Ok(outgoing) => outgoing,
             Err(refused) => return Ok(Err(refused.0)),
         };
-        let room = nic_based.portals.room_for_operations().min(left - 1);
+        let available = nic_based.portals.room_for_operations().min(remaining - 1);
         write_events(chip, process, &events)?;
 
         let mut packet = self.packet(process, target.process, (kind, length), header);
@@ -308,6 +313,6 @@ impl Node {
         let message = Message { node: target.node, packet, pieces, owner, quota };
         chip.charge(costs::SUBMIT);
         self.outbox.submit(&mut self.pairs, message, chip.now());
-        Ok(Ok(CommandResult { value: room.into(), ..CommandResult::default() }))
+        Ok(Ok(CommandResult { value: available.into(), ..CommandResult::default() }))
     }
 }

@@ -14,7 +14,7 @@ use super::{
     streams::{Reception, Streams},
 };
 use crate::{
-    chip::{Channel, Chip, Client, DataEnd, Halted, Life, Pieces, Stream, Transmission, Transmit},
+    chip::{Channel, Chip, Client, DataEnd, Halted, Incarnation, Pieces, Stream, Transmission, Transmit},
     costs,
     matching::{Accepted, Answer, Incoming, OperationHandle, Refused},
     protocol::{self, Reaction, Response, Sequence, WIRE_MODULUS},
@@ -54,20 +54,20 @@ impl Firmware {
         &mut self,
         chip: &mut C,
         packet: &HeaderPacket,
-        life: Life,
+        incarnation: Incarnation,
         stream: Option<Stream>,
     ) -> Result<(), Halted> {
         let trusted = &packet.trusted;
-        let is_for_this_life = self.life() == Some(life);
+        let is_for_this_incarnation = self.incarnation() == Some(incarnation);
         if trusted.kind >= message::FIRST_CONTROL {
-            if is_for_this_life {
+            if is_for_this_incarnation {
                 self.respond(chip, trusted);
             }
             return stream.map_or(Ok(()), |stream| self.discard(chip, stream));
         }
 
         chip.charge(costs::HEADER);
-        let Some(node) = self.node.as_mut().filter(|_| is_for_this_life) else {
+        let Some(node) = self.node.as_mut().filter(|_| is_for_this_incarnation) else {
             if let Some(stream) = stream {
                 self.discard(chip, stream)?;
             }
@@ -82,31 +82,32 @@ impl Firmware {
         let resynchronizes = has_flag(trusted, trusted_flag::RESYNCHRONIZE);
         let mut receiver = node.pairs.receiver(trusted.source_node);
         let takes = receiver.takes(sequence, resynchronizes);
-        let taken = if takes { node.take(chip, &mut self.streams, packet, stream)? } else { Taken::Full };
+        let acceptance =
+            if takes { node.take(chip, &mut self.streams, packet, stream)? } else { Taken::Full };
         let is_implicit = has_flag(trusted, trusted_flag::IMPLICIT);
-        if is_implicit && taken == Taken::Full {
+        if is_implicit && acceptance == Taken::Full {
             // Its sender does not repeat it, so that the receiver must not expect it.
             self.statistics.refused += 1;
             self.statistics.lost += 1;
             return stream.map_or(Ok(()), |stream| self.discard(chip, stream));
         }
-        let judgement = if takes && taken == Taken::Full {
+        let judgement = if takes && acceptance == Taken::Full {
             receiver.dropped(sequence, resynchronizes)
         } else {
             receiver.header(sequence, resynchronizes)
         };
-        let place = node.pairs.store(trusted.source_node, receiver, judgement);
+        let place_in_line = node.pairs.store(trusted.source_node, receiver, judgement);
 
         self.statistics.messages += u64::from(judgement.taken);
-        self.statistics.without_process += u64::from(taken == Taken::Unwanted);
+        self.statistics.without_process += u64::from(acceptance == Taken::Unwanted);
         self.statistics.refused += u64::from(!judgement.taken);
-        if let Some(stream) = stream.filter(|_| taken != Taken::Yes) {
+        if let Some(stream) = stream.filter(|_| acceptance != Taken::Yes) {
             self.discard(chip, stream)?;
         }
         if is_implicit {
             return Ok(());
         }
-        self.acknowledge(chip, trusted, judgement.answer, place)
+        self.acknowledge(chip, trusted, judgement.answer, place_in_line)
     }
 
     /// Handles the header of a message that the hardware has dropped.
@@ -114,12 +115,12 @@ impl Firmware {
         &mut self,
         chip: &mut C,
         packet: &HeaderPacket,
-        life: Life,
+        incarnation: Incarnation,
     ) -> Result<(), Halted> {
         let trusted = &packet.trusted;
         chip.charge(costs::HEADER);
-        let is_for_this_life = self.life() == Some(life);
-        let Some(node) = self.node.as_mut().filter(|_| is_for_this_life) else {
+        let is_for_this_incarnation = self.incarnation() == Some(incarnation);
+        let Some(node) = self.node.as_mut().filter(|_| is_for_this_incarnation) else {
             return self.stale(chip, packet);
         };
         if trusted.source_node >= node.nodes {
@@ -136,11 +137,11 @@ impl Firmware {
         let mut receiver = node.pairs.receiver(trusted.source_node);
         let resynchronizes = has_flag(trusted, trusted_flag::RESYNCHRONIZE);
         let judgement = receiver.dropped(sequence_of(trusted), resynchronizes);
-        let place = node.pairs.store(trusted.source_node, receiver, judgement);
-        self.acknowledge(chip, trusted, judgement.answer, place)
+        let place_in_line = node.pairs.store(trusted.source_node, receiver, judgement);
+        self.acknowledge(chip, trusted, judgement.answer, place_in_line)
     }
 
-    /// Handles the header of a message for another life of this node, or before its boot.
+    /// Handles the header of a message for another incarnation of this node, or before its boot.
     pub(super) fn stale<C: Chip>(&mut self, chip: &mut C, packet: &HeaderPacket) -> Result<(), Halted> {
         let trusted = &packet.trusted;
         let needs_answer =
@@ -173,7 +174,7 @@ impl Firmware {
             Reception::Process { process, operation, answer } => {
                 node.end_operation(chip, process, operation, reason)?;
                 if let Some((answer, target, target_process)) = answer {
-                    node.outbox.quotas.promised = node.outbox.quotas.promised.saturating_sub(1);
+                    node.outbox.quotas.reserved = node.outbox.quotas.reserved.saturating_sub(1);
                     if reason == 0 {
                         node.acknowledge_put(chip, process, &answer, (target, target_process));
                     }
@@ -210,11 +211,11 @@ impl Firmware {
         chip: &mut C,
         trusted: &TrustedHeader,
         answer: protocol::Answer,
-        place: u16,
+        place_in_line: u16,
     ) -> Result<(), Halted> {
         let (kind, length) = match answer {
             protocol::Answer::Ack => (message::ACK, 0),
-            protocol::Answer::Nack => (message::NACK, u32::from(place)),
+            protocol::Answer::Nack => (message::NACK, u32::from(place_in_line)),
             protocol::Answer::PrebootAck => (message::PREBOOT_ACK, 0),
             protocol::Answer::FirstPostbootAck => (message::FIRST_POSTBOOT_ACK, 0),
         };
@@ -230,7 +231,7 @@ impl Firmware {
         chip.transmit(&Transmit {
             name: Transmission(u32::MAX),
             target: trusted.source_node,
-            target_life: chip.life(trusted.source_node).unwrap_or(Life(0)),
+            target_incarnation: chip.incarnation(trusted.source_node).unwrap_or(Incarnation(0)),
             channel: Channel::Control,
             packet: HeaderPacket { trusted: answer, ..HeaderPacket::default() },
             pieces: Pieces::None,
@@ -239,7 +240,7 @@ impl Firmware {
 }
 
 impl Node {
-    /// Takes a message, unless a table or queue is full.
+    /// Accepts a message, unless a table or queue is full.
     fn take<C: Chip>(
         &mut self,
         chip: &mut C,
@@ -261,7 +262,7 @@ impl Node {
         }
     }
 
-    /// Shows the kernel a message for a process in host-based mode.
+    /// Reports a message for a process in host-based mode to the kernel.
     fn take_for_kernel<C: Chip>(
         &mut self,
         chip: &mut C,
@@ -276,7 +277,7 @@ impl Node {
         let token = streams.name(stream);
         let TrustedHeader { length, target_process: process, .. } = packet.trusted;
         if let Some(stream) = stream {
-            self.kernel.promise();
+            self.kernel.reserve();
             streams.set(stream, Reception::Waiting { token, process, length });
         }
         let has_fault = has_flag(&packet.trusted, trusted_flag::INLINE_FAULT);
@@ -292,7 +293,7 @@ impl Node {
         Ok(Taken::Yes)
     }
 
-    /// Tells the kernel that the data of a message are in memory.
+    /// Reports to the kernel that the data of a message are in memory.
     fn tell_received<C: Chip>(
         &mut self,
         chip: &mut C,
@@ -351,7 +352,7 @@ impl Node {
             Some(stream) => {
                 let answer =
                     accepted.answer.map(|answer| (answer, trusted.source_node, trusted.source_process));
-                self.outbox.quotas.promised += u16::from(answer.is_some());
+                self.outbox.quotas.reserved += u16::from(answer.is_some());
                 streams.set(stream, Reception::Process { process, operation: accepted.operation, answer });
                 let pieces = one_piece(client_of(process), accepted.address, accepted.length);
                 chip.charge(costs::RECEIVE);
@@ -407,13 +408,13 @@ impl Node {
         self.end_operation(chip, process, operation, failure::NODE)
     }
 
-    /// Sends the Portals acknowledgement of a put. There is room for it.
+    /// Sends the Portals acknowledgement of a put. The caller has reserved space for it.
     fn acknowledge_put<C: Chip>(&mut self, chip: &mut C, process: u16, answer: &Answer, target: (u32, u16)) {
         let owner = Owner::Acknowledgement { process };
         self.send_answer(chip, process, answer, target, (owner, Pieces::None));
     }
 
-    /// Puts an answer at the end of the line to its node. Returns whether there was room.
+    /// Puts an answer at the end of the send queue of its node. Returns whether there was space.
     fn send_answer<C: Chip>(
         &mut self,
         chip: &mut C,

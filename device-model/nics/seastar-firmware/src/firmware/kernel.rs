@@ -17,7 +17,7 @@ pub(super) struct KernelQueue {
     /// Events that the kernel has taken, modulo 2^32.
     taken: u32,
     /// Events that will follow.
-    promised: u32,
+    reserved: u32,
 }
 
 impl KernelQueue {
@@ -30,10 +30,10 @@ impl KernelQueue {
         if !has_good_size || !has_good_place {
             return Err(code::SEGMENT_VIOLATION);
         }
-        Ok(Self { start, events, written: 0, taken: 0, promised: 0 })
+        Ok(Self { start, events, written: 0, taken: 0, reserved: 0 })
     }
 
-    /// Takes over how many events the kernel has taken. A number that cannot be is refused.
+    /// Records how many events the kernel has consumed. An impossible number is refused.
     pub(super) fn note_taken(&mut self, taken: u16) -> Result<(), u32> {
         let more = u32::from(taken.wrapping_sub(self.taken as u16));
         if more > self.written.wrapping_sub(self.taken) {
@@ -43,41 +43,41 @@ impl KernelQueue {
         Ok(())
     }
 
-    /// Returns whether this many more events have a place.
+    /// Returns whether the queue has free slots for this many more events.
     pub(super) fn has_room(&self, events: u32) -> bool {
-        self.written.wrapping_sub(self.taken) + self.promised + events <= self.events
+        self.written.wrapping_sub(self.taken) + self.reserved + events <= self.events
     }
 
-    /// Keeps a place for an event that will follow. The caller has checked [`Self::has_room`].
-    pub(super) fn promise(&mut self) {
-        self.promised += 1;
+    /// Reserves a slot for an event that will follow. The caller has checked [`Self::has_room`].
+    pub(super) fn reserve(&mut self) {
+        self.reserved += 1;
     }
 
-    /// Frees the places of events that will not follow.
+    /// Frees the reserved slots of events that will not follow.
     pub(super) fn release(&mut self, events: u32) {
-        self.promised = self.promised.saturating_sub(events);
+        self.reserved = self.reserved.saturating_sub(events);
     }
 
-    /// Returns the address and the number of the next event. `was_promised` tells whether it had
-    /// a place.
-    pub(super) fn advance(&mut self, was_promised: bool) -> (u64, u32) {
+    /// Returns the address and the number of the next event. `was_reserved` says whether a slot was
+    /// reserved for it.
+    pub(super) fn advance(&mut self, was_reserved: bool) -> (u64, u32) {
         let slot = u64::from(self.written & (self.events - 1));
         self.written = self.written.wrapping_add(1);
-        self.promised = self.promised.saturating_sub(u32::from(was_promised));
+        self.reserved = self.reserved.saturating_sub(u32::from(was_reserved));
         (self.start + slot * size_of::<KernelEvent>() as u64, self.written)
     }
 }
 
 /// Returns whether all fields that a command does not use are zero.
-pub(super) fn has_no_other_fields(given: &KernelCommand) -> bool {
-    let mut rest = *given;
+pub(super) fn has_no_other_fields(command: &KernelCommand) -> bool {
+    let mut rest = *command;
     rest.taken = 0;
     let pieces = |rest: &mut KernelCommand| {
         rest.count = 0;
         rest.pieces = [Piece::default(); PIECES];
     };
 
-    match given.kind {
+    match command.kind {
         kernel_command::BOOT => {
             rest.list = 0;
             rest.length = 0;
@@ -112,34 +112,34 @@ pub(super) fn has_no_other_fields(given: &KernelCommand) -> bool {
         kernel_command::TAKE => {}
         _ => return false,
     }
-    rest == KernelCommand { kind: given.kind, ..KernelCommand::default() }
+    rest == KernelCommand { kind: command.kind, ..KernelCommand::default() }
 }
 
-/// Returns the pieces of a command, which must have room for `length` bytes. `clients` is the
+/// Returns the pieces of a command, which must hold `length` bytes together. `clients` is the
 /// number of attachments. The DMA engine inspects a list itself when it reads it.
-pub(super) fn pieces_of(given: &KernelCommand, length: u32, clients: u16) -> Result<Pieces, u32> {
-    let count = usize::from(given.count);
+pub(super) fn pieces_of(command: &KernelCommand, length: u32, clients: u16) -> Result<Pieces, u32> {
+    let count = usize::from(command.count);
     if length > MAX_MESSAGE || count > MAX_PIECES {
         return Err(code::SEGMENT_VIOLATION);
     }
     if count > PIECES {
-        return Ok(Pieces::List { address: given.list, count: given.count });
+        return Ok(Pieces::List { address: command.list, count: command.count });
     }
 
-    let pieces = given.pieces.get(..count).ok_or(code::SEGMENT_VIOLATION)?;
+    let pieces = command.pieces.get(..count).ok_or(code::SEGMENT_VIOLATION)?;
     let is_good = |piece: &Piece| {
         piece.attachment < clients
             && piece.reserved == 0
             && piece.address.checked_add(u64::from(piece.length)).is_some()
     };
     let bytes: u64 = pieces.iter().map(|piece| u64::from(piece.length)).sum();
-    if bytes < u64::from(length) || given.list != 0 || !pieces.iter().all(is_good) {
+    if bytes < u64::from(length) || command.list != 0 || !pieces.iter().all(is_good) {
         return Err(code::SEGMENT_VIOLATION);
     }
     Ok(match pieces {
         _ if length == 0 => Pieces::None,
         [piece] => Pieces::One(*piece),
-        _ => Pieces::Few { count: count as u8, pieces: given.pieces },
+        _ => Pieces::Few { count: count as u8, pieces: command.pieces },
     })
 }
 
@@ -148,9 +148,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn promised_events_keep_their_places() {
+    fn reserved_slots_are_kept_for_their_events() {
         let mut queue = KernelQueue::new(0x1000, 2).unwrap();
-        queue.promise();
+        queue.reserve();
         assert!(queue.has_room(1));
         assert!(!queue.has_room(2));
 

@@ -1,9 +1,9 @@
 //! The firmware's program: its polling loop, and what it does for each event.
 //!
 //! ```text
-//!   chip's events ──▶ poll ──┬─▶ commands ──▶ outbox: lines of messages ──▶ transmit engine
-//!                            ├─▶ headers ───▶ matching, streams ─────────▶ receive engine
-//!                            └─▶ ends ──────▶ events of processes and of the kernel
+//!   chip's events --> poll --+--> commands --> outbox: send queues ---> transmit engine
+//!                            +--> headers ---> matching, streams -----> receive engine
+//!                            +--> ends ------> events of processes and of the kernel
 //! ```
 //!
 //! A poll handles one event and at most `STEPS` pieces of other work. So reception never waits
@@ -23,7 +23,7 @@ use nicforge_hwi::seastar::{DEFAULT_PROCESSES, KERNEL, MAX_PROCESSES};
 
 use self::{node::Node, streams::Streams};
 use crate::{
-    chip::{Chip, Client, DataEnd, Event, Halted, Life, Polled, Program, Stream, Transmission},
+    chip::{Chip, Client, DataEnd, Event, Halted, Incarnation, Polled, Program, Stream, Transmission},
     costs,
     scratch::{MAILBOX, Scratch},
 };
@@ -74,13 +74,13 @@ pub struct Statistics {
     /// Messages without an acknowledgement that were lost, because a table or queue was full, or
     /// all streams were in use.
     pub lost: u64,
-    /// Messages for another life of this node.
+    /// Messages for another incarnation of this node.
     pub stale: u64,
     /// Messages for a process that does not exist, or of a kind that does not.
     pub without_process: u64,
     /// Transmissions, and those among them that repeat a message.
     pub transmissions: u64,
-    /// Negative acknowledgements that have moved a line back.
+    /// Negative acknowledgements that have moved a send queue back.
     pub repetitions: u64,
     /// Messages of this node that have failed.
     pub failed: u64,
@@ -95,7 +95,7 @@ pub struct Firmware {
     settings: Settings,
     scratch: Scratch,
     streams: Streams,
-    /// The state of the node's life, if it has booted.
+    /// The state of the node's incarnation, if it has booted.
     node: Option<Node>,
     /// Number of boots, modulo 2^16.
     generation: u16,
@@ -166,22 +166,24 @@ impl Firmware {
             Event::Command { client, number, bytes } => {
                 return self.process_command(chip, *client, *number, bytes);
             }
-            Event::Header { packet, life, stream } => return self.header(chip, packet, *life, *stream),
-            Event::Dropped { packet, life } => return self.dropped(chip, packet, *life),
+            Event::Header { packet, incarnation, stream } => {
+                return self.header(chip, packet, *incarnation, *stream);
+            }
+            Event::Dropped { packet, incarnation } => return self.dropped(chip, packet, *incarnation),
             Event::Stale { packet } => return self.stale(chip, packet),
             Event::Received { stream, end } => return self.received(chip, *stream, *end),
 
             // The work that these cause is done in this poll and later ones.
             Event::Transmitted { names, end } => self.transmitted(chip, names.names(), *end),
             Event::NodeDown { node } => {
-                if let Some(own) = &mut self.node {
-                    own.node_down(*node);
+                if let Some(local) = &mut self.node {
+                    local.node_down(*node);
                 }
             }
             Event::Timer => {
                 self.timer = None;
-                if let Some(own) = &mut self.node {
-                    own.outbox.tick(chip.now());
+                if let Some(node) = &mut self.node {
+                    node.outbox.tick(chip.now());
                 }
             }
         }
@@ -193,17 +195,17 @@ impl Firmware {
         for &name in names {
             chip.charge(costs::TRANSMITTED);
             self.in_engine = self.in_engine.saturating_sub(1);
-            if let Some(own) = &mut self.node {
-                own.outbox.transmitted(name, end, chip.now());
-                own.outbox.engine_has_room();
+            if let Some(node) = &mut self.node {
+                node.outbox.transmitted(name, end, chip.now());
+                node.outbox.engine_has_room();
             }
         }
     }
 
-    /// Ends what belongs to a client that is gone.
+    /// Ends the process and the streams of a client that has detached.
     fn detached<C: Chip>(&mut self, chip: &mut C, client: Client) -> Result<(), Halted> {
         if client.0 == KERNEL {
-            return self.end_life(chip);
+            return self.end_incarnation(chip);
         }
         if let Some(process) = process::process_of(client) {
             self.process_detached(chip, process);
@@ -211,8 +213,8 @@ impl Firmware {
         Ok(())
     }
 
-    /// Ends the life of the node. Its messages are forgotten, because their owners are.
-    fn end_life<C: Chip>(&mut self, chip: &mut C) -> Result<(), Halted> {
+    /// Ends the incarnation of the node, and forgets its messages: their owners end with it.
+    fn end_incarnation<C: Chip>(&mut self, chip: &mut C) -> Result<(), Halted> {
         let Some(node) = self.node.take() else { return Ok(()) };
         node.give_back(&mut self.scratch);
         self.streams.disown(None);
@@ -235,7 +237,7 @@ impl Firmware {
         chip.receive(stream, 0, crate::chip::Pieces::None)
     }
 
-    /// Sets the chip's timer to the next time at which something is to do.
+    /// Sets the chip's timer to the next time at which the firmware has work.
     fn set_timer<C: Chip>(&mut self, chip: &mut C) -> Result<(), Halted> {
         let next = self.node.as_ref().and_then(|node| node.outbox.next_time());
         match (next, self.timer) {
@@ -252,9 +254,9 @@ impl Firmware {
         self.streams.has_orphan() || self.node.as_ref().is_some_and(|node| node.has_work(now))
     }
 
-    /// Returns the life of this node.
-    fn life(&self) -> Option<Life> {
-        self.node.as_ref().map(|node| node.life)
+    /// Returns the incarnation of this node.
+    fn incarnation(&self) -> Option<Incarnation> {
+        self.node.as_ref().map(|node| node.incarnation)
     }
 }
 

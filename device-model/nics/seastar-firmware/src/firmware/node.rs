@@ -1,4 +1,4 @@
-//! The state of a node's life: all that is allocated at boot.
+//! The state of a node's incarnation: all that is allocated at boot.
 
 use nicforge_hwi::seastar::{
     Event as EventRecord, KERNEL, KernelEvent, MAX_PROCESSES, failure, kernel_event, message, vector,
@@ -14,7 +14,7 @@ use super::{
     process::{NicBased, Process, client_of},
 };
 use crate::{
-    chip::{Chip, Client, Halted, Life},
+    chip::{Chip, Client, Halted, Incarnation},
     costs,
     matching::{Event, OperationHandle},
     protocol::Outcome,
@@ -23,16 +23,16 @@ use crate::{
 
 /// Messages of the kernel that can be in flight.
 const KERNEL_MESSAGES: u16 = 64;
-/// Replies and Portals acknowledgements that can be in flight or promised.
+/// Replies and Portals acknowledgements that can be in flight or reserved.
 const ANSWERS: u16 = 64;
 /// Messages of all processes that can be in flight.
 const PROCESS_MESSAGES: u16 = 128;
-/// Words of bits that a poll looks at for nodes whose life has ended.
+/// Words of bits that a poll looks at for nodes whose incarnation has ended.
 const WORDS: usize = 32;
 
-/// The state of a node's life.
+/// The state of a node's incarnation.
 pub(super) struct Node {
-    pub(super) life: Life,
+    pub(super) incarnation: Incarnation,
     /// Number of this node, and of all.
     pub(super) number: u32,
     pub(super) nodes: u32,
@@ -53,13 +53,13 @@ pub(super) struct Node {
 struct Downs {
     nodes: Bits,
     count: u32,
-    /// The word at which the search goes on.
+    /// The word at which the search continues.
     word: usize,
     /// The kernel must be told of a node, and its queue is full.
     is_blocked: bool,
 }
 
-/// Consequence of the end of a node's life.
+/// Consequence of the end of a node's incarnation.
 enum Lost {
     /// This get of a process has no reply any more.
     Get(u16, OperationHandle),
@@ -68,7 +68,7 @@ enum Lost {
 }
 
 impl Node {
-    /// Allocates the state of a life.
+    /// Allocates the state of an incarnation.
     pub(super) fn new(
         settings: Settings,
         (number, nodes): (u32, u32),
@@ -86,7 +86,7 @@ impl Node {
         let bytes = (scratch.free() - rest.free()) as usize;
         *scratch = rest;
         Ok(Self {
-            life: Life(0),
+            incarnation: Incarnation(0),
             number,
             nodes,
             limit: settings.processes,
@@ -100,7 +100,7 @@ impl Node {
         })
     }
 
-    /// Returns all bytes of the life to the scratch memory.
+    /// Returns all bytes of the incarnation to the scratch memory.
     pub(super) fn give_back(&self, scratch: &mut Scratch) {
         let processes: usize = self.processes.iter().flatten().map(Process::bytes).sum();
         scratch.give_back(self.bytes + processes);
@@ -111,15 +111,16 @@ impl Node {
         PROCESS_MESSAGES / processes.max(1)
     }
 
-    /// Returns whether the kernel can send a message to a node, and be told of its end.
+    /// Returns whether the kernel can send a message to a node, and has a free slot for the event
+    /// of its end.
     pub(super) fn has_room_for_kernel(&self, node: u32) -> bool {
         self.outbox.quotas.kernel < KERNEL_MESSAGES && self.kernel.has_room(1) && self.outbox.has_room(node)
     }
 
-    /// Returns whether an answer to a node can be promised.
+    /// Returns whether space for an answer to a node can be reserved.
     pub(super) fn has_room_for_answer(&self, node: u32) -> bool {
         let quotas = self.outbox.quotas;
-        quotas.answers + quotas.promised < ANSWERS && self.outbox.has_room(node)
+        quotas.answers + quotas.reserved < ANSWERS && self.outbox.has_room(node)
     }
 
     /// Returns a process in NIC-based mode.
@@ -130,7 +131,7 @@ impl Node {
         }
     }
 
-    /// Records that a life of another node has ended.
+    /// Records that an incarnation of another node has ended.
     pub(super) fn node_down(&mut self, node: u32) {
         self.outbox.fail_all(node);
         self.pairs.forget(node);
@@ -154,13 +155,13 @@ impl Node {
         self.downs.is_blocked = false;
     }
 
-    /// Returns the next consequence of the end of a node's life.
+    /// Returns the next consequence of the end of a node's incarnation.
     #[inline]
     fn next_lost(&mut self) -> Option<Lost> {
         if self.downs.count == 0 { None } else { self.find_lost() }
     }
 
-    /// Looks for the next consequence of the end of a node's life.
+    /// Looks for the next consequence of the end of a node's incarnation.
     #[cold]
     fn find_lost(&mut self) -> Option<Lost> {
         let Some(node) = self.downs.nodes.find(self.downs.word, WORDS) else {
@@ -203,9 +204,9 @@ impl Node {
         &mut self,
         chip: &mut C,
         event: KernelEvent,
-        was_promised: bool,
+        was_reserved: bool,
     ) -> Result<(), Halted> {
-        let (address, number) = self.kernel.advance(was_promised);
+        let (address, number) = self.kernel.advance(was_reserved);
         let event = KernelEvent { number, ..event };
 
         chip.charge(costs::EVENT + costs::INTERRUPT);
@@ -260,12 +261,12 @@ pub(super) fn write_events<C: Chip>(chip: &mut C, process: u16, events: &[Event]
 }
 
 impl Firmware {
-    /// Does pieces of the work that events have left.
+    /// Carries out a part of the work that earlier events have deferred.
     pub(super) fn work<C: Chip>(&mut self, chip: &mut C) -> Result<(), Halted> {
         let Some(node) = &mut self.node else { return Ok(()) };
         for _ in 0..STEPS {
-            let life = |target| chip.life(target).unwrap_or(Life(0));
-            match node.outbox.step(self.in_engine, chip.now(), life) {
+            let incarnation = |target| chip.incarnation(target).unwrap_or(Incarnation(0));
+            match node.outbox.step(self.in_engine, chip.now(), incarnation) {
                 None => break,
                 Some(Work::Nothing) => {}
                 Some(Work::Transmit(message)) => {
@@ -299,7 +300,8 @@ impl Firmware {
         }
     }
 
-    /// Ends a process. What it sends goes on without its data.
+    /// Ends a process. Its messages stay in their send queues without data, because each keeps a
+    /// sequence number.
     pub(super) fn stop<C: Chip>(&mut self, chip: &mut C, process: u16) -> bool {
         let Some(node) = &mut self.node else { return false };
         let Some(ended) = node.processes.get_mut(usize::from(process)).and_then(Option::take) else {
@@ -315,7 +317,7 @@ impl Firmware {
         let pendings = node.outbox.disown(process);
         let (events, answers) = self.streams.disown(Some(process));
         node.kernel.release(events);
-        node.outbox.quotas.promised = node.outbox.quotas.promised.saturating_sub(answers);
+        node.outbox.quotas.reserved = node.outbox.quotas.reserved.saturating_sub(answers);
         chip.charge(costs::SCAN * (pendings as u32 + u32::from(nicforge_hwi::seastar::STREAMS)));
         true
     }

@@ -31,10 +31,10 @@ impl Bits {
     /// `limit` words, and begins again after the last one.
     pub(super) fn find(&self, word: usize, limit: usize) -> Option<u32> {
         let count = self.0.len();
-        (word..word + limit.min(count)).find_map(|place| {
-            let place = place % count;
-            let bits = *self.0.get(place)?;
-            (bits != 0).then(|| place as u32 * 64 + bits.trailing_zeros())
+        (word..word + limit.min(count)).find_map(|index| {
+            let index = index % count;
+            let bits = *self.0.get(index)?;
+            (bits != 0).then(|| index as u32 * 64 + bits.trailing_zeros())
         })
     }
 
@@ -52,7 +52,7 @@ pub(super) struct Pairs {
     expected: Box<[u16]>,
     /// The node is in the abnormal state.
     abnormal: Bits,
-    /// A message of the node was taken in this life.
+    /// A message of the node was taken in this incarnation.
     seen: Bits,
     /// The next message to the node resynchronises it.
     resynchronize: Bits,
@@ -121,7 +121,7 @@ impl Pairs {
         self.pressure.count(judgement)
     }
 
-    /// Forgets what is expected of a node: its life has ended.
+    /// Forgets what is expected of a node: its incarnation has ended.
     pub(super) fn forget(&mut self, node: u32) {
         let mut receiver = self.receiver(node);
         if receiver.forget() {

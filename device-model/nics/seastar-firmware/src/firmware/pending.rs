@@ -62,7 +62,7 @@ impl Pending {
         self.flight.is_implicit()
     }
 
-    /// Turns the message into one without data, which only keeps its place in the line.
+    /// Turns the message into one without data, which only keeps its place in the send queue.
     pub(super) fn make_void(&mut self) {
         self.packet.trusted.kind = message::VOID;
         self.packet.trusted.length = 0;

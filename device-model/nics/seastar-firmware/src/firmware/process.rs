@@ -29,14 +29,15 @@ pub(super) enum Process {
 pub(super) struct NicBased {
     pub(super) portals: Portals,
     pub(super) map: Map,
-    /// It begins anew when its client has detached.
+    /// It starts again when its client has detached.
     pub(super) is_permanent: bool,
     /// Bytes of scratch memory that it takes.
     bytes: usize,
 }
 
 impl NicBased {
-    /// Allocates all that the process will use: an equal share of what the others leave.
+    /// Allocates all memory that the process will use: an equal share of what other processes have
+    /// not allocated.
     pub(super) fn new(
         (identity, generation): (Identity, u16),
         map: Map,
@@ -46,8 +47,8 @@ impl NicBased {
     ) -> Result<Self, NoSpace> {
         let share = scratch.free() as usize / usize::from(shares.max(1));
         let fixed = size_of::<Map>();
-        let least = Limits { entries: 0, descriptors: 0, queues: QUEUES, incoming: STREAMS / 2, outgoing };
-        let mut limits = least.with_receives_in(share.saturating_sub(fixed));
+        let minimum = Limits { entries: 0, descriptors: 0, queues: QUEUES, incoming: STREAMS / 2, outgoing };
+        let mut limits = minimum.with_receives_in(share.saturating_sub(fixed));
         limits.entries = limits.entries.min(MAX_RECEIVES);
         limits.descriptors = limits.descriptors.min(MAX_RECEIVES);
 
@@ -121,11 +122,11 @@ pub(super) fn process_of(client: Client) -> Option<u16> {
 }
 
 /// Returns whether all fields that a command does not use are zero.
-pub(super) fn has_no_other_fields(given: &Command) -> bool {
-    let Some(used) = fields::of(given.kind) else { return false };
-    let (given, used): ([u64; WORDS], [u64; WORDS]) = (transmute!(*given), transmute!(*used));
+pub(super) fn has_no_other_fields(command: &Command) -> bool {
+    let Some(used) = fields::of(command.kind) else { return false };
+    let (command, used): ([u64; WORDS], [u64; WORDS]) = (transmute!(*command), transmute!(*used));
     // No branch for each word: all of them are zero in most commands.
-    let others = given.iter().zip(&used).fold(0, |others, (given, used)| others | given & !used);
+    let others = command.iter().zip(&used).fold(0, |others, (command, used)| others | command & !used);
     others == 0
 }
 

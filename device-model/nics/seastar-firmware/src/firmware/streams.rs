@@ -54,20 +54,21 @@ impl Streams {
         self.messages << 8 | stream.map_or(0, |stream| u32::from(stream.0))
     }
 
-    /// Sets what a stream is for.
+    /// Sets the purpose of a stream.
     pub(super) fn set(&mut self, stream: Stream, reception: Reception) {
         if let Some(entry) = self.receptions.get_mut(usize::from(stream.0)) {
             *entry = reception;
         }
     }
 
-    /// Takes what a stream was for, at its end.
+    /// Returns the purpose of a stream that ends, and forgets it.
     pub(super) fn take(&mut self, stream: Stream) -> Reception {
-        let taken = self.receptions.get_mut(usize::from(stream.0)).map(core::mem::take).unwrap_or_default();
-        if matches!(taken, Reception::Orphan) {
+        let reception =
+            self.receptions.get_mut(usize::from(stream.0)).map(core::mem::take).unwrap_or_default();
+        if matches!(reception, Reception::Orphan) {
             self.orphans -= 1;
         }
-        taken
+        reception
     }
 
     /// Returns the stream of a message whose destination the kernel must name, its process, and
@@ -113,19 +114,20 @@ impl Streams {
         (events, answers)
     }
 
-    /// Returns whether a stream has lost its process before it had a destination.
+    /// Returns whether the process of a stream has ended before the stream had a destination.
     pub(super) fn has_orphan(&self) -> bool {
         self.orphans > 0
     }
 
-    /// Takes such a stream.
+    /// Returns a stream whose process has ended before the stream had a destination, and forgets
+    /// it.
     pub(super) fn take_orphan(&mut self) -> Option<Stream> {
         if self.orphans == 0 {
             return None;
         }
-        let place = self.receptions.iter().position(|entry| matches!(entry, Reception::Orphan))?;
-        *self.receptions.get_mut(place)? = Reception::None;
+        let index = self.receptions.iter().position(|entry| matches!(entry, Reception::Orphan))?;
+        *self.receptions.get_mut(index)? = Reception::None;
         self.orphans -= 1;
-        Some(Stream(place as u16))
+        Some(Stream(index as u16))
     }
 }

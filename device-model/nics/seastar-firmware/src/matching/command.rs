@@ -15,15 +15,15 @@ use super::process::{Process, Refusal};
 /// Returns the address and the length of the memory that a command gives to its process's objects.
 /// It must lie in the process's address map. `None` means that the command names no memory, and
 /// `Some` may name 0 bytes.
-pub fn memory(given: &Command) -> Option<(u64, u64)> {
-    match given.kind {
+pub fn memory(command: &Command) -> Option<(u64, u64)> {
+    match command.kind {
         command::ALLOCATE_QUEUE => {
-            Some((given.start, given.length.saturating_mul(size_of::<EventRecord>() as u64)))
+            Some((command.start, command.length.saturating_mul(size_of::<EventRecord>() as u64)))
         }
         command::ATTACH_DESCRIPTOR
         | command::BIND_DESCRIPTOR
         | command::UPDATE_DESCRIPTOR
-        | command::POST => Some((given.start, given.length)),
+        | command::POST => Some((command.start, command.length)),
         _ => None,
     }
 }
@@ -31,31 +31,31 @@ pub fn memory(given: &Command) -> Option<(u64, u64)> {
 impl Process {
     /// Carries out a command that starts no operation. The caller has checked [`memory`]. The
     /// number of the result is not filled in.
-    pub fn command(&mut self, given: &Command) -> CommandResult {
-        let done = match given.kind {
+    pub fn command(&mut self, command: &Command) -> CommandResult {
+        let done = match command.kind {
             command::ALLOCATE_QUEUE => {
-                self.allocate_queue(given.start, given.length).map(|queue| (u64::from(queue.0), 0))
+                self.allocate_queue(command.start, command.length).map(|queue| (u64::from(queue.0), 0))
             }
-            command::FREE_QUEUE => self.free_queue(QueueHandle(given.handle)).map(|()| (0, 0)),
-            command::ATTACH_ENTRY | command::INSERT_ENTRY => self.command_entry(given),
-            command::UNLINK_ENTRY => self.unlink_entry(EntryHandle(given.handle)).map(|()| (0, 0)),
+            command::FREE_QUEUE => self.free_queue(QueueHandle(command.handle)).map(|()| (0, 0)),
+            command::ATTACH_ENTRY | command::INSERT_ENTRY => self.command_entry(command),
+            command::UNLINK_ENTRY => self.unlink_entry(EntryHandle(command.handle)).map(|()| (0, 0)),
             command::ATTACH_DESCRIPTOR => self
-                .attach_descriptor(EntryHandle(given.handle), &descriptor(given, given.options))
-                .map(|made| (u64::from(made.0), 0)),
-            command::BIND_DESCRIPTOR => {
-                self.bind_descriptor(&descriptor(given, given.options)).map(|made| (u64::from(made.0), 0))
-            }
+                .attach_descriptor(EntryHandle(command.handle), &descriptor(command, command.options))
+                .map(|created| (u64::from(created.0), 0)),
+            command::BIND_DESCRIPTOR => self
+                .bind_descriptor(&descriptor(command, command.options))
+                .map(|created| (u64::from(created.0), 0)),
             command::UNLINK_DESCRIPTOR => {
-                self.unlink_descriptor(DescriptorHandle(given.handle)).map(|()| (0, 0))
+                self.unlink_descriptor(DescriptorHandle(command.handle)).map(|()| (0, 0))
             }
             command::UPDATE_DESCRIPTOR => {
-                let values = descriptor(given, given.options);
-                self.update_descriptor(DescriptorHandle(given.handle), &values, test(given))
+                let values = descriptor(command, command.options);
+                self.update_descriptor(DescriptorHandle(command.handle), &values, test(command))
                     .map(|is_updated| (u64::from(is_updated), 0))
             }
-            command::SET_ACCESS => self.set_access(given.access, access(given)).map(|()| (0, 0)),
-            command::POST => self.command_post(given),
-            command::STATUS => self.status(given.handle).map(|value| (value, 0)),
+            command::SET_ACCESS => self.set_access(command.access, access(command)).map(|()| (0, 0)),
+            command::POST => self.command_post(command),
+            command::STATUS => self.status(command.handle).map(|value| (value, 0)),
             _ => Err(Refusal(code::COMMAND_INVALID)),
         };
 
@@ -65,31 +65,31 @@ impl Process {
         }
     }
 
-    fn command_entry(&mut self, given: &Command) -> Result<(u64, u64), Refusal> {
-        let is_before = given.options & option::BEFORE != 0;
-        if given.options & !(option::BEFORE | option::UNLINK) != 0 {
+    fn command_entry(&mut self, command: &Command) -> Result<(u64, u64), Refusal> {
+        let is_before = command.options & option::BEFORE != 0;
+        if command.options & !(option::BEFORE | option::UNLINK) != 0 {
             return Err(Refusal(code::COMMAND_INVALID));
         }
 
-        let position = if given.kind == command::ATTACH_ENTRY {
-            in_portal(given.portal, is_before)
+        let position = if command.kind == command::ATTACH_ENTRY {
+            in_portal(command.portal, is_before)
         } else {
-            beside(EntryHandle(given.handle), is_before)
+            beside(EntryHandle(command.handle), is_before)
         };
-        let entry = self.add_entry(position, criteria(given), given.options & option::UNLINK != 0)?;
+        let entry = self.add_entry(position, criteria(command), command.options & option::UNLINK != 0)?;
         Ok((u64::from(entry.0), 0))
     }
 
-    fn command_post(&mut self, given: &Command) -> Result<(u64, u64), Refusal> {
-        let is_before = given.options & option::BEFORE != 0;
-        let unlinks = given.options & option::UNLINK_ENTRY != 0;
-        let position = match given.handle {
-            NO_HANDLE => in_portal(given.portal, is_before),
+    fn command_post(&mut self, command: &Command) -> Result<(u64, u64), Refusal> {
+        let is_before = command.options & option::BEFORE != 0;
+        let unlinks = command.options & option::UNLINK_ENTRY != 0;
+        let position = match command.handle {
+            NO_HANDLE => in_portal(command.portal, is_before),
             base => beside(EntryHandle(base), is_before),
         };
 
-        let values = descriptor(given, given.options & !(option::BEFORE | option::UNLINK_ENTRY));
-        let posted = self.post(position, criteria(given), unlinks, &values, test(given))?;
+        let values = descriptor(command, command.options & !(option::BEFORE | option::UNLINK_ENTRY));
+        let posted = self.post(position, criteria(command), unlinks, &values, test(command))?;
         Ok(posted.map_or((u64::from(NO_HANDLE), u64::from(NO_HANDLE)), |posted| {
             (u64::from(posted.entry.0), u64::from(posted.descriptor.0))
         }))
@@ -101,27 +101,27 @@ impl Request {
     ///
     /// # Errors
     /// `COMMAND_INVALID` for options that the command does not have; `ACCESS_INVALID`.
-    pub fn from_command(given: &Command) -> Result<Self, Refusal> {
-        let allowed = if given.kind == command::PUT { option::ACK | option::INLINE } else { 0 };
-        if given.options & !allowed != 0 {
+    pub fn from_command(command: &Command) -> Result<Self, Refusal> {
+        let allowed = if command.kind == command::PUT { option::ACK | option::INLINE } else { 0 };
+        if command.options & !allowed != 0 {
             return Err(Refusal(code::COMMAND_INVALID));
         }
-        if given.access >= ACCESS_ENTRIES {
+        if command.access >= ACCESS_ENTRIES {
             return Err(Refusal(code::ACCESS_INVALID));
         }
 
         Ok(Self {
-            descriptor: DescriptorHandle(given.handle),
-            local_offset: given.local_offset,
-            length: given.length,
-            target: Identity { node: given.node, process: given.process },
-            portal: given.portal,
-            access: given.access,
-            match_bits: given.match_bits,
-            offset: given.offset,
-            header_data: given.header_data,
-            acknowledge: given.options & option::ACK != 0,
-            inline: (given.options & option::INLINE != 0).then_some(given.inline),
+            descriptor: DescriptorHandle(command.handle),
+            local_offset: command.local_offset,
+            length: command.length,
+            target: Identity { node: command.node, process: command.process },
+            portal: command.portal,
+            access: command.access,
+            match_bits: command.match_bits,
+            offset: command.offset,
+            header_data: command.header_data,
+            acknowledge: command.options & option::ACK != 0,
+            inline: (command.options & option::INLINE != 0).then_some(command.inline),
         })
     }
 }
@@ -134,32 +134,32 @@ fn beside(base: EntryHandle, is_before: bool) -> Position {
     if is_before { Position::Before(base) } else { Position::After(base) }
 }
 
-fn criteria(given: &Command) -> Criteria {
+fn criteria(command: &Command) -> Criteria {
     Criteria {
-        match_bits: given.match_bits,
-        ignore_bits: given.ignore_bits,
-        node: given.node,
-        process: given.process,
+        match_bits: command.match_bits,
+        ignore_bits: command.ignore_bits,
+        node: command.node,
+        process: command.process,
     }
 }
 
-fn access(given: &Command) -> AccessEntry {
-    AccessEntry { node: given.node, process: given.process, portal: given.portal }
+fn access(command: &Command) -> AccessEntry {
+    AccessEntry { node: command.node, process: command.process, portal: command.portal }
 }
 
-fn test(given: &Command) -> Option<QueueTest> {
-    (given.test_queue != NO_HANDLE)
-        .then_some(QueueTest { queue: QueueHandle(given.test_queue), taken: given.test_number })
+fn test(command: &Command) -> Option<QueueTest> {
+    (command.test_queue != NO_HANDLE)
+        .then_some(QueueTest { queue: QueueHandle(command.test_queue), taken: command.test_number })
 }
 
-fn descriptor(given: &Command, options: u16) -> MemoryDescriptor {
+fn descriptor(command: &Command, options: u16) -> MemoryDescriptor {
     MemoryDescriptor {
-        start: given.start,
-        length: given.length,
-        threshold: given.threshold,
-        max_size: given.max_size,
+        start: command.start,
+        length: command.length,
+        threshold: command.threshold,
+        max_size: command.max_size,
         options,
-        user_pointer: given.user_pointer,
-        queue: (given.queue != NO_HANDLE).then_some(QueueHandle(given.queue)),
+        user_pointer: command.user_pointer,
+        queue: (command.queue != NO_HANDLE).then_some(QueueHandle(command.queue)),
     }
 }

@@ -78,8 +78,8 @@ impl Process {
         events
     }
 
-    /// Returns a get that waits for a reply from a node, if there is one. After the node's life has
-    /// ended, the caller ends such operations one by one.
+    /// Returns a get that waits for a reply from a node, if there is one. After the node's
+    /// incarnation has ended, the caller ends such operations one by one.
     pub fn waiting_get(&self, node: u32) -> Option<OperationHandle> {
         (0..self.operations.end())
             .find(|&index| {

@@ -103,7 +103,7 @@ struct Found {
 }
 
 impl Process {
-    /// Takes the header of a put or get, and finds its descriptor (section 2.2).
+    /// Handles the header of a put or get, and finds its descriptor (section 2.2).
     pub fn incoming(&mut self, trusted: &TrustedHeader, header: &MessageHeader) -> Incoming {
         let (requested, operation) = match trusted.kind {
             message::PUT => (u64::from(trusted.length), option::OP_PUT),
@@ -138,7 +138,7 @@ impl Process {
         }
     }
 
-    /// Walks a match list to the first descriptor that takes a message.
+    /// Walks a match list to the first descriptor that accepts a message.
     fn search(&self, head: u16, arrival: &Arrival<'_>) -> (Option<Found>, u32) {
         let (bits, requested) = (arrival.header.match_bits, u64::from(arrival.requested));
         let (node, process) = (arrival.trusted.source_node, arrival.trusted.source_process);

@@ -22,7 +22,7 @@ pub(super) struct Place {
 }
 
 impl Process {
-    /// Finds the place that a position names.
+    /// Returns the neighbours of a new entry at a position.
     pub(super) fn place(&self, position: Position) -> Result<Place, Refusal> {
         let base = |entry: EntryHandle| self.entries.find(entry.0).ok_or(Refusal(code::ENTRY_INVALID));
         let list = |portal: u8| self.portals.get(usize::from(portal)).ok_or(Refusal(code::PORTAL_INVALID));

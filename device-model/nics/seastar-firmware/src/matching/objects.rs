@@ -161,16 +161,17 @@ impl Descriptor {
         }
     }
 
-    /// Returns the offset and the length with which it takes a message, or `None` if it does not.
+    /// Returns the offset and the length with which the descriptor accepts a message, or `None` if
+    /// it does not accept it.
     #[inline]
     pub(super) fn fit(&self, requested: u64, remote_offset: u64) -> Option<(u64, u64)> {
         let offset = if self.has(option::MANAGE_REMOTE) { remote_offset } else { self.offset };
-        let room = self.length.checked_sub(offset)?;
+        let available = self.length.checked_sub(offset)?;
 
-        if requested <= room {
+        if requested <= available {
             Some((offset, requested))
         } else if self.has(option::TRUNCATE) {
-            Some((offset, room))
+            Some((offset, available))
         } else {
             None
         }
@@ -186,7 +187,8 @@ impl Descriptor {
         self.inactive |= self.has(option::MAX_SIZE) && self.length - end < self.max_size;
     }
 
-    /// Returns whether it is used up and nothing of it is in progress, so that it unlinks itself.
+    /// Returns whether the descriptor is used up and has no operation in progress, so that it is
+    /// unlinked.
     #[inline]
     pub(super) fn is_finished(&self) -> bool {
         self.inactive && self.has(option::UNLINK) && self.in_progress == 0 && self.waiting == 0

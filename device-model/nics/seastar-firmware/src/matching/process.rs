@@ -68,9 +68,8 @@ impl Process {
         Self::with_generation(identity, limits, 1)
     }
 
-    /// Makes a process that comes after another one of the same name: `generation` is the former's
-    /// [`Process::next_generation`]. So a message that answers the former names nothing of this
-    /// one.
+    /// Makes a process that comes after another one of the same name. `generation` is the former
+    /// process's [`Process::next_generation`], so that handles of the former are invalid here.
     pub fn with_generation(identity: Identity, limits: Limits, generation: u16) -> Self {
         let generation = generation | 1;
         let operations = limits.incoming.saturating_add(limits.outgoing);
@@ -159,8 +158,8 @@ impl Process {
         criteria: Criteria,
         unlinks: bool,
     ) -> Result<EntryHandle, Refusal> {
-        let place = self.place(position)?;
-        let index = self.insert_at(place, criteria, unlinks)?;
+        let neighbours = self.place(position)?;
+        let index = self.insert_at(neighbours, criteria, unlinks)?;
         Ok(EntryHandle(self.entries.handle(index)))
     }
 
@@ -267,7 +266,7 @@ impl Process {
         values: &MemoryDescriptor,
         test: Option<QueueTest>,
     ) -> Result<Option<Posted>, Refusal> {
-        let place = self.place(position)?;
+        let neighbours = self.place(position)?;
         self.check_descriptor(values)?;
         if self.entries.room() == 0 || self.descriptors.room() == 0 {
             return Err(Refusal(code::NO_SPACE));
@@ -276,7 +275,7 @@ impl Process {
             return Ok(None);
         }
 
-        let entry = self.insert_at(place, criteria, unlinks)?;
+        let entry = self.insert_at(neighbours, criteria, unlinks)?;
         let descriptor = self.add_descriptor(values, entry)?;
         self.entries[entry].descriptor = descriptor;
         Ok(Some(Posted {

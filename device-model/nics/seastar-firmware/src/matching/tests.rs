@@ -109,32 +109,32 @@ fn request(descriptor: DescriptorHandle, length: u64) -> Request {
 #[test]
 fn a_put_goes_to_the_descriptor_and_writes_start_end_and_unlink() {
     let (mut process, queue) = process();
-    let made = posted(&mut process, &values(queue, 64, 1, option::OP_PUT | option::UNLINK));
+    let created = posted(&mut process, &values(queue, 64, 1, option::OP_PUT | option::UNLINK));
 
-    let taken = accepted(arrive(&mut process, message::PUT, 40));
-    assert_eq!((taken.address, taken.length, taken.traversed), (MEMORY, 40, 1));
-    assert_eq!(taken.descriptor, made.descriptor);
-    assert_eq!(kinds(&taken.events), [event::PUT_START]);
-    let ended = process.end(taken.operation, 0);
+    let acceptance = accepted(arrive(&mut process, message::PUT, 40));
+    assert_eq!((acceptance.address, acceptance.length, acceptance.traversed), (MEMORY, 40, 1));
+    assert_eq!(acceptance.descriptor, created.descriptor);
+    assert_eq!(kinds(&acceptance.events), [event::PUT_START]);
+    let ended = process.end(acceptance.operation, 0);
 
     assert_eq!(kinds(&ended), [event::PUT_END, event::UNLINK]);
     assert_eq!([ended[0].address, ended[1].address], [QUEUE + 64, QUEUE + 128]);
     let record = ended[0].record;
-    assert_eq!((record.number, record.link, record.flags), (2, taken.events[0].record.link, 1));
+    assert_eq!((record.number, record.link, record.flags), (2, acceptance.events[0].record.link, 1));
     assert_eq!((record.header_data, record.user_pointer, record.requested, record.moved), (99, 77, 40, 40));
     assert_eq!((record.node, record.process, record.portal), (PEER.node, PEER.process, PORTAL));
-    assert_eq!(process.unlink_descriptor(made.descriptor), Err(Refusal(code::DESCRIPTOR_INVALID)));
-    assert_eq!(process.unlink_entry(made.entry), Err(Refusal(code::ENTRY_INVALID)));
+    assert_eq!(process.unlink_descriptor(created.descriptor), Err(Refusal(code::DESCRIPTOR_INVALID)));
+    assert_eq!(process.unlink_entry(created.entry), Err(Refusal(code::ENTRY_INVALID)));
 }
 
 #[test]
 fn an_operation_ends_once() {
     let (mut process, queue) = process();
     posted(&mut process, &values(queue, 64, THRESHOLD_INFINITE, option::OP_PUT));
-    let taken = accepted(arrive(&mut process, message::PUT, 8));
+    let acceptance = accepted(arrive(&mut process, message::PUT, 8));
 
-    assert_eq!(process.end(taken.operation, 0).len(), 1);
-    assert_eq!(process.end(taken.operation, 0).len(), 0);
+    assert_eq!(process.end(acceptance.operation, 0).len(), 1);
+    assert_eq!(process.end(acceptance.operation, 0).len(), 0);
     assert_eq!(process.operations(), 0);
 }
 
@@ -157,9 +157,9 @@ fn a_message_that_does_not_fit_goes_on_to_the_next_entry() {
     posted(&mut process, &values(queue, 16, 1, option::OP_PUT));
     posted(&mut process, &values(queue, 32, 1, option::OP_PUT | option::TRUNCATE));
 
-    let taken = accepted(arrive(&mut process, message::PUT, 40));
-    assert_eq!((taken.traversed, taken.length), (2, 32));
-    assert_eq!(taken.events[0].record.requested, 40);
+    let acceptance = accepted(arrive(&mut process, message::PUT, 40));
+    assert_eq!((acceptance.traversed, acceptance.length), (2, 32));
+    assert_eq!(acceptance.events[0].record.requested, 40);
 }
 
 #[test]
@@ -183,8 +183,8 @@ fn a_remotely_managed_descriptor_uses_the_offset_of_the_initiator() {
     posted(&mut process, &values(queue, 64, THRESHOLD_INFINITE, option::OP_PUT | option::MANAGE_REMOTE));
     let (trusted, header) = arriving(message::PUT, 8);
 
-    let taken = accepted(process.incoming(&trusted, &MessageHeader { offset: 56, ..header }));
-    assert_eq!(taken.address, MEMORY + 56);
+    let acceptance = accepted(process.incoming(&trusted, &MessageHeader { offset: 56, ..header }));
+    assert_eq!(acceptance.address, MEMORY + 56);
     let beyond = MessageHeader { offset: 57, ..header };
     assert_eq!(reason(process.incoming(&trusted, &beyond)), Refused::NoMatch);
     let wrapped = MessageHeader { offset: u64::MAX, ..header };
@@ -245,7 +245,7 @@ fn access_control_refuses_and_counts() {
 }
 
 #[test]
-fn messages_that_nothing_takes_are_dropped_and_counted() {
+fn messages_without_a_match_are_dropped_and_counted() {
     let (mut process, queue) = process();
     posted(&mut process, &values(queue, 64, THRESHOLD_INFINITE, option::OP_GET));
     let (trusted, header) = arriving(message::PUT, 1);
@@ -260,12 +260,12 @@ fn messages_that_nothing_takes_are_dropped_and_counted() {
 fn more_operations_than_the_limit_are_busy_and_not_counted() {
     let (mut process, queue) = process();
     posted(&mut process, &values(queue, 64, THRESHOLD_INFINITE, option::OP_PUT));
-    let taken: Vec<_> =
+    let acceptances: Vec<_> =
         (0..LIMITS.incoming).map(|_| accepted(arrive(&mut process, message::PUT, 1))).collect();
 
     assert_eq!(reason(arrive(&mut process, message::PUT, 1)), Refused::Busy);
     assert_eq!(process.status(status::DROP_COUNT), Ok(0));
-    process.end(taken[1].operation, 0);
+    process.end(acceptances[1].operation, 0);
     accepted(arrive(&mut process, message::PUT, 1));
 }
 
@@ -371,19 +371,23 @@ fn bad_requests_are_refused() {
 fn an_update_needs_an_empty_queue() {
     let (mut process, queue) = process();
     let inactive = values(queue, 64, 0, option::OP_PUT);
-    let made = posted(&mut process, &inactive);
+    let created = posted(&mut process, &inactive);
     let active = MemoryDescriptor { threshold: 1, ..inactive };
     let unexpected = values(queue, 64, THRESHOLD_INFINITE, option::OP_PUT);
     posted(&mut process, &unexpected);
     let test = |taken| Some(QueueTest { queue, taken });
 
     let message = accepted(arrive(&mut process, message::PUT, 1));
-    assert_eq!(process.update_descriptor(made.descriptor, &active, test(0)), Ok(false));
-    assert_eq!(process.update_descriptor(made.descriptor, &active, test(1)), Ok(false), "its end will come");
+    assert_eq!(process.update_descriptor(created.descriptor, &active, test(0)), Ok(false));
+    assert_eq!(
+        process.update_descriptor(created.descriptor, &active, test(1)),
+        Ok(false),
+        "its end will come"
+    );
     process.end(message.operation, 0);
-    assert_eq!(process.update_descriptor(made.descriptor, &active, test(1)), Ok(false));
-    assert_eq!(process.update_descriptor(made.descriptor, &active, test(2)), Ok(true));
-    assert_eq!(accepted(arrive(&mut process, message::PUT, 1)).descriptor, made.descriptor);
+    assert_eq!(process.update_descriptor(created.descriptor, &active, test(1)), Ok(false));
+    assert_eq!(process.update_descriptor(created.descriptor, &active, test(2)), Ok(true));
+    assert_eq!(accepted(arrive(&mut process, message::PUT, 1)).descriptor, created.descriptor);
 }
 
 #[test]
@@ -399,20 +403,20 @@ fn a_post_with_an_event_in_the_tested_queue_changes_nothing() {
 }
 
 #[test]
-fn what_is_in_use_is_not_removed() {
+fn objects_in_use_are_not_removed() {
     let (mut process, queue) = process();
-    let made = posted(&mut process, &values(queue, 64, THRESHOLD_INFINITE, option::OP_PUT));
-    let taken = accepted(arrive(&mut process, message::PUT, 1));
-    let again = values(queue, 8, 1, 0);
+    let created = posted(&mut process, &values(queue, 64, THRESHOLD_INFINITE, option::OP_PUT));
+    let acceptance = accepted(arrive(&mut process, message::PUT, 1));
+    let values = values(queue, 8, 1, 0);
 
     assert_eq!(process.free_queue(queue), Err(Refusal(code::QUEUE_IN_USE)));
-    assert_eq!(process.unlink_entry(made.entry), Err(Refusal(code::ENTRY_IN_USE)));
-    assert_eq!(process.unlink_descriptor(made.descriptor), Err(Refusal(code::DESCRIPTOR_IN_USE)));
-    assert_eq!(process.attach_descriptor(made.entry, &again), Err(Refusal(code::ENTRY_IN_USE)));
-    assert_eq!(process.update_descriptor(made.descriptor, &again, None), Ok(false));
+    assert_eq!(process.unlink_entry(created.entry), Err(Refusal(code::ENTRY_IN_USE)));
+    assert_eq!(process.unlink_descriptor(created.descriptor), Err(Refusal(code::DESCRIPTOR_IN_USE)));
+    assert_eq!(process.attach_descriptor(created.entry, &values), Err(Refusal(code::ENTRY_IN_USE)));
+    assert_eq!(process.update_descriptor(created.descriptor, &values, None), Ok(false));
 
-    process.end(taken.operation, 0);
-    process.unlink_entry(made.entry).unwrap();
+    process.end(acceptance.operation, 0);
+    process.unlink_entry(created.entry).unwrap();
     process.free_queue(queue).unwrap();
     assert_eq!(process.free_queue(queue), Err(Refusal(code::QUEUE_INVALID)));
 }
@@ -451,7 +455,7 @@ fn bad_queues_are_refused() {
 }
 
 #[test]
-fn commands_reach_the_calls() {
+fn commands_invoke_the_operations_with_their_arguments() {
     let mut process = Process::new(SELF, LIMITS);
     let none = Command { queue: NO_HANDLE, test_queue: NO_HANDLE, ..Command::default() };
     let queue = Command { kind: command::ALLOCATE_QUEUE, start: QUEUE, length: 4, ..none };
@@ -475,12 +479,12 @@ fn commands_reach_the_calls() {
     };
     let first = process.command(&post);
     assert_eq!(first.code, code::OK);
-    let taken = accepted(arrive(&mut process, message::PUT, 8));
-    assert_eq!(u64::from(taken.descriptor.0), first.extra);
+    let acceptance = accepted(arrive(&mut process, message::PUT, 8));
+    assert_eq!(u64::from(acceptance.descriptor.0), first.extra);
     let second = process.command(&post);
     assert_eq!((second.code, second.value, second.extra), (code::OK, NO_HANDLE.into(), NO_HANDLE.into()));
 
-    assert_eq!(process.end(taken.operation, 0).len(), 2);
+    assert_eq!(process.end(acceptance.operation, 0).len(), 2);
     let unlink = Command { kind: command::UNLINK_ENTRY, handle: first.value as u32, ..none };
     assert_eq!(process.command(&unlink).code, code::ENTRY_INVALID);
     assert_eq!(process.command(&Command { kind: 99, ..none }).code, code::COMMAND_INVALID);

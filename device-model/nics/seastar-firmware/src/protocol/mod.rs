@@ -7,20 +7,20 @@
 //!
 //! | type | one for | state |
 //! | --- | --- | --- |
-//! | [`Sender`] | each node with messages in flight to it | its line of [`Flight`]s |
+//! | [`Sender`] | each node with messages in flight to it | its send queue of [`Flight`]s |
 //! | [`Receiver`] | each node of the network | two bytes and two bits |
 //! | [`Pressure`] | the node | what it has dropped, and how many senders wait |
 //!
 //! The source is Brightwell et al., IEEE Micro 2006, section *Flow control protocol*. Deviations:
 //!
-//! - A negative acknowledgement moves the sender's cursor back in the line. So all later messages
-//!   are repeated after the dropped one, and no new message comes between.
+//! - A negative acknowledgement moves the sender's cursor back in the send queue. So all later
+//!   messages are repeated after the dropped one, and no new message comes between.
 //! - A receiver that expects the initial number refuses other numbers. The paper accepts them,
 //!   which breaks the order if the initial message itself was dropped.
 //! - After a time-out, the next message carries a flag that resynchronises the receiver.
-//! - The caller separates lives: it calls [`Sender::fail_all`] and [`Receiver::forget`] when a life
-//!   of the other node ends. The paper's numbers alone don't exclude that a late acknowledgement
-//!   completes a new message.
+//! - The caller separates incarnations: it calls [`Sender::fail_all`] and [`Receiver::forget`] when
+//!   an incarnation of the other node ends. The paper's numbers alone don't exclude that a late
+//!   acknowledgement completes a new message.
 
 mod receiver;
 mod sender;

@@ -72,7 +72,8 @@ impl<const MODULUS: u32> Receiver<MODULUS> {
         Judgement { taken: false, answer: Answer::Nack, changed }
     }
 
-    /// Forgets the sender: its life has ended. Returns whether the pair was in the abnormal state.
+    /// Forgets the sender: its incarnation has ended. Returns whether the pair was in the abnormal
+    /// state.
     #[inline]
     pub fn forget(&mut self) -> bool {
         self.expected.take().is_some()

@@ -1,8 +1,8 @@
 //! The sender's side of a pair of nodes.
 //!
-//! The messages in flight to a node stand in a line, in the order of their sequence numbers. They
-//! leave it at its head. The *cursor* is the first message that must be transmitted, again or for
-//! the first time; all after it must be transmitted, too.
+//! The messages in flight to a node stand in a send queue, in the order of their sequence numbers.
+//! They leave it at its head. The *cursor* is the first message that must be transmitted, again or
+//! for the first time; all after it must be transmitted, too.
 //!
 //! ```text
 //!   head                       cursor              tail
@@ -36,7 +36,7 @@ enum Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Flight<const MODULUS: u32> {
     sequence: Sequence<MODULUS>,
-    /// The message after it in the line.
+    /// The message after it in the send queue.
     next: Option<Slot>,
     verdict: Verdict,
     /// Number of transmissions without an answer.
@@ -51,7 +51,8 @@ pub struct Flight<const MODULUS: u32> {
 }
 
 impl<const MODULUS: u32> Flight<MODULUS> {
-    /// Makes a message that has not joined a line. A *long* one needs a stream at the receiver.
+    /// Makes a message that has not joined a send queue. A *long* one needs a stream at the
+    /// receiver.
     #[must_use]
     #[inline]
     pub const fn new(sequence: Sequence<MODULUS>, is_long: bool) -> Self {
@@ -145,11 +146,11 @@ pub enum Reaction {
 pub enum Outcome {
     /// The receiver has taken it.
     Taken,
-    /// It has failed: the node is off, or its life has ended.
+    /// It has failed: the node is off, or its incarnation has ended.
     Failed,
 }
 
-/// The line of messages in flight to a node.
+/// The send queue of messages in flight to a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Sender {
     head: Option<Slot>,
@@ -163,14 +164,14 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// Returns the number of messages in the line.
+    /// Returns the number of messages in the send queue.
     #[must_use]
     #[inline]
     pub const fn count(&self) -> u16 {
         self.count
     }
 
-    /// Puts a message at the end of the line.
+    /// Puts a message at the end of the send queue.
     ///
     /// With `implicit`, a short message needs no acknowledgement, if no long message is in front of
     /// it: it cannot be dropped, nor can one be whose repetition it would have to wait for.
@@ -269,8 +270,8 @@ impl Sender {
         }
     }
 
-    /// Fails all messages in the line, unless they were taken: the life of the target has ended, or
-    /// it has not answered for a long time.
+    /// Fails all messages in the send queue, unless they were taken: the incarnation of the target
+    /// has ended, or it has not answered for a long time.
     pub fn fail_all<const MODULUS: u32>(&mut self, flights: &mut impl Flights<MODULUS>) {
         let Some(tail) = self.tail else { return };
         if let Some(flight) = flights.flight_mut(tail).filter(|flight| flight.verdict == Verdict::Waiting) {
@@ -280,8 +281,8 @@ impl Sender {
         self.fail_before = Some(tail);
     }
 
-    /// Takes the message at the head out of the line, if it has ended and the transmit DMA engine
-    /// does not have it. A caller calls this until it returns `None`.
+    /// Takes the message at the head out of the send queue, if it has ended and the transmit DMA
+    /// engine does not have it. A caller calls this until it returns `None`.
     pub fn leave<const MODULUS: u32>(
         &mut self,
         flights: &mut impl Flights<MODULUS>,

@@ -27,7 +27,7 @@ fn number(value: u16) -> Number {
     Number::new(value).unwrap()
 }
 
-/// Makes a line of long messages with the numbers 1, 2, and so on, all of them transmitted.
+/// Makes a send queue of long messages with the numbers 1, 2, and so on, all of them transmitted.
 fn transmitted(count: u16) -> (Sender, Array) {
     let mut sender = Sender::default();
     let mut flights = Array([None; 4]);
@@ -127,7 +127,7 @@ fn first_postboot_ack_fails_all_before_the_message() {
 }
 
 #[test]
-fn time_out_fails_all_but_the_taken_ones() {
+fn time_out_fails_all_messages_that_were_not_accepted() {
     let (mut sender, mut flights) = transmitted(3);
     respond(&mut sender, &mut flights, Response::Ack, 1);
 
@@ -205,8 +205,8 @@ fn senders_beyond_the_streams_all_deliver() {
     const STREAMS: usize = 256;
     const MESSAGES: u16 = 4;
 
-    let mut lines: Vec<_> = (0..SENDERS).map(|_| (Sender::default(), Array([None; 4]))).collect();
-    for (sender, flights) in &mut lines {
+    let mut send_queues: Vec<_> = (0..SENDERS).map(|_| (Sender::default(), Array([None; 4]))).collect();
+    for (sender, flights) in &mut send_queues {
         for slot in 0..MESSAGES {
             flights.0[usize::from(slot)] = Some(Flight::new(number(slot), true));
             sender.join(flights, Slot(slot), false, false);
@@ -222,7 +222,7 @@ fn senders_beyond_the_streams_all_deliver() {
         assert!(round < 1000, "not all messages are delivered");
         let mut busy = false;
         for place in 0..SENDERS {
-            let (sender, flights) = &mut lines[place];
+            let (sender, flights) = &mut send_queues[place];
             let mut answers = Vec::new();
             while let Some(slot) = sender.next(flights) {
                 busy = true;
@@ -274,9 +274,9 @@ proptest! {
     /// A random schedule of three senders, and a receiver with one stream.
     #[test]
     fn random_schedules_deliver_once_in_order(choices in proptest::collection::vec(0..100usize, 0..400)) {
-        let mut lines: Vec<_> = (0..3).map(|_| (Sender::default(), Array([None; 4]))).collect();
+        let mut send_queues: Vec<_> = (0..3).map(|_| (Sender::default(), Array([None; 4]))).collect();
         let lengths = [true, false, true, true];
-        for (sender, flights) in &mut lines {
+        for (sender, flights) in &mut send_queues {
             for (slot, is_long) in lengths.into_iter().enumerate() {
                 flights.0[slot] = Some(Flight::new(number(slot as u16), is_long));
                 sender.join(flights, Slot(slot as u16), true, false);
@@ -299,7 +299,7 @@ proptest! {
             };
             match step {
                 Step::Transmit(place) => {
-                    let (sender, flights) = &mut lines[place];
+                    let (sender, flights) = &mut send_queues[place];
                     while let Some(slot) = sender.next(flights) {
                         sender.start(flights, slot);
                         sender.transmitted(flights, slot);
@@ -332,7 +332,7 @@ proptest! {
                 Step::Arrive(_) => {}
                 Step::End => in_use = false,
                 Step::Respond(place) => {
-                    let (sender, flights) = &mut lines[place];
+                    let (sender, flights) = &mut send_queues[place];
                     if !responses[place].is_empty() {
                         let (response, sequence) = responses[place].remove(0);
                         sender.respond(flights, response, sequence);
@@ -346,6 +346,6 @@ proptest! {
         }
 
         prop_assert_eq!(delivered, [4; 3]);
-        prop_assert!(lines.iter().all(|(sender, _)| *sender == Sender::default()));
+        prop_assert!(send_queues.iter().all(|(sender, _)| *sender == Sender::default()));
     }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use nicforge_hwi::seastar::{CommandResult, KERNEL, Piece};
 use nicforge_seastar_firmware::chip::{
-    Channel, Chip, Client, DataEnd, Event, Halted, Life, MAX_CALLS, MAX_HOST_WRITE, MAX_TRANSMISSIONS,
+    Channel, Chip, Client, DataEnd, Event, Halted, Incarnation, MAX_CALLS, MAX_HOST_WRITE, MAX_TRANSMISSIONS,
     Pieces, Stream, Transmit,
 };
 
@@ -16,14 +16,14 @@ pub(crate) const MEMORY: usize = 1 << 16;
 #[derive(Debug)]
 pub(crate) enum Input {
     Event(Event),
-    Life { node: u32, life: u32 },
+    Incarnation { node: u32, incarnation: u32 },
 }
 
 /// A stream of the receiver.
 #[derive(Debug)]
 pub(crate) struct Receiving {
     pub(crate) source: u32,
-    pub(crate) source_life: u32,
+    pub(crate) source_incarnation: u32,
     /// Where the data go, when the firmware has said it.
     pub(crate) destination: Option<(u32, Pieces)>,
     /// The data, when they have arrived.
@@ -36,10 +36,10 @@ pub(crate) struct FakeChip {
     pub(crate) node: u32,
     pub(crate) now: u64,
     pub(crate) inputs: VecDeque<Input>,
-    /// The lives of all nodes as the firmware sees them.
+    /// The incarnations of all nodes as the firmware sees them.
     pub(crate) seen: Vec<u32>,
-    /// Number of the node's lives, and whether it has one now.
-    pub(crate) lives: u32,
+    /// Number of the node's incarnations, and whether it has one now.
+    pub(crate) incarnations: u32,
     pub(crate) booted: bool,
     /// The last change of `booted` has not been announced.
     pub(crate) changed: bool,
@@ -67,7 +67,7 @@ impl FakeChip {
             now: 0,
             inputs: VecDeque::new(),
             seen: vec![0; nodes as usize],
-            lives: 0,
+            incarnations: 0,
             booted: false,
             changed: false,
             memory: BTreeMap::new(),
@@ -89,8 +89,8 @@ impl FakeChip {
         self.inputs.push_back(Input::Event(event));
     }
 
-    pub(crate) fn life_number(&self) -> u32 {
-        if self.booted { self.lives } else { 0 }
+    pub(crate) fn incarnation_number(&self) -> u32 {
+        if self.booted { self.incarnations } else { 0 }
     }
 
     /// Returns the time for which the firmware has set the timer.
@@ -193,9 +193,9 @@ impl FakeChip {
                     }
                     return Some(event);
                 }
-                Input::Life { node, life } => {
-                    let former = core::mem::replace(&mut self.seen[node as usize], life);
-                    if former != 0 && former != life {
+                Input::Incarnation { node, incarnation } => {
+                    let former = core::mem::replace(&mut self.seen[node as usize], incarnation);
+                    if former != 0 && former != incarnation {
                         return Some(Event::NodeDown { node });
                     }
                 }
@@ -231,9 +231,10 @@ impl Chip for FakeChip {
         self.seen.len() as u32
     }
 
-    fn life(&self, node: u32) -> Option<Life> {
-        let life = if node == self.node { self.life_number() } else { *self.seen.get(node as usize)? };
-        (life != 0).then_some(Life(life))
+    fn incarnation(&self, node: u32) -> Option<Incarnation> {
+        let incarnation =
+            if node == self.node { self.incarnation_number() } else { *self.seen.get(node as usize)? };
+        (incarnation != 0).then_some(Incarnation(incarnation))
     }
 
     fn answer(&mut self, client: Client, number: u32, result: CommandResult) -> Result<(), Halted> {
@@ -244,11 +245,11 @@ impl Chip for FakeChip {
 
     fn transmit(&mut self, message: &Transmit) -> Result<(), Halted> {
         self.call();
-        let life = self.life_number();
+        let incarnation = self.incarnation_number();
         match message.channel {
-            Channel::Control => self.control.push_back((*message, life)),
+            Channel::Control => self.control.push_back((*message, incarnation)),
             Channel::Data => {
-                self.data.push_back((*message, life));
+                self.data.push_back((*message, incarnation));
                 let count = self.data.len() + usize::from(self.sending.is_some());
                 assert!(count <= usize::from(MAX_TRANSMISSIONS));
             }
@@ -285,7 +286,7 @@ impl Chip for FakeChip {
         self.call();
         assert_ne!(self.booted, booted);
         self.booted = booted;
-        self.lives += u32::from(booted);
+        self.incarnations += u32::from(booted);
         self.changed = true;
         Ok(())
     }

@@ -73,8 +73,8 @@ fn each_wrong_command_of_a_process_has_its_code() {
         (Command { kind: command::SET_ACCESS, access: 8, ..Command::default() }, code::ACCESS_INVALID),
         (Command { kind: command::STATUS, handle: 2, ..Command::default() }, code::STATUS_INVALID),
     ];
-    for (given, code) in table {
-        assert_eq!(network.process(0, 0, given).code, code, "{given:?}");
+    for (command, code) in table {
+        assert_eq!(network.process(0, 0, command).code, code, "{command:?}");
     }
 
     // The other mailbox is one of no process. All this time the first one works.
@@ -114,8 +114,8 @@ fn each_wrong_command_of_the_kernel_has_its_code() {
         (send, code::PROCESS_INVALID),
         (kind(kernel_command::RECEIVE), code::TOKEN_INVALID),
     ];
-    for (given, code) in table {
-        assert_eq!(network.kernel(0, given).code, code, "{given:?}");
+    for (command, code) in table {
+        assert_eq!(network.kernel(0, command).code, code, "{command:?}");
     }
 
     network.start_host_based(0, 1);
@@ -127,15 +127,15 @@ fn each_wrong_command_of_the_kernel_has_its_code() {
         (KernelCommand { length: MAX_MESSAGE + 1, ..send }, code::SEGMENT_VIOLATION),
         (KernelCommand { count: 1025, ..send }, code::SEGMENT_VIOLATION),
     ];
-    for (given, code) in table {
-        assert_eq!(network.kernel(0, given).code, code, "{given:?}");
+    for (command, code) in table {
+        assert_eq!(network.kernel(0, command).code, code, "{command:?}");
     }
     let boast = KernelCommand { taken: 9, ..kind(kernel_command::TAKE) };
     assert_eq!(network.ask(0, KERNEL, boast.as_bytes()).code, code::SEGMENT_VIOLATION);
 }
 
 #[test]
-fn mailboxes_of_a_node_without_a_life_have_no_interface() {
+fn mailboxes_of_a_node_without_an_incarnation_have_no_interface() {
     let mut network = Network::new(1, 4, 1);
 
     let take = KernelCommand { kind: kernel_command::TAKE, ..KernelCommand::default() };
@@ -150,7 +150,7 @@ fn mailboxes_of_a_node_without_a_life_have_no_interface() {
 fn plausible(numbers: &[u8]) -> Command {
     let mut numbers = numbers.iter().copied().cycle();
     let mut pick = |values: &[u64]| values[usize::from(numbers.next().unwrap_or(0)) % values.len()];
-    let mut given = Command {
+    let mut command = Command {
         kind: pick(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 11, 11, 12, 12, 13, 13, 14]) as u16,
         ..Command::default()
     };
@@ -158,37 +158,38 @@ fn plausible(numbers: &[u8]) -> Command {
     let places = [0, 0x1000, SEND, MAPPED - 64, MAPPED, u64::MAX - 10];
     let lengths = [0, 1, 2, 8, 16, 17, 64, 1000, MAPPED, u64::MAX];
 
-    given.handle = pick(&handles) as u32;
-    given.start = pick(&places);
-    given.length = pick(&lengths);
-    given.threshold = pick(&[0, 1, 2, u64::from(u32::MAX), 77]) as i32;
-    given.options = pick(&[0, 0x04, 0x0c, 0x1c, 0x3e, 0x22, 0x400, 0x800, 0x1000, 0xffff]) as u16;
-    given.queue = pick(&handles) as u32;
-    given.test_queue = pick(&handles) as u32;
-    given.node = pick(&[0, 1, 1, u64::from(u32::MAX)]) as u32;
-    given.process = pick(&[0, 0, 1, u64::from(u16::MAX)]) as u16;
-    given.portal = pick(&[4, 4, 0, 63, 64]) as u8;
-    given.offset = pick(&lengths);
-    given.local_offset = pick(&lengths);
-    given.ignore_bits = pick(&[0, u64::MAX]);
-    given.max_size = pick(&lengths);
+    command.handle = pick(&handles) as u32;
+    command.start = pick(&places);
+    command.length = pick(&lengths);
+    command.threshold = pick(&[0, 1, 2, u64::from(u32::MAX), 77]) as i32;
+    command.options = pick(&[0, 0x04, 0x0c, 0x1c, 0x3e, 0x22, 0x400, 0x800, 0x1000, 0xffff]) as u16;
+    command.queue = pick(&handles) as u32;
+    command.test_queue = pick(&handles) as u32;
+    command.node = pick(&[0, 1, 1, u64::from(u32::MAX)]) as u32;
+    command.process = pick(&[0, 0, 1, u64::from(u16::MAX)]) as u16;
+    command.portal = pick(&[4, 4, 0, 63, 64]) as u8;
+    command.offset = pick(&lengths);
+    command.local_offset = pick(&lengths);
+    command.ignore_bits = pick(&[0, u64::MAX]);
+    command.max_size = pick(&lengths);
 
     // Fields that the kind does not use are zero in most of the commands.
     if pick(&[0, 0, 0, 1]) == 0 {
         let (handle, kind, node, portal, options) =
-            (given.handle, given.kind, given.node, given.portal, given.options);
-        let process = given.process;
+            (command.handle, command.kind, command.node, command.portal, command.options);
+        let process = command.process;
         match kind {
             command::ALLOCATE_QUEUE => {
-                given = Command { kind, start: given.start, length: given.length, ..Command::default() };
+                command =
+                    Command { kind, start: command.start, length: command.length, ..Command::default() };
             }
             command::FREE_QUEUE | command::UNLINK_ENTRY | command::UNLINK_DESCRIPTOR | command::STATUS => {
-                given = Command { kind, handle, ..Command::default() };
+                command = Command { kind, handle, ..Command::default() };
             }
             command::ATTACH_ENTRY | command::INSERT_ENTRY => {
                 let handle = if kind == command::INSERT_ENTRY { handle } else { 0 };
-                let ignore_bits = given.ignore_bits;
-                given = Command {
+                let ignore_bits = command.ignore_bits;
+                command = Command {
                     kind,
                     handle,
                     portal,
@@ -200,8 +201,8 @@ fn plausible(numbers: &[u8]) -> Command {
                 };
             }
             command::PUT | command::GET => {
-                let Command { length, local_offset, offset, .. } = given;
-                given = Command {
+                let Command { length, local_offset, offset, .. } = command;
+                command = Command {
                     kind,
                     handle,
                     length,
@@ -215,11 +216,11 @@ fn plausible(numbers: &[u8]) -> Command {
                 };
             }
             command::SET_ACCESS => {
-                given = Command { kind, access: portal % 9, node, process, portal, ..Command::default() };
+                command = Command { kind, access: portal % 9, node, process, portal, ..Command::default() };
             }
             command::ATTACH_DESCRIPTOR | command::BIND_DESCRIPTOR => {
                 let handle = if kind == command::ATTACH_DESCRIPTOR { handle } else { 0 };
-                given = Command {
+                command = Command {
                     handle,
                     node: 0,
                     process: 0,
@@ -228,16 +229,16 @@ fn plausible(numbers: &[u8]) -> Command {
                     local_offset: 0,
                     ignore_bits: 0,
                     test_queue: 0,
-                    ..given
+                    ..command
                 };
             }
             _ => {
-                given.offset = 0;
-                given.local_offset = 0;
+                command.offset = 0;
+                command.local_offset = 0;
             }
         }
     }
-    given
+    command
 }
 
 proptest! {
@@ -246,7 +247,7 @@ proptest! {
     /// A process fills its mailbox with random commands. The chip checks that nothing outside its
     /// map is read or written. The other process of the node is not disturbed.
     #[test]
-    fn hostile_process_reaches_nothing_and_stops_nobody(
+    fn random_commands_of_a_process_access_only_its_memory_and_stop_no_other_process(
         commands in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 24), 1..80),
         seed in any::<u64>(),
     ) {
@@ -287,28 +288,28 @@ proptest! {
     ) {
         let mut network = started();
         for (kind, numbers) in &commands {
-            let mut given = KernelCommand { kind: *kind, ..KernelCommand::default() };
-            given.process = u16::from(numbers[0] % 3);
-            given.flags = numbers[1] / 3;
-            given.message = numbers[2];
-            given.target = u16::from(numbers[3] % 2);
-            given.token = u32::from(numbers[4]) << 8 | u32::from(numbers[5]);
-            given.count = u16::from(numbers[6] % 3);
-            given.node = u32::from(numbers[7] / 2);
-            given.length = u32::from(numbers[8]) * 16;
-            for piece in &mut given.pieces[..usize::from(given.count)] {
+            let mut command = KernelCommand { kind: *kind, ..KernelCommand::default() };
+            command.process = u16::from(numbers[0] % 3);
+            command.flags = numbers[1] / 3;
+            command.message = numbers[2];
+            command.target = u16::from(numbers[3] % 2);
+            command.token = u32::from(numbers[4]) << 8 | u32::from(numbers[5]);
+            command.count = u16::from(numbers[6] % 3);
+            command.node = u32::from(numbers[7] / 2);
+            command.length = u32::from(numbers[8]) * 16;
+            for piece in &mut command.pieces[..usize::from(command.count)] {
                 piece.address = u64::from(numbers[9]) << 62 | 0x1000;
                 piece.length = u32::from(numbers[10]) * 32;
                 piece.attachment = u16::from(numbers[11] % 2) * 2;
             }
             if numbers[12] > 0 && *kind != kernel_command::SEND && *kind != kernel_command::RECEIVE {
-                (given.message, given.token, given.node, given.target, given.length) = (0, 0, 0, 0, 0);
+                (command.message, command.token, command.node, command.target, command.length) = (0, 0, 0, 0, 0);
                 if *kind == kernel_command::STOP_PROCESS || *kind == kernel_command::TAKE {
-                    given.pieces = Default::default();
-                    (given.count, given.flags) = (0, 0);
+                    command.pieces = Default::default();
+                    (command.count, command.flags) = (0, 0);
                 }
             }
-            let result = network.kernel(0, given);
+            let result = network.kernel(0, command);
             prop_assert!(result.code <= code::STATUS_INVALID);
             network.step();
             network.kernel_events(0);

@@ -9,7 +9,7 @@ use nicforge_hwi::seastar::{
     trusted_flag,
 };
 use nicforge_seastar_firmware::{
-    chip::{Client, DataEnd, Event, Life, Pieces, Polled, Program, Stream, Transmissions},
+    chip::{Client, DataEnd, Event, Incarnation, Pieces, Polled, Program, Stream, Transmissions},
     firmware::{Firmware, Settings},
 };
 use zerocopy::{FromBytes, IntoBytes};
@@ -31,8 +31,8 @@ pub(crate) const MAPPED: u64 = 0xc000;
 /// A packet, or the rest of a message, on its way.
 #[derive(Debug)]
 enum Item {
-    Header { packet: HeaderPacket, source_life: u32, target_life: Life },
-    Body { source: u32, source_life: u32, data: Vec<u8>, end: DataEnd },
+    Header { packet: HeaderPacket, source_incarnation: u32, target_incarnation: Incarnation },
+    Body { source: u32, source_incarnation: u32, data: Vec<u8>, end: DataEnd },
 }
 
 /// A node: firmware, chip, and what its clients remember.
@@ -125,7 +125,7 @@ impl Network {
         self.random % limit.max(1)
     }
 
-    /// Polls a node once. Returns whether it had something to do.
+    /// Polls a node once. Returns whether it had work.
     pub(crate) fn poll(&mut self, node: u32) -> bool {
         let entry = &mut self.nodes[node as usize];
         if entry.is_off {
@@ -145,17 +145,18 @@ impl Network {
         polled == Polled::Busy
     }
 
-    /// Shows all other nodes a node's life, and ends its streams.
+    /// Shows all other nodes a node's incarnation, and ends its streams.
     fn announce(&mut self, node: u32) {
         let chip = &mut self.nodes[node as usize].chip;
-        let life = chip.life_number();
-        if life == 0 {
+        let incarnation = chip.incarnation_number();
+        if incarnation == 0 {
             for stream in 0..chip.streams.len() {
                 chip.cut(stream);
             }
-            let left: Vec<_> = chip.sending.take().map(|(message, ..)| message.name).into_iter().collect();
+            let remaining: Vec<_> =
+                chip.sending.take().map(|(message, ..)| message.name).into_iter().collect();
             let waiting: Vec<_> = chip.data.drain(..).map(|(message, _)| message.name).collect();
-            for name in left.into_iter().chain(waiting) {
+            for name in remaining.into_iter().chain(waiting) {
                 chip.push(Event::Transmitted { names: Transmissions::one(name), end: DataEnd::Cut });
             }
         }
@@ -168,26 +169,26 @@ impl Network {
             for stream in 0..chip.streams.len() {
                 let is_over = chip.streams[stream]
                     .as_ref()
-                    .is_some_and(|entry| entry.source == node && entry.source_life != life);
+                    .is_some_and(|entry| entry.source == node && entry.source_incarnation != incarnation);
                 if is_over {
                     chip.cut(stream);
                 }
             }
-            chip.inputs.push_back(Input::Life { node, life });
+            chip.inputs.push_back(Input::Incarnation { node, incarnation });
         }
     }
 
-    /// Resets a node: its firmware starts anew, without a life.
+    /// Resets a node: its firmware starts again, without an incarnation.
     pub(crate) fn reset(&mut self, node: u32) {
         let nodes = self.nodes.len() as u32;
-        let lives: Vec<u32> = self.nodes.iter().map(|other| other.chip.life_number()).collect();
+        let incarnations: Vec<u32> = self.nodes.iter().map(|other| other.chip.incarnation_number()).collect();
         let entry = &mut self.nodes[node as usize];
-        let (streams, now, count) = (entry.chip.streams.len(), entry.chip.now, entry.chip.lives);
+        let (streams, now, count) = (entry.chip.streams.len(), entry.chip.now, entry.chip.incarnations);
 
         entry.chip = FakeChip::new(node, nodes, streams);
         entry.chip.now = now;
-        entry.chip.lives = count;
-        entry.chip.seen = lives;
+        entry.chip.incarnations = count;
+        entry.chip.seen = incarnations;
         entry.firmware = Firmware::new(entry.settings);
         entry.commands.clear();
         entry.taken.clear();
@@ -195,7 +196,7 @@ impl Network {
         self.announce(node);
     }
 
-    /// Does one random thing. Returns whether it was something.
+    /// Performs one random step of the network. Returns whether it changed something.
     pub(crate) fn step(&mut self) -> bool {
         let count = self.nodes.len() as u64;
         let node = self.choose(count) as u32;
@@ -210,12 +211,12 @@ impl Network {
         }
     }
 
-    /// Does random things until nothing moves any more. Timers make the clocks advance.
+    /// Performs random steps until none changes anything. Timers make the clocks advance.
     pub(crate) fn settle(&mut self) {
         self.settle_with(|_| {});
     }
 
-    /// Does the same, and calls a function now and then.
+    /// As [`Network::settle`]. Calls `now_and_then` after some of the steps.
     pub(crate) fn settle_with(&mut self, mut now_and_then: impl FnMut(&mut Self)) {
         let mut idle = 0;
         for round in 0..4_000_000_u64 {
@@ -235,7 +236,7 @@ impl Network {
         panic!("the network does not settle");
     }
 
-    /// Tries everything once. Returns whether something moved.
+    /// Tries each step once. Returns whether one of them changed something.
     fn sweep(&mut self) -> bool {
         let mut moved = false;
         for node in 0..self.nodes.len() as u32 {
@@ -295,25 +296,28 @@ impl Network {
     /// Moves a node's engines by one step.
     fn send(&mut self, node: u32) -> bool {
         let chip = &mut self.nodes[node as usize].chip;
-        if let Some((message, life)) = chip.control.pop_front() {
+        if let Some((message, incarnation)) = chip.control.pop_front() {
             self.control_packets += 1;
-            let item =
-                Item::Header { packet: message.packet, source_life: life, target_life: message.target_life };
+            let item = Item::Header {
+                packet: message.packet,
+                source_incarnation: incarnation,
+                target_incarnation: message.target_incarnation,
+            };
             self.wires.entry((node, message.target, true)).or_default().push_back(item);
             return true;
         }
 
-        if let Some((message, source_life, data, end)) = chip.sending.take() {
+        if let Some((message, source_incarnation, data, end)) = chip.sending.take() {
             chip.push(Event::Transmitted { names: Transmissions::one(message.name), end });
             if data.len() > INLINE {
                 let end = if end == DataEnd::Complete { end } else { DataEnd::Corrupt };
-                let item = Item::Body { source: node, source_life, data, end };
+                let item = Item::Body { source: node, source_incarnation, data, end };
                 self.wires.entry((node, message.target, false)).or_default().push_back(item);
             }
             return true;
         }
 
-        let Some((mut message, source_life)) = chip.data.pop_front() else { return false };
+        let Some((mut message, source_incarnation)) = chip.data.pop_front() else { return false };
         let length = message.packet.trusted.length as usize;
         let (data, end) = match message.pieces {
             Pieces::None => (Vec::new(), DataEnd::Complete),
@@ -326,9 +330,13 @@ impl Network {
             message.packet.trusted.flags |= trusted_flag::INLINE_FAULT;
         }
         assert!(length <= INLINE || !data.is_empty());
-        let item = Item::Header { packet: message.packet, source_life, target_life: message.target_life };
+        let item = Item::Header {
+            packet: message.packet,
+            source_incarnation,
+            target_incarnation: message.target_incarnation,
+        };
         self.wires.entry((node, message.target, false)).or_default().push_back(item);
-        chip.sending = Some((message, source_life, data, end));
+        chip.sending = Some((message, source_incarnation, data, end));
         true
     }
 
@@ -336,7 +344,7 @@ impl Network {
     fn arrive(&mut self, wire: (u32, u32, bool)) -> bool {
         let Some(item) = self.wires.get_mut(&wire).and_then(VecDeque::pop_front) else { return false };
         let source_chip = &self.nodes[wire.0 as usize].chip;
-        let present_life = source_chip.life_number();
+        let present_incarnation = source_chip.incarnation_number();
         let may_drop = self.drops_left > 0;
         let drops = may_drop && self.drop_one_of.is_some_and(|limit| self.choose(limit) == 0);
         let node = &mut self.nodes[wire.1 as usize];
@@ -346,13 +354,13 @@ impl Network {
         let chip = &mut node.chip;
 
         match item {
-            Item::Header { packet, source_life, target_life } => {
+            Item::Header { packet, source_incarnation, target_incarnation } => {
                 let is_control = wire.2;
-                if source_life != present_life && !(is_control && source_life == 0) {
+                if source_incarnation != present_incarnation && !(is_control && source_incarnation == 0) {
                     return true;
                 }
-                let life = chip.life_number();
-                if life == 0 || target_life.0 != life {
+                let incarnation = chip.incarnation_number();
+                if incarnation == 0 || target_incarnation.0 != incarnation {
                     chip.push(Event::Stale { packet });
                     return true;
                 }
@@ -360,22 +368,30 @@ impl Network {
                 let is_long = packet.trusted.length as usize > INLINE && !is_control;
                 let free = chip.streams.iter().position(Option::is_none);
                 match (is_long, free.filter(|_| !drops)) {
-                    (false, _) => chip.push(Event::Header { packet, life: target_life, stream: None }),
+                    (false, _) => {
+                        chip.push(Event::Header { packet, incarnation: target_incarnation, stream: None })
+                    }
                     (true, None) => {
                         self.drops_left -= u32::from(drops);
-                        chip.push(Event::Dropped { packet, life: target_life });
+                        chip.push(Event::Dropped { packet, incarnation: target_incarnation });
                     }
                     (true, Some(stream)) => {
-                        chip.streams[stream] =
-                            Some(Receiving { source: wire.0, source_life, destination: None, data: None });
+                        chip.streams[stream] = Some(Receiving {
+                            source: wire.0,
+                            source_incarnation,
+                            destination: None,
+                            data: None,
+                        });
                         let stream = Some(Stream(stream as u16));
-                        chip.push(Event::Header { packet, life: target_life, stream });
+                        chip.push(Event::Header { packet, incarnation: target_incarnation, stream });
                     }
                 }
             }
-            Item::Body { source, source_life, data, end } => {
+            Item::Body { source, source_incarnation, data, end } => {
                 let is_of = |entry: &Receiving| {
-                    entry.source == source && entry.source_life == source_life && entry.data.is_none()
+                    entry.source == source
+                        && entry.source_incarnation == source_incarnation
+                        && entry.data.is_none()
                 };
                 let stream = chip.streams.iter().position(|entry| entry.as_ref().is_some_and(is_of));
                 if let Some(stream) = stream {
@@ -429,14 +445,14 @@ impl Network {
     }
 
     /// Posts a command of the kernel, with the number of events that it has taken.
-    pub(crate) fn kernel(&mut self, node: u32, given: KernelCommand) -> CommandResult {
+    pub(crate) fn kernel(&mut self, node: u32, command: KernelCommand) -> CommandResult {
         let taken = self.nodes[node as usize].taken.get(&KERNEL).copied().unwrap_or(0) as u16;
-        self.ask(node, KERNEL, KernelCommand { taken, ..given }.as_bytes())
+        self.ask(node, KERNEL, KernelCommand { taken, ..command }.as_bytes())
     }
 
     /// Posts a command of a process.
-    pub(crate) fn process(&mut self, node: u32, process: u16, given: Command) -> CommandResult {
-        self.ask(node, process + 1, given.as_bytes())
+    pub(crate) fn process(&mut self, node: u32, process: u16, command: Command) -> CommandResult {
+        self.ask(node, process + 1, command.as_bytes())
     }
 
     /// Boots a node.
@@ -533,9 +549,9 @@ impl Network {
         result.value as u32
     }
 
-    /// Puts. Returns the code of the result.
+    /// Posts a put. Returns the code of the result.
     pub(crate) fn put(&mut self, node: u32, process: u16, descriptor: u32, put: Put) -> u32 {
-        let given = Command {
+        let command = Command {
             kind: command::PUT,
             handle: descriptor,
             local_offset: put.local_offset,
@@ -548,7 +564,7 @@ impl Network {
             header_data: put.header_data,
             ..Command::default()
         };
-        self.process(node, process, given).code
+        self.process(node, process, command).code
     }
 
     /// Takes the new events of a process.

@@ -62,27 +62,27 @@ fn room_in_the_answer_to_a_put_is_kept_for_its_process() {
     let of_other = network.bind(0, 1);
     network.nodes[1].is_off = true;
     let put = Command { kind: command::PUT, length: 8, node: 1, portal: 4, ..Command::default() };
-    let own = Command { handle: descriptor, ..put };
+    let put_of_process = Command { handle: descriptor, ..put };
 
-    let first = network.process(0, 0, own).value;
+    let first = network.process(0, 0, put_of_process).value;
     while network.process(0, 1, Command { handle: of_other, ..put }).code == code::OK {}
     assert!(first > 0);
-    for left in (0..first).rev() {
-        let answer = network.process(0, 0, own);
-        assert_eq!((answer.code, answer.value), (code::OK, left));
+    for remaining in (0..first).rev() {
+        let answer = network.process(0, 0, put_of_process);
+        assert_eq!((answer.code, answer.value), (code::OK, remaining));
     }
-    assert_eq!(network.process(0, 0, own).code, code::NO_SPACE);
+    assert_eq!(network.process(0, 0, put_of_process).code, code::NO_SPACE);
 
     // Messages of a process that has ended take the room of its successor.
     let stop = KernelCommand { kind: kernel_command::STOP_PROCESS, process: 1, ..KernelCommand::default() };
     assert_eq!(network.kernel(0, stop).code, code::OK);
     network.start(0, 1);
     let of_successor = network.bind(0, 1);
-    let again = Command { handle: of_successor, ..put };
-    assert_eq!(network.process(0, 1, again).code, code::NO_SPACE);
+    let put_of_successor = Command { handle: of_successor, ..put };
+    assert_eq!(network.process(0, 1, put_of_successor).code, code::NO_SPACE);
     network.nodes[1].is_off = false;
     network.settle();
-    assert_eq!(network.process(0, 1, again).code, code::OK);
+    assert_eq!(network.process(0, 1, put_of_successor).code, code::OK);
 }
 
 #[test]
@@ -102,9 +102,9 @@ fn get_is_answered_with_the_data_of_the_target() {
         assert_eq!(network.process(0, 0, get).code, code::OK);
         network.settle();
 
-        let got = network.events(0, 0);
-        assert_eq!(kinds(&got), [event::REPLY_END]);
-        assert_eq!((got[0].failure, u64::from(got[0].moved)), (0, length));
+        let received = network.events(0, 0);
+        assert_eq!(kinds(&received), [event::REPLY_END]);
+        assert_eq!((received[0].failure, u64::from(received[0].moved)), (0, length));
         assert_eq!(kinds(&network.events(1, 0)), [event::GET_END]);
         let memory = &network.nodes[0].chip.memory(1)[SEND as usize..][..101];
         assert_eq!(memory.iter().filter(|byte| **byte == 0x3c).count() as u64, length);
@@ -126,7 +126,7 @@ fn put_that_asks_for_it_is_acknowledged() {
 }
 
 #[test]
-fn message_that_nothing_takes_is_dropped_and_counted() {
+fn message_without_a_match_is_dropped_and_counted() {
     let (mut network, descriptor) = Network::pair(1);
     let drops = Command { kind: command::STATUS, handle: status::DROP_COUNT, ..Command::default() };
 
@@ -181,6 +181,7 @@ fn each_visited_match_entry_costs_30_ns() {
         network.nodes[1].chip.cycles - before
     };
 
+    // The embedded processor has 500 MHz: a cycle takes 2 ns.
     assert_eq!(cycles(51) - cycles(1), 50 * u64::from(costs::MATCH_ENTRY));
     assert_eq!(costs::MATCH_ENTRY * 2, 30);
     assert_eq!(costs::POLL * 2, 130);
@@ -232,7 +233,7 @@ fn messages_to_a_node_that_is_off_fail_after_the_time_out() {
 }
 
 #[test]
-fn get_that_waits_for_a_reply_fails_with_the_life_of_its_target() {
+fn get_that_waits_for_a_reply_fails_with_the_incarnation_of_its_target() {
     let (mut network, descriptor) = Network::pair(1);
     let far = Command {
         kind: command::GET,

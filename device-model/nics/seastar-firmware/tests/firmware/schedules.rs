@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 use crate::network::{Network, Put};
 
-/// Life of the target, place in the order of headers, and number of a message.
+/// Incarnation of the target, place in the order of headers, and number of a message.
 type Arrival = (u32, u32, u64);
 
 /// Puts whose header data count up for each pair, and what was seen of them.
@@ -17,8 +17,8 @@ struct Record {
     sent: BTreeMap<(u32, u32), u64>,
     /// Messages that have arrived, for each pair.
     arrived: BTreeMap<(u32, u32), Vec<Arrival>>,
-    /// Number of lives of each node that are over.
-    lives: BTreeMap<u32, u32>,
+    /// Number of incarnations of each node that are over.
+    incarnations: BTreeMap<u32, u32>,
     /// Number of messages that have arrived.
     count: u64,
     /// Ends at the senders, without and with a failure.
@@ -51,9 +51,9 @@ impl Record {
             for seen in network.events(node, 0) {
                 match seen.kind {
                     event::PUT_END => {
-                        let life = self.lives.get(&node).copied().unwrap_or(0);
+                        let incarnation = self.incarnations.get(&node).copied().unwrap_or(0);
                         let arrived = self.arrived.entry((seen.node, node)).or_default();
-                        arrived.push((life, seen.link, seen.header_data));
+                        arrived.push((incarnation, seen.link, seen.header_data));
                         self.count += u64::from(seen.failure == 0);
                     }
                     event::SEND_END => self.ends[usize::from(seen.failure != 0)] += 1,
@@ -158,12 +158,12 @@ proptest! {
             let to = if from == to { (to + 1) % 3 } else { to };
             if what == 0 && from != 0 {
                 record.collect(&mut network);
-                *record.lives.entry(from).or_default() += 1;
+                *record.incarnations.entry(from).or_default() += 1;
                 network.reset(from);
                 network.boot(from);
             } else if what == 1 && from != 0 {
                 record.collect(&mut network);
-                *record.lives.entry(from).or_default() += 1;
+                *record.incarnations.entry(from).or_default() += 1;
                 network.detach(from, 1);
                 network.detach(from, KERNEL);
                 network.boot(from);

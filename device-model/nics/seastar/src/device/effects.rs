@@ -56,16 +56,16 @@ impl<P: Program + Send + 'static> SeaStar<P> {
                 return self.write_host(context, owner, *address, bytes);
             }
             Call::Interrupt { client, vector } => {
-                let who = AttachmentId(client.0);
-                if self.parts.tenants.is_known(who, tenant) {
-                    context.interrupt(who, *vector);
+                let attachment_id = AttachmentId(client.0);
+                if self.parts.tenants.is_known(attachment_id, tenant) {
+                    context.interrupt(attachment_id, *vector);
                 }
             }
             Call::SetBooted(true) => {
-                let life = self.parts.site.lives.begin(self.parts.site.node, context.now());
-                (self.parts.own_life, self.firmware.last_life) = (life, life);
+                let incarnation = self.parts.site.incarnations.begin(self.parts.site.node, context.now());
+                (self.parts.own_incarnation, self.firmware.last_incarnation) = (incarnation, incarnation);
             }
-            Call::SetBooted(false) => self.end_life(context),
+            Call::SetBooted(false) => self.end_incarnation(context),
             Call::SetTimer(time) => self.firmware.timer = *time,
             Call::Broken => self.halt(context),
         }
@@ -73,21 +73,22 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     }
 
     /// Returns a client whose present tenant the program knew.
-    pub(super) fn known_client(&mut self, client: Client, seen: u32) -> Option<&mut ClientState> {
-        let is_known = self.parts.tenants.is_known(AttachmentId(client.0), seen);
+    pub(super) fn known_client(&mut self, client: Client, latest_tenant: u32) -> Option<&mut ClientState> {
+        let is_known = self.parts.tenants.is_known(AttachmentId(client.0), latest_tenant);
         self.clients.get_mut(usize::from(client.0)).filter(|_| is_known)
     }
 
-    /// Queues a message for the transmit engine. A program with too many messages is broken.
-    pub(super) fn queue(&mut self, context: &mut Context<'_>, message: &Transmit, seen: u32) {
-        let life = self.parts.own_life;
+    /// Queues a message for the transmit engine. A program with more messages than the engine holds
+    /// is halted.
+    pub(super) fn queue(&mut self, context: &mut Context<'_>, message: &Transmit, latest_tenant: u32) {
+        let incarnation = self.parts.own_incarnation;
         let has_room = match message.channel {
-            Channel::Control => self.transmitter.queue_control(message, life),
-            Channel::Data if life == 0 => {
+            Channel::Control => self.transmitter.queue_control(message, incarnation),
+            Channel::Data if incarnation == 0 => {
                 self.transmitter.refuse(message.name);
                 true
             }
-            Channel::Data => self.transmitter.queue_data(*message, life, seen),
+            Channel::Data => self.transmitter.queue_data(*message, incarnation, latest_tenant),
         };
         if !has_room {
             self.halt(context);
@@ -113,10 +114,10 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         }
 
         while self.firmware.written < bytes.len() {
-            let left = bytes.len() - self.firmware.written;
+            let remaining = bytes.len() - self.firmware.written;
             // An aligned word is written in one piece.
-            let is_word = left == size_of::<u64>() && address.is_multiple_of(size_of::<u64>() as u64);
-            let part = if left > HAND_OVER && !is_word { left - HAND_OVER } else { left };
+            let is_word = remaining == size_of::<u64>() && address.is_multiple_of(size_of::<u64>() as u64);
+            let part = if remaining > HAND_OVER && !is_word { remaining - HAND_OVER } else { remaining };
             let start = self.firmware.written;
             let target = address.wrapping_add(start as u64);
 
@@ -135,8 +136,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         true
     }
 
-    /// Shows the firmware that the time of its timer has come.
-    pub(super) fn ring_timer(&mut self, now: Nanos) {
+    /// Sends the firmware the event of its timer, whose time has come.
+    pub(super) fn fire_timer(&mut self, now: Nanos) {
         if self.firmware.timer <= now && self.parts.firmware.send(now, Event::Timer) {
             self.firmware.timer = Nanos::NEVER;
         }

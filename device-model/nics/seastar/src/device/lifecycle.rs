@@ -1,5 +1,5 @@
-//! Start and end of the firmware's and of nodes' lives, and the changes of lives and tenants, which
-//! the firmware must receive before any other event.
+//! Start and end of the firmware's and of nodes' incarnations, and the changes of incarnations and
+//! tenants, which the firmware must receive before any other event.
 
 use nicforge_core::{context::Context, ids::AttachmentId, time::Nanos};
 use nicforge_hwi::seastar::firmware;
@@ -8,24 +8,24 @@ use nicforge_seastar_firmware::chip::{Client, Event, Program};
 use super::{ProgramSite, SeaStar};
 use crate::{
     config::Site,
-    lives::Changed,
+    incarnations::Changed,
     parts::Parts,
-    processor::{News, Processor, Start, spec},
+    processor::{InputContent, Processor, Start, spec},
 };
 
 impl<P: Program + Send + 'static> SeaStar<P> {
-    /// Begins a life of the processor.
+    /// Begins an incarnation of the processor.
     pub(super) fn start_firmware(&mut self, context: &mut Context<'_>) {
-        let Site { node, nodes, options, lives, .. } = &self.parts.site;
+        let Site { node, nodes, options, incarnations, .. } = &self.parts.site;
         let program = (self.make)(ProgramSite { node: *node, nodes: *nodes, processes: options.processes });
         // The changes until now are in the table that the processor gets.
-        let _ = lives.take_changes(&mut self.lives.cursor);
-        self.lives.nodes.clear();
+        let _ = incarnations.take_changes(&mut self.incarnations.cursor);
+        self.incarnations.nodes.clear();
         let start = Start {
             node: *node,
             clock: options.clock,
-            lives: (0..*nodes).map(|node| lives.shown(node)).collect(),
-            last_life: self.firmware.last_life,
+            incarnations: (0..*nodes).map(|node| incarnations.shown(node)).collect(),
+            last_incarnation: self.firmware.last_incarnation,
             now: context.now(),
         };
 
@@ -40,13 +40,13 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         }
     }
 
-    /// Stops the firmware, ends this node's life, and drops all messages. Called when the firmware
-    /// halts and when the function is reset. Clients read `state` as the firmware's state.
+    /// Stops the firmware, ends this node's incarnation, and drops all messages. Called when the
+    /// firmware halts and when the function is reset. Clients read `state` as the firmware's state.
     pub(super) fn stop_firmware(&mut self, context: &mut Context<'_>, state: u32) {
         self.parts.firmware.begin(None);
-        // The end of the life is announced to the other nodes. Its reports to the firmware are then
-        // dropped with the rest, because no firmware reads them.
-        self.end_life(context);
+        // The end of the incarnation is announced to the other nodes. Its reports to the firmware
+        // are then dropped with the rest, because no firmware reads them.
+        self.end_incarnation(context);
         self.transmitter.clear(context);
         self.receiver.clear(context);
 
@@ -61,17 +61,17 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         self.show_firmware(state);
     }
 
-    /// Ends this node's life, if it has one.
-    pub(super) fn end_life(&mut self, context: &mut Context<'_>) {
-        if self.parts.own_life != 0 {
-            self.parts.own_life = 0;
-            self.parts.site.lives.end(self.parts.site.node, context.now());
-            self.transmitter.end_life(context);
+    /// Ends this node's incarnation, if it has one.
+    pub(super) fn end_incarnation(&mut self, context: &mut Context<'_>) {
+        if self.parts.own_incarnation != 0 {
+            self.parts.own_incarnation = 0;
+            self.parts.site.incarnations.end(self.parts.site.node, context.now());
+            self.transmitter.end_incarnation(context);
             self.receiver.cut_all(context);
         }
     }
 
-    /// Starts the firmware at the first step, and notes that it has halted.
+    /// Starts the firmware at the first step, and records that it has halted.
     pub(super) fn watch_firmware(&mut self, context: &mut Context<'_>) {
         if self.firmware.shown == firmware::DOWN {
             self.start_firmware(context);
@@ -86,83 +86,88 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         self.stop_firmware(context, firmware::HALTED);
     }
 
-    /// Shows the firmware what has happened to nodes and tenants. Returns false if some of it has
-    /// to wait; nothing else may then reach the firmware.
+    /// Reports changes of nodes and tenants to the firmware. Returns false if a report has to wait;
+    /// no other event may then reach the firmware.
     #[inline]
     pub(super) fn announce(&mut self, context: &mut Context<'_>) -> bool {
         if !self.parts.firmware.is_running() {
             return false;
         }
 
-        if self.has_news_of_lives() {
-            self.note_life_changes();
-            if !self.announce_lives(context) {
+        if self.has_unreported_incarnations() {
+            self.note_incarnation_changes();
+            if !self.announce_incarnations(context) {
                 return false;
             }
         }
         !self.parts.tenants.has_changed() || self.announce_tenants(context.now())
     }
 
-    /// Returns whether the firmware may have to see something of nodes or tenants.
+    /// Returns whether nodes or tenants may have changed since the last report to the firmware.
     #[inline]
-    pub(super) fn has_news_of_others(&self) -> bool {
-        self.parts.tenants.has_changed() || self.has_news_of_lives()
+    pub(super) fn has_unreported_changes(&self) -> bool {
+        self.parts.tenants.has_changed() || self.has_unreported_incarnations()
     }
 
     #[inline]
-    fn has_news_of_lives(&self) -> bool {
-        self.parts.site.lives.has_changed(self.lives.cursor) || !self.lives.nodes.is_empty()
+    fn has_unreported_incarnations(&self) -> bool {
+        self.parts.site.incarnations.has_changed(self.incarnations.cursor)
+            || !self.incarnations.nodes.is_empty()
     }
 
     #[cold]
-    pub(super) fn note_life_changes(&mut self) {
+    pub(super) fn note_incarnation_changes(&mut self) {
         let site = &self.parts.site;
-        match site.lives.take_changes(&mut self.lives.cursor) {
-            Changed::Nodes(nodes) => self.lives.nodes.extend(nodes),
-            Changed::All => self.lives.nodes = (0..site.nodes).collect(),
+        match site.incarnations.take_changes(&mut self.incarnations.cursor) {
+            Changed::Nodes(nodes) => self.incarnations.nodes.extend(nodes),
+            Changed::All => self.incarnations.nodes = (0..site.nodes).collect(),
         }
     }
 
-    /// Cuts the streams of lives that are over, and shows the firmware the lives of nodes.
+    /// Cuts the streams of incarnations that are over, and reports the incarnations of nodes to the
+    /// firmware.
     #[cold]
-    pub(super) fn announce_lives(&mut self, context: &mut Context<'_>) -> bool {
+    pub(super) fn announce_incarnations(&mut self, context: &mut Context<'_>) -> bool {
         let now = context.now();
-        while let Some(&node) = self.lives.nodes.last() {
-            let life = self.parts.site.lives.shown(node);
-            self.receiver.life_changed(context, node, life);
+        while let Some(&node) = self.incarnations.nodes.last() {
+            let incarnation = self.parts.site.incarnations.shown(node);
+            self.receiver.incarnation_changed(context, node, incarnation);
             if !self.receiver.show_cuts(&mut self.parts, now) {
                 return false;
             }
 
-            // The processor counts its own node's lives itself.
+            // The processor counts its own node's incarnations itself.
             let is_own = node == self.parts.site.node;
-            if !is_own && !self.parts.firmware.send_news(now, News::Life { node, life }) {
+            if !is_own
+                && !self.parts.firmware.send_input(now, InputContent::Incarnation { node, incarnation })
+            {
                 return false;
             }
-            self.lives.nodes.pop();
+            self.incarnations.nodes.pop();
         }
         true
     }
 
-    /// Shows the firmware the tenants of attachments.
+    /// Reports the tenants of attachments to the firmware.
     #[cold]
     pub(super) fn announce_tenants(&mut self, now: Nanos) -> bool {
         let Parts { firmware, tenants, .. } = &mut self.parts;
-        for (who, client) in self.clients.iter_mut().enumerate() {
-            let (who, number) = (who as u16, tenants.number(AttachmentId(who as u16)));
+        for (attachment_id, client) in self.clients.iter_mut().enumerate() {
+            let (attachment_id, number) =
+                (attachment_id as u16, tenants.number(AttachmentId(attachment_id as u16)));
             if client.known == number {
                 continue;
             }
 
             if client.known != 0 {
-                let event = Event::Detached { client: Client(who), epoch: client.known };
+                let event = Event::Detached { client: Client(attachment_id), epoch: client.known };
                 if !firmware.send(now, event) {
                     return false;
                 }
                 client.known = 0;
             }
             if number != 0 {
-                if !firmware.send(now, Event::Attached { client: Client(who), epoch: number }) {
+                if !firmware.send(now, Event::Attached { client: Client(attachment_id), epoch: number }) {
                     return false;
                 }
                 client.known = number;

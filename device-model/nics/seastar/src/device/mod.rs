@@ -1,4 +1,4 @@
-//! The device: attachments, resets, the firmware's lives, and one step.
+//! The device: attachments, resets, the firmware's incarnations, and one step.
 //!
 //! | file | contents |
 //! | --- | --- |
@@ -29,8 +29,8 @@ use nicforge_seastar_firmware::chip::{Client, Event, Program};
 
 use crate::{
     config::{Network, NetworkError, Options, Site},
-    lives::Cursor,
-    mailbox::{Mailbox, Next, Shown},
+    incarnations::Cursor,
+    mailbox::{Mailbox, Next, PublishedState},
     memory::{EventMemory, MAX_CLIENTS, Tenants},
     parts::{FirmwareLink, Parts},
     processor::Counters,
@@ -55,7 +55,7 @@ pub struct ProgramSite {
 
 /// A node's SeaStar; the crate's documentation describes it.
 pub struct SeaStar<P> {
-    /// Makes the program of each life of the processor.
+    /// Makes the program of each incarnation of the processor.
     make: Box<dyn FnMut(ProgramSite) -> P + Send>,
     parts: Parts,
     clients: [ClientState; MAX_CLIENTS],
@@ -63,7 +63,7 @@ pub struct SeaStar<P> {
     /// Client whose commands come first in the next step.
     turn: u16,
     firmware: FirmwareState,
-    lives: LifeChanges,
+    incarnations: IncarnationChanges,
     transmitter: Transmitter,
     receiver: Receiver,
     /// The counters of the program.
@@ -87,10 +87,10 @@ struct ClientState {
 struct FirmwareState {
     /// One of [`firmware`].
     shown: u32,
-    /// Number of its life.
+    /// Number of its incarnation.
     epoch: u32,
-    /// Number of this node's last life.
-    last_life: u32,
+    /// Number of this node's last incarnation.
+    last_incarnation: u32,
     /// Time of [`Event::Timer`].
     timer: Nanos,
     /// Time from which a write to a client waits, and bytes of it that are written.
@@ -99,16 +99,16 @@ struct FirmwareState {
     halts: u64,
 }
 
-/// Changes of other nodes' lives that the firmware has not seen.
+/// Changes of other nodes' incarnations that the firmware has not seen.
 #[derive(Default)]
-struct LifeChanges {
+struct IncarnationChanges {
     cursor: Cursor,
     nodes: Vec<u32>,
 }
 
 impl<P: Program + Send + 'static> SeaStar<P> {
-    /// Builds the SeaStar of a node in the state of power-on. `make` makes the program of each life
-    /// of its processor.
+    /// Builds the SeaStar of a node in the state of power-on. `make` makes the program of each
+    /// incarnation of its processor.
     ///
     /// # Errors
     /// [`NetworkError::NoNode`], and [`NetworkError::Router`] if the links do not fit.
@@ -129,7 +129,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
                 router,
                 firmware: FirmwareLink::default(),
                 tenants: Tenants::default(),
-                own_life: 0,
+                own_incarnation: 0,
                 max_reference,
             },
             clients: std::array::from_fn(|_| ClientState::default()),
@@ -138,13 +138,13 @@ impl<P: Program + Send + 'static> SeaStar<P> {
             firmware: FirmwareState {
                 shown: firmware::DOWN,
                 epoch: 0,
-                last_life: 0,
+                last_incarnation: 0,
                 timer: Nanos::NEVER,
                 waits_since: None,
                 written: 0,
                 halts: 0,
             },
-            lives: LifeChanges::default(),
+            incarnations: IncarnationChanges::default(),
             transmitter: Transmitter::new(),
             receiver,
             counters: Counters::default(),
@@ -157,9 +157,9 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         &self.parts.site.options
     }
 
-    /// Returns what the mirrors show.
-    fn shown(&self) -> Shown {
-        Shown {
+    /// Returns the values that the mirrors of all clients show.
+    fn shown(&self) -> PublishedState {
+        PublishedState {
             node: self.parts.site.node,
             nodes: self.parts.site.nodes,
             processes: self.options().processes.into(),
@@ -172,8 +172,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     fn show_firmware(&mut self, state: u32) {
         self.firmware.shown = state;
         let shown = self.shown();
-        for who in self.attached.iter() {
-            if let Some(mailbox) = &mut self.clients[usize::from(who.0)].mailbox {
+        for attachment_id in self.attached.iter() {
+            if let Some(mailbox) = &mut self.clients[usize::from(attachment_id.0)].mailbox {
                 mailbox.show_firmware(shown);
             }
         }
@@ -189,10 +189,10 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     #[inline]
     fn has_commands(&self) -> bool {
         let clients = self.clients.iter().take(usize::from(self.options().processes) + 1);
-        clients.filter_map(|client| client.mailbox.as_ref()).any(Mailbox::has_news)
+        clients.filter_map(|client| client.mailbox.as_ref()).any(Mailbox::has_new_commands)
     }
 
-    /// Returns whether a step has nothing to do, as most steps of a large network.
+    /// Returns whether a step has nothing to do, as most steps in a large network.
     #[inline]
     fn is_quiet(&self, context: &mut Context<'_>) -> bool {
         let now = context.now();
@@ -202,51 +202,51 @@ impl<P: Program + Send + 'static> SeaStar<P> {
             && self.receiver.is_idle(&self.parts, now)
             && self.firmware.timer > now
             && self.parts.firmware.is_quiet()
-            && !self.has_news_of_others()
+            && !self.has_unreported_changes()
             && !self.has_commands()
     }
 
     fn take_in_turn(&mut self, now: Nanos, budget: u32) -> u32 {
-        let mut taken = 0;
+        let mut count = 0;
         let mut clients = self.attached;
 
-        while taken < budget
-            && let Some(who) = clients.in_turn(AttachmentId(self.turn))
+        while count < budget
+            && let Some(attachment_id) = clients.in_turn(AttachmentId(self.turn))
         {
-            let Some(mailbox) = &mut self.clients[usize::from(who.0)].mailbox else {
-                clients.remove(who);
+            let Some(mailbox) = &mut self.clients[usize::from(attachment_id.0)].mailbox else {
+                clients.remove(attachment_id);
                 continue;
             };
             match mailbox.next() {
                 Next::Command(number, bytes) => {
-                    let event = Event::Command { client: Client(who.0), number, bytes };
+                    let event = Event::Command { client: Client(attachment_id.0), number, bytes };
                     if !self.parts.firmware.send(now, event) {
                         break;
                     }
                     mailbox.advance();
-                    taken += 1;
+                    count += 1;
                 }
-                Next::Nothing => clients.remove(who),
+                Next::Nothing => clients.remove(attachment_id),
                 Next::Invalid => {
-                    clients.remove(who);
+                    clients.remove(attachment_id);
                     self.errors += 1;
                 }
             }
-            self.turn = who.0 + 1;
+            self.turn = attachment_id.0 + 1;
         }
 
-        self.commands += u64::from(taken);
-        taken
+        self.commands += u64::from(count);
+        count
     }
 
     /// Moves packets. Returns their number, and whether there are more.
     fn move_packets(&mut self, context: &mut Context<'_>, budget: u32, receives: bool) -> (u32, bool) {
         let mut total = 0;
         loop {
-            let left = budget.saturating_sub(total);
-            let mut moved = self.transmitter.step(&mut self.parts, context, left);
+            let remaining = budget.saturating_sub(total);
+            let mut moved = self.transmitter.step(&mut self.parts, context, remaining);
             if receives {
-                moved += self.receiver.step(&mut self.parts, context, left);
+                moved += self.receiver.step(&mut self.parts, context, remaining);
             }
 
             let mut has_more = false;
@@ -278,14 +278,14 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     }
 
     /// Opens the mailbox of a client that has come, or was reset.
-    fn open(&mut self, context: &Context<'_>, who: AttachmentId) {
+    fn open(&mut self, context: &Context<'_>, attachment_id: AttachmentId) {
         let shown = self.shown();
-        let Some(client) = self.clients.get_mut(usize::from(who.0)) else { return };
-        client.mailbox = Mailbox::open(context, who, shown);
+        let Some(client) = self.clients.get_mut(usize::from(attachment_id.0)) else { return };
+        client.mailbox = Mailbox::open(context, attachment_id, shown);
         client.events = EventMemory::default();
         if client.mailbox.is_some() {
-            self.attached.add(who);
-            self.parts.tenants.begin(who);
+            self.attached.add(attachment_id);
+            self.parts.tenants.begin(attachment_id);
         }
     }
 }
@@ -335,15 +335,15 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         )
     }
 
-    fn attached(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        self.open(context, who);
+    fn attached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId) {
+        self.open(context, attachment_id);
         context.wake_at(Nanos::ZERO);
     }
 
-    fn detached(&mut self, context: &mut Context<'_>, who: AttachmentId, _: Ended) {
-        self.attached.remove(who);
-        self.parts.tenants.end(who);
-        if let Some(client) = self.clients.get_mut(usize::from(who.0)) {
+    fn detached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId, _: Ended) {
+        self.attached.remove(attachment_id);
+        self.parts.tenants.end(attachment_id);
+        if let Some(client) = self.clients.get_mut(usize::from(attachment_id.0)) {
             client.mailbox = None;
             client.events = EventMemory::default();
         }
@@ -356,8 +356,8 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
             self.parts.router.reset(&mut context.ports());
         }
 
-        for who in self.attached.iter().filter(|&who| reach.reaches(who)) {
-            self.open(context, who);
+        for attachment_id in self.attached.iter().filter(|&attachment_id| reach.reaches(attachment_id)) {
+            self.open(context, attachment_id);
         }
         context.wake_at(Nanos::ZERO);
     }
@@ -399,7 +399,7 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         let mut moved = 0;
         if is_current {
             moved += self.carry_out(context, budget);
-            self.ring_timer(now);
+            self.fire_timer(now);
             moved += self.take_commands(now, budget);
         }
 
@@ -436,7 +436,7 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
             ("most_streams", received.most_streams),
             ("transmissions", self.transmitter.waiting()),
             ("commands", self.commands),
-            ("life", self.parts.own_life.into()),
+            ("life", self.parts.own_incarnation.into()),
             ("firmware_state", self.firmware.shown.into()),
             ("firmware_life", self.firmware.epoch.into()),
             ("firmware_halts", self.firmware.halts),

@@ -21,7 +21,7 @@ use nicforge_hwi::seastar::{
 };
 use nicforge_seastar::{Network, Options, SeaStar};
 use nicforge_seastar_firmware::chip::{
-    Channel, Chip, DataEnd, Event, Halted, Life, Pieces, Polled, Program, Transmission, Transmit,
+    Channel, Chip, DataEnd, Event, Halted, Incarnation, Pieces, Polled, Program, Transmission, Transmit,
 };
 use nicforge_shm::SharedMemory;
 use nicforge_test_kit::{BUDGET, Client, Testbed};
@@ -53,7 +53,7 @@ pub(crate) struct ScriptState {
     pub(crate) events: Vec<(u64, Event)>,
     /// Cycles of a poll that handles an event.
     pub(crate) charge: u32,
-    /// Lives of the processor so far.
+    /// Incarnations of the processor so far.
     pub(crate) starts: u32,
 }
 
@@ -342,8 +342,8 @@ pub(crate) struct Message {
     pub(crate) pieces: Pieces,
     pub(crate) kind: u8,
     pub(crate) channel: Channel,
-    /// Its life of the target; the one that the sender sees if it is 0.
-    pub(crate) life: u32,
+    /// Its incarnation of the target; the one that the sender sees if it is 0.
+    pub(crate) incarnation: u32,
 }
 
 impl Message {
@@ -356,7 +356,7 @@ impl Message {
             pieces: if length == 0 { Pieces::None } else { Pieces::One(piece(KERNEL, offset, length)) },
             kind: message::PUT,
             channel: Channel::Data,
-            life: 0,
+            incarnation: 0,
         }
     }
 
@@ -367,13 +367,18 @@ impl Message {
     }
 
     pub(crate) fn transmit(self, chip: &mut dyn Chip) {
-        let Self { name, target, length, pieces, kind, channel, life } = self;
-        let life = if life == 0 { chip.life(target).unwrap_or(Life(0)) } else { Life(life) };
+        let Self { name, target, length, pieces, kind, channel, incarnation } = self;
+        let incarnation = if incarnation == 0 {
+            chip.incarnation(target).unwrap_or(Incarnation(0))
+        } else {
+            Incarnation(incarnation)
+        };
         let trusted = TrustedHeader { source_node: chip.node(), length, kind, ..TrustedHeader::default() };
         let header = MessageHeader { match_bits: name.into(), ..MessageHeader::default() };
         let packet = HeaderPacket { trusted, message: header, ..HeaderPacket::default() };
         let name = Transmission(name);
-        chip.transmit(&Transmit { name, target, target_life: life, channel, packet, pieces }).unwrap();
+        chip.transmit(&Transmit { name, target, target_incarnation: incarnation, channel, packet, pieces })
+            .unwrap();
     }
 }
 

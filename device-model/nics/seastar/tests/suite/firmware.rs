@@ -142,14 +142,14 @@ impl Rig {
         }
     }
 
-    fn kernel(&mut self, node: usize, given: KernelCommand) {
-        let number = self.nodes[node].kernel.post(given.as_bytes().try_into().unwrap());
+    fn kernel(&mut self, node: usize, command: KernelCommand) {
+        let number = self.nodes[node].kernel.post(command.as_bytes().try_into().unwrap());
         let (code, _) = self.until(|rig| rig.nodes[node].kernel.answer(number));
         assert_eq!(code, code::OK);
     }
 
-    fn process(&mut self, node: usize, given: Command) -> u64 {
-        let number = self.nodes[node].process.post(given.as_bytes().try_into().unwrap());
+    fn process(&mut self, node: usize, command: Command) -> u64 {
+        let number = self.nodes[node].process.post(command.as_bytes().try_into().unwrap());
         let (code, value) = self.until(|rig| rig.nodes[node].process.answer(number));
         assert_eq!(code, code::OK);
         value
@@ -226,7 +226,7 @@ fn puts_arrive_with_the_times_of_the_paper() {
 }
 
 #[test]
-fn put_to_a_node_whose_function_was_reset_fails_and_its_next_life_works() {
+fn put_to_a_node_whose_function_was_reset_fails_and_its_next_incarnation_works() {
     for mode in BOTH {
         let mut rig = Rig::new(mode, 3, Options::default());
         rig.check_put(0, 1, 1000);

@@ -19,10 +19,10 @@ fn check_halted(rig: &mut Rig) {
     let number = rig.kernels[1].post(&[0; COMMAND_BYTES]);
     // Messages to it are discarded, so that the links of others never stall.
     for name in 100..200 {
-        rig.send(0, Message { life: 1, ..Message::put(name, 1, 0, 100_000) });
+        rig.send(0, Message { incarnation: 1, ..Message::put(name, 1, 0, 100_000) });
         rig.until(|rig| rig.scripts[0].transmitted().iter().any(|&(sent, _)| sent == name));
     }
-    // Messages between the others go on, through it as well.
+    // Messages between the others continue, through it as well.
     rig.kernels[0].write(0, &pattern(5, 100_000));
     rig.scripts[2].on_event(receive_at(0));
     rig.send(0, Message::put(300, 2, 0, 100_000));
@@ -31,7 +31,7 @@ fn check_halted(rig: &mut Rig) {
     assert_eq!(rig.kernels[1].result(number), None);
 }
 
-/// Resets node 1, and checks that it works in a new life.
+/// Resets node 1, and checks that it works in a new incarnation.
 fn check_reset(rig: &mut Rig) {
     rig.bed.reset_function(rig.functions[1]).unwrap();
     rig.kernels[1].restart();
@@ -115,12 +115,12 @@ fn receiver_that_halts_in_the_middle_stalls_no_link() {
 }
 
 #[test]
-fn reset_of_a_running_firmware_begins_a_new_life() {
+fn reset_of_a_running_firmware_begins_a_new_incarnation() {
     for mode in BOTH {
         let mut rig = Rig::new(mode, &[3], Options::default());
         rig.kernels[0].write(0, &pattern(5, 100_000));
         check_reset(&mut rig);
-        let who = rig.kernels[1].client.attachment;
-        assert_eq!(who, AttachmentId(KERNEL));
+        let attachment_id = rig.kernels[1].client.attachment;
+        assert_eq!(attachment_id, AttachmentId(KERNEL));
     }
 }

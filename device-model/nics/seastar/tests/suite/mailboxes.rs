@@ -48,8 +48,9 @@ fn mirror_names_node_and_process() {
 fn commands_of_all_clients_are_answered_in_order() {
     for mode in BOTH {
         let mut rig = Rig::powered_on(mode, &[2], Options { processes: 15, ..Options::default() });
-        let mut users: Vec<_> =
-            (1..=15).map(|who| User::attach(&mut rig.bed, rig.functions[0], who)).collect();
+        let mut users: Vec<_> = (1..=15)
+            .map(|attachment_id| User::attach(&mut rig.bed, rig.functions[0], attachment_id))
+            .collect();
 
         for round in 0..3 * SLOTS {
             if round % SLOTS == 0 {
@@ -61,8 +62,8 @@ fn commands_of_all_clients_are_answered_in_order() {
         }
         rig.until(|_| users.iter().all(|user| user.result(3 * SLOTS - 1).is_some()));
 
-        for who in 1..=15 {
-            let numbers = commands(&rig, 0).into_iter().filter(|&(client, _)| client == who);
+        for attachment_id in 1..=15 {
+            let numbers = commands(&rig, 0).into_iter().filter(|&(client, _)| client == attachment_id);
             assert!(numbers.map(|(_, number)| number).eq(0..3 * SLOTS));
         }
     }
@@ -87,7 +88,7 @@ fn count_without_room_is_an_error_and_a_valid_one_goes_on() {
 }
 
 #[test]
-fn other_clients_go_on_beside_one_that_posts_without_end() {
+fn other_clients_progress_while_one_posts_without_end() {
     let mut rig = Rig::powered_on(CompanionMode::Stepped, &[2], Options::default());
     let mut flood = User::attach(&mut rig.bed, rig.functions[0], 1);
     let mut user = User::attach(&mut rig.bed, rig.functions[0], 2);

@@ -8,7 +8,7 @@ mod common;
 mod detached;
 mod firmware;
 mod halts;
-mod lives;
+mod incarnations;
 mod mailboxes;
 mod messages;
 mod order;

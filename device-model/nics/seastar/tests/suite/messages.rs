@@ -19,10 +19,10 @@ fn check_message(rig: &mut Rig, name: u32, from: usize, to: usize, length: usize
     let before = (rig.scripts[0].transmitted().len(), rig.scripts[1].events().len());
 
     rig.send(0, Message::put(name, 1, from, length));
-    let wanted = if length > INLINE { 2 } else { 1 };
+    let expected = if length > INLINE { 2 } else { 1 };
     rig.until(|rig| {
         rig.scripts[0].transmitted().len() == before.0 + 1
-            && rig.scripts[1].events().len() == before.1 + wanted
+            && rig.scripts[1].events().len() == before.1 + expected
     });
 
     assert_eq!(rig.scripts[0].transmitted().last(), Some(&(name, DataEnd::Complete)), "{length} bytes");

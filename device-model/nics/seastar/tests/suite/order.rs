@@ -35,15 +35,15 @@ fn check(options: Options, messages: &[(usize, usize, usize)]) {
     }
 
     let mut expected: BTreeMap<(usize, usize), Vec<u64>> = BTreeMap::new();
-    let mut wanted = [0; NODES];
+    let mut requested = [0; NODES];
     for (name, &(from, to, length)) in messages.iter().enumerate() {
         rig.kernels[from].write(name * PLACE, &pattern(name, length));
         rig.send(from, Message::put(name as u32, to, name * PLACE, length));
         expected.entry((from, to)).or_default().push(name as u64);
-        wanted[to] += if length > INLINE { 2 } else { 1 };
+        requested[to] += if length > INLINE { 2 } else { 1 };
     }
     let arrived = |event: &Event| matches!(event, Event::Header { .. } | Event::Received { .. });
-    rig.until(|rig| (0..NODES).all(|node| rig.scripts[node].count(arrived) == wanted[node]));
+    rig.until(|rig| (0..NODES).all(|node| rig.scripts[node].count(arrived) == requested[node]));
 
     let mut seen: BTreeMap<(usize, usize), Vec<u64>> = BTreeMap::new();
     for (to, script) in rig.scripts.iter().enumerate() {

@@ -68,8 +68,8 @@ fn source_that_is_unmapped_in_the_middle_fails_the_message_at_both_ends() {
     rig.settle();
 
     let function = rig.functions[0];
-    let who = nicforge_core::ids::AttachmentId(KERNEL);
-    rig.bed.dma_unmap(function, who, OTHER, LENGTH as u64).unwrap();
+    let attachment_id = nicforge_core::ids::AttachmentId(KERNEL);
+    rig.bed.dma_unmap(function, attachment_id, OTHER, LENGTH as u64).unwrap();
     receive(&mut rig, Pieces::One(piece(KERNEL, 0, LENGTH)), LENGTH);
     rig.until(|rig| rig.scripts[0].transmitted() == [(1, DataEnd::MemoryFault)]);
 
@@ -93,12 +93,12 @@ fn target_that_is_unmapped_in_the_middle_ends_the_message_with_a_fault() {
     rig.until(|rig| rig.counter(1, "bytes_received") > 0);
     assert!(rig.counter(1, "bytes_received") < LONG as u64, "a step moves a part of the message");
     let function = rig.functions[1];
-    let who = nicforge_core::ids::AttachmentId(KERNEL);
-    rig.bed.dma_unmap(function, who, OTHER, LONG as u64).unwrap();
+    let attachment_id = nicforge_core::ids::AttachmentId(KERNEL);
+    rig.bed.dma_unmap(function, attachment_id, OTHER, LONG as u64).unwrap();
     rig.until(|rig| rig.scripts[1].received() == [DataEnd::MemoryFault]);
     rig.until(|rig| rig.scripts[0].transmitted() == [(1, DataEnd::Complete)]);
 
-    // The node goes on.
+    // The node continues.
     rig.kernels[0].write(0, &pattern(3, LENGTH));
     rig.scripts[1].on_event(receive_at(0));
     rig.send(0, Message::put(2, 1, 0, LENGTH));

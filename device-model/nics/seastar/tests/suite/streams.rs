@@ -156,7 +156,7 @@ fn client_that_answers_no_writes_does_not_stop_its_node() {
     rig.until(|rig| rig.scripts[1].received() == [DataEnd::MemoryFault]);
     let _ = MEMORY;
 
-    // Other messages to the node go on, though this client's memory does not.
+    // Other messages to the node continue, though this client's memory does not.
     rig.send(0, Message::put(2, 1, 0, 16));
     rig.until(|rig| rig.scripts[1].count(|event| matches!(event, Event::Header { stream: None, .. })) == 1);
 }

@@ -1,6 +1,7 @@
-//! Messages to other nodes: their lines, the transmit DMA engine's share, back-off and time-outs.
+//! Messages to other nodes: their send queues, the transmit DMA engine's share, back-off and
+//! time-outs.
 
-mod lines;
+mod send_queues;
 
 use alloc::{
     boxed::Box,
@@ -14,25 +15,25 @@ use nicforge_hwi::seastar::{
     HeaderPacket, INLINE, MAX_IN_FLIGHT, MAX_PROCESSES, message, option, trusted_flag,
 };
 
-use self::lines::{Line, Place};
+use self::send_queues::{SendQueue, WorkState};
 use super::{
     Settings,
     pairs::Pairs,
     pending::{NONE, Owner, Pendings, Quota},
 };
 use crate::{
-    chip::{Channel, DataEnd, Life, MAX_TRANSMISSIONS, Pieces, Transmission, Transmit},
+    chip::{Channel, DataEnd, Incarnation, MAX_TRANSMISSIONS, Pieces, Transmission, Transmit},
     protocol::{Flight, Outcome, Reaction, Response, Sequence, Slot, WIRE_MODULUS},
     scratch::{NoSpace, Scratch},
 };
 
-/// Number of chains of the lines' hash table: a power of two.
+/// Number of chains of the send queues' hash table: a power of two.
 const CHAINS: usize = 64;
 /// Time for which a sender waits, for each place in line that a negative acknowledgement names.
 pub(super) const BACK_OFF_NS: u64 = 2_000;
-/// Lines that a poll looks at for a time-out.
+/// Send queues that a poll looks at for a time-out.
 const SCANNED: u16 = 8;
-/// Parts of the time-out after which the lines are looked at.
+/// Parts of the time-out after which the send queues are looked at.
 const SCANS: u64 = 4;
 
 /// Numbers of messages of each quota.
@@ -41,7 +42,7 @@ pub(super) struct Quotas {
     pub(super) kernel: u16,
     pub(super) answers: u16,
     /// Answers that will follow when messages have been received.
-    pub(super) promised: u16,
+    pub(super) reserved: u16,
     /// Messages of each process, and of those that had its number before.
     processes: [u16; MAX_PROCESSES as usize],
 }
@@ -91,14 +92,14 @@ pub(super) enum Work {
     Ended(Ended),
     /// This message goes to the transmit DMA engine.
     Transmit(Transmit),
-    /// A line was looked at.
+    /// A send queue was looked at.
     Nothing,
 }
 
 /// All messages that are being sent.
 pub(super) struct Outbox {
     pendings: Pendings,
-    lines: Vec<Option<Line>>,
+    send_queues: Vec<Option<SendQueue>>,
     free: Vec<u16>,
     chains: Box<[u16]>,
     ready: VecDeque<u16>,
@@ -109,9 +110,9 @@ pub(super) struct Outbox {
     settings: Settings,
     /// Time of the next look for silent nodes.
     scan_at: Option<u64>,
-    /// The next line that the look comes to.
+    /// The next send queue that the look comes to.
     scan: Option<u16>,
-    /// Upper half of the names of transmissions: it tells lives apart.
+    /// Upper half of the names of transmissions: it tells incarnations apart.
     generation: u16,
 }
 
@@ -123,15 +124,15 @@ impl Outbox {
         generation: u16,
         scratch: &mut Scratch,
     ) -> Result<Self, NoSpace> {
-        // A line is in the queues at most once, and in the heap at most once.
-        let each = size_of::<Option<Line>>() + 3 * size_of::<u16>() + size_of::<Reverse<(u64, u16)>>();
+        // A send queue is in the queues at most once, and in the heap at most once.
+        let each = size_of::<Option<SendQueue>>() + 3 * size_of::<u16>() + size_of::<Reverse<(u64, u16)>>();
         scratch.take(usize::from(capacity) * each + CHAINS * size_of::<u16>())?;
 
-        let mut lines = Vec::with_capacity(usize::from(capacity));
-        lines.resize_with(usize::from(capacity), || None);
+        let mut send_queues = Vec::with_capacity(usize::from(capacity));
+        send_queues.resize_with(usize::from(capacity), || None);
         Ok(Self {
             pendings: Pendings::new(capacity, scratch)?,
-            lines,
+            send_queues,
             free: (0..capacity).rev().collect(),
             chains: vec![NONE; CHAINS].into_boxed_slice(),
             ready: VecDeque::with_capacity(usize::from(capacity)),
@@ -147,11 +148,14 @@ impl Outbox {
 
     /// Returns whether a message to a node finds room.
     pub(super) fn has_room(&self, node: u32) -> bool {
-        let count = self.find(node).and_then(|line| self.line(line)).map_or(0, |line| line.sender.count());
+        let count = self
+            .find(node)
+            .and_then(|send_queue| self.send_queue(send_queue))
+            .map_or(0, |send_queue| send_queue.sender.count());
         self.pendings.free() > 0 && count + 1 < MAX_IN_FLIGHT
     }
 
-    /// Puts a message at the end of its line. Returns whether there was room.
+    /// Puts a message at the end of its send queue. Returns whether there was room.
     pub(super) fn submit(&mut self, pairs: &mut Pairs, message: Message, now: u64) -> bool {
         let Message { node, mut packet, pieces, owner, quota } = message;
         if !self.has_room(node) {
@@ -173,8 +177,8 @@ impl Outbox {
             *count += 1;
         }
 
-        if let Some(line) = self.lines.get_mut(usize::from(index)).and_then(Option::as_mut) {
-            line.sender.join(&mut self.pendings.to(node), slot, may_be_implicit, resynchronizes);
+        if let Some(send_queue) = self.send_queues.get_mut(usize::from(index)).and_then(Option::as_mut) {
+            send_queue.sender.join(&mut self.pendings.to(node), slot, may_be_implicit, resynchronizes);
         }
         self.make_ready(index);
         true
@@ -189,15 +193,15 @@ impl Outbox {
         now: u64,
     ) -> Reaction {
         let Some(index) = self.find(node) else { return Reaction::Ignored };
-        let Some(line) = self.lines.get_mut(usize::from(index)).and_then(Option::as_mut) else {
+        let Some(send_queue) = self.send_queues.get_mut(usize::from(index)).and_then(Option::as_mut) else {
             return Reaction::Ignored;
         };
-        line.heard = now;
+        send_queue.last_heard = now;
 
-        let reaction = line.sender.respond(&mut self.pendings.to(node), response, sequence);
-        if reaction == Reaction::Repeat && line.paused_until.is_none() {
+        let reaction = send_queue.sender.respond(&mut self.pendings.to(node), response, sequence);
+        if reaction == Reaction::Repeat && send_queue.paused_until.is_none() {
             let time = now + u64::from(place) * BACK_OFF_NS;
-            line.paused_until = Some(time);
+            send_queue.paused_until = Some(time);
             self.paused.push(Reverse((time, index)));
         } else if reaction != Reaction::Ignored {
             self.make_ready(index);
@@ -216,20 +220,20 @@ impl Outbox {
         let (node, is_implicit) = (pending.node, pending.is_implicit());
 
         let Some(index) = self.find(node) else { return };
-        if let Some(line) = self.lines.get_mut(usize::from(index)).and_then(Option::as_mut) {
+        if let Some(send_queue) = self.send_queues.get_mut(usize::from(index)).and_then(Option::as_mut) {
             // No answer will come, so that silence says nothing.
             if is_implicit {
-                line.heard = now;
+                send_queue.last_heard = now;
             }
-            line.sender.transmitted(&mut self.pendings.to(node), slot);
+            send_queue.sender.transmitted(&mut self.pendings.to(node), slot);
         }
         self.make_ready(index);
     }
 
-    /// Lets the next line that waits for the transmit DMA engine go on.
+    /// Lets the next send queue that waits for the transmit DMA engine continue.
     pub(super) fn engine_has_room(&mut self) {
         if let Some(index) = self.stalled.pop_front() {
-            self.set_place(index, Place::Ready);
+            self.set_work_state(index, WorkState::Ready);
             self.ready.push_back(index);
         }
     }
@@ -237,7 +241,7 @@ impl Outbox {
     /// Fails all messages to a node.
     pub(super) fn fail_all(&mut self, node: u32) {
         if let Some(index) = self.find(node) {
-            self.fail_line(index);
+            self.fail_send_queue(index);
         }
     }
 
@@ -255,7 +259,7 @@ impl Outbox {
         self.pendings.capacity()
     }
 
-    /// Lets lines go on whose back-off is over, and begins to look for silent nodes.
+    /// Lets send queues continue whose back-off is over, and begins to look for silent nodes.
     pub(super) fn tick(&mut self, now: u64) {
         if self.scan_at.is_some_and(|time| time <= now) {
             self.scan_at = None;
@@ -273,71 +277,76 @@ impl Outbox {
         }
     }
 
-    /// Returns whether [`Self::step`] or [`Self::look`] has something to do.
+    /// Returns whether [`Self::step`] or [`Self::look`] has work.
     pub(super) fn has_work(&self, now: u64) -> bool {
         let resumes = self.paused.peek().is_some_and(|Reverse((time, _))| *time <= now);
         !self.ready.is_empty() || self.scan.is_some() || resumes
     }
 
     /// Handles one line with work. `engine` is the number of messages in the transmit DMA engine.
-    pub(super) fn step(&mut self, engine: u16, now: u64, life: impl Fn(u32) -> Life) -> Option<Work> {
+    pub(super) fn step(
+        &mut self,
+        engine: u16,
+        now: u64,
+        incarnation: impl Fn(u32) -> Incarnation,
+    ) -> Option<Work> {
         if let Some(Reverse((time, index))) = self.paused.peek().copied()
             && time <= now
         {
             self.paused.pop();
-            if let Some(line) = self.lines.get_mut(usize::from(index)).and_then(Option::as_mut) {
-                line.paused_until = None;
+            if let Some(send_queue) = self.send_queues.get_mut(usize::from(index)).and_then(Option::as_mut) {
+                send_queue.paused_until = None;
             }
             self.make_ready(index);
         }
 
         let index = self.ready.pop_front()?;
-        let line = self.lines.get_mut(usize::from(index))?.as_mut()?;
-        line.place = Place::Idle;
-        let node = line.node;
+        let send_queue = self.send_queues.get_mut(usize::from(index))?.as_mut()?;
+        send_queue.work_state = WorkState::Idle;
+        let node = send_queue.node;
 
-        if let Some((slot, outcome)) = line.sender.leave(&mut self.pendings.to(node)) {
+        if let Some((slot, outcome)) = send_queue.sender.leave(&mut self.pendings.to(node)) {
             self.make_ready(index);
             return Some(self.end(slot, outcome).map_or(Work::Nothing, Work::Ended));
         }
-        if line.sender.count() == 0 {
-            if line.paused_until.is_none() {
+        if send_queue.sender.count() == 0 {
+            if send_queue.paused_until.is_none() {
                 self.close(index);
             }
             return Some(Work::Nothing);
         }
-        if line.paused_until.is_some() {
+        if send_queue.paused_until.is_some() {
             return Some(Work::Nothing);
         }
-        let Some(slot) = line.sender.next(&self.pendings.to(node)) else { return Some(Work::Nothing) };
+        let Some(slot) = send_queue.sender.next(&self.pendings.to(node)) else { return Some(Work::Nothing) };
 
         if engine >= MAX_TRANSMISSIONS {
-            line.place = Place::Stalled;
+            send_queue.work_state = WorkState::Stalled;
             self.stalled.push_back(index);
             return Some(Work::Nothing);
         }
-        line.sender.start(&mut self.pendings.to(node), slot);
+        send_queue.sender.start(&mut self.pendings.to(node), slot);
         self.make_ready(index);
-        Some(self.transmission(slot, life(node)).map_or(Work::Nothing, Work::Transmit))
+        Some(self.transmission(slot, incarnation(node)).map_or(Work::Nothing, Work::Transmit))
     }
 
-    /// Looks for lines whose node was silent for the time-out, and fails them. Returns their nodes'
-    /// number if there is one. At most [`SCANNED`] lines are looked at.
+    /// Looks for send queues whose node was silent for the time-out, and fails them. Returns their
+    /// nodes' number if there is one. At most [`SCANNED`] send queues are looked at.
     #[inline]
     pub(super) fn look(&mut self, now: u64) -> Option<u32> {
         let first = self.scan?;
         self.look_from(first, now)
     }
 
-    /// Looks at the lines from `first` on.
+    /// Looks at the send queues from `first` on.
     #[cold]
     fn look_from(&mut self, first: u16, now: u64) -> Option<u32> {
-        let count = self.lines.len() as u16;
+        let count = self.send_queues.len() as u16;
         for index in first..count.min(first.saturating_add(SCANNED)) {
-            let Some(Some(line)) = self.lines.get(usize::from(index)) else { continue };
-            if line.sender.count() > 0 && line.heard + self.settings.timeout <= now {
-                let node = line.node;
-                self.fail_line(index);
+            let Some(Some(send_queue)) = self.send_queues.get(usize::from(index)) else { continue };
+            if send_queue.sender.count() > 0 && send_queue.last_heard + self.settings.timeout <= now {
+                let node = send_queue.node;
+                self.fail_send_queue(index);
                 self.scan = Some(index + 1);
                 return Some(node);
             }
@@ -345,7 +354,7 @@ impl Outbox {
 
         let next = first.saturating_add(SCANNED);
         self.scan = (next < count).then_some(next);
-        if self.scan.is_none() && self.free.len() < self.lines.len() {
+        if self.scan.is_none() && self.free.len() < self.send_queues.len() {
             self.scan_at = Some(now + self.settings.timeout / SCANS);
         }
         None
@@ -356,7 +365,7 @@ impl Outbox {
         self.pendings.capacity() - self.pendings.free()
     }
 
-    /// Takes a message that has left its line out of the pool.
+    /// Takes a message that has left its send queue out of the pool.
     fn end(&mut self, slot: Slot, outcome: Outcome) -> Option<Ended> {
         let pending = self.pendings.remove(slot)?;
         if let Some(count) = self.quotas.of(pending.quota) {
@@ -371,7 +380,7 @@ impl Outbox {
     }
 
     /// Makes the transmission of a message.
-    fn transmission(&mut self, slot: Slot, target_life: Life) -> Option<Transmit> {
+    fn transmission(&mut self, slot: Slot, target_incarnation: Incarnation) -> Option<Transmit> {
         let pending = self.pendings.get_mut(slot)?;
         if pending.owner == Owner::Gone {
             pending.make_void();
@@ -392,7 +401,7 @@ impl Outbox {
         Some(Transmit {
             name: Transmission(u32::from(self.generation) << 16 | u32::from(slot.0)),
             target: pending.node,
-            target_life,
+            target_incarnation,
             channel: Channel::Data,
             packet: pending.packet,
             pieces: pending.pieces,
@@ -434,16 +443,16 @@ mod tests {
 
         // The end of one message makes room for one.
         let (ack, first) = ((Response::Ack, 0), Sequence::INITIAL);
-        while !matches!(outbox.step(0, 0, |_| Life(1)), Some(Work::Transmit(_))) {}
+        while !matches!(outbox.step(0, 0, |_| Incarnation(1)), Some(Work::Transmit(_))) {}
         outbox.transmitted(Transmission(1 << 16), DataEnd::Complete, 0);
         assert_eq!(outbox.respond(1, ack, first, 0), Reaction::Ended);
-        while !matches!(outbox.step(MAX_TRANSMISSIONS, 0, |_| Life(1)), Some(Work::Ended(_))) {}
+        while !matches!(outbox.step(MAX_TRANSMISSIONS, 0, |_| Incarnation(1)), Some(Work::Ended(_))) {}
         assert!(outbox.submit(&mut pairs, message(1), 0));
         assert!(!outbox.submit(&mut pairs, message(1), 0));
     }
 
     #[test]
-    fn a_line_without_messages_serves_another_node_when_all_lines_are_open() {
+    fn a_send_queue_without_messages_serves_another_node_when_all_send_queues_are_open() {
         let mut scratch = Scratch::new();
         let mut pairs = Pairs::new(4, &mut scratch).unwrap();
         let mut outbox = Outbox::new(2, Settings::default(), 1, &mut scratch).unwrap();
@@ -456,14 +465,14 @@ mod tests {
         };
         assert!([1, 2].into_iter().all(|node| outbox.submit(&mut pairs, message(node), 0)));
 
-        // The message to node 1 has ended, and no step has closed its line.
+        // The message to node 1 has ended, and no step has closed its send queue.
         outbox.fail_all(1);
-        assert!(matches!(outbox.step(0, 0, |_| Life(1)), Some(Work::Ended(_))));
+        assert!(matches!(outbox.step(0, 0, |_| Incarnation(1)), Some(Work::Ended(_))));
         assert!(outbox.has_room(3) && outbox.submit(&mut pairs, message(3), 0));
         assert!(!outbox.has_room(1));
 
         let mut targets = Vec::new();
-        while let Some(work) = outbox.step(0, 0, |_| Life(1)) {
+        while let Some(work) = outbox.step(0, 0, |_| Incarnation(1)) {
             if let Work::Transmit(transmit) = work {
                 targets.push(transmit.target);
             }

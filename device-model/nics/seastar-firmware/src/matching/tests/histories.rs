@@ -132,8 +132,8 @@ impl Pair {
                     self.descriptors
                         .iter()
                         .rev()
-                        .find(|(made, _)| made.0 == handle)
-                        .map_or(0, |found| found.1)
+                        .find(|(created, _)| created.0 == handle)
+                        .map_or(0, |entry| entry.1)
                 };
                 let is_unlink = record.kind == event::UNLINK;
                 let (offset, moved) = if is_unlink { (0, 0) } else { (record.offset, record.moved) };
@@ -297,7 +297,7 @@ impl Pair {
 
 proptest! {
     #[test]
-    fn a_process_does_as_the_model(steps in prop::collection::vec(step(), 1..60)) {
+    fn a_process_behaves_like_the_model(steps in prop::collection::vec(step(), 1..60)) {
         let mut pair = Pair::new();
         for step in &steps {
             pair.apply(step);

@@ -94,7 +94,9 @@ impl Model {
     }
 
     fn is_active(&self, descriptor: u32) -> bool {
-        self.descriptors.get(&descriptor).is_some_and(|found| found.values.threshold != 0 && !found.used_up)
+        self.descriptors
+            .get(&descriptor)
+            .is_some_and(|descriptor| descriptor.values.threshold != 0 && !descriptor.used_up)
     }
 
     fn remove(&mut self, descriptor: u32) {
@@ -161,14 +163,14 @@ impl Model {
         length: u32,
         remote: u64,
     ) -> Option<(u32, u32, u64, u32, u32, Vec<Seen>)> {
-        let wanted = if is_put { option::OP_PUT } else { option::OP_GET };
+        let expected = if is_put { option::OP_PUT } else { option::OP_GET };
         let mut chosen = None;
         for (place, entry) in self.list.iter().enumerate() {
             let Some(name) = entry.descriptor else { continue };
             let descriptor = &self.descriptors[&name];
             let options = descriptor.values.options;
             let bits_differ = (bits ^ entry.match_bits) & !entry.ignore_bits != 0;
-            if bits_differ || !self.is_active(name) || options & wanted == 0 {
+            if bits_differ || !self.is_active(name) || options & expected == 0 {
                 continue;
             }
 
@@ -191,8 +193,9 @@ impl Model {
         let found = self.descriptors.get_mut(&name).unwrap();
         if !is_remote {
             found.offset = offset + u64::from(moved);
-            let left = found.values.length - found.offset;
-            found.used_up |= found.values.options & option::MAX_SIZE != 0 && left < found.values.max_size;
+            let remaining = found.values.length - found.offset;
+            found.used_up |=
+                found.values.options & option::MAX_SIZE != 0 && remaining < found.values.max_size;
         }
 
         let (start, end) =
@@ -240,10 +243,10 @@ impl Model {
 
     /// Takes a reply. Returns the offset, the length, and the events.
     pub(super) fn reply(&mut self, operation: u32, length: u32) -> Option<(u64, u32, Vec<Seen>)> {
-        let found = self.operations.get_mut(&operation).filter(|found| found.is_waiting)?;
-        found.is_waiting = false;
-        found.moved = found.moved.min(length);
-        let ModelOperation { descriptor, offset, moved, .. } = *found;
+        let get = self.operations.get_mut(&operation).filter(|operation| operation.is_waiting)?;
+        get.is_waiting = false;
+        get.moved = get.moved.min(length);
+        let ModelOperation { descriptor, offset, moved, .. } = *get;
         Some((offset, moved, self.start(descriptor, offset, moved, event::REPLY_START)))
     }
 

@@ -1,9 +1,9 @@
-//! Lives of nodes: messages of an earlier life reach no later one.
+//! Incarnations of nodes: messages of an earlier incarnation reach no later one.
 
 use nicforge_core::companion::CompanionMode;
 use nicforge_hwi::seastar::KERNEL;
 use nicforge_seastar::Options;
-use nicforge_seastar_firmware::chip::{DataEnd, Event, Life, Pieces};
+use nicforge_seastar_firmware::chip::{DataEnd, Event, Incarnation, Pieces};
 
 use crate::common::{BOTH, Message, Rig, pattern, piece, receive_at};
 
@@ -15,32 +15,38 @@ fn restart(rig: &mut Rig, node: usize) {
 }
 
 /// Returns what a node's processor sees of another one.
-fn life(rig: &mut Rig, node: usize, of: u32) -> Option<Life> {
+fn incarnation(rig: &mut Rig, node: usize, of: u32) -> Option<Incarnation> {
     let (sender, receiver) = std::sync::mpsc::channel();
-    rig.act(node, move |chip| sender.send(chip.life(of)).unwrap());
+    rig.act(node, move |chip| sender.send(chip.incarnation(of)).unwrap());
     receiver.recv().unwrap()
 }
 
 #[test]
-fn nodes_see_each_others_lives() {
+fn nodes_see_each_others_incarnations() {
     for mode in BOTH {
         let mut rig = Rig::powered_on(mode, &[3], Options::default());
-        assert_eq!((life(&mut rig, 0, 1), life(&mut rig, 1, 1)), (None, None));
+        assert_eq!((incarnation(&mut rig, 0, 1), incarnation(&mut rig, 1, 1)), (None, None));
 
         rig.boot(1);
         rig.settle();
-        assert_eq!((life(&mut rig, 0, 1), life(&mut rig, 1, 1)), (Some(Life(1)), Some(Life(1))));
+        assert_eq!(
+            (incarnation(&mut rig, 0, 1), incarnation(&mut rig, 1, 1)),
+            (Some(Incarnation(1)), Some(Incarnation(1)))
+        );
 
         restart(&mut rig, 1);
         rig.settle();
-        assert_eq!((life(&mut rig, 2, 1), life(&mut rig, 1, 1)), (Some(Life(2)), Some(Life(2))));
+        assert_eq!(
+            (incarnation(&mut rig, 2, 1), incarnation(&mut rig, 1, 1)),
+            (Some(Incarnation(2)), Some(Incarnation(2)))
+        );
         let down = |event: &Event| matches!(event, Event::NodeDown { node: 1 });
         assert_eq!([0, 1, 2].map(|node| rig.scripts[node].count(down)), [1, 0, 1]);
     }
 }
 
 #[test]
-fn end_of_a_life_reaches_nodes_that_have_nothing_to_do() {
+fn end_of_an_incarnation_reaches_nodes_that_have_nothing_to_do() {
     let mut rig = Rig::new(CompanionMode::Stepped, &[3, 3], Options::default());
     rig.settle();
 
@@ -50,16 +56,16 @@ fn end_of_a_life_reaches_nodes_that_have_nothing_to_do() {
 }
 
 #[test]
-fn message_for_another_life_is_stale_and_its_data_are_discarded() {
+fn message_for_another_incarnation_is_stale_and_its_data_are_discarded() {
     let mut rig = Rig::new(CompanionMode::Stepped, &[2], Options::default());
     restart(&mut rig, 1);
     rig.kernels[1].write(0, &[0xaa; 100]);
     rig.scripts[1].on_event(receive_at(0));
 
     for (name, length) in [(1, 8), (2, 100_000)] {
-        rig.send(0, Message { life: 1, ..Message::put(name, 1, 0, length) });
+        rig.send(0, Message { incarnation: 1, ..Message::put(name, 1, 0, length) });
     }
-    rig.send(0, Message { life: 2, ..Message::put(3, 1, 0, 16) });
+    rig.send(0, Message { incarnation: 2, ..Message::put(3, 1, 0, 16) });
     rig.until(|rig| rig.scripts[1].count(|event| matches!(event, Event::Header { .. })) == 1);
 
     let names: Vec<_> = rig.scripts[1]
@@ -67,7 +73,9 @@ fn message_for_another_life_is_stale_and_its_data_are_discarded() {
         .iter()
         .filter_map(|event| match event {
             Event::Stale { packet } => Some((packet.message.match_bits, true)),
-            Event::Header { packet, life: Life(2), .. } => Some((packet.message.match_bits, false)),
+            Event::Header { packet, incarnation: Incarnation(2), .. } => {
+                Some((packet.message.match_bits, false))
+            }
             _ => None,
         })
         .collect();
@@ -76,16 +84,16 @@ fn message_for_another_life_is_stale_and_its_data_are_discarded() {
 }
 
 #[test]
-fn node_without_a_life_sees_messages_as_stale_and_can_answer() {
+fn node_without_an_incarnation_sees_messages_as_stale_and_can_answer() {
     let mut rig = Rig::powered_on(CompanionMode::Stepped, &[2], Options::default());
     rig.boot(0);
 
-    rig.send(0, Message { life: 7, ..Message::put(1, 1, 0, 10_000) });
+    rig.send(0, Message { incarnation: 7, ..Message::put(1, 1, 0, 10_000) });
     rig.until(|rig| rig.scripts[1].count(|event| matches!(event, Event::Stale { .. })) == 1);
     rig.send(1, Message::ack(1, 0));
     rig.until(|rig| rig.scripts[0].count(|event| matches!(event, Event::Header { stream: None, .. })) == 1);
 
-    // Data messages need a life.
+    // Data messages need an incarnation.
     rig.send(1, Message::put(9, 0, 0, 100));
     rig.until(|rig| rig.scripts[1].transmitted() == [(9, DataEnd::Cut)]);
 }
@@ -102,7 +110,8 @@ fn sender_that_restarts_in_the_middle_cuts_its_message() {
     rig.until(|rig| rig.scripts[0].transmitted() == [(1, DataEnd::Cut)]);
     rig.settle();
 
-    // The new life's message gets another stream, though the firmware has not answered the first.
+    // The new incarnation's message gets another stream, though the firmware has not answered the
+    // first.
     rig.send(0, Message::put(2, 1, 0, 1000));
     rig.until(|rig| rig.scripts[1].count(|event| matches!(event, Event::Header { .. })) == 2);
     let headers: Vec<_> = rig.scripts[1]

@@ -1,11 +1,11 @@
-//! The lives of the nodes of a network: one table, which its devices share.
+//! The incarnations of the nodes of a network: one table, which its devices share.
 //!
-//! [`Presence`] counts the lives. Header packets name the lives of both ends, so a packet of an
-//! earlier life is recognized whenever it comes. The table thus has no drain time: a change is seen
-//! at once.
+//! [`Presence`] counts the incarnations. Header packets name the incarnations of both ends, so a
+//! packet of an earlier incarnation is recognized whenever it comes. The table thus has no drain
+//! time: a change is seen at once.
 //!
 //! A device looks at the atomic words in its steps. It takes the lock only when it begins or ends a
-//! life, and when the number of changes has moved.
+//! incarnation, and when the number of changes has moved.
 
 use std::{
     collections::BTreeSet,
@@ -24,8 +24,8 @@ const KEPT: u64 = 1024;
 
 /// The table of a network.
 #[derive(Debug)]
-pub(crate) struct Lives {
-    /// The life of each node, 0 for none.
+pub(crate) struct Incarnations {
+    /// The incarnation of each node, 0 for none.
     shown: Box<[AtomicU32]>,
     /// Number of changes.
     changes: AtomicU64,
@@ -52,7 +52,7 @@ pub(crate) enum Changed {
     All,
 }
 
-impl Lives {
+impl Incarnations {
     fn new(nodes: u32) -> Self {
         Self {
             shown: (0..nodes).map(|_| AtomicU32::new(0)).collect(),
@@ -64,13 +64,14 @@ impl Lives {
         }
     }
 
-    /// Returns the life that a node shows, 0 if it has none or does not exist.
+    /// Returns the incarnation that a node shows, 0 if it has none or does not exist.
     #[inline]
     pub(crate) fn shown(&self, node: u32) -> u32 {
-        self.shown.get(node as usize).map_or(0, |life| life.load(Ordering::Acquire))
+        self.shown.get(node as usize).map_or(0, |incarnation| incarnation.load(Ordering::Acquire))
     }
 
-    /// Begins a life of a node, unless it has one. Returns the life that it has then.
+    /// Begins an incarnation of a node, unless it has one. Returns the incarnation that it has
+    /// then.
     pub(crate) fn begin(&self, node: u32, now: Nanos) -> u32 {
         self.change(node, |presence| {
             let _ = presence.join(node, now);
@@ -78,7 +79,7 @@ impl Lives {
         })
     }
 
-    /// Ends the life of a node, if it has one.
+    /// Ends the incarnation of a node, if it has one.
     pub(crate) fn end(&self, node: u32, now: Nanos) {
         self.change(node, |presence| {
             let _ = presence.leave(node, now);
@@ -86,19 +87,19 @@ impl Lives {
         });
     }
 
-    /// Changes the table, and shows the life that `change` returns.
+    /// Changes the table, and shows the incarnation that `change` returns.
     fn change(&self, node: u32, change: impl FnOnce(&mut Presence) -> u32) -> u32 {
         let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
-        let life = change(&mut record.presence);
+        let incarnation = change(&mut record.presence);
 
         if let Some(shown) = self.shown.get(node as usize)
-            && shown.swap(life, Ordering::AcqRel) != life
+            && shown.swap(incarnation, Ordering::AcqRel) != incarnation
         {
             let count = self.changes.load(Ordering::Relaxed);
             record.changed[(count % KEPT) as usize] = node;
             self.changes.store(count + 1, Ordering::Release);
         }
-        life
+        incarnation
     }
 
     /// Returns whether there are changes that a device has not seen.
@@ -125,22 +126,22 @@ impl Lives {
 /// A plan can be built several times, and each machine has a table of its own. A machine has one
 /// device of each node, so a node that comes again belongs to the next machine.
 #[derive(Debug)]
-pub(crate) struct SharedLives {
+pub(crate) struct SharedIncarnations {
     nodes: u32,
-    current: Mutex<(Arc<Lives>, BTreeSet<u32>)>,
+    current: Mutex<(Arc<Incarnations>, BTreeSet<u32>)>,
 }
 
-impl SharedLives {
+impl SharedIncarnations {
     /// Returns the tables of a network of this size.
     pub(crate) fn new(nodes: u32) -> Self {
-        Self { nodes, current: Mutex::new((Arc::new(Lives::new(nodes)), BTreeSet::new())) }
+        Self { nodes, current: Mutex::new((Arc::new(Incarnations::new(nodes)), BTreeSet::new())) }
     }
 
     /// Returns the table for the device of a node.
-    pub(crate) fn of_node(&self, node: u32) -> Arc<Lives> {
+    pub(crate) fn of_node(&self, node: u32) -> Arc<Incarnations> {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if !current.1.insert(node) {
-            *current = (Arc::new(Lives::new(self.nodes)), BTreeSet::from([node]));
+            *current = (Arc::new(Incarnations::new(self.nodes)), BTreeSet::from([node]));
         }
         Arc::clone(&current.0)
     }
@@ -151,38 +152,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lives_count_up_and_their_changes_are_seen_once() {
-        let lives = Lives::new(4);
+    fn incarnations_count_up_and_their_changes_are_seen_once() {
+        let incarnations = Incarnations::new(4);
         let mut cursor = Cursor::default();
-        assert!(!lives.has_changed(cursor));
+        assert!(!incarnations.has_changed(cursor));
 
-        assert_eq!(lives.begin(2, Nanos(5)), 1);
-        assert_eq!(lives.begin(2, Nanos(6)), 1);
-        assert!(lives.has_changed(cursor));
-        assert!(matches!(lives.take_changes(&mut cursor), Changed::Nodes(nodes) if nodes == [2]));
-        assert!(!lives.has_changed(cursor));
+        assert_eq!(incarnations.begin(2, Nanos(5)), 1);
+        assert_eq!(incarnations.begin(2, Nanos(6)), 1);
+        assert!(incarnations.has_changed(cursor));
+        assert!(matches!(incarnations.take_changes(&mut cursor), Changed::Nodes(nodes) if nodes == [2]));
+        assert!(!incarnations.has_changed(cursor));
 
-        lives.end(2, Nanos(7));
-        assert_eq!(lives.shown(2), 0);
-        assert_eq!((lives.begin(2, Nanos(7)), lives.shown(2), lives.shown(9)), (2, 2, 0));
-        assert!(matches!(lives.take_changes(&mut cursor), Changed::Nodes(nodes) if nodes == [2, 2]));
+        incarnations.end(2, Nanos(7));
+        assert_eq!(incarnations.shown(2), 0);
+        assert_eq!(
+            (incarnations.begin(2, Nanos(7)), incarnations.shown(2), incarnations.shown(9)),
+            (2, 2, 0)
+        );
+        assert!(matches!(incarnations.take_changes(&mut cursor), Changed::Nodes(nodes) if nodes == [2, 2]));
     }
 
     #[test]
     fn device_that_missed_many_changes_looks_at_all_nodes() {
-        let (lives, mut cursor) = (Lives::new(2), Cursor::default());
+        let (incarnations, mut cursor) = (Incarnations::new(2), Cursor::default());
         for time in 0..KEPT {
-            lives.begin(0, Nanos(time));
-            lives.end(0, Nanos(time));
+            incarnations.begin(0, Nanos(time));
+            incarnations.end(0, Nanos(time));
         }
 
-        assert!(matches!(lives.take_changes(&mut cursor), Changed::All));
-        assert!(!lives.has_changed(cursor));
+        assert!(matches!(incarnations.take_changes(&mut cursor), Changed::All));
+        assert!(!incarnations.has_changed(cursor));
     }
 
     #[test]
     fn each_machine_of_a_plan_has_a_table_of_its_own() {
-        let shared = SharedLives::new(2);
+        let shared = SharedIncarnations::new(2);
         let first = [shared.of_node(0), shared.of_node(1)];
         let second = [shared.of_node(0), shared.of_node(1)];
 
