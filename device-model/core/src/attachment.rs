@@ -327,7 +327,8 @@ impl Attachment {
         self.memories.as_ref()?.get(usize::from(bar))?.as_ref()
     }
 
-    /// Advances the generation, which reports to the client through its mirror that it starts anew.
+    /// Advances the generation, which reports to the client through its mirror that it starts
+    /// again.
     pub(crate) fn next_generation(&mut self) {
         self.generation = self.generation.wrapping_add(1);
         if let Some(words) = self.tenant.as_ref().and_then(|tenant| tenant.mirror.as_ref()) {
@@ -390,7 +391,10 @@ impl AttachmentList {
     /// Returns the attachments that have or had a client, with their numbers.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (AttachmentId, &Attachment)> {
         // The numbers fit: a description has at most 65535 attachments.
-        self.states.iter().zip(0..).filter_map(|(state, who)| Some((AttachmentId(who), state.as_deref()?)))
+        self.states
+            .iter()
+            .zip(0..)
+            .filter_map(|(state, attachment_id)| Some((AttachmentId(attachment_id), state.as_deref()?)))
     }
 
     /// As [`AttachmentList::iter`], for changes.

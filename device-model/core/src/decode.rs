@@ -25,10 +25,10 @@ pub(crate) fn decode(spec: &FunctionSpec, at: Address) -> (BarSpace, u64) {
     if let Some(bar) = spec.bars.get(usize::from(at.bar)).and_then(Option::as_ref) {
         for area in &bar.areas {
             if (area.offset..area.offset + area.length).contains(&at.offset) {
-                let left = area.offset + area.length - at.offset;
+                let remaining = area.offset + area.length - at.offset;
                 return match area.kind {
-                    AreaKind::Mapped => (BarSpace::Memory, left),
-                    AreaKind::Mirrored => (BarSpace::Mirror, left),
+                    AreaKind::Mapped => (BarSpace::Memory, remaining),
+                    AreaKind::Mirrored => (BarSpace::Mirror, remaining),
                 };
             }
         }
@@ -72,8 +72,10 @@ pub(crate) fn is_device(spec: &FunctionSpec, at: Address, length: usize) -> bool
 
     let mut offset = at.offset;
     while offset < end {
-        let (BarSpace::Device, left) = decode(spec, Address { bar: at.bar, offset }) else { return false };
-        offset += left;
+        let (BarSpace::Device, remaining) = decode(spec, Address { bar: at.bar, offset }) else {
+            return false;
+        };
+        offset += remaining;
     }
 
     true
@@ -81,7 +83,7 @@ pub(crate) fn is_device(spec: &FunctionSpec, at: Address, length: usize) -> bool
 
 /// Returns whether a whole BAR consists of the device's registers.
 fn is_all_device(spec: &FunctionSpec, bar: u8) -> bool {
-    spec.bars.get(usize::from(bar)).and_then(Option::as_ref).is_some_and(|found| found.areas.is_empty())
+    spec.bars.get(usize::from(bar)).and_then(Option::as_ref).is_some_and(|bar| bar.areas.is_empty())
         && spec.rings.is_none_or(|rings| rings.control_bar != bar)
         && spec.msix.is_none_or(|msix| msix.bar != bar)
 }
@@ -129,9 +131,9 @@ impl RegisterRange {
 /// Returns whether an access need not wait for the rings: it lies in the control page as a whole,
 /// and does not read the generation. A read of the generation is a flush, and waits.
 pub(crate) fn passes_rings(spec: &FunctionSpec, at: Address, length: usize, write: bool) -> bool {
-    let (BarSpace::Control(offset), left) = decode(spec, at) else { return false };
+    let (BarSpace::Control(offset), remaining) = decode(spec, at) else { return false };
     let flushes = offset < control::GENERATION + 4 && control::GENERATION < offset + length as u64;
-    length as u64 <= left && (write || !flushes)
+    length as u64 <= remaining && (write || !flushes)
 }
 
 #[cfg(test)]

@@ -58,9 +58,9 @@ pub enum Reset {
 
 impl Reset {
     /// Returns whether the reset extends to an attachment.
-    pub fn reaches(self, who: AttachmentId) -> bool {
+    pub fn reaches(self, attachment_id: AttachmentId) -> bool {
         match self {
-            Self::Attachment(meant) => meant == who,
+            Self::Attachment(meant) => meant == attachment_id,
             Self::Function => true,
         }
     }
@@ -119,14 +119,14 @@ pub trait Device: Send {
     }
 
     /// Reports that a client took the attachment. The attachment's own memory is new and zeroed.
-    fn attached(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        let _ = (context, who);
+    fn attached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId) {
+        let _ = (context, attachment_id);
     }
 
     /// Reports that the client is gone. The device can read the client's memory during this call;
     /// the machine drops the memory afterwards. A [`Reset::Attachment`] follows.
-    fn detached(&mut self, context: &mut Context<'_>, who: AttachmentId, why: Ended) {
-        let _ = (context, who, why);
+    fn detached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId, why: Ended) {
+        let _ = (context, attachment_id, why);
     }
 
     /// Returns to the power-on state within `reach`. DMA reads in flight there are cancelled: no
@@ -138,11 +138,11 @@ pub trait Device: Send {
     fn dma_done(
         &mut self,
         context: &mut Context<'_>,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         token: DmaToken,
         result: Result<&[u8], DmaError>,
     ) {
-        let _ = (context, who, token, result);
+        let _ = (context, attachment_id, token, result);
     }
 
     /// Reports that the client unmapped memory of which a lease has ended. A device that keeps

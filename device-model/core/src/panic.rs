@@ -1,7 +1,7 @@
 //! Panics of devices: what is reported of one.
 //!
 //! A device whose method panics is dropped, and its function is *out of service* from then on: see
-//! [`crate::machine::Machine::device_panic`]. The other functions of the machine go on.
+//! [`crate::machine::Machine::device_panic`]. The other functions of the machine continue.
 //!
 //! Containment needs unwinding. A program that is built with `panic = "abort"` ends at the first
 //! panic, and should report at its start that [`CONTAINS_PANICS`] is false.

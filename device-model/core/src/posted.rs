@@ -15,7 +15,7 @@ use crate::{
 /// The records of a ring, in order, as many as may be taken in this call.
 pub struct Posted<'a> {
     ring: &'a mut Ring,
-    who: AttachmentId,
+    attachment_id: AttachmentId,
     /// Number of records that may still be taken.
     left: u32,
     carried_out: u64,
@@ -25,9 +25,9 @@ pub struct Posted<'a> {
 }
 
 impl<'a> Posted<'a> {
-    /// Returns at most `left` records of `ring`, whose client is `who`.
-    pub(crate) fn new(ring: &'a mut Ring, who: AttachmentId, left: u32, traced: bool) -> Self {
-        Self { ring, who, left, carried_out: 0, malformed: 0, traced }
+    /// Returns at most `remaining` records of `ring`, whose client is `attachment_id`.
+    pub(crate) fn new(ring: &'a mut Ring, attachment_id: AttachmentId, remaining: u32, traced: bool) -> Self {
+        Self { ring, attachment_id, left: remaining, carried_out: 0, malformed: 0, traced }
     }
 
     /// Returns the address and the data of the record in front, 1 to 512 bytes. It stays in front
@@ -70,7 +70,7 @@ impl<'a> Posted<'a> {
         {
             let at = Address { bar: record.bar, offset: record.offset.into() };
             let event = Event::Posted { at, length: record.data.len() };
-            context.shared.trace(context.function.id, self.who, event);
+            context.shared.trace(context.function.id, self.attachment_id, event);
         }
 
         self.ring.consumer.pop();
@@ -84,7 +84,8 @@ impl<'a> Posted<'a> {
     ///
     /// It serves devices that borrow parts of the context during a run of records. It passes on
     /// only short records to the same registers as the last record of [`Posted::next`], and none
-    /// while tracing is on. Other records may follow; the caller must go on with [`Posted::next`].
+    /// while tracing is on. Other records may follow; the caller must continue with
+    /// [`Posted::next`].
     ///
     /// The first argument of `accept` is the record's address. It is `None` if the record has the
     /// address and length of the record that was accepted just before.
@@ -122,7 +123,7 @@ impl<'a> Posted<'a> {
 
         self.ring.stalled = true;
         let at = Address { bar: record.bar, offset: record.offset.into() };
-        context.shared.trace(context.function.id, self.who, Event::Stalled { at });
+        context.shared.trace(context.function.id, self.attachment_id, Event::Stalled { at });
 
         true
     }

@@ -349,15 +349,15 @@ impl FunctionSpec {
 
     /// Checks one BAR: its size, its areas, and the free BAR after one of 64 bits.
     fn validate_bar(&self, index: u8, bar: &BarSpec) -> Result<(), SpecError> {
-        let least = match (bar.kind, bar.areas.is_empty()) {
+        let minimum = match (bar.kind, bar.areas.is_empty()) {
             (BarKind::Io, true) => 4,
             (BarKind::Io, false) => return Err(SpecError::Area { bar: index, offset: 0, length: bar.size }),
             (_, true) => 16,
             (_, false) => 4096,
         };
 
-        let most = if matches!(bar.kind, BarKind::Memory64 { .. }) { 1 << 40 } else { 1 << 31 };
-        if !bar.size.is_power_of_two() || bar.size < least || bar.size > most {
+        let maximum = if matches!(bar.kind, BarKind::Memory64 { .. }) { 1 << 40 } else { 1 << 31 };
+        if !bar.size.is_power_of_two() || bar.size < minimum || bar.size > maximum {
             return Err(SpecError::BarSize { bar: index, size: bar.size });
         }
 

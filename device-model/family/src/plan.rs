@@ -440,7 +440,9 @@ impl PlanError {
 
     /// Returns what is wrong, its value, and the expected values.
     pub(crate) fn parts(&self) -> (String, String, String) {
-        let text = |what: &str, found: String, expected: &str| (what.to_owned(), found, expected.to_owned());
+        let text = |description: &str, found: String, expected: &str| {
+            (description.to_owned(), found, expected.to_owned())
+        };
 
         match self.clone() {
             Self::Name { name } => text("name", name, "1 to 32 letters, digits and '-'"),

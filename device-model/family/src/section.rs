@@ -24,15 +24,15 @@ impl<'f> Section<'f> {
         Self { span: table.span(), table: table.into_inner() }
     }
 
-    /// Returns the section of a value that should be a table. `what` names it in the error.
+    /// Returns the section of a value that should be a table. `description` names it in the error.
     ///
     /// # Errors
     /// The value is no table.
-    pub fn from_value(value: Spanned<DeValue<'f>>, what: &str) -> Result<Self, SectionError> {
+    pub fn from_value(value: Spanned<DeValue<'f>>, description: &str) -> Result<Self, SectionError> {
         let span = value.span();
         match value.into_inner() {
             DeValue::Table(table) => Ok(Self { span, table }),
-            _ => Err(SectionError::syntax(span, format!("expected tables {what}"))),
+            _ => Err(SectionError::syntax(span, format!("expected tables {description}"))),
         }
     }
 
@@ -75,14 +75,14 @@ impl<'f> Section<'f> {
     /// The value is no array of tables.
     pub fn take_sections(&mut self, key: &str) -> Result<Vec<Self>, SectionError> {
         let Some(value) = self.table.remove(key) else { return Ok(Vec::new()) };
-        let what = format!("[[{key}]]");
+        let description = format!("[[{key}]]");
         let span = value.span();
 
         match value.into_inner() {
             DeValue::Array(values) => {
-                values.into_iter().map(|value| Self::from_value(value, &what)).collect()
+                values.into_iter().map(|value| Self::from_value(value, &description)).collect()
             }
-            _ => Err(SectionError::syntax(span, format!("expected tables {what}"))),
+            _ => Err(SectionError::syntax(span, format!("expected tables {description}"))),
         }
     }
 
@@ -142,16 +142,17 @@ impl SectionError {
         Self::Syntax { span: Some(span), message: message.into() }
     }
 
-    /// Returns the error of a value. Its message is "`what` is `found`; expected `expected`".
+    /// Returns the error of a value. Its message is "`description` is `found`; expected
+    /// `expected`".
     pub fn value(
         span: Range<usize>,
-        what: impl Into<String>,
+        description: impl Into<String>,
         found: impl fmt::Display,
         expected: impl Into<String>,
     ) -> Self {
         Self::Value {
             span: Some(span),
-            what: what.into(),
+            what: description.into(),
             found: found.to_string(),
             expected: expected.into(),
         }
@@ -185,42 +186,42 @@ impl From<PlanError> for SectionError {
 
 /// Returns the error of a value, at the value's own line.
 pub fn refuse_value<T: fmt::Display>(
-    what: &str,
+    description: &str,
     value: &Spanned<T>,
     expected: impl Into<String>,
 ) -> SectionError {
-    SectionError::value(value.span(), what, value.get_ref(), expected)
+    SectionError::value(value.span(), description, value.get_ref(), expected)
 }
 
-/// Returns a value of the file that must be at least `least` and at most `most`.
+/// Returns a value of the file that must be at least `minimum` and at most `maximum`.
 ///
 /// # Errors
 /// The value is outside this range.
 pub fn check_range<T: PartialOrd + fmt::Display + Copy>(
-    what: &str,
+    description: &str,
     value: &Spanned<T>,
-    least: T,
-    most: T,
+    minimum: T,
+    maximum: T,
 ) -> Result<T, SectionError> {
     let found = *value.get_ref();
-    if found >= least && found <= most {
+    if found >= minimum && found <= maximum {
         Ok(found)
     } else {
-        Err(refuse_value(what, value, format!("{least} to {most}")))
+        Err(refuse_value(description, value, format!("{minimum} to {maximum}")))
     }
 }
-/// Returns a value of the file that must be at least `least` and at most `most`, or `default` if
+/// Returns a value of the file that must be at least `least` and at most `maximum`, or `default` if
 /// the file leaves it out.
 ///
 /// # Errors
 /// The value is outside this range.
 pub fn range_or<T: PartialOrd + fmt::Display + Copy>(
-    what: &str,
+    description: &str,
     value: Option<&Spanned<T>>,
-    (least, most): (T, T),
+    (least, maximum): (T, T),
     default: T,
 ) -> Result<T, SectionError> {
-    value.map_or(Ok(default), |value| check_range(what, value, least, most))
+    value.map_or(Ok(default), |value| check_range(description, value, least, maximum))
 }
 
 /// Returns a list of the file that must have `count` values, or an empty one if the file leaves it
@@ -229,7 +230,7 @@ pub fn range_or<T: PartialOrd + fmt::Display + Copy>(
 /// # Errors
 /// The list has another length.
 pub fn list_of<'a, T>(
-    what: &str,
+    description: &str,
     list: Option<&'a Spanned<Vec<T>>>,
     count: usize,
 ) -> Result<&'a [T], SectionError> {
@@ -237,8 +238,8 @@ pub fn list_of<'a, T>(
         None => Ok(&[]),
         Some(list) if list.get_ref().len() == count => Ok(list.get_ref()),
         Some(list) => {
-            let (what, found) = (format!("{what}'s length"), list.get_ref().len());
-            Err(SectionError::value(list.span(), what, found, format!("{count} values")))
+            let (description, found) = (format!("{description}'s length"), list.get_ref().len());
+            Err(SectionError::value(list.span(), description, found, format!("{count} values")))
         }
     }
 }

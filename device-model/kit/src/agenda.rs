@@ -165,11 +165,11 @@ mod tests {
                     }
                     Action::Pass(time) => {
                         now += time;
-                        let taken: Vec<_> = std::iter::from_fn(|| agenda.take_due(Nanos(now))).collect();
+                        let count: Vec<_> = std::iter::from_fn(|| agenda.take_due(Nanos(now))).collect();
                         expected.sort_unstable();
                         let due = expected.iter().take_while(|(time, _)| *time <= now).count();
-                        let wanted: Vec<_> = expected.drain(..due).map(|(_, timer)| timer).collect();
-                        prop_assert_eq!(taken, wanted);
+                        let requested: Vec<_> = expected.drain(..due).map(|(_, timer)| timer).collect();
+                        prop_assert_eq!(count, requested);
                     }
                 }
 

@@ -34,7 +34,7 @@ mod tests {
     }
 
     #[test]
-    fn members_from_the_first_on_come_before_the_others() {
+    fn members_from_the_first_on_precede_the_others() {
         assert_eq!(serve(0b1101_0010, 4), [4, 6, 7, 1]);
         assert_eq!(serve(0b1101_0010, 5), [6, 7, 1, 4]);
         assert_eq!(in_turn(0, 5), None);
@@ -42,7 +42,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn every_member_comes_once_in_the_order_of_the_circle(mask: u64, first in 0..64u8) {
+        fn every_member_is_served_once_in_round_robin_order(mask: u64, first in 0..64u8) {
             let circle = (first..64).chain(0..first).filter(|member| mask & (1 << member) != 0);
             prop_assert_eq!(serve(mask, first), circle.collect::<Vec<_>>());
         }

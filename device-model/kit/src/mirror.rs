@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_word_takes_the_memory_for_0_and_a_cleared_one_makes_it_so() {
+    fn a_new_word_assumes_zeroed_memory_and_clear_zeroes_it() {
         let memory = SharedMemory::create("mirror", 4096).unwrap();
         let seen = memory.u32(4).unwrap();
         seen.store(5, Ordering::Release);

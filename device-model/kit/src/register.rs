@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_read_of_another_width_keeps_its_ones() {
+    fn a_read_of_another_width_leaves_the_data_unchanged() {
         let mut data = [0xff; 8];
         0x1234_u32.answer_read(&mut data);
         assert_eq!(data, [0xff; 8]);

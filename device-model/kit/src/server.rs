@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cycles_of_no_clock_take_no_time() {
+    fn cycles_of_a_clock_of_0_hertz_take_no_time() {
         let mut server = Server::default();
         server.work(Nanos(7), Clock::of_mhz(0), 1000);
 

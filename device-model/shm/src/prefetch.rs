@@ -7,8 +7,8 @@
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Requests the first cache line of a value, which the processor loads while it goes on. It has no
-/// effect on targets without such an instruction.
+/// Requests the first cache line of a value, which the processor loads while it continues. It has
+/// no effect on targets without such an instruction.
 #[inline(always)]
 pub fn prefetch<T: ?Sized>(value: &T) {
     prefetch_line(std::ptr::from_ref(value).cast());

@@ -158,8 +158,8 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
             return 0;
         }
 
-        let left = (self.writable - (number & self.mask)) as usize;
-        let many = payloads.len().min(left);
+        let remaining = (self.writable - (number & self.mask)) as usize;
+        let many = payloads.len().min(remaining);
         if self.is_last_lap(number) {
             return self.put_one_by_one(number, tag, &payloads[..many]);
         }
@@ -189,8 +189,8 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
     /// continues after it with another call.
     #[inline]
     pub fn take_run(&self, number: u32, stop: u32, targets: &mut [[u8; N]]) -> usize {
-        let left = (self.count() - (number & self.mask)) as usize;
-        let many = targets.len().min(left);
+        let remaining = (self.count() - (number & self.mask)) as usize;
+        let many = targets.len().min(remaining);
         let mask = (u64::from(stop) << 32) | u64::from(u32::MAX);
         if self.is_last_lap(number) {
             return self.take_one_by_one(number, mask, &mut targets[..many]);
@@ -225,19 +225,19 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
     /// taken. It is for the last lap before the numbers of the slots wrap.
     #[cold]
     fn take_one_by_one(&self, number: u32, mask: u64, targets: &mut [[u8; N]]) -> usize {
-        let mut taken = 0;
+        let mut count = 0;
         for target in targets {
-            let number = number.wrapping_add(taken);
+            let number = number.wrapping_add(count);
             // SAFETY: the slot belongs to the ring.
             if !unsafe {
                 Self::take::<NarrowMoves>(self.slot(number), mask, number.wrapping_add(1).into(), target)
             } {
                 break;
             }
-            taken += 1;
+            count += 1;
         }
 
-        taken as usize
+        count as usize
     }
 
     /// # Safety

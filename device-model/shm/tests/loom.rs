@@ -161,14 +161,14 @@ fn records_taken_in_a_row_arrive_whole_and_in_order_around_the_end_of_the_ring()
         let mut next = 0;
         while next < 3 {
             let first = next;
-            let taken = consumer.take_while(2, |record, _| {
+            let count = consumer.take_while(2, |record, _| {
                 assert_eq!(record, RecordRef { bar: 1, offset: next, data: &data(next, 1) });
                 next += 1;
                 true
             });
-            assert_eq!(taken, next - first);
+            assert_eq!(count, next - first);
             head.store(consumer.consumed(), Ordering::Release);
-            if taken == 0 {
+            if count == 0 {
                 thread::yield_now();
             }
         }
@@ -313,39 +313,40 @@ fn record_posted_right_before_the_end_of_an_attachment_is_taken() {
     loom::model(|| {
         let cells = ModelCells::new(1);
         let sleeping = Arc::new(Flag(AtomicU32::new(0)));
-        let (left, kick) = (Arc::new(AtomicU32::new(0)), Arc::new(Notify::new()));
+        let (remaining, kick) = (Arc::new(AtomicU32::new(0)), Arc::new(Notify::new()));
         let tenant = {
-            let (cells, sleeping, left, kick) = (cells.clone(), sleeping.clone(), left.clone(), kick.clone());
+            let (cells, sleeping, remaining, kick) =
+                (cells.clone(), sleeping.clone(), remaining.clone(), kick.clone());
             thread::spawn(move || {
                 Producer::new(cells).try_push(|| 0, 1, 0, &data(0, 1)).unwrap();
                 if must_kick(&*sleeping, &Fence) {
                     kick.notify();
                 }
-                left.store(1, Ordering::Release);
+                remaining.store(1, Ordering::Release);
                 kick.notify();
             })
         };
 
         let mut consumer = Consumer::new(cells);
         let sleeper = Sleeper::new(Fence);
-        let mut taken = 0;
-        while left.load(Ordering::Acquire) == 0 {
+        let mut count = 0;
+        while remaining.load(Ordering::Acquire) == 0 {
             if consumer.peek() == Peek::Empty {
-                let work = || consumer.peek() != Peek::Empty || left.load(Ordering::Acquire) != 0;
+                let work = || consumer.peek() != Peek::Empty || remaining.load(Ordering::Acquire) != 0;
                 sleeper.sleep([&*sleeping].into_iter(), work, |_: Duration| kick.wait());
             } else {
                 consumer.pop();
-                taken += 1;
+                count += 1;
             }
         }
 
         // Detach drains the ring once more.
         if consumer.peek() != Peek::Empty {
             consumer.pop();
-            taken += 1;
+            count += 1;
         }
 
-        assert_eq!(taken, 1);
+        assert_eq!(count, 1);
         tenant.join().unwrap();
     });
 }

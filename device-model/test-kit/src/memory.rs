@@ -139,12 +139,12 @@ impl ClientMemory {
             let Some(at) = iova.checked_add(done as u64) else { return false };
             let Some((start, memory)) = self.ranges.range(..=at).next_back() else { return false };
             let offset = at - start;
-            let left = (memory.len() as u64).saturating_sub(offset);
-            if left == 0 {
+            let remaining = (memory.len() as u64).saturating_sub(offset);
+            if remaining == 0 {
                 return false;
             }
 
-            let next = length.min(done.saturating_add(usize::try_from(left).unwrap_or(usize::MAX)));
+            let next = length.min(done.saturating_add(usize::try_from(remaining).unwrap_or(usize::MAX)));
             access(memory, offset, done..next);
             done = next;
         }

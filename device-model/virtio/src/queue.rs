@@ -347,7 +347,7 @@ fn for_pieces(
     length: usize,
     mut copy: impl FnMut(u64, usize) -> Result<(), DmaError>,
 ) -> Result<(), QueueError> {
-    let (mut skip, mut left) = (offset, length);
+    let (mut skip, mut remaining) = (offset, length);
     for piece in pieces {
         let size = u64::from(piece.length);
         if skip >= size {
@@ -355,20 +355,20 @@ fn for_pieces(
             continue;
         }
 
-        while left > 0 && skip < size {
-            let now = left.min((size - skip) as usize).min(MAX_DMA);
+        while remaining > 0 && skip < size {
+            let now = remaining.min((size - skip) as usize).min(MAX_DMA);
             // A sum beyond the address space is an address where nothing is mapped.
             let iova = piece.iova.saturating_add(skip);
             copy(iova, now).map_err(QueueError::Memory)?;
-            (skip, left) = (skip + now as u64, left - now);
+            (skip, remaining) = (skip + now as u64, remaining - now);
         }
-        if left == 0 {
+        if remaining == 0 {
             break;
         }
         skip = 0;
     }
 
-    if left == 0 { Ok(()) } else { Err(QueueError::Buffer) }
+    if remaining == 0 { Ok(()) } else { Err(QueueError::Buffer) }
 }
 
 /// Returns the reason for an error of `virtio-queue`.

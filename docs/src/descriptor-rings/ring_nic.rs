@@ -137,7 +137,7 @@ impl Device for RingNic {
 
 // ANCHOR: ring
 impl RingNic {
-    /// Sends the frame of the next descriptor. Returns false if there is none, or it can't go on
+    /// Sends the frame of the next descriptor. Returns false if there is none, or it can't continue
     /// now.
     fn send_next(&mut self, context: &mut Context<'_>) -> Result<bool, DmaError> {
         let Some(ring) = self.ring else { return Ok(false) };
@@ -301,7 +301,7 @@ mod tests {
         card.memory.answer(&mut card.bed);
         let after_the_reset = card.arrived();
 
-        // The ring begins anew, and the token is free.
+        // The ring starts again, and the token is free.
         card.posted = 0;
         card.client.write64(&mut card.bed, 0, REG_RING, RING);
         card.memory.write(REMOTE, &[2; 60]);

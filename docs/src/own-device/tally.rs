@@ -56,9 +56,10 @@ pub mod device {
     }
 
     impl Tally {
-        fn start(&mut self, context: &Context<'_>, who: AttachmentId) {
-            let word = context.memory(who, 2).and_then(|bar| bar.u64(MIRROR_SUM).ok());
-            self.lanes[usize::from(who.0)] = Lane { mirror: word.map(MirrorWord::new), ..Lane::default() };
+        fn start(&mut self, context: &Context<'_>, attachment_id: AttachmentId) {
+            let word = context.memory(attachment_id, 2).and_then(|bar| bar.u64(MIRROR_SUM).ok());
+            self.lanes[usize::from(attachment_id.0)] =
+                Lane { mirror: word.map(MirrorWord::new), ..Lane::default() };
         }
     }
 
@@ -79,20 +80,20 @@ pub mod device {
             FunctionSpec::nic(identity, users, 0x1000, 1, 64, 0, 0x1000)
         }
 
-        fn attached(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-            self.start(context, who);
+        fn attached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId) {
+            self.start(context, attachment_id);
         }
 
-        fn detached(&mut self, _: &mut Context<'_>, who: AttachmentId, _: Ended) {
-            self.lanes[usize::from(who.0)] = Lane::default();
+        fn detached(&mut self, _: &mut Context<'_>, attachment_id: AttachmentId, _: Ended) {
+            self.lanes[usize::from(attachment_id.0)] = Lane::default();
         }
 
         fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
-            for who in (0..ATTACHMENTS).map(AttachmentId) {
+            for attachment_id in (0..ATTACHMENTS).map(AttachmentId) {
                 // A lane without memory has no client, or is losing it, and is already in the state
                 // of power-on.
-                if reach.reaches(who) && self.lanes[usize::from(who.0)].mirror.is_some() {
-                    self.start(context, who);
+                if reach.reaches(attachment_id) && self.lanes[usize::from(attachment_id.0)].mirror.is_some() {
+                    self.start(context, attachment_id);
                 }
             }
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rtrb::{Consumer, Producer, PushError, RingBuffer};
 
-use super::{CompanionSpec, CompanionStatus, Halt, life::Life};
+use super::{CompanionSpec, CompanionStatus, Halt, incarnation::Incarnation};
 
 /// Reason why a message was not sent. It returns the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,32 +12,35 @@ pub enum SendError<T> {
     /// The FIFO is full. The sender should try again: a device after the next event, a companion in
     /// its next poll, which follows when the device has received an event.
     Full(T),
-    /// The life is over: the companion is halted, or the device has dropped its end.
+    /// The incarnation is over: the companion is halted, or the device has dropped its end.
     Ended(T),
 }
 
-/// The device's end of a life of its companion. Dropping it ends the life.
+/// The device's end of an incarnation of its companion. Dropping it ends the incarnation.
 pub struct DeviceEnd<C, E> {
     commands: Producer<C>,
     events: Consumer<E>,
-    life: Arc<Life>,
+    incarnation: Arc<Incarnation>,
 }
 
 /// The companion's end of its FIFOs.
 pub struct CompanionEnd<C, E> {
     commands: Consumer<C>,
     events: Producer<E>,
-    life: Arc<Life>,
+    incarnation: Arc<Incarnation>,
 }
 
 /// Returns both ends of new FIFOs.
-pub(super) fn ends<C, E>(spec: &CompanionSpec, life: &Arc<Life>) -> (DeviceEnd<C, E>, CompanionEnd<C, E>) {
+pub(super) fn ends<C, E>(
+    spec: &CompanionSpec,
+    incarnation: &Arc<Incarnation>,
+) -> (DeviceEnd<C, E>, CompanionEnd<C, E>) {
     let (command_sender, commands) = RingBuffer::new(spec.commands);
     let (event_sender, events) = RingBuffer::new(spec.events);
 
     (
-        DeviceEnd { commands: command_sender, events, life: Arc::clone(life) },
-        CompanionEnd { commands, events: event_sender, life: Arc::clone(life) },
+        DeviceEnd { commands: command_sender, events, incarnation: Arc::clone(incarnation) },
+        CompanionEnd { commands, events: event_sender, incarnation: Arc::clone(incarnation) },
     )
 }
 
@@ -48,12 +51,12 @@ impl<C, E> DeviceEnd<C, E> {
     /// [`SendError`], with the command.
     #[inline]
     pub fn send(&mut self, command: C) -> Result<(), SendError<C>> {
-        if !self.life.takes_commands() {
+        if !self.incarnation.takes_commands() {
             return Err(SendError::Ended(command));
         }
 
         self.commands.push(command).map_err(|PushError::Full(command)| SendError::Full(command))?;
-        self.life.wake_companion();
+        self.incarnation.wake_companion();
 
         Ok(())
     }
@@ -61,13 +64,13 @@ impl<C, E> DeviceEnd<C, E> {
     /// Takes the next event. A companion that hung has none, even if it returns.
     #[inline]
     pub fn receive(&mut self) -> Option<E> {
-        if self.life.is_hung() {
+        if self.incarnation.is_hung() {
             return None;
         }
 
         let event = self.events.pop().ok()?;
         // The companion may wait for room.
-        self.life.wake_companion();
+        self.incarnation.wake_companion();
 
         Some(event)
     }
@@ -75,13 +78,13 @@ impl<C, E> DeviceEnd<C, E> {
     /// Returns the next event, which stays in the FIFO. A companion that hung has none.
     #[inline]
     pub fn front(&self) -> Option<&E> {
-        if self.life.is_hung() { None } else { self.events.peek().ok() }
+        if self.incarnation.is_hung() { None } else { self.events.peek().ok() }
     }
 
     /// Returns whether there is no event, and the companion is not halted.
     #[inline]
     pub fn is_quiet(&self) -> bool {
-        self.events.is_empty() && self.life.takes_commands()
+        self.events.is_empty() && self.incarnation.takes_commands()
     }
 
     /// Drops the event of [`DeviceEnd::front`], without a copy of it.
@@ -89,13 +92,13 @@ impl<C, E> DeviceEnd<C, E> {
     pub fn drop_front(&mut self) {
         if let Ok(event) = self.events.read_chunk(1) {
             event.commit_all();
-            self.life.wake_companion();
+            self.incarnation.wake_companion();
         }
     }
 
-    /// Returns the state of this life.
+    /// Returns the state of this incarnation.
     pub fn status(&self) -> CompanionStatus {
-        self.life.status()
+        self.incarnation.status()
     }
 
     /// Returns the reason if the companion is halted.
@@ -106,15 +109,15 @@ impl<C, E> DeviceEnd<C, E> {
         }
     }
 
-    /// Returns the number of this life, from 1.
+    /// Returns the number of this incarnation, from 1.
     pub fn epoch(&self) -> u32 {
-        self.life.epoch()
+        self.incarnation.epoch()
     }
 }
 
 impl<C, E> Drop for DeviceEnd<C, E> {
     fn drop(&mut self) {
-        self.life.end();
+        self.incarnation.end();
     }
 }
 
@@ -143,30 +146,30 @@ impl<C, E> CompanionEnd<C, E> {
     /// [`SendError`], with the event.
     #[inline]
     pub fn send(&mut self, event: E) -> Result<(), SendError<E>> {
-        if self.life.has_ended() {
+        if self.incarnation.has_ended() {
             return Err(SendError::Ended(event));
         }
 
         self.events.push(event).map_err(|PushError::Full(event)| SendError::Full(event))?;
-        self.life.wake_device();
+        self.incarnation.wake_device();
 
         Ok(())
     }
 
     /// Returns whether a poll may wait: the companion has a thread, and is not stepped.
     pub fn may_wait(&self) -> bool {
-        !self.life.is_stepped()
+        !self.incarnation.is_stepped()
     }
 
-    /// Returns whether the life has ended. A companion that waits within a poll should look at it
-    /// now and then, and return.
+    /// Returns whether the incarnation has ended. A companion that waits within a poll should look
+    /// at it now and then, and return.
     #[inline]
     pub fn has_ended(&self) -> bool {
-        self.life.has_ended()
+        self.incarnation.has_ended()
     }
 
-    /// Returns the number of this life, from 1.
+    /// Returns the number of this incarnation, from 1.
     pub fn epoch(&self) -> u32 {
-        self.life.epoch()
+        self.incarnation.epoch()
     }
 }

@@ -12,22 +12,24 @@
 //! - *on threads*: each has a thread of its own. The engine uses it. A companion whose
 //!   [`CompanionSpec::mode`] is *stepped* has none there, either.
 //!
-//! Lives
+//! Incarnations
 //!
-//! - Each start begins a new *life*, which has new FIFOs and the next *epoch*. The life before it
-//!   ends. What it sent and the device has not received is dropped with its FIFOs.
-//! - A life ends when the device drops its end. The companion is dropped after the poll that is
-//!   in progress. Its thread is never joined. A thread that does not return is *abandoned*, and
-//!   counted. With [`MAX_ABANDONED`] such threads no further life begins.
+//! - Each start begins a new *incarnation*, which has new FIFOs and the next *epoch*. The
+//!   incarnation before it ends. What it sent and the device has not received is dropped with its
+//!   FIFOs.
+//! - An incarnation ends when the device drops its end. The companion is dropped after the poll
+//!   that is in progress. Its thread is never joined. A thread that does not return is *abandoned*,
+//!   and counted. With [`MAX_ABANDONED`] such threads no further incarnation begins.
 //! - A companion is *halted* when it panics, or when a poll takes longer than the machine's limit.
-//!   The device sees [`CompanionStatus::Halted`] and starts a new life when it is reset.
+//!   The device sees [`CompanionStatus::Halted`] and starts a new incarnation when it is reset.
 //!
 //! Wake-ups
 //!
 //! - A message to a companion unparks its thread. That is an atomic swap, and a system call only if
 //!   the thread sleeps.
-//! - A message to a device is noted in the life. The machine looks at the notes in each step, and
-//!   wakes the function. The companion calls the holder's waker only if the machine may be asleep.
+//! - A message to a device is noted in the incarnation. The machine looks at the notes in each
+//!   step, and wakes the function. The companion calls the holder's waker only if the machine may
+//!   be asleep.
 //!
 //! The FIFOs are rings of the crate `rtrb`, with one producer and one consumer each. A message is
 //! a copy and a store, both ends only *try*, and nothing allocates after the start.
@@ -36,13 +38,13 @@
 //! | --- | --- |
 //! | `mod.rs` | the trait, the modes, states and errors |
 //! | `ends.rs` | the two ends of the FIFOs |
-//! | `life.rs` | the state that both sides and the machine share, and a companion's thread |
+//! | `incarnation.rs` | the state that both sides and the machine share, and a companion's thread |
 //! | `signal.rs` | the wake-up of a machine that may sleep |
 //! | `signals.rs` | which companions have work, or something for their devices |
 //! | `table.rs` | the companions of a machine: starting, polling, supervision |
 
 mod ends;
-mod life;
+mod incarnation;
 mod signal;
 mod signals;
 mod table;
@@ -55,8 +57,8 @@ pub use self::ends::{CompanionEnd, DeviceEnd, SendError};
 pub(crate) use self::table::Companions;
 use crate::progress::Progress;
 
-/// Maximum number of threads of earlier lives of a companion that have not returned. With this
-/// many, no new life begins.
+/// Maximum number of threads of earlier incarnations of a companion that have not returned. With
+/// this many, no new incarnation begins.
 pub const MAX_ABANDONED: usize = 16;
 /// Maximum number of companions of a function.
 pub const MAX_COMPANIONS: usize = 16;
@@ -105,14 +107,14 @@ pub enum CompanionMode {
     Threads,
 }
 
-/// State of a life.
+/// State of an incarnation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CompanionStatus {
     /// It takes commands.
     Running,
-    /// It takes no more commands in this life.
+    /// It takes no more commands in this incarnation.
     Halted(Halt),
-    /// The device has ended the life, and has begun no other one.
+    /// The device has ended the incarnation, and has begun no other one.
     Ended,
 }
 
@@ -141,13 +143,13 @@ impl fmt::Display for CompanionStatus {
 pub struct CompanionReport {
     /// Its name.
     pub name: &'static str,
-    /// Number of its current life, from 1.
+    /// Number of its current incarnation, from 1.
     pub epoch: u32,
-    /// Where that life runs.
+    /// Where that incarnation runs.
     pub mode: CompanionMode,
-    /// State of that life.
+    /// State of that incarnation.
     pub status: CompanionStatus,
-    /// Threads of earlier lives that have not returned.
+    /// Threads of earlier incarnations that have not returned.
     pub abandoned: usize,
 }
 
@@ -169,10 +171,10 @@ impl fmt::Display for CompanionReport {
     }
 }
 
-/// Reason why a life could not begin.
+/// Reason why an incarnation could not begin.
 #[derive(Debug, Error)]
 pub enum CompanionError {
-    /// Too many threads of earlier lives have not returned.
+    /// Too many threads of earlier incarnations have not returned.
     #[error("{count} earlier threads of companion {name} have not returned; no further one is started")]
     Abandoned {
         /// Name of the companion.

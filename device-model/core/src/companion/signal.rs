@@ -1,4 +1,4 @@
-//! The wake-up of a machine that may sleep, by a companion that has sent something.
+//! The wake-up of a machine that may sleep, by a companion that has sent an event.
 //!
 //! Each side stores and then looks at the other side's store, with a fence between. So the machine
 //! finds the signal before it sleeps, or the companion finds that it may sleep and wakes it. The
@@ -101,16 +101,16 @@ mod tests {
 
     use super::{Awake, Signal, is_any_raised, take_all};
 
-    /// A machine, and the lives of two companions.
+    /// A machine, and the incarnations of two companions.
     struct Shared {
         awake: Awake,
         /// The waker of the machine's holder.
         waker: Notify,
         signals: Arc<AtomicU64>,
-        lives: [Life; 2],
+        incarnations: [Incarnation; 2],
     }
 
-    struct Life {
+    struct Incarnation {
         signal: Signal,
         /// Number of events. Nothing but the signal orders it.
         sent: AtomicU32,
@@ -119,17 +119,18 @@ mod tests {
     impl Shared {
         fn new() -> Arc<Self> {
             let signals = Arc::new(AtomicU64::new(0));
-            let life = |bit| Life { signal: Signal::new(&signals, bit), sent: AtomicU32::new(0) };
-            let lives = [life(1), life(2)];
-            Arc::new(Self { awake: Awake::new(), waker: Notify::new(), signals, lives })
+            let incarnation =
+                |bit| Incarnation { signal: Signal::new(&signals, bit), sent: AtomicU32::new(0) };
+            let incarnations = [incarnation(1), incarnation(2)];
+            Arc::new(Self { awake: Awake::new(), waker: Notify::new(), signals, incarnations })
         }
 
         /// Sends events as a companion does.
-        fn send(&self, life: usize, count: u32) {
-            let life = &self.lives[life];
+        fn send(&self, incarnation: usize, count: u32) {
+            let incarnation = &self.incarnations[incarnation];
             for number in 1..=count {
-                life.sent.store(number, Ordering::Relaxed);
-                if life.signal.raise(&self.awake) {
+                incarnation.sent.store(number, Ordering::Relaxed);
+                if incarnation.signal.raise(&self.awake) {
                     self.waker.notify();
                 }
             }
@@ -142,9 +143,11 @@ mod tests {
             loop {
                 self.awake.begin_step();
                 let raised = take_all(&self.signals);
-                for (index, (life, received)) in self.lives.iter().zip(&mut received).enumerate() {
+                for (index, (incarnation, received)) in
+                    self.incarnations.iter().zip(&mut received).enumerate()
+                {
                     if raised >> index & 1 != 0 {
-                        *received = life.sent.load(Ordering::Relaxed);
+                        *received = incarnation.sent.load(Ordering::Relaxed);
                     }
                 }
                 if received == expected {
@@ -177,9 +180,9 @@ mod tests {
     fn wake_up_of_one_companion_does_not_hide_that_of_another() {
         loom::model(|| {
             let shared = Shared::new();
-            let companions = [0, 1].map(|life| {
+            let companions = [0, 1].map(|incarnation| {
                 let shared = shared.clone();
-                thread::spawn(move || shared.send(life, 1))
+                thread::spawn(move || shared.send(incarnation, 1))
             });
 
             shared.receive([1, 1]);

@@ -1,5 +1,5 @@
 //! Work flags of the companions for their machine: which of them have work, and which have
-//! something for their device.
+//! an unreported event for their device.
 //!
 //! A machine can have thousands of companions, few of which have anything in a step. Each has a bit
 //! in a word that it shares with others, so that the machine looks at a word for 64 of them.
@@ -18,7 +18,7 @@ const GROUP: usize = u64::BITS as usize;
 struct Group {
     /// The machine should poll these, or end them.
     work: AtomicU64,
-    /// These have something for their device: see [`Signal`].
+    /// These have unreported events for their device: see [`Signal`].
     signals: Word,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Signals {
     groups: Vec<Arc<Group>>,
 }
 
-/// The notes of one companion. Its lives share them.
+/// The notes of one companion. Its incarnations share them.
 #[derive(Clone)]
 pub(super) struct Notes {
     group: Arc<Group>,
@@ -60,12 +60,12 @@ impl Signals {
         Notes { group: Arc::clone(&self.groups[group]), bit: 1 << (index % GROUP) }
     }
 
-    /// Returns whether a companion has work, or something for its device.
+    /// Returns whether a companion has work, or an unreported event for its device.
     pub(super) fn is_any(&self) -> bool {
         self.groups.iter().any(|group| group.work.load(Ordering::Relaxed) != 0) || self.is_any_signalled()
     }
 
-    /// Returns whether a companion has something for its device.
+    /// Returns whether a companion has an unreported event for its device.
     pub(super) fn is_any_signalled(&self) -> bool {
         self.groups.iter().any(|group| signal::is_any_raised(&group.signals))
     }
@@ -77,8 +77,8 @@ impl Signals {
         self.pass(|group| if is_any(group) { group.work.swap(0, Ordering::Acquire) } else { 0 }, take);
     }
 
-    /// Passes the companions to `take` that have something for their device, in ascending order,
-    /// and forgets that.
+    /// Passes the companions to `take` that have unreported events for their device, in ascending
+    /// order, and forgets that.
     #[inline]
     pub(super) fn take_signals(&self, take: impl FnMut(usize)) {
         self.pass(|group| signal::take_all(&group.signals), take);

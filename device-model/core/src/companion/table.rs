@@ -6,7 +6,7 @@ use super::{
     COMPANION_LIMIT, Companion, CompanionError, CompanionMode, CompanionReport, CompanionSpec,
     CompanionStatus, DeviceEnd, MAX_ABANDONED, MAX_COMPANIONS, MAX_MESSAGES,
     ends::ends,
-    life::{Body, Life, MachineFlags, Phase, Typed},
+    incarnation::{Body, Incarnation, MachineFlags, Phase, Typed},
     signal::Awake,
     signals::Signals,
 };
@@ -31,20 +31,20 @@ pub(crate) struct Companions {
     look_at: Nanos,
 }
 
-/// A companion, with all of its lives that are not over.
+/// A companion, with all of its incarnations that are not over.
 struct Named {
     function: FunctionId,
     name: &'static str,
-    /// Number of lives so far.
+    /// Number of incarnations so far.
     epoch: u32,
     current: Option<Supervised>,
-    /// Threads of earlier lives.
-    earlier: Vec<Arc<Life>>,
+    /// Threads of earlier incarnations.
+    earlier: Vec<Arc<Incarnation>>,
 }
 
-/// The current life of a companion.
+/// The current incarnation of a companion.
 struct Supervised {
-    life: Arc<Life>,
+    incarnation: Arc<Incarnation>,
     mode: CompanionMode,
     /// The companion, if the machine's steps poll it and it has not panicked.
     stepped: Option<Box<dyn Body>>,
@@ -67,7 +67,7 @@ impl Companions {
         }
     }
 
-    /// Sets where lives run that begin from now on, and the waker of the machine's holder.
+    /// Sets where incarnations run that begin from now on, and the waker of the machine's holder.
     pub(crate) fn set_mode(&mut self, mode: CompanionMode, waker: Waker) {
         self.mode = mode;
         self.flags = flags(waker);
@@ -84,7 +84,7 @@ impl Companions {
         self.named.is_empty()
     }
 
-    /// Begins a life of a companion of `function`.
+    /// Begins an incarnation of a companion of `function`.
     pub(crate) fn start<C: Companion>(
         &mut self,
         function: FunctionId,
@@ -110,20 +110,20 @@ impl Companions {
 
         named.epoch = named.epoch.wrapping_add(1);
         let is_stepped = mode == CompanionMode::Stepped;
-        let life = Arc::new(Life::new(named.epoch, flags, signal, is_stepped));
-        let (device_end, end) = ends(&spec, &life);
+        let incarnation = Arc::new(Incarnation::new(named.epoch, flags, signal, is_stepped));
+        let (device_end, end) = ends(&spec, &incarnation);
         let body: Box<dyn Body> = Box::new(Typed { companion, end });
 
         let stepped = match mode {
             CompanionMode::Stepped => Some(body),
             CompanionMode::Threads => {
-                run_on_thread(name, &life, body)?;
+                run_on_thread(name, &incarnation, body)?;
                 self.has_threads = true;
                 None
             }
         };
         named.current =
-            Some(Supervised { life, mode, stepped, beats: 0, silent: 0, looked_at: Nanos::NEVER });
+            Some(Supervised { incarnation, mode, stepped, beats: 0, silent: 0, looked_at: Nanos::NEVER });
         self.look_at = Nanos::ZERO;
 
         Ok(device_end)
@@ -145,7 +145,7 @@ impl Companions {
         Ok(self.named.len() - 1)
     }
 
-    /// Reports that the machine is awake: it looks at the lives in this step.
+    /// Reports that the machine is awake: it looks at the incarnations in this step.
     pub(crate) fn begin_step(&self) {
         self.flags.awake.begin_step();
     }
@@ -155,7 +155,7 @@ impl Companions {
         let (mut busy, named) = (false, &mut self.named);
         self.signals.take_work(|index| {
             let Some(named) = named.get_mut(index) else { return };
-            if named.current.as_ref().is_some_and(|current| current.life.has_ended()) {
+            if named.current.as_ref().is_some_and(|current| current.incarnation.has_ended()) {
                 named.end_current();
             }
             busy |= named.current.as_mut().is_some_and(|current| current.poll(budget));
@@ -163,7 +163,8 @@ impl Companions {
         busy
     }
 
-    /// Returns whether a stepped companion has work, or a companion has something for its device.
+    /// Returns whether a stepped companion has work, or a companion has an unreported event for its
+    /// device.
     pub(crate) fn has_work(&self) -> bool {
         self.signals.is_any()
     }
@@ -178,7 +179,7 @@ impl Companions {
     }
 
     /// Looks at the threads if that is due: declares those hung that have been in one poll for too
-    /// long, and forgets lives that are over.
+    /// long, and forgets incarnations that are over.
     pub(crate) fn supervise(&mut self, now: Nanos) {
         if now < self.look_at {
             return;
@@ -186,19 +187,19 @@ impl Companions {
 
         self.look_at = now.after(self.limit / LOOKS);
         for named in &mut self.named {
-            named.earlier.retain(|life| life.phase() != Phase::Over);
+            named.earlier.retain(|incarnation| incarnation.phase() != Phase::Over);
             if let Some(current) = &mut named.current
                 && current.measure_poll(now, self.limit)
             {
                 tracing::error!("companion {} hangs; it is halted", named.name);
-                current.life.set_hung();
-                current.life.wake_device();
+                current.incarnation.set_hung();
+                current.incarnation.wake_device();
             }
         }
     }
 
     /// Reports that the machine may sleep until `time`. Returns the time at which it must step
-    /// again at the latest: at once if a companion has sent something by now.
+    /// again at the latest: at once if a companion has sent an event by now.
     pub(crate) fn end_step(&self, time: Nanos) -> Option<Nanos> {
         self.flags.awake.end_step();
         if self.signals.is_any_signalled() {
@@ -219,8 +220,12 @@ impl Companions {
                 name: named.name,
                 epoch: named.epoch,
                 mode: current.map_or(CompanionMode::Stepped, |current| current.mode),
-                status: current.map_or(CompanionStatus::Ended, |current| current.life.status()),
-                abandoned: named.earlier.iter().filter(|life| life.phase() != Phase::Over).count(),
+                status: current.map_or(CompanionStatus::Ended, |current| current.incarnation.status()),
+                abandoned: named
+                    .earlier
+                    .iter()
+                    .filter(|incarnation| incarnation.phase() != Phase::Over)
+                    .count(),
             }
         });
         reports.collect()
@@ -228,15 +233,15 @@ impl Companions {
 }
 
 impl Named {
-    /// Ends the current life. Its thread is among the earlier ones until it returns.
+    /// Ends the current incarnation. Its thread is among the earlier ones until it returns.
     fn end_current(&mut self) {
-        self.earlier.retain(|life| life.phase() != Phase::Over);
+        self.earlier.retain(|incarnation| incarnation.phase() != Phase::Over);
         let Some(mut current) = self.current.take() else { return };
-        current.life.end();
+        current.incarnation.end();
         match current.stepped.take() {
-            Some(body) => current.life.drop_body(body),
-            None if current.life.phase() == Phase::Over => {}
-            None => self.earlier.push(Arc::clone(&current.life)),
+            Some(body) => current.incarnation.drop_body(body),
+            None if current.incarnation.phase() == Phase::Over => {}
+            None => self.earlier.push(Arc::clone(&current.incarnation)),
         }
     }
 }
@@ -246,28 +251,28 @@ impl Supervised {
     fn poll(&mut self, budget: u32) -> bool {
         let Some(mut body) = self.stepped.take() else { return false };
 
-        let busy = self.life.poll(body.as_mut(), budget) == Progress::Busy;
-        if self.life.has_panicked() {
-            self.life.drop_body(body);
+        let busy = self.incarnation.poll(body.as_mut(), budget) == Progress::Busy;
+        if self.incarnation.has_panicked() {
+            self.incarnation.drop_body(body);
             return false;
         }
 
         self.stepped = Some(body);
         if busy {
-            self.life.wake_companion();
+            self.incarnation.wake_companion();
         }
         busy
     }
 
     /// Returns whether a thread is in a poll, so that the machine must look at it again.
     fn is_watched(&self) -> bool {
-        self.stepped.is_none() && !self.life.is_hung() && self.life.phase() == Phase::Polling
+        self.stepped.is_none() && !self.incarnation.is_hung() && self.incarnation.phase() == Phase::Polling
     }
 
     /// Adds the time since the last look to that of the poll in progress. Returns whether the poll
     /// has become too long.
     fn measure_poll(&mut self, now: Nanos, limit: u64) -> bool {
-        let beats = self.life.beats();
+        let beats = self.incarnation.beats();
         let passed = now.0.saturating_sub(self.looked_at.0).min(limit / LOOKS);
         self.looked_at = now;
         if !self.is_watched() || beats != self.beats {
@@ -282,9 +287,9 @@ impl Supervised {
 
 impl Drop for Supervised {
     fn drop(&mut self) {
-        self.life.end();
+        self.incarnation.end();
         if let Some(body) = self.stepped.take() {
-            self.life.drop_body(body);
+            self.incarnation.drop_body(body);
         }
     }
 }
@@ -294,12 +299,16 @@ fn flags(waker: Waker) -> Arc<MachineFlags> {
 }
 
 /// Runs a companion on a thread of its own, which is never joined.
-fn run_on_thread(name: &'static str, life: &Arc<Life>, body: Box<dyn Body>) -> Result<(), CompanionError> {
-    let shared = Arc::clone(life);
+fn run_on_thread(
+    name: &'static str,
+    incarnation: &Arc<Incarnation>,
+    body: Box<dyn Body>,
+) -> Result<(), CompanionError> {
+    let shared = Arc::clone(incarnation);
     let started = thread::Builder::new().name(name.to_owned()).spawn(move || shared.run(body));
     // The handle is dropped, which detaches the thread.
     let handle = started.map_err(|reason| CompanionError::Thread { name, reason })?;
-    life.set_thread(handle.thread().clone());
+    incarnation.set_thread(handle.thread().clone());
 
     Ok(())
 }

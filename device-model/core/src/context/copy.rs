@@ -24,15 +24,21 @@ impl Context<'_> {
     /// [`Context::dma_read`], where the access counts; this answer counts as no error. Every other
     /// error is final, and the device should set its error bit. After [`DmaError::Faulted`], the
     /// content of `out` is arbitrary; after the others it is unchanged.
-    pub fn copy_from(&mut self, who: AttachmentId, iova: u64, out: &mut [u8]) -> Result<(), DmaError> {
-        let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
+    pub fn copy_from(
+        &mut self,
+        attachment_id: AttachmentId,
+        iova: u64,
+        out: &mut [u8],
+    ) -> Result<(), DmaError> {
+        let attachment =
+            self.function.attachments.get_mut(usize::from(attachment_id.0)).ok_or(DmaError::Gone)?;
         let result = check_may_dma(attachment).and_then(|()| attachment.dma.read_local(iova, out));
 
         if result.is_ok() {
             attachment.counters.dma_read_bytes += out.len() as u64;
         }
 
-        self.finish(who, out.len(), result, &[Event::DmaRead { iova, length: out.len() }])
+        self.finish(attachment_id, out.len(), result, &[Event::DmaRead { iova, length: out.len() }])
     }
 
     /// Copies `data`, at most [`crate::dma::MAX_DMA`] bytes, to client memory at `iova`. Order and
@@ -43,8 +49,9 @@ impl Context<'_> {
     /// device then calls [`Context::dma_write`], where the access counts; this answer counts as no
     /// error. [`DmaError::Busy`] while an earlier write by message has no reply. Every other error
     /// is final, and the device should set its error bit.
-    pub fn copy_to(&mut self, who: AttachmentId, iova: u64, data: &[u8]) -> Result<(), DmaError> {
-        let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
+    pub fn copy_to(&mut self, attachment_id: AttachmentId, iova: u64, data: &[u8]) -> Result<(), DmaError> {
+        let attachment =
+            self.function.attachments.get_mut(usize::from(attachment_id.0)).ok_or(DmaError::Gone)?;
         let result = check_may_write(attachment, iova, data.len())
             .and_then(|()| attachment.dma.write_local(iova, data));
 
@@ -52,7 +59,7 @@ impl Context<'_> {
             attachment.counters.dma_written_bytes += data.len() as u64;
         }
 
-        self.finish(who, data.len(), result, &[Event::DmaWrite { iova, length: data.len() }])
+        self.finish(attachment_id, data.len(), result, &[Event::DmaWrite { iova, length: data.len() }])
     }
 
     /// Changes the 64-bit word of client memory at `iova`, a multiple of 8, by one atomic
@@ -65,10 +72,16 @@ impl Context<'_> {
     /// # Errors
     /// Those of [`Context::copy_to`], and [`DmaError::NoWord`]. The mapping must permit reads and
     /// writes.
-    pub fn update_u64(&mut self, who: AttachmentId, iova: u64, update: WordUpdate) -> Result<u64, DmaError> {
+    pub fn update_u64(
+        &mut self,
+        attachment_id: AttachmentId,
+        iova: u64,
+        update: WordUpdate,
+    ) -> Result<u64, DmaError> {
         const WORD: usize = size_of::<u64>();
 
-        let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
+        let attachment =
+            self.function.attachments.get_mut(usize::from(attachment_id.0)).ok_or(DmaError::Gone)?;
         let result =
             check_may_write(attachment, iova, WORD).and_then(|()| attachment.dma.update_local(iova, update));
 
@@ -78,7 +91,7 @@ impl Context<'_> {
         }
 
         let events = [Event::DmaRead { iova, length: WORD }, Event::DmaWrite { iova, length: WORD }];
-        self.finish(who, WORD, result, &events)
+        self.finish(attachment_id, WORD, result, &events)
     }
 
     /// Charges an access to the step, counts its error, and traces it. An access that the device
@@ -86,7 +99,7 @@ impl Context<'_> {
     #[inline]
     fn finish<T>(
         &mut self,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         length: usize,
         result: Result<T, DmaError>,
         events: &[Event],
@@ -98,14 +111,14 @@ impl Context<'_> {
                 if matches!(error, DmaError::Faulted { .. }) {
                     self.shared.touched += length;
                 }
-                if let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) {
+                if let Some(attachment) = self.function.attachments.get_mut(usize::from(attachment_id.0)) {
                     attachment.count_dma_error(error);
                 }
             }
         }
 
         for &event in events {
-            self.shared.trace(self.function.id, who, event);
+            self.shared.trace(self.function.id, attachment_id, event);
         }
 
         result

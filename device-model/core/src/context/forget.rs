@@ -9,21 +9,22 @@ impl Context<'_> {
     ///
     /// A read that has been sent as a message still counts against [`super::MAX_REMOTE`] until the
     /// client replies. The reply is dropped.
-    pub fn forget_reads(&mut self, who: AttachmentId) {
-        self.forget_matching(who, |_| true);
+    pub fn forget_reads(&mut self, attachment_id: AttachmentId) {
+        self.forget_matching(attachment_id, |_| true);
     }
 
     /// Forgets the DMA reads of an attachment with this token, as [`Context::forget_reads`] does.
-    pub fn forget_read(&mut self, who: AttachmentId, token: DmaToken) {
-        self.forget_matching(who, |other| other == token);
+    pub fn forget_read(&mut self, attachment_id: AttachmentId, token: DmaToken) {
+        self.forget_matching(attachment_id, |other| other == token);
     }
 
     /// Drops the results of an attachment's reads whose tokens `forgets` selects, done or not.
     /// Their late answers are dropped when they arrive.
-    fn forget_matching(&mut self, who: AttachmentId, forgets: impl Fn(DmaToken) -> bool) {
-        self.shared.drop_results(self.function, |done| done.who == who && forgets(done.token));
+    fn forget_matching(&mut self, attachment_id: AttachmentId, forgets: impl Fn(DmaToken) -> bool) {
+        self.shared
+            .drop_results(self.function, |done| done.attachment_id == attachment_id && forgets(done.token));
 
-        let attachment = self.function.attachments.get_mut(usize::from(who.0));
+        let attachment = self.function.attachments.get_mut(usize::from(attachment_id.0));
         let Some(tenant) = attachment.and_then(|attachment| attachment.tenant.as_mut()) else { return };
         let reads = &mut tenant.remote_reads;
         let before = reads.iter().filter(|read| read.token.is_none()).count();
@@ -36,7 +37,7 @@ impl Context<'_> {
         }
 
         // A message that has not left need not be sent, and its room is free at once.
-        let owner = (self.function.id, who);
+        let owner = (self.function.id, attachment_id);
         self.shared.outgoing.retain(|message| {
             let Outgoing::DmaRead { id, function, attachment, .. } = message else { return true };
             if (*function, *attachment) != owner {

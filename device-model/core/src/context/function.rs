@@ -34,31 +34,31 @@ impl FunctionState {
     pub(crate) fn refresh_clients(&mut self) {
         self.clients.clear();
         let attached = self.attachments.iter().filter(|(_, attachment)| attachment.tenant.is_some());
-        self.clients.extend(attached.map(|(who, _)| who));
+        self.clients.extend(attached.map(|(attachment_id, _)| attachment_id));
     }
 
     /// Sorts the clients by the number of records carried out recently, fewest first, after a turn
-    /// that carried out at most `most` records of each.
+    /// that carried out at most `maximum` records of each.
     ///
     /// Clients that compete for the same resource of a device thus share it, whatever the resource
     /// and however often some of it becomes free. A client that received none moves towards the
     /// front with each turn. A client that received more than another moves behind it. What one
     /// client does not use, the next one gets.
     #[cold]
-    pub(crate) fn reorder_clients(&mut self, most: u32) {
+    pub(crate) fn reorder_clients(&mut self, maximum: u32) {
         let Self { attachments, clients, .. } = self;
-        for who in &*clients {
-            let Some(attachment) = attachments.get_mut(usize::from(who.0)) else { continue };
+        for attachment_id in &*clients {
+            let Some(attachment) = attachments.get_mut(usize::from(attachment_id.0)) else { continue };
             let posted = attachment.counters.posted_writes;
             // Records carried out while no client had to wait count as one turn's at most.
-            let given = posted.saturating_sub(attachment.posted_at_update).min(most.into());
+            let given = posted.saturating_sub(attachment.posted_at_update).min(maximum.into());
             attachment.recent_records =
                 attachment.recent_records - attachment.recent_records.div_ceil(8) + given;
             attachment.posted_at_update = posted;
         }
 
-        let recent = |who: AttachmentId| {
-            attachments.get(usize::from(who.0)).map_or(0, |attachment| attachment.recent_records)
+        let recent = |attachment_id: AttachmentId| {
+            attachments.get(usize::from(attachment_id.0)).map_or(0, |attachment| attachment.recent_records)
         };
 
         // The order of equal clients stays. Insertion sort: the list is nearly sorted already.
@@ -73,7 +73,7 @@ impl FunctionState {
 
     /// Queues the result of a DMA read for the device.
     pub(crate) fn queue_result(&mut self, completion: Completion) {
-        if let Some(attachment) = self.attachments.get_mut(usize::from(completion.who.0)) {
+        if let Some(attachment) = self.attachments.get_mut(usize::from(completion.attachment_id.0)) {
             attachment.waiting_reads += 1;
         }
         self.completions.push_back(completion);

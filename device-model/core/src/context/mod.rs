@@ -54,17 +54,17 @@ impl Context<'_> {
     }
 
     /// Returns whether a client has the attachment.
-    pub fn is_attached(&self, who: AttachmentId) -> bool {
-        self.attachment(who).is_some_and(|attachment| attachment.tenant.is_some())
+    pub fn is_attached(&self, attachment_id: AttachmentId) -> bool {
+        self.attachment(attachment_id).is_some_and(|attachment| attachment.tenant.is_some())
     }
 
-    /// Returns the memory behind a BAR as `who` sees it, or `None` while no client is attached or
-    /// when every access to the BAR traps.
+    /// Returns the memory behind a BAR as `attachment_id` sees it, or `None` while no client is
+    /// attached or when every access to the BAR traps.
     ///
     /// A device calls this when a client comes ([`crate::device::Device::attached`]) and makes its
     /// windows from the result.
-    pub fn memory(&self, who: AttachmentId, bar: u8) -> Option<SharedMemory> {
-        self.attachment(who)?.memory(bar).cloned()
+    pub fn memory(&self, attachment_id: AttachmentId, bar: u8) -> Option<SharedMemory> {
+        self.attachment(attachment_id)?.memory(bar).cloned()
     }
 
     /// Returns the function's ports to the fabric.
@@ -82,8 +82,10 @@ impl Context<'_> {
 
     /// Raises an MSI-X vector of an attachment. The interrupt does not overtake the attachment's
     /// earlier DMA writes. Without a client it has no effect.
-    pub fn interrupt(&mut self, who: AttachmentId, vector: u16) {
-        let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) else { return };
+    pub fn interrupt(&mut self, attachment_id: AttachmentId, vector: u16) {
+        let Some(attachment) = self.function.attachments.get_mut(usize::from(attachment_id.0)) else {
+            return;
+        };
         if attachment.tenant.is_none() {
             return;
         }
@@ -95,13 +97,15 @@ impl Context<'_> {
             msix.set_pending(vector);
         }
 
-        self.shared.trace(self.function.id, who, Event::Interrupt { vector });
+        self.shared.trace(self.function.id, attachment_id, Event::Interrupt { vector });
     }
 
     /// Sets the level of an attachment's INTx line. A reset deasserts it. Without a client it has
     /// no effect.
-    pub fn set_intx(&mut self, who: AttachmentId, asserted: bool) {
-        let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) else { return };
+    pub fn set_intx(&mut self, attachment_id: AttachmentId, asserted: bool) {
+        let Some(attachment) = self.function.attachments.get_mut(usize::from(attachment_id.0)) else {
+            return;
+        };
         if attachment.tenant.is_none() {
             return;
         }
@@ -113,7 +117,7 @@ impl Context<'_> {
         attachment.config.set_interrupt_status(asserted);
         attachment.drive_intx();
         if changes {
-            self.shared.trace(self.function.id, who, Event::Intx { asserted });
+            self.shared.trace(self.function.id, attachment_id, Event::Intx { asserted });
         }
     }
 
@@ -132,16 +136,16 @@ impl Context<'_> {
     /// is free. The device should retry in a later step. All other errors come to `dma_done`.
     pub fn dma_read(
         &mut self,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         iova: u64,
         length: usize,
         token: DmaToken,
     ) -> Result<(), DmaError> {
-        let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) else {
+        let Some(attachment) = self.function.attachments.get_mut(usize::from(attachment_id.0)) else {
             if self.function.completions.len() >= MAX_REMOTE {
                 return Err(DmaError::Busy);
             }
-            self.function.queue_result(Completion { who, token, result: Err(DmaError::Gone) });
+            self.function.queue_result(Completion { attachment_id, token, result: Err(DmaError::Gone) });
             return Ok(());
         };
 
@@ -171,9 +175,9 @@ impl Context<'_> {
                 self.shared.next_id += 1;
                 tenant.remote_reads.push(RemoteRead { id, token: Some(token), length });
                 let function = self.function.id;
-                let message = Outgoing::DmaRead { id, function, attachment: who, iova, length };
+                let message = Outgoing::DmaRead { id, function, attachment: attachment_id, iova, length };
                 self.shared.outgoing.push_back(message);
-                self.shared.trace(function, who, Event::DmaRead { iova, length });
+                self.shared.trace(function, attachment_id, Event::DmaRead { iova, length });
                 return Ok(());
             }
             Err(error) => Err(error),
@@ -183,8 +187,8 @@ impl Context<'_> {
             attachment.count_dma_error(error);
         }
 
-        self.function.queue_result(Completion { who, token, result });
-        self.shared.trace(self.function.id, who, Event::DmaRead { iova, length });
+        self.function.queue_result(Completion { attachment_id, token, result });
+        self.shared.trace(self.function.id, attachment_id, Event::DmaRead { iova, length });
 
         Ok(())
     }
@@ -201,8 +205,9 @@ impl Context<'_> {
     /// [`DmaError::Busy`] when the device should retry in a later step. A write to mapped memory is
     /// also busy while an earlier write by message has no reply. Every other error is final, and
     /// the device should set its error bit.
-    pub fn dma_write(&mut self, who: AttachmentId, iova: u64, data: &[u8]) -> Result<(), DmaError> {
-        let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
+    pub fn dma_write(&mut self, attachment_id: AttachmentId, iova: u64, data: &[u8]) -> Result<(), DmaError> {
+        let attachment =
+            self.function.attachments.get_mut(usize::from(attachment_id.0)).ok_or(DmaError::Gone)?;
         let result = match check_dma(attachment, iova, data.len(), true) {
             Ok(DmaPath::Local) if has_writes_in_flight(attachment) => return Err(DmaError::Busy),
             Ok(DmaPath::Local) => {
@@ -225,7 +230,7 @@ impl Context<'_> {
                 self.shared.outgoing.push_back(Outgoing::DmaWrite {
                     id,
                     function: self.function.id,
-                    attachment: who,
+                    attachment: attachment_id,
                     iova,
                     data: data.to_vec(),
                 });
@@ -240,7 +245,7 @@ impl Context<'_> {
             Err(error) => attachment.count_dma_error(error),
         }
 
-        self.shared.trace(self.function.id, who, Event::DmaWrite { iova, length: data.len() });
+        self.shared.trace(self.function.id, attachment_id, Event::DmaWrite { iova, length: data.len() });
 
         result
     }
@@ -253,12 +258,13 @@ impl Context<'_> {
     /// Memory without a mapped file, which only DMA messages to the client reach, can't be leased.
     pub fn dma_lease(
         &mut self,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         iova: u64,
         length: u64,
         write: bool,
     ) -> Result<DmaLease, DmaError> {
-        let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
+        let attachment =
+            self.function.attachments.get_mut(usize::from(attachment_id.0)).ok_or(DmaError::Gone)?;
         check_may_dma(attachment)?;
         attachment.dma.lease(iova, length, write)
     }
@@ -271,12 +277,13 @@ impl Context<'_> {
     /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and those of [`crate::dma::DmaMap::piece`].
     pub fn dma_piece(
         &mut self,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         iova: u64,
         length: u64,
         term: &Term,
     ) -> Result<DmaPiece, DmaError> {
-        let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
+        let attachment =
+            self.function.attachments.get_mut(usize::from(attachment_id.0)).ok_or(DmaError::Gone)?;
         check_may_dma(attachment)?;
         attachment.dma.piece(iova, length, term)
     }
@@ -288,8 +295,13 @@ impl Context<'_> {
     /// # Errors
     /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and those of
     /// [`crate::dma::DmaMap::count_mappings`].
-    pub fn dma_mappings(&self, who: AttachmentId, iova: u64, length: u64) -> Result<usize, DmaError> {
-        let attachment = self.attachment(who).ok_or(DmaError::Gone)?;
+    pub fn dma_mappings(
+        &self,
+        attachment_id: AttachmentId,
+        iova: u64,
+        length: u64,
+    ) -> Result<usize, DmaError> {
+        let attachment = self.attachment(attachment_id).ok_or(DmaError::Gone)?;
         check_may_dma(attachment)?;
         attachment.dma.count_mappings(iova, length)
     }
@@ -301,8 +313,8 @@ impl Context<'_> {
     ///
     /// # Errors
     /// [`DmaError::Gone`], [`DmaError::NotBusMaster`].
-    pub fn guest_memory(&mut self, who: AttachmentId) -> Result<GuestMemoryView<'_>, DmaError> {
-        Ok(self.guest_memory_and_ports(who)?.0)
+    pub fn guest_memory(&mut self, attachment_id: AttachmentId) -> Result<GuestMemoryView<'_>, DmaError> {
+        Ok(self.guest_memory_and_ports(attachment_id)?.0)
     }
 
     /// Returns the memory of a client as [`Context::guest_memory`] does, and the function's ports,
@@ -312,10 +324,11 @@ impl Context<'_> {
     /// Those of [`Context::guest_memory`].
     pub fn guest_memory_and_ports(
         &mut self,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
     ) -> Result<(GuestMemoryView<'_>, Ports<'_>), DmaError> {
         let (function, now) = (self.function.id, self.shared.now);
-        let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
+        let attachment =
+            self.function.attachments.get_mut(usize::from(attachment_id.0)).ok_or(DmaError::Gone)?;
         check_may_dma(attachment)?;
 
         let write_in_flight = has_writes_in_flight(attachment);
@@ -333,19 +346,19 @@ impl Context<'_> {
 
     /// Counts an error of [`GuestMemoryView`], and sets the status bits that belong to it. All
     /// other DMA operations count their errors themselves.
-    pub fn count_dma_error(&mut self, who: AttachmentId, error: &DmaError) {
-        if let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) {
+    pub fn count_dma_error(&mut self, attachment_id: AttachmentId, error: &DmaError) {
+        if let Some(attachment) = self.function.attachments.get_mut(usize::from(attachment_id.0)) {
             attachment.count_dma_error(error);
         }
     }
 
-    /// Begins a new life of a companion, and returns the device's end of its FIFOs. The earlier
-    /// life of the same name ends.
+    /// Begins a new incarnation of a companion, and returns the device's end of its FIFOs. The
+    /// earlier incarnation of the same name ends.
     ///
     /// A device starts a companion when it first needs it, and again when it is reset.
     ///
     /// # Errors
-    /// [`CompanionError`]. The earlier life has ended in every case.
+    /// [`CompanionError`]. The earlier incarnation has ended in every case.
     pub fn start_companion<C: Companion>(
         &mut self,
         spec: CompanionSpec,
@@ -354,8 +367,8 @@ impl Context<'_> {
         self.shared.companions.start(self.function.id, spec, body)
     }
 
-    fn attachment(&self, who: AttachmentId) -> Option<&Attachment> {
-        self.function.attachments.get(usize::from(who.0))
+    fn attachment(&self, attachment_id: AttachmentId) -> Option<&Attachment> {
+        self.function.attachments.get(usize::from(attachment_id.0))
     }
 }
 

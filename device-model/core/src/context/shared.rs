@@ -59,7 +59,7 @@ impl Outgoing {
 
 /// A finished DMA read whose result the device has not received.
 pub(crate) struct Completion {
-    pub(crate) who: AttachmentId,
+    pub(crate) attachment_id: AttachmentId,
     pub(crate) token: DmaToken,
     pub(crate) result: Result<FilledBuffer, DmaError>,
 }
@@ -134,12 +134,16 @@ impl Shared {
     }
 
     /// Removes and returns the messages of an attachment that the owner has not taken.
-    pub(crate) fn take_outgoing(&mut self, function: FunctionId, who: AttachmentId) -> Vec<Outgoing> {
-        let (taken, left): (VecDeque<_>, _) = std::mem::take(&mut self.outgoing)
+    pub(crate) fn take_outgoing(
+        &mut self,
+        function: FunctionId,
+        attachment_id: AttachmentId,
+    ) -> Vec<Outgoing> {
+        let (taken, remaining): (VecDeque<_>, _) = std::mem::take(&mut self.outgoing)
             .into_iter()
-            .partition(|message| message.owner() == (function, who));
+            .partition(|message| message.owner() == (function, attachment_id));
 
-        self.outgoing = left;
+        self.outgoing = remaining;
         Vec::from(taken)
     }
 
@@ -151,7 +155,7 @@ impl Shared {
             }
             let Some(completion) = function.completions.remove(index) else { continue };
 
-            if let Some(attachment) = function.attachments.get_mut(usize::from(completion.who.0)) {
+            if let Some(attachment) = function.attachments.get_mut(usize::from(completion.attachment_id.0)) {
                 attachment.waiting_reads = attachment.waiting_reads.saturating_sub(1);
             }
             if let Ok(filled) = completion.result {
@@ -160,15 +164,17 @@ impl Shared {
         }
     }
 
-    /// Drops the unsent messages and undelivered results of `who`, or of every attachment of the
-    /// function.
-    pub(crate) fn drop_pending(&mut self, function: &mut FunctionState, who: Option<AttachmentId>) {
+    /// Drops the unsent messages and undelivered results of `attachment_id`, or of every attachment
+    /// of the function.
+    pub(crate) fn drop_pending(&mut self, function: &mut FunctionState, attachment_id: Option<AttachmentId>) {
         let id = function.id;
         self.outgoing.retain(|message| {
             let (owner, attachment) = message.owner();
-            owner != id || who.is_some_and(|who| attachment != who)
+            owner != id || attachment_id.is_some_and(|attachment_id| attachment != attachment_id)
         });
 
-        self.drop_results(function, |completion| who.is_none_or(|who| completion.who == who));
+        self.drop_results(function, |completion| {
+            attachment_id.is_none_or(|attachment_id| completion.attachment_id == attachment_id)
+        });
     }
 }

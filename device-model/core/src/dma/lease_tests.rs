@@ -50,7 +50,7 @@ fn a_lease_ends_with_each_of_its_mappings_and_with_no_other() {
 }
 
 #[test]
-fn a_lease_is_of_memory_side_by_side_that_permits_it() {
+fn a_lease_needs_adjacent_mappings_that_permit_the_access() {
     let mut map = DmaMap::new(16);
     let memory = side_by_side(&mut map, 0x1000, &[PAGE; 2]);
     map.map(0x3000, PAGE, DmaPermission::READ, backing(&memory, 0, PAGE)).unwrap();
@@ -91,7 +91,7 @@ fn a_lease_lies_in_a_bounded_number_of_mappings() {
 }
 
 #[test]
-fn mappings_are_counted_from_the_first_to_the_last_without_a_look_between() {
+fn mappings_are_counted_from_the_first_to_the_last_across_gaps() {
     let mut map = DmaMap::new(8);
     let _memory = side_by_side(&mut map, 0x1000, &[0x1000, 8, 0xff8]);
     map.map(0x6000, 0x1000, DmaPermission::READ, DmaBacking::Remote).unwrap();
@@ -162,7 +162,7 @@ fn ending_a_term_ends_its_own_leases_only() {
 }
 
 #[test]
-fn a_word_in_two_mappings_is_refused_and_leases_say_whether_there_can_be_one() {
+fn a_word_in_two_mappings_is_refused_as_keeps_whole_predicts() {
     for (boundary, whole) in [(4, 4), (8, 8), (24, 8), (4096, 4096)] {
         let mut map = DmaMap::new(2);
         let _memory = side_by_side(&mut map, 0x1000, &[boundary, 8192 - boundary]);

@@ -104,8 +104,8 @@ impl<'a> Iterator for Segments<'a> {
 
         let mapping = self.mappings.next()?;
         let iova = self.iova;
-        let left = usize::try_from(mapping.last - iova).unwrap_or(usize::MAX).saturating_add(1);
-        let length = self.remaining.min(left);
+        let remaining = usize::try_from(mapping.last - iova).unwrap_or(usize::MAX).saturating_add(1);
+        let length = self.remaining.min(remaining);
         self.remaining -= length;
         self.iova = iova.wrapping_add(length as u64);
 

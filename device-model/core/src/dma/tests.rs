@@ -218,7 +218,7 @@ fn access_that_is_too_long_is_refused() {
 }
 
 #[test]
-fn access_is_local_only_if_all_of_it_is() {
+fn access_is_local_only_if_every_part_is_mapped() {
     let (mut map, _memory) = mapped();
     map.map(0x4000, PAGE, BOTH, DmaBacking::Remote).unwrap();
 

@@ -169,7 +169,7 @@ fn invalid_requests_are_refused() {
 }
 
 #[test]
-fn disable_range_stops_exactly_those() {
+fn disable_range_unbinds_only_the_given_vectors() {
     let (mut interrupts, log) = bound();
 
     interrupts.disable_range(MSIX, 1, 2).unwrap();
@@ -180,7 +180,7 @@ fn disable_range_stops_exactly_those() {
 }
 
 #[test]
-fn disable_stops_all_of_its_index_and_no_other() {
+fn disable_unbinds_all_vectors_of_its_index_and_no_others() {
     let (mut interrupts, log) = bound();
 
     interrupts.disable(MSIX).unwrap();

@@ -83,13 +83,18 @@ impl Machine {
     pub fn read(
         &mut self,
         function: FunctionId,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         region_index: u32,
         offset: u64,
         data: &mut [u8],
     ) -> Result<Access, AccessError> {
         let accessed = self.guarded(|machine| {
-            machine.active_for_client(function, who)?.read(who, region_index, offset, data)
+            machine.active_for_client(function, attachment_id)?.read(
+                attachment_id,
+                region_index,
+                offset,
+                data,
+            )
         });
 
         accessed.unwrap_or_else(|_| {
@@ -108,13 +113,18 @@ impl Machine {
     pub fn write(
         &mut self,
         function: FunctionId,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         region_index: u32,
         offset: u64,
         data: &[u8],
     ) -> Result<Access, AccessError> {
         let accessed = self.guarded(|machine| {
-            machine.active_for_client(function, who)?.write(who, region_index, offset, data)
+            machine.active_for_client(function, attachment_id)?.write(
+                attachment_id,
+                region_index,
+                offset,
+                data,
+            )
         });
 
         accessed.unwrap_or(Ok(Access::Done))
@@ -122,8 +132,12 @@ impl Machine {
 
     /// Ends the wait of a stalled access that the caller does not retry. The attachment's next
     /// access waits for all the records in front of it.
-    pub fn give_up_access(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
-        for ring in &mut self.active_for(function, who)?.tenant(who)?.rings {
+    pub fn give_up_access(
+        &mut self,
+        function: FunctionId,
+        attachment_id: AttachmentId,
+    ) -> Result<(), MachineError> {
+        for ring in &mut self.active_for(function, attachment_id)?.tenant(attachment_id)?.rings {
             ring.waited_from = None;
         }
         Ok(())
@@ -134,7 +148,7 @@ impl ActiveFunction<'_> {
     /// Carries out a read of a region. Reads of a function that is out of service return ones.
     fn read(
         &mut self,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         region_index: u32,
         offset: u64,
         data: &mut [u8],
@@ -150,34 +164,39 @@ impl ActiveFunction<'_> {
         }
 
         if region_index == region::CONFIG {
-            return self.read_config(who, offset, data);
+            return self.read_config(attachment_id, offset, data);
         }
 
         let length = data.len();
         let at = Address { bar: region_index as u8, offset };
         self.wake();
         let passes = decode::passes_rings(&self.slot.state.spec, at, length, false);
-        if !passes && !self.drain_before_access(who) {
+        if !passes && !self.drain_before_access(attachment_id) {
             return Ok(Access::Stalled);
         }
 
-        self.attachment(who)?.counters.trapped_reads += 1;
-        self.trace(who, Event::Read { at, length });
+        self.attachment(attachment_id)?.counters.trapped_reads += 1;
+        self.trace(attachment_id, Event::Read { at, length });
 
         let mut done = 0;
         while done < length {
             let at = Address { bar: at.bar, offset: offset + done as u64 };
-            done += self.read_piece(who, at, &mut data[done..])?;
+            done += self.read_piece(attachment_id, at, &mut data[done..])?;
         }
 
         Ok(Access::Done)
     }
 
     /// Reads the part of a range that one kind of space holds. Returns its length, at least 1 byte.
-    fn read_piece(&mut self, who: AttachmentId, at: Address, data: &mut [u8]) -> Result<usize, AccessError> {
-        let (space, left) = decode::decode(&self.slot.state.spec, at);
-        let length = data.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-        let attachment = self.attachment(who)?;
+    fn read_piece(
+        &mut self,
+        attachment_id: AttachmentId,
+        at: Address,
+        data: &mut [u8],
+    ) -> Result<usize, AccessError> {
+        let (space, remaining) = decode::decode(&self.slot.state.spec, at);
+        let length = data.len().min(usize::try_from(remaining).unwrap_or(usize::MAX));
+        let attachment = self.attachment(attachment_id)?;
 
         match space {
             BarSpace::Memory | BarSpace::Mirror => {
@@ -201,14 +220,14 @@ impl ActiveFunction<'_> {
             BarSpace::Control(offset) => {
                 let (word, within) = (offset & !3, (offset & 3) as usize);
                 let take = length.min(4 - within);
-                let value = attachment.read_control(who, word).to_le_bytes();
+                let value = attachment.read_control(attachment_id, word).to_le_bytes();
                 data[..take].copy_from_slice(&value[within..within + take]);
                 Ok(take)
             }
             BarSpace::Device => {
                 let take = if length <= MAX_READ { length } else { natural_width(at.offset).min(length) };
                 self.call(DeviceMethod::Read, |device, context| {
-                    device.read(context, who, at, &mut data[..take]);
+                    device.read(context, attachment_id, at, &mut data[..take]);
                 });
                 Ok(take)
             }
@@ -218,7 +237,7 @@ impl ActiveFunction<'_> {
     /// Carries out a write to a region. Writes to a function that is out of service have no effect.
     fn write(
         &mut self,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         region_index: u32,
         offset: u64,
         data: &[u8],
@@ -229,7 +248,7 @@ impl ActiveFunction<'_> {
         }
 
         if region_index == region::CONFIG {
-            return self.write_config(who, offset, data);
+            return self.write_config(attachment_id, offset, data);
         }
 
         let length = data.len();
@@ -238,21 +257,21 @@ impl ActiveFunction<'_> {
 
         let passes = decode::passes_rings(&self.slot.state.spec, at, length, true);
         self.wake();
-        if !passes && !self.drain_before_access(who) {
+        if !passes && !self.drain_before_access(attachment_id) {
             return Ok(Access::Stalled);
         }
 
         match space {
             BarSpace::Device => {
-                if self.write_device(who, at, data)? == Write::Stalled {
+                if self.write_device(attachment_id, at, data)? == Write::Stalled {
                     return Ok(Access::Stalled);
                 }
             }
-            _ => self.attachment(who)?.write_space(&space, at, data)?,
+            _ => self.attachment(attachment_id)?.write_space(&space, at, data)?,
         }
 
-        self.attachment(who)?.counters.trapped_writes += 1;
-        self.trace(who, Event::Write { at, length });
+        self.attachment(attachment_id)?.counters.trapped_writes += 1;
+        self.trace(attachment_id, Event::Write { at, length });
 
         Ok(Access::Done)
     }
@@ -262,29 +281,35 @@ impl ActiveFunction<'_> {
     fn check_write(&self, at: Address, length: usize) -> Result<BarSpace, AccessError> {
         let (region, offset) = (u32::from(at.bar), at.offset);
         let spec = &self.slot.state.spec;
-        let (space, left) = decode::decode(spec, at);
+        let (space, remaining) = decode::decode(spec, at);
 
         match space {
             BarSpace::Mirror => Err(AccessError::ReadOnly { region }),
             BarSpace::Device if length > MAX_WRITE => Err(AccessError::TooWide { region, length }),
             BarSpace::Device if decode::is_device(spec, at, length) => Ok(space),
             BarSpace::Device => Err(AccessError::OutOfRange { region, offset, length }),
-            _ if length as u64 > left => Err(AccessError::OutOfRange { region, offset, length }),
+            _ if length as u64 > remaining => Err(AccessError::OutOfRange { region, offset, length }),
             _ => Ok(space),
         }
     }
 
     /// Passes a trapped write to the device.
-    fn write_device(&mut self, who: AttachmentId, at: Address, data: &[u8]) -> Result<Write, MachineError> {
-        let result = self.call(DeviceMethod::Write, |device, context| device.write(context, who, at, data));
+    fn write_device(
+        &mut self,
+        attachment_id: AttachmentId,
+        at: Address,
+        data: &[u8],
+    ) -> Result<Write, MachineError> {
+        let result =
+            self.call(DeviceMethod::Write, |device, context| device.write(context, attachment_id, at, data));
 
         let stalled = result == Write::Stalled;
-        let attachment = self.attachment(who)?;
+        let attachment = self.attachment(attachment_id)?;
         let is_new_stall = stalled && !attachment.write_stalled;
         attachment.write_stalled = stalled;
         attachment.counters.stalls += u64::from(is_new_stall);
         if is_new_stall {
-            self.trace(who, Event::Stalled { at });
+            self.trace(attachment_id, Event::Stalled { at });
         }
 
         Ok(result)
@@ -294,54 +319,61 @@ impl ActiveFunction<'_> {
     /// ones where the window names nothing.
     fn read_config(
         &mut self,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         offset: u64,
         data: &mut [u8],
     ) -> Result<Access, AccessError> {
-        if let Some(access) = self.attachment(who)?.config.window_access(offset, data.len()) {
+        if let Some(access) = self.attachment(attachment_id)?.config.window_access(offset, data.len()) {
             let mut value = [0xff; 4];
-            let read = self.read(who, access.bar.into(), access.offset, &mut value[..access.length]);
+            let read =
+                self.read(attachment_id, access.bar.into(), access.offset, &mut value[..access.length]);
             if matches!(read, Ok(Access::Stalled)) {
                 return read;
             }
-            self.attachment(who)?.config.set_window_data(value);
+            self.attachment(attachment_id)?.config.set_window_data(value);
         }
 
-        self.attachment(who)?.config.read(offset, data);
+        self.attachment(attachment_id)?.config.read(offset, data);
 
         Ok(Access::Done)
     }
 
     /// Writes configuration space, and carries out the effects: a write to a BAR through the
     /// window, a function-level reset, a change of INTx, or the end of bus mastering.
-    fn write_config(&mut self, who: AttachmentId, offset: u64, data: &[u8]) -> Result<Access, AccessError> {
-        let attachment = self.attachment(who)?;
+    fn write_config(
+        &mut self,
+        attachment_id: AttachmentId,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<Access, AccessError> {
+        let attachment = self.attachment(attachment_id)?;
         let was_master = attachment.config.bus_master();
         let effect = attachment.config.write(offset, data);
 
         if effect.function_level_reset {
-            self.reset_attachment(who)?;
+            self.reset_attachment(attachment_id)?;
         } else if effect.interrupts_changed {
             attachment.drive_intx();
         }
 
         // A write that the window directs to no register has no effect, as on a bus. A write to the
         // window's data register covers no other register, so that its retry repeats no effect.
-        let config = &self.attachment(who)?.config;
+        let config = &self.attachment(attachment_id)?.config;
         if let Some(access) = config.window_access(offset, data.len()) {
             let value = config.window_data();
-            let written = self.write(who, access.bar.into(), access.offset, &value[..access.length]);
+            let written =
+                self.write(attachment_id, access.bar.into(), access.offset, &value[..access.length]);
             if matches!(written, Ok(Access::Stalled)) {
                 return written;
             }
         }
 
-        if !was_master || self.attachment(who)?.config.bus_master() {
+        if !was_master || self.attachment(attachment_id)?.config.bus_master() {
             return Ok(Access::Done);
         }
 
-        self.attachment(who)?.dma.revoke_leases();
-        self.stop_messages(who)?;
+        self.attachment(attachment_id)?.dma.revoke_leases();
+        self.stop_messages(attachment_id)?;
 
         Ok(Access::BusMasteringLost)
     }

@@ -37,11 +37,11 @@ impl Machine {
     pub(super) fn active_for(
         &mut self,
         function: FunctionId,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
     ) -> Result<ActiveFunction<'_>, MachineError> {
-        let missing = MachineError::NoSuchAttachment { function: function.0, attachment: who.0 };
+        let missing = MachineError::NoSuchAttachment { function: function.0, attachment: attachment_id.0 };
         match self.active(function) {
-            Some(active) if usize::from(who.0) < active.slot.state.attachments.len() => Ok(active),
+            Some(active) if usize::from(attachment_id.0) < active.slot.state.attachments.len() => Ok(active),
             _ => Err(missing),
         }
     }
@@ -50,31 +50,34 @@ impl Machine {
     pub(super) fn active_for_client(
         &mut self,
         function: FunctionId,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
     ) -> Result<ActiveFunction<'_>, MachineError> {
-        let mut active = self.active_for(function, who)?;
-        active.tenant(who)?;
+        let mut active = self.active_for(function, attachment_id)?;
+        active.tenant(attachment_id)?;
         Ok(active)
     }
 }
 
 impl FunctionSlot {
     /// Returns an attachment of the function that has or had a client.
-    fn attachment(&mut self, who: AttachmentId) -> Result<&mut Attachment, MachineError> {
-        let (function, attachment) = (self.state.id.0, who.0);
+    fn attachment(&mut self, attachment_id: AttachmentId) -> Result<&mut Attachment, MachineError> {
+        let (function, attachment) = (self.state.id.0, attachment_id.0);
         let attachments = &mut self.state.attachments;
-        let missing = match usize::from(who.0) < attachments.len() {
+        let missing = match usize::from(attachment_id.0) < attachments.len() {
             true => MachineError::NotAttached { function, attachment },
             false => MachineError::NoSuchAttachment { function, attachment },
         };
-        attachments.get_mut(usize::from(who.0)).ok_or(missing)
+        attachments.get_mut(usize::from(attachment_id.0)).ok_or(missing)
     }
 }
 
 impl<'a> ActiveFunction<'a> {
     /// Returns an attachment for as long as the machine is borrowed.
-    pub(super) fn into_attachment(self, who: AttachmentId) -> Result<&'a mut Attachment, MachineError> {
-        self.slot.attachment(who)
+    pub(super) fn into_attachment(
+        self,
+        attachment_id: AttachmentId,
+    ) -> Result<&'a mut Attachment, MachineError> {
+        self.slot.attachment(attachment_id)
     }
 }
 
@@ -84,17 +87,20 @@ impl ActiveFunction<'_> {
     }
 
     /// Returns an attachment that has or had a client.
-    pub(super) fn attachment(&mut self, who: AttachmentId) -> Result<&mut Attachment, MachineError> {
-        self.slot.attachment(who)
+    pub(super) fn attachment(
+        &mut self,
+        attachment_id: AttachmentId,
+    ) -> Result<&mut Attachment, MachineError> {
+        self.slot.attachment(attachment_id)
     }
 
     /// Returns the state of an attachment's client, or [`MachineError::NotAttached`].
-    pub(super) fn tenant(&mut self, who: AttachmentId) -> Result<&mut Tenant, MachineError> {
+    pub(super) fn tenant(&mut self, attachment_id: AttachmentId) -> Result<&mut Tenant, MachineError> {
         let function = self.slot.state.id;
-        self.attachment(who)?
+        self.attachment(attachment_id)?
             .tenant
             .as_mut()
-            .ok_or(MachineError::NotAttached { function: function.0, attachment: who.0 })
+            .ok_or(MachineError::NotAttached { function: function.0, attachment: attachment_id.0 })
     }
 
     /// Calls a method of the device with its context, and takes over its timer request.
@@ -126,12 +132,13 @@ impl ActiveFunction<'_> {
         self.schedule.wake(self.slot);
     }
 
-    /// Drops unsent DMA messages and undelivered results of `who`, or of the whole function.
-    pub(super) fn drop_pending_dma(&mut self, who: Option<AttachmentId>) {
-        self.shared.drop_pending(&mut self.slot.state, who);
+    /// Drops unsent DMA messages and undelivered results of `attachment_id`, or of the whole
+    /// function.
+    pub(super) fn drop_pending_dma(&mut self, attachment_id: Option<AttachmentId>) {
+        self.shared.drop_pending(&mut self.slot.state, attachment_id);
     }
 
-    pub(super) fn trace(&mut self, who: AttachmentId, event: Event) {
-        self.shared.trace(self.slot.state.id, who, event);
+    pub(super) fn trace(&mut self, attachment_id: AttachmentId, event: Event) {
+        self.shared.trace(self.slot.state.id, attachment_id, event);
     }
 }

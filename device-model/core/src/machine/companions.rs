@@ -60,7 +60,7 @@ impl Machine {
     }
 
     /// Returns the time of the next step of a machine that has nothing to do until `time`, or
-    /// `None` if it should step at once, because a companion has sent something.
+    /// `None` if it should step at once, because a companion has sent an event.
     #[cold]
     pub(super) fn end_step_with_companions(&self, time: Nanos) -> Option<Nanos> {
         self.shared.companions.end_step(time)

@@ -3,7 +3,7 @@
 //! [`Machine::guarded`] is around each operation of a machine that calls devices. In a step it is
 //! around all turns together, so that a packet does not pay for it. The method that is in progress
 //! is in [`FunctionSlot::under_way`]. A panic while it is set is the device's, and takes the
-//! function out of service. Any other panic is one of the machine, and goes on to the machine's
+//! function out of service. Any other panic is one of the machine, and continues to the machine's
 //! owner.
 //!
 //! After a device's panic:
@@ -103,7 +103,7 @@ impl Machine {
     pub(super) fn guarded<R>(&mut self, f: impl FnOnce(&mut Self) -> R) -> Result<R, FunctionId> {
         // A panic leaves the device's own state half done, which is dropped. All other state is put
         // right by the drops of the fabric's guards and by `take_out_of_service`. A panic outside a
-        // device goes on.
+        // device continues.
         panic::catch_unwind(AssertUnwindSafe(|| f(self))).map_err(|payload| {
             let calling = self.slots.iter().position(|slot| slot.under_way.is_some());
             let Some(index) = calling else { panic::resume_unwind(payload) };
@@ -160,11 +160,11 @@ impl ActiveFunction<'_> {
 
     /// Ends what the function's clients wait for, and reports to them that the device is dead.
     fn give_up_clients(&mut self) {
-        for who in self.slot.state.clients.clone() {
-            let Ok(attachment) = self.attachment(who) else { continue };
+        for attachment_id in self.slot.state.clients.clone() {
+            let Ok(attachment) = self.attachment(attachment_id) else { continue };
             attachment.end_device();
             // The attachment has a client, so the report succeeds.
-            let _ = self.mark_dead(who);
+            let _ = self.mark_dead(attachment_id);
         }
     }
 

@@ -13,14 +13,14 @@ impl Machine {
     pub fn dma_map(
         &mut self,
         function: FunctionId,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         iova: u64,
         length: u64,
         permission: DmaPermission,
         backing: DmaBacking,
     ) -> Result<(), MachineError> {
-        let mut active = self.active_for_client(function, who)?;
-        Ok(active.attachment(who)?.dma.map(iova, length, permission, backing)?)
+        let mut active = self.active_for_client(function, attachment_id)?;
+        Ok(active.attachment(attachment_id)?.dma.map(iova, length, permission, backing)?)
     }
 
     /// Unmaps memory. When this returns, no DMA of this process reaches it.
@@ -30,21 +30,25 @@ impl Machine {
     pub fn dma_unmap(
         &mut self,
         function: FunctionId,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         iova: u64,
         length: u64,
     ) -> Result<(), MachineError> {
-        let mut active = self.active_for_client(function, who)?;
-        let had_leases = active.attachment(who)?.dma.unmap(iova, length)?;
-        active.report_ended_leases(who, had_leases);
+        let mut active = self.active_for_client(function, attachment_id)?;
+        let had_leases = active.attachment(attachment_id)?.dma.unmap(iova, length)?;
+        active.report_ended_leases(attachment_id, had_leases);
         Ok(())
     }
 
     /// Unmaps all memory.
-    pub fn dma_unmap_all(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
-        let mut active = self.active_for_client(function, who)?;
-        let had_leases = active.attachment(who)?.dma.unmap_all();
-        active.report_ended_leases(who, had_leases);
+    pub fn dma_unmap_all(
+        &mut self,
+        function: FunctionId,
+        attachment_id: AttachmentId,
+    ) -> Result<(), MachineError> {
+        let mut active = self.active_for_client(function, attachment_id)?;
+        let had_leases = active.attachment(attachment_id)?.dma.unmap_all();
+        active.report_ended_leases(attachment_id, had_leases);
         Ok(())
     }
 
@@ -54,8 +58,8 @@ impl Machine {
     }
 
     /// Removes and returns the DMA messages of one client, past those of others.
-    pub fn take_outgoing(&mut self, function: FunctionId, who: AttachmentId) -> Vec<Outgoing> {
-        self.shared.take_outgoing(function, who)
+    pub fn take_outgoing(&mut self, function: FunctionId, attachment_id: AttachmentId) -> Vec<Outgoing> {
+        self.shared.take_outgoing(function, attachment_id)
     }
 
     /// Takes a client's answer to a DMA read. An answer without a read in flight, as after a reset,
@@ -63,11 +67,11 @@ impl Machine {
     pub fn dma_read_done(
         &mut self,
         function: FunctionId,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         id: u64,
         result: Result<&[u8], DmaError>,
     ) -> Result<(), MachineError> {
-        self.active_for_client(function, who)?.end_read(who, id, result)
+        self.active_for_client(function, attachment_id)?.end_read(attachment_id, id, result)
     }
 
     /// Takes a client's answer to a DMA write. The last answer releases the interrupts held after
@@ -75,28 +79,34 @@ impl Machine {
     pub fn dma_write_done(
         &mut self,
         function: FunctionId,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         id: u64,
         result: Result<(), DmaError>,
     ) -> Result<(), MachineError> {
-        self.active_for_client(function, who)?.end_write(who, id, result)
+        self.active_for_client(function, attachment_id)?.end_write(attachment_id, id, result)
     }
 }
 
 impl ActiveFunction<'_> {
     /// Lets the device drop the leases that an unmap has ended, if there were any.
-    fn report_ended_leases(&mut self, who: AttachmentId, had_leases: bool) {
+    fn report_ended_leases(&mut self, attachment_id: AttachmentId, had_leases: bool) {
         if had_leases {
-            self.call(DeviceMethod::LeasesEnded, |device, context| device.leases_ended(context, who));
+            self.call(DeviceMethod::LeasesEnded, |device, context| {
+                device.leases_ended(context, attachment_id)
+            });
         }
     }
 
     /// Fails the messages that the caller has not taken, after the function lost bus mastering.
-    pub(super) fn stop_messages(&mut self, who: AttachmentId) -> Result<(), MachineError> {
-        for message in self.shared.take_outgoing(self.id(), who) {
+    pub(super) fn stop_messages(&mut self, attachment_id: AttachmentId) -> Result<(), MachineError> {
+        for message in self.shared.take_outgoing(self.id(), attachment_id) {
             match message {
-                Outgoing::DmaRead { id, .. } => self.end_read(who, id, Err(DmaError::NotBusMaster))?,
-                Outgoing::DmaWrite { id, .. } => self.end_write(who, id, Err(DmaError::NotBusMaster))?,
+                Outgoing::DmaRead { id, .. } => {
+                    self.end_read(attachment_id, id, Err(DmaError::NotBusMaster))?
+                }
+                Outgoing::DmaWrite { id, .. } => {
+                    self.end_write(attachment_id, id, Err(DmaError::NotBusMaster))?
+                }
             }
         }
 
@@ -106,11 +116,11 @@ impl ActiveFunction<'_> {
     /// Queues the result of a read in flight for the device.
     fn end_read(
         &mut self,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         id: u64,
         result: Result<&[u8], DmaError>,
     ) -> Result<(), MachineError> {
-        let tenant = self.tenant(who)?;
+        let tenant = self.tenant(attachment_id)?;
         let Some(position) = tenant.remote_reads.iter().position(|read| read.id == id) else { return Ok(()) };
         let read = tenant.remote_reads.swap_remove(position);
 
@@ -128,13 +138,13 @@ impl ActiveFunction<'_> {
             Err(error) => Err(error),
         };
 
-        let attachment = self.attachment(who)?;
+        let attachment = self.attachment(attachment_id)?;
         match &result {
             Ok(filled) => attachment.counters.dma_read_bytes += filled.length as u64,
             Err(error) => attachment.count_dma_error(error),
         }
 
-        self.slot.state.queue_result(Completion { who, token, result });
+        self.slot.state.queue_result(Completion { attachment_id, token, result });
         self.wake();
 
         Ok(())
@@ -143,18 +153,18 @@ impl ActiveFunction<'_> {
     /// Ends a write in flight. The end of the last one delivers the interrupts held back for it.
     fn end_write(
         &mut self,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         id: u64,
         result: Result<(), DmaError>,
     ) -> Result<(), MachineError> {
-        let tenant = self.tenant(who)?;
+        let tenant = self.tenant(attachment_id)?;
         let Some(position) = tenant.remote_writes.iter().position(|&write| write == id) else {
             return Ok(());
         };
 
         tenant.remote_writes.swap_remove(position);
         let last = tenant.remote_writes.is_empty();
-        let attachment = self.attachment(who)?;
+        let attachment = self.attachment(attachment_id)?;
         if let Err(error) = &result {
             attachment.count_dma_error(error);
         }

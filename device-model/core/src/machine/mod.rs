@@ -196,12 +196,12 @@ impl Machine {
     /// # Errors
     /// [`MachineError::Taken`] if the attachment has a client, [`MachineError::OutOfService`], and
     /// the errors of creating its memory. The attachment is free after an error of the last kinds.
-    pub fn attach(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
-        match self.guarded(|machine| machine.active_for(function, who)?.attach(who)) {
+    pub fn attach(&mut self, function: FunctionId, attachment_id: AttachmentId) -> Result<(), MachineError> {
+        match self.guarded(|machine| machine.active_for(function, attachment_id)?.attach(attachment_id)) {
             Ok(result) => result,
             Err(function) => {
-                let mut active = self.active_for_client(function, who)?;
-                active.drop_client(who);
+                let mut active = self.active_for_client(function, attachment_id)?;
+                active.drop_client(attachment_id);
                 active.check_in_service()
             }
         }
@@ -212,15 +212,17 @@ impl Machine {
     pub fn detach(
         &mut self,
         function: FunctionId,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         why: Ended,
     ) -> Result<(), MachineError> {
         // The client ends, whether the device panics or not.
-        if let Ok(result) = self.guarded(|machine| machine.active_for_client(function, who)?.end(who, why)) {
+        if let Ok(result) = self
+            .guarded(|machine| machine.active_for_client(function, attachment_id)?.end(attachment_id, why))
+        {
             result?;
         }
 
-        self.active_for_client(function, who)?.drop_client(who);
+        self.active_for_client(function, attachment_id)?.drop_client(attachment_id);
         Ok(())
     }
 
@@ -228,20 +230,24 @@ impl Machine {
     ///
     /// # Errors
     /// [`MachineError::OutOfService`], and the error of zeroing its memory.
-    pub fn reset_attachment(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
+    pub fn reset_attachment(
+        &mut self,
+        function: FunctionId,
+        attachment_id: AttachmentId,
+    ) -> Result<(), MachineError> {
         let reset = self.guarded(|machine| {
-            let mut active = machine.active_for_client(function, who)?;
+            let mut active = machine.active_for_client(function, attachment_id)?;
             active.check_in_service()?;
-            active.reset_attachment(who)
+            active.reset_attachment(attachment_id)
         });
-        reset.unwrap_or_else(|function| self.active_for_client(function, who)?.check_in_service())
+        reset.unwrap_or_else(|function| self.active_for_client(function, attachment_id)?.check_in_service())
     }
 
     /// Resets a whole function, with or without clients, on the operator's request. No state that
     /// clients can set makes it fail.
     ///
     /// The device clears memory of [`Scope::Group`]. Configuration space and the MSI-X table keep
-    /// the clients' settings. A guest's kernel does not take part in this reset, and would go on
+    /// the clients' settings. A guest's kernel does not take part in this reset, and would continue
     /// without bus mastering and interrupts.
     ///
     /// # Errors
@@ -259,8 +265,12 @@ impl Machine {
     }
 
     /// Reports to the client, through its mirror, that it lost the attachment.
-    pub fn mark_dead(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
-        self.active_for_client(function, who)?.mark_dead(who)
+    pub fn mark_dead(
+        &mut self,
+        function: FunctionId,
+        attachment_id: AttachmentId,
+    ) -> Result<(), MachineError> {
+        self.active_for_client(function, attachment_id)?.mark_dead(attachment_id)
     }
 
     /// Connects the vectors from `start` on of VFIO interrupt index `index` to sinks, or
@@ -268,13 +278,13 @@ impl Machine {
     pub fn bind_interrupts(
         &mut self,
         function: FunctionId,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         index: u32,
         start: u32,
         sinks: Vec<Sink>,
     ) -> Result<(), MachineError> {
-        let mut active = self.active_for_client(function, who)?;
-        let attachment = active.attachment(who)?;
+        let mut active = self.active_for_client(function, attachment_id)?;
+        let attachment = active.attachment(attachment_id)?;
         let count = sinks.len() as u32;
 
         attachment.interrupts.bind(index, start, sinks)?;
@@ -296,21 +306,21 @@ impl Machine {
     pub fn interrupts(
         &mut self,
         function: FunctionId,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
     ) -> Result<&mut Interrupts, MachineError> {
-        let attachment = self.active_for_client(function, who)?.into_attachment(who)?;
+        let attachment = self.active_for_client(function, attachment_id)?.into_attachment(attachment_id)?;
         Ok(&mut attachment.interrupts)
     }
 }
 
 impl ActiveFunction<'_> {
-    fn attach(&mut self, who: AttachmentId) -> Result<(), MachineError> {
+    fn attach(&mut self, attachment_id: AttachmentId) -> Result<(), MachineError> {
         self.check_in_service()?;
         let state = &mut self.slot.state;
-        let index = usize::from(who.0);
+        let index = usize::from(attachment_id.0);
 
         if state.attachments.get(index).is_some_and(|attachment| attachment.tenant.is_some()) {
-            return Err(MachineError::Taken { function: state.id.0, attachment: who.0 });
+            return Err(MachineError::Taken { function: state.id.0, attachment: attachment_id.0 });
         }
 
         let group_of = |index: usize| state.spec.attachments.get(index).map(|spec| spec.group);
@@ -332,7 +342,7 @@ impl ActiveFunction<'_> {
             };
         }
 
-        let missing = MachineError::NoSuchAttachment { function: state.id.0, attachment: who.0 };
+        let missing = MachineError::NoSuchAttachment { function: state.id.0, attachment: attachment_id.0 };
         let attachment = state.attachments.open(index, &state.spec).ok_or(missing)?;
         if let Err(error) = attachment.set_up_tenant(&state.spec, memories) {
             attachment.drop_tenant();
@@ -340,47 +350,51 @@ impl ActiveFunction<'_> {
         }
 
         state.refresh_clients();
-        self.trace(who, Event::Attached);
-        self.call(DeviceMethod::Attached, |device, context| device.attached(context, who));
+        self.trace(attachment_id, Event::Attached);
+        self.call(DeviceMethod::Attached, |device, context| device.attached(context, attachment_id));
         self.wake();
 
         Ok(())
     }
 
     /// Carries out what the client's rings hold, and reports the client's end to the device.
-    fn end(&mut self, who: AttachmentId, why: Ended) -> Result<(), MachineError> {
+    fn end(&mut self, attachment_id: AttachmentId, why: Ended) -> Result<(), MachineError> {
         if why == Ended::Evicted {
-            self.mark_dead(who)?;
+            self.mark_dead(attachment_id)?;
         }
 
-        self.drain_rings(who);
-        self.call(DeviceMethod::Detached, |device, context| device.detached(context, who, why));
-        self.call(DeviceMethod::Reset, |device, context| device.reset(context, Reset::Attachment(who)));
+        self.drain_rings(attachment_id);
+        self.call(DeviceMethod::Detached, |device, context| device.detached(context, attachment_id, why));
+        self.call(DeviceMethod::Reset, |device, context| {
+            device.reset(context, Reset::Attachment(attachment_id))
+        });
 
         Ok(())
     }
 
     /// Drops the state of the client.
-    fn drop_client(&mut self, who: AttachmentId) {
-        self.drop_pending_dma(Some(who));
+    fn drop_client(&mut self, attachment_id: AttachmentId) {
+        self.drop_pending_dma(Some(attachment_id));
         let state = &mut self.slot.state;
-        if let Some(attachment) = state.attachments.get_mut(usize::from(who.0)) {
+        if let Some(attachment) = state.attachments.get_mut(usize::from(attachment_id.0)) {
             attachment.drop_tenant();
         }
         state.refresh_clients();
-        self.trace(who, Event::Detached);
+        self.trace(attachment_id, Event::Detached);
         self.wake();
     }
 
-    fn reset_attachment(&mut self, who: AttachmentId) -> Result<(), MachineError> {
-        self.drop_pending_dma(Some(who));
+    fn reset_attachment(&mut self, attachment_id: AttachmentId) -> Result<(), MachineError> {
+        self.drop_pending_dma(Some(attachment_id));
         let state = &mut self.slot.state;
-        let attachment = state.attachments.get_mut(usize::from(who.0));
+        let attachment = state.attachments.get_mut(usize::from(attachment_id.0));
         let zeroed = attachment.map_or(Ok(()), |attachment| attachment.reset(&state.spec));
 
-        self.trace(who, Event::Reset);
-        self.call(DeviceMethod::Reset, |device, context| device.reset(context, Reset::Attachment(who)));
-        self.attachment(who)?.next_generation();
+        self.trace(attachment_id, Event::Reset);
+        self.call(DeviceMethod::Reset, |device, context| {
+            device.reset(context, Reset::Attachment(attachment_id))
+        });
+        self.attachment(attachment_id)?.next_generation();
         self.wake();
 
         Ok(zeroed?)
@@ -398,13 +412,13 @@ impl ActiveFunction<'_> {
         }
 
         let clients = state.clients.clone();
-        for &who in &clients {
-            self.trace(who, Event::Reset);
+        for &attachment_id in &clients {
+            self.trace(attachment_id, Event::Reset);
         }
 
         self.call(DeviceMethod::Reset, |device, context| device.reset(context, Reset::Function));
-        for who in clients {
-            self.attachment(who)?.next_generation();
+        for attachment_id in clients {
+            self.attachment(attachment_id)?.next_generation();
         }
 
         self.wake();
@@ -412,15 +426,15 @@ impl ActiveFunction<'_> {
         Ok(zeroed?)
     }
 
-    fn mark_dead(&mut self, who: AttachmentId) -> Result<(), MachineError> {
-        if let Some(words) = &self.tenant(who)?.mirror {
+    fn mark_dead(&mut self, attachment_id: AttachmentId) -> Result<(), MachineError> {
+        if let Some(words) = &self.tenant(attachment_id)?.mirror {
             words.flags.store(mirror::FLAG_DEAD, Ordering::Release);
         }
 
         // A client that does not read the mirror, such as QEMU, gets a request to release the
         // device. VFIO's error interrupt would be wrong: it reports an untrustworthy device, and
         // QEMU then halts the guest.
-        self.attachment(who)?.interrupts.raise_request();
+        self.attachment(attachment_id)?.interrupts.raise_request();
 
         Ok(())
     }

@@ -76,12 +76,12 @@ impl Machine {
     pub fn region(
         &self,
         function: FunctionId,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         index: u32,
     ) -> Result<RegionView, MachineError> {
-        let missing = MachineError::NoSuchAttachment { function: function.0, attachment: who.0 };
+        let missing = MachineError::NoSuchAttachment { function: function.0, attachment: attachment_id.0 };
         let Some(slot) = self.slots.get(function.0 as usize) else { return Err(missing) };
-        let position = usize::from(who.0);
+        let position = usize::from(attachment_id.0);
         if position >= slot.state.attachments.len() {
             return Err(missing);
         }
@@ -103,28 +103,28 @@ impl Machine {
 
     /// Returns the information that VFIO reports for an interrupt index, or `None` if it does not
     /// exist.
-    pub fn irq_info(&self, function: FunctionId, who: AttachmentId, index: u32) -> Option<IrqInfo> {
+    pub fn irq_info(&self, function: FunctionId, attachment_id: AttachmentId, index: u32) -> Option<IrqInfo> {
         let state = &self.slots.get(function.0 as usize)?.state;
-        if usize::from(who.0) >= state.attachments.len() {
+        if usize::from(attachment_id.0) >= state.attachments.len() {
             return None;
         }
         Interrupts::new(&state.spec).info(index)
     }
 
     /// Returns whether a client has the attachment.
-    pub fn is_attached(&self, function: FunctionId, who: AttachmentId) -> bool {
+    pub fn is_attached(&self, function: FunctionId, attachment_id: AttachmentId) -> bool {
         self.slots
             .get(function.0 as usize)
-            .and_then(|slot| slot.state.attachments.get(usize::from(who.0)))
+            .and_then(|slot| slot.state.attachments.get(usize::from(attachment_id.0)))
             .is_some_and(|attachment| attachment.tenant.is_some())
     }
 
     /// Returns whether DMA met a file that the client has truncated. The caller should then evict
     /// the client with [`Machine::detach`].
-    pub fn is_faulted(&self, function: FunctionId, who: AttachmentId) -> bool {
+    pub fn is_faulted(&self, function: FunctionId, attachment_id: AttachmentId) -> bool {
         self.slots
             .get(function.0 as usize)
-            .and_then(|slot| slot.state.attachments.get(usize::from(who.0)))
+            .and_then(|slot| slot.state.attachments.get(usize::from(attachment_id.0)))
             .is_some_and(|attachment| attachment.faulted)
     }
 
@@ -138,10 +138,15 @@ impl Machine {
     }
 
     /// Returns the statistics that the core keeps for an attachment.
-    pub fn attachment_counters(&self, function: FunctionId, who: AttachmentId) -> Option<AttachmentCounters> {
+    pub fn attachment_counters(
+        &self,
+        function: FunctionId,
+        attachment_id: AttachmentId,
+    ) -> Option<AttachmentCounters> {
         let attachments = &self.slots.get(function.0 as usize)?.state.attachments;
-        let index = usize::from(who.0);
-        let counters = || attachments.get(index).map_or_else(Default::default, |found| found.counters);
+        let index = usize::from(attachment_id.0);
+        let counters =
+            || attachments.get(index).map_or_else(Default::default, |attachment| attachment.counters);
         (index < attachments.len()).then(counters)
     }
 

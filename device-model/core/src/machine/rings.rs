@@ -23,11 +23,11 @@ impl ActiveFunction<'_> {
     ///
     /// Each ring yields at most as many records as it has cells. A client that keeps posting thus
     /// can't hold the caller.
-    pub(super) fn drain_rings(&mut self, who: AttachmentId) -> bool {
-        let rings = self.tenant(who).map_or(0, |tenant| tenant.rings.len());
+    pub(super) fn drain_rings(&mut self, attachment_id: AttachmentId) -> bool {
+        let rings = self.tenant(attachment_id).map_or(0, |tenant| tenant.rings.len());
         let mut all_drained = true;
         for ring in 0..rings {
-            all_drained &= !self.drain_ring(who, ring, u32::MAX).stalled;
+            all_drained &= !self.drain_ring(attachment_id, ring, u32::MAX).stalled;
         }
 
         all_drained
@@ -37,13 +37,13 @@ impl ActiveFunction<'_> {
     /// now. It may when the records that the rings held at its first attempt have been carried out.
     ///
     /// While clients compete for a resource, only turns drain the rings, and this call does not.
-    pub(super) fn drain_before_access(&mut self, who: AttachmentId) -> bool {
+    pub(super) fn drain_before_access(&mut self, attachment_id: AttachmentId) -> bool {
         let contended = self.slot.state.contended;
-        if !contended && !self.drain_rings(who) {
+        if !contended && !self.drain_rings(attachment_id) {
             return false;
         }
 
-        let Ok(tenant) = self.tenant(who) else { return true };
+        let Ok(tenant) = self.tenant(attachment_id) else { return true };
         let mut ready = true;
         if contended {
             for ring in &mut tenant.rings {
@@ -64,9 +64,14 @@ impl ActiveFunction<'_> {
     }
 
     /// Carries out at most `limit` records of a ring, and at most as many as it has cells.
-    pub(super) fn drain_ring(&mut self, who: AttachmentId, ring_index: usize, limit: u32) -> Drained {
+    pub(super) fn drain_ring(
+        &mut self,
+        attachment_id: AttachmentId,
+        ring_index: usize,
+        limit: u32,
+    ) -> Drained {
         let FunctionSlot { state, device, under_way, lent, .. } = &mut *self.slot;
-        let index = usize::from(who.0);
+        let index = usize::from(attachment_id.0);
         let tenant = state.attachments.get_mut(index).and_then(|attachment| attachment.tenant.as_mut());
         let Some(tenant) = tenant else { return Drained::default() };
         let Some(ring) = tenant.rings.get_mut(ring_index) else { return Drained::default() };
@@ -76,14 +81,14 @@ impl ActiveFunction<'_> {
 
         // The device's call borrows the function's state, so the rings leave it for that time.
         lent.rings = std::mem::take(&mut tenant.rings);
-        lent.owner = who;
+        lent.owner = attachment_id;
         let ring = &mut lent.rings[ring_index];
-        let left = limit.min(ring.consumer.cells().count() as u32);
-        let mut posted = Posted::new(ring, who, left, self.shared.trace.is_some());
+        let remaining = limit.min(ring.consumer.cells().count() as u32);
+        let mut posted = Posted::new(ring, attachment_id, remaining, self.shared.trace.is_some());
 
         let mut context = Context { function: state, shared: self.shared, fabric: self.fabric };
         *under_way = Some(DeviceMethod::Drain);
-        let stalled = device.drain(&mut context, who, &mut posted) == Write::Stalled;
+        let stalled = device.drain(&mut context, attachment_id, &mut posted) == Write::Stalled;
         *under_way = None;
         let newly_stalled = stalled && posted.mark_stalled(&mut context);
         let (carried_out, malformed) = posted.counts();
@@ -107,7 +112,7 @@ impl ActiveFunction<'_> {
 
 impl Attachment {
     /// Reads a word of the control page. An unknown offset reads as ones.
-    pub(super) fn read_control(&self, who: AttachmentId, offset: u64) -> u32 {
+    pub(super) fn read_control(&self, attachment_id: AttachmentId, offset: u64) -> u32 {
         match offset {
             control::RING_SELECT => self.ring_selected,
             control::RING_STATE => self
@@ -119,7 +124,7 @@ impl Attachment {
                     cell | (u32::from(phase) << 31)
                 }),
             control::GENERATION => self.generation,
-            control::ATTACHMENT => who.0.into(),
+            control::ATTACHMENT => attachment_id.0.into(),
             _ => u32::MAX,
         }
     }

@@ -220,16 +220,16 @@ impl Machine {
     /// Runs the turns of the functions that are hot now, and then lets functions cool down. Returns
     /// whether there was work.
     ///
-    /// `left` is `None` at first, and then the number of turns to come. A call after the panic of a
-    /// device goes on with it.
+    /// `remaining` is `None` at first, and then the number of turns to come. A call after the panic
+    /// of a device continues with it.
     #[inline(always)]
-    fn run_turns(&mut self, left: &mut Option<usize>, budget: u32) -> bool {
+    fn run_turns(&mut self, remaining: &mut Option<usize>, budget: u32) -> bool {
         let mut busy = false;
-        if left.is_none() {
+        if remaining.is_none() {
             self.collect_woken();
         }
 
-        let turns = left.get_or_insert(self.schedule.hot.len());
+        let turns = remaining.get_or_insert(self.schedule.hot.len());
         while *turns > 0 {
             *turns -= 1;
             if self.shared.touched >= MAX_TOUCHED {
@@ -270,7 +270,7 @@ impl Machine {
         }
     }
 
-    /// Makes a function hot: the next step runs it, and polling goes on for a while afterwards.
+    /// Makes a function hot: the next step runs it, and polling continues for a while afterwards.
     #[inline]
     pub fn wake(&mut self, function: FunctionId) {
         if let Some(slot) = self.slots.get_mut(function.0 as usize) {
@@ -412,8 +412,8 @@ impl ActiveFunction<'_> {
         let mut from = (0, 0);
         let mut stalled = false;
 
-        while let Some((who, ring)) = self.next_posted(&mut from) {
-            let drained = self.drain_ring(who, ring, budget);
+        while let Some((attachment_id, ring)) = self.next_posted(&mut from) {
+            let drained = self.drain_ring(attachment_id, ring, budget);
             busy |= drained.moved;
             stalled |= drained.stalled;
         }
@@ -434,13 +434,13 @@ impl ActiveFunction<'_> {
     #[inline(always)]
     fn next_posted(&self, from: &mut (usize, usize)) -> Option<(AttachmentId, usize)> {
         let state = &self.slot.state;
-        while let Some(&who) = state.clients.get(from.0) {
-            let attachment = state.attachments.get(usize::from(who.0));
+        while let Some(&attachment_id) = state.clients.get(from.0) {
+            let attachment = state.attachments.get(usize::from(attachment_id.0));
             let tenant = attachment.and_then(|attachment| attachment.tenant.as_ref());
             while let Some(ring) = tenant.and_then(|tenant| tenant.rings.get(from.1)) {
                 from.1 += 1;
                 if !ring.consumer.is_empty() {
-                    return Some((who, from.1 - 1));
+                    return Some((attachment_id, from.1 - 1));
                 }
             }
             *from = (from.0 + 1, 0);
@@ -449,46 +449,46 @@ impl ActiveFunction<'_> {
         None
     }
 
-    /// Delivers finished DMA reads to the device, at most `most` and within the bytes that a step
-    /// may touch. Returns their number.
+    /// Delivers finished DMA reads to the device, at most `maximum` and within the bytes that a
+    /// step may touch. Returns their number.
     #[inline(always)]
-    fn deliver_results(&mut self, most: u32) -> u32 {
-        if self.slot.state.completions.is_empty() { 0 } else { self.deliver_queued_results(most) }
+    fn deliver_results(&mut self, maximum: u32) -> u32 {
+        if self.slot.state.completions.is_empty() { 0 } else { self.deliver_queued_results(maximum) }
     }
 
     /// Slow path of [`ActiveFunction::deliver_results`]: there are results to deliver.
-    fn deliver_queued_results(&mut self, most: u32) -> u32 {
-        for done in 0..most {
+    fn deliver_queued_results(&mut self, maximum: u32) -> u32 {
+        for done in 0..maximum {
             if self.shared.touched >= MAX_TOUCHED {
                 return done;
             }
             let Some(completion) = self.slot.state.completions.pop_front() else { return done };
-            let (who, token) = (completion.who, completion.token);
+            let (attachment_id, token) = (completion.attachment_id, completion.token);
 
-            if let Ok(attachment) = self.attachment(who) {
+            if let Ok(attachment) = self.attachment(attachment_id) {
                 attachment.waiting_reads = attachment.waiting_reads.saturating_sub(1);
             }
 
             match completion.result {
-                Ok(filled) => self.deliver_data(who, token, filled),
+                Ok(filled) => self.deliver_data(attachment_id, token, filled),
                 Err(error) => self.call(DeviceMethod::DmaDone, |device, context| {
-                    device.dma_done(context, who, token, Err(error));
+                    device.dma_done(context, attachment_id, token, Err(error));
                 }),
             }
         }
 
-        most
+        maximum
     }
 
     /// Delivers the data of a DMA read to the device, and returns the buffer to the pool.
-    fn deliver_data(&mut self, who: AttachmentId, token: DmaToken, filled: FilledBuffer) {
+    fn deliver_data(&mut self, attachment_id: AttachmentId, token: DmaToken, filled: FilledBuffer) {
         let FunctionSlot { state, device, under_way, lent, .. } = &mut *self.slot;
         let filled = lent.data.insert(filled);
         let data = &filled.buffer[..filled.length];
 
         let mut context = Context { function: state, shared: self.shared, fabric: self.fabric };
         *under_way = Some(DeviceMethod::DmaDone);
-        device.dma_done(&mut context, who, token, Ok(data));
+        device.dma_done(&mut context, attachment_id, token, Ok(data));
         *under_way = None;
 
         if let Some(filled) = lent.data.take() {

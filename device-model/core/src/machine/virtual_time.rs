@@ -2,7 +2,7 @@
 //!
 //! [`Machine::run_until`] is the other way to drive a machine, beside [`Machine::step`]. Time is
 //! that of the events: the machine's time moves to the next timer or fabric event, and only the
-//! functions that have something to do run. At one time the order is:
+//! functions that have work run. At one time the order is:
 //!
 //! 1. Timers that are due, by time and number of the function, and the fabric's events.
 //! 2. Turns of the functions that timers and the owner woke, and then of those that the fabric
@@ -15,7 +15,7 @@
 //!
 //! The machine does not poll the mapped memory of functions. The owner reports by [`Machine::wake`]
 //! that a client may have stored to it. No sleeping word is set, no barrier takes place, and the
-//! heartbeat in the mirrors stands still.
+//! heartbeat in the mirrors makes no progress.
 
 use nicforge_shm::prefetch_lines;
 use thiserror::Error;
@@ -96,12 +96,12 @@ pub(super) struct VirtualTime {
 
 impl Machine {
     /// Carries out everything that is due until `time`, inclusive, in order of time. Only functions
-    /// with something to do run. The machine's time is `time` afterwards, and nothing is due.
+    /// with work run. The machine's time is `time` afterwards, and nothing is due.
     ///
     /// A time earlier than the machine's counts as the machine's. With [`Nanos::NEVER`], the
     /// machine runs until nothing is due, and its time is that of the last event.
     ///
-    /// A function has something to do if a timer or a fabric event concerns it, after an access or
+    /// A function has work if a timer or a fabric event concerns it, after an access or
     /// another call of this machine on its behalf, after [`Machine::wake`], and while it makes
     /// progress. A caller whose client has stored to mapped memory calls [`Machine::wake`] before.
     /// DMA messages wait for [`Machine::pop_outgoing`] as they do between steps.
@@ -110,13 +110,14 @@ impl Machine {
     /// takes no virtual time. Companions on threads run in the time of their threads: their
     /// messages arrive at the machine's time of that moment, and the result is not the same twice.
     ///
-    /// A machine is driven in one way during its life, or changes between two calls: the first
-    /// `run_until` after a [`Machine::step`] begins virtual time, and the next `step` ends it. The
-    /// functions that the machine polled run once at the beginning, and all functions at the end.
+    /// A machine is driven in one way during its incarnation, or changes between two calls: the
+    /// first `run_until` after a [`Machine::step`] begins virtual time, and the next `step` ends
+    /// it. The functions that the machine polled run once at the beginning, and all functions at
+    /// the end.
     ///
     /// # Errors
     /// [`Endless`] if work at one time does not end within the limit. The machine's time is that
-    /// time then. A further call goes on with the work.
+    /// time then. A further call continues with the work.
     pub fn run_until(&mut self, time: Nanos, limits: TurnLimits) -> Result<(), Endless> {
         let limits = TurnLimits { budget: limits.budget.max(1), turns: limits.turns.max(1) };
         self.virtual_time.is_on = true;
@@ -280,7 +281,7 @@ impl Machine {
 }
 
 impl VirtualTime {
-    /// Begins the count of turns anew.
+    /// Begins the count of turns again.
     fn begin_instant(&mut self) {
         self.instant += 1;
         self.rounds = 0;

@@ -43,8 +43,8 @@ const STATUS_ERRORS: u16 = 0xf900;
 pub enum PowerState {
     /// Full power.
     D0,
-    /// Sleep with power. The function starts no DMA. Its registers and rings go on working, unlike
-    /// those of a card, which answers at no BAR.
+    /// Sleep with power. The function starts no DMA. Its registers and rings continue to work,
+    /// unlike those of a card, which answers at no BAR.
     D3Hot,
 }
 

@@ -195,16 +195,19 @@ fn attachment_capability_matches_the_spec() {
     let config = ConfigSpace::new(&spec);
 
     let bytes = get::<28>(&config, capability(&config, CAP_ID_VENDOR));
-    let found = AttachmentCapability::read_from_bytes(&bytes).unwrap();
+    let capability = AttachmentCapability::read_from_bytes(&bytes).unwrap();
 
-    assert_eq!((found.len, found.kind, found.version), (28, 1, 1));
-    assert_eq!((found.control_bar, found.control_offset), (rings.control_bar, rings.control_offset));
-    assert_eq!((found.mirror_bar, found.mirror_offset), (rings.mirror_bar, 0));
-    assert_eq!((found.ring_bar, found.ring_offset), (rings.bar, rings.offset));
-    assert_eq!((found.ring_cells, found.ring_count), (rings.cells, rings.count));
-    assert_eq!(1 << found.max_data_log2, nicforge_hwi::posted::MAX_DATA);
-    assert_eq!(found.memory_bars, 0b110, "windows and mirror");
-    assert_eq!(found.mirrored_bars, 0b100);
+    assert_eq!((capability.len, capability.kind, capability.version), (28, 1, 1));
+    assert_eq!(
+        (capability.control_bar, capability.control_offset),
+        (rings.control_bar, rings.control_offset)
+    );
+    assert_eq!((capability.mirror_bar, capability.mirror_offset), (rings.mirror_bar, 0));
+    assert_eq!((capability.ring_bar, capability.ring_offset), (rings.bar, rings.offset));
+    assert_eq!((capability.ring_cells, capability.ring_count), (rings.cells, rings.count));
+    assert_eq!(1 << capability.max_data_log2, nicforge_hwi::posted::MAX_DATA);
+    assert_eq!(capability.memory_bars, 0b110, "windows and mirror");
+    assert_eq!(capability.mirrored_bars, 0b100);
 }
 
 #[test]
@@ -595,7 +598,7 @@ proptest! {
     }
 
     #[test]
-    fn table_accesses_of_any_kind_do_no_harm(
+    fn random_accesses_to_the_msix_table_are_contained(
         vectors in 1_u16..=2048,
         accesses in prop::collection::vec(
             (prop_oneof![0_u64..0x9000, any::<u64>()], prop::collection::vec(any::<u8>(), 0..600)), 1..20),

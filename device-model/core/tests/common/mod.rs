@@ -175,12 +175,12 @@ impl Device for ProbeDevice {
         Write::Accepted
     }
 
-    fn attached(&mut self, _: &mut Context<'_>, who: AttachmentId) {
-        self.note(Call::Attached(who));
+    fn attached(&mut self, _: &mut Context<'_>, attachment_id: AttachmentId) {
+        self.note(Call::Attached(attachment_id));
     }
 
-    fn detached(&mut self, _: &mut Context<'_>, who: AttachmentId, why: Ended) {
-        self.note(Call::Detached(who, why));
+    fn detached(&mut self, _: &mut Context<'_>, attachment_id: AttachmentId, why: Ended) {
+        self.note(Call::Detached(attachment_id, why));
     }
 
     fn reset(&mut self, _: &mut Context<'_>, reach: Reset) {
@@ -190,13 +190,13 @@ impl Device for ProbeDevice {
     fn dma_done(
         &mut self,
         _: &mut Context<'_>,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         token: DmaToken,
         result: Result<&[u8], DmaError>,
     ) {
         let panics = self.probe.script().panics_in_done;
         assert!(!panics, "broken");
-        self.note(Call::Done(who, token, result.map(<[u8]>::to_vec)));
+        self.note(Call::Done(attachment_id, token, result.map(<[u8]>::to_vec)));
     }
 
     fn step(&mut self, context: &mut Context<'_>, _: u32) -> Progress {
@@ -233,29 +233,34 @@ pub fn attached() -> (Machine, Probe) {
 }
 
 #[track_caller]
-pub fn attach(machine: &mut Machine, who: AttachmentId) {
-    Client::attach(machine, F, who);
+pub fn attach(machine: &mut Machine, attachment_id: AttachmentId) {
+    Client::attach(machine, F, attachment_id);
 }
 
-pub fn set_bus_master(machine: &mut Machine, who: AttachmentId) {
-    client(who).enable_bus_master(machine);
+pub fn set_bus_master(machine: &mut Machine, attachment_id: AttachmentId) {
+    client(attachment_id).enable_bus_master(machine);
 }
 
 /// Returns the first function's client of this attachment.
-pub const fn client(who: AttachmentId) -> Client {
-    Client::new(F, who)
+pub const fn client(attachment_id: AttachmentId) -> Client {
+    Client::new(F, attachment_id)
 }
 
 /// Writes, and checks that the write was carried out.
 #[track_caller]
-pub fn write(machine: &mut Machine, who: AttachmentId, region: u32, offset: u64, data: &[u8]) {
-    client(who).write(machine, region, offset, data);
+pub fn write(machine: &mut Machine, attachment_id: AttachmentId, region: u32, offset: u64, data: &[u8]) {
+    client(attachment_id).write(machine, region, offset, data);
 }
 
 /// Reads `N` bytes, and checks that the read was carried out.
 #[track_caller]
-pub fn read<const N: usize>(machine: &mut Machine, who: AttachmentId, region: u32, offset: u64) -> [u8; N] {
-    client(who).read(machine, region, offset)
+pub fn read<const N: usize>(
+    machine: &mut Machine,
+    attachment_id: AttachmentId,
+    region: u32,
+    offset: u64,
+) -> [u8; N] {
+    client(attachment_id).read(machine, region, offset)
 }
 
 pub fn try_read(
@@ -268,19 +273,19 @@ pub fn try_read(
 }
 
 #[track_caller]
-pub fn read_control(machine: &mut Machine, who: AttachmentId, register: u64) -> u32 {
-    client(who).read32(machine, 0, CONTROL + register)
+pub fn read_control(machine: &mut Machine, attachment_id: AttachmentId, register: u64) -> u32 {
+    client(attachment_id).read32(machine, 0, CONTROL + register)
 }
 
 #[track_caller]
-pub fn write_control(machine: &mut Machine, who: AttachmentId, register: u64, value: u32) {
-    client(who).write32(machine, 0, CONTROL + register, value);
+pub fn write_control(machine: &mut Machine, attachment_id: AttachmentId, register: u64, value: u32) {
+    client(attachment_id).write32(machine, 0, CONTROL + register, value);
 }
 
 /// Returns the memory behind a BAR, as a client sees it.
 #[track_caller]
-pub fn memory(machine: &Machine, who: AttachmentId, bar: u32) -> SharedMemory {
-    client(who).memory(machine, bar)
+pub fn memory(machine: &Machine, attachment_id: AttachmentId, bar: u32) -> SharedMemory {
+    client(attachment_id).memory(machine, bar)
 }
 
 /// Returns a word of a client's mirror.
@@ -312,20 +317,25 @@ pub fn numbers(probe: &Probe) -> Vec<u32> {
 
 /// Maps client memory at `iova` that the device reaches directly.
 #[track_caller]
-pub fn map_local(machine: &mut Machine, who: AttachmentId, iova: u64, length: usize) -> SharedMemory {
-    client(who).map(machine, iova, length)
+pub fn map_local(
+    machine: &mut Machine,
+    attachment_id: AttachmentId,
+    iova: u64,
+    length: usize,
+) -> SharedMemory {
+    client(attachment_id).map(machine, iova, length)
 }
 
 /// Maps client memory that the device reaches by messages.
 #[track_caller]
-pub fn map_remote(machine: &mut Machine, who: AttachmentId, iova: u64, length: u64) {
-    client(who).map_remote(machine, iova, length);
+pub fn map_remote(machine: &mut Machine, attachment_id: AttachmentId, iova: u64, length: u64) {
+    client(attachment_id).map_remote(machine, iova, length);
 }
 
 /// Binds one interrupt of an index.
 #[track_caller]
-pub fn bind(machine: &mut Machine, who: AttachmentId, index: u32, vector: u32) -> Arc<Count> {
-    client(who).bind(machine, index, vector)
+pub fn bind(machine: &mut Machine, attachment_id: AttachmentId, index: u32, vector: u32) -> Arc<Count> {
+    client(attachment_id).bind(machine, index, vector)
 }
 
 /// Steps at one time until the machine has nothing to do at once. Returns the result of the last

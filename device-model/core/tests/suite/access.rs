@@ -136,10 +136,10 @@ fn write_across_a_border_is_refused_without_effect() {
         assert!(matches!(outcome, Err(AccessError::OutOfRange { .. })), "{bar} {offset:#x}");
     }
 
-    let mut seen = [9; 4];
-    memory(&machine, A, BAR_MIXED).read(0x1ffc, &mut seen).unwrap();
+    let mut bytes = [9; 4];
+    memory(&machine, A, BAR_MIXED).read(0x1ffc, &mut bytes).unwrap();
 
-    assert_eq!(seen, [0; 4]);
+    assert_eq!(bytes, [0; 4]);
     assert_eq!(probe.calls(), []);
 }
 

@@ -21,10 +21,10 @@ fn attach_gives_each_client_zeroed_memory_of_its_own() {
     attach(&mut machine, C);
     memory(&machine, A, 1).write(WINDOWS, b"mine").unwrap();
 
-    let mut seen = [1; 4];
-    memory(&machine, C, 1).read(WINDOWS, &mut seen).unwrap();
+    let mut bytes = [1; 4];
+    memory(&machine, C, 1).read(WINDOWS, &mut bytes).unwrap();
 
-    assert_eq!(seen, [0; 4]);
+    assert_eq!(bytes, [0; 4]);
     assert_eq!(probe.calls(), [Call::Attached(A), Call::Attached(C)]);
 }
 
@@ -38,10 +38,10 @@ fn next_tenant_does_not_see_memory_that_the_last_one_keeps() {
     attach(&mut machine, A);
     kept.write(WINDOWS + 0x100, b"from the grave").unwrap();
 
-    let mut seen = [1; 0x200];
-    memory(&machine, A, 1).read(WINDOWS, &mut seen).unwrap();
+    let mut bytes = [1; 0x200];
+    memory(&machine, A, 1).read(WINDOWS, &mut bytes).unwrap();
 
-    assert_eq!(seen, [0; 0x200]);
+    assert_eq!(bytes, [0; 0x200]);
 }
 
 #[test]
@@ -86,8 +86,8 @@ fn missing_functions_and_attachments_are_refused() {
 #[test]
 fn group_memory_is_shared_within_the_group_only() {
     let (mut machine, _) = machine();
-    for who in [A, B, C] {
-        attach(&mut machine, who);
+    for attachment_id in [A, B, C] {
+        attach(&mut machine, attachment_id);
     }
 
     memory(&machine, A, BAR_GROUP).write(0, b"ours").unwrap();
@@ -213,9 +213,9 @@ fn reset_zeroes_the_clients_windows_and_keeps_the_cores_words() {
 
     machine.reset_attachment(F, A).unwrap();
 
-    let bytes = |who, bar, offset| {
+    let bytes = |attachment_id, bar, offset| {
         let mut out = [9; 16];
-        memory(&machine, who, bar).read(offset, &mut out).unwrap();
+        memory(&machine, attachment_id, bar).read(offset, &mut out).unwrap();
         out
     };
 
@@ -244,10 +244,10 @@ fn mirrored_memory_without_the_cores_words_is_zeroed_from_its_start() {
 
     machine.reset_attachment(F, A).unwrap();
 
-    let mut seen = [9; 16];
-    memory(&machine, A, 5).read(0, &mut seen).unwrap();
+    let mut bytes = [9; 16];
+    memory(&machine, A, 5).read(0, &mut bytes).unwrap();
 
-    assert_eq!(seen, [0; 16]);
+    assert_eq!(bytes, [0; 16]);
 }
 
 #[test]
@@ -298,7 +298,7 @@ fn function_reset_works_without_clients_and_with_clients_that_stall() {
     Ring::new(&machine, F, A).push_number(1);
     probe.script().stalled.push(A);
     settle(&mut machine, 0);
-    let generations = [A, C].map(|who| read_mirror_generation(&machine, who));
+    let generations = [A, C].map(|attachment_id| read_mirror_generation(&machine, attachment_id));
     probe.calls();
 
     machine.reset_function(F).unwrap();
@@ -306,11 +306,14 @@ fn function_reset_works_without_clients_and_with_clients_that_stall() {
     settle(&mut machine, 0);
 
     assert_eq!(probe.calls(), [Call::Reset(Reset::Function)]);
-    assert_eq!([A, C].map(|who| read_mirror_generation(&machine, who)), generations.map(|value| value + 1));
+    assert_eq!(
+        [A, C].map(|attachment_id| read_mirror_generation(&machine, attachment_id)),
+        generations.map(|value| value + 1)
+    );
 }
 
-fn read_mirror_generation(machine: &Machine, who: AttachmentId) -> u32 {
-    mirror_word(&memory(machine, who, 2), mirror::GENERATION)
+fn read_mirror_generation(machine: &Machine, attachment_id: AttachmentId) -> u32 {
+    mirror_word(&memory(machine, attachment_id, 2), mirror::GENERATION)
 }
 
 #[test]
@@ -347,7 +350,7 @@ fn next_tenant_gets_no_message_mapping_or_interrupt_of_the_last_one() {
 }
 
 #[test]
-fn three_hundred_functions_run_and_rest() {
+fn three_hundred_functions_run_and_go_cold() {
     let mut machine = Machine::new();
     let probes: Vec<_> = (0..300).map(|number| add(&mut machine, &format!("node{number}"), spec())).collect();
     for (function, _) in &probes {
@@ -384,7 +387,7 @@ fn control_page_names_the_attachment() {
 }
 
 #[test]
-fn device_counters_and_names_can_be_asked() {
+fn device_counters_and_names_can_be_queried() {
     let (mut machine, _) = attached();
 
     assert_eq!(machine.counters(F)[0].name, "probes");

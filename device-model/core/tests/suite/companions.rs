@@ -149,7 +149,7 @@ impl Rig {
     }
 }
 
-/// Has a companion on a thread wait within its poll. It goes on when the result is dropped.
+/// Has a companion on a thread wait within its poll. It continues when the result is dropped.
 fn hold(end: &mut End) -> Sender<()> {
     let (release, until) = mpsc::channel();
     let (begun_sender, begun) = mpsc::channel();
@@ -204,7 +204,7 @@ fn stepped_companion_keeps_the_machine_awake_until_its_events_are_received() {
 }
 
 #[test]
-fn new_life_has_the_next_epoch_and_nothing_of_the_earlier_one() {
+fn new_incarnation_has_the_next_epoch_and_nothing_of_the_earlier_one() {
     for mode in BOTH {
         let mut rig = Rig::new(mode);
         let mut earlier = rig.start(SPEC).unwrap();
@@ -261,7 +261,7 @@ fn machine_that_sleeps_is_woken_and_then_calls_the_device() {
 }
 
 #[test]
-fn companion_that_panics_is_halted_until_its_next_life() {
+fn companion_that_panics_is_halted_until_its_next_incarnation() {
     for mode in BOTH {
         let mut rig = Rig::new(mode);
         let mut end = rig.start(SPEC).unwrap();
@@ -300,7 +300,7 @@ fn companion_that_hangs_is_halted_abandoned_and_counted_until_it_returns() {
 }
 
 #[test]
-fn no_life_begins_while_too_many_threads_are_abandoned() {
+fn no_incarnation_begins_while_too_many_threads_are_abandoned() {
     let mut rig = Rig::new(CompanionMode::Threads);
     let mut held = Vec::new();
     for _ in 0..MAX_ABANDONED {

@@ -84,7 +84,7 @@ fn each_update_returns_the_previous_value_and_stores_the_next() {
 }
 
 #[test]
-fn updates_of_what_is_no_word_are_refused() {
+fn updates_of_misaligned_or_split_words_are_refused() {
     let (mut machine, probe) = attached();
     let memory = SharedMemory::create("client", 0x1000).unwrap();
     for (iova, length) in [(0x1000, 0x14), (0x1014, 0x10)] {
@@ -135,11 +135,11 @@ fn remote_answers_count_as_no_errors_and_messages_serve_the_device() {
 fn no_copy_without_bus_master_or_client() {
     let (mut machine, probe) = attached();
     map_local(&mut machine, A, 0x1000, 0x1000);
-    let copies = |context: &mut Context<'_>, who: AttachmentId| {
+    let copies = |context: &mut Context<'_>, attachment_id: AttachmentId| {
         [
-            context.copy_from(who, 0x1000, &mut [0; 4]),
-            context.copy_to(who, 0x1000, &[1]),
-            context.update_u64(who, 0x1000, WordUpdate::Add(1)).map(drop),
+            context.copy_from(attachment_id, 0x1000, &mut [0; 4]),
+            context.copy_to(attachment_id, 0x1000, &[1]),
+            context.update_u64(attachment_id, 0x1000, WordUpdate::Add(1)).map(drop),
         ]
     };
 
@@ -448,7 +448,7 @@ const BASE: u64 = 0x10_0000;
 
 /// Returns the result that an access of `length` bytes at `at` must have. `map` has the kind of
 /// each byte, and of which piece it is.
-fn expected(map: &[(Kind, usize)], at: usize, length: usize, write: bool) -> Result<(), DmaError> {
+fn expected_result(map: &[(Kind, usize)], at: usize, length: usize, write: bool) -> Result<(), DmaError> {
     if length > MAX_DMA {
         return Err(DmaError::TooLong { length });
     }
@@ -521,14 +521,14 @@ proptest! {
             match access {
                 Access::From => {
                     let read = copy_from(&mut machine, &probe, iova, length);
-                    let wanted = expected(&map, at, length, false).map(|()| model[at..at + length].to_vec());
-                    prop_assert_eq!(read, wanted);
+                    let expected = expected_result(&map, at, length, false).map(|()| model[at..at + length].to_vec());
+                    prop_assert_eq!(read, expected);
                 }
                 Access::To(seed) => {
                     let data: Vec<u8> = (0..length).map(|index| seed.wrapping_add(index as u8)).collect();
-                    let wanted = expected(&map, at, length, true);
-                    prop_assert_eq!(copy_to(&mut machine, &probe, iova, &data), wanted);
-                    if wanted.is_ok() {
+                    let expected = expected_result(&map, at, length, true);
+                    prop_assert_eq!(copy_to(&mut machine, &probe, iova, &data), expected);
+                    if expected.is_ok() {
                         model[at..at + length].copy_from_slice(&data);
                     }
                 }
@@ -536,19 +536,19 @@ proptest! {
                     let at = at & !7;
                     let iova = BASE + at as u64;
                     let one_piece = || map[at].1 == map[at + 7].1;
-                    let wanted = expected(&map, at, 8, false).or_else(|error| match error {
+                    let expected = expected_result(&map, at, 8, false).or_else(|error| match error {
                         // Remote memory is found after a missing permission.
                         DmaError::Remote { .. } => Ok(()),
                         error => Err(error),
                     });
-                    let wanted = wanted.and_then(|()| expected(&map, at, 8, true)).and_then(|()| {
+                    let expected = expected.and_then(|()| expected_result(&map, at, 8, true)).and_then(|()| {
                         if !one_piece() {
                             return Err(DmaError::NoWord { iova });
                         }
                         Ok(u64::from_ne_bytes(model[at..at + 8].try_into().unwrap()))
                     });
-                    prop_assert_eq!(update(&mut machine, &probe, iova, WordUpdate::Add(value)), wanted);
-                    if let Ok(before) = wanted {
+                    prop_assert_eq!(update(&mut machine, &probe, iova, WordUpdate::Add(value)), expected);
+                    if let Ok(before) = expected {
                         model[at..at + 8].copy_from_slice(&before.wrapping_add(value).to_ne_bytes());
                     }
                 }

@@ -83,18 +83,18 @@ fn local_memory_is_read_and_written_at_once_and_counted() {
     let none = read_dma(&mut machine, &probe, 0x1000, 0);
     let wrote = write_dma(&mut machine, &probe, 0x1010, b"abc");
 
-    let mut seen = [0; 5];
-    memory.read(0xf, &mut seen).unwrap();
+    let mut bytes = [0; 5];
+    memory.read(0xf, &mut bytes).unwrap();
     let counters = machine.attachment_counters(F, A).unwrap();
 
     assert_eq!((all, none, wrote), (Ok(vec![3; MAX_DMA]), Ok(vec![]), Ok(())));
-    assert_eq!(seen, [3, b'a', b'b', b'c', 3]);
+    assert_eq!(bytes, [3, b'a', b'b', b'c', 3]);
     assert_eq!((counters.dma_read_bytes, counters.dma_written_bytes), (MAX_DMA as u64, 3));
     assert_eq!(outgoing(&mut machine), []);
 }
 
 #[test]
-fn what_is_not_mapped_permitted_or_too_long_fails_and_is_counted() {
+fn unmapped_forbidden_and_too_long_dma_fails_and_is_counted() {
     let (mut machine, probe) = attached();
     map_local(&mut machine, A, 0x1000, 0x1000);
     let page = DmaBacking::Memory(SharedMemory::create("read-only", 0x1000).unwrap().whole());
@@ -133,7 +133,7 @@ fn dma_fails_after_unmap() {
 }
 
 #[test]
-fn dma_to_nowhere_shows_as_a_received_master_abort() {
+fn dma_to_an_unmapped_address_sets_received_master_abort() {
     let (mut machine, probe) = attached();
     let status = |machine: &mut Machine| u16::from_le_bytes(read(machine, A, region::CONFIG, 0x06));
     let before = status(&mut machine);
@@ -154,7 +154,7 @@ fn no_dma_without_bus_master_or_client() {
     let nobody = in_step(&mut machine, &probe, |context| {
         context.dma_read(B, 0, 4, DmaToken(1)).unwrap();
         context.dma_read(AttachmentId(77), 0, 4, DmaToken(2)).unwrap();
-        [B, AttachmentId(77)].map(|who| context.dma_write(who, 0, &[1]))
+        [B, AttachmentId(77)].map(|attachment_id| context.dma_write(attachment_id, 0, &[1]))
     });
 
     settle(&mut machine, 0);
@@ -271,15 +271,17 @@ fn answers_without_a_request_are_ignored() {
 }
 
 #[test]
-fn reads_of_one_attachment_are_bounded_and_the_bound_gives_way_again() {
+fn reads_of_one_attachment_are_bounded_and_resume_after_a_reply() {
     let (mut machine, probe) = attached();
     attach(&mut machine, B);
     map_local(&mut machine, A, 0x1000, 0x1000);
     map_local(&mut machine, B, 0x1000, 0x1000);
-    let started = |who| {
+    let started = |attachment_id| {
         move |context: &mut Context<'_>| {
             (0..1000)
-                .take_while(|&token| context.dma_read(who, 0x1000, 4, DmaToken(token)) != Err(DmaError::Busy))
+                .take_while(|&token| {
+                    context.dma_read(attachment_id, 0x1000, 4, DmaToken(token)) != Err(DmaError::Busy)
+                })
                 .count()
         }
     };
@@ -376,13 +378,13 @@ fn messages_not_sent_are_forgotten_at_a_reset() {
     in_step(&mut machine, &probe, |context| context.dma_write(B, 0x1000, b"b")).unwrap();
     machine.reset_attachment(F, A).unwrap();
 
-    let left = outgoing(&mut machine);
+    let remaining = outgoing(&mut machine);
 
-    assert!(matches!(&left[..], [Outgoing::DmaWrite { attachment: B, .. }]), "{left:?}");
+    assert!(matches!(&remaining[..], [Outgoing::DmaWrite { attachment: B, .. }]), "{remaining:?}");
 }
 
 #[test]
-fn resets_do_not_use_up_the_room_for_reads() {
+fn resets_free_the_slots_of_reads() {
     let (mut machine, probe) = attached();
     map_local(&mut machine, A, 0x1000, 0x1000);
     for round in 0..50 {

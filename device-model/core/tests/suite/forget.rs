@@ -9,9 +9,11 @@ use nicforge_core::{
 };
 
 /// Starts as many reads as the limit permits. Returns their number.
-fn start_reads(context: &mut Context<'_>, who: AttachmentId) -> usize {
+fn start_reads(context: &mut Context<'_>, attachment_id: AttachmentId) -> usize {
     (0..1000)
-        .take_while(|&token| context.dma_read(who, 0x1000, 4, DmaToken(token)) != Err(DmaError::Busy))
+        .take_while(|&token| {
+            context.dma_read(attachment_id, 0x1000, 4, DmaToken(token)) != Err(DmaError::Busy)
+        })
         .count()
 }
 
@@ -124,9 +126,9 @@ fn forgetting_does_not_lift_the_limit_of_messages() {
 fn attachments_without_a_client_have_nothing_to_forget() {
     let (mut machine, probe) = attached();
     in_step(&mut machine, &probe, |context| {
-        for who in [B, AttachmentId(77)] {
-            context.dma_read(who, 0, 4, DmaToken(1)).unwrap();
-            context.forget_reads(who);
+        for attachment_id in [B, AttachmentId(77)] {
+            context.dma_read(attachment_id, 0, 4, DmaToken(1)).unwrap();
+            context.forget_reads(attachment_id);
         }
     });
     settle(&mut machine, 0);

@@ -53,11 +53,11 @@ fn an_access_goes_on_in_the_next_mapping() {
 
     with_memory(&mut machine, &probe, move |memory| {
         memory.write_slice(&sent, GuestAddress(0x1800)).unwrap();
-        let mut seen = vec![0; sent.len()];
-        memory.read_slice(&mut seen, GuestAddress(0x1800)).unwrap();
-        assert_eq!(seen, sent);
-        memory.copy_from(0x1800, &mut seen).unwrap();
-        assert_eq!(seen, sent);
+        let mut bytes = vec![0; sent.len()];
+        memory.read_slice(&mut bytes, GuestAddress(0x1800)).unwrap();
+        assert_eq!(bytes, sent);
+        memory.copy_from(0x1800, &mut bytes).unwrap();
+        assert_eq!(bytes, sent);
 
         memory.copy_to(0x1ffe, &[1, 2, 3, 4]).unwrap();
         assert_eq!(memory.read_obj::<u32>(GuestAddress(0x1ffe)).unwrap(), 0x0403_0201);
@@ -72,7 +72,7 @@ fn an_access_goes_on_in_the_next_mapping() {
 }
 
 #[test]
-fn what_is_not_mapped_or_permitted_is_refused_and_the_first_error_kept() {
+fn unmapped_and_forbidden_accesses_are_refused_and_the_first_error_is_kept() {
     let (mut machine, probe, _) = scattered();
     map_remote(&mut machine, A, 0x6000, 0x1000);
 

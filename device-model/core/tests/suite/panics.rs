@@ -158,7 +158,7 @@ fn is_up(machine: &mut Machine, function: FunctionId) -> bool {
 }
 
 /// Asserts that the first function is out of service because its device panicked in this method,
-/// and that the second one goes on.
+/// and that the second one continues.
 #[track_caller]
 fn assert_contained(machine: &mut Machine, handle: &Handle, other: &Probe, method: DeviceMethod) {
     let panic = machine.device_panic(F).expect("the function is out of service");

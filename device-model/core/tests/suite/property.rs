@@ -114,16 +114,19 @@ impl World {
         }
     }
 
-    fn probe(&self, who: Who) -> Probe {
-        self.probes[who.0.0 as usize].clone()
+    fn probe(&self, attachment_id: Who) -> Probe {
+        self.probes[attachment_id.0.0 as usize].clone()
     }
 
-    fn attach(&mut self, who: Who) {
-        let (function, attachment) = who;
+    fn attach(&mut self, attachment_id: Who) {
+        let (function, attachment) = attachment_id;
 
-        assert_eq!(self.machine.attach(function, attachment).is_ok(), !self.clients.contains_key(&who));
+        assert_eq!(
+            self.machine.attach(function, attachment).is_ok(),
+            !self.clients.contains_key(&attachment_id)
+        );
 
-        if self.clients.contains_key(&who) {
+        if self.clients.contains_key(&attachment_id) {
             return;
         }
 
@@ -135,12 +138,12 @@ impl World {
         }
 
         let ring = Ring::new(&self.machine, function, attachment);
-        self.clients.insert(who, Client { ring, posted: VecDeque::new(), reads: BTreeSet::new() });
-        self.set_bus_master(who);
+        self.clients.insert(attachment_id, Client { ring, posted: VecDeque::new(), reads: BTreeSet::new() });
+        self.set_bus_master(attachment_id);
     }
 
-    fn set_bus_master(&mut self, who: Who) {
-        let _ = self.machine.write(who.0, who.1, region::CONFIG, 4, &[6, 0]).unwrap();
+    fn set_bus_master(&mut self, attachment_id: Who) {
+        let _ = self.machine.write(attachment_id.0, attachment_id.1, region::CONFIG, 4, &[6, 0]).unwrap();
     }
 
     /// Checks the calls that the devices received: posted numbers come in order, each once, and
@@ -150,13 +153,13 @@ impl World {
             let function = FunctionId(function as u32);
             for call in probe.calls() {
                 match call {
-                    Call::Write(who, at, data) if at.bar == 0 && at.offset == NUMBERS => {
+                    Call::Write(attachment_id, at, data) if at.bar == 0 && at.offset == NUMBERS => {
                         let number = u32::from_le_bytes(data.try_into().unwrap());
-                        let client = self.clients.get_mut(&(function, who)).unwrap();
+                        let client = self.clients.get_mut(&(function, attachment_id)).unwrap();
                         assert_eq!(client.posted.pop_front(), Some(number));
                     }
-                    Call::Done(who, token, _) => {
-                        let client = self.clients.get_mut(&(function, who)).unwrap();
+                    Call::Done(attachment_id, token, _) => {
+                        let client = self.clients.get_mut(&(function, attachment_id)).unwrap();
                         assert!(client.reads.remove(&token.0), "{token:?} ended twice, or after a reset");
                     }
                     _ => {}
@@ -166,57 +169,58 @@ impl World {
     }
 
     /// Drops a client's expectations after a reset, and restarts its ring.
-    fn forget(&mut self, who: Who, ring_only: bool) {
-        if let Some(client) = self.clients.get_mut(&who) {
+    fn forget(&mut self, attachment_id: Who, ring_only: bool) {
+        if let Some(client) = self.clients.get_mut(&attachment_id) {
             client.posted.clear();
             client.ring.restart();
             if !ring_only {
                 client.reads.clear();
-                self.set_bus_master(who);
+                self.set_bus_master(attachment_id);
             }
         }
     }
 
     /// Has the device start reads during a trapped write. Reads that it could not start are not
     /// expected to end.
-    fn start_reads(&mut self, who: Who, count: u8, iova: u64) {
+    fn start_reads(&mut self, attachment_id: Who, count: u8, iova: u64) {
         let started = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
         let (first, list) = (self.next_token, started.clone());
         self.next_token += u64::from(count);
         let tokens = first..self.next_token;
-        self.probe(who).queue_action(move |context| {
-            let accepted = tokens.filter(|&token| context.dma_read(who.1, iova, 8, DmaToken(token)).is_ok());
+        self.probe(attachment_id).queue_action(move |context| {
+            let accepted =
+                tokens.filter(|&token| context.dma_read(attachment_id.1, iova, 8, DmaToken(token)).is_ok());
             list.lock().unwrap().extend(accepted);
         });
 
-        self.act(who);
+        self.act(attachment_id);
         let started = started.lock().unwrap().clone();
-        self.clients.get_mut(&who).unwrap().reads.extend(started);
+        self.clients.get_mut(&attachment_id).unwrap().reads.extend(started);
     }
 
     /// Has the device forget its reads during a trapped write. None of them may end afterwards.
-    fn forget_reads(&mut self, who: Who) {
+    fn forget_reads(&mut self, attachment_id: Who) {
         let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
         let flag = done.clone();
-        self.probe(who).queue_action(move |context| {
-            context.forget_reads(who.1);
+        self.probe(attachment_id).queue_action(move |context| {
+            context.forget_reads(attachment_id.1);
             flag.store(true, std::sync::atomic::Ordering::Relaxed);
         });
 
-        self.act(who);
+        self.act(attachment_id);
         self.check();
         // The write stalls after a record that does.
         if done.load(std::sync::atomic::Ordering::Relaxed) {
-            self.clients.get_mut(&who).unwrap().reads.clear();
+            self.clients.get_mut(&attachment_id).unwrap().reads.clear();
         }
     }
 
     /// Runs the device's actions during a trapped write.
-    fn act(&mut self, who: Who) {
-        let probe = self.probe(who);
+    fn act(&mut self, attachment_id: Who) {
+        let probe = self.probe(attachment_id);
         let stalled = std::mem::take(&mut probe.script().stalled);
         // The write also drains the ring.
-        let _ = self.machine.write(who.0, who.1, 0, 0x8, &[1]).unwrap();
+        let _ = self.machine.write(attachment_id.0, attachment_id.1, 0, 0x8, &[1]).unwrap();
         probe.script().stalled = stalled;
         probe.script().actions.clear();
     }
@@ -250,21 +254,21 @@ impl World {
         }
     }
 
-    fn run(&mut self, who: Who, operation: Operation) {
-        let (function, attachment) = who;
-        let here = self.clients.contains_key(&who);
+    fn run(&mut self, attachment_id: Who, operation: Operation) {
+        let (function, attachment) = attachment_id;
+        let here = self.clients.contains_key(&attachment_id);
         match operation {
-            Operation::Attach => self.attach(who),
+            Operation::Attach => self.attach(attachment_id),
             Operation::Detach(why) => {
                 assert_eq!(self.machine.detach(function, attachment, why).is_ok(), here);
                 // The records of the ring were carried out, unless one stalled.
                 self.check();
-                self.clients.remove(&who);
+                self.clients.remove(&attachment_id);
             }
             Operation::Reset => {
                 assert_eq!(self.machine.reset_attachment(function, attachment).is_ok(), here);
                 self.check();
-                self.forget(who, false);
+                self.forget(attachment_id, false);
             }
             Operation::ResetFunction => {
                 self.machine.reset_function(function).unwrap();
@@ -277,10 +281,10 @@ impl World {
                 let at = CONTROL + control::RING_RESET;
                 let _ = self.machine.write(function, attachment, 0, at, &[0; 4]).unwrap();
                 self.check();
-                self.forget(who, true);
+                self.forget(attachment_id, true);
             }
             Operation::Push(count) => {
-                let Some(client) = self.clients.get_mut(&who) else { return };
+                let Some(client) = self.clients.get_mut(&attachment_id) else { return };
                 for _ in 0..count {
                     let number = self.next_number;
                     if client.ring.push(0, NUMBERS as u32, &number.to_le_bytes()).is_ok() {
@@ -290,7 +294,7 @@ impl World {
                 }
             }
             Operation::PushElsewhere(bar, offset) => {
-                if let Some(client) = self.clients.get_mut(&who) {
+                if let Some(client) = self.clients.get_mut(&attachment_id) {
                     let _ = client.ring.push(bar & 7, offset, &[0; 9]);
                 }
             }
@@ -301,21 +305,21 @@ impl World {
             Operation::Write(offset) if here => {
                 let _ = self.machine.write(function, attachment, 0, offset, &[0; 8]).unwrap();
             }
-            Operation::Stall => self.probe(who).script().stalled.push(attachment),
-            Operation::Resume => self.probe(who).script().stalled.clear(),
-            Operation::StartReads(count, iova) if here => self.start_reads(who, count, iova),
-            Operation::ForgetReads if here => self.forget_reads(who),
+            Operation::Stall => self.probe(attachment_id).script().stalled.push(attachment),
+            Operation::Resume => self.probe(attachment_id).script().stalled.clear(),
+            Operation::StartReads(count, iova) if here => self.start_reads(attachment_id, count, iova),
+            Operation::ForgetReads if here => self.forget_reads(attachment_id),
             Operation::StartWrites(count) if here => {
-                self.probe(who).queue_action(move |context| {
+                self.probe(attachment_id).queue_action(move |context| {
                     for _ in 0..count {
                         let _ = context.dma_write(attachment, REMOTE, &[1; 8]);
                     }
                 });
-                self.act(who);
+                self.act(attachment_id);
             }
             Operation::Interrupt(vector) if here => {
-                self.probe(who).queue_action(move |context| context.interrupt(attachment, vector));
-                self.act(who);
+                self.probe(attachment_id).queue_action(move |context| context.interrupt(attachment, vector));
+                self.act(attachment_id);
             }
             Operation::Answer(count, kind) => self.answer(count, kind),
             Operation::Wake => self.machine.wake(function),
@@ -326,8 +330,8 @@ impl World {
             Operation::Rescan => self.machine.rescan(),
             Operation::WakeAt(later) if here => {
                 let time = Nanos(self.now + later);
-                self.probe(who).queue_action(move |context| context.wake_at(time));
-                self.act(who);
+                self.probe(attachment_id).queue_action(move |context| context.wake_at(time));
+                self.act(attachment_id);
             }
             _ => {}
         }
@@ -380,7 +384,7 @@ proptest! {
     }
 
     #[test]
-    fn client_that_writes_anything_anywhere_breaks_nothing(
+    fn random_writes_of_a_client_break_no_invariant(
         writes in prop::collection::vec(
             (
                 prop_oneof![0..5u32, Just(region::CONFIG)],

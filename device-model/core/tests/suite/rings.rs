@@ -45,7 +45,7 @@ fn full_ring_has_room_again_when_the_machine_has_stepped() {
 }
 
 #[test]
-fn trapped_access_comes_behind_everything_posted() {
+fn trapped_access_follows_all_posted_records() {
     let (mut machine, probe) = attached();
     let mut ring = Ring::new(&machine, F, A);
     for number in 0..RING_CELLS {
@@ -64,7 +64,7 @@ fn trapped_access_comes_behind_everything_posted() {
 }
 
 #[test]
-fn trapped_access_comes_behind_everything_posted_in_a_large_ring() {
+fn trapped_access_follows_all_posted_records_in_a_large_ring() {
     let mut machine = Machine::new();
     let mut large = spec();
     large.bars[1].as_mut().unwrap().size = 1 << 22;
@@ -311,7 +311,7 @@ fn records_to_anything_but_registers_are_counted_and_skipped() {
 }
 
 #[test]
-fn cells_of_rubbish_are_counted_and_skipped_one_by_one() {
+fn malformed_cells_are_counted_and_skipped_one_by_one() {
     let (mut machine, probe) = attached();
     let cells = memory(&machine, A, 1);
 
@@ -371,11 +371,11 @@ fn several_rings_keep_their_order_and_their_numbers() {
 }
 
 #[test]
-fn clients_that_want_the_same_thing_are_first_in_turn() {
+fn clients_that_compete_for_a_resource_go_first_in_turn() {
     let (mut machine, probe) = attached();
     attach(&mut machine, B);
     attach(&mut machine, C);
-    let mut rings = [A, B, C].map(|who| Ring::new(&machine, F, who));
+    let mut rings = [A, B, C].map(|attachment_id| Ring::new(&machine, F, attachment_id));
 
     // Runs a turn in which the writes of the clients in `stalled` stall. Returns the clients that
     // wrote, in order.
@@ -385,7 +385,7 @@ fn clients_that_want_the_same_thing_are_first_in_turn() {
         probe.calls();
         machine.step(Nanos(0), 1);
         let writers = probe.calls().into_iter().filter_map(|call| match call {
-            Call::Write(who, ..) => Some(who),
+            Call::Write(attachment_id, ..) => Some(attachment_id),
             _ => None,
         });
         writers.collect::<Vec<_>>()

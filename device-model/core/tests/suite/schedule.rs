@@ -96,7 +96,7 @@ fn rescan_finds_records_posted_without_a_wake() {
 }
 
 #[test]
-fn last_look_finds_a_record_that_came_after_the_last_turn() {
+fn last_step_before_sleep_finds_a_record_posted_after_the_last_turn() {
     let (mut machine, probe) = attached();
     let mut ring = Ring::new(&machine, F, A);
     let mirror = memory(&machine, A, 2);
@@ -117,9 +117,9 @@ fn last_look_finds_a_record_that_came_after_the_last_turn() {
 #[test]
 fn sleeping_is_set_for_every_client_of_a_function_and_cleared_for_all() {
     let (mut machine, _) = machine();
-    let mirrors = [A, B, C].map(|who| {
-        attach(&mut machine, who);
-        memory(&machine, who, 2)
+    let mirrors = [A, B, C].map(|attachment_id| {
+        attach(&mut machine, attachment_id);
+        memory(&machine, attachment_id, 2)
     });
 
     go_cold(&mut machine, 0);
@@ -329,9 +329,9 @@ impl TraceSink for Events {
 }
 
 impl Events {
-    fn of_attachment(&self, who: AttachmentId) -> Vec<Event> {
+    fn of_attachment(&self, attachment_id: AttachmentId) -> Vec<Event> {
         let events = std::mem::take(&mut *self.0.lock().unwrap());
-        events.into_iter().filter(|event| event.1 == who).map(|event| event.2).collect()
+        events.into_iter().filter(|event| event.1 == attachment_id).map(|event| event.2).collect()
     }
 }
 

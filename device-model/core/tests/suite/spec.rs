@@ -25,18 +25,18 @@ fn usual_shape_is_accepted_in_all_its_sizes() {
         [(1, 64, 0, 0), (256, 65536, 0x1000, 0x1000), (8, 2048, 0x10_0000, 0)]
     {
         let usual = spec();
-        let made =
+        let created =
             FunctionSpec::nic(usual.identity, usual.attachments, 0x2000, vectors, cells, windows, mirror);
-        assert_eq!(made.validate(), Ok(()));
+        assert_eq!(created.validate(), Ok(()));
     }
 }
 
 #[test]
 fn windows_lie_behind_a_ring_that_is_longer_than_usual() {
     let usual = spec();
-    let made = FunctionSpec::nic(usual.identity, usual.attachments, 0x1000, 1, 65536, 0x1000, 0);
+    let created = FunctionSpec::nic(usual.identity, usual.attachments, 0x1000, 1, 65536, 0x1000, 0);
 
-    assert!(made.bars[1].as_ref().unwrap().size >= 65536 * 64 + 0x1000);
+    assert!(created.bars[1].as_ref().unwrap().size >= 65536 * 64 + 0x1000);
 }
 
 #[test]
@@ -70,7 +70,7 @@ fn bar_sizes_are_powers_of_two_in_range() {
 }
 
 #[test]
-fn wide_bar_takes_the_next_one() {
+fn bar_of_64_bits_occupies_the_next_index() {
     let wide = BarKind::Memory64 { prefetchable: true };
 
     assert_eq!(changed(|spec| bar(spec, 3).kind = wide), Err(SpecError::Bar64 { bar: 3 }));
@@ -127,7 +127,7 @@ fn msix_has_vectors_in_trapped_memory() {
 }
 
 #[test]
-fn pages_of_the_core_lie_apart() {
+fn pages_of_the_core_do_not_overlap() {
     let table_on_control = changed(|spec| spec.msix.as_mut().unwrap().table = 0x1000);
     let bits_on_table = changed(|spec| spec.msix.as_mut().unwrap().pba = 0x2000);
     let long_table = changed(|spec| spec.msix.as_mut().unwrap().vectors = 257);
@@ -167,7 +167,7 @@ fn rings_lie_in_mapped_memory_of_the_attachment() {
 }
 
 #[test]
-fn without_rings_their_place_means_nothing() {
+fn position_of_rings_is_ignored_without_rings() {
     let mut machine = nicforge_core::machine::Machine::new();
     let mut none = spec();
     let rings = none.rings.as_mut().unwrap();

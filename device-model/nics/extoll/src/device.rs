@@ -37,22 +37,22 @@ fn take_arrivals(
     class: Class,
     budget: u32,
 ) -> u32 {
-    let mut taken = 0;
+    let mut count = 0;
     // Inputs whose first packet must stay, one bit for each input.
     let mut waiting = 0;
 
-    while taken < budget
+    while count < budget
         && let Some(arrival) = unit.parts.switch.next_arrival(&unit.context.ports(), class, waiting)
     {
         if arrival.wire.kind.is_rma() {
             match rma.take_arrival(unit, arrival) {
-                Some(cost) => taken += cost,
+                Some(cost) => count += cost,
                 None => waiting |= 1 << arrival.source(),
             }
         } else if arrival.wire.kind == Kind::Velo {
-            match velo.receive(unit, arrival, RUN.min(budget - taken)) {
+            match velo.receive(unit, arrival, RUN.min(budget - count)) {
                 0 => waiting |= 1 << arrival.source(),
-                run => taken += run,
+                run => count += run,
             }
         } else {
             let Some(packet) = unit.parts.switch.take_packet(&mut unit.context.ports(), arrival) else {
@@ -60,11 +60,11 @@ fn take_arrivals(
             };
             velo.handle_control(unit, arrival.wire, packet.bytes());
             unit.context.ports().recycle(packet);
-            taken += 1;
+            count += 1;
         }
     }
 
-    taken
+    count
 }
 
 impl Device for Card {

@@ -158,9 +158,9 @@ impl Network {
 }
 
 /// Returns a watchdog in nanoseconds, if the file has it.
-fn watchdog(what: &str, milliseconds: Option<&Spanned<u64>>) -> Result<Option<u64>, SectionError> {
+fn watchdog(description: &str, milliseconds: Option<&Spanned<u64>>) -> Result<Option<u64>, SectionError> {
     milliseconds
-        .map(|milliseconds| Ok(check_range(what, milliseconds, 0, MAX_WATCHDOG)? * MILLISECOND))
+        .map(|milliseconds| Ok(check_range(description, milliseconds, 0, MAX_WATCHDOG)? * MILLISECOND))
         .transpose()
 }
 

@@ -90,14 +90,14 @@ impl Sharing {
     /// half of the credits.
     #[cold]
     fn part(&mut self, port: u8, vc: usize, credits: u32) -> u32 {
-        let left = &mut self.left[vc][usize::from(port) % LINKS];
+        let remaining = &mut self.left[vc][usize::from(port) % LINKS];
 
         if self.opened[vc] & (1 << port) == 0 {
             self.opened[vc] |= 1 << port;
-            *left = (credits + u32::from(self.own_last[vc] & (1 << port) == 0)) / 2;
+            *remaining = (credits + u32::from(self.own_last[vc] & (1 << port) == 0)) / 2;
         }
 
-        *left
+        *remaining
     }
 
     /// Records that clients have sent packets by an output channel.
@@ -105,8 +105,8 @@ impl Sharing {
     pub(crate) fn spend(&mut self, port: u8, vc: usize, packets: u32) {
         self.own_last[vc] |= 1 << port;
         if self.contended[vc] & (1 << port) != 0 {
-            let left = &mut self.left[vc][usize::from(port) % LINKS];
-            *left = left.saturating_sub(packets);
+            let remaining = &mut self.left[vc][usize::from(port) % LINKS];
+            *remaining = remaining.saturating_sub(packets);
         }
     }
 }

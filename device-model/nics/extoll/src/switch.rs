@@ -203,7 +203,7 @@ impl Switch {
     /// refused for good.
     #[inline]
     pub fn request_room(&mut self, target: u32, class: Class) -> bool {
-        self.request_output(target, class, |waiting, most| waiting < most)
+        self.request_output(target, class, |waiting, maximum| waiting < maximum)
     }
 
     /// Requests an output channel without waiting packets for a class. Returns whether no packet
@@ -351,8 +351,8 @@ impl Switch {
 
             // The class stays, the lane may change.
             let out = vc / LANES * LANES + usize::from(lane);
-            let most = budget - moved;
-            let passed = match self.pass_directly(ports, (input, vc), (port, out), target, most) {
+            let maximum = budget - moved;
+            let passed = match self.pass_directly(ports, (input, vc), (port, out), target, maximum) {
                 0 => self.pass_to_queue(ports, (input, vc), (port, out)),
                 passed => passed,
             };
@@ -369,15 +369,15 @@ impl Switch {
         moved
     }
 
-    /// Forwards the first packets of an input that go to one target, at most `most`, by an output
-    /// channel on which none waits. Returns their number.
+    /// Forwards the first packets of an input that go to one target, at most `maximum`, by an
+    /// output channel on which none waits. Returns their number.
     fn pass_directly(
         &self,
         ports: &mut Ports<'_>,
         (input, vc): (u8, usize),
         (port, out): (u8, usize),
         target: u32,
-        most: u32,
+        maximum: u32,
     ) -> u32 {
         if self.queued[out] & (1 << port) != 0 {
             return 0;
@@ -385,7 +385,7 @@ impl Switch {
 
         let (from, to) = (PortChannel { port: input, channel: vc }, PortChannel { port, channel: out });
         let same = |packet: &Packet| Wire::target_of(packet.header) == target;
-        ports.forward_row_between(from, most, |_| Some((to, same))).map_or(0, |(moved, _)| moved)
+        ports.forward_row_between(from, maximum, |_| Some((to, same))).map_or(0, |(moved, _)| moved)
     }
 
     /// Moves the first packet of an input to the queue of its output channel, if all of it has

@@ -193,7 +193,7 @@ impl Checksum {
         }
     }
 
-    /// Reports a start that is invalid. A sum in progress goes on.
+    /// Reports a start that is invalid. A sum in progress continues.
     fn refuse(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
         let channel = &mut self.channels[usize::from(attachment.0)];
         channel.status |= STATUS_BAD_START;

@@ -14,7 +14,7 @@
 //! - The *port* is a register, and each access to it reaches the device. It is slow and has all the
 //!   errors of a real port.
 //!
-//! No message is ever lost for want of room. If a client does not take its messages, the receive
+//! No message is ever lost for lack of room. If a client does not take its messages, the receive
 //! slots fill up, then the queue, then the send slots. Then the client's own sends have to wait.
 
 use std::{
@@ -188,8 +188,8 @@ impl Device for SlotFifo {
                 Err(_) => 0,
             };
 
-            let taken = self.fifos[index].take_sent(budget).unwrap_or(0);
-            if moved + taken > 0 {
+            let count = self.fifos[index].take_sent(budget).unwrap_or(0);
+            if moved + count > 0 {
                 progress = Progress::Busy;
             }
         }

@@ -29,7 +29,7 @@ const ADDRESS: u64 = 0x1_0000;
 /// Longest wait of a test.
 const LONG: Duration = Duration::from_secs(20);
 const BOTH: [CompanionMode; 2] = [CompanionMode::Stepped, CompanionMode::Threads];
-/// First byte of data at which the companion panics, or waits until the test lets it go on.
+/// First byte of data at which the companion panics, or waits until the test lets it continue.
 const PANIC: u8 = 1;
 const WAIT: u8 = 2;
 
@@ -37,7 +37,7 @@ struct Rig {
     machine: Machine,
     memories: Vec<SharedMemory>,
     started: Instant,
-    /// Its drop lets companions go on that wait.
+    /// Its drop lets companions continue that wait.
     release: Option<Sender<()>>,
 }
 

@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_symbol_survives_its_header() {
+    fn a_symbol_is_decoded_as_it_was_encoded() {
         assert_eq!(parse(symbol(1023, 0xdead_beef)), Some((1023, 0xdead_beef)));
     }
 

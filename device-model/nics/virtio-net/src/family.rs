@@ -177,9 +177,10 @@ fn addresses_or_default(addresses: Option<&Spanned<usize>>) -> Result<usize, Sec
 }
 
 /// Returns the address that a file gives.
-fn parse_mac(what: &str, text: &Spanned<String>) -> Result<MacAddress, SectionError> {
+fn parse_mac(description: &str, text: &Spanned<String>) -> Result<MacAddress, SectionError> {
     let address = text.get_ref().parse().ok().filter(|mac: &MacAddress| mac.is_valid_source());
-    address.ok_or_else(|| refuse_value(what, text, "an address of one station, as in 52:54:01:00:00:01"))
+    address
+        .ok_or_else(|| refuse_value(description, text, "an address of one station, as in 52:54:01:00:00:01"))
 }
 
 /// Returns the addresses of a network's stations, which differ from all others of the file.

@@ -149,8 +149,8 @@ impl VirtioNet {
     /// Returns the MTU that the driver is offered: frames must also fit the link.
     fn mtu(&self) -> u16 {
         let Some(longest) = self.longest_packet else { return self.config.mtu };
-        let room = longest.saturating_sub(max_frame(0)).min(usize::from(u16::MAX));
-        self.config.mtu.min(room as u16)
+        let available = longest.saturating_sub(max_frame(0)).min(usize::from(u16::MAX));
+        self.config.mtu.min(available as u16)
     }
 
     /// Records whether the link is up, and reports a change.
@@ -359,9 +359,9 @@ fn send(
     }
 }
 
-/// Drops the frames that have arrived, at most `most`. Returns their number.
-fn drop_frames(context: &mut Context<'_>, most: u32) -> u32 {
-    context.ports().take_while(PORT, CHANNEL, most, |_| true)
+/// Drops the frames that have arrived, at most `maximum`. Returns their number.
+fn drop_frames(context: &mut Context<'_>, maximum: u32) -> u32 {
+    context.ports().take_while(PORT, CHANNEL, maximum, |_| true)
 }
 
 impl Device for VirtioNet {

@@ -216,8 +216,8 @@ impl<C: Cells> Consumer<C> {
     }
 
     /// Empties the ring. It clears all headers, and restarts at cell 0 with phase 1 and a count of
-    /// 0. The caller must publish the count before the producer goes on. All records, also one that
-    /// was peeked and not popped, are lost.
+    /// 0. The caller must publish the count before the producer continues. All records, also one
+    /// that was peeked and not popped, are lost.
     pub fn reset(&mut self) {
         for cell in 0..self.cell_count as usize {
             self.cells.set_header_relaxed(cell, 0);

@@ -55,24 +55,25 @@ fn created_file_cannot_be_truncated_or_extended() {
 
 #[test]
 fn second_mapping_sees_the_bytes_of_the_first() {
-    let ours = SharedMemory::create("test", 2 * PAGE).unwrap();
-    let theirs = SharedMemory::map(ours.fd().unwrap(), PAGE as u64, PAGE, Access::ReadWrite).unwrap();
+    let original = SharedMemory::create("test", 2 * PAGE).unwrap();
+    let second_mapping =
+        SharedMemory::map(original.fd().unwrap(), PAGE as u64, PAGE, Access::ReadWrite).unwrap();
     let mut bytes = [0; 5];
-    ours.write(PAGE as u64 + 3, b"hello").unwrap();
-    theirs.read(3, &mut bytes).unwrap();
+    original.write(PAGE as u64 + 3, b"hello").unwrap();
+    second_mapping.read(3, &mut bytes).unwrap();
     assert_eq!(&bytes, b"hello");
 }
 
 #[test]
 fn write_protected_file_can_only_be_mapped_read_only() {
-    let ours = SharedMemory::create_write_protected("test", PAGE).unwrap();
-    let fd = ours.fd().unwrap();
+    let original = SharedMemory::create_write_protected("test", PAGE).unwrap();
+    let fd = original.fd().unwrap();
     let refused = SharedMemory::map(fd, 0, PAGE, Access::ReadWrite).unwrap_err();
-    let theirs = SharedMemory::map(fd, 0, PAGE, Access::ReadOnly).unwrap();
-    ours.u32(0x40).unwrap().store(7, Ordering::Release);
+    let second_mapping = SharedMemory::map(fd, 0, PAGE, Access::ReadOnly).unwrap();
+    original.u32(0x40).unwrap().store(7, Ordering::Release);
 
     assert_eq!(refused, MemoryError::Map { offset: 0, len: PAGE as u64, errno: Errno::EPERM });
-    assert_eq!(theirs.u32(0x40).unwrap().load(Ordering::Acquire), 7);
+    assert_eq!(second_mapping.u32(0x40).unwrap().load(Ordering::Acquire), 7);
     assert_eq!(nix::unistd::write(fd, b"x"), Err(Errno::EPERM));
 }
 
@@ -138,13 +139,13 @@ fn map_guarded_refuses_files_that_are_not_shared_memory() {
 
 #[test]
 fn read_only_mapping_refuses_every_kind_of_store() {
-    let ours = SharedMemory::create("test", PAGE).unwrap();
-    let theirs = SharedMemory::map(ours.fd().unwrap(), 0, PAGE, Access::ReadOnly).unwrap();
-    let window = theirs.window(0, 0x100).unwrap();
+    let original = SharedMemory::create("test", PAGE).unwrap();
+    let second_mapping = SharedMemory::map(original.fd().unwrap(), 0, PAGE, Access::ReadOnly).unwrap();
+    let window = second_mapping.window(0, 0x100).unwrap();
     let refused = Err(MemoryError::ReadOnly { offset: 0x40 });
 
-    assert_eq!(theirs.write(0x40, b"x"), refused);
-    assert_eq!(theirs.zero(0x40, 1), refused);
+    assert_eq!(second_mapping.write(0x40, b"x"), refused);
+    assert_eq!(second_mapping.zero(0x40, 1), refused);
     assert_eq!(window.store_u8_relaxed(0x40, 1), refused);
     assert_eq!(window.store_u16_relaxed(0x40, 1), refused);
     assert_eq!(window.store_u32_release(0x40, 1), refused);
@@ -152,15 +153,15 @@ fn read_only_mapping_refuses_every_kind_of_store() {
     assert_eq!(window.store_16(0x40, [1; 16]), refused);
     assert_eq!(window.store_64(0x40, [1; 64]), refused);
     assert_eq!(window.write_array(0x40, &[1; 32]), refused);
-    assert_eq!(ours.whole().copy_to(0, &window, 0x40, 8), refused);
+    assert_eq!(original.whole().copy_to(0, &window, 0x40, 8), refused);
 }
 
 #[test]
 fn word_of_a_read_only_mapping_ignores_stores() {
-    let ours = SharedMemory::create("test", PAGE).unwrap();
-    let theirs = SharedMemory::map(ours.fd().unwrap(), 0, PAGE, Access::ReadOnly).unwrap();
-    let word = theirs.u64(8).unwrap();
-    ours.u64(8).unwrap().store(5, Ordering::Relaxed);
+    let original = SharedMemory::create("test", PAGE).unwrap();
+    let second_mapping = SharedMemory::map(original.fd().unwrap(), 0, PAGE, Access::ReadOnly).unwrap();
+    let word = second_mapping.u64(8).unwrap();
+    original.u64(8).unwrap().store(5, Ordering::Relaxed);
     word.store(6, Ordering::Relaxed);
 
     assert!(!word.is_writable());
@@ -294,7 +295,7 @@ fn device_memory_has_its_areas_where_they_lie_in_the_file() {
 }
 
 #[test]
-fn device_memory_refuses_areas_that_are_crooked_or_outside() {
+fn device_memory_refuses_areas_that_are_misaligned_or_outside() {
     let file = SharedMemory::create("device", 4 * 4096).unwrap();
     let map =
         |area| SharedMemory::map_device(file.fd().unwrap(), 0, 2 * 4096, &[area], Access::ReadOnly).map(drop);

@@ -52,8 +52,8 @@ fn window_that_splits_cache_lines_is_refused() {
 #[test]
 fn read_only_window_is_refused() {
     let memory = SharedMemory::create("ring", 4096).unwrap();
-    let theirs = SharedMemory::map(memory.fd().unwrap(), 0, 4096, Access::ReadOnly).unwrap();
-    assert_eq!(SharedCells::new(theirs.whole()).unwrap_err(), RingError::ReadOnly);
+    let second_mapping = SharedMemory::map(memory.fd().unwrap(), 0, 4096, Access::ReadOnly).unwrap();
+    assert_eq!(SharedCells::new(second_mapping.whole()).unwrap_err(), RingError::ReadOnly);
 }
 
 #[test]
@@ -134,7 +134,7 @@ fn count_beyond_the_pushed_cells_frees_nothing() {
 }
 
 #[test]
-fn count_is_asked_only_when_the_known_room_is_used_up() {
+fn consumer_count_is_loaded_only_when_the_known_free_cells_are_used_up() {
     let (_memory, mut producer, _consumer) = ends();
     producer.try_push(|| 0, 0, 0, &[1]).unwrap();
     for _ in 1..MIN_RING_CELLS {
@@ -336,17 +336,17 @@ proptest! {
                 }
                 Step::Take(most, refused) => {
                     let mut shown = Vec::new();
-                    let taken = consumer.take_while(most, |record, alike| {
+                    let count = consumer.take_while(most, |record, alike| {
                         let last = shown.last().map(|(bar, offset, data): &(u8, u32, Vec<u8>)| (*bar, *offset, data.len()));
                         assert_eq!(alike, last == Some((record.bar, record.offset, record.data.len())));
                         shown.push((record.bar, record.offset, record.data.to_vec()));
                         shown.len() as u32 <= refused
                     });
                     let short = model.iter().take_while(|(_, _, data)| posted::cells(data.len()) == 1).count() as u32;
-                    prop_assert_eq!(taken, short.min(most).min(refused));
+                    prop_assert_eq!(count, short.min(most).min(refused));
                     prop_assert!(shown.iter().eq(model.iter().take(shown.len())));
-                    model.drain(..taken as usize);
-                    used -= taken as usize;
+                    model.drain(..count as usize);
+                    used -= count as usize;
                 }
                 Step::Reset => {
                     consumer.reset();

@@ -60,7 +60,7 @@ pub(crate) struct Piece<'a> {
 
 /// A registered region.
 pub(crate) struct Region {
-    /// Unique number of the region; the card never uses it again. 0 stands for no region.
+    /// Unique number of the region; the card never uses it again. 0 means no region.
     pub(crate) serial: u64,
     pub(crate) owner: u16,
     /// The accesses that all of the owner's mappings allow.
@@ -92,12 +92,12 @@ impl Region {
         let position = self.extents.partition_point(|extent| extent.start <= offset).checked_sub(1)?;
         let extent = self.extents.get(position)?;
         let within = offset - extent.start;
-        let left = extent.length.checked_sub(within)?;
+        let remaining = extent.length.checked_sub(within)?;
 
         Some(Piece {
             lease: extent.lease.as_ref().map(|lease| (lease, within)),
             iova: extent.iova + within,
-            length: length.min(left),
+            length: length.min(remaining),
         })
     }
 }
@@ -162,8 +162,8 @@ impl Atu {
         let span = spans.get(spans.partition_point(|span| span.first <= entry).checked_sub(1)?)?;
 
         let within = (u64::from(entry - span.first) << page::shift(class)) + offset;
-        let left = (u64::from(span.pages) << page::shift(class)).checked_sub(within)?;
-        if left == 0 || length > left {
+        let remaining = (u64::from(span.pages) << page::shift(class)).checked_sub(within)?;
+        if remaining == 0 || length > remaining {
             return None;
         }
         Some((self.regions.get(span.region as usize)?.as_ref()?, within))

@@ -147,7 +147,7 @@ impl InFlightCommand {
     pub(super) fn next_part(&self, id: u32, mtu: u32) -> Part {
         let Request { command, notify, length: total, source, destination, .. } = self.request;
         let rest = self.rest();
-        let most = if command == command::GET { most_requested(mtu) } else { mtu };
+        let maximum = if command == command::GET { most_requested(mtu) } else { mtu };
         Part {
             id,
             command,
@@ -155,7 +155,7 @@ impl InFlightCommand {
             status: self.status,
             last: false,
             staged: false,
-            length: rest.min(most),
+            length: rest.min(maximum),
             rest,
             total,
             address: if command == command::GET { source } else { destination },
@@ -364,12 +364,12 @@ impl Commands {
 
 /// Returns whether a descriptor has a known command, a length in its range, and no reserved bit.
 fn is_valid(written: &Command) -> bool {
-    let most = match written.command() {
+    let maximum = match written.command() {
         command::PUT | command::GET => MAX_LENGTH,
         command::IMMEDIATE_PUT => MAX_IMMEDIATE,
         _ => return false,
     };
-    written.head & Command::RESERVED == 0 && (1..=most).contains(&written.length())
+    written.head & Command::RESERVED == 0 && (1..=maximum).contains(&written.length())
 }
 
 #[cfg(test)]

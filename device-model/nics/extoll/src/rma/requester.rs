@@ -335,19 +335,19 @@ impl Rma {
             return Err(Unreadable);
         }
 
-        let most = rest.min(unit.parts.config.rma_mtu);
-        let piece = region.piece(offset, most.into()).ok_or(Unreadable)?;
+        let maximum = rest.min(unit.parts.config.rma_mtu);
+        let piece = region.piece(offset, maximum.into()).ok_or(Unreadable)?;
 
-        // The length fits: it is at most `most`.
+        // The length fits: it is at most `maximum`.
         let length = piece.length as u32;
         if let Some((lease, offset)) = piece.lease {
             return Ok(Some(PacketMemory { lease: lease.clone(), offset, length, staged: false }));
         }
 
         let requester = Endpoint { node: unit.parts.config.node, vpid: attachment.0 };
-        let wanted = ReadKey { requester, id, at, iova: piece.iova, length };
+        let expected = ReadKey { requester, id, at, iova: piece.iova, length };
         let client = self.client(attachment).ok_or(Unreadable)?;
-        let lease = client.asking.fetch(unit.context, attachment, Role::Asking, wanted)?;
+        let lease = client.asking.fetch(unit.context, attachment, Role::Asking, expected)?;
         Ok(lease.map(|lease| PacketMemory { lease, offset: 0, length, staged: true }))
     }
 }

@@ -268,11 +268,11 @@ impl Rma {
     /// As [`Rma::serve_side_queues`], where packets wait.
     #[cold]
     fn serve_waiting_side_queues(&mut self, unit: &mut UnitContext<'_, '_>, budget: u32) -> u32 {
-        let mut left = self.side_queues.occupied;
+        let mut remaining = self.side_queues.occupied;
         let mut spent = 0;
         while spent < budget {
-            let Some(owner) = left.in_turn(self.side_queues.next_owner) else { break };
-            left.remove(owner);
+            let Some(owner) = remaining.in_turn(self.side_queues.next_owner) else { break };
+            remaining.remove(owner);
             self.side_queues.next_owner = AttachmentId(owner.0 + 1);
 
             for class in CLASSES {

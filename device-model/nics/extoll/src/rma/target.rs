@@ -151,7 +151,7 @@ impl Rma {
         };
 
         if before.is_some_and(|before| before.region != Some(found)) {
-            // The memory was registered anew since the first part.
+            // The memory was registered again since the first part.
             return Some(PartialPut { region, status: status::WITHDRAWN });
         }
 
@@ -181,18 +181,18 @@ impl Rma {
             }
 
             let done = waiting.done;
-            let left = part.length.saturating_sub(done);
+            let remaining = part.length.saturating_sub(done);
             let rest = part.rest.saturating_sub(done);
             let address = part.address.wrapping_add(u64::from(part.total - rest.min(part.total)));
-            let mut answer = Part { length: left, rest, last: true, ..part };
+            let mut answer = Part { length: remaining, rest, last: true, ..part };
             let mut memory = None;
             match self.check_access(unit, wire, address, rest, false) {
                 Ok(region) => {
                     answer.address = region;
-                    match self.lend(unit, wire, &part, (address, rest, left), waiting) {
+                    match self.lend(unit, wire, &part, (address, rest, remaining), waiting) {
                         Ok(Some(PacketMemory { lease, offset, length, staged })) => {
                             memory = Some(lease);
-                            (answer.data, answer.length, answer.last) = (offset, length, length == left);
+                            (answer.data, answer.length, answer.last) = (offset, length, length == remaining);
                             answer.staged = staged;
                         }
                         Ok(None) => return Handled::Slow,
@@ -220,14 +220,14 @@ impl Rma {
         unit: &mut UnitContext<'_, '_>,
         wire: Wire,
         part: &Part,
-        (address, rest, left): (u64, u32, u32),
+        (address, rest, remaining): (u64, u32, u32),
         waiting: &mut Waiting,
     ) -> Result<Option<PacketMemory>, Unreadable> {
         let (region, offset) = unit.parts.atu.find(address, rest.into()).ok_or(Unreadable)?;
-        let most = left.min(unit.parts.config.rma_mtu);
-        let piece = region.piece(offset, most.into()).ok_or(Unreadable)?;
+        let maximum = remaining.min(unit.parts.config.rma_mtu);
+        let piece = region.piece(offset, maximum.into()).ok_or(Unreadable)?;
 
-        // The length fits: it is at most `most`.
+        // The length fits: it is at most `maximum`.
         let length = piece.length as u32;
         if let Some((lease, offset)) = piece.lease {
             return Ok(Some(PacketMemory { lease: lease.clone(), offset, length, staged: false }));
@@ -236,9 +236,9 @@ impl Rma {
         let owner = AttachmentId(wire.target.vpid);
         let requester = wire.source;
         let at = part.total - rest.min(part.total);
-        let wanted = ReadKey { requester, id: part.id, at, iova: piece.iova, length };
+        let expected = ReadKey { requester, id: part.id, at, iova: piece.iova, length };
         let client = self.client(owner).ok_or(Unreadable)?;
-        if let Some(lease) = client.answering.fetch(unit.context, owner, Role::Answering, wanted)? {
+        if let Some(lease) = client.answering.fetch(unit.context, owner, Role::Answering, expected)? {
             return Ok(Some(PacketMemory { lease, offset: 0, length, staged: true }));
         }
 

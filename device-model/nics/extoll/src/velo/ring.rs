@@ -113,13 +113,13 @@ impl Ring {
         row: &mut impl Row,
     ) -> Delivered {
         let used = self.used.get_mut(node as usize);
-        let room = used.as_ref().map_or(0, |used| self.share.saturating_sub(**used));
+        let available = used.as_ref().map_or(0, |used| self.share.saturating_sub(**used));
         let next = self.delivered;
 
         let filling = Filling {
             mask: self.slots - 1,
             next,
-            end: next.wrapping_add(room.into()),
+            end: next.wrapping_add(available.into()),
             delivered: &mut self.delivered,
             senders: &mut self.senders,
             node: node as u16,

@@ -77,8 +77,8 @@ impl Velo {
 
         let (switch, directory) = (&mut unit.parts.switch, &mut unit.parts.directory);
         let mut ports = unit.context.ports();
-        let most = switch.allowance(&ports, output);
-        if most == 0 || ports.is_up(output.0) && !ports.ready(output.0, output.1) {
+        let maximum = switch.allowance(&ports, output);
+        if maximum == 0 || ports.is_up(output.0) && !ports.ready(output.0, output.1) {
             // A message without credit waits for the receiver and not for the output channel.
             let goes = directory.entry(node, vpid).is_some_and(|entry| entry.is_up() && entry.credit > 0);
             return if goes { Sent::Blocked } else { Sent::Nothing };
@@ -94,7 +94,7 @@ impl Velo {
             return Sent::Nothing;
         };
 
-        let mut rows = Rows::new(run.at_most(most), entries, source, node);
+        let mut rows = Rows::new(run.at_most(maximum), entries, source, node);
         let sent = posted.take_while(|at, data| match at {
             None => rows.repeat(data) || rows.add(None, data),
             Some(at) => at.bar == BAR_VELO && rows.add(Some(at.offset), data),

@@ -15,7 +15,8 @@ pub(super) enum Reason {
     Packets,
     /// The unit is busy with another message. The wait ends by itself.
     Unit,
-    /// The output channel has no room. The wait ends by itself, unless the network stands still.
+    /// The output channel has no room. The wait ends by itself, unless the network makes no
+    /// progress.
     OutputChannel,
 }
 
@@ -79,8 +80,8 @@ impl Velo {
             return Write::Stalled;
         }
         if waited < watchdog.nanoseconds() {
-            let left = watchdog.nanoseconds() - waited;
-            unit.context.wake_at(now.after(watchdog.slice().min(left)));
+            let remaining = watchdog.nanoseconds() - waited;
+            unit.context.wake_at(now.after(watchdog.slice().min(remaining)));
             return Write::Stalled;
         }
 

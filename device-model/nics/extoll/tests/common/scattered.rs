@@ -19,10 +19,10 @@ impl Rig {
         let total: u64 = lengths.iter().sum();
 
         // The gaps are multiples of 8, so that words stay aligned.
-        let room: u64 = lengths.iter().map(|length| length.next_multiple_of(8) + 8).sum();
-        let memory = SharedMemory::create("scattered", room as usize).unwrap();
+        let available: u64 = lengths.iter().map(|length| length.next_multiple_of(8) + 8).sum();
+        let memory = SharedMemory::create("scattered", available as usize).unwrap();
 
-        let (mut start, mut at, mut pieces) = (0, room, Vec::new());
+        let (mut start, mut at, mut pieces) = (0, available, Vec::new());
         for &length in lengths {
             at -= length.next_multiple_of(8) + 8;
             let backing = DmaBacking::Memory(memory.window(at, length).unwrap());

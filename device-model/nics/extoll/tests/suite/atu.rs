@@ -44,7 +44,7 @@ fn a_freed_entry_is_not_granted_again_before_all_others_were() {
 
     assert_eq!(rig.register(&client, 0, 3, page::SIZE_4K, 0).unwrap(), nla::of_entry(0, 9));
     // An outdated address of the former region leads nowhere, even after the same memory was
-    // registered anew.
+    // registered again.
     assert_eq!(rig.register(&client, 0, 2, page::SIZE_4K, 0).unwrap(), nla::of_entry(0, 12));
 
     assert_eq!(rig.deregister(&client, nlas[0]), atu::DONE);
@@ -150,8 +150,8 @@ fn a_region_has_a_bounded_number_of_mappings() {
     let client = rig.attach(0, 0);
     // All mappings are of the same page.
     let memory = SharedMemory::create("data", 4096).unwrap();
-    let most = u64::from(MAX_MAPPINGS);
-    for page in 0..=most {
+    let maximum = u64::from(MAX_MAPPINGS);
+    for page in 0..=maximum {
         let backing = DmaBacking::Memory(memory.whole());
         let permission = DmaPermission::READ_WRITE;
         rig.machine
@@ -159,13 +159,13 @@ fn a_region_has_a_bounded_number_of_mappings() {
             .unwrap();
     }
 
-    assert_eq!(rig.register(&client, 0, most + 1, page::SIZE_4K, 0), Err(atu::SCATTERED));
+    assert_eq!(rig.register(&client, 0, maximum + 1, page::SIZE_4K, 0), Err(atu::SCATTERED));
     assert_eq!((rig.counter(0, "atu_entries"), rig.counter(0, "atu_refused")), (0, 0));
 
     // There are 16 times as many mappings. An eighth of them is reserved for each of three other
     // VPIDs.
     let large = page::SIZE_2M;
-    let pages = most >> (page::shift(large) - 12);
+    let pages = maximum >> (page::shift(large) - 12);
     let nlas: Vec<_> = (0..10).map(|_| rig.register(&client, 0, pages, large, 0).unwrap()).collect();
     assert_eq!(rig.register(&client, 0, 1, large, 0), Err(atu::QUOTA), "all mappings are in use");
     assert_eq!(rig.deregister(&client, nlas[3]), atu::DONE);
@@ -193,8 +193,8 @@ fn the_admin_registers_and_deregisters_for_any_vpid() {
 fn the_registrations_of_a_vpid_end_with_it() {
     let mut rig = Rig::pair();
     let admin = rig.admin(0);
-    let (one, two) = (rig.attach(0, 0), rig.attach(0, 1));
-    for client in [&one, &two] {
+    let (first, second) = (rig.attach(0, 0), rig.attach(0, 1));
+    for client in [&first, &second] {
         let _memory = rig.map(client, DATA_BASE, 1 << 20);
         for class in [page::SIZE_4K, page::SIZE_64K] {
             rig.register(client, DATA_BASE, 4, class, OPEN).unwrap();
@@ -202,7 +202,7 @@ fn the_registrations_of_a_vpid_end_with_it() {
         }
     }
 
-    rig.machine.detach(one.function, one.attachment, Ended::Closed).unwrap();
+    rig.machine.detach(first.function, first.attachment, Ended::Closed).unwrap();
     assert_eq!(rig.counter(0, "atu_entries"), 16);
     rig.write64(&admin, nicforge_hwi::extoll::reg::RESET_VPID, 1);
     assert_eq!(rig.counter(0, "atu_entries"), 0);

@@ -198,8 +198,8 @@ fn vpids_that_fill_a_link_get_equal_parts() {
             go(&mut rig, &mut flows, 50, RARE);
             let received = go(&mut rig, &mut flows, 1000, RARE);
 
-            let (least, most) = (received.iter().min().unwrap(), received.iter().max().unwrap());
-            assert!(least * 10 >= most * 9, "{credits} credits, {delay} ns, {senders:?}: {received:?}");
+            let (least, maximum) = (received.iter().min().unwrap(), received.iter().max().unwrap());
+            assert!(least * 10 >= maximum * 9, "{credits} credits, {delay} ns, {senders:?}: {received:?}");
             assert!(flows.iter().all(|flow| flow.errors() == 0));
             drop(idle);
         }
@@ -217,9 +217,9 @@ fn vpids_that_fill_another_link_do_not_change_equal_parts() {
         go(&mut rig, &mut flows, 50, RARE);
         let received = go(&mut rig, &mut flows, 1000, RARE);
 
-        let (least, most) = (received[1..].iter().min().unwrap(), received[1..].iter().max().unwrap());
+        let (least, maximum) = (received[1..].iter().min().unwrap(), received[1..].iter().max().unwrap());
         assert!(
-            least * 10 >= most * 9 && received[0] >= u64::from(credits.min(BUDGET)) * 1000,
+            least * 10 >= maximum * 9 && received[0] >= u64::from(credits.min(BUDGET)) * 1000,
             "{received:?}"
         );
     }

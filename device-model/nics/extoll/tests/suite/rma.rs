@@ -81,9 +81,9 @@ fn an_immediate_put_carries_up_to_eight_bytes() {
         assert!(rig.post(&local, put));
 
         rig.run();
-        let mut wanted = [0; 9];
-        (1..=8).zip(&mut wanted).take(length as usize).for_each(|(value, byte)| *byte = value);
-        assert_eq!(remote.read(100 + u64::from(length), 9), wanted);
+        let mut expected = [0; 9];
+        (1..=8).zip(&mut expected).take(length as usize).for_each(|(value, byte)| *byte = value);
+        assert_eq!(remote.read(100 + u64::from(length), 9), expected);
 
         assert_eq!(
             (local.outcomes(), remote.outcomes()),
@@ -128,16 +128,18 @@ fn the_longest_put_and_get_move_all_their_bytes() {
 #[test]
 fn a_vpid_transfers_within_its_card_and_within_itself() {
     let mut rig = Rig::pair();
-    let one = rig.peer(0, 0, MIB);
-    let two = rig.peer(0, 1, MIB);
+    let first = rig.peer(0, 0, MIB);
+    let second = rig.peer(0, 1, MIB);
     let bytes = pattern(4, 100_000);
-    one.write(0, &bytes);
+    first.write(0, &bytes);
 
-    assert!(rig.put(&one, &two, (0, 5, 100_000), 0) && rig.get(&one, &two, (5, 300_000, 100_000), 0));
-    assert!(rig.put(&one, &one, (300_000, 600_001, 100_000), 0));
+    assert!(
+        rig.put(&first, &second, (0, 5, 100_000), 0) && rig.get(&first, &second, (5, 300_000, 100_000), 0)
+    );
+    assert!(rig.put(&first, &first, (300_000, 600_001, 100_000), 0));
     rig.run();
 
-    assert_eq!(one.read(600_001, 100_000), bytes);
+    assert_eq!(first.read(600_001, 100_000), bytes);
 }
 
 /// A command of the model.

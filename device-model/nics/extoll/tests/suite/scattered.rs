@@ -225,9 +225,9 @@ fn transfers_between_scattered_regions_arrive_whole() {
             local.memory.write(0, &vec![0; BYTES as usize]);
             local.transfer(&mut rig, &remote, command::GET, length as u32, to, from);
             assert_eq!(local.outcomes(), Some((notify::REQUESTER, status::DONE)));
-            let mut got = vec![0; BYTES as usize];
-            got[from as usize..from as usize + length].copy_from_slice(&bytes);
-            assert!(local.memory.read(0, BYTES as usize) == got, "case {case}, get of {length}");
+            let mut received = vec![0; BYTES as usize];
+            received[from as usize..from as usize + length].copy_from_slice(&bytes);
+            assert!(local.memory.read(0, BYTES as usize) == received, "case {case}, get of {length}");
         }
 
         // The notification queue has 512 entries in separate pieces of memory, and wraps around.
@@ -286,7 +286,7 @@ fn a_region_ends_as_a_whole_with_any_of_its_pages() {
     }
     assert_eq!(remote.memory.read(0, 4096), [0; 4096]);
 
-    // The rest of the memory can be registered anew.
+    // The rest of the memory can be registered again.
     assert_eq!(rig.deregister(&remote.client, remote.nla), 0);
     remote.nla = rig.register(&remote.client, DATA_BASE, 9, page::SIZE_4K, OPEN).unwrap();
     local.transfer(&mut rig, &remote, command::PUT, 4096, 0, 0);

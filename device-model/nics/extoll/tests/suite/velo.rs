@@ -36,15 +36,15 @@ fn messages_of_every_length_and_tag_arrive_whole_with_their_source() {
 }
 
 #[test]
-fn a_card_sends_to_itself_and_a_vpid_to_itself() {
+fn a_card_sends_to_its_other_vpids_and_a_vpid_to_itself() {
     let mut rig = Rig::pair();
-    let mut one = rig.receiver(0, 0, 64);
-    let mut two = rig.receiver(0, 1, 64);
+    let mut first = rig.receiver(0, 0, 64);
+    let mut second = rig.receiver(0, 1, 64);
 
-    assert!(rig.send(&one, (0, 1), 1, &[1; 8]) && rig.send(&one, (0, 0), 2, &[2; 8]));
+    assert!(rig.send(&first, (0, 1), 1, &[1; 8]) && rig.send(&first, (0, 0), 2, &[2; 8]));
     rig.run();
-    assert_eq!(two.take_all()[0].from, (0, 0));
-    assert_eq!(one.take_all(), [Message { from: (0, 0), tag: 2, bytes: vec![2; 8] }]);
+    assert_eq!(second.take_all()[0].from, (0, 0));
+    assert_eq!(first.take_all(), [Message { from: (0, 0), tag: 2, bytes: vec![2; 8] }]);
 }
 
 #[test]

@@ -174,13 +174,13 @@ fn a_hostile_sender_delays_neither_messages_nor_accesses_of_its_neighbours() {
 
     for pass in 0..PASSES {
         hostile.act(&mut rig);
-        for talk in &mut talks {
-            talk.poll(pass);
+        for traffic in &mut talks {
+            traffic.poll(pass);
             // An access ends at once, unless posted messages of the same client wait for the link.
-            assert!(read_identity(&mut rig, &talk.receiver), "pass {pass}");
-            let stalled = !read_identity(&mut rig, &talk.sender);
-            talk.stalled = if stalled { talk.stalled + 1 } else { 0 };
-            talk.most_stalled = talk.most_stalled.max(talk.stalled);
+            assert!(read_identity(&mut rig, &traffic.receiver), "pass {pass}");
+            let stalled = !read_identity(&mut rig, &traffic.sender);
+            traffic.stalled = if stalled { traffic.stalled + 1 } else { 0 };
+            traffic.most_stalled = traffic.most_stalled.max(traffic.stalled);
         }
 
         rig.machine.advance(TICK);
@@ -188,11 +188,11 @@ fn a_hostile_sender_delays_neither_messages_nor_accesses_of_its_neighbours() {
         let _ = rig.machine.step(BUDGET);
     }
 
-    for talk in &talks {
-        assert!(talk.most_stalled <= MAX_PASSES, "an access took {} passes", talk.most_stalled);
-        assert!(talk.longest <= MAX_PASSES, "a message took {} passes", talk.longest);
-        assert!(talk.sent >= PASSES / MAX_PASSES, "{} messages", talk.sent);
-        assert_eq!(talk.sender.shown(mirror::ERRORS), 0);
+    for traffic in &talks {
+        assert!(traffic.most_stalled <= MAX_PASSES, "an access took {} passes", traffic.most_stalled);
+        assert!(traffic.longest <= MAX_PASSES, "a message took {} passes", traffic.longest);
+        assert!(traffic.sent >= PASSES / MAX_PASSES, "{} messages", traffic.sent);
+        assert_eq!(traffic.sender.shown(mirror::ERRORS), 0);
     }
 }
 

@@ -84,7 +84,7 @@ proptest! {
 
         // The expected messages, by reader, then writer.
         let mut expected: [[Vec<Message>; 2]; 3] = Default::default();
-        let mut got: [[Vec<Message>; 2]; 3] = Default::default();
+        let mut received: [[Vec<Message>; 2]; 3] = Default::default();
         let (mut sent, mut records, mut nowhere) = (0u64, 0, [0u64; 2]);
 
         for (writer, post) in posts {
@@ -142,16 +142,16 @@ proptest! {
             // The time after which a card checks for free packets again.
             rig.pass(retry::STARVED);
             rest += 1;
-            for (reader, got) in readers.iter_mut().zip(&mut got) {
+            for (reader, received) in readers.iter_mut().zip(&mut received) {
                 for message in reader.take_all() {
-                    got[usize::from(message.from.1)].push(message);
+                    received[usize::from(message.from.1)].push(message);
                     rest = 0;
                 }
                 rig.machine.wake(reader.function);
             }
         }
 
-        prop_assert_eq!(&got, &expected);
+        prop_assert_eq!(&received, &expected);
         for (sender, nowhere) in senders.iter().zip(nowhere) {
             prop_assert_eq!(sender.shown(mirror::VELO_UNDELIVERED), nowhere);
             prop_assert!(nowhere == 0 || sender.last_error().0 == error::NO_RECEIVER);

@@ -78,7 +78,7 @@ pub(crate) enum Room {
 pub(crate) struct Discarded {
     /// Whether any packet was discarded.
     pub(crate) any: bool,
-    /// Whether a live core has the lock. It takes the packets itself if it goes on reading. If it
+    /// Whether a live core has the lock. It takes the packets itself if it continues to read. If it
     /// frees the lock instead, no event tells the NIC, so the NIC must retry.
     pub(crate) locked: bool,
 }
@@ -210,18 +210,18 @@ impl Channel {
         self.send.poll_head(self.tenancy.send_slots())
     }
 
-    /// Sends packets out of the slots while `belongs_to_row` accepts their headers, at most `most`.
-    /// Returns the number sent and why the row ended. A packet that must be taken with
+    /// Sends packets out of the slots while `belongs_to_row` accepts their headers, at most
+    /// `maximum`. Returns the number sent and why the row ended. A packet that must be taken with
     /// [`Channel::take_send_head`] ends the row.
     #[inline]
     pub(crate) fn send_row(
         &mut self,
         run: &mut Run<'_>,
-        most: u32,
+        maximum: u32,
         belongs_to_row: impl Fn(Header) -> bool,
     ) -> (u32, RowEnd) {
         let Some(slots) = self.tenancy.send_slots() else { return (0, RowEnd::Other) };
-        self.send.send_row(slots, run, most, belongs_to_row)
+        self.send.send_row(slots, run, maximum, belongs_to_row)
     }
 
     /// Takes the first packet out of the send FIFO, and adds it to the checksums. Returns `None` if

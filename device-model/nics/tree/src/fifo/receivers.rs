@@ -143,8 +143,8 @@ impl ReceiveFifo {
         until: u32,
         events: &mut Events,
     ) -> Discarded {
-        let left = until.wrapping_sub(self.head());
-        if left == 0 || left > self.count() {
+        let remaining = until.wrapping_sub(self.head());
+        if remaining == 0 || remaining > self.count() {
             self.receivers.orphans_until = None;
             return Discarded::default();
         }

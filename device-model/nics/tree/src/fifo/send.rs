@@ -118,8 +118,8 @@ impl SendFifo {
         }
     }
 
-    /// Sends packets out of the slots while `belongs_to_row` accepts their headers, at most `most`.
-    /// Returns the number sent and why the row ended.
+    /// Sends packets out of the slots while `belongs_to_row` accepts their headers, at most
+    /// `maximum`. Returns the number sent and why the row ended.
     ///
     /// An item of the side queue ends the row, and so does a packet with a checksum.
     #[inline]
@@ -127,16 +127,16 @@ impl SendFifo {
         &mut self,
         slots: &Ring,
         run: &mut Run<'_>,
-        most: u32,
+        maximum: u32,
         belongs_to_row: impl Fn(Header) -> bool,
     ) -> (u32, RowEnd) {
         let first = self.head;
-        let most = self.side.slots_before(first, most);
+        let maximum = self.side.slots_before(first, maximum);
 
         let (mut sent, mut row_header, mut current) = (0, None, self.current);
 
         let end = loop {
-            if sent == most {
+            if sent == maximum {
                 break RowEnd::Other;
             }
 

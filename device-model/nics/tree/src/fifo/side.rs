@@ -46,10 +46,10 @@ impl SideQueue {
         self.items.front().filter(|first| first.slot == slot).map(|first| &first.item)
     }
 
-    /// Returns how many of `most` slots from `slot` on leave before the first item.
+    /// Returns how many of `maximum` slots from `slot` on leave before the first item.
     #[inline]
-    pub(super) fn slots_before(&self, slot: u32, most: u32) -> u32 {
-        self.items.front().map_or(most, |first| most.min(first.slot.wrapping_sub(slot)))
+    pub(super) fn slots_before(&self, slot: u32, maximum: u32) -> u32 {
+        self.items.front().map_or(maximum, |first| maximum.min(first.slot.wrapping_sub(slot)))
     }
 
     /// Adds an item after all other items. It leaves before the packet in slot number `slot`.

@@ -182,7 +182,7 @@ impl Router {
             return false;
         }
 
-        let mut left = budget.max(1);
+        let mut remaining = budget.max(1);
         let mut moved_any = false;
         self.routes.set_connected(context.ports.plugged());
 
@@ -200,15 +200,15 @@ impl Router {
             let mut moved = 0;
             let [system, user] = active;
             if system != 0 {
-                moved += self.serve(context, VC_SYSTEM, system, left);
+                moved += self.serve(context, VC_SYSTEM, system, remaining);
             }
             if user != 0 {
-                moved += self.serve(context, VC_USER, user, left);
+                moved += self.serve(context, VC_USER, user, remaining);
             }
 
             moved_any |= moved > 0;
-            left = left.saturating_sub(moved);
-            if !self.again || left == 0 {
+            remaining = remaining.saturating_sub(moved);
+            if !self.again || remaining == 0 {
                 return moved_any;
             }
         }
@@ -216,8 +216,14 @@ impl Router {
 
     /// Moves packets of the active sources of a channel in turn. Returns the number moved.
     #[inline(always)]
-    fn serve(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, sources: u8, left: u32) -> u32 {
-        let limit = BURST.min(left);
+    fn serve(
+        &mut self,
+        context: &mut RouterContext<'_, '_>,
+        channel: usize,
+        sources: u8,
+        remaining: u32,
+    ) -> u32 {
+        let limit = BURST.min(remaining);
         if !sources.is_power_of_two() {
             return self.serve_in_turn(context, channel, sources, limit);
         }

@@ -112,8 +112,8 @@ impl AllToAllTraffic {
         for (from, client) in self.clients.iter().enumerate() {
             loop {
                 let sent = &mut self.sent[from];
-                let left = (0..sent.len()).filter(|&target| target != from && sent[target] < PACKETS);
-                let Some(target) = left.min_by_key(|&target| sent[target]) else { break };
+                let remaining = (0..sent.len()).filter(|&target| target != from && sent[target] < PACKETS);
+                let Some(target) = remaining.min_by_key(|&target| sent[target]) else { break };
                 if !client.try_send(to(target as u32), &numbered(from, sent[target])) {
                     break;
                 }
@@ -122,10 +122,11 @@ impl AllToAllTraffic {
         }
     }
 
-    /// Receives at most `most` packets at each node, and checks that each is the next of its flow.
-    fn receive(&mut self, most: usize) {
+    /// Receives at most `maximum` packets at each node, and checks that each is the next of its
+    /// flow.
+    fn receive(&mut self, maximum: usize) {
         for (client, received) in self.clients.iter().zip(&mut self.received) {
-            for (_, data) in std::iter::from_fn(|| client.receive()).take(most) {
+            for (_, data) in std::iter::from_fn(|| client.receive()).take(maximum) {
                 let from = usize::from(data[0]);
                 assert_eq!(data, numbered(from, received[from]), "from {from} to {}", client.node);
                 received[from] += 1;

@@ -168,23 +168,28 @@ fn attack(rig: &mut Rig, mut hostile: Hostile, mut talks: [Traffic; 2], reader: 
         hostile.act(rig);
         while reader.as_ref().is_some_and(|reader| reader.receive().is_some()) {}
 
-        for talk in &mut talks {
-            talk.poll(pass);
+        for traffic in &mut talks {
+            traffic.poll(pass);
             let mut address = [0; 4];
-            let (function, attachment) = (talk.from.function, talk.from.attachment);
+            let (function, attachment) = (traffic.from.function, traffic.from.attachment);
             let at = dcr(GLOB_NADDR);
             let access = rig.machine.read(function, attachment, region::BAR0, at, &mut address);
 
             assert_eq!(access.ok(), Some(Access::Done), "pass {pass}");
-            assert_eq!(u32::from_le_bytes(address) & 0xffff, talk.from.node, "pass {pass}");
+            assert_eq!(u32::from_le_bytes(address) & 0xffff, traffic.from.node, "pass {pass}");
         }
 
         let _ = rig.machine.step(BUDGET);
     }
 
-    for talk in &talks {
-        assert!(talk.longest <= MAX_PASSES, "a packet took {} passes, {} came", talk.longest, talk.sent);
-        assert!(talk.sent >= PASSES / MAX_PASSES, "{} packets came", talk.sent);
+    for traffic in &talks {
+        assert!(
+            traffic.longest <= MAX_PASSES,
+            "a packet took {} passes, {} came",
+            traffic.longest,
+            traffic.sent
+        );
+        assert!(traffic.sent >= PASSES / MAX_PASSES, "{} packets came", traffic.sent);
     }
 }
 

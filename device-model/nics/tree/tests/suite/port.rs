@@ -328,7 +328,7 @@ fn a_soft_reset_empties_the_fifos_and_clears_errors() {
 }
 
 #[test]
-fn manual_mode_and_disabled_channels_hold_packets_and_show_them() {
+fn channels_in_manual_mode_or_disabled_hold_packets_and_report_them_in_registers() {
     let mut rig = Rig::psets(&[1]);
     let (io, compute, admin) = (rig.core(0), rig.core(1), rig.admin(1));
     // The bit is that of port 0, virtual channel 1.

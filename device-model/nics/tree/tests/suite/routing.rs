@@ -259,10 +259,10 @@ fn irq_marked_packets_are_counted_while_they_are_in_the_fifo() {
     assert_eq!(compute.mirror(mirror::RECV_IRQ), 2);
     assert_eq!(compute.mirror(mirror::STATUS) & status::IRQ, status::IRQ);
 
-    for left in [2, 1, 0] {
+    for remaining in [2, 1, 0] {
         compute.receive().unwrap();
         rig.run();
-        assert_eq!(compute.mirror(mirror::RECV_IRQ), left);
+        assert_eq!(compute.mirror(mirror::RECV_IRQ), remaining);
     }
     assert_eq!(compute.mirror(mirror::STATUS) & status::IRQ, 0);
 }

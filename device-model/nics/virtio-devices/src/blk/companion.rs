@@ -27,8 +27,8 @@ pub(super) enum Operation {
 
 /// A command to the companion, and with its status the event that answers it.
 pub(super) struct Job {
-    /// Number of the driver's life that it belongs to.
-    pub(super) life: u64,
+    /// Number of the driver's incarnation that it belongs to.
+    pub(super) incarnation: u64,
     /// Place of the request among those in flight.
     pub(super) slot: usize,
     pub(super) operation: Operation,

@@ -10,7 +10,7 @@
 //! - The companion does one request after the other, in the order in which they were taken.
 //! - A reset forgets the requests in flight. Those that the companion has already got are done, and
 //!   their answers are dropped.
-//! - While the companion is halted every request fails. A reset begins a new life of it.
+//! - While the companion is halted every request fails. A reset begins a new incarnation of it.
 //!
 //! | file | contents |
 //! | --- | --- |
@@ -86,8 +86,8 @@ pub struct VirtioBlk {
 
 /// The requests that are in flight.
 struct Requests {
-    /// Number of the driver's life, which each reset ends.
-    life: u64,
+    /// Number of the driver's incarnation, which each reset ends.
+    incarnation: u64,
     slots: Vec<Slot>,
     /// A job that waits for room in the FIFO. Until it is sent, no further request is taken.
     unsent: Option<Job>,
@@ -264,16 +264,16 @@ impl VirtioBlk {
         let mut header = RequestHeader::default();
         pieces.read(memory, 0, header.as_mut_bytes())?;
 
-        let room = buffer.writable - 1;
+        let available = buffer.writable - 1;
         let (operation, bytes) = match u32::from_le_bytes(header.kind) {
-            IN => (Operation::Read, room),
+            IN => (Operation::Read, available),
             OUT => (Operation::Write, buffer.readable - HEADER),
             FLUSH => {
                 // The changes are in a file that ends with the device.
                 self.statistics.flushes += 1;
                 return Ok(Verdict::Answer(Status::Ok, 0));
             }
-            GET_ID => return Ok(Verdict::Answer(Status::Ok, room.min(ID_BYTES as u64) as usize)),
+            GET_ID => return Ok(Verdict::Answer(Status::Ok, available.min(ID_BYTES as u64) as usize)),
             _ => return Ok(Verdict::Answer(Status::Unsupported, 0)),
         };
 
@@ -290,15 +290,15 @@ impl VirtioBlk {
             pieces.read(memory, HEADER, &mut data)?;
         }
 
-        let life = self.requests.life;
-        Ok(Verdict::Job(Job { life, slot, operation, sector, bytes: data, status: Status::IoError }))
+        let incarnation = self.requests.incarnation;
+        Ok(Verdict::Job(Job { incarnation, slot, operation, sector, bytes: data, status: Status::IoError }))
     }
 }
 
 impl Requests {
     fn new() -> Self {
         let slots = (0..MAX_IN_FLIGHT).map(|_| Slot::default()).collect();
-        Self { life: 0, slots, unsent: None, spare: Vec::with_capacity(MAX_IN_FLIGHT) }
+        Self { incarnation: 0, slots, unsent: None, spare: Vec::with_capacity(MAX_IN_FLIGHT) }
     }
 
     /// Returns a place that no request has.
@@ -306,9 +306,9 @@ impl Requests {
         self.slots.iter().position(|slot| slot.buffer.is_none())
     }
 
-    /// Ends the request of a job, and returns its buffer. A job of an earlier life has none.
+    /// Ends the request of a job, and returns its buffer. A job of an earlier incarnation has none.
     fn end(&mut self, job: &Job) -> Option<(Buffer, &Pieces)> {
-        if job.life != self.life {
+        if job.incarnation != self.incarnation {
             return None;
         }
         let slot = self.slots.get_mut(job.slot)?;
@@ -323,8 +323,8 @@ impl Requests {
     }
 
     /// Forgets all requests.
-    fn begin_life(&mut self) {
-        self.life += 1;
+    fn begin_incarnation(&mut self) {
+        self.incarnation += 1;
         self.unsent = None;
         for slot in &mut self.slots {
             slot.buffer = None;
@@ -414,7 +414,7 @@ impl Backend for VirtioBlk {
     }
 
     fn reset(&mut self, _: &mut Context<'_>) {
-        self.requests.begin_life();
+        self.requests.begin_incarnation();
         if !self.takes_jobs() {
             self.companion = None;
         }

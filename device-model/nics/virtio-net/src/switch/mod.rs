@@ -187,10 +187,10 @@ impl Switch {
 /// Returns a bit mask of the ports with a link that takes packets.
 fn up_ports(ports: &Ports<'_>) -> u64 {
     let mut up = 0;
-    let mut left = ports.plugged();
-    while left != 0 {
-        let port = left.trailing_zeros() as u8;
-        left &= left - 1;
+    let mut remaining = ports.plugged();
+    while remaining != 0 {
+        let port = remaining.trailing_zeros() as u8;
+        remaining &= remaining - 1;
         up |= u64::from(ports.is_up(port)) << port;
     }
 
@@ -241,19 +241,19 @@ impl Device for Switch {
         // Each port has an equal part of the budget. A port that gets no frame in this step is
         // first in the next one. A step exceeds its budget by the copies of one frame at most.
         let share = (budget / waiting.count_ones()).max(1);
-        let mut left = budget.max(1);
-        while left > 0
+        let mut remaining = budget.max(1);
+        while remaining > 0
             && let Some(port) = in_turn(waiting, self.next)
         {
             waiting &= !(1 << port);
             let mut work = 0;
-            while work < share.min(left)
+            while work < share.min(remaining)
                 && let Some(frame) = ports.take(port, CHANNEL)
             {
                 work += self.forward(&mut ports, now, port, frame);
             }
 
-            left = left.saturating_sub(work);
+            remaining = remaining.saturating_sub(work);
             self.next = (port + 1) % MAX_PORTS;
         }
 

@@ -1,5 +1,5 @@
-//! One life of a companion: the state that its device, the machine and the companion share, and the
-//! companion's thread.
+//! One incarnation of a companion: the state that its device, the machine and the companion share,
+//! and the companion's thread.
 
 use std::{
     panic::{self, AssertUnwindSafe},
@@ -43,11 +43,11 @@ pub(super) struct MachineFlags {
     pub(super) waker: Waker,
 }
 
-/// The shared state of a life.
-pub(super) struct Life {
+/// The shared state of an incarnation.
+pub(super) struct Incarnation {
     epoch: u32,
     machine: Arc<MachineFlags>,
-    /// The machine's notes: of work, if it polls the companion, and of the end of a life.
+    /// The machine's notes: of work, if it polls the companion, and of the end of an incarnation.
     notes: Notes,
     /// The companion has sent an event or halted since the machine looked.
     signal: Signal,
@@ -65,7 +65,7 @@ pub(super) struct Life {
     thread: OnceLock<Thread>,
 }
 
-impl Life {
+impl Incarnation {
     pub(super) fn new(epoch: u32, machine: Arc<MachineFlags>, notes: Notes, is_stepped: bool) -> Self {
         // Every companion is polled once after its start.
         notes.note_work();
@@ -124,7 +124,7 @@ impl Life {
         self.has_ended.load(Ordering::Acquire)
     }
 
-    /// Ends the life. The companion's thread ends after the poll that is in progress.
+    /// Ends the incarnation. The companion's thread ends after the poll that is in progress.
     pub(super) fn end(&self) {
         self.has_ended.store(true, Ordering::Release);
         self.notes.note_work();
@@ -207,7 +207,7 @@ impl Life {
         self.panic.get().is_some()
     }
 
-    /// Runs the companion on this thread until the life ends or the companion panics.
+    /// Runs the companion on this thread until the incarnation ends or the companion panics.
     pub(super) fn run(&self, mut body: Box<dyn Body>) {
         self.set_thread(thread::current());
 
