@@ -49,9 +49,9 @@ impl FromStr for PciAddress {
     }
 }
 
-fn hex(digits: &str, most: usize) -> Option<u32> {
+fn hex(digits: &str, maximum: usize) -> Option<u32> {
     let good =
-        !digits.is_empty() && digits.len() <= most && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+        !digits.is_empty() && digits.len() <= maximum && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
 
     good.then(|| u32::from_str_radix(digits, 16).ok()).flatten()
 }
@@ -112,12 +112,12 @@ impl DeviceAddress {
                 _ => 0,
             };
 
-            let (address, left) = text.split_at(word.len() + more);
+            let (address, remaining) = text.split_at(word.len() + more);
             if !address.is_empty() {
                 found.push(Self::parse(OsStr::from_bytes(address))?);
             }
 
-            rest = left.strip_prefix(b":");
+            rest = remaining.strip_prefix(b":");
         }
 
         Ok(found)
@@ -186,9 +186,9 @@ mod tests {
         let shown: Vec<_> =
             DeviceAddress::parse_list(list).unwrap().iter().map(ToString::to_string).collect();
 
-        let wanted =
+        let expected =
             ["/run/a.sock", "vfio:0000:00:03.1", "shim:/dev/nicforge0", "vfio:0000:00:03.1", "b", "shim:c"];
-        assert_eq!(shown, wanted);
+        assert_eq!(shown, expected);
     }
 
     #[test]

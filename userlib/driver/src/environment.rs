@@ -89,8 +89,8 @@ mod tests {
     #[test]
     fn list_of_two_sockets_is_parsed_in_order() {
         let devices = split(SOCKET, "/run/a.sock:/run/b.sock".as_ref()).unwrap();
-        let wanted = ["/run/a.sock", "/run/b.sock"].map(|path| DeviceAddress::VfioUser(path.into()));
-        assert_eq!(devices, wanted);
+        let expected = ["/run/a.sock", "/run/b.sock"].map(|path| DeviceAddress::VfioUser(path.into()));
+        assert_eq!(devices, expected);
     }
 
     #[test]

@@ -88,10 +88,10 @@ fn bound_to(driver: &Option<String>) -> String {
 }
 
 /// Returns the shell commands that bind a function to a driver.
-fn bind_commands(address: &str, wanted: &str) -> String {
+fn bind_commands(address: &str, expected: &str) -> String {
     let device = format!("/sys/bus/pci/devices/{address}");
     format!(
-        "modprobe {wanted}; echo {wanted} > {device}/driver_override; \
+        "modprobe {expected}; echo {expected} > {device}/driver_override; \
          echo {address} > {device}/driver/unbind; echo {address} > /sys/bus/pci/drivers_probe"
     )
 }
@@ -246,8 +246,8 @@ impl Error {
         matches!(self, Error::DeviceGone { .. })
     }
 
-    /// Returns the error for a failed system call: `what` was refused with `errno`.
-    pub fn system(what: &'static str, errno: nix::errno::Errno) -> Self {
-        Error::Refused { what, errno: errno as i32 }
+    /// Returns the error for a failed system call: `operation` was refused with `errno`.
+    pub fn system(operation: &'static str, errno: nix::errno::Errno) -> Self {
+        Error::Refused { what: operation, errno: errno as i32 }
     }
 }

@@ -78,9 +78,9 @@ impl Interrupt {
         }
 
         let source = RwLock::new(shared.note_loss(shared.backing.interrupt(index, vector))?);
-        let made = Arc::new(Bound { shared: shared.clone(), index, vector, info, source });
-        bound.insert((index, vector), Arc::downgrade(&made));
-        Ok(Self(made))
+        let created = Arc::new(Bound { shared: shared.clone(), index, vector, info, source });
+        bound.insert((index, vector), Arc::downgrade(&created));
+        Ok(Self(created))
     }
 
     /// Returns the vector's number among those of its kind.

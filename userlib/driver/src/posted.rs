@@ -201,7 +201,7 @@ impl Poster {
     #[inline]
     pub fn post(&mut self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
         match self.try_post(bar, offset, data) {
-            // The result is built anew. Passing it on would copy a whole `Error` right after the
+            // The result is built again. Passing it on would copy a whole `Error` right after the
             // store of its tag.
             Ok(()) => Ok(()),
             Err(Error::RingFull { .. }) => self.post_when_room(bar, offset, data),

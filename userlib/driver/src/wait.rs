@@ -46,7 +46,7 @@ impl Deadline {
 
     /// Returns whether the deadline has passed.
     pub fn has_passed(&self) -> bool {
-        self.remaining().is_some_and(|left| left.is_zero())
+        self.remaining().is_some_and(|remaining| remaining.is_zero())
     }
 
     /// Returns the time left, zero once the deadline has passed, or `None` if it never passes.
@@ -63,9 +63,12 @@ impl Deadline {
         }
     }
 
-    /// Returns the error of a wait for `what` that this deadline has ended.
-    pub fn timeout(&self, what: &'static str) -> Error {
-        Error::Timeout { what, waited: self.started.map(|started| started.elapsed()).unwrap_or_default() }
+    /// Returns the error of a wait for `operation` that this deadline has ended.
+    pub fn timeout(&self, operation: &'static str) -> Error {
+        Error::Timeout {
+            what: operation,
+            waited: self.started.map(|started| started.elapsed()).unwrap_or_default(),
+        }
     }
 }
 

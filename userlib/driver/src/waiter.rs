@@ -67,12 +67,12 @@ impl<'a> Waiter<'a> {
     }
 
     /// Checks the end as [`Waiter::check`] does, and reports it as this library's error of a wait
-    /// for `what`.
+    /// for `operation`.
     #[inline]
-    pub(crate) fn check_for(&self, what: &'static str) -> Result<(), Error> {
+    pub(crate) fn check_for(&self, operation: &'static str) -> Result<(), Error> {
         self.check().map_err(|end| match end {
             WaitEnd::Cancelled => Error::Cancelled,
-            WaitEnd::Timeout => self.deadline.timeout(what),
+            WaitEnd::Timeout => self.deadline.timeout(operation),
         })
     }
 

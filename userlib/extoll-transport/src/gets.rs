@@ -137,10 +137,10 @@ impl ExtollTransport {
             return refused(GONE, get.peer.into());
         }
 
-        let most = self.gets.chunk_bytes;
+        let maximum = self.gets.chunk_bytes;
         let destination = self.registered.destination(get.local.handle);
         let within = destination.is_some_and(|to| to.has(get.local_offset, get.length));
-        if !(1..=most).contains(&get.length) || !within {
+        if !(1..=maximum).contains(&get.length) || !within {
             return refused("a get's destination is not within its region", get.local_offset as u64);
         }
 

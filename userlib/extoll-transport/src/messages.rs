@@ -31,17 +31,17 @@ pub(crate) fn is_whole(tag: u8, message: &[u8]) -> bool {
 
 /// Pads a message of up to [`MAX_MESSAGE`] bytes with a tag of 1 to [`TAGS`]. Returns `None` when
 /// the message needs no padding, or is invalid.
-pub(crate) fn pad<'a>(tag: u8, message: &[u8], room: &'a mut [u8; MAX_MESSAGE]) -> Option<Framed<'a>> {
+pub(crate) fn pad<'a>(tag: u8, message: &[u8], buffer: &'a mut [u8; MAX_MESSAGE]) -> Option<Framed<'a>> {
     let length = message.len();
     if length > MAX_MESSAGE || !(1..=TAGS).contains(&tag) || is_whole(tag, message) {
         return None;
     }
 
     let padded = (length | 7) + 1;
-    room[..length].copy_from_slice(message);
-    room[length..padded].fill(0);
-    room[padded - 1] = (padded - length) as u8;
-    Some(Framed { tag: PADDED + tag % TAGS, bytes: &room[..padded] })
+    buffer[..length].copy_from_slice(message);
+    buffer[length..padded].fill(0);
+    buffer[padded - 1] = (padded - length) as u8;
+    Some(Framed { tag: PADDED + tag % TAGS, bytes: &buffer[..padded] })
 }
 
 /// Returns the tag and message of a VELO message; `None` when no transport sends such a one.
@@ -68,11 +68,11 @@ mod tests {
         let data: Vec<u8> = (100..).take(MAX_MESSAGE).collect();
         for tag in 1..=TAGS {
             for length in 0..=MAX_MESSAGE {
-                let mut room = [0xff; MAX_MESSAGE];
+                let mut buffer = [0xff; MAX_MESSAGE];
                 let message = &data[..length];
                 let framed = match is_whole(tag, message) {
                     true => Framed { tag, bytes: message },
-                    false => pad(tag, message, &mut room).unwrap(),
+                    false => pad(tag, message, &mut buffer).unwrap(),
                 };
 
                 assert!(
@@ -83,10 +83,10 @@ mod tests {
             }
         }
 
-        let mut room = [0; MAX_MESSAGE];
+        let mut buffer = [0; MAX_MESSAGE];
         for (tag, length) in [(0, 0), (0, 8), (TAGS + 1, 8), (1, MAX_MESSAGE + 1), (1, MAX_MESSAGE + 8)] {
             assert!(!is_whole(tag, &[0; 100][..length]), "{tag}, {length}");
-            assert!(pad(tag, &[0; 100][..length], &mut room).is_none(), "{tag}, {length}");
+            assert!(pad(tag, &[0; 100][..length], &mut buffer).is_none(), "{tag}, {length}");
         }
     }
 

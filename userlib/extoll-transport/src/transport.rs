@@ -200,12 +200,12 @@ impl ExtollTransport {
     /// Offers the held messages again. Returns the number of messages taken.
     #[cold]
     fn offer_held(&mut self, budget: usize, sink: &mut dyn FnMut(Rank, u8, &[u8]) -> Taken) -> usize {
-        let mut taken = 0;
+        let mut count = 0;
 
         let peers = &mut self.peers;
         self.holding.ranks.retain(|&rank| {
             let held = &mut peers[rank as usize].held;
-            while taken < budget
+            while count < budget
                 && let Some(message) = held.front()
             {
                 let offered =
@@ -214,13 +214,13 @@ impl ExtollTransport {
                     break;
                 }
                 held.pop_front();
-                taken += 1;
+                count += 1;
             }
             !held.is_empty()
         });
 
-        self.statistics.taken += taken as u64;
-        taken
+        self.statistics.taken += count as u64;
+        count
     }
 
     /// Returns whether so many messages of a rank are held that no further ones may be taken.
@@ -304,8 +304,8 @@ unsafe impl Transport for ExtollTransport {
             return self.send_framed(to, tag, message);
         }
 
-        let mut room = [0; MAX_MESSAGE];
-        let Some(framed) = pad(tag, message, &mut room) else {
+        let mut buffer = [0; MAX_MESSAGE];
+        let Some(framed) = pad(tag, message, &mut buffer) else {
             return Err(TransportError { what: "a message is too long", value: message.len() as u64 });
         };
         self.send_framed(to, framed.tag, framed.bytes)
@@ -320,17 +320,17 @@ unsafe impl Transport for ExtollTransport {
             return Err(failure.short());
         }
 
-        let mut taken = 0;
+        let mut count = 0;
         if !self.holding.ranks.is_empty() {
-            taken = self.offer_held(budget, sink);
+            count = self.offer_held(budget, sink);
             if self.is_overfull() {
-                return Ok(taken);
+                return Ok(count);
             }
         }
 
-        let left = budget - taken;
+        let remaining = budget - count;
         let mut message = Message::ROOM;
-        for _ in 0..left {
+        for _ in 0..remaining {
             match self.velo.poll_into(&mut message) {
                 Ok(true) => {}
                 Ok(false) => {
@@ -359,9 +359,9 @@ unsafe impl Transport for ExtollTransport {
             }
 
             self.statistics.taken += 1;
-            taken += 1;
+            count += 1;
         }
-        Ok(taken)
+        Ok(count)
     }
 
     unsafe fn register(&mut self, memory: Memory, access: Access) -> Result<Option<Region>, TransportError> {

@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn head_longer_than_its_room_is_cut() {
+    fn head_longer_than_its_field_is_truncated() {
         assert_eq!(Control::new(Kind::Read, CORE, 0).with_head(&[1; 300]).head, [1; HEAD]);
     }
 
@@ -311,9 +311,9 @@ mod tests {
         fn split_covers_the_message_and_pads_less_than_a_packet(requested in 0..=MAX_MESSAGE, part in 0u64..=1000) {
             let agreed = (u64::from(requested) * part / 1000) as u32;
             let split = Split::new(requested, agreed);
-            let room = split.head + split.packets * PAYLOAD;
+            let available = split.head + split.packets * PAYLOAD;
             prop_assert!(split.head <= HEAD.min(requested as usize));
-            prop_assert!(room >= agreed as usize && room - (agreed as usize) < PAYLOAD);
+            prop_assert!(available >= agreed as usize && available - (agreed as usize) < PAYLOAD);
         }
 
         #[test]

@@ -41,18 +41,18 @@ impl<'a> Waiter<'a> {
     }
 
     /// Counts packets that were moved, and checks the call's end after each
-    /// [`PACKETS_PER_CHECK`]. `what` names the event in an error.
+    /// [`PACKETS_PER_CHECK`]. `operation` names the event in an error.
     #[inline]
-    pub(crate) fn moved(&mut self, packets: usize, what: &'static str) -> Result<(), Error> {
+    pub(crate) fn moved(&mut self, packets: usize, operation: &'static str) -> Result<(), Error> {
         self.progress();
         self.packets_until_check = self.packets_until_check.saturating_sub(packets);
-        if self.packets_until_check == 0 { self.check_now(what) } else { Ok(()) }
+        if self.packets_until_check == 0 { self.check_now(operation) } else { Ok(()) }
     }
 
     #[cold]
-    fn check_now(&mut self, what: &'static str) -> Result<(), Error> {
+    fn check_now(&mut self, operation: &'static str) -> Result<(), Error> {
         self.packets_until_check = PACKETS_PER_CHECK;
-        self.check(what)
+        self.check(operation)
     }
 
     /// Returns the time until the call's deadline, or `None` if it has none.
@@ -61,13 +61,13 @@ impl<'a> Waiter<'a> {
     }
 
     /// Checks whether the call must end.
-    pub(crate) fn check(&self, what: &'static str) -> Result<(), Error> {
-        self.waits.check().map_err(|end| Error::of_wait(end, what))
+    pub(crate) fn check(&self, operation: &'static str) -> Result<(), Error> {
+        self.waits.check().map_err(|end| Error::of_wait(end, operation))
     }
 
-    /// Pauses once in a loop that waits for `what`.
-    pub(crate) fn pause(&mut self, what: &'static str) -> Result<(), Error> {
-        self.check(what)?;
+    /// Pauses once in a loop that waits for `operation`.
+    pub(crate) fn pause(&mut self, operation: &'static str) -> Result<(), Error> {
+        self.check(operation)?;
         Ok(self.waits.pause(self.channel.device())?)
     }
 }
@@ -89,7 +89,7 @@ mod tests {
     }
 
     /// Moves packets in batches until the call ends.
-    fn moved_until_the_end(waiter: &mut Waiter<'_>, batch: usize) -> (usize, Error) {
+    fn move_packets_until_the_call_ends(waiter: &mut Waiter<'_>, batch: usize) -> (usize, Error) {
         let mut packets = 0;
         loop {
             packets += batch;
@@ -106,11 +106,17 @@ mod tests {
         cancel.cancel();
         let mut late = Waiter::new(&channel, Deadline::now(), None);
 
-        let ends = [moved_until_the_end(&mut cancelled, 8), moved_until_the_end(&mut late, 8)];
-        let what = "data";
+        let ends = [
+            move_packets_until_the_call_ends(&mut cancelled, 8),
+            move_packets_until_the_call_ends(&mut late, 8),
+        ];
+        let operation = "data";
         assert_eq!(
             ends,
-            [(PACKETS_PER_CHECK, Error::Cancelled { what }), (PACKETS_PER_CHECK, Error::Timeout { what })]
+            [
+                (PACKETS_PER_CHECK, Error::Cancelled { what: operation }),
+                (PACKETS_PER_CHECK, Error::Timeout { what: operation })
+            ]
         );
     }
 

@@ -41,7 +41,7 @@ impl Arena {
     /// Takes a part of at least `bytes`. Returns `None` when no such part is free, or `bytes`
     /// exceeds the arena.
     pub(crate) fn take(&mut self, bytes: usize) -> Option<Part> {
-        let wanted = bytes.max(1).checked_next_power_of_two()?.ilog2().saturating_sub(UNIT_SHIFT) as usize;
+        let expected = bytes.max(1).checked_next_power_of_two()?.ilog2().saturating_sub(UNIT_SHIFT) as usize;
 
         let first = |words: &Vec<u64>| {
             let word = words.iter().position(|word| *word != 0)?;
@@ -49,10 +49,10 @@ impl Arena {
         };
 
         let (mut order, mut index) =
-            (wanted..self.free.len()).find_map(|order| Some((order, first(&self.free[order])?)))?;
+            (expected..self.free.len()).find_map(|order| Some((order, first(&self.free[order])?)))?;
 
         self.toggle(order, index);
-        while order > wanted {
+        while order > expected {
             (order, index) = (order - 1, index * 2);
             self.toggle(order, index + 1);
         }

@@ -32,7 +32,9 @@ impl Config {
     /// Checks that an endpoint can work with these values.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let largest = u32::MAX as usize / 4;
-        let bad = |what, value: usize, least| Err(Error::BadConfig { what, value, least, most: largest });
+        let bad = |what, value: usize, minimum| {
+            Err(Error::BadConfig { what, value, least: minimum, most: largest })
+        };
 
         if self.eager_threshold > largest {
             return bad("eager_threshold", self.eager_threshold, 0);
@@ -40,9 +42,9 @@ impl Config {
 
         // Less than half of the window is consumed without a new grant. The rest must hold the
         // longest eager message.
-        let least = 2 * wire::cost(self.eager_threshold as u64) as usize * wire::UNIT;
-        if !(least..=largest).contains(&self.window) {
-            return bad("window", self.window, least);
+        let minimum = 2 * wire::cost(self.eager_threshold as u64) as usize * wire::UNIT;
+        if !(minimum..=largest).contains(&self.window) {
+            return bad("window", self.window, minimum);
         }
 
         if self.budget == 0 {

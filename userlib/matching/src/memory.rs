@@ -253,14 +253,14 @@ unsafe impl Transport for FabricPort {
         let rank = &mut state.ranks[self.rank as usize];
         let sources = rank.inboxes.len();
 
-        let mut taken = 0;
+        let mut count = 0;
         for step in 0..sources {
             let source = (rank.next_source + step) % sources;
 
             let inbox = &mut rank.inboxes[source];
             inbox.refused = false;
 
-            while taken < budget {
+            while count < budget {
                 let Some((arrival, tag, message)) = inbox.messages.front() else { break };
                 if *arrival > now {
                     break;
@@ -270,18 +270,18 @@ unsafe impl Transport for FabricPort {
                     break;
                 }
                 inbox.messages.pop_front();
-                taken += 1;
+                count += 1;
             }
 
             if inbox.refused && one_ring {
                 // A refused message stays at the head of the ring.
                 rank.next_source = source;
-                return Ok(taken);
+                return Ok(count);
             }
         }
 
         rank.next_source = (rank.next_source + 1) % sources;
-        Ok(taken)
+        Ok(count)
     }
 
     unsafe fn register(&mut self, memory: Memory, access: Access) -> Result<Option<Region>, TransportError> {

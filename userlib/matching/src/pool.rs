@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_of_a_removed_thing_finds_nothing() {
+    fn a_handle_of_a_removed_entry_is_invalid() {
         let mut pool = Pool::new();
 
         let first = pool.insert(7_u32).unwrap();

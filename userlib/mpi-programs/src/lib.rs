@@ -77,11 +77,11 @@ pub trait Program {
     /// The program can't continue.
     fn step(&mut self) -> Result<usize, ErrorOf<Self::Endpoint>>;
 
-    /// Returns whether this rank's part is over.
-    fn is_done(&self) -> bool;
-
     /// Returns the endpoint.
     fn endpoint(&mut self) -> &mut Self::Endpoint;
+
+    /// Returns whether this rank's part of the program is complete.
+    fn is_done(&self) -> bool;
 }
 
 /// Error of a program on endpoints of type `E`.

@@ -183,16 +183,16 @@ impl<'a, E: Endpoint> Updates<'a, E> {
     /// # Errors
     /// Errors of the endpoint.
     pub fn new(endpoint: &'a mut E, table: &'a mut Table, context: u32) -> Result<Self, ErrorOf<E>> {
-        let (ranks, left) = (endpoint.size() as usize, table.updates());
+        let (ranks, remaining) = (endpoint.size() as usize, table.updates());
 
-        let number = number_at(u64::from(endpoint.rank()) * left);
+        let number = number_at(u64::from(endpoint.rank()) * remaining);
         let free = (0..SENDS).map(|_| endpoint.buffer(MAX_SENT * WORD)).collect::<Result<_, _>>()?;
         let mut updates = Self {
             endpoint,
             table,
             context,
             number,
-            left,
+            left: remaining,
             buckets: vec![Vec::with_capacity(MAX_STORED); ranks],
             stored: 0,
             free,
@@ -234,11 +234,11 @@ impl<'a, E: Endpoint> Updates<'a, E> {
         Ok(())
     }
 
-    /// Makes updates until as many are stored as may be, or `most` were made.
-    fn make_updates(&mut self, most: usize) -> Result<usize, ErrorOf<E>> {
+    /// Makes updates until as many are stored as may be, or `maximum` were made.
+    fn make_updates(&mut self, maximum: usize) -> Result<usize, ErrorOf<E>> {
         let own = self.endpoint.rank() as usize;
         let mut made = 0;
-        while made < most && self.left > 0 && self.stored < MAX_STORED {
+        while made < maximum && self.left > 0 && self.stored < MAX_STORED {
             self.number = next(self.number);
 
             let rank = self.table.rank_of(self.number);

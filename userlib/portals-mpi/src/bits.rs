@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn criteria_take_what_the_selector_takes() {
+    fn criteria_accept_the_messages_that_the_selector_accepts() {
         let selectors = [
             Selector::exact(3, 5, 9),
             Selector::any_source(5, 9),

@@ -100,9 +100,9 @@ impl Config {
             ("patience in ms", self.patience.as_millis() as u64, 1, u64::MAX),
         ];
 
-        match ranges.into_iter().find(|&(_, value, least, most)| !(least..=most).contains(&value)) {
+        match ranges.into_iter().find(|&(_, value, minimum, most)| !(minimum..=most).contains(&value)) {
             None => Ok(()),
-            Some((what, value, least, most)) => Err(Error::BadConfig { what, value, least, most }),
+            Some((what, value, minimum, most)) => Err(Error::BadConfig { what, value, least: minimum, most }),
         }
     }
 

@@ -172,10 +172,10 @@ pub enum Error {
 
 impl Error {
     /// Returns the error of a wait that has ended.
-    pub(crate) fn of_wait(end: WaitEnd, what: &'static str) -> Self {
+    pub(crate) fn of_wait(end: WaitEnd, operation: &'static str) -> Self {
         match end {
-            WaitEnd::Cancelled => Error::Interrupted { what },
-            WaitEnd::Timeout => Error::Timeout { what },
+            WaitEnd::Cancelled => Error::Interrupted { what: operation },
+            WaitEnd::Timeout => Error::Timeout { what: operation },
         }
     }
 }

@@ -259,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn freed_blocks_join_to_the_whole_heap() {
+    fn freed_blocks_coalesce_to_the_whole_heap() {
         let mut heap = Heap::new(1024);
         let blocks: Vec<_> = [64, 256, 128, 576].map(|bytes| (heap.take(bytes).unwrap(), bytes)).into();
         assert_eq!(heap.take(64), None);

@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_handle_finds_nothing_after_its_entry() {
+    fn a_handle_of_a_removed_entry_is_invalid() {
         let mut pool = Pool::default();
         let first = pool.insert('a');
         assert_eq!((pool.get(first), pool.len()), (Some(&'a'), 1));

@@ -19,12 +19,12 @@ use nicforge_driver::{Device, Error};
 use nicforge_hwi::pci;
 
 /// Refuses a device of another type, so that its registers are not misinterpreted.
-fn check_identity(device: &Device, wanted: u16, what: &'static str) -> Result<(), Error> {
+fn check_identity(device: &Device, expected: u16, description: &'static str) -> Result<(), Error> {
     let identity = device.identity();
 
-    if (identity.vendor, identity.device) == (pci::VENDOR_ID, wanted) {
+    if (identity.vendor, identity.device) == (pci::VENDOR_ID, expected) {
         Ok(())
     } else {
-        Err(Error::Unsupported { what })
+        Err(Error::Unsupported { what: description })
     }
 }

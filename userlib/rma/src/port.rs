@@ -398,8 +398,8 @@ impl Port {
         self.wait_for_ends(0, deadline, cancel)
     }
 
-    /// Waits until no more than `most` commands are in flight.
-    fn wait_for_ends(&self, most: u64, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
+    /// Waits until no more than `maximum` commands are in flight.
+    fn wait_for_ends(&self, maximum: u64, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
         loop {
             let waited = self.device.wait_for(
                 deadline.at_most(QUEUE_CHECK_INTERVAL),
@@ -407,7 +407,7 @@ impl Port {
                 "commands to end",
                 || {
                     self.check_reset()?;
-                    Ok((self.in_flight() <= most).then_some(()))
+                    Ok((self.in_flight() <= maximum).then_some(()))
                 },
             );
             match waited {

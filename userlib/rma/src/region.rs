@@ -78,7 +78,7 @@ impl Translation {
     }
 
     /// Runs a command, and returns its result: the first address, for a registration.
-    fn command(&self, what: &'static str, address: u64, pages: u64, command: u64) -> Result<u64, Error> {
+    fn command(&self, operation: &'static str, address: u64, pages: u64, command: u64) -> Result<u64, Error> {
         cost(Cost::Registration, 1);
         let registers = lock(&self.registers);
         self.check()?;
@@ -89,7 +89,7 @@ impl Translation {
 
         match registers.read64(command::STATUS)? {
             command::DONE => Ok(registers.read64(command::RESULT)?),
-            status => Err(Error::Translation { what, status }),
+            status => Err(Error::Translation { what: operation, status }),
         }
     }
 

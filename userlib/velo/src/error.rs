@@ -159,11 +159,11 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the error of a call that ended while it waited for `what`.
-    pub fn of_wait(end: WaitEnd, what: &'static str) -> Self {
+    /// Returns the error of a call that ended while it waited for `operation`.
+    pub fn of_wait(end: WaitEnd, operation: &'static str) -> Self {
         match end {
-            WaitEnd::Cancelled => Error::Cancelled { what },
-            WaitEnd::Timeout => Error::Timeout { what },
+            WaitEnd::Cancelled => Error::Cancelled { what: operation },
+            WaitEnd::Timeout => Error::Timeout { what: operation },
         }
     }
 

@@ -265,8 +265,8 @@ fn budget(slots: u32, nodes: u32, vpids: u32) -> u32 {
 
 /// Returns a number of slots that suits a network.
 pub(crate) fn suitable_slots(nodes: u32, vpids: u32) -> u32 {
-    let least = nodes.saturating_mul(vpids).saturating_mul(2 * (CONTROL_SLOTS + 4));
-    least.clamp(512, 1 << 16).next_power_of_two()
+    let minimum = nodes.saturating_mul(vpids).saturating_mul(2 * (CONTROL_SLOTS + 4));
+    minimum.clamp(512, 1 << 16).next_power_of_two()
 }
 
 #[cfg(test)]

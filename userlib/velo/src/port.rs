@@ -249,7 +249,7 @@ impl Port {
 
     /// Returns whether this port sends to a tenant that the directory no longer shows.
     ///
-    /// The card drops a message for want of a receiver only while its directory shows none, and the
+    /// The card drops a message for lack of a receiver only while its directory shows none, and the
     /// directory changes before the count of errors does. So a message for a tenant that is shown
     /// was not dropped.
     fn has_lost(&self, address: Address) -> bool {

@@ -21,9 +21,9 @@ impl TakeBudget {
 
     /// Counts a message. Returns whether it may be taken.
     fn spend(&mut self) -> bool {
-        let left = self.0.checked_sub(1);
-        self.0 = left.unwrap_or(0);
-        left.is_some()
+        let remaining = self.0.checked_sub(1);
+        self.0 = remaining.unwrap_or(0);
+        remaining.is_some()
     }
 }
 
@@ -219,7 +219,7 @@ impl Port {
 
         loop {
             let paused = waiter.pause(self, "a message");
-            let gone = awaited.filter(|(from, tenant)| !tenant.is(self.directory.tenant(*from)));
+            let peer_gone = awaited.filter(|(from, tenant)| !tenant.is(self.directory.tenant(*from)));
 
             // The directory changes after everything that a peer has sent. The ring is therefore
             // polled once more before an error is returned, also when the device has gone away.
@@ -229,7 +229,7 @@ impl Port {
             }
 
             paused?;
-            if let Some((address, _)) = gone {
+            if let Some((address, _)) = peer_gone {
                 return Err(Error::PeerGone { address });
             }
             self.check()?;

@@ -75,11 +75,11 @@ impl ReceiveRing {
         own: Address,
     ) -> Result<Tenant, Error> {
         let deadline = Deadline::after(OPENING);
-        let what = "the card to know of the receive ring";
+        let operation = "the card to know of the receive ring";
 
         // An earlier port of this process may have left the ring enabled.
         self.registers.write64(reg::VELO_RING_ENABLE, 0)?;
-        device.wait_for(deadline, None, what, || {
+        device.wait_for(deadline, None, operation, || {
             Ok::<_, Error>(directory.tenant(own).is_none().then_some(()))
         })?;
 
@@ -92,7 +92,7 @@ impl ReceiveRing {
             return Err(Error::BadRing { slots: self.slots() as u32, least: least_slots(directory.nodes()) });
         }
 
-        device.wait_for(deadline, None, what, || Ok(directory.tenant(own)))
+        device.wait_for(deadline, None, operation, || Ok(directory.tenant(own)))
     }
 
     /// Takes the ring away from the card, if the card can still be reached.
@@ -185,12 +185,12 @@ fn least_slots(nodes: u32) -> u32 {
 /// Returns the number of slots for a configuration, if the network allows it.
 fn slots(config: &Config, directory: &Directory) -> Result<u32, Error> {
     let (nodes, vpids) = (directory.nodes(), directory.vpids());
-    let least = least_slots(nodes);
-    let slots = config.slots.unwrap_or_else(|| flow::suitable_slots(nodes, vpids).max(least));
+    let minimum = least_slots(nodes);
+    let slots = config.slots.unwrap_or_else(|| flow::suitable_slots(nodes, vpids).max(minimum));
 
-    if slots.is_power_of_two() && (least..=MAX_SLOTS as u32).contains(&slots) {
+    if slots.is_power_of_two() && (minimum..=MAX_SLOTS as u32).contains(&slots) {
         Ok(slots)
     } else {
-        Err(Error::BadRing { slots, least })
+        Err(Error::BadRing { slots, least: minimum })
     }
 }

@@ -24,9 +24,9 @@ impl Port {
             return Err(Error::BadLength { length });
         }
 
-        let most = if self.flow.enabled { CONTROL_TAG - 1 } else { TAGS - 1 };
-        if tag > most {
-            return Err(Error::BadTag { tag, most });
+        let maximum = if self.flow.enabled { CONTROL_TAG - 1 } else { TAGS - 1 };
+        if tag > maximum {
+            return Err(Error::BadTag { tag, most: maximum });
         }
 
         self.check()?;

@@ -18,10 +18,10 @@ impl<'a> Waiter<'a> {
         Self { waits: DriverWaiter::new(&port.device, deadline, cancel), sleep_from }
     }
 
-    /// Pauses once in a loop that waits for `what`: polls, or sleeps once the time for polling is
-    /// over. Returns an error when the loop must end.
-    pub(crate) fn pause(&mut self, port: &mut Port, what: &'static str) -> Result<(), Error> {
-        self.waits.check().map_err(|end| Error::of_wait(end, what))?;
+    /// Pauses once in a loop that waits for `operation`: polls, or sleeps once the time for polling
+    /// is over. Returns an error when the loop must end.
+    pub(crate) fn pause(&mut self, port: &mut Port, operation: &'static str) -> Result<(), Error> {
+        self.waits.check().map_err(|end| Error::of_wait(end, operation))?;
 
         // The caller takes messages that arrived before it evaluates this error.
         if port.device.resets() != port.resets || !port.is_tenant() {

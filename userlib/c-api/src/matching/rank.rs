@@ -69,8 +69,8 @@ impl Rank {
         of_each!(self, endpoint => endpoint.isend(to, Mode::Standard, data, 0))
     }
 
-    pub(super) fn irecv(&mut self, selector: Selector, room: Buffer) -> Result<Request, Error> {
-        of_each!(self, endpoint => endpoint.irecv(selector, room, 0))
+    pub(super) fn irecv(&mut self, selector: Selector, buffer: Buffer) -> Result<Request, Error> {
+        of_each!(self, endpoint => endpoint.irecv(selector, buffer, 0))
     }
 
     pub(super) fn wait(

@@ -215,8 +215,8 @@ impl Objects {
         &self,
         handle: ptl_handle_me_t,
     ) -> Result<(MatchEntry, ptl_handle_ni_t, Arc<NetworkInterface>), Failure> {
-        let (made, entry) = self.entry(handle)?;
-        Ok((made, entry.interface, self.interface(entry.interface)?))
+        let (created, entry) = self.entry(handle)?;
+        Ok((created, entry.interface, self.interface(entry.interface)?))
     }
 
     /// Returns the memory descriptor of a handle and its record, or `PTL_MD_INVALID`.

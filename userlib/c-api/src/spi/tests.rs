@@ -242,10 +242,10 @@ fn a_message_is_dispatched_by_its_first_software_byte() {
     assert_eq!(call!(MUSPI_CreatePt2PtMemoryFIFODescriptor(&mut descriptor, &mut info)), 0);
     session.send(descriptor);
 
-    let mut taken = 0;
+    let mut count = 0;
     session.until(|_| {
-        taken += call!(MUSPI_RecFifoPoll(fifo, 10));
-        taken == 2
+        count += call!(MUSPI_RecFifoPoll(fifo, 10));
+        count == 2
     });
     assert_eq!(MUSPI_DeRegisterReceiveFunction(200), 0);
     // SAFETY: the function that shared it is not registered any more.
@@ -413,9 +413,9 @@ fn interrupts_of_fifos_end_a_wait() {
     assert_eq!(missing, -libc::ENXIO);
 
     // The FIFO has 16 slots. Room for 15 descriptors rises to 16 when the message is done.
-    let wanted = NICFORGE_SPI_INTERRUPT_INJECTION;
+    let expected = NICFORGE_SPI_INTERRUPT_INJECTION;
     let mut come = 0;
-    assert_eq!(call!(nicforge_spi_wait_interrupts(0, wanted, 0, &mut come)), -libc::EAGAIN);
+    assert_eq!(call!(nicforge_spi_wait_interrupts(0, expected, 0, &mut come)), -libc::EAGAIN);
     let mut info = MUSPI_Pt2PtMemoryFIFODescriptorInfo_t {
         Base: session.base(64),
         Pt2Pt: local_route(),
@@ -426,9 +426,9 @@ fn interrupts_of_fifos_end_a_wait() {
     assert_eq!(created, 0, "{}", last_text());
     session.send(descriptor);
     let cycles = 60_000_000 * NICFORGE_SPI_CYCLES_PER_US;
-    assert_eq!(call!(nicforge_spi_wait_interrupts(0, wanted, cycles, &mut come)), 0, "{}", last_text());
-    assert_eq!(come, wanted);
-    assert_eq!(call!(nicforge_spi_wait_interrupts(0, wanted, 0, &mut come)), -libc::EAGAIN, "cleared");
+    assert_eq!(call!(nicforge_spi_wait_interrupts(0, expected, cycles, &mut come)), 0, "{}", last_text());
+    assert_eq!(come, expected);
+    assert_eq!(call!(nicforge_spi_wait_interrupts(0, expected, 0, &mut come)), -libc::EAGAIN, "cleared");
     assert_eq!(call!(nicforge_spi_wait_interrupts(0, 0, 0, &mut come)), -libc::EINVAL);
 }
 

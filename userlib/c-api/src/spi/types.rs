@@ -22,7 +22,7 @@ pub const BGQ_COLL_CLASS_MAX_CLASSROUTES: u32 = 16;
 pub const MUSPI_MAX_FUNCTION_IDS: usize = 256;
 /// For Kernel_InjFifoActivate: the FIFOs work.
 pub const KERNEL_INJ_FIFO_ACTIVATE: u32 = 1;
-/// For Kernel_InjFifoActivate: the FIFOs stand still.
+/// For Kernel_InjFifoActivate: the FIFOs make no progress.
 pub const KERNEL_INJ_FIFO_DEACTIVATE: u32 = 0;
 /// For Kernel_ConfigureGIInterrupts: the line wakes no wait.
 pub const KERNEL_GI_INTERRUPT_FLAG_DISABLE: u32 = 0;

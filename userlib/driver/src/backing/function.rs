@@ -213,11 +213,11 @@ impl Function {
     }
 
     /// Converts the result of a call. The kernel has several errors for a function that is gone.
-    pub(super) fn checked<T>(&self, what: &'static str, result: Result<T, Errno>) -> Result<T, Error> {
+    pub(super) fn checked<T>(&self, operation: &'static str, result: Result<T, Errno>) -> Result<T, Error> {
         result.map_err(|errno| match errno {
             Errno::ENODEV | Errno::ENXIO => self.record_loss(LossCause::Pulled),
             Errno::EIO if self.is_all_ones() => self.record_loss(LossCause::Pulled),
-            errno => Error::system(what, errno),
+            errno => Error::system(operation, errno),
         })
     }
 
@@ -320,9 +320,9 @@ mod tests {
     fn function_removed_by_the_kernel_stays_gone() {
         let (_, function) = function();
         assert!(function.check_alive().is_ok());
-        let gone = Error::DeviceGone { cause: GoneCause::HungUp };
-        assert_eq!(function.info(1), Err(gone.clone()));
-        assert_eq!(function.check_alive(), Err(gone));
+        let device_gone = Error::DeviceGone { cause: GoneCause::HungUp };
+        assert_eq!(function.info(1), Err(device_gone.clone()));
+        assert_eq!(function.check_alive(), Err(device_gone));
     }
 
     #[test]

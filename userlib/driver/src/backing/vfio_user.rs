@@ -32,7 +32,7 @@ use crate::{Error, GoneCause, OpenOptions};
 
 /// The number of regions of a PCI function.
 const REGIONS: usize = 9;
-/// Maximum number of messages that are served before the caller's own wait goes on.
+/// Maximum number of messages that are served before the caller's own wait continues.
 const MESSAGES_AT_ONCE: u32 = 4096;
 
 /// A range that the server may access by DMA messages.
@@ -165,17 +165,17 @@ struct VfioUserConnection {
 #[derive(Clone)]
 pub struct VfioUser(Arc<VfioUserConnection>);
 
-/// Returns this crate's error for one of the vfio-user client. `what` names the operation.
-fn from_client_error(what: &'static str, error: ClientError) -> Error {
+/// Returns this crate's error for one of the vfio-user client. `operation` names the operation.
+fn from_client_error(operation: &'static str, error: ClientError) -> Error {
     match error {
         ClientError::Disconnected { .. } => Error::DeviceGone { cause: GoneCause::HungUp },
         // A server of nicforge answers so once it has detached this client.
         ClientError::Refused { errno: Errno::ENODEV, .. } => Error::DeviceGone { cause: GoneCause::Evicted },
         ClientError::Refused { errno, .. } | ClientError::System { errno, .. } => {
-            Error::Refused { what, errno: errno.raw() }
+            Error::Refused { what: operation, errno: errno.raw() }
         }
-        ClientError::Timeout { timeout, .. } => Error::Timeout { what, waited: timeout },
-        ClientError::Argument(what) => Error::Unsupported { what },
+        ClientError::Timeout { timeout, .. } => Error::Timeout { what: operation, waited: timeout },
+        ClientError::Argument(operation) => Error::Unsupported { what: operation },
         error @ (ClientError::Connect { .. } | ClientError::Malformed { .. }) => {
             Error::Connection { reason: error.to_string() }
         }
@@ -206,7 +206,7 @@ impl VfioUser {
         options: &OpenOptions,
         connect: impl FnOnce(ClientConfig) -> Result<Client, ClientError>,
     ) -> Result<Self, Error> {
-        let what = "opening the connection";
+        let operation = "opening the connection";
 
         let memory = Arc::new(ClientMemory::default());
         let monitor = Arc::new(ServerMonitor::default());
@@ -218,10 +218,10 @@ impl VfioUser {
             ..ClientConfig::default()
         };
 
-        let client = connect(config).map_err(|error| from_client_error(what, error))?;
+        let client = connect(config).map_err(|error| from_client_error(operation, error))?;
         monitor.set_process(client.server_process());
 
-        let info = client.device_info().map_err(|error| from_client_error(what, error))?;
+        let info = client.device_info().map_err(|error| from_client_error(operation, error))?;
         if info.num_regions <= REGION_CONFIG {
             return Err(Error::Protocol {
                 what: "a PCI function has more regions",
@@ -281,20 +281,20 @@ impl VfioUser {
 
     fn set_irqs(
         &self,
-        what: &'static str,
+        operation: &'static str,
         index: u32,
         start: u32,
         action: IrqAction,
         payload: IrqPayload<'_>,
     ) -> Result<(), Error> {
-        self.checked(what, self.0.client.set_irqs(index, start, action, payload))
+        self.checked(operation, self.0.client.set_irqs(index, start, action, payload))
     }
 
     /// Converts the result of a call, and serves DMA messages. A call may have read messages behind
     /// its reply. The descriptor no longer signals these to a thread that blocks, so they are
     /// served here.
-    fn checked<T>(&self, what: &'static str, result: Result<T, ClientError>) -> Result<T, Error> {
-        let value = result.map_err(|error| from_client_error(what, error))?;
+    fn checked<T>(&self, operation: &'static str, result: Result<T, ClientError>) -> Result<T, Error> {
+        let value = result.map_err(|error| from_client_error(operation, error))?;
         if self.0.memory.has_private() {
             self.serve()?;
         }
@@ -402,16 +402,16 @@ impl Backing for VfioUser {
         let map = wire::DmaMap { flags, offset, address: iova, size: len };
         // The range is recorded first, because the server may ask for its bytes as soon as it has
         // answered.
-        let what = "mapping memory for DMA";
+        let operation = "mapping memory for DMA";
         if !self.0.memory.insert(iova, Range { len, memory, permission, private: fd.is_none() }) {
-            return Err(Error::Refused { what, errno: Errno::EEXIST.raw() });
+            return Err(Error::Refused { what: operation, errno: Errno::EEXIST.raw() });
         }
 
         let mapped = self.0.client.dma_map(map, fd);
         if mapped.is_err() {
             self.0.memory.remove(iova, len);
         }
-        self.checked(what, mapped)
+        self.checked(operation, mapped)
     }
 
     fn dma_unmap(&self, iova: u64, len: u64) -> Result<(), Error> {

@@ -80,10 +80,10 @@ pub(crate) fn identity(backing: &dyn Backing) -> Result<Identity, Error> {
 /// Enables memory decoding and bus mastering.
 pub(crate) fn enable(backing: &dyn Backing) -> Result<(), Error> {
     let command = read_u16(backing, REG_COMMAND)?;
-    let wanted = command | COMMAND_MEMORY | COMMAND_BUS_MASTER;
+    let expected = command | COMMAND_MEMORY | COMMAND_BUS_MASTER;
 
-    if command != wanted {
-        backing.write(REGION_CONFIG, REG_COMMAND, &wanted.to_le_bytes(), WriteMode::Confirmed)?;
+    if command != expected {
+        backing.write(REGION_CONFIG, REG_COMMAND, &expected.to_le_bytes(), WriteMode::Confirmed)?;
     }
     Ok(())
 }
@@ -158,7 +158,10 @@ pub(crate) fn max_data(capability: &AttachmentCapability) -> usize {
 }
 
 /// Returns the capability that was found, if its pages and rings lie in the BARs.
-fn validated(found: AttachmentCapability, bars: &[RegionInfo; 6]) -> Result<AttachmentCapability, Error> {
+fn validated(
+    capability: AttachmentCapability,
+    bars: &[RegionInfo; 6],
+) -> Result<AttachmentCapability, Error> {
     let check_range = |what, bar: u8, offset: u32, len: u64| {
         let end = u64::from(offset) + len;
         let inside = bars.get(usize::from(bar)).is_some_and(|info| end <= info.size);
@@ -171,32 +174,37 @@ fn validated(found: AttachmentCapability, bars: &[RegionInfo; 6]) -> Result<Atta
 
     check_range(
         "the control page lies outside its BAR",
-        found.control_bar,
-        found.control_offset,
+        capability.control_bar,
+        capability.control_offset,
         control::SIZE,
     )?;
-    check_range("the mirror lies outside its BAR", found.mirror_bar, found.mirror_offset, mirror::SIZE)?;
+    check_range(
+        "the mirror lies outside its BAR",
+        capability.mirror_bar,
+        capability.mirror_offset,
+        mirror::SIZE,
+    )?;
 
-    if found.ring_count != 0 {
-        let cells = found.ring_cells as usize;
+    if capability.ring_count != 0 {
+        let cells = capability.ring_cells as usize;
 
         if !cells.is_power_of_two() || !(MIN_RING_CELLS..=MAX_RING_CELLS).contains(&cells) {
             return Err(Error::Protocol {
                 what: "impossible number of ring cells",
-                value: found.ring_cells.into(),
+                value: capability.ring_cells.into(),
             });
         }
 
-        if usize::from(found.ring_count) > MAX_RINGS {
+        if usize::from(capability.ring_count) > MAX_RINGS {
             return Err(Error::Protocol {
                 what: "too many posted-write rings",
-                value: found.ring_count.into(),
+                value: capability.ring_count.into(),
             });
         }
 
-        let len = ring_bytes(&found) * u64::from(found.ring_count);
-        check_range("the rings lie outside their BAR", found.ring_bar, found.ring_offset, len)?;
+        let len = ring_bytes(&capability) * u64::from(capability.ring_count);
+        check_range("the rings lie outside their BAR", capability.ring_bar, capability.ring_offset, len)?;
     }
 
-    Ok(found)
+    Ok(capability)
 }

@@ -257,8 +257,8 @@ impl Device {
         self.0.wait_for(deadline, cancel, "a condition", || Ok(condition().then_some(())))
     }
 
-    /// Waits until `check` returns a value or an error. `what` names the condition in the error's
-    /// text.
+    /// Waits until `check` returns a value or an error. `operation` names the condition in the
+    /// error's text.
     ///
     /// # Errors
     /// Returns the errors of `check` and of [`Device::wait_until`].
@@ -267,10 +267,10 @@ impl Device {
         &self,
         deadline: Deadline,
         cancel: Option<&Cancel>,
-        what: &'static str,
+        operation: &'static str,
         check: impl FnMut() -> Result<Option<T>, E>,
     ) -> Result<T, E> {
-        self.0.wait_for(deadline, cancel, what, check)
+        self.0.wait_for(deadline, cancel, operation, check)
     }
 
     /// Pauses once in a waiting loop of the caller's own.
@@ -313,9 +313,9 @@ impl Device {
 
     /// Resets the function, or this client's attachment of it.
     ///
-    /// Registers, rings and windows start anew, and records in the rings are lost. DMA buffers stay
-    /// mapped, and interrupts stay bound. Other threads must not use the device meanwhile: their
-    /// posted writes may be lost.
+    /// Registers, rings and windows start again, and records in the rings are lost. DMA buffers
+    /// stay mapped, and interrupts stay bound. Other threads must not use the device meanwhile:
+    /// their posted writes may be lost.
     ///
     /// # Errors
     /// Returns [`Error::DeviceGone`] when the device stays lost, or [`Error::Refused`].

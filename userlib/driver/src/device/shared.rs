@@ -430,18 +430,18 @@ impl Shared {
         &self,
         deadline: Deadline,
         cancel: Option<&Cancel>,
-        what: &'static str,
+        operation: &'static str,
         mut check: impl FnMut() -> Result<Option<T>, E>,
     ) -> Result<T, E> {
         let relax = Relax::with_backoff(self.options.backoff);
         let mut waiter = Waiter::with_relax(relax, deadline, cancel);
 
         loop {
-            if let Some(found) = check()? {
-                return Ok(found);
+            if let Some(value) = check()? {
+                return Ok(value);
             }
 
-            waiter.check_for(what)?;
+            waiter.check_for(operation)?;
 
             if let Err(error) = self.relax(&mut waiter.relax) {
                 // Data that arrived before the device went away still counts.

@@ -61,8 +61,8 @@ fn create_huge(len: usize) -> Result<SharedMemory, MemoryError> {
 impl DmaBuffer {
     /// Allocates a memory file of `len` bytes, rounded up to whole pages.
     pub(crate) fn create(shared: &Arc<Shared>, len: usize, huge: HugePages) -> Result<Self, Error> {
-        if let Some(made) = Self::allocate(shared, len)? {
-            return Ok(made);
+        if let Some(created) = Self::allocate(shared, len)? {
+            return Ok(created);
         }
 
         let memory = match huge {
@@ -98,8 +98,8 @@ impl DmaBuffer {
     /// Allocates memory whose file stays in this process. A vfio-user server accesses it by DMA
     /// messages only.
     pub(crate) fn create_private(shared: &Arc<Shared>, len: usize) -> Result<Self, Error> {
-        if let Some(made) = Self::allocate(shared, len)? {
-            return Ok(made);
+        if let Some(created) = Self::allocate(shared, len)? {
+            return Ok(created);
         }
 
         let memory = SharedMemory::create("nicforge-private", len)?;

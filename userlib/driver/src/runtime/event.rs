@@ -43,24 +43,24 @@ impl Event {
         }
     }
 
-    /// Sleeps until a notification after `count` was read, at most for `most`.
-    pub fn sleep(&self, count: u32, most: Duration) {
+    /// Sleeps until a notification after `count` was read, at most for `maximum`.
+    pub fn sleep(&self, count: u32, maximum: Duration) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
-        self.sleep_counted(count, most);
+        self.sleep_counted(count, maximum);
         self.sleepers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    fn sleep_counted(&self, count: u32, most: Duration) {
+    fn sleep_counted(&self, count: u32, maximum: Duration) {
         #[cfg(feature = "virtual-time")]
         if super::simulation::is_entered() {
             if self.count() == count {
-                super::simulation::with(|simulation| simulation.wait(self.address(), most));
+                super::simulation::with(|simulation| simulation.wait(self.address(), maximum));
             }
             return;
         }
 
         let guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        drop(self.changed.wait_timeout_while(guard, most, |()| self.count() == count));
+        drop(self.changed.wait_timeout_while(guard, maximum, |()| self.count() == count));
     }
 
     /// Returns the name of this event in a simulation, which compares it and does nothing else

@@ -86,14 +86,14 @@ pub fn note_store() {
 }
 
 /// Returns the number of packets or records that a loop moves between two reports of their cost.
-/// It is `most` on a host. It is 1 in virtual time, in which each takes its own time.
+/// It is `maximum` on a host. It is 1 in virtual time, in which each takes its own time.
 #[inline(always)]
-pub fn burst(most: usize) -> usize {
+pub fn burst(maximum: usize) -> usize {
     #[cfg(feature = "virtual-time")]
     if simulation::is_entered() {
-        return most.min(1);
+        return maximum.min(1);
     }
-    most
+    maximum
 }
 
 /// Makes pause number `count` in a loop that waits for another thread to free a lock that is held

@@ -28,8 +28,8 @@ pub trait Simulation {
     /// Passes time.
     fn sleep(&self, time: Duration);
 
-    /// Passes time until [`Simulation::notify`] is called with the same event, at most `most`.
-    fn wait(&self, event: usize, most: Duration);
+    /// Passes time until [`Simulation::notify`] is called with the same event, at most `maximum`.
+    fn wait(&self, event: usize, maximum: Duration);
 
     /// Ends the waits for an event.
     fn notify(&self, event: usize);

@@ -125,8 +125,9 @@ pub fn capability() -> AttachmentCapability {
     }
 }
 
-/// Returns a configuration space with a power management capability at 0x40 and `found` at 0x50.
-pub fn config(found: Option<AttachmentCapability>) -> Vec<u8> {
+/// Returns a configuration space with a power management capability at 0x40 and `capability` at
+/// 0x50.
+pub fn config(capability: Option<AttachmentCapability>) -> Vec<u8> {
     let mut config = vec![0; 4096];
     config[0..4].copy_from_slice(&[0xfc, 0x1e, 0x01, 0x00]);
     config[6] = 0x10;
@@ -135,9 +136,9 @@ pub fn config(found: Option<AttachmentCapability>) -> Vec<u8> {
     config[0x34] = 0x40;
     config[0x40] = 0x01;
 
-    if let Some(found) = found {
+    if let Some(capability) = capability {
         config[0x41] = 0x50;
-        config[0x50..0x50 + size_of_val(&found)].copy_from_slice(found.as_bytes());
+        config[0x50..0x50 + size_of_val(&capability)].copy_from_slice(capability.as_bytes());
     }
     config
 }

@@ -183,8 +183,8 @@ impl Server {
     pub fn until<T>(&self, mut check: impl FnMut(&Shared) -> Option<T>) -> T {
         let end = Instant::now() + Duration::from_secs(20);
         loop {
-            if let Some(found) = check(&self.shared) {
-                return found;
+            if let Some(value) = check(&self.shared) {
+                return value;
             }
             assert!(Instant::now() < end, "the server did not do it");
             std::thread::yield_now();
@@ -219,7 +219,7 @@ fn wait(fds: &[std::os::fd::BorrowedFd<'_>]) {
     let _ = poll(&mut polled, PollTimeout::from(1u8));
 }
 
-/// Whether the connection goes on.
+/// Whether the connection continues.
 fn turn(connection: &mut ServerConnection, door: &mut Door) -> bool {
     if !connection.ready() {
         wait(&[connection.as_fd()]);

@@ -73,14 +73,14 @@ fn open_with_a_cyclic_capability_list_is_refused() {
 #[test]
 fn open_with_a_bad_attachment_capability_is_refused() {
     let bad: [fn(&mut AttachmentCapability); 8] = [
-        |found| found.control_bar = 6,
-        |found| found.control_offset = BAR0_SIZE as u32,
-        |found| found.control_offset = 0x10,
-        |found| found.mirror_bar = 3,
-        |found| found.mirror_offset = BAR2_SIZE as u32,
-        |found| found.ring_cells = 63,
-        |found| found.ring_cells = 1 << 31,
-        |found| found.ring_count = 255,
+        |capability| capability.control_bar = 6,
+        |capability| capability.control_offset = BAR0_SIZE as u32,
+        |capability| capability.control_offset = 0x10,
+        |capability| capability.mirror_bar = 3,
+        |capability| capability.mirror_offset = BAR2_SIZE as u32,
+        |capability| capability.ring_cells = 63,
+        |capability| capability.ring_cells = 1 << 31,
+        |capability| capability.ring_count = 255,
     ];
 
     for change in bad {
@@ -91,8 +91,8 @@ fn open_with_a_bad_attachment_capability_is_refused() {
 
 #[test]
 fn open_with_rings_or_mirror_in_trapped_space_is_refused() {
-    let rings = open_with_capability(|found| found.ring_bar = 0).map(drop).unwrap_err();
-    let mirror = open_with_capability(|found| found.mirror_bar = 0).map(drop).unwrap_err();
+    let rings = open_with_capability(|capability| capability.ring_bar = 0).map(drop).unwrap_err();
+    let mirror = open_with_capability(|capability| capability.mirror_bar = 0).map(drop).unwrap_err();
 
     assert!(matches!(rings, Error::NotMapped { region: 0, .. } | Error::Protocol { .. }), "{rings}");
     assert!(matches!(mirror, Error::NotMapped { region: 0, .. }), "{mirror}");
@@ -110,7 +110,7 @@ fn open_with_a_mirror_without_magic_is_refused() {
 
 #[test]
 fn open_of_a_later_version_of_the_capability_finds_a_plain_function() {
-    let device = open_with_capability(|found| found.version = 2).unwrap();
+    let device = open_with_capability(|capability| capability.version = 2).unwrap();
 
     assert!(!device.has_attachment());
 }
@@ -239,15 +239,15 @@ fn dma_buffer_is_the_memory_that_the_device_sees_until_it_is_dropped() {
     let buffer = device.dma_buffer(5000, HugePages::Never).unwrap();
     buffer.write(4090, b"hello, device").unwrap();
 
-    let mut seen = [0; 13];
+    let mut bytes = [0; 13];
     {
         let state = fake.state();
         let (memory, permission) = &state.dma[&buffer.iova()];
         assert_eq!(*permission, DmaPermission::READ_WRITE);
         let DmaMemory::Shared { memory, offset: 0, len: 8192 } = memory else { panic!("{memory:?}") };
-        memory.read(4090, &mut seen).unwrap();
+        memory.read(4090, &mut bytes).unwrap();
     }
-    assert_eq!(&seen, b"hello, device");
+    assert_eq!(&bytes, b"hello, device");
     drop(buffer);
     assert!(fake.state().dma.is_empty());
 }
@@ -260,16 +260,16 @@ fn private_buffer_is_reached_by_messages() {
     let buffer = device.private_dma_buffer(4096).unwrap();
     buffer.write(8, b"mine").unwrap();
 
-    let mut seen = [0; 4];
+    let mut bytes = [0; 4];
     let state = fake.state();
     let (DmaMemory::Private { memory, len: 4096 }, _) = &state.dma[&buffer.iova()] else {
         panic!("not private")
     };
-    memory.read(8, &mut seen).unwrap();
+    memory.read(8, &mut bytes).unwrap();
     memory.write(16, b"yours").unwrap();
-    let beyond = memory.read(4095, &mut seen).unwrap_err();
+    let beyond = memory.read(4095, &mut bytes).unwrap_err();
     drop(state);
-    assert_eq!(&seen, b"mine");
+    assert_eq!(&bytes, b"mine");
     assert_eq!(buffer.u32(16).unwrap().load(Ordering::Relaxed), u32::from_le_bytes(*b"your"));
     assert!(matches!(beyond, Error::Memory(MemoryError::OutOfBounds { .. })), "{beyond}");
 }

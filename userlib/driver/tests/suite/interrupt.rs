@@ -63,10 +63,10 @@ fn blocked_wait_ends_by_cancellation_or_device_loss() {
 
     let cancelled = interrupt.wait(Deadline::never(), Some(&cancel));
     fake.state().gone = Some(GoneCause::HungUp);
-    let gone = interrupt.wait(Deadline::never(), None);
+    let device_gone = interrupt.wait(Deadline::never(), None);
 
     assert_eq!(cancelled, Err(Error::Cancelled));
-    assert_eq!(gone, Err(Error::DeviceGone { cause: GoneCause::HungUp }));
+    assert_eq!(device_gone, Err(Error::DeviceGone { cause: GoneCause::HungUp }));
 }
 
 #[test]
@@ -94,10 +94,10 @@ fn wait_any_names_the_vector_that_fired() {
     source(&fake, 3).fire();
 
     let fired = device.wait_any(&list, Deadline::after(LONG), None);
-    let nothing = device.wait_any(&list, Deadline::after(Duration::from_millis(2)), None);
+    let timed_out = device.wait_any(&list, Deadline::after(Duration::from_millis(2)), None);
 
     assert_eq!(fired, Ok((3, 1)));
-    assert!(matches!(nothing, Err(Error::Timeout { .. })));
+    assert!(matches!(timed_out, Err(Error::Timeout { .. })));
 }
 
 #[test]

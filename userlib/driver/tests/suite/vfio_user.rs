@@ -145,16 +145,16 @@ fn dma_buffer_is_mapped_by_the_server_until_it_is_dropped() {
     let buffer = device.dma_buffer(10_000, HugePages::Try).unwrap();
     buffer.write(100, b"from the client").unwrap();
 
-    let mut seen = [0; 15];
+    let mut bytes = [0; 15];
     {
         let mapped = server.shared.mapped.lock().unwrap();
         let (map, memory) = &mapped[&buffer.iova()];
         assert_eq!((map.size, map.flags), (buffer.len(), 3));
         let memory = memory.as_ref().unwrap();
-        memory.read(100, &mut seen).unwrap();
+        memory.read(100, &mut bytes).unwrap();
         memory.u32(200).unwrap().store(5, Ordering::Release);
     }
-    assert_eq!(&seen, b"from the client");
+    assert_eq!(&bytes, b"from the client");
     assert_eq!(buffer.u32(200).unwrap().load(Ordering::Acquire), 5);
     drop(buffer);
     assert!(server.shared.mapped.lock().unwrap().is_empty());
@@ -322,10 +322,10 @@ fn wait_any_blocks_for_several_vectors() {
     interrupts[2].unmask().unwrap();
     server.order(Order::Fire { index: IRQ_MSIX, vector: 2 });
     let vector = device.wait_any(&list, Deadline::after(LONG), None);
-    let nothing = device.wait_any(&list, Deadline::after(Duration::from_millis(5)), None);
+    let timed_out = device.wait_any(&list, Deadline::after(Duration::from_millis(5)), None);
 
     assert_eq!((line, vector), (Ok((2, 1)), Ok((1, 1))));
-    assert!(matches!(nothing, Err(Error::Timeout { .. })), "{nothing:?}");
+    assert!(matches!(timed_out, Err(Error::Timeout { .. })), "{timed_out:?}");
     assert_eq!(*server.shared.unmasked.lock().unwrap(), [(IRQ_INTX, 0, 1)]);
 }
 
@@ -351,7 +351,7 @@ fn cancel_ends_a_wait_that_blocks_in_the_kernel() {
 fn server_that_hangs_up_ends_every_kind_of_wait() {
     let (server, device) = start();
     let interrupt = device.interrupt(0).unwrap();
-    let gone = Error::DeviceGone { cause: GoneCause::HungUp };
+    let device_gone = Error::DeviceGone { cause: GoneCause::HungUp };
 
     let (blocked, spinning) = std::thread::scope(|scope| {
         let blocked = scope.spawn(|| interrupt.wait(Deadline::after(LONG), None));
@@ -360,10 +360,10 @@ fn server_that_hangs_up_ends_every_kind_of_wait() {
         (blocked.join().unwrap(), spinning.join().unwrap())
     });
 
-    assert_eq!((blocked, spinning), (Err(gone.clone()), Err(gone.clone())));
+    assert_eq!((blocked, spinning), (Err(device_gone.clone()), Err(device_gone.clone())));
     assert_eq!(device.gone_cause(), Some(GoneCause::HungUp));
-    assert_eq!(device.bar(0).unwrap().read32(0), Err(gone.clone()));
-    assert_eq!(device.reset(), Err(gone));
+    assert_eq!(device.bar(0).unwrap().read32(0), Err(device_gone.clone()));
+    assert_eq!(device.reset(), Err(device_gone));
 }
 
 #[test]

@@ -186,8 +186,8 @@ impl Node {
     /// core.
     #[inline]
     pub(super) fn try_receiver(&self) -> Option<LockedReceiver<'_>> {
-        let held = self.channel.receive_lock().try_adopt(self.channel.owner())?;
-        Some(self.channel.receiver(held))
+        let guard = self.channel.receive_lock().try_adopt(self.channel.owner())?;
+        Some(self.channel.receiver(guard))
     }
 
     /// Ends this core's stream. The caller holds the receive lock.

@@ -44,9 +44,9 @@ impl ComputeCore {
         link: IoNodeLink,
         waiter: &mut Waiter<'_>,
     ) -> Result<usize, Error> {
-        let gone = || self.is_gone(link);
+        let peer_gone = || self.is_gone(link);
         let (answer, receiver) =
-            self.await_acknowledgement(Kind::Write, gone, waiter, "the acknowledgement of a write")?;
+            self.await_acknowledgement(Kind::Write, peer_gone, waiter, "the acknowledgement of a write")?;
         drop(receiver);
 
         let agreed = self.agreed_size(&answer, requested)?;
@@ -59,8 +59,8 @@ impl ComputeCore {
         let mut at = 0;
 
         while at < body.len() {
-            let held = self.node.channel.send_lock().lock(self.node.channel.owner(), waiter)?;
-            let sent = self.node.channel.send_batch(held).send_data(header, &body[at..], BATCH);
+            let guard = self.node.channel.send_lock().lock(self.node.channel.owner(), waiter)?;
+            let sent = self.node.channel.send_batch(guard).send_data(header, &body[at..], BATCH);
             at = body.len().min(at + sent * PAYLOAD);
             packets.add(sent);
 
@@ -158,26 +158,26 @@ impl ComputeCore {
         while at < body.len() {
             // The check precedes the read of the FIFO. Once the I/O node is seen down, all packets
             // that it sent are in the FIFO.
-            let gone = self.check_gone(&mut watch, link);
-            if gone && self.was_reset_since(link) {
+            let peer_gone = self.check_gone(&mut watch, link);
+            if peer_gone && self.was_reset_since(link) {
                 return Err(Error::PeerGone { peer: self.peer() });
             }
 
-            let taken = receiver.take_data(part(body, at));
-            at = body.len().min(at + taken.packets * PAYLOAD);
-            packets.add(taken.packets);
+            let count = receiver.take_data(part(body, at));
+            at = body.len().min(at + count.packets * PAYLOAD);
+            packets.add(count.packets);
 
-            if taken.control {
+            if count.control {
                 match self.node.interruption(receiver)? {
                     Interruption::None => waiter.progress(),
                     Interruption::Aborted => return Err(Error::Aborted { peer: self.peer() }),
                     Interruption::Replaced => return Err(Error::PeerGone { peer: self.peer() }),
                 }
-            } else if taken.packets != 0 {
+            } else if count.packets != 0 {
                 if at < body.len() {
-                    waiter.moved(taken.packets, "data")?;
+                    waiter.moved(count.packets, "data")?;
                 }
-            } else if gone {
+            } else if peer_gone {
                 return Err(Error::PeerGone { peer: self.peer() });
             } else {
                 receiver.publish();
@@ -203,20 +203,20 @@ impl ComputeCore {
     pub(super) fn send_control(
         &self,
         control: &Control,
-        gone: impl Fn() -> bool,
+        peer_gone: impl Fn() -> bool,
         waiter: &mut Waiter<'_>,
     ) -> Result<(), Error> {
         let payload = control.encode();
 
         loop {
-            let held = self.node.channel.send_lock().lock(self.node.channel.owner(), waiter)?;
-            if self.node.channel.send_batch(held).try_send(self.header(true), &payload) {
+            let guard = self.node.channel.send_lock().lock(self.node.channel.owner(), waiter)?;
+            if self.node.channel.send_batch(guard).try_send(self.header(true), &payload) {
                 self.node.counters.packets_sent.add(1);
                 return Ok(());
             }
 
             self.node.counters.stalls.add(1);
-            if gone() {
+            if peer_gone() {
                 return Err(Error::PeerGone { peer: self.peer() });
             }
 
@@ -229,9 +229,9 @@ impl ComputeCore {
     pub(super) fn await_acknowledgement(
         &self,
         want: Kind,
-        gone: impl Fn() -> bool,
+        peer_gone: impl Fn() -> bool,
         waiter: &mut Waiter<'_>,
-        what: &'static str,
+        operation: &'static str,
     ) -> Result<(Control, Option<LockedReceiver<'_>>), Error> {
         let mut received = self.node.channel.received();
 
@@ -256,20 +256,20 @@ impl ComputeCore {
                 }
 
                 loop {
-                    let gone = gone();
+                    let peer_gone = peer_gone();
                     match self.node.poll(&mut receiver, want)? {
                         Polled::Wanted(control) => return Ok((control, Some(receiver))),
                         Polled::Other => waiter.progress(),
                         Polled::StreamHandedOver => break,
-                        Polled::Empty if gone => return Err(Error::PeerGone { peer: self.peer() }),
+                        Polled::Empty if peer_gone => return Err(Error::PeerGone { peer: self.peer() }),
                         Polled::Empty => {
                             receiver.publish();
-                            waiter.pause(what)?;
+                            waiter.pause(operation)?;
                         }
                     }
                 }
             }
-            waiter.pause(what)?;
+            waiter.pause(operation)?;
         }
     }
 }

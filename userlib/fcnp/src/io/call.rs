@@ -283,14 +283,14 @@ impl<'a> Call<'a> {
         let header = Header::to_core(CLASS, link.name.node, link.name.core, false);
         let (mut watch, mut packets) = (PresenceWatch::default(), Tally::of(&inner.counters.packets_sent));
 
-        // The lock is kept from batch to batch unless another thread wants it. Taking it anew would
-        // wait for the stores of the last batch.
+        // The lock is kept from batch to batch unless another thread wants it. Taking it again
+        // would wait for the stores of the last batch.
         let mut send_lock = None;
         let mut at = 0;
 
         while at < data.len() {
-            let held = send_lock.get_or_insert_with(|| inner.send.lock());
-            let sent = inner.channel.send_batch(&*held).send_data(header, &data[at..], BATCH);
+            let guard = send_lock.get_or_insert_with(|| inner.send.lock());
+            let sent = inner.channel.send_batch(&*guard).send_data(header, &data[at..], BATCH);
             at = data.len().min(at + sent * PAYLOAD);
             packets.add(sent);
 
@@ -352,11 +352,11 @@ impl<'a> Call<'a> {
                 break Err(error);
             }
 
-            let taken = receiver.take_data(part(body, at));
-            at = body.len().min(at + taken.packets * PAYLOAD);
-            packets.add(taken.packets);
+            let count = receiver.take_data(part(body, at));
+            at = body.len().min(at + count.packets * PAYLOAD);
+            packets.add(count.packets);
 
-            if taken.control {
+            if count.control {
                 let mut payload = [0; PAYLOAD];
                 receiver.payload(&mut payload);
                 receiver.advance();
@@ -376,9 +376,9 @@ impl<'a> Call<'a> {
                 // No other thread services the FIFO during this call, so replies to other cores
                 // leave here.
                 self.inner.flush();
-            } else if taken.packets != 0 {
+            } else if count.packets != 0 {
                 if at < body.len()
-                    && let Err(error) = self.waiter.moved(taken.packets, "data of the core")
+                    && let Err(error) = self.waiter.moved(count.packets, "data of the core")
                 {
                     break Err(error);
                 }
@@ -394,8 +394,8 @@ impl<'a> Call<'a> {
         };
 
         if result.as_ref().is_err_and(Error::is_interrupted) {
-            let left = (body.len() - at).div_ceil(PAYLOAD);
-            let drain = Drain { core: self.core, packets: left };
+            let remaining = (body.len() - at).div_ceil(PAYLOAD);
+            let drain = Drain { core: self.core, packets: remaining };
             self.inner.receive.begin_drain(receiver.held(), drain);
         }
 
@@ -406,10 +406,10 @@ impl<'a> Call<'a> {
     }
 
     /// Makes one turn of waiting for a packet. In interrupt mode, the call sleeps after a while.
-    fn wait_turn(&mut self, count: u32, what: &'static str) -> Result<(), Error> {
+    fn wait_turn(&mut self, count: u32, operation: &'static str) -> Result<(), Error> {
         if self.inner.config.poller == Poller::Daemon {
             self.inner.check_own()?;
-            self.waiter.check(what)?;
+            self.waiter.check(operation)?;
             if let Some(error) = self.inner.daemon.failure() {
                 return Err(error.clone());
             }
@@ -419,14 +419,14 @@ impl<'a> Call<'a> {
         if self.inner.service()? {
             self.idle_since = None;
             self.waiter.progress();
-            return self.waiter.check(what);
+            return self.waiter.check(operation);
         }
 
         self.inner.counters.polls.add(1);
         if self.inner.config.mode == Mode::Interrupt {
             let since = *self.idle_since.get_or_insert_with(Instant::now);
             if since.elapsed() > self.inner.config.poll_phase {
-                self.waiter.check(what)?;
+                self.waiter.check(operation)?;
                 // The daemon polls the FIFO from here on.
                 if self.inner.daemon.remove_caller() {
                     self.inner.daemon.wake();
@@ -436,7 +436,7 @@ impl<'a> Call<'a> {
                 return slept;
             }
         }
-        self.waiter.pause(what)
+        self.waiter.pause(operation)
     }
 
     /// Permits other threads to take data packets again, and wakes the daemon if only it polls.
@@ -449,7 +449,9 @@ impl<'a> Call<'a> {
 
     /// Sleeps until the daemon has handled a packet since `count` was read.
     fn sleep(&self, count: u32) -> Result<(), Error> {
-        self.inner.event.sleep(count, self.waiter.remaining().map_or(SLICE, |left| left.min(SLICE)));
+        self.inner
+            .event
+            .sleep(count, self.waiter.remaining().map_or(SLICE, |remaining| remaining.min(SLICE)));
         // Nothing else on this path notices that the device is lost, and the daemon does not report
         // it.
         match self.inner.channel.device().gone_cause() {

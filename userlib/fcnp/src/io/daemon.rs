@@ -61,7 +61,7 @@ impl DaemonControl {
         self.callers.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Counts an acknowledged request. The daemon's time of polling begins anew: the core's next
+    /// Counts an acknowledged request. The daemon's time of polling starts again: the core's next
     /// request often follows soon.
     pub(super) fn count_acknowledged(&self) {
         self.acknowledged.fetch_add(1, Ordering::Relaxed);

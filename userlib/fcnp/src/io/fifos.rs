@@ -46,8 +46,8 @@ pub(super) struct SendLock {
 }
 
 impl SendLock {
-    pub(super) fn new(held: Held<LockBox>) -> Self {
-        Self { held: Mutex::new(held), wanted: AtomicU32::new(0) }
+    pub(super) fn new(guard: Held<LockBox>) -> Self {
+        Self { held: Mutex::new(guard), wanted: AtomicU32::new(0) }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Held<LockBox>> {
@@ -97,9 +97,9 @@ pub(super) struct ReceiveFifo {
 }
 
 impl ReceiveFifo {
-    pub(super) fn new(held: Held<LockBox>) -> Self {
+    pub(super) fn new(guard: Held<LockBox>) -> Self {
         Self {
-            incoming: Mutex::new(Incoming { held, drain: None }),
+            incoming: Mutex::new(Incoming { held: guard, drain: None }),
             reading: AtomicBool::new(false),
             empty_at: AtomicU64::new(NOT_EMPTY),
         }

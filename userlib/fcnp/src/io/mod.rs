@@ -83,7 +83,7 @@ impl IoNode {
             waiter.pause("this core's own entry in the presence table")?;
         }
 
-        let held = take_over(&channel, channel.receive_lock())?;
+        let guard = take_over(&channel, channel.receive_lock())?;
         let send = take_over(&channel, channel.send_lock())?;
 
         let cores = (info.pset_size * u32::from(CORES)) as usize;
@@ -93,7 +93,7 @@ impl IoNode {
             ownership: Ownership::of(&channel),
             slots: [Slot::new(cores), Slot::new(cores)],
             send: SendLock::new(send),
-            receive: ReceiveFifo::new(held),
+            receive: ReceiveFifo::new(guard),
             replies: ReplyQueue::new(cores),
             event: Event::default(),
             daemon: DaemonControl::new()?,
@@ -195,8 +195,8 @@ impl Drop for IoNode {
 fn take_over(channel: &TreeChannel, lock: &LockBox) -> Result<Held<LockBox>, Error> {
     let mut waiter = Waiter::new(channel, Deadline::after(TAKE_OVER), None);
     loop {
-        if let Some(held) = lock.try_lock_owned(channel.owner()) {
-            return Ok(held);
+        if let Some(guard) = lock.try_lock_owned(channel.owner()) {
+            return Ok(guard);
         }
 
         if let Err(error) = waiter.pause("a lock box of the node") {

@@ -74,8 +74,8 @@ impl LockBox {
     /// Waits until it has taken the box.
     pub(crate) fn lock(&self, owner: u32, waiter: &mut Waiter<'_>) -> Result<Held<&Self>, Error> {
         loop {
-            if let Some(held) = self.try_lock(owner) {
-                return Ok(held);
+            if let Some(guard) = self.try_lock(owner) {
+                return Ok(guard);
             }
 
             waiter.pause("a lock box of the node")?;

@@ -143,20 +143,20 @@ impl TreeChannel {
         lockbox::owner(self.info.core, thread_number())
     }
 
-    /// Starts to send. `held` is the lock of [`TreeChannel::send_lock`], which the batch keeps
+    /// Starts to send. `guard` is the lock of [`TreeChannel::send_lock`], which the batch keeps
     /// until it is dropped.
     #[inline]
-    pub fn send_batch<G: HoldsLock>(&self, held: G) -> SendBatch<'_, G> {
-        debug_assert_eq!(held.number(), window::LOCK_SEND);
-        SendBatch::begin(&self.send, &self.doorbell, held)
+    pub fn send_batch<G: HoldsLock>(&self, guard: G) -> SendBatch<'_, G> {
+        debug_assert_eq!(guard.number(), window::LOCK_SEND);
+        SendBatch::begin(&self.send, &self.doorbell, guard)
     }
 
-    /// Starts to receive. `held` is the lock of [`TreeChannel::receive_lock`], which the receiver
+    /// Starts to receive. `guard` is the lock of [`TreeChannel::receive_lock`], which the receiver
     /// keeps until it is dropped.
     #[inline]
-    pub fn receiver<G: HoldsLock>(&self, held: G) -> Receiver<'_, G> {
-        debug_assert_eq!(held.number(), window::LOCK_RECV);
-        Receiver::begin(&self.receive, &self.doorbell, held)
+    pub fn receiver<G: HoldsLock>(&self, guard: G) -> Receiver<'_, G> {
+        debug_assert_eq!(guard.number(), window::LOCK_RECV);
+        Receiver::begin(&self.receive, &self.doorbell, guard)
     }
 
     /// Returns the number of packets that the NIC has put into the receive slots, modulo 2^32.
@@ -217,9 +217,9 @@ impl TreeChannel {
 /// Reads the mirror and checks its values.
 fn info(device: &Device, mirrors: &Window) -> Result<NodeInfo, Error> {
     let load = |offset| mirrors.load_u32_acquire(offset);
-    let checked = |what, offset, least: u32, most: u32| -> Result<u32, Error> {
+    let checked = |what, offset, minimum: u32, maximum: u32| -> Result<u32, Error> {
         let value = load(offset)?;
-        if (least..=most).contains(&value) {
+        if (minimum..=maximum).contains(&value) {
             Ok(value)
         } else {
             Err(Error::BadDevice { what, value: value.into() })

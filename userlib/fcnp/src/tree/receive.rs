@@ -77,9 +77,9 @@ pub struct Receiver<'a, G> {
 }
 
 impl<'a, G> Receiver<'a, G> {
-    pub(super) fn begin(port: &'a ReceivePort, doorbell: &'a Doorbell, held: G) -> Self {
+    pub(super) fn begin(port: &'a ReceivePort, doorbell: &'a Doorbell, guard: G) -> Self {
         let head = port.head.load(Ordering::Acquire);
-        Self { port, doorbell, head, published: head, held }
+        Self { port, doorbell, head, published: head, held: guard }
     }
 
     /// Returns the holder of the lock.
@@ -136,14 +136,14 @@ impl<'a, G> Receiver<'a, G> {
 
         while packets < full.len() {
             // A run ends where slots are freed.
-            let room = (port.batch - head.wrapping_sub(published)) as usize;
-            let end = full.len().min(packets + burst(room));
+            let available = (port.batch - head.wrapping_sub(published)) as usize;
+            let end = full.len().min(packets + burst(available));
             let Some(run) = full.get_mut(packets..end) else { break };
-            let taken = port.slots.take_run(head, IRQ, run);
-            cost(Cost::ReceivePacket, taken);
+            let count = port.slots.take_run(head, IRQ, run);
+            cost(Cost::ReceivePacket, count);
 
-            head = head.wrapping_add(taken as u32);
-            packets += taken;
+            head = head.wrapping_add(count as u32);
+            packets += count;
             self.head = head;
 
             if head.wrapping_sub(published) >= port.batch {
@@ -152,7 +152,7 @@ impl<'a, G> Receiver<'a, G> {
                 self.published = head;
             }
 
-            if taken == 0 {
+            if count == 0 {
                 return Taken { packets, control: self.peek().is_some_and(Header::irq) };
             }
         }

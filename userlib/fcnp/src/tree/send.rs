@@ -46,9 +46,9 @@ pub struct SendBatch<'a, G> {
 }
 
 impl<'a, G> SendBatch<'a, G> {
-    /// Begins a batch after the filled slots. `held` is the send lock.
+    /// Begins a batch after the filled slots. `guard` is the send lock.
     #[inline]
-    pub(super) fn begin(port: &'a SendPort, doorbell: &'a Doorbell, held: G) -> Self {
+    pub(super) fn begin(port: &'a SendPort, doorbell: &'a Doorbell, guard: G) -> Self {
         let started = port.tail.load(Ordering::Relaxed);
         let head = port.head.load(Ordering::Acquire);
         let depth = port.slots.count();
@@ -63,7 +63,7 @@ impl<'a, G> SendBatch<'a, G> {
             used = tail.wrapping_sub(head);
         }
 
-        Self { port, doorbell, tail, free: depth.saturating_sub(used), started, _held: held }
+        Self { port, doorbell, tail, free: depth.saturating_sub(used), started, _held: guard }
     }
 
     /// Returns whether there is room for a packet now. It loads the NIC's head when no free slot is
@@ -93,12 +93,12 @@ impl<'a, G> SendBatch<'a, G> {
         true
     }
 
-    /// Sends `data` in packets of 256 bytes: at most `most`, and as many as there is room for. The
-    /// last one is padded with zeros. Returns the number of packets sent.
+    /// Sends `data` in packets of 256 bytes: at most `maximum`, and as many as there is room for.
+    /// The last one is padded with zeros. Returns the number of packets sent.
     #[inline]
-    pub fn send_data(&mut self, header: Header, data: &[u8], most: usize) -> usize {
+    pub fn send_data(&mut self, header: Header, data: &[u8], maximum: usize) -> usize {
         let (packets, rest) = data.as_chunks::<PAYLOAD>();
-        let full = packets.len().min(most);
+        let full = packets.len().min(maximum);
         let mut sent = 0;
 
         while sent < full && self.find_room() {
@@ -112,7 +112,7 @@ impl<'a, G> SendBatch<'a, G> {
             cost(Cost::SendPacket, put);
         }
 
-        if sent == full && sent < most && !rest.is_empty() {
+        if sent == full && sent < maximum && !rest.is_empty() {
             return sent + usize::from(self.send_padded(header, rest));
         }
         sent

@@ -45,7 +45,7 @@ fn move_packets(windows: &Window, mirrors: &Window, mut next: u32) -> u32 {
 }
 
 #[test]
-fn packets_pass_the_end_of_the_numbers_in_order() {
+fn packets_stay_in_order_when_their_numbers_wrap() {
     let (windows, mirrors, doorbell) = (memory(window::SIZE), memory(mirror::SIZE), device().doorbell());
     for word in [window::SEND_TAIL, window::RECV_HEAD] {
         windows.store_u32_release(word, FIRST).unwrap();

@@ -107,8 +107,8 @@ impl Core {
             return Err(("data without a message", bytes.len() as u64));
         };
 
-        let left = incoming.size - incoming.received;
-        if bytes.is_empty() || bytes.len() as u64 > left {
+        let remaining = incoming.size - incoming.received;
+        if bytes.is_empty() || bytes.len() as u64 > remaining {
             self.peers[from].incoming = Some(incoming);
             return Err(("data that the message does not have", bytes.len() as u64));
         }
@@ -225,9 +225,9 @@ impl Core {
     /// Stores an unexpected message. Returns `None` when it exceeds its sender's window.
     fn store_within_window(&mut self, unexpected: UnexpectedMessage) -> Option<u32> {
         let (from, cost) = (unexpected.envelope.peer, unexpected.cost);
-        let room = self.peers[from].window_used + cost <= self.limits.window;
+        let available = self.peers[from].window_used + cost <= self.limits.window;
 
-        let message = if room { self.store_unexpected(unexpected) } else { None };
+        let message = if available { self.store_unexpected(unexpected) } else { None };
         match message {
             Some(_) => self.statistics.unexpected += 1,
             None => self.statistics.refused += 1,

@@ -36,15 +36,15 @@ impl<T: Transport> Endpoint<T> {
     /// number of ranks taken.
     #[inline]
     fn take_lost_peers(&mut self, budget: usize) -> usize {
-        let mut taken = 0;
-        while taken < budget {
+        let mut count = 0;
+        while count < budget {
             let Some(Gone { rank, why }) = self.transport.poll_gone() else { break };
-            taken += 1;
+            count += 1;
             if rank != self.core.peers.own() && rank < self.core.peers.size() {
                 self.core.mark_lost(rank, Health::Gone(why));
             }
         }
-        taken
+        count
     }
 
     /// Fails up to `budget` requests that wait for lost peers, and checks a bounded number of

@@ -155,8 +155,13 @@ impl<T: Transport> Endpoint<T> {
 
         let bytes = transport.max_message_bytes();
         if bytes < LEAST_MESSAGE {
-            let what = "the transport's message size";
-            return Err(Error::BadConfig { what, value: bytes, least: LEAST_MESSAGE, most: usize::MAX });
+            let operation = "the transport's message size";
+            return Err(Error::BadConfig {
+                what: operation,
+                value: bytes,
+                least: LEAST_MESSAGE,
+                most: usize::MAX,
+            });
         }
 
         let (rank, size) = (transport.rank(), transport.size());
@@ -351,7 +356,7 @@ impl<T: Transport> Endpoint<T> {
     /// same round of progress has completed something.
     fn wait_until<R>(
         &mut self,
-        what: &'static str,
+        operation: &'static str,
         deadline: Deadline,
         cancel: Option<&Cancel>,
         mut check: impl FnMut(&mut Self) -> Result<Option<R>, Error>,
@@ -359,14 +364,14 @@ impl<T: Transport> Endpoint<T> {
         let mut relax: Option<Relax> = None;
 
         loop {
-            if let Some(found) = check(self)? {
-                return Ok(found);
+            if let Some(value) = check(self)? {
+                return Ok(value);
             }
 
             let steps = self.progress()?;
 
             if cancel.is_some_and(Cancel::is_cancelled) {
-                return Err(Error::Interrupted { what });
+                return Err(Error::Interrupted { what: operation });
             }
 
             if steps > 0 {
@@ -377,7 +382,7 @@ impl<T: Transport> Endpoint<T> {
 
             if deadline.has_passed() {
                 // The last call of `progress` may have completed a request.
-                return check(self)?.ok_or(Error::Timeout { what });
+                return check(self)?.ok_or(Error::Timeout { what: operation });
             }
         }
     }

@@ -58,7 +58,7 @@ pub(super) struct Peer {
     pub(super) consumed: u64,
     /// The limit of the last grant sent to it.
     pub(super) granted_limit: u64,
-    /// Whether it is in the list of peers with something to send.
+    /// Whether it is in the list of peers with messages to send.
     pub(super) active: bool,
 }
 
@@ -135,7 +135,7 @@ pub(super) struct Peers {
     /// This rank.
     own: Rank,
     states: Vec<Peer>,
-    /// Peers with something to send.
+    /// Peers with messages to send.
     active: VecDeque<Rank>,
     /// Lost peers that may still have requests.
     pub(super) lost: VecDeque<LostPeer>,

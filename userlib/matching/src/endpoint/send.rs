@@ -92,8 +92,8 @@ impl<T: Transport> Endpoint<T> {
             return None;
         }
 
-        let mut room = [0; MAX_SHORT];
-        let (header, rest) = room.split_first_chunk_mut::<{ size_of::<First>() }>()?;
+        let mut buffer = [0; MAX_SHORT];
+        let (header, rest) = buffer.split_first_chunk_mut::<{ size_of::<First>() }>()?;
         *header = zerocopy::transmute!(first_header(&request.envelope, data.len()));
 
         match data.first_chunk::<8>().filter(|_| data.len() == 8) {
@@ -103,7 +103,7 @@ impl<T: Transport> Endpoint<T> {
         }
 
         let length = size_of::<First>() + data.len();
-        match self.transport.try_send(rank, wire::FIRST, room.get(..length)?) {
+        match self.transport.try_send(rank, wire::FIRST, buffer.get(..length)?) {
             Ok(true) => {
                 peer.sent += cost;
                 core.complete(slot);

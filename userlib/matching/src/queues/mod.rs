@@ -240,7 +240,7 @@ impl Queues {
         let class = self.posted[receive as usize].class;
         self.posted_bins.remove(receive);
 
-        let left = match self.tables.get_mut(class) {
+        let remaining = match self.tables.get_mut(class) {
             Some(Some(table)) => {
                 table.posted -= 1;
                 table.posted > 0
@@ -248,7 +248,7 @@ impl Queues {
             _ => self.posted_bins.first(&NO_TABLE_KEY).is_some(),
         };
 
-        if !left {
+        if !remaining {
             self.posted_classes &= !(1 << class);
         }
     }

@@ -329,7 +329,7 @@ proptest! {
 
     /// Any messages may arrive; memory stays bounded, and the endpoint continues to work.
     #[test]
-    fn no_sequence_of_messages_does_harm(
+    fn random_messages_of_a_peer_break_no_invariant(
         messages in prop::collection::vec((0..7_u8, prop::collection::vec(prop::sample::select(vec![0, 1, 2, 3, 48, 255_u8]), 0..70)), 0..80),
         receives in prop::collection::vec(0..100_usize, 0..10),
     ) {

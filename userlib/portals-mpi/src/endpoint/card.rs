@@ -227,7 +227,7 @@ impl Card {
         let values = Descriptor {
             options: Options::GET | Options::START_DISABLE,
             user_pointer: OF_EXPOSED,
-            ..self.once(buffer)
+            ..self.single_use_descriptor(buffer)
         };
         self.post_for(EXPOSED, reader, id, &values)
     }
@@ -241,10 +241,10 @@ impl Card {
         user_pointer: u64,
     ) -> Result<Option<MemoryDescriptor>, Error> {
         loop {
-            let values = Descriptor { user_pointer, ..self.taking(buffer) };
+            let values = Descriptor { user_pointer, ..self.receive_descriptor(buffer) };
             match self.post_for(REPEATED, writer, id, &values)? {
                 None if self.give_up_reserve()? => {}
-                made => return Ok(made),
+                created => return Ok(created),
             }
         }
     }
@@ -258,7 +258,7 @@ impl Card {
     ) -> Result<Option<MemoryDescriptor>, Error> {
         let criteria = Criteria { initiator: Initiator::from(peer), ..Criteria::bits(id) };
         match self.interface.post(Position::Tail(portal), criteria, Unlink::Automatic, values, None) {
-            Ok(made) => Ok(made.map(|(_, descriptor)| descriptor)),
+            Ok(created) => Ok(created.map(|(_, descriptor)| descriptor)),
             Err(error) if error.refusal() == Some(Refusal::NoSpace) => Ok(None),
             Err(error) => Err(error.into()),
         }
@@ -272,7 +272,7 @@ impl Card {
         user_pointer: u64,
     ) -> Result<Posting, Error> {
         let (position, test) = (Position::Before(self.long), Some(&self.unexpected));
-        let values = Descriptor { user_pointer, ..self.taking(buffer) };
+        let values = Descriptor { user_pointer, ..self.receive_descriptor(buffer) };
         match self.interface.post(position, criteria, Unlink::Automatic, &values, test) {
             Ok(Some((_, descriptor))) => Ok(Posting::Posted(descriptor)),
             Ok(None) => Ok(Posting::Unexpected),
@@ -281,8 +281,8 @@ impl Card {
         }
     }
 
-    /// Puts a buffer for unexpected messages behind the others. Returns `false` if there is no
-    /// room. It may use the reserve.
+    /// Appends a buffer for unexpected messages to the match list. Returns `false` if the card has
+    /// no space. It may use the reserve.
     pub(super) fn post_buffer(&mut self, buffer: u8) -> Result<bool, Error> {
         let BufferValues { bytes, messages, longest } = self.buffer;
         loop {
@@ -320,13 +320,13 @@ impl Card {
     }
 
     /// The values of a descriptor that takes one put.
-    fn taking(&self, buffer: &Buffer) -> Descriptor<'_> {
+    fn receive_descriptor(&self, buffer: &Buffer) -> Descriptor<'_> {
         let options = Options::PUT | Options::TRUNCATE | Options::START_DISABLE;
-        Descriptor { options, ..self.once(buffer) }
+        Descriptor { options, ..self.single_use_descriptor(buffer) }
     }
 
     /// The values of a descriptor of a buffer for one operation.
-    fn once<'a>(&'a self, buffer: &Buffer) -> Descriptor<'a> {
+    fn single_use_descriptor<'a>(&'a self, buffer: &Buffer) -> Descriptor<'a> {
         Descriptor {
             offset: buffer.start(),
             length: buffer.len() as u64,
@@ -337,7 +337,8 @@ impl Card {
         }
     }
 
-    /// Makes room in the card by an entry of the reserve. Returns `false` if there is none.
+    /// Frees space in the card by removing an entry of the reserve. Returns `false` if there is
+    /// none.
     fn give_up_reserve(&mut self) -> Result<bool, Error> {
         match self.reserve.pop() {
             None => Ok(false),
@@ -345,8 +346,8 @@ impl Card {
         }
     }
 
-    /// Takes entries into the reserve, as far as there is room. Returns whether it is full: until
-    /// then receives and exposures get none.
+    /// Adds entries to the reserve while the card has space. Returns whether the reserve is full:
+    /// until then receives and exposures get no space.
     pub(super) fn refill_reserve(&mut self) -> Result<bool, Error> {
         while self.reserve.len() < self.reserved {
             let values = Descriptor { length: 0, ..Descriptor::over(&self.library) };
@@ -378,7 +379,7 @@ pub(super) enum Posting {
     NoRoom,
 }
 
-/// Returns `false` for a lack of room, which passes when operations end.
+/// Returns `false` for a refusal for lack of space, which ends when operations end.
 fn room(result: Result<(), PortalsError>) -> Result<bool, Error> {
     match result {
         Ok(()) => Ok(true),

@@ -9,7 +9,7 @@ use super::{
         CONTROL, GIVEN_UP, IS_THERE, MESSAGES, NO_LONGER_THERE, OF_EXPOSED, OF_REQUESTS, OF_SENDS, REPEATED,
         REQUEST,
     },
-    fetch::Way,
+    fetch::FetchMethod,
     requests::State,
 };
 use crate::{Error, Loss, bits, pool::Handle};
@@ -21,12 +21,12 @@ impl Endpoint {
     /// Handles all events of unexpected messages. Their number is bounded by the memory for such
     /// messages and by the windows of the peers. Returns the number of events.
     pub(super) fn take_unexpected(&mut self) -> Result<usize, Error> {
-        let most = self.card.unexpected.capacity() as usize;
-        let mut taken = 0;
-        while taken < most
+        let maximum = self.card.unexpected.capacity() as usize;
+        let mut count = 0;
+        while count < maximum
             && let Some(event) = self.card.unexpected.get()?
         {
-            taken += 1;
+            count += 1;
             match event.kind {
                 EventKind::PutStart => self.arrived(&event)?,
                 EventKind::PutEnd => self.stored(&event)?,
@@ -34,17 +34,17 @@ impl Endpoint {
                 _ => {}
             }
         }
-        self.has_work |= taken > 0;
-        Ok(taken)
+        self.has_work |= count > 0;
+        Ok(count)
     }
 
     /// Handles events of sends, receives and fetches. Returns their number.
     pub(super) fn take_events(&mut self) -> Result<usize, Error> {
-        let mut taken = 0;
-        while taken < MAX_EVENTS
+        let mut count = 0;
+        while count < MAX_EVENTS
             && let Some(event) = self.card.events.get()?
         {
-            taken += 1;
+            count += 1;
 
             match (event.user_pointer, event.kind) {
                 (OF_SENDS, EventKind::SendEnd) => self.sent(&event)?,
@@ -65,8 +65,8 @@ impl Endpoint {
             }
         }
 
-        self.has_work |= taken > 0;
-        Ok(taken)
+        self.has_work |= count > 0;
+        Ok(count)
     }
 
     /// Handles a request for data, or a notice.
@@ -75,8 +75,8 @@ impl Endpoint {
         match event.message.match_bits {
             REQUEST => self.requested(from, id),
             GIVEN_UP => self.given_up(from, id)?,
-            NO_LONGER_THERE => self.no_longer_there(from, id)?,
-            IS_THERE => self.asked_for(from, id),
+            NO_LONGER_THERE => self.message_has_ended(from, id)?,
+            IS_THERE => self.answer_question(from, id),
             _ => {}
         }
         Ok(())
@@ -159,7 +159,7 @@ impl Endpoint {
         let length = event.message.requested.into();
         if event.failure.is_some() {
             // The data are not as they were sent. The sender still has them.
-            return self.fetch(receive, source, event.message.header_data, length, Way::Request);
+            return self.fetch(receive, source, event.message.header_data, length, FetchMethod::Request);
         }
         self.received(receive, length, event.message.moved.into());
         Ok(())

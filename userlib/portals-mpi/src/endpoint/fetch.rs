@@ -20,9 +20,9 @@ use crate::{Buffer, Error, Loss, config::MAX_FETCHES, pool::Handle};
 /// Attempts to fetch the data of a message, which may be damaged each time.
 const ATTEMPTS: u32 = 8;
 
-/// The way to a message's data.
+/// How a receiver fetches the data of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum FetchMethod {
     /// A get of memory that the sender exposes.
     Get,
     /// A request to the sender.
@@ -49,7 +49,7 @@ struct Fetch {
     peer: Rank,
     id: u64,
     length: u64,
-    way: Way,
+    method: FetchMethod,
     attempts: u32,
     progress: Progress,
     /// The sender was asked whether it has the message.
@@ -69,7 +69,7 @@ pub(super) struct Fetches {
 }
 
 impl Fetches {
-    /// Keeps a buffer until the endpoint's end.
+    /// Keeps a buffer until the endpoint is dropped.
     pub(super) fn keep(&mut self, buffer: Option<Buffer>) {
         self.kept.extend(buffer);
     }
@@ -83,7 +83,7 @@ impl Endpoint {
         peer: Rank,
         id: u64,
         length: u64,
-        way: Way,
+        method: FetchMethod,
     ) -> Result<(), Error> {
         let Some(entry) = self.requests.get_mut(receive) else { return Ok(()) };
         entry.state = State::Fetching;
@@ -102,7 +102,7 @@ impl Endpoint {
             peer,
             id,
             length,
-            way,
+            method,
             attempts,
             progress,
             is_asked,
@@ -132,7 +132,7 @@ impl Endpoint {
         let Some(entry) = self.requests.get(fetch.receive) else { return Ok(true) };
         let length = fetch.length.min(entry.buffer.len() as u64);
 
-        if fetch.way == Way::Get {
+        if fetch.method == FetchMethod::Get {
             let is_started = self.card.get(&entry.buffer, length, process, fetch.id)?;
             if is_started {
                 fetch.progress = Progress::Getting;
@@ -159,7 +159,7 @@ impl Endpoint {
     /// Handles the reply to a get.
     pub(super) fn replied(&mut self, from: Rank, event: &Event) -> Result<(), Error> {
         let is_this = |fetch: &Fetch| {
-            fetch.peer == from && fetch.id == event.message.match_bits && fetch.way == Way::Get
+            fetch.peer == from && fetch.id == event.message.match_bits && fetch.method == FetchMethod::Get
         };
         match self.fetches.running.iter().position(is_this) {
             None => Ok(()),
@@ -181,34 +181,35 @@ impl Endpoint {
         }
     }
 
-    /// Ends a fetch, or repeats it after damage.
+    /// Ends a fetch, or repeats it if the data were damaged.
     fn end_fetch(&mut self, position: usize, event: &Event) -> Result<(), Error> {
         let mut fetch = self.fetches.running.swap_remove(position);
-        let Fetch { receive, peer, id, length, way, .. } = fetch;
+        let Fetch { receive, peer, id, length, method, .. } = fetch;
         fetch.attempts += 1;
 
         match event.failure {
             None => {
-                self.waits_less(peer);
+                self.end_wait_for(peer);
                 self.received(receive, length, event.message.moved.into());
                 Ok(())
             }
             Some(Failure::Node) => {
-                self.waits_less(peer);
+                self.end_wait_for(peer);
                 let why = Loss::NodeEnded;
                 self.fail(receive, Error::PeerGone { peer, why });
                 self.lose(peer, why)
             }
-            // The exposure has ended with the get. A request can be made again.
-            Some(_) if way == Way::Request && fetch.attempts < ATTEMPTS => {
+            // The failed get has ended the exposure of the sender's memory. A request can be
+            // repeated.
+            Some(_) if method == FetchMethod::Request && fetch.attempts < ATTEMPTS => {
                 fetch.progress = Progress::New;
                 self.fetches.waiting.push_back(fetch);
                 self.start_fetches()
             }
             Some(failure) => {
-                self.waits_less(peer);
+                self.end_wait_for(peer);
                 self.fail(receive, Error::Failed(failure));
-                if way == Way::Request {
+                if method == FetchMethod::Request {
                     self.notify(peer, Notice::GivenUp, id);
                 }
                 Ok(())
@@ -216,8 +217,8 @@ impl Endpoint {
         }
     }
 
-    /// Ends a fetch whose message the sender has ended. A put that has begun goes on.
-    pub(super) fn no_longer_there(&mut self, from: Rank, id: u64) -> Result<(), Error> {
+    /// Ends a fetch whose message the sender has ended. A put that has begun continues.
+    pub(super) fn message_has_ended(&mut self, from: Rank, id: u64) -> Result<(), Error> {
         let is_this = |fetch: &Fetch| fetch.peer == from && fetch.id == id;
         let Some(position) = self.fetches.running.iter().position(is_this) else { return Ok(()) };
         let fetch = &self.fetches.running[position];
@@ -233,7 +234,7 @@ impl Endpoint {
         }
 
         self.fetches.running.swap_remove(position);
-        self.waits_less(from);
+        self.end_wait_for(from);
         self.fail(receive, Error::NoLongerThere { peer: from });
         Ok(())
     }
@@ -254,7 +255,7 @@ impl Endpoint {
         Ok(())
     }
 
-    fn waits_less(&mut self, peer: Rank) {
+    fn end_wait_for(&mut self, peer: Rank) {
         if let Some(peer) = self.peers.get_mut(peer) {
             peer.awaited = peer.awaited.saturating_sub(1);
         }
@@ -262,7 +263,7 @@ impl Endpoint {
 
     /// Ends the fetches from a rank that is gone. Goes on after an error, and returns the first
     /// one.
-    pub(super) fn lose_fetches(&mut self, rank: Rank, gone: Error) -> Result<(), Error> {
+    pub(super) fn lose_fetches(&mut self, rank: Rank, peer_gone: Error) -> Result<(), Error> {
         let of_rank = |fetch: &mut Fetch| fetch.peer == rank;
         let mut lost: Vec<Fetch> = self.fetches.running.extract_if(.., of_rank).collect();
         let (waiting, others): (VecDeque<_>, _) =
@@ -283,17 +284,17 @@ impl Endpoint {
                 self.fetches.keep(self.requests.get_mut(receive).map(|entry| entry.buffer.take()));
             }
             result = result.and(is_free.map(drop));
-            self.waits_less(rank);
-            self.fail(receive, gone.clone());
-            if let Error::PeerGone { why, .. } = gone {
+            self.end_wait_for(rank);
+            self.fail(receive, peer_gone.clone());
+            if let Error::PeerGone { why, .. } = peer_gone {
                 self.give_up_silent(rank, why, id);
             }
         }
         result
     }
 
-    /// Says to a silent rank that a message of it is not fetched. It may live, and would wait for
-    /// the fetch forever, as this rank goes on to answer its questions.
+    /// Notifies a silent rank that its message is not fetched. The rank may still run, and would
+    /// wait for the fetch forever, because this rank continues to answer its questions.
     fn give_up_silent(&mut self, peer: Rank, why: Loss, id: u64) {
         if why == Loss::Silent {
             self.notify(peer, Notice::GivenUp, id);

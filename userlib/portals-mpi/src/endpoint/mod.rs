@@ -198,7 +198,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// Errors of Portals.
-    pub fn look_for_all(&mut self) -> Result<bool, Error> {
+    pub fn poll_for_all(&mut self) -> Result<bool, Error> {
         self.progress()?;
         if !self.peers.are_ready() {
             self.ask_unready()?;
@@ -399,18 +399,18 @@ impl Endpoint {
         })
     }
 
-    /// Makes progress until `look` returns a result.
+    /// Makes progress until `check` returns a result.
     fn wait_until<R>(
         &mut self,
-        what: &'static str,
+        operation: &'static str,
         deadline: Deadline,
         cancel: Option<&Cancel>,
-        mut look: impl FnMut(&mut Self) -> Result<Option<R>, Error>,
+        mut check: impl FnMut(&mut Self) -> Result<Option<R>, Error>,
     ) -> Result<R, Error> {
         let mut relax = Relax::new();
         loop {
-            if let Some(found) = look(self)? {
-                return Ok(found);
+            if let Some(value) = check(self)? {
+                return Ok(value);
             }
             if self.progress()? > 0 {
                 relax.reset();
@@ -419,11 +419,11 @@ impl Endpoint {
                 }
             }
 
-            if let Some(found) = look(self)? {
-                return Ok(found);
+            if let Some(value) = check(self)? {
+                return Ok(value);
             }
             let waiter = Waiter::new(self.card.interface.device(), deadline, cancel);
-            waiter.check().map_err(|end| Error::of_wait(end, what))?;
+            waiter.check().map_err(|end| Error::of_wait(end, operation))?;
             self.relax(&mut relax)?;
         }
     }

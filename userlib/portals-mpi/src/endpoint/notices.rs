@@ -61,8 +61,8 @@ impl Endpoint {
         }
     }
 
-    /// Sends the notices that wait, as far as there is room. A rank that was silent may live, and
-    /// wait for them.
+    /// Sends the queued notices, as far as the card has space. A rank that was silent may still
+    /// run, and wait for them.
     pub(super) fn send_notices(&mut self) -> Result<(), Error> {
         while let Some(&(to, notice, id)) = self.notices.0.front() {
             if let Some(peer) = self.peers.get(to).filter(|peer| peer.loss() != Some(Loss::NodeEnded))
@@ -77,7 +77,7 @@ impl Endpoint {
 
     /// Answers the question of a receiver whether a message is there. One that is there needs no
     /// answer.
-    pub(super) fn asked_for(&mut self, from: Rank, id: u64) {
+    pub(super) fn answer_question(&mut self, from: Rank, id: u64) {
         let is_there = self.peers.get(from).is_some_and(|peer| peer.has(id));
         if !is_there {
             self.notify(from, Notice::NoLongerThere, id);

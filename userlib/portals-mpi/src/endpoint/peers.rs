@@ -211,7 +211,7 @@ impl Peers {
     }
 
     /// Counts an idle call, and begins a look after the peers if it is time. Returns whether it is.
-    fn begin_look(&mut self, interval: Duration) -> bool {
+    fn begin_check(&mut self, interval: Duration) -> bool {
         self.idle = self.idle.wrapping_add(1);
         if !self.idle.is_multiple_of(IDLE_CALLS) {
             return false;
@@ -249,7 +249,7 @@ impl Endpoint {
     /// Asks the peers that this rank waits for, and gives up those that do not answer.
     pub(super) fn check_peers(&mut self) -> Result<(), Error> {
         let interval = self.config.patience / (2 * QUESTIONS);
-        if !self.peers.begin_look(interval) {
+        if !self.peers.begin_check(interval) {
             return Ok(());
         }
 
@@ -289,17 +289,17 @@ impl Endpoint {
         };
         peer.health = Health::Gone(why);
         self.has_work = true;
-        let gone = Error::PeerGone { peer: rank, why };
+        let peer_gone = Error::PeerGone { peer: rank, why };
         let mut result = Ok(());
 
         let queued = std::mem::take(&mut peer.queue);
         let messages: Vec<_> = peer.window.iter_mut().filter_map(Option::take).collect();
         peer.free = (0..peer.window.len()).map(|number| number as u8).collect();
         for message in messages {
-            result = result.and(self.end_send(rank, message, Err(gone.clone())));
+            result = result.and(self.end_send(rank, message, Err(peer_gone.clone())));
         }
         for handle in queued {
-            self.fail(handle, gone.clone());
+            self.fail(handle, peer_gone.clone());
         }
 
         for handle in self.requests.receives_from(rank) {
@@ -308,12 +308,12 @@ impl Endpoint {
                 .get(handle)
                 .is_some_and(|entry| matches!(entry.state, State::Pending | State::Posted(_)));
             match if is_waiting { self.withdraw(handle) } else { Ok(false) } {
-                Ok(true) => self.fail(handle, gone.clone()),
+                Ok(true) => self.fail(handle, peer_gone.clone()),
                 Ok(false) => {}
                 Err(error) => result = result.and(Err(error)),
             }
         }
-        result.and(self.lose_fetches(rank, gone))
+        result.and(self.lose_fetches(rank, peer_gone))
     }
 
     /// Completes a request with an error.

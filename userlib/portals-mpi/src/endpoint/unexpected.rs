@@ -16,7 +16,7 @@ use nicforge_portals::Event;
 use super::{
     Endpoint,
     card::{OF_BUFFERS, OF_LONG, OF_OVERFLOW},
-    fetch::Way,
+    fetch::FetchMethod,
     requests::State,
 };
 use crate::{
@@ -39,7 +39,7 @@ enum Data {
     /// They are in a buffer.
     Stored(Place),
     /// The sender has them.
-    Remote(Way),
+    Remote(FetchMethod),
 }
 
 /// A message.
@@ -151,8 +151,8 @@ impl Endpoint {
         let envelope = bits::envelope(event.message.match_bits);
         let data = match (event.user_pointer, place) {
             (_, Some(_)) => Data::Arriving,
-            (OF_LONG, None) => Data::Remote(Way::Get),
-            (OF_OVERFLOW, None) => Data::Remote(Way::Request),
+            (OF_LONG, None) => Data::Remote(FetchMethod::Get),
+            (OF_OVERFLOW, None) => Data::Remote(FetchMethod::Request),
             _ => return Ok(()),
         };
         let is_of_source = self.peers.rank_of(event.peer) == Some(envelope.peer);
@@ -169,7 +169,7 @@ impl Endpoint {
             return Ok(());
         };
         self.statistics.unexpected += 1;
-        if matches!(data, Data::Remote(Way::Request)) {
+        if matches!(data, Data::Remote(FetchMethod::Request)) {
             self.statistics.overflowed += 1;
         }
         match self.take_pending(&envelope) {
@@ -195,7 +195,7 @@ impl Endpoint {
         message.data = Data::Stored(place);
         if event.failure.is_some() {
             // The data are not as they were sent. The sender still has them.
-            message.data = Data::Remote(Way::Request);
+            message.data = Data::Remote(FetchMethod::Request);
             self.messages.release(place.buffer);
         }
         match (handle, self.messages.pool.get(handle.unwrap_or(Handle::from_bits(0)))) {
@@ -234,7 +234,7 @@ impl Endpoint {
                 self.deliver(receive, place, length);
                 Ok(())
             }
-            Data::Remote(way) => self.fetch(receive, envelope.peer, id, length, way),
+            Data::Remote(method) => self.fetch(receive, envelope.peer, id, length, method),
         }
     }
 

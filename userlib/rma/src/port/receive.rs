@@ -118,16 +118,16 @@ impl Port {
         mut others: impl FnMut(Notification),
     ) -> Result<Option<Notification>, Error> {
         let mut failed = None;
-        let mut left = commands;
+        let mut remaining = commands;
 
-        while left > 0 {
+        while remaining > 0 {
             let notification = self.next(deadline, cancel)?;
             if notification.role != Role::Requester {
                 others(notification);
                 continue;
             }
 
-            left -= 1;
+            remaining -= 1;
             if !notification.is_done() {
                 failed = failed.or(Some(notification));
             }

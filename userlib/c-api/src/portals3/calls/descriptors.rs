@@ -119,15 +119,15 @@ impl<'a> Prepared<'a> {
     /// already.
     fn complete(
         handle: ptl_handle_md_t,
-        made: Result<MemoryDescriptor, Error>,
+        created: Result<MemoryDescriptor, Error>,
     ) -> Result<ptl_handle_md_t, Failure> {
         with(|objects| {
-            let Ok(made) = &made else {
+            let Ok(created) = &created else {
                 objects.descriptors.remove(handle);
                 return Ok(());
             };
             let Some(record) = objects.descriptors.find_mut(handle) else { return Ok(()) };
-            record.made = Some(made.clone());
+            record.made = Some(created.clone());
 
             let entry = record.entry.and_then(|entry| objects.entries.find_mut(entry));
             if let Some(entry) = entry {
@@ -135,7 +135,7 @@ impl<'a> Prepared<'a> {
             }
             Ok(())
         })?;
-        made.map(|_| handle).map_err(failure)
+        created.map(|_| handle).map_err(failure)
     }
 }
 
@@ -176,8 +176,8 @@ pub unsafe extern "C" fn PtlMDAttach(
         let prepared = Prepared::new(ni_handle, &interface, md.into(), unlink)?;
 
         let handle = prepared.add(Some(me_handle))?;
-        let made = interface.calls().attach_descriptor(entry, &prepared.description(handle));
-        let handle = Prepared::complete(handle, made)?;
+        let created = interface.calls().attach_descriptor(entry, &prepared.description(handle));
+        let handle = Prepared::complete(handle, created)?;
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(handle) };
         Ok(PTL_OK)
@@ -206,8 +206,8 @@ pub unsafe extern "C" fn PtlMDBind(
         let prepared = Prepared::new(ni_handle, &interface, md.into(), unlink)?;
 
         let handle = prepared.add(None)?;
-        let made = interface.calls().bind_descriptor(&prepared.description(handle));
-        let handle = Prepared::complete(handle, made)?;
+        let created = interface.calls().bind_descriptor(&prepared.description(handle));
+        let handle = Prepared::complete(handle, created)?;
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(handle) };
         Ok(PTL_OK)
@@ -222,12 +222,12 @@ pub unsafe extern "C" fn PtlMDBind(
 #[unsafe(no_mangle)]
 pub extern "C" fn PtlMDUnlink(md_handle: ptl_handle_md_t) -> c_int {
     guarded(|| {
-        let (made, interface) = with(|objects| {
-            let (made, record) = objects.descriptor(md_handle)?;
-            Ok((made.clone(), objects.interface(record.interface)?))
+        let (created, interface) = with(|objects| {
+            let (created, record) = objects.descriptor(md_handle)?;
+            Ok((created.clone(), objects.interface(record.interface)?))
         })?;
 
-        let unlinked = interface.calls().unlink_descriptor(&made);
+        let unlinked = interface.calls().unlink_descriptor(&created);
         if is_gone(&unlinked, Refusal::Descriptor) {
             with(|objects| {
                 objects.retire_descriptor(md_handle);
@@ -257,10 +257,10 @@ pub unsafe extern "C" fn PtlMDUpdate(
     eq_handle: ptl_handle_eq_t,
 ) -> c_int {
     guarded(|| {
-        let (mut made, old, unlink, ni_handle, interface) = with(|objects| {
-            let (made, record) = objects.descriptor(md_handle)?;
+        let (mut created, old, unlink, ni_handle, interface) = with(|objects| {
+            let (created, record) = objects.descriptor(md_handle)?;
             let interface = objects.interface(record.interface)?;
-            Ok((made.clone(), record.values, record.unlink, record.interface, interface))
+            Ok((created.clone(), record.values, record.unlink, record.interface, interface))
         })?;
         // SAFETY: NULL or valid by this function's contract.
         let new = unsafe { new_md.as_ref() }.map(|md| Values::from(*md));
@@ -273,13 +273,13 @@ pub unsafe extern "C" fn PtlMDUpdate(
         let test = tested_queue(ni_handle, eq_handle)?;
         let prepared = Prepared::new(ni_handle, &interface, values, unlink)?;
         let (values, test) = (prepared.description(md_handle), test.as_ref().map(|queue| &queue.events));
-        if !interface.calls().update_descriptor(&mut made, &values, test).map_err(failure)? {
+        if !interface.calls().update_descriptor(&mut created, &values, test).map_err(failure)? {
             return Ok(PTL_MD_NO_UPDATE);
         }
 
         with(|objects| {
             if let Some(record) = objects.descriptors.find_mut(md_handle) {
-                (record.made, record.values) = (Some(made), prepared.values);
+                (record.made, record.values) = (Some(created), prepared.values);
             }
             Ok(PTL_OK)
         })
@@ -329,7 +329,7 @@ pub unsafe extern "C" fn PtlPost(
         let (interface, base) = with(|objects| {
             let interface = objects.interface(ni_handle)?;
             match objects.entry(base)? {
-                (made, entry) if entry.interface == ni_handle => Ok((interface, made)),
+                (created, entry) if entry.interface == ni_handle => Ok((interface, created)),
                 _ => Err(refused(PTL_ME_INVALID, "the base belongs to another interface")),
             }
         })?;
@@ -379,7 +379,7 @@ fn post(
     let handle = prepared.add(Some(entry))?;
     let posted = call(&prepared.description(handle));
 
-    let Ok(Some((made_entry, made))) = posted else {
+    let Ok(Some((made_entry, created))) = posted else {
         with(|objects| {
             objects.descriptors.remove(handle);
             Ok(())
@@ -392,5 +392,5 @@ fn post(
         }
         Ok(())
     })?;
-    Prepared::complete(handle, Ok(made)).map(Some)
+    Prepared::complete(handle, Ok(created)).map(Some)
 }

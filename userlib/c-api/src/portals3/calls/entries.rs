@@ -100,7 +100,7 @@ fn attach(
 
     with(|objects| {
         match (&attached, objects.entries.find_mut(handle)) {
-            (Ok(made), Some(entry)) => entry.made = Some(*made),
+            (Ok(created), Some(entry)) => entry.made = Some(*created),
             _ => objects.remove_entry(handle),
         }
         Ok(())
@@ -115,9 +115,9 @@ fn attach(
 #[unsafe(no_mangle)]
 pub extern "C" fn PtlMEUnlink(me_handle: ptl_handle_me_t) -> c_int {
     guarded(|| {
-        let (made, _, interface) = with(|objects| objects.entry_with_interface(me_handle))?;
+        let (created, _, interface) = with(|objects| objects.entry_with_interface(me_handle))?;
 
-        let unlinked = interface.calls().unlink_entry(made);
+        let unlinked = interface.calls().unlink_entry(created);
         if is_gone(&unlinked, Refusal::Entry) {
             with(|objects| {
                 objects.remove_entry(me_handle);

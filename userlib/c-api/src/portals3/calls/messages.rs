@@ -29,9 +29,9 @@ struct Local {
 impl Local {
     fn find(handle: ptl_handle_md_t) -> Result<Self, Failure> {
         with(|objects| {
-            let (made, record) = objects.descriptor(handle)?;
+            let (created, record) = objects.descriptor(handle)?;
             let interface = objects.interface(record.interface)?;
-            Ok(Self { interface, made: made.clone(), has_queue: record.values.queue != PTL_EQ_NONE })
+            Ok(Self { interface, made: created.clone(), has_queue: record.values.queue != PTL_EQ_NONE })
         })
     }
 

@@ -104,10 +104,10 @@ fn criteria_of(
 }
 
 /// Returns a small number, or the failure `code` when it does not fit.
-fn small(number: u32, code: c_int, what: &str) -> Result<u8, Failure> {
+fn small(number: u32, code: c_int, description: &str) -> Result<u8, Failure> {
     // All ones mean any portal.
     match u8::try_from(number) {
         Ok(number) if number != u8::MAX => Ok(number),
-        _ => Err(refused(code, format!("there is no {what} {number}"))),
+        _ => Err(refused(code, format!("there is no {description} {number}"))),
     }
 }

@@ -201,7 +201,7 @@ unsafe fn deliver(
         Ok(values)
     })?;
 
-    let made = ptl_event_t {
+    let created = ptl_event_t {
         r#type: kind(event.kind),
         initiator: initiator(queue.owner, event),
         uid: PTL_UID_ANY,
@@ -219,7 +219,7 @@ unsafe fn deliver(
         sequence: event.sequence,
     };
     // SAFETY: valid by this function's contract.
-    unsafe { out.write(made) };
+    unsafe { out.write(created) };
     Ok(if has_lost { PTL_EQ_DROPPED } else { PTL_OK })
 }
 

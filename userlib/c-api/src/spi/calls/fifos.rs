@@ -42,7 +42,7 @@ fn not_its_memory(inner: &Inner) -> Failure {
 }
 
 /// Assigns an injection FIFO `size_1 + 1` bytes at an offset of a memory region, both multiples of
-/// 64. The FIFO stands still then, and is empty.
+/// 64. The FIFO makes no progress then, and is empty.
 ///
 /// # Safety
 /// `sg_ptr` is NULL, or from Kernel_AllocateInjFifos; `memregion` is NULL or valid.

@@ -129,14 +129,14 @@ pub unsafe extern "C" fn MUSPI_CheckDescComplete(injfifo: *mut MUSPI_InjFifo_t, 
 /// `injfifo` is NULL, or from MUSPI_IdToInjFifo.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn MUSPI_getHwFreeSpace(injfifo: *mut MUSPI_InjFifo_t) -> u64 {
-    let mut room = 0;
+    let mut available = 0;
     guarded_status(|| {
         let check = |inner: &mut Inner, fifo| inner.subgroup.injection().room(fifo).map_err(failure);
         // SAFETY: by this function's contract.
-        room = unsafe { with_fifo(injfifo, check) }?;
+        available = unsafe { with_fifo(injfifo, check) }?;
         Ok(())
     });
-    room
+    available
 }
 
 /// Restarts an injection FIFO, empty and active, after the unit has stopped it.

@@ -147,13 +147,13 @@ impl Copied {
 /// `rec_fifo` is NULL, or from MUSPI_IdToRecFifo. Functions are registered as they must be.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn MUSPI_RecFifoPoll(rec_fifo: *mut MUSPI_RecFifo_t, npackets: u32) -> u32 {
-    let mut taken = 0;
+    let mut taken_count = 0;
     let mut buffers = [const { Copied::EMPTY }; BATCH];
 
-    while taken < npackets {
-        let most = (npackets - taken).min(BATCH as u32);
+    while taken_count < npackets {
+        let maximum = (npackets - taken_count).min(BATCH as u32);
         // SAFETY: by this function's contract.
-        let count = unsafe { take(rec_fifo, most, &mut buffers) };
+        let count = unsafe { take(rec_fifo, maximum, &mut buffers) };
         if count == 0 {
             break;
         }
@@ -168,23 +168,23 @@ pub unsafe extern "C" fn MUSPI_RecFifoPoll(rec_fifo: *mut MUSPI_RecFifo_t, npack
                 unsafe { function(param, packet.bytes.as_mut_ptr().cast(), packet.length) };
             }
         }
-        taken += count as u32;
+        taken_count += count as u32;
     }
-    taken
+    taken_count
 }
 
-/// Copies at most `most` packets from a FIFO, and returns their number.
+/// Copies at most `maximum` packets from a FIFO, and returns their number.
 ///
 /// # Safety
 /// `rec_fifo` is NULL, or from MUSPI_IdToRecFifo.
-unsafe fn take(rec_fifo: *const MUSPI_RecFifo_t, most: u32, buffers: &mut [Copied; BATCH]) -> usize {
+unsafe fn take(rec_fifo: *const MUSPI_RecFifo_t, maximum: u32, buffers: &mut [Copied; BATCH]) -> usize {
     let mut count = 0;
     guarded_status(|| {
         // SAFETY: by this function's contract.
         let fifo = unsafe { reference(rec_fifo) }?;
         let receive = |inner: &mut Inner| {
             let mut copied = Ok(());
-            let received = inner.subgroup.receive(small(fifo.number), most, |packet, _| {
+            let received = inner.subgroup.receive(small(fifo.number), maximum, |packet, _| {
                 if let Some(buffer) = buffers.get_mut(count) {
                     let result = buffer.fill(packet);
                     if copied.is_ok() {

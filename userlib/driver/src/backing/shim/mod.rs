@@ -96,8 +96,8 @@ impl Shim {
         self.0.function.fd()
     }
 
-    fn checked<T>(&self, what: &'static str, result: Result<T, Errno>) -> Result<T, Error> {
-        self.0.function.checked(what, result)
+    fn checked<T>(&self, operation: &'static str, result: Result<T, Errno>) -> Result<T, Error> {
+        self.0.function.checked(operation, result)
     }
 
     /// Checks for events that end the use of the device.
@@ -207,21 +207,21 @@ impl Backing for Shim {
     }
 
     fn dma_allocate(&self, len: u64) -> Result<Option<DmaAllocation>, Error> {
-        let what = "allocating memory for DMA (is `ulimit -l` large enough?)";
+        let operation = "allocating memory for DMA (is `ulimit -l` large enough?)";
         let bytes = usize::try_from(len).map_err(|_| Error::AddressSpace { len })?;
-        let made = sys::allocate(self.fd(), shim::DmaAlloc { len, ..Default::default() });
-        let made = self.checked(what, made)?;
+        let created = sys::allocate(self.fd(), shim::DmaAlloc { len, ..Default::default() });
+        let created = self.checked(operation, created)?;
 
-        match SharedMemory::map(self.fd(), made.offset, bytes, Access::ReadWrite) {
+        match SharedMemory::map(self.fd(), created.offset, bytes, Access::ReadWrite) {
             Ok(memory) => {
-                let entry = Reachable { handle: made.handle, len, _pinned: None };
-                lock(&self.0.reachable).entry(made.address).or_default().push(entry);
-                Ok(Some(DmaAllocation { memory, iova: made.address }))
+                let entry = Reachable { handle: created.handle, len, _pinned: None };
+                lock(&self.0.reachable).entry(created.address).or_default().push(entry);
+                Ok(Some(DmaAllocation { memory, iova: created.address }))
             }
             Err(error) => {
                 // The first error is the one to report. The kernel frees what is left with the
                 // file.
-                let _ = sys::free(self.fd(), shim::DmaFree { handle: made.handle, reserved: 0 });
+                let _ = sys::free(self.fd(), shim::DmaFree { handle: created.handle, reserved: 0 });
                 Err(error.into())
             }
         }
@@ -259,15 +259,15 @@ impl Backing for Shim {
     }
 
     fn dma_unmap(&self, iova: u64, len: u64) -> Result<(), Error> {
-        let what = "unmapping memory";
+        let operation = "unmapping memory";
         let mut reachable = lock(&self.0.reachable);
 
-        let none = Error::system(what, Errno::ENOENT);
+        let none = Error::system(operation, Errno::ENOENT);
         let Entry::Occupied(mut at) = reachable.entry(iova) else { return Err(none) };
-        let index = at.get().iter().position(|found| found.len == len).ok_or(none)?;
+        let index = at.get().iter().position(|capability| capability.len == len).ok_or(none)?;
         let handle = at.get()[index].handle;
 
-        self.checked(what, sys::free(self.fd(), shim::DmaFree { handle, reserved: 0 }))?;
+        self.checked(operation, sys::free(self.fd(), shim::DmaFree { handle, reserved: 0 }))?;
         at.get_mut().swap_remove(index);
         if at.get().is_empty() {
             at.remove();

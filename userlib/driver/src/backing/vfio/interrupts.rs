@@ -86,7 +86,7 @@ impl Interrupts {
 
     /// Binds a vector to a new eventfd.
     pub(super) fn bind(&self, index: u32, vector: u32) -> Result<Arc<EventFd>, Error> {
-        let what = "binding an interrupt";
+        let operation = "binding an interrupt";
         let event = Arc::new(eventfd()?);
         let mut bound = lock(&self.bound);
 
@@ -101,13 +101,13 @@ impl Interrupts {
             }
             None if index == IRQ_INTX => (),
             None => {
-                let count = self.info(index).map_err(|errno| Error::system(what, errno))?.count;
+                let count = self.info(index).map_err(|errno| Error::system(operation, errno))?.count;
                 bound.enabled =
-                    self.enable(index, vector, count).map_err(|errno| Error::system(what, errno))?;
+                    self.enable(index, vector, count).map_err(|errno| Error::system(operation, errno))?;
                 bound.index = Some(index);
             }
             Some(_) if index != IRQ_INTX && vector >= bound.enabled => {
-                return Err(Error::system(what, Errno::ENOSPC));
+                return Err(Error::system(operation, Errno::ENOSPC));
             }
             Some(_) => (),
         }
@@ -118,7 +118,7 @@ impl Interrupts {
                 // error is the one to report.
                 let _ = self.disable(&mut bound, index);
             }
-            return Err(Error::system(what, errno));
+            return Err(Error::system(operation, errno));
         }
 
         bound.index = Some(index);

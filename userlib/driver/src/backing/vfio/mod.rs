@@ -229,16 +229,17 @@ impl Backing for Vfio {
     }
 
     fn dma_unmap(&self, iova: u64, len: u64) -> Result<(), Error> {
-        let what = "unmapping memory";
+        let operation = "unmapping memory";
         // The lock keeps the list equal to the kernel's mappings. The memory is released only after
         // the kernel has unmapped it.
         let mut mapped = lock(&self.0.mapped);
-        let unmapped = self.0.function.checked(what, sys::unmap_dma(self.0.container.as_fd(), iova, len))?;
+        let unmapped =
+            self.0.function.checked(operation, sys::unmap_dma(self.0.container.as_fd(), iova, len))?;
 
         let end = iova.saturating_add(len);
         mapped.retain(|&start, _| start < iova || start >= end);
 
-        if unmapped == 0 { Err(Error::system(what, Errno::ENOENT)) } else { Ok(()) }
+        if unmapped == 0 { Err(Error::system(operation, Errno::ENOENT)) } else { Ok(()) }
     }
 
     fn reset(&self) -> Result<(), Error> {

@@ -67,10 +67,10 @@ fn try_open(address: PciAddress) -> Result<Opened, OpenProblem> {
     let group = link_name(&sysfs.join("iommu_group")).and_then(|name| name.parse().ok());
     let number: u32 = group.ok_or(OpenProblem::NoGroup)?;
 
-    let refused = |what: &'static str, advice| {
+    let refused = |operation: &'static str, advice| {
         move |errno: Errno| match errno {
             Errno::EBUSY => OpenProblem::Busy,
-            errno => OpenProblem::File { path: what.to_owned(), errno: errno as i32, advice },
+            errno => OpenProblem::File { path: operation.to_owned(), errno: errno as i32, advice },
         }
     };
 

@@ -128,16 +128,16 @@ impl Answer {
             // SAFETY: the buffer has the length that `argsz` says.
             Errno::result(unsafe { ioctl(fd.as_raw_fd(), request, words.as_mut_ptr()) })?;
 
-            let wanted = words[0] as u32;
-            if wanted > MAX_ANSWER {
+            let expected = words[0] as u32;
+            if expected > MAX_ANSWER {
                 return Err(Errno::EOVERFLOW);
             }
 
-            if wanted as usize <= argsz {
+            if expected as usize <= argsz {
                 return Ok(Self { words, argsz });
             }
 
-            argsz = wanted as usize;
+            argsz = expected as usize;
         }
     }
 
