@@ -195,7 +195,7 @@ fn most_specific<T: Copy>(rules: &[(Target, T)], node: &str, attachment: &str) -
     targets.iter().find_map(|target| rules.iter().find(|rule| rule.0 == *target)).map(|rule| rule.1)
 }
 
-/// Parses the number of a user or group. The largest number stands for none in the kernel's calls.
+/// Parses the number of a user or group. The largest number means none in the kernel's calls.
 fn number(text: &str) -> Option<u32> {
     text.parse().ok().filter(|number| *number != u32::MAX)
 }

@@ -80,7 +80,7 @@ pub enum Response {
 /// Sends a request to the machine that is served in `directory`, and waits for the answer.
 pub fn ask(directory: &Directory, request: &Request) -> Result<Response, Failure> {
     let path = directory.control_socket();
-    let what = || {
+    let description = || {
         format!(
             "no machine answers in {}; is its `{} serve` still running?",
             directory.path().display(),
@@ -88,16 +88,16 @@ pub fn ask(directory: &Directory, request: &Request) -> Result<Response, Failure
         )
     };
 
-    let mut stream = UnixStream::connect(&path).context(what)?;
-    stream.set_read_timeout(Some(TIMEOUT)).context(what)?;
-    stream.set_write_timeout(Some(TIMEOUT)).context(what)?;
+    let mut stream = UnixStream::connect(&path).context(description)?;
+    stream.set_read_timeout(Some(TIMEOUT)).context(description)?;
+    stream.set_write_timeout(Some(TIMEOUT)).context(description)?;
 
-    let mut line = serde_json::to_vec(request).context(what)?;
+    let mut line = serde_json::to_vec(request).context(description)?;
     line.push(b'\n');
-    stream.write_all(&line).context(what)?;
+    stream.write_all(&line).context(description)?;
 
     let mut answer = Vec::new();
-    stream.take(MAX_RESPONSE).read_to_end(&mut answer).context(what)?;
+    stream.take(MAX_RESPONSE).read_to_end(&mut answer).context(description)?;
 
     serde_json::from_slice(&answer)
         .context(|| "the server's answer can't be read; is it another version?".into())
@@ -264,8 +264,8 @@ impl Conversations<'_> {
         let timeout = first.map_or(PollTimeout::NONE, |at| {
             // `poll` counts whole milliseconds. One more is added, so that the wait does not end
             // just before the time.
-            let left = at.saturating_duration_since(now) + Duration::from_millis(1);
-            PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+            let remaining = at.saturating_duration_since(now) + Duration::from_millis(1);
+            PollTimeout::try_from(remaining).unwrap_or(PollTimeout::MAX)
         });
 
         let listening = if accepts { PollFlags::POLLIN } else { PollFlags::empty() };

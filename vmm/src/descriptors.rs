@@ -26,17 +26,17 @@ pub fn raise() {
     }
 }
 
-fn raise_to(most: rlim_t) -> Result<(), Errno> {
+fn raise_to(maximum: rlim_t) -> Result<(), Errno> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    let wanted = hard.min(most);
-    if soft >= wanted {
+    let expected = hard.min(maximum);
+    if soft >= expected {
         return Ok(());
     }
 
     // A second machine in this process finds the limit already raised. The first value is the one
     // to restore.
     BEFORE.get_or_init(|| (soft, hard));
-    setrlimit(Resource::RLIMIT_NOFILE, wanted, hard)
+    setrlimit(Resource::RLIMIT_NOFILE, expected, hard)
 }
 
 /// Makes a program start with the limit that this process was started with. Some programs close

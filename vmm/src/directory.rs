@@ -222,10 +222,10 @@ impl SocketFile {
 
 /// Locks a directory. Returns `None` when `path` no longer leads to the locked directory.
 fn lock(path: &Path) -> Result<Option<Flock<File>>, Failure> {
-    let what = || format!("can't lock the directory {}", path.display());
+    let description = || format!("can't lock the directory {}", path.display());
     let file = match File::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        file => file.context(what)?,
+        file => file.context(description)?,
     };
 
     let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
@@ -236,10 +236,10 @@ fn lock(path: &Path) -> Result<Option<Flock<File>>, Failure> {
                 path.display()
             )));
         }
-        Err((_, errno)) => return Err(errno).context(what),
+        Err((_, errno)) => return Err(errno).context(description),
     };
 
-    let locked = lock.metadata().context(what)?;
+    let locked = lock.metadata().context(description)?;
     let same =
         path.symlink_metadata().is_ok_and(|there| (there.dev(), there.ino()) == (locked.dev(), locked.ino()));
 

@@ -104,35 +104,35 @@ pub fn forward_lines(pipe: OwnedFd, shutdown: &PipeReader, mut line: impl FnMut(
 
     // After `shutdown` is closed, at most one pipe's capacity is read. A process that still writes
     // to the pipe cannot prolong the loop.
-    let mut left = usize::MAX;
-    while left > 0 {
+    let mut remaining = usize::MAX;
+    while remaining > 0 {
         let (readable, is_shut_down) = match wait(pipe.as_fd(), shutdown.as_fd()) {
             Ok(ready) => ready,
             Err(Errno::EINTR) => continue,
             Err(_) => break,
         };
 
-        if is_shut_down && left == usize::MAX {
-            left = fcntl(&pipe, FcntlArg::F_GETPIPE_SZ).map_or(MAX_LINE, |size| size as usize);
+        if is_shut_down && remaining == usize::MAX {
+            remaining = fcntl(&pipe, FcntlArg::F_GETPIPE_SZ).map_or(MAX_LINE, |size| size as usize);
         }
 
         if !readable {
             break;
         }
 
-        let wanted = buffer.len().min(left);
-        let got = match pipe.read(&mut buffer[..wanted]) {
+        let expected = buffer.len().min(remaining);
+        let received = match pipe.read(&mut buffer[..expected]) {
             Ok(0) => break,
-            Ok(got) => got,
+            Ok(received) => received,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
             Err(_) => break,
         };
 
         if is_shut_down {
-            left -= got;
+            remaining -= received;
         }
 
-        for piece in buffer[..got].split_inclusive(|&byte| byte == b'\n') {
+        for piece in buffer[..received].split_inclusive(|&byte| byte == b'\n') {
             if pending.len() + piece.len() > MAX_LINE {
                 line(&text(&pending));
                 pending.clear();

@@ -36,12 +36,13 @@ impl<const N: usize> BareRing<N> {
     /// # Errors
     /// Returns an error when memory or a thread is not available.
     pub fn start(cells: u32, processor: Option<usize>) -> Result<Self, Failure> {
-        let what = || "the memory of a bare ring".into();
+        let description = || "the memory of a bare ring".into();
         let bytes = cells as usize * CELL;
         // One more page holds the consumer's count.
-        let memory = SharedMemory::create("bench-ring", bytes + 4096).context(what)?;
-        let cells = SharedCells::new(memory.window(0, bytes as u64).context(what)?).context(what)?;
-        let consumed = memory.u32(bytes as u64).context(what)?;
+        let memory = SharedMemory::create("bench-ring", bytes + 4096).context(description)?;
+        let cells =
+            SharedCells::new(memory.window(0, bytes as u64).context(description)?).context(description)?;
+        let consumed = memory.u32(bytes as u64).context(description)?;
 
         let stop = Arc::new(AtomicBool::new(false));
         let reader = std::thread::Builder::new()
@@ -108,18 +109,18 @@ fn consume<const N: usize>(cells: SharedCells, consumed: &SharedU32, stop: &Atom
     let mut idle = never_sleeping_wait();
 
     loop {
-        let mut taken = 0;
-        while taken < BUDGET
+        let mut count = 0;
+        while count < BUDGET
             && let Peek::Record(record) = ring.peek()
         {
             if let Ok(data) = <[u8; N]>::try_from(record.data) {
                 sum = sum.wrapping_add(number(data));
             }
             ring.pop();
-            taken += 1;
+            count += 1;
         }
 
-        if taken > 0 {
+        if count > 0 {
             consumed.store(ring.consumed(), Ordering::Release);
             idle.reset();
         } else if stop.load(Ordering::Acquire) {

@@ -85,9 +85,9 @@ impl<'a> Run<'a> {
     ///
     /// # Errors
     /// Returns an error when the user has ended the run.
-    pub fn step(&self, what: impl Into<String>) -> Result<(), Failure> {
+    pub fn step(&self, description: impl Into<String>) -> Result<(), Failure> {
         self.check()?;
-        self.progress.set_message(what.into());
+        self.progress.set_message(description.into());
         self.progress.inc(1);
         Ok(())
     }

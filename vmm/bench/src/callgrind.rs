@@ -86,19 +86,19 @@ impl Callgrind {
         Ok(Self { version: String::from_utf8_lossy(&output.stdout).trim().to_owned() })
     }
 
-    /// Counts where valgrind is installed. Elsewhere the outcome is a note that `what` is missing,
-    /// such as "instructions a message are ".
+    /// Counts where valgrind is installed. Elsewhere the outcome is a note that `description` is
+    /// missing, such as "instructions a message are ".
     ///
     /// # Errors
     /// Returns the errors of `count`.
     pub fn if_installed(
-        what: &str,
+        description: &str,
         count: impl FnOnce(&Self) -> Result<Outcome, Failure>,
     ) -> Result<Outcome, Failure> {
         match Self::find() {
             Ok(callgrind) => count(&callgrind),
             Err(missing) => {
-                Ok(Outcome { notes: vec![format!("{what}left out: {missing}")], ..Outcome::default() })
+                Ok(Outcome { notes: vec![format!("{description}left out: {missing}")], ..Outcome::default() })
             }
         }
     }

@@ -70,12 +70,12 @@ impl<C, T> Results<C, T> {
     }
 
     /// Returns the measurements of a contestant, or none if it did not take part.
-    pub fn of(&self, wanted: &C) -> &[T]
+    pub fn of(&self, expected: &C) -> &[T]
     where
         C: PartialEq,
     {
         self.iter()
-            .find(|(contestant, _)| *contestant == wanted)
+            .find(|(contestant, _)| *contestant == expected)
             .map_or(&[], |(_, measurements)| measurements)
     }
 }

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_that_are_kept_are_counted() {
+    fn allocated_bytes_that_are_not_freed_are_counted() {
         const KEPT: usize = 64 << 20;
         let (kept, bytes) = count(|| {
             drop(vec![0u8; 1 << 20]);

@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_busy_attachment_and_a_missing_socket_are_worth_a_retry() {
+    fn only_errors_of_a_busy_attachment_and_a_missing_socket_are_retried() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         std::fs::write(&file, "").unwrap();

@@ -166,12 +166,12 @@ fn side_by_side(rows: &[Row]) -> TableData {
     let mut columns =
         vec![Column::new("direction", false), Column::new("bytes", true), Column::new("outstanding", true)];
     columns.extend(labels.iter().map(|label| Column::new(label.as_str(), true)));
-    let line = |wanted: &[String; 3]| {
+    let line = |expected: &[String; 3]| {
         let cell = |wanted_label: &String| {
-            let found = rows.iter().find(|row| key(row) == *wanted && label(row) == *wanted_label);
+            let found = rows.iter().find(|row| key(row) == *expected && label(row) == *wanted_label);
             found.and_then(|row| row.gbit_s).map_or_else(|| "-".into(), figure)
         };
-        wanted.iter().cloned().chain(labels.iter().map(cell)).collect()
+        expected.iter().cloned().chain(labels.iter().map(cell)).collect()
     };
 
     TableData { columns, rows: keys.iter().map(line).collect() }

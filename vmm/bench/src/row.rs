@@ -112,13 +112,13 @@ pub struct Goal {
 
 impl Goal {
     /// Returns the goal that `measured` is at most `limit`.
-    pub fn at_most(what: impl Into<String>, limit: f64, measured: f64) -> Self {
-        Self { what: what.into(), wanted: Wanted::AtMost, limit, measured, met: measured <= limit }
+    pub fn at_most(description: impl Into<String>, limit: f64, measured: f64) -> Self {
+        Self { what: description.into(), wanted: Wanted::AtMost, limit, measured, met: measured <= limit }
     }
 
     /// Returns the goal that `measured` is at least `limit`.
-    pub fn at_least(what: impl Into<String>, limit: f64, measured: f64) -> Self {
-        Self { what: what.into(), wanted: Wanted::AtLeast, limit, measured, met: measured >= limit }
+    pub fn at_least(description: impl Into<String>, limit: f64, measured: f64) -> Self {
+        Self { what: description.into(), wanted: Wanted::AtLeast, limit, measured, met: measured >= limit }
     }
 }
 

@@ -322,8 +322,8 @@ mod tests {
     /// Returns a refused connection that sends nothing: it holds its thread for as long as a
     /// refusal takes.
     fn silent() -> (Refusal, UnixStream) {
-        let (near, far) = UnixStream::pair().unwrap();
-        (Refusal::new(near.into(), nicforge_vfio_user::Errno::EBUSY), far)
+        let (local_end, remote_end) = UnixStream::pair().unwrap();
+        (Refusal::new(local_end.into(), nicforge_vfio_user::Errno::EBUSY), remote_end)
     }
 
     fn wait_until(condition: impl Fn() -> bool) {
@@ -356,13 +356,13 @@ mod tests {
         let closers = Closers::new();
         let backlog = backlog();
         let queue = closers.queue(&backlog);
-        let (near, mut far) = UnixStream::pair().unwrap();
-        let held = near.try_clone().unwrap();
-        queue.close_socket(near.into());
+        let (local_end, mut remote_end) = UnixStream::pair().unwrap();
+        let held = local_end.try_clone().unwrap();
+        queue.close_socket(local_end.into());
         queue.drop_memory(vec![SharedMemory::create("test", 4096).unwrap()]);
 
         // The connection ends although another descriptor of it is open.
-        assert_eq!(far.read(&mut [0]).unwrap(), 0);
+        assert_eq!(remote_end.read(&mut [0]).unwrap(), 0);
         wait_until(|| backlog.admits(1));
         drop(held);
     }
@@ -373,10 +373,10 @@ mod tests {
         let waker = Waker::new().unwrap();
         let backlog = Backlog::new(waker.clone());
         let queue = closers.queue(&backlog);
-        let (refusal, far) = silent();
+        let (refusal, remote_end) = silent();
         queue.refuse(refusal);
         assert!(!backlog.admits(1));
-        drop(far);
+        drop(remote_end);
 
         let mut fds = [nix::poll::PollFd::new(waker.fd(), nix::poll::PollFlags::POLLIN)];
         assert_eq!(nix::poll::poll(&mut fds, 20_000_u16), Ok(1));

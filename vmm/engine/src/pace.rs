@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn long_call_of_a_thread_that_did_not_run_proves_nothing() {
+    fn long_call_of_a_thread_without_processor_time_is_not_charged() {
         let mut pace = Pace { slow_until: Some(Instant::now() + SLOW_TIME), ..Pace::default() };
         // The account does not change: this stands for a thread that had no processor.
         let start = TurnStart { at: Instant::now(), account: ThreadTime::now() };

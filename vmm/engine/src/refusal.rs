@@ -70,8 +70,8 @@ impl Refusal {
 
     /// Waits for input; returns `None` when the time is over.
     fn wait(&self, until: Instant) -> Option<()> {
-        let left = until.saturating_duration_since(Instant::now());
-        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
+        let remaining = until.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(remaining).unwrap_or(PollTimeout::ZERO);
         let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
         match poll(&mut fds, timeout) {
             Ok(ready) if ready > 0 => Some(()),

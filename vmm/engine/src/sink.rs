@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_counter_is_signal_enough() {
+    fn a_write_to_a_full_eventfd_counts_as_signalled() {
         let signals = Arc::new(Signals::default());
         let (full, copy) = eventfd();
         let sink = sink(copy, &signals);
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn eventfd_that_is_slow_twice_in_a_row_costs_its_client_all() {
+    fn eventfd_that_is_slow_twice_in_a_row_gives_its_client_up() {
         let sink = sink(eventfd().1, &Arc::new(Signals::default()));
         end_long_write(&sink, LONG_CALL);
         assert!(!sink.owner.is_given_up());
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn eventfd_that_is_slow_now_and_then_costs_its_client_nothing() {
+    fn eventfd_that_is_slow_now_and_then_is_tolerated() {
         let sink = sink(eventfd().1, &Arc::new(Signals::default()));
         // A loaded host makes the writes longer. The first one is not charged, because its client
         // is not suspected yet, and two more never overspend the budget.
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn many_slow_eventfds_of_one_client_cost_it_all() {
+    fn many_slow_eventfds_of_one_client_give_it_up() {
         let (owner, signals) = (Arc::new(Owner::default()), Arc::new(Signals::default()));
         let count = 2 + CALL_BUDGET.as_nanos() / LONG_CALL.as_nanos() * 2;
         let given_up = (0..count).any(|_| {

@@ -193,12 +193,12 @@ fn patient_client(served: &Served) -> Client {
 /// Other threads close the descriptors of clients, also those of the test before: a count may fall
 /// by itself.
 #[track_caller]
-fn assert_descriptors(most: usize) {
+fn assert_descriptors(maximum: usize) {
     let deadline = Instant::now() + LONG;
-    while descriptors() > most {
+    while descriptors() > maximum {
         assert!(
             Instant::now() < deadline,
-            "{} descriptors are open, at most {most} should be",
+            "{} descriptors are open, at maximum {maximum} should be",
             descriptors()
         );
         std::thread::yield_now();

@@ -1,20 +1,20 @@
-//! The question whether the user has ended a run.
+//! A check of whether the user has ended a run.
 
 use std::fmt;
 
-/// Asks whether the user has ended a run. Long simulations ask every few thousand turns, and then
-/// end.
+/// Checks whether the user has ended a run. Long simulations check every few thousand turns, and
+/// then end.
 #[derive(Clone, Copy)]
 pub struct Interrupted<'a>(&'a dyn Fn() -> bool);
 
 impl<'a> Interrupted<'a> {
-    /// Returns a question that `ask` answers.
-    pub fn new(ask: &'a dyn Fn() -> bool) -> Self {
-        Self(ask)
+    /// Returns a handle whose check calls `check`.
+    pub fn new(check: &'a dyn Fn() -> bool) -> Self {
+        Self(check)
     }
 
     /// Returns whether the user has ended the run.
-    pub fn ask(self) -> bool {
+    pub fn check(self) -> bool {
         (self.0)()
     }
 }

@@ -9,7 +9,7 @@
 //! - [`traffic`]: load on a network alone;
 //! - [`paper`]: the papers' experiments, and the tables of their results;
 //! - [`run`]: parallel programs on the machine of a file;
-//! - [`interrupted`]: the question whether the user has ended a run;
+//! - [`interrupted`]: a check of whether the user has ended a run;
 //! - [`cli`]: the command line of the program `nicforge-sim`.
 
 pub mod bgq;

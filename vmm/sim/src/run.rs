@@ -112,11 +112,11 @@ impl Program {
                 return Err(Failure::usage(format!("one program with one argument is possible: {PROGRAMS}")));
             }
         };
-        let number = |what, default, most| match argument {
+        let number = |what, default, maximum| match argument {
             None => Ok(default),
             Some(text) => {
-                text.parse().ok().filter(|number| (1..=most).contains(number)).ok_or_else(|| {
-                    Failure::usage(format!("{name}: {what} is {text}; 1 to {most} are possible"))
+                text.parse().ok().filter(|number| (1..=maximum).contains(number)).ok_or_else(|| {
+                    Failure::usage(format!("{name}: {what} is {text}; 1 to {maximum} are possible"))
                 })
             }
         };

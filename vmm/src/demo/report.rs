@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_survives_its_line() {
+    fn a_message_is_parsed_as_it_is_printed() {
         let line = format!("{MARK}{}", serde_json::to_string(&Message::Progress { bytes: 7 }).unwrap());
         assert!(matches!(Message::parse(&line), Some(Message::Progress { bytes: 7 })));
         assert!(Message::parse("something else").is_none());

@@ -66,8 +66,8 @@ impl Part {
     }
 
     /// Waits for the next report.
-    pub(crate) fn expect(&self, wanted: &str) {
-        assert_eq!(self.lines.recv_timeout(LIMIT).as_deref(), Ok(wanted));
+    pub(crate) fn expect(&self, expected: &str) {
+        assert_eq!(self.lines.recv_timeout(LIMIT).as_deref(), Ok(expected));
     }
 
     /// Returns the next report, if it is there.

@@ -241,11 +241,11 @@ fn ctrl_c_ends_guests_and_removes_sockets_and_a_killed_program_leaves_no_guest()
     kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
 
     assert_eq!(wait(&mut child), Some(130));
-    assert!(!boot.folder.path().join("m").exists(), "the sockets are left");
+    assert!(!boot.folder.path().join("m").exists(), "the sockets are remaining");
     boot.wait_for_no_guest();
 
-    let left = std::fs::read_dir(boot.folder.path().join("tmp")).unwrap().count();
-    assert_eq!(left, 0, "temporary files are left");
+    let remaining = std::fs::read_dir(boot.folder.path().join("tmp")).unwrap().count();
+    assert_eq!(remaining, 0, "temporary files are remaining");
 
     let mut child = started(&boot);
     child.kill().unwrap();

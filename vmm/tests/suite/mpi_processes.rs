@@ -143,13 +143,13 @@ impl Neighbours {
         self.pending = [Some(sent), Some(receive(two, 0, tag, length))];
     }
 
-    fn until<R>(&mut self, what: &str, mut check: impl FnMut(&mut Self) -> Option<R>) -> R {
+    fn until<R>(&mut self, description: &str, mut check: impl FnMut(&mut Self) -> Option<R>) -> R {
         let (deadline, mut relax) = (Deadline::after(LIMIT), Relax::new());
         loop {
-            if let Some(found) = check(self) {
-                return found;
+            if let Some(value) = check(self) {
+                return value;
             }
-            assert!(!deadline.has_passed(), "no {what}");
+            assert!(!deadline.has_passed(), "no {description}");
             self.turn();
             relax.reset();
             self.ranks[0].transport_mut().relax(&mut relax).unwrap();
@@ -200,7 +200,7 @@ fn until_killed(pair: &mut Neighbours, victim: &mut Part, source: bool) -> Compl
     unreachable!("numbers do not end")
 }
 
-fn killed_in_the_middle(event_loop: &str) {
+fn check_kill_in_the_middle(event_loop: &str) {
     let server = Server::of_text(MACHINE, event_loop);
     let folder = server.directory();
 
@@ -216,7 +216,7 @@ fn killed_in_the_middle(event_loop: &str) {
 
         // A get in flight may be the first operation that fails.
         assert!(error.is_peer() || matches!(error, Error::Transport(_)), "{error}");
-        let gone = Err(Error::PeerGone { peer: 1, why: Loss::Ended });
+        let peer_gone = Err(Error::PeerGone { peer: 1, why: Loss::Ended });
         // An eager send before the report of the end is complete. After the report every operation
         // fails.
         let attempts: [fn(&mut Rank) -> Request; 3] = [
@@ -228,25 +228,25 @@ fn killed_in_the_middle(event_loop: &str) {
         for attempt in attempts {
             let request = attempt(&mut pair.ranks[0]);
             let done = pair.until("the report of its end", |pair| pair.ranks[0].test(request).unwrap());
-            assert_eq!(done.result, gone);
+            assert_eq!(done.result, peer_gone);
         }
 
         let named = receive(&mut pair.ranks[1], 1, 9, 8);
         let done = pair.until("the report of its end", |pair| pair.ranks[1].test(named).unwrap());
 
-        assert_eq!(done.result, gone);
+        assert_eq!(done.result, peer_gone);
         pair.exchange(30);
     }
 }
 
 #[test]
 fn a_process_killed_in_the_middle_of_a_rendezvous_is_an_error_to_its_partner_and_nothing_to_the_others() {
-    killed_in_the_middle("auto");
+    check_kill_in_the_middle("auto");
 }
 
 #[test]
-fn the_same_with_epoll() {
-    killed_in_the_middle("epoll");
+fn a_process_killed_in_the_middle_of_a_rendezvous_is_an_error_with_epoll() {
+    check_kill_in_the_middle("epoll");
 }
 
 /// Runs an example on each node of a machine, and returns its output.

@@ -239,7 +239,7 @@ fn a_rank_that_stands_still_for_longer_than_the_watchdog_loses_nothing() {
 }
 
 #[test]
-fn the_same_with_epoll() {
+fn a_rank_that_stands_still_loses_nothing_with_epoll() {
     check_stop_and_resume("epoll");
 }
 

@@ -244,7 +244,7 @@ impl Scenario {
 }
 
 /// Drives all scenes until the condition holds for each.
-fn until(scenes: &mut [Scenario], what: &str, mut is_so: impl FnMut(&mut Scenario) -> bool) {
+fn until(scenes: &mut [Scenario], description: &str, mut is_so: impl FnMut(&mut Scenario) -> bool) {
     let (deadline, mut relax) = (Deadline::after(LIMIT), Relax::new());
     loop {
         let mut all = true;
@@ -255,7 +255,7 @@ fn until(scenes: &mut [Scenario], what: &str, mut is_so: impl FnMut(&mut Scenari
             return;
         }
 
-        assert!(!deadline.has_passed(), "no {what}");
+        assert!(!deadline.has_passed(), "no {description}");
         relax.reset();
         scenes[0].ranks[0].transport_mut().relax(&mut relax).unwrap();
     }

@@ -130,7 +130,7 @@ fn none_if_victim_ended<T>(result: Result<T, Error>) -> Option<T> {
     }
 }
 
-fn killed_while_neighbours_send(event_loop: &str) {
+fn check_kill_while_neighbours_send(event_loop: &str) {
     let server = Server::of_text(MACHINE, event_loop);
     let neighbours = [Address { node: 0, vpid: 0 }, Address { node: 1, vpid: 1 }];
     let mut ports = neighbours.map(|at| open(&socket(&server, at)));
@@ -152,29 +152,29 @@ fn killed_while_neighbours_send(event_loop: &str) {
 
         // The neighbours still reach each other. Any of these calls may report messages to the
         // victim that the card dropped.
-        let (one, two) = ports.split_at_mut(1);
+        let (first, second) = ports.split_at_mut(1);
         let deadline = soon();
         let link = loop {
-            if let Some(link) = none_if_victim_ended(one[0].connect(neighbours[1], soon(), None)) {
+            if let Some(link) = none_if_victim_ended(first[0].connect(neighbours[1], soon(), None)) {
                 break link;
             }
             assert!(!deadline.has_passed(), "the end of the victim is still reported");
         };
 
         loop {
-            match one[0].send_nb(link, 2, &round.to_le_bytes()) {
+            match first[0].send_nb(link, 2, &round.to_le_bytes()) {
                 Ok(()) => break,
                 Err(Error::WouldBlock) => {}
                 Err(error) => assert_eq!(error, Error::PeerGone { address: VICTIM }),
             }
             assert!(!deadline.has_passed(), "there is never room");
-            none_if_victim_ended(one[0].progress());
-            none_if_victim_ended(two[0].progress());
+            none_if_victim_ended(first[0].progress());
+            none_if_victim_ended(second[0].progress());
         }
 
         let message = loop {
             if let Some(message) =
-                none_if_victim_ended(two[0].recv(Filter::from(neighbours[0]), soon(), None))
+                none_if_victim_ended(second[0].recv(Filter::from(neighbours[0]), soon(), None))
             {
                 break message;
             }
@@ -187,10 +187,10 @@ fn killed_while_neighbours_send(event_loop: &str) {
 
 #[test]
 fn killed_process_is_an_error_to_its_neighbours_and_its_successor_sees_nothing_old() {
-    killed_while_neighbours_send("auto");
+    check_kill_while_neighbours_send("auto");
 }
 
 #[test]
-fn the_same_with_epoll() {
-    killed_while_neighbours_send("epoll");
+fn killed_process_is_an_error_to_its_neighbours_with_epoll() {
+    check_kill_while_neighbours_send("epoll");
 }

@@ -92,6 +92,7 @@ impl Contestant {
     }
 }
 
+/// Runs the benchmark.
 fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let (rounds, operations): (usize, u32) = if run.quick { (3, 200) } else { (41, 5_000) };
     run.steps((rounds * PATHS.len() * DEPTHS.len()) as u64);
@@ -140,10 +141,10 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
 
 /// Compares the largest depth with the mean of depths 1 and 10.
 fn goal(path: Path, medians: &[(Path, u32, f64)]) -> Goal {
-    let of = |wanted: u32| {
+    let of = |expected: u32| {
         medians
             .iter()
-            .find(|&&(other, depth, _)| other == path && depth == wanted)
+            .find(|&&(other, depth, _)| other == path && depth == expected)
             .map_or(f64::NAN, |&(.., nanoseconds)| nanoseconds)
     };
 

@@ -21,6 +21,7 @@ pub const BENCH: Bench =
 /// Number of compute nodes in the machine.
 const COMPUTE_NODES: u32 = 64;
 
+/// Runs the benchmark.
 fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let seconds = if run.quick { 1 } else { 10 };
     run.steps(seconds);

@@ -121,27 +121,27 @@ mod tests {
     #[test]
     fn readiness_is_reported_when_it_changes_and_not_again() {
         for mut events in loops() {
-            let (mut near, mut far) = UnixStream::pair().unwrap();
-            events.watch(near.as_fd(), TOKEN, Interest::READ).unwrap();
+            let (mut local_end, mut remote_end) = UnixStream::pair().unwrap();
+            events.watch(local_end.as_fd(), TOKEN, Interest::READ).unwrap();
             none(&mut *events);
-            far.write_all(&[1]).unwrap();
+            remote_end.write_all(&[1]).unwrap();
             next(&mut *events, |event| event.token == TOKEN && event.readable && !event.hangup);
             none(&mut *events);
-            near.read_exact(&mut [0]).unwrap();
-            far.write_all(&[2]).unwrap();
+            local_end.read_exact(&mut [0]).unwrap();
+            remote_end.write_all(&[2]).unwrap();
             next(&mut *events, |event| event.readable);
-            events.unwatch(near.as_fd(), TOKEN);
+            events.unwatch(local_end.as_fd(), TOKEN);
         }
     }
 
     #[test]
     fn watching_again_reports_readiness_of_before() {
         for mut events in loops() {
-            let (near, mut far) = UnixStream::pair().unwrap();
-            events.watch(near.as_fd(), TOKEN, Interest::READ).unwrap();
-            far.write_all(&[1]).unwrap();
+            let (local_end, mut remote_end) = UnixStream::pair().unwrap();
+            events.watch(local_end.as_fd(), TOKEN, Interest::READ).unwrap();
+            remote_end.write_all(&[1]).unwrap();
             next(&mut *events, |event| event.readable);
-            events.rewatch(near.as_fd(), TOKEN, Interest { read: true, write: true }).unwrap();
+            events.rewatch(local_end.as_fd(), TOKEN, Interest { read: true, write: true }).unwrap();
             next(&mut *events, |event| event.token == TOKEN && event.readable && event.writable);
         }
     }
@@ -149,9 +149,9 @@ mod tests {
     #[test]
     fn a_hang_up_is_reported_without_any_interest() {
         for mut events in loops() {
-            let (near, far) = UnixStream::pair().unwrap();
-            events.watch(near.as_fd(), TOKEN, Interest { read: false, write: false }).unwrap();
-            drop(far);
+            let (local_end, remote_end) = UnixStream::pair().unwrap();
+            events.watch(local_end.as_fd(), TOKEN, Interest { read: false, write: false }).unwrap();
+            drop(remote_end);
             next(&mut *events, |event| event.hangup);
         }
     }
@@ -159,14 +159,14 @@ mod tests {
     #[test]
     fn unwatched_descriptors_are_not_reported() {
         for mut events in loops() {
-            let (near, mut far) = UnixStream::pair().unwrap();
-            events.watch(near.as_fd(), TOKEN, Interest::READ).unwrap();
-            far.write_all(&[1]).unwrap();
-            events.unwatch(near.as_fd(), TOKEN);
+            let (local_end, mut remote_end) = UnixStream::pair().unwrap();
+            events.watch(local_end.as_fd(), TOKEN, Interest::READ).unwrap();
+            remote_end.write_all(&[1]).unwrap();
+            events.unwatch(local_end.as_fd(), TOKEN);
             none(&mut *events);
-            drop(near);
+            drop(local_end);
             // The event loop holds nothing open.
-            assert_eq!(far.read(&mut [0]).unwrap_or(0), 0);
+            assert_eq!(remote_end.read(&mut [0]).unwrap_or(0), 0);
         }
     }
 }

@@ -49,7 +49,7 @@ struct Watch {
 
 impl Watch {
     /// Turns the result of a poll into an event. The kernel may end a poll with an error, for
-    /// example for want of memory, which says nothing about the descriptor. It is then reported as
+    /// example for lack of memory, which says nothing about the descriptor. It is then reported as
     /// ready, so that its user checks it, and its poll is armed again. After [`MAX_ERRORS`] it
     /// counts as broken.
     fn event(&mut self, result: i32) -> Event {
@@ -290,8 +290,8 @@ mod tests {
     #[test]
     fn poll_that_ends_with_an_error_is_armed_again() {
         let Ok(mut uring) = Uring::new() else { return };
-        let (near, mut far) = UnixStream::pair().unwrap();
-        uring.watch(near.as_fd(), TOKEN, Interest::READ).unwrap();
+        let (local_end, mut remote_end) = UnixStream::pair().unwrap();
+        uring.watch(local_end.as_fd(), TOKEN, Interest::READ).unwrap();
 
         // The poll ends with ECANCELED, although its descriptor is still watched.
         let removal = opcode::PollRemove::new(uring.poll_of_token[&TOKEN]).build().user_data(IGNORED);
@@ -302,7 +302,7 @@ mod tests {
         uring.poll(&mut rest).unwrap();
         assert_eq!(rest, []);
 
-        far.write_all(&[1]).unwrap();
+        remote_end.write_all(&[1]).unwrap();
         next(&mut uring, |event| event.token == TOKEN && event.readable);
     }
 

@@ -323,14 +323,14 @@ impl Served {
     }
 
     /// Takes snapshots until one has the wanted state.
-    pub fn until(&self, what: &str, mut wanted: impl FnMut(&Snapshot) -> bool) -> Snapshot {
+    pub fn until(&self, description: &str, mut wanted: impl FnMut(&Snapshot) -> bool) -> Snapshot {
         let deadline = Instant::now() + LONG;
         loop {
             let snapshot = self.snapshot();
             if wanted(&snapshot) {
                 return snapshot;
             }
-            assert!(Instant::now() < deadline, "not in time: {what}; {snapshot:#?}");
+            assert!(Instant::now() < deadline, "not in time: {description}; {snapshot:#?}");
             std::thread::yield_now();
         }
     }

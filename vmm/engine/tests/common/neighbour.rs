@@ -92,9 +92,9 @@ fn work(client: &Client, rounds: &AtomicU64, stop: &AtomicBool) {
         copy(client, SOURCE, TARGET, PAGE as u32).unwrap();
         assert_eq!(wait_for(&done), 1);
 
-        let mut got = vec![0; PAGE as usize];
-        memory.read(PAGE, &mut got).unwrap();
-        assert!(got == sent, "round {round}: the copy is not what was copied");
+        let mut received = vec![0; PAGE as usize];
+        memory.read(PAGE, &mut received).unwrap();
+        assert!(received == sent, "round {round}: the copy is not what was copied");
         rounds.fetch_add(1, Ordering::Relaxed);
     }
 }

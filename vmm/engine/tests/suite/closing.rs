@@ -99,12 +99,12 @@ both_loops! {
     fn descriptors_before_the_version_are_not_kept(config) {
         let served = Served::start(config);
         let mut raw = Raw::connect(&served.path(A));
-        let (mut near, far) = std::os::unix::net::UnixStream::pair().unwrap();
-        near.set_read_timeout(Some(LONG)).unwrap();
-        raw.send_fds(&version(0, 0, b"{}\0")[..4], &[far.as_fd()]);
-        drop(far);
+        let (mut local_end, remote_end) = std::os::unix::net::UnixStream::pair().unwrap();
+        local_end.set_read_timeout(Some(LONG)).unwrap();
+        raw.send_fds(&version(0, 0, b"{}\0")[..4], &[remote_end.as_fd()]);
+        drop(remote_end);
         // The passed end of the pair is closed although the message is incomplete.
-        assert_eq!(std::io::Read::read(&mut near, &mut [0]).unwrap(), 0);
+        assert_eq!(std::io::Read::read(&mut local_end, &mut [0]).unwrap(), 0);
         raw.send(&version(0, 0, b"{}\0")[4..]);
 
         assert_eq!(raw.reply().0.reply_error(), None);

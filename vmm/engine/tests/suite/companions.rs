@@ -21,7 +21,7 @@ use nicforge_vfio_user::{Client, PCI_MSIX_IRQ};
 use nix::sys::eventfd::EventFd;
 
 const ADDRESS: u64 = 0x10_0000;
-/// First byte of data at which the companion panics, or waits until the test lets it go on.
+/// First byte of data at which the companion panics, or waits until the test lets it continue.
 const PANIC: u8 = 1;
 const WAIT: u8 = 2;
 

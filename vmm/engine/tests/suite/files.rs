@@ -94,8 +94,8 @@ fn none_is_mapped(config: EngineConfig, files: &[(&str, BorrowedFd<'_>)]) {
         for flags in [DMA_FLAG_READ, range(0, 0, PAGE).flags] {
             let mapped = client.dma_map(DmaMap { flags, ..range(0, 0, PAGE) }, Some(*fd));
             assert!(mapped.is_ok(), "{name}: {mapped:?}");
-            let seen = client_of(&neighbour.served.snapshot(), A).unwrap();
-            assert_eq!((seen.ranges, seen.mapped_bytes), (1, 0), "{name}");
+            let client_row = client_of(&neighbour.served.snapshot(), A).unwrap();
+            assert_eq!((client_row.ranges, client_row.mapped_bytes), (1, 0), "{name}");
             client.dma_unmap(DmaUnmap::All).unwrap();
         }
     }
@@ -121,8 +121,8 @@ both_loops! {
 
         for (number, (name, file, mapped)) in (0..).zip(&files) {
             assert_eq!(map(&client, number * PAGE, 0, PAGE, file), Ok(()), "{name}");
-            let seen = client_of(&neighbour.served.snapshot(), A).unwrap();
-            assert_eq!((seen.ranges as u64, seen.mapped_bytes), (number + 1, *mapped), "{name}");
+            let client_row = client_of(&neighbour.served.snapshot(), A).unwrap();
+            assert_eq!((client_row.ranges as u64, client_row.mapped_bytes), (number + 1, *mapped), "{name}");
         }
         assert_eq!(server_of(&neighbour.served.snapshot(), A).unmappable, 1);
         client.dma_unmap(DmaUnmap::All).unwrap();
@@ -223,9 +223,9 @@ both_loops! {
         for (address, offset) in [(0, 0), (PAGE, TERABYTE / 2), (2 * PAGE, TERABYTE - PAGE)] {
             map(&client, address, offset, PAGE, &huge).unwrap();
         }
-        let seen = client_of(&neighbour.served.snapshot(), A).unwrap();
+        let client_row = client_of(&neighbour.served.snapshot(), A).unwrap();
 
-        assert_eq!((seen.ranges, seen.mapped_bytes), (3, 0));
+        assert_eq!((client_row.ranges, client_row.mapped_bytes), (3, 0));
         assert_eq!(nix::sys::stat::fstat(&huge).unwrap().st_blocks, 0, "no page was touched");
         drop(client);
         neighbour.assert_served_and_reusable();
@@ -337,9 +337,9 @@ both_loops! {
             map(&client, index * 2 * PAGE, 0, PAGE, &shared).unwrap();
         }
         assert_eq!(map(&client, 2 * ranges * PAGE, 0, PAGE, &shared), Err(Errno::ENOSPC));
-        let seen = client_of(&neighbour.served.snapshot(), A).unwrap();
+        let client_row = client_of(&neighbour.served.snapshot(), A).unwrap();
 
-        assert_eq!((seen.ranges as u64, seen.mapped_bytes), (ranges, PAGE));
+        assert_eq!((client_row.ranges as u64, client_row.mapped_bytes), (ranges, PAGE));
         neighbour.assert_served();
         drop(client);
         neighbour.assert_served_and_reusable();

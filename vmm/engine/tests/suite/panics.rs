@@ -1,5 +1,5 @@
 //! Panics of devices and of the engine: what clients of the broken function see, and that a client
-//! of another function goes on.
+//! of another function continues.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 use std::sync::{

@@ -68,8 +68,8 @@ both_loops! {
         let mut sockets = TwoSockets::ready(&served);
         for _ in 0..2 {
             sockets.send(&doorbell(64));
-            let asked = sockets.message();
-            assert_eq!(asked.command, Command::DmaRead);
+            let read = sockets.message();
+            assert_eq!(read.command, Command::DmaRead);
 
             // Without an answer the unmap continues when the engine has given the message up.
             sockets.send(&request(Command::DmaUnmap, &unmap()));

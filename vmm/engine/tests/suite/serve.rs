@@ -142,9 +142,9 @@ both_loops! {
         let mut bytes = [0; 256];
         memory.read(0x3000, &mut bytes).unwrap();
         assert_eq!(bytes, [5; 256]);
-        let seen = client_of(&served.snapshot(), A).unwrap();
+        let client_row = client_of(&served.snapshot(), A).unwrap();
 
-        assert_eq!((seen.ranges, seen.mapped_bytes), (2, 0x4000));
+        assert_eq!((client_row.ranges, client_row.mapped_bytes), (2, 0x4000));
     }
 
     fn dma_reaches_memory_without_a_file_by_messages(config) {
@@ -177,9 +177,9 @@ both_loops! {
         copy(&client, 0x1000, 0x2000, 16).unwrap();
         wait_for(&done);
         assert_eq!(read64(&client, reg::COPIED), 1 << 32);
-        let seen = client_of(&served.snapshot(), A).unwrap();
+        let client_row = client_of(&served.snapshot(), A).unwrap();
 
-        assert_eq!((seen.ranges, seen.mapped_bytes), (0, 0));
+        assert_eq!((client_row.ranges, client_row.mapped_bytes), (0, 0));
     }
 
     fn unmapping_an_unmapped_range_is_enoent_and_the_connection_stays_usable(config) {
@@ -241,12 +241,12 @@ both_loops! {
         for index in 0..RANGES {
             client.dma_map(range(index * 0x2000, index * 0x1000, 0x1000), memory.fd()).unwrap();
         }
-        let seen = client_of(&served.snapshot(), A).unwrap();
-        assert_eq!((seen.ranges, seen.mapped_bytes), (RANGES as usize, RANGES * 0x1000));
+        let client_row = client_of(&served.snapshot(), A).unwrap();
+        assert_eq!((client_row.ranges, client_row.mapped_bytes), (RANGES as usize, RANGES * 0x1000));
         client.dma_unmap(DmaUnmap::Range { address: 0, size: RANGES * 0x2000 }).unwrap();
-        let seen = client_of(&served.snapshot(), A).unwrap();
+        let client_row = client_of(&served.snapshot(), A).unwrap();
 
-        assert_eq!((seen.ranges, seen.mapped_bytes), (0, 0));
+        assert_eq!((client_row.ranges, client_row.mapped_bytes), (0, 0));
     }
 
     fn requests_that_are_sent_ahead_are_answered_in_order(config) {

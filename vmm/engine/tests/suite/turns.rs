@@ -19,9 +19,9 @@ both_loops! {
     fn a_long_read_takes_as_many_turns_as_it_has_pages(config) {
         let served = Served::start(config);
         let client = served.client(A);
-        let wanted: Vec<u8> = (0..LENGTH).map(|index| (index / 7) as u8).collect();
+        let expected: Vec<u8> = (0..LENGTH).map(|index| (index / 7) as u8).collect();
 
-        for (index, piece) in wanted.chunks(0x1000).enumerate() {
+        for (index, piece) in expected.chunks(0x1000).enumerate() {
             client.region_write(WINDOW_BAR, WINDOW + index as u64 * 0x1000, piece, false).unwrap();
         }
         let before = served.snapshot();
@@ -29,7 +29,7 @@ both_loops! {
         client.region_read(WINDOW_BAR, WINDOW, &mut read).unwrap();
         let after = served.snapshot();
 
-        assert!(read == wanted);
+        assert!(read == expected);
         assert_eq!(trapped_reads(&after) - trapped_reads(&before), 16);
         assert!(after.turns - before.turns >= 16);
         assert_eq!(server_of(&after, A).stalled, 0);

@@ -70,7 +70,7 @@ impl LocalAttachment {
     /// most [`STALL_LIMIT`].
     fn access(
         &self,
-        what: &'static str,
+        operation: &'static str,
         mut f: impl FnMut(&mut Inner) -> Result<Access, Error>,
     ) -> Result<(), Error> {
         let started = Instant::now();
@@ -98,7 +98,7 @@ impl LocalAttachment {
                 self.with(|inner| {
                     inner.machine.give_up_access(self.function, self.attachment).map_err(machine_error)
                 })?;
-                return Err(Error::Timeout { what, waited });
+                return Err(Error::Timeout { what: operation, waited });
             }
 
             self.machine.relax(self.function, &mut relax)?;

@@ -49,8 +49,9 @@ impl ClientMemory {
             let (start, range) = self.ranges.range(..=at).next_back().ok_or(refused())?;
 
             let offset = at - start;
-            let left = range.length.checked_sub(offset).filter(|left| *left > 0).ok_or(refused())?;
-            let piece = (length - done).min(usize::try_from(left).unwrap_or(usize::MAX));
+            let remaining =
+                range.length.checked_sub(offset).filter(|remaining| *remaining > 0).ok_or(refused())?;
+            let piece = (length - done).min(usize::try_from(remaining).unwrap_or(usize::MAX));
 
             f(range.memory.as_ref(), offset, done..done + piece).map_err(|_| refused())?;
             done += piece;

@@ -315,8 +315,8 @@ impl LocalMachine {
 
     /// Returns how long to sleep for an event at `time`, or `None` when the event is too near.
     fn sleep_until(&self, time: Nanos) -> Option<Duration> {
-        let left = Duration::from_nanos(time.0.saturating_sub(self.now().0));
-        (left > NEAR).then(|| (left - NEAR).min(LONGEST_SLEEP))
+        let remaining = Duration::from_nanos(time.0.saturating_sub(self.now().0));
+        (remaining > NEAR).then(|| (remaining - NEAR).min(LONGEST_SLEEP))
     }
 
     /// Sleeps until another thread has driven the machine, or for `limit`. It rescans mapped memory

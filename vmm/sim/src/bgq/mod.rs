@@ -97,7 +97,7 @@ pub struct BlueGene<'a> {
     pub profile: Profile,
     /// Determines the random numbers of the libraries.
     pub seed: u64,
-    /// The question whether the user has ended the run.
+    /// The check of whether the user has ended the run.
     pub interrupted: Interrupted<'a>,
 }
 
@@ -164,7 +164,7 @@ impl BlueGene<'_> {
 
         // The other nodes would wait for one that has failed.
         let has_failed = || ends.borrow().iter().any(|(_, end)| end.is_err());
-        let ended = world.run_unless(LIMIT, &|| has_failed() || self.interrupted.ask());
+        let ended = world.run_unless(LIMIT, &|| has_failed() || self.interrupted.check());
         results(ends.take(), ended)
     }
 }

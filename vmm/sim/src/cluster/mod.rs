@@ -184,7 +184,7 @@ pub struct Cluster<'a> {
     pub seed: u64,
     /// Virtual time after which a program counts as stuck: 60 s, unless it is set.
     pub limit: Duration,
-    /// The question whether the user has ended the run: never, unless it is set.
+    /// The check of whether the user has ended the run: never, unless it is set.
     pub interrupted: Interrupted<'a>,
 }
 
@@ -241,8 +241,8 @@ impl Cluster<'_> {
 
     /// Returns the number of VPIDs, processes or subgroups that each node has.
     pub fn vpids(&self) -> u16 {
-        let least = self.nodes.iter().map(|node| node.vpids.len()).min();
-        least.unwrap_or_default().try_into().unwrap_or(u16::MAX)
+        let minimum = self.nodes.iter().map(|node| node.vpids.len()).min();
+        minimum.unwrap_or_default().try_into().unwrap_or(u16::MAX)
     }
 
     /// Runs a program on EXTOLL cards with `per_node` ranks on each node. Ranks are numbered node
@@ -261,7 +261,7 @@ impl Cluster<'_> {
             return Err(ClusterError::NoCards { name: self.name.clone() });
         }
         let job = Job::of_nodes(self.nodes.len() as u32, per_node);
-        self.start_ranks(per_node, move |place| run_rank(&place, &job, &program))
+        self.start_ranks(per_node, move |site| run_rank(&site, &job, &program))
     }
 
     /// Runs a program on any cards, as [`Cluster::run`].
@@ -281,7 +281,7 @@ impl Cluster<'_> {
     fn start_ranks<R: 'static>(
         &self,
         per_node: u16,
-        body: impl Fn(Place) -> Result<R, RankError> + 'static,
+        body: impl Fn(RankSite) -> Result<R, RankError> + 'static,
     ) -> Result<(Vec<R>, Picos), ClusterError> {
         let (machine, built) = build::build(&self.plan)?;
         let mut world = World::new(machine, self.seed);
@@ -302,10 +302,10 @@ impl Cluster<'_> {
             for attachment in attachments {
                 let process = world.add_process(functions.clone(), self.profile.clone());
                 let (node, attachment) = (node.name.clone(), attachment.clone());
-                let place = Place { devices: world.devices(), node, attachment };
+                let site = RankSite { devices: world.devices(), node, attachment };
                 let (body, ends) = (body.clone(), ends.clone());
                 world.start(process, &format!("rank {rank}"), move || {
-                    let result = body(place);
+                    let result = body(site);
                     ends.borrow_mut().push((rank, result));
                 });
                 rank += 1;
@@ -314,7 +314,7 @@ impl Cluster<'_> {
 
         // The other ranks would wait for ever for one that has failed.
         let has_failed = || ends.borrow().iter().any(|(_, end)| end.is_err());
-        let ended = world.run_unless(self.limit, &|| has_failed() || self.interrupted.ask());
+        let ended = world.run_unless(self.limit, &|| has_failed() || self.interrupted.check());
         Ok((results(ends.take(), ended)?, world.now()))
     }
 }
@@ -323,7 +323,7 @@ impl Cluster<'_> {
 type End<R> = (u32, Result<R, RankError>);
 
 /// Where a rank runs.
-struct Place {
+struct RankSite {
     devices: Devices,
     node: String,
     attachment: String,
@@ -343,11 +343,11 @@ fn results<R>(ends: Vec<End<R>>, ended: Result<(), WorldError>) -> Result<Vec<R>
 
 /// Opens a rank, waits for all others, and runs a program on it between two barriers.
 fn run_rank<R>(
-    place: &Place,
+    site: &RankSite,
     job: &Job,
     program: &impl Fn(&mut RankEndpoint) -> Result<R, RankError>,
 ) -> Result<R, RankError> {
-    let device = place.devices.open(&place.node, &place.attachment)?;
+    let device = site.devices.open(&site.node, &site.attachment)?;
     let mut transport = ExtollTransport::open(device, job, Config::default())?;
     transport.wait_for_all(Deadline::never(), None)?;
 

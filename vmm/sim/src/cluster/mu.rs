@@ -4,7 +4,7 @@ use nicforge_driver::{Deadline, runtime::Cost};
 use nicforge_matching::Endpoint;
 use nicforge_mu_transport::{Config, Job, MuTransport};
 
-use super::{Cluster, ClusterError, Place, RankError, RankProgram, between_barriers};
+use super::{Cluster, ClusterError, RankError, RankProgram, RankSite, between_barriers};
 use crate::world::{Picos, Profile};
 
 /// Time of the software on Blue Gene/Q for a message, in nanoseconds: "about 95 ns to 100 ns" for
@@ -26,13 +26,13 @@ impl Cluster<'_> {
         program: P,
     ) -> Result<(Vec<P::Output>, Picos), ClusterError> {
         let job = Job::of_nodes(self.nodes.len() as u32, per_node);
-        self.start_ranks(per_node, move |place| run_rank(&place, &job, &program))
+        self.start_ranks(per_node, move |site| run_rank(&site, &job, &program))
     }
 }
 
 /// Opens a rank, waits for all others, and runs a program on it.
-fn run_rank<P: RankProgram>(place: &Place, job: &Job, program: &P) -> Result<P::Output, RankError> {
-    let device = place.devices.open(&place.node, &place.attachment)?;
+fn run_rank<P: RankProgram>(site: &RankSite, job: &Job, program: &P) -> Result<P::Output, RankError> {
+    let device = site.devices.open(&site.node, &site.attachment)?;
     let mut transport = MuTransport::open(&device, job, Config::default())?;
     transport.wait_for_all(Deadline::never(), None)?;
 

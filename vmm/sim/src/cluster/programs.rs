@@ -19,9 +19,9 @@ const CONTEXT: u32 = 1;
 const WARM_UP_WINDOWS: u32 = 1;
 /// The earliest place in the sequence of RandomAccess at which a run begins: it is a part of a long
 /// one.
-const PLACE: u64 = 1_000_000_000_000_007;
+const POSITION: u64 = 1_000_000_000_000_007;
 /// Bits of the number by which the seed moves that place.
-const PLACE_BITS: u32 = 40;
+const POSITION_BITS: u32 = 40;
 /// Round trips before a measurement, and after it: messages of a barrier can meet the first and the
 /// last one.
 const EXTRA_ROUNDS: u32 = 1;
@@ -100,8 +100,8 @@ impl Cluster<'_> {
         order: u32,
         verifies: bool,
     ) -> Result<(Updated, Picos), ClusterError> {
-        let place = PLACE + (mix(self.seed) >> (u64::BITS - PLACE_BITS));
-        let (results, end) = self.run_program(per_node, RandomAccess { order, place, verifies })?;
+        let position = POSITION + (mix(self.seed) >> (u64::BITS - POSITION_BITS));
+        let (results, end) = self.run_program(per_node, RandomAccess { order, position, verifies })?;
         let sum = |of: fn(&Updated) -> u64| results.iter().map(of).sum::<u64>();
 
         let updated = Updated {
@@ -152,7 +152,7 @@ impl RankProgram for PingPong {
 /// The program of [`Cluster::random_access`].
 struct RandomAccess {
     order: u32,
-    place: u64,
+    position: u64,
     verifies: bool,
 }
 
@@ -160,7 +160,7 @@ impl RankProgram for RandomAccess {
     type Output = Updated;
 
     fn run<E: Endpoint>(&self, endpoint: &mut E) -> Result<Updated, RankError> {
-        run_updates(endpoint, self.order, self.place, self.verifies)
+        run_updates(endpoint, self.order, self.position, self.verifies)
     }
 }
 
@@ -238,7 +238,7 @@ pub(crate) fn echo<E: Endpoint>(
 fn run_updates<E: Endpoint>(
     endpoint: &mut E,
     order: u32,
-    place: u64,
+    position: u64,
     verifies: bool,
 ) -> Result<Updated, RankError> {
     let mut table = Table::new(endpoint.rank(), endpoint.size(), order)?;
@@ -247,7 +247,7 @@ fn run_updates<E: Endpoint>(
 
     for pass in 0..if verifies { 2 } else { 1 } {
         let start = Instant::now();
-        let mut ranks = [Updates::new(endpoint, &mut table, CONTEXT + pass)?.starting_at(place)];
+        let mut ranks = [Updates::new(endpoint, &mut table, CONTEXT + pass)?.starting_at(position)];
         drive(&mut ranks, Deadline::never(), &mut Relax::new())?;
         if pass == 0 {
             seconds = start.elapsed().as_secs_f64();

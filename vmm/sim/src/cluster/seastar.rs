@@ -9,7 +9,7 @@ use nicforge_driver::{
 use nicforge_portals::{Interface, Kernel, KernelConfig, Mode};
 use nicforge_portals_mpi::{Config, Endpoint, Job};
 
-use super::{Cluster, ClusterError, Place, RankError, RankProgram, between_barriers};
+use super::{Cluster, ClusterError, RankError, RankProgram, RankSite, between_barriers};
 use crate::world::Picos;
 
 /// Name of a kernel's attachment.
@@ -34,7 +34,7 @@ impl Cluster<'_> {
     ) -> Result<(Vec<P::Output>, Picos), ClusterError> {
         let job = Job::of_nodes(self.nodes.len() as u32, per_node);
         let kernels: Rc<Kernels> = Rc::default();
-        let body = move |place: Place| run_rank(&place, &kernels, mode, &job, &program);
+        let body = move |site: RankSite| run_rank(&site, &kernels, mode, &job, &program);
         let (results, _) = self.start_ranks(per_node, body)?;
 
         // The time in which ranks stay for others is not the program's.
@@ -45,14 +45,14 @@ impl Cluster<'_> {
 
 /// Opens a rank, and runs a program on it. Also returns the time of the program's end.
 fn run_rank<P: RankProgram>(
-    place: &Place,
+    site: &RankSite,
     kernels: &Kernels,
     mode: Mode,
     job: &Job,
     program: &P,
 ) -> Result<(P::Output, Duration), RankError> {
     let began = Instant::now();
-    let interface = open(place, kernels, mode)?;
+    let interface = open(site, kernels, mode)?;
     let mut endpoint = Endpoint::open(interface, job, Config::default())?;
     endpoint.wait_for_all(Deadline::never(), None)?;
 
@@ -67,8 +67,8 @@ fn run_rank<P: RankProgram>(
 }
 
 /// Opens the interface of a rank. The rank of a node's first process boots it for all.
-fn open(place: &Place, kernels: &Kernels, mode: Mode) -> Result<Interface, RankError> {
-    let Place { devices, node, attachment } = place;
+fn open(site: &RankSite, kernels: &Kernels, mode: Mode) -> Result<Interface, RankError> {
+    let RankSite { devices, node, attachment } = site;
     if attachment == FIRST {
         let kernel = Kernel::boot(devices.open(node, KERNEL)?, KernelConfig::default())?;
         kernels.borrow_mut().insert(node.clone(), kernel);

@@ -105,7 +105,7 @@ impl<'a> Run<'a> {
         self.options.quick
     }
 
-    /// Returns the question whether the user has ended the run, for simulations.
+    /// Returns the check of whether the user has ended the run, for simulations.
     pub fn interrupted(&self) -> Interrupted<'a> {
         Interrupted::new(self.interrupted)
     }
@@ -133,8 +133,8 @@ impl<'a> Run<'a> {
     ///
     /// # Errors
     /// Returns an error when the user has ended the run.
-    pub fn show(&self, what: impl Into<String>) -> Result<(), Failure> {
-        self.progress.set_message(what.into());
+    pub fn show(&self, description: impl Into<String>) -> Result<(), Failure> {
+        self.progress.set_message(description.into());
         self.check()
     }
 
@@ -154,21 +154,21 @@ impl<'a> Run<'a> {
         }
 
         self.show(expected.what.as_str())?;
-        let ours = measurement(self)?;
-        self.record(expected, ours)?;
+        let simulated = measurement(self)?;
+        self.record(expected, simulated)?;
 
-        Ok(Some(ours))
+        Ok(Some(simulated))
     }
 
     /// Adds a row that was measured together with others, unless this run leaves the row out.
     ///
     /// # Errors
     /// Returns an error when the experiment does not name the row.
-    pub fn record(&mut self, expected: Expected, ours: f64) -> Result<(), Failure> {
+    pub fn record(&mut self, expected: Expected, simulated: f64) -> Result<(), Failure> {
         self.check_row(&expected)?;
-        let wanted = self.wants(&expected);
-        let row = Row::new(expected, ours)?;
-        if wanted {
+        let requested = self.wants(&expected);
+        let row = Row::new(expected, simulated)?;
+        if requested {
             self.table.rows.push(row);
             self.progress.inc(1);
         }

@@ -197,10 +197,10 @@ fn draw_frequencies(run: &mut Run<'_>, curves: [Vec<Point>; 3]) {
     let names = ["message rate", "bandwidth", "latency"];
     let full = (f64::from(CLOCK), 100.0);
 
-    let series = names.iter().enumerate().zip(curves).map(|((index, name), mut ours)| {
+    let series = names.iter().enumerate().zip(curves).map(|((index, name), mut simulated)| {
         let paper = FREQUENCIES.map(|(mhz, paper)| (f64::from(mhz), paper[index]));
-        ours.insert(0, full);
-        Series::new(*name, paper, ours)
+        simulated.insert(0, full);
+        Series::new(*name, paper, simulated)
     });
     run.figure(Figure {
         name: "frequencies",
@@ -275,8 +275,8 @@ fn measure_delays(run: &mut Run<'_>, model: Model, base: Updates) -> Result<(), 
         })?;
 
         run.show("RandomAccess with delays")?;
-        let ours = 100.0 * Updates::of(slower)?.gups / base.gups;
-        run.record(rows::updates_with_delay(delayed), ours)?;
+        let simulated = 100.0 * Updates::of(slower)?.gups / base.gups;
+        run.record(rows::updates_with_delay(delayed), simulated)?;
     }
     Ok(())
 }

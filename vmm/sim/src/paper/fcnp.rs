@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     interrupted::Interrupted,
-    pset::{Pset, PsetError, Waiting, Way},
+    pset::{Direction, Pset, PsetError, Waiting},
     world::{Picos, Profile},
 };
 
@@ -126,9 +126,9 @@ fn gigabits_per_s(bytes: usize, time: Picos) -> f64 {
 
 /// Fits the paper's simplified LogGP model: the time of a message is the latency and its bytes'
 /// time. Returns the latency in us, and the time of a byte in ns.
-fn fit_log_gp(pset: &Pset<'_>, way: Way) -> Result<(f64, f64), PsetError> {
+fn fit_log_gp(pset: &Pset<'_>, direction: Direction) -> Result<(f64, f64), PsetError> {
     let (short, long) = (16 * KIB, LARGE);
-    let [one, other] = [pset.stream(way, short, MESSAGES)?, pset.stream(way, long, MESSAGES)?];
+    let [one, other] = [pset.stream(direction, short, MESSAGES)?, pset.stream(direction, long, MESSAGES)?];
     let per_byte = (other.as_nanos() - one.as_nanos()) / (long - short) as f64;
     Ok(((one.as_nanos() - per_byte * short as f64) / 1e3, per_byte))
 }
@@ -157,41 +157,43 @@ fn run(run: &mut Run<'_>) -> Result<(), Failure> {
 fn measure_packets(run: &mut Run<'_>, model: &Model<'_>) -> Result<(), Failure> {
     run.measure(rows::free_packets(), |_| {
         let fast = Model { software: false, ..*model };
-        let packet = fast.polling().packets(Way::ToIo, 4_000)?;
+        let packet = fast.polling().packets(Direction::ToIo, 4_000)?;
         Ok(gigabits_per_s(PAYLOAD as usize, packet))
     })?;
 
     let polling = model.polling();
     run.measure(rows::packets(), |_| {
-        Ok(gigabits_per_s(PAYLOAD as usize, polling.packets(Way::ToIo, 1_000)?))
+        Ok(gigabits_per_s(PAYLOAD as usize, polling.packets(Direction::ToIo, 1_000)?))
     })?;
     Ok(())
 }
 
 /// Measures the latencies of a request.
 fn measure_latency(run: &mut Run<'_>, polling: &Pset<'_>) -> Result<(), Failure> {
-    run.measure(rows::awaited(), |_| Ok(polling.awaited(Way::ToCompute, 240, MESSAGES)?.as_nanos() / 1e3))?;
+    run.measure(rows::awaited(), |_| {
+        Ok(polling.awaited(Direction::ToCompute, 240, MESSAGES)?.as_nanos() / 1e3)
+    })?;
 
-    let (read, per_byte) = fit_log_gp(polling, Way::ToCompute)?;
+    let (read, per_byte) = fit_log_gp(polling, Direction::ToCompute)?;
     run.record(rows::read(), read)?;
     run.record(rows::byte(), per_byte)?;
 
-    let (write, _) = fit_log_gp(polling, Way::ToIo)?;
+    let (write, _) = fit_log_gp(polling, Direction::ToIo)?;
     run.record(rows::write(), write - read)
 }
 
 /// Measures the bandwidths of long messages.
 fn measure_bandwidth(run: &mut Run<'_>, polling: &Pset<'_>) -> Result<(), Failure> {
-    let best = gigabits_per_s(PAYLOAD as usize, polling.packets(Way::ToIo, 1_000)?);
-    let percent = |way, bytes: usize, messages| -> Result<f64, Failure> {
-        Ok(100.0 * gigabits_per_s(bytes, polling.stream(way, bytes, messages)?) / best)
+    let best = gigabits_per_s(PAYLOAD as usize, polling.packets(Direction::ToIo, 1_000)?);
+    let percent = |direction, bytes: usize, messages| -> Result<f64, Failure> {
+        Ok(100.0 * gigabits_per_s(bytes, polling.stream(direction, bytes, messages)?) / best)
     };
 
     for size in rows::SIZES {
-        run.measure(rows::of_size(size), |_| percent(Way::ToCompute, size.0, MESSAGES))?;
+        run.measure(rows::of_size(size), |_| percent(Direction::ToCompute, size.0, MESSAGES))?;
     }
-    for (way, name) in rows::WAYS {
-        run.measure(rows::long(name), |_| percent(way, 16 * LARGE, 2))?;
+    for (direction, name) in rows::DIRECTIONS {
+        run.measure(rows::long(name), |_| percent(direction, 16 * LARGE, 2))?;
     }
 
     let both = polling.both_ways(4 * LARGE, 3)?;
@@ -204,21 +206,23 @@ fn measure_bandwidth(run: &mut Run<'_>, polling: &Pset<'_>) -> Result<(), Failur
 /// Measures the penalties of interrupts, and the messages that have one.
 fn measure_interrupts(run: &mut Run<'_>, model: &Model<'_>) -> Result<(), Failure> {
     // The time of a message less that of its bytes.
-    let overhead = |pset: &Pset<'_>, way, bytes: usize| -> Result<f64, Failure> {
-        Ok((pset.stream(way, bytes, MESSAGES)?.as_nanos() - bytes as f64 / PAYLOAD * PACKET) / 1e3)
+    let overhead = |pset: &Pset<'_>, direction, bytes: usize| -> Result<f64, Failure> {
+        Ok((pset.stream(direction, bytes, MESSAGES)?.as_nanos() - bytes as f64 / PAYLOAD * PACKET) / 1e3)
     };
 
     for interrupt in INTERRUPTS {
         let pset = model.pset(Waiting::Interrupt, interrupt.1);
         run.measure(rows::interrupt(interrupt), |_| {
-            Ok(overhead(&pset, Way::ToCompute, 256 * KIB)? - overhead(&pset, Way::ToCompute, 16 * KIB)?)
+            Ok(overhead(&pset, Direction::ToCompute, 256 * KIB)?
+                - overhead(&pset, Direction::ToCompute, 16 * KIB)?)
         })?;
     }
 
     let pset = model.pset(Waiting::Interrupt, INTERRUPTS[0].1);
     for penalty in rows::PENALTIES {
         run.measure(rows::penalty(penalty), |_| {
-            Ok(overhead(&pset, penalty.way, penalty.bytes)? - overhead(&pset, penalty.way, 16 * KIB)?)
+            Ok(overhead(&pset, penalty.direction, penalty.bytes)?
+                - overhead(&pset, penalty.direction, 16 * KIB)?)
         })?;
     }
     Ok(())
@@ -236,22 +240,22 @@ fn draw_curves(run: &mut Run<'_>, model: &Model<'_>) -> Result<(), Failure> {
     let polling = model.polling();
     let interrupt = model.pset(Waiting::Interrupt, INTERRUPTS[0].1);
 
-    for (way, name, title) in [
-        (Way::ToCompute, "to-compute", "From the I/O node to the compute node"),
-        (Way::ToIo, "to-io", "From the compute node to the I/O node"),
+    for (direction, name, title) in [
+        (Direction::ToCompute, "to-compute", "From the I/O node to the compute node"),
+        (Direction::ToIo, "to-io", "From the compute node to the I/O node"),
     ] {
         let curve = |pset: &Pset<'_>| -> Result<Vec<(f64, f64)>, Failure> {
             sizes
                 .iter()
                 .map(|&bytes| {
                     run.show(format!("figure 7, {bytes} bytes"))?;
-                    Ok((bytes as f64, gigabits_per_s(bytes, pset.stream(way, bytes, 2)?)))
+                    Ok((bytes as f64, gigabits_per_s(bytes, pset.stream(direction, bytes, 2)?)))
                 })
                 .collect()
         };
 
         // The points that the paper's text states: latency and time of a byte.
-        let latency = if way == Way::ToCompute { 13_300.0 } else { 13_900.0 };
+        let latency = if direction == Direction::ToCompute { 13_300.0 } else { 13_900.0 };
         let stated: Vec<_> = sizes
             .iter()
             .filter(|&&bytes| bytes >= 4 * KIB)
@@ -261,7 +265,7 @@ fn draw_curves(run: &mut Run<'_>, model: &Model<'_>) -> Result<(), Failure> {
             Series::new("FCNP, polling", stated, curve(&polling)?),
             Series::new("FCNP, interrupts", [], curve(&interrupt)?),
         ];
-        if way == Way::ToIo {
+        if direction == Direction::ToIo {
             let ciod: Result<Vec<_>, Failure> = sizes
                 .iter()
                 .map(|&bytes| Ok((bytes as f64, gigabits_per_s(bytes, polling.ciod(bytes, 2)?))))

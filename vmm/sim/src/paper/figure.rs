@@ -1,4 +1,4 @@
-//! A figure of a paper: its points, and ours beside them.
+//! A figure of a paper: its points, and the simulated points.
 
 use serde::Serialize;
 
@@ -33,7 +33,7 @@ impl Axis {
 /// A point of a figure: x and y.
 pub type Point = (f64, f64);
 
-/// A curve, with the paper's points and ours. Either may be empty.
+/// A curve, with the paper's points and the simulated points. Either may be empty.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Series {
     /// The curve's name.
@@ -41,13 +41,17 @@ pub struct Series {
     /// The paper's points.
     pub paper: Vec<Point>,
     /// Our points, in the order of their line.
-    pub ours: Vec<Point>,
+    pub simulated: Vec<Point>,
 }
 
 impl Series {
     /// Returns a curve.
-    pub fn new(label: impl Into<String>, paper: impl Into<Vec<Point>>, ours: impl Into<Vec<Point>>) -> Self {
-        Self { label: label.into(), paper: paper.into(), ours: ours.into() }
+    pub fn new(
+        label: impl Into<String>,
+        paper: impl Into<Vec<Point>>,
+        simulated: impl Into<Vec<Point>>,
+    ) -> Self {
+        Self { label: label.into(), paper: paper.into(), simulated: simulated.into() }
     }
 }
 

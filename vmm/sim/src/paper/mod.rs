@@ -1,8 +1,8 @@
 //! The papers' experiments in virtual time, and the tables of their results.
 //!
-//! A table has a line for each figure of the paper: the paper's value, ours, the difference and the
-//! tolerance. Each row says whether the model's costs were chosen by it, and what a model without
-//! the mechanism gives instead. The program fails when a judged row is out.
+//! A table has a line for each figure of the paper: the paper's value, the simulated value, the
+//! difference and the tolerance. Each row says whether the model's costs were chosen by it, and
+//! what a model without the mechanism gives instead. The program fails when a judged row is out.
 //!
 //! | module | contents |
 //! | --- | --- |

@@ -1,4 +1,4 @@
-//! Figures as SVG: the paper's points as circles, ours as a line with dots.
+//! Figures as SVG: the paper's points as circles, the simulated values as a line with dots.
 //!
 //! The texts name a generic font, which the viewer chooses, so that no font is needed here.
 
@@ -94,7 +94,8 @@ fn heading(figure: &Figure, table: &Table) -> String {
 /// Draws a figure: its axes, its series, and their labels.
 fn draw(figure: &Figure, heading: &str, area: &Area<'_>) -> DrawResult {
     let points = |pick: fn(&Point) -> f64| {
-        let all = |series: &Series| series.paper.iter().chain(&series.ours).map(pick).collect::<Vec<_>>();
+        let all =
+            |series: &Series| series.paper.iter().chain(&series.simulated).map(pick).collect::<Vec<_>>();
         figure.series.iter().flat_map(all).collect::<Vec<_>>()
     };
     let x = PlotAxis::new(&figure.x, &points(|point| point.0));
@@ -132,7 +133,7 @@ fn draw(figure: &Figure, heading: &str, area: &Area<'_>) -> DrawResult {
     area.present()
 }
 
-/// Draws a series: the paper's points as circles, ours as a line.
+/// Draws a series: the paper's points as circles, the simulated values as a line.
 fn draw_series(
     series: &Series,
     colour: RGBColor,
@@ -143,7 +144,7 @@ fn draw_series(
         let position = |point: &Point| Some((x.position(point.0)?, y.position(point.1)?));
         points.iter().filter_map(position).collect::<Vec<_>>()
     };
-    let (paper, ours) = (positions(&series.paper), positions(&series.ours));
+    let (paper, simulated) = (positions(&series.paper), positions(&series.simulated));
 
     if !paper.is_empty() {
         chart
@@ -151,10 +152,10 @@ fn draw_series(
             .label(format!("{}, paper", series.label))
             .legend(move |(left, middle)| Circle::new((left + 9, middle), 5, colour.stroke_width(1)));
     }
-    if !ours.is_empty() {
+    if !simulated.is_empty() {
         chart
-            .draw_series(LineSeries::new(ours, colour.stroke_width(2)).point_size(2))?
-            .label(format!("{}, ours", series.label))
+            .draw_series(LineSeries::new(simulated, colour.stroke_width(2)).point_size(2))?
+            .label(format!("{}, simulated", series.label))
             .legend(move |(left, middle)| {
                 PathElement::new([(left, middle), (left + 18, middle)], colour.stroke_width(2))
             });

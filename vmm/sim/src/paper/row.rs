@@ -31,7 +31,8 @@ impl Role {
     }
 }
 
-/// The greatest difference between the paper's value and ours with which a row holds.
+/// The greatest difference between the paper's value and the simulated value with which a row
+/// holds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Tolerance {
@@ -79,15 +80,15 @@ impl fmt::Display for Tolerance {
 pub enum Judgement {
     /// The row is only shown.
     Unjudged,
-    /// Our value differs from the paper's by at most this.
+    /// The simulated value differs from the paper's by at most this.
     Within(Tolerance),
-    /// Our value is not below the paper's.
+    /// The simulated value is not below the paper's.
     AtLeast,
-    /// Our value is not above the paper's.
+    /// The simulated value is not above the paper's.
     AtMost,
-    /// Our value is above the paper's: it says which of two things is more.
+    /// The simulated value is above the paper's: it says which of two things is more.
     Above,
-    /// Our value is below the paper's.
+    /// The simulated value is below the paper's.
     Below,
 }
 
@@ -100,7 +101,8 @@ pub struct NullModel {
     pub value: f64,
 }
 
-/// A row before it is measured: the paper's value, and the rule by which ours is judged.
+/// A row before it is measured: the paper's value, and the rule by which the simulated value is
+/// judged.
 ///
 /// A row that is judged must be able to fail. Its tolerance is below half the distance between the
 /// paper's value and the null model's. A bound lies between the null model and what it allows;
@@ -126,22 +128,30 @@ pub struct Expected {
 
 impl Expected {
     /// Returns an unjudged row by which a cost of the model was chosen.
-    pub fn calibrates(what: impl Into<String>, unit: &'static str, paper: f64) -> Self {
-        Self::new(Role::Calibrates, what.into(), unit, paper)
+    pub fn calibrates(description: impl Into<String>, unit: &'static str, paper: f64) -> Self {
+        Self::new(Role::Calibrates, description.into(), unit, paper)
     }
 
     /// Returns an unjudged row that follows from calibrated ones.
-    pub fn derived(what: impl Into<String>, unit: &'static str, paper: f64) -> Self {
-        Self::new(Role::Derived, what.into(), unit, paper)
+    pub fn derived(description: impl Into<String>, unit: &'static str, paper: f64) -> Self {
+        Self::new(Role::Derived, description.into(), unit, paper)
     }
 
     /// Returns an unjudged row by which no cost was chosen.
-    pub fn predicted(what: impl Into<String>, unit: &'static str, paper: f64) -> Self {
-        Self::new(Role::Predicted, what.into(), unit, paper)
+    pub fn predicted(description: impl Into<String>, unit: &'static str, paper: f64) -> Self {
+        Self::new(Role::Predicted, description.into(), unit, paper)
     }
 
-    fn new(role: Role, what: String, unit: &'static str, paper: f64) -> Self {
-        Self { what, unit, paper, null_model: None, role, judgement: Judgement::Unjudged, quick: false }
+    fn new(role: Role, description: String, unit: &'static str, paper: f64) -> Self {
+        Self {
+            what: description,
+            unit,
+            paper,
+            null_model: None,
+            role,
+            judgement: Judgement::Unjudged,
+            quick: false,
+        }
     }
 
     /// Judges the row by the difference to the paper's value.
@@ -162,14 +172,14 @@ impl Expected {
         Self { judgement: Judgement::AtMost, ..self }
     }
 
-    /// Judges the row by the paper's value, which ours must exceed. It fits a comparison, in which
-    /// equality is the paper's bound and the null model at once.
+    /// Judges the row by the paper's value, which the simulated value must exceed. It fits a
+    /// comparison, in which equality is the paper's bound and the null model at once.
     #[must_use]
     pub fn above(self) -> Self {
         Self { judgement: Judgement::Above, ..self }
     }
 
-    /// Judges the row by the paper's value, below which ours must be.
+    /// Judges the row by the paper's value, below which the simulated value must be.
     #[must_use]
     pub fn below(self) -> Self {
         Self { judgement: Judgement::Below, ..self }
@@ -197,13 +207,13 @@ impl Expected {
     /// # Errors
     /// Returns the defect of the row.
     pub fn check(&self) -> Result<(), RowError> {
-        let what = || self.what.clone();
+        let description = || self.what.clone();
         let null_model = self.null_model.as_ref().map(|model| model.value);
         if !self.paper.is_finite() || null_model.is_some_and(|value| !value.is_finite()) {
-            return Err(RowError::NoNumber { what: what() });
+            return Err(RowError::NoNumber { what: description() });
         }
         if self.is_judged() && null_model.is_none() && self.role != Role::Calibrates {
-            return Err(RowError::NoNullModel { what: what(), role: self.role.name() });
+            return Err(RowError::NoNullModel { what: description(), role: self.role.name() });
         }
 
         let distance = null_model.map(|value| self.paper - value);
@@ -211,16 +221,16 @@ impl Expected {
             Judgement::Unjudged => Ok(()),
             Judgement::Within(tolerance) => self.check_tolerance(tolerance, distance),
             Judgement::AtLeast if distance.is_some_and(|distance| distance <= 0.0) => {
-                Err(RowError::BoundAllowsNullModel { what: what() })
+                Err(RowError::BoundAllowsNullModel { what: description() })
             }
             Judgement::AtMost if distance.is_some_and(|distance| distance >= 0.0) => {
-                Err(RowError::BoundAllowsNullModel { what: what() })
+                Err(RowError::BoundAllowsNullModel { what: description() })
             }
             Judgement::Above if distance.is_some_and(|distance| distance < 0.0) => {
-                Err(RowError::BoundAllowsNullModel { what: what() })
+                Err(RowError::BoundAllowsNullModel { what: description() })
             }
             Judgement::Below if distance.is_some_and(|distance| distance > 0.0) => {
-                Err(RowError::BoundAllowsNullModel { what: what() })
+                Err(RowError::BoundAllowsNullModel { what: description() })
             }
             Judgement::AtLeast | Judgement::AtMost | Judgement::Above | Judgement::Below => Ok(()),
         }
@@ -228,14 +238,14 @@ impl Expected {
 
     /// Checks a tolerance by the distance of the null model's value, if there is one.
     fn check_tolerance(&self, tolerance: Tolerance, distance: Option<f64>) -> Result<(), RowError> {
-        let what = || self.what.clone();
+        let description = || self.what.clone();
         if let Some(needed) = tolerance.unit().filter(|&unit| unit != self.unit) {
-            return Err(RowError::Unit { what: what(), tolerance, needed, unit: self.unit });
+            return Err(RowError::Unit { what: description(), tolerance, needed, unit: self.unit });
         }
 
         let width = tolerance.width(self.paper);
         if !width.is_finite() || width <= 0.0 {
-            return Err(RowError::NoWidth { what: what(), tolerance });
+            return Err(RowError::NoWidth { what: description(), tolerance });
         }
 
         let limit = distance.map_or(f64::INFINITY, |distance| distance.abs() / 2.0);
@@ -245,7 +255,7 @@ impl Expected {
 
         // A reader writes 5.6 instead of 5.6000000000000005.
         let (width, limit) = (rounded(width, 9), rounded(limit, 9));
-        Err(RowError::TooWide { what: what(), tolerance, width, unit: self.unit, limit })
+        Err(RowError::TooWide { what: description(), tolerance, width, unit: self.unit, limit })
     }
 }
 
@@ -323,11 +333,11 @@ impl From<RowError> for Failure {
     }
 }
 
-/// A row with our value.
+/// A row with the simulated value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     expected: Expected,
-    ours: f64,
+    simulated: f64,
 }
 
 impl Row {
@@ -335,9 +345,9 @@ impl Row {
     ///
     /// # Errors
     /// Returns an error when the row cannot fail ([`Expected::check`]).
-    pub fn new(expected: Expected, ours: f64) -> Result<Self, RowError> {
+    pub fn new(expected: Expected, simulated: f64) -> Result<Self, RowError> {
         expected.check()?;
-        Ok(Self { expected, ours })
+        Ok(Self { expected, simulated })
     }
 
     /// Returns the paper's side of the row.
@@ -345,14 +355,14 @@ impl Row {
         &self.expected
     }
 
-    /// Returns our value.
-    pub fn ours(&self) -> f64 {
-        self.ours
+    /// Returns the simulated value.
+    pub fn simulated(&self) -> f64 {
+        self.simulated
     }
 
-    /// Returns our value minus the paper's, in the unit of the row.
+    /// Returns the simulated value minus the paper's, in the unit of the row.
     pub fn difference(&self) -> f64 {
-        self.ours - self.expected.paper
+        self.simulated - self.expected.paper
     }
 
     /// Returns the difference in percent of the paper's value, unless that is zero.
@@ -368,15 +378,15 @@ impl Row {
         match self.expected.judgement {
             Judgement::Unjudged => None,
             Judgement::Within(tolerance) => Some(self.difference().abs() <= tolerance.width(paper)),
-            Judgement::AtLeast => Some(self.ours >= paper),
-            Judgement::AtMost => Some(self.ours <= paper),
-            Judgement::Above => Some(self.ours > paper),
-            Judgement::Below => Some(self.ours < paper),
+            Judgement::AtLeast => Some(self.simulated >= paper),
+            Judgement::AtMost => Some(self.simulated <= paper),
+            Judgement::Above => Some(self.simulated > paper),
+            Judgement::Below => Some(self.simulated < paper),
         }
     }
 }
 
-/// The fields are those of the expected value, and `ours`, `difference`, `error_percent` and
+/// The fields are those of the expected value, and `simulated`, `difference`, `error_percent` and
 /// `holds`.
 impl Serialize for Row {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -386,7 +396,7 @@ impl Serialize for Row {
         row.serialize_field("what", &expected.what)?;
         row.serialize_field("unit", expected.unit)?;
         row.serialize_field("paper", &expected.paper)?;
-        row.serialize_field("ours", &self.ours)?;
+        row.serialize_field("ours", &self.simulated)?;
         row.serialize_field("difference", &self.difference())?;
         row.serialize_field("error_percent", &self.error_percent())?;
         row.serialize_field("null_model", &expected.null_model)?;
@@ -479,23 +489,26 @@ mod tests {
 
     #[test]
     fn row_holds_inside_its_tolerance_or_on_the_allowed_side_of_its_bound() {
-        let holds = |expected: &Expected, ours| Row::new(expected.clone(), ours).unwrap().holds();
+        let holds = |expected: &Expected, simulated| Row::new(expected.clone(), simulated).unwrap().holds();
         let relative = latency().within(Tolerance::Percent(1.0));
         let absolute = latency().within(Tolerance::Microseconds(0.2));
-        let least = latency().at_least();
+        let minimum = latency().at_least();
 
         assert_eq!(
-            [13.2, 13.4, 13.1, 13.5].map(|ours| holds(&relative, ours)),
+            [13.2, 13.4, 13.1, 13.5].map(|simulated| holds(&relative, simulated)),
             [true, true, false, false].map(Some)
         );
         assert_eq!(
-            [13.15, 13.45, 13.0, 13.6].map(|ours| holds(&absolute, ours)),
+            [13.15, 13.45, 13.0, 13.6].map(|simulated| holds(&absolute, simulated)),
             [true, true, false, false].map(Some)
         );
-        assert_eq!([13.3, 99.0, 13.2].map(|ours| holds(&least, ours)), [true, true, false].map(Some));
+        assert_eq!(
+            [13.3, 99.0, 13.2].map(|simulated| holds(&minimum, simulated)),
+            [true, true, false].map(Some)
+        );
         let (above, below) = (latency().above(), latency().null_model("nothing", 13.3).below());
-        assert_eq!([13.3, 13.4].map(|ours| holds(&above, ours)), [false, true].map(Some));
-        assert_eq!([13.3, 13.2].map(|ours| holds(&below, ours)), [false, true].map(Some));
+        assert_eq!([13.3, 13.4].map(|simulated| holds(&above, simulated)), [false, true].map(Some));
+        assert_eq!([13.3, 13.2].map(|simulated| holds(&below, simulated)), [false, true].map(Some));
         assert_eq!(holds(&latency(), 99.0), None);
     }
 

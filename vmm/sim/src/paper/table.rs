@@ -181,7 +181,7 @@ fn cells(row: &Row) -> Vec<String> {
     vec![
         expected.what.clone(),
         format!("{bound}{}", value(expected.paper)),
-        value(row.ours()),
+        value(row.simulated()),
         expected.unit.to_owned(),
         error(row),
         allowed,
@@ -192,7 +192,8 @@ fn cells(row: &Row) -> Vec<String> {
     ]
 }
 
-/// Returns the difference between our value and the paper's, in the unit of the tolerance.
+/// Returns the difference between the simulated value and the paper's, in the unit of the
+/// tolerance.
 fn error(row: &Row) -> String {
     match row.expected().judgement {
         Judgement::Within(Tolerance::Points(_)) => format!("{:+.2} points", rounded(row.difference(), 2)),

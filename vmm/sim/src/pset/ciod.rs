@@ -46,7 +46,7 @@ impl Pset<'_> {
             let mut start = runtime::Instant::now();
             for message in 0..=messages {
                 for chunk in chunks(bytes) {
-                    raw::take(channel, chunk.div_ceil(PAYLOAD))?;
+                    raw::receive(channel, chunk.div_ceil(PAYLOAD))?;
                     socket.write(chunk);
                 }
                 if message == 0 {

@@ -62,7 +62,7 @@ pub struct Pset<'a> {
     pub waiting: Waiting,
     /// Determines the random numbers of the libraries, and how late each core starts.
     pub seed: u64,
-    /// The question whether the user has ended the run.
+    /// The check of whether the user has ended the run.
     pub interrupted: Interrupted<'a>,
 }
 
@@ -88,7 +88,7 @@ impl Waiting {
 
 /// The direction of an experiment's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     /// From the I/O node to the compute node: the core reads.
     ToCompute,
     /// From the compute node to the I/O node: the core writes.
@@ -98,7 +98,7 @@ pub enum Way {
 /// A sequence of messages between the I/O node and one core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stream {
-    way: Way,
+    direction: Direction,
     core: u8,
     bytes: usize,
     messages: u32,
@@ -112,9 +112,9 @@ impl Stream {
     fn serve(self, io: &IoNode) -> Result<(), Error> {
         let mut buffer = vec![0; self.bytes];
         for _ in 0..=self.messages {
-            match self.way {
-                Way::ToCompute => io.write(self.core.into(), &buffer)?,
-                Way::ToIo => io.read(self.core.into(), &mut buffer)?,
+            match self.direction {
+                Direction::ToCompute => io.write(self.core.into(), &buffer)?,
+                Direction::ToIo => io.read(self.core.into(), &mut buffer)?,
             };
         }
         Ok(())
@@ -123,9 +123,9 @@ impl Stream {
     /// Runs the core's side. Returns the mean time of a call, without the first one.
     fn drive(self, core: &ComputeCore) -> Result<Duration, Error> {
         let mut buffer = vec![0; self.bytes];
-        let mut call = || match self.way {
-            Way::ToCompute => core.read(&mut buffer),
-            Way::ToIo => core.write(&buffer),
+        let mut call = || match self.direction {
+            Direction::ToCompute => core.read(&mut buffer),
+            Direction::ToIo => core.write(&buffer),
         };
 
         call()?;
@@ -148,8 +148,8 @@ impl Pset<'_> {
     ///
     /// # Errors
     /// [`PsetError`].
-    pub fn stream(&self, way: Way, bytes: usize, messages: u32) -> Result<Picos, PsetError> {
-        let streams = [Stream { way, core: 0, bytes, messages, pause: Duration::ZERO }];
+    pub fn stream(&self, direction: Direction, bytes: usize, messages: u32) -> Result<Picos, PsetError> {
+        let streams = [Stream { direction, core: 0, bytes, messages, pause: Duration::ZERO }];
         self.streams(&streams).map(|times| times.into_iter().sum())
     }
 
@@ -158,8 +158,8 @@ impl Pset<'_> {
     ///
     /// # Errors
     /// [`PsetError`].
-    pub fn awaited(&self, way: Way, bytes: usize, messages: u32) -> Result<Picos, PsetError> {
-        let streams = [Stream { way, core: 0, bytes, messages, pause: Duration::from_micros(200) }];
+    pub fn awaited(&self, direction: Direction, bytes: usize, messages: u32) -> Result<Picos, PsetError> {
+        let streams = [Stream { direction, core: 0, bytes, messages, pause: Duration::from_micros(200) }];
         self.streams(&streams).map(|times| times.into_iter().sum())
     }
 
@@ -170,8 +170,8 @@ impl Pset<'_> {
     /// # Errors
     /// [`PsetError`].
     pub fn both_ways(&self, bytes: usize, messages: u32) -> Result<[Picos; 2], PsetError> {
-        let stream = |way, core| Stream { way, core, bytes, messages, pause: Duration::ZERO };
-        let times = self.streams(&[stream(Way::ToCompute, 0), stream(Way::ToIo, 1)])?;
+        let stream = |direction, core| Stream { direction, core, bytes, messages, pause: Duration::ZERO };
+        let times = self.streams(&[stream(Direction::ToCompute, 0), stream(Direction::ToIo, 1)])?;
         Ok([times.first().copied().unwrap_or_default(), times.get(1).copied().unwrap_or_default()])
     }
 

@@ -7,7 +7,7 @@ use nicforge_driver::{Relax, runtime};
 use nicforge_fcnp::tree::TreeChannel;
 use nicforge_hwi::tree::{Header, PAYLOAD};
 
-use super::{Pset, PsetError, Way, run::PsetRun};
+use super::{Direction, Pset, PsetError, run::PsetRun};
 use crate::world::Picos;
 
 /// Packets in a row under the send lock.
@@ -21,21 +21,21 @@ impl Pset<'_> {
     ///
     /// # Errors
     /// [`PsetError`].
-    pub fn packets(&self, way: Way, packets: usize) -> Result<Picos, PsetError> {
+    pub fn packets(&self, direction: Direction, packets: usize) -> Result<Picos, PsetError> {
         let mut run = PsetRun::new(self)?;
         let time = Rc::new(Cell::new(Duration::ZERO));
         let result = time.clone();
 
         let receive = move |channel: &TreeChannel| -> Result<(), Box<dyn Error>> {
-            take(channel, WARM_UP)?;
+            receive(channel, WARM_UP)?;
             let start = runtime::Instant::now();
-            take(channel, packets)?;
+            receive(channel, packets)?;
             result.set(start.elapsed());
             Ok(())
         };
-        match way {
-            Way::ToCompute => run.start_bare(move |io| send(io, WARM_UP + packets), receive),
-            Way::ToIo => run.start_bare(receive, move |core| send(core, WARM_UP + packets)),
+        match direction {
+            Direction::ToCompute => run.start_bare(move |io| send(io, WARM_UP + packets), receive),
+            Direction::ToIo => run.start_bare(receive, move |core| send(core, WARM_UP + packets)),
         }
 
         run.finish()?;
@@ -54,9 +54,9 @@ pub(super) fn send(channel: &TreeChannel, packets: usize) -> Result<(), Box<dyn 
 
     let (mut sent, mut relax) = (0, Relax::new());
     while sent < packets {
-        let most = BATCH.min(packets - sent);
-        let held = channel.send_lock().try_lock(channel.owner()).ok_or("the send lock is taken")?;
-        let now = channel.send_batch(held).send_data(header, &data, most);
+        let maximum = BATCH.min(packets - sent);
+        let guard = channel.send_lock().try_lock(channel.owner()).ok_or("the send lock is taken")?;
+        let now = channel.send_batch(guard).send_data(header, &data, maximum);
         sent += now;
         if now == 0 {
             channel.relax(&mut relax)?;
@@ -66,13 +66,13 @@ pub(super) fn send(channel: &TreeChannel, packets: usize) -> Result<(), Box<dyn 
 }
 
 /// Receives packets.
-pub(super) fn take(channel: &TreeChannel, packets: usize) -> Result<(), Box<dyn Error>> {
+pub(super) fn receive(channel: &TreeChannel, packets: usize) -> Result<(), Box<dyn Error>> {
     let mut buffer = vec![0; BATCH * PAYLOAD];
     let (mut taken, mut relax) = (0, Relax::new());
     while taken < packets {
-        let most = BATCH.min(packets - taken) * PAYLOAD;
-        let held = channel.receive_lock().try_lock(channel.owner()).ok_or("the receive lock is taken")?;
-        let now = channel.receiver(held).take_data(buffer.get_mut(..most).unwrap_or_default()).packets;
+        let maximum = BATCH.min(packets - taken) * PAYLOAD;
+        let guard = channel.receive_lock().try_lock(channel.owner()).ok_or("the receive lock is taken")?;
+        let now = channel.receiver(guard).take_data(buffer.get_mut(..maximum).unwrap_or_default()).packets;
         taken += now;
         if now == 0 {
             channel.relax(&mut relax)?;

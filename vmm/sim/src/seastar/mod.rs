@@ -163,11 +163,11 @@ impl Node {
     /// Handles messages until a time since the beginning of the simulation. All nodes continue at
     /// the same time.
     fn stay_until(&self, time: Duration) -> Result<(), NodeError> {
-        while let left = time.saturating_sub(self.began.elapsed())
-            && !left.is_zero()
+        while let remaining = time.saturating_sub(self.began.elapsed())
+            && !remaining.is_zero()
         {
             self.interface.progress()?;
-            runtime::sleep(left.min(STAY));
+            runtime::sleep(remaining.min(STAY));
         }
         Ok(())
     }

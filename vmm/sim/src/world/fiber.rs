@@ -92,12 +92,12 @@ mod tests {
 
     #[test]
     fn coroutines_alternate_from_within_nested_calls() {
-        let seen = Rc::new(RefCell::new(Vec::new()));
+        let observed = Rc::new(RefCell::new(Vec::new()));
         let body = |name: char| {
-            let seen = seen.clone();
+            let observed = observed.clone();
             Fiber::new(Box::new(move || {
                 for number in 0..2 {
-                    seen.borrow_mut().push((name, number));
+                    observed.borrow_mut().push((name, number));
                     suspend();
                 }
             }))
@@ -105,7 +105,7 @@ mod tests {
 
         let (mut one, mut other) = (body('a'), body('b'));
         let ends: Vec<bool> = (0..3).flat_map(|_| [one.resume(), other.resume()]).collect();
-        assert_eq!(*seen.borrow(), [('a', 0), ('b', 0), ('a', 1), ('b', 1)]);
+        assert_eq!(*observed.borrow(), [('a', 0), ('b', 0), ('a', 1), ('b', 1)]);
         assert_eq!(ends, [false, false, false, false, true, true]);
     }
 

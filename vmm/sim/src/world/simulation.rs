@@ -21,7 +21,7 @@ use super::{
     fiber::{Fiber, suspend},
 };
 
-/// Turns of machine and threads between two questions whether to go on.
+/// Turns of machine and threads between two checks of whether to continue.
 const TURNS: u32 = 4096;
 /// Maximum number of waits of a thread that panics. A destructor that waits for longer waits for a
 /// thread that is suspended.
@@ -46,7 +46,7 @@ pub(super) struct WorldState {
     running: Cell<ThreadId>,
     /// The running thread has stored to memory since the machine last looked.
     has_stored: Cell<bool>,
-    /// Turns of machine and threads since the caller was last asked whether to go on.
+    /// Turns of machine and threads since the caller was last asked whether to continue.
     turns: Cell<u32>,
     /// Waits of threads that panic.
     unwinding_waits: Cell<u32>,
@@ -82,7 +82,7 @@ pub(super) enum RunEnd {
     Stopped,
 }
 
-/// The time in which a world runs on this thread. The former world goes on afterwards.
+/// The time in which a world runs on this thread. The former world continues afterwards.
 pub(super) struct CurrentWorld {
     former: Option<Rc<WorldState>>,
 }
@@ -158,7 +158,7 @@ impl WorldState {
                 return Ok(RunEnd::Late);
             }
 
-            if self.is_question_due() {
+            if self.is_check_due() {
                 self.turns.set(0);
                 if is_stopped() {
                     return Ok(RunEnd::Stopped);
@@ -177,8 +177,8 @@ impl WorldState {
         }
     }
 
-    /// Counts a turn. Returns whether [`TURNS`] have passed since the last question.
-    fn is_question_due(&self) -> bool {
+    /// Counts a turn. Returns whether [`TURNS`] have passed since the last check.
+    fn is_check_due(&self) -> bool {
         self.turns.set(self.turns.get().saturating_add(1));
         self.turns.get() >= TURNS
     }
@@ -273,7 +273,7 @@ impl WorldState {
         suspend();
     }
 
-    /// Passes a length of time. The thread goes on at once if nothing else happens until then.
+    /// Passes a length of time. The thread continues at once if nothing else happens until then.
     fn pass(&self, time: Picos) {
         self.show_stores();
         let at = self.now.get() + time;
@@ -284,7 +284,7 @@ impl WorldState {
         let event = Picos::from(self.machine.with(|machine| machine.next_event()));
         let other = self.agenda.borrow().next().unwrap_or(Picos::NEVER);
         let is_alone = event > at && other > at && at <= self.end.get();
-        if is_alone && !self.is_question_due() {
+        if is_alone && !self.is_check_due() {
             self.now.set(at);
         } else {
             self.wait_for(Wait::Time, at);
@@ -317,9 +317,9 @@ impl Simulation for WorldState {
         self.pass(time.into());
     }
 
-    fn wait(&self, event: usize, most: Duration) {
+    fn wait(&self, event: usize, maximum: Duration) {
         self.show_stores();
-        self.wait_for(Wait::Event(event), self.now.get() + most.into());
+        self.wait_for(Wait::Event(event), self.now.get() + maximum.into());
     }
 
     fn notify(&self, event: usize) {

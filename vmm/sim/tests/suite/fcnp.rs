@@ -3,7 +3,7 @@
 use nicforge_driver::runtime::Cost;
 use nicforge_sim::{
     interrupted::Interrupted,
-    pset::{Pset, Waiting, Way},
+    pset::{Direction, Pset, Waiting},
     world::{Picos, Profile},
 };
 
@@ -26,19 +26,19 @@ fn pset() -> Pset<'static> {
 #[test]
 fn a_message_of_n_packets_takes_their_time_and_a_constant() {
     let pset = pset();
-    for way in [Way::ToCompute, Way::ToIo] {
-        let time = |packets: usize| pset.stream(way, 240 + 256 * packets, 4).unwrap().0;
+    for direction in [Direction::ToCompute, Direction::ToIo] {
+        let time = |packets: usize| pset.stream(direction, 240 + 256 * packets, 4).unwrap().0;
         // A packet takes 305.9 ns on the link, which is the slowest part. Each of the two ends is
         // seen at a poll, up to 100 ns later.
         let per_packet = (time(400) - time(100)) as f64 / 300.0;
-        assert!((305_500.0..306_300.0).contains(&per_packet), "{way:?}: {per_packet} ps");
+        assert!((305_500.0..306_300.0).contains(&per_packet), "{direction:?}: {per_packet} ps");
     }
 }
 
 #[test]
 fn messages_of_both_directions_share_nothing_but_the_nodes() {
     let pset = pset();
-    let alone = pset.stream(Way::ToCompute, 256 << 10, 4).unwrap().as_nanos();
+    let alone = pset.stream(Direction::ToCompute, 256 << 10, 4).unwrap().as_nanos();
     for time in pset.both_ways(256 << 10, 4).unwrap() {
         assert!(time.as_nanos() < 1.02 * alone, "{} ns beside {alone} ns alone", time.as_nanos());
     }

@@ -58,11 +58,11 @@ fn wide() -> Expected {
 
 fn measure_link(run: &mut Run<'_>) -> Result<(), Failure> {
     run.measure(latency(), |run| Ok(0.5 + if run.has(&SOFTWARE_COST) { 1.5 } else { 0.0 }))?;
-    let ours =
+    let simulated =
         run.measure(bandwidth(), |run| Ok(6.8 * if run.has(&PROTOCOL_BYTES) { 256.0 / 260.0 } else { 1.0 }))?;
 
-    if let Some(ours) = ours {
-        run.record(share(), 100.0 * ours / 6.8)?;
+    if let Some(simulated) = simulated {
+        run.record(share(), 100.0 * simulated / 6.8)?;
         run.figure(Figure {
             name: "bandwidth",
             title: "Bandwidth".into(),
@@ -71,7 +71,7 @@ fn measure_link(run: &mut Run<'_>) -> Result<(), Failure> {
             series: vec![Series::new(
                 "one way",
                 [(512.0, 3.3), (4096.0, 6.7)],
-                [(512.0, 3.3), (4096.0, ours)],
+                [(512.0, 3.3), (4096.0, simulated)],
             )],
         });
     }

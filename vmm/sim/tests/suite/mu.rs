@@ -57,9 +57,9 @@ fn messages_over_the_message_unit_take_the_times_of_their_protocols() {
 fn windows_of_messages_of_all_protocols_arrive() {
     for bytes in [8, 2_000, 200_000] {
         let rate = |pairs| pair().message_rate(Pairs { pairs, bytes, window: 8, windows: 2 }).unwrap();
-        let (one, two) = (rate(1), rate(2));
-        assert!(one > 1_000.0 && two >= 0.95 * one, "{bytes} bytes: {one} and {two} messages/s");
-        assert!(two * bytes as f64 <= 2.0e9, "{bytes} bytes: {two} messages/s");
+        let (first, second) = (rate(1), rate(2));
+        assert!(first > 1_000.0 && second >= 0.95 * first, "{bytes} bytes: {first} and {second} messages/s");
+        assert!(second * bytes as f64 <= 2.0e9, "{bytes} bytes: {second} messages/s");
     }
 }
 

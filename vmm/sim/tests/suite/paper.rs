@@ -38,8 +38,8 @@ fn command(arguments: &[&str]) -> Result<u8, Failure> {
 #[test]
 fn table_shows_each_row_with_its_error_and_ends_with_the_verdict() {
     let text = run(&Options::default()).text();
-    let line = |what: &str| {
-        let line = text.lines().find(|line| line.contains(what)).unwrap();
+    let line = |description: &str| {
+        let line = text.lines().find(|line| line.contains(description)).unwrap();
         line.split_whitespace().collect::<Vec<_>>().join(" ")
     };
 
@@ -103,8 +103,8 @@ fn row_that_the_experiment_does_not_name_is_refused() {
 fn ended_run_measures_no_further_row() {
     // The first check is that before the experiment, and each row has one.
     for checks in 0_u32..3 {
-        let left = Cell::new(checks);
-        let interrupted = || left.replace(left.get().saturating_sub(1)) == 0;
+        let remaining = Cell::new(checks);
+        let interrupted = || remaining.replace(remaining.get().saturating_sub(1)) == 0;
 
         let failure = Run::of(&LINK, &Options::default(), &interrupted).unwrap_err();
         assert_eq!(failure.code, EXIT_INTERRUPTED);
@@ -158,11 +158,11 @@ fn plot_shows_both_series_with_texts_in_a_generic_font() {
     assert!(picture.starts_with("<svg ") && picture.trim_end().ends_with("</svg>"), "{picture}");
     assert!(picture.contains("font-family=\"sans-serif\""), "{picture}");
     for text in
-        ["Bandwidth, WITHOUT protocol-bytes", "size (bytes)", "one way, paper", "one way, ours", "4 K"]
+        ["Bandwidth, WITHOUT protocol-bytes", "size (bytes)", "one way, paper", "one way, simulated", "4 K"]
     {
         assert!(picture.contains(text), "{text}: {picture}");
     }
-    // Two points of the paper's, its mark in the legend, and the dots of our line.
+    // Two points of the paper's, its mark in the legend, and the dots of the simulated line.
     assert_eq!(picture.matches("<circle ").count(), 5, "{picture}");
 }
 

@@ -72,12 +72,12 @@ impl Fifo {
 
     /// Runs a thread that opens the FIFO. Returns the time that `body` takes.
     fn run(mut self, body: impl FnOnce(Client) + 'static) -> Duration {
-        let (devices, seen) = (self.world.devices(), self.seen.clone());
+        let (devices, observed) = (self.world.devices(), self.seen.clone());
         self.world.start(self.process, "a client", move || {
             let client = Client::open(&devices);
             let start = Instant::now();
             body(client);
-            seen.set(Some(start.elapsed()));
+            observed.set(Some(start.elapsed()));
         });
 
         self.world.run(Duration::from_secs(1)).unwrap();

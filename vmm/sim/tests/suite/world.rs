@@ -51,22 +51,23 @@ struct Log {
 }
 
 impl Log {
-    fn add(&self, what: &'static str) {
-        self.seen.borrow_mut().push((self.start.elapsed().as_nanos() as u64, what));
+    fn add(&self, description: &'static str) {
+        self.seen.borrow_mut().push((self.start.elapsed().as_nanos() as u64, description));
     }
 }
 
 /// Runs threads of one process on processors with this profile, and returns their log.
 fn run(profile: Profile, bodies: Vec<Box<dyn FnOnce(Log)>>) -> Vec<(u64, &'static str)> {
-    let (mut world, seen) = (World::new(Machine::new(), 1), Rc::default());
+    let (mut world, observed) = (World::new(Machine::new(), 1), Rc::default());
     let process = world.add_process(Vec::new(), profile);
     for body in bodies {
-        let seen = Rc::clone(&seen);
-        world.start(process, "a thread", move || body(Log { start: runtime::Instant::now(), seen }));
+        let observed = Rc::clone(&observed);
+        world
+            .start(process, "a thread", move || body(Log { start: runtime::Instant::now(), seen: observed }));
     }
 
     world.run(LIMIT).unwrap();
-    seen.take()
+    observed.take()
 }
 
 #[test]
@@ -81,8 +82,8 @@ fn threads_run_in_the_order_of_their_clocks() {
         })
     };
 
-    let seen = run(profile, vec![body(3, ["slow", "slow again"]), body(2, ["fast", "fast again"])]);
-    assert_eq!(seen, [(20, "fast"), (30, "slow"), (40, "fast again"), (60, "slow again")]);
+    let observed = run(profile, vec![body(3, ["slow", "slow again"]), body(2, ["fast", "fast again"])]);
+    assert_eq!(observed, [(20, "fast"), (30, "slow"), (40, "fast again"), (60, "slow again")]);
 }
 
 #[test]
@@ -108,7 +109,7 @@ fn a_notified_thread_runs_after_the_wake_time_and_another_one_after_its_own_limi
     };
 
     let notified = events[0].clone();
-    let seen = run(
+    let observed = run(
         profile,
         vec![
             waiter(events[0].clone(), "notified"),
@@ -119,7 +120,7 @@ fn a_notified_thread_runs_after_the_wake_time_and_another_one_after_its_own_limi
             }),
         ],
     );
-    assert_eq!(seen, [(107, "notified"), (300, "left alone")]);
+    assert_eq!(observed, [(107, "notified"), (300, "left alone")]);
 }
 
 #[test]
@@ -136,16 +137,16 @@ fn a_thread_waits_for_the_end_of_another_one() {
 #[test]
 fn threads_have_different_numbers_and_the_seed_determines_random_numbers() {
     let numbers = |seed| {
-        let (mut world, seen) = (World::new(Machine::new(), seed), Rc::new(RefCell::new(Vec::new())));
+        let (mut world, observed) = (World::new(Machine::new(), seed), Rc::new(RefCell::new(Vec::new())));
         let process = world.add_process(Vec::new(), Profile::default());
         for _ in 0..2 {
-            let seen = seen.clone();
+            let observed = observed.clone();
             world.start(process, "a thread", move || {
-                seen.borrow_mut().push((runtime::thread_number(), runtime::random()));
+                observed.borrow_mut().push((runtime::thread_number(), runtime::random()));
             });
         }
         world.run(LIMIT).unwrap();
-        seen.take()
+        observed.take()
     };
 
     let (one, again, other) = (numbers(1), numbers(1), numbers(2));
@@ -238,7 +239,7 @@ fn a_world_within_a_world_has_a_clock_of_its_own() {
 fn a_thread_gets_a_mutex_whose_holder_waits() {
     let lock = Arc::new(Mutex::new(()));
     let (one, other) = (lock.clone(), lock);
-    let seen = run(
+    let observed = run(
         Profile::default().with_poll(Picos::nanos(3)),
         vec![
             Box::new(move |_| {
@@ -251,7 +252,7 @@ fn a_thread_gets_a_mutex_whose_holder_waits() {
             }),
         ],
     );
-    assert_eq!(seen, [(102, "locked")]);
+    assert_eq!(observed, [(102, "locked")]);
 }
 
 #[test]

@@ -327,11 +327,11 @@ fn server_killed(role: &str, event_loop: &str) {
 
 /// Asserts that the named call of a process ends because the device is lost. Prints the time that
 /// it took, for `--nocapture`.
-fn ends_soon(process: &mut Process, call: &str, since: Instant, what: &str) {
+fn ends_soon(process: &mut Process, call: &str, since: Instant, description: &str) {
     process.expect(&format!("{call} gone"));
     let took = since.elapsed();
-    eprintln!("{what}: {} ms", took.as_millis());
-    assert!(took < SOON, "{what} took {took:?}");
+    eprintln!("{description}: {} ms", took.as_millis());
+    assert!(took < SOON, "{description} took {took:?}");
 }
 
 /// The server is killed during messages in both directions.
@@ -409,9 +409,9 @@ impl Seeded {
     }
 }
 
-/// Waits for a pseudo-random time of at most `most`. A process is killed after it.
-fn some_time(most: Duration, seeded: &mut Seeded) {
-    let until = Instant::now() + Duration::from_micros(seeded.below(most.as_micros() as u64));
+/// Waits for a pseudo-random time of at most `maximum`. A process is killed after it.
+fn some_time(maximum: Duration, seeded: &mut Seeded) {
+    let until = Instant::now() + Duration::from_micros(seeded.below(maximum.as_micros() as u64));
     while Instant::now() < until {
         thread::yield_now();
     }

@@ -60,8 +60,8 @@ impl Process {
         }
 
         loop {
-            let left = limit.saturating_sub(begun.elapsed());
-            match self.lines.recv_timeout(left) {
+            let remaining = limit.saturating_sub(begun.elapsed());
+            match self.lines.recv_timeout(remaining) {
                 Ok(line) if line.starts_with(start) => return line[start.len()..].trim().to_owned(),
                 Ok(line) => self.early.push_back(line),
                 Err(_) => panic!("no {start:?} within {limit:?}, but {:?}", self.early),
@@ -193,10 +193,10 @@ pub(crate) struct ProcessResources {
 }
 
 /// Polls `condition` until it holds, for at most [`LIMIT`].
-pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+pub(crate) fn eventually(description: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
-        assert!(started.elapsed() < LIMIT, "not within {LIMIT:?}: {what}");
+        assert!(started.elapsed() < LIMIT, "not within {LIMIT:?}: {description}");
         thread::yield_now();
     }
 }

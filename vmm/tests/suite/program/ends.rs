@@ -81,13 +81,13 @@ impl Drop for Run {
 }
 
 /// Calls `check` repeatedly until it returns a value, for at most [`SOON`].
-fn until<T>(what: &str, mut check: impl FnMut() -> Option<T>) -> Option<T> {
+fn until<T>(description: &str, mut check: impl FnMut() -> Option<T>) -> Option<T> {
     let start = Instant::now();
     loop {
-        if let Some(found) = check() {
-            return Some(found);
+        if let Some(value) = check() {
+            return Some(value);
         }
-        assert!(start.elapsed() < SOON, "{what}");
+        assert!(start.elapsed() < SOON, "{description}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

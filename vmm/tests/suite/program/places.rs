@@ -92,7 +92,7 @@ fn the_socket_of_a_server_that_does_not_listen_yet_is_left_to_it() {
 }
 
 #[test]
-fn stat_of_a_name_is_not_led_astray_by_a_folder_of_that_name() {
+fn stat_of_a_machine_name_ignores_a_folder_of_that_name() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("machine.toml");
     std::fs::copy(machine("proof.toml"), &file).unwrap();

@@ -83,8 +83,8 @@ impl Client {
         start: u32,
         fds: &[Option<BorrowedFd<'_>>],
     ) -> Result<(), ClientError> {
-        let most = (self.limits.max_msg_fds as usize).min(crate::socket::MAX_MESSAGE_FDS);
-        if most == 0 && fds.iter().any(Option::is_some) {
+        let maximum = (self.limits.max_msg_fds as usize).min(crate::socket::MAX_MESSAGE_FDS);
+        if maximum == 0 && fds.iter().any(Option::is_some) {
             return Err(ClientError::Argument(
                 "the server takes no descriptors, so it cannot signal interrupts",
             ));
@@ -93,7 +93,7 @@ impl Client {
         let flags = action | vfio::VFIO_IRQ_SET_DATA_EVENTFD;
         let mut at = start;
         for run in fds.chunk_by(|a, b| a.is_some() == b.is_some()) {
-            for part in run.chunks(most.max(1)) {
+            for part in run.chunks(maximum.max(1)) {
                 let open: Vec<BorrowedFd<'_>> = part.iter().copied().flatten().collect();
                 self.set_irqs_once(flags, index, at, part.len() as u32, &[], &open)?;
                 at += part.len() as u32;

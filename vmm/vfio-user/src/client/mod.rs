@@ -212,8 +212,8 @@ impl ServerLimits {
     fn of(answer: &VersionMessage, capabilities: &Capabilities) -> Result<Self, ClientError> {
         let command = Command::Version;
         if answer.major != VERSION_MAJOR || answer.minor > VERSION_MINOR {
-            let what = format!("version {}.{} was not proposed", answer.major, answer.minor);
-            return Err(ClientError::Malformed { command, what });
+            let description = format!("version {}.{} was not proposed", answer.major, answer.minor);
+            return Err(ClientError::Malformed { command, what: description });
         }
         let small = |value: Option<u64>, default: u32| {
             value.map_or(default, |value| u32::try_from(value).unwrap_or(u32::MAX))

@@ -119,8 +119,8 @@ impl Client {
             self.exchange.call(command, access.as_bytes(), &[], &[], deadline, |reply| {
                 let bytes = region_reply(command, &reply, part.len())?;
                 if bytes.len() < part.len() {
-                    let what = format!("{} bytes were asked for and {} came", part.len(), bytes.len());
-                    return Err(malformed(command, what));
+                    let description = format!("{} bytes were asked for and {} came", part.len(), bytes.len());
+                    return Err(malformed(command, description));
                 }
                 part.copy_from_slice(&bytes[..part.len()]);
                 Ok(())
@@ -243,8 +243,8 @@ fn parse_reply<T: zerocopy::FromBytes>(command: Command, payload: &[u8]) -> Resu
 fn region_reply<'a>(command: Command, reply: &Reply<'a>, count: usize) -> Result<&'a [u8], ClientError> {
     let (access, data) = parse_reply::<RegionAccess>(command, reply.payload)?;
     if access.count.get() as usize != count {
-        let what = format!("{count} bytes were asked for and {} are reported", access.count.get());
-        return Err(malformed(command, what));
+        let description = format!("{count} bytes were asked for and {} are reported", access.count.get());
+        return Err(malformed(command, description));
     }
     Ok(data)
 }

@@ -42,8 +42,8 @@ impl SecondSocket {
         let index = offer.fd_index.and_then(|index| usize::try_from(index).ok());
         let socket = index.and_then(|index| fds.into_iter().nth(index)).filter(|fd| is_stream(fd.as_fd()));
         let Some(socket) = socket else {
-            let what = "its twin socket is no connected UNIX socket among its descriptors";
-            return Err(malformed(Command::Version, what));
+            let description = "its twin socket is no connected UNIX socket among its descriptors";
+            return Err(malformed(Command::Version, description));
         };
 
         let Framed { fd, rx, tx } = Framed::new(socket, limit, 0);

@@ -99,8 +99,8 @@ impl Dispatcher {
     /// Checks the room that the client has for the reply to its `DMA_UNMAP`. The entry must fit,
     /// and, as in the reference, the room must not exceed a data transfer.
     fn check_unmap_argsz(&self, argsz: u32) -> Result<(), Errno> {
-        let most = self.transfer.max(DEFAULT_MAX_DATA_XFER_SIZE as usize);
-        let sizes = size_of::<DmaUnmapPayload>()..=most;
+        let maximum = self.transfer.max(DEFAULT_MAX_DATA_XFER_SIZE as usize);
+        let sizes = size_of::<DmaUnmapPayload>()..=maximum;
         if sizes.contains(&(argsz as usize)) { Ok(()) } else { Err(Errno::EINVAL) }
     }
 }

@@ -71,9 +71,9 @@ impl Dispatcher {
     /// client's end. A server without a free descriptor does not agree, and sends its requests on
     /// the first socket.
     fn make_second_socket(&mut self, client: &Capabilities, request: Request) -> Option<OwnedFd> {
-        let wanted = client.twin_socket.as_ref().is_some_and(|offer| offer.supported);
+        let expected = client.twin_socket.as_ref().is_some_and(|offer| offer.supported);
         let takes_fds = client.max_msg_fds.is_none_or(|fds| fds > 0);
-        if !wanted || !takes_fds || request.no_reply {
+        if !expected || !takes_fds || request.no_reply {
             return None;
         }
 
@@ -94,7 +94,7 @@ impl Dispatcher {
             pgsizes: client.pgsizes.map(|_| config.pgsizes),
             // QEMU ends the connection over a limit that is higher than its own.
             max_dma_maps: client.max_dma_maps.map(|theirs| theirs.min(config.max_dma_maps.into())),
-            write_multiple: client.write_multiple.filter(|wanted| *wanted && config.write_multiple),
+            write_multiple: client.write_multiple.filter(|expected| *expected && config.write_multiple),
             twin_socket: self
                 .second_socket
                 .as_ref()

@@ -36,14 +36,15 @@ impl SecondSocket {
     /// Makes the pair of sockets; the second value is the client's end. Messages have at most
     /// `limit` bytes. `closer` closes descriptors that come on it.
     pub(super) fn pair(limit: usize, closer: Option<Arc<dyn Closer>>) -> nix::Result<(Self, OwnedFd)> {
-        let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)?;
+        let (local_end, remote_end) =
+            socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)?;
         // A reply to a DMA request brings no descriptors.
-        let mut framed = Framed::new(ours, limit, 0);
+        let mut framed = Framed::new(local_end, limit, 0);
         framed.rx.set_pending_limit(PendingFds::NONE);
         if let Some(closer) = closer {
             framed.set_closer(closer);
         }
-        Ok((Self { framed, ended: false, is_readable: false }, theirs))
+        Ok((Self { framed, ended: false, is_readable: false }, remote_end))
     }
 
     /// Returns the longest time that one system call on this socket has taken since the last call

@@ -89,7 +89,7 @@ impl ServerConnection {
         }
     }
 
-    /// Takes a step while a request is deferred; `None` means that the caller goes on.
+    /// Takes a step while a request is deferred; `None` means that the caller continues.
     fn wait_deferred(
         &mut self,
         handler: &mut dyn Handler,

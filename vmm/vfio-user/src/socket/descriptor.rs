@@ -105,13 +105,13 @@ mod tests {
 
     #[test]
     fn dropped_descriptor_is_passed_open_to_the_closer() {
-        let (near, mut far) = UnixStream::pair().unwrap();
+        let (local_end, mut remote_end) = UnixStream::pair().unwrap();
         let kept = Arc::new(Kept::default());
 
-        drop(PeerFd::new(near.into(), Some(kept.clone())));
+        drop(PeerFd::new(local_end.into(), Some(kept.clone())));
 
-        far.set_nonblocking(true).unwrap();
-        assert_eq!(far.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        remote_end.set_nonblocking(true).unwrap();
+        assert_eq!(remote_end.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
         assert_eq!(kept.0.lock().unwrap().len(), 1);
         assert_eq!(Arc::strong_count(&kept), 1);
     }
@@ -138,13 +138,13 @@ mod tests {
 
     #[test]
     fn descriptor_that_is_taken_out_is_not_closed_by_the_closer() {
-        let (near, mut far) = UnixStream::pair().unwrap();
+        let (local_end, mut remote_end) = UnixStream::pair().unwrap();
         let kept = Arc::new(Kept::default());
 
-        let owned = OwnedFd::from(PeerFd::new(near.into(), Some(kept.clone())));
+        let owned = OwnedFd::from(PeerFd::new(local_end.into(), Some(kept.clone())));
 
         assert_eq!((kept.0.lock().unwrap().len(), Arc::strong_count(&kept)), (0, 1));
         drop(owned);
-        assert_eq!(far.read(&mut [0]).unwrap(), 0);
+        assert_eq!(remote_end.read(&mut [0]).unwrap(), 0);
     }
 }

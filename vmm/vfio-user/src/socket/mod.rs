@@ -39,7 +39,7 @@ pub const MAX_PENDING_FDS: usize = 256;
 /// Maximum number of descriptors that the kernel passes in one message (`SCM_MAX_FD` of Linux).
 pub const MAX_MESSAGE_FDS: usize = sys::SCM_MAX_FD;
 
-/// Why a stream cannot go on.
+/// Why a stream cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
     /// A header claims a message shorter than the header, so the start of the next one is unknown.

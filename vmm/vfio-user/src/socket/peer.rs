@@ -74,13 +74,13 @@ mod tests {
 
     #[test]
     fn peer_of_a_local_pair_is_this_process_and_is_alive() {
-        let (near, _far) = UnixStream::pair().unwrap();
-        let process = process(near.as_fd()).unwrap();
+        let (local_end, _far) = UnixStream::pair().unwrap();
+        let process = process(local_end.as_fd()).unwrap();
         assert!(!has_exited(process.as_fd()));
     }
 
     #[test]
-    fn process_that_was_killed_has_exited_before_anybody_asks_for_its_status() {
+    fn killed_process_counts_as_exited_before_it_is_reaped() {
         let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
         let process = pidfd_open(child.id() as libc::pid_t).unwrap();
         let before = has_exited(process.as_fd());

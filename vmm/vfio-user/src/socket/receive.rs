@@ -165,10 +165,10 @@ impl Receiver {
         }
 
         let mut fds = Vec::new();
-        let room = &mut self.buffer[self.end..];
-        let asked = room.len();
+        let available = &mut self.buffer[self.end..];
+        let asked = available.len();
         let control = &mut self.control;
-        let received = match self.times.measure(|| sys::receive(socket, room, control, &mut fds, wait)) {
+        let received = match self.times.measure(|| sys::receive(socket, available, control, &mut fds, wait)) {
             Ok(received) => received,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(ReadOutcome::WouldBlock),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {
@@ -217,9 +217,9 @@ impl Receiver {
             return;
         }
 
-        let room = self.pending_limit.most.saturating_sub(self.pending_fds);
-        if fds.len() > room {
-            fds.truncate(room);
+        let available = self.pending_limit.most.saturating_sub(self.pending_fds);
+        if fds.len() > available {
+            fds.truncate(available);
             lost = true;
         }
 

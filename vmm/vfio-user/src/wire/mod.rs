@@ -320,7 +320,7 @@ mod tests {
         }
 
         #[test]
-        fn any_sixteen_bytes_round_trip(bytes: [u8; 16]) {
+        fn random_headers_of_16_bytes_round_trip(bytes: [u8; 16]) {
             let header = Header::parse(&bytes).unwrap();
             prop_assert_eq!(header.to_bytes(), bytes);
         }

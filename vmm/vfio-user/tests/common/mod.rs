@@ -292,17 +292,17 @@ impl Pair {
     /// As `ask`, for a request that must fail with this number.
     #[track_caller]
     pub fn refuses(&mut self, command: Command, payload: &[u8], errno: Errno) {
-        let got = self.ask(command, payload);
-        assert_eq!(got.header.reply_error(), Some(errno));
-        assert_eq!(got.header.size as usize, HEADER_SIZE);
+        let reply = self.ask(command, payload);
+        assert_eq!(reply.header.reply_error(), Some(errno));
+        assert_eq!(reply.header.size as usize, HEADER_SIZE);
     }
 
     /// Asserts that the connection still works.
     #[track_caller]
     pub fn assert_alive(&mut self) {
-        let got = self.ask(Command::DeviceGetInfo, &[16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
-        assert_eq!(got.header.reply_error(), None);
-        assert_eq!(got.payload.len(), 16);
+        let reply = self.ask(Command::DeviceGetInfo, &[16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(reply.header.reply_error(), None);
+        assert_eq!(reply.payload.len(), 16);
     }
 }
 

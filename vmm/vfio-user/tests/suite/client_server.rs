@@ -40,10 +40,10 @@ impl GuestMemory for Memory {
 }
 
 #[track_caller]
-fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+fn eventually(description: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
     while !condition() {
-        assert!(Instant::now() < deadline, "{what} did not happen");
+        assert!(Instant::now() < deadline, "{description} did not happen");
         std::thread::yield_now();
     }
 }
@@ -205,7 +205,7 @@ fn eventfd_bound_by_the_client_is_the_one_the_device_signals() {
 }
 
 #[test]
-fn mask_unmask_and_bool_forms_arrive_as_they_were_meant() {
+fn mask_unmask_and_bool_forms_reach_the_device_unchanged() {
     let served = Served::start(ServerConfig::default());
     let client = served.client();
 

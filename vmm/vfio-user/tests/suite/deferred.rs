@@ -54,9 +54,9 @@ fn reset_after_stalled_posted_writes_completes_them_in_order() {
     pair.serve();
     assert_eq!(pair.device.writes.len(), 1);
 
-    let got = pair.ask(Command::DeviceReset, &[]);
+    let reply = pair.ask(Command::DeviceReset, &[]);
 
-    assert_eq!((got.header.command, got.header.reply_error()), (Command::DeviceReset, None));
+    assert_eq!((reply.header.command, reply.header.reply_error()), (Command::DeviceReset, None));
     assert_eq!(pair.device.aborts, [77, 77, 77]);
     assert_eq!(pair.device.resets, 1);
     // The reset is done: the next stalled write is not given up.
@@ -134,15 +134,15 @@ fn dma_is_cut_to_the_clients_transfer_size() {
     pair.server.dma_read(0x1000, 10, 1).unwrap();
     pair.server.dma_write(0x2000, &[1, 2, 3, 4, 5], 2).unwrap();
     let mut spans = Vec::new();
-    while let Some(got) = pair.try_reply() {
-        assert_eq!(got.header.message_type(), MessageType::Command);
-        let address = u64::from_le_bytes(got.payload[..8].try_into().unwrap());
-        let count = got.payload[8] as usize;
-        spans.push((got.header.command, address, count));
+    while let Some(reply) = pair.try_reply() {
+        assert_eq!(reply.header.message_type(), MessageType::Command);
+        let address = u64::from_le_bytes(reply.payload[..8].try_into().unwrap());
+        let count = reply.payload[8] as usize;
+        spans.push((reply.header.command, address, count));
         let data =
-            if got.header.command == Command::DmaRead { vec![address as u8; count] } else { Vec::new() };
-        let payload = [&got.payload[..16], &data].concat();
-        pair.send(&message(Header::reply(got.header.id, got.header.command, payload.len()), &payload));
+            if reply.header.command == Command::DmaRead { vec![address as u8; count] } else { Vec::new() };
+        let payload = [&reply.payload[..16], &data].concat();
+        pair.send(&message(Header::reply(reply.header.id, reply.header.command, payload.len()), &payload));
         pair.serve();
     }
 
@@ -174,9 +174,9 @@ fn write_that_is_cut_has_unsent_bytes_until_its_last_message() {
     let mut unsent = Vec::new();
     for _ in 0..3 {
         unsent.push(pair.server.has_unsent_writes());
-        let got = pair.reply();
-        let header = Header::reply(got.header.id, got.header.command, 16);
-        pair.send(&message(header, &got.payload[..16]));
+        let reply = pair.reply();
+        let header = Header::reply(reply.header.id, reply.header.command, 16);
+        pair.send(&message(header, &reply.payload[..16]));
         pair.serve();
     }
 
@@ -200,9 +200,9 @@ fn no_dma_message_for_unmapped_memory_follows_the_reply_to_the_unmap() {
 
     let unmap = [words(&[24, 0]), [0x1000_u64, 4096].map(u64::to_le_bytes).concat()].concat();
     assert_eq!(pair.ask(Command::DmaUnmap, &unmap).header.reply_error(), None);
-    for got in first {
-        let header = Header::reply(got.header.id, got.header.command, 16);
-        pair.send(&message(header, &got.payload[..16]));
+    for reply in first {
+        let header = Header::reply(reply.header.id, reply.header.command, 16);
+        pair.send(&message(header, &reply.payload[..16]));
         pair.serve();
     }
 

@@ -26,10 +26,10 @@ fn against(json: &[u8], timeout: Duration, script: Script) -> Result<Client, Cli
 
 /// As [`against`], with the whole payload of the answer to the version.
 fn against_version(version: Vec<u8>, timeout: Duration, mut script: Script) -> Result<Client, ClientError> {
-    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (local_end, remote_end) = UnixStream::pair().unwrap();
 
     std::thread::spawn(move || {
-        let mut stream = theirs;
+        let mut stream = remote_end;
         let mut first = true;
         while let Some((header, payload)) = read_request(&mut stream) {
             let bytes = if first {
@@ -43,7 +43,7 @@ fn against_version(version: Vec<u8>, timeout: Duration, mut script: Script) -> R
             }
         }
     });
-    Client::from_socket(ours.into(), ClientConfig { timeout, ..Default::default() })
+    Client::from_socket(local_end.into(), ClientConfig { timeout, ..Default::default() })
 }
 
 fn read_request(stream: &mut UnixStream) -> Option<(Header, Vec<u8>)> {
@@ -64,7 +64,7 @@ fn reply_with(payload: Vec<u8>) -> Script {
 }
 
 #[test]
-fn server_that_names_nothing_has_the_default_limits() {
+fn server_that_states_no_limits_has_the_default_limits() {
     let limits = client_against(reply_with(vec![])).limits();
 
     assert_eq!((limits.max_msg_fds, limits.max_data_xfer_size), (1, 1 << 20));
@@ -109,11 +109,11 @@ fn version_that_was_not_proposed_is_malformed() {
 
 #[test]
 fn silent_server_times_out() {
-    let (ours, _theirs) = UnixStream::pair().unwrap();
+    let (local_end, _remote_end) = UnixStream::pair().unwrap();
     let started = Instant::now();
 
-    let error =
-        Client::from_socket(ours.into(), ClientConfig { timeout: SHORT, ..Default::default() }).unwrap_err();
+    let error = Client::from_socket(local_end.into(), ClientConfig { timeout: SHORT, ..Default::default() })
+        .unwrap_err();
 
     assert!(matches!(error, ClientError::Timeout { command: Command::Version, .. }));
     assert!(started.elapsed() >= SHORT && started.elapsed() < TIMEOUT);
@@ -137,13 +137,13 @@ fn reply_with_bad_framing_ends_the_client() {
 
 #[test]
 fn server_that_closes_instead_of_answering_is_disconnected() {
-    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let (local_end, mut remote_end) = UnixStream::pair().unwrap();
     let thread = std::thread::spawn(move || {
-        let (header, _) = read_request(&mut theirs).unwrap();
-        theirs.write_all(&message(Header::reply(header.id, Command::Version, 4), &[0; 4])).unwrap();
-        read_request(&mut theirs).unwrap();
+        let (header, _) = read_request(&mut remote_end).unwrap();
+        remote_end.write_all(&message(Header::reply(header.id, Command::Version, 4), &[0; 4])).unwrap();
+        read_request(&mut remote_end).unwrap();
     });
-    let client = Client::from_socket(ours.into(), ClientConfig::default()).unwrap();
+    let client = Client::from_socket(local_end.into(), ClientConfig::default()).unwrap();
 
     let error = client.device_info().unwrap_err();
 
@@ -177,8 +177,8 @@ fn read_reply_with_fewer_bytes_than_it_claims_is_malformed() {
 fn region_info_that_always_grows_is_an_error() {
     for argsz in [5000, u32::MAX] {
         let script = Box::new(move |header: Header, payload: &[u8]| {
-            let asked = u32::from_le_bytes(payload[..4].try_into().unwrap());
-            let mut reply = words(&[asked.saturating_add(argsz), 0, 0, 0]);
+            let request = u32::from_le_bytes(payload[..4].try_into().unwrap());
+            let mut reply = words(&[request.saturating_add(argsz), 0, 0, 0]);
             reply.extend([0; 16]);
             message(Header::reply(header.id, header.command, reply.len()), &reply)
         });
@@ -209,17 +209,17 @@ fn replies_to_other_requests_are_dropped_until_the_deadline() {
 
 #[test]
 fn server_that_floods_with_requests_cannot_pass_the_deadline() {
-    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (local_end, remote_end) = UnixStream::pair().unwrap();
     let thread = std::thread::spawn(move || {
-        let mut stream = theirs;
+        let mut stream = remote_end;
         let payload = [0; 16];
         let request = message(Header::request(1, Command::DmaRead, 16, true), &payload);
         while stream.write_all(&request.repeat(100)).is_ok() {}
     });
     let started = Instant::now();
 
-    let error =
-        Client::from_socket(ours.into(), ClientConfig { timeout: SHORT, ..Default::default() }).unwrap_err();
+    let error = Client::from_socket(local_end.into(), ClientConfig { timeout: SHORT, ..Default::default() })
+        .unwrap_err();
 
     assert!(matches!(error, ClientError::Timeout { .. }), "{error:?}");
     assert!(started.elapsed() < TIMEOUT);
@@ -228,12 +228,12 @@ fn server_that_floods_with_requests_cannot_pass_the_deadline() {
 
 #[test]
 fn requests_that_a_client_cannot_serve_are_answered_with_an_errno() {
-    let (ours, mut theirs) = UnixStream::pair().unwrap();
-    theirs.set_read_timeout(Some(TIMEOUT)).unwrap();
+    let (local_end, mut remote_end) = UnixStream::pair().unwrap();
+    remote_end.set_read_timeout(Some(TIMEOUT)).unwrap();
     let thread = std::thread::spawn(move || {
-        let (header, _) = read_request(&mut theirs).unwrap();
+        let (header, _) = read_request(&mut remote_end).unwrap();
         let version = [0; 4];
-        theirs.write_all(&message(Header::reply(header.id, Command::Version, 4), &version)).unwrap();
+        remote_end.write_all(&message(Header::reply(header.id, Command::Version, 4), &version)).unwrap();
         let huge = [[0xff; 8], [0xff; 8]].concat();
         let mut errors = Vec::new();
         for (command, payload) in [
@@ -244,13 +244,13 @@ fn requests_that_a_client_cannot_serve_are_answered_with_an_errno() {
             (Command::DeviceReset, vec![]),
             (Command::Unknown(99), vec![1]),
         ] {
-            theirs.write_all(&crate::common::request(command, &payload)).unwrap();
-            let (reply, _) = read_request(&mut theirs).unwrap();
+            remote_end.write_all(&crate::common::request(command, &payload)).unwrap();
+            let (reply, _) = read_request(&mut remote_end).unwrap();
             errors.push(reply.reply_error());
         }
         errors
     });
-    let client = Client::from_socket(ours.into(), ClientConfig::default()).unwrap();
+    let client = Client::from_socket(local_end.into(), ClientConfig::default()).unwrap();
     let mut served = 0;
     while served < 6 {
         served += client.poll_incoming(TIMEOUT).unwrap();

@@ -57,8 +57,8 @@ fn wait(socket: &mut Framed) -> Got {
     let deadline = Instant::now() + TIMEOUT;
 
     loop {
-        if let Some(got) = receive(socket) {
-            return got;
+        if let Some(reply) = receive(socket) {
+            return reply;
         }
         assert!(Instant::now() < deadline, "no message came");
         poll(&mut [PollFd::new(socket.as_fd(), PollFlags::POLLIN)], PollTimeout::from(100_u8)).unwrap();
@@ -71,26 +71,26 @@ fn dma(address: u64, count: u64, data: &[u8]) -> Vec<u8> {
 
 /// Answers the version with `json` and `fds`, and returns the proposal.
 fn answer_version(main: &mut Framed, json: &[u8], fds: &[OwnedFd]) -> Got {
-    let asked = wait(main);
+    let request = wait(main);
     let payload = version(json);
-    let reply = message(Header::reply(asked.header.id, Command::Version, payload.len()), &payload);
+    let reply = message(Header::reply(request.header.id, Command::Version, payload.len()), &payload);
     let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
     main.send(&reply, &[], &fds).unwrap();
-    asked
+    request
 }
 
 /// Returns a client that has agreed on a second socket, and the server's ends.
 fn pair(config: ClientConfig) -> (Client, Ends) {
     let (ours, main) = UnixStream::pair().unwrap();
-    let (far, near) = UnixStream::pair().unwrap();
+    let (remote_end, local_end) = UnixStream::pair().unwrap();
     let mut main = framed(main);
     let server = std::thread::spawn(move || {
-        answer_version(&mut main, AGREED, &[far.into()]);
+        answer_version(&mut main, AGREED, &[remote_end.into()]);
         main
     });
     let client = Client::from_socket(ours.into(), config).unwrap();
 
-    (client, Ends { main: server.join().unwrap(), second_socket: framed(near) })
+    (client, Ends { main: server.join().unwrap(), second_socket: framed(local_end) })
 }
 
 fn with_memory(memory: &Arc<Slow>) -> ClientConfig {
@@ -100,10 +100,10 @@ fn with_memory(memory: &Arc<Slow>) -> ClientConfig {
 /// Serves one request on the first socket; `before` runs before it is answered.
 fn serve_one(mut ends: Ends, before: impl FnOnce(&mut Ends) + Send + 'static) -> JoinHandle<Ends> {
     std::thread::spawn(move || {
-        let asked = wait(&mut ends.main);
+        let request = wait(&mut ends.main);
         before(&mut ends);
         ends.main
-            .send(&Header::reply(asked.header.id, asked.header.command, 0).to_bytes(), &[], &[])
+            .send(&Header::reply(request.header.id, request.header.command, 0).to_bytes(), &[], &[])
             .unwrap();
         ends
     })
@@ -111,11 +111,11 @@ fn serve_one(mut ends: Ends, before: impl FnOnce(&mut Ends) + Send + 'static) ->
 
 #[test]
 fn second_socket_is_proposed_without_an_index_and_agreed_on() {
-    let (ours, main) = UnixStream::pair().unwrap();
-    let (far, _near) = UnixStream::pair().unwrap();
-    let server = std::thread::spawn(move || answer_version(&mut framed(main), AGREED, &[far.into()]));
+    let (local_end, main) = UnixStream::pair().unwrap();
+    let (remote_end, _near) = UnixStream::pair().unwrap();
+    let server = std::thread::spawn(move || answer_version(&mut framed(main), AGREED, &[remote_end.into()]));
 
-    let client = Client::from_socket(ours.into(), ClientConfig::default()).unwrap();
+    let client = Client::from_socket(local_end.into(), ClientConfig::default()).unwrap();
 
     let json = String::from_utf8(server.join().unwrap().payload[4..].to_vec()).unwrap();
     assert!(json.contains(r#""twin_socket":{"supported":true}"#), "{json}");
@@ -196,8 +196,8 @@ fn request_of_a_server_that_waits_for_its_reply_crosses_a_request_of_ours() {
         for _ in 0..100 {
             ends.second_socket.send(&request(Command::DmaRead, &dma(0, 4096, &[])), &[], &[]).unwrap();
             assert_eq!(wait(&mut ends.second_socket).header.reply_error(), None);
-            let asked = wait(&mut ends.main);
-            let reply = Header::reply(asked.header.id, asked.header.command, 0).to_bytes();
+            let request = wait(&mut ends.main);
+            let reply = Header::reply(request.header.id, request.header.command, 0).to_bytes();
             ends.main.send(&reply, &[], &[]).unwrap();
         }
     });
@@ -227,12 +227,12 @@ fn offer_that_names_no_connected_socket_is_malformed() {
         (offer(r#","fd_index":0"#), vec![listener()]),
     ];
     for (json, fds) in cases {
-        let (ours, main) = UnixStream::pair().unwrap();
+        let (local_end, main) = UnixStream::pair().unwrap();
         let server = std::thread::spawn(move || {
             answer_version(&mut framed(main), json.as_bytes(), &fds);
         });
 
-        let error = Client::from_socket(ours.into(), ClientConfig::default()).unwrap_err();
+        let error = Client::from_socket(local_end.into(), ClientConfig::default()).unwrap_err();
 
         assert!(matches!(error, ClientError::Malformed { command: Command::Version, .. }), "{error}");
         server.join().unwrap();
@@ -246,11 +246,12 @@ fn second_socket_that_was_not_proposed_is_malformed() {
         ClientConfig { max_msg_fds: 0, ..Default::default() },
     ];
     for config in configs {
-        let (ours, main) = UnixStream::pair().unwrap();
-        let far = UnixStream::pair().unwrap().0;
-        let server = std::thread::spawn(move || answer_version(&mut framed(main), AGREED, &[far.into()]));
+        let (local_end, main) = UnixStream::pair().unwrap();
+        let remote_end = UnixStream::pair().unwrap().0;
+        let server =
+            std::thread::spawn(move || answer_version(&mut framed(main), AGREED, &[remote_end.into()]));
 
-        let error = Client::from_socket(ours.into(), config).unwrap_err();
+        let error = Client::from_socket(local_end.into(), config).unwrap_err();
 
         assert!(matches!(error, ClientError::Malformed { command: Command::Version, .. }), "{error}");
         let json = String::from_utf8(server.join().unwrap().payload[4..].to_vec()).unwrap();
@@ -262,10 +263,10 @@ fn second_socket_that_was_not_proposed_is_malformed() {
 fn server_that_declines_has_one_socket() {
     let declined = br#"{"capabilities":{"twin_socket":{"supported":false}}}"#;
     for json in [&declined[..], br#"{"capabilities":{"twin_socket":{}}}"#, br#"{"capabilities":{}}"#] {
-        let (ours, main) = UnixStream::pair().unwrap();
+        let (local_end, main) = UnixStream::pair().unwrap();
         let server = std::thread::spawn(move || answer_version(&mut framed(main), json, &[]));
 
-        let client = Client::from_socket(ours.into(), ClientConfig::default()).unwrap();
+        let client = Client::from_socket(local_end.into(), ClientConfig::default()).unwrap();
 
         assert!(!client.limits().twin_socket);
         server.join().unwrap();

@@ -35,8 +35,8 @@ impl TwoSockets {
         receive(&mut self.second_socket).expect("a request on the second socket")
     }
 
-    fn answer(&mut self, asked: &Got, payload: &[u8]) {
-        self.send(&message(Header::reply(asked.header.id, asked.header.command, payload.len()), payload));
+    fn answer(&mut self, request: &Got, payload: &[u8]) {
+        self.send(&message(Header::reply(request.header.id, request.header.command, payload.len()), payload));
     }
 
     fn send(&mut self, bytes: &[u8]) {
@@ -45,8 +45,8 @@ impl TwoSockets {
 
     /// Maps a range without a descriptor.
     fn map(&mut self, address: u64, size: u64) {
-        let got = self.pair.ask(Command::DmaMap, &map_payload(3, 0, address, size));
-        assert_eq!(got.header.reply_error(), None);
+        let reply = self.pair.ask(Command::DmaMap, &map_payload(3, 0, address, size));
+        assert_eq!(reply.header.reply_error(), None);
     }
 }
 
@@ -111,8 +111,8 @@ fn dma_messages_use_only_the_second_socket() {
 fn reply_on_the_first_socket_is_for_no_operation_of_the_second() {
     let mut sockets = TwoSockets::new();
     sockets.pair.server.dma_read(0, 4, 1).unwrap();
-    let asked = sockets.request();
-    let reply = message(Header::reply(asked.header.id, Command::DmaRead, 20), &dma(0, 4, &[7; 4]));
+    let dma_request = sockets.request();
+    let reply = message(Header::reply(dma_request.header.id, Command::DmaRead, 20), &dma(0, 4, &[7; 4]));
 
     sockets.pair.send(&reply);
     // The reply comes a second time after a deferred request, where replies are searched for.
@@ -124,7 +124,7 @@ fn reply_on_the_first_socket_is_for_no_operation_of_the_second() {
     sockets.pair.server.complete(77, Ok(())).unwrap();
     sockets.pair.serve();
     assert_eq!(sockets.pair.server.counters().unmatched_replies, 2);
-    sockets.answer(&asked, &dma(0, 4, &[8; 4]));
+    sockets.answer(&dma_request, &dma(0, 4, &[8; 4]));
     sockets.pair.serve();
     assert_eq!(sockets.pair.device.dma_reads, [(1, Ok(vec![8; 4]))]);
 }
@@ -136,8 +136,8 @@ fn replies_on_the_second_socket_pass_a_deferred_request() {
     sockets.pair.serve();
     sockets.pair.server.dma_read(0, 4, 1).unwrap();
 
-    let asked = sockets.request();
-    sockets.answer(&asked, &dma(0, 4, &[7; 4]));
+    let dma_request = sockets.request();
+    sockets.answer(&dma_request, &dma(0, 4, &[7; 4]));
     sockets.pair.serve();
 
     assert_eq!(sockets.pair.device.dma_reads.len(), 1);
@@ -176,12 +176,12 @@ fn operation_of_several_messages_ends_at_an_unmap_after_the_message_in_flight() 
     let mut sockets = TwoSockets::with(ServerConfig::default(), SMALL);
     sockets.map(0, 0x4000);
     sockets.pair.server.dma_read(0, 0x3000, 1).unwrap();
-    let asked = sockets.request();
+    let dma_request = sockets.request();
 
     sockets.pair.send(&request(Command::DmaUnmap, &unmap_payload(0, 0, 0x4000)));
     sockets.pair.serve();
     assert!(sockets.pair.device.dma_reads.is_empty() && sockets.pair.try_reply().is_none());
-    sockets.answer(&asked, &dma(0, 4096, &[1; 4096]));
+    sockets.answer(&dma_request, &dma(0, 4096, &[1; 4096]));
     sockets.pair.serve();
 
     assert_eq!(sockets.pair.device.dma_reads, [(1, Err(Errno::EFAULT))]);
@@ -289,8 +289,8 @@ fn client_that_reads_nothing_on_the_second_socket_makes_no_queue_grow() {
     assert_eq!(sockets.pair.try_serve().unwrap(), Progress::Blocked);
 
     let mut seen = 0;
-    while let Some(asked) = receive(&mut sockets.second_socket) {
-        seen += u64::from(asked.header.command == Command::DmaWrite);
+    while let Some(message) = receive(&mut sockets.second_socket) {
+        seen += u64::from(message.header.command == Command::DmaWrite);
         sockets.pair.server.on_writable().unwrap();
     }
     sockets.pair.serve();

@@ -94,9 +94,10 @@ fn disabling_a_range_stops_exactly_those_vectors() {
     pair.serve();
     assert_eq!(pair.reply().header.reply_error(), None);
 
-    let got = pair.ask(Command::DeviceSetIrqs, &set_irqs(DATA_EVENTFD | ACTION_TRIGGER, PCI_MSIX_IRQ, 2, 3));
+    let reply =
+        pair.ask(Command::DeviceSetIrqs, &set_irqs(DATA_EVENTFD | ACTION_TRIGGER, PCI_MSIX_IRQ, 2, 3));
 
-    assert_eq!(got.header.reply_error(), None);
+    assert_eq!(reply.header.reply_error(), None);
     assert_eq!(pair.device.bound(), [0, 1, 5, 6, 7]);
     pair.ask(Command::DeviceSetIrqs, &set_irqs(DATA_NONE | ACTION_TRIGGER, PCI_MSIX_IRQ, 0, 0));
     assert!(pair.device.bound().is_empty());
@@ -151,9 +152,9 @@ fn unmap_is_answered_with_its_entry() {
     let mut pair = Pair::negotiated();
     pair.ask(Command::DmaMap, &map_payload(1, 0, 0xc0000, 0x40000));
 
-    let got = pair.ask(Command::DmaUnmap, &unmap_payload(0, 0xc0000, 0x40000));
+    let reply = pair.ask(Command::DmaUnmap, &unmap_payload(0, 0xc0000, 0x40000));
 
-    assert_eq!(got.payload, unmap_payload(0, 0xc0000, 0x40000));
+    assert_eq!(reply.payload, unmap_payload(0, 0xc0000, 0x40000));
 }
 
 #[test]
@@ -209,8 +210,8 @@ fn four_thousand_pages_remapped_over_one_connection_work() {
             }
         }
         assert_eq!(pair.device.maps.len(), 4000, "round {round}");
-        let got = pair.ask(Command::DmaUnmap, &unmap_payload(2, 0, 0));
-        assert_eq!(got.header.reply_error(), None);
+        let reply = pair.ask(Command::DmaUnmap, &unmap_payload(2, 0, 0));
+        assert_eq!(reply.header.reply_error(), None);
     }
 }
 
@@ -240,11 +241,11 @@ fn region_that_is_mapped_as_a_whole_is_announced_as_one_area() {
     let mut pair = Pair::negotiated();
     pair.device.bar1_areas.clear();
 
-    let got = pair.ask(Command::DeviceGetRegionInfo, &[words(&[4096, 0, 1, 0]), vec![0; 16]].concat());
+    let reply = pair.ask(Command::DeviceGetRegionInfo, &[words(&[4096, 0, 1, 0]), vec![0; 16]].concat());
 
-    let (info, _) = parse_region_info(&got.payload).unwrap();
+    let (info, _) = parse_region_info(&reply.payload).unwrap();
     assert_eq!(info.areas, [SparseArea { offset: 0, size: 8192 }]);
-    assert_eq!(got.fds.len(), 1);
+    assert_eq!(reply.fds.len(), 1);
 }
 
 #[test]
@@ -252,10 +253,10 @@ fn client_that_takes_no_descriptors_sees_no_mappable_region() {
     let json = br#"{"capabilities":{"max_msg_fds":0}}"#;
     let mut pair = Pair::negotiated_with(ServerConfig::default(), json);
 
-    let got = pair.ask(Command::DeviceGetRegionInfo, &[words(&[4096, 0, 1, 0]), vec![0; 16]].concat());
+    let reply = pair.ask(Command::DeviceGetRegionInfo, &[words(&[4096, 0, 1, 0]), vec![0; 16]].concat());
 
-    assert!(got.fds.is_empty());
-    assert_eq!(got.payload[4] as u32 & REGION_FLAG_MMAP, 0);
+    assert!(reply.fds.is_empty());
+    assert_eq!(reply.payload[4] as u32 & REGION_FLAG_MMAP, 0);
 }
 
 #[test]
@@ -265,9 +266,9 @@ fn write_multi_does_all_writes_and_counts_them() {
     payload.extend(access(16, 0, 8, &[1, 2, 3, 4, 5, 6, 7, 8]));
     payload.extend(access(32, 0, 2, &[9, 9, 0, 0, 0, 0, 0, 0]));
 
-    let got = pair.ask(Command::RegionWriteMulti, &payload);
+    let reply = pair.ask(Command::RegionWriteMulti, &payload);
 
-    assert_eq!(got.payload, 2u64.to_le_bytes());
+    assert_eq!(reply.payload, 2u64.to_le_bytes());
     assert_eq!(pair.device.writes, [(0, 16, vec![1, 2, 3, 4, 5, 6, 7, 8]), (0, 32, vec![9, 9])]);
 }
 
@@ -278,8 +279,8 @@ fn write_multiple_is_agreed_on_only_if_both_sides_have_it() {
     for (client, server) in [(true, false), (false, true), (false, false)] {
         let config = ServerConfig { write_multiple: server, ..Default::default() };
         let mut pair = Pair::new(config);
-        let got = pair.ask(Command::Version, &version(named(client).as_bytes()));
-        let answer = parse_version(&got.payload).unwrap();
+        let reply = pair.ask(Command::Version, &version(named(client).as_bytes()));
+        let answer = parse_version(&reply.payload).unwrap();
 
         assert_eq!(answer.capabilities.and_then(|answer| answer.write_multiple), None, "{client} {server}");
     }

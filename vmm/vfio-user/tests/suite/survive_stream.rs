@@ -21,9 +21,9 @@ const QEMU_JSON: &[u8] = br#"{"capabilities": {"max_msg_fds": 8, "max_data_xfer_
 fn version_without_json_is_answered_without_json() {
     let mut pair = Pair::new(ServerConfig::default());
 
-    let got = pair.ask(Command::Version, &version(b""));
+    let reply = pair.ask(Command::Version, &version(b""));
 
-    assert_eq!(got.payload, [0, 0, 0, 0]);
+    assert_eq!(reply.payload, [0, 0, 0, 0]);
     pair.assert_alive();
 }
 
@@ -31,9 +31,9 @@ fn version_without_json_is_answered_without_json() {
 fn version_with_json_that_lacks_its_nul_is_answered() {
     let mut pair = Pair::new(ServerConfig::default());
 
-    let got = pair.ask(Command::Version, &[&[0, 0, 0, 0], QEMU_JSON].concat());
+    let reply = pair.ask(Command::Version, &[&[0, 0, 0, 0], QEMU_JSON].concat());
 
-    assert!(parse_version(&got.payload).unwrap().capabilities.is_some());
+    assert!(parse_version(&reply.payload).unwrap().capabilities.is_some());
     pair.assert_alive();
 }
 
@@ -41,9 +41,9 @@ fn version_with_json_that_lacks_its_nul_is_answered() {
 fn version_with_empty_object_is_answered_with_one() {
     let mut pair = Pair::new(ServerConfig::default());
 
-    let got = pair.ask(Command::Version, &version(b"{}"));
+    let reply = pair.ask(Command::Version, &version(b"{}"));
 
-    assert_eq!(&got.payload[4..], b"{}\0");
+    assert_eq!(&reply.payload[4..], b"{}\0");
     pair.assert_alive();
 }
 
@@ -51,10 +51,10 @@ fn version_with_empty_object_is_answered_with_one() {
 fn version_of_qemu_is_answered_with_only_its_capabilities() {
     let mut pair = Pair::new(ServerConfig::default());
 
-    let got = pair.ask(Command::Version, &version(QEMU_JSON));
+    let reply = pair.ask(Command::Version, &version(QEMU_JSON));
 
-    assert!(got.payload.len() - 4 <= 190 && got.payload.len() <= version(QEMU_JSON).len());
-    let answer = parse_version(&got.payload).unwrap();
+    assert!(reply.payload.len() - 4 <= 190 && reply.payload.len() <= version(QEMU_JSON).len());
+    let answer = parse_version(&reply.payload).unwrap();
     assert_eq!((answer.major, answer.minor), (0, 0));
     let capabilities = answer.capabilities.unwrap();
     assert_eq!(capabilities.max_msg_fds, Some(16));
@@ -74,18 +74,18 @@ fn version_reply_is_short_even_with_the_largest_limits() {
     };
     let mut pair = Pair::new(config);
 
-    let got = pair.ask(Command::Version, &version(QEMU_JSON));
+    let reply = pair.ask(Command::Version, &version(QEMU_JSON));
 
-    assert!(got.payload.len() - 4 <= 190, "{}", got.payload.len());
+    assert!(reply.payload.len() - 4 <= 190, "{}", reply.payload.len());
 }
 
 #[test]
 fn version_with_higher_minor_is_answered_with_ours() {
     let mut pair = Pair::new(ServerConfig::default());
 
-    let got = pair.ask(Command::Version, &[0, 0, 9, 0]);
+    let reply = pair.ask(Command::Version, &[0, 0, 9, 0]);
 
-    assert_eq!(got.payload, [0, 0, 0, 0]);
+    assert_eq!(reply.payload, [0, 0, 0, 0]);
 }
 
 #[test]
@@ -188,9 +188,9 @@ fn access_that_overflows_or_exceeds_the_transfer_size_is_refused() {
 
     pair.refuses(Command::RegionRead, &access(u64::MAX, 0, 2, &[]), Errno::EINVAL);
     pair.refuses(Command::RegionRead, &access(0, 0, 4097, &[]), Errno::EINVAL);
-    let most = pair.ask(Command::RegionRead, &access(0, 0, 4096, &[]));
+    let maximum = pair.ask(Command::RegionRead, &access(0, 0, 4096, &[]));
 
-    assert_eq!(most.payload.len(), 16 + 4096);
+    assert_eq!(maximum.payload.len(), 16 + 4096);
 }
 
 #[test]
@@ -230,8 +230,8 @@ fn payloads_cut_short_are_refused() {
     for number in 2..=15 {
         let command = Command::from_number(number);
         if command != Command::DeviceReset {
-            let got = pair.ask(command, &[1, 2, 3]);
-            assert!(got.header.reply_error().is_some(), "{command:?}");
+            let reply = pair.ask(command, &[1, 2, 3]);
+            assert!(reply.header.reply_error().is_some(), "{command:?}");
         }
     }
 
@@ -289,8 +289,8 @@ fn several_requests_in_one_write_are_all_answered_in_order() {
     pair.serve();
 
     for id in 0..100u16 {
-        let got = pair.reply();
-        assert_eq!((got.header.id, got.payload[16]), (id, (id % 251) as u8));
+        let reply = pair.reply();
+        assert_eq!((reply.header.id, reply.payload[16]), (id, (id % 251) as u8));
     }
 }
 
@@ -364,8 +364,8 @@ fn client_that_stops_reading_stops_the_serving_and_not_the_server() {
     let deadline = Instant::now() + TIMEOUT;
     while replies < 100 {
         assert!(Instant::now() < deadline);
-        while let Some(got) = pair.try_reply() {
-            assert_eq!(got.payload.len(), 16 + 32768);
+        while let Some(reply) = pair.try_reply() {
+            assert_eq!(reply.payload.len(), 16 + 32768);
             replies += 1;
         }
         pair.server.on_writable().unwrap();
@@ -390,8 +390,8 @@ fn queued_replies_keep_their_own_descriptors() {
     let deadline = Instant::now() + TIMEOUT;
     while replies < 400 {
         assert!(Instant::now() < deadline);
-        while let Some(got) = pair.try_reply() {
-            assert_eq!((got.payload.len(), got.fds.len()), (80, 1));
+        while let Some(reply) = pair.try_reply() {
+            assert_eq!((reply.payload.len(), reply.fds.len()), (80, 1));
             replies += 1;
         }
         pair.server.on_writable().unwrap();
@@ -414,7 +414,7 @@ fn client_that_closes_between_messages_is_closed_after_its_last_request() {
 }
 
 #[test]
-fn client_that_closes_without_waiting_for_its_replies_is_heard_to_the_end() {
+fn requests_of_a_client_that_closes_without_waiting_for_replies_are_all_served() {
     let (mut peer, socket) = UnixStream::pair().unwrap();
     let mut server = ServerConnection::new(socket.into(), ServerConfig::default());
     let mut device = Device::default();
@@ -431,7 +431,7 @@ fn client_that_closes_without_waiting_for_its_replies_is_heard_to_the_end() {
 }
 
 #[test]
-fn client_that_closes_on_queued_replies_is_heard_to_the_end() {
+fn requests_of_a_client_that_closes_on_queued_replies_are_all_served() {
     let (mut peer, socket) = UnixStream::pair().unwrap();
     let mut server = ServerConnection::new(socket.into(), ServerConfig::default());
     let mut device = Device::default();

@@ -131,11 +131,11 @@ fn transfer(
     while ended < bytes / size {
         while posted < bytes / size && posted - ended < WINDOW {
             let offset = (posted * size % BUFFER) as u64;
-            let (ours, theirs) = (own + offset, remote + offset);
+            let (local_address, remote_address) = (own + offset, remote + offset);
             if get {
-                local.port.get(target, theirs, ours, size as u64, Notify::REQUESTER)?;
+                local.port.get(target, remote_address, local_address, size as u64, Notify::REQUESTER)?;
             } else {
-                local.port.put(target, ours, theirs, size as u64, Notify::REQUESTER)?;
+                local.port.put(target, local_address, remote_address, size as u64, Notify::REQUESTER)?;
             }
             posted += 1;
         }
@@ -147,6 +147,7 @@ fn transfer(
     Ok(())
 }
 
+/// Runs the benchmark.
 fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let (rounds, bytes) = if run.quick { (3, 64 << 20) } else { (15, 256 << 20) };
     run.steps((SIZES.len() * rounds * Path::ALL.len()) as u64);
@@ -230,8 +231,8 @@ fn rows_of(
 /// Returns the goals for transfers of `size`, if they are large.
 fn goals_of(times: &Results<Path, TransferTimes>, size: usize) -> Vec<Goal> {
     let goal = |path: Path| {
-        let what = format!("{} of {} MiB, times a copy", path.name(), size >> 20);
-        Goal::at_least(what, SHARE, of_memcpy(times, path, |took| took.wall))
+        let description = format!("{} of {} MiB, times a copy", path.name(), size >> 20);
+        Goal::at_least(description, SHARE, of_memcpy(times, path, |took| took.wall))
     };
     if size >= LARGE { [Path::Put, Path::Get].map(goal).into() } else { Vec::new() }
 }

@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_values_of_the_output_count() {
+    fn the_last_values_of_the_output_are_used() {
         let text = "Accepted packet rate average = 0.5\nTime taken is 100 cycles\n\
                     Accepted packet rate average = 0.1 (1 samples)\nHops average = 7 (1 samples)\nTotal run time 4\n";
         assert_eq!(hops_per_second(text), Some(0.1 * 512.0 * 100.0 * 6.0 / 4.0));

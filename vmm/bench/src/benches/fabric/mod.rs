@@ -85,6 +85,7 @@ impl Torus {
     }
 }
 
+/// Runs the benchmark.
 fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     run.steps(4 * TORI.len() as u64 + 1 + u64::from(booksim::find().is_some()));
     let mut outcome = Outcome { notes: notes(), ..Outcome::default() };
@@ -120,14 +121,15 @@ fn measure_booksim(run: &Run<'_>, outcome: &mut Outcome) -> Result<(), Failure> 
     };
 
     run.step("booksim")?;
-    let theirs = booksim::rate(&program)?;
-    let ours = outcome.rows.first().and_then(|row| row.rate_per_s).unwrap_or(0.0);
-    let row = Row { bytes: Some(traffic::PACKET as u64), rate_per_s: Some(theirs), ..Row::new("booksim") };
+    let booksim_rate = booksim::rate(&program)?;
+    let rate = outcome.rows.first().and_then(|row| row.rate_per_s).unwrap_or(0.0);
+    let row =
+        Row { bytes: Some(traffic::PACKET as u64), rate_per_s: Some(booksim_rate), ..Row::new("booksim") };
     outcome.rows.push(row.figure("nodes", 512.0));
     outcome.goals.push(Goal::at_least(
         "times the packets over links of BookSim",
         TIMES_BOOKSIM,
-        ours / theirs,
+        rate / booksim_rate,
     ));
     Ok(())
 }
@@ -142,11 +144,11 @@ fn measure_torus(
     let nodes = torus.nodes();
     let row = torus_row(run, torus, Routers::Shared, callgrind)?;
 
-    let what = format!("packets over links and second, {nodes} nodes");
-    outcome.goals.push(Goal::at_least(what, torus.goal, row.rate_per_s.unwrap_or(0.0)));
+    let description = format!("packets over links and second, {nodes} nodes");
+    outcome.goals.push(Goal::at_least(description, torus.goal, row.rate_per_s.unwrap_or(0.0)));
     if let Some(instructions) = row.figures.get(INSTRUCTIONS) {
-        let what = format!("instructions for a packet and link, {nodes} nodes");
-        outcome.goals.push(Goal::at_most(what, INSTRUCTIONS_GOAL, *instructions));
+        let description = format!("instructions for a packet and link, {nodes} nodes");
+        outcome.goals.push(Goal::at_most(description, INSTRUCTIONS_GOAL, *instructions));
     }
 
     outcome.rows.push(row);
@@ -263,6 +265,7 @@ fn run_until(machine: &mut Machine, time: u64) -> Result<(), Failure> {
     machine.run_until(Nanos(time), TurnLimits::default()).context(|| "the machine".into())
 }
 
+/// Returns the notes below the table.
 fn notes() -> Vec<String> {
     let mut notes = vec![
         format!(

@@ -83,7 +83,7 @@ impl Children {
         machine: Option<&Machine>,
         placement: &Placement,
     ) -> Result<FlowTimes, Failure> {
-        let what = format!("{}, {} bytes, {}", task.path.name(), task.bytes, task.direction.name());
+        let description = format!("{}, {} bytes, {}", task.path.name(), task.bytes, task.direction.name());
         let sides: &[Side] = match task.path.middle() {
             Middle::None => &[Side::Io, Side::Compute],
             _ => &[Side::Io, Side::Relay, Side::Compute],
@@ -101,15 +101,15 @@ impl Children {
             self.send(side, &order)?;
         }
 
-        self.collect(run, sides, &what)?;
+        self.collect(run, sides, &description)?;
         let mut measured = FlowTimes::default();
-        for (_, answer) in self.order(run, sides, &Order::Measure, &what)? {
+        for (_, answer) in self.order(run, sides, &Order::Measure, &description)? {
             if let Answer::Done(one) = answer {
                 measured = measured.and(one);
             }
         }
 
-        self.order(run, sides, &Order::Close, &what)?;
+        self.order(run, sides, &Order::Close, &description)?;
         Ok(measured)
     }
 
@@ -119,12 +119,12 @@ impl Children {
         run: &Run<'_>,
         sides: &[Side],
         order: &Order,
-        what: &str,
+        description: &str,
     ) -> Result<Vec<(Side, Answer)>, Failure> {
         for &side in sides {
             self.send(side, order)?;
         }
-        self.collect(run, sides, what)
+        self.collect(run, sides, description)
     }
 
     fn send(&mut self, side: Side, order: &Order) -> Result<(), Failure> {
@@ -132,7 +132,12 @@ impl Children {
     }
 
     /// Waits for one answer from each of `sides`, for at most [`TIMEOUT`].
-    fn collect(&self, run: &Run<'_>, sides: &[Side], what: &str) -> Result<Vec<(Side, Answer)>, Failure> {
+    fn collect(
+        &self,
+        run: &Run<'_>,
+        sides: &[Side],
+        description: &str,
+    ) -> Result<Vec<(Side, Answer)>, Failure> {
         let start = Instant::now();
         let mut answers: Vec<(Side, Answer)> = Vec::with_capacity(sides.len());
 
@@ -140,18 +145,18 @@ impl Children {
             match self.answers.recv_timeout(CHECK_INTERVAL) {
                 Ok((side, Some(Answer::Failed { message }))) => {
                     return Err(Failure::environment(format!(
-                        "{what}: the {} process: {message}",
+                        "{description}: the {} process: {message}",
                         side.name()
                     )));
                 }
                 Ok((side, Some(answer))) => answers.push((side, answer)),
                 Ok((side, None)) => {
-                    let message = format!("{what}: the {} process has ended", side.name());
+                    let message = format!("{description}: the {} process has ended", side.name());
                     return Err(Failure::environment(message));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(Failure::environment(format!("{what}: the processes have ended")));
+                    return Err(Failure::environment(format!("{description}: the processes have ended")));
                 }
             }
 
@@ -163,7 +168,7 @@ impl Children {
                     .map(|side| side.name())
                     .collect();
                 return Err(Failure::environment(format!(
-                    "{what}: no answer of {} within {TIMEOUT:?}",
+                    "{description}: no answer of {} within {TIMEOUT:?}",
                     missing.join(" and ")
                 )));
             }

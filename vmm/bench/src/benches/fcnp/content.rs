@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_message_is_itself_and_no_other() {
+    fn a_message_passes_only_the_check_of_its_own_number() {
         for bytes in [2 * NUMBER, 256, 1000] {
             let mut data = message(bytes);
             stamp(&mut data, 7);

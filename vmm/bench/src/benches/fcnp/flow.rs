@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn the_io_node_has_a_thread_a_direction_and_each_core_its_own() {
+    fn the_io_node_has_one_thread_for_each_direction_and_each_core_has_its_own() {
         assert_eq!(count(Side::Io, Direction::Both, 2), 2);
         assert_eq!(count(Side::Compute, Direction::Both, 2), 4);
         assert_eq!(count(Side::Io, Direction::IoToCompute, 2), 1);

@@ -149,6 +149,7 @@ struct Setting<'a> {
     placement: Placement,
 }
 
+/// Runs the benchmark.
 fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let sweep = Sweep::of(run);
     let contestants = contestants();

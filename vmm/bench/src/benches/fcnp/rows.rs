@@ -132,11 +132,11 @@ impl Results {
                     let raw = tree(Path::Raw, depth, 1);
                     let fcnp = tree(Path::FcnpPoll, depth, compute_cores);
                     let Some(ratio) = self.ratio(fcnp, raw, direction, bytes) else { continue };
-                    let what = format!(
+                    let description = format!(
                         "fcnp-poll to raw, times: {bytes} bytes, {compute_cores} outstanding, FIFOs of {depth}, {}",
                         direction.name()
                     );
-                    goals.push(Goal::at_least(what, OF_RAW, ratio));
+                    goals.push(Goal::at_least(description, OF_RAW, ratio));
                 }
             }
         }

@@ -73,11 +73,11 @@ pub(super) fn connect(path: Path, to: &Addresses) -> Result<Stream, Failure> {
     }
 }
 
-fn wait(fd: BorrowedFd<'_>, flags: PollFlags, most: Duration) -> Result<(), Failure> {
+fn wait(fd: BorrowedFd<'_>, flags: PollFlags, maximum: Duration) -> Result<(), Failure> {
     let mut fds = [PollFd::new(fd, flags)];
-    let timeout = PollTimeout::try_from(most).unwrap_or(PollTimeout::MAX);
+    let timeout = PollTimeout::try_from(maximum).unwrap_or(PollTimeout::MAX);
     match poll(&mut fds, timeout) {
-        Ok(0) => Err(Failure::environment(format!("a socket was not ready within {most:?}"))),
+        Ok(0) => Err(Failure::environment(format!("a socket was not ready within {maximum:?}"))),
         ready => ready.map(|_| ()).context(|| "waiting for a socket".into()),
     }
 }
@@ -297,15 +297,15 @@ impl Receiver for &Forwarded {
 }
 
 /// Reads and checks the result of a forwarded call.
-fn answered(stream: &Stream, wanted: usize) -> Result<(), Failure> {
+fn answered(stream: &Stream, expected: usize) -> Result<(), Failure> {
     let mut answer = [0; CALL];
     if !stream.read_all(&mut answer)? {
         return Err(closed());
     }
 
     match u64::from_le_bytes(answer) {
-        moved if moved == wanted as u64 => Ok(()),
-        moved => Err(Failure::result(format!("a forwarded call moved {moved} bytes instead of {wanted}"))),
+        moved if moved == expected as u64 => Ok(()),
+        moved => Err(Failure::result(format!("a forwarded call moved {moved} bytes instead of {expected}"))),
     }
 }
 

@@ -121,14 +121,14 @@ impl Receiver for &Compute {
 /// Checks that a message was moved completely.
 fn check_length(
     moved: Result<usize, nicforge_fcnp::Error>,
-    wanted: usize,
-    what: &'static str,
+    expected: usize,
+    description: &'static str,
 ) -> Result<(), Failure> {
-    let moved = moved.context(|| what.into())?;
-    if moved == wanted {
+    let moved = moved.context(|| description.into())?;
+    if moved == expected {
         return Ok(());
     }
-    Err(Failure::result(format!("{what}: {moved} bytes instead of {wanted}")))
+    Err(Failure::result(format!("{description}: {moved} bytes instead of {expected}")))
 }
 
 /// Raw packets: the rest of FCNP when every message is known to fit.
@@ -162,8 +162,8 @@ impl Raw {
     fn lock<'a>(&self, lock: &'a LockBox) -> Result<Held<&'a LockBox>, Failure> {
         let mut relax = self.channel.device().new_relax();
         loop {
-            if let Some(held) = lock.try_lock(self.channel.owner()) {
-                return Ok(held);
+            if let Some(guard) = lock.try_lock(self.channel.owner()) {
+                return Ok(guard);
             }
             self.wait_turn(&mut relax)?;
         }
@@ -172,14 +172,14 @@ impl Raw {
 
 impl Endpoint for Raw {
     fn sender(&self) -> Result<Box<dyn Sender + '_>, Failure> {
-        let held = self.lock(self.channel.send_lock())?;
+        let guard = self.lock(self.channel.send_lock())?;
         let header = Header::point_to_point(CLASS, self.peer, false);
-        Ok(Box::new(RawSender { raw: self, header, held, relax: self.channel.device().new_relax() }))
+        Ok(Box::new(RawSender { raw: self, header, held: guard, relax: self.channel.device().new_relax() }))
     }
 
     fn receiver(&self) -> Result<Box<dyn Receiver + '_>, Failure> {
-        let held = self.lock(self.channel.receive_lock())?;
-        let packets = self.channel.receiver(held);
+        let guard = self.lock(self.channel.receive_lock())?;
+        let packets = self.channel.receiver(guard);
         Ok(Box::new(RawReceiver { raw: self, packets, relax: self.channel.device().new_relax() }))
     }
 }
@@ -232,12 +232,12 @@ impl Receiver for RawReceiver<'_> {
     fn receive(&mut self, _: u32, message: &mut [u8]) -> Result<(), Failure> {
         let mut at = 0;
         while at < message.len() {
-            let taken = self.packets.take_data(&mut message[at..]);
-            at += taken.packets * nicforge_hwi::tree::PAYLOAD;
+            let count = self.packets.take_data(&mut message[at..]);
+            at += count.packets * nicforge_hwi::tree::PAYLOAD;
 
-            if taken.packets != 0 {
+            if count.packets != 0 {
                 self.relax.reset();
-            } else if taken.control {
+            } else if count.control {
                 return Err(Failure::result("a control packet came where there is no protocol"));
             } else {
                 self.packets.publish();

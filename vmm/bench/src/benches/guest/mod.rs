@@ -119,6 +119,7 @@ fn part(part: &str) -> Result<u8, Failure> {
     }
 }
 
+/// Runs the benchmark.
 fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     // The driver library chooses its waiting times once, by the number of usable processors. The
     // choice is made here, before this process is pinned.
@@ -214,6 +215,7 @@ fn goals(rows: &[Row], sweep: &Sweep, accelerator: Accelerator, backing: Backing
     goals
 }
 
+/// Returns the notes below the table.
 fn notes(toolkit: &Toolkit) -> Vec<String> {
     vec![
         format!(

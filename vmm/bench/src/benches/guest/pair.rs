@@ -84,7 +84,7 @@ impl MessagePath {
 
     /// Returns the paths that messages of a size can take.
     fn of_messages(bytes: usize) -> impl Iterator<Item = Self> {
-        Self::ALL.into_iter().filter(move |via| *via != Self::Velo || bytes <= MAX_MESSAGE)
+        Self::ALL.into_iter().filter(move |path| *path != Self::Velo || bytes <= MAX_MESSAGE)
     }
 
     const fn path(self) -> Path {
@@ -100,7 +100,7 @@ impl MessagePath {
         match self {
             Self::Tcp(Network::Qemu) => "virtio-net-tcp",
             Self::Tcp(Network::Served) => "nicforge-virtio-net-tcp",
-            via => via.path().name(),
+            path => path.path().name(),
         }
     }
 
@@ -268,42 +268,42 @@ impl<'a> GuestPair<'a> {
     /// each path determines how many messages are measured.
     fn measure_paths_interleaved(&mut self, direction: Direction, bytes: usize) -> Result<Vec<Row>, Failure> {
         let &Sweep { rounds, seconds, round_trips, .. } = self.sweep;
-        let task = |via: MessagePath, kind, count| Task {
-            path: via.path(),
+        let task = |path: MessagePath, kind, count| Task {
+            path: path.path(),
             direction,
             kind,
             bytes,
             count,
             compute_cores: 1,
         };
-        let (of_bytes, least, most) = PROBE;
-        let probe = (of_bytes / bytes).clamp(least, most) as u32;
+        let (of_bytes, least, maximum) = PROBE;
+        let probe = (of_bytes / bytes).clamp(least, maximum) as u32;
         let mut counted = Vec::new();
 
-        for via in MessagePath::of_messages(bytes) {
-            self.run.step(format!("{}, {bytes} bytes, {}", via.row(), direction.name()))?;
-            let took = self.measure_once(via, &task(via, Kind::Stream, probe))?.seconds();
-            counted.push((via, ((f64::from(probe) * seconds / took) as u32).clamp(2, MAX)));
+        for path in MessagePath::of_messages(bytes) {
+            self.run.step(format!("{}, {bytes} bytes, {}", path.row(), direction.name()))?;
+            let took = self.measure_once(path, &task(path, Kind::Stream, probe))?.seconds();
+            counted.push((path, ((f64::from(probe) * seconds / took) as u32).clamp(2, MAX)));
         }
 
-        let results = contest::run(self.run, rounds, counted, |&mut (via, count), _| {
-            self.run.step(format!("{}, {bytes} bytes, {}", via.row(), direction.name()))?;
-            let stream = task(via, Kind::Stream, count);
-            let rate = stream.rate(&self.measure_once(via, &stream)?);
+        let results = contest::run(self.run, rounds, counted, |&mut (path, count), _| {
+            self.run.step(format!("{}, {bytes} bytes, {}", path.row(), direction.name()))?;
+            let stream = task(path, Kind::Stream, count);
+            let rate = stream.rate(&self.measure_once(path, &stream)?);
             let mut samples = Samples::default();
             if bytes == LATENCY_AT {
-                samples = self.measure_once(via, &task(via, Kind::PingPong, round_trips))?.latencies();
+                samples = self.measure_once(path, &task(path, Kind::PingPong, round_trips))?.latencies();
             }
             Ok(Measurement { rate: Some(rate), samples })
         })?;
 
-        let row = |(&(via, _), measurements): (&(MessagePath, u32), &[Measurement])| {
-            let device = !matches!(via, MessagePath::Tcp(_));
-            let row = self.row(via.row()).with_measurements(measurements).with_bandwidth(bytes);
+        let row = |(&(path, _), measurements): (&(MessagePath, u32), &[Measurement])| {
+            let device = !matches!(path, MessagePath::Tcp(_));
+            let row = self.row(path.row()).with_measurements(measurements).with_bandwidth(bytes);
             Row {
                 backing: row.backing.filter(|_| device),
-                placement: Some(via.placement().into()),
-                fifo_depth: (device && via != MessagePath::Velo).then_some(FIFO_DEPTH),
+                placement: Some(path.placement().into()),
+                fifo_depth: (device && path != MessagePath::Velo).then_some(FIFO_DEPTH),
                 direction: Some(direction.name()),
                 ..row
             }
@@ -313,47 +313,47 @@ impl<'a> GuestPair<'a> {
     }
 
     /// Opens both endpoints of a path, passes a task's messages once, and closes the endpoints.
-    fn measure_once(&mut self, via: MessagePath, task: &Task) -> Result<FlowTimes, Failure> {
-        let devices = match via {
+    fn measure_once(&mut self, path: MessagePath, task: &Task) -> Result<FlowTimes, Failure> {
+        let devices = match path {
             MessagePath::Host => (HOST_IO, COMPUTE_OF_HOST),
             MessagePath::Velo => (FIRST_VPID, SECOND_VPID),
             _ => (IO, COMPUTE),
         };
 
-        self.open_endpoints(via, task, devices)?;
-        let measured = self.measure_open_endpoints(via)?;
-        self.close_endpoints(via)?;
+        self.open_endpoints(path, task, devices)?;
+        let measured = self.measure_open_endpoints(path)?;
+        self.close_endpoints(path)?;
 
         Ok(measured)
     }
 
     /// Returns the two workers of a path.
-    fn workers(&mut self, via: MessagePath) -> (&mut Worker<'a>, &mut Worker<'a>) {
-        let io = if via == MessagePath::Host { &mut self.host } else { &mut self.io };
+    fn workers(&mut self, path: MessagePath) -> (&mut Worker<'a>, &mut Worker<'a>) {
+        let io = if path == MessagePath::Host { &mut self.host } else { &mut self.io };
         (io, &mut self.compute)
     }
 
     /// Sends both workers their orders, and waits for both answers.
-    fn order_both(&mut self, via: MessagePath, orders: [Order; 2]) -> Result<Vec<Answer>, Failure> {
+    fn order_both(&mut self, path: MessagePath, orders: [Order; 2]) -> Result<Vec<Answer>, Failure> {
         let run = self.run;
-        let what = format!("{via:?}, {:?}", orders[1]);
-        let (io, compute) = self.workers(via);
+        let description = format!("{path:?}, {:?}", orders[1]);
+        let (io, compute) = self.workers(path);
         io.send(&orders[0])?;
         compute.send(&orders[1])?;
-        worker::collect(run, &[io, compute], &what)
+        worker::collect(run, &[io, compute], &description)
     }
 
     /// Makes both workers open their endpoints. The devices are indexes into the lists of the I/O
     /// worker and of the compute worker.
     fn open_endpoints(
         &mut self,
-        via: MessagePath,
+        path: MessagePath,
         task: &Task,
         (io, compute): (usize, usize),
     ) -> Result<(), Failure> {
         let task = *task;
         let order = |side, device| -> Result<Order, Failure> {
-            Ok(match via {
+            Ok(match path {
                 MessagePath::Tcp(network) => {
                     let address = format!("{}:{PORT}", network.address(1));
                     let address: SocketAddr = address.parse().context(|| "an address".into())?;
@@ -365,13 +365,13 @@ impl<'a> GuestPair<'a> {
         };
 
         let orders = [order(Side::Io, io)?, order(Side::Compute, compute)?];
-        self.order_both(via, orders).map(drop)
+        self.order_both(path, orders).map(drop)
     }
 
     /// Makes both workers measure with their open endpoints, and returns what both measured.
-    fn measure_open_endpoints(&mut self, via: MessagePath) -> Result<FlowTimes, Failure> {
+    fn measure_open_endpoints(&mut self, path: MessagePath) -> Result<FlowTimes, Failure> {
         let mut measured = FlowTimes::default();
-        for answer in self.order_both(via, [Order::Measure, Order::Measure])? {
+        for answer in self.order_both(path, [Order::Measure, Order::Measure])? {
             match answer {
                 Answer::FlowTimes(one) => measured = measured.and(one),
                 answer => return Err(unexpected(&answer)),
@@ -381,8 +381,8 @@ impl<'a> GuestPair<'a> {
         Ok(measured)
     }
 
-    fn close_endpoints(&mut self, via: MessagePath) -> Result<(), Failure> {
-        self.order_both(via, [Order::Close, Order::Close]).map(drop)
+    fn close_endpoints(&mut self, path: MessagePath) -> Result<(), Failure> {
+        self.order_both(path, [Order::Close, Order::Close]).map(drop)
     }
 
     /// Counts the work of the server and of QEMU.
@@ -430,11 +430,11 @@ impl<'a> GuestPair<'a> {
         };
 
         self.open_endpoints(MessagePath::Guests, &task, (COUNTED_IO, COUNTED_COMPUTE))?;
-        let least = u64::from(task.count * packets_of_message);
+        let minimum = u64::from(task.count * packets_of_message);
         let counted = count(
             polling,
             &guests,
-            |done| done.packets >= least,
+            |done| done.packets >= minimum,
             || self.measure_open_endpoints(MessagePath::Guests).map(drop),
         )?;
         self.close_endpoints(MessagePath::Guests)?;

@@ -93,34 +93,36 @@ impl<'a> Worker<'a> {
     }
 
     /// Waits for the answer to the last order.
-    pub(super) fn collect(&self, run: &Run<'_>, what: &str) -> Result<Answer, Failure> {
-        let answer = collect(run, &[self], what)?.pop();
-        answer.ok_or_else(|| Failure::environment(format!("{}: {what}: no answer", self.name)))
+    pub(super) fn collect(&self, run: &Run<'_>, description: &str) -> Result<Answer, Failure> {
+        let answer = collect(run, &[self], description)?.pop();
+        answer.ok_or_else(|| Failure::environment(format!("{}: {description}: no answer", self.name)))
     }
 
     /// Returns the answer to the last order, if it comes within [`CHECK_INTERVAL`].
-    fn poll_answer(&self, what: &str) -> Result<Option<Answer>, Failure> {
+    fn poll_answer(&self, description: &str) -> Result<Option<Answer>, Failure> {
         let name = self.name;
         match self.answers.recv_timeout(CHECK_INTERVAL) {
             Ok(line) => match serde_json::from_str(&line).context(|| format!("{name}: {line}"))? {
-                Answer::Failed { message } => Err(Failure::environment(format!("{name}: {what}: {message}"))),
+                Answer::Failed { message } => {
+                    Err(Failure::environment(format!("{name}: {description}: {message}")))
+                }
                 answer => Ok(Some(answer)),
             },
             Err(RecvTimeoutError::Disconnected) => {
-                Err(Failure::environment(format!("{name}: {what}: the process has ended")))
+                Err(Failure::environment(format!("{name}: {description}: the process has ended")))
             }
-            Err(RecvTimeoutError::Timeout) => self.check_program_runs(what).map(|()| None),
+            Err(RecvTimeoutError::Timeout) => self.check_program_runs(description).map(|()| None),
         }
     }
 
     /// Returns an error when the program in a guest has ended, because no answer will come.
-    fn check_program_runs(&self, what: &str) -> Result<(), Failure> {
+    fn check_program_runs(&self, description: &str) -> Result<(), Failure> {
         let WorkerProcess::Guest { program, .. } = &self.process else { return Ok(()) };
-        match program.wait_for(Duration::ZERO).context(|| format!("{}: {what}", self.name))? {
+        match program.wait_for(Duration::ZERO).context(|| format!("{}: {description}", self.name))? {
             None => Ok(()),
             Some(output) => {
                 let (name, stderr) = (self.name, output.stderr);
-                Err(Failure::environment(format!("{name}: {what}: the program has ended: {stderr}")))
+                Err(Failure::environment(format!("{name}: {description}: the program has ended: {stderr}")))
             }
         }
     }
@@ -128,7 +130,11 @@ impl<'a> Worker<'a> {
 
 /// Waits for the answers of all workers to their last orders. Returns them in the order of
 /// `workers`, or the first failure.
-pub(super) fn collect(run: &Run<'_>, workers: &[&Worker<'_>], what: &str) -> Result<Vec<Answer>, Failure> {
+pub(super) fn collect(
+    run: &Run<'_>,
+    workers: &[&Worker<'_>],
+    description: &str,
+) -> Result<Vec<Answer>, Failure> {
     let start = Instant::now();
     let mut answers: Vec<Option<Answer>> = workers.iter().map(|_| None).collect();
 
@@ -136,11 +142,11 @@ pub(super) fn collect(run: &Run<'_>, workers: &[&Worker<'_>], what: &str) -> Res
         run.check()?;
         for (worker, answer) in workers.iter().zip(&mut answers) {
             if answer.is_none() {
-                *answer = worker.poll_answer(what)?;
+                *answer = worker.poll_answer(description)?;
             }
         }
         if start.elapsed() > TIMEOUT {
-            return Err(Failure::environment(format!("{what}: no answer within {TIMEOUT:?}")));
+            return Err(Failure::environment(format!("{description}: no answer within {TIMEOUT:?}")));
         }
     }
 

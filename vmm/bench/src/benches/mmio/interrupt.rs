@@ -127,8 +127,9 @@ pub(super) struct EventFds {
 
 impl EventFds {
     pub(super) fn new(processor: Option<usize>) -> Result<Self, Failure> {
-        let what = || "a bare eventfd".into();
-        let event = || EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC).map(Arc::new).context(what);
+        let description = || "a bare eventfd".into();
+        let event =
+            || EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC).map(Arc::new).context(description);
         let (request, reply, stop) = (event()?, event()?, Arc::new(AtomicBool::new(false)));
         let thread = std::thread::Builder::new()
             .name("eventfd".into())
@@ -145,7 +146,7 @@ impl EventFds {
                     }
                 }
             })
-            .context(what)?;
+            .context(description)?;
 
         Ok(Self { request, reply, stop, thread: Some(thread) })
     }
@@ -157,20 +158,20 @@ impl Contestant for EventFds {
     }
 
     fn measure(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
-        let what = || "a bare eventfd".into();
-        let limit = PollTimeout::try_from(TIMEOUT).context(what)?;
+        let description = || "a bare eventfd".into();
+        let limit = PollTimeout::try_from(TIMEOUT).context(description)?;
 
         paced(
             effort,
             || Ok(()),
             || {
-                self.request.write(1).context(what)?;
+                self.request.write(1).context(description)?;
                 // The library waits in the same way: for readiness, and then for the count.
                 let mut fds = [PollFd::new(self.reply.as_fd(), PollFlags::POLLIN)];
-                if poll(&mut fds, limit).context(what)? == 0 {
+                if poll(&mut fds, limit).context(description)? == 0 {
                     return Err(Failure::result("the other thread does not answer on a bare eventfd"));
                 }
-                self.reply.read().map(drop).context(what)
+                self.reply.read().map(drop).context(description)
             },
         )
     }

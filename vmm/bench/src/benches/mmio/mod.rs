@@ -170,6 +170,7 @@ fn placements() -> Result<Vec<Placement>, Failure> {
     })
 }
 
+/// Runs the benchmark.
 fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     // The driver library chooses its waiting times once, by the number of usable processors. The
     // choice is made here, before this process is pinned.
@@ -245,33 +246,36 @@ fn goals(rows: &[Row], placement: &str) -> Vec<Goal> {
     let find = |path: &str| rows.iter().find(|row| row.path == path);
     let p50 = |path| find(path).and_then(|row| row.p50_us);
     let rate = |path| find(path).and_then(|row| row.rate_per_s);
-    let ratio = |ours: Option<f64>, theirs: Option<f64>| Some(ours? / theirs.filter(|&theirs| theirs > 0.0)?);
+    let ratio = |measured: Option<f64>, reference: Option<f64>| {
+        Some(measured? / reference.filter(|&reference| reference > 0.0)?)
+    };
     let mut goals = Vec::new();
 
     if let Some(times) = ratio(p50("trapped-read-hot"), p50("vfio_user-crate-read")) {
-        let what = format!("a hot trapped read, in medians of the vfio_user crate's; {placement}");
-        goals.push(Goal::at_most(what, 0.5, times));
+        let description = format!("a hot trapped read, in medians of the vfio_user crate's; {placement}");
+        goals.push(Goal::at_most(description, 0.5, times));
     }
 
     if let Some(times) = ratio(p50("trapped-read"), p50("unix-pingpong")) {
-        let what =
+        let description =
             format!("a trapped read of a sleeping engine, in medians of a socket's ping-pong; {placement}");
-        goals.push(Goal::at_most(what, 1.15, times));
+        goals.push(Goal::at_most(description, 1.15, times));
     }
 
     if let Some(microseconds) = p50("posted-write") {
-        let what = format!("a posted write in a batch of {BATCH}, ns; {placement}");
-        goals.push(Goal::at_most(what, 20.0, microseconds * 1e3));
+        let description = format!("a posted write in a batch of {BATCH}, ns; {placement}");
+        goals.push(Goal::at_most(description, 20.0, microseconds * 1e3));
     }
 
     if let Some(times) = ratio(rate("posted-write"), rate("bare-ring")) {
-        let what = format!("sustained posted writes, in rates of a bare ring; {placement}");
-        goals.push(Goal::at_least(what, 0.5, times));
+        let description = format!("sustained posted writes, in rates of a bare ring; {placement}");
+        goals.push(Goal::at_least(description, 0.5, times));
     }
 
     goals
 }
 
+/// Returns the notes below the table.
 fn notes(effort: &Effort, placements: usize) -> Vec<String> {
     let mut notes = vec![
         format!(

@@ -70,13 +70,13 @@ fn read(stream: &mut UnixStream, message: &mut [u8], waiting: Waiting) -> std::i
         return stream.read_exact(message);
     }
 
-    let (mut got, mut polls) = (0, 0u32);
+    let (mut received, mut polls) = (0, 0u32);
     let start = Instant::now();
 
-    while got < message.len() {
-        match stream.read(&mut message[got..]) {
+    while received < message.len() {
+        match stream.read(&mut message[received..]) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-            Ok(count) => got += count,
+            Ok(count) => received += count,
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
                 polls = polls.saturating_add(1);
                 if polls < POLLS_BEFORE_YIELD {
@@ -94,8 +94,8 @@ fn read(stream: &mut UnixStream, message: &mut [u8], waiting: Waiting) -> std::i
     Ok(())
 }
 
-/// The client's end. It connects anew for each measurement, so that the server blocks in the kernel
-/// between measurements.
+/// The client's end. It connects again for each measurement, so that the server blocks in the
+/// kernel between measurements.
 pub(super) struct PingPong {
     socket: PathBuf,
     waiting: Waiting,
@@ -116,16 +116,16 @@ impl Contestant for PingPong {
     }
 
     fn measure(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
-        let what = || "a bare socket".into();
-        let mut stream = UnixStream::connect(&self.socket).context(what)?;
-        stream.set_read_timeout(Some(TIMEOUT)).context(what)?;
-        stream.write_all(&[self.waiting as u8]).context(what)?;
-        stream.set_nonblocking(self.waiting == Waiting::Spinning).context(what)?;
+        let description = || "a bare socket".into();
+        let mut stream = UnixStream::connect(&self.socket).context(description)?;
+        stream.set_read_timeout(Some(TIMEOUT)).context(description)?;
+        stream.write_all(&[self.waiting as u8]).context(description)?;
+        stream.set_nonblocking(self.waiting == Waiting::Spinning).context(description)?;
         let mut reply = [0; REPLY];
         let waiting = self.waiting;
         let mut exchange = || {
-            stream.write_all(&[0; REQUEST]).context(what)?;
-            read(&mut stream, &mut reply, waiting).context(what)
+            stream.write_all(&[0; REQUEST]).context(description)?;
+            read(&mut stream, &mut reply, waiting).context(description)
         };
 
         match waiting {

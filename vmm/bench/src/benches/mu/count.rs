@@ -103,6 +103,7 @@ pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
     Callgrind::if_installed("instructions of a packet are ", |callgrind| count(run, callgrind))
 }
 
+/// Counts instructions with callgrind.
 fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
     let packets = if run.quick { 2 * BURST } else { 4096 };
     let (mut outcome, mut counts) = (Outcome::default(), Vec::new());
@@ -198,15 +199,15 @@ fn burst(machine: &mut SteppedMachine, pair: &mut Pair) -> Result<(), Failure> {
         return Err(Failure::result(format!("{sent} of {BURST} packets could be sent")));
     }
 
-    let mut left = BURST;
+    let mut remaining = BURST;
     for _ in 0..1000 {
         machine.steps(MACHINE_STEPS, |machine, now| machine.step(now, 64));
-        left -= pair.receive(left)?;
-        if left == 0 {
+        remaining -= pair.receive(remaining)?;
+        if remaining == 0 {
             return Ok(());
         }
     }
-    Err(Failure::result(format!("{left} packets did not arrive")))
+    Err(Failure::result(format!("{remaining} packets did not arrive")))
 }
 
 #[cfg(test)]

@@ -65,15 +65,16 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
     let served = Host::served(run, &plan, &placement)?;
 
     let results = placement.within("application", || {
-        let (mut here, mut there) = (open_pair(&local, MEMORY as u64)?, open_pair(&served, MEMORY as u64)?);
+        let (mut local_pair, mut served_pair) =
+            (open_pair(&local, MEMORY as u64)?, open_pair(&served, MEMORY as u64)?);
         let copies = Copies::new(MEMORY)?;
 
         contest::run(run, rounds, PATHS.to_vec(), |path, _| {
             run.step(format!("{} {path:?}", path.name()))?;
             let start = Instant::now();
             match path {
-                Path::InProcess => transfer(&mut here, count, Relax::new())?,
-                Path::Served => transfer(&mut there, count, never_sleeping_wait())?,
+                Path::InProcess => transfer(&mut local_pair, count, Relax::new())?,
+                Path::Served => transfer(&mut served_pair, count, never_sleeping_wait())?,
                 Path::Copy => copies.copy(BYTES, count as usize)?,
             }
             Ok(Measurement::of_rate(count as f64 / start.elapsed().as_secs_f64()))
@@ -113,14 +114,15 @@ fn transfer(pair: &mut Pair, count: u64, mut relax: Relax) -> Result<(), Failure
 
         if is_idle {
             if deadline.has_passed() {
-                let what = format!("{arrived} of {count} puts of `bench {}` arrived", BENCH.name);
-                return Err(Failure::result(what));
+                let description = format!("{arrived} of {count} puts of `bench {}` arrived", BENCH.name);
+                return Err(Failure::result(description));
             }
             pair.relax(&mut relax)?;
         }
     }
 }
 
+/// Returns a row of figures for each contestant.
 fn rows(results: &Results<Path>, placement: &Placement) -> Vec<Row> {
     let row = |(path, measurements): (&Path, &[Measurement])| {
         let row = Row {
@@ -133,10 +135,11 @@ fn rows(results: &Results<Path>, placement: &Placement) -> Vec<Row> {
     results.iter().map(row).collect()
 }
 
+/// Returns the goals of the benchmark, with the measured values.
 fn goals(results: &Results<Path>) -> Vec<Goal> {
     let goal = |(path, how): (Path, &str)| {
-        let what = format!("direct puts of 1 MiB, {how}, times a copy");
-        Goal::at_least(what, SHARE, of_memcpy(results, path))
+        let description = format!("direct puts of 1 MiB, {how}, times a copy");
+        Goal::at_least(description, SHARE, of_memcpy(results, path))
     };
     [(Path::InProcess, "in process"), (Path::Served, "served")].map(goal).into()
 }

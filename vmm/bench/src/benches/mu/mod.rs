@@ -38,6 +38,7 @@ pub const BENCH: Bench = Bench::new(
 )
 .with_part(count::part);
 
+/// Runs the benchmark.
 fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let rounds = if run.quick { 1 } else { 7 };
     let contestants = large::CONTESTANTS + short::CONTESTANTS;

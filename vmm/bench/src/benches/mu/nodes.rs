@@ -95,15 +95,15 @@ impl Pair {
         enable_idle(&mut self.sender.subgroup, FIFO + 1)
     }
 
-    /// Sends up to `most` memory-FIFO messages of 8 bytes with their numbers. Returns the number of
-    /// messages that found room.
+    /// Sends up to `maximum` memory-FIFO messages of 8 bytes with their numbers. Returns the number
+    /// of messages that found room.
     #[inline]
-    pub(super) fn send(&mut self, most: u32) -> Result<u32, Failure> {
+    pub(super) fn send(&mut self, maximum: u32) -> Result<u32, Failure> {
         let place = self.sender.subgroup.place();
         let to = place.ordered(self.receiver.subgroup.place().own);
         let target = MemoryFifo { fifo: self.receiver.subgroup.reception_id(FIFO), ..MemoryFifo::default() };
 
-        for sent in 0..most {
+        for sent in 0..maximum {
             let offset = self.sent % self.slots * BYTES;
             let payload = Payload::memory(self.sender.memory.iova() + offset, BYTES);
             self.sender.memory.write(offset, &self.sent.to_le_bytes()).context(|| "a payload".into())?;
@@ -115,14 +115,14 @@ impl Pair {
                 Err(error) => return Err(error).context(|| "a sender".into()),
             }
         }
-        Ok(most)
+        Ok(maximum)
     }
 
-    /// Takes up to `most` messages, and checks their numbers. Returns the number taken.
+    /// Takes up to `maximum` messages, and checks their numbers. Returns the number taken.
     #[inline]
-    pub(super) fn receive(&mut self, most: u32) -> Result<u32, Failure> {
+    pub(super) fn receive(&mut self, maximum: u32) -> Result<u32, Failure> {
         let (expected, mut wrong) = (&mut self.received, None);
-        let taken = self.receiver.subgroup.receive(FIFO, most, |packet, _| {
+        let count = self.receiver.subgroup.receive(FIFO, maximum, |packet, _| {
             let mut number = [0; BYTES as usize];
             let is_whole = packet.read(&mut number).is_ok_and(|bytes| bytes == number.len());
             let found = u64::from_le_bytes(number);
@@ -133,7 +133,7 @@ impl Pair {
         });
 
         match wrong {
-            None => taken.context(|| "a receiver".into()),
+            None => count.context(|| "a receiver".into()),
             Some((found, expected)) => {
                 Err(Failure::result(format!("message {found} came instead of {expected}")))
             }

@@ -159,8 +159,8 @@ fn fifo_rate(pair: &mut Pair, effort: &Effort) -> Result<Measurement, Failure> {
         let mut moved = 0;
         for _ in 0..64 {
             moved += pair.send(BURST)?;
-            let taken = pair.receive(BURST)?;
-            (moved, received) = (moved + taken, received + u64::from(taken));
+            let count = pair.receive(BURST)?;
+            (moved, received) = (moved + count, received + u64::from(count));
         }
         if moved == 0 {
             idle.pause();
@@ -172,6 +172,7 @@ fn fifo_rate(pair: &mut Pair, effort: &Effort) -> Result<Measurement, Failure> {
     Ok(Measurement::of_rate(rate))
 }
 
+/// Returns a row of figures for each contestant.
 fn rows(results: &Results<Contestant>, placement: &Placement) -> Vec<Row> {
     let row = |(contestant, measurements): (&Contestant, &[Measurement])| Row {
         backing: Some(Backing::VfioUser),
@@ -182,6 +183,7 @@ fn rows(results: &Results<Contestant>, placement: &Placement) -> Vec<Row> {
     results.iter().map(row).collect()
 }
 
+/// Returns the goals of the benchmark, with the measured values.
 fn goals(results: &Results<Contestant>) -> Vec<Goal> {
     let median = |contestant| all_samples(results.of(&contestant)).p50_us();
     let times = median(Contestant::Put) / median(Contestant::Velo).max(f64::MIN_POSITIVE);

@@ -21,16 +21,16 @@ const BUDGET: u32 = 64;
 /// is taken or the FIFO is full.
 #[inline(never)]
 pub(super) fn send_batch(channel: &TreeChannel, owner: u32, header: Header, data: &Batch) -> usize {
-    let Some(held) = channel.send_lock().try_lock(owner) else { return 0 };
-    channel.send_batch(held).send_data(header, &data.0, BATCH)
+    let Some(guard) = channel.send_lock().try_lock(owner) else { return 0 };
+    channel.send_batch(guard).send_data(header, &data.0, BATCH)
 }
 
 /// Receives a batch. Returns the number of packets received, which is smaller than the batch when
 /// no more have come.
 #[inline(never)]
 pub(super) fn receive_batch(channel: &TreeChannel, owner: u32, out: &mut Batch) -> usize {
-    let Some(held) = channel.receive_lock().try_lock(owner) else { return 0 };
-    channel.receiver(held).take_data(&mut out.0).packets
+    let Some(guard) = channel.receive_lock().try_lock(owner) else { return 0 };
+    channel.receiver(guard).take_data(&mut out.0).packets
 }
 
 /// Copies a batch into shared memory, two packets at a time. This is the least cost of a checked

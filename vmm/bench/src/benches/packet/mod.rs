@@ -34,6 +34,7 @@ const PACKET_GOAL: f64 = 50.0;
 /// The limit for the engine's instructions for a packet in one node's NIC on the way.
 const HOP_GOAL: f64 = 120.0;
 
+/// Runs the benchmark.
 fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     if run.all {
         Callgrind::if_installed("", |callgrind| count(run, callgrind))
@@ -42,6 +43,7 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     }
 }
 
+/// Counts instructions with callgrind.
 fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
     run.steps(CountedFigure::ALL.len() as u64);
     let mut rows = Vec::new();
@@ -70,11 +72,12 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
         rows.push(Row { fifo_depth: None, backing: None, ..row(path, count(figure)?) });
     }
 
-    let ((_, near), (_, far)) = (Route::of(CountedFigure::EngineNear)?, Route::of(CountedFigure::EngineFar)?);
+    let ((_, short_route), (_, long_route)) =
+        (Route::of(CountedFigure::EngineNear)?, Route::of(CountedFigure::EngineFar)?);
     let (near_total, far_total) = (count(CountedFigure::EngineNear)?, count(CountedFigure::EngineFar)?);
-    let hop = (far_total - near_total) / f64::from(far.hops - near.hops);
+    let hop = (far_total - near_total) / f64::from(long_route.hops - short_route.hops);
     rows.push(row("engine-hop", hop));
-    rows.push(row("engine-ends", near_total - hop * f64::from(near.hops)));
+    rows.push(row("engine-ends", near_total - hop * f64::from(short_route.hops)));
 
     for (path, figure) in
         [("fcnp-send", CountedFigure::FcnpSend), ("fcnp-receive", CountedFigure::FcnpReceive)]
@@ -88,7 +91,7 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
         Goal::at_most("instructions of the engine for a packet and hop", HOP_GOAL, hop),
     ];
 
-    Ok(Outcome { rows, goals, notes: notes(callgrind, near, far) })
+    Ok(Outcome { rows, goals, notes: notes(callgrind, short_route, long_route) })
 }
 
 /// Runs a child process. `part` names the figure and the number of packets.
@@ -110,7 +113,8 @@ fn row(path: &str, instructions: f64) -> Row {
     .figure("instructions", instructions)
 }
 
-fn notes(callgrind: &Callgrind, near: Route, far: Route) -> Vec<String> {
+/// Returns the notes below the table.
+fn notes(callgrind: &Callgrind, short_route: Route, long_route: Route) -> Vec<String> {
     let mut notes = vec![
         format!("counted by {}, inclusive, divided by packets; built for {}", callgrind.version(), built_for()),
         format!(
@@ -125,10 +129,10 @@ fn notes(callgrind: &Callgrind, near: Route, far: Route) -> Vec<String> {
         format!(
             "engine-hop: all that the machine does in a stream from io0 to {} ({} hops), less the same to {} ({} hop), by the hops \
              between; engine-ends: the rest, which is injection and reception",
-            far.name(),
-            far.hops,
-            near.name(),
-            near.hops
+            long_route.name(),
+            long_route.hops,
+            short_route.name(),
+            short_route.hops
         ),
         "fcnp-send is IoNode::write, fcnp-receive ComputeCore::read, without the machine's work in their waiting loops".into(),
     ];

@@ -214,15 +214,15 @@ fn warm_up(
     receiver: &TreeChannel,
 ) -> Result<(), Failure> {
     let (data, mut out) = (Batch::UNNUMBERED, Batch::EMPTY);
-    let held = sender.send_lock().try_lock(sender.owner());
-    if let Some(held) = held {
-        sender.send_batch(held).send_data(header, &data.0, BATCH);
+    let guard = sender.send_lock().try_lock(sender.owner());
+    if let Some(guard) = guard {
+        sender.send_batch(guard).send_data(header, &data.0, BATCH);
     }
 
     // In so few steps no node becomes cold.
     step_uncounted(stepped, STEPS_TO_ARRIVE);
-    let held = receiver.receive_lock().try_lock(receiver.owner());
-    match held.map(|held| receiver.receiver(held).take_data(&mut out.0).packets) {
+    let guard = receiver.receive_lock().try_lock(receiver.owner());
+    match guard.map(|guard| receiver.receiver(guard).take_data(&mut out.0).packets) {
         Some(BATCH) if out.0 == data.0 => Ok(()),
         _ => Err(Failure::result("the first packets did not arrive")),
     }

@@ -75,6 +75,7 @@ pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
     Callgrind::if_installed("instructions of a put are ", |callgrind| count(run, callgrind))
 }
 
+/// Counts instructions with callgrind.
 fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
     let puts = if run.quick { 64 } else { 4096 };
     let mut outcome = Outcome::default();
@@ -98,15 +99,15 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
         }
 
         outcome.rows.push(row);
-        let what = format!("instructions of an 8-byte put, in bursts of {burst}");
-        outcome.goals.push(Goal::at_most(what, MAX, all));
+        let description = format!("instructions of an 8-byte put, in bursts of {burst}");
+        outcome.goals.push(Goal::at_most(description, MAX, all));
     }
 
     outcome.notes.push(
         "put8: put, all of the machine's work, and event, NIC-based, counted by callgrind and attributed by source file: library_put (the \
          call and its command), library_event (taking the event), driver (doorbell, waiting loops), machine (steps, locks, memory of \
          clients), network (router, links), device (mailbox, engines, FIFOs to the firmware), firmware (matching, flow control, events), \
-         standard_library (what is not inlined: copies, locks, the clock)"
+         standard_library (description is not inlined: copies, locks, the clock)"
             .into(),
     );
     Ok(outcome)

@@ -62,15 +62,15 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
     let served = SeaStars::served(run, TWO, &placement)?;
 
     let results = placement.within("application", || {
-        let (mut here, mut there) = (Pair::open(&local, MEMORY)?, Pair::open(&served, MEMORY)?);
+        let (mut local_pair, mut served_pair) = (Pair::open(&local, MEMORY)?, Pair::open(&served, MEMORY)?);
         let copies = Copies::new(MEMORY)?;
 
         contest::run(run, rounds, PATHS.to_vec(), |path, _| {
             run.step(format!("{} {path:?}", path.name()))?;
             let start = Instant::now();
             match path {
-                Path::InProcess => transfer(&mut here, count)?,
-                Path::Served => transfer(&mut there, count)?,
+                Path::InProcess => transfer(&mut local_pair, count)?,
+                Path::Served => transfer(&mut served_pair, count)?,
                 Path::Copy => copies.copy(BYTES, count)?,
             }
             Ok(Measurement::of_rate(count as f64 / start.elapsed().as_secs_f64()))
@@ -109,6 +109,7 @@ fn transfer(pair: &mut Pair, count: usize) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Returns a row of figures for each contestant.
 fn rows(results: &Results<Path>, placement: &Placement) -> Vec<Row> {
     let row = |(path, measurements): (&Path, &[Measurement])| {
         let row = Row {
@@ -121,10 +122,11 @@ fn rows(results: &Results<Path>, placement: &Placement) -> Vec<Row> {
     results.iter().map(row).collect()
 }
 
+/// Returns the goals of the benchmark, with the measured values.
 fn goals(results: &Results<Path>) -> Vec<Goal> {
     let goal = |(path, how): (Path, &str)| {
-        let what = format!("puts of 1 MiB, {how}, times a copy");
-        Goal::at_least(what, SHARE, of_memcpy(results, path))
+        let description = format!("puts of 1 MiB, {how}, times a copy");
+        Goal::at_least(description, SHARE, of_memcpy(results, path))
     };
     [(Path::InProcess, "in process"), (Path::Served, "served")].map(goal).into()
 }

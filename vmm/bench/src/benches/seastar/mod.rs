@@ -39,6 +39,7 @@ pub const BENCH: Bench = Bench::new(
 /// A torus of two nodes.
 const TWO: &[u32] = &[2];
 
+/// Runs the benchmark.
 fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let rounds = if run.quick { 1 } else { 7 };
     let contestants = large::CONTESTANTS + streams::CONTESTANTS;

@@ -56,15 +56,16 @@ pub(super) fn measure(run: &Run<'_>) -> Result<Outcome, Failure> {
     Ok(outcome)
 }
 
-/// Posts up to `most` receives, each for match bits of its own. Returns the number that found room.
-fn post_many(receiver: &Receiver, most: u64) -> Result<u64, Failure> {
+/// Posts up to `maximum` receives, each for match bits of its own. Returns the number that found
+/// room.
+fn post_many(receiver: &Receiver, maximum: u64) -> Result<u64, Failure> {
     let values = Descriptor {
         threshold: Threshold::Operations(1),
         unlink: Unlink::Automatic,
         ..receiver.receive(Options::empty())
     };
 
-    for number in 0..most {
+    for number in 0..maximum {
         let (position, criteria) = (Position::Tail(PORTAL), Criteria::bits(MATCH_BITS + number));
         let posted = receiver.process.interface.post(position, criteria, Unlink::Automatic, &values, None);
         match posted {
@@ -72,7 +73,7 @@ fn post_many(receiver: &Receiver, most: u64) -> Result<u64, Failure> {
             posted => posted.map(drop).context(|| format!("receive {number}"))?,
         }
     }
-    Ok(most)
+    Ok(maximum)
 }
 
 /// Sends a message to the last of `count` receives.

@@ -60,8 +60,8 @@ pub(super) fn latencies(run: &mut Run<'_>, model: Model) -> Result<Hops, Failure
     run.show("latencies without software")?;
     let hardware = times(run, model.without_software())?;
     let hardware = [(1, hardware[0]), (LONGEST, hardware[LONGEST as usize - 1])];
-    for ((hops, ours), paper) in hardware.into_iter().zip([622.0, 1166.0]) {
-        run.record(rows::hardware(hops, paper), ours)?;
+    for ((hops, simulated), paper) in hardware.into_iter().zip([622.0, 1166.0]) {
+        run.record(rows::hardware(hops, paper), simulated)?;
     }
 
     run.show("latencies")?;
@@ -69,9 +69,9 @@ pub(super) fn latencies(run: &mut Run<'_>, model: Model) -> Result<Hops, Failure
     run.record(rows::software(), totals[0] - hardware[0].1)?;
 
     let mut points = Vec::new();
-    for ((hops, of_hardware, total), ours) in rows::LATENCIES.into_iter().zip(totals) {
-        run.record(rows::latency(hops, of_hardware, total), ours)?;
-        points.push((f64::from(hops), ours));
+    for ((hops, of_hardware, total), simulated) in rows::LATENCIES.into_iter().zip(totals) {
+        run.record(rows::latency(hops, of_hardware, total), simulated)?;
+        points.push((f64::from(hops), simulated));
     }
 
     if !run.is_quick() {
@@ -108,8 +108,8 @@ pub(super) fn loops(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     let mut points = Vec::new();
     for (bytes, paper, null_model) in rows::LOOPS {
         let expected = rows::loops(bytes, paper, null_model);
-        if let Some(ours) = run.measure(expected, |run| Ok(rate(bytes, time(run, bytes)?)))? {
-            points.push((bytes as f64, ours));
+        if let Some(simulated) = run.measure(expected, |run| Ok(rate(bytes, time(run, bytes)?)))? {
+            points.push((bytes as f64, simulated));
         }
     }
 

@@ -116,10 +116,10 @@ pub(super) fn software() -> Expected {
 }
 
 pub(super) fn latency(hops: u32, hardware: f64, total: f64) -> Expected {
-    let what = format!("latency with software, {hops} hops");
+    let description = format!("latency with software, {hops} hops");
     let expected = match hops {
-        1 | 13 => Expected::derived(what, "ns", total),
-        _ => Expected::predicted(what, "ns", total),
+        1 | 13 => Expected::derived(description, "ns", total),
+        _ => Expected::predicted(description, "ns", total),
     };
     expected.null_model("software-cost", hardware).within(Tolerance::Percent(1.5)).quick()
 }
@@ -133,28 +133,30 @@ pub(super) fn payload_share() -> Expected {
 }
 
 pub(super) fn loops(bytes: u64, rate: f64, null_model: NullModel) -> Expected {
-    let what = format!("ten looped links, {}", size(bytes));
+    let description = format!("ten looped links, {}", size(bytes));
     let expected = match null_model {
-        None => Expected::calibrates(what, "GB/s", rate).within(Tolerance::Percent(1.0)),
-        Some((without, value)) => {
-            Expected::predicted(what, "GB/s", rate).null_model(without, value).within(Tolerance::Percent(1.5))
-        }
+        None => Expected::calibrates(description, "GB/s", rate).within(Tolerance::Percent(1.0)),
+        Some((without, value)) => Expected::predicted(description, "GB/s", rate)
+            .null_model(without, value)
+            .within(Tolerance::Percent(1.5)),
     };
     if bytes <= QUICK_LOOP { expected.quick() } else { expected }
 }
 
 pub(super) fn drop_behind_l2(bytes: u64, percent: f64) -> Expected {
-    let what = format!("ten looped links, {} of 1 MB", size(bytes));
-    Expected::predicted(what, "%", percent).null_model("memory", 100.0).within(Tolerance::Points(5.0))
+    let description = format!("ten looped links, {} of 1 MB", size(bytes));
+    Expected::predicted(description, "%", percent).null_model("memory", 100.0).within(Tolerance::Points(5.0))
 }
 
 pub(super) fn sum(nodes: u32, hops: u32, time: f64) -> Expected {
-    let what = format!("sum of 8 bytes, {nodes} nodes");
+    let description = format!("sum of 8 bytes, {nodes} nodes");
     // That of 2 nodes, without hops: 527 ns.
     let expected = match nodes {
-        2 => Expected::calibrates(what, "ns", time).within(Tolerance::Percent(0.5)),
-        4 => Expected::predicted(what, "ns", time).null_model("hops", 527.0).within(Tolerance::Percent(3.0)),
-        _ => Expected::predicted(what, "ns", time)
+        2 => Expected::calibrates(description, "ns", time).within(Tolerance::Percent(0.5)),
+        4 => Expected::predicted(description, "ns", time)
+            .null_model("hops", 527.0)
+            .within(Tolerance::Percent(3.0)),
+        _ => Expected::predicted(description, "ns", time)
             .null_model(LOGIC, 527.0 + 45.0 * f64::from(hops))
             .within(Tolerance::Percent(3.0)),
     };
@@ -169,10 +171,10 @@ pub(super) fn sum_hop() -> Expected {
 }
 
 pub(super) fn throughput(bytes: u64, rate: f64, null_model: f64) -> Expected {
-    let what = format!("sum on 512 nodes, {}", size(bytes));
+    let description = format!("sum on 512 nodes, {}", size(bytes));
     let expected = match bytes {
-        0x10_0000 => Expected::calibrates(what, "GB/s", rate),
-        _ => Expected::predicted(what, "GB/s", rate),
+        0x10_0000 => Expected::calibrates(description, "GB/s", rate),
+        _ => Expected::predicted(description, "GB/s", rate),
     };
     let expected = expected.null_model(LOGIC, null_model).within(Tolerance::Percent(2.0));
     if bytes <= QUICK_SUM { expected.quick() } else { expected }

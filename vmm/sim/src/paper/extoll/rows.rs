@@ -88,10 +88,10 @@ pub(super) fn latency_at(mhz: u32, paper: f64) -> Expected {
 
 /// Returns the row of a mean over all sizes. Its null model is a machine in which everything scales
 /// with the clock, which is closer than one without a clock.
-fn of_frequency(what: String, mhz: u32, paper: f64) -> Expected {
+fn of_frequency(description: String, mhz: u32, paper: f64) -> Expected {
     let expected = match mhz {
-        117 => Expected::calibrates(what, "%", paper),
-        _ => Expected::predicted(what, "%", paper),
+        117 => Expected::calibrates(description, "%", paper),
+        _ => Expected::predicted(description, "%", paper),
     };
 
     let scaled = 100.0 * f64::from(mhz) / f64::from(CLOCK);
@@ -122,21 +122,21 @@ pub(super) fn updates_at(mhz: u32) -> Expected {
 
 /// Returns the row of the message rate in percent with a delay.
 pub(super) fn rate_with_delay((percent, delay): (f64, f64)) -> Expected {
-    let what = format!("message rate of 4 pairs with delays of {} us", delay / 1e3);
-    Expected::calibrates(what, "%", percent).null_model("delays", 100.0).within(Tolerance::Points(2.0))
+    let description = format!("message rate of 4 pairs with delays of {} us", delay / 1e3);
+    Expected::calibrates(description, "%", percent).null_model("delays", 100.0).within(Tolerance::Points(2.0))
 }
 
 /// Returns the row of RandomAccess with a delay that lowers the message rate to `percent`.
 pub(super) fn updates_with_delay((percent, delay): (f64, f64)) -> Expected {
-    let what = format!("RandomAccess with delays of {} us", delay / 1e3);
+    let description = format!("RandomAccess with delays of {} us", delay / 1e3);
     if (percent, delay) == DELAYS[0] {
         // "The sharp performance drop from 100% to 95%": more than proportional.
-        return Expected::predicted(what, "%", percent)
+        return Expected::predicted(description, "%", percent)
             .null_model("time that delays take from the program", 100.0)
             .at_most();
     }
 
-    Expected::predicted(what, "%", fitted(FITS[0], percent / 100.0))
+    Expected::predicted(description, "%", fitted(FITS[0], percent / 100.0))
 }
 
 /// Returns the performance of RandomAccess in percent that the paper's fit gives.

@@ -6,7 +6,7 @@ use crate::{
         number::rounded,
         row::{Expected, Tolerance},
     },
-    pset::Way,
+    pset::Direction,
 };
 
 /// Sizes in bytes of the messages whose bandwidth the paper names, with the paper's percent of the
@@ -14,7 +14,8 @@ use crate::{
 pub(super) const SIZES: [(usize, f64, f64); 2] = [(64 * KIB, 86.0, 97.5), (350 * KIB, 97.0, 99.5)];
 
 /// The directions of an experiment, with the core's call.
-pub(super) const WAYS: [(Way, &str); 2] = [(Way::ToCompute, "read"), (Way::ToIo, "write")];
+pub(super) const DIRECTIONS: [(Direction, &str); 2] =
+    [(Direction::ToCompute, "read"), (Direction::ToIo, "write")];
 
 /// The calls of the two cores while both directions are in use.
 pub(super) const BOTH: [&str; 2] = ["reading", "writing"];
@@ -22,7 +23,7 @@ pub(super) const BOTH: [&str; 2] = ["reading", "writing"];
 /// A message whose penalty of an interrupt is known.
 #[derive(Clone, Copy)]
 pub(super) struct Penalty {
-    pub(super) way: Way,
+    pub(super) direction: Direction,
     name: &'static str,
     pub(super) bytes: usize,
     paper: f64,
@@ -35,7 +36,7 @@ pub(super) const PENALTIES: [Penalty; 3] = {
     let penalty = INTERRUPTS[0].1;
     [
         Penalty {
-            way: Way::ToCompute,
+            direction: Direction::ToCompute,
             name: "read",
             bytes: 32 * KIB,
             paper: 0.0,
@@ -43,7 +44,7 @@ pub(super) const PENALTIES: [Penalty; 3] = {
             null: penalty,
         },
         Penalty {
-            way: Way::ToCompute,
+            direction: Direction::ToCompute,
             name: "read",
             bytes: 64 * KIB,
             paper: penalty,
@@ -51,7 +52,7 @@ pub(super) const PENALTIES: [Penalty; 3] = {
             null: 0.0,
         },
         Penalty {
-            way: Way::ToIo,
+            direction: Direction::ToIo,
             name: "write",
             bytes: 64 * KIB,
             paper: 0.0,
@@ -65,7 +66,7 @@ pub(super) const PENALTIES: [Penalty; 3] = {
 pub(super) fn all() -> Vec<Expected> {
     let mut rows = vec![free_packets(), packets(), awaited(), read(), byte(), write()];
     rows.extend(SIZES.map(of_size));
-    rows.extend(WAYS.map(|(_, name)| long(name)));
+    rows.extend(DIRECTIONS.map(|(_, name)| long(name)));
     rows.extend(BOTH.map(both_ways));
     rows.extend(INTERRUPTS.map(interrupt));
     rows.extend(PENALTIES.map(penalty));
@@ -115,7 +116,7 @@ pub(super) fn byte() -> Expected {
 
 pub(super) fn write() -> Expected {
     Expected::predicted("latency of a write, more than of a read", "us", 0.6)
-        .null_model("the way of the acknowledgement", 0.0)
+        .null_model("the direction of the acknowledgement", 0.0)
         .within(Tolerance::Microseconds(0.2))
         .quick()
 }

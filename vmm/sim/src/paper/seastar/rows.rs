@@ -69,8 +69,8 @@ pub(super) fn advantage_of_one_interrupt() -> Expected {
 }
 
 pub(super) fn second_packet(name: &str) -> Expected {
-    let what = format!("step of the latency between 16 and 32 bytes, {name}");
-    Expected::predicted(what, "us", 0.0).null_model("data in the header packet", 0.0).above().quick()
+    let description = format!("step of the latency between 16 and 32 bytes, {name}");
+    Expected::predicted(description, "us", 0.0).null_model("data in the header packet", 0.0).above().quick()
 }
 
 pub(super) fn bandwidth() -> Expected {

@@ -65,6 +65,7 @@ pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
     Callgrind::if_installed("instructions a message are ", |callgrind| count(run, callgrind))
 }
 
+/// Counts instructions with callgrind.
 fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
     let windows = if run.quick { 2 } else { 40 };
     let mut rows = Vec::new();

@@ -84,6 +84,7 @@ enum Contestant {
     Velo,
 }
 
+/// Returns the contestants of the benchmark.
 fn contestants() -> Vec<Contestant> {
     let rates = PAIRS.into_iter().flat_map(|pairs| SIZES.map(|bytes| Contestant::Rate { pairs, bytes }));
     let latencies = LATENCY_SIZES.map(|bytes| Contestant::Latency { bytes });
@@ -91,6 +92,7 @@ fn contestants() -> Vec<Contestant> {
     rates.chain(latencies).chain(accesses).chain([Contestant::Velo]).collect()
 }
 
+/// Runs the benchmark.
 fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let (effort, rounds) = if run.quick {
         (Effort { windows: 2, round_trips: 20, order: 8 }, 1)
@@ -152,6 +154,7 @@ fn wrong(measured: &[RankMeasurement]) -> f64 {
     measured.iter().map(|measured| measured.wrong).fold(0.0, f64::max)
 }
 
+/// Returns a row of figures for each contestant.
 fn rows(placement: &Placement, results: &Results<Contestant, RankMeasurement>) -> Vec<Row> {
     let bare = measurements_of(results.of(&Contestant::Velo));
     let row = |(contestant, measured): (&Contestant, &[RankMeasurement])| {
@@ -185,6 +188,7 @@ fn rows(placement: &Placement, results: &Results<Contestant, RankMeasurement>) -
     results.iter().map(row).collect()
 }
 
+/// Returns the goals of the benchmark, with the measured values.
 fn goals(results: &Results<Contestant, RankMeasurement>) -> Vec<Goal> {
     let small = |pairs| measurements_of(results.of(&Contestant::Rate { pairs, bytes: velo::BYTES }));
     let bare = measurements_of(results.of(&Contestant::Velo));

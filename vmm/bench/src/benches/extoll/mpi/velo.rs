@@ -86,10 +86,10 @@ impl Bare {
 }
 
 impl Pair {
-    /// Sends messages until `most` are sent or no credit is left, and counts them in `sent`.
+    /// Sends messages until `maximum` are sent or no credit is left, and counts them in `sent`.
     #[inline]
-    fn send(&mut self, sent: &mut u64, most: u64) -> Result<(), Failure> {
-        while *sent < most {
+    fn send(&mut self, sent: &mut u64, maximum: u64) -> Result<(), Failure> {
+        while *sent < maximum {
             match self.sender.send_nb(self.link, 0, &sent.to_le_bytes()) {
                 Ok(()) => *sent += 1,
                 Err(Error::WouldBlock) => break,

@@ -31,6 +31,7 @@ pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
     Callgrind::if_installed("instructions a message are ", |callgrind| count(run, callgrind))
 }
 
+/// Counts instructions with callgrind.
 fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
     let messages: u32 = if run.quick { 64 } else { 4096 };
     let mut counts = Vec::new();
@@ -110,19 +111,19 @@ fn burst(machine: &mut SteppedMachine, pairs: &mut [Pair]) -> Result<(), Failure
         }
     }
 
-    let mut left = pairs.len() as u32 * BURST;
+    let mut remaining = pairs.len() as u32 * BURST;
     for _ in 0..1000 {
         machine.steps(STEPS, |machine, now| machine.step(now, 64));
 
         for pair in pairs.iter_mut() {
-            left -= pair.receive(BURST)?;
+            remaining -= pair.receive(BURST)?;
             pair.progress()?;
         }
 
-        if left == 0 {
+        if remaining == 0 {
             return Ok(());
         }
     }
 
-    Err(Failure::result(format!("{left} messages did not arrive")))
+    Err(Failure::result(format!("{remaining} messages did not arrive")))
 }

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_read() {
+    fn the_latency_is_parsed_from_the_table() {
         let text = "bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec\n\
                     8       10k     =10k     156k        0.24s      0.67      11.88       0.08\n";
         assert_eq!(half_round_trip(text), Some(Duration::from_nanos(11_880)));

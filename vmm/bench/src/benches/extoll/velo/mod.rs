@@ -153,7 +153,7 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     outcome.goals.extend(counted.goals);
     outcome.notes = counted.notes;
     outcome.notes.push(
-        "velo-rate: one thread sends and receives, one is the engine; bare-ring: the same two, one writes and one reads posted-write \
+        "velo-rate: first thread sends and receives, first is the engine; bare-ring: the same two, first writes and first reads posted-write \
          records of 8 bytes"
             .into(),
     );
@@ -174,10 +174,11 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
 
     outcome
         .notes
-        .push("unix, tcp: p50 is half a round trip, the rate is one way, a system call a message".into());
+        .push("unix, tcp: p50 is half a round trip, the rate is first way, a system call a message".into());
     Ok(outcome)
 }
 
+/// Returns a row of figures for each contestant.
 fn rows(placement: &Placement, measurements: &Results<Contestant>) -> Vec<Row> {
     measurements
         .iter()
@@ -205,6 +206,7 @@ fn rows(placement: &Placement, measurements: &Results<Contestant>) -> Vec<Row> {
         .collect()
 }
 
+/// Returns the goals of the benchmark, with the measured values.
 fn goals(measurements: &Results<Contestant>) -> Vec<Goal> {
     let bare = measurements.of(&Contestant::BareRing);
     let ratios = PAIRS.iter().map(|&pairs| ratio(measurements.of(&Contestant::Rate(pairs)), bare));

@@ -66,11 +66,11 @@ impl Pair {
         Ok(Self { sender, receiver, link, sent: 0, received: 0 })
     }
 
-    /// Sends up to `most` messages. Returns the number of messages sent.
+    /// Sends up to `maximum` messages. Returns the number of messages sent.
     #[inline]
-    pub(super) fn send(&mut self, most: u32) -> Result<u32, Failure> {
+    pub(super) fn send(&mut self, maximum: u32) -> Result<u32, Failure> {
         let mut sent = 0;
-        while sent < most {
+        while sent < maximum {
             let data: [u8; BYTES] = self.sent.to_le_bytes();
             match self.sender.send_nb(self.link, 0, &data) {
                 Ok(()) => {}
@@ -84,12 +84,12 @@ impl Pair {
         Ok(sent)
     }
 
-    /// Receives up to `most` messages, and checks their contents. Returns the number of messages
+    /// Receives up to `maximum` messages, and checks their contents. Returns the number of messages
     /// received.
     #[inline]
-    pub(super) fn receive(&mut self, most: u32) -> Result<u32, Failure> {
+    pub(super) fn receive(&mut self, maximum: u32) -> Result<u32, Failure> {
         let mut received = 0;
-        while received < most {
+        while received < maximum {
             // The error is handled apart. Passing the whole result on would copy each message.
             let message = match self.receiver.poll() {
                 Ok(Some(message)) => message,

@@ -23,11 +23,11 @@ const END: u64 = 2;
 
 /// Measures a pair of Unix sockets.
 pub(super) fn measure_unix(processor: Option<usize>, effort: &Effort) -> Result<Measurement, Failure> {
-    let (near, far) = UnixStream::pair().context(|| "a pair of sockets".into())?;
-    for end in [&near, &far] {
+    let (local_end, remote_end) = UnixStream::pair().context(|| "a pair of sockets".into())?;
+    for end in [&local_end, &remote_end] {
         end.set_read_timeout(Some(STEP_TIMEOUT)).context(|| "a socket's limit".into())?;
     }
-    exchange(near, far, processor, effort)
+    exchange(local_end, remote_end, processor, effort)
 }
 
 /// Measures a TCP connection over loopback.
@@ -35,15 +35,15 @@ pub(super) fn measure_tcp(processor: Option<usize>, effort: &Effort) -> Result<M
     let listener =
         TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context(|| "listening on the loopback".into())?;
     let address = listener.local_addr().context(|| "the listener's address".into())?;
-    let near = TcpStream::connect(address).context(|| "connecting over the loopback".into())?;
-    let (far, _) = listener.accept().context(|| "accepting over the loopback".into())?;
+    let local_end = TcpStream::connect(address).context(|| "connecting over the loopback".into())?;
+    let (remote_end, _) = listener.accept().context(|| "accepting over the loopback".into())?;
 
-    for end in [&near, &far] {
+    for end in [&local_end, &remote_end] {
         end.set_nodelay(true).context(|| "TCP_NODELAY".into())?;
         end.set_read_timeout(Some(STEP_TIMEOUT)).context(|| "a socket's limit".into())?;
     }
 
-    exchange(near, far, processor, effort)
+    exchange(local_end, remote_end, processor, effort)
 }
 
 /// Runs the far end. It echoes or counts messages, and answers once when it must end.
@@ -65,42 +65,42 @@ fn serve(mut socket: impl Read + Write, processor: Option<usize>) -> Result<(), 
 
 /// Measures a pair of sockets, with a thread at the far end.
 fn exchange(
-    mut near: impl Read + Write,
-    far: impl Read + Write + Send,
+    mut local_end: impl Read + Write,
+    remote_end: impl Read + Write + Send,
     processor: Option<usize>,
     effort: &Effort,
 ) -> Result<Measurement, Failure> {
     thread::scope(|scope| {
-        let server = scope.spawn(move || serve(far, processor));
-        let measurement = measure(&mut near, effort);
-        drop(near);
-        let served = server.join().unwrap_or_else(|_| Err(Failure::result("the far end panicked")));
+        let server = scope.spawn(move || serve(remote_end, processor));
+        let measurement = measure(&mut local_end, effort);
+        drop(local_end);
+        let served = server.join().unwrap_or_else(|_| Err(Failure::result("the remote_end end panicked")));
         // A failure of the near end causes one of the far end, so the near end's is returned.
         measurement.and_then(|measurement| served.map(|()| measurement))
     })
 }
 
 /// Measures round trips, and then the rate of messages in one direction.
-fn measure(near: &mut (impl Read + Write), effort: &Effort) -> Result<Measurement, Failure> {
+fn measure(local_end: &mut (impl Read + Write), effort: &Effort) -> Result<Measurement, Failure> {
     let mut samples = Samples::with_capacity(effort.single as usize);
     let mut answer = [0; BYTES];
     for _ in 0..effort.single {
         let start = Instant::now();
-        near.write_all(&ECHO.to_le_bytes()).context(|| "the near end".into())?;
-        near.read_exact(&mut answer).context(|| "the near end".into())?;
+        local_end.write_all(&ECHO.to_le_bytes()).context(|| "the local_end end".into())?;
+        local_end.read_exact(&mut answer).context(|| "the local_end end".into())?;
         samples.add_mean(start.elapsed(), 2);
     }
 
     let (start, mut sent) = (Instant::now(), 0_u64);
     while start.elapsed() < effort.sustained {
         for _ in 0..64 {
-            near.write_all(&COUNT.to_le_bytes()).context(|| "the near end".into())?;
+            local_end.write_all(&COUNT.to_le_bytes()).context(|| "the local_end end".into())?;
         }
         sent += 64;
     }
 
-    near.write_all(&END.to_le_bytes()).context(|| "the near end".into())?;
-    near.read_exact(&mut answer).context(|| "the near end".into())?;
+    local_end.write_all(&END.to_le_bytes()).context(|| "the local_end end".into())?;
+    local_end.read_exact(&mut answer).context(|| "the local_end end".into())?;
 
     Ok(Measurement { rate: Some(sent as f64 / start.elapsed().as_secs_f64()), samples })
 }

@@ -78,8 +78,8 @@ impl BareRouter {
             }
             if target != self.at {
                 self.injected = header(self.at, target);
-                let Some((port, channel)) = self.way(self.injected) else { continue };
-                self.wait(INJECTION, port, channel);
+                let Some((port, channel)) = self.output(self.injected) else { continue };
+                self.wait_for_port(INJECTION, port, channel);
                 return;
             }
         }
@@ -87,7 +87,7 @@ impl BareRouter {
 
     /// Returns the port and the virtual channel towards a packet's destination, or `None` if this
     /// node is the destination.
-    fn way(&self, header: u64) -> Option<(usize, u8)> {
+    fn output(&self, header: u64) -> Option<(usize, u8)> {
         let bytes = header.to_le_bytes();
         for dimension in 0..DIMENSIONS {
             let (from, to) = (bytes[dimension], bytes[dimension + DIMENSIONS]);
@@ -109,19 +109,19 @@ impl BareRouter {
         let Some(packet) = ports.route_head(port, channel) else { return };
         let header = packet.header;
         self.routed[channel] |= 1 << port;
-        match self.way(header) {
+        match self.output(header) {
             None => {
                 self.local[channel] |= 1 << port;
                 ports.await_tail(port, channel);
             }
             Some((out, channel_out)) => {
-                self.wait(u32::from(port) * CHANNELS as u32 + channel as u32, out, channel_out);
+                self.wait_for_port(u32::from(port) * CHANNELS as u32 + channel as u32, out, channel_out);
             }
         }
     }
 
     /// Queues an input at a port.
-    fn wait(&mut self, input: u32, port: usize, channel: u8) {
+    fn wait_for_port(&mut self, input: u32, port: usize, channel: u8) {
         self.waiting[port] |= 1 << input;
         self.wanted |= 1 << port;
         self.channel_out[input as usize] = channel;
@@ -253,10 +253,10 @@ impl Device for BareRouter {
         if ports.now() >= self.next_idle {
             self.release_wires(ports.now());
         }
-        let mut wanted = self.wanted & !self.busy;
-        while wanted != 0 {
-            let port = wanted.trailing_zeros() as usize % PORTS;
-            wanted &= wanted - 1;
+        let mut expected = self.wanted & !self.busy;
+        while expected != 0 {
+            let port = expected.trailing_zeros() as usize % PORTS;
+            expected &= expected - 1;
             self.send_one(&mut ports, port);
         }
         self.request_wires(&mut ports);
