@@ -57,9 +57,10 @@ pub trait Rig: Send + Sync {
     /// Resets a function, as an operator would.
     fn reset(&self, function: &str);
 
-    /// Returns how often a body repeats what it does `most` times through a fast door.
-    fn repetitions(&self, most: u32) -> u32 {
-        most
+    /// Returns the number of repetitions of a step that a body repeats `maximum` times where
+    /// accesses are fast.
+    fn repetitions(&self, maximum: u32) -> u32 {
+        maximum
     }
 
     /// Waits until the machine is at rest. An event that has not occurred by then never will by

@@ -57,7 +57,7 @@ impl HostDoor {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::InProcess, Self::Served, Self::ServedByEpoll];
 
-    /// Returns its name, as in a test's name.
+    /// Returns the door's name, as in a test's name.
     pub fn name(self) -> &'static str {
         match self {
             Self::InProcess => "in_process",
@@ -91,7 +91,7 @@ impl GuestDoor {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::Vfio, Self::Shim, Self::ShimIommu];
 
-    /// Returns its name on a command line.
+    /// Returns the door's name on a command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Vfio => "vfio",
@@ -188,7 +188,7 @@ pub enum Run {
 }
 
 impl Body {
-    /// Returns its topic: its module's name without `_body`.
+    /// Returns the body's topic: the name of its module without `_body`.
     pub fn topic(&self) -> &'static str {
         let module = self.module.rsplit("::").next().unwrap_or(self.module);
         module.strip_suffix("_body").unwrap_or(module)
@@ -203,13 +203,13 @@ impl Body {
         parts.into_iter().flatten().collect::<Vec<_>>().join("::")
     }
 
-    /// Returns why it does not run on a machine through a door, or `None` if it does.
+    /// Returns why the body does not run on a machine through a door, or `None` if it does.
     pub fn reason_not_to_run(&self, machine: &TestMachine, door: Door) -> Option<&'static str> {
         let own = self.not_through.iter().find(|(excluded, _)| *excluded == door);
         own.map(|(_, reason)| *reason).or_else(|| machine.reason_not_to_run(door))
     }
 
-    /// Runs it on the machine of a name, by a rig of that.
+    /// Runs the body on the machine of a name, with a rig of that machine.
     pub fn run(&self, machine: &str, rig: &dyn Rig) {
         match self.run {
             Run::Rig(body) => body(rig),

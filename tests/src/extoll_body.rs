@@ -268,7 +268,7 @@ pub fn a_rank_that_detaches_fails_the_requests_that_wait_for_it(rig: &dyn Rig) {
         let dead = world.ranks.remove(1);
         drop(dead);
 
-        let gone = Err(MatchingError::PeerGone { peer: 1, why: Loss::Ended });
+        let peer_gone = Err(MatchingError::PeerGone { peer: 1, why: Loss::Ended });
         let ours = if sender_dies { receive } else { send };
         let ended = world.wait(0, ours);
 
@@ -276,10 +276,10 @@ pub fn a_rank_that_detaches_fails_the_requests_that_wait_for_it(rig: &dyn Rig) {
             matches!(&ended.result, Err(error) if error.is_peer() || matches!(error, MatchingError::Transport(_))),
             "{ended:?}"
         );
-        assert_eq!(world.wait(0, named).result, gone);
+        assert_eq!(world.wait(0, named).result, peer_gone);
 
         let late = world.send(0, 1, 2, b"late");
-        assert_eq!(world.wait(0, late).result, gone);
+        assert_eq!(world.wait(0, late).result, peer_gone);
 
         // The VPID has a new owner, which sends the same messages.
         let successor = extoll.rank(1, 3);

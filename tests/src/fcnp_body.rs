@@ -33,8 +33,8 @@ pub const DEPTH: u32 = 8;
 /// reader takes data.
 const LARGE: usize = 4 << 20;
 
-/// Returns the bytes of a message that is still in progress when a body ends it: 64 MiB through a
-/// fast door.
+/// Returns the length of a message that is still in progress when a body ends it: 64 MiB where
+/// transfers are fast.
 fn long_message(rig: &dyn Rig) -> usize {
     LARGE * rig.repetitions(16) as usize
 }
@@ -96,10 +96,10 @@ fn compute_core(rig: &dyn Rig, rank: u32) -> ComputeCore {
 
 /// Spins, with a time limit, until `condition` holds. For conditions that another thread, which
 /// drives the machine, brings about.
-fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+fn eventually(description: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
-        assert!(started.elapsed() < LIMIT, "{what} does not come true");
+        assert!(started.elapsed() < LIMIT, "{description} does not come true");
         thread::yield_now();
     }
 }
@@ -142,7 +142,7 @@ fn sizes() -> Vec<usize> {
     sizes
 }
 
-/// Messages of all sizes, and in a guest of each seventh.
+/// Sends a message of each size; in a guest of each seventh size.
 #[body]
 pub fn every_size_arrives_unchanged(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
@@ -193,7 +193,7 @@ pub fn every_alignment_arrives_unchanged(rig: &dyn Rig) {
 
 /// The smaller of both sides' sizes is transferred, and no other byte is touched.
 #[body]
-pub fn unequal_sizes_transfer_the_lesser(rig: &dyn Rig) {
+pub fn unequal_sizes_transfer_the_smaller_size(rig: &dyn Rig) {
     const SIZES: [usize; 14] = [0, 1, 16, 239, 240, 241, 255, 256, 257, 496, 511, 512, 1000, 5000];
 
     let (io, core) = (io_node(rig), compute_core(rig, 1));
@@ -437,17 +437,17 @@ pub fn death_of_the_io_node_between_calls_is_reported_once_for_each_direction(ri
         down()
     });
 
-    let gone =
+    let peer_gone =
         |result: Result<usize, Error>| matches!(result, Err(Error::PeerGone { peer: Peer::IoNode { .. } }));
 
-    assert!(gone(core.read(&mut [0; 8])));
+    assert!(peer_gone(core.read(&mut [0; 8])));
 
     let soon = Deadline::after(Duration::from_millis(20));
     assert!(matches!(core.read_until(&mut [0; 8], soon, None), Err(Error::Timeout { .. })));
 
     // The other direction is called only after the restart, and still reports the loss.
     let io = io_node(rig);
-    assert!(gone(core.write(&[0; 8])));
+    assert!(peer_gone(core.write(&[0; 8])));
 
     check_both_directions(&io, &core);
     assert_eq!(core.statistics().peers_lost, 1);
@@ -591,7 +591,7 @@ pub fn impossible_calls_are_refused(rig: &dyn Rig) {
 
 /// Packets of a misbehaving process on a compute node do not affect the others.
 #[body]
-pub fn wild_packets_are_discarded(rig: &dyn Rig) {
+pub fn random_packets_are_discarded(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let wild = TreeChannel::open(rig.open("cn1", "core0")).unwrap();
     let io_address = wild.info().io_node;
@@ -610,8 +610,8 @@ pub fn wild_packets_are_discarded(rig: &dyn Rig) {
                 payload[..4].copy_from_slice(&((seed % 4) as u32).to_le_bytes());
 
                 let header = Header::point_to_point(0, io_address, true);
-                if let Some(held) = wild.send_lock().try_lock(wild.owner()) {
-                    wild.send_batch(held).try_send(header, &payload);
+                if let Some(guard) = wild.send_lock().try_lock(wild.owner()) {
+                    wild.send_batch(guard).try_send(header, &payload);
                 }
 
                 wild.relax(&mut relax).unwrap();
@@ -636,9 +636,9 @@ pub fn data_packets_without_a_transfer_are_discarded(rig: &dyn Rig) {
     let targets = [wild.info().io_node, core.channel().info().address];
 
     for (number, target) in targets.into_iter().cycle().take(6).enumerate() {
-        let held = wild.send_lock().try_lock(wild.owner()).unwrap();
+        let guard = wild.send_lock().try_lock(wild.owner()).unwrap();
         let header = Header::point_to_point(0, target, false);
-        assert!(wild.send_batch(held).try_send(header, &[number as u8; PAYLOAD]));
+        assert!(wild.send_batch(guard).try_send(header, &[number as u8; PAYLOAD]));
     }
 
     eventually("the I/O node discards them", || {
@@ -661,8 +661,8 @@ pub fn packets_arrive_in_order(rig: &dyn Rig) {
         scope.spawn(|| {
             let (mut relax, mut number) = (from.device().new_relax(), 0);
             while number < PACKETS {
-                let held = from.send_lock().try_lock(from.owner()).unwrap();
-                let mut batch = from.send_batch(held);
+                let guard = from.send_lock().try_lock(from.owner()).unwrap();
+                let mut batch = from.send_batch(guard);
                 while number < PACKETS && batch.try_send(header(number), &[number as u8; PAYLOAD]) {
                     number += 1;
                 }

@@ -123,9 +123,11 @@ pub fn run(guest: &Guest, script: &str) -> Output {
     output
 }
 
-/// Answers the requests on a guest's line until it ends: see [`crate::guest_rig`].
+/// Answers the requests that a guest sends over its serial line, until the guest ends: see
+/// [`crate::guest_rig`].
 ///
 /// # Panics
+///
 /// When the line fails before the guest's end.
 pub fn operate(served: &Served, line: &UnixStream) {
     let mut base = HashMap::new();

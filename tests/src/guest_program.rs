@@ -27,11 +27,12 @@ const PAGE: u64 = 4096;
 /// An address at which no guest has memory.
 const NOWHERE: u64 = 1 << 45;
 
-/// Plays a role with its arguments.
+/// Runs a role with its arguments.
 ///
 /// # Panics
+///
 /// When a check fails.
-pub fn play(role: &str, arguments: &[String]) {
+pub fn run_role(role: &str, arguments: &[String]) {
     let rig = GuestRig::from_env();
     let number = |at: usize| -> u64 {
         let text = arguments.get(at).unwrap_or_else(|| panic!("{role} has more arguments"));
@@ -178,7 +179,8 @@ fn pages(rig: &dyn Rig, count: u64) {
     assert_eq!(outcome.errors, dma_engine::STATUS_DMA_ERROR, "the device does not reach what was unmapped");
 }
 
-/// DMA outside mapped memory is refused, reported and harmless. Mapped memory still works.
+/// Checks that DMA outside mapped memory is refused, reported and harmless, and that mapped memory
+/// still works.
 fn outside(rig: &dyn Rig) {
     let (device, mut engine) = dma(rig);
     let memory = device.dma_buffer(2 * PAGE as usize, HugePages::Never).unwrap();
@@ -199,7 +201,8 @@ fn outside(rig: &dyn Rig) {
     assert_eq!(&found, b"harmless");
 }
 
-/// Two vectors fire independently. A masked one stays pending, and fires when it is unmasked.
+/// Checks that two vectors fire independently, and that a masked one stays pending and fires when
+/// it is unmasked.
 fn vectors(rig: &dyn Rig) {
     let (device, mut engine) = dma(rig);
     let memory = device.dma_buffer(2 * PAGE as usize, HugePages::Never).unwrap();
@@ -250,7 +253,7 @@ fn hold(rig: &dyn Rig, function: &str, attachment: &str) {
     }
 }
 
-/// Another client has the attachment, which is reported as an error at once.
+/// Checks that the error of an attachment in use is reported at once.
 fn refused(rig: &dyn Rig, function: &str, attachment: &str) {
     let error = rig.try_open(function, attachment).map(drop).unwrap_err();
     assert!(error.contains("in use"), "{error}");
@@ -344,7 +347,7 @@ fn hostile(rig: &GuestRig, time: Duration, seed: u64) {
     println!("{writes} writes");
 }
 
-/// A new client finds the function in its initial state, whatever the last one did.
+/// Checks that a new client finds the function in its initial state, whatever the last one did.
 fn fifo(rig: &dyn Rig) {
     let device = rig.open("fifo0", "user0");
     assert_eq!(device.identity().device, pci::DEVICE_SLOT_FIFO);
@@ -354,7 +357,7 @@ fn fifo(rig: &dyn Rig) {
     assert_eq!(fifo.receive(soon(), None).unwrap(), [5; slot_fifo::DATA]);
 }
 
-/// Stores to BARs that only the device writes are refused, and the content does not change.
+/// Checks that stores to BARs that only the device writes are refused, and change nothing.
 fn read_only(rig: &GuestRig) {
     for (function, attachment) in rig.names() {
         let device = rig.open(function, attachment);

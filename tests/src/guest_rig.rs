@@ -125,10 +125,10 @@ impl Rig for GuestRig {
         self.request(&format!("reset {function}"));
     }
 
-    /// An emulated processor is ten times slower than the host's. What a door of the host has tried
-    /// many times is tried here a few times.
-    fn repetitions(&self, most: u32) -> u32 {
-        most.div_ceil(8)
+    /// An emulated processor is about ten times slower than the host's, so a body repeats its steps
+    /// an eighth as often here.
+    fn repetitions(&self, maximum: u32) -> u32 {
+        maximum.div_ceil(8)
     }
 
     fn settle(&self) {

@@ -45,9 +45,9 @@ fn levels(ports: &Bar) -> [u8; 6] {
         .map(|port| ports.read8(port).unwrap())
 }
 
-/// The driver library identifies it as a plain PCI function.
+/// The driver library identifies the IDIO-16 as a plain PCI function.
 #[body]
-pub fn it_is_a_plain_card_of_another_vendor(rig: &dyn Rig) {
+pub fn the_card_is_identified_as_a_plain_pci_function(rig: &dyn Rig) {
     let (device, ports) = open(rig);
 
     let identity = device.identity();
@@ -118,7 +118,7 @@ pub fn a_masked_change_interrupts_when_it_is_unmasked(rig: &dyn Rig) {
 
 /// Changes are noted only while interrupts are enabled, and raise one only while they are.
 #[body]
-pub fn without_leave_it_does_not_interrupt(rig: &dyn Rig) {
+pub fn a_card_without_interrupt_enable_raises_no_interrupt(rig: &dyn Rig) {
     let (device, ports) = open(rig);
     let line = device.intx().unwrap();
 
@@ -141,7 +141,7 @@ pub fn without_leave_it_does_not_interrupt(rig: &dyn Rig) {
 
 /// Wide accesses equal a sequence of byte accesses, with all their effects.
 #[body]
-pub fn wide_accesses_are_those_of_their_bytes(rig: &dyn Rig) {
+pub fn wide_accesses_equal_accesses_to_their_bytes(rig: &dyn Rig) {
     let (device, ports) = open(rig);
     let line = device.intx().unwrap();
 
@@ -183,7 +183,7 @@ pub fn a_filtered_change_interrupts_later(rig: &dyn Rig) {
 
 /// A reset by the client switches all outputs off and clears a pending interrupt.
 #[body]
-pub fn a_reset_switches_everything_off(rig: &dyn Rig) {
+pub fn a_reset_clears_the_outputs_and_disables_interrupts(rig: &dyn Rig) {
     let (device, ports) = open(rig);
     let line = device.intx().unwrap();
     ports.read8(INTERRUPT_CONTROL).unwrap();
@@ -201,7 +201,7 @@ pub fn a_reset_switches_everything_off(rig: &dyn Rig) {
 
 /// The next client finds the card in its power-on state.
 #[body]
-pub fn the_next_client_finds_nothing_of_the_last(rig: &dyn Rig) {
+pub fn the_next_client_finds_the_power_on_state(rig: &dyn Rig) {
     let (device, ports) = open(rig);
     ports.read8(INTERRUPT_CONTROL).unwrap();
     ports.write8(OUTPUTS_LOW, 0xff).unwrap();

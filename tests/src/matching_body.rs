@@ -103,13 +103,13 @@ impl<T: Transport> World<T> {
     }
 
     /// Drives all ranks until `check` returns a value.
-    pub fn until<R>(&mut self, what: &str, mut check: impl FnMut(&mut Self) -> Option<R>) -> R {
+    pub fn until<R>(&mut self, description: &str, mut check: impl FnMut(&mut Self) -> Option<R>) -> R {
         let deadline = soon();
         loop {
-            if let Some(found) = check(self) {
-                return found;
+            if let Some(value) = check(self) {
+                return value;
             }
-            assert!(!deadline.has_passed(), "no {what}: {:?}", self.ranks[0].statistics());
+            assert!(!deadline.has_passed(), "no {description}: {:?}", self.ranks[0].statistics());
             self.progress();
         }
     }
@@ -422,7 +422,7 @@ pub fn a_send_that_has_not_begun_can_be_cancelled_and_one_that_has_cannot(networ
 
 /// Old handles and nonexistent ranks are refused.
 #[body]
-pub fn handles_of_completed_requests_find_nothing(network: &impl Network) {
+pub fn handles_of_completed_requests_are_invalid(network: &impl Network) {
     let mut world = World::pair(network);
     let send = world.send(0, 1, 0, b"");
     world.wait(0, send);

@@ -98,7 +98,7 @@ impl Network for Units<'_> {
 /// Time after which a rank that is gone is given up, where a body waits for that.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-fn patient() -> Config {
+fn long_time_outs() -> Config {
     Config { patience: TIMEOUT, ..Config::default() }
 }
 
@@ -244,15 +244,15 @@ pub fn a_rank_that_detaches_fails_the_requests_that_wait_for_it(rig: &dyn Rig) {
         world.until("gets", |world| (world.ranks[puller].transport().statistics().gets > 4).then_some(()));
         drop(world.ranks.remove(1));
 
-        let gone = Err(MatchingError::PeerGone { peer: 1, why: Loss::Ended });
+        let peer_gone = Err(MatchingError::PeerGone { peer: 1, why: Loss::Ended });
         let ended = world.wait(0, if sender_dies { receive } else { send });
         assert!(
             matches!(&ended.result, Err(error) if error.is_peer() || matches!(error, MatchingError::Transport(_))),
             "{ended:?}"
         );
-        assert_eq!(world.wait(0, named).result, gone);
+        assert_eq!(world.wait(0, named).result, peer_gone);
         let late = world.send(0, 1, 2, b"late");
-        assert_eq!(world.wait(0, late).result, gone);
+        assert_eq!(world.wait(0, late).result, peer_gone);
 
         // The subgroup has a new owner, which waits for ranks that do not know it.
         let mut successor = Endpoint::new(units.rank(1, 3), Matching::default()).unwrap();
@@ -274,7 +274,7 @@ pub fn a_rank_that_detaches_fails_the_requests_that_wait_for_it(rig: &dyn Rig) {
 /// does not answer.
 #[body]
 pub fn an_evicted_rank_returns_an_error_and_sends_nothing_more(rig: &dyn Rig) {
-    let mut world = World::pair(&Units::with(rig, patient()));
+    let mut world = World::pair(&Units::with(rig, long_time_outs()));
     let receive = world.receive(1, Selector::exact(0, 0, 0), 8);
     rig.evict("bgq0", "s0");
 
@@ -325,7 +325,7 @@ pub fn a_rank_with_a_successor_is_replaced(rig: &dyn Rig) {
 /// The unit of a rank that does nothing answers questions.
 #[body]
 pub fn a_rank_that_stands_still_is_not_lost(rig: &dyn Rig) {
-    let mut ranks = Units::with(rig, patient()).ranks(2);
+    let mut ranks = Units::with(rig, long_time_outs()).ranks(2);
     let before = ranks[0].statistics().questions;
     let (deadline, mut relax) = (soon(), Relax::new());
 
@@ -346,8 +346,8 @@ fn send_all(rank: &mut MuTransport, to: Rank, from: u32) -> u32 {
     number - from
 }
 
-/// A reader that stands still costs its sender its credits, and other ranks nothing. No message is
-/// lost.
+/// A reader that makes no progress costs its sender its credits, and other ranks nothing. No
+/// message is lost.
 #[body]
 pub fn a_stalled_reader_blocks_only_its_own_senders(rig: &dyn Rig) {
     let config = Config { window: 16, ..Config::default() };
@@ -381,12 +381,12 @@ pub fn a_stalled_reader_blocks_only_its_own_senders(rig: &dyn Rig) {
     }
     assert_eq!(send_all(&mut ranks[0], 2, 16), 0);
 
-    let mut taken = 0_u32;
-    while taken < 16 || send_all(&mut ranks[0], 2, 16) == 0 {
-        assert!(!deadline.has_passed(), "{taken} messages");
+    let mut count = 0_u32;
+    while count < 16 || send_all(&mut ranks[0], 2, 16) == 0 {
+        assert!(!deadline.has_passed(), "{count} messages");
         let mut take = |_, _, bytes: &[u8]| {
-            assert_eq!(bytes, pattern(taken.into(), 500));
-            taken += 1;
+            assert_eq!(bytes, pattern(count.into(), 500));
+            count += 1;
             Taken::Yes
         };
         ranks[2].poll(64, &mut take).unwrap();
@@ -396,10 +396,10 @@ pub fn a_stalled_reader_blocks_only_its_own_senders(rig: &dyn Rig) {
 }
 
 /// A remote get of a descriptor that the unit refuses stops a rank's FIFO. The rank restarts it,
-/// and goes on.
+/// and continues.
 #[body]
 pub fn a_strangers_wrong_descriptor_stops_nothing_for_long(rig: &dyn Rig) {
-    let mut world = World::pair(&Units::with(rig, patient()));
+    let mut world = World::pair(&Units::with(rig, long_time_outs()));
     let mut outsider = Subgroup::open(&rig.open("bgq1", "s3"), Options::default()).unwrap();
     outsider.open_injection(0, 8, InjectionAttributes::default()).unwrap();
     let memory = outsider.memory(4096).unwrap();

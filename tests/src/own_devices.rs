@@ -181,12 +181,12 @@ impl Device for Hub {
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
         let mut ports = context.ports();
-        let mut left = budget;
+        let mut remaining = budget;
         for from in 0..ports.count() {
             while let Some(packet) = ports.take(from, 0) {
                 self.repeat(&mut ports, from, packet);
-                left = left.saturating_sub(1);
-                if left == 0 {
+                remaining = remaining.saturating_sub(1);
+                if remaining == 0 {
                     return Progress::Busy;
                 }
             }

@@ -81,7 +81,7 @@ impl Process {
         self.interface.allocate(bytes).unwrap()
     }
 
-    /// A descriptor of a whole region, with the process's queue.
+    /// Returns a descriptor of a whole region, with the process's queue.
     fn over<'a>(&'a self, region: &'a Region, options: Options) -> Descriptor<'a> {
         Descriptor { options, queue: Some(&self.queue), ..Descriptor::over(region) }
     }
@@ -96,7 +96,7 @@ impl Process {
         posted.unwrap().unwrap().1
     }
 
-    /// A descriptor for this process's own puts and gets.
+    /// Returns a descriptor for this process's own puts and gets.
     fn bind(&self, region: &Region) -> MemoryDescriptor {
         self.interface.bind_descriptor(&self.over(region, Options::empty())).unwrap()
     }
@@ -113,8 +113,8 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     /// Waits for the next event of a process.
-    fn event(&self, of: &Process) -> Event {
-        self.event_of(&of.queue)
+    fn event(&self, process: &Process) -> Event {
+        self.event_of(&process.queue)
     }
 
     fn event_of(&self, queue: &EventQueue) -> Event {
@@ -122,13 +122,13 @@ impl Bench<'_> {
     }
 
     /// Waits until `check` returns a value, and lets all kernels work meanwhile.
-    fn until<T>(&self, what: &str, mut check: impl FnMut() -> Option<T>) -> T {
+    fn until<T>(&self, description: &str, mut check: impl FnMut() -> Option<T>) -> T {
         let (deadline, mut relax) = (soon(), Relax::new());
         loop {
-            if let Some(found) = check() {
-                return found;
+            if let Some(value) = check() {
+                return value;
             }
-            assert!(!deadline.has_passed(), "not within {LIMIT:?}: {what}");
+            assert!(!deadline.has_passed(), "not within {LIMIT:?}: {description}");
 
             for process in self.processes {
                 process.interface.progress().unwrap();
@@ -138,19 +138,20 @@ impl Bench<'_> {
     }
 
     /// Waits for as many events of a process as `kinds`, which may come in any order.
-    fn events(&self, of: &Process, kinds: &[EventKind]) -> Vec<Event> {
-        let mut left = kinds.to_vec();
-        let events: Vec<_> = kinds.iter().map(|_| self.event(of)).collect();
+    fn events(&self, process: &Process, kinds: &[EventKind]) -> Vec<Event> {
+        let mut remaining = kinds.to_vec();
+        let events: Vec<_> = kinds.iter().map(|_| self.event(process)).collect();
         for event in &events {
-            let position = left.iter().position(|kind| *kind == event.kind);
-            left.remove(position.unwrap_or_else(|| panic!("unexpected {event:?}; awaited {left:?}")));
+            let position = remaining.iter().position(|kind| *kind == event.kind);
+            remaining
+                .remove(position.unwrap_or_else(|| panic!("unexpected {event:?}; awaited {remaining:?}")));
         }
         events
     }
 
     /// Waits until the status register of a process has a value.
-    fn status(&self, of: &Process, register: Status, value: u64) {
-        self.until("the count", || (of.interface.status(register).unwrap() == value).then_some(()));
+    fn status(&self, process: &Process, register: Status, value: u64) {
+        self.until("the count", || (process.interface.status(register).unwrap() == value).then_some(()));
     }
 }
 
@@ -164,10 +165,10 @@ fn in_both_modes(rig: &dyn Rig, body: impl Fn(&Process, &Process, &Bench<'_>)) {
     }
 }
 
-/// Sizes of messages: those around the limits of a header, a packet and a page.
-fn sizes(most: u64) -> impl Iterator<Item = u64> {
+/// Returns sizes of messages: those around the limits of a header, a packet and a page.
+fn sizes(maximum: u64) -> impl Iterator<Item = u64> {
     let all = [0, 1, 7, 15, 16, 17, 31, 63, 64, 65, 127, 4095, 4096, 4097, 65_535, 65_537, 1 << 20];
-    all.into_iter().filter(move |&size| size <= most)
+    all.into_iter().filter(move |&size| size <= maximum)
 }
 
 /// Puts of all sizes between odd addresses arrive, with the events of both sides.
@@ -301,7 +302,7 @@ pub fn puts_without_a_pause_arrive_until_there_is_no_room(rig: &dyn Rig) {
             }
         }
 
-        bench.until("the end of all puts", || local.interface.unlink_descriptor(&from).ok());
+        bench.until("the end process all puts", || local.interface.unlink_descriptor(&from).ok());
         let gone = local.interface.put_region(&from, 0, 8, Ack::No, &target, 0).unwrap_err();
         assert_eq!(gone.refusal(), Some(Refusal::Descriptor));
     });

@@ -86,32 +86,32 @@ impl World {
         let ranks = modes.into_iter().enumerate().map(rank).collect();
         let mut world = Self { ranks, kernels };
         world.until("all ranks", |ranks| {
-            let ready: Vec<_> = ranks.iter_mut().map(|rank| rank.look_for_all().unwrap()).collect();
+            let ready: Vec<_> = ranks.iter_mut().map(|rank| rank.poll_for_all().unwrap()).collect();
             ready.into_iter().all(|ready| ready).then_some(())
         });
         world
     }
 
     /// Drives all ranks until `check` returns a value.
-    fn until<R>(&mut self, what: &str, check: impl FnMut(&mut [Endpoint]) -> Option<R>) -> R {
-        self.until_of(self.ranks.len(), what, check)
+    fn until<R>(&mut self, description: &str, check: impl FnMut(&mut [Endpoint]) -> Option<R>) -> R {
+        self.until_of(self.ranks.len(), description, check)
     }
 
     /// Drives the first `count` ranks until `check` returns a value.
     fn until_of<R>(
         &mut self,
         count: usize,
-        what: &str,
+        description: &str,
         mut check: impl FnMut(&mut [Endpoint]) -> Option<R>,
     ) -> R {
         let (deadline, mut relax) = (soon(), Relax::new());
         loop {
-            if let Some(found) = check(&mut self.ranks) {
-                return found;
+            if let Some(value) = check(&mut self.ranks) {
+                return value;
             }
             let ranks = &self.ranks;
             let statistics: Vec<_> = ranks.iter().map(Endpoint::statistics).collect();
-            assert!(!deadline.has_passed(), "not within {LIMIT:?}: {what}; {statistics:?}; {ranks:?}");
+            assert!(!deadline.has_passed(), "not within {LIMIT:?}: {description}; {statistics:?}; {ranks:?}");
 
             for rank in &mut self.ranks[..count] {
                 rank.progress().unwrap();
@@ -366,7 +366,7 @@ where
 
 /// The programs that MPI systems are measured with run, and find their data right.
 #[body]
-pub fn the_programs_find_their_data_right(rig: &dyn Rig) {
+pub fn the_programs_verify_their_data(rig: &dyn Rig) {
     in_both_modes(rig, |world| {
         for (bytes, context) in [(0, 1), (8, 2), (1000, 3), (8000, 4)] {
             let terms = message_rate::Terms { bytes, window: 32, windows: 4, context };

@@ -45,8 +45,8 @@ fn until(device: &Device, condition: impl FnMut() -> bool) {
     device.wait_until(soon(), None, condition).expect("the condition comes true");
 }
 
-/// Pauses for a time that depends on `round`, so that concurrent events meet the test at every
-/// point.
+/// Pauses for a time that depends on `round`, so that concurrent events meet the test in each of
+/// its states.
 fn pause(round: u64) {
     let (begin, time) = (Instant::now(), Duration::from_nanos(round * 37 % 3000));
     while begin.elapsed() < time {

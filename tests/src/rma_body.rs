@@ -390,7 +390,7 @@ pub fn an_absent_vpid_and_the_admin_are_invalid_partners(rig: &dyn Rig) {
     assert!(matches!(Port::open(&admin, Options::default()), Err(Error::QueueRefused { .. })));
 }
 
-/// A wait ends at its deadline and by its cancellation.
+/// A wait ends at its deadline and by its cancel token.
 #[body]
 pub fn waits_end(rig: &dyn Rig) {
     let mut side = Side::new(rig, "ex0", 0, 4096);
@@ -519,7 +519,7 @@ fn set_link_up(rig: &dyn Rig, up: bool) {
 #[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_target_that_never_answers_ends_commands(rig: &dyn Rig) {
     let (mut local, remote) = pair(rig, MIB);
-    let (target, own) = (local.to(&remote), local.to(&local));
+    let (target, local_target) = (local.to(&remote), local.to(&local));
     set_watchdog(rig, "ex0", Duration::from_millis(200));
     set_link_up(rig, false);
     local.port.put(target, local.at(0), remote.at(0), 300_000, Notify::NONE).unwrap();
@@ -527,19 +527,22 @@ pub fn a_target_that_never_answers_ends_commands(rig: &dyn Rig) {
     local.port.put_immediate(target, b"late", remote.at(8), Notify::NONE).unwrap();
 
     // Commands to a reachable target continue meanwhile.
-    local.port.put(own, local.at(0), local.at(8192), 4096, Notify::REQUESTER).unwrap();
+    local.port.put(local_target, local.at(0), local.at(8192), 4096, Notify::REQUESTER).unwrap();
     let notified: Vec<_> = (0..4).map(|_| local.next()).collect();
-    let of = |target: Target| {
+    let statuses_for = |target: Target| {
         notified
             .iter()
             .filter(move |notified| (notified.node, notified.vpid) == (target.node(), target.vpid()))
     };
 
     assert_eq!(
-        of(target).map(|notified| (notified.kind, notified.status)).collect::<Vec<_>>(),
+        statuses_for(target).map(|notified| (notified.kind, notified.status)).collect::<Vec<_>>(),
         [Kind::Put, Kind::Get, Kind::ImmediatePut].map(|kind| (kind, Status::TimedOut))
     );
-    assert_eq!(of(own).map(|notified| notified.status).collect::<Vec<_>>(), [Status::Done]);
+    assert_eq!(
+        statuses_for(local_target).map(|notified| notified.status).collect::<Vec<_>>(),
+        [Status::Done]
+    );
     assert_eq!(local.port.in_flight(), 0);
 
     set_link_up(rig, true);
@@ -649,7 +652,7 @@ pub fn objects_of_before_an_admin_reset_can_be_dropped_after_it(rig: &dyn Rig) {
 /// A VPID can't use the part of the card's table that is reserved for others, and the others get
 /// theirs.
 #[body]
-pub fn a_vpid_leaves_others_their_part_of_the_table(rig: &dyn Rig) {
+pub fn a_vpid_cannot_use_the_table_entries_reserved_for_others(rig: &dyn Rig) {
     let (local, remote) = (Side::new(rig, "ex0", 0, 4 * MIB), Side::new(rig, "ex0", 1, 4 * MIB));
     // The range starts at an odd page, so that only the smallest pages fit.
     let register = |side: &Side| side.port.register_range(side.buffer.iova() + 4096, 3 << 20, Access::NONE);

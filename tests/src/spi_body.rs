@@ -111,7 +111,7 @@ impl Node {
         Counter::new(&self.memory, 8 * number).unwrap()
     }
 
-    /// A put's target at this node: an offset in its memory, and a counter.
+    /// Returns a put's target at this node: an offset in its memory, and a counter.
     fn target(&self, offset: u64, counter: &Counter) -> DirectPut {
         DirectPut {
             payload_base: self.subgroup.base_address_id(BASE),
@@ -126,7 +126,7 @@ impl Node {
         MemoryFifo { fifo: self.subgroup.reception_id(RECEIVE), ..MemoryFifo::default() }
     }
 
-    /// The way to another node on which packets stay in order.
+    /// Returns the route to another node on which packets stay in order.
     fn ordered(&self, to: &Self) -> PointToPoint {
         self.subgroup.place().ordered(to.subgroup.place().own)
     }
@@ -167,8 +167,8 @@ impl Node {
         u64::from_le_bytes(self.read(offset, 8).try_into().unwrap())
     }
 
-    /// Puts a message of the reception FIFO together, of packets in any order. The sender has said
-    /// its length in the first software bytes.
+    /// Assembles a message of the reception FIFO from packets in any order. The sender has written
+    /// its length into the first software bytes.
     fn message(&mut self) -> Vec<u8> {
         let (mut message, mut missing): (Option<Vec<u8>>, _) = (None, usize::MAX);
         while missing > 0 {
@@ -193,12 +193,12 @@ impl Node {
     }
 }
 
-/// Two nodes.
+/// Returns two nodes.
 fn pair(rig: &dyn Rig) -> (Node, Node) {
     (Node::new(rig, 0, 0), Node::new(rig, 1, 0))
 }
 
-/// Software bytes that say a message's length.
+/// Returns software bytes that carry a message's length.
 fn length_bytes(length: u64) -> [u8; 13] {
     let mut bytes = [0; 13];
     bytes[..4].copy_from_slice(&(length as u32).to_le_bytes());
@@ -218,7 +218,7 @@ pub fn nodes_know_their_coordinates(rig: &dyn Rig) {
     }
 }
 
-/// Puts of all sizes between odd addresses arrive, on both kinds of ways.
+/// Puts of all sizes between odd addresses arrive, by ordered and by dynamic routes.
 #[body]
 pub fn puts_of_all_sizes_arrive(rig: &dyn Rig) {
     let (mut local, remote) = pair(rig);
@@ -230,9 +230,9 @@ pub fn puts_of_all_sizes_arrive(rig: &dyn Rig) {
         local.write(from, &bytes);
         remote.write(to - 1, &vec![0xee; length as usize + 2]);
 
-        for way in [local.ordered(&remote), local.dynamic(&remote)] {
+        for route in [local.ordered(&remote), local.dynamic(&remote)] {
             counter.set(length);
-            let put = direct_put(local.payload(from, length), way, &remote.target(to, &counter)).unwrap();
+            let put = direct_put(local.payload(from, length), route, &remote.target(to, &counter)).unwrap();
             local.send(&put);
             remote.wait(&counter);
             assert!(remote.read(to, length) == bytes, "{length} bytes from {from} to {to}");
@@ -241,7 +241,7 @@ pub fn puts_of_all_sizes_arrive(rig: &dyn Rig) {
     }
 }
 
-/// Messages of all sizes go through a reception FIFO, whose end their packets pass.
+/// Messages of all sizes go through a reception FIFO, and wrap around its end.
 #[body]
 pub fn fifo_messages_of_all_sizes_arrive(rig: &dyn Rig) {
     let (mut local, mut remote) = (Node::new(rig, 0, 0), Node::with_sizes(rig, 1, 0, 8, 544 + 32 * 7));
@@ -251,9 +251,9 @@ pub fn fifo_messages_of_all_sizes_arrive(rig: &dyn Rig) {
         let bytes = pattern(index, length as usize);
         local.write(from, &bytes);
 
-        for way in [local.ordered(&remote), local.dynamic(&remote)] {
+        for route in [local.ordered(&remote), local.dynamic(&remote)] {
             let target = MemoryFifo { software: length_bytes(length), ..remote.fifo() };
-            let message = memory_fifo(local.payload(from, length), way, &target).unwrap();
+            let message = memory_fifo(local.payload(from, length), route, &target).unwrap();
             local.inject(&message);
             assert!(remote.message() == bytes, "{length} bytes from {from}");
         }
@@ -269,12 +269,12 @@ pub fn a_message_without_payload_is_a_header(rig: &dyn Rig) {
     local.send(&memory_fifo(Payload::NONE, local.ordered(&remote), &target).unwrap());
 
     remote.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
-    let taken = remote.subgroup.receive(RECEIVE, 9, |packet, _| {
+    let count = remote.subgroup.receive(RECEIVE, 9, |packet, _| {
         assert_eq!((packet.dispatch(), packet.put_offset(), packet.payload_len()), (77, 12_345, 0));
         assert_eq!(packet.software()[1..], software);
         assert_eq!(packet.read(&mut [0; 4]).unwrap(), 0);
     });
-    assert_eq!(taken, Ok(1));
+    assert_eq!(count, Ok(1));
     assert_eq!(remote.subgroup.receive(RECEIVE, 9, |_, _| panic!("another packet")), Ok(0));
 }
 
@@ -329,13 +329,13 @@ pub fn atomic_loads_and_stores_change_memory(rig: &dyn Rig) {
     let base = local.memory.iova();
 
     let loads = [(Load::Load, 5), (Load::Increment, 6), (Load::Decrement, 4), (Load::Clear, 0)];
-    for (operation, left) in loads {
+    for (operation, remaining) in loads {
         local.write(word, &5_u64.to_le_bytes());
         counter.set(8);
         let payload = Payload::Load { address: base + word, operation };
         local.send(&direct_put(payload, local.ordered(&remote), &remote.target(SINK, &counter)).unwrap());
         remote.wait(&counter);
-        assert_eq!((remote.word(SINK), local.word(word)), (5, left), "{operation:?}");
+        assert_eq!((remote.word(SINK), local.word(word)), (5, remaining), "{operation:?}");
     }
 
     let stores = [
@@ -398,7 +398,7 @@ pub fn copies_and_prefetches_stay_in_the_node(rig: &dyn Rig) {
     assert_eq!(local.subgroup.has_packet(RECEIVE), Ok(false));
 }
 
-/// A FIFO that stands still takes as many descriptors as it holds, and no more. Then all are
+/// A FIFO that makes no progress takes as many descriptors as it holds, and no more. Then all are
 /// carried out, in order.
 #[body]
 pub fn a_full_injection_fifo_refuses_descriptors(rig: &dyn Rig) {
@@ -406,10 +406,10 @@ pub fn a_full_injection_fifo_refuses_descriptors(rig: &dyn Rig) {
 
     let (mut local, mut remote) = (Node::with_sizes(rig, 0, 0, HOLDS, 4096), Node::new(rig, 1, 0));
     local.subgroup.set_injection_enabled(1 << SEND, false).unwrap();
-    let way = local.ordered(&remote);
+    let route = local.ordered(&remote);
     let message = |number: u32| {
         let target = MemoryFifo { put_offset: number.into(), ..remote.fifo() };
-        memory_fifo(Payload::NONE, way, &target).unwrap()
+        memory_fifo(Payload::NONE, route, &target).unwrap()
     };
     let messages: Vec<_> = (0..=HOLDS).map(message).collect();
 
@@ -428,12 +428,12 @@ pub fn a_full_injection_fifo_refuses_descriptors(rig: &dyn Rig) {
 
     local.subgroup.set_injection_enabled(1 << SEND, true).unwrap();
     local.send(&messages[5]);
-    let seen = Cell::new(0);
-    while seen.get() <= u64::from(HOLDS) {
+    let observed = Cell::new(0);
+    while observed.get() <= u64::from(HOLDS) {
         remote.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
         let on_packet = |packet: &nicforge_spi::Packet<'_>, _: &mut nicforge_spi::Injection| {
-            assert_eq!(packet.put_offset(), seen.get());
-            seen.set(seen.get() + 1);
+            assert_eq!(packet.put_offset(), observed.get());
+            observed.set(observed.get() + 1);
         };
         remote.subgroup.receive(RECEIVE, 100, on_packet).unwrap();
     }
@@ -457,7 +457,7 @@ pub fn the_smallest_fifos_wrap_around(rig: &dyn Rig) {
 }
 
 /// A receiver that takes nothing stalls its sender. Nothing is lost, and another reception FIFO of
-/// the node goes on once the packets in front are taken.
+/// the node continues once the packets in front are taken.
 #[body]
 pub fn a_stalled_receiver_loses_nothing(rig: &dyn Rig) {
     const MESSAGES: u64 = 300;
@@ -602,9 +602,9 @@ pub fn a_sleeping_wait_is_woken_by_an_interrupt(rig: &dyn Rig) {
     let mut sender = Node::new(rig, 0, 0);
 
     let place = sender.subgroup.place();
-    let way = place.ordered(sleeper.place().own);
+    let route = place.ordered(sleeper.place().own);
     let target = MemoryFifo { fifo: sleeper.reception_id(RECEIVE), interrupt: true, ..MemoryFifo::default() };
-    let message = memory_fifo(Payload::NONE, way, &target).unwrap();
+    let message = memory_fifo(Payload::NONE, route, &target).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(move || {
             for _ in 0..5 {
@@ -612,15 +612,15 @@ pub fn a_sleeping_wait_is_woken_by_an_interrupt(rig: &dyn Rig) {
             }
             sender
         });
-        let mut left = 5;
-        while left > 0 {
+        let mut remaining = 5;
+        while remaining > 0 {
             sleeper.wait_packet(RECEIVE, soon(), None).unwrap();
-            left -= sleeper.receive(RECEIVE, 9, |_, _| ()).unwrap();
+            remaining -= sleeper.receive(RECEIVE, 9, |_, _| ()).unwrap();
         }
     });
 }
 
-/// A descriptor that the unit refuses stops its FIFO, until it is restarted. Others go on.
+/// A descriptor that the unit refuses stops its FIFO, until it is restarted. Others continue.
 #[body]
 pub fn a_refused_descriptor_stops_only_its_own_fifo(rig: &dyn Rig) {
     let (mut local, remote) = pair(rig);

@@ -102,12 +102,12 @@ fn port(rig: &dyn Rig, address: Address) -> Port {
 }
 
 /// Steps the machine and lets ports make progress until `condition` holds.
-fn until(what: &str, ports: &mut [&mut Port], mut condition: impl FnMut(&mut [&mut Port]) -> bool) {
+fn until(description: &str, ports: &mut [&mut Port], mut condition: impl FnMut(&mut [&mut Port]) -> bool) {
     let deadline = soon();
     let mut relax = Relax::new();
 
     while !condition(ports) {
-        assert!(!deadline.has_passed(), "not within {LIMIT:?}: {what}");
+        assert!(!deadline.has_passed(), "not within {LIMIT:?}: {description}");
         for port in ports.iter_mut() {
             port.progress().unwrap();
             port.device().relax(&mut relax).unwrap();
@@ -222,9 +222,9 @@ pub fn both_directions_at_once_keep_their_order(rig: &dyn Rig) {
     thread::scope(|scope| {
         let other = opened.clone();
         let (talk, done) = (&talk, &done);
-        let one = scope.spawn(move || talk(at(0, 0), at(1, 0), opened, done));
-        let two = scope.spawn(move || talk(at(1, 0), at(0, 0), other, done));
-        for statistics in [one.join().unwrap(), two.join().unwrap()] {
+        let first = scope.spawn(move || talk(at(0, 0), at(1, 0), opened, done));
+        let second = scope.spawn(move || talk(at(1, 0), at(0, 0), other, done));
+        for statistics in [first.join().unwrap(), second.join().unwrap()] {
             assert_eq!((statistics.sent, statistics.received), (MESSAGES, MESSAGES));
         }
     });
@@ -264,22 +264,22 @@ pub fn impossible_messages_are_refused(rig: &dyn Rig) {
 #[body]
 pub fn messages_of_other_tags_are_kept_in_order(rig: &dyn Rig) {
     let keeps_few = Config { kept: Some(8), ..Config::default() };
-    let (mut one, mut two) = (port(rig, at(0, 0)), port(rig, at(0, 1)));
+    let (mut first, mut second) = (port(rig, at(0, 0)), port(rig, at(0, 1)));
     let mut receiver = port_with(rig, at(1, 0), keeps_few);
-    let (from_one, from_two) = (link(&mut one, &mut receiver), link(&mut two, &mut receiver));
+    let (from_one, from_two) = (link(&mut first, &mut receiver), link(&mut second, &mut receiver));
 
     for number in 0..3_u64 {
-        one.send(from_one, 1, &number.to_le_bytes(), soon(), None).unwrap();
-        one.send(from_one, 2, &number.to_le_bytes(), soon(), None).unwrap();
+        first.send(from_one, 1, &number.to_le_bytes(), soon(), None).unwrap();
+        first.send(from_one, 2, &number.to_le_bytes(), soon(), None).unwrap();
     }
 
-    let wanted = Filter { tag: Some(2), from: Some(at(0, 0)) };
+    let expected = Filter { tag: Some(2), from: Some(at(0, 0)) };
     for number in 0..3 {
-        let message = receiver.recv(wanted, soon(), None).unwrap();
+        let message = receiver.recv(expected, soon(), None).unwrap();
         assert_eq!((message.tag, message.quadword(0)), (2, number));
     }
 
-    two.send(from_two, 1, &[9; 8], soon(), None).unwrap();
+    second.send(from_two, 1, &[9; 8], soon(), None).unwrap();
     let message = receiver.recv(Filter::from(at(0, 1)), soon(), None).unwrap();
 
     assert_eq!(message.bytes(), [9; 8]);
@@ -291,7 +291,7 @@ pub fn messages_of_other_tags_are_kept_in_order(rig: &dyn Rig) {
 
     // The number of kept messages is limited, and kept ones are not lost.
     for number in 0..9_u64 {
-        one.send(from_one, 1, &number.to_le_bytes(), soon(), None).unwrap();
+        first.send(from_one, 1, &number.to_le_bytes(), soon(), None).unwrap();
     }
 
     let full = receiver.recv(Filter::tag(2), soon(), None);
@@ -377,12 +377,12 @@ pub fn a_peer_that_detaches_is_an_error_and_its_successor_is_a_new_peer(rig: &dy
     let from = Filter::from(at(1, 0));
     assert_eq!(survivor.recv(from, soon(), None).unwrap().bytes(), [1; 8]);
 
-    let gone = Err(Error::PeerGone { address: at(1, 0) });
-    assert_eq!(survivor.recv(from, soon(), None), gone.clone());
-    assert_eq!(survivor.send(to, 0, &[3; 8], soon(), None).map(drop), gone.clone().map(drop));
+    let peer_gone = Err(Error::PeerGone { address: at(1, 0) });
+    assert_eq!(survivor.recv(from, soon(), None), peer_gone.clone());
+    assert_eq!(survivor.send(to, 0, &[3; 8], soon(), None).map(drop), peer_gone.clone().map(drop));
 
     let mut next = port(rig, at(1, 0));
-    assert_eq!(survivor.send(to, 0, &[4; 8], soon(), None).map(drop), gone.map(drop));
+    assert_eq!(survivor.send(to, 0, &[4; 8], soon(), None).map(drop), peer_gone.map(drop));
     assert_eq!(next.poll().unwrap(), None);
 
     let to = link(&mut survivor, &mut next);
@@ -404,9 +404,9 @@ pub fn an_evicted_port_returns_the_eviction_error(rig: &dyn Rig) {
     assert!(error.is_device_gone(), "{error}");
 
     drop((evicted, to));
-    let gone = other.recv(Filter::from(at(0, 0)), soon(), None);
+    let peer_gone = other.recv(Filter::from(at(0, 0)), soon(), None);
 
-    assert_eq!(gone, Err(Error::PeerGone { address: at(0, 0) }));
+    assert_eq!(peer_gone, Err(Error::PeerGone { address: at(0, 0) }));
     assert_eq!(other.send_nb(back, 0, &[0; 8]), Err(Error::PeerGone { address: at(0, 0) }));
 }
 
@@ -544,7 +544,7 @@ fn receiver_is_replaced_in_time(rig: &dyn Rig) -> bool {
         ports[1].statistics().dropped == LATE
     });
 
-    // A sender that connects anew is received.
+    // A sender that connects again is received.
     let to = link(&mut sender, &mut second);
     sender.send(to, 0, &[5; 8], soon(), None).unwrap();
 

@@ -148,8 +148,8 @@ pub trait Device: Send {
     /// Reports that the client unmapped memory of which a lease has ended. A device that keeps
     /// leases for speed drops those that are over: each holds its memory's file, which counts
     /// against the client's limit until then.
-    fn leases_ended(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        let _ = (context, who);
+    fn leases_ended(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId) {
+        let _ = (context, attachment_id);
     }
 
     /// Reports that a link of the function has been connected, or has gone up or down. `up` is its

@@ -132,7 +132,7 @@ impl Device for Courier {
     }
 
     fn reset(&mut self, context: &mut Context<'_>, _: Reset) {
-        // A DMA read that is in progress ends without a call of `dma_done`. The counts go on.
+        // A DMA read that is in progress ends without a call of `dma_done`. The counts continue.
         (self.sending, self.receiving) = (Work::Idle, Work::Idle);
         if let Some(packet) = self.arrived.take() {
             context.ports().recycle(packet);

@@ -66,7 +66,7 @@ impl Courier {
     }
 
     /// Waits for a frame, and returns it. After [`Error::Timeout`] or [`Error::Cancelled`], the
-    /// next call goes on waiting for the same frame.
+    /// next call continues to wait for the same frame.
     ///
     /// # Errors
     /// The errors of a wait.

@@ -80,7 +80,7 @@ fn frames_arrive_in_order(open: &dyn Fn(&str) -> Device) {
     assert_eq!((here.counts().unwrap(), there.counts().unwrap()), ((100, 0), (0, 100)));
 }
 
-/// A wait that timed out goes on with the next call.
+/// A wait that timed out continues with the next call.
 fn a_wait_is_continued(open: &dyn Fn(&str) -> Device) {
     let devices = ["courier0", "courier1"].map(open);
     let [mut here, mut there] = devices.each_ref().map(|device| Courier::open(device).unwrap());

@@ -33,7 +33,7 @@ impl Size {
         }
     }
 
-    /// Returns its name on a command line.
+    /// Returns the size's name on a command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Small => "small",
@@ -112,7 +112,8 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// Creates an attacker's view of the machine that is served in `directory`, for `limit`.
+    /// Creates the arena of an attacker: the machine that is served in `directory`, and a time
+    /// limit.
     pub fn new(directory: &Path, size: Size, limit: Duration) -> Self {
         Self {
             directory: directory.to_owned(),

@@ -84,20 +84,22 @@ impl Attacker {
         Ok(Self { child, reports, reader })
     }
 
-    /// Returns its reports so far.
+    /// Returns the attacker's reports so far.
     pub fn reports(&self) -> Reports {
         self.reports.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns whether its process has ended. By itself it ends only when it cannot continue.
+    /// Checks whether the attacker's process has ended. The process ends early only when the attack
+    /// cannot continue.
     ///
     /// # Errors
+    ///
     /// The system's error.
-    pub fn has_ended(&mut self) -> io::Result<bool> {
+    pub fn check_ended(&mut self) -> io::Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }
 
-    /// Kills it. Returns its reports.
+    /// Kills the attacker's process. Returns its reports.
     pub fn stop(mut self) -> Reports {
         self.end();
         self.reports()
@@ -165,7 +167,7 @@ impl Tenant {
         }
     }
 
-    /// Returns its rounds so far; 0 for a tenant in a guest, whose rounds are not known.
+    /// Returns the tenant's rounds so far; 0 for a tenant in a guest, whose rounds are not known.
     pub fn rounds(&self) -> u64 {
         match self {
             Self::Here(tenant) => tenant.rounds(),
@@ -207,9 +209,10 @@ pub struct Contest {
 }
 
 impl Contest {
-    /// Starts all three.
+    /// Starts server, tenant and attacker.
     ///
     /// # Errors
+    ///
     /// When one of them cannot be started.
     pub fn start(setting: &Setting, attack: &Attack) -> Result<Self, Failed> {
         let server = setting.serve(attack)?;
@@ -232,8 +235,8 @@ impl Contest {
     ///
     /// # Errors
     /// The system's error.
-    pub fn attacker_has_ended(&mut self) -> io::Result<bool> {
-        self.attacker.has_ended()
+    pub fn check_attacker_ended(&mut self) -> io::Result<bool> {
+        self.attacker.check_ended()
     }
 
     /// Runs a client that connects, maps memory, and disconnects.
@@ -266,7 +269,7 @@ impl Contest {
         drop(self.attacker);
         drop(self.server);
 
-        let tenant = tenant.map_or_else(|seen| seen, polite::Tenant::stop);
+        let tenant = tenant.map_or_else(|observations| observations, polite::Tenant::stop);
         Ok(Outcome { attacker, tenant, newcomers: self.newcomers, end })
     }
 

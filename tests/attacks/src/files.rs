@@ -63,18 +63,18 @@ pub fn punch(file: impl AsFd, offset: u64, size: u64) -> io::Result<()> {
 ///
 /// # Errors
 /// The system's error.
-pub fn lingering(linger: Duration) -> io::Result<(OwnedFd, TcpStream)> {
+pub fn socket_with_linger(linger: Duration) -> io::Result<(OwnedFd, TcpStream)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     setsockopt(&listener, sockopt::RcvBuf, &4096)?;
-    let mut near = TcpStream::connect(listener.local_addr()?)?;
-    let (far, _) = listener.accept()?;
+    let mut local_end = TcpStream::connect(listener.local_addr()?)?;
+    let (remote_end, _) = listener.accept()?;
 
-    near.set_nonblocking(true)?;
+    local_end.set_nonblocking(true)?;
     let zeros = vec![0; 64 << 10];
-    while near.write(&zeros).is_ok() {}
-    near.set_nonblocking(false)?;
+    while local_end.write(&zeros).is_ok() {}
+    local_end.set_nonblocking(false)?;
 
     let seconds = libc::c_int::try_from(linger.as_secs()).unwrap_or(libc::c_int::MAX);
-    setsockopt(&near, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: seconds })?;
-    Ok((near.into(), far))
+    setsockopt(&local_end, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: seconds })?;
+    Ok((local_end.into(), remote_end))
 }

@@ -81,7 +81,7 @@ pub fn run(
     let until = Instant::now() + seconds;
     let mut beat = Instant::now();
 
-    while Instant::now() < until && !is_cancelled() && !contest.attacker_has_ended()? {
+    while Instant::now() < until && !is_cancelled() && !contest.check_attacker_ended()? {
         contest.newcomer();
         beat += BEAT;
         std::thread::sleep(beat.saturating_duration_since(Instant::now()));
@@ -122,9 +122,9 @@ fn judge(mut row: Row, attack: &Attack, result: &contest::Outcome, limits: Limit
         return row;
     }
 
-    let mut miss = |is_missed: bool, what: &str| {
+    let mut miss = |is_missed: bool, description: &str| {
         if is_missed {
-            row.missed.push(what.to_owned());
+            row.missed.push(description.to_owned());
         }
     };
 

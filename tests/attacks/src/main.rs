@@ -175,8 +175,8 @@ fn run_polite(polite: &Polite) -> Result<ExitCode, Failed> {
             .ok_or_else(|| Failed::NotRun(format!("{} names no device", environment::SOCKET)))?,
     };
 
-    let seen = nicforge_attacks::polite::work(&address, Duration::from_secs(polite.seconds))?;
-    println!("{}", serde_json::to_string(&seen).map_err(io::Error::from)?);
+    let observed = nicforge_attacks::polite::work(&address, Duration::from_secs(polite.seconds))?;
+    println!("{}", serde_json::to_string(&observed).map_err(io::Error::from)?);
     Ok(ExitCode::SUCCESS)
 }
 

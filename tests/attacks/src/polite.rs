@@ -83,7 +83,7 @@ impl Tenant {
         Ok(Self { stop, progress, thread: Some(thread) })
     }
 
-    /// Returns its rounds so far.
+    /// Returns the tenant's rounds so far.
     pub fn rounds(&self) -> u64 {
         self.progress.rounds.load(Ordering::Relaxed)
     }
@@ -91,14 +91,14 @@ impl Tenant {
     /// Asks the thread to end, and waits for it up to `limit`. Returns whether it has ended.
     pub fn ask_to_stop(&self, limit: Duration) -> bool {
         self.stop.store(true, Ordering::Relaxed);
-        let until = Instant::now() + limit;
-        while self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) && Instant::now() < until {
+        let deadline = Instant::now() + limit;
+        while self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) && Instant::now() < deadline {
             std::thread::sleep(NAP);
         }
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Ends the work. Returns the observations.
+    /// Ends the tenant's work. Returns the observations.
     pub fn stop(mut self) -> TenantObservations {
         self.end()
     }
@@ -109,8 +109,8 @@ impl Tenant {
             lost: Some("its thread panicked".to_owned()),
             ..TenantObservations::default()
         };
-        let seen = self.thread.take().and_then(|thread| thread.join().ok());
-        seen.unwrap_or_else(panicked)
+        let observed = self.thread.take().and_then(|thread| thread.join().ok());
+        observed.unwrap_or_else(panicked)
     }
 }
 
@@ -150,34 +150,34 @@ impl Work {
 
     fn run(mut self, is_over: impl Fn() -> bool, progress: &Progress) -> TenantObservations {
         let naps = SleepDelays::start();
-        let (mut seen, mut durations) = (TenantObservations::default(), Durations::default());
+        let (mut observed, mut durations) = (TenantObservations::default(), Durations::default());
         let mut long = Vec::new();
 
-        while !is_over() && seen.lost.is_none() {
+        while !is_over() && observed.lost.is_none() {
             let start = Instant::now();
-            let right = self.round(seen.rounds);
+            let right = self.round(observed.rounds);
             let took = start.elapsed();
 
-            seen.rounds += 1;
-            seen.wrong += u64::from(matches!(right, Ok(false)));
-            seen.lost = right.err().map(|error| error.to_string());
-            progress.rounds.store(seen.rounds, Ordering::Relaxed);
+            observed.rounds += 1;
+            observed.wrong += u64::from(matches!(right, Ok(false)));
+            observed.lost = right.err().map(|error| error.to_string());
+            progress.rounds.store(observed.rounds, Ordering::Relaxed);
             durations.add(took);
             if took > LATE && long.len() < MAX_LATE {
                 long.push((start, took));
             }
 
-            seen.worst_ms = seen.worst_ms.max(milliseconds(took));
+            observed.worst_ms = observed.worst_ms.max(milliseconds(took));
         }
 
-        seen.p99_ms = milliseconds(durations.percentile(99));
+        observed.p99_ms = milliseconds(durations.percentile(99));
         let late = naps.stop();
         let longest = late.iter().map(|(_, late)| *late).max().unwrap_or_default();
-        seen.host_ms = milliseconds(longest);
+        observed.host_ms = milliseconds(longest);
 
         let of_server = long.iter().map(|pause| without(pause, &late)).max();
-        seen.worst_of_server_ms = of_server.map_or(seen.worst_ms, milliseconds);
-        seen
+        observed.worst_of_server_ms = of_server.map_or(observed.worst_ms, milliseconds);
+        observed
     }
 
     /// Runs one round. Returns whether registers and data came back as they were written.
@@ -186,19 +186,19 @@ impl Work {
         let list = registers.read64(REG_LIST)?;
         registers.write64(REG_LIST, list)?;
 
-        let kept = registers.read64(REG_LIST)? == list;
+        let are_registers_unchanged = registers.read64(REG_LIST)? == list;
         let pattern: Vec<_> = number.to_le_bytes().repeat(BYTES / 8);
         self.source.write(0, &pattern)?;
         let piece = piece(self.source.iova(), self.target.iova(), BYTES as u32);
         let outcome = self.engine.copy(&[piece], Deadline::after(TIMEOUT))?;
 
-        let mut came = vec![0; BYTES];
-        self.target.read(0, &mut came)?;
-        Ok(kept && outcome.errors == 0 && came == pattern)
+        let mut copied = vec![0; BYTES];
+        self.target.read(0, &mut copied)?;
+        Ok(are_registers_unchanged && outcome.errors == 0 && copied == pattern)
     }
 }
 
-/// Subtracts the host's delays within a pause from it.
+/// Returns a pause without the delays that the host caused in it.
 fn without((start, took): &(Instant, Duration), late: &[(Instant, Duration)]) -> Duration {
     let end = *start + *took;
     let host = late.iter().map(|(from, late)| {
@@ -268,12 +268,12 @@ impl Durations {
 
     /// Returns the upper end of the bucket that `percent` of all durations do not exceed.
     fn percentile(&self, percent: u64) -> Duration {
-        let wanted = (self.total * percent).div_ceil(100);
+        let expected = (self.total * percent).div_ceil(100);
         let mut so_far = 0;
 
         for (index, count) in self.counts.iter().enumerate() {
             so_far += count;
-            if so_far >= wanted {
+            if so_far >= expected {
                 return Duration::from_secs_f64(((index + 1) as f64 / 8.0).exp2() * 1e-6);
             }
         }

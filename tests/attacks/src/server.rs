@@ -86,27 +86,29 @@ impl Server {
         }
     }
 
-    /// Returns the directory of its sockets.
+    /// Returns the directory of the server's sockets.
     pub fn directory(&self) -> PathBuf {
         self.folder.path().join("m")
     }
 
-    /// Returns the path of a socket by its name, as in `polite.user0`.
+    /// Returns the path of one of the server's sockets by its name, as in `polite.user0`.
     pub fn socket(&self, name: &str) -> PathBuf {
         self.directory().join(name)
     }
 
-    /// Returns whether its process still runs.
+    /// Checks whether the server's process still runs.
     ///
     /// # Errors
+    ///
     /// The system's error.
-    pub fn is_alive(&mut self) -> io::Result<bool> {
+    pub fn check_alive(&mut self) -> io::Result<bool> {
         Ok(self.child.try_wait()?.is_none())
     }
 
-    /// Asks it to end, as an operator does, and waits up to `limit`.
+    /// Asks the server to end, as an operator does, and waits up to `limit`.
     ///
     /// # Errors
+    ///
     /// The system's error.
     pub fn terminate(&mut self, limit: Duration) -> io::Result<End> {
         let start = Instant::now();

@@ -65,10 +65,10 @@ fn setting(event_loop: &'static str) -> Setting {
 
 /// Waits until `condition` holds.
 #[track_caller]
-fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+fn wait_for(description: &str, mut condition: impl FnMut() -> bool) {
     let until = Instant::now() + LIMIT;
     while !condition() {
-        assert!(Instant::now() < until, "{what} did not happen in {LIMIT:?}");
+        assert!(Instant::now() < until, "{description} did not happen in {LIMIT:?}");
         std::thread::yield_now();
     }
 }
@@ -81,7 +81,7 @@ fn hold_against(name: &str, event_loop: &'static str) {
 
     let mut is_impossible = false;
     wait_for("the attack", || {
-        is_impossible = contest.attacker_has_ended().unwrap() && contest.reports().not_run.is_some();
+        is_impossible = contest.check_attacker_ended().unwrap() && contest.reports().not_run.is_some();
         let reports = contest.reports();
         is_impossible || reports.landed + reports.cut >= ATTACKS
     });

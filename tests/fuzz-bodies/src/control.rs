@@ -15,7 +15,7 @@ const LONGEST: usize = 4096;
 /// Time limit of an answer.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Runs one input; see the module.
+/// Runs the test body on one fuzz input. The module's documentation describes the steps.
 pub fn body(data: &[u8]) {
     if let Ok(response) = serde_json::from_slice::<Response>(data) {
         let again = serde_json::to_vec(&response).unwrap();

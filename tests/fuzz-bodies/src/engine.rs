@@ -35,7 +35,7 @@ const SHORT: Duration = Duration::from_millis(10);
 /// Id of the request whose answer shows that all earlier ones were served.
 const MARKER: u16 = 0xffff;
 
-/// Runs one input; see the module.
+/// Runs the test body on one fuzz input. The module's documentation describes the steps.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let function = input.pick(&[ENGINE, FIFO, SEND, FunctionId(1)]);
@@ -161,10 +161,10 @@ fn is_served(stream: &mut UnixStream) -> bool {
 
 /// Checks that the neighbour's device works.
 fn check_works(client: &Client, value: u32) {
-    let mut seen = [0; 4];
+    let mut bytes = [0; 4];
     client.region_write(0, slot_fifo::REG_HOLD, &value.to_le_bytes(), false).unwrap();
-    client.region_read(0, slot_fifo::REG_HOLD, &mut seen).unwrap();
-    assert_eq!(u32::from_le_bytes(seen), value);
+    client.region_read(0, slot_fifo::REG_HOLD, &mut bytes).unwrap();
+    assert_eq!(u32::from_le_bytes(bytes), value);
 }
 
 /// Connects the next client, once the server has noticed that the last one is gone.

@@ -41,13 +41,13 @@ fn open(machine: &Arc<LocalMachine>, node: u32, vpid: u16, options: OpenOptions)
     Device::open(backing, options).unwrap()
 }
 
-/// Runs one input; see the module.
+/// Runs the test body on one fuzz input. The module's documentation describes the steps.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let times = "watchdog_ms = 1\nrma_watchdog_ms = 50\n";
     let machine = world::local(&format!("name = \"extoll\"\n[[extoll]]\nmesh = 2\nvpids = {VPIDS}\n{times}"));
     let mut sides = [0, 1].map(|node| Side::new(&machine, node));
-    let mut talk = Traffic::new(&machine);
+    let mut traffic = Traffic::new(&machine);
     let known = sides.each_ref().map(|side| side.region.address());
     let mut hostile = Hostile::new(&machine, known, input.below(4) > 0);
 
@@ -61,7 +61,7 @@ pub fn body(data: &[u8]) {
                 drop(hostile);
                 hostile = Hostile::new(&machine, known, input.flag());
             }
-            0..=1 => talk.poll_once(u64::MAX),
+            0..=1 => traffic.poll_once(u64::MAX),
             2 => sides.iter_mut().for_each(Side::take),
             _ => hostile.act(&mut input),
         }
@@ -70,7 +70,7 @@ pub fn body(data: &[u8]) {
     }
 
     drop(hostile);
-    talk.finish(&machine);
+    traffic.finish(&machine);
 
     for (local, remote) in [(0, 1), (1, 0)] {
         transfer(&mut sides, local, remote);
@@ -105,18 +105,18 @@ impl Side {
         Self { port, region, shared, private }
     }
 
-    /// Takes all notifications. The hostile software may cause some by puts.
+    /// Receives all notifications. Puts of the hostile software may have caused some of them.
     fn take(&mut self) {
         while self.notification().is_some() {}
     }
 
     fn notification(&mut self) -> Option<Notification> {
         // Lost notifications are reported once, as an error.
-        let found = self.port.probe().ok().flatten();
-        if found.is_some() {
+        let notification = self.port.probe().ok().flatten();
+        if notification.is_some() {
             self.port.free().unwrap();
         }
-        found
+        notification
     }
 
     /// Waits for a notification of this side's commands, or of its partner's.
@@ -192,8 +192,8 @@ impl Traffic {
         Self { from, to, link, sent: 0, received: 0 }
     }
 
-    fn poll_once(&mut self, most: u64) {
-        if self.sent < most {
+    fn poll_once(&mut self, maximum: u64) {
+        if self.sent < maximum {
             match self.from.send_nb(self.link, 3, &self.sent.to_le_bytes()) {
                 Ok(()) => self.sent += 1,
                 Err(error) => assert_eq!(error, velo::Error::WouldBlock),
@@ -339,7 +339,7 @@ impl Hostile {
         }
     }
 
-    /// Writes through the ring or trapped. Invalid writes are refused.
+    /// Writes through the posted-write ring or by a trapped access. Invalid writes are refused.
     fn write(&mut self, input: &mut Input<'_>, bar: u8, offset: u64, data: &[u8]) {
         if input.below(4) > 0 {
             let _ = self.poster.try_post(bar, offset, data);
@@ -359,7 +359,7 @@ impl Hostile {
         }
     }
 
-    /// Returns an address in its own memory, one of a region, or any number.
+    /// Returns an address in the hostile software's memory, one of a region, or any number.
     fn value(&self, input: &mut Input<'_>) -> u64 {
         match input.below(4) {
             0 => match self.buffers.len() {

@@ -36,8 +36,8 @@ const LONGEST: u32 = 4000;
 /// The compute core whose name no hostile process uses. A control packet names its core itself, as
 /// on the machine. FCNP therefore can't tell a forged packet that arrives after the core's own
 /// reset from a true one.
-const HONEST_NODE: u32 = 2;
-const HONEST_CORE: u16 = 1;
+const WELL_BEHAVED_NODE: u32 = 2;
+const WELL_BEHAVED_CORE: u16 = 1;
 
 fn config() -> Config {
     Config { timeout: Some(LIMIT), open_timeout: LIMIT, recovery: SHORT, ..Config::default() }
@@ -98,8 +98,8 @@ pub fn io(data: &[u8]) {
 
     // After the hostile process has ended, an honest core exchanges messages again.
     drop(hostile);
-    let core = honest(&machine);
-    messages_pass(&io, &core);
+    let core = well_behaved_core(&machine);
+    check_messages(&io, &core);
 }
 
 /// Runs a hostile I/O node, and perhaps a core of the same node, against a compute core that
@@ -107,7 +107,7 @@ pub fn io(data: &[u8]) {
 pub fn compute(data: &[u8]) {
     let mut input = Input::new(data);
     let machine = machine(&mut input);
-    let vandal = (input.below(4) == 0).then(|| Hostile::new(open(&machine, 1, 2)));
+    let second_hostile = (input.below(4) == 0).then(|| Hostile::new(open(&machine, 1, 2)));
     let hostile = Hostile::new(open(&machine, 0, 0));
     let calls = input.array::<6>();
     let script = input.rest();
@@ -116,7 +116,7 @@ pub fn compute(data: &[u8]) {
 
     std::thread::scope(|scope| {
         let (machine, stop) = (&machine, &stop);
-        let peer = scope.spawn(move || serve(hostile, vandal, script, stop));
+        let peer = scope.spawn(move || serve(hostile, second_hostile, script, stop));
         core = ComputeCore::open_until(open(machine, 1, 0), config(), Deadline::after(10 * SHORT), None).ok();
 
         for call in calls {
@@ -134,19 +134,19 @@ pub fn compute(data: &[u8]) {
         peer.join().unwrap();
     });
 
-    let io = open_beside(&machine, core.as_ref());
-    let core = core.unwrap_or_else(|| honest(&machine));
-    messages_pass(&io, &core);
+    let io = open_io_node_again(&machine, core.as_ref());
+    let core = core.unwrap_or_else(|| well_behaved_core(&machine));
+    check_messages(&io, &core);
 }
 
-/// Opens the core that follows the protocol, [`HONEST_NODE`] and [`HONEST_CORE`].
-fn honest(machine: &Arc<LocalMachine>) -> ComputeCore {
-    ComputeCore::open(open(machine, HONEST_NODE, HONEST_CORE), config()).unwrap()
+/// Opens the well-behaved core: core [`WELL_BEHAVED_CORE`] of node [`WELL_BEHAVED_NODE`].
+fn well_behaved_core(machine: &Arc<LocalMachine>) -> ComputeCore {
+    ComputeCore::open(open(machine, WELL_BEHAVED_NODE, WELL_BEHAVED_CORE), config()).unwrap()
 }
 
-/// Opens the next I/O process. The report of its presence is after the last one's packets. Only a
-/// core's calls take packets for that core, so an open core makes some meanwhile.
-fn open_beside(machine: &Arc<LocalMachine>, core: Option<&ComputeCore>) -> IoNode {
+/// Opens the next I/O process. The report of its presence follows the last process's packets. Only
+/// a core's calls receive packets for that core, so an open core makes calls meanwhile.
+fn open_io_node_again(machine: &Arc<LocalMachine>, core: Option<&ComputeCore>) -> IoNode {
     let opened = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let io = scope.spawn(|| {
@@ -166,7 +166,7 @@ fn open_beside(machine: &Arc<LocalMachine>, core: Option<&ComputeCore>) -> IoNod
 }
 
 /// Plays the hostile I/O node until the compute core has finished its calls.
-fn serve(mut hostile: Hostile, vandal: Option<Hostile>, script: &[u8], stop: &AtomicBool) {
+fn serve(mut hostile: Hostile, second_hostile: Option<Hostile>, script: &[u8], stop: &AtomicBool) {
     let mut input = Input::new(script);
     while !stop.load(Ordering::Acquire) {
         match hostile.receive() {
@@ -175,23 +175,23 @@ fn serve(mut hostile: Hostile, vandal: Option<Hostile>, script: &[u8], stop: &At
             None => std::thread::yield_now(),
         }
 
-        if let Some(vandal) = &vandal
+        if let Some(second_hostile) = &second_hostile
             && !input.is_empty()
         {
             // The cores of a node may corrupt the memory they share, but no process may panic
             // because of it.
             let word = u64::from(input.below((window::SRAM_SIZE / 4) as u32)).min(input.number());
-            vandal.channel.shared().store_u32_release(4 * word, input.number32()).unwrap();
+            second_hostile.channel.shared().store_u32_release(4 * word, input.number32()).unwrap();
         }
     }
 
-    if let Some(vandal) = vandal {
-        vandal.channel.shared().zero(0, window::SRAM_SIZE).unwrap();
+    if let Some(second_hostile) = second_hostile {
+        second_hostile.channel.shared().zero(0, window::SRAM_SIZE).unwrap();
     }
 }
 
 /// Checks messages of one packet and of many, both ways.
-fn messages_pass(io: &IoNode, core: &ComputeCore) {
+fn check_messages(io: &IoNode, core: &ComputeCore) {
     for size in [100, 3000] {
         std::thread::scope(|scope| {
             let there = scope.spawn(|| {
@@ -244,9 +244,9 @@ impl Hostile {
     }
 
     fn send(&self, header: Header, payload: &[u8; PAYLOAD]) {
-        let Some(held) = self.channel.send_lock().try_lock(self.channel.owner()) else { return };
+        let Some(guard) = self.channel.send_lock().try_lock(self.channel.owner()) else { return };
         // A packet lost in a full FIFO is an acceptable case.
-        let _ = self.channel.send_batch(held).try_send(header, payload);
+        let _ = self.channel.send_batch(guard).try_send(header, payload);
     }
 
     fn send_control(&self, control: &Control) {
@@ -254,8 +254,8 @@ impl Hostile {
     }
 
     fn receive(&self) -> Option<(Header, [u8; PAYLOAD])> {
-        let held = self.channel.receive_lock().try_lock(self.channel.owner())?;
-        let mut receiver = self.channel.receiver(held);
+        let guard = self.channel.receive_lock().try_lock(self.channel.owner())?;
+        let mut receiver = self.channel.receiver(guard);
         let header = receiver.peek()?;
         let mut payload = [0; PAYLOAD];
 
@@ -265,9 +265,9 @@ impl Hostile {
     }
 
     fn any_name(&self, input: &mut Input<'_>) -> CoreName {
-        let own = self.name();
+        let own_name = self.name();
         let name = match input.below(4) {
-            0..=1 => own,
+            0..=1 => own_name,
             2 => CoreName {
                 node: input.below(6),
                 core: input.below(5) as u16,
@@ -276,9 +276,9 @@ impl Hostile {
             _ => CoreName { node: input.number32(), core: input.u16(), rank_in_pset: input.u16() },
         };
 
-        let is_honest = name.core == HONEST_CORE
-            && (name.node == HONEST_NODE || u32::from(name.rank_in_pset) + 1 == HONEST_NODE);
-        if is_honest { own } else { name }
+        let is_honest = name.core == WELL_BEHAVED_CORE
+            && (name.node == WELL_BEHAVED_NODE || u32::from(name.rank_in_pset) + 1 == WELL_BEHAVED_NODE);
+        if is_honest { own_name } else { name }
     }
 
     fn send_reset(&self, input: &mut Input<'_>, good: bool) {

@@ -23,9 +23,9 @@ impl<'a> Input<'a> {
         std::mem::take(&mut self.rest)
     }
 
-    /// Takes at most `most` bytes; fewer at the end.
-    pub fn bytes(&mut self, most: usize) -> &'a [u8] {
-        let (bytes, rest) = self.rest.split_at(most.min(self.rest.len()));
+    /// Takes at most `maximum` bytes; fewer at the end.
+    pub fn bytes(&mut self, maximum: usize) -> &'a [u8] {
+        let (bytes, rest) = self.rest.split_at(maximum.min(self.rest.len()));
         self.rest = rest;
         bytes
     }

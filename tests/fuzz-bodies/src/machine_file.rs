@@ -12,12 +12,12 @@ use crate::input::Input;
 /// Compute nodes of a machine that is always built. Of larger ones, one in 16 is built.
 const SMALL: u32 = 64;
 
-/// Runs one input; see the module.
+/// Runs the test body on one fuzz input. The module's documentation describes the steps.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let text = match input.below(4) {
         0 => String::from_utf8_lossy(input.rest()).into_owned(),
-        _ => shaped(&mut input),
+        _ => well_formed_file(&mut input),
     };
     let plan = match parse(&text, "fuzz.toml", &families()) {
         Ok(plan) => plan,
@@ -60,7 +60,7 @@ pub fn body(data: &[u8]) {
 }
 
 /// Returns existing tables and fields, and some unknown ones, with values of all kinds.
-fn shaped(input: &mut Input<'_>) -> String {
+fn well_formed_file(input: &mut Input<'_>) -> String {
     let mut text = String::new();
     if input.below(16) > 0 {
         let _ = writeln!(text, "name = {}", name(input));

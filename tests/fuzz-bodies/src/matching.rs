@@ -33,7 +33,7 @@ const VICTIM: u32 = 0;
 const FRIEND: u32 = 1;
 const LIAR: u32 = 2;
 
-/// Runs one input; see the module.
+/// Runs the test body on one fuzz input. The module's documentation describes the steps.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let config = Config {
@@ -62,12 +62,12 @@ pub fn body(data: &[u8]) {
 
         match input.below(16) {
             0..=6 => world.hostile.send_unrequested(&mut input),
-            7 => world.hostile.listen(&mut input),
+            7 => world.hostile.answer_messages(&mut input),
             8 => world.send_to_hostile_rank(&mut input),
             9 => world.receive(&mut input),
             10 => world.claim(&mut input),
-            11 => world.end_something(&mut input),
-            12..=13 => world.talk(&mut input),
+            11 => world.end_request(&mut input),
+            12..=13 => world.start_message(&mut input),
             _ => world.progress(),
         }
 
@@ -90,7 +90,7 @@ struct World {
     /// The victim and its friend.
     ranks: [Endpoint<FabricPort>; 2],
     hostile: HostileRank,
-    talks: VecDeque<Traffic>,
+    conversations: VecDeque<Traffic>,
     next: u64,
     /// The victim's requests to the hostile rank, or to any rank.
     requests: Vec<Request>,
@@ -105,9 +105,9 @@ impl World {
         let mut port = || ports.next().unwrap();
         let ranks = [(); 2].map(|()| Endpoint::new(port(), config).unwrap());
         let hostile = HostileRank::new(port());
-        let (talks, requests, claimed) = Default::default();
+        let (conversations, requests, claimed) = Default::default();
 
-        Self { ranks, hostile, talks, next: 0, requests, claimed, fabric }
+        Self { ranks, hostile, conversations, next: 0, requests, claimed, fabric }
     }
 
     fn progress(&mut self) {
@@ -115,16 +115,16 @@ impl World {
             rank.progress().unwrap();
         }
 
-        let Some(talk) = self.talks.front() else { return };
-        let (from, to) = (talk.from, 1 - talk.from);
-        let Some(received) = self.ranks[to].test(talk.receive).unwrap() else { return };
+        let Some(traffic) = self.conversations.front() else { return };
+        let (from, to) = (traffic.from, 1 - traffic.from);
+        let Some(received) = self.ranks[to].test(traffic.receive).unwrap() else { return };
 
         assert_eq!(received.result, Ok(()));
-        assert!(received.buffer.as_slice() == talk.data, "the message came as it was sent");
+        assert!(received.buffer.as_slice() == traffic.data, "the message came as it was sent");
         assert_eq!(received.envelope.peer, from as u32);
 
         // The sender may need a notification.
-        let send = talk.send;
+        let send = traffic.send;
         let sent = (0..MAX_ROUNDS).find_map(|_| {
             self.ranks[to].progress().unwrap();
             self.ranks[from].progress().unwrap();
@@ -133,17 +133,17 @@ impl World {
 
         assert_eq!(sent.map(|sent| sent.result), Some(Ok(())));
 
-        self.talks.pop_front();
+        self.conversations.pop_front();
     }
 
     /// Starts a message from one well-behaved rank to the other.
-    fn talk(&mut self, input: &mut Input<'_>) {
+    fn start_message(&mut self, input: &mut Input<'_>) {
         let from = usize::from(input.flag());
         let length = input.pick(&[0, 8, 100, 3000, 9000]);
-        self.say(from, length, if input.flag() { Mode::Standard } else { Mode::Synchronous });
+        self.send_message(from, length, if input.flag() { Mode::Standard } else { Mode::Synchronous });
     }
 
-    fn say(&mut self, from: usize, length: usize, mode: Mode) {
+    fn send_message(&mut self, from: usize, length: usize, mode: Mode) {
         let to = 1 - from;
         // All messages have the same tag, so they match in the order of their sends.
         let tag = 7;
@@ -156,7 +156,7 @@ impl World {
         let send =
             self.ranks[from].isend(Envelope::new(to as u32, CONTEXT, tag), mode, data.clone(), 0).unwrap();
 
-        self.talks.push_back(Traffic { from, send, receive, data });
+        self.conversations.push_back(Traffic { from, send, receive, data });
     }
 
     fn send_to_hostile_rank(&mut self, input: &mut Input<'_>) {
@@ -194,7 +194,7 @@ impl World {
     }
 
     /// Receives, discards, cancels or takes a request or message.
-    fn end_something(&mut self, input: &mut Input<'_>) {
+    fn end_request(&mut self, input: &mut Input<'_>) {
         let victim = &mut self.ranks[0];
         match input.below(4) {
             // A claimed message of a lost rank may be lost too.
@@ -216,8 +216,8 @@ impl World {
     fn finish(mut self) {
         self.fabric.kill(LIAR);
         for from in [0, 1] {
-            self.say(from, 100, Mode::Standard);
-            self.say(from, 9000, Mode::Synchronous);
+            self.send_message(from, 100, Mode::Standard);
+            self.send_message(from, 9000, Mode::Synchronous);
         }
 
         for message in std::mem::take(&mut self.claimed) {
@@ -233,12 +233,12 @@ impl World {
                 None => !victim.cancel(*request).unwrap() || victim.test(*request).unwrap().is_none(),
             });
 
-            if self.talks.is_empty() && self.requests.is_empty() {
+            if self.conversations.is_empty() && self.requests.is_empty() {
                 break;
             }
         }
 
-        assert_eq!((self.talks.len(), self.requests.len()), (0, 0));
+        assert_eq!((self.conversations.len(), self.requests.len()), (0, 0));
         assert_eq!(self.ranks.each_ref().map(Endpoint::outstanding), [0, 0]);
     }
 }
@@ -335,20 +335,20 @@ impl HostileRank {
     /// Sends a correct eager message, as far as there is room for it.
     fn send_whole_message(&mut self, to: u32, input: &mut Input<'_>) {
         let size = input.pick(&[0, 8, 100, 2048]);
-        let most = self.port.max_message_bytes();
-        let begins = size.min(most - size_of::<First>());
+        let maximum = self.port.max_message_bytes();
+        let begins = size.min(maximum - size_of::<First>());
         let mut is_sent = self.send(to, wire::FIRST, &[first(input, size as u32), vec![2; begins]].concat());
-        let mut left = size - begins;
+        let mut remaining = size - begins;
 
-        while left > 0 && is_sent {
-            let more = left.min(most);
+        while remaining > 0 && is_sent {
+            let more = remaining.min(maximum);
             is_sent = self.send(to, wire::MORE, &vec![2; more]);
-            left -= more;
+            remaining -= more;
         }
     }
 
     /// Takes arrived messages, answers some of them, and starts a get.
-    fn listen(&mut self, input: &mut Input<'_>) {
+    fn answer_messages(&mut self, input: &mut Input<'_>) {
         let mut answers = Vec::new();
         let learnt = &mut self.learnt;
         let mut sink = |from, kind, message: &[u8]| {

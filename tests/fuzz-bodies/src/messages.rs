@@ -98,8 +98,8 @@ pub fn body(data: &[u8]) {
             peer.ask(&mut input);
         }
 
-        let cut = if input.flag() { usize::MAX } else { 1 + input.below(64) as usize };
-        let run = peer.run(cut);
+        let max_piece = if input.flag() { usize::MAX } else { 1 + input.below(64) as usize };
+        let run = peer.run(max_piece);
 
         // Until the version is agreed on, any other message ends the connection. From then on no
         // correctly framed message does.
@@ -382,11 +382,12 @@ impl Peer {
         self.device.asked += u64::from(outcome.is_ok());
     }
 
-    /// Sends queued messages in pieces of at most `cut` bytes, and runs the server in between.
-    fn run(&mut self, cut: usize) -> Result<(), nicforge_vfio_user::ConnectionError> {
+    /// Sends queued messages in pieces of at most `max_piece` bytes, and runs the server in
+    /// between.
+    fn run(&mut self, max_piece: usize) -> Result<(), nicforge_vfio_user::ConnectionError> {
         for _ in 0..MAX_STEPS {
             let Some(message) = self.waiting.front_mut() else { break };
-            let piece = &message.bytes[..message.bytes.len().min(cut)];
+            let piece = &message.bytes[..message.bytes.len().min(max_piece)];
             let sent = send(&self.socket, piece, &message.fds);
 
             if sent > 0 {

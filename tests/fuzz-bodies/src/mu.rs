@@ -249,11 +249,11 @@ impl Hostile {
     }
 }
 
-/// Runs one input; see the module.
+/// Runs the test body on one fuzz input. The module's documentation describes the steps.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let machine = world::local("name = \"mu\"\n[[bgq]]\ntorus = [2]\nsubgroups = 3\n");
-    let mut talk = Traffic::new(&machine, 0);
+    let mut traffic = Traffic::new(&machine, 0);
     // Two clients have set up nothing, so that no message may reach their memory.
     let bare = [0, 1].map(|node| Client::open(&machine, node, 2));
     bare.iter().for_each(|client| client.set(reg::BASE_ADDRESS, NO_BASE_ADDRESS));
@@ -276,8 +276,8 @@ pub fn body(data: &[u8]) {
     // A packet that waits for the hostile software's own FIFOs may be in front of others, as on
     // Blue Gene/Q. It is gone with the software.
     drop(hostile);
-    (0..5).for_each(|_| talk.transfer(0));
-    drop(talk);
+    (0..5).for_each(|_| traffic.transfer(0));
+    drop(traffic);
     let mut next = Traffic::new(&machine, 1);
     (0..3).for_each(|_| next.transfer(1));
 

@@ -19,7 +19,7 @@ use crate::{
 /// Maximum number of actions in one input.
 const MAX: usize = 400;
 
-/// Runs one input; see the module.
+/// Runs the test body on one fuzz input. The module's documentation describes the steps.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let with_admin = input.below(4) == 0;
@@ -47,12 +47,12 @@ pub fn body(data: &[u8]) {
         if let [io, compute] = &kernels[..]
             && number.is_multiple_of(64)
         {
-            world.packets_pass(io, compute, number);
+            world.check_packets(io, compute, number);
         }
     }
 
     if let [io, compute] = &kernels[..] {
-        world.packets_pass(io, compute, 200);
+        world.check_packets(io, compute, 200);
     }
 
     // The clients stay attached; the operator's reset is enough.
@@ -63,7 +63,7 @@ pub fn body(data: &[u8]) {
     world.step_until_idle();
     assert_eq!(world.machine.fabric().packets_in_use(), 0);
 
-    world.tree_works(2, 17);
+    world.check_tree(2, 17);
     world.recover();
 }
 

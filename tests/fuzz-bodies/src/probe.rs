@@ -42,7 +42,7 @@ const SHORT: Duration = Duration::from_millis(5);
 /// Bytes of configuration space.
 const CONFIG: usize = 4096;
 
-/// Runs one input; see the module.
+/// Runs the test body on one fuzz input. The module's documentation describes the steps.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let device = FalseDescription::new(&mut input);

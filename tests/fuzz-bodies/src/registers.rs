@@ -32,7 +32,7 @@ const LISTS: ClientId = (ENGINE, AttachmentId(0));
 const SENDER: ClientId = (SEND, AttachmentId(0));
 const RECEIVER: ClientId = (SEND, AttachmentId(1));
 
-/// Runs one input; see the module.
+/// Runs the test body on one fuzz input. The module's documentation describes the steps.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let mut world = World::new(input.pick(&[8, 1, 2, 256]));
@@ -60,7 +60,7 @@ pub fn body(data: &[u8]) {
     world.recover();
 }
 
-/// Returns a client's place, usually an attached one.
+/// Returns the id of a client, usually of an attached one.
 fn client_id(input: &mut Input<'_>) -> ClientId {
     match input.below(8) {
         0..=5 => {

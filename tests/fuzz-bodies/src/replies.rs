@@ -29,11 +29,11 @@ const CALLS: u16 = 24;
 /// Number of bytes that a socket certainly buffers.
 const ROOM: usize = 64 << 10;
 
-/// Runs one input; see the module.
+/// Runs the test body on one fuzz input. The module's documentation describes the steps.
 pub fn body(data: &[u8]) {
     parse(data);
     let mut input = Input::new(data);
-    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let (local_end, mut remote_end) = UnixStream::pair().unwrap();
     let calls: Vec<_> = (0..CALLS).map(|_| input.below(10)).collect();
     let mut bytes = Vec::new();
 
@@ -41,18 +41,18 @@ pub fn body(data: &[u8]) {
         if input.is_empty() || bytes.len() >= ROOM {
             break;
         }
-        say(&mut bytes, id, call, &mut input);
+        append_message(&mut bytes, id, call, &mut input);
     }
 
     bytes.truncate(ROOM);
-    theirs.set_nonblocking(true).unwrap();
-    write_all(&mut theirs, &bytes);
+    remote_end.set_nonblocking(true).unwrap();
+    write_all(&mut remote_end, &bytes);
 
     // The client's own messages are never read, and fit into the socket.
-    theirs.shutdown(std::net::Shutdown::Write).unwrap();
+    remote_end.shutdown(std::net::Shutdown::Write).unwrap();
     let memory = Arc::new(Memory(Mutex::new(vec![0; MEMORY])));
     let config = ClientConfig { timeout: LIMIT, memory: Some(memory), ..ClientConfig::default() };
-    let Ok(client) = Client::from_socket(ours.into(), config) else { return };
+    let Ok(client) = Client::from_socket(local_end.into(), config) else { return };
 
     assert!(client.limits().max_data_xfer_size > 0);
 
@@ -108,7 +108,7 @@ fn ask(client: &Client, call: u32) -> Result<(), ClientError> {
 }
 
 /// Appends a server's message about the client's request number `id`.
-fn say(bytes: &mut Vec<u8>, id: u16, call: u32, input: &mut Input<'_>) {
+fn append_message(bytes: &mut Vec<u8>, id: u16, call: u32, input: &mut Input<'_>) {
     match input.below(16) {
         0 => bytes.extend(input.bytes(40)),
         1 | 2 => bytes.extend(message(input).bytes),

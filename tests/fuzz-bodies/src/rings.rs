@@ -23,7 +23,7 @@ use crate::{
 /// Maximum number of actions in one input.
 const MAX: usize = 400;
 
-/// Runs one input; see the module.
+/// Runs the test body on one fuzz input. The module's documentation describes the steps.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let mut world = World::new(8);
@@ -73,8 +73,8 @@ fn act(world: &mut World, hostile: ClientId, input: &mut Input<'_>) {
             // Arbitrary headers and data, also after the ring.
             let offset = u64::from(input.below(ring.len() as u32));
             let bytes = input.bytes(24);
-            let room = (ring.len() as u64 - offset).min(bytes.len() as u64);
-            ring.write(offset, &bytes[..room as usize]).unwrap();
+            let available = (ring.len() as u64 - offset).min(bytes.len() as u64);
+            ring.write(offset, &bytes[..available as usize]).unwrap();
         }
         4 => {
             let registers = control_page(hostile);

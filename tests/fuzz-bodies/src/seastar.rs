@@ -59,13 +59,13 @@ fn boot(machine: &Arc<LocalMachine>, node: u32) -> Arc<Kernel> {
     Kernel::boot(open(machine, node, "kernel"), KernelConfig::default()).unwrap()
 }
 
-/// Runs one input; see the module.
+/// Runs the test body on one fuzz input. The module's documentation describes the steps.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let machine = world::local(&format!("name = \"seastar\"\n[[seastar]]\ntorus = [{NODES}]\nmtu = 1024\n"));
     let kernels = [0, 1].map(|node| boot(&machine, node));
     let modes = [(); 2].map(|()| input.pick(&[Mode::NicBased, Mode::HostBased]));
-    let mut talk = Traffic::new([
+    let mut traffic = Traffic::new([
         Process::new(&machine, &kernels[0], 1, modes[0]),
         Process::new(&machine, &kernels[1], 0, modes[1]),
     ]);
@@ -92,21 +92,21 @@ pub fn body(data: &[u8]) {
                 hostile.end();
                 hostile = start(&mut input);
             }
-            0..=1 => talk.poll_once(u64::MAX),
+            0..=1 => traffic.poll_once(u64::MAX),
             _ => hostile.act(&mut input),
         }
         machine.settle(input.below(8));
     }
 
     hostile.end();
-    talk.finish();
-    recover(&machine, is_trusted, &kernels, talk);
+    traffic.finish();
+    recover(&machine, is_trusted, &kernels, traffic);
     await_free_streams(&machine);
 }
 
 /// Checks that the hostile software's mailbox works for another client.
-fn recover(machine: &Arc<LocalMachine>, is_trusted: bool, kernels: &[Arc<Kernel>; 2], talk: Traffic) {
-    let [_, other] = talk.ends;
+fn recover(machine: &Arc<LocalMachine>, is_trusted: bool, kernels: &[Arc<Kernel>; 2], traffic: Traffic) {
+    let [_, other] = traffic.ends;
     let next = if is_trusted {
         let kernel = boot(machine, HOSTILE_NODE);
         Process::new(machine, &kernel, 0, Mode::NicBased)
@@ -114,10 +114,10 @@ fn recover(machine: &Arc<LocalMachine>, is_trusted: bool, kernels: &[Arc<Kernel>
         Process::new(machine, &kernels[0], 0, Mode::NicBased)
     };
 
-    let mut talk = Traffic::new([next, other]);
-    talk.finish();
-    talk.ends.reverse();
-    Traffic::new(talk.ends).finish();
+    let mut traffic = Traffic::new([next, other]);
+    traffic.finish();
+    traffic.ends.reverse();
+    Traffic::new(traffic.ends).finish();
 }
 
 /// Waits until no message is being received.
@@ -153,8 +153,8 @@ impl Process {
     }
 }
 
-/// Returns whether an event is that of an acknowledgement which the hostile kernel has made up.
-/// Kernels trust each other: one that guesses a handle reaches its descriptor so.
+/// Returns whether an event belongs to an acknowledgement that the hostile kernel has forged.
+/// Kernels trust each other, so a kernel that guesses a handle reaches its descriptor.
 fn is_forged(event: &Event) -> bool {
     event.kind == EventKind::Ack && event.peer.node == HOSTILE_NODE
 }
@@ -199,10 +199,10 @@ impl Traffic {
         number * 613 % SLOT_BYTES
     }
 
-    /// Sends a message if the one before has ended, and checks what has arrived.
-    fn poll_once(&mut self, most: u64) {
+    /// Sends a message if the previous one has ended, and checks the received data.
+    fn poll_once(&mut self, maximum: u64) {
         let [local, remote] = &self.ends;
-        if self.sent < most && self.sent == self.ended && self.sent == self.arrived {
+        if self.sent < maximum && self.sent == self.ended && self.sent == self.arrived {
             let length = Self::length(self.sent);
             local.memory.write(0, &vec![self.sent as u8; length as usize]).unwrap();
             let target = Target::new(remote.interface.id(), PORTAL, self.bits);
@@ -270,7 +270,7 @@ impl Mailbox {
         Self { device, windows, mirrors, next, memory }
     }
 
-    /// Writes a command, and hands it over.
+    /// Writes a command into the mailbox, and increments the command count.
     fn post(&mut self, bytes: &[u8]) {
         let slot = u64::from(self.next % SLOTS);
         self.windows.write(window::COMMANDS + slot * COMMAND_BYTES as u64, bytes).unwrap();
@@ -334,7 +334,7 @@ enum Rights {
     /// A process of a node whose kernel is well-behaved. The interface keeps the process started.
     Process { _interface: Interface, allowed: Region },
     /// A node with its kernel.
-    Node { kernel: Mailbox, taken: u32, tokens: VecDeque<u32> },
+    Node { kernel: Mailbox, taken_events: u32, tokens: VecDeque<u32> },
 }
 
 /// Hostile software.
@@ -345,7 +345,7 @@ struct Hostile {
 }
 
 impl Hostile {
-    /// Starts it as a process of node 0.
+    /// Starts the hostile software as a process of node 0.
     fn with_process(machine: &Arc<LocalMachine>, kernel: &Arc<Kernel>) -> Self {
         let device = open(machine, 0, "p0");
         let interface = Interface::open(kernel, device.clone(), Mode::NicBased).unwrap();
@@ -355,7 +355,8 @@ impl Hostile {
         Self { process, handles: VecDeque::new(), rights: Rights::Process { _interface: interface, allowed } }
     }
 
-    /// Starts it with a node of its own. If `ready`, it boots the node and starts its processes.
+    /// Starts the hostile software with a node of its own. If `ready`, it boots the node and starts
+    /// its processes.
     fn with_node(machine: &Arc<LocalMachine>, ready: bool) -> Self {
         let [mut kernel, process] =
             ["kernel", "p0"].map(|attachment| Mailbox::new(open(machine, HOSTILE_NODE, attachment)));
@@ -375,11 +376,11 @@ impl Hostile {
 
             let (list, length) = (kernel.memory.iova(), KERNEL_EVENTS);
             let boot = KernelCommand { kind: kernel_command::BOOT, list, length, ..KernelCommand::default() };
-            for given in [boot, start, host_based] {
-                kernel.post(given.as_bytes());
+            for command in [boot, start, host_based] {
+                kernel.post(command.as_bytes());
             }
         }
-        let rights = Rights::Node { kernel, taken: 0, tokens: VecDeque::new() };
+        let rights = Rights::Node { kernel, taken_events: 0, tokens: VecDeque::new() };
         Self { process, handles: VecDeque::new(), rights }
     }
 
@@ -418,8 +419,8 @@ impl Hostile {
     }
 
     /// Writes a command, and returns its result if it was carried out soon.
-    fn call(&mut self, machine: &LocalMachine, given: &Command) -> Option<CommandResult> {
-        self.process.post(given.as_bytes());
+    fn call(&mut self, machine: &LocalMachine, command: &Command) -> Option<CommandResult> {
+        self.process.post(command.as_bytes());
         machine.settle(64);
         self.remember_handles();
         self.process.result().filter(|result| result.code == code::OK)
@@ -433,7 +434,7 @@ impl Hostile {
         }
     }
 
-    /// Ends it, and checks that nothing outside of an address map was written.
+    /// Ends the hostile software, and checks that nothing outside of an address map was written.
     fn end(self) {
         if let Rights::Process { .. } = self.rights {
             let mut bytes = vec![0; SHARED];
@@ -448,8 +449,8 @@ impl Hostile {
             0 => self.process.disturb(input),
             1..=3 if matches!(self.rights, Rights::Node { .. }) => self.command_node(input),
             _ => {
-                let given = self.command(input);
-                self.process.post(&smash(given.as_bytes(), input));
+                let command = self.command(input);
+                self.process.post(&corrupt_one_byte(command.as_bytes(), input));
             }
         }
     }
@@ -461,13 +462,13 @@ impl Hostile {
             remember(&mut self.handles, result.extra as u32);
         }
 
-        let Rights::Node { kernel, taken, tokens } = &mut self.rights else { return };
-        let slot = (*taken % KERNEL_EVENTS) as usize * size_of::<KernelEvent>();
+        let Rights::Node { kernel, taken_events, tokens } = &mut self.rights else { return };
+        let slot = (*taken_events % KERNEL_EVENTS) as usize * size_of::<KernelEvent>();
         let mut bytes = [0; size_of::<KernelEvent>()];
         kernel.memory.read(slot as u64, &mut bytes).unwrap();
         let event = KernelEvent::read_from_bytes(&bytes).unwrap();
-        if event.number == taken.wrapping_add(1) {
-            *taken += 1;
+        if event.number == taken_events.wrapping_add(1) {
+            *taken_events += 1;
             if event.kind == kernel_event::MESSAGE {
                 remember(tokens, event.token);
             }
@@ -476,13 +477,13 @@ impl Hostile {
 
     /// Writes a command into the trusted mailbox, or disturbs it.
     fn command_node(&mut self, input: &mut Input<'_>) {
-        let Rights::Node { kernel, taken, tokens } = &mut self.rights else { return };
+        let Rights::Node { kernel, taken_events, tokens } = &mut self.rights else { return };
         if input.below(8) == 0 {
             return kernel.disturb(input);
         }
 
         let kind = if input.flag() { kernel_command::SEND } else { input.below(9) as u16 };
-        let mut given = KernelCommand { kind, taken: *taken as u16, ..KernelCommand::default() };
+        let mut command = KernelCommand { kind, taken: *taken_events as u16, ..KernelCommand::default() };
         let memories = [&kernel.memory, &self.process.memory];
         let piece = |input: &mut Input<'_>| {
             let attachment = input.below(2);
@@ -496,44 +497,44 @@ impl Hostile {
 
         match kind {
             kernel_command::BOOT => {
-                given.taken = 0;
-                given.list = memories[0].iova();
-                given.length = if input.below(4) > 0 { KERNEL_EVENTS } else { input.number32() };
+                command.taken = 0;
+                command.list = memories[0].iova();
+                command.length = if input.below(4) > 0 { KERNEL_EVENTS } else { input.number32() };
             }
             kernel_command::START_PROCESS | kernel_command::MAP => {
-                given.process = input.below(3) as u16;
-                given.flags = u8::from(input.flag());
-                given.count = if given.flags == 0 { input.below(3) as u16 } else { 0 };
-                (0..usize::from(given.count)).for_each(|index| given.pieces[index] = piece(input));
+                command.process = input.below(3) as u16;
+                command.flags = u8::from(input.flag());
+                command.count = if command.flags == 0 { input.below(3) as u16 } else { 0 };
+                (0..usize::from(command.count)).for_each(|index| command.pieces[index] = piece(input));
             }
-            kernel_command::STOP_PROCESS => given.process = input.below(3) as u16,
+            kernel_command::STOP_PROCESS => command.process = input.below(3) as u16,
             kernel_command::SEND | kernel_command::RECEIVE => {
-                given.token = match tokens.len() {
+                command.token = match tokens.len() {
                     0 => input.number32(),
                     count => tokens[input.below(count as u32) as usize],
                 };
-                given.count = input.pick(&[1, 1, 2, 4, 0, 5]);
-                if given.count > 4 {
-                    given.list = memories[0].iova() + 8192;
+                command.count = input.pick(&[1, 1, 2, 4, 0, 5]);
+                if command.count > 4 {
+                    command.list = memories[0].iova() + 8192;
                 }
-                (0..usize::from(given.count.min(4))).for_each(|index| given.pieces[index] = piece(input));
-                let pieces = given.pieces.iter().map(|piece| u64::from(piece.length)).sum::<u64>();
-                given.length = if input.below(4) > 0 { pieces as u32 } else { input.below(20) };
+                (0..usize::from(command.count.min(4))).for_each(|index| command.pieces[index] = piece(input));
+                let pieces = command.pieces.iter().map(|piece| u64::from(piece.length)).sum::<u64>();
+                command.length = if input.below(4) > 0 { pieces as u32 } else { input.below(20) };
                 if kind == kernel_command::SEND {
-                    given.process = 1;
-                    given.node = input.below(NODES);
-                    given.target = input.below(3) as u16;
-                    given.message = 1 + input.below(4) as u8;
-                    given.header.portal = PORTAL;
-                    given.header.match_bits = BITS + u64::from(input.below(16));
-                    given.header.operation = input.pick(&[0x1_0000, 0x1_0001, 0, u32::MAX]);
-                    given.header.header_data = input.number();
-                    given.header.options = input.u16();
+                    command.process = 1;
+                    command.node = input.below(NODES);
+                    command.target = input.below(3) as u16;
+                    command.message = 1 + input.below(4) as u8;
+                    command.header.portal = PORTAL;
+                    command.header.match_bits = BITS + u64::from(input.below(16));
+                    command.header.operation = input.pick(&[0x1_0000, 0x1_0001, 0, u32::MAX]);
+                    command.header.header_data = input.number();
+                    command.header.options = input.u16();
                 }
             }
             _ => {}
         }
-        kernel.post(&smash(given.as_bytes(), input));
+        kernel.post(&corrupt_one_byte(command.as_bytes(), input));
     }
 
     /// Returns a command of a process whose fields mostly fit its kind.
@@ -545,40 +546,40 @@ impl Hostile {
         };
         let (start, length) = self.range(input);
         let is_post = kind == command::POST;
-        let given = Command { kind, ..Command::default() };
-        let criteria = |input: &mut Input<'_>, given: Command| Command {
+        let command = Command { kind, ..Command::default() };
+        let criteria = |input: &mut Input<'_>, command: Command| Command {
             portal: input.pick(&[PORTAL, PORTAL, 0, 64]),
             node: input.pick(&[u32::MAX, 0, 1]),
             process: input.pick(&[u16::MAX, 0, 1]),
             match_bits: BITS,
             ignore_bits: input.pick(&[u64::MAX, 0]),
-            ..given
+            ..command
         };
-        let memory = |input: &mut Input<'_>, given: Command| Command {
+        let memory = |input: &mut Input<'_>, command: Command| Command {
             queue: if input.flag() { handle } else { NO_HANDLE },
             start,
             length,
             threshold: input.pick(&[-1, 1, 2, 0, -2]),
             options: input.u16() & input.pick(&[0xff, 0x3ff, u16::MAX]),
             max_size: u64::from(input.below(100)),
-            ..given
+            ..command
         };
 
         match kind {
             command::ALLOCATE_QUEUE => {
-                Command { start: start & !0x3f, length: input.pick(&[2, 16, 64, 3, 1 << 16]), ..given }
+                Command { start: start & !0x3f, length: input.pick(&[2, 16, 64, 3, 1 << 16]), ..command }
             }
-            command::ATTACH_ENTRY => criteria(input, given),
-            command::INSERT_ENTRY => criteria(input, Command { handle, ..given }),
-            command::ATTACH_DESCRIPTOR => memory(input, Command { handle, ..given }),
-            command::BIND_DESCRIPTOR => memory(input, given),
+            command::ATTACH_ENTRY => criteria(input, command),
+            command::INSERT_ENTRY => criteria(input, Command { handle, ..command }),
+            command::ATTACH_DESCRIPTOR => memory(input, Command { handle, ..command }),
+            command::BIND_DESCRIPTOR => memory(input, command),
             command::UPDATE_DESCRIPTOR | command::POST => {
                 let handle = if is_post && input.flag() { NO_HANDLE } else { handle };
-                let given = Command { handle, test_queue: NO_HANDLE, ..memory(input, given) };
-                if is_post { criteria(input, given) } else { given }
+                let command = Command { handle, test_queue: NO_HANDLE, ..memory(input, command) };
+                if is_post { criteria(input, command) } else { command }
             }
             command::SET_ACCESS => {
-                Command { access: input.below(9) as u8, node: input.below(3), portal: PORTAL, ..given }
+                Command { access: input.below(9) as u8, node: input.below(3), portal: PORTAL, ..command }
             }
             command::PUT | command::GET => Command {
                 handle,
@@ -589,9 +590,9 @@ impl Hostile {
                 portal: PORTAL,
                 match_bits: BITS + u64::from(input.below(16)),
                 options: input.pick(&[0, 0x400, 0x800, 0xffff]),
-                ..given
+                ..command
             },
-            _ => Command { handle, ..given },
+            _ => Command { handle, ..command },
         }
     }
 
@@ -609,7 +610,7 @@ impl Hostile {
 }
 
 /// Returns a command's bytes, in one case of eight with one of them changed.
-fn smash(bytes: &[u8], input: &mut Input<'_>) -> Vec<u8> {
+fn corrupt_one_byte(bytes: &[u8], input: &mut Input<'_>) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     if input.below(8) == 7 {
         let at = input.below(COMMAND_BYTES as u32) as usize;

@@ -24,7 +24,7 @@ const SHORT: Duration = Duration::from_millis(2);
 const LAST: u64 = 200;
 
 const VICTIM: Address = Address { node: 0, vpid: 0 };
-const FRIEND: Address = Address { node: 0, vpid: 1 };
+const WELL_BEHAVED: Address = Address { node: 0, vpid: 1 };
 /// Alone on its node, since its uncounted messages share slots with its neighbours.
 const HOSTILE: Address = Address { node: 1, vpid: 0 };
 
@@ -34,7 +34,7 @@ fn open(machine: &Arc<LocalMachine>, address: Address, config: Config) -> Port {
     Port::open(device, config).unwrap()
 }
 
-/// Runs one input; see the module.
+/// Runs the test body on one fuzz input. The module's documentation describes the steps.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let machine = world::local("name = \"velo\"\n[[extoll]]\nmesh = 2\nvpids = 2\nwatchdog_ms = 1\n");
@@ -66,7 +66,7 @@ pub fn body(data: &[u8]) {
                 drop(hostile);
                 hostile = Hostile::new(&machine);
             }
-            8 | 9 => world.befriend(&mut input),
+            8 | 9 => world.connect_or_disconnect(&mut input),
             10 => world.send_to_hostile_vpid(&mut input),
             11 => world.receive(&mut input),
             12 => world.victim.progress().unwrap(),
@@ -74,7 +74,7 @@ pub fn body(data: &[u8]) {
                 let outsider = input.below(4) == 0;
                 world.victim.admit(|address| address != HOSTILE || !outsider);
             }
-            _ => world.talk([u64::MAX; 2]),
+            _ => world.exchange([u64::MAX; 2]),
         }
 
         machine.settle(input.below(8));
@@ -100,7 +100,7 @@ struct World {
 impl World {
     fn new(machine: &Arc<LocalMachine>, config: Config) -> Self {
         let mut victim = open(machine, VICTIM, config);
-        let mut friend = open(machine, FRIEND, Config::default());
+        let mut friend = open(machine, WELL_BEHAVED, Config::default());
         let links = [connect(machine, &mut friend, &mut victim), connect(machine, &mut victim, &mut friend)];
 
         Self {
@@ -115,7 +115,7 @@ impl World {
     }
 
     /// Connects to the hostile port, or disconnects.
-    fn befriend(&mut self, input: &mut Input<'_>) {
+    fn connect_or_disconnect(&mut self, input: &mut Input<'_>) {
         match self.to_hostile.take() {
             Some(link) if input.flag() => self.victim.disconnect(link).unwrap(),
             link => {
@@ -146,7 +146,7 @@ impl World {
         let filter = match input.below(4) {
             0 => Filter::ANY,
             1 => Filter::from(HOSTILE),
-            2 => Filter::from(FRIEND),
+            2 => Filter::from(WELL_BEHAVED),
             _ => Filter { tag: Some(input.below(16) as u8), ..Filter::ANY },
         };
 
@@ -163,7 +163,7 @@ impl World {
     }
 
     fn record_message(&mut self, message: &nicforge_velo::Message) {
-        if message.from == FRIEND {
+        if message.from == WELL_BEHAVED {
             assert_eq!(message.quadword(0), self.received[0], "the friend's messages come in order");
             self.received[0] += 1;
         } else {
@@ -171,14 +171,14 @@ impl World {
         }
     }
 
-    /// Sends one message each way, if there is credit and fewer than `most` were sent, and takes
+    /// Sends one message each way, if there is credit and fewer than `maximum` were sent, and takes
     /// arrived ones.
-    fn talk(&mut self, most: [u64; 2]) {
+    fn exchange(&mut self, maximum: [u64; 2]) {
         let [to_victim, to_friend] = self.links;
         let ways = [(&mut self.friend, to_victim), (&mut self.victim, to_friend)];
 
-        for (((port, link), sent), most) in ways.into_iter().zip(&mut self.sent).zip(most) {
-            if *sent >= most {
+        for (((port, link), sent), maximum) in ways.into_iter().zip(&mut self.sent).zip(maximum) {
+            if *sent >= maximum {
                 continue;
             }
             match port.send_nb(link, 0, &sent.to_le_bytes()) {
@@ -204,11 +204,11 @@ impl World {
     /// With the hostile port gone, all messages pass.
     fn finish(mut self) {
         let deadline = Deadline::after(LIMIT);
-        let most = self.sent.map(|sent| sent + LAST);
+        let maximum = self.sent.map(|sent| sent + LAST);
 
-        while self.received != most {
+        while self.received != maximum {
             assert!(!deadline.has_passed(), "{:?} sent, {:?} received", self.sent, self.received);
-            self.talk(most);
+            self.exchange(maximum);
             self.machine.settle(8);
         }
 
@@ -244,33 +244,33 @@ impl Hostile {
     fn new(machine: &Arc<LocalMachine>) -> Self {
         let config = Config { flow_control: false, slots: Some(64), ..Config::default() };
         let mut port = open(machine, HOSTILE, config);
-        let whom = [VICTIM, FRIEND, HOSTILE];
-        let links = whom.map(|address| port.connect(address, Deadline::after(LIMIT), None).unwrap());
-        let tenants = whom.map(|address| port.tenant_of(address));
+        let peer = [VICTIM, WELL_BEHAVED, HOSTILE];
+        let links = peer.map(|address| port.connect(address, Deadline::after(LIMIT), None).unwrap());
+        let tenants = peer.map(|address| port.tenant_of(address));
         Self { port, links, tenants }
     }
 
     /// Sends a message, often several times.
     fn send_unrequested(&mut self, input: &mut Input<'_>, times: u32) {
-        let whom = input.pick(&[0, 0, 0, 0, 0, 0, 1, 2]);
+        let peer = input.pick(&[0, 0, 0, 0, 0, 0, 1, 2]);
         let about_connections = input.below(4) > 0;
-        let message = if about_connections { self.control(input, whom) } else { any_message(input) };
+        let message = if about_connections { self.control(input, peer) } else { any_message(input) };
         let tag = if about_connections { CONTROL_TAG } else { input.below(16) as u8 };
 
         for _ in 0..times {
             // A message lost in a full ring is an acceptable case.
-            let _ = self.port.send_nb(self.links[whom], tag, &message);
+            let _ = self.port.send_nb(self.links[peer], tag, &message);
         }
     }
 
     /// Returns a connection message; see the library's flow control.
-    fn control(&self, input: &mut Input<'_>, whom: usize) -> Vec<u8> {
+    fn control(&self, input: &mut Input<'_>, peer: usize) -> Vec<u8> {
         let what = input.pick(&[1, 1, 2, 3, 0, 255]);
         let of = |tenant: u8, input: &mut Input<'_>| if input.below(4) > 0 { tenant } else { input.u8() };
 
         // A credit names its receiver where the other messages name the sender.
-        let generation = of(if what == 2 { self.tenants[whom] } else { self.tenants[2] }, input);
-        let target = of(self.tenants[whom], input);
+        let generation = of(if what == 2 { self.tenants[peer] } else { self.tenants[2] }, input);
+        let target = of(self.tenants[peer], input);
         let number = match input.below(4) {
             0..=1 => 64,
             _ => input.number32(),

@@ -1,5 +1,5 @@
 //! An arbitrary driver of the virtio network device: registers, rings, descriptors and memory of
-//! any kind. Another device on the same switch goes on, and after a reset both exchange a frame.
+//! any kind. Another device on the same switch continues, and after a reset both exchange a frame.
 
 use nicforge_core::{
     device::Ended,
@@ -57,7 +57,7 @@ struct Net {
     memories: [SharedMemory; 2],
 }
 
-/// Runs one input; see the module.
+/// Runs the test body on one fuzz input. The module's documentation describes the steps.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let mut net = Net::new();
@@ -95,7 +95,7 @@ fn act(net: &mut Net, input: &mut Input<'_>) {
             let address = MacAddress::derived(input.below(3));
             net.send(OTHER, address, input.below(1600) as usize);
         }
-        10 => mapping(net, input),
+        10 => remap(net, input),
         11 => {
             let command = input.pick(&[6_u16, 6, 2, 0]);
             net.write(VICTIM, region::CONFIG, 4, &command.to_le_bytes());
@@ -139,18 +139,18 @@ fn registers(net: &mut Net, input: &mut Input<'_>) {
     }
 }
 
-/// Returns the offset of a queue in its driver's memory, of either one.
-fn half(input: &mut Input<'_>) -> u64 {
+/// Returns the offset of one of the two queues in its driver's memory.
+fn queue_offset(input: &mut Input<'_>) -> u64 {
     if input.flag() { HALF } else { 0 }
 }
 
 /// Writes a descriptor of a queue's table or of an indirect one.
 fn descriptor(net: &mut Net, input: &mut Input<'_>) {
-    let table = half(input) + if input.flag() { 0 } else { TABLES };
+    let table = queue_offset(input) + if input.flag() { 0 } else { TABLES };
     let at = table + 16 * u64::from(input.below(ENTRIES.into()));
     let iova = match input.below(8) {
         0..=4 => BASE + u64::from(input.below((PAGES * PAGE) as u32)),
-        5 | 6 => BASE + half(input) + TABLES,
+        5 | 6 => BASE + queue_offset(input) + TABLES,
         _ => input.number(),
     };
     let length = match input.below(4) {
@@ -166,20 +166,20 @@ fn descriptor(net: &mut Net, input: &mut Input<'_>) {
 
 /// Changes the available ring of a queue.
 fn available(net: &mut Net, input: &mut Input<'_>) {
-    let ring = half(input) + AVAILABLE;
+    let ring = queue_offset(input) + AVAILABLE;
     let head = if input.below(8) > 0 { input.below(ENTRIES.into()) as u16 } else { input.u16() };
     let entry = u64::from(input.below(u32::from(ENTRIES) + 1));
     net.memories[0].write(ring + 4 + 2 * entry, &head.to_le_bytes()).unwrap();
 
     let mut index = [0; 2];
     net.memories[0].read(ring + 2, &mut index).unwrap();
-    let ahead = if input.below(8) > 0 { input.below(3) as u16 } else { input.u16() };
-    let index = u16::from_le_bytes(index).wrapping_add(ahead);
+    let advance = if input.below(8) > 0 { input.below(3) as u16 } else { input.u16() };
+    let index = u16::from_le_bytes(index).wrapping_add(advance);
     net.memories[0].write(ring + 2, &index.to_le_bytes()).unwrap();
 }
 
-/// Maps pages of the driver's memory in another way, or unmaps them.
-fn mapping(net: &mut Net, input: &mut Input<'_>) {
+/// Maps pages of the driver's memory with other permissions or another backing, or unmaps them.
+fn remap(net: &mut Net, input: &mut Input<'_>) {
     let (page, pages) = (u64::from(input.below(PAGES as u32)), u64::from(1 + input.below(3)));
     let (iova, length) = (BASE + page * PAGE, pages * PAGE);
     let _ = net.machine.dma_unmap(VICTIM, USER, iova, length);
@@ -250,8 +250,8 @@ impl Net {
         self.write(nic, 0, common::STATUS, &[0]);
         self.memories[nic.0 as usize].zero(0, PAGES * PAGE).unwrap();
 
-        for (half, value) in [(0_u32, features as u32), (1, (features >> 32) as u32)] {
-            self.write(nic, 0, common::DRIVER_FEATURE_SELECT, &half.to_le_bytes());
+        for (queue_offset, value) in [(0_u32, features as u32), (1, (features >> 32) as u32)] {
+            self.write(nic, 0, common::DRIVER_FEATURE_SELECT, &queue_offset.to_le_bytes());
             self.write(nic, 0, common::DRIVER_FEATURE, &value.to_le_bytes());
         }
         self.write(nic, 0, common::STATUS, &[status::FEATURES_OK]);
@@ -309,8 +309,8 @@ impl Net {
         counters.iter().find(|counter| counter.name == "received").unwrap().value
     }
 
-    /// Checks that the other device never failed, and that a frame goes each way after a reset of
-    /// the first one.
+    /// Checks that the other device never failed, and that a frame passes in each direction after a
+    /// reset of the first device.
     fn recover(&mut self) {
         let mut status = [0];
         let _ = self.machine.read(OTHER, USER, 0, common::STATUS, &mut status).unwrap();

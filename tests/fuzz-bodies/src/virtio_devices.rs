@@ -71,7 +71,7 @@ struct World {
     file: NamedTempFile,
 }
 
-/// Runs one input; see the module.
+/// Runs the test body on one fuzz input. The module's documentation describes the steps.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let kind = input.pick(&[Kind::Disk, Kind::Disk, Kind::Rng, Kind::Console]);
@@ -185,11 +185,11 @@ impl World {
 
     /// Writes a descriptor of a queue's table or of an indirect one.
     fn descriptor(&mut self, input: &mut Input<'_>) {
-        let table = half(input) + if input.below(4) > 0 { 0 } else { TABLES };
+        let table = queue_offset(input) + if input.below(4) > 0 { 0 } else { TABLES };
         let at = table + 16 * u64::from(input.below(ENTRIES.into()));
         let iova = match input.below(8) {
-            0..=4 => BASE + half(input) + BUFFERS + u64::from(input.below(PAGE as u32)),
-            5 | 6 => BASE + half(input) + TABLES,
+            0..=4 => BASE + queue_offset(input) + BUFFERS + u64::from(input.below(PAGE as u32)),
+            5 | 6 => BASE + queue_offset(input) + TABLES,
             _ => input.number(),
         };
         let length = match input.below(4) {
@@ -204,14 +204,14 @@ impl World {
 
     /// Changes the available ring of a queue.
     fn available(&mut self, input: &mut Input<'_>) {
-        let ring = half(input) + AVAILABLE;
+        let ring = queue_offset(input) + AVAILABLE;
         let head = if input.below(8) > 0 { input.below(ENTRIES.into()) as u16 } else { input.u16() };
         let entry = u64::from(input.below(u32::from(ENTRIES) + 1));
         self.memory.write(ring + 4 + 2 * entry, &head.to_le_bytes()).unwrap();
 
         let index = self.memory.whole().load_u16_relaxed(ring + 2).unwrap();
-        let ahead = if input.below(8) > 0 { input.below(3) as u16 } else { input.u16() };
-        self.memory.write(ring + 2, &index.wrapping_add(ahead).to_le_bytes()).unwrap();
+        let advance = if input.below(8) > 0 { input.below(3) as u16 } else { input.u16() };
+        self.memory.write(ring + 2, &index.wrapping_add(advance).to_le_bytes()).unwrap();
     }
 
     /// Writes the header of a disk's request to a page of buffers.
@@ -219,11 +219,11 @@ impl World {
         let kind = input.pick(&[0_u32, 1, 1, 4, 8, 11, u32::MAX]);
         let sector = if input.below(4) > 0 { u64::from(input.below(45)) } else { input.number() };
         let header = [&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes()].concat();
-        let at = half(input) + BUFFERS + u64::from(input.below(PAGE as u32 - 16));
+        let at = queue_offset(input) + BUFFERS + u64::from(input.below(PAGE as u32 - 16));
         self.memory.write(at, &header).unwrap();
     }
 
-    /// Maps pages of the driver's memory in another way, or unmaps them.
+    /// Maps pages of the driver's memory with other permissions or another backing, or unmaps them.
     fn remap(&mut self, input: &mut Input<'_>) {
         let (page, pages) = (u64::from(input.below(PAGES as u32)), u64::from(1 + input.below(3)));
         let (iova, length) = (BASE + page * PAGE, pages * PAGE);
@@ -252,8 +252,8 @@ impl World {
     fn start(&mut self, features: u64) {
         self.write(0, common::STATUS, &[0]);
         self.memory.zero(0, PAGES * PAGE).unwrap();
-        for (half, value) in [(0_u32, features as u32), (1, (features >> 32) as u32)] {
-            self.write(0, common::DRIVER_FEATURE_SELECT, &half.to_le_bytes());
+        for (queue_offset, value) in [(0_u32, features as u32), (1, (features >> 32) as u32)] {
+            self.write(0, common::DRIVER_FEATURE_SELECT, &queue_offset.to_le_bytes());
             self.write(0, common::DRIVER_FEATURE, &value.to_le_bytes());
         }
         self.write(0, common::STATUS, &[status::FEATURES_OK]);
@@ -286,8 +286,8 @@ impl World {
         }
     }
 
-    /// Checks that the machine comes to rest, that the file is as it was, and that a buffer comes
-    /// back after a reset.
+    /// Checks that the machine becomes idle, that the file is unchanged, and that a buffer is
+    /// returned after a reset.
     fn recover(&mut self) {
         // The driver may have put the function to sleep.
         self.machine.reset_attachment(DEVICE_UNDER_TEST, USER).unwrap();
@@ -317,7 +317,7 @@ impl Drop for World {
     }
 }
 
-/// Returns the offset of a queue in its driver's memory, of either one.
-fn half(input: &mut Input<'_>) -> u64 {
+/// Returns the offset of one of the two queues in its driver's memory.
+fn queue_offset(input: &mut Input<'_>) -> u64 {
     if input.flag() { HALF } else { 0 }
 }

@@ -163,9 +163,9 @@ impl World {
         Some((counters.trapped_reads, counters.trapped_writes))
     }
 
-    /// Makes one step, `later` nanoseconds after the last one.
-    pub fn step(&mut self, later: u64, budget: u32) -> Next {
-        self.now = self.now.after(later);
+    /// Makes one step, `elapsed` nanoseconds after the last one.
+    pub fn step(&mut self, elapsed: u64, budget: u32) -> Next {
+        self.now = self.now.after(elapsed);
         let next = self.machine.step(self.now, budget);
 
         while let Some(message) = self.machine.pop_outgoing() {
@@ -278,15 +278,15 @@ impl World {
         self.step_until_idle();
         assert_eq!(self.machine.fabric().packets_in_use(), 0);
 
-        self.tree_works(0, 0);
-        self.fifo_works(AttachmentId(0));
-        self.engine_works();
-        self.send_works();
-        self.ports_work();
+        self.check_tree(0, 0);
+        self.check_fifo(AttachmentId(0));
+        self.check_engine();
+        self.check_send();
+        self.check_ports();
     }
 
     /// Checks that a card with a loop-back plug sees its outputs at its inputs.
-    fn ports_work(&mut self) {
+    fn check_ports(&mut self) {
         let client_id = (PORTS, AttachmentId(0));
         self.attach(client_id);
         let mut input = [0];
@@ -301,17 +301,17 @@ impl World {
 
     /// Checks that packets of one channel pass between the I/O node and the last compute node,
     /// which is not its neighbour.
-    pub fn tree_works(&mut self, attachment: u16, seed: u32) {
+    pub fn check_tree(&mut self, attachment: u16, seed: u32) {
         let [io, compute] = [0, COMPUTE_NODES].map(|node| self.tree_client(node, attachment));
         self.step_until_idle();
-        self.packets_pass(&io, &compute, seed);
+        self.check_packets(&io, &compute, seed);
         for client in [io, compute] {
             self.detach(client.client_id, Ended::Closed);
         }
     }
 
     /// Checks that packets pass both ways between two nodes.
-    pub fn packets_pass(&mut self, one: &TreeClient, other: &TreeClient, seed: u32) {
+    pub fn check_packets(&mut self, one: &TreeClient, other: &TreeClient, seed: u32) {
         for (number, (from, to)) in [(one, other), (other, one)].into_iter().enumerate() {
             let payload = [(seed as u8).wrapping_add(number as u8 + 1); PAYLOAD];
             assert!(from.send(Header::point_to_point(0, to.node(), false), &payload));
@@ -342,7 +342,7 @@ impl World {
     }
 
     /// Checks that a message comes back, and that a posted write has its effect.
-    pub fn fifo_works(&mut self, attachment: AttachmentId) {
+    pub fn check_fifo(&mut self, attachment: AttachmentId) {
         let client_id = (FIFO, attachment);
         self.attach(client_id);
         let (send, receive) = (self.memory(client_id, 1).unwrap(), self.memory(client_id, 2).unwrap());
@@ -364,7 +364,7 @@ impl World {
     }
 
     /// Checks that a copy is made.
-    fn engine_works(&mut self) {
+    fn check_engine(&mut self) {
         let client_id = (ENGINE, AttachmentId(0));
         self.attach(client_id);
         self.enable_bus_master(client_id);
@@ -393,7 +393,7 @@ impl World {
     }
 
     /// Checks that a message reaches the other attachment.
-    fn send_works(&mut self) {
+    fn check_send(&mut self) {
         let [from, to] = [0, 1].map(|attachment| (SEND, AttachmentId(attachment)));
         self.attach(from);
         self.attach(to);
@@ -485,9 +485,9 @@ impl Poster {
     pub fn post_and_read_back(&mut self, world: &mut World, value: u32) {
         let consumed = || self.mirror.u32(RING_HEAD).unwrap().load(Ordering::Acquire);
         self.producer.try_push(consumed, 0, slot_fifo::REG_HOLD as u32, &value.to_le_bytes()).unwrap();
-        let mut seen = [0; 4];
-        assert!(outcome_is_done(&world.read(self.client_id, 0, slot_fifo::REG_HOLD, &mut seen)));
-        assert_eq!(u32::from_le_bytes(seen), value);
+        let mut bytes = [0; 4];
+        assert!(outcome_is_done(&world.read(self.client_id, 0, slot_fifo::REG_HOLD, &mut bytes)));
+        assert_eq!(u32::from_le_bytes(bytes), value);
     }
 }
 

@@ -88,10 +88,10 @@ fn ports(address: &str) -> Outcome {
     let ports = File::options().read(true).write(true).open(function.join("resource2"))?;
     let read = |port, bytes: &mut [u8]| ports.read_at(bytes, port).map(|_| ());
     let write = |port, bytes: &[u8]| ports.write_at(bytes, port).map(|_| ());
-    let (mut one, mut two, mut four) = ([0], [0; 2], [0; 4]);
+    let (mut first, mut second, mut four) = ([0], [0; 2], [0; 4]);
 
     write(OUTPUTS_LOW, &[0x42])?;
-    read(INPUTS_LOW, &mut one)?;
+    read(INPUTS_LOW, &mut first)?;
 
     // The last two of these four ports have no value to read. Reading them enables interrupts and
     // filters.
@@ -100,9 +100,9 @@ fn ports(address: &str) -> Outcome {
     // Writing them disables both again. The inputs then follow the outputs at once.
     write(OUTPUTS_LOW, &[0; 4])?;
     write(OUTPUTS_HIGH, &[0x81, 0])?;
-    read(OUTPUTS_HIGH, &mut two)?;
-    if (one, two, four) != ([0x42], [0x81, 0x81], [0x42, 0x42, 0xff, 0xff]) {
-        return Err(format!("the ports answered {one:#x?}, {two:#x?}, {four:#x?}").into());
+    read(OUTPUTS_HIGH, &mut second)?;
+    if (first, second, four) != ([0x42], [0x81, 0x81], [0x42, 0x42, 0xff, 0xff]) {
+        return Err(format!("the ports answered {first:#x?}, {second:#x?}, {four:#x?}").into());
     }
 
     write(OUTPUTS_HIGH, &[0])?;
@@ -127,11 +127,11 @@ fn find(label: &str) -> Outcome<Chip> {
 fn levels(outputs: &Request, inputs: &Request) -> Outcome {
     let patterns = (0..OUTPUTS).map(|line| 1 << line).chain([0xa55a, 0x5aa5, 0xffff, 0]);
     for pattern in patterns {
-        let mut wanted = Values::default();
+        let mut expected = Values::default();
         for line in 0..OUTPUTS {
-            wanted.set(line, Value::from(pattern & 1 << line != 0));
+            expected.set(line, Value::from(pattern & 1 << line != 0));
         }
-        outputs.set_values(&wanted)?;
+        outputs.set_values(&expected)?;
         let read = [level_bits(outputs, 0)?, level_bits(inputs, OUTPUTS)?];
         if read != [pattern; 2] {
             return Err(format!("{pattern:#06x} was set; outputs and inputs are {read:#06x?}").into());
@@ -171,7 +171,7 @@ fn expect_edge(input: &Request, line: Offset, level: Value) -> Outcome {
     let event = input.read_edge_event()?;
     let kind = if level == Value::Active { EdgeKind::Rising } else { EdgeKind::Falling };
     if (event.offset, event.kind) != (line, kind) {
-        return Err(format!("line {line}: expected {kind:?}, got {event:?}").into());
+        return Err(format!("line {line}: expected {kind:?}, received {event:?}").into());
     }
 
     if input.has_edge_event()? {

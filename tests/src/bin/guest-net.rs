@@ -76,16 +76,16 @@ fn receive(port: &str, bytes: &str) -> Outcome {
     let (mut connection, _) = listener.accept()?;
     connection.set_read_timeout(Some(LIMIT))?;
     let (mut stream, mut piece) = (Stream::new(), vec![0; PIECE]);
-    let mut left = bytes;
-    while left > 0 {
-        let now = left.min(PIECE);
+    let mut remaining = bytes;
+    while remaining > 0 {
+        let now = remaining.min(PIECE);
         connection.read_exact(&mut piece[..now])?;
         for (number, unit) in piece[..now].chunks_exact(8).enumerate() {
             if unit != stream.next() {
-                return Err(format!("byte {} is wrong", bytes - left + 8 * number).into());
+                return Err(format!("byte {} is wrong", bytes - remaining + 8 * number).into());
             }
         }
-        left -= now;
+        remaining -= now;
     }
 
     if connection.read(&mut piece)? != 0 {
@@ -101,12 +101,12 @@ fn send(address: &str, bytes: &str) -> Outcome {
     connection.set_write_timeout(Some(LIMIT))?;
 
     let mut stream = Stream::new();
-    let mut left = bytes;
-    while left > 0 {
-        let now = left.min(PIECE);
+    let mut remaining = bytes;
+    while remaining > 0 {
+        let now = remaining.min(PIECE);
         let piece: Vec<u8> = (0..now / 8).flat_map(|_| stream.next()).collect();
         connection.write_all(&piece)?;
-        left -= now;
+        remaining -= now;
     }
 
     // The end of the receiver's side says that it has got everything.

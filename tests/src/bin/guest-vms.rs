@@ -156,9 +156,9 @@ impl Station {
 
     /// Waits for a line that begins with `start`, and returns all output up to it.
     fn wait_for(&self, start: &str) -> String {
-        self.answers.take_until(start).unwrap_or_else(|got| {
+        self.answers.take_until(start).unwrap_or_else(|received| {
             let (end, console) = (self.running.wait(Duration::ZERO), self.console.all());
-            panic!("{}: no {start}, only {got:?}; {end:?}\n{console}", self.function)
+            panic!("{}: no {start}, only {received:?}; {end:?}\n{console}", self.function)
         })
     }
 
@@ -196,11 +196,11 @@ impl Lines {
                 }
             }
 
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 return Err(text);
             }
-            bytes = changed.wait_timeout(bytes, left).unwrap().0;
+            bytes = changed.wait_timeout(bytes, remaining).unwrap().0;
         }
     }
 }

@@ -4,5 +4,5 @@
 fn main() {
     let mut arguments = std::env::args().skip(1);
     let role = arguments.next().unwrap_or_default();
-    nicforge_tests::guest_program::play(&role, &arguments.collect::<Vec<_>>());
+    nicforge_tests::guest_program::run_role(&role, &arguments.collect::<Vec<_>>());
 }

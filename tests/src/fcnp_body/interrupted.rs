@@ -61,15 +61,15 @@ type CancelledCall<'a> = &'a (dyn Fn(&Cancel) -> Result<usize, Error> + Sync);
 
 /// Runs `call`. It is cancelled after its request has arrived, while `neighbour` holds the lock box
 /// that its node needs for sending.
-fn cancelled_while_nothing_leaves(io: &IoNode, neighbour: &TreeChannel, call: CancelledCall<'_>) {
+fn cancel_while_the_send_lock_is_taken(io: &IoNode, neighbour: &TreeChannel, call: CancelledCall<'_>) {
     let (cancel, arrived) = (Cancel::new().unwrap(), io.statistics().hand_overs);
     thread::scope(|scope| {
         let result = scope.spawn(|| call(&cancel));
         eventually("the request arrives", || io.statistics().hand_overs > arrived);
-        let mut held = None;
+        let mut guard = None;
         eventually("the lock box is free", || {
-            held = neighbour.send_lock().try_lock(neighbour.owner());
-            held.is_some()
+            guard = neighbour.send_lock().try_lock(neighbour.owner());
+            guard.is_some()
         });
         cancel.cancel();
         assert!(matches!(result.join().unwrap(), Err(Error::Cancelled { .. })));
@@ -82,7 +82,7 @@ fn cancelled_while_nothing_leaves(io: &IoNode, neighbour: &TreeChannel, call: Ca
 pub fn the_next_call_withdraws_requests_that_could_not_be_withdrawn(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let neighbour = TreeChannel::open(rig.open("cn0", "core1")).unwrap();
-    let stuck = |call: CancelledCall<'_>| cancelled_while_nothing_leaves(&io, &neighbour, call);
+    let stuck = |call: CancelledCall<'_>| cancel_while_the_send_lock_is_taken(&io, &neighbour, call);
     let never = Deadline::never();
 
     stuck(&|cancel| core.read_until(&mut [0; 16], never, Some(cancel)));
@@ -171,7 +171,7 @@ pub fn io_read_cancelled_in_the_middle_discards_the_rest(rig: &dyn Rig) {
 
 /// A call with a past deadline or a cancelled token takes no data of a message that is ready.
 #[body]
-pub fn calls_that_are_over_before_they_begin_take_nothing(rig: &dyn Rig) {
+pub fn calls_with_a_past_deadline_or_cancelled_token_take_no_request(rig: &dyn Rig) {
     const SIZE: usize = 64 << 10;
 
     let (io, core) = (io_node(rig), compute_core(rig, 0));
@@ -217,8 +217,8 @@ impl Raw {
     fn send(&self, control: &Control) {
         let header = Header::point_to_point(0, self.0.info().io_node, true);
         eventually("room to send", || {
-            let Some(held) = self.0.send_lock().try_lock(self.0.owner()) else { return false };
-            self.0.send_batch(held).try_send(header, &control.encode())
+            let Some(guard) = self.0.send_lock().try_lock(self.0.owner()) else { return false };
+            self.0.send_batch(guard).try_send(header, &control.encode())
         });
     }
 }
@@ -255,7 +255,7 @@ pub fn data_of_a_cancelled_read_do_not_block_the_neighbour(rig: &dyn Rig) {
 
     let (io, core, neighbour) = (io_node(rig), compute_core(rig, 0), compute_core(rig, 2));
     let holder = TreeChannel::open(rig.open("cn0", "core1")).unwrap();
-    cancelled_while_nothing_leaves(&io, &holder, &|cancel| {
+    cancel_while_the_send_lock_is_taken(&io, &holder, &|cancel| {
         core.read_until(&mut [0; SIZE], Deadline::never(), Some(cancel))
     });
     thread::scope(|scope| {

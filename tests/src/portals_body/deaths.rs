@@ -9,8 +9,8 @@ use crate::{backing::Rig, pattern::pattern};
 /// Length of the messages: many packets.
 const LONG: u64 = 1 << 20;
 
-/// A process that ends while messages come to it and go from it disturbs no other one, and a new
-/// process takes its place.
+/// A process that ends while it sends and receives disturbs no other process, and a new process
+/// replaces it.
 #[body]
 pub fn a_process_that_ends_leaves_the_node_working(rig: &dyn Rig) {
     let kernels = [kernel(rig, 0), kernel(rig, 1)];
@@ -66,8 +66,9 @@ pub fn a_node_that_is_reset_fails_the_messages_to_it(rig: &dyn Rig) {
         let events = bench.events(&local, &[EventKind::SendStart, EventKind::SendEnd]);
         assert_eq!(events[1].failure, Some(Failure::Node));
         let is_gone = |error: Error| error.is_gone();
-        bench
-            .until("the end of the old epoch", || remote.queue.get().err().map(is_gone).filter(|&gone| gone));
+        bench.until("the end process the old epoch", || {
+            remote.queue.get().err().map(is_gone).filter(|&gone| gone)
+        });
         let [_, old] = kernels;
         drop((remote, old));
 

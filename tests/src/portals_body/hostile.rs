@@ -141,7 +141,7 @@ pub fn a_hostile_mailbox_does_not_disturb_other_processes(rig: &dyn Rig) {
         (0u16..18, any::<u16>(), 0u32..0x4_0004, 0u64..5000, -1i32..3, 0u8..70, any::<[u64; 4]>());
     let cases = prop_oneof![
         plausible.prop_map(move |(kind, options, handle, length, threshold, portal, words)| {
-            let given = Command {
+            let command = Command {
                 kind,
                 options,
                 handle,
@@ -156,7 +156,7 @@ pub fn a_hostile_mailbox_does_not_disturb_other_processes(rig: &dyn Rig) {
                 portal,
                 ..Command::default()
             };
-            given.as_bytes().to_vec()
+            command.as_bytes().to_vec()
         }),
         prop::collection::vec(any::<u8>(), 128),
     ];

@@ -14,19 +14,19 @@ const MANY: u64 = 10_000;
 /// Receives that the NIC-based mode holds at least.
 const LEAST: u64 = 1_000;
 
-/// Posts up to `most` receives, each for match bits of its own. Returns those that found room, and
-/// the error of the next.
+/// Posts up to `maximum` receives, each for match bits of its own. Returns those that found room,
+/// and the error of the next.
 fn post_many(
     process: &Process,
     values: &Descriptor<'_>,
-    most: u64,
+    maximum: u64,
 ) -> (Vec<MemoryDescriptor>, Option<Error>) {
     let mut posted = Vec::new();
-    for number in 0..most {
+    for number in 0..maximum {
         let position = Position::Tail(PORTAL);
         let criteria = Criteria::bits(BITS + number);
         match process.interface.post(position, criteria, Unlink::Automatic, values, None) {
-            Ok(made) => posted.extend(made.map(|(_, descriptor)| descriptor)),
+            Ok(created) => posted.extend(created.map(|(_, descriptor)| descriptor)),
             Err(error) => return (posted, Some(error)),
         }
     }
@@ -89,9 +89,9 @@ pub fn a_queue_that_is_not_read_reports_lost_events(rig: &dyn Rig) {
         }
 
         assert!(matches!(small.get(), Err(Error::EventsLost { .. })));
-        let left: Vec<_> =
+        let remaining: Vec<_> =
             std::iter::from_fn(|| small.get().unwrap()).map(|event| event.message.header_data).collect();
-        assert_eq!(left.last(), Some(&19));
-        assert!(left.windows(2).all(|pair| pair[1] == pair[0] + 1));
+        assert_eq!(remaining.last(), Some(&19));
+        assert!(remaining.windows(2).all(|pair| pair[1] == pair[0] + 1));
     });
 }

@@ -78,7 +78,7 @@ pub fn entries_are_inserted_before_and_after_others(rig: &dyn Rig) {
     });
 }
 
-/// A message that is too long is truncated, or goes on to the next entry.
+/// A message that is too long is truncated, or continues to the next entry.
 #[body]
 pub fn messages_are_truncated_only_where_allowed(rig: &dyn Rig) {
     in_both_modes(rig, |local, remote, bench| {
@@ -170,18 +170,21 @@ pub fn thresholds_count_operations_and_unlink(rig: &dyn Rig) {
             local.interface.bind_descriptor(&values).unwrap()
         };
 
-        let two = bound(2);
-        local.interface.put_region(&two, 0, 100, Ack::Requested, &target, 0).unwrap();
+        let second = bound(2);
+        local.interface.put_region(&second, 0, 100, Ack::Requested, &target, 0).unwrap();
         let kinds = [EventKind::SendStart, EventKind::SendEnd, EventKind::Ack, EventKind::Unlink];
         assert_eq!(bench.events(local, &kinds)[3].kind, EventKind::Unlink);
-        let gone = local.interface.put_region(&two, 0, 8, Ack::No, &target, 0).unwrap_err();
+        let gone = local.interface.put_region(&second, 0, 8, Ack::No, &target, 0).unwrap_err();
         assert_eq!(gone.refusal(), Some(Refusal::Descriptor));
 
-        let one = bound(1);
-        local.interface.get_region(&one, 0, 100, &target).unwrap();
+        let first = bound(1);
+        local.interface.get_region(&first, 0, 100, &target).unwrap();
         let kinds = [EventKind::ReplyStart, EventKind::ReplyEnd, EventKind::Unlink];
         assert_eq!(bench.events(local, &kinds)[2].kind, EventKind::Unlink);
-        assert_eq!(local.interface.unlink_descriptor(&one).unwrap_err().refusal(), Some(Refusal::Descriptor));
+        assert_eq!(
+            local.interface.unlink_descriptor(&first).unwrap_err().refusal(),
+            Some(Refusal::Descriptor)
+        );
     });
 }
 
@@ -250,7 +253,7 @@ pub fn updates_and_posts_test_a_queue(rig: &dyn Rig) {
         local.put(&from, (0, 64), &Target::new(remote.id(), PORTAL, BITS));
         bench.events(local, &[EventKind::SendStart, EventKind::SendEnd]);
         let first = bench.event(remote);
-        assert!(post(&receive).is_none(), "the end of the unexpected message is not taken");
+        assert!(post(&receive).is_none(), "the end process the unexpected message is not taken");
         let second = bench.event(remote);
         assert_eq!([first.kind, second.kind], [EventKind::PutStart, EventKind::PutEnd]);
         assert_eq!([first.user_pointer, second.user_pointer], [1, 1]);

@@ -10,17 +10,18 @@ use nicforge_test_body::body;
 use super::{MACHINE, MODES, World, bytes, small};
 use crate::{backing::Rig, pattern::pattern};
 
-/// A configuration whose patience a test can await.
-fn impatient() -> Config {
+/// Returns a configuration with time-outs that are short enough for a test.
+fn short_time_outs() -> Config {
     Config { patience: Duration::from_millis(800), ..small() }
 }
 
-/// When a process ends, requests that wait for its rank fail, and those of the other ranks go on.
+/// When a process ends, requests that wait for its rank fail, and those of the other ranks
+/// continue.
 #[body]
 pub fn requests_of_a_rank_that_has_ended_fail(rig: &dyn Rig) {
     for mode in MODES {
-        let mut world = World::new(rig, mode, impatient());
-        let gone = Err(Error::PeerGone { peer: 3, why: Loss::Silent });
+        let mut world = World::new(rig, mode, short_time_outs());
+        let peer_gone = Err(Error::PeerGone { peer: 3, why: Loss::Silent });
         // The data of one of its messages have arrived here, and those of another have not.
         let sends = [100, 9000].map(|length| world.send(3, 0, length as u64, &pattern(1, length)));
         world.await_unexpected(0, 2);
@@ -36,10 +37,10 @@ pub fn requests_of_a_rank_that_has_ended_fail(rig: &dyn Rig) {
         let medium = world.send(1, 3, 1, &pattern(2, 2000));
 
         for (rank, request) in [(0, fetched), (0, named), (0, long), (1, medium)] {
-            assert_eq!(world.wait(rank, request).result, gone, "{mode:?}");
+            assert_eq!(world.wait(rank, request).result, peer_gone, "{mode:?}");
         }
         let late = world.send(0, 3, 1, &pattern(2, 2000));
-        assert_eq!(world.wait(0, late).result, gone);
+        assert_eq!(world.wait(0, late).result, peer_gone);
         world.send(2, 0, 1, b"alive");
         assert_eq!(bytes(&world.wait(0, any)), b"alive");
     }
@@ -57,13 +58,13 @@ pub fn requests_of_ranks_on_a_node_that_was_reset_fail(rig: &dyn Rig) {
         drop(world.ranks.drain(2..));
         world.kernels.pop();
 
-        let gone = |peer| Error::PeerGone { peer, why: Loss::NodeEnded };
+        let peer_gone = |peer| Error::PeerGone { peer, why: Loss::NodeEnded };
         let sends = [2, 3].map(|to| world.send(0, to, 0, &pattern(1, 3000)));
         for (to, send) in [2, 3].into_iter().zip(sends) {
-            assert_eq!(world.wait(0, send).result, Err(gone(to)));
+            assert_eq!(world.wait(0, send).result, Err(peer_gone(to)));
         }
-        assert_eq!(world.wait(0, held).result, Err(gone(3)));
-        assert_eq!(world.wait(0, receive).result, Err(gone(2)));
+        assert_eq!(world.wait(0, held).result, Err(peer_gone(3)));
+        assert_eq!(world.wait(0, receive).result, Err(peer_gone(2)));
 
         let own = world.send(0, 1, 5, b"neighbour");
         let receive = world.receive(1, Selector::any(0), 100);
@@ -89,7 +90,7 @@ pub fn an_endpoint_on_a_node_that_was_reset_reports_it(rig: &dyn Rig) {
 /// does not fetch ends at its sender, too.
 #[body]
 pub fn a_silent_host_based_rank_is_reported_with_the_remedy(rig: &dyn Rig) {
-    let mut world = World::new(rig, Mode::HostBased, impatient());
+    let mut world = World::new(rig, Mode::HostBased, short_time_outs());
     let long = world.send(3, 0, 2, &pattern(1, 9000));
     world.await_unexpected(0, 1);
     let receive = world.receive(0, Selector::exact(3, 0, 1), 10);
@@ -117,7 +118,7 @@ pub fn a_silent_host_based_rank_is_reported_with_the_remedy(rig: &dyn Rig) {
 /// whose exposure is gone, and the library asks the sender.
 #[body]
 pub fn a_get_of_a_message_that_is_no_longer_there_fails(rig: &dyn Rig) {
-    let mut world = World::new(rig, Mode::HostBased, impatient());
+    let mut world = World::new(rig, Mode::HostBased, short_time_outs());
     let long = world.send(0, 3, 1, &pattern(1, 9000));
     world.await_unexpected(3, 1);
 
@@ -134,12 +135,12 @@ pub fn a_get_of_a_message_that_is_no_longer_there_fails(rig: &dyn Rig) {
 }
 
 /// The memory of messages to a rank that counts as silent is not used again before the card has
-/// ended their puts: a rank that goes on gets the data as they were sent.
+/// ended their puts: a rank that continues gets the data as they were sent.
 #[body]
 pub fn memory_of_messages_to_a_silent_rank_stays_until_their_puts_end(rig: &dyn Rig) {
     const LENGTHS: [usize; 2] = [100, 4000];
     let modes = [Mode::NicBased, Mode::NicBased, Mode::HostBased, Mode::HostBased];
-    let mut world = World::of_modes(rig, modes, impatient());
+    let mut world = World::of_modes(rig, modes, short_time_outs());
 
     // Ranks 2 and 3 make no calls, so that their kernel gives no message a destination. The first
     // one holds up the reception of their card, and so the others, which fill the network.
@@ -150,11 +151,11 @@ pub fn memory_of_messages_to_a_silent_rank_stays_until_their_puts_end(rig: &dyn 
     }
     world.until_of(2, "a message that waits", |_| (rig.counter("ss1", "streams") > 0).then_some(()));
 
-    let gone = Err(Error::PeerGone { peer: 2, why: Loss::Silent });
+    let peer_gone = Err(Error::PeerGone { peer: 2, why: Loss::Silent });
     let sends = LENGTHS.map(|length| world.send(0, 2, length as u64, &pattern(1, length)));
     let ended = sends.map(|send| world.until_of(1, "an end", |ranks| ranks[0].test(send).unwrap()));
     // A short message is complete when it was copied.
-    assert_eq!(ended.each_ref().map(|end| end.result.clone()), [Ok(()), gone]);
+    assert_eq!(ended.each_ref().map(|end| end.result.clone()), [Ok(()), peer_gone]);
     assert!(ended[1].buffer.is_empty());
     drop(ended);
     world.until_of(1, "the loss", |ranks| (ranks[0].retained() >= 2).then_some(()));

@@ -136,7 +136,7 @@ fn run(world: &mut World, steps: &[Step], round: u64) {
     for Sent { to, envelope, .. } in sent.clone() {
         post(world, &mut receives, to, Selector::any(envelope.context));
     }
-    let mut left = sent.len();
+    let mut remaining = sent.len();
     let mut contents = Vec::new();
     world.until("all messages", |ranks| {
         for (rank, receives) in ranks.iter_mut().zip(&receives) {
@@ -144,11 +144,11 @@ fn run(world: &mut World, steps: &[Step], round: u64) {
                 assert_eq!(done.result, Ok(()));
                 if let Some(at) = receives.iter().position(|receive| receive.request == done.request) {
                     contents.push((rank.rank(), at, done.envelope, bytes(&done)));
-                    left -= 1;
+                    remaining -= 1;
                 }
             }
         }
-        (left == 0).then_some(())
+        (remaining == 0).then_some(())
     });
 
     note(&mut receives, &sent, &contents, round);
@@ -181,8 +181,8 @@ fn note(
             continue;
         };
         let message = u32::from_le_bytes(*name) as usize;
-        let Sent { envelope: wanted, to, length } = sent[message];
-        assert_eq!((wanted, to, length), (*envelope, *rank, data.len()));
+        let Sent { envelope: expected, to, length } = sent[message];
+        assert_eq!((expected, to, length), (*envelope, *rank, data.len()));
         assert!(pattern(message as u64 ^ round << 32, length)[4..] == data[4..], "message {message}");
         found[message] = true;
         receives[*rank as usize][*at].taken = Some(message);
@@ -192,9 +192,11 @@ fn note(
     short.sort_by_key(|(rank, at, ..)| (*rank, *at));
     for (rank, at, envelope, data) in short {
         let fits = |&message: &usize| {
-            let Sent { envelope: wanted, to, length } = sent[message];
+            let Sent { envelope: expected, to, length } = sent[message];
             let name = (message as u32).to_le_bytes();
-            !found[message] && (wanted, to, length) == (envelope, rank, data.len()) && name.starts_with(data)
+            !found[message]
+                && (expected, to, length) == (envelope, rank, data.len())
+                && name.starts_with(data)
         };
         let message = (0..sent.len()).find(fits).unwrap_or_else(|| panic!("nobody sent {data:?}"));
         found[message] = true;

@@ -63,8 +63,8 @@ pub fn memory_for_unexpected_messages_is_used_again(rig: &dyn Rig) {
     });
 }
 
-/// A message that stays unreceived holds its buffer, and the others go on through the rest, or from
-/// their senders.
+/// A message that stays unreceived holds its buffer, and the others continue through the rest, or
+/// from their senders.
 #[body]
 pub fn messages_that_stay_do_not_stop_the_others(rig: &dyn Rig) {
     in_both_modes(rig, |world| {

@@ -143,9 +143,9 @@ pub fn a_send_without_credits_stalls_until_one_is_returned(rig: &dyn Rig) {
 pub fn a_full_ring_blocks_the_sender(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
-    let room = CREDITS + RING;
+    let available = CREDITS + RING;
 
-    for number in 0..room {
+    for number in 0..available {
         sender.send(1, 0, &[number as u8]).unwrap();
     }
 
@@ -153,9 +153,9 @@ pub fn a_full_ring_blocks_the_sender(rig: &dyn Rig) {
     assert!(matches!(sender.try_send(1, 0, &[0]), Err(Error::RingFull { .. })));
 
     expect(&target.receive(soon(), None).unwrap(), 0, 0, &[0]);
-    sender.send(1, 0, &[room as u8]).unwrap();
+    sender.send(1, 0, &[available as u8]).unwrap();
 
-    for number in 1..=room {
+    for number in 1..=available {
         expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
     }
 
@@ -278,7 +278,7 @@ pub fn a_trapped_read_waits_for_an_earlier_stalled_send(rig: &dyn Rig) {
 /// A producer that dies between the cells of a record leaves a ring that a reset empties. The ring
 /// works afterwards.
 #[body(not_through(guests) = OPERATORS_CODE)]
-pub fn a_half_written_record_wedges_nothing(rig: &dyn Rig) {
+pub fn a_ring_with_a_half_written_record_works_after_a_reset(rig: &dyn Rig) {
     let (device, client) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
     drop(client);
@@ -360,7 +360,7 @@ pub fn the_receive_interrupt_is_raised_when_the_mailbox_stops_being_empty(rig: &
 /// A receiver that takes all messages and then waits for the interrupt gets every message, also
 /// those that arrive meanwhile.
 #[body]
-pub fn the_receive_interrupt_is_enough_to_receive_by(rig: &dyn Rig) {
+pub fn a_receiver_that_waits_only_for_interrupts_gets_all_messages(rig: &dyn Rig) {
     let (_device, mut sender) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
     let interrupt = target.receive_interrupt().unwrap();
@@ -395,16 +395,16 @@ pub fn a_full_ring_times_out(rig: &dyn Rig) {
 
     let mut poster = device.poster(0).unwrap();
     let at = address(1, 0).unwrap();
-    let room = CREDITS + RING;
+    let available = CREDITS + RING;
 
-    for number in 0..room {
+    for number in 0..available {
         poster.post(SEND_BAR, at, &[number as u8]).unwrap();
     }
 
     poster.set_timeout(SHORT);
     assert!(matches!(poster.post(SEND_BAR, at, &[255]), Err(Error::Timeout { .. })));
 
-    for number in 0..room {
+    for number in 0..available {
         expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
     }
 

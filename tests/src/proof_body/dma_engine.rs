@@ -74,9 +74,9 @@ const LENGTHS: [usize; 14] =
 
 fn copies(rig: &dyn Rig, private_source: bool, private_destination: bool) {
     let (device, mut engine) = open(rig, "user0");
-    let room = MAX_LENGTH as usize + 4096;
-    let from = buffer(&device, room, private_source);
-    let to = buffer(&device, room, private_destination);
+    let available = MAX_LENGTH as usize + 4096;
+    let from = buffer(&device, available, private_source);
+    let to = buffer(&device, available, private_destination);
 
     for (round, len) in LENGTHS.into_iter().enumerate() {
         let offsets = (round as u64 * 5 % 64, round as u64 * 11 % 4096);
@@ -112,12 +112,12 @@ pub fn copies_within_private_memory(rig: &dyn Rig) {
 #[body(not_through(shim) = NO_PROTECTION)]
 pub fn copies_across_buffers_side_by_side(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
-    for (left, right) in [(false, false), (true, true), (false, true), (true, false)] {
+    for (remaining, right) in [(false, false), (true, true), (false, true), (true, false)] {
         let buffers =
-            [buffer(&device, 4096, left), buffer(&device, 4096, right), buffer(&device, 4096, false)];
-        let [left, right, other] = &buffers;
+            [buffer(&device, 4096, remaining), buffer(&device, 4096, right), buffer(&device, 4096, false)];
+        let [remaining, right, other] = &buffers;
 
-        assert_eq!(left.iova() + 4096, right.iova());
+        assert_eq!(remaining.iova() + 4096, right.iova());
 
         let data = pattern(1, 200);
         other.write(0, &data).unwrap();
@@ -127,7 +127,7 @@ pub fn copies_across_buffers_side_by_side(rig: &dyn Rig) {
         let outcome = engine.copy(&[there, back], soon()).unwrap();
 
         assert_eq!(outcome, Outcome { done: 2, errors: 0 });
-        assert_eq!([read(left, 4096 - 150, 150), read(right, 0, 50)].concat(), data);
+        assert_eq!([read(remaining, 4096 - 150, 150), read(right, 0, 50)].concat(), data);
         assert_eq!(read(other, 2048, 200), data);
     }
 }

@@ -41,17 +41,17 @@ fn push(fifo: &SlotFifo, message: &Message) {
 }
 
 /// Sends messages `0..room`, which is as many as fit.
-fn fill_up(device: &Device, fifo: &mut SlotFifo, room: usize) -> u64 {
-    let room = room as u64;
-    for number in 0..room {
+fn fill_up(device: &Device, fifo: &mut SlotFifo, available: usize) -> u64 {
+    let available = available as u64;
+    for number in 0..available {
         fifo.send(&message(number), soon(), None).unwrap();
     }
 
     until(device, || fifo.fill().unwrap() as usize == QUEUE);
-    let more = fifo.send(&message(room), Deadline::after(SHORT), None);
-    assert!(matches!(more, Err(Error::Timeout { .. })), "message {room} was taken");
+    let more = fifo.send(&message(available), Deadline::after(SHORT), None);
+    assert!(matches!(more, Err(Error::Timeout { .. })), "message {available} was taken");
 
-    room
+    available
 }
 
 /// Every message comes back in order, also when there are more than all FIFOs hold.
@@ -96,7 +96,7 @@ pub fn a_held_device_fills_up_and_continues_when_released(rig: &dyn Rig) {
 /// A reader that does not return its pointer blocks its own sends. One returned slot lets one more
 /// message in.
 #[body]
-pub fn a_reader_that_returns_nothing_fills_everything(rig: &dyn Rig) {
+pub fn a_reader_that_frees_no_slot_fills_all_queues(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
 
     let sent = fill_up(&device, &mut fifo, SLOT_COUNT + QUEUE + SLOT_COUNT);
@@ -244,7 +244,7 @@ pub fn the_receive_interrupt_is_raised_when_the_slots_stop_being_empty(rig: &dyn
 /// A receiver that takes all messages and then waits for the interrupt gets every message, also
 /// those that arrive meanwhile.
 #[body]
-pub fn the_receive_interrupt_is_enough_to_receive_by(rig: &dyn Rig) {
+pub fn a_receiver_that_waits_only_for_interrupts_gets_all_messages(rig: &dyn Rig) {
     let (_device, mut fifo) = open(rig, "user0");
     let interrupt = fifo.receive_interrupt().unwrap();
 
@@ -307,7 +307,7 @@ pub fn a_masked_intx_fires_when_it_is_unmasked(rig: &dyn Rig) {
 
 /// Clients do not share messages, fill levels and errors.
 #[body]
-pub fn two_clients_have_nothing_in_common(rig: &dyn Rig) {
+pub fn two_clients_share_no_state(rig: &dyn Rig) {
     let (first_device, mut first) = open(rig, "user0");
     let (_second_device, mut second) = open(rig, "user1");
     first.hold(true).unwrap();
@@ -459,9 +459,9 @@ pub fn any_sequence_behaves_like_queues(rig: &dyn Rig) {
         for action in actions {
             match action {
                 Action::Send(number) => {
-                    let room = model.send.len() < SLOT_COUNT;
-                    prop_assert_eq!(fifo.try_send(&message(number)).unwrap(), room);
-                    model.send.extend(room.then(|| message(number)));
+                    let available = model.send.len() < SLOT_COUNT;
+                    prop_assert_eq!(fifo.try_send(&message(number)).unwrap(), available);
+                    model.send.extend(available.then(|| message(number)));
                 }
                 Action::Receive => prop_assert_eq!(fifo.try_receive().unwrap(), model.receive.pop_front()),
                 Action::Hold(on) => {
@@ -470,20 +470,20 @@ pub fn any_sequence_behaves_like_queues(rig: &dyn Rig) {
                 }
                 Action::Push(number) => {
                     push(&fifo, &message(number));
-                    let room = model.queue.len() < QUEUE;
-                    prop_assert_eq!(fifo.errors().unwrap(), if room { 0 } else { ERROR_FULL });
-                    if room {
+                    let available = model.queue.len() < QUEUE;
+                    prop_assert_eq!(fifo.errors().unwrap(), if available { 0 } else { ERROR_FULL });
+                    if available {
                         model.queue.push_back(message(number));
                         model.taken += 1;
                     }
                 }
                 Action::Pop => {
-                    let wanted = model.queue.pop_front();
+                    let expected = model.queue.pop_front();
                     for index in 0..WORDS {
-                        let word = wanted.map(|message| words(&message).nth(index).unwrap());
+                        let word = expected.map(|message| words(&message).nth(index).unwrap());
                         prop_assert_eq!(fifo.pop_word().unwrap(), word.unwrap_or(u64::MAX));
                     }
-                    prop_assert_eq!(fifo.errors().unwrap(), if wanted.is_some() { 0 } else { ERROR_EMPTY });
+                    prop_assert_eq!(fifo.errors().unwrap(), if expected.is_some() { 0 } else { ERROR_EMPTY });
                 }
                 Action::Reset => {
                     device.reset().unwrap();

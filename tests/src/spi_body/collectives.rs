@@ -113,8 +113,8 @@ pub fn allreduces_by_put_match_a_scalar_model(rig: &dyn Rig) {
         }
         for node in &mut job.nodes {
             let target = node.target(SINK, &node.counter(0));
-            let way = Collective::allreduce(CLASS, operation, 8);
-            let put = direct_put(node.payload(SOURCE + 3, LENGTH), way, &target).unwrap();
+            let route = Collective::allreduce(CLASS, operation, 8);
+            let put = direct_put(node.payload(SOURCE + 3, LENGTH), route, &target).unwrap();
             node.inject(&put);
         }
         for node in &job.nodes {
@@ -135,10 +135,10 @@ pub fn reductions_by_fifo_reach_those_that_they_are_for(rig: &dyn Rig) {
         node.write(SOURCE, &bytes_of(input));
     }
 
-    let send = |job: &mut Job, way: Collective| {
+    let send = |job: &mut Job, route: Collective| {
         for node in &mut job.nodes {
             let target = MemoryFifo { software: length_bytes(560), ..node.fifo() };
-            let message = memory_fifo(node.payload(SOURCE, 560), way, &target).unwrap();
+            let message = memory_fifo(node.payload(SOURCE, 560), route, &target).unwrap();
             node.inject(&message);
         }
     };
@@ -160,7 +160,7 @@ pub fn reductions_by_fifo_reach_those_that_they_are_for(rig: &dyn Rig) {
 #[body(on(CUBE))]
 pub fn broadcasts_of_any_node_reach_all(rig: &dyn Rig) {
     let mut job = job(rig, NODES);
-    let way = Collective::broadcast(CLASS);
+    let route = Collective::broadcast(CLASS);
 
     for (index, length) in (0..).zip([1, 31, 512, 513, 5000]) {
         let sender = index * 3 % NODES as usize;
@@ -171,7 +171,8 @@ pub fn broadcasts_of_any_node_reach_all(rig: &dyn Rig) {
 
         let node = &mut job.nodes[sender];
         node.write(SOURCE + 1, &bytes);
-        let put = direct_put(node.payload(SOURCE + 1, length), way, &node.target(SINK + 5, &node.counter(0)));
+        let put =
+            direct_put(node.payload(SOURCE + 1, length), route, &node.target(SINK + 5, &node.counter(0)));
         node.inject(&put.unwrap());
         for node in &job.nodes {
             node.wait(&node.counter(0));
@@ -180,7 +181,7 @@ pub fn broadcasts_of_any_node_reach_all(rig: &dyn Rig) {
 
         let node = &mut job.nodes[sender];
         let target = MemoryFifo { software: length_bytes(length), ..node.fifo() };
-        node.inject(&memory_fifo(node.payload(SOURCE + 1, length), way, &target).unwrap());
+        node.inject(&memory_fifo(node.payload(SOURCE + 1, length), route, &target).unwrap());
         for node in &mut job.nodes {
             assert!(node.message() == bytes, "{length} bytes of node {sender}");
         }

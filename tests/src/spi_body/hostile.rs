@@ -40,8 +40,8 @@ pub fn a_users_descriptor_does_not_use_the_systems_channels(rig: &dyn Rig) {
     let system = memory_fifo(Payload::NONE, PointToPoint::system(to), &remote.fifo()).unwrap();
     assert_eq!(fault_of(&mut local, &system), Fault::Permission);
 
-    let way = Collective { channel: CollectiveChannel::System, ..Collective::broadcast(0) };
-    let collective = memory_fifo(Payload::NONE, way, &remote.fifo()).unwrap();
+    let route = Collective { channel: CollectiveChannel::System, ..Collective::broadcast(0) };
+    let collective = memory_fifo(Payload::NONE, route, &remote.fifo()).unwrap();
     assert_eq!(fault_of(&mut local, &collective), Fault::Permission);
 
     let mut mixed = memory_fifo(Payload::NONE, PointToPoint::dynamic(to), &remote.fifo()).unwrap();
@@ -57,8 +57,8 @@ pub fn a_users_descriptor_does_not_use_the_systems_channels(rig: &dyn Rig) {
 pub fn a_destination_that_does_not_exist_stops_the_fifo(rig: &dyn Rig) {
     let (mut local, remote) = pair(rig);
     for coordinates in [[2, 0, 0, 0, 0], [0, 1, 0, 0, 0], [63; 5]] {
-        let way = PointToPoint::dynamic(nicforge_spi::Destination::new(coordinates));
-        let lost = memory_fifo(Payload::NONE, way, &remote.fifo()).unwrap();
+        let route = PointToPoint::dynamic(nicforge_spi::Destination::new(coordinates));
+        let lost = memory_fifo(Payload::NONE, route, &remote.fifo()).unwrap();
         assert_eq!(fault_of(&mut local, &lost), Fault::Destination, "{coordinates:?}");
     }
 }
@@ -76,24 +76,24 @@ pub fn a_users_packets_do_not_reach_the_systems_resources(rig: &dyn Rig) {
     memory.write(0, &pattern(1, 4096)).unwrap();
 
     let (mut local, remote) = pair(rig);
-    let way = local.ordered(&remote);
+    let route = local.ordered(&remote);
     let fifo = MemoryFifo { fifo: system.reception_id(0), ..MemoryFifo::default() };
-    sent(rig, &mut local, |_| memory_fifo(Payload::NONE, way, &fifo).unwrap());
+    sent(rig, &mut local, |_| memory_fifo(Payload::NONE, route, &fifo).unwrap());
 
     let base = system.base_address_id(0);
     let counter = remote.counter(0);
     counter.set(1000);
     let put = DirectPut { payload_base: base, ..remote.target(64, &counter) };
-    sent(rig, &mut local, |local| direct_put(local.payload(SOURCE, 64), way, &put).unwrap());
+    sent(rig, &mut local, |local| direct_put(local.payload(SOURCE, 64), route, &put).unwrap());
     let put = DirectPut { counter_base: base, ..remote.target(SINK, &counter) };
-    sent(rig, &mut local, |local| direct_put(local.payload(SOURCE, 64), way, &put).unwrap());
+    sent(rig, &mut local, |local| direct_put(local.payload(SOURCE, 64), route, &put).unwrap());
 
     let get = RemoteGet { fifo: system.injection_id(0) };
     let target = local.target(SINK, &local.counter(0));
     let loot = direct_put(Payload::memory(memory.iova(), 64), remote.ordered(&local), &target);
     local.write(1024, loot.unwrap().as_bytes());
     local.write(SINK, &[0xaa; 64]);
-    sent(rig, &mut local, |local| remote_get(local.payload(1024, 64), way, &get).unwrap());
+    sent(rig, &mut local, |local| remote_get(local.payload(1024, 64), route, &get).unwrap());
 
     let mut bytes = vec![0; 4096];
     memory.read(0, &mut bytes).unwrap();
@@ -107,26 +107,26 @@ pub fn a_users_packets_do_not_reach_the_systems_resources(rig: &dyn Rig) {
 #[body]
 pub fn packets_for_absent_resources_are_dropped(rig: &dyn Rig) {
     let (mut local, mut remote) = pair(rig);
-    let way = local.ordered(&remote);
+    let route = local.ordered(&remote);
     let counter = remote.counter(0);
     counter.set(1000);
 
     let other = MemoryFifo { fifo: remote.subgroup.reception_id(0), ..MemoryFifo::default() };
     let missing_fifo = MemoryFifo { fifo: 4 * 60, ..MemoryFifo::default() };
     for target in [other, missing_fifo] {
-        sent(rig, &mut local, |_| memory_fifo(Payload::NONE, way, &target).unwrap());
+        sent(rig, &mut local, |_| memory_fifo(Payload::NONE, route, &target).unwrap());
     }
 
     for entry in [remote.subgroup.base_address_id(0), 8 * 60] {
         let put = DirectPut { payload_base: entry, ..remote.target(SINK, &counter) };
-        sent(rig, &mut local, |local| direct_put(local.payload(SOURCE, 64), way, &put).unwrap());
+        sent(rig, &mut local, |local| direct_put(local.payload(SOURCE, 64), route, &put).unwrap());
     }
     for fifo in [remote.subgroup.injection_id(SEND), remote.subgroup.injection_id(7), 8 * 60] {
         let get = RemoteGet { fifo };
-        sent(rig, &mut local, |local| remote_get(local.payload(SOURCE, 64), way, &get).unwrap());
+        sent(rig, &mut local, |local| remote_get(local.payload(SOURCE, 64), route, &get).unwrap());
     }
     let far = DirectPut { offset: 0xf_0000_0000, ..remote.target(0, &counter) };
-    sent(rig, &mut local, |local| direct_put(local.payload(SOURCE, 64), way, &far).unwrap());
+    sent(rig, &mut local, |local| direct_put(local.payload(SOURCE, 64), route, &far).unwrap());
 
     assert_eq!(remote.subgroup.injection().injected(SEND), Ok(0));
     assert_eq!(remote.subgroup.has_packet(RECEIVE), Ok(false));
@@ -134,7 +134,7 @@ pub fn packets_for_absent_resources_are_dropped(rig: &dyn Rig) {
     // The path still works.
     local.write(SOURCE, &pattern(3, 64));
     counter.set(64);
-    local.send(&direct_put(local.payload(SOURCE, 64), way, &remote.target(SINK, &counter)).unwrap());
+    local.send(&direct_put(local.payload(SOURCE, 64), route, &remote.target(SINK, &counter)).unwrap());
     remote.wait(&counter);
     assert_eq!(remote.read(SINK, 64), pattern(3, 64));
     assert_eq!(remote.subgroup.base_address(0), Ok(NO_BASE_ADDRESS));
@@ -188,9 +188,9 @@ pub fn random_descriptors_do_not_disturb_other_processes(rig: &dyn Rig) {
     local.write(SOURCE, &pattern(3, 64));
     counter.set(64);
     let target = bystander.target(SINK, &counter);
-    let way = local.ordered(&bystander);
+    let route = local.ordered(&bystander);
     drop(remote);
-    local.send(&direct_put(local.payload(SOURCE, 64), way, &target).unwrap());
+    local.send(&direct_put(local.payload(SOURCE, 64), route, &target).unwrap());
     bystander.wait(&counter);
     assert_eq!(bystander.subgroup.has_packet(RECEIVE), Ok(false));
 }
@@ -201,9 +201,9 @@ pub fn random_descriptors_do_not_disturb_other_processes(rig: &dyn Rig) {
 pub fn a_peer_that_dies_releases_the_network(rig: &dyn Rig) {
     let (mut local, remote) = (Node::with_sizes(rig, 0, 0, 400, 4096), Node::with_sizes(rig, 1, 0, 8, 576));
     let third = Node::new(rig, 1, 1);
-    let (to, way) = (remote.fifo(), local.ordered(&remote));
+    let (to, route) = (remote.fifo(), local.ordered(&remote));
     for _ in 0..300 {
-        let message = memory_fifo(local.payload(SOURCE, 512), way, &to).unwrap();
+        let message = memory_fifo(local.payload(SOURCE, 512), route, &to).unwrap();
         local.inject(&message);
     }
     let last = local.subgroup.injection().injected(SEND).unwrap();
@@ -217,7 +217,7 @@ pub fn a_peer_that_dies_releases_the_network(rig: &dyn Rig) {
     let counter = third.counter(0);
     counter.set(600);
     local.write(SOURCE, &pattern(4, 600));
-    local.send(&direct_put(local.payload(SOURCE, 600), way, &third.target(SINK, &counter)).unwrap());
+    local.send(&direct_put(local.payload(SOURCE, 600), route, &third.target(SINK, &counter)).unwrap());
     third.wait(&counter);
     assert_eq!(third.read(SINK, 600), pattern(4, 600));
     assert_eq!(third.subgroup.has_packet(RECEIVE), Ok(false));

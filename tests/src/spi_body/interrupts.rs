@@ -88,20 +88,20 @@ pub fn lines_without_a_route_are_refused(rig: &dyn Rig) {
 #[body]
 pub fn thresholds_interrupt_and_can_be_cleared(rig: &dyn Rig) {
     let (mut local, mut remote) = super::pair(rig);
-    let wanted = FifoInterrupts { reception: 1 << RECEIVE, ..FifoInterrupts::default() };
+    let expected = FifoInterrupts { reception: 1 << RECEIVE, ..FifoInterrupts::default() };
     remote.subgroup.set_thresholds(None, Some((64 << 10) - 256)).unwrap();
-    remote.subgroup.set_interrupts(wanted).unwrap();
+    remote.subgroup.set_interrupts(expected).unwrap();
 
     // Eight packets of a header alone take 256 bytes, and the ninth crosses the threshold.
     let target = MemoryFifo { fifo: remote.subgroup.reception_id(RECEIVE), ..MemoryFifo::default() };
     let message = memory_fifo(Payload::NONE, local.ordered(&remote), &target).unwrap();
     (0..8).for_each(|_| local.send(&message));
-    let none = remote.subgroup.wait_interrupts(wanted, Deadline::after(SHORT), None);
+    let none = remote.subgroup.wait_interrupts(expected, Deadline::after(SHORT), None);
     assert!(matches!(none, Err(Error::Driver(DriverError::Timeout { .. }))), "{none:?}");
     local.send(&message);
-    assert_eq!(remote.subgroup.wait_interrupts(wanted, soon(), None), Ok(wanted));
+    assert_eq!(remote.subgroup.wait_interrupts(expected, soon(), None), Ok(expected));
 
-    remote.subgroup.clear_interrupts(wanted).unwrap();
+    remote.subgroup.clear_interrupts(expected).unwrap();
     assert_eq!(remote.subgroup.interrupts(), Ok(FifoInterrupts::default()));
 
     // The injection FIFO has 64 descriptors and one free slot, and has room for all when it is

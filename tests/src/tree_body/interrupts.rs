@@ -132,7 +132,7 @@ pub fn a_disabled_vector_stays_silent(rig: &dyn Rig) {
 /// Each core of a node has its own enable register. Cores that enabled a vector get it, the others
 /// do not.
 #[body]
-pub fn each_core_enables_for_itself(rig: &dyn Rig) {
+pub fn each_core_enables_its_own_interrupts(rig: &dyn Rig) {
     let [io, first] = Core::of(rig, ["io0", "cn0"]);
     let second = Core::open(rig, "cn0", "core1");
     let third = Core::open(rig, "cn0", "core3");
@@ -184,8 +184,8 @@ pub fn a_sleeping_reader_is_woken(rig: &dyn Rig) {
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
     node.enable(&[vector::RECV_IRQ]);
 
-    let nothing = interrupt.wait(Deadline::after(std::time::Duration::from_millis(2)), None);
-    assert!(matches!(nothing, Err(Error::Timeout { .. })));
+    let timed_out = interrupt.wait(Deadline::after(std::time::Duration::from_millis(2)), None);
+    assert!(matches!(timed_out, Err(Error::Timeout { .. })));
 
     thread::scope(|scope| {
         let sleeper = scope.spawn(|| {

@@ -15,7 +15,7 @@ use crate::backing::Rig;
 pub fn a_core_counts_its_generation_up_at_every_node(rig: &dyn Rig) {
     let users = Core::everywhere(rig, "core0");
     let admins = Core::everywhere(rig, "admin");
-    let seen = |generation: u8| {
+    let observed = |generation: u8| {
         for observer in users.iter().chain(&admins) {
             observer.until(|| observer.presence(3, 2) == generation);
             // The generations of all other cores are unchanged.
@@ -26,12 +26,12 @@ pub fn a_core_counts_its_generation_up_at_every_node(rig: &dyn Rig) {
     };
 
     let core = Core::open(rig, "cn2", "core2");
-    seen(1);
+    observed(1);
     drop(core);
-    seen(2);
+    observed(2);
 
     let _core = Core::open(rig, "cn2", "core2");
-    seen(3);
+    observed(3);
 }
 
 /// Each change is counted, on each channel.

@@ -335,13 +335,13 @@ pub fn status_word_and_mirror_agree(rig: &dyn Rig) {
         assert_eq!(io.waiting(), received);
     };
 
-    let most = 8 + CREDITS + 8;
-    for packets in 0..most {
+    let maximum = 8 + CREDITS + 8;
+    for packets in 0..maximum {
         check(packets);
         assert!(node.try_send(if packets == 2 { irq_to(0) } else { to(0) }, &payload(packets)));
     }
 
-    check(most);
+    check(maximum);
 }
 
 /// For every reader, the status leaves out quads that the port has popped, also those of a partly

@@ -33,7 +33,7 @@ pub fn every_node_reaches_every_node_in_order(rig: &dyn Rig) {
 
 /// All nodes send to one at once: no packet is lost, and each sender's packets keep their order.
 #[body]
-pub fn all_nodes_at_once_reach_one_each_in_its_order(rig: &dyn Rig) {
+pub fn all_nodes_send_to_one_and_each_stream_keeps_its_order(rig: &dyn Rig) {
     const PACKETS: u32 = 200;
 
     let nodes = Core::of_all(rig);
@@ -72,8 +72,8 @@ pub fn the_irq_bit_is_counted_while_its_packet_waits(rig: &dyn Rig) {
     }
 
     node.until(|| node.word(mirror::RECV_TAIL) == 6);
-    for left in [3, 3, 2, 2, 1, 1] {
-        assert_eq!(node.word(mirror::RECV_IRQ), left);
+    for remaining in [3, 3, 2, 2, 1, 1] {
+        assert_eq!(node.word(mirror::RECV_IRQ), remaining);
         assert_eq!(node.word(mirror::STATUS) & status::IRQ, status::IRQ);
         node.receive();
         settle(rig);
@@ -86,7 +86,7 @@ pub fn the_irq_bit_is_counted_while_its_packet_waits(rig: &dyn Rig) {
 /// A receiver does not read, so its FIFO, the link and the send FIFO fill, and no further packet
 /// moves. Each packet that is read lets one more in, and none is lost. This holds for any depth.
 #[body(on(MACHINE, DEPTH_1, DEPTH_256))]
-pub fn a_receiver_that_does_not_read_fills_everything_and_loses_nothing(rig: &dyn Rig) {
+pub fn a_receiver_that_does_not_read_fills_all_fifos_and_loses_no_packet(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let depth = io.word(mirror::RECV_DEPTH);
 

@@ -17,7 +17,7 @@ const UNCOUNTED: Config = Config {
 /// Connection credits stop the sender of a receiver that does not read. Other connections are not
 /// affected, and no card waits.
 #[body]
-pub fn credits_stop_the_sender_of_one_that_does_not_read(rig: &dyn Rig) {
+pub fn credits_stop_a_sender_whose_receiver_does_not_read(rig: &dyn Rig) {
     let mut sender = port(rig, at(0, 0));
     let (mut idle_receiver, mut reading) = (port(rig, at(1, 0)), port(rig, at(1, 1)));
     let (to_idle, to_reading) = (link(&mut sender, &mut idle_receiver), link(&mut sender, &mut reading));
@@ -51,10 +51,10 @@ pub fn credits_stop_the_sender_of_one_that_does_not_read(rig: &dyn Rig) {
     assert_eq!(reading.recv(Filter::ANY, soon(), None).unwrap().from, at(1, 0));
 
     // The receiver reads, and the connection continues.
-    let mut got = 0;
+    let mut received = 0;
     until("all that was sent", &mut [&mut idle_receiver, &mut sender], |ports| {
-        got += drain(ports[0]).len() as u32;
-        got == sent
+        received += drain(ports[0]).len() as u32;
+        received == sent
     });
     until("credit", &mut [&mut sender, &mut idle_receiver], |ports| {
         ports[0].credits(to_idle) == Some(granted)

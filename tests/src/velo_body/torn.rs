@@ -229,8 +229,12 @@ pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
         until("messages", &mut [local, remote, whole], |ports| {
             let mut moved = false;
             for (port, sender, way) in [(1, at(0, 0), 0), (0, at(1, 0), 1), (1, at(0, 1), 2)] {
-                while let Some(got) = ports[port].poll_for(Filter::from(sender)).unwrap() {
-                    assert_eq!((got.tag, got.bytes()), (1, &message(expected[way])[..]), "way {way}");
+                while let Some(received) = ports[port].poll_for(Filter::from(sender)).unwrap() {
+                    assert_eq!(
+                        (received.tag, received.bytes()),
+                        (1, &message(expected[way])[..]),
+                        "way {way}"
+                    );
                     expected[way] += 1;
                     moved = true;
                 }
@@ -265,8 +269,8 @@ pub fn a_message_that_is_torn_each_time_is_an_error(rig: &dyn Rig) {
         assert!(matches!(result, Err(Error::Device { error: DeviceError::Torn, .. })), "{result:?}");
         torn.set(TearFrequency::Never);
         local.send(to, 3, &round.to_le_bytes(), soon(), None).unwrap();
-        let got = remote.recv(Filter::ANY, soon(), None).unwrap();
-        assert_eq!((got.tag, got.quadword(0)), (3, round));
+        let received = remote.recv(Filter::ANY, soon(), None).unwrap();
+        assert_eq!((received.tag, received.quadword(0)), (3, round));
     }
 
     assert_eq!(drain(&mut remote), []);

@@ -1,5 +1,5 @@
 //! Drivers that break the rules of their queues. The device needs a reset, says so, and works after
-//! it; other devices go on.
+//! it; other devices continue.
 
 use nicforge_test_body::body;
 use nicforge_virtio_net::registers::*;
@@ -19,7 +19,7 @@ const NOWHERE: u64 = 1 << 40;
 const CONFIG: u32 = 0;
 
 /// Changes the transmit queue by `change`, which offers what it likes. The device reports that it
-/// needs a reset, and works after it. Traffic of others goes on.
+/// needs a reset, and works after it. Traffic of others continues.
 fn break_transmit(rig: &dyn Rig, change: impl Fn(&mut DriverQueue)) {
     break_queue(rig, |nic, _| {
         change(&mut nic.transmit);
@@ -56,8 +56,8 @@ fn break_queue(rig: &dyn Rig, change: impl Fn(&mut Nic, &mut Nic)) {
 #[body]
 pub fn a_loop_of_descriptors_needs_a_reset(rig: &dyn Rig) {
     break_transmit(rig, |queue| {
-        let own = queue.first_buffer();
-        queue.offer_chain(&[(own, 1, NEXT, 1), (own, 1, NEXT, 0)]);
+        let buffer = queue.first_buffer();
+        queue.offer_chain(&[(buffer, 1, NEXT, 1), (buffer, 1, NEXT, 0)]);
     });
 }
 
@@ -65,8 +65,8 @@ pub fn a_loop_of_descriptors_needs_a_reset(rig: &dyn Rig) {
 #[body]
 pub fn a_descriptor_that_follows_itself_needs_a_reset(rig: &dyn Rig) {
     break_transmit(rig, |queue| {
-        let own = queue.first_buffer();
-        queue.offer_chain(&[(own, 64, NEXT, 0)]);
+        let buffer = queue.first_buffer();
+        queue.offer_chain(&[(buffer, 64, NEXT, 0)]);
     });
 }
 
@@ -75,8 +75,8 @@ pub fn a_descriptor_that_follows_itself_needs_a_reset(rig: &dyn Rig) {
 pub fn a_descriptor_outside_the_table_needs_a_reset(rig: &dyn Rig) {
     for next in [ENTRIES, u16::MAX] {
         break_transmit(rig, |queue| {
-            let own = queue.first_buffer();
-            queue.offer_chain(&[(own, 64, NEXT, next)]);
+            let buffer = queue.first_buffer();
+            queue.offer_chain(&[(buffer, 64, NEXT, next)]);
         });
     }
     break_transmit(rig, |queue| {
@@ -94,9 +94,9 @@ pub fn a_loop_of_indirect_descriptors_needs_a_reset(rig: &dyn Rig) {
         queue.offer_chain(&[(table, 16, INDIRECT, 0)]);
     });
     break_transmit(rig, |queue| {
-        let (table, own) = (queue.memory.iova() + TABLES, queue.first_buffer());
-        queue.put_descriptor(TABLES, own, 8, NEXT, 1);
-        queue.put_descriptor(TABLES + 16, own, 8, NEXT, 0);
+        let (table, buffer) = (queue.memory.iova() + TABLES, queue.first_buffer());
+        queue.put_descriptor(TABLES, buffer, 8, NEXT, 1);
+        queue.put_descriptor(TABLES + 16, buffer, 8, NEXT, 0);
         queue.offer_chain(&[(table, 32, INDIRECT, 0)]);
     });
 }
@@ -106,9 +106,9 @@ pub fn a_loop_of_indirect_descriptors_needs_a_reset(rig: &dyn Rig) {
 pub fn a_long_indirect_table_needs_a_reset(rig: &dyn Rig) {
     // More descriptors than a buffer may have, in a table of the greatest length.
     break_transmit(rig, |queue| {
-        let own = queue.first_buffer();
+        let buffer = queue.first_buffer();
         for entry in 0..=MAX_CHAIN as u64 {
-            queue.put_descriptor(TABLES + 16 * entry, own, 1, NEXT, entry as u16 + 1);
+            queue.put_descriptor(TABLES + 16 * entry, buffer, 1, NEXT, entry as u16 + 1);
         }
         let table = queue.memory.iova() + TABLES;
         queue.offer_chain(&[(table, 16 * 65_535, INDIRECT, 0)]);
@@ -146,13 +146,17 @@ pub fn a_buffer_of_a_wrong_length_needs_a_reset(rig: &dyn Rig) {
     // No bytes, less than a header, and more than any frame, also in pieces.
     for length in [0, 1, FRAME_HEADER as u32 - 1, MAX_SEND as u32 + 1, u32::MAX] {
         break_transmit(rig, |queue| {
-            let own = queue.first_buffer();
-            queue.offer_chain(&[(own, length, 0, 0)]);
+            let buffer = queue.first_buffer();
+            queue.offer_chain(&[(buffer, length, 0, 0)]);
         });
     }
     break_transmit(rig, |queue| {
-        let own = queue.first_buffer();
-        queue.offer_chain(&[(own, u32::MAX, NEXT, 1), (own, u32::MAX, NEXT, 2), (own, u32::MAX, 0, 0)]);
+        let buffer = queue.first_buffer();
+        queue.offer_chain(&[
+            (buffer, u32::MAX, NEXT, 1),
+            (buffer, u32::MAX, NEXT, 2),
+            (buffer, u32::MAX, 0, 0),
+        ]);
     });
 }
 
@@ -160,8 +164,8 @@ pub fn a_buffer_of_a_wrong_length_needs_a_reset(rig: &dyn Rig) {
 #[body]
 pub fn a_buffer_of_the_wrong_direction_needs_a_reset(rig: &dyn Rig) {
     break_transmit(rig, |queue| {
-        let own = queue.first_buffer();
-        queue.offer_chain(&[(own, 100, WRITE, 0)]);
+        let buffer = queue.first_buffer();
+        queue.offer_chain(&[(buffer, 100, WRITE, 0)]);
     });
 }
 

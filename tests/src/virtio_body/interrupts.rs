@@ -63,7 +63,7 @@ pub fn interrupts_are_suppressed(rig: &dyn Rig) {
 
 /// With the index, the interrupt comes with the buffer that the driver names, and not before.
 #[body]
-pub fn the_index_asks_for_one_interrupt_later(rig: &dyn Rig) {
+pub fn the_event_index_selects_one_later_interrupt(rig: &dyn Rig) {
     let (mut sender, mut receiver) = (Nic::open(rig, "en0", ALL), Nic::open(rig, "en1", ALL));
     let received = receiver.device.interrupt(RECEIVED).unwrap();
     receiver.receive.ask_for_interrupt(Some(2));
@@ -79,7 +79,7 @@ pub fn the_index_asks_for_one_interrupt_later(rig: &dyn Rig) {
 
 /// Without vectors the device interrupts by INTx. A read of the status tells why, and ends it.
 #[body]
-pub fn without_vectors_it_interrupts_by_intx(rig: &dyn Rig) {
+pub fn a_device_without_vectors_interrupts_by_intx(rig: &dyn Rig) {
     let (mut sender, mut receiver) = (Nic::open(rig, "en0", LEAST), Nic::open(rig, "en1", LEAST));
     let line = receiver.device.intx().unwrap();
     receiver.bar.write16(common::QUEUE_SELECT, RECEIVE as u16).unwrap();

@@ -106,7 +106,7 @@ pub fn the_window_in_configuration_space_reaches_the_registers(rig: &dyn Rig) {
 
 /// The device says its address, its link, and the network's MTU.
 #[body]
-pub fn the_configuration_is_the_machines(rig: &dyn Rig) {
+pub fn the_configuration_has_address_link_and_mtu_of_the_machine_file(rig: &dyn Rig) {
     for number in 0..3 {
         let device = rig.open(&format!("en{number}"), "user0");
         let bar = device.bar(BAR).unwrap();

@@ -23,15 +23,15 @@ pub(super) fn header(kind: u32, sector: u64) -> Vec<u8> {
     [&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes()].concat()
 }
 
-/// Sends a request with `out` bytes to the device and room for `room` bytes. Returns the status,
-/// and the bytes that came.
-fn request(disk: &mut Virtio, kind: u32, sector: u64, out: &[u8], room: usize) -> (u8, Vec<u8>) {
+/// Sends a request with `out` bytes to the device and room for `available` bytes. Returns the
+/// status, and the bytes that came.
+fn request(disk: &mut Virtio, kind: u32, sector: u64, out: &[u8], available: usize) -> (u8, Vec<u8>) {
     let header = header(kind, sector);
     let mut pieces = vec![Piece::Out(&header)];
     pieces.extend(out.chunks(SLOT as usize).map(Piece::Out));
     let first = pieces.len();
-    let rooms = room.div_ceil(SLOT as usize);
-    pieces.extend((0..rooms).map(|at| Piece::In((room - at * SLOT as usize).min(SLOT as usize))));
+    let rooms = available.div_ceil(SLOT as usize);
+    pieces.extend((0..rooms).map(|at| Piece::In((available - at * SLOT as usize).min(SLOT as usize))));
     pieces.push(Piece::In(1));
 
     let head = disk.submit(REQUESTS, &pieces);

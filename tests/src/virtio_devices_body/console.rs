@@ -30,12 +30,12 @@ fn send(console: &mut Virtio, bytes: &[u8]) {
 }
 
 /// Reads `count` bytes at the far end, while the driver looks at its device.
-fn read_far(console: &Virtio, far: &mut UnixStream, count: usize) -> Vec<u8> {
+fn read_far(console: &Virtio, remote_end: &mut UnixStream, count: usize) -> Vec<u8> {
     let mut all = Vec::new();
     let came = console.device.wait_until(soon(), None, || {
         console.bar.read8(common::STATUS).unwrap();
         let mut some = [0; 4096];
-        match far.read(&mut some) {
+        match remote_end.read(&mut some) {
             Ok(length) => all.extend(&some[..length]),
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
         }
@@ -60,10 +60,10 @@ fn receive(console: &mut Virtio, count: usize, size: usize) -> Vec<u8> {
 
 /// Connects to the console, and waits until the device knows: the first byte comes through.
 fn connect(console: &mut Virtio) -> UnixStream {
-    let mut far = far_end();
-    far.write_all(b"!").unwrap();
+    let mut remote_end = far_end();
+    remote_end.write_all(b"!").unwrap();
     assert_eq!(receive(console, 1, 16), b"!");
-    far
+    remote_end
 }
 
 /// Bytes go each way, in order, through buffers of any size.

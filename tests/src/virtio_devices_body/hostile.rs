@@ -1,5 +1,5 @@
 //! Drivers that break the rules of their queues. The device needs a reset, says so, and works after
-//! it; other devices go on.
+//! it; other devices continue.
 
 use nicforge_test_body::body;
 use nicforge_virtio::registers::*;
@@ -34,7 +34,7 @@ impl<'a> Victim<'a> {
     }
 
     /// Changes the queue by `change`, which offers what it likes. The device reports that it needs
-    /// a reset, and works after it. The other device goes on.
+    /// a reset, and works after it. The other device continues.
     fn break_by(&mut self, change: impl FnOnce(&mut DriverQueue)) {
         let mut driver = self.driver.take().expect("each break puts it back");
         let changed = driver.device.interrupt(0).unwrap();
@@ -78,14 +78,14 @@ pub fn chains_without_an_end_need_a_reset(rig: &dyn Rig) {
         let flags = victim.direction();
         for next in [0, 1, ENTRIES, u16::MAX] {
             victim.break_by(|queue| {
-                let own = queue.first_buffer();
-                queue.offer_chain(&[(own, 16, flags | NEXT, next), (own, 16, flags | NEXT, 0)]);
+                let buffer = queue.first_buffer();
+                queue.offer_chain(&[(buffer, 16, flags | NEXT, next), (buffer, 16, flags | NEXT, 0)]);
             });
         }
         victim.break_by(|queue| {
-            let (table, own) = (queue.memory.iova() + TABLES, queue.first_buffer());
-            queue.put_descriptor(TABLES, own, 8, flags | NEXT, 1);
-            queue.put_descriptor(TABLES + 16, own, 8, flags | NEXT, 0);
+            let (table, buffer) = (queue.memory.iova() + TABLES, queue.first_buffer());
+            queue.put_descriptor(TABLES, buffer, 8, flags | NEXT, 1);
+            queue.put_descriptor(TABLES + 16, buffer, 8, flags | NEXT, 0);
             queue.offer_chain(&[(table, 32, INDIRECT, 0)]);
         });
         victim.break_by(|queue| {
@@ -128,8 +128,8 @@ pub fn bad_pieces_need_a_reset(rig: &dyn Rig) {
         }
         // For a disk the device's part must not come first.
         victim.break_by(|queue| {
-            let own = queue.first_buffer();
-            queue.offer_chain(&[(own, 64, WRITE | NEXT, 1), (own, 64, 0, 0)]);
+            let buffer = queue.first_buffer();
+            queue.offer_chain(&[(buffer, 64, WRITE | NEXT, 1), (buffer, 64, 0, 0)]);
         });
         victim.break_by(|queue| {
             let end = queue.memory.iova() + queue.memory.len();
@@ -161,21 +161,21 @@ pub fn requests_without_header_or_status_need_a_reset(rig: &dyn Rig) {
     victim.break_by(|queue| queue.offer_chain(&[(queue.first_buffer(), 16, 0, 0)]));
     victim.break_by(|queue| queue.offer_chain(&[(queue.first_buffer(), 1, WRITE, 0)]));
     victim.break_by(|queue| {
-        let own = queue.first_buffer();
-        queue.offer_chain(&[(own, 15, NEXT, 1), (own, 1, WRITE, 0)]);
+        let buffer = queue.first_buffer();
+        queue.offer_chain(&[(buffer, 15, NEXT, 1), (buffer, 1, WRITE, 0)]);
     });
 
     // Data to write lies nowhere, and so does the room for data to read, and that for the status.
     victim.break_by(|queue| {
-        let own = own_header(queue, 1);
-        queue.offer_chain(&[(own, 16, NEXT, 1), (NOWHERE, 512, NEXT, 2), (own + 100, 1, WRITE, 0)]);
+        let buffer = own_header(queue, 1);
+        queue.offer_chain(&[(buffer, 16, NEXT, 1), (NOWHERE, 512, NEXT, 2), (buffer + 100, 1, WRITE, 0)]);
     });
     for broken in [1, 2] {
         victim.break_by(|queue| {
-            let own = own_header(queue, 0);
-            let place = |number| if number == broken { NOWHERE } else { own + 100 };
+            let buffer = own_header(queue, 0);
+            let place = |number| if number == broken { NOWHERE } else { buffer + 100 };
             queue.offer_chain(&[
-                (own, 16, NEXT, 1),
+                (buffer, 16, NEXT, 1),
                 (place(1), 512, WRITE | NEXT, 2),
                 (place(2), 1, WRITE, 0),
             ]);

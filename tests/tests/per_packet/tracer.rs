@@ -56,8 +56,8 @@ pub(crate) fn check(test: &str, door: Door) {
         println!("{thread:>16} {:>16} {count:>8}", name(*number));
     }
 
-    let sum = |of: &str, wanted: &dyn Fn(i64) -> bool| -> u64 {
-        let counts = calls.iter().filter(|((thread, number), _)| thread == of && wanted(*number as i64));
+    let sum = |of: &str, expected: &dyn Fn(i64) -> bool| -> u64 {
+        let counts = calls.iter().filter(|((thread, number), _)| thread == of && expected(*number as i64));
         counts.map(|(_, count)| count).sum()
     };
     let has_epoll = matches!(door, Door::Served(kind) if kind == EventLoopKind::Epoll || !io_uring_works());

@@ -129,12 +129,12 @@ fn send(channel: &TreeChannel, packets: usize) {
     let (deadline, mut relax) = (Deadline::after(LIMIT), channel.device().new_relax());
     let header = Header::point_to_point(0, channel.info().io_node, false);
     let data = [0x5a; BATCH * PAYLOAD];
-    let mut left = packets;
+    let mut remaining = packets;
 
-    while left > 0 {
-        let held = channel.send_lock().try_lock(channel.owner()).unwrap();
-        let sent = channel.send_batch(held).send_data(header, &data, BATCH.min(left));
-        left -= sent;
+    while remaining > 0 {
+        let guard = channel.send_lock().try_lock(channel.owner()).unwrap();
+        let sent = channel.send_batch(guard).send_data(header, &data, BATCH.min(remaining));
+        remaining -= sent;
         turn(channel, sent, deadline, &mut relax);
     }
 }
@@ -142,14 +142,14 @@ fn send(channel: &TreeChannel, packets: usize) {
 fn receive(channel: &TreeChannel, packets: usize) {
     let (deadline, mut relax) = (Deadline::after(LIMIT), channel.device().new_relax());
     let mut data = [0; BATCH * PAYLOAD];
-    let mut left = packets;
+    let mut remaining = packets;
 
-    while left > 0 {
-        let held = channel.receive_lock().try_lock(channel.owner()).unwrap();
-        let room = &mut data[..BATCH.min(left) * PAYLOAD];
-        let taken = channel.receiver(held).take_data(room).packets;
-        left -= taken;
-        turn(channel, taken, deadline, &mut relax);
+    while remaining > 0 {
+        let guard = channel.receive_lock().try_lock(channel.owner()).unwrap();
+        let available = &mut data[..BATCH.min(remaining) * PAYLOAD];
+        let count = channel.receiver(guard).take_data(available).packets;
+        remaining -= count;
+        turn(channel, count, deadline, &mut relax);
     }
 }
 
@@ -290,11 +290,11 @@ fn transport_messages(devices: [&Device; 2], fillers: [&Device; 2], counted: &Co
 /// Sends messages of one packet to rank 1, as its grants permit.
 fn send_messages(sender: &mut MuTransport, messages: usize) {
     let (deadline, mut relax) = (Deadline::after(LIMIT), sender.device().new_relax());
-    let mut left = messages;
+    let mut remaining = messages;
 
-    while left > 0 {
+    while remaining > 0 {
         if sender.try_send(1, 1, &[0x5a; 64]).unwrap() {
-            left -= 1;
+            remaining -= 1;
             relax.reset();
             continue;
         }
@@ -307,15 +307,15 @@ fn send_messages(sender: &mut MuTransport, messages: usize) {
 /// Takes messages of rank 0.
 fn take_messages(receiver: &mut MuTransport, messages: usize) {
     let (deadline, mut relax) = (Deadline::after(LIMIT), receiver.device().new_relax());
-    let mut left = messages;
+    let mut remaining = messages;
 
-    while left > 0 {
-        let taken = receiver.poll(left.min(BATCH), &mut |rank, tag, message| {
+    while remaining > 0 {
+        let taken = receiver.poll(remaining.min(BATCH), &mut |rank, tag, message| {
             assert_eq!((rank, tag, message), (0, 1, &[0x5a; 64][..]));
             Taken::Yes
         });
         let taken = taken.unwrap();
-        left -= taken;
+        remaining -= taken;
         assert_eq!(receiver.poll_gone(), None);
         if taken > 0 {
             relax.reset();
@@ -330,12 +330,12 @@ fn take_messages(receiver: &mut MuTransport, messages: usize) {
 fn inject(sender: &mut End, packets: usize) {
     let End { subgroup: sender, packet, .. } = sender;
     let (deadline, mut relax) = (Deadline::after(LIMIT), sender.device().new_relax());
-    let (mut left, mut last) = (packets, 0);
+    let (mut remaining, mut last) = (packets, 0);
 
-    while left > 0 || !sender.injection().check_done(0, last).unwrap() {
-        let injected = if left > 0 { sender.try_inject(0, packet).unwrap() } else { None };
+    while remaining > 0 || !sender.injection().check_done(0, last).unwrap() {
+        let injected = if remaining > 0 { sender.try_inject(0, packet).unwrap() } else { None };
         if let Some(number) = injected {
-            (left, last) = (left - 1, number);
+            (remaining, last) = (remaining - 1, number);
             relax.reset();
             continue;
         }
@@ -347,15 +347,15 @@ fn inject(sender: &mut End, packets: usize) {
 /// Takes packets, and copies their payload.
 fn take(receiver: &mut Subgroup, packets: usize) {
     let (deadline, mut relax) = (Deadline::after(LIMIT), receiver.device().new_relax());
-    let (mut left, mut payload) = (packets, [0; 64]);
+    let (mut remaining, mut payload) = (packets, [0; 64]);
 
-    while left > 0 {
-        let taken = receiver.receive(0, left.min(BATCH) as u32, |packet, _| {
+    while remaining > 0 {
+        let count = receiver.receive(0, remaining.min(BATCH) as u32, |packet, _| {
             assert_eq!(packet.read(&mut payload), Ok(64));
         });
-        let taken = taken.unwrap() as usize;
-        left -= taken;
-        if taken > 0 {
+        let count = count.unwrap() as usize;
+        remaining -= count;
+        if count > 0 {
             relax.reset();
             continue;
         }

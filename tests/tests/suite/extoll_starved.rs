@@ -79,9 +79,9 @@ fn each_pair_gets_a_fair_share(node: u32) {
     }
 
     let received: Vec<_> = pairs.iter().map(|pair| pair.received).collect();
-    let (least, most) = (received.iter().min().unwrap(), received.iter().max().unwrap());
+    let (least, maximum) = (received.iter().min().unwrap(), received.iter().max().unwrap());
 
-    assert!(*least > 0 && 2 * least >= *most, "{received:?}");
+    assert!(*least > 0 && 2 * least >= *maximum, "{received:?}");
 }
 
 #[test]

@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn other_words_in_backquotes_are_none() {
+    fn other_words_in_backquotes_are_no_citations() {
         for page in ["`set_tail` of `fifos.rs`", "`fifos.rs`: all; `set_tail`", "`fifos.rs` uses `set_tail`"]
         {
             assert_eq!(citations(page), [], "{page}");

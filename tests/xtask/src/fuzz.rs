@@ -98,13 +98,13 @@ pub(crate) fn run(steps: &Steps, fuzz: &Fuzz) -> Result<(), Failed> {
 }
 
 /// Returns the selected bodies out of `names`, which has one a line.
-fn chosen(names: &str, wanted: &[String]) -> Result<Vec<String>, Failed> {
+fn chosen(names: &str, expected: &[String]) -> Result<Vec<String>, Failed> {
     let all: Vec<_> = names.lines().map(str::to_owned).collect();
-    if let Some(unknown) = wanted.iter().find(|name| !all.contains(name)) {
+    if let Some(unknown) = expected.iter().find(|name| !all.contains(name)) {
         return Err(Failed::new(format!("there is no body {unknown}; there are {}", all.join(", "))));
     }
 
-    Ok(if wanted.is_empty() { all } else { wanted.to_vec() })
+    Ok(if expected.is_empty() { all } else { expected.to_vec() })
 }
 
 fn build(steps: &Steps) -> Result<(), Failed> {
@@ -171,8 +171,8 @@ fn start(steps: &Steps, folder: &Path, body: String, seconds: u64) -> Result<Run
     let (corpus, artifacts) = (folder.join("corpus").join(&body), folder.join("artifacts").join(&body));
     let logs = folder.join("logs");
 
-    for made in [&corpus, &artifacts, &logs] {
-        fs::create_dir_all(made).map_err(|error| failed(made, &error))?;
+    for created in [&corpus, &artifacts, &logs] {
+        fs::create_dir_all(created).map_err(|error| failed(created, &error))?;
     }
 
     let before = files(&artifacts)?.into_iter().collect();
@@ -291,11 +291,11 @@ mod tests {
 
     #[test]
     fn wanted_bodies_are_chosen_and_unknown_ones_are_refused() {
-        let wanted = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let expected = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
 
         assert_eq!(chosen("stream\nvelo\n", &[]).unwrap(), ["stream", "velo"]);
-        assert_eq!(chosen("stream\nvelo\n", &wanted(&["velo"])).unwrap(), ["velo"]);
-        assert!(chosen("stream\nvelo\n", &wanted(&["rings"])).is_err());
+        assert_eq!(chosen("stream\nvelo\n", &expected(&["velo"])).unwrap(), ["velo"]);
+        assert!(chosen("stream\nvelo\n", &expected(&["rings"])).is_err());
     }
 
     #[test]

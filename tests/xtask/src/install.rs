@@ -34,7 +34,7 @@ pub(crate) struct Install {
     #[arg(long, value_name = "DIR")]
     destdir: Option<PathBuf>,
     /// Install the libraries that cargo has left in this folder, for example target/debug, instead
-    /// of building them anew.
+    /// of building them again.
     #[arg(long, value_name = "DIR")]
     libraries: Option<PathBuf>,
 }

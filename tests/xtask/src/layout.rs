@@ -77,8 +77,8 @@ fn check_file(text: &str, is_test: bool) -> Vec<(usize, String)> {
         let Some(name) = function_name(line).filter(|_| !is_test) else { continue };
         let body = body(&lines[index..]);
         if body.len() >= LONG_FUNCTION && body.iter().all(|line| !line.trim().is_empty()) {
-            let what = format!("{name} has {} lines and no blank line between its steps", body.len());
-            found.push((index + 1, what));
+            let description = format!("{name} has {} lines and no blank line between its steps", body.len());
+            found.push((index + 1, description));
         }
     }
     found

@@ -52,13 +52,13 @@ enum Task {
     Lint,
     /// Build the API documentation and the book and check their links.
     Doc,
-    /// Write the generated C headers anew.
+    /// Write the generated C headers again.
     Headers,
     /// Copy the template of a device into a new folder.
     New(template::New),
     /// Build the C library, and install it with its headers and the file of its flags (pkg-config).
     Install(install::Install),
-    /// Draw the book's pictures anew.
+    /// Draw the book's pictures again.
     Pictures,
     /// Attack the release build, and see what others notice of it.
     Attack(attack::Attack),

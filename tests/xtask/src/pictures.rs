@@ -135,8 +135,8 @@ fn draw_bars(title: &str, bars: &[Bar]) -> String {
         }
     }
 
-    let most = bars.iter().map(|bar| bar.areas.len()).max().unwrap_or(0);
-    let y = 42 + most * AREA;
+    let maximum = bars.iter().map(|bar| bar.areas.len()).max().unwrap_or(0);
+    let y = 42 + maximum * AREA;
     for (column, (reach, name)) in
         [(Reach::Trapped, "trapped"), (Reach::Mapped, "mapped"), (Reach::Mirrored, "mirror: read only")]
             .into_iter()
@@ -220,12 +220,12 @@ fn draw_box(svg: &mut Svg, nested: &Nested, (x, y): (usize, usize), depth: usize
     }
 }
 
-/// Wraps a text into lines of at most `most` bytes. A longer word gets a line of its own.
-pub(crate) fn wrapped(text: &str, most: usize) -> Vec<String> {
+/// Wraps a text into lines of at most `maximum` bytes. A longer word gets a line of its own.
+pub(crate) fn wrapped(text: &str, maximum: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
         match lines.last_mut() {
-            Some(line) if line.len() + 1 + word.len() <= most => {
+            Some(line) if line.len() + 1 + word.len() <= maximum => {
                 line.push(' ');
                 line.push_str(word);
             }

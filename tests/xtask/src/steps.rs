@@ -40,66 +40,72 @@ impl Steps {
         &self.root
     }
 
-    pub(crate) fn say(&self, what: &str) {
-        eprintln!("=== {what}");
+    pub(crate) fn say(&self, description: &str) {
+        eprintln!("=== {description}");
     }
 
-    pub(crate) fn cargo(&self, what: &str, arguments: &[&str]) -> Result<(), Failed> {
-        self.cargo_with(what, arguments, &[])
+    pub(crate) fn cargo(&self, description: &str, arguments: &[&str]) -> Result<(), Failed> {
+        self.cargo_with(description, arguments, &[])
     }
 
     pub(crate) fn cargo_with(
         &self,
-        what: &str,
+        description: &str,
         arguments: &[&str],
         environment: &[(&str, &str)],
     ) -> Result<(), Failed> {
-        self.say(what);
+        self.say(description);
         let start = Instant::now();
         let mut command = self.command(arguments);
         let status = command.envs(environment.iter().copied()).status();
-        let status = status.map_err(|error| Failed::new(format!("{what}: can't start cargo: {error}")))?;
+        let status =
+            status.map_err(|error| Failed::new(format!("{description}: can't start cargo: {error}")))?;
 
-        ended(what, arguments, status, start)
+        ended(description, arguments, status, start)
     }
 
     /// Runs tests. After their output, what failed is said again.
     pub(crate) fn tests(
         &self,
-        what: &str,
+        description: &str,
         arguments: &[&str],
         environment: &[(&str, &str)],
     ) -> Result<(), Failed> {
-        self.say(what);
+        self.say(description);
         let start = Instant::now();
         let mut command = self.command(arguments);
         let child = command.envs(environment.iter().copied()).stdout(Stdio::piped()).spawn();
-        let mut child = child.map_err(|error| Failed::new(format!("{what}: can't start cargo: {error}")))?;
+        let mut child =
+            child.map_err(|error| Failed::new(format!("{description}: can't start cargo: {error}")))?;
         let output = child.stdout.take().map(BufReader::new);
 
         let failures = output.map(|output| Failures::copy(output, io::stdout().lock())).transpose();
-        let status = child.wait().map_err(|error| Failed::new(format!("{what}: {error}")))?;
-        let failures = failures.map_err(|error| Failed::new(format!("{what}: {error}")))?;
+        let status = child.wait().map_err(|error| Failed::new(format!("{description}: {error}")))?;
+        let failures = failures.map_err(|error| Failed::new(format!("{description}: {error}")))?;
 
         if !status.success() {
-            self.say(&format!("what failed of {what}"));
+            self.say(&format!("description failed of {description}"));
             failures.iter().flat_map(Failures::lines).for_each(|line| eprintln!("{line}"));
         }
 
-        ended(what, arguments, status, start)
+        ended(description, arguments, status, start)
     }
 
     /// Runs cargo, and returns its standard output.
-    pub(crate) fn cargo_output(&self, what: &str, arguments: &[&str]) -> Result<String, Failed> {
+    pub(crate) fn cargo_output(&self, description: &str, arguments: &[&str]) -> Result<String, Failed> {
         let output = self.command(arguments).stderr(Stdio::inherit()).output();
-        let output = output.map_err(|error| Failed::new(format!("{what}: can't start cargo: {error}")))?;
+        let output =
+            output.map_err(|error| Failed::new(format!("{description}: can't start cargo: {error}")))?;
         let status = output.status;
 
         if !status.success() {
-            return Err(Failed::new(format!("{what} failed (cargo {}): {status}", arguments.join(" "))));
+            return Err(Failed::new(format!(
+                "{description} failed (cargo {}): {status}",
+                arguments.join(" ")
+            )));
         }
 
-        String::from_utf8(output.stdout).map_err(|error| Failed::new(format!("{what}: {error}")))
+        String::from_utf8(output.stdout).map_err(|error| Failed::new(format!("{description}: {error}")))
     }
 
     /// Returns the target triple of this host.
@@ -117,11 +123,11 @@ impl Steps {
 }
 
 /// Reports how a command of cargo ended.
-fn ended(what: &str, arguments: &[&str], status: ExitStatus, start: Instant) -> Result<(), Failed> {
+fn ended(description: &str, arguments: &[&str], status: ExitStatus, start: Instant) -> Result<(), Failed> {
     if !status.success() {
-        return Err(Failed::new(format!("{what} failed (cargo {}): {status}", arguments.join(" "))));
+        return Err(Failed::new(format!("{description} failed (cargo {}): {status}", arguments.join(" "))));
     }
 
-    eprintln!("=== {what}: done in {:.0} s", start.elapsed().as_secs_f64());
+    eprintln!("=== {description}: done in {:.0} s", start.elapsed().as_secs_f64());
     Ok(())
 }

@@ -137,16 +137,16 @@ fn loom(steps: &Steps) -> Result<(), Failed> {
 /// Prepares guests for the tests: QEMU, a kernel and the kernel module once for each user, and the
 /// KVM trial once for each boot of the host.
 fn guests(steps: &Steps) -> Result<(), Failed> {
-    steps.say("what guests are made of");
+    steps.say("what guests are created of");
     let progress = nicforge_guest::Progress::on_stderr();
-    let made = nicforge_guest::Provision::from_environment().provide(&progress).and_then(|toolkit| {
+    let created = nicforge_guest::Provision::from_environment().provide(&progress).and_then(|toolkit| {
         if toolkit.has_shim() {
             toolkit.shim(&progress)?;
         }
         toolkit.accelerator(&progress).map(|choice| (toolkit, choice))
     });
 
-    let (toolkit, choice) = made.map_err(|error| Failed::new(error.to_string()))?;
+    let (toolkit, choice) = created.map_err(|error| Failed::new(error.to_string()))?;
     steps.say(&format!(
         "guests: QEMU {}, Linux {}, {}: {}",
         toolkit.qemu.version(),

@@ -55,13 +55,13 @@ pub(super) fn sockets(arena: &Arena) -> Round {
     let linger = arena.size().pick(Duration::from_secs(3), Duration::from_secs(15));
     let mut peers = VecDeque::<TcpStream>::new();
     arena.repeat(|| {
-        let (socket, peer) = files::lingering(linger)?;
+        let (socket, peer) = files::socket_with_linger(linger)?;
         peers.push_back(peer);
         if peers.len() > PEERS {
             peers.pop_front();
         }
-        let way = WAYS[arena.rounds() as usize % WAYS.len()];
-        Ok(pass(arena, way, socket)?)
+        let path = WAYS[arena.rounds() as usize % WAYS.len()];
+        Ok(pass(arena, path, socket)?)
     })
 }
 
@@ -73,8 +73,8 @@ pub(super) fn memory(arena: &Arena) -> Round {
     let size = arena.size().pick(256 << 20, 3 << 30);
     arena.repeat(|| {
         let file = files::populated(size)?;
-        let way = WAYS[arena.rounds() as usize % WAYS.len()];
-        Ok(pass(arena, way, file)?)
+        let path = WAYS[arena.rounds() as usize % WAYS.len()];
+        Ok(pass(arena, path, file)?)
     })
 }
 
@@ -94,27 +94,27 @@ pub(super) fn mapped(arena: &Arena) -> Round {
 }
 
 /// Passes a file so that the server has its last descriptor.
-fn pass(arena: &Arena, way: ClosePath, file: impl AsFd) -> io::Result<()> {
+fn pass(arena: &Arena, path: ClosePath, file: impl AsFd) -> io::Result<()> {
     let socket = arena.socket("target.user0");
-    let mut client = match way {
+    let mut client = match path {
         ClosePath::Early => Client::connect(&socket)?,
         _ => Client::negotiated(&socket)?,
     };
 
-    send(&mut client, way, file.as_fd())?;
+    send(&mut client, path, file.as_fd())?;
     drop(file);
 
     // The reply comes after the server has dropped the unwanted descriptor.
-    match way {
+    match path {
         ClosePath::Unread | ClosePath::Early | ClosePath::OutOfBand => Ok(()),
         _ => client.ask(Command::DeviceGetInfo, &client::info()).map(drop),
     }
 }
 
-fn send(client: &mut Client, way: ClosePath, file: BorrowedFd<'_>) -> io::Result<()> {
+fn send(client: &mut Client, path: ClosePath, file: BorrowedFd<'_>) -> io::Result<()> {
     let id = client.id();
     let info = client::request(id, Command::DeviceGetInfo, &client::info());
-    match way {
+    match path {
         ClosePath::Unwanted | ClosePath::Early => client.send_fds(&info, &[file]),
         // Address 1 is not aligned to a page.
         ClosePath::RefusedMap => {

@@ -47,7 +47,7 @@ pub(super) fn tree(arena: &Arena) -> Round {
             post_garbage(core, &mut random)?;
             scribble(core, WINDOWS, &mut random)?;
             scribble(core, tree::BAR_WINDOW, &mut random)?;
-            is_taken(core.reset())?;
+            is_accepted(core.reset())?;
         }
         Ok(())
     })
@@ -68,7 +68,7 @@ pub(super) fn velo(arena: &Arena) -> Round {
         for number in 0..WRITES {
             let (node, vpid) = if number % 8 == 0 { (random.next(), random.next()) } else { (1, 0) };
             let at = address::encode(node as u32, vpid as u16, random.next() as u8, MAX_QUADWORDS);
-            if !is_taken(poster.post(BAR_VELO, at, &[0x5a; 8 * MAX_QUADWORDS]))? {
+            if !is_accepted(poster.post(BAR_VELO, at, &[0x5a; 8 * MAX_QUADWORDS]))? {
                 break;
             }
         }
@@ -76,7 +76,7 @@ pub(super) fn velo(arena: &Arena) -> Round {
         drop(poster);
         post_garbage(&sender, &mut random)?;
         scribble(&sender, WINDOWS, &mut random)?;
-        is_taken(sender.reset())?;
+        is_accepted(sender.reset())?;
         drop(idle_receiver);
 
         Ok(())
@@ -118,7 +118,7 @@ fn post_garbage(device: &Device, random: &mut Random) -> Round {
     let (size, mut poster) = (device.bar(REGISTERS)?.size(), poster(device)?);
     for _ in 0..WRITES {
         let at = random.next() % size / 8 * 8;
-        if !is_taken(poster.post(REGISTERS, at, &random.next().to_le_bytes()))? {
+        if !is_accepted(poster.post(REGISTERS, at, &random.next().to_le_bytes()))? {
             break;
         }
     }
@@ -146,7 +146,7 @@ fn scribble(device: &Device, bar: u8, random: &mut Random) -> Round {
 ///
 /// # Errors
 /// When the device is lost.
-fn is_taken(result: Result<(), Error>) -> Result<bool, Failed> {
+fn is_accepted(result: Result<(), Error>) -> Result<bool, Failed> {
     match result {
         Ok(()) => Ok(true),
         Err(error @ Error::DeviceGone { .. }) => Err(error.into()),

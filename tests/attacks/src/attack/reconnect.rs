@@ -12,7 +12,7 @@ use crate::{
 /// A correct server serves the rest of the predecessor's messages within the usual budget, while
 /// the new client waits.
 pub(super) fn resets(arena: &Arena) -> Round {
-    again(arena, &client::posted(Command::DeviceReset, &[]))
+    repeat_connections(arena, &client::posted(Command::DeviceReset, &[]))
 }
 
 /// Does the same with reads of 4 KiB of the card's memory. They ask for no reply, since a socket
@@ -20,10 +20,10 @@ pub(super) fn resets(arena: &Arena) -> Round {
 ///
 /// A correct server acts as with resets.
 pub(super) fn reads(arena: &Arena) -> Round {
-    again(arena, &client::posted(Command::RegionRead, &client::access(2, 0, 4096, &[])))
+    repeat_connections(arena, &client::posted(Command::RegionRead, &client::access(2, 0, 4096, &[])))
 }
 
-fn again(arena: &Arena, message: &[u8]) -> Round {
+fn repeat_connections(arena: &Arena, message: &[u8]) -> Round {
     let messages = message.repeat(arena.size().pick(2_048, 16_384));
     arena.repeat(|| {
         let mut client = Client::negotiated(&arena.socket("target.user0"))?;

@@ -69,9 +69,9 @@ pub(super) fn eventfd(arena: &Arena) -> Round {
 fn watch(file: BorrowedFd<'_>, count: usize) -> Result<Watches, Failed> {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
-    let room = hard.saturating_sub(SPARE) as usize;
-    let copies = (count / 16).clamp(1, (room / 2).max(1));
-    let instances = count.div_ceil(copies).min(room.saturating_sub(copies));
+    let available = hard.saturating_sub(SPARE) as usize;
+    let copies = (count / 16).clamp(1, (available / 2).max(1));
+    let instances = count.div_ceil(copies).min(available.saturating_sub(copies));
     if copies * instances < count / 10 {
         return Err(Failed::NotRun(format!("{hard} descriptors are too few for {count} watches")));
     }

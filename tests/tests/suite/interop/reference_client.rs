@@ -74,9 +74,9 @@ impl Reference {
     fn header(&self) -> Header {
         let mut bytes = [0; HEADER_SIZE];
         let mut parts = [IoSliceMut::new(&mut bytes)];
-        let got = recvmsg::<()>(self.stream.as_raw_fd(), &mut parts, None, MsgFlags::empty()).unwrap();
-        assert!(!got.flags.intersects(MsgFlags::MSG_CTRUNC | MsgFlags::MSG_TRUNC), "a descriptor came");
-        assert_eq!(got.bytes, HEADER_SIZE);
+        let received = recvmsg::<()>(self.stream.as_raw_fd(), &mut parts, None, MsgFlags::empty()).unwrap();
+        assert!(!received.flags.intersects(MsgFlags::MSG_CTRUNC | MsgFlags::MSG_TRUNC), "a descriptor came");
+        assert_eq!(received.bytes, HEADER_SIZE);
         Header::parse(&bytes).unwrap()
     }
 

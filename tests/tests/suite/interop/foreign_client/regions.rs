@@ -110,10 +110,10 @@ fn a_mapped_region_is_the_one_that_messages_reach() {
         let windows = map(&client, 1);
 
         client.region_write(1, WIN_SEND + 0x808, b"by a message").unwrap();
-        let mut seen = [0; 12];
-        windows.read(WIN_SEND + 0x808, &mut seen).unwrap();
+        let mut bytes = [0; 12];
+        windows.read(WIN_SEND + 0x808, &mut bytes).unwrap();
 
-        assert_eq!(&seen, b"by a message");
+        assert_eq!(&bytes, b"by a message");
 
         windows.write(WIN_SEND + 0x848, b"by a store").unwrap();
         assert_eq!(&read(&mut client, 1, WIN_SEND + 0x848), b"by a store");

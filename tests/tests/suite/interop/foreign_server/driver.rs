@@ -73,9 +73,9 @@ fn the_driver_maps_the_areas_that_the_vfio_user_crates_server_gives_and_traps_th
         for (offset, len) in AREAS {
             let window = bar.window(offset, len).unwrap();
             window.store_u64_release(0x40, offset ^ 0x1234).unwrap();
-            let seen = rig.seen.memory.whole();
-            assert_eq!(seen.load_u64_acquire(FILE_OFFSET + offset + 0x40), Ok(offset ^ 0x1234));
-            seen.store_u64_release(FILE_OFFSET + offset + 0x80, 77).unwrap();
+            let observed = rig.seen.memory.whole();
+            assert_eq!(observed.load_u64_acquire(FILE_OFFSET + offset + 0x40), Ok(offset ^ 0x1234));
+            observed.store_u64_release(FILE_OFFSET + offset + 0x80, 77).unwrap();
             assert_eq!(window.load_u64_acquire(0x80), Ok(77));
         }
 

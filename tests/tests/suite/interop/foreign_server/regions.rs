@@ -81,17 +81,17 @@ fn a_mapped_region_of_the_vfio_user_crates_server_shares_stores_in_both_directio
                 SharedMemory::map(file.as_fd(), start, area.size as usize, Access::ReadWrite).unwrap();
 
             mapped.write(8, b"ours").unwrap();
-            let mut seen = [0; 4];
-            rig.seen.memory.read(FILE_OFFSET + area.offset + 8, &mut seen).unwrap();
+            let mut bytes = [0; 4];
+            rig.seen.memory.read(FILE_OFFSET + area.offset + 8, &mut bytes).unwrap();
 
-            assert_eq!(&seen, b"ours");
+            assert_eq!(&bytes, b"ours");
             assert_eq!(&read(&client, 1, area.offset + 8), b"ours");
 
             rig.seen.memory.write(FILE_OFFSET + area.offset + 16, b"theirs").unwrap();
-            let mut seen = [0; 6];
-            mapped.read(16, &mut seen).unwrap();
+            let mut bytes = [0; 6];
+            mapped.read(16, &mut bytes).unwrap();
 
-            assert_eq!(&seen, b"theirs");
+            assert_eq!(&bytes, b"theirs");
         }
     });
 }

@@ -40,10 +40,10 @@ impl Rig {
     pub(super) fn start_with(resettable: bool) -> Self {
         let directory = TempDir::new().unwrap();
         let path = directory.path().join("card");
-        let (seen, stop) = (ObservedState::new(), Arc::new(AtomicBool::new(false)));
+        let (observed, stop) = (ObservedState::new(), Arc::new(AtomicBool::new(false)));
         let served = Arc::new(AtomicU32::new(0));
-        let server = Server::new(&path, resettable, irqs(), regions(&seen)).unwrap();
-        let mut card = Card::new(seen.clone());
+        let server = Server::new(&path, resettable, irqs(), regions(&observed)).unwrap();
+        let mut card = Card::new(observed.clone());
         let (stopped, count) = (stop.clone(), served.clone());
         let thread = std::thread::spawn(move || {
             while !stopped.load(Ordering::SeqCst) {
@@ -53,7 +53,7 @@ impl Rig {
             }
         });
 
-        Self { seen, path, directory, served, stop, thread: Some(thread) }
+        Self { seen: observed, path, directory, served, stop, thread: Some(thread) }
     }
 
     pub(super) fn client(&self) -> Client {
@@ -87,10 +87,10 @@ fn irqs() -> Vec<IrqInfo> {
         .collect()
 }
 
-fn regions(seen: &ObservedState) -> Vec<ServerRegion> {
+fn regions(observed: &ObservedState) -> Vec<ServerRegion> {
     let both_ways = VFIO_REGION_INFO_FLAG_READ | VFIO_REGION_INFO_FLAG_WRITE;
     let mapped = both_ways | VFIO_REGION_INFO_FLAG_MMAP;
-    let file = seen.memory.fd().unwrap().as_raw_fd();
+    let file = observed.memory.fd().unwrap().as_raw_fd();
     let region = |index| {
         let (flags, size, offset) = match index {
             0 => (both_ways, REGISTERS, 0),
