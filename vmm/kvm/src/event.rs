@@ -2,19 +2,37 @@
 
 #![allow(unsafe_code)]
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
+    sync::Arc,
+};
 
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd};
 
-use crate::error::VmError;
-
-/// An eventfd. Reads and writes do not block.
-#[derive(Debug)]
-pub(crate) struct Event(EventFd);
+/// An eventfd. Reads and writes do not block. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Event(Arc<EventFd>);
 
 impl Event {
-    pub(crate) fn new() -> Result<Self, VmError> {
-        EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map(Self).map_err(VmError::system("an eventfd"))
+    /// Makes an eventfd whose counter is 0.
+    ///
+    /// # Errors
+    /// That of the system, for example when the process has no descriptor left.
+    pub fn new() -> io::Result<Self> {
+        EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC).map(Arc::new).map(Self)
+    }
+
+    /// Adds 1 to the counter. A counter at its limit stays as it is.
+    pub fn signal(&self) {
+        // The only error of an open eventfd is that the counter is at its limit.
+        let _ = self.0.write(1);
+    }
+
+    /// Returns the counter, and sets it to 0.
+    pub fn take(&self) -> u64 {
+        // A counter of 0 reads as an error.
+        self.0.read().unwrap_or(0)
     }
 
     /// Returns the eventfd as the calls of KVM take it.
@@ -31,9 +49,9 @@ impl AsFd for Event {
 }
 
 impl vm_superio::Trigger for Event {
-    type E = std::io::Error;
+    type E = io::Error;
 
-    fn trigger(&self) -> std::io::Result<()> {
+    fn trigger(&self) -> io::Result<()> {
         self.0.write(1)
     }
 }

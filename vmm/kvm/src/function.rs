@@ -1,8 +1,8 @@
 //! A PCI function, as the bus of a virtual machine sees it.
 
-use std::{fs::File, os::fd::BorrowedFd, sync::Arc};
+use std::{fs::File, io, os::fd::BorrowedFd, sync::Arc, time::Duration};
 
-use crate::memory::Ram;
+use crate::{event::Event, memory::Ram};
 
 /// Why a function did not do what it was asked.
 #[derive(Debug, thiserror::Error)]
@@ -16,6 +16,34 @@ pub enum FunctionError {
     /// A file of the function cannot be mapped.
     #[error("an area of the function cannot be mapped: {0}")]
     Map(String),
+    /// A machine in this process refused.
+    #[error(transparent)]
+    Machine(#[from] nicforge_core::machine::MachineError),
+    /// A machine in this process refused an access.
+    #[error(transparent)]
+    Access(#[from] nicforge_core::machine::AccessError),
+    /// The device took no access for this time.
+    #[error("the device took no access for {0:?}")]
+    Stalled(Duration),
+    /// The code of a machine in this process panicked, so its state is undefined.
+    #[error("the devices' machine panicked")]
+    Broken,
+    /// A thread or an eventfd cannot be made.
+    #[error("{call}: {error}")]
+    System {
+        /// The call.
+        call: &'static str,
+        /// Its error.
+        #[source]
+        error: io::Error,
+    },
+}
+
+impl FunctionError {
+    /// Returns a function that adds the name of a system call to its error.
+    pub(crate) fn system(call: &'static str) -> impl Fn(io::Error) -> Self {
+        move |error| Self::System { call, error }
+    }
 }
 
 /// The kind of a BAR.
@@ -57,6 +85,18 @@ pub struct Bar {
     pub areas: Vec<Area>,
 }
 
+/// A register whose writes mean no more than that they happened. The guest's writes to it, of any
+/// value and width, signal an eventfd, and do not reach [`Function::bar_write`].
+#[derive(Clone, Debug)]
+pub struct Doorbell {
+    /// Number of the BAR, from 0 to 5.
+    pub bar: u8,
+    /// Offset in the BAR, in bytes.
+    pub offset: u64,
+    /// The eventfd, which the function watches.
+    pub event: Event,
+}
+
 /// A PCI function.
 ///
 /// The bus calls it from the threads of all processors at once. A call that fails reads as ones in
@@ -65,6 +105,12 @@ pub struct Bar {
 pub trait Function: Send + Sync {
     /// Returns the BARs. They do not change.
     fn bars(&self) -> Vec<Bar>;
+
+    /// Returns the doorbells. They do not change. A write that KVM cannot turn into a signal still
+    /// reaches [`Function::bar_write`].
+    fn doorbells(&self) -> Vec<Doorbell> {
+        Vec::new()
+    }
 
     /// Reads 1, 2 or 4 bytes of the configuration space.
     ///
@@ -110,9 +156,16 @@ pub trait Function: Send + Sync {
     /// [`FunctionError`]
     fn bind_line(&self, raised: BorrowedFd<'_>, serviced: BorrowedFd<'_>) -> Result<(), FunctionError>;
 
-    /// Sets the RAM that the function may reach by DMA, at its guest addresses.
+    /// Sets the RAM that the function may reach by DMA, at its guest addresses. It replaces RAM of
+    /// an earlier call.
     ///
     /// # Errors
     /// [`FunctionError`]
     fn map_ram(&self, ram: &Ram) -> Result<(), FunctionError>;
+
+    /// Resets the function as a reset of its bus does. The eventfds and the RAM for DMA stay.
+    ///
+    /// # Errors
+    /// [`FunctionError`]
+    fn reset(&self) -> Result<(), FunctionError>;
 }

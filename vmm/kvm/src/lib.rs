@@ -1,4 +1,4 @@
-//! A small virtual machine on KVM. Its PCI functions are those of served machines.
+//! A small virtual machine on KVM. Its PCI functions are those of served machines, or its own.
 //!
 //! - In: a Linux kernel with a PVH entry, an initramfs, a command line ([`VmConfig`]), and PCI
 //!   functions ([`Function`]).
@@ -19,7 +19,8 @@
 //! thread of this process.
 //!
 //! [`RemoteFunction`] is a vfio-user client. Several virtual machines, QEMU guests and programs can
-//! therefore share the network of one served machine.
+//! therefore share the network of one served machine. [`LocalFunction`] is a device in this
+//! process, for the virtual machine's own disk, console and random bytes. A thread runs it.
 //!
 //! A guest is not trusted: an access to nothing reads as ones, a BAR outside the bus's windows is
 //! not decoded, and a slot that KVM refuses leaves its area to exits.
@@ -45,6 +46,7 @@ mod exits;
 mod function;
 mod interrupts;
 mod layout;
+mod local;
 mod memory;
 mod pci;
 mod ports;
@@ -57,8 +59,10 @@ mod vcpu;
 mod vm;
 
 pub use error::VmError;
+pub use event::Event;
 pub use exits::Exits;
-pub use function::{Area, Bar, BarKind, Function, FunctionError};
+pub use function::{Area, Bar, BarKind, Doorbell, Function, FunctionError};
+pub use local::{LocalFunction, LocalMachine};
 pub use memory::{Ram, RamRange};
 pub use remote::RemoteFunction;
 pub use vm::{End, Running, Vm, VmConfig};

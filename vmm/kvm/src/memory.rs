@@ -3,9 +3,10 @@
 use std::{
     fs::File,
     os::fd::{AsFd, BorrowedFd},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
+use nicforge_shm::{Access as MemoryAccess, SharedMemory, Window};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
@@ -39,14 +40,16 @@ pub struct Ram {
     file: Arc<File>,
     memory: GuestMemoryMmap,
     ranges: Vec<RamRange>,
+    /// The ranges as devices of this process reach them, if there are any.
+    windows: Arc<OnceLock<Vec<Window>>>,
 }
 
 impl Ram {
-    /// Makes RAM of `size` bytes.
+    /// Makes RAM of `size` bytes, a multiple of 4096 from 1 MiB to 60 GiB. All its bytes are 0.
     ///
     /// # Errors
     /// [`VmError::Request`] for an impossible size, [`VmError::Memory`].
-    pub(crate) fn new(size: u64) -> Result<Self, VmError> {
+    pub fn new(size: u64) -> Result<Self, VmError> {
         if !size.is_multiple_of(PAGE) || !(LEAST..=MOST).contains(&size) {
             let text = format!("{size} bytes of RAM are no multiple of {PAGE} from {LEAST} to {MOST}");
             return Err(VmError::Request(text));
@@ -63,7 +66,7 @@ impl Ram {
             (GuestAddress(range.address), range.size as usize, Some(offset))
         });
         let memory = GuestMemoryMmap::from_ranges_with_files(mappings).map_err(|error| failed(&error))?;
-        Ok(Self { file, memory, ranges })
+        Ok(Self { file, memory, ranges, windows: Arc::default() })
     }
 
     /// Returns the ranges of guest addresses, in their order.
@@ -79,6 +82,22 @@ impl Ram {
     /// Returns the RAM as this process sees it.
     pub fn memory(&self) -> &GuestMemoryMmap {
         &self.memory
+    }
+
+    /// Returns the ranges as devices of this process reach them, in the order of the ranges. The
+    /// first call maps them.
+    pub(crate) fn windows(&self) -> Result<&[Window], VmError> {
+        if let Some(windows) = self.windows.get() {
+            return Ok(windows);
+        }
+
+        let windows = self.ranges.iter().map(|range| {
+            let size = range.size as usize;
+            let memory = SharedMemory::map(self.file(), range.file_offset, size, MemoryAccess::ReadWrite);
+            memory.map(|memory| memory.whole()).map_err(|error| VmError::Memory(error.to_string()))
+        });
+        let windows = windows.collect::<Result<_, _>>()?;
+        Ok(self.windows.get_or_init(|| windows))
     }
 
     /// Makes the RAM appear in the guest.

@@ -4,15 +4,15 @@ use std::{
     fs::File,
     os::fd::BorrowedFd,
     path::Path,
-    sync::{Arc, OnceLock},
+    sync::{Arc, PoisonError, RwLock},
     time::Duration,
 };
 
 use nicforge_vfio_user::{
-    Client, ClientConfig, DMA_FLAG_READ, DMA_FLAG_WRITE, DmaMap, Errno, GuestMemory, IrqAction, IrqPayload,
-    PCI_CONFIG_REGION, PCI_INTX_IRQ, PCI_MSIX_IRQ, PCI_ROM_REGION, REGION_FLAG_WRITE, RegionInfo,
+    Client, ClientConfig, DMA_FLAG_READ, DMA_FLAG_WRITE, DmaMap, DmaUnmap, Errno, GuestMemory, IrqAction,
+    IrqPayload, PCI_CONFIG_REGION, PCI_INTX_IRQ, PCI_MSIX_IRQ, PCI_ROM_REGION, REGION_FLAG_WRITE, RegionInfo,
 };
-use vm_memory::{Bytes, GuestAddress};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 use crate::{
     function::{Area, Bar, BarKind, Function, FunctionError},
@@ -83,7 +83,9 @@ impl Function for RemoteFunction {
 
     fn map_ram(&self, ram: &Ram) -> Result<(), FunctionError> {
         // The server may reach by messages what its limits do not let it map.
-        self.memory.0.get_or_init(|| ram.clone());
+        if self.memory.replace(ram).is_some() {
+            self.client.dma_unmap(DmaUnmap::All)?;
+        }
 
         for range in ram.ranges() {
             let map = DmaMap {
@@ -96,21 +98,36 @@ impl Function for RemoteFunction {
         }
         Ok(())
     }
+
+    fn reset(&self) -> Result<(), FunctionError> {
+        Ok(self.client.reset()?)
+    }
 }
 
 /// RAM that the server reaches by messages.
 #[derive(Default)]
-struct MessageMemory(OnceLock<Ram>);
+struct MessageMemory(RwLock<Option<Ram>>);
+
+impl MessageMemory {
+    /// Sets the RAM, and returns the earlier one.
+    fn replace(&self, ram: &Ram) -> Option<Ram> {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).replace(ram.clone())
+    }
+
+    fn with<E>(&self, access: impl FnOnce(&GuestMemoryMmap) -> Result<(), E>) -> Result<(), Errno> {
+        let ram = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let ram = ram.as_ref().ok_or(Errno::EFAULT)?;
+        access(ram.memory()).map_err(|_| Errno::EFAULT)
+    }
+}
 
 impl GuestMemory for MessageMemory {
     fn read(&self, address: u64, data: &mut [u8]) -> Result<(), Errno> {
-        let ram = self.0.get().ok_or(Errno::EFAULT)?;
-        ram.memory().read_slice(data, GuestAddress(address)).map_err(|_| Errno::EFAULT)
+        self.with(|memory| memory.read_slice(data, GuestAddress(address)))
     }
 
     fn write(&self, address: u64, data: &[u8]) -> Result<(), Errno> {
-        let ram = self.0.get().ok_or(Errno::EFAULT)?;
-        ram.memory().write_slice(data, GuestAddress(address)).map_err(|_| Errno::EFAULT)
+        self.with(|memory| memory.write_slice(data, GuestAddress(address)))
     }
 }
 

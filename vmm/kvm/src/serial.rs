@@ -27,7 +27,7 @@ struct State {
 impl SerialPort {
     /// Makes a port with an interrupt.
     pub(crate) fn new(interrupts: &Interrupts, pin: u32) -> Result<Self, VmError> {
-        let event = Event::new()?;
+        let event = Event::new().map_err(VmError::system("an eventfd"))?;
         interrupts.connect_pin(&event, pin)?;
         let uart = Serial::new(event, Box::new(std::io::sink()) as Output);
         Ok(Self(Mutex::new(State { uart, input: VecDeque::new() })))

@@ -10,10 +10,10 @@ use std::{
 };
 
 use kvm_bindings::{KVM_MEM_READONLY, kvm_userspace_memory_region};
-use kvm_ioctls::{Cap, VmFd};
+use kvm_ioctls::{Cap, IoEventAddress, NoDatamatch, VmFd};
 use vm_memory::MmapRegion;
 
-use crate::error::VmError;
+use crate::{error::VmError, event::Event};
 
 /// The accesses of a guest to the memory of a slot. A refused store is an exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +68,22 @@ impl Slots {
         unsafe { self.vm.set_user_memory_region(region) }.map_err(VmError::kvm("a memory slot"))?;
         mapped.insert(slot, Mapped { region, _memory: memory });
         Ok(Slot(slot))
+    }
+
+    /// Makes each write to an address, of any width and value, signal an eventfd instead of an
+    /// exit.
+    ///
+    /// # Errors
+    /// [`VmError::Kvm`] when another doorbell has the address, or when no more are possible.
+    pub(crate) fn connect_doorbell(&self, at: &IoEventAddress, event: &Event) -> Result<(), VmError> {
+        let connected = self.vm.register_ioevent(event.for_kvm(), at, NoDatamatch);
+        connected.map_err(VmError::kvm("a doorbell"))
+    }
+
+    /// Makes writes to an address exits again.
+    pub(crate) fn disconnect_doorbell(&self, at: &IoEventAddress, event: &Event) -> Result<(), VmError> {
+        let disconnected = self.vm.unregister_ioevent(event.for_kvm(), at, NoDatamatch);
+        disconnected.map_err(VmError::kvm("a doorbell"))
     }
 
     /// Removes a slot. When it returns, no processor uses its memory.

@@ -2,11 +2,12 @@
 
 use std::{fs::File, ops::Range, sync::Arc};
 
+use kvm_ioctls::IoEventAddress;
 use nix::libc;
 use vm_memory::{FileOffset, MmapRegion};
 
 use crate::{
-    function::{Area, Bar, BarKind, FunctionError},
+    function::{Area, Bar, BarKind, Doorbell, FunctionError},
     layout::{WINDOW_32, WINDOW_64, WINDOW_IO},
     memory::PAGE,
     slots::{Access, Slot, Slots},
@@ -44,6 +45,9 @@ struct PluggedBar {
     /// The address that is decoded now, if one is.
     decoded: Option<u64>,
     slots: Vec<Slot>,
+    doorbells: Vec<Doorbell>,
+    /// The doorbells in use, with their addresses in the guest.
+    connected: Vec<(IoEventAddress, Doorbell)>,
 }
 
 /// An area that this process has mapped, so that KVM can.
@@ -65,6 +69,7 @@ impl Bars {
     /// Checks and maps the BARs of a function. `flags` are bits 3 to 0 of each BAR's register.
     pub(crate) fn new(
         bars: Vec<Bar>,
+        doorbells: &[Doorbell],
         flags: impl Fn(u8) -> Result<u32, FunctionError>,
     ) -> Result<Self, FunctionError> {
         let mut used = [false; REGISTERS];
@@ -81,7 +86,18 @@ impl Bars {
 
             let memory = bar.areas.iter().map(MappedArea::new).collect::<Result<_, _>>()?;
             let flags = flags(bar.index)?;
-            plugged.push(PluggedBar { bar, flags, memory, address: 0, decoded: None, slots: Vec::new() });
+            let doorbells =
+                doorbells.iter().filter(|doorbell| doorbell.bar == bar.index && doorbell.offset < bar.size);
+            plugged.push(PluggedBar {
+                flags,
+                memory,
+                address: 0,
+                decoded: None,
+                slots: Vec::new(),
+                doorbells: doorbells.cloned().collect(),
+                connected: Vec::new(),
+                bar,
+            });
         }
         Ok(Self { bars: plugged })
     }
@@ -117,7 +133,7 @@ impl Bars {
         for plugged in &mut self.bars {
             let wanted = plugged.wanted(command);
             if wanted != plugged.decoded {
-                plugged.slots.drain(..).for_each(|slot| slots.unmap(slot));
+                plugged.unmap(slots);
                 plugged.decoded = wanted;
                 plugged.map(slots);
                 changed = true;
@@ -150,14 +166,35 @@ impl PluggedBar {
         (command & enable != 0 && in_window).then_some(self.address)
     }
 
-    /// Makes the areas memory in the guest. One that KVM refuses, because another BAR has its
-    /// addresses, stays an exit.
+    /// Takes what is in the guest out of it.
+    fn unmap(&mut self, slots: &Slots) {
+        self.slots.drain(..).for_each(|slot| slots.unmap(slot));
+        for (address, doorbell) in self.connected.drain(..) {
+            if let Err(error) = slots.disconnect_doorbell(&address, &doorbell.event) {
+                tracing::warn!(%error, bar = self.bar.index, "a doorbell");
+            }
+        }
+    }
+
+    /// Makes the areas memory in the guest, and connects the doorbells. What KVM refuses, because
+    /// another BAR has its addresses, stays an exit.
     fn map(&mut self, slots: &Slots) {
         let Some(address) = self.decoded else { return };
         for area in &self.memory {
             match slots.map(address + area.offset, area.memory.clone(), area.access) {
                 Ok(slot) => self.slots.push(slot),
                 Err(error) => tracing::warn!(%error, bar = self.bar.index, "an area is not mapped"),
+            }
+        }
+
+        for doorbell in &self.doorbells {
+            let at = match space(&self.bar) {
+                Space::Io => IoEventAddress::Pio(address + doorbell.offset),
+                Space::Memory => IoEventAddress::Mmio(address + doorbell.offset),
+            };
+            match slots.connect_doorbell(&at, &doorbell.event) {
+                Ok(()) => self.connected.push((at, doorbell.clone())),
+                Err(error) => tracing::warn!(%error, bar = self.bar.index, "a doorbell makes exits"),
             }
         }
     }
@@ -227,7 +264,7 @@ mod tests {
     }
 
     fn bars(bars: Vec<Bar>) -> Result<Bars, FunctionError> {
-        Bars::new(bars, |_| Ok(4))
+        Bars::new(bars, &[], |_| Ok(4))
     }
 
     #[test]

@@ -147,7 +147,7 @@ impl Plugged {
             function.config_read(BARS.start + 4 * u16::from(bar), &mut register)?;
             Ok(u32::from(register[0] & if register[0] & 1 != 0 { 3 } else { 15 }))
         };
-        let bars = Bars::new(function.bars(), flags)?;
+        let bars = Bars::new(function.bars(), &function.doorbells(), flags)?;
 
         let msix = Location::find(&*function)?;
         let state = State {
@@ -167,7 +167,8 @@ impl Plugged {
 
     /// Connects the interrupt line to an input of the I/O APIC.
     fn connect_line(&mut self, interrupts: &Interrupts, input: u32) -> Result<(), VmError> {
-        let [raised, serviced] = self.line.insert([Event::new()?, Event::new()?]);
+        let event = || Event::new().map_err(VmError::system("an eventfd"));
+        let [raised, serviced] = self.line.insert([event()?, event()?]);
         interrupts.connect_line(raised, serviced, input)?;
         Ok(self.function.bind_line(raised.as_fd(), serviced.as_fd())?)
     }

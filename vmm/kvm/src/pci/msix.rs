@@ -182,7 +182,7 @@ impl Msix {
         let event = match std::mem::take(&mut vector.wiring) {
             Wiring::Masked(event) | Wiring::Connected(event) => event,
             Wiring::None => {
-                let event = Event::new()?;
+                let event = Event::new().map_err(VmError::system("an eventfd"))?;
                 self.function.bind_vector(index as u16, event.as_fd())?;
                 event
             }

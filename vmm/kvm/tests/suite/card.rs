@@ -158,4 +158,9 @@ impl Function for Card {
     fn map_ram(&self, _: &Ram) -> Result<(), FunctionError> {
         Ok(())
     }
+
+    fn reset(&self) -> Result<(), FunctionError> {
+        *self.config.lock().unwrap() = config();
+        Ok(())
+    }
 }

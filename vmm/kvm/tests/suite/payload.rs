@@ -26,6 +26,22 @@ impl Payload {
         self.append(&[address, value])
     }
 
+    /// `mov word [address], value`
+    pub(crate) fn store_16(mut self, address: u32, value: u16) -> Self {
+        self.0.extend([0x66, 0xc7, 0x05]);
+        self = self.append(&[address]);
+        self.0.extend(value.to_le_bytes());
+        self
+    }
+
+    /// `mov byte [address], value`
+    pub(crate) fn store_8(mut self, address: u32, value: u8) -> Self {
+        self.0.extend([0xc6, 0x05]);
+        self = self.append(&[address]);
+        self.0.push(value);
+        self
+    }
+
     /// `mov eax, [address]`
     pub(crate) fn load(mut self, address: u32) -> Self {
         self.0.push(0xa1);

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use nicforge_kvm::{End, Exits, Vm, VmConfig};
+use nicforge_kvm::{End, Exits, Function, Vm, VmConfig};
 
 use crate::{card::Card, payload::Payload};
 
@@ -73,6 +73,12 @@ pub(crate) fn boot_with(program: Payload, cards: &[(u8, Arc<Card>)]) -> Option<R
     if !has_kvm() {
         return None;
     }
+    let functions = cards.iter().map(|(slot, card)| (*slot, card.clone() as Arc<dyn Function>));
+    Some(boot_functions(program, functions.collect()))
+}
+
+/// Runs a program with functions in slots to its end.
+pub(crate) fn boot_functions(program: Payload, functions: Vec<(u8, Arc<dyn Function>)>) -> Run {
     let folder = tempfile::tempdir().unwrap();
     let kernel = folder.path().join("kernel");
     program.write(&kernel);
@@ -80,8 +86,8 @@ pub(crate) fn boot_with(program: Payload, cards: &[(u8, Arc<Card>)]) -> Option<R
     let output = Lines::default();
     let mut vm = Vm::new(&VmConfig::new(&kernel).memory(4 << 20)).unwrap();
     vm.serial(0, Box::new(output.clone())).unwrap();
-    for (slot, card) in cards {
-        vm.plug(*slot, card.clone()).unwrap();
+    for (slot, function) in functions {
+        vm.plug(slot, function).unwrap();
     }
 
     let running = vm.start().unwrap();
@@ -89,7 +95,7 @@ pub(crate) fn boot_with(program: Payload, cards: &[(u8, Arc<Card>)]) -> Option<R
     let exits = running.exits();
     running.stop();
     let output = output.0.lock().unwrap().clone();
-    Some(Run { output, end, exits })
+    Run { output, end, exits }
 }
 
 /// The bytes of a serial port.
