@@ -33,6 +33,8 @@ pub(crate) const KERNEL_RAM: u64 = 0x10_0000;
 pub(crate) const START_INFO: u64 = 0x6000;
 pub(crate) const MODULE_LIST: u64 = 0x6100;
 pub(crate) const MEMORY_MAP: u64 = 0x7000;
+/// The parameters of a bzImage, in low RAM.
+pub(crate) const BOOT_PARAMETERS: u64 = 0x8000;
 pub(crate) const COMMAND_LINE: u64 = 0x2_0000;
 /// Longest command line, with its final zero. Linux has the same limit.
 pub(crate) const COMMAND_LINE_SIZE: usize = 2048;

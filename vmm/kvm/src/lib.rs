@@ -1,6 +1,6 @@
 //! A small virtual machine on KVM. Its PCI functions are those of served machines, or its own.
 //!
-//! - In: a Linux kernel with a PVH entry, an initramfs, a command line ([`VmConfig`]), and PCI
+//! - In: a Linux kernel, an initramfs, a command line ([`VmConfig`]), and PCI
 //!   functions ([`Function`]).
 //! - Out: bytes of two serial ports, the end of the machine ([`End`]), counts of exits ([`Exits`]).
 //! - It may touch `/dev/kvm`, the files of a boot, and the sockets of [`RemoteFunction`]s.
@@ -44,6 +44,7 @@ mod error;
 mod event;
 mod exits;
 mod function;
+mod hypervisor;
 mod interrupts;
 mod layout;
 mod local;
@@ -62,7 +63,9 @@ pub use error::VmError;
 pub use event::Event;
 pub use exits::Exits;
 pub use function::{Area, Bar, BarKind, Doorbell, Function, FunctionError};
+pub use hypervisor::{ExitAddress, Hypervisor, MemoryAccess, Message, Route};
 pub use local::{LocalFunction, LocalMachine};
 pub use memory::{Ram, RamRange};
+pub use ports::Devices;
 pub use remote::RemoteFunction;
 pub use vm::{End, Running, Vm, VmConfig};

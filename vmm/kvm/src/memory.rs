@@ -6,14 +6,18 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use nicforge_shm::{Access as MemoryAccess, SharedMemory, Window};
-use nix::sys::memfd::{MFdFlags, memfd_create};
+use nicforge_shm::{Access as SharedAccess, SharedMemory, Window};
+use nix::{
+    fcntl::{FallocateFlags, FcntlArg, SealFlag, fallocate, fcntl},
+    sys::memfd::{MFdFlags, memfd_create},
+};
 use vm_memory::{FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use crate::{
     error::VmError,
+    hypervisor::MemoryAccess,
     layout::{HIGH_RAM, HOLE},
-    slots::{Access, Slots},
+    slots::Slots,
 };
 
 /// Size of a page, and the unit of RAM sizes.
@@ -56,9 +60,13 @@ impl Ram {
         }
 
         let failed = |error: &dyn std::fmt::Display| VmError::Memory(error.to_string());
-        let file = memfd_create(c"nicforge-ram", MFdFlags::MFD_CLOEXEC).map_err(|error| failed(&error))?;
+        let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+        let file = memfd_create(c"nicforge-ram", flags).map_err(|error| failed(&error))?;
         let file = Arc::new(File::from(file));
         file.set_len(size).map_err(|error| failed(&error))?;
+        // Servers of functions get the file, and cannot take pages out of this process.
+        let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
+        fcntl(&*file, FcntlArg::F_ADD_SEALS(seals)).map_err(|error| failed(&error))?;
 
         let ranges = ranges(size);
         let mappings = ranges.iter().map(|range| {
@@ -93,17 +101,28 @@ impl Ram {
 
         let windows = self.ranges.iter().map(|range| {
             let size = range.size as usize;
-            let memory = SharedMemory::map(self.file(), range.file_offset, size, MemoryAccess::ReadWrite);
+            let memory = SharedMemory::map(self.file(), range.file_offset, size, SharedAccess::ReadWrite);
             memory.map(|memory| memory.whole()).map_err(|error| VmError::Memory(error.to_string()))
         });
         let windows = windows.collect::<Result<_, _>>()?;
         Ok(self.windows.get_or_init(|| windows))
     }
 
+    /// Sets all bytes to 0, and gives the pages back to the system.
+    ///
+    /// # Errors
+    /// [`VmError::Memory`]
+    pub(crate) fn clear(&self) -> Result<(), VmError> {
+        let size = self.ranges.iter().map(|range| range.size).sum::<u64>();
+        let mode = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+        let cleared = fallocate(&*self.file, mode, 0, size as i64);
+        cleared.map_err(|error| VmError::Memory(error.to_string()))
+    }
+
     /// Makes the RAM appear in the guest.
     pub(crate) fn map(&self, slots: &Slots) -> Result<(), VmError> {
         for region in self.memory.iter() {
-            slots.map(region.start_addr().0, region.get_mmap(), Access::ReadWrite)?;
+            slots.map(region.start_addr().0, region.get_mmap(), MemoryAccess::ReadWrite)?;
         }
         Ok(())
     }

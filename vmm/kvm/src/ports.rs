@@ -1,17 +1,26 @@
-//! The exits of processors: who answers which address and which port.
+//! The exits of processors: which device answers which address and which port.
+
+use std::sync::Arc;
 
 use crate::{
     error::VmError,
     exits::{ExitCounters, count},
+    function::Function,
+    hypervisor::Hypervisor,
     interrupts::Interrupts,
     layout::{ECAM, POWER_OFF, RESET, RESET_VALUE, SERIAL, SERIAL_PORTS, SLEEP_CONTROL, SLEEP_STATUS},
+    memory::Ram,
     pci::{PciBus, Space},
     power::{End, Power},
     serial::SerialPort,
+    slots::Slots,
 };
 
-/// All that is reached by exits.
-pub(crate) struct Devices {
+/// All that the exits of a machine's processors reach: the bus, the serial ports, and the registers
+/// for power.
+///
+/// A [`crate::Vm`] has one. It is public for tests of the devices without a processor.
+pub struct Devices {
     pub(crate) bus: PciBus,
     pub(crate) serial: [SerialPort; 2],
     pub(crate) power: Power,
@@ -19,12 +28,38 @@ pub(crate) struct Devices {
 }
 
 impl Devices {
-    pub(crate) fn new(bus: PciBus, interrupts: &Interrupts) -> Result<Self, VmError> {
-        let [first, second] = SERIAL.map(|(_, pin)| SerialPort::new(interrupts, pin));
-        Ok(Self { bus, serial: [first?, second?], power: Power::default(), exits: ExitCounters::default() })
+    /// Makes the devices of a machine without functions, and makes the RAM appear in the guest.
+    ///
+    /// # Errors
+    /// [`VmError::Request`], [`VmError::System`], and errors of the hypervisor.
+    pub fn new(hypervisor: Arc<dyn Hypervisor>, ram: &Ram) -> Result<Self, VmError> {
+        let slots = Arc::new(Slots::new(hypervisor.clone()));
+        ram.map(&slots)?;
+        let interrupts = Arc::new(Interrupts::new(hypervisor)?);
+        let [first, second] = SERIAL.map(|(_, pin)| SerialPort::new(&interrupts, pin));
+
+        let serial = [first?, second?];
+        let bus = PciBus::new(slots, interrupts);
+        Ok(Self { bus, serial, power: Power::default(), exits: ExitCounters::default() })
     }
 
-    pub(crate) fn memory_read(&self, address: u64, data: &mut [u8]) {
+    /// Puts a function into a slot of the bus, 0 to 31, and gives it the RAM for DMA.
+    ///
+    /// # Errors
+    /// [`VmError::Request`] when the slot is not free, [`VmError::Function`].
+    pub fn plug(&mut self, slot: u8, function: Arc<dyn Function>, ram: &Ram) -> Result<(), VmError> {
+        function.map_ram(ram).map_err(|error| VmError::Function { slot, error })?;
+        self.bus.plug(slot, function)
+    }
+
+    /// Returns why the machine has ended, if it has.
+    pub fn ended(&self) -> Option<End> {
+        self.power.ended()
+    }
+
+    /// Answers a load from an address without memory, of 1 to 8 bytes. What nothing answers reads
+    /// as ones.
+    pub fn memory_read(&self, address: u64, data: &mut [u8]) {
         if ECAM.contains(&address) {
             count(&self.exits.configuration);
             self.bus.config_read(address - ECAM.start, data);
@@ -34,7 +69,8 @@ impl Devices {
         }
     }
 
-    pub(crate) fn memory_write(&self, address: u64, data: &[u8]) {
+    /// Carries out a store of 1 to 8 bytes to an address without writable memory.
+    pub fn memory_write(&self, address: u64, data: &[u8]) {
         if ECAM.contains(&address) {
             count(&self.exits.configuration);
             self.bus.config_write(address - ECAM.start, data);
@@ -44,7 +80,9 @@ impl Devices {
         }
     }
 
-    pub(crate) fn port_read(&self, port: u16, data: &mut [u8]) {
+    /// Answers a read from an I/O port. What nothing answers reads as ones. Serial ports take
+    /// strings of bytes, and the others accesses of 1, 2 or 4 bytes.
+    pub fn port_read(&self, port: u16, data: &mut [u8]) {
         count(&self.exits.ports);
         match (serial_port(port), &mut *data) {
             (_, [byte]) if port == SLEEP_STATUS => *byte = 0,
@@ -52,11 +90,14 @@ impl Devices {
             (Some((number, register)), bytes) => {
                 bytes.iter_mut().for_each(|byte| *byte = self.serial[number].read(register));
             }
-            _ => self.bus.read(Space::Io, port.into(), data),
+            // A string of words has lost the width of its accesses.
+            (None, bytes) if !matches!(bytes.len(), 1 | 2 | 4) => bytes.fill(0xff),
+            (None, bytes) => self.bus.read(Space::Io, port.into(), bytes),
         }
     }
 
-    pub(crate) fn port_write(&self, port: u16, data: &[u8]) {
+    /// Carries out a write to an I/O port.
+    pub fn port_write(&self, port: u16, data: &[u8]) {
         count(&self.exits.ports);
         match (port, data) {
             (SLEEP_CONTROL, [POWER_OFF]) => self.power.end(End::PowerOff),
@@ -66,7 +107,9 @@ impl Devices {
                 Some((number, register)) => {
                     bytes.iter().for_each(|byte| self.serial[number].write(register, *byte));
                 }
-                None => self.bus.write(Space::Io, port.into(), data),
+                // A string of words has lost the width of its accesses.
+                None if !matches!(bytes.len(), 1 | 2 | 4) => {}
+                None => self.bus.write(Space::Io, port.into(), bytes),
             },
         }
     }

@@ -10,7 +10,7 @@ use std::{
 pub enum End {
     /// The guest switched itself off.
     PowerOff,
-    /// The guest reset itself. It can be started anew.
+    /// The guest reset itself. [`crate::Running::restart`] starts it anew.
     Reset,
     /// The owner stopped it.
     Stopped,

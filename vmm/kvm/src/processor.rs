@@ -1,9 +1,12 @@
-//! The state in which processors start: features, and the registers of a PVH boot.
+//! The state in which processors start: features, and the registers at a kernel's entry.
 
 use kvm_bindings::{CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_msr_entry, kvm_regs, kvm_segment};
 use kvm_ioctls::{Kvm, VcpuFd};
 
-use crate::error::VmError;
+use crate::{
+    boot::{Entry, Protocol},
+    error::VmError,
+};
 
 /// Bits of CPUID leaf 1, register ECX: the local APIC's timer counts in time stamps, and the
 /// processor belongs to a virtual machine.
@@ -48,21 +51,27 @@ fn describe(features: &mut CpuId, number: u8) {
     }
 }
 
-/// Puts the first processor at a PVH entry: 32-bit protected mode without paging.
-pub(crate) fn set_entry(vcpu: &VcpuFd, entry: u64, start_info: u64) -> Result<(), VmError> {
+/// Puts the first processor at a kernel's entry: 32-bit protected mode without paging, and segments
+/// of 4 GiB.
+pub(crate) fn set_entry(vcpu: &VcpuFd, entry: Entry) -> Result<(), VmError> {
+    // Bit 1 of the flags is always set.
+    let general = kvm_regs { rip: entry.address, rflags: 2, ..Default::default() };
+    let (general, code) = match entry.protocol {
+        Protocol::Pvh { start_info } => (kvm_regs { rbx: start_info, ..general }, 0x8),
+        Protocol::Linux { parameters } => (kvm_regs { rsi: parameters, ..general }, 0x10),
+    };
+
     let mut special = vcpu.get_sregs().map_err(VmError::kvm("the processor's registers"))?;
-    special.cs = segment(0x8, 0xb);
+    special.cs = segment(code, 0xb);
     for data in [&mut special.ds, &mut special.es, &mut special.fs, &mut special.gs, &mut special.ss] {
-        *data = segment(0x10, 0x3);
+        *data = segment(code + 0x8, 0x3);
     }
-    special.tr = kvm_segment { limit: 0x67, s: 0, g: 0, db: 0, ..segment(0x18, 0xb) };
+    special.tr = kvm_segment { limit: 0x67, s: 0, g: 0, db: 0, ..segment(code + 0x10, 0xb) };
     special.cr0 = CR0_PROTECTED | CR0_COPROCESSOR;
     special.cr4 = 0;
     special.efer = 0;
     vcpu.set_sregs(&special).map_err(VmError::kvm("the processor's registers"))?;
 
-    // Bit 1 of the flags is always set.
-    let general = kvm_regs { rip: entry, rbx: start_info, rflags: 2, ..Default::default() };
     vcpu.set_regs(&general).map_err(VmError::kvm("the processor's registers"))
 }
 

@@ -38,6 +38,11 @@ impl SerialPort {
         *self.lock().uart.writer_mut() = output;
     }
 
+    /// Takes the destination of the output away. Output is dropped from now on.
+    pub(crate) fn take_output(&self) -> Output {
+        std::mem::replace(self.lock().uart.writer_mut(), Box::new(std::io::sink()))
+    }
+
     /// Queues input for the guest. Returns the number of bytes that were taken.
     pub(crate) fn send(&self, bytes: &[u8]) -> usize {
         let mut state = self.lock();

@@ -6,17 +6,16 @@ use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 
 pub use crate::power::End;
 use crate::{
-    boot::{self, Software},
+    boot::{self, Images, Software},
     error::VmError,
     exits::Exits,
     function::Function,
-    interrupts::Interrupts,
+    hypervisor::KvmMachine,
     layout::{IDENTITY_MAP, SERIAL, TSS},
     memory::Ram,
-    pci::PciBus,
     ports::Devices,
     processor,
-    slots::Slots,
+    serial::SerialPort,
     vcpu::Vcpu,
 };
 
@@ -32,8 +31,9 @@ pub struct VmConfig {
 }
 
 impl VmConfig {
-    /// Returns a machine with one processor and 256 MiB of RAM, which starts an unpacked kernel
-    /// (`vmlinux`) by its PVH entry.
+    /// Returns a machine with one processor and 256 MiB of RAM. It starts an unpacked kernel
+    /// (`vmlinux`) by its PVH entry, or a bzImage (`vmlinuz`) by Linux's boot protocol. A bzImage
+    /// takes longer, because it unpacks itself.
     pub fn new(kernel: impl Into<PathBuf>) -> Self {
         let software = Software { kernel: kernel.into(), initrd: None, command_line: String::new() };
         Self { software, memory: 256 << 20, processors: 1 }
@@ -64,12 +64,21 @@ impl VmConfig {
     }
 }
 
-/// A virtual machine that has not started.
-pub struct Vm {
-    kvm: Kvm,
-    vm: Arc<VmFd>,
+/// The parts of a machine that outlive a restart. Their files stay open, so that a process that may
+/// open none can start its machine anew.
+#[derive(Clone)]
+struct Lasting {
+    kvm: Arc<Kvm>,
     config: VmConfig,
     ram: Ram,
+    /// The software, once the machine has started.
+    images: Option<Arc<Images>>,
+}
+
+/// A virtual machine that has not started.
+pub struct Vm {
+    lasting: Lasting,
+    vm: Arc<VmFd>,
     processors: Vec<VcpuFd>,
     devices: Devices,
 }
@@ -85,23 +94,24 @@ impl Vm {
             return Err(VmError::Request(text));
         }
 
-        let kvm = Kvm::new().map_err(VmError::NoKvm)?;
+        let kvm = Arc::new(Kvm::new().map_err(VmError::NoKvm)?);
+        let ram = Ram::new(config.memory)?;
+        Self::with_parts(Lasting { kvm, config: config.clone(), ram, images: None })
+    }
+
+    /// Makes a machine of KVM around RAM whose bytes are all 0.
+    fn with_parts(lasting: Lasting) -> Result<Self, VmError> {
+        let Lasting { kvm, config, ram, .. } = &lasting;
         let vm = Arc::new(kvm.create_vm().map_err(VmError::kvm("a virtual machine"))?);
         vm.set_identity_map_address(IDENTITY_MAP).map_err(VmError::kvm("the identity map"))?;
         vm.set_tss_address(TSS).map_err(VmError::kvm("the task state"))?;
 
-        let slots = Arc::new(Slots::new(vm.clone()));
-        let ram = Ram::new(config.memory)?;
-        ram.map(&slots)?;
-
         // KVM wants its interrupt controllers before the processors.
-        let interrupts = Arc::new(Interrupts::new(vm.clone())?);
+        let devices = Devices::new(Arc::new(KvmMachine::new(vm.clone())?), ram)?;
         let processors = (0..config.processors)
             .map(|number| vm.create_vcpu(number.into()).map_err(VmError::kvm("a processor")))
             .collect::<Result<_, _>>()?;
-
-        let devices = Devices::new(PciBus::new(slots, interrupts.clone()), &interrupts)?;
-        Ok(Self { kvm, vm, config: config.clone(), ram, processors, devices })
+        Ok(Self { lasting, vm, processors, devices })
     }
 
     /// Sends the output of a serial port, 0 or 1, to a writer. The guest waits for each write.
@@ -121,14 +131,12 @@ impl Vm {
     /// # Errors
     /// [`VmError::Request`] when the slot is not free, [`VmError::Function`].
     pub fn plug(&mut self, slot: u8, function: Arc<dyn Function>) -> Result<(), VmError> {
-        let mapped = function.map_ram(&self.ram);
-        mapped.map_err(|error| VmError::Function { slot, error })?;
-        self.devices.bus.plug(slot, function)
+        self.devices.plug(slot, function, &self.lasting.ram)
     }
 
     /// Returns the RAM.
     pub fn ram(&self) -> &Ram {
-        &self.ram
+        &self.lasting.ram
     }
 
     /// Loads the kernel and starts the processors.
@@ -136,16 +144,23 @@ impl Vm {
     /// # Errors
     /// [`VmError`]
     pub fn start(self) -> Result<Running, VmError> {
-        let Self { kvm, vm, config, ram, processors, devices } = self;
-        let entry = boot::load(&ram, &config.software, config.processors)?;
+        let Self { mut lasting, vm, processors, devices } = self;
+        let Lasting { kvm, config, ram, images } = &mut lasting;
+        let images = match images {
+            Some(images) => images,
+            None => images.insert(Arc::new(Images::open(&config.software)?)),
+        };
+
+        let entry = boot::load(ram, images, &config.software.command_line, config.processors)?;
         for (number, vcpu) in (0..).zip(&processors) {
-            processor::set_features(&kvm, vcpu, number)?;
+            processor::set_features(kvm, vcpu, number)?;
         }
         if let Some(first) = processors.first() {
-            processor::set_entry(first, entry.address, entry.start_info)?;
+            processor::set_entry(first, entry)?;
         }
 
-        let mut running = Running { vcpus: Vec::new(), devices: Arc::new(devices), _ram: ram, _vm: vm };
+        let devices = Arc::new(devices);
+        let mut running = Running { vcpus: Vec::new(), devices, lasting, _vm: vm };
         for (number, vcpu) in (0..).zip(processors) {
             let vcpu = Vcpu::start(vcpu, number, running.devices.clone())?;
             running.vcpus.push(vcpu);
@@ -159,7 +174,7 @@ pub struct Running {
     // Fields drop in this order: the processors are gone before their memory.
     vcpus: Vec<Vcpu>,
     devices: Arc<Devices>,
-    _ram: Ram,
+    lasting: Lasting,
     _vm: Arc<VmFd>,
 }
 
@@ -184,6 +199,38 @@ impl Running {
     pub fn stop(mut self) -> End {
         self.shut_down();
         self.devices.power.ended().unwrap_or(End::Stopped)
+    }
+
+    /// Starts the machine anew, as the reset of a computer does. It has the same functions, which
+    /// are reset, RAM whose bytes are all 0, and the same software, read again from its files. The
+    /// serial ports keep their destinations. The counts of exits begin at 0.
+    ///
+    /// A machine that still runs is stopped first.
+    ///
+    /// # Errors
+    /// [`VmError`]. The machine is gone then.
+    pub fn restart(mut self) -> Result<Self, VmError> {
+        self.shut_down();
+        let functions = self.devices.bus.functions();
+        for (slot, function) in &functions {
+            let reset = function.release_vectors().and_then(|()| function.reset());
+            reset.map_err(|error| VmError::Function { slot: *slot, error })?;
+        }
+
+        // Functions that are reset write to no RAM.
+        self.lasting.ram.clear()?;
+        let outputs = self.devices.serial.each_ref().map(SerialPort::take_output);
+        let lasting = self.lasting.clone();
+        drop(self);
+
+        let mut vm = Vm::with_parts(lasting)?;
+        for (port, output) in outputs.into_iter().enumerate() {
+            vm.serial(port, output)?;
+        }
+        for (slot, function) in functions {
+            vm.plug(slot, function)?;
+        }
+        vm.start()
     }
 
     fn shut_down(&mut self) {

@@ -54,7 +54,7 @@ pub struct LocalMachine {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the machine's thread shares with those that access its functions.
+/// State that the machine's thread shares with the callers of its functions.
 struct Shared {
     state: Mutex<State>,
     started: Instant,

@@ -2,15 +2,15 @@
 
 use std::{fs::File, ops::Range, sync::Arc};
 
-use kvm_ioctls::IoEventAddress;
 use nix::libc;
 use vm_memory::{FileOffset, MmapRegion};
 
 use crate::{
     function::{Area, Bar, BarKind, Doorbell, FunctionError},
+    hypervisor::{ExitAddress, MemoryAccess},
     layout::{WINDOW_32, WINDOW_64, WINDOW_IO},
     memory::PAGE,
-    slots::{Access, Slot, Slots},
+    slots::{Slot, Slots},
 };
 
 /// Bits of the command register that enable the decoding of BARs.
@@ -47,14 +47,14 @@ struct PluggedBar {
     slots: Vec<Slot>,
     doorbells: Vec<Doorbell>,
     /// The doorbells in use, with their addresses in the guest.
-    connected: Vec<(IoEventAddress, Doorbell)>,
+    connected: Vec<(ExitAddress, Doorbell)>,
 }
 
 /// An area that this process has mapped, so that KVM can.
 struct MappedArea {
     offset: u64,
     memory: Arc<MmapRegion>,
-    access: Access,
+    access: MemoryAccess,
 }
 
 /// Addresses that a BAR decodes.
@@ -127,6 +127,11 @@ impl Bars {
         plugged.address = address & !(plugged.bar.size - 1);
     }
 
+    /// Sets all registers to their values after a reset.
+    pub(crate) fn reset(&mut self) {
+        self.bars.iter_mut().for_each(|plugged| plugged.address = 0);
+    }
+
     /// Decodes what the registers and the command register say. Returns whether that has changed.
     pub(crate) fn decode(&mut self, command: u16, slots: &Slots) -> bool {
         let mut changed = false;
@@ -170,7 +175,7 @@ impl PluggedBar {
     fn unmap(&mut self, slots: &Slots) {
         self.slots.drain(..).for_each(|slot| slots.unmap(slot));
         for (address, doorbell) in self.connected.drain(..) {
-            if let Err(error) = slots.disconnect_doorbell(&address, &doorbell.event) {
+            if let Err(error) = slots.disconnect_doorbell(address, &doorbell.event) {
                 tracing::warn!(%error, bar = self.bar.index, "a doorbell");
             }
         }
@@ -189,10 +194,10 @@ impl PluggedBar {
 
         for doorbell in &self.doorbells {
             let at = match space(&self.bar) {
-                Space::Io => IoEventAddress::Pio(address + doorbell.offset),
-                Space::Memory => IoEventAddress::Mmio(address + doorbell.offset),
+                Space::Io => ExitAddress::Port(address + doorbell.offset),
+                Space::Memory => ExitAddress::Memory(address + doorbell.offset),
             };
-            match slots.connect_doorbell(&at, &doorbell.event) {
+            match slots.connect_doorbell(at, &doorbell.event) {
                 Ok(()) => self.connected.push((at, doorbell.clone())),
                 Err(error) => tracing::warn!(%error, bar = self.bar.index, "a doorbell makes exits"),
             }
@@ -202,10 +207,10 @@ impl PluggedBar {
 
 impl MappedArea {
     fn new(area: &Area) -> Result<Self, FunctionError> {
-        let access = if area.writable { Access::ReadWrite } else { Access::ReadOnly };
+        let access = if area.writable { MemoryAccess::ReadWrite } else { MemoryAccess::ReadOnly };
         let protection = match access {
-            Access::ReadOnly => libc::PROT_READ,
-            Access::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+            MemoryAccess::ReadOnly => libc::PROT_READ,
+            MemoryAccess::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
         };
 
         let file = FileOffset::from_arc(Arc::<File>::clone(&area.file), area.file_offset);

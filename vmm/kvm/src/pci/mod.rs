@@ -1,7 +1,9 @@
 //! The PCI Express bus: configuration space, and the addresses that BARs decode.
 
 mod bars;
+mod capability;
 mod msix;
+mod reset;
 
 use std::{
     ops::Range,
@@ -20,6 +22,7 @@ use crate::{
 pub(crate) use bars::Space;
 use bars::{Bars, Decoded};
 use msix::{Location, Msix};
+use reset::ResetControl;
 
 /// Number of slots of the bus. Each has one function.
 const SLOTS: usize = PCI_SLOTS as usize;
@@ -47,6 +50,7 @@ pub(crate) struct PciBus {
 struct Plugged {
     function: Arc<dyn Function>,
     msix: Option<Location>,
+    reset: Option<ResetControl>,
     state: Mutex<State>,
     /// The eventfds of the interrupt line, if it has one: raised, and serviced.
     line: Option<[Event; 2]>,
@@ -76,6 +80,12 @@ impl PciBus {
         }
         *place = Some(plugged);
         Ok(())
+    }
+
+    /// Returns the functions, with their slots.
+    pub(crate) fn functions(&self) -> Vec<(u8, Arc<dyn Function>)> {
+        let plugged = (0..).zip(&self.slots);
+        plugged.filter_map(|(slot, plugged)| Some((slot, plugged.as_ref()?.function.clone()))).collect()
     }
 
     /// Reads from the ECAM, at an offset from its start. Functions that do not exist read as ones.
@@ -129,6 +139,11 @@ impl PciBus {
 
     /// Returns the function, the BAR and the offset of an address.
     fn find(&self, space: Space, address: u64, length: usize) -> Option<(&Plugged, u8, u64)> {
+        // The hypervisor cuts an access at a page's end. Functions get no such piece.
+        if !matches!(length, 1 | 2 | 4 | 8) {
+            return None;
+        }
+
         let windows = self.windows.read().unwrap_or_else(PoisonError::into_inner);
         let (slot, decoded) = windows
             .iter()
@@ -137,6 +152,17 @@ impl PciBus {
         let fits = decoded.addresses.end - address >= length as u64;
         let plugged = self.slots[*slot].as_ref().filter(|_| fits)?;
         Some((plugged, decoded.bar, address - decoded.addresses.start))
+    }
+}
+
+impl State {
+    /// Returns to the state after a reset of the function.
+    fn reset(&mut self) {
+        self.command = 0;
+        self.bars.reset();
+        if let Some(msix) = &mut self.msix {
+            msix.reset();
+        }
     }
 }
 
@@ -150,12 +176,13 @@ impl Plugged {
         let bars = Bars::new(function.bars(), &function.doorbells(), flags)?;
 
         let msix = Location::find(&*function)?;
+        let reset = ResetControl::find(&*function)?;
         let state = State {
             command: 0,
             bars,
             msix: msix.clone().map(|found| Msix::new(function.clone(), interrupts.clone(), found)),
         };
-        Ok(Self { function, msix, state: Mutex::new(state), line: None })
+        Ok(Self { function, msix, reset, state: Mutex::new(state), line: None })
     }
 
     /// Returns whether the function has an interrupt line.
@@ -207,6 +234,17 @@ impl Plugged {
             tracing::warn!(%error, register, "a write to the configuration space");
         }
 
+        if self.reset.is_some_and(|reset| reset.is_requested(register, data)) {
+            state.reset();
+        } else {
+            self.write_copies(&mut state, register, data);
+        }
+        let command = state.command;
+        state.bars.decode(command, memory).then_some(state)
+    }
+
+    /// Writes to the registers that the bus keeps itself.
+    fn write_copies(&self, state: &mut State, register: u16, data: &[u8]) {
         if BARS.contains(&register) {
             let number = usize::from(register - BARS.start) / 4;
             let mut bytes = state.bars.register(number).to_le_bytes();
@@ -222,9 +260,6 @@ impl Plugged {
                 msix.set_control(merged(0, location.control, register, data));
             }
         }
-
-        let command = state.command;
-        state.bars.decode(command, memory).then_some(state)
     }
 
     fn read(&self, bar: u8, offset: u64, data: &mut [u8]) {

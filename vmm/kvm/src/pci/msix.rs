@@ -10,8 +10,11 @@ use crate::{
     error::VmError,
     event::Event,
     function::{Function, FunctionError},
-    interrupts::{Interrupts, Message, MessageNumber},
+    hypervisor::Message,
+    interrupts::{Interrupts, MessageNumber},
 };
+
+use super::capability;
 
 /// The capability's number.
 const CAPABILITY: u8 = 0x11;
@@ -23,10 +26,6 @@ const CONTROL_SIZE: u16 = 0x7ff;
 const VECTOR_MASK: u32 = 1;
 /// Size of a table entry.
 const ENTRY: usize = 16;
-
-/// The pointer to the first capability, and the number of capabilities that fit.
-const FIRST_CAPABILITY: u16 = 0x34;
-const MOST_CAPABILITIES: usize = 48;
 
 /// The place of a function's MSI-X capability and table.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,35 +41,21 @@ pub(crate) struct Location {
 impl Location {
     /// Finds the MSI-X capability of a function, if it has one.
     pub(crate) fn find(function: &dyn Function) -> Result<Option<Self>, FunctionError> {
-        let byte = |offset| read::<1>(function, offset).map(|[byte]| byte);
-        let mut at = u16::from(byte(FIRST_CAPABILITY)? & !3);
+        let Some(at) = capability::find(function, CAPABILITY)? else { return Ok(None) };
+        let control = at + 2;
+        let size = u16::from_le_bytes(capability::read(function, control)?) & CONTROL_SIZE;
+        let vectors = usize::from(size) + 1;
 
-        for _ in 0..MOST_CAPABILITIES {
-            if at < 0x40 {
-                break;
-            }
-            if byte(at)? == CAPABILITY {
-                let vectors = usize::from(u16::from_le_bytes(read(function, at + 2)?) & CONTROL_SIZE) + 1;
-                let table = u32::from_le_bytes(read(function, at + 4)?);
-                let start = u64::from(table & !7);
-                let table_range = start..start + (vectors * ENTRY) as u64;
-                return Ok(Some(Self { control: at + 2, vectors, bar: table as u8 & 7, table: table_range }));
-            }
-            at = u16::from(byte(at + 1)? & !3);
-        }
-        Ok(None)
+        let table = u32::from_le_bytes(capability::read(function, at + 4)?);
+        let start = u64::from(table & !7);
+        let table_range = start..start + (vectors * ENTRY) as u64;
+        Ok(Some(Self { control, vectors, bar: table as u8 & 7, table: table_range }))
     }
 
     /// Returns whether the table has any byte of an access to a BAR.
     pub(crate) fn contains(&self, bar: u8, offset: u64) -> bool {
         self.bar == bar && self.table.contains(&offset)
     }
-}
-
-fn read<const N: usize>(function: &dyn Function, offset: u16) -> Result<[u8; N], FunctionError> {
-    let mut data = [0; N];
-    function.config_read(offset, &mut data)?;
-    Ok(data)
 }
 
 /// The MSI-X state of a function.
@@ -103,11 +88,15 @@ enum Wiring {
 
 impl Msix {
     pub(crate) fn new(function: Arc<dyn Function>, interrupts: Arc<Interrupts>, location: Location) -> Self {
-        let mut table = vec![0; location.vectors * ENTRY];
-        // All vectors are masked after a reset.
-        table.chunks_mut(ENTRY).for_each(|entry| entry[12] = VECTOR_MASK as u8);
+        let table = masked_table(location.vectors);
         let vectors = (0..location.vectors).map(|_| Vector::default()).collect();
         Self { function, interrupts, location, control: 0, table, vectors }
+    }
+
+    /// Returns to the state after a reset of the function, which has masked all vectors.
+    pub(crate) fn reset(&mut self) {
+        self.set_control(0);
+        self.table = masked_table(self.location.vectors);
     }
 
     /// Sets the message control register as the guest wrote it.
@@ -208,6 +197,13 @@ impl Msix {
             }
         }
     }
+}
+
+/// Returns a table whose vectors are all masked, as after a reset.
+fn masked_table(vectors: usize) -> Vec<u8> {
+    let mut table = vec![0; vectors * ENTRY];
+    table.chunks_mut(ENTRY).for_each(|entry| entry[12] = VECTOR_MASK as u8);
+    table
 }
 
 /// Logs an error that the guest cannot be told of.

@@ -7,7 +7,10 @@ use std::{
         fd::{BorrowedFd, OwnedFd},
         unix::fs::FileExt,
     },
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use nicforge_kvm::{Area, Bar, BarKind, Function, FunctionError, Ram};
@@ -28,6 +31,9 @@ pub(crate) const BROKEN: u32 = REGISTERS + 0x90;
 /// The value of registers, to which their offset is added.
 pub(crate) const REGISTER_VALUE: u32 = 0x5a5a_0000;
 
+/// Offset of the PCI Express capability in the configuration space.
+pub(crate) const EXPRESS: u32 = 0x60;
+
 /// The card.
 pub(crate) struct Card {
     pub(crate) file: Arc<File>,
@@ -36,6 +42,7 @@ pub(crate) struct Card {
     writes: Mutex<Vec<(u64, u32)>>,
     vector: Mutex<Option<File>>,
     line: Mutex<Option<File>>,
+    resets: AtomicU32,
 }
 
 impl Card {
@@ -48,7 +55,13 @@ impl Card {
             writes: Mutex::default(),
             vector: Mutex::default(),
             line: Mutex::default(),
+            resets: AtomicU32::new(0),
         })
+    }
+
+    /// Returns how often the bus was reset.
+    pub(crate) fn resets(&self) -> u32 {
+        self.resets.load(Ordering::Relaxed)
     }
 
     /// Returns the writes that reached the card.
@@ -75,7 +88,8 @@ fn raise(event: &Mutex<Option<File>>) {
     }
 }
 
-/// Returns a configuration space with an interrupt line and MSI-X: two vectors, the table in BAR 0.
+/// Returns a configuration space with an interrupt line, MSI-X (two vectors, the table in BAR 0),
+/// and a function-level reset.
 fn config() -> [u8; 256] {
     let mut config = [0; 256];
     config[0x00..0x04].copy_from_slice(&[0xfc, 0x1e, 0x34, 0x12]);
@@ -83,9 +97,13 @@ fn config() -> [u8; 256] {
     config[0x06] = 0x10;
     config[0x34] = 0x40;
     config[0x3d] = 1;
-    config[0x40..0x44].copy_from_slice(&[0x11, 0, 1, 0]);
+    config[0x40..0x44].copy_from_slice(&[0x11, EXPRESS as u8, 1, 0]);
     config[0x44..0x48].copy_from_slice(&TABLE.to_le_bytes());
     config[0x48..0x4c].copy_from_slice(&(TABLE + 0x800).to_le_bytes());
+    // PCI Express, with a function-level reset.
+    let express = EXPRESS as usize;
+    config[express..express + 4].copy_from_slice(&[0x10, 0, 2, 0]);
+    config[express + 4..express + 8].copy_from_slice(&(1_u32 << 28).to_le_bytes());
     config
 }
 
@@ -160,7 +178,7 @@ impl Function for Card {
     }
 
     fn reset(&self) -> Result<(), FunctionError> {
-        *self.config.lock().unwrap() = config();
+        self.resets.fetch_add(1, Ordering::Relaxed);
         Ok(())
     }
 }

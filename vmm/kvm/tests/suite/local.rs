@@ -1,13 +1,9 @@
 //! Devices in this process: driven through [`Function`] as the bus does it, and by a program.
 
-use std::{
-    os::fd::AsFd,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{os::fd::AsFd, sync::Arc, time::Instant};
 
 use nicforge_core::ids::{AttachmentId, FunctionId};
-use nicforge_kvm::{Event, Function, LocalFunction, Ram};
+use nicforge_kvm::{End, Event, Function, LocalFunction, Ram};
 use nicforge_virtio::registers::{BAR_SIZE, ISR, MSIX_TABLE, NO_VECTOR, NOTIFY, common, feature, status};
 use nicforge_virtio_devices::rng::VirtioRng;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -16,11 +12,9 @@ use vm_memory::{Bytes, GuestAddress};
 use crate::{
     APIC_ENABLE, APIC_REQUESTS, MESSAGE_ADDRESS, REQUEST, VECTOR,
     payload::Payload,
-    rig::{self, BAR, COMMAND, SLOT, at, has_kvm},
+    rig::{self, BAR, COMMAND, LIMIT, SLOT, at, has_kvm},
 };
 
-/// Time limit of a wait.
-const LIMIT: Duration = Duration::from_secs(20);
 /// Addresses of the driver's queue in the guest, and of its buffer.
 const DESCRIPTORS: u32 = 0x20_0000;
 const AVAILABLE: u32 = DESCRIPTORS + 0x100;
@@ -237,7 +231,7 @@ fn attachment_is_free_again_after_its_function() {
 }
 
 /// Returns the register of a function's MSI-X capability.
-fn msix(function: &LocalFunction) -> u32 {
+fn msix(function: &dyn Function) -> u32 {
     let mut at = [0x34 - 1];
     loop {
         function.config_read(u16::from(at[0]) + 1, &mut at).unwrap();
@@ -262,36 +256,58 @@ fn store_all(mut program: Payload, stores: &[Store]) -> Payload {
     program
 }
 
+/// Returns a program that gets random bytes of a device in [`SLOT`], and shows the used ring's
+/// index and the number of bytes.
+pub(crate) fn program(function: &dyn Function) -> Payload {
+    let table = BAR + MSIX_TABLE + 16;
+    let mut program = Payload::default()
+        .store(at(rig::BAR_0), BAR)
+        .store(at(COMMAND), COMMAND_MASTER)
+        .store(APIC_ENABLE, 0x1ff)
+        .store(at(msix(function)), 0x8000 << 16)
+        .store(table, MESSAGE_ADDRESS)
+        .store(table + 4, 0)
+        .store(table + 8, VECTOR)
+        .store(table + 12, 0);
+    program = store_all(program, &set_up(1));
+    for (address, value) in one_buffer() {
+        program = program.store(address, value);
+    }
+    program.store_16(BAR + NOTIFY as u32, 0).wait_for(APIC_REQUESTS, REQUEST).show(USED).show(USED + 8)
+}
+
+/// The output of the program.
+pub(crate) fn shown() -> Vec<u8> {
+    [(1_u32 << 16).to_le_bytes(), LENGTH.to_le_bytes()].concat()
+}
+
 #[test]
 fn program_gets_random_bytes_by_a_doorbell_and_a_vector() {
     if !has_kvm() {
         return;
     }
     let function = LocalFunction::of_device("rng0", Box::new(VirtioRng::device())).unwrap();
-    let table = BAR + MSIX_TABLE + 16;
-    let mut program = Payload::default()
-        .store(at(rig::BAR_0), BAR)
-        .store(at(COMMAND), COMMAND_MASTER)
-        .store(APIC_ENABLE, 0x1ff)
-        .store(at(msix(&function)), 0x8000 << 16)
-        .store(table, MESSAGE_ADDRESS)
-        .store(table + 4, 0)
-        .store(table + 8, VECTOR)
-        .store(table + 12, 0);
-    let stores = set_up(1);
-    program = store_all(program, &stores);
-    for (address, value) in one_buffer() {
-        program = program.store(address, value);
-    }
-    program = program
-        .store_16(BAR + NOTIFY as u32, 0)
-        .wait_for(APIC_REQUESTS, REQUEST)
-        .show(USED)
-        .show(USED + 8)
-        .power_off();
-
+    let program = program(&function).power_off();
     let run = rig::boot_functions(program, vec![(SLOT, Arc::new(function))]);
-    assert_eq!(run.output, [(1_u32 << 16).to_le_bytes(), LENGTH.to_le_bytes()].concat());
+
+    assert_eq!(run.output, shown());
     // The table and the registers make exits, and the doorbell makes none.
-    assert_eq!(run.exits.memory, 4 + stores.len() as u64);
+    assert_eq!(run.exits.memory, 4 + set_up(1).len() as u64);
+}
+
+#[test]
+fn restarted_machine_uses_its_device_again() {
+    if !has_kvm() {
+        return;
+    }
+    let function = LocalFunction::of_device("rng0", Box::new(VirtioRng::device())).unwrap();
+    let program = program(&function).reset();
+    let mut started = rig::start(program, vec![(SLOT, Arc::new(function))]);
+
+    for round in 1..=3 {
+        assert_eq!(started.running.wait(LIMIT), Some(End::Reset));
+        assert_eq!(started.output.bytes(), shown().repeat(round));
+        started.running = started.running.restart().unwrap();
+    }
+    started.running.stop();
 }

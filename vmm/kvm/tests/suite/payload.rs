@@ -14,12 +14,20 @@ const CODE_OFFSET: usize = 0x100;
 const SERIAL: u16 = 0x3f8;
 const SLEEP: u16 = 0x600;
 const POWER_OFF: u8 = 0x34;
+/// The port that resets the machine.
+const RESET: u16 = 0x602;
 
 /// A program under construction. Each method appends instructions.
 #[derive(Default)]
 pub(crate) struct Payload(Vec<u8>);
 
 impl Payload {
+    /// Appends another program.
+    pub(crate) fn then(mut self, other: Self) -> Self {
+        self.0.extend(other.0);
+        self
+    }
+
     /// `mov dword [address], value`
     pub(crate) fn store(mut self, address: u32, value: u32) -> Self {
         self.0.extend([0xc7, 0x05]);
@@ -75,6 +83,15 @@ impl Payload {
         self.out(SERIAL)
     }
 
+    /// Resets the machine, and appends what a processor does that was not stopped.
+    pub(crate) fn reset(mut self) -> Self {
+        self.0.extend([0xb0, 1]);
+        self = self.out(RESET);
+        // jmp to itself
+        self.0.extend([0xeb, 0xfe]);
+        self
+    }
+
     /// Switches the machine off, and appends what a processor does that was not stopped.
     pub(crate) fn power_off(mut self) -> Self {
         self.0.extend([0xb0, POWER_OFF]);
@@ -102,6 +119,33 @@ impl Payload {
     fn append(mut self, words: &[u32]) -> Self {
         self.0.extend(words.iter().flat_map(|word| word.to_le_bytes()));
         self
+    }
+
+    /// `mov [address], esi`
+    pub(crate) fn store_esi(mut self, address: u32) -> Self {
+        self.0.extend([0x89, 0x35]);
+        self.append(&[address])
+    }
+
+    /// Writes the program as a packed kernel, which asks for `init_size` bytes to unpack itself.
+    pub(crate) fn write_packed(&self, path: &Path, init_size: u32) {
+        // One sector for the boot sector, and one for the setup.
+        let mut file = vec![0; 1024];
+        let mut put = |offset: usize, bytes: &[u8]| file[offset..offset + bytes.len()].copy_from_slice(bytes);
+        put(0x1f1, &[1]);
+        put(0x1fe, &[0x55, 0xaa]);
+        put(0x202, b"HdrS");
+        put(0x206, &0x20f_u16.to_le_bytes());
+        // Loaded high: at 1 MiB.
+        put(0x211, &[1]);
+        put(0x214, &CODE.to_le_bytes());
+        put(0x22c, &0x7fff_ffff_u32.to_le_bytes());
+        put(0x230, &0x1000_u32.to_le_bytes());
+        put(0x258, &u64::from(CODE).to_le_bytes());
+        put(0x260, &init_size.to_le_bytes());
+
+        file.extend(&self.0);
+        std::fs::write(path, file).unwrap();
     }
 
     /// Writes the program as a kernel: a 64-bit ELF file with a note that names the entry.

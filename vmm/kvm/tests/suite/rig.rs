@@ -6,12 +6,13 @@ use std::{
     time::Duration,
 };
 
-use nicforge_kvm::{End, Exits, Function, Vm, VmConfig};
+use nicforge_kvm::{End, Exits, Function, Running, Vm, VmConfig};
+use tempfile::TempDir;
 
 use crate::{card::Card, payload::Payload};
 
 /// Time limit of a program, generous for a KVM that emulates.
-const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 /// The card's slot, and that of a second one.
 pub(crate) const SLOT: u8 = 3;
 pub(crate) const SECOND_SLOT: u8 = 4;
@@ -79,6 +80,23 @@ pub(crate) fn boot_with(program: Payload, cards: &[(u8, Arc<Card>)]) -> Option<R
 
 /// Runs a program with functions in slots to its end.
 pub(crate) fn boot_functions(program: Payload, functions: Vec<(u8, Arc<dyn Function>)>) -> Run {
+    let Started { running, output, .. } = start(program, functions);
+    let end = running.wait(LIMIT);
+    let exits = running.exits();
+    running.stop();
+    Run { output: output.bytes(), end, exits }
+}
+
+/// A machine that runs a program.
+pub(crate) struct Started {
+    pub(crate) running: Running,
+    pub(crate) output: Lines,
+    /// The folder of the program, which a machine reads again when it restarts.
+    pub(crate) folder: TempDir,
+}
+
+/// Starts a program with functions in slots.
+pub(crate) fn start(program: Payload, functions: Vec<(u8, Arc<dyn Function>)>) -> Started {
     let folder = tempfile::tempdir().unwrap();
     let kernel = folder.path().join("kernel");
     program.write(&kernel);
@@ -89,18 +107,18 @@ pub(crate) fn boot_functions(program: Payload, functions: Vec<(u8, Arc<dyn Funct
     for (slot, function) in functions {
         vm.plug(slot, function).unwrap();
     }
-
-    let running = vm.start().unwrap();
-    let end = running.wait(LIMIT);
-    let exits = running.exits();
-    running.stop();
-    let output = output.0.lock().unwrap().clone();
-    Run { output, end, exits }
+    Started { running: vm.start().unwrap(), output, folder }
 }
 
 /// The bytes of a serial port.
 #[derive(Clone, Default)]
-struct Lines(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl Lines {
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        self.0.lock().unwrap().clone()
+    }
+}
 
 impl Write for Lines {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {

@@ -1,0 +1,85 @@
+//! The start of an unpacked kernel by its PVH entry.
+
+use linux_loader::{
+    configurator::{BootConfigurator, BootParams, pvh::PvhBootConfigurator},
+    loader::{
+        KernelLoader,
+        elf::{
+            Elf, PvhBootCapability,
+            start_info::{hvm_memmap_table_entry, hvm_modlist_entry, hvm_start_info},
+        },
+    },
+};
+use vm_memory::{Address, GuestAddress};
+
+use super::{Entry, Image, Initrd, LoadedKernel, Protocol, memory_map};
+use crate::{
+    error::VmError,
+    layout::{COMMAND_LINE, KERNEL_RAM, MEMORY_MAP, MODULE_LIST, START_INFO},
+    memory::Ram,
+};
+
+/// The number that marks a start info (Xen, public/arch-x86/hvm/start_info.h).
+const START_MAGIC: u32 = 0x336e_c578;
+
+/// The address of a kernel's PVH entry.
+#[derive(Clone, Copy)]
+pub(super) struct EntryAddress(u64);
+
+/// Loads a kernel.
+pub(super) fn load(ram: &Ram, kernel: &Image) -> Result<LoadedKernel<EntryAddress>, VmError> {
+    let mut file = kernel.rewound()?;
+    let loaded = Elf::load(ram.memory(), None, &mut file, Some(GuestAddress(KERNEL_RAM)))
+        .map_err(|error| kernel.failed(&error))?;
+
+    match loaded.pvh_boot_cap {
+        PvhBootCapability::PvhEntryPresent(entry) => {
+            let header = EntryAddress(entry.raw_value());
+            Ok(LoadedKernel { header, end: loaded.kernel_end, last: u64::MAX })
+        }
+        _ => Err(kernel.failed(&"the kernel has no PVH entry")),
+    }
+}
+
+/// Writes the structures that tell the kernel of its memory, modules and tables.
+pub(super) fn write_start_info(
+    ram: &Ram,
+    EntryAddress(address): EntryAddress,
+    initrd: Option<Initrd>,
+    rsdp: u64,
+) -> Result<Entry, VmError> {
+    let entry = |start: u64, end: u64, type_| hvm_memmap_table_entry {
+        addr: start,
+        size: end - start,
+        type_,
+        reserved: 0,
+    };
+    let map: Vec<_> =
+        memory_map(ram).iter().map(|part| entry(part.start, part.end, part.kind as u32)).collect();
+    let module = initrd.map(|Initrd { address, size }| hvm_modlist_entry {
+        paddr: address,
+        size,
+        ..Default::default()
+    });
+
+    let info = hvm_start_info {
+        magic: START_MAGIC,
+        version: 1,
+        nr_modules: u32::from(module.is_some()),
+        modlist_paddr: module.map_or(0, |_| MODULE_LIST),
+        cmdline_paddr: COMMAND_LINE,
+        rsdp_paddr: rsdp,
+        memmap_paddr: MEMORY_MAP,
+        memmap_entries: map.len() as u32,
+        ..Default::default()
+    };
+
+    let mut parameters = BootParams::new(&info, GuestAddress(START_INFO));
+    parameters.set_sections(&map, GuestAddress(MEMORY_MAP));
+    if let Some(module) = module {
+        parameters.set_modules(&[module], GuestAddress(MODULE_LIST));
+    }
+    PvhBootConfigurator::write_bootparams(&parameters, ram.memory())
+        .map_err(|error| VmError::Memory(error.to_string()))?;
+    Ok(Entry { address, protocol: Protocol::Pvh { start_info: START_INFO } })
+}

@@ -1,0 +1,90 @@
+//! Resets: of the machine by its guest, and of a function by its driver.
+
+use std::sync::Arc;
+
+use nicforge_kvm::End;
+
+use crate::{
+    APIC_REQUESTS, REQUEST,
+    card::{Card, EXPRESS, MEMORY, RAISE, REGISTERS, TABLE},
+    rig::{self, BAR, COMMAND, COMMAND_MEMORY, LIMIT, SLOT, at, boot, has_kvm},
+    set_up, with_vector,
+};
+
+/// An address in RAM.
+const WORD: u32 = 0x20_0000;
+/// The register with the bit that resets a function, and the bit.
+const DEVICE_CONTROL: u32 = EXPRESS + 8;
+const INITIATE_RESET: u16 = 1 << 15;
+
+#[test]
+fn machine_that_resets_itself_starts_anew_with_empty_ram_and_reset_functions() {
+    if !has_kvm() {
+        return;
+    }
+    // A restarted machine decodes no BAR, and finds the card's memory as it was.
+    let program = set_up()
+        .show(WORD)
+        .store(WORD, 7)
+        .store(at(COMMAND), 0)
+        .show(BAR + MEMORY)
+        .store(at(COMMAND), COMMAND_MEMORY)
+        .store(BAR + MEMORY, 5)
+        .reset();
+    let card = Card::new();
+    let mut started = rig::start(program, vec![(SLOT, card.clone())]);
+    let output = [0_u32.to_le_bytes(), u32::MAX.to_le_bytes()].concat();
+
+    for round in 1..=3 {
+        assert_eq!(started.running.wait(LIMIT), Some(End::Reset));
+        assert_eq!(started.output.bytes(), output.repeat(round));
+        assert_eq!(card.resets() as usize, round - 1);
+        assert_eq!(card.word(MEMORY), 5);
+        started.running = started.running.restart().unwrap();
+    }
+    started.running.stop();
+    assert_eq!(Arc::strong_count(&card), 1);
+}
+
+#[test]
+fn machine_that_still_runs_is_stopped_and_starts_anew() {
+    if !has_kvm() {
+        return;
+    }
+    // The interrupt never comes.
+    let program = set_up().say(b'!').wait_for(APIC_REQUESTS, REQUEST);
+    let mut started = rig::start(program, vec![(SLOT, Card::new())]);
+    started.running = started.running.restart().unwrap();
+    assert_eq!(started.running.wait(std::time::Duration::ZERO), None);
+    assert_eq!(started.running.stop(), End::Stopped);
+}
+
+#[test]
+fn function_level_reset_takes_the_bars_and_the_vectors_away() {
+    let program = with_vector(0)
+        .store_16(at(DEVICE_CONTROL), INITIATE_RESET)
+        .store(BAR + RAISE, 1)
+        .show(BAR + REGISTERS)
+        .show(at(rig::BAR_0))
+        .store(at(rig::BAR_0), BAR)
+        .store(at(COMMAND), COMMAND_MEMORY)
+        .show(BAR + TABLE + 8)
+        .show(BAR + TABLE + 12)
+        .store(BAR + RAISE, 1)
+        .show(APIC_REQUESTS);
+    let card = Card::new();
+    let Some(run) = boot(program.power_off(), card.clone()) else { return };
+
+    // No BAR is decoded, the table is masked and empty, and the function has no eventfd.
+    let expected = [u32::MAX, 0, 0, 1, 0].map(u32::to_le_bytes);
+    assert_eq!(run.output, expected.concat());
+    assert_eq!(card.writes(), [(RAISE.into(), 1)]);
+}
+
+#[test]
+fn vector_works_again_after_a_function_level_reset() {
+    let reset = with_vector(0).store_16(at(DEVICE_CONTROL), INITIATE_RESET);
+    let program = reset.then(with_vector(0)).store(BAR + RAISE, 1).wait_for(APIC_REQUESTS, REQUEST);
+    let Some(run) = boot(program.say(b'!').power_off(), Card::new()) else { return };
+    assert_eq!(run.output, b"!");
+}
