@@ -40,6 +40,7 @@
 
 mod acpi;
 mod boot;
+mod confine;
 mod error;
 mod event;
 mod exits;
@@ -59,6 +60,7 @@ mod slots;
 mod vcpu;
 mod vm;
 
+pub use confine::{ConfineError, confine};
 pub use error::VmError;
 pub use event::Event;
 pub use exits::Exits;

@@ -6,7 +6,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests fail by panicking")]
 
 mod card;
+mod confine;
 mod local;
+mod packed;
 mod payload;
 mod reset;
 mod rig;

@@ -1,0 +1,110 @@
+//! The filter of system calls, in a process of its own, because it lasts until a process ends.
+
+use std::{
+    fs::File,
+    io,
+    net::TcpStream,
+    os::unix::net::{UnixListener, UnixStream},
+    path::Path,
+    process::Command,
+    sync::Arc,
+    thread,
+};
+
+use nicforge_core::{
+    ids::{AttachmentId, FunctionId},
+    machine::Machine,
+};
+use nicforge_engine::{Engine, EngineConfig, Stop};
+use nicforge_kvm::{End, Function, LocalFunction, RemoteFunction, confine};
+use nicforge_virtio_devices::rng::VirtioRng;
+use nix::libc;
+use vm_memory::MmapRegion;
+
+use crate::{
+    local::{program, shown},
+    rig::{self, LIMIT, SLOT, Started, has_kvm},
+};
+
+/// The variable that names a server's socket for the confined process.
+const SOCKET: &str = "NICFORGE_TEST_SOCKET";
+
+#[test]
+fn confined_machines_run_and_start_anew() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("rng0");
+    let mut machine = Machine::new();
+    machine.add_function("rng0", Box::new(VirtioRng::device())).unwrap();
+    let mut engine = Engine::new(machine, EngineConfig::default()).unwrap();
+    engine.listen(FunctionId(0), AttachmentId(0), &socket).unwrap();
+
+    let stop = Stop::new().unwrap();
+    let child = thread::scope(|scope| {
+        let server = scope.spawn(|| engine.run(&stop));
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "confine::confined_process", "--nocapture", "--test-threads=1"])
+            .env(SOCKET, &socket)
+            // A confined process removes no files, so that they are in this folder.
+            .env("TMPDIR", folder.path())
+            .output();
+        stop.stop();
+        server.join().unwrap().unwrap();
+        child.unwrap()
+    });
+    assert!(child.status.success(), "{child:?}");
+    assert!(String::from_utf8_lossy(&child.stdout).contains("1 passed"), "{child:?}");
+}
+
+/// The body of the confined process. Among the other tests it does nothing.
+#[test]
+fn confined_process() {
+    let Some(socket) = std::env::var_os(SOCKET) else { return };
+    let local = LocalFunction::of_device("rng0", Box::new(VirtioRng::device())).unwrap();
+    let remote = RemoteFunction::connect(&socket, LIMIT).unwrap();
+    let machines = [start(local), start(remote)];
+
+    confine().unwrap();
+    check_refusals(Path::new(&socket));
+    for mut machine in machines {
+        for round in 1..=2 {
+            assert_eq!(machine.running.wait(LIMIT), Some(End::Reset));
+            assert_eq!(machine.output.bytes(), shown().repeat(round));
+            // New processors, memory slots, interrupts and device threads.
+            machine.running = machine.running.restart().unwrap();
+        }
+        assert_eq!(machine.running.wait(LIMIT), Some(End::Reset));
+        machine.running.stop();
+        // A confined process removes no folder.
+        std::mem::forget(machine.folder);
+    }
+}
+
+/// Starts a program that uses a device and resets its machine.
+fn start(function: impl Function + 'static) -> Started {
+    rig::start(program(&function).reset(), vec![(SLOT, Arc::new(function))])
+}
+
+/// Checks that the process cannot do what no machine needs.
+fn check_refusals(socket: &Path) {
+    let errors = [
+        ("open a file", File::open("/proc/self/status").map(drop)),
+        ("make a file", File::create(socket.with_extension("made")).map(drop)),
+        ("connect to a socket", UnixStream::connect(socket).map(drop)),
+        ("make a socket", UnixListener::bind(socket.with_extension("new")).map(drop)),
+        ("connect to a host", TcpStream::connect("127.0.0.1:9").map(drop)),
+        ("start a program", Command::new("/bin/true").status().map(drop)),
+    ];
+    for (what, result) in errors {
+        let error = result.expect_err(what);
+        assert_eq!(error.kind(), io::ErrorKind::PermissionDenied, "{what}: {error}");
+    }
+
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let map = |protection| MmapRegion::<()>::build(None, 4096, protection, flags);
+    assert!(map(libc::PROT_READ | libc::PROT_WRITE).is_ok());
+    assert!(map(libc::PROT_READ | libc::PROT_EXEC).is_err());
+    thread::spawn(|| {}).join().unwrap();
+}
