@@ -34,6 +34,7 @@ pub mod seed;
 pub mod velo;
 pub mod virtio;
 pub mod virtio_devices;
+pub mod vm;
 pub mod world;
 
 /// A body and the parameters of its test.
@@ -70,6 +71,7 @@ pub const BODIES: &[Body] = &[
     Body { name: "velo", run: velo::body, cases: 100, longest: 400 },
     Body { name: "virtio", run: virtio::body, cases: 1000, longest: 1500 },
     Body { name: "virtio_devices", run: virtio_devices::body, cases: 400, longest: 1500 },
+    Body { name: "vm", run: vm::body, cases: 2000, longest: 1500 },
 ];
 
 /// Returns the body called `name`.

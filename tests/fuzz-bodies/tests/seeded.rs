@@ -81,6 +81,7 @@ bodies!(
     velo,
     virtio,
     virtio_devices,
+    vm,
 );
 
 #[test]
