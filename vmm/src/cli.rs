@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use nicforge_engine::{EngineConfig, EventLoopKind, Quotas};
 use nicforge_family::Families;
 
-use crate::{access::Word, boot, failure::Failure, run, serve, stat};
+use crate::{access::Word, boot, failure::Failure, run, serve, stat, vm};
 
 /// The commands of every program made from [`crate::App`].
 #[derive(Debug, Subcommand)]
@@ -17,6 +17,9 @@ pub(crate) enum Command {
     Run(RunArguments),
     /// Serve a machine and boot Linux guests with its functions plugged in.
     Boot(Box<BootArguments>),
+    /// Run one of our own virtual machines, as `boot --vmm own` does for each guest.
+    #[command(hide = true)]
+    Vm(vm::VmOptions),
     /// Show what a served machine is doing.
     Stat(StatArguments),
     /// Reset a node of a served machine, whatever its programs did.
@@ -38,6 +41,10 @@ pub struct ServeOptions {
     /// for `serve`, and 8G for guests and programs that nicforge starts itself].
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub mapped_limit: Option<u64>,
+    /// Seconds from which on a system call of the engine for a client is charged to the client.
+    /// An emulator may take the engine's processor away for that long.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, hide = true)]
+    pub long_call: Option<Duration>,
 }
 
 /// Bytes of files that a client may have mapped which nicforge has not started. It bounds how long
@@ -63,7 +70,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
 impl ServeOptions {
     /// Returns options for clients of one's own, with sockets in `dir` or in the default directory.
     pub fn new(dir: Option<PathBuf>, event_loop: EventLoop) -> Self {
-        Self { dir, event_loop, mapped_limit: None }
+        Self { dir, event_loop, mapped_limit: None, long_call: None }
     }
 
     /// Returns these options for clients that others start, with a lower default limit.
@@ -76,6 +83,9 @@ impl ServeOptions {
         let mut quotas = Quotas::default();
         if let Some(limit) = self.mapped_limit {
             quotas.mapped_bytes = limit;
+        }
+        if let Some(limit) = self.long_call {
+            quotas.long_call = limit;
         }
 
         EngineConfig { event_loop: self.event_loop.into(), quotas, ..EngineConfig::default() }
@@ -166,6 +176,13 @@ pub(crate) struct BootArguments {
     contents: boot::HostFiles,
     #[command(flatten)]
     guest: boot::GuestOptions,
+    /// Run server and guests in an emulated QEMU guest, with our own virtual machine: slow, for
+    /// hosts without a KVM for it. Nothing outside reaches the served machine.
+    #[arg(long, conflicts_with = "dir")]
+    nested: bool,
+    /// Take the kernel and the guests' initramfs that `boot --nested` has made.
+    #[arg(long, value_name = "DIR", hide = true, conflicts_with = "nested")]
+    prepared: Option<PathBuf>,
     /// Keep each guest up until the commands of all have ended, so that the others can still reach
     /// it.
     #[arg(long, conflicts_with = "shell")]
@@ -173,7 +190,7 @@ pub(crate) struct BootArguments {
     /// Give up after this number of seconds [default: 3600; with --shell a day].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
-    /// Keep the guests' consoles and QEMU's messages here.
+    /// Keep the guests' consoles and the messages of their machines here.
     #[arg(long, value_name = "DIR")]
     logs: Option<PathBuf>,
     #[command(flatten)]
@@ -227,12 +244,16 @@ impl From<TaskArguments> for boot::Task {
 impl From<BootArguments> for boot::Options {
     fn from(arguments: BootArguments) -> Self {
         let ProvisionArguments { qemu, kernel, modules, initrd } = arguments.provision;
+        // This program has the command `vm`.
+        let vm = std::env::current_exe().ok();
         Self {
             serve: arguments.options,
             nodes: arguments.nodes,
-            provision: nicforge_guest::Provision { qemu, kernel, modules, initrd, cache: None },
+            provision: nicforge_guest::Provision { qemu, kernel, modules, initrd, vm, cache: None },
             contents: arguments.contents,
             guest: arguments.guest,
+            nested: arguments.nested,
+            prepared: arguments.prepared,
             hold: arguments.hold,
             timeout: arguments.timeout,
             logs: arguments.logs,
@@ -314,6 +335,7 @@ pub(crate) fn carry_out(command: Command, families: &Families) -> Result<u8, Fai
             let machine = arguments.machine.clone();
             boot::main(&machine, families, &(*arguments).into())
         }
+        Command::Vm(options) => vm::main(options),
         Command::Stat(arguments) => {
             stat::main(&arguments.served.directory, arguments.every, arguments.json, arguments.attachments)
         }

@@ -28,6 +28,7 @@ pub mod serve;
 pub mod signals;
 pub mod stat;
 pub mod table;
+mod vm;
 
 pub use clap;
 pub use nicforge_family::{

@@ -56,7 +56,15 @@ impl Printer {
     /// Writes a line. While the output is blocked, it calls `give_up` repeatedly. Once that returns
     /// true, this line and all later ones are dropped.
     pub fn line(&self, name: &str, stream: Stream, line: &str, give_up: &dyn Fn() -> bool) {
-        let text = format!("{name:width$} | {line}\n", width = self.width);
+        self.text(stream, &format!("{name:width$} | {line}\n", width = self.width), give_up);
+    }
+
+    /// Writes a line without a name, as [`Self::line`] does.
+    pub fn unnamed(&self, stream: Stream, line: &str, give_up: &dyn Fn() -> bool) {
+        self.text(stream, &format!("{line}\n"), give_up);
+    }
+
+    fn text(&self, stream: Stream, text: &str, give_up: &dyn Fn() -> bool) {
         let _one_at_a_time = self.one_at_a_time.lock();
 
         for piece in text.as_bytes().chunks(PIECE) {

@@ -165,8 +165,7 @@ impl Served {
             }
         }
 
-        let identity = |number| machine.spec(FunctionId(number)).map(|spec| spec.identity);
-        let identities = (0..machine.functions()).filter_map(identity).collect();
+        let identities = identities(&machine);
 
         descriptors::raise();
         let config = options.engine();
@@ -210,9 +209,9 @@ impl Served {
         &self.built
     }
 
-    /// Returns the PCI identity of a function.
-    pub fn identity(&self, function: FunctionId) -> Option<&Identity> {
-        self.identities.get(function.0 as usize)
+    /// Returns the PCI identity of each function, by its number.
+    pub fn identities(&self) -> &[Identity] {
+        &self.identities
     }
 
     /// Returns the directory of its sockets.
@@ -276,8 +275,18 @@ pub fn read_plan(machine: &Path, families: &Families) -> Result<Plan, Failure> {
     description::read(machine, families).map_err(|error| Failure::usage(error.to_string()))
 }
 
-fn built(plan: &Plan) -> Result<(Machine, Built), Failure> {
+/// Builds the machine of a plan.
+///
+/// # Errors
+/// Returns a [`Failure`] of usage.
+pub(crate) fn built(plan: &Plan) -> Result<(Machine, Built), Failure> {
     build(plan).map_err(|error| Failure::usage(error.to_string()))
+}
+
+/// Returns the PCI identity of each function of a machine, by its number.
+pub(crate) fn identities(machine: &Machine) -> Vec<Identity> {
+    let identity = |number| machine.spec(FunctionId(number)).map(|spec| spec.identity);
+    (0..machine.functions()).filter_map(identity).collect()
 }
 
 /// Runs the command.

@@ -86,7 +86,7 @@ pub enum GuestError {
         node: String,
         /// The operation in progress.
         what: String,
-        /// QEMU's status, where it is known.
+        /// The status of the machine's process, where it is known.
         status: String,
         /// The end of the console and of QEMU's messages.
         end: LogEnds,

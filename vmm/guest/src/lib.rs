@@ -6,7 +6,8 @@
 //! - It may touch the cache ([`cache`]), temporary directories, the package mirrors that the host's
 //!   apt knows, and the processes it starts.
 //!
-//! Machines and devices are unknown here: a function is a name and a socket.
+//! Machines and devices are unknown here: a function is a name and a socket. QEMU or our own
+//! virtual machine ([`Vmm`]) runs the guest, in a process of its own.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -59,7 +60,9 @@ mod tool;
 
 pub use accel::{Accelerator, Choice};
 pub use error::{GuestError, LogEnds};
-pub use guest::{BarrierCall, Driver, Function, Guest, GuestConfig, Job, LineSink, Output, Running, Stream};
+pub use guest::{
+    BarrierCall, Driver, Function, Guest, GuestConfig, Job, LineSink, Output, Prepared, Running, Stream, Vmm,
+};
 pub use identity::PciIdentity;
 pub use modules::ModuleTree;
 pub use progress::Progress;

@@ -32,6 +32,13 @@ pub struct Provision {
     pub modules: Option<PathBuf>,
     /// An initramfs for the guest's root file system. nicforge's own is appended to it.
     pub initrd: Option<PathBuf>,
+    /// The program of our own virtual machine: one made from `nicforge::App`, whose hidden command
+    /// `vm` runs a machine. By default it is the `nicforge` beside this program, or else the one of
+    /// the `PATH`.
+    ///
+    /// A program, and not a thread of the caller's: a guest ends like QEMU's guests do, by a signal
+    /// and with its memory, whatever state it is in.
+    pub vm: Option<PathBuf>,
     /// The cache; by default the user's.
     pub cache: Option<PathBuf>,
 }
@@ -93,12 +100,14 @@ pub struct Toolkit {
     pub kernel: Kernel,
     pub(crate) programs: Programs,
     pub(crate) initrd: Option<PathBuf>,
+    /// The program of our own virtual machine, if the caller named one.
+    pub(crate) vm: Option<PathBuf>,
     pub(crate) cache: Cache,
 }
 
 impl Provision {
     /// Takes the parts that the environment names: `NICFORGE_QEMU`, `NICFORGE_KERNEL`,
-    /// `NICFORGE_MODULES`, `NICFORGE_INITRD`.
+    /// `NICFORGE_MODULES`, `NICFORGE_INITRD`, `NICFORGE_VM`.
     pub fn from_environment() -> Self {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         Self {
@@ -106,6 +115,7 @@ impl Provision {
             kernel: variable("NICFORGE_KERNEL"),
             modules: variable("NICFORGE_MODULES"),
             initrd: variable("NICFORGE_INITRD"),
+            vm: variable("NICFORGE_VM"),
             cache: None,
         }
     }
@@ -160,7 +170,8 @@ impl Provision {
         };
 
         kernel.unpacked = boot_image::unpack(&kernel.image, &cache, &locked, progress)?;
-        Ok(Toolkit { qemu, kernel, programs, initrd: self.initrd.clone(), cache })
+        let (initrd, vm) = (self.initrd.clone(), self.vm.clone());
+        Ok(Toolkit { qemu, kernel, programs, initrd, vm, cache })
     }
 
     /// Returns the caller's kernel with its modules and build directory, if they are known. The
@@ -345,6 +356,14 @@ fn programs_of_host(progress: &Progress) -> Result<Option<Programs>, GuestError>
     };
 
     Ok(Some(Programs { busybox, lspci }))
+}
+
+/// Returns the `nicforge` beside this program, or else the one of the `PATH`.
+pub(crate) fn vm_program() -> Option<PathBuf> {
+    const PROGRAM: &str = "nicforge";
+
+    let beside = std::env::current_exe().ok().map(|own| own.with_file_name(PROGRAM));
+    beside.filter(|path| path.is_file()).or_else(|| on_path(PROGRAM))
 }
 
 fn on_path(program: &str) -> Option<PathBuf> {

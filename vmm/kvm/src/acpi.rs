@@ -1,4 +1,4 @@
-//! The ACPI tables: no hardware of a PC, one PCI Express bus, two serial ports.
+//! The ACPI tables: no hardware of a PC, one PCI Express bus, three serial ports.
 //!
 //! With the flag for reduced hardware, Linux looks for no timer chip, no old interrupt controller,
 //! no keyboard controller and no clock chip.

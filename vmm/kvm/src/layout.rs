@@ -41,8 +41,9 @@ pub(crate) const COMMAND_LINE_SIZE: usize = 2048;
 /// The ACPI tables. They are between the two parts of RAM, where no kernel allocates.
 pub(crate) const ACPI: Range<u64> = 0xe_0000..0x10_0000;
 
-/// The serial ports: the first I/O port of each, and its interrupt.
-pub(crate) const SERIAL: [(u16, u32); 2] = [(0x3f8, 4), (0x2f8, 3)];
+/// The serial ports: the first I/O port of each, and its interrupt. On a PC the third one shares
+/// the first one's interrupt; an interrupt of its own is simpler.
+pub(crate) const SERIAL: [(u16, u32); 3] = [(0x3f8, 4), (0x2f8, 3), (0x3e8, 5)];
 /// I/O ports of a serial port.
 pub(crate) const SERIAL_PORTS: u16 = 8;
 

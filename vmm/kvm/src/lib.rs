@@ -2,11 +2,12 @@
 //!
 //! - In: a Linux kernel, an initramfs, a command line ([`VmConfig`]), and PCI
 //!   functions ([`Function`]).
-//! - Out: bytes of two serial ports, the end of the machine ([`End`]), counts of exits ([`Exits`]).
+//! - Out: bytes of serial ports, the end of the machine ([`End`]), counts of exits ([`Exits`]).
 //! - It may touch `/dev/kvm`, the files of a boot, and the sockets of [`RemoteFunction`]s.
 //!
-//! The machine has RAM in a memfd, KVM's own interrupt controllers, two serial ports, an ACPI that
-//! describes no hardware of a PC, and one PCI Express bus. A [`Function`] is reached in three ways:
+//! The machine has RAM in a memfd, KVM's own interrupt controllers, three serial ports, an ACPI
+//! that describes no hardware of a PC, and one PCI Express bus. A [`Function`] is reached in three
+//! ways:
 //!
 //! | part of a BAR | in the guest |
 //! | --- | --- |
@@ -53,6 +54,7 @@ mod memory;
 mod pci;
 mod ports;
 mod power;
+mod probe;
 mod processor;
 mod remote;
 mod serial;
@@ -69,5 +71,6 @@ pub use hypervisor::{ExitAddress, Hypervisor, MemoryAccess, Message, Route};
 pub use local::{LocalFunction, LocalMachine};
 pub use memory::{Ram, RamRange};
 pub use ports::Devices;
+pub use probe::probe;
 pub use remote::RemoteFunction;
 pub use vm::{End, Running, Vm, VmConfig};

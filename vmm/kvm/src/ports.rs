@@ -22,7 +22,7 @@ use crate::{
 /// A [`crate::Vm`] has one. It is public for tests of the devices without a processor.
 pub struct Devices {
     pub(crate) bus: PciBus,
-    pub(crate) serial: [SerialPort; 2],
+    pub(crate) serial: [SerialPort; SERIAL.len()],
     pub(crate) power: Power,
     pub(crate) exits: ExitCounters,
 }
@@ -36,9 +36,9 @@ impl Devices {
         let slots = Arc::new(Slots::new(hypervisor.clone()));
         ram.map(&slots)?;
         let interrupts = Arc::new(Interrupts::new(hypervisor)?);
-        let [first, second] = SERIAL.map(|(_, pin)| SerialPort::new(&interrupts, pin));
+        let [first, second, third] = SERIAL.map(|(_, pin)| SerialPort::new(&interrupts, pin));
 
-        let serial = [first?, second?];
+        let serial = [first?, second?, third?];
         let bus = PciBus::new(slots, interrupts);
         Ok(Self { bus, serial, power: Power::default(), exits: ExitCounters::default() })
     }

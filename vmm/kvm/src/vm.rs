@@ -114,7 +114,7 @@ impl Vm {
         Ok(Self { lasting, vm, processors, devices })
     }
 
-    /// Sends the output of a serial port, 0 or 1, to a writer. The guest waits for each write.
+    /// Sends the output of a serial port, 0 to 2, to a writer. The guest waits for each write.
     ///
     /// # Errors
     /// [`VmError::Request`] when there is no such port.
@@ -184,7 +184,7 @@ impl Running {
         self.devices.power.wait(limit)
     }
 
-    /// Sends bytes to a serial port, 0 or 1. Returns the number of bytes that were taken: fewer
+    /// Sends bytes to a serial port, 0 to 2. Returns the number of bytes that were taken: fewer
     /// than all when the guest does not read.
     pub fn send(&self, port: usize, bytes: &[u8]) -> usize {
         self.devices.serial.get(port).map_or(0, |port| port.send(bytes))

@@ -75,6 +75,17 @@ pub enum AcceleratorChoice {
     Tcg,
 }
 
+/// The program that makes the guests' machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum VmmChoice {
+    /// Our own virtual machine where KVM runs 64-bit code and the options allow it, else QEMU.
+    Auto,
+    /// Our own virtual machine, on KVM.
+    Own,
+    /// QEMU, with KVM or emulated.
+    Qemu,
+}
+
 /// Files of the host for the guests.
 #[derive(Clone, Debug, Args)]
 pub struct HostFiles {
@@ -90,6 +101,9 @@ pub struct HostFiles {
 /// How each guest is made, and which functions it gets.
 #[derive(Clone, Debug, Args)]
 pub struct GuestOptions {
+    /// The program that makes the guests' machines.
+    #[arg(long, value_enum, value_name = "VMM", default_value_t = VmmChoice::Auto)]
+    pub vmm: VmmChoice,
     /// Give the guests a virtual IOMMU.
     #[arg(long)]
     pub iommu: bool,
@@ -107,7 +121,7 @@ pub struct GuestOptions {
     /// the root bus.
     #[arg(long)]
     pub root_ports: bool,
-    /// How the guests' processors run.
+    /// How QEMU runs the guests' processors.
     #[arg(long, value_enum, value_name = "ACCEL", default_value_t = AcceleratorChoice::Auto)]
     pub accel: AcceleratorChoice,
     /// MiB of memory for each guest.
@@ -131,11 +145,15 @@ pub struct Options {
     pub contents: HostFiles,
     /// How each guest is made.
     pub guest: GuestOptions,
+    /// Whether server and guests run in an emulated guest, with our own virtual machine.
+    pub nested: bool,
+    /// Files that another `nicforge boot` has made for guests of our own virtual machine.
+    pub prepared: Option<PathBuf>,
     /// Whether guests stay until the commands of all have ended.
     pub hold: bool,
     /// How long the task may take.
     pub timeout: Option<Duration>,
-    /// A directory for the guests' consoles and QEMU's messages.
+    /// A directory for the guests' consoles and the messages of their machines.
     pub logs: Option<PathBuf>,
     /// The work in the guests.
     pub task: Task,

@@ -53,6 +53,35 @@ impl Drop for Raw<'_> {
 
 /// Runs a shell until it ends, for at most `limit`. Returns its exit status.
 pub(super) fn run(guest: &Guest, limit: Duration, progress: &Progress) -> Result<u8, Failure> {
+    run_script(guest, script, limit, progress)
+}
+
+/// Runs a program that sets the terminal's mode itself until it ends, for at most `limit`. Returns
+/// its exit status.
+pub(super) fn run_program(
+    guest: &Guest,
+    words: &[String],
+    limit: Duration,
+    progress: &Progress,
+) -> Result<u8, Failure> {
+    let words: Vec<_> = words.iter().map(|word| format!("'{}'", word.replace('\'', "'\\''"))).collect();
+    let command = words.join(" ");
+    let script = |_: bool| {
+        format!(
+            "exec 4>&1 0<>{LINE} 1>&0 2>&0\nstty 115200 raw -echo -hupcl\necho {READY} >&4\nexec {command} 4>&-"
+        )
+    };
+    run_script(guest, script, limit, progress)
+}
+
+/// Runs a script that reads and writes the serial line. `script` gets whether this process has a
+/// terminal.
+fn run_script(
+    guest: &Guest,
+    script: impl FnOnce(bool) -> String,
+    limit: Duration,
+    progress: &Progress,
+) -> Result<u8, Failure> {
     let Some(mut line) = guest.terminal() else {
         return Err(Failure::environment("the guest has no line for a shell"));
     };

@@ -1,4 +1,4 @@
-//! The boot of a guest: its files, QEMU's process, and the channels to it.
+//! The boot of a guest: its files, the process of its machine, and the channels to it.
 
 use std::{
     fs::File,
@@ -14,16 +14,20 @@ use std::{
 };
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tempfile::TempDir;
 
 use super::{
     Guest,
     agent::AgentChannel,
-    command_line,
+    command_line::{self, AGENT, CONSOLE, MONITOR, TERMINAL},
     config::{Driver, GuestConfig, PluggedFunction, quoted},
     console, ended_error,
     logs::Logs,
     monitor::{Monitor, MonitorError},
+    own,
+    prepared::{OwnMachine, Prepared},
     process::Process,
+    vmm::Vmm,
 };
 use crate::{
     error::{ErrorContext, GuestError},
@@ -36,7 +40,7 @@ use crate::{
 /// Interval at which a wait checks whether it is to end.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Paths by which QEMU opens files that have no name.
+/// Paths by which a machine's program opens files that have no name.
 const STANDARD_INPUT: &str = "/proc/self/fd/0";
 const STANDARD_OUTPUT: &str = "/proc/self/fd/1";
 
@@ -45,38 +49,109 @@ impl Guest {
     ///
     /// # Errors
     /// - [`GuestError::Request`]: the configuration is impossible.
+    /// - [`GuestError::Unprovided`]: the program of our own virtual machine, or an unpacked kernel
+    ///   for it, is missing.
     /// - [`GuestError::Timeout`] and [`GuestError::Ended`], with the ends of the logs: the boot
     ///   failed.
     /// - [`GuestError::Cancelled`].
     pub fn boot(toolkit: &Toolkit, config: &GuestConfig, progress: &Progress) -> Result<Self, GuestError> {
+        let site = Site::new(config)?;
+        // A file without a name disappears with the machine, however this process ends.
+        let initrd = tempfile::tempfile_in(site.folder.path()).context(|| "a guest's initramfs".into())?;
+        write_initramfs(toolkit, config, &site.functions, &initrd, progress)?;
+
+        match config.hardware.vmm {
+            Vmm::Qemu => {
+                let command = qemu_command(toolkit, config, &site)?;
+                site.start(config, command, initrd, progress)
+            }
+            Vmm::Own => site.start_own(config, &toolkit.own_machine()?, initrd, progress),
+        }
+    }
+
+    /// Boots a guest of our own virtual machine from prepared files, and waits until it accepts
+    /// jobs. Its programs, modules and variables are those of the configuration with which it was
+    /// prepared.
+    ///
+    /// # Errors
+    /// As [`Self::boot`].
+    pub fn boot_prepared(
+        prepared: &Prepared,
+        config: &GuestConfig,
+        progress: &Progress,
+    ) -> Result<Self, GuestError> {
+        let site = Site::new(config)?;
+        let path = prepared.initrd(config.node());
+        let initrd = File::open(&path).context(|| path.display().to_string())?;
+        site.start_own(config, &prepared.machine, initrd, progress)
+    }
+}
+
+/// The directory, the logs and the functions of a guest that is not started yet.
+struct Site {
+    functions: Vec<PluggedFunction>,
+    folder: TempDir,
+    logs: Logs,
+}
+
+impl Site {
+    fn new(config: &GuestConfig) -> Result<Self, GuestError> {
         let functions = config.plugged_functions()?;
+        config.check_vmm()?;
+
         let folder = tempfile::Builder::new()
             .prefix("nicforge-guest-")
             .tempdir()
             .context(|| "a directory for a guest's sockets".into())?;
         let logs_folder = config.logging.folder.as_deref().unwrap_or(folder.path());
         std::fs::create_dir_all(logs_folder).context(|| logs_folder.display().to_string())?;
-        let logs = Logs::in_folder(logs_folder, &config.node);
+        let logs = Logs::in_folder(logs_folder, &config.node, config.hardware.vmm);
 
-        // A file without a name disappears with QEMU, however this process ends.
-        let initrd = tempfile::tempfile_in(folder.path()).context(|| "a guest's initramfs".into())?;
-        write_initramfs(toolkit, config, &functions, &initrd, progress)?;
+        Ok(Self { functions, folder, logs })
+    }
 
-        let listeners = Listeners::bind(folder.path(), config.hardware.terminal)?;
-        let command = qemu_command(toolkit, config, &functions, &logs, folder.path(), initrd)?;
-        let process = Process::start(command, || ()).context(|| format!("{}: start QEMU", config.node))?;
+    /// Starts our own virtual machine.
+    fn start_own(
+        self,
+        config: &GuestConfig,
+        machine: &OwnMachine,
+        initrd: File,
+        progress: &Progress,
+    ) -> Result<Guest, GuestError> {
+        let files = own::Files { machine, initrd: STANDARD_INPUT, sockets: self.folder.path() };
+        let mut command = own::command(config, &self.functions, &files);
+        command.stdout(Stdio::null());
+        self.start(config, command, initrd, progress)
+    }
+
+    /// Starts the program of the machine, and waits until the guest accepts jobs.
+    fn start(
+        self,
+        config: &GuestConfig,
+        mut command: Command,
+        initrd: File,
+        progress: &Progress,
+    ) -> Result<Guest, GuestError> {
+        let Self { functions, folder, logs } = self;
+        let mut log = File::create(&logs.machine).context(|| logs.machine.display().to_string())?;
+        writeln!(log, "{command:?}").context(|| logs.machine.display().to_string())?;
+        command.stdin(initrd).stderr(log);
+
+        let listeners = Listeners::bind(folder.path(), config)?;
+        let process =
+            Process::start(command, || ()).context(|| format!("{}: start its machine", config.node))?;
 
         let until = Instant::now() + config.boot_deadline;
         let starting = Starting { config, logs: &logs, process: &process, until, progress };
         let Channels { agent, monitor, terminal } = starting.connect(listeners, folder.path())?;
         starting.wait_for_agent(&agent)?;
 
-        let guest = Self {
+        let guest = Guest {
             node: config.node.clone(),
             functions,
             boot_deadline: config.boot_deadline,
             process: Arc::new(process),
-            monitor: Mutex::new(monitor),
+            monitor: monitor.map(Mutex::new),
             agent: Arc::new(agent),
             terminal,
             show_logs: config.logging.folder.is_some(),
@@ -134,15 +209,9 @@ fn write_initramfs(
     initramfs::write(toolkit, &contents, file, progress)
 }
 
-/// Returns the command that runs QEMU, with its input and outputs.
-fn qemu_command(
-    toolkit: &Toolkit,
-    config: &GuestConfig,
-    functions: &[PluggedFunction],
-    logs: &Logs,
-    sockets: &Path,
-    initrd: File,
-) -> Result<Command, GuestError> {
+/// Returns the command that runs QEMU, with the output of its trace.
+fn qemu_command(toolkit: &Toolkit, config: &GuestConfig, site: &Site) -> Result<Command, GuestError> {
+    let logs = &site.logs;
     // A misbehaving guest can fill a trace without end, so the default trace is limited. Requested
     // events are written completely and at once.
     let limited = config.logging.folder.is_some() && config.logging.trace.is_empty();
@@ -150,13 +219,11 @@ fn qemu_command(
     let files = command_line::Files {
         initrd: STANDARD_INPUT,
         trace: config.logging.folder.as_ref().map(|_| trace),
-        sockets,
+        sockets: site.folder.path(),
     };
 
-    let mut command = command_line::command(toolkit, config, functions, &files);
-    let mut log = File::create(&logs.qemu).context(|| logs.qemu.display().to_string())?;
-    writeln!(log, "{command:?}").context(|| logs.qemu.display().to_string())?;
-    command.stdin(initrd).stdout(Stdio::null()).stderr(log);
+    let mut command = command_line::command(toolkit, config, &site.functions, &files);
+    command.stdout(Stdio::null());
 
     if limited {
         let (line, trace) = std::io::pipe().context(|| "a pipe for QEMU's trace".into())?;
@@ -169,36 +236,40 @@ fn qemu_command(
     Ok(command)
 }
 
-/// The sockets that QEMU connects to.
+/// The sockets that the machine connects to.
 struct Listeners {
     console: UnixListener,
     agent: UnixListener,
-    monitor: UnixListener,
+    monitor: Option<UnixListener>,
     terminal: Option<UnixListener>,
 }
 
 impl Listeners {
-    /// Listens in `folder`, for a terminal too if there is one.
-    fn bind(folder: &Path, has_terminal: bool) -> Result<Self, GuestError> {
+    /// Listens in `folder`, also for QEMU's monitor and for a terminal if there are such.
+    fn bind(folder: &Path, config: &GuestConfig) -> Result<Self, GuestError> {
         let listen = |name: &str| {
             let path = folder.join(name);
             UnixListener::bind(&path).context(|| format!("listen on {}", path.display()))
         };
-        let [console, agent, monitor] = command_line::SOCKETS.map(listen);
-        let terminal = has_terminal.then(|| listen(command_line::TERMINAL)).transpose()?;
+        let listen_if = |wanted: bool, name: &str| wanted.then(|| listen(name)).transpose();
 
-        Ok(Self { console: console?, agent: agent?, monitor: monitor?, terminal })
+        Ok(Self {
+            console: listen(CONSOLE)?,
+            agent: listen(AGENT)?,
+            monitor: listen_if(config.hardware.vmm == Vmm::Qemu, MONITOR)?,
+            terminal: listen_if(config.hardware.terminal, TERMINAL)?,
+        })
     }
 }
 
 /// The connections to a guest.
 struct Channels {
     agent: AgentChannel,
-    monitor: Monitor,
+    monitor: Option<Monitor>,
     terminal: Option<UnixStream>,
 }
 
-/// A guest between the start of QEMU and the agent's first message.
+/// A guest between the start of its machine and the agent's first message.
 struct Starting<'a> {
     config: &'a GuestConfig,
     logs: &'a Logs,
@@ -208,44 +279,47 @@ struct Starting<'a> {
 }
 
 impl Starting<'_> {
-    /// Accepts QEMU's connections, keeps the console's output, and removes the sockets' names.
+    /// Accepts the machine's connections, keeps the console's output, and removes the sockets'
+    /// names.
     fn connect(&self, listeners: Listeners, folder: &Path) -> Result<Channels, GuestError> {
         let node = &self.config.node;
         let file = File::create(&self.logs.console).context(|| self.logs.console.display().to_string())?;
-        // The thread ends with QEMU.
+        // The thread ends with the machine.
         console::spawn_writer(self.accept(&listeners.console)?, file)
             .context(|| format!("{node}: its console"))?;
 
         let agent =
             AgentChannel::new(self.accept(&listeners.agent)?).context(|| format!("{node}: its agent"))?;
-        let monitor = self.accept(&listeners.monitor)?;
+        let monitor = listeners.monitor.map(|listener| self.accept(&listener)).transpose()?;
         let terminal = listeners.terminal.map(|listener| self.accept(&listener)).transpose()?;
 
-        for name in command_line::SOCKETS.into_iter().chain([command_line::TERMINAL]) {
+        for name in [CONSOLE, AGENT, MONITOR, TERMINAL] {
             // The sockets are connected. A name that can't be removed now is removed with the
             // folder.
             let _ = std::fs::remove_file(folder.join(name));
         }
 
-        let monitor = Monitor::new(monitor, self.until).map_err(|error| self.monitor_error(error))?;
+        let monitor = monitor.map(|stream| Monitor::new(stream, self.until)).transpose();
+        let monitor = monitor.map_err(|error| self.monitor_error(error))?;
         Ok(Channels { agent, monitor, terminal })
     }
 
-    /// Accepts QEMU's connection.
+    /// Accepts a connection of the machine.
     fn accept(&self, listener: &UnixListener) -> Result<UnixStream, GuestError> {
         loop {
             let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
             let ready = poll(&mut fds, PollTimeout::from(CHECK_INTERVAL.as_millis() as u16));
             if ready.is_ok_and(|ready| ready > 0) {
                 let (stream, _) =
-                    listener.accept().context(|| format!("{}: QEMU's line", self.config.node))?;
+                    listener.accept().context(|| format!("{}: its machine's line", self.config.node))?;
                 return Ok(stream);
             }
             self.check()?;
         }
     }
 
-    /// Waits until the agent has started. Ends with an error when QEMU or the channel has ended.
+    /// Waits until the agent has started. Ends with an error when the machine or the channel has
+    /// ended.
     fn wait_for_agent(&self, agent: &AgentChannel) -> Result<(), GuestError> {
         loop {
             match agent.wait_started(1, Instant::now() + CHECK_INTERVAL) {

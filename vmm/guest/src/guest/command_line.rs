@@ -16,8 +16,11 @@ pub(crate) struct Files<'a> {
     pub(crate) sockets: &'a Path,
 }
 
-/// The sockets of every guest, in the order in which QEMU connects them.
-pub(crate) const SOCKETS: [&str; 3] = ["console", "agent", "monitor"];
+/// The sockets of every guest.
+pub(crate) const CONSOLE: &str = "console";
+pub(crate) const AGENT: &str = "agent";
+/// The socket of QEMU's monitor.
+pub(crate) const MONITOR: &str = "monitor";
 /// The socket of the optional terminal.
 pub(crate) const TERMINAL: &str = "terminal";
 
@@ -74,7 +77,7 @@ pub(crate) fn command(
         command.args(["-chardev", &format!("socket,id={id},path={path}")]);
     };
 
-    for id in SOCKETS {
+    for id in [CONSOLE, AGENT, MONITOR] {
         line(id);
     }
 
@@ -122,18 +125,21 @@ pub(crate) fn command(
         command.args(["-trace", events]);
     }
 
+    command.arg("-kernel").arg(toolkit.kernel.file()).arg("-initrd").arg(files.initrd);
+    command.args(["-append", &kernel_parameters(config)]);
+    command
+}
+
+/// Returns the kernel's command line.
+pub(crate) fn kernel_parameters(config: &GuestConfig) -> String {
     let iommu = if config.hardware.iommu { " intel_iommu=on" } else { "" };
+    let append = &config.software.append;
+
     // Without no_timer_check, Linux panics when its timer does not tick in time, which happens on a
     // loaded host. The tests of ciphers at the start take an emulated guest a second.
-    command.arg("-kernel").arg(toolkit.kernel.file()).arg("-initrd").arg(files.initrd).args([
-        "-append",
-        &format!(
-            "console=ttyS0 quiet panic=-1 no_timer_check cryptomgr.notests rdinit=/nicforge/init{iommu}{}",
-            config.software.append
-        ),
-    ]);
-
-    command
+    format!(
+        "console=ttyS0 quiet panic=-1 no_timer_check cryptomgr.notests rdinit=/nicforge/init{iommu}{append}"
+    )
 }
 
 fn function(command: &mut Command, plugged: &PluggedFunction) {

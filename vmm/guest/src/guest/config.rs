@@ -2,6 +2,7 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use super::vmm::Vmm;
 use crate::{accel::Accelerator, error::GuestError, identity::PciIdentity, initramfs::Extra};
 
 /// The first and the last slot of the guest's root bus for functions.
@@ -67,9 +68,11 @@ impl PluggedFunction {
     }
 }
 
-/// The machine that QEMU makes for a guest.
+/// The machine of a guest.
 #[derive(Clone, Debug)]
 pub(crate) struct Hardware {
+    /// The program that makes the machine.
+    pub(crate) vmm: Vmm,
     pub(crate) functions: Vec<Function>,
     /// Further devices, as values of `-device`.
     pub(crate) devices: Vec<String>,
@@ -139,6 +142,7 @@ impl GuestConfig {
     /// boot deadline is five minutes; a boot takes some seconds on an idle machine.
     pub fn new(node: impl Into<String>) -> Self {
         let hardware = Hardware {
+            vmm: Vmm::default(),
             functions: Vec::new(),
             devices: Vec::new(),
             networks: Vec::new(),
@@ -291,7 +295,14 @@ impl GuestConfig {
         self
     }
 
-    /// Sets how the guest's processors are executed.
+    /// Sets the program that makes the guest's machine. Our own virtual machine cannot do all that
+    /// QEMU does ([`Self::needs_qemu`]).
+    pub fn vmm(mut self, vmm: Vmm) -> Self {
+        self.hardware.vmm = vmm;
+        self
+    }
+
+    /// Sets how QEMU executes the guest's processors.
     pub fn accelerator(mut self, accelerator: Accelerator) -> Self {
         self.hardware.accelerator = accelerator;
         self
@@ -323,8 +334,9 @@ impl GuestConfig {
         self
     }
 
-    /// Sets the folder of the logs `NODE.console.log`, `NODE.qemu.log` and `NODE.trace.log`.
-    /// Without it they are deleted with the guest. Console and trace begin anew at 4 MiB.
+    /// Sets the folder of the logs `NODE.console.log`, `NODE.qemu.log` and `NODE.trace.log`. Our
+    /// own virtual machine has `NODE.vm.log` and no trace. Without a folder they are deleted with
+    /// the guest. Console and trace begin anew at 4 MiB.
     pub fn logs(mut self, folder: impl Into<PathBuf>) -> Self {
         self.logging.folder = Some(folder.into());
         self

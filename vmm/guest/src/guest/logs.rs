@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use super::vmm::Vmm;
 use crate::error::LogEnds;
 
 /// The part of a log's end that is shown, in bytes and in lines.
@@ -17,22 +18,22 @@ const LINES: usize = 40;
 pub(crate) struct Logs {
     /// The output of the kernel and of init.
     pub(crate) console: PathBuf,
-    /// QEMU's command line and messages.
-    pub(crate) qemu: PathBuf,
+    /// The command line and messages of the program that makes the machine.
+    pub(crate) machine: PathBuf,
     /// QEMU's trace.
     pub(crate) trace: PathBuf,
 }
 
 impl Logs {
     /// Returns the paths in a folder, named after the guest.
-    pub(crate) fn in_folder(folder: &Path, node: &str) -> Self {
+    pub(crate) fn in_folder(folder: &Path, node: &str, vmm: Vmm) -> Self {
         let file = |what: &str| folder.join(format!("{node}.{what}.log"));
-        Self { console: file("console"), qemu: file("qemu"), trace: file("trace") }
+        Self { console: file("console"), machine: file(vmm.log_name()), trace: file("trace") }
     }
 
     /// Returns the ends of the logs.
     pub(crate) fn ends(&self) -> LogEnds {
-        let logs = [&self.console, &self.qemu, &self.trace]
+        let logs = [&self.console, &self.machine, &self.trace]
             .into_iter()
             .filter_map(|path| Some((path.clone(), end(path)?)))
             .collect();

@@ -1,4 +1,4 @@
-//! A running guest: QEMU's process, its monitor, and the agent inside.
+//! A running guest: the process of its machine, QEMU's monitor, and the agent inside.
 
 mod agent;
 mod boot;
@@ -7,12 +7,15 @@ pub(crate) mod config;
 mod console;
 pub(crate) mod logs;
 mod monitor;
+mod own;
+mod prepared;
 mod process;
 mod running;
+mod vmm;
 
 use std::{
     os::unix::net::UnixStream,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -22,7 +25,9 @@ use tempfile::TempDir;
 
 pub use agent::{BarrierCall, Job, LineSink, Output, Stream};
 pub use config::{Driver, Function, GuestConfig};
+pub use prepared::Prepared;
 pub use running::Running;
+pub use vmm::Vmm;
 
 use self::{
     agent::AgentChannel,
@@ -30,6 +35,7 @@ use self::{
     logs::Logs,
     monitor::{Monitor, MonitorError},
     process::Process,
+    vmm::only_qemu,
 };
 use crate::error::{ErrorContext, GuestError, LogEnds};
 
@@ -41,9 +47,10 @@ pub struct Guest {
     node: String,
     functions: Vec<PluggedFunction>,
     boot_deadline: Duration,
-    // Fields drop in this order: QEMU first, then its peers, then the files.
+    // Fields drop in this order: the machine first, then its peers, then the files.
     process: Arc<Process>,
-    monitor: Mutex<Monitor>,
+    /// QEMU's monitor. Our own virtual machine has none.
+    monitor: Option<Mutex<Monitor>>,
     agent: Arc<AgentChannel>,
     terminal: Option<UnixStream>,
     logs: Logs,
@@ -62,7 +69,7 @@ impl Guest {
         self.agent.notes()
     }
 
-    /// Returns the process id of QEMU.
+    /// Returns the process id of QEMU, or of our own virtual machine.
     pub fn pid(&self) -> u32 {
         self.process.pid().as_raw() as u32
     }
@@ -111,7 +118,7 @@ impl Guest {
     /// have been configured with [`GuestConfig::reboots`].
     ///
     /// # Errors
-    /// As [`Self::boot`].
+    /// As [`Self::boot`]; [`GuestError::Request`] for a guest of another program than QEMU.
     pub fn reset(&self) -> Result<(), GuestError> {
         let starts = self.agent.starts();
         self.execute("system_reset", json!({}))?;
@@ -153,12 +160,12 @@ impl Guest {
     /// does not release it.
     pub fn unplug(&self, name: &str, limit: Duration) -> Result<(), GuestError> {
         let id = self.hotplug(name)?.id();
-        self.monitor().forget_events();
+        self.monitor()?.forget_events();
         self.execute("device_del", json!({ "id": id }))?;
 
         let deleted =
             |event: &str, data: &serde_json::Value| event == "DEVICE_DELETED" && data["device"] == id;
-        let unplugged = self.monitor().event(deleted, Instant::now() + limit);
+        let unplugged = self.monitor()?.event(deleted, Instant::now() + limit);
 
         unplugged.map_err(|error| self.error(&format!("unplugging {name}"), limit, error))
     }
@@ -187,13 +194,14 @@ impl Guest {
     /// Runs a command of QEMU's monitor.
     ///
     /// # Errors
-    /// [`GuestError::Monitor`] with QEMU's refusal; [`GuestError::Timeout`]; [`GuestError::Ended`].
+    /// [`GuestError::Monitor`] with QEMU's refusal; [`GuestError::Timeout`]; [`GuestError::Ended`];
+    /// [`GuestError::Request`] for a guest of another program than QEMU.
     pub fn execute(
         &self,
         command: &str,
         arguments: serde_json::Value,
     ) -> Result<serde_json::Value, GuestError> {
-        let result = self.monitor().execute(command, arguments, Instant::now() + ANSWER_TIMEOUT);
+        let result = self.monitor()?.execute(command, arguments, Instant::now() + ANSWER_TIMEOUT);
         result.map_err(|error| self.error(command, ANSWER_TIMEOUT, error))
     }
 
@@ -253,7 +261,7 @@ impl Guest {
         }
     }
 
-    /// Kills QEMU. For the guest this is a loss of power at any point.
+    /// Kills its machine. For the guest this is a loss of power at any point.
     pub fn kill(&self) {
         self.process.signal(Signal::SIGKILL);
     }
@@ -263,8 +271,10 @@ impl Guest {
         self.logs.ends()
     }
 
-    fn monitor(&self) -> std::sync::MutexGuard<'_, Monitor> {
-        self.monitor.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Returns QEMU's monitor, or an error when the machine is not QEMU's.
+    fn monitor(&self) -> Result<MutexGuard<'_, Monitor>, GuestError> {
+        let monitor = self.monitor.as_ref().ok_or_else(|| only_qemu(&self.node, "a monitor"))?;
+        Ok(monitor.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn error(&self, what: &str, limit: Duration, error: MonitorError) -> GuestError {
@@ -294,6 +304,9 @@ impl Drop for Guest {
 fn ended_error(node: &str, what: &str, process: &Process, logs: &Logs) -> GuestError {
     // The channel may have ended shortly before the process.
     let status = process.wait(Duration::from_secs(5));
-    let status = status.map_or_else(|| "QEMU still runs".to_owned(), |status| format!("QEMU: {status}"));
+    let status = match status {
+        Some(status) => format!("its machine: {status}"),
+        None => "its machine still runs".to_owned(),
+    };
     GuestError::Ended { node: node.to_owned(), what: what.to_owned(), status, end: logs.ends() }
 }

@@ -1,5 +1,5 @@
-//! QEMU's process, which a thread of its own starts and waits for. The reason: a child that ends
-//! with its parent ends with the *thread* that started it.
+//! The process of a guest's machine, which a thread of its own starts and waits for. The reason: a
+//! child that ends with its parent ends with the *thread* that started it.
 
 use std::{
     io,
@@ -20,7 +20,7 @@ use nix::{
 
 use crate::tool;
 
-/// A running QEMU. It is killed on drop.
+/// A running process. It is killed on drop.
 pub(crate) struct Process {
     shared: Arc<Shared>,
     keeper: Option<JoinHandle<()>>,
@@ -45,7 +45,7 @@ impl Process {
     pub(crate) fn start(mut command: Command, ended: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let (report, reported) = mpsc::channel();
-        let keeper = std::thread::Builder::new().name("qemu".into()).spawn({
+        let keeper = std::thread::Builder::new().name("guest".into()).spawn({
             let shared = shared.clone();
             move || match tool::end_with_this_thread(&mut command).spawn() {
                 Ok(child) => {

@@ -1,0 +1,105 @@
+//! Files for guests of our own virtual machine that start where nothing can be provisioned, for
+//! example in another guest.
+
+use std::path::{Path, PathBuf};
+
+use super::config::GuestConfig;
+use crate::{
+    error::{ErrorContext, GuestError},
+    progress::Progress,
+    provision::{Toolkit, vm_program},
+};
+
+/// The name of the kernel in a folder of prepared files.
+const KERNEL: &str = "vmlinux";
+
+/// What our own virtual machine consists of.
+#[derive(Clone, Debug)]
+pub(crate) struct OwnMachine {
+    /// The program.
+    pub(crate) program: PathBuf,
+    /// An unpacked kernel with a PVH entry.
+    pub(crate) kernel: PathBuf,
+}
+
+impl OwnMachine {
+    /// Takes the caller's program, or else the one that is found.
+    fn new(program: Option<PathBuf>, kernel: PathBuf) -> Result<Self, GuestError> {
+        let program = program.or_else(vm_program).ok_or(GuestError::Unprovided {
+            what: "program of our own virtual machine",
+            why: "it is part of nicforge".into(),
+            advice: "Put `nicforge` beside this program, or name it with NICFORGE_VM",
+        })?;
+        Ok(Self { program, kernel })
+    }
+}
+
+/// A kernel and the initramfs of some guests in a folder, which [`Toolkit::prepare`] has written,
+/// and the program that starts them.
+#[derive(Clone, Debug)]
+pub struct Prepared {
+    pub(super) machine: OwnMachine,
+    folder: PathBuf,
+}
+
+impl Prepared {
+    /// Opens a folder of prepared files. `vm` is the program of our own virtual machine, as
+    /// [`Provision::vm`](crate::Provision::vm).
+    ///
+    /// # Errors
+    /// [`GuestError::Unsuitable`] when the folder has no kernel, [`GuestError::Unprovided`] when
+    /// there is no program.
+    pub fn open(folder: &Path, vm: Option<PathBuf>) -> Result<Self, GuestError> {
+        let kernel = folder.join(KERNEL);
+        if !kernel.is_file() {
+            return Err(GuestError::Unsuitable { path: kernel, problem: "is not a file".into() });
+        }
+        Ok(Self { machine: OwnMachine::new(vm, kernel)?, folder: folder.to_owned() })
+    }
+
+    /// Returns the path of a guest's initramfs.
+    pub(super) fn initrd(&self, node: &str) -> PathBuf {
+        initrd(&self.folder, node)
+    }
+}
+
+impl Toolkit {
+    /// Writes an unpacked kernel and the initramfs of each guest into a folder, for
+    /// [`Guest::boot_prepared`](crate::Guest::boot_prepared) on another system.
+    ///
+    /// # Errors
+    /// As [`Guest::boot`](crate::Guest::boot), before a machine is started.
+    pub fn prepare(
+        &self,
+        configs: &[GuestConfig],
+        folder: &Path,
+        progress: &Progress,
+    ) -> Result<(), GuestError> {
+        let (source, kernel) = (self.unpacked_kernel()?, folder.join(KERNEL));
+        std::fs::copy(source, &kernel).context(|| kernel.display().to_string())?;
+
+        for config in configs {
+            config.check_vmm()?;
+            self.write_initramfs(config, &initrd(folder, config.node()), progress)?;
+        }
+        Ok(())
+    }
+
+    /// Returns what our own virtual machine consists of.
+    pub(super) fn own_machine(&self) -> Result<OwnMachine, GuestError> {
+        OwnMachine::new(self.vm.clone(), self.unpacked_kernel()?.to_owned())
+    }
+
+    fn unpacked_kernel(&self) -> Result<&Path, GuestError> {
+        self.kernel.unpacked().ok_or_else(|| GuestError::Unsuitable {
+            path: self.kernel.image.clone(),
+            problem: "cannot be unpacked on this host, or has no PVH entry; our own virtual machine starts \
+                      no other kernel: use QEMU (--vmm qemu)"
+                .into(),
+        })
+    }
+}
+
+fn initrd(folder: &Path, node: &str) -> PathBuf {
+    folder.join(format!("{node}.initrd"))
+}

@@ -1,0 +1,221 @@
+//! `nicforge boot --nested`: an emulated QEMU guest whose processors virtualise (SVM) holds the
+//! server, and our own virtual machines on its KVM.
+//!
+//! This program, the machine's file, a kernel and the finished initramfs of each guest are put into
+//! the outer guest, and the same command runs there. Nothing is provisioned inside.
+
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use nicforge_family::Families;
+use nicforge_guest::{
+    Accelerator, Guest, GuestConfig, GuestError, Job, Progress, Stream as GuestStream, Vmm,
+};
+
+use super::{
+    BOOT_TIMEOUT, CHECK_INTERVAL, COMMAND_TIMEOUT, SHELL_TIMEOUT, cancelled_by_signals,
+    configure::{Hardware, Machine, choose_driver, choose_nodes, find_and_show_stock_drivers, guest_config},
+    options::{Options, Task, VmmChoice},
+    terminal,
+    vmm::obstacle,
+};
+use crate::{
+    cli::EventLoop,
+    failure::{ErrorContext, Failure, print_note},
+    lines::{Printer, Stream},
+    serve::{built, identities, read_plan},
+};
+
+/// The name of the outer guest.
+const OUTER: &str = "nested";
+/// The module of the outer guest's kernel that virtualises. Emulated processors are AMD's.
+const KVM_MODULE: &str = "kvm_amd";
+/// Processors of the outer guest. With one, the server waits for each exit of a virtual machine.
+const PROCESSORS: u32 = 2;
+/// MiB of memory of the outer guest, without that of the virtual machines. It holds this program.
+const MEMORY: u32 = 768;
+/// MiB that a virtual machine takes beside its memory.
+const MEMORY_OF_MACHINE: u32 = 64;
+/// Where the outer guest has the machine's file, and the prepared files.
+const MACHINE_FILE: &str = "/root/machine.toml";
+const PREPARED: &str = "/share";
+/// The folder of logs among the prepared files.
+const LOGS: &str = "logs";
+/// Seconds that a system call of the inner server may take. The emulator takes the processor away
+/// in the middle of one, which is not the client's doing.
+const LONG_CALL: u32 = 400;
+
+/// Runs the command with the machine of a file. Returns the exit code of the command inside.
+pub(super) fn main(machine: &Path, families: &Families, options: &Options) -> Result<u8, Failure> {
+    if let Some(option) = obstacle(options) {
+        return Err(Failure::usage(format!("our own virtual machine has no {option}, so --nested has not")));
+    }
+    if options.guest.vmm == VmmChoice::Qemu {
+        return Err(Failure::usage("--nested runs our own virtual machine, not --vmm qemu"));
+    }
+
+    let progress = cancelled_by_signals()?;
+    let (model, built) = built(&read_plan(machine, families)?)?;
+    let identities = identities(&model);
+    drop(model);
+    // The sockets exist inside alone.
+    let no_socket = |_: &_, _: &_| Ok("inside".into());
+    let view = Machine { built: &built, identities: &identities, socket: &no_socket };
+    let nodes = choose_nodes(options, view.built)?;
+
+    let toolkit = options.provision.provide(&progress)?;
+    let driver = choose_driver(options, &toolkit, &progress)?;
+    print_note(format_args!(
+        "an emulated guest of QEMU {} holds the server and our own virtual machine, Linux {}; it is slow",
+        toolkit.qemu.version(),
+        toolkit.kernel.version
+    ));
+    find_and_show_stock_drivers(options, &view, &nodes, &toolkit, driver, &progress)?;
+
+    let hardware = Hardware { vmm: Vmm::Own, accelerator: Accelerator::Kvm, driver };
+    let configs = nodes.iter().map(|node| guest_config(options, &view, node, hardware));
+    let configs: Vec<_> = configs.collect::<Result<_, _>>()?;
+    let folder = tempfile::tempdir().context(|| "a directory for a nested guest".into())?;
+    std::fs::create_dir(folder.path().join(LOGS)).context(|| folder.path().display().to_string())?;
+    toolkit.prepare(&configs, folder.path(), &progress)?;
+    let names: Vec<_> = configs.iter().map(GuestConfig::node).collect();
+
+    let program = std::env::current_exe().context(|| "this program's own file".into())?;
+    let outer = outer_config(options, machine, &program, folder.path(), names.len());
+    let command = inner_command(options, &program, &names);
+    let guest = Guest::boot(&toolkit, &outer, &progress)?;
+    guest.problems().iter().for_each(|problem| print_note(format_args!("{OUTER}: {problem}")));
+
+    let result = run(options, &guest, &command, &progress);
+    drop(guest);
+    if let Some(logs) = &options.logs {
+        copy_logs(&folder.path().join(LOGS), logs)?;
+    }
+    result
+}
+
+/// Returns the configuration of the outer guest.
+fn outer_config(
+    options: &Options,
+    machine: &Path,
+    program: &Path,
+    prepared: &Path,
+    guests: usize,
+) -> GuestConfig {
+    let memory = options.guest.memory.saturating_add(MEMORY_OF_MACHINE);
+    let memory = memory.saturating_mul(guests as u32).saturating_add(MEMORY);
+    let config = GuestConfig::new(OUTER)
+        .boot_deadline(BOOT_TIMEOUT)
+        .processors(PROCESSORS)
+        .memory(memory)
+        .module(KVM_MODULE)
+        .program(program)
+        .file(machine, MACHINE_FILE)
+        .share(prepared)
+        .terminal(options.task == Task::Shell);
+
+    match &options.logs {
+        Some(logs) => config.logs(logs),
+        None => config,
+    }
+}
+
+/// Returns the command that runs in the outer guest.
+fn inner_command(options: &Options, program: &Path, nodes: &[&str]) -> Vec<String> {
+    let name = program.file_name().unwrap_or_default().to_string_lossy();
+    let guest = &options.guest;
+    let mut words =
+        [&name, "boot", MACHINE_FILE, "--vmm", "own", "--prepared", PREPARED].map(str::to_owned).to_vec();
+    let mut add = |option: &str, value: String| words.extend([option.to_owned(), value]);
+
+    add("--long-call", LONG_CALL.to_string());
+    add("--memory", guest.memory.to_string());
+    add("--cpus", guest.cpus.to_string());
+    nodes.iter().for_each(|node| add("--node", (*node).to_owned()));
+    if let Some(limit) = options.serve.mapped_limit {
+        add("--mapped-limit", limit.to_string());
+    }
+    if let Some(limit) = options.timeout {
+        add("--timeout", limit.as_secs_f64().to_string());
+    }
+    if options.logs.is_some() {
+        add("--logs", format!("{PREPARED}/{LOGS}"));
+    }
+    match options.serve.event_loop {
+        EventLoop::Auto => (),
+        EventLoop::IoUring => add("--event-loop", "io-uring".to_owned()),
+        EventLoop::Epoll => add("--event-loop", "epoll".to_owned()),
+    }
+
+    let flags = [(guest.admin, "--admin"), (options.hold, "--hold")];
+    words.extend(flags.into_iter().filter(|(given, _)| *given).map(|(_, flag)| flag.to_owned()));
+    match &options.task {
+        Task::Shell => words.push("--shell".into()),
+        Task::Lspci => words.push("--lspci".into()),
+        Task::Command(command) => {
+            words.push("--".into());
+            words.extend(command.iter().cloned());
+        }
+    }
+    words
+}
+
+/// Runs the command in the outer guest, and passes its output on.
+fn run(options: &Options, guest: &Guest, command: &[String], progress: &Progress) -> Result<u8, Failure> {
+    if options.task == Task::Shell {
+        let limit = options.timeout.unwrap_or(SHELL_TIMEOUT) + BOOT_TIMEOUT;
+        return terminal::run_program(guest, command, limit, progress);
+    }
+
+    // The command inside ends first, with its own message.
+    let limit = options.timeout.unwrap_or(COMMAND_TIMEOUT) + 2 * BOOT_TIMEOUT;
+    Ok(run_command(guest, command, limit, progress)?)
+}
+
+/// Runs a command whose lines are shown as they are. Returns its exit code.
+fn run_command(
+    guest: &Guest,
+    command: &[String],
+    limit: Duration,
+    progress: &Progress,
+) -> Result<u8, GuestError> {
+    let until = Instant::now() + limit;
+    let printer = Printer::new(0);
+    let give_up = {
+        let progress = progress.clone();
+        move || progress.is_cancelled() || Instant::now() >= until
+    };
+
+    let running = guest.start(Job::program(command).on_line(Arc::new(move |stream, line: &str| {
+        let stream = match stream {
+            GuestStream::Output => Stream::Output,
+            GuestStream::Error => Stream::Error,
+        };
+        printer.unnamed(stream, line, &give_up);
+    })))?;
+
+    loop {
+        if let Some(output) = running.wait_for(CHECK_INTERVAL)? {
+            return Ok(output.status);
+        }
+        if progress.is_cancelled() {
+            return Err(GuestError::Cancelled);
+        }
+        if Instant::now() >= until {
+            let (node, what) = (OUTER.to_owned(), "the command (--timeout)".to_owned());
+            return Err(GuestError::Timeout { node, what, limit, end: guest.log_ends() });
+        }
+    }
+}
+
+/// Copies the logs of the inner guests beside those of the outer one.
+fn copy_logs(from: &Path, to: &Path) -> Result<(), Failure> {
+    for entry in std::fs::read_dir(from).context(|| from.display().to_string())? {
+        let entry = entry.context(|| from.display().to_string())?;
+        std::fs::copy(entry.path(), to.join(entry.file_name())).context(|| to.display().to_string())?;
+    }
+    Ok(())
+}

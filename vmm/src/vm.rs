@@ -1,0 +1,164 @@
+//! `nicforge vm`: runs one of our own virtual machines ([`nicforge_kvm`]) in this process. `boot`
+//! and users of `nicforge-guest` start it for each guest.
+//!
+//! - In: a kernel, an initramfs, sockets of served functions, and those of serial ports.
+//! - Out: the exit code: 0 for a machine that ended by itself, by power-off or reset.
+//!
+//! It is a command of every program made from [`crate::App`], and no program of its own. So a guest
+//! with devices of the user's has it without a further file, and a user of the library names any
+//! such program (`Provision::vm`).
+
+use std::{
+    io::{ErrorKind, Read},
+    os::unix::net::UnixStream,
+    path::PathBuf,
+    str::FromStr,
+    sync::Arc,
+    thread,
+    time::Duration,
+};
+
+use clap::Args;
+use nicforge_kvm::{End, RemoteFunction, Running, Vm, VmConfig};
+
+use crate::failure::{ErrorContext, Failure};
+
+/// Time limit of a call to a server, generous enough for a host whose processors are emulated.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// The interval between two checks whether the guest takes input again.
+const CHECK_INTERVAL: Duration = Duration::from_millis(2);
+/// The longest single wait for the machine's end.
+const WAIT: Duration = Duration::from_secs(3600);
+
+/// The machine.
+#[derive(Debug, Args)]
+pub(crate) struct VmOptions {
+    /// An unpacked kernel (vmlinux) with a PVH entry.
+    #[arg(long, value_name = "FILE")]
+    kernel: PathBuf,
+    /// An initramfs.
+    #[arg(long, value_name = "FILE")]
+    initrd: Option<PathBuf>,
+    /// The kernel's command line.
+    #[arg(long, value_name = "TEXT", default_value = "", allow_hyphen_values = true)]
+    append: String,
+    /// MiB of memory.
+    #[arg(long, value_name = "MIB", default_value_t = 512)]
+    memory: u32,
+    /// Processors.
+    #[arg(long, value_name = "NUMBER", default_value_t = 1)]
+    cpus: u8,
+    /// A UNIX socket to connect to the next serial port; may be given up to three times.
+    #[arg(long = "serial", value_name = "SOCKET")]
+    serial_ports: Vec<PathBuf>,
+    /// A served function for a slot of the bus; may be given several times.
+    #[arg(long = "function", value_name = "SLOT=SOCKET")]
+    functions: Vec<FunctionWord>,
+}
+
+/// A function and its slot, as in `3=/tmp/pset/cn0.core0`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct FunctionWord {
+    slot: u8,
+    socket: PathBuf,
+}
+
+impl FromStr for FunctionWord {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (slot, socket) =
+            text.split_once('=').ok_or("write SLOT=SOCKET, such as 3=/tmp/pset/cn0.core0")?;
+        let slot = slot.parse().map_err(|_| format!("{slot} is no number of a slot"))?;
+        Ok(Self { slot, socket: socket.into() })
+    }
+}
+
+/// Runs the machine until it ends.
+pub(crate) fn main(options: VmOptions) -> Result<u8, Failure> {
+    let lines = connect_lines(&options.serial_ports)?;
+    let mut vm = make(&options)?;
+    for (port, line) in lines.iter().enumerate() {
+        let output = line.try_clone().context(|| "a serial port".into())?;
+        vm.serial(port, Box::new(output)).context(|| "a serial port".into())?;
+    }
+
+    let running = Arc::new(vm.start().context(|| "the virtual machine".into())?);
+    for (port, line) in lines.into_iter().enumerate() {
+        let running = running.clone();
+        let feeder = thread::Builder::new().name(format!("serial {port}"));
+        // The thread ends with the process.
+        feeder.spawn(move || feed(&running, port, line)).context(|| "a serial port's thread".into())?;
+    }
+
+    let end = loop {
+        if let Some(end) = running.wait(WAIT) {
+            break end;
+        }
+    };
+    tracing::debug!(?end, exits = ?running.exits(), "the virtual machine ended");
+    match end {
+        End::PowerOff | End::Reset | End::Stopped => Ok(0),
+        End::Failed(reason) => Err(Failure::environment(format!("the virtual machine failed: {reason}"))),
+    }
+}
+
+/// Connects to the sockets of the serial ports.
+fn connect_lines(sockets: &[PathBuf]) -> Result<Vec<UnixStream>, Failure> {
+    let connect = |path: &PathBuf| UnixStream::connect(path).context(|| path.display().to_string());
+    sockets.iter().map(connect).collect()
+}
+
+/// Makes the machine with its functions.
+fn make(options: &VmOptions) -> Result<Vm, Failure> {
+    let mut config = VmConfig::new(&options.kernel)
+        .command_line(&options.append)
+        .memory(u64::from(options.memory) << 20)
+        .processors(options.cpus);
+    if let Some(initrd) = &options.initrd {
+        config = config.initrd(initrd);
+    }
+
+    let mut vm = Vm::new(&config).context(|| "the virtual machine".into())?;
+    for FunctionWord { slot, socket } in &options.functions {
+        let function = RemoteFunction::connect(socket, CALL_TIMEOUT);
+        let function = function.context(|| format!("slot {slot}: {}", socket.display()))?;
+        vm.plug(*slot, Arc::new(function)).context(|| "the virtual machine".into())?;
+    }
+    Ok(vm)
+}
+
+/// Passes the input of a serial port on until its line is closed.
+fn feed(running: &Running, port: usize, mut line: UnixStream) {
+    let mut buffer = [0; 4096];
+    loop {
+        let mut rest = match line.read(&mut buffer) {
+            Ok(0) => return,
+            Ok(length) => &buffer[..length],
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            Err(error) => return tracing::debug!(%error, port, "a serial port"),
+        };
+
+        while !rest.is_empty() {
+            let taken = running.send(port, rest);
+            rest = &rest[taken..];
+            // The port does not report when the guest has read. A line that is that full is rare.
+            if taken == 0 {
+                thread::sleep(CHECK_INTERVAL);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn function_has_a_slot_and_a_socket() {
+        assert_eq!("3=/a=b".parse(), Ok(FunctionWord { slot: 3, socket: "/a=b".into() }));
+        for wrong in ["", "/a", "=/a", "x=/a", "256=/a"] {
+            assert!(wrong.parse::<FunctionWord>().is_err(), "{wrong}");
+        }
+    }
+}
