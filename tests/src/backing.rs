@@ -28,9 +28,18 @@ pub const LIMIT: Duration = Duration::from_secs(20);
 /// Number of steps after which a busy machine is considered never to come to rest.
 const MANY_STEPS: usize = 1_000_000;
 
+/// The variable with the number of times [`LIMIT`] that a wait may take, for a nested guest.
+pub const PATIENCE: &str = "NICFORGE_TEST_PATIENCE";
+
+/// Returns [`LIMIT`], or as many times that as the environment says.
+pub fn limit() -> Duration {
+    let patience = std::env::var(PATIENCE).ok().and_then(|text| text.parse::<u32>().ok());
+    LIMIT * patience.unwrap_or(1)
+}
+
 /// Returns the usual deadline of a wait in a test.
 pub fn soon() -> Deadline {
-    Deadline::after(LIMIT)
+    Deadline::after(limit())
 }
 
 /// A machine, and access to its attachments.

@@ -19,6 +19,7 @@ use crate::{
     extoll_body::Extoll,
     matching_body::InMemory,
     mu_body::{self, Units},
+    own_vm,
 };
 
 /// All bodies, in the linker's order.
@@ -85,11 +86,13 @@ pub enum GuestDoor {
     Shim,
     /// The kernel shim, behind a virtual IOMMU.
     ShimIommu,
+    /// The kernel shim in our own virtual machine. The others are guests of QEMU.
+    Own,
 }
 
 impl GuestDoor {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Vfio, Self::Shim, Self::ShimIommu];
+    pub const ALL: [Self; 4] = [Self::Vfio, Self::Shim, Self::ShimIommu, Self::Own];
 
     /// Returns the door's name on a command line.
     pub fn name(self) -> &'static str {
@@ -97,6 +100,7 @@ impl GuestDoor {
             Self::Vfio => "vfio",
             Self::Shim => "shim",
             Self::ShimIommu => "shim-iommu",
+            Self::Own => "own",
         }
     }
 
@@ -146,9 +150,10 @@ impl TestMachine {
     fn reason_not_to_run(&self, door: Door) -> Option<&'static str> {
         match (&self.guests, door) {
             (Guests::None(reason), Door::Guest(_)) => Some(reason),
-            (Guests::Booted { doors, .. }, Door::Guest(door)) if !doors.contains(&door) => {
-                Some(reasons::SHIM_ALONE_IS_ENOUGH)
-            }
+            (Guests::Booted { doors, .. }, Door::Guest(door)) if !doors.contains(&door) => match door {
+                GuestDoor::Own => Some(reasons::FEW_BODIES_NESTED),
+                _ => Some(reasons::SHIM_ALONE_IS_ENOUGH),
+            },
             _ => None,
         }
     }
@@ -205,6 +210,10 @@ impl Body {
 
     /// Returns why the body does not run on a machine through a door, or `None` if it does.
     pub fn reason_not_to_run(&self, machine: &TestMachine, door: Door) -> Option<&'static str> {
+        if door == Door::Guest(GuestDoor::Own) && !own_vm::BODIES.contains(&self.function) {
+            return Some(reasons::FEW_BODIES_NESTED);
+        }
+
         let own = self.not_through.iter().find(|(excluded, _)| *excluded == door);
         own.map(|(_, reason)| *reason).or_else(|| machine.reason_not_to_run(door))
     }

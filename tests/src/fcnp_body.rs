@@ -18,7 +18,7 @@ use nicforge_nics::families;
 use nicforge_test_body::body;
 
 use crate::{
-    backing::{LIMIT, Rig},
+    backing::{LIMIT, Rig, limit},
     bodies::{GuestDoor, Guests, TestMachine, reasons},
     pattern::pattern,
 };
@@ -48,7 +48,7 @@ pub static MACHINE: TestMachine = TestMachine {
             (&["io0"], &["core0", "core1", "core2"]),
             (&["cn0", "cn1"], &["core0", "core1", "core2", "core3"]),
         ],
-        doors: &[GuestDoor::Vfio, GuestDoor::Shim],
+        doors: &[GuestDoor::Vfio, GuestDoor::Shim, GuestDoor::Own],
     },
 };
 
@@ -82,7 +82,7 @@ pub fn machine(depth: u32) -> Machine {
 
 /// Returns a configuration in which no call exceeds a test's time limit.
 fn config() -> Config {
-    Config { timeout: Some(LIMIT), open_timeout: LIMIT, ..Config::default() }
+    Config { timeout: Some(limit()), open_timeout: limit(), ..Config::default() }
 }
 
 fn io_node(rig: &dyn Rig) -> IoNode {

@@ -18,7 +18,7 @@ use std::{
 
 use nicforge_core::ids::FunctionId;
 use nicforge_driver::Device;
-use nicforge_guest::{Driver, Guest, GuestConfig, Job, Output, Progress, Provision, Stream, Toolkit};
+use nicforge_guest::{Driver, Guest, GuestConfig, Job, Output, Progress, Provision, Stream, Toolkit, Vmm};
 
 use nicforge_hwi::{
     pci,
@@ -60,6 +60,7 @@ pub fn config(name: &str, door: GuestDoor, sockets: Vec<(String, PathBuf)>) -> G
         GuestDoor::Vfio => config.iommu(true).driver(Driver::Vfio),
         GuestDoor::Shim => config.driver(Driver::Shim),
         GuestDoor::ShimIommu => config.iommu(true).driver(Driver::Shim),
+        GuestDoor::Own => config.vmm(Vmm::Own).driver(Driver::Shim),
     };
 
     sockets.into_iter().fold(config, |config, (name, socket)| config.user_function(name, socket))

@@ -15,9 +15,11 @@ use nicforge_proof_driver::{
     slot_fifo::SlotFifo,
 };
 use nicforge_shm::{MemoryError, SharedMemory};
+use nicforge_velo::Address;
 
 use crate::{
-    backing::{LIMIT, Rig, soon},
+    backing::{Rig, limit, soon},
+    exchange::{self, RmaSide},
     guest_rig::GuestRig,
     pattern::pattern,
     velo_body,
@@ -51,6 +53,11 @@ pub fn run_role(role: &str, arguments: &[String]) {
         "transfer" => transfer(&rig),
         "fifo" => fifo(&rig),
         "read-only" => read_only(&rig),
+        "velo-send" => {
+            let peer = Address { node: 1, vpid: number(0) as u16 };
+            exchange::velo_send(&rig, number(1) as u16, peer);
+        }
+        "rma-put" => RmaSide::open(&rig, 0, number(1) as u16).put_and_get(1, number(0) as u16, number(2)),
         "velo" => velo_body::messages_of_every_length_and_tag_arrive_in_order(&rig),
         "hostile" => hostile(&rig, Duration::from_secs(number(0)), number(1)),
         _ => panic!("there is no role {role}"),
@@ -64,7 +71,7 @@ pub fn run_role(role: &str, arguments: &[String]) {
 pub const SIZES: [usize; 8] = [1, 17, 240, 241, 5000, 65_535, 300_000, 0];
 
 fn config() -> Config {
-    Config { timeout: Some(4 * LIMIT), open_timeout: 4 * LIMIT, ..Config::default() }
+    Config { timeout: Some(4 * limit()), open_timeout: 4 * limit(), ..Config::default() }
 }
 
 /// Echoes messages of [`SIZES`] to some cores, one after the other.

@@ -11,6 +11,7 @@
 
 pub mod backing;
 pub mod bodies;
+pub mod exchange;
 pub mod extoll_body;
 pub mod fcnp_body;
 pub mod guest;
@@ -20,6 +21,7 @@ pub mod idio16_body;
 pub mod matching_body;
 pub mod mu_body;
 pub mod own_devices;
+pub mod own_vm;
 pub mod pattern;
 pub mod portals_body;
 pub mod portals_mpi_body;

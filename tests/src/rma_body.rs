@@ -35,7 +35,7 @@ pub static MACHINE: TestMachine = TestMachine {
     make: machine,
     guests: Guests::Booted {
         attachments: &[(&["ex0", "ex1"], &["vpid0", "vpid1", "vpid2", "vpid3"])],
-        doors: &[GuestDoor::Vfio, GuestDoor::Shim, GuestDoor::ShimIommu],
+        doors: &[GuestDoor::Vfio, GuestDoor::Shim, GuestDoor::ShimIommu, GuestDoor::Own],
     },
 };
 

@@ -48,7 +48,7 @@ pub static MACHINE: TestMachine = TestMachine {
     make: || machine(500),
     guests: Guests::Booted {
         attachments: &[(&["ex0", "ex1"], &["vpid0", "vpid1", "vpid2", "vpid3"])],
-        doors: &[GuestDoor::Vfio, GuestDoor::Shim],
+        doors: &[GuestDoor::Vfio, GuestDoor::Shim, GuestDoor::Own],
     },
 };
 
@@ -107,7 +107,7 @@ fn until(description: &str, ports: &mut [&mut Port], mut condition: impl FnMut(&
     let mut relax = Relax::new();
 
     while !condition(ports) {
-        assert!(!deadline.has_passed(), "not within {LIMIT:?}: {description}");
+        assert!(!deadline.has_passed(), "not in time: {description}");
         for port in ports.iter_mut() {
             port.progress().unwrap();
             port.device().relax(&mut relax).unwrap();

@@ -29,7 +29,8 @@ use syn::{
 ///   matching layer on `CARDS` and `UNITS`, which are then in scope where the body is.
 /// - `not_through`: doors that the body does not run through, and the reason: a string, or the name
 ///   of a constant in `nicforge_tests::bodies::reasons`. The doors are `in_process`, `served`,
-///   `served_by_epoll`, `vfio`, `shim` and `shim_iommu`. `guests` stands for the last three.
+///   `served_by_epoll`, `vfio`, `shim` and `shim_iommu`. `shim` stands for the guests of QEMU and
+///   of our own virtual machine, and `guests` for all of the last three.
 #[proc_macro_attribute]
 pub fn body(
     arguments: proc_macro::TokenStream,
@@ -193,16 +194,16 @@ impl Parse for Exclusion {
 
 /// Returns the doors of a name.
 fn doors_of(name: &Ident) -> syn::Result<Vec<TokenStream>> {
-    let guests = [quote! { Vfio }, quote! { Shim }, quote! { ShimIommu }];
+    let guests = [quote! { Vfio }, quote! { Shim }, quote! { ShimIommu }, quote! { Own }];
     let guests = guests.map(|door| quote! { Door::Guest(GuestDoor::#door) });
-    let [vfio, shim, shim_iommu] = guests.clone();
+    let [vfio, shim, shim_iommu, own] = guests.clone();
 
     let doors = match name.to_string().as_str() {
         "in_process" => vec![quote! { Door::Host(HostDoor::InProcess) }],
         "served" => vec![quote! { Door::Host(HostDoor::Served) }],
         "served_by_epoll" => vec![quote! { Door::Host(HostDoor::ServedByEpoll) }],
         "vfio" => vec![vfio],
-        "shim" => vec![shim],
+        "shim" => vec![shim, own],
         "shim_iommu" => vec![shim_iommu],
         "guests" => guests.to_vec(),
         _ => return Err(syn::Error::new(name.span(), "there is no such door")),

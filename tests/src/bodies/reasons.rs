@@ -39,6 +39,9 @@ pub const VFIO_SPLITS_QUADS: &str =
 /// The machine's bodies need nothing of the shim that it lacks without an IOMMU.
 pub const SHIM_ALONE_IS_ENOUGH: &str = "all that it needs of the shim is there without an IOMMU";
 
+/// A nested guest is slow, so a few bodies stand for all.
+pub const FEW_BODIES_NESTED: &str = "a nested guest is slow, and others show our own virtual machine";
+
 /// The depth of FIFOs changes nothing between a guest's programs and the card.
 pub const ONE_DEPTH_IN_GUESTS: &str = "a guest runs these bodies with FIFOs of the usual depth";
 

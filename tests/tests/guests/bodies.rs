@@ -1,6 +1,7 @@
-//! The bodies of every other door, in a guest: through VFIO behind a virtual IOMMU, and through the
-//! kernel shim. Bodies that need more contiguous memory than a kernel has go through the shim
-//! behind an IOMMU.
+//! The bodies of every other door, in a guest of QEMU: through VFIO behind a virtual IOMMU, and
+//! through the kernel shim. Those in our own virtual machine are in `nested`.
+//!
+//! Bodies that need more contiguous memory than a kernel has go through the shim behind an IOMMU.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::thread;
@@ -9,7 +10,8 @@ use nicforge_guest::Guest;
 use nicforge_tests::{
     backing::{EventLoopKind, Served},
     bodies::{self, GuestDoor, Guests, TestMachine},
-    extoll_body, fcnp_body, guest, portals_body, proof_body, rma_body, spi_body, tree_body, velo_body,
+    extoll_body, fcnp_body, guest, own_vm, portals_body, proof_body, rma_body, spi_body, tree_body,
+    velo_body,
 };
 
 /// Boots a guest with all attachments of a machine, and runs the machine's bodies in it.
@@ -79,10 +81,10 @@ fn every_machine_has_a_guest_for_each_of_its_doors() {
         let Guests::Booted { doors, .. } = machine.guests else { continue };
 
         for door in doors {
-            let boots = |(booted, through): &&(&TestMachine, GuestDoor)| {
-                booted.name == machine.name && through == door
-            };
-            assert_eq!(BOOTED.iter().filter(boots).count(), 1, "{} through {}", machine.name, door.name());
+            let own = own_vm::MACHINES.iter().map(|machine| (*machine, GuestDoor::Own));
+            let booted = BOOTED.iter().copied().chain(own);
+            let boots = booted.filter(|(booted, through)| booted.name == machine.name && through == door);
+            assert_eq!(boots.count(), 1, "{} through {}", machine.name, door.name());
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Two of our own virtual machines inside a guest with nested virtualisation: their Linux drives
 //! virtio network devices of one served machine, and a card with an interrupt line, by its own
-//! drivers.
+//! drivers. A third machine runs the test bodies of FCNP, VELO and RMA.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -10,7 +10,11 @@ use std::{
 };
 
 use nicforge_guest::{GuestConfig, Progress};
-use nicforge_tests::guest::{boot, run, toolkit};
+use nicforge_tests::{
+    backing::PATIENCE,
+    guest::{boot, run, toolkit},
+    own_vm,
+};
 
 /// Time limit of the guest's boot, generous enough for emulation on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -39,12 +43,23 @@ fn own_virtual_machines_reach_each_other() {
     let written = toolkit.write_initramfs(&inner, &folder.path().join("initrd"), &Progress::on_stderr());
     written.unwrap_or_else(|error| panic!("{error}"));
 
+    // Another folder has the files of the guest in which test bodies run.
+    let own = folder.path().join("own");
+    std::fs::create_dir(&own).unwrap();
+    let config = own_vm::config(|_, _| "inside".into())
+        .program(env!("CARGO_BIN_EXE_guest_bodies"))
+        .program(env!("CARGO_BIN_EXE_guest_program"));
+    let prepared = toolkit.prepare(&[config], &own, &Progress::on_stderr());
+    prepared.unwrap_or_else(|error| panic!("{error}"));
+
     let logs = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("guest-logs").join("nested");
     let outer = GuestConfig::new("outer")
         .processors(2)
-        .memory(1024)
+        .memory(1536)
         .module("kvm_amd")
         .program(env!("CARGO_BIN_EXE_guest-vms"))
+        .program(env!("CARGO_BIN_EXE_guest-own"))
+        .program(env!("CARGO_BIN_EXE_own-devices"))
         .share(folder.path())
         .boot_deadline(LIMIT)
         .logs(logs);
@@ -53,6 +68,8 @@ fn own_virtual_machines_reach_each_other() {
     let guest = boot(&outer);
     println!("the outer guest boots in {:.1?}", begin.elapsed());
     run(&guest, &format!("guest-vms /share/vmlinux /share/initrd {BYTES}"));
+    println!("the two machines end after {:.1?}", begin.elapsed());
+    run(&guest, &format!("{PATIENCE}=10 guest-own /share/own /root/own-devices"));
     println!("in all {:.1?}", begin.elapsed());
     guest.power_off(LIMIT).unwrap_or_else(|error| panic!("{error}"));
 }

@@ -167,6 +167,37 @@ fn stock_driver_is_found_by_modalias_and_a_named_module_has_its_parameters() {
 }
 
 #[test]
+fn nested_boot_runs_a_command_in_our_own_virtual_machine_and_has_its_exit_code() {
+    toolkit();
+    let folder = tempfile::tempdir().unwrap();
+    let logs = logs("nested-boot");
+    let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines/pset.toml");
+    let script = "echo $NICFORGE_DEVICES; lspci -n -s ${NICFORGE_DEVICES#*=}; ls /dev/nicforge0; exit 7";
+    let output = Command::new(env!("CARGO_BIN_EXE_nicforge"))
+        .arg("boot")
+        .arg(machine)
+        .args(["--node", "cn0", "--memory", "256", "--nested", "--logs"])
+        .arg(&logs)
+        .args(["--driver", "shim", "--", "sh", "-c", script])
+        .env("TMPDIR", folder.path())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+
+    let (stdout, errors) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(7), "{stdout}{errors}");
+    assert!(stdout.contains("cn0 | cn0.core0=0000:00:03.0,cn0.core1=0000:00:04.0"), "{stdout}");
+    assert!(
+        stdout.contains("cn0 | 00:03.0 0280: 1efc:b601") && stdout.contains("/dev/nicforge0"),
+        "{stdout}"
+    );
+    for log in ["nested.console.log", "nested.qemu.log", "cn0.console.log", "cn0.vm.log"] {
+        assert!(logs.join(log).exists(), "{log}");
+    }
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "files are left");
+}
+
+#[test]
 fn module_that_the_kernel_does_not_have_is_named() {
     toolkit();
     let boot = Boot::of("idio16.toml");

@@ -124,6 +124,34 @@ fn a_bad_machine_file_is_a_usage_error_with_its_line() {
 }
 
 #[test]
+fn own_virtual_machine_refuses_what_only_qemu_does_before_anything_is_served() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("served");
+    let pset = machine("pset.toml");
+    let only_qemu: [&[&str]; 5] =
+        [&["--iommu"], &["--driver", "vfio"], &["--root-ports"], &["--accel", "tcg"], &["--share", "/tmp"]];
+
+    for options in only_qemu {
+        let own = ["boot", &pset, "--vmm", "own", "--dir", directory.to_str().unwrap(), "--lspci"];
+        let output = output(nicforge(&own).args(options));
+        assert_eq!(output.status.code(), Some(2));
+        let errors = text(&output.stderr);
+        assert!(errors.contains(&options.join(" ")) && errors.contains("--vmm qemu"), "{errors}");
+        assert!(!directory.exists(), "{options:?}");
+    }
+}
+
+#[test]
+fn nested_boot_refuses_what_only_qemu_does() {
+    let pset = machine("pset.toml");
+    for options in [["--vmm", "qemu"], ["--share", "/tmp"], ["--driver", "vfio"], ["--dir", "/tmp/x"]] {
+        let output = output(nicforge(&["boot", &pset, "--nested", "--lspci"]).args(options));
+        assert_eq!(output.status.code(), Some(2), "{options:?}");
+        assert!(text(&output.stderr).contains(options[0]), "{}", text(&output.stderr));
+    }
+}
+
+#[test]
 fn stat_shows_all_nodes_as_a_table_and_as_json() {
     let server = Server::of_machine("pset.toml", &[]);
     let directory = server.directory();

@@ -1,0 +1,134 @@
+//! Messages of VELO and transfers of RMA between two programs, of which one may be in a guest and
+//! the other one on the host. `ex0` is the guest's card, `ex1` that of the host.
+
+use nicforge_driver::{Deadline, DmaBuffer, HugePages};
+use nicforge_rma::{Access, Notify, Options, Port as RmaPort, Region, Role};
+use nicforge_velo::{Address, Config, Filter, Port as VeloPort};
+
+use crate::{
+    backing::{Rig, limit, soon},
+    pattern::pattern,
+};
+
+/// Messages that go to and fro.
+const MESSAGES: u64 = 40;
+/// Lengths of transfers. Some are longer than a packet, and some than a page.
+const LENGTHS: [usize; 5] = [1, 64, 4097, 65_537, 300_000];
+/// Bytes of a side's memory.
+const MEMORY: usize = 2 << 20;
+/// Where a block comes back to, in the memory of the side that put it.
+const BACK: u64 = 1 << 20;
+
+/// Returns where a block goes in the peer's memory. No two blocks overlap there.
+fn place(number: u64) -> u64 {
+    number * 0x6_0000
+}
+
+fn velo_port(rig: &dyn Rig, node: u32, vpid: u16) -> VeloPort {
+    let device = rig.open(&format!("ex{node}"), &format!("vpid{vpid}"));
+    VeloPort::open(device, Config::default()).expect("a port")
+}
+
+/// Returns a message of this number, of 1 to 8 quadwords.
+fn message(number: u64) -> Vec<u8> {
+    pattern(number, 8 * (1 + number as usize % 8))
+}
+
+/// Sends each message to a peer, and receives it back.
+///
+/// # Panics
+/// When one comes back changed.
+pub fn velo_send(rig: &dyn Rig, vpid: u16, peer: Address) {
+    let mut port = velo_port(rig, 0, vpid);
+    let link = port.connect(peer, soon(), None).expect("a peer");
+    for number in 0..MESSAGES {
+        let sent = message(number);
+        port.send(link, (number % 15) as u8, &sent, soon(), None).expect("room for a message");
+        let back = port.recv(Filter::from(peer), soon(), None).expect("an answer");
+        assert_eq!(back.bytes(), sent, "message {number}");
+    }
+}
+
+/// Sends each message of a peer back. It calls `opened` when its port is there.
+///
+/// # Panics
+/// When a message is not the expected one.
+pub fn velo_echo(rig: &dyn Rig, vpid: u16, peer: Address, opened: impl FnOnce()) {
+    let mut port = velo_port(rig, 1, vpid);
+    opened();
+    // The peer boots, or takes its first steps, until then.
+    let deadline = Deadline::after(4 * limit());
+    let link = port.connect(peer, deadline, None).expect("a peer");
+    for number in 0..MESSAGES {
+        let got = port.recv(Filter::from(peer), soon(), None).expect("a message");
+        assert_eq!(got.bytes(), message(number), "message {number}");
+        port.send(link, got.tag, got.bytes(), soon(), None).expect("room for an answer");
+    }
+}
+
+/// A port of RMA with memory that its peer reaches.
+pub struct RmaSide {
+    port: RmaPort,
+    region: Region,
+    buffer: DmaBuffer,
+}
+
+impl RmaSide {
+    /// Opens a port of a card.
+    ///
+    /// # Panics
+    /// When there is none, or no memory for it.
+    pub fn open(rig: &dyn Rig, node: u32, vpid: u16) -> Self {
+        let device = rig.open(&format!("ex{node}"), &format!("vpid{vpid}"));
+        let buffer = device.dma_buffer(MEMORY, HugePages::Never).expect("memory");
+        let port = RmaPort::open(&device, Options::default()).expect("a port");
+        let region = port.register(&buffer, Access::READ_WRITE).expect("registered memory");
+        Self { port, region, buffer }
+    }
+
+    /// Returns the address of its memory for peers.
+    pub fn address(&self) -> u64 {
+        self.region.address()
+    }
+
+    /// Puts blocks into the memory of a peer, and gets them back.
+    ///
+    /// # Panics
+    /// When a block comes back changed.
+    pub fn put_and_get(&mut self, node: u32, vpid: u16, address: u64) {
+        let target = self.port.connect(node, vpid).expect("a peer");
+        let own = self.address();
+        for (number, length) in (0..).zip(LENGTHS) {
+            let (sent, bytes) = (pattern(number, length), length as u64);
+            self.buffer.write(0, &sent).expect("the memory is there");
+            let both = Notify::REQUESTER | Notify::COMPLETER;
+            let theirs = address + place(number);
+            self.port.put(target, own, theirs, bytes, both).expect("a put");
+            self.wait_for(Role::Requester);
+
+            self.port.get(target, theirs, own + BACK, bytes, Notify::COMPLETER).expect("a get");
+            self.wait_for(Role::Completer);
+            let mut back = vec![0; length];
+            self.buffer.read(BACK, &mut back).expect("the memory is there");
+            assert!(back == sent, "{length} bytes came back changed");
+        }
+    }
+
+    /// Waits for the puts of a peer, and checks their content.
+    ///
+    /// # Panics
+    /// When a block is not the expected one.
+    pub fn take_puts(&mut self) {
+        for (number, length) in (0..).zip(LENGTHS) {
+            self.wait_for(Role::Completer);
+            let mut got = vec![0; length];
+            self.buffer.read(place(number), &mut got).expect("the memory is there");
+            assert!(got == pattern(number, length), "{length} bytes arrived changed");
+        }
+    }
+
+    fn wait_for(&mut self, role: Role) {
+        let notification = self.port.next(soon(), None).expect("a notification");
+        assert_eq!(notification.role, role);
+    }
+}
