@@ -3,6 +3,7 @@
 //!
 //! - In: a kernel, an initramfs, sockets of served functions, and those of serial ports.
 //! - Out: the exit code: 0 for a machine that ended by itself, by power-off or reset.
+//! - The process gives up the system calls that a running machine does not need ([`confine`]).
 //!
 //! It is a command of every program made from [`crate::App`], and no program of its own. So a guest
 //! with devices of the user's has it without a further file, and a user of the library names any
@@ -13,13 +14,13 @@ use std::{
     os::unix::net::UnixStream,
     path::PathBuf,
     str::FromStr,
-    sync::Arc,
+    sync::{Arc, PoisonError, RwLock},
     thread,
     time::Duration,
 };
 
 use clap::Args;
-use nicforge_kvm::{End, RemoteFunction, Running, Vm, VmConfig};
+use nicforge_kvm::{End, RemoteFunction, Running, Vm, VmConfig, confine};
 
 use crate::failure::{ErrorContext, Failure};
 
@@ -54,6 +55,9 @@ pub(crate) struct VmOptions {
     /// A served function for a slot of the bus; may be given several times.
     #[arg(long = "function", value_name = "SLOT=SOCKET")]
     functions: Vec<FunctionWord>,
+    /// Start anew after a reset.
+    #[arg(long)]
+    reboots: bool,
 }
 
 /// A function and its slot, as in `3=/tmp/pset/cn0.core0`.
@@ -83,23 +87,60 @@ pub(crate) fn main(options: VmOptions) -> Result<u8, Failure> {
         vm.serial(port, Box::new(output)).context(|| "a serial port".into())?;
     }
 
-    let running = Arc::new(vm.start().context(|| "the virtual machine".into())?);
+    let machine = Machine::new(vm.start().context(|| "the virtual machine".into())?);
     for (port, line) in lines.into_iter().enumerate() {
-        let running = running.clone();
+        let machine = machine.clone();
         let feeder = thread::Builder::new().name(format!("serial {port}"));
         // The thread ends with the process.
-        feeder.spawn(move || feed(&running, port, line)).context(|| "a serial port's thread".into())?;
+        feeder.spawn(move || feed(&machine, port, line)).context(|| "a serial port's thread".into())?;
+    }
+    confine().context(|| "the virtual machine's process".into())?;
+
+    loop {
+        match machine.wait() {
+            End::Reset if options.reboots => machine.restart()?,
+            End::PowerOff | End::Reset | End::Stopped => return Ok(0),
+            End::Failed(reason) => {
+                return Err(Failure::environment(format!("the virtual machine failed: {reason}")));
+            }
+        }
+    }
+}
+
+/// A running machine, which a restart replaces. Clones share it.
+#[derive(Clone)]
+struct Machine(Arc<RwLock<Option<Running>>>);
+
+impl Machine {
+    fn new(running: Running) -> Self {
+        Self(Arc::new(RwLock::new(Some(running))))
     }
 
-    let end = loop {
-        if let Some(end) = running.wait(WAIT) {
-            break end;
+    /// Waits for its end.
+    fn wait(&self) -> End {
+        let running = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(running) = running.as_ref() else { return End::Stopped };
+        loop {
+            if let Some(end) = running.wait(WAIT) {
+                tracing::debug!(?end, exits = ?running.exits(), "the virtual machine ended");
+                return end;
+            }
         }
-    };
-    tracing::debug!(?end, exits = ?running.exits(), "the virtual machine ended");
-    match end {
-        End::PowerOff | End::Reset | End::Stopped => Ok(0),
-        End::Failed(reason) => Err(Failure::environment(format!("the virtual machine failed: {reason}"))),
+    }
+
+    /// Starts it anew.
+    fn restart(&self) -> Result<(), Failure> {
+        let mut place = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(running) = place.take() {
+            *place = Some(running.restart().context(|| "the virtual machine's restart".into())?);
+        }
+        Ok(())
+    }
+
+    /// Sends bytes to a serial port. Returns the number of bytes that were taken.
+    fn send(&self, port: usize, bytes: &[u8]) -> usize {
+        let running = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        running.as_ref().map_or(bytes.len(), |running| running.send(port, bytes))
     }
 }
 
@@ -129,7 +170,7 @@ fn make(options: &VmOptions) -> Result<Vm, Failure> {
 }
 
 /// Passes the input of a serial port on until its line is closed.
-fn feed(running: &Running, port: usize, mut line: UnixStream) {
+fn feed(machine: &Machine, port: usize, mut line: UnixStream) {
     let mut buffer = [0; 4096];
     loop {
         let mut rest = match line.read(&mut buffer) {
@@ -140,7 +181,7 @@ fn feed(running: &Running, port: usize, mut line: UnixStream) {
         };
 
         while !rest.is_empty() {
-            let taken = running.send(port, rest);
+            let taken = machine.send(port, rest);
             rest = &rest[taken..];
             // The port does not report when the guest has read. A line that is that full is rare.
             if taken == 0 {

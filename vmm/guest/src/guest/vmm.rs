@@ -35,7 +35,6 @@ impl GuestConfig {
             (!hardware.devices.is_empty() || !hardware.networks.is_empty(), "devices of QEMU"),
             (self.software.share.is_some(), "a shared directory"),
             (!self.logging.trace.is_empty(), "a trace of QEMU"),
-            (self.reboots, "a start after a reset"),
         ];
         needs.into_iter().find_map(|(is_needed, what)| is_needed.then_some(what))
     }
@@ -69,7 +68,6 @@ mod tests {
             own().device("edu"),
             own().share("/tmp"),
             own().trace("vfio_*"),
-            own().reboots(true),
         ];
         for config in wrong {
             let error = config.check_vmm().unwrap_err().to_string();
