@@ -21,7 +21,7 @@ pub static MACHINES: [&TestMachine; 3] = [&fcnp_body::MACHINE, &velo_body::MACHI
 
 /// The bodies that run in the guest: messages, transfers and interrupts of each kind of NIC.
 pub const BODIES: [&str; 5] = [
-    "every_size_arrives_unchanged",
+    "interrupt_mode_wakes_the_daemon_and_the_call",
     "a_port_sends_to_itself",
     "messages_of_other_tags_are_kept_in_order",
     "puts_and_gets_of_all_sizes_arrive",
@@ -52,5 +52,5 @@ pub fn config(socket: impl Fn(&str, &str) -> PathBuf) -> GuestConfig {
     });
     let sockets = all.map(|(function, name)| (format!("{function}.{name}"), socket(function, name)));
     let config = guest::config(NAME, GuestDoor::Own, sockets.collect()).terminal(true);
-    config.env(PATIENCE, "10").boot_deadline(3 * guest::LONG)
+    config.env(PATIENCE, "10").boot_deadline(3 * guest::LONG).reboots(true)
 }

@@ -107,7 +107,7 @@ fn until(description: &str, ports: &mut [&mut Port], mut condition: impl FnMut(&
     let mut relax = Relax::new();
 
     while !condition(ports) {
-        assert!(!deadline.has_passed(), "not in time: {description}");
+        assert!(!deadline.has_passed(), "not within {LIMIT:?}: {description}");
         for port in ports.iter_mut() {
             port.progress().unwrap();
             port.device().relax(&mut relax).unwrap();
