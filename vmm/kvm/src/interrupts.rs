@@ -50,11 +50,18 @@ impl Interrupts {
     /// Sets the message of a number.
     pub(crate) fn route(&self, number: MessageNumber, message: Message) -> Result<(), VmError> {
         let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = messages.get_mut((number.0 - IO_APIC_PINS) as usize);
+        let index = (number.0 - IO_APIC_PINS) as usize;
+        let entry = messages.get_mut(index);
         let Some(entry) = entry.filter(|entry| **entry != Some(message)) else { return Ok(()) };
 
-        *entry = Some(message);
-        self.set_routes(&messages)
+        let earlier = entry.replace(message);
+        let set = self.set_routes(&messages);
+        if set.is_err()
+            && let Some(entry) = messages.get_mut(index)
+        {
+            *entry = earlier;
+        }
+        set
     }
 
     /// Raises an input of the I/O APIC for each write to an eventfd.

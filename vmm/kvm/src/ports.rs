@@ -48,6 +48,7 @@ impl Devices {
     /// # Errors
     /// [`VmError::Request`] when the slot is not free, [`VmError::Function`].
     pub fn plug(&mut self, slot: u8, function: Arc<dyn Function>, ram: &Ram) -> Result<(), VmError> {
+        self.bus.check_free(slot)?;
         function.map_ram(ram).map_err(|error| VmError::Function { slot, error })?;
         self.bus.plug(slot, function)
     }
@@ -60,6 +61,12 @@ impl Devices {
     /// Answers a load from an address without memory, of 1 to 8 bytes. What nothing answers reads
     /// as ones.
     pub fn memory_read(&self, address: u64, data: &mut [u8]) {
+        if !data.len().is_power_of_two() {
+            // One access to two pages comes in two parts of any length.
+            let accesses = (address..).zip(data.chunks_mut(1));
+            return accesses.for_each(|(address, byte)| self.memory_read(address, byte));
+        }
+
         if ECAM.contains(&address) {
             count(&self.exits.configuration);
             self.bus.config_read(address - ECAM.start, data);
@@ -71,6 +78,11 @@ impl Devices {
 
     /// Carries out a store of 1 to 8 bytes to an address without writable memory.
     pub fn memory_write(&self, address: u64, data: &[u8]) {
+        if !data.len().is_power_of_two() {
+            let accesses = (address..).zip(data.chunks(1));
+            return accesses.for_each(|(address, byte)| self.memory_write(address, byte));
+        }
+
         if ECAM.contains(&address) {
             count(&self.exits.configuration);
             self.bus.config_write(address - ECAM.start, data);
@@ -80,36 +92,28 @@ impl Devices {
         }
     }
 
-    /// Answers a read from an I/O port. What nothing answers reads as ones. Serial ports take
-    /// strings of bytes, and the others accesses of 1, 2 or 4 bytes.
+    /// Answers a read of 1, 2 or 4 bytes from an I/O port. What nothing answers reads as ones.
     pub fn port_read(&self, port: u16, data: &mut [u8]) {
         count(&self.exits.ports);
         match (serial_port(port), &mut *data) {
             (_, [byte]) if port == SLEEP_STATUS => *byte = 0,
-            // A string of bytes may come in one exit.
-            (Some((number, register)), bytes) => {
-                bytes.iter_mut().for_each(|byte| *byte = self.serial[number].read(register));
-            }
-            // A string of words has lost the width of its accesses.
+            (Some((number, register)), [byte]) => *byte = self.serial[number].read(register),
+            (Some(_), bytes) => bytes.fill(0xff),
             (None, bytes) if !matches!(bytes.len(), 1 | 2 | 4) => bytes.fill(0xff),
             (None, bytes) => self.bus.read(Space::Io, port.into(), bytes),
         }
     }
 
-    /// Carries out a write to an I/O port.
+    /// Carries out a write of 1, 2 or 4 bytes to an I/O port.
     pub fn port_write(&self, port: u16, data: &[u8]) {
         count(&self.exits.ports);
         match (port, data) {
             (SLEEP_CONTROL, [POWER_OFF]) => self.power.end(End::PowerOff),
             (RESET, [RESET_VALUE]) => self.power.end(End::Reset),
-            (_, bytes) => match serial_port(port) {
-                // A string of bytes may come in one exit.
-                Some((number, register)) => {
-                    bytes.iter().for_each(|byte| self.serial[number].write(register, *byte));
-                }
-                // A string of words has lost the width of its accesses.
-                None if !matches!(bytes.len(), 1 | 2 | 4) => {}
-                None => self.bus.write(Space::Io, port.into(), bytes),
+            (_, bytes) => match (serial_port(port), bytes) {
+                (Some((number, register)), [byte]) => self.serial[number].write(register, *byte),
+                (None, [_] | [_, _] | [_, _, _, _]) => self.bus.write(Space::Io, port.into(), bytes),
+                _ => {}
             },
         }
     }

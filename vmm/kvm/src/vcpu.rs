@@ -1,4 +1,9 @@
 //! The thread of a processor.
+//!
+//! UNSAFETY: a string instruction makes one exit for several accesses of a port. Their width is
+//! only in the page that KVM shares with this process.
+
+#![allow(unsafe_code)]
 
 use std::{
     io,
@@ -30,7 +35,10 @@ impl Vcpu {
         });
 
         let builder = thread::Builder::new().name(format!("processor {number}"));
-        let thread = builder.spawn(move || run(vcpu, number, &devices));
+        let thread = builder.spawn(move || {
+            let _guard = EndOnPanic { devices: &devices, number };
+            run(vcpu, number, &devices);
+        });
         thread.map(Self).map_err(VmError::system("a processor's thread"))
     }
 
@@ -50,15 +58,35 @@ impl Vcpu {
     }
 }
 
+/// Ends the machine when its thread panics: the guest could not go on without the processor.
+struct EndOnPanic<'a> {
+    devices: &'a Devices,
+    number: u8,
+}
+
+impl Drop for EndOnPanic<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            let reason = format!("processor {}: its thread panicked", self.number);
+            self.devices.power.end(End::Failed(reason));
+        }
+    }
+}
+
 /// The signal's only effect is to end a call of KVM.
 extern "C" fn on_kick(_: c_int, _: *mut siginfo_t, _: *mut c_void) {}
 
 /// Runs a processor until the machine ends.
 fn run(mut vcpu: VcpuFd, number: u8, devices: &Devices) {
+    // SAFETY: the address of a field is taken, and nothing is read.
+    let width: *const u8 = unsafe { &raw const vcpu.get_kvm_run().__bindgen_anon_1.io.size };
     while devices.power.ended().is_none() {
         match vcpu.run() {
             Ok(exit) => {
-                if let Err(reason) = answer(exit, devices) {
+                // SAFETY: the page is mapped for as long as `vcpu` exists, and KVM writes to it in
+                // `KVM_RUN` alone. Any bytes are a number.
+                let width = unsafe { width.read_volatile() };
+                if let Err(reason) = answer(exit, width, devices) {
                     let registers = registers(&vcpu);
                     devices.power.end(End::Failed(format!("processor {number}: {reason}; {registers}")));
                 }
@@ -72,13 +100,19 @@ fn run(mut vcpu: VcpuFd, number: u8, devices: &Devices) {
     }
 }
 
-/// Answers an exit, or returns why the processor cannot go on.
-fn answer(exit: VcpuExit<'_>, devices: &Devices) -> Result<(), String> {
+/// Answers an exit, or returns why the processor cannot go on. `width` is that of each access of a
+/// port, in bytes.
+fn answer(exit: VcpuExit<'_>, width: u8, devices: &Devices) -> Result<(), String> {
+    let width = usize::from(width.max(1));
     match exit {
         VcpuExit::MmioRead(address, data) => devices.memory_read(address, data),
         VcpuExit::MmioWrite(address, data) => devices.memory_write(address, data),
-        VcpuExit::IoIn(port, data) => devices.port_read(port, data),
-        VcpuExit::IoOut(port, data) => devices.port_write(port, data),
+        VcpuExit::IoIn(port, data) => {
+            data.chunks_mut(width).for_each(|access| devices.port_read(port, access));
+        }
+        VcpuExit::IoOut(port, data) => {
+            data.chunks(width).for_each(|access| devices.port_write(port, access));
+        }
         VcpuExit::Intr | VcpuExit::IrqWindowOpen | VcpuExit::Hlt => count(&devices.exits.other),
         VcpuExit::Shutdown => return Err("a triple fault".into()),
         exit => return Err(format!("{exit:?}")),

@@ -180,6 +180,8 @@ pub struct Running {
 
 impl Running {
     /// Waits for the machine's end, at most for `limit`. `None` is a machine that still runs.
+    ///
+    /// The other processors of a machine that has ended may go on until [`Self::stop`].
     pub fn wait(&self, limit: Duration) -> Option<End> {
         self.devices.power.wait(limit)
     }

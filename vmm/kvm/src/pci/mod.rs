@@ -70,16 +70,20 @@ impl PciBus {
 
     /// Puts a function into a slot.
     pub(crate) fn plug(&mut self, slot: u8, function: Arc<dyn Function>) -> Result<(), VmError> {
-        let place = self.slots.get_mut(usize::from(slot)).filter(|place| place.is_none());
-        let place = place.ok_or_else(|| VmError::Request(format!("slot {slot} is not free")))?;
-
+        self.check_free(slot)?;
         let failed = |error| VmError::Function { slot, error };
         let mut plugged = Plugged::new(function, &self.interrupts).map_err(failed)?;
         if plugged.has_line().map_err(failed)? {
             plugged.connect_line(&self.interrupts, interrupt_line(slot))?;
         }
-        *place = Some(plugged);
+        self.slots[usize::from(slot)] = Some(plugged);
         Ok(())
+    }
+
+    /// Checks that a slot exists and has no function.
+    pub(crate) fn check_free(&self, slot: u8) -> Result<(), VmError> {
+        let is_free = self.slots.get(usize::from(slot)).is_some_and(Option::is_none);
+        if is_free { Ok(()) } else { Err(VmError::Request(format!("slot {slot} is not free"))) }
     }
 
     /// Returns the functions, with their slots.
@@ -264,7 +268,10 @@ impl Plugged {
 
     fn read(&self, bar: u8, offset: u64, data: &mut [u8]) {
         let table = self.msix.as_ref().filter(|location| location.contains(bar, offset));
-        if let (Some(location), Some(msix)) = (table, &self.state().msix) {
+        // Other accesses need no lock: one that the server is slow to answer delays no other.
+        if let Some(location) = table
+            && let Some(msix) = &self.state().msix
+        {
             return msix.read_table(offset - location.table.start, data);
         }
 
@@ -276,7 +283,9 @@ impl Plugged {
 
     fn write(&self, bar: u8, offset: u64, data: &[u8]) {
         let table = self.msix.as_ref().filter(|location| location.contains(bar, offset));
-        if let (Some(location), Some(msix)) = (table, &mut self.state().msix) {
+        if let Some(location) = table
+            && let Some(msix) = &mut self.state().msix
+        {
             return msix.write_table(offset - location.table.start, data);
         }
 

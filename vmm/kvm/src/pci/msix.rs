@@ -52,7 +52,7 @@ impl Location {
         Ok(Some(Self { control, vectors, bar: table as u8 & 7, table: table_range }))
     }
 
-    /// Returns whether the table has any byte of an access to a BAR.
+    /// Returns whether the table has the first byte of an access to a BAR.
     pub(crate) fn contains(&self, bar: u8, offset: u64) -> bool {
         self.bar == bar && self.table.contains(&offset)
     }
@@ -151,18 +151,29 @@ impl Msix {
         let wanted = self.is_enabled() && !masked;
 
         let changed = match (&self.vectors[vector].wiring, wanted) {
-            (Wiring::Connected(_), true) | (Wiring::None | Wiring::Masked(_), false) => Ok(()),
+            (Wiring::Connected(_), true) => self.route(vector),
+            (Wiring::None | Wiring::Masked(_), false) => Ok(()),
             (Wiring::None | Wiring::Masked(_), true) => self.connect(vector),
             (Wiring::Connected(_), false) => self.disconnect(vector),
         };
         report("a vector's eventfd", changed);
     }
 
+    /// Returns the message of a vector.
+    fn message(&self, vector: usize) -> Message {
+        let address = u64::from(self.word(vector, 1)) << 32 | u64::from(self.word(vector, 0));
+        Message { address, data: self.word(vector, 2) }
+    }
+
+    /// Sends the present message of a vector that is connected.
+    fn route(&self, vector: usize) -> Result<(), VmError> {
+        let number = self.vectors[vector].number;
+        number.map_or(Ok(()), |number| self.interrupts.route(number, self.message(vector)))
+    }
+
     /// Lets a vector's eventfd send its message. The first time, the function gets the eventfd.
     fn connect(&mut self, index: usize) -> Result<(), VmError> {
-        let address = u64::from(self.word(index, 1)) << 32 | u64::from(self.word(index, 0));
-        let message = Message { address, data: self.word(index, 2) };
-
+        let message = self.message(index);
         let vector = &mut self.vectors[index];
         let number = match vector.number {
             Some(number) => number,

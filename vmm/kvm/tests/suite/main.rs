@@ -41,6 +41,17 @@ fn program_prints_and_switches_off() {
 }
 
 #[test]
+fn string_instruction_is_one_access_for_each_byte() {
+    const TEXT: u32 = 0x20_0000;
+    let text = u32::from_le_bytes(*b"abcd");
+    let program = Payload::default().store(TEXT, text).store(TEXT + 4, text).say_string(TEXT, 8);
+    let Some(run) = boot(program.power_off(), Card::new()) else { return };
+
+    assert_eq!(run.output, b"abcdabcd");
+    assert_eq!(run.end, Some(End::PowerOff));
+}
+
+#[test]
 fn triple_fault_ends_the_machine_with_a_reason() {
     let Some(run) = boot(Payload::default().fail(), Card::new()) else { return };
     let Some(End::Failed(reason)) = run.end else { panic!("{:?}", run.end) };
@@ -271,6 +282,6 @@ fn impossible_machines_are_refused() {
     vm.plug(3, Card::new()).unwrap();
     assert!(matches!(vm.plug(3, Card::new()), Err(VmError::Request(_))));
     assert!(matches!(vm.plug(32, Card::new()), Err(VmError::Request(_))));
-    assert!(matches!(vm.serial(2, Box::new(std::io::sink())), Err(VmError::Request(_))));
+    assert!(matches!(vm.serial(3, Box::new(std::io::sink())), Err(VmError::Request(_))));
     assert!(matches!(vm.start().err(), Some(VmError::File { .. })));
 }

@@ -22,6 +22,18 @@ const RESET: u16 = 0x602;
 pub(crate) struct Payload(Vec<u8>);
 
 impl Payload {
+    /// Writes `count` bytes at an address to the serial port by one instruction: `rep outsb`.
+    pub(crate) fn say_string(mut self, address: u32, count: u32) -> Self {
+        self.0.push(0xbe);
+        self = self.append(&[address]);
+        self.0.push(0xb9);
+        self = self.append(&[count]);
+        self.0.extend([0x66, 0xba]);
+        self.0.extend(SERIAL.to_le_bytes());
+        self.0.extend([0xf3, 0x6e]);
+        self
+    }
+
     /// Appends another program.
     pub(crate) fn then(mut self, other: Self) -> Self {
         self.0.extend(other.0);
