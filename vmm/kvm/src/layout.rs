@@ -39,7 +39,10 @@ pub(crate) const COMMAND_LINE: u64 = 0x2_0000;
 /// Longest command line, with its final zero. Linux has the same limit.
 pub(crate) const COMMAND_LINE_SIZE: usize = 2048;
 /// The ACPI tables. They are between the two parts of RAM, where no kernel allocates.
-pub(crate) const ACPI: Range<u64> = 0xe_0000..0x10_0000;
+pub(crate) const ACPI: Range<u64> = 0xe_0000..RESET_VECTOR;
+/// The last 16 bytes below 1 MiB. Kernels jump there in real mode to have the firmware reset the
+/// machine. Linux does so where the hardware is reduced and there is no EFI.
+pub(crate) const RESET_VECTOR: u64 = 0xf_fff0;
 
 /// The serial ports: the first I/O port of each, and its interrupt. On a PC the third one shares
 /// the first one's interrupt; an interrupt of its own is simpler.

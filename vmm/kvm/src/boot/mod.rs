@@ -21,7 +21,9 @@ use vm_memory::{Bytes, GuestAddress};
 use crate::{
     acpi,
     error::VmError,
-    layout::{COMMAND_LINE, COMMAND_LINE_SIZE, ECAM, KERNEL_RAM, LOW_RAM_END},
+    layout::{
+        COMMAND_LINE, COMMAND_LINE_SIZE, ECAM, KERNEL_RAM, LOW_RAM_END, RESET, RESET_VALUE, RESET_VECTOR,
+    },
     memory::{PAGE, Ram},
 };
 
@@ -138,6 +140,7 @@ pub(crate) fn load(ram: &Ram, images: &Images, command_line: &str, processors: u
         return Err(VmError::Request(text));
     }
     write(ram, COMMAND_LINE, &line)?;
+    write(ram, RESET_VECTOR, &reset_code())?;
     let rsdp = acpi::write(ram, processors)?;
 
     if images.kernel.is_elf()? {
@@ -178,6 +181,13 @@ fn memory_map(ram: &Ram) -> Vec<MapEntry> {
     }
     map.push(MapEntry { start: ECAM.start, end: ECAM.end, kind: MapKind::Reserved });
     map
+}
+
+/// Returns the code at the reset vector, for real mode: it resets the machine.
+fn reset_code() -> [u8; 9] {
+    let [low, high] = RESET.to_le_bytes();
+    // mov dx, RESET; mov al, RESET_VALUE; out dx, al; hlt, and again
+    [0xba, low, high, 0xb0, RESET_VALUE, 0xee, 0xf4, 0xeb, 0xfd]
 }
 
 fn write(ram: &Ram, address: u64, bytes: &[u8]) -> Result<(), VmError> {

@@ -88,3 +88,12 @@ fn vector_works_again_after_a_function_level_reset() {
     let Some(run) = boot(program.say(b'!').power_off(), Card::new()) else { return };
     assert_eq!(run.output, b"!");
 }
+
+#[test]
+fn reset_vector_has_code_that_resets_the_machine() {
+    // mov dx, 0x602; mov al, 1; out dx, al; hlt
+    let code = [0xba, 0x02, 0x06, 0xb0, 0x01, 0xee, 0xf4, 0xeb];
+    let program = set_up().show(0xf_fff0).show(0xf_fff4).power_off();
+    let Some(run) = boot(program, Card::new()) else { return };
+    assert_eq!(run.output, code);
+}
