@@ -13,6 +13,7 @@ pub mod mu;
 pub mod packet;
 pub mod rest;
 pub mod seastar;
+pub mod vm;
 
 use crate::bench::Bench;
 
@@ -30,6 +31,7 @@ pub const ALL: &[&Bench] = &[
     &extoll::mpi::BENCH,
     &seastar::BENCH,
     &mu::BENCH,
+    &vm::BENCH,
     &guest::BENCH,
 ];
 

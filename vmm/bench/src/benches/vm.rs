@@ -1,0 +1,211 @@
+//! `nicforge bench vm`: the cost of one of our own virtual machines before its guest does anything.
+
+use std::{
+    io::{self, Write},
+    path::Path,
+    process::Stdio,
+    sync::{Arc, mpsc},
+    time::{Duration, Instant},
+};
+
+use nicforge::failure::{ErrorContext, Failure, print_line};
+use nicforge_kvm::{Function, LocalFunction, Running, Vm, VmConfig, VmError};
+use nicforge_virtio_devices::rng::VirtioRng;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    bench::{Bench, Run},
+    process::of_bench,
+    row::{Goal, Outcome, Row},
+    samples::Samples,
+};
+
+/// The bench.
+pub const BENCH: Bench =
+    Bench::new("vm", "what one of our own virtual machines costs before its first instruction", run)
+        .with_part(part);
+
+/// The numbers of functions of the measured machines.
+const FUNCTIONS: [u8; 2] = [0, 8];
+/// Time limit of a machine until its first instruction.
+const LIMIT: Duration = Duration::from_secs(10);
+/// Bytes of the guest's RAM.
+const RAM: u64 = 256 << 20;
+
+/// The task of a child process, whose memory has nothing but its machines.
+#[derive(Serialize, Deserialize)]
+struct Task {
+    functions: u8,
+    machines: u32,
+}
+
+/// The result of a task.
+#[derive(Serialize, Deserialize)]
+struct Measured {
+    set_ups: Samples,
+    /// Resident memory that the first machine adds, without the guest's RAM, in units of 10^6
+    /// bytes.
+    machine_mb: f64,
+    /// Resident memory of the process with that machine, in the same units.
+    process_mb: f64,
+}
+
+fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
+    let machines = if run.quick { 5 } else { 50 };
+    run.steps(FUNCTIONS.len() as u64);
+    if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/kvm") {
+        let reason = format!("no virtual machine here: /dev/kvm: {error}");
+        return match run.all {
+            true => Ok(Outcome { notes: vec![reason], ..Outcome::default() }),
+            false => Err(Failure::environment(reason)),
+        };
+    }
+
+    let mut outcome = Outcome {
+        notes: vec![
+            "the guest is a program of a few instructions, which needs no KVM for 64-bit kernels".into(),
+            "setup: from the making of a machine to the first output of its guest; machine_mb: resident memory \
+             that the first machine adds to its process, without the guest's RAM; process_mb: all of the process, \
+             which is the bench's own program"
+                .into(),
+        ],
+        ..Outcome::default()
+    };
+    for functions in FUNCTIONS {
+        run.step(format!("{functions} functions"))?;
+        let measured = measure_in_child(&Task { functions, machines })?;
+        let row = Row {
+            p50_us: Some(measured.set_ups.p50_us()),
+            p99_us: Some(measured.set_ups.p99_us()),
+            ..Row::new("setup")
+        };
+        outcome.rows.push(
+            row.figure("functions", functions.into())
+                .figure("machine_mb", measured.machine_mb)
+                .figure("process_mb", measured.process_mb),
+        );
+
+        let milliseconds = measured.set_ups.p50_us() / 1e3;
+        let of = format!("of a machine with {functions} functions");
+        outcome.goals.extend([
+            Goal::at_most(format!("set-up {of}, ms"), 50.0, milliseconds),
+            Goal::at_most(format!("memory {of} without the guest's RAM, MB"), 10.0, measured.machine_mb),
+        ]);
+    }
+    Ok(outcome)
+}
+
+/// Carries out a task in a process of its own.
+fn measure_in_child(task: &Task) -> Result<Measured, Failure> {
+    let text = serde_json::to_string(task).context(|| "the task".into())?;
+    let mut command = of_bench(BENCH.name, &text)?;
+    let output = command.stderr(Stdio::inherit()).output().context(|| "the machines' process".into())?;
+    if !output.status.success() {
+        return Err(Failure::environment("the machines' process failed"));
+    }
+    serde_json::from_slice(&output.stdout).context(|| "the machines' figures".into())
+}
+
+/// Runs in the child process.
+fn part(text: &str) -> Result<u8, Failure> {
+    let task: Task = serde_json::from_str(text).context(|| "the task".into())?;
+    let folder = tempfile::tempdir().context(|| "a temporary folder".into())?;
+    let program = folder.path().join("program");
+    std::fs::write(&program, bare_program()).context(|| "the guest's program".into())?;
+
+    let before = resident_mb()?;
+    let (mut set_ups, mut first) = (Samples::with_capacity(task.machines as usize), None);
+    for _ in 0..task.machines {
+        let begin = Instant::now();
+        let (running, time) = start(&program, task.functions)?;
+        set_ups.add(time - begin);
+        if first.is_none() {
+            first = Some(resident_mb()?);
+        }
+        running.stop();
+    }
+
+    let process_mb = first.unwrap_or(before);
+    let measured = Measured { set_ups, machine_mb: process_mb - before, process_mb };
+    print_line(serde_json::to_string(&measured).context(|| "the figures".into())?)?;
+    Ok(0)
+}
+
+/// Starts a machine. Returns it with the time of its guest's first output.
+fn start(program: &Path, functions: u8) -> Result<(Running, Instant), Failure> {
+    let failed = |error: VmError| Failure::environment(format!("a virtual machine: {error}"));
+    let (first, output) = mpsc::channel();
+    let mut vm = Vm::new(&VmConfig::new(program).memory(RAM)).map_err(failed)?;
+    vm.serial(0, Box::new(FirstOutput(first))).map_err(failed)?;
+
+    for slot in 0..functions {
+        let function = LocalFunction::of_device("rng", Box::new(VirtioRng::device()));
+        let function: Arc<dyn Function> = Arc::new(function.map_err(|error| failed(error.into()))?);
+        vm.plug(slot, function).map_err(failed)?;
+    }
+    let running = vm.start().map_err(failed)?;
+    let time = output.recv_timeout(LIMIT);
+    Ok((running, time.map_err(|_| Failure::environment(format!("the guest was silent for {LIMIT:?}")))?))
+}
+
+/// Reports when the guest writes to its serial port.
+struct FirstOutput(mpsc::Sender<Instant>);
+
+impl Write for FirstOutput {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        // Nothing waits for later output.
+        let _ = self.0.send(Instant::now());
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Returns an ELF file with a PVH entry, whose code writes a byte to the serial port and then waits
+/// for ever.
+fn bare_program() -> Vec<u8> {
+    const CODE: u64 = 0x10_0000;
+    const CODE_OFFSET: usize = 0x100;
+    // mov al, '!'; mov dx, 0x3f8; out dx, al; jmp to itself
+    let code = [0xb0, b'!', 0x66, 0xba, 0xf8, 0x03, 0xee, 0xeb, 0xfe];
+    let mut file = vec![0; CODE_OFFSET];
+    let mut put = |offset: usize, bytes: &[u8]| file[offset..offset + bytes.len()].copy_from_slice(bytes);
+
+    // The file's header, and two program headers of 56 bytes at 64.
+    put(0, b"\x7fELF\x02\x01\x01");
+    put(16, &[2, 0, 62, 0, 1]);
+    put(24, &CODE.to_le_bytes());
+    put(32, &64_u64.to_le_bytes());
+    put(52, &[64, 0, 56, 0, 2]);
+
+    // The code, which is loaded, and the note that names the entry.
+    for (at, kind, offset, size) in [(64, 1_u32, CODE_OFFSET as u64, code.len() as u64), (120, 4, 176, 20)] {
+        put(at, &kind.to_le_bytes());
+        put(at + 8, &offset.to_le_bytes());
+        put(at + 24, &CODE.to_le_bytes());
+        put(at + 32, &size.to_le_bytes());
+        put(at + 40, &size.to_le_bytes());
+    }
+    for (at, word) in
+        [(176, 4), (180, 4), (184, 18), (188, u32::from_le_bytes(*b"Xen\0")), (192, CODE as u32)]
+    {
+        put(at, &word.to_le_bytes());
+    }
+
+    file.extend(code);
+    file
+}
+
+/// Returns the resident memory of this process without shared memory, which is the guest's RAM, in
+/// units of 10^6 bytes.
+fn resident_mb() -> Result<f64, Failure> {
+    let status = std::fs::read_to_string("/proc/self/status").context(|| "/proc/self/status".into())?;
+    let kib = |name: &str| {
+        let value = status.lines().find_map(|line| line.strip_prefix(name));
+        let value = value.and_then(|rest| rest.split_whitespace().next()?.parse::<f64>().ok());
+        value.ok_or_else(|| Failure::environment(format!("/proc/self/status has no {name}")))
+    };
+    Ok((kib("RssAnon:")? + kib("RssFile:")?) * 1024.0 / 1e6)
+}
