@@ -7,7 +7,7 @@
 //! A [`Kernel`] boots a node. An [`Interface`] is a process's access to the network. The process
 //! allocates [`Region`]s of memory, covers them with memory descriptors, and puts these into match
 //! lists. A put or get of another process finds a descriptor by its match bits, and moves data
-//! without a copy. An [`EventQueue`] tells what has happened.
+//! without a copy. An [`EventQueue`] reports the progress and the end of operations.
 //!
 //! ```no_run
 //! use nicforge_driver::{Deadline, Device};

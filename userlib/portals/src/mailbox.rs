@@ -18,9 +18,9 @@ use crate::Error;
 /// Offset of the word of a result that is written last.
 const LAST_WORD: u64 = RESULT_BYTES as u64 - 8;
 
-/// A client's place in the network, as the card's mirror says.
+/// A client's position in the network, from the card's mirror.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct NetworkPosition {
     pub(crate) node: u32,
     pub(crate) nodes: u32,
     /// The client's process, or `None` for the kernel.
@@ -100,7 +100,7 @@ pub(crate) struct Mailbox {
 
 impl Mailbox {
     /// Opens the mailbox of a device when its firmware runs.
-    pub(crate) fn open(device: &Device, timeout: Duration) -> Result<(Self, Place), Error> {
+    pub(crate) fn open(device: &Device, timeout: Duration) -> Result<(Self, NetworkPosition), Error> {
         let identity = device.identity();
         if (identity.vendor, identity.device) != (pci::VENDOR_ID, pci::DEVICE_SEASTAR) {
             let found = format!("PCI {:04x}:{:04x}", identity.vendor, identity.device);
@@ -119,7 +119,7 @@ impl Mailbox {
         })?;
 
         let process = mirrors.load_u32_relaxed(mirror::PROCESS)?;
-        let place = Place {
+        let position = NetworkPosition {
             node: mirrors.load_u32_relaxed(mirror::NODE)?,
             nodes: mirrors.load_u32_relaxed(mirror::NODES)?,
             process: (process != mirror::NO_PROCESS).then_some(process as u16),
@@ -143,7 +143,7 @@ impl Mailbox {
             stuck: false,
             timeout,
         };
-        Ok((mailbox, place))
+        Ok((mailbox, position))
     }
 
     /// Returns the firmware's incarnation in which the mailbox was opened.
@@ -230,7 +230,7 @@ impl Mailbox {
         Ok(CommandResult::read_from_bytes(&bytes).unwrap_or_default())
     }
 
-    /// Waits until the result of the last command is there.
+    /// Waits until the result of the last command has arrived.
     fn await_result(&self, slot: u64) -> Result<(), Error> {
         let device = &self.incarnation.device;
         let mut waiter: Option<Waiter<'_>> = None;
@@ -244,7 +244,7 @@ impl Mailbox {
             self.incarnation.check()?;
             let waiter =
                 waiter.get_or_insert_with(|| Waiter::new(device, Deadline::after(self.timeout), None));
-            // Most results are there after two turns, which cost less than a look at the clock.
+            // Most results arrive within two iterations, which cost less than reading the clock.
             if turn > 1 {
                 waiter.check().map_err(|_| Error::Unresponsive)?;
             }

@@ -60,7 +60,7 @@ impl Region {
         self.0.length
     }
 
-    /// Returns the address of the region in the process's address space: what descriptors and the
+    /// Returns the address of the region in the process's address space, which descriptors and the
     /// address map name.
     pub fn address(&self) -> u64 {
         self.0.base

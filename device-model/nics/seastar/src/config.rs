@@ -176,7 +176,7 @@ impl Network {
         if node < self.options.firmware_threads { CompanionMode::Threads } else { CompanionMode::Stepped }
     }
 
-    /// Returns what the device of a node needs.
+    /// Returns the configuration of a node's device.
     pub(crate) fn node(&self, node: u32) -> Result<Site, NetworkError> {
         let nodes = self.nodes();
         let table = self.tables.get(node as usize).ok_or(NetworkError::NoNode { node, nodes })?;

@@ -169,7 +169,7 @@ const fn yes() -> bool {
 
 impl NetworkSection {
     /// Returns the options that the file gives. `threads` is the number of nodes whose firmware has
-    /// a thread if the file does not say it.
+    /// a thread if the file does not set it.
     fn options(&self, threads: u32) -> Result<Options, SectionError> {
         let default = Options::default();
         let processes = self.processes.as_ref();

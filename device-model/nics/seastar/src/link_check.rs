@@ -9,7 +9,7 @@ use nicforge_core::fabric::{Fault, FaultHook};
 /// The generator polynomial without its highest bit: that of CCITT. The paper does not name it.
 const POLYNOMIAL: u16 = 0x1021;
 
-/// Returns the check of a packet's bytes.
+/// Returns the CRC-16 of a packet's bytes (the polynomial of CCITT, initial value 0xffff).
 #[must_use]
 pub fn link_check(bytes: &[u8]) -> u16 {
     bytes.iter().fold(u16::MAX, |check, byte| {

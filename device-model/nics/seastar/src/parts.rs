@@ -81,8 +81,9 @@ impl FirmwareLink {
         self.end.as_ref().is_some_and(|end| end.halt().is_some())
     }
 
-    /// Sends an event. Returns false if it has no room; the caller must send it again in a later
-    /// step. A processor that does not run takes everything.
+    /// Sends an event to the processor. Returns false if the queue is full; the caller must send
+    /// the event again in a later step. Events for a processor that does not run are dropped, with
+    /// the result true.
     #[inline]
     pub(crate) fn send(&mut self, time: Nanos, event: Event) -> bool {
         self.send_input(time, InputContent::Event(event))
@@ -90,9 +91,9 @@ impl FirmwareLink {
 
     /// Sends a message as [`FirmwareLink::send`] does.
     #[inline]
-    pub(crate) fn send_input(&mut self, time: Nanos, news: InputContent) -> bool {
+    pub(crate) fn send_input(&mut self, time: Nanos, content: InputContent) -> bool {
         let Some(end) = &mut self.end else { return true };
-        match end.send(Input { time, news }) {
+        match end.send(Input { time, content }) {
             Err(SendError::Full(_)) => {
                 self.is_full = true;
                 false

@@ -13,7 +13,7 @@
 //! The program is polled only when the FIFO has room for the effects of a poll.
 //!
 //! An effect also carries the highest tenant number that the program has seen. The device thus
-//! recognizes what belongs to a tenant that is gone.
+//! recognizes commands and memory of a tenant that has detached.
 
 use std::sync::{
     Arc,
@@ -46,7 +46,7 @@ pub(crate) const fn spec(mode: CompanionMode) -> CompanionSpec {
 pub(crate) struct Input {
     /// Time from which the processor can see it.
     pub(crate) time: Nanos,
-    pub(crate) news: InputContent,
+    pub(crate) content: InputContent,
 }
 
 /// The content of a message to the processor.
@@ -181,9 +181,9 @@ impl<P: Program> Processor<P> {
             let event = match &input {
                 None if !self.is_busy => return Progress::Idle,
                 None => None,
-                Some(Input { time, news }) => {
+                Some(Input { time, content }) => {
                     self.state.now = self.state.now.max(*time);
-                    match news {
+                    match content {
                         InputContent::Event(event) => {
                             self.state.note(event);
                             Some(event)
@@ -324,7 +324,7 @@ impl Chip for Wired<'_> {
 }
 
 impl State {
-    /// Records what an event says about tenants.
+    /// Records the tenant that an event names.
     #[inline]
     fn note(&mut self, event: &Event) {
         if let Event::Attached { epoch, .. } = event {

@@ -107,11 +107,11 @@ impl Lent {
         length: u32,
         packet: &mut Packet,
     ) -> bool {
-        let mut found = self.current.as_ref().and_then(|current| current.find(piece, length));
-        if found.is_none() && self.lease(context, piece) {
-            found = self.current.as_ref().and_then(|current| current.find(piece, length));
+        let mut offset = self.current.as_ref().and_then(|current| current.find(piece, length));
+        if offset.is_none() && self.lease(context, piece) {
+            offset = self.current.as_ref().and_then(|current| current.find(piece, length));
         }
-        let (Some(offset), Some(current)) = (found, &self.current) else { return false };
+        let (Some(offset), Some(current)) = (offset, &self.current) else { return false };
 
         Reference { offset, length }.put(packet, &current.lease);
         true

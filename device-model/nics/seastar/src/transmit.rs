@@ -124,7 +124,7 @@ impl Transmitter {
         has_room
     }
 
-    /// Ends what remains of the data messages of an incarnation, and queues a shutdown notice to
+    /// Ends the remaining data messages of an incarnation, and queues a shutdown notice to
     /// each other node.
     pub(crate) fn end_incarnation(&mut self, context: &mut Context<'_>) {
         let names = self.service.iter().map(Service::name);
@@ -148,7 +148,7 @@ impl Transmitter {
         self.finished.clear();
     }
 
-    /// Drops all data messages. Packets of theirs that are still in the network refer to leases
+    /// Drops all data messages. Their packets that are still in the network refer to leases
     /// that end here, and deliver zeros.
     fn drop_data(&mut self, context: &mut Context<'_>) {
         self.reader.cancel(context);
@@ -305,7 +305,7 @@ impl Transmitter {
         true
     }
 
-    /// Makes and sends the next packet of data. Returns whether it has done something, and may do
+    /// Makes and sends the next packet of data. Returns whether it has made progress, and may make
     /// more.
     fn send_data(&mut self, parts: &mut Parts, context: &mut Context<'_>) -> bool {
         let now = context.now();
@@ -342,7 +342,8 @@ impl Transmitter {
         }
     }
 
-    /// Sends the staged packet when its data are there and it has room.
+    /// Sends the staged packet when its data have come through the host interface and the router
+    /// has space.
     fn send_staged(&mut self, parts: &mut Parts, context: &mut Context<'_>) -> bool {
         let now = context.now();
         let has_room = parts.router.injection_room(DATA_FIFO, now).1 > 0;

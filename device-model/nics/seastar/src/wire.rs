@@ -117,7 +117,7 @@ pub(crate) fn shutdown_notice(target: u32) -> u64 {
     TableWord::new(target, CONTROL).0 | SHUTDOWN_NOTICE << KIND
 }
 
-/// Returns what a route word says; `None` if it has no meaning.
+/// Decodes a route word. Returns `None` for a word that no SeaStar sends.
 #[inline]
 pub(crate) fn decode(word: u64) -> Option<Kind> {
     let incarnation = |shift: u32| ShortIncarnation::of((word >> shift) as u32);

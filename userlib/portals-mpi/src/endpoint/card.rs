@@ -167,7 +167,7 @@ impl Card {
         Ok(card)
     }
 
-    /// Lets the card answer the question whether this rank is there.
+    /// Lets the card answer the question whether this rank exists.
     pub(super) fn answer_questions(&self) -> Result<(), Error> {
         let values = Descriptor {
             length: 0,

@@ -436,8 +436,8 @@ impl Endpoint {
         Ok(self.card.interface.device().relax(relax)?)
     }
 
-    /// Handles what has arrived, and sends what can be sent. Returns the number of steps. Never
-    /// blocks.
+    /// Handles arrived events, and sends queued messages as far as possible. Returns the number of
+    /// steps. Never blocks.
     ///
     /// # Errors
     /// Those of a lost card, and of events that were lost, for which the endpoint as a whole has

@@ -75,8 +75,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Answers the question of a receiver whether a message is there. One that is there needs no
-    /// answer.
+    /// Answers the question of a receiver whether a message still exists. A message that exists
+    /// needs no answer.
     pub(super) fn answer_question(&mut self, from: Rank, id: u64) {
         let is_there = self.peers.get(from).is_some_and(|peer| peer.has(id));
         if !is_there {

@@ -26,7 +26,7 @@ use crate::{
 
 /// A place in a buffer.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct BufferPosition {
     buffer: u8,
     offset: u64,
 }
@@ -37,7 +37,7 @@ enum Data {
     /// They arrive in a buffer.
     Arriving,
     /// They are in a buffer.
-    Stored(Place),
+    Stored(BufferPosition),
     /// The sender has them.
     Remote(FetchMethod),
 }
@@ -73,7 +73,7 @@ pub(super) struct Messages {
     list: VecDeque<Handle>,
     /// Those whose data arrive, by the link of their events. A message that is ignored has no
     /// handle.
-    arriving: Vec<(u32, Place, Option<Handle>)>,
+    arriving: Vec<(u32, BufferPosition, Option<Handle>)>,
     buffers: Vec<Buffer>,
 }
 
@@ -143,13 +143,13 @@ impl Endpoint {
 
     /// Handles the start of an unexpected message.
     pub(super) fn arrived(&mut self, event: &Event) -> Result<(), Error> {
-        let place = buffer_of(event).map(|buffer| Place { buffer, offset: event.message.offset });
-        if let Some(Place { buffer, .. }) = place {
+        let position = buffer_of(event).map(|buffer| BufferPosition { buffer, offset: event.message.offset });
+        if let Some(BufferPosition { buffer, .. }) = position {
             self.messages.hold(buffer);
         }
 
         let envelope = bits::envelope(event.message.match_bits);
-        let data = match (event.user_pointer, place) {
+        let data = match (event.user_pointer, position) {
             (_, Some(_)) => Data::Arriving,
             (OF_LONG, None) => Data::Remote(FetchMethod::Get),
             (OF_OVERFLOW, None) => Data::Remote(FetchMethod::Request),
@@ -160,8 +160,8 @@ impl Endpoint {
             let (length, id) = (event.message.requested.into(), event.message.header_data);
             self.messages.pool.insert(Message { envelope, length, id, data, receive: None })
         });
-        if let Some(place) = place {
-            self.messages.arriving.push((event.link, place, handle));
+        if let Some(position) = position {
+            self.messages.arriving.push((event.link, position, handle));
         }
 
         let Some(handle) = handle else {
@@ -186,17 +186,17 @@ impl Endpoint {
         let Some(position) = self.messages.arriving.iter().position(|(link, ..)| *link == event.link) else {
             return Ok(());
         };
-        let (_, place, handle) = self.messages.arriving.swap_remove(position);
+        let (_, position, handle) = self.messages.arriving.swap_remove(position);
         let Some(message) = handle.and_then(|handle| self.messages.pool.get_mut(handle)) else {
-            self.messages.release(place.buffer);
+            self.messages.release(position.buffer);
             return Ok(());
         };
 
-        message.data = Data::Stored(place);
+        message.data = Data::Stored(position);
         if event.failure.is_some() {
             // The data are not as they were sent. The sender still has them.
             message.data = Data::Remote(FetchMethod::Request);
-            self.messages.release(place.buffer);
+            self.messages.release(position.buffer);
         }
         match (handle, self.messages.pool.get(handle.unwrap_or(Handle::from_bits(0)))) {
             (Some(handle), Some(Message { receive: Some(receive), .. })) => {
@@ -230,8 +230,8 @@ impl Endpoint {
                 entry.state = State::Arriving;
                 Ok(())
             }
-            Data::Stored(place) => {
-                self.deliver(receive, place, length);
+            Data::Stored(position) => {
+                self.deliver(receive, position, length);
                 Ok(())
             }
             Data::Remote(method) => self.fetch(receive, envelope.peer, id, length, method),
@@ -239,11 +239,11 @@ impl Endpoint {
     }
 
     /// Copies a message out of its buffer.
-    fn deliver(&mut self, receive: Handle, place: Place, length: u64) {
+    fn deliver(&mut self, receive: Handle, position: BufferPosition, length: u64) {
         let Some(entry) = self.requests.get(receive) else { return };
         let count = length.min(entry.buffer.len() as u64);
-        let copied = self.card.copy_out(place.buffer, place.offset, &entry.buffer, count);
-        self.messages.release(place.buffer);
+        let copied = self.card.copy_out(position.buffer, position.offset, &entry.buffer, count);
+        self.messages.release(position.buffer);
         self.has_work = true;
         match copied {
             Ok(()) => self.received(receive, length, count),

@@ -25,7 +25,7 @@ pub use self::objects::MemoryDescriptor;
 use crate::{
     Error, Kernel, KernelConfig, Mode, ProcessId, Refusal, Status,
     link::{Link, Path},
-    mailbox::{Mailbox, Place},
+    mailbox::{Mailbox, NetworkPosition},
 };
 
 /// Time between two looks for the grant of another program's kernel.
@@ -50,11 +50,11 @@ impl Interface {
     /// - [`Refusal::NoSpace`] if the card has no room for another process.
     /// - [`Error::is_gone`] names those of a lost card or node.
     pub fn open(kernel: &Arc<Kernel>, device: Device, mode: Mode) -> Result<Self, Error> {
-        let (mailbox, place) = Mailbox::open(&device, kernel.timeout())?;
+        let (mailbox, position) = Mailbox::open(&device, kernel.timeout())?;
         let wrong = |found: String| Error::WrongDevice { wanted: "a process of this kernel's node", found };
-        let process = place.process.ok_or_else(|| wrong("the kernel's attachment".to_owned()))?;
-        if place.node != kernel.node() {
-            return Err(wrong(format!("a process of node {}", place.node)));
+        let process = position.process.ok_or_else(|| wrong("the kernel's attachment".to_owned()))?;
+        if position.node != kernel.node() {
+            return Err(wrong(format!("a process of node {}", position.node)));
         }
 
         let incarnation = mailbox.incarnation().clone();
@@ -65,7 +65,7 @@ impl Interface {
             }
             Mode::HostBased => Path::Kernel(kernel.clone(), kernel.start_host_based(process)?),
         };
-        Ok(Self::new(Link::new(process, incarnation, path), place))
+        Ok(Self::new(Link::new(process, incarnation, path), position))
     }
 
     /// Initialises the interface of a process whose node's kernel is in another program, which has
@@ -81,12 +81,12 @@ impl Interface {
     /// - [`Refusal::Interface`] if the process is not granted until the deadline.
     /// - [`Error::is_gone`] names those of a lost card or node.
     pub fn attach(device: Device, deadline: Deadline) -> Result<Self, Error> {
-        let (mut mailbox, place) = Mailbox::open(&device, KernelConfig::default().timeout)?;
+        let (mut mailbox, position) = Mailbox::open(&device, KernelConfig::default().timeout)?;
         let wrong = || Error::WrongDevice {
             wanted: "a process's attachment",
             found: "the kernel's attachment".to_owned(),
         };
-        let process = place.process.ok_or_else(wrong)?;
+        let process = position.process.ok_or_else(wrong)?;
 
         let waiter = Waiter::new(&device, deadline, None);
         let probe = Command { kind: command::STATUS, handle: status::DROP_COUNT, ..Command::default() };
@@ -99,12 +99,12 @@ impl Interface {
 
         let incarnation = mailbox.incarnation().clone();
         let path = Path::Mailbox(Mutex::new(mailbox), None);
-        Ok(Self::new(Link::new(process, incarnation, path), place))
+        Ok(Self::new(Link::new(process, incarnation, path), position))
     }
 
-    fn new(link: Arc<Link>, place: Place) -> Self {
-        let id = ProcessId { node: place.node, process: link.process };
-        Self { link, id, nodes: place.nodes, memory: Mutex::default() }
+    fn new(link: Arc<Link>, position: NetworkPosition) -> Self {
+        let id = ProcessId { node: position.node, process: link.process };
+        Self { link, id, nodes: position.nodes, memory: Mutex::default() }
     }
 
     /// Returns the name of the process (`PtlGetId`).
@@ -154,7 +154,7 @@ impl Interface {
         Ok(self.link.call("PtlNIStatus", &read)?.value)
     }
 
-    /// Handles what has arrived for processes in host-based mode. Calls that take events do so too.
+    /// Handles arrived messages of processes in host-based mode. Calls that take events do so too.
     /// In NIC-based mode the card needs no such call.
     ///
     /// # Errors

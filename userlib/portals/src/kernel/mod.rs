@@ -75,9 +75,9 @@ impl Kernel {
             return Err(Error::Refused { call: "boot", reason: Refusal::Segment });
         }
 
-        let (state, place) = State::boot(&device, &config)?;
+        let (state, position) = State::boot(&device, &config)?;
         let state = Mutex::new(state);
-        let (node, nodes) = (place.node, place.nodes);
+        let (node, nodes) = (position.node, position.nodes);
         Ok(Arc::new(Self { state, device, node, nodes, config }))
     }
 

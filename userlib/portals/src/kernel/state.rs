@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     Error, KernelConfig, Refusal,
-    mailbox::{Mailbox, Place},
+    mailbox::{Mailbox, NetworkPosition},
     region::Pieces,
 };
 
@@ -91,9 +91,9 @@ pub(crate) struct State {
 
 impl State {
     /// Boots a node.
-    pub(super) fn boot(device: &Device, config: &KernelConfig) -> Result<(Self, Place), Error> {
-        let (mailbox, place) = Mailbox::open(device, config.timeout)?;
-        if place.process.is_some() {
+    pub(super) fn boot(device: &Device, config: &KernelConfig) -> Result<(Self, NetworkPosition), Error> {
+        let (mailbox, position) = Mailbox::open(device, config.timeout)?;
+        if position.process.is_some() {
             let found = "the attachment of a process".to_owned();
             return Err(Error::WrongDevice { wanted: "the admin attachment of a SeaStar", found });
         }
@@ -104,7 +104,7 @@ impl State {
         let mut state = Self {
             mailbox,
             queue,
-            node: place.node,
+            node: position.node,
             processes: Vec::new(),
             generations: Vec::new(),
             starts: 0,
@@ -116,13 +116,13 @@ impl State {
             receives: HashMap::new(),
             unlisted: VecDeque::new(),
         };
-        state.processes.resize_with(place.processes.min(u16::MAX.into()) as usize, || None);
+        state.processes.resize_with(position.processes.min(u16::MAX.into()) as usize, || None);
         state.generations.resize(state.processes.len(), FIRST_GENERATION);
 
         let (list, length) = (state.queue.memory.iova(), config.events);
         let boot = KernelCommand { kind: kernel_command::BOOT, list, length, ..KernelCommand::default() };
         state.command("boot", boot)?;
-        Ok((state, place))
+        Ok((state, position))
     }
 
     /// Carries out a command of the trusted mailbox, and returns its result whatever its code.
@@ -182,13 +182,14 @@ impl State {
         }
     }
 
-    /// Returns a process, unless its start with this number has ended.
+    /// Returns a process, unless it was stopped since its start with this number.
     pub(super) fn process(&mut self, process: u16, start: u32) -> Option<&mut HostProcess> {
         let process = self.processes.get_mut(usize::from(process))?.as_mut()?;
         (process.start == start).then_some(process)
     }
 
-    /// Handles up to `maximum` events, and what waited for them. Returns the number of events.
+    /// Handles up to `maximum` events, and the messages that waited for them. Returns the number of
+    /// events.
     pub(super) fn progress(&mut self, maximum: usize) -> Result<usize, Error> {
         let mut handled = 0;
         while handled < maximum {
@@ -221,7 +222,8 @@ impl State {
         }
     }
 
-    /// Carries out a call of a process. Returns `None` if this start of it has ended.
+    /// Carries out a call of a process. Returns `None` if the process was stopped since its start
+    /// `start`.
     pub(super) fn process_command(
         &mut self,
         number: u16,

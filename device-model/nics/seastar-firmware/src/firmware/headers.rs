@@ -20,13 +20,13 @@ use crate::{
     protocol::{self, Reaction, Response, Sequence, WIRE_MODULUS},
 };
 
-/// Whether a message could be taken.
+/// Whether a message was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Taken {
+enum Acceptance {
     Yes,
-    /// No process wants it: it is taken, and its data are discarded.
+    /// No process has a match: the message is accepted, and its data are discarded.
     Unwanted,
-    /// A table or queue is full: it must be sent again.
+    /// A table or queue is full: the message must be sent again.
     Full,
 }
 
@@ -83,15 +83,15 @@ impl Firmware {
         let mut receiver = node.pairs.receiver(trusted.source_node);
         let takes = receiver.takes(sequence, resynchronizes);
         let acceptance =
-            if takes { node.take(chip, &mut self.streams, packet, stream)? } else { Taken::Full };
+            if takes { node.take(chip, &mut self.streams, packet, stream)? } else { Acceptance::Full };
         let is_implicit = has_flag(trusted, trusted_flag::IMPLICIT);
-        if is_implicit && acceptance == Taken::Full {
+        if is_implicit && acceptance == Acceptance::Full {
             // Its sender does not repeat it, so that the receiver must not expect it.
             self.statistics.refused += 1;
             self.statistics.lost += 1;
             return stream.map_or(Ok(()), |stream| self.discard(chip, stream));
         }
-        let judgement = if takes && acceptance == Taken::Full {
+        let judgement = if takes && acceptance == Acceptance::Full {
             receiver.dropped(sequence, resynchronizes)
         } else {
             receiver.header(sequence, resynchronizes)
@@ -99,9 +99,9 @@ impl Firmware {
         let place_in_line = node.pairs.store(trusted.source_node, receiver, judgement);
 
         self.statistics.messages += u64::from(judgement.taken);
-        self.statistics.without_process += u64::from(acceptance == Taken::Unwanted);
+        self.statistics.without_process += u64::from(acceptance == Acceptance::Unwanted);
         self.statistics.refused += u64::from(!judgement.taken);
-        if let Some(stream) = stream.filter(|_| acceptance != Taken::Yes) {
+        if let Some(stream) = stream.filter(|_| acceptance != Acceptance::Yes) {
             self.discard(chip, stream)?;
         }
         if is_implicit {
@@ -247,18 +247,18 @@ impl Node {
         streams: &mut Streams,
         packet: &HeaderPacket,
         stream: Option<Stream>,
-    ) -> Result<Taken, Halted> {
+    ) -> Result<Acceptance, Halted> {
         let kind = packet.trusted.kind;
         if !(message::PUT..=message::PORTALS_ACK).contains(&kind) {
             // A void message keeps the place of one whose process has ended.
             let is_void = kind == message::VOID && stream.is_none();
-            return Ok(if is_void { Taken::Yes } else { Taken::Unwanted });
+            return Ok(if is_void { Acceptance::Yes } else { Acceptance::Unwanted });
         }
 
         match self.processes.get(usize::from(packet.trusted.target_process)) {
             Some(Some(Process::HostBased)) => self.take_for_kernel(chip, streams, packet, stream),
             Some(Some(Process::NicBased(_))) => self.take_for_process(chip, streams, packet, stream),
-            Some(None) | None => Ok(Taken::Unwanted),
+            Some(None) | None => Ok(Acceptance::Unwanted),
         }
     }
 
@@ -269,9 +269,9 @@ impl Node {
         streams: &mut Streams,
         packet: &HeaderPacket,
         stream: Option<Stream>,
-    ) -> Result<Taken, Halted> {
+    ) -> Result<Acceptance, Halted> {
         if !self.kernel.has_room(1 + u32::from(stream.is_some())) {
-            return Ok(Taken::Full);
+            return Ok(Acceptance::Full);
         }
 
         let token = streams.name(stream);
@@ -290,7 +290,7 @@ impl Node {
             ..KernelEvent::default()
         };
         self.tell_kernel(chip, event, false)?;
-        Ok(Taken::Yes)
+        Ok(Acceptance::Yes)
     }
 
     /// Reports to the kernel that the data of a message are in memory.
@@ -313,23 +313,23 @@ impl Node {
         streams: &mut Streams,
         packet: &HeaderPacket,
         stream: Option<Stream>,
-    ) -> Result<Taken, Halted> {
+    ) -> Result<Acceptance, Halted> {
         let HeaderPacket { trusted, message: header, .. } = packet;
         chip.charge(costs::PORTALS_HEADER);
         let needs_answer =
             trusted.kind == message::GET || trusted.kind == message::PUT && header.options & option::ACK != 0;
         if needs_answer && !self.has_room_for_answer(trusted.source_node) {
-            return Ok(Taken::Full);
+            return Ok(Acceptance::Full);
         }
 
         let process = trusted.target_process;
-        let Some(nic_based) = self.nic_based(process) else { return Ok(Taken::Unwanted) };
+        let Some(nic_based) = self.nic_based(process) else { return Ok(Acceptance::Unwanted) };
         let incoming = match trusted.kind {
             message::REPLY => nic_based.portals.reply(trusted, header),
             message::PORTALS_ACK => {
                 let events = nic_based.portals.acknowledgement(trusted, header);
                 write_events(chip, process, &events)?;
-                return Ok(if stream.is_none() { Taken::Yes } else { Taken::Unwanted });
+                return Ok(if stream.is_none() { Acceptance::Yes } else { Acceptance::Unwanted });
             }
             _ => nic_based.portals.incoming(trusted, header),
         };
@@ -338,14 +338,18 @@ impl Node {
             Incoming::Accepted(accepted) => accepted,
             Incoming::Dropped(drop) => {
                 chip.charge(costs::MATCH_ENTRY * drop.traversed);
-                return Ok(if drop.reason == Refused::Busy { Taken::Full } else { Taken::Unwanted });
+                return Ok(if drop.reason == Refused::Busy {
+                    Acceptance::Full
+                } else {
+                    Acceptance::Unwanted
+                });
             }
         };
         chip.charge(costs::MATCH_ENTRY * accepted.traversed);
         write_events(chip, process, &accepted.events)?;
         if trusted.kind == message::GET {
             self.reply(chip, process, &accepted, trusted)?;
-            return Ok(if stream.is_none() { Taken::Yes } else { Taken::Unwanted });
+            return Ok(if stream.is_none() { Acceptance::Yes } else { Acceptance::Unwanted });
         }
 
         match stream {
@@ -360,7 +364,7 @@ impl Node {
             }
             None => self.deposit(chip, process, &accepted, packet)?,
         }
-        Ok(Taken::Yes)
+        Ok(Acceptance::Yes)
     }
 
     /// Writes the data of a header packet to a process's memory, and ends the operation.

@@ -121,7 +121,7 @@ impl Pairs {
         self.pressure.count(judgement)
     }
 
-    /// Forgets what is expected of a node: its incarnation has ended.
+    /// Forgets the sequence number that is expected from a node whose incarnation has ended.
     pub(super) fn forget(&mut self, node: u32) {
         let mut receiver = self.receiver(node);
         if receiver.forget() {

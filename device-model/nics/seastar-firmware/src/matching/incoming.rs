@@ -52,7 +52,7 @@ pub enum Refused {
     Portal,
     /// Access control refuses it. It is counted as a violation.
     Access,
-    /// No match entry takes it. It is counted as a drop.
+    /// No match entry accepts the message. It is counted as a drop.
     NoMatch,
     /// The reply or acknowledgement belongs to no operation any more.
     Stale,
@@ -73,9 +73,9 @@ pub struct Drop {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant, reason = "it lives on the stack for the time of a call")]
 pub enum Incoming {
-    /// The process takes it.
+    /// The process accepts the message.
     Accepted(Accepted),
-    /// The process does not take it.
+    /// The process does not accept the message.
     Dropped(Drop),
 }
 
@@ -96,7 +96,7 @@ struct Arrival<'a> {
 }
 
 /// Result of a search.
-struct Found {
+struct MatchedEntry {
     descriptor: u16,
     offset: u64,
     length: u64,
@@ -128,8 +128,8 @@ impl Process {
         }
 
         let arrival = Arrival { trusted, header, requested: requested as u32, operation };
-        let (found, traversed) = self.search(head, &arrival);
-        match found.and_then(|found| self.take(&arrival, found, traversed)) {
+        let (matched, traversed) = self.search(head, &arrival);
+        match matched.and_then(|matched| self.take(&arrival, matched, traversed)) {
             Some(accepted) => Incoming::Accepted(accepted),
             None => {
                 self.drops += 1;
@@ -139,7 +139,7 @@ impl Process {
     }
 
     /// Walks a match list to the first descriptor that accepts a message.
-    fn search(&self, head: u16, arrival: &Arrival<'_>) -> (Option<Found>, u32) {
+    fn search(&self, head: u16, arrival: &Arrival<'_>) -> (Option<MatchedEntry>, u32) {
         let (bits, requested) = (arrival.header.match_bits, u64::from(arrival.requested));
         let (node, process) = (arrival.trusted.source_node, arrival.trusted.source_process);
         let (mut next, mut traversed) = (head, 0);
@@ -157,17 +157,17 @@ impl Process {
                 continue;
             }
             if let Some((offset, length)) = descriptor.fit(requested, arrival.header.offset) {
-                return (Some(Found { descriptor: entry.descriptor, offset, length }), traversed);
+                return (Some(MatchedEntry { descriptor: entry.descriptor, offset, length }), traversed);
             }
         }
         (None, traversed)
     }
 
     /// Begins the operation of a message on the descriptor that was found.
-    fn take(&mut self, arrival: &Arrival<'_>, found: Found, traversed: u32) -> Option<Accepted> {
+    fn take(&mut self, arrival: &Arrival<'_>, matched: MatchedEntry, traversed: u32) -> Option<Accepted> {
         let Arrival { trusted, header, requested, .. } = *arrival;
         let is_put = arrival.operation == option::OP_PUT;
-        let Found { descriptor, offset, length } = found;
+        let MatchedEntry { descriptor, offset, length } = matched;
         let link = self.next_link();
         let index = self.add_operation(Operation {
             match_bits: header.match_bits,

@@ -15,7 +15,7 @@ pub(super) struct MatchList {
 
 /// A place in a portal's list: between two entries, either of which may be missing.
 #[derive(Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct Neighbours {
     portal: u8,
     previous: u16,
     next: u16,
@@ -23,33 +23,33 @@ pub(super) struct Place {
 
 impl Process {
     /// Returns the neighbours of a new entry at a position.
-    pub(super) fn place(&self, position: Position) -> Result<Place, Refusal> {
+    pub(super) fn neighbours(&self, position: Position) -> Result<Neighbours, Refusal> {
         let base = |entry: EntryHandle| self.entries.find(entry.0).ok_or(Refusal(code::ENTRY_INVALID));
         let list = |portal: u8| self.portals.get(usize::from(portal)).ok_or(Refusal(code::PORTAL_INVALID));
 
         Ok(match position {
-            Position::Head(portal) => Place { portal, previous: NONE, next: list(portal)?.head },
-            Position::Tail(portal) => Place { portal, previous: list(portal)?.tail, next: NONE },
+            Position::Head(portal) => Neighbours { portal, previous: NONE, next: list(portal)?.head },
+            Position::Tail(portal) => Neighbours { portal, previous: list(portal)?.tail, next: NONE },
             Position::Before(entry) => {
                 let next = base(entry)?;
                 let Entry { portal, previous, .. } = self.entries[next];
-                Place { portal, previous, next }
+                Neighbours { portal, previous, next }
             }
             Position::After(entry) => {
                 let previous = base(entry)?;
                 let Entry { portal, next, .. } = self.entries[previous];
-                Place { portal, previous, next }
+                Neighbours { portal, previous, next }
             }
         })
     }
 
     pub(super) fn insert_at(
         &mut self,
-        place: Place,
+        neighbours: Neighbours,
         criteria: Criteria,
         unlinks: bool,
     ) -> Result<u16, Refusal> {
-        let Place { portal, previous, next } = place;
+        let Neighbours { portal, previous, next } = neighbours;
         let entry = Entry { criteria, descriptor: NONE, previous, next, portal, unlinks };
         let index = self.entries.insert(entry).ok_or(Refusal(code::NO_SPACE))?;
 

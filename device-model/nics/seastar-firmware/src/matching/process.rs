@@ -158,7 +158,7 @@ impl Process {
         criteria: Criteria,
         unlinks: bool,
     ) -> Result<EntryHandle, Refusal> {
-        let neighbours = self.place(position)?;
+        let neighbours = self.neighbours(position)?;
         let index = self.insert_at(neighbours, criteria, unlinks)?;
         Ok(EntryHandle(self.entries.handle(index)))
     }
@@ -266,7 +266,7 @@ impl Process {
         values: &MemoryDescriptor,
         test: Option<QueueTest>,
     ) -> Result<Option<Posted>, Refusal> {
-        let neighbours = self.place(position)?;
+        let neighbours = self.neighbours(position)?;
         self.check_descriptor(values)?;
         if self.entries.room() == 0 || self.descriptors.room() == 0 {
             return Err(Refusal(code::NO_SPACE));

@@ -74,7 +74,7 @@ impl<T> Table<T> {
         u32::from(self.generations[usize::from(index)]) << 16 | u32::from(index)
     }
 
-    /// Returns the index of the entry that a handle names, or `None` if there is none any more.
+    /// Returns the index of the entry that a handle names, or `None` if the entry was removed.
     #[inline]
     pub(super) fn find(&self, handle: u32) -> Option<u16> {
         let index = handle as u16;

@@ -28,7 +28,7 @@ enum Verdict {
     Waiting,
     /// The receiver has taken it.
     Taken,
-    /// The receiver will not take it, or it is not known whether it has.
+    /// The receiver will not accept the message, or it is unknown whether it has accepted it.
     Failed,
 }
 
@@ -316,7 +316,8 @@ impl Sender {
         self.long -= u16::from(flight.is_long);
     }
 
-    /// Returns whether a message is `other`, or stands after it. After no message is none.
+    /// Returns whether a message is `other`, or follows it in the queue. Returns false if `other`
+    /// is `None`.
     fn is_at_or_behind<const MODULUS: u32>(
         &self,
         flights: &impl Flights<MODULUS>,

@@ -35,7 +35,7 @@ enum Item {
     Body { source: u32, source_incarnation: u32, data: Vec<u8>, end: DataEnd },
 }
 
-/// A node: firmware, chip, and what its clients remember.
+/// A node: firmware, chip, and the state of its clients.
 pub(crate) struct Node {
     pub(crate) firmware: Firmware,
     pub(crate) chip: FakeChip,
@@ -432,7 +432,7 @@ impl Network {
         number
     }
 
-    /// Posts a command and polls the firmware until the answer is there.
+    /// Posts a command and polls the firmware until it has answered.
     pub(crate) fn ask(&mut self, node: u32, client: u16, bytes: &[u8]) -> CommandResult {
         let number = self.post(node, client, bytes);
         for _ in 0..100_000 {

@@ -296,7 +296,8 @@ fn process_that_ends_keeps_its_place_in_line_without_its_data() {
     assert!(network.events(1, 0).is_empty());
     assert!(network.nodes[1].chip.memory(1)[RECEIVE as usize..][..100].iter().all(|byte| *byte == 0));
 
-    // The kernel stops what has already ended, and the next process finds all memory free.
+    // The kernel stops a process that has already ended, and the next process finds all memory
+    // free.
     let stop = KernelCommand { kind: kernel_command::STOP_PROCESS, ..KernelCommand::default() };
     assert_eq!(network.kernel(0, stop).code, code::PROCESS_INVALID);
     network.start(0, 0);

@@ -10,7 +10,7 @@ use crate::network::{Network, Put};
 /// Incarnation of the target, place in the order of headers, and number of a message.
 type Arrival = (u32, u32, u64);
 
-/// Puts whose header data count up for each pair, and what was seen of them.
+/// Puts whose header data count up for each pair, and their events.
 #[derive(Default)]
 struct Record {
     /// Number of puts from a node to another one.

@@ -170,14 +170,15 @@ impl User {
         self.commands = 0;
     }
 
-    /// Returns the result of a command, if it is there.
+    /// Returns the result of a command, if the program has answered it.
     pub(crate) fn result(&self, number: u32) -> Option<u64> {
         let slot = mirror::BASE + mirror::RESULTS + u64::from(number % SLOTS) * 32;
         let is_there = self.mirror.u32(slot + 28).unwrap().load(Ordering::Acquire) == number.wrapping_add(1);
         is_there.then(|| self.mirror.u64(slot).unwrap().load(Ordering::Acquire))
     }
 
-    /// Returns the code and the value of a command's result, if it is there.
+    /// Returns the code and the value of a command's result, if the program has answered the
+    /// command.
     pub(crate) fn answer(&self, number: u32) -> Option<(u32, u64)> {
         let value = self.result(number)?;
         let slot = mirror::RESULTS + u64::from(number % SLOTS) * 32;

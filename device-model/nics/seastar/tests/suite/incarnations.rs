@@ -14,7 +14,7 @@ fn restart(rig: &mut Rig, node: usize) {
     });
 }
 
-/// Returns what a node's processor sees of another one.
+/// Returns the incarnation of another node as a node's processor sees it.
 fn incarnation(rig: &mut Rig, node: usize, of: u32) -> Option<Incarnation> {
     let (sender, receiver) = std::sync::mpsc::channel();
     rig.act(node, move |chip| sender.send(chip.incarnation(of)).unwrap());

@@ -184,7 +184,7 @@ impl Outbox {
         true
     }
 
-    /// Handles an acknowledgement of flow control. Returns what it has changed.
+    /// Handles an acknowledgement of flow control. Returns its effect on the send queue.
     pub(super) fn respond(
         &mut self,
         node: u32,

@@ -5,7 +5,7 @@ use alloc::{vec, vec::Vec};
 use nicforge_hwi::seastar::{ANY_NODE, ANY_PROCESS, MessageHeader, event, message, option, status};
 use proptest::prelude::*;
 
-use super::model::{Model, Seen, Values};
+use super::model::{ExpectedEvent, Model, Values};
 use super::{MEMORY, PEER, PORTAL, QUEUE, SELF, arriving, request};
 use crate::matching::*;
 
@@ -16,7 +16,7 @@ const SLOTS: u32 = 8;
 /// some names are stale.
 #[derive(Clone, Debug)]
 enum Step {
-    Post { place: Place, bits: u64, ignore: u64, unlinks: bool, values: Values, lag: Option<u32> },
+    Post { position: EntryPosition, bits: u64, ignore: u64, unlinks: bool, values: Values, lag: Option<u32> },
     Bind(Values),
     UnlinkEntry(usize),
     UnlinkDescriptor(usize),
@@ -29,7 +29,7 @@ enum Step {
 }
 
 #[derive(Clone, Debug)]
-enum Place {
+enum EntryPosition {
     Head,
     Tail,
     Before(usize),
@@ -60,16 +60,16 @@ fn values() -> impl Strategy<Value = Values> {
 
 fn step() -> impl Strategy<Value = Step> {
     let name = 0usize..24;
-    let place = prop_oneof![
-        Just(Place::Head),
-        Just(Place::Tail),
-        name.clone().prop_map(Place::Before),
-        name.clone().prop_map(Place::After),
+    let position = prop_oneof![
+        Just(EntryPosition::Head),
+        Just(EntryPosition::Tail),
+        name.clone().prop_map(EntryPosition::Before),
+        name.clone().prop_map(EntryPosition::After),
     ];
     let lag = prop::option::of(0u32..2);
     prop_oneof![
-        4 => (place, 0u64..3, 0u64..4, any::<bool>(), values(), lag.clone()).prop_map(
-            |(place, bits, ignore, unlinks, values, lag)| Step::Post { place, bits, ignore, unlinks, values, lag }
+        4 => (position, 0u64..3, 0u64..4, any::<bool>(), values(), lag.clone()).prop_map(
+            |(position, bits, ignore, unlinks, values, lag)| Step::Post { position, bits, ignore, unlinks, values, lag }
         ),
         1 => values().prop_map(Step::Bind),
         1 => name.clone().prop_map(Step::UnlinkEntry),
@@ -123,8 +123,8 @@ impl Pair {
     }
 
     /// Checks events, which end with the last one that the model has written.
-    fn check_events(&self, events: &Events, expected: &[Seen]) {
-        let seen: Vec<Seen> = events
+    fn check_events(&self, events: &Events, expected: &[ExpectedEvent]) {
+        let seen: Vec<ExpectedEvent> = events
             .iter()
             .map(|event| {
                 let record = event.record;
@@ -151,8 +151,8 @@ impl Pair {
 
     fn apply(&mut self, step: &Step) {
         match *step {
-            Step::Post { ref place, bits, ignore, unlinks, ref values, lag } => {
-                self.post(place, bits, ignore, unlinks, values, lag);
+            Step::Post { ref position, bits, ignore, unlinks, ref values, lag } => {
+                self.post(position, bits, ignore, unlinks, values, lag);
             }
             Step::Bind(ref values) => {
                 let handle = self.process.bind_descriptor(&self.descriptor(values)).unwrap();
@@ -206,7 +206,7 @@ impl Pair {
 
     fn post(
         &mut self,
-        place: &Place,
+        position: &EntryPosition,
         bits: u64,
         ignore: u64,
         unlinks: bool,
@@ -214,15 +214,17 @@ impl Pair {
         lag: Option<u32>,
     ) {
         let base = |which: usize| self.entries.get(which).copied();
-        let (position, index) = match *place {
-            Place::Head => (Position::Head(PORTAL), Some(0)),
-            Place::Tail => (Position::Tail(PORTAL), Some(usize::MAX)),
-            Place::Before(which) => match base(which) {
-                Some((handle, name)) => (Position::Before(handle), self.model.place_of(name)),
+        let (position, index) = match *position {
+            EntryPosition::Head => (Position::Head(PORTAL), Some(0)),
+            EntryPosition::Tail => (Position::Tail(PORTAL), Some(usize::MAX)),
+            EntryPosition::Before(which) => match base(which) {
+                Some((handle, name)) => (Position::Before(handle), self.model.position_of(name)),
                 None => return,
             },
-            Place::After(which) => match base(which) {
-                Some((handle, name)) => (Position::After(handle), self.model.place_of(name).map(|at| at + 1)),
+            EntryPosition::After(which) => match base(which) {
+                Some((handle, name)) => {
+                    (Position::After(handle), self.model.position_of(name).map(|at| at + 1))
+                }
                 None => return,
             },
         };

@@ -5,7 +5,7 @@ use alloc::{collections::BTreeMap, vec::Vec};
 use nicforge_hwi::seastar::{THRESHOLD_INFINITE, event, option};
 
 /// An event as the model sees it: kind, descriptor, offset, moved bytes, whether it is the last.
-pub(super) type Seen = (u8, u32, u64, u32, bool);
+pub(super) type ExpectedEvent = (u8, u32, u64, u32, bool);
 
 /// Values of a descriptor.
 #[derive(Clone, Copy, Debug)]
@@ -62,10 +62,10 @@ impl Model {
         self.written == taken && self.operations.values().all(|operation| operation.is_waiting)
     }
 
-    /// Adds an entry after the first `place` ones, with a descriptor.
+    /// Adds an entry after the first `position` ones, with a descriptor.
     pub(super) fn post(
         &mut self,
-        place: usize,
+        position: usize,
         bits: u64,
         ignore: u64,
         unlinks: bool,
@@ -75,7 +75,7 @@ impl Model {
         let name = self.name();
         let entry =
             ModelEntry { name, match_bits: bits, ignore_bits: ignore, unlinks, descriptor: Some(descriptor) };
-        self.list.insert(place.min(self.list.len()), entry);
+        self.list.insert(position.min(self.list.len()), entry);
         (name, descriptor)
     }
 
@@ -85,7 +85,7 @@ impl Model {
         name
     }
 
-    pub(super) fn place_of(&self, entry: u32) -> Option<usize> {
+    pub(super) fn position_of(&self, entry: u32) -> Option<usize> {
         self.list.iter().position(|other| other.name == entry)
     }
 
@@ -124,15 +124,15 @@ impl Model {
 
     /// Unlinks an entry, and returns whether that is possible.
     pub(super) fn unlink_entry(&mut self, entry: u32) -> bool {
-        let Some(place) = self.place_of(entry) else { return false };
-        if let Some(descriptor) = self.list[place].descriptor {
+        let Some(position) = self.position_of(entry) else { return false };
+        if let Some(descriptor) = self.list[position].descriptor {
             if self.is_busy(descriptor) {
                 return false;
             }
-            self.list[place].descriptor = None;
+            self.list[position].descriptor = None;
             self.remove(descriptor);
         }
-        self.list.remove(place);
+        self.list.remove(position);
         true
     }
 
@@ -162,10 +162,10 @@ impl Model {
         bits: u64,
         length: u32,
         remote: u64,
-    ) -> Option<(u32, u32, u64, u32, u32, Vec<Seen>)> {
+    ) -> Option<(u32, u32, u64, u32, u32, Vec<ExpectedEvent>)> {
         let expected = if is_put { option::OP_PUT } else { option::OP_GET };
         let mut chosen = None;
-        for (place, entry) in self.list.iter().enumerate() {
+        for (position, entry) in self.list.iter().enumerate() {
             let Some(name) = entry.descriptor else { continue };
             let descriptor = &self.descriptors[&name];
             let options = descriptor.values.options;
@@ -180,7 +180,7 @@ impl Model {
             let fits = u128::from(offset) + u128::from(length) <= u128::from(size);
             if fits || (options & option::TRUNCATE != 0 && offset <= size) {
                 let moved = if fits { length } else { (size - offset) as u32 };
-                chosen = Some((name, offset, moved, place as u32 + 1, is_remote));
+                chosen = Some((name, offset, moved, position as u32 + 1, is_remote));
                 break;
             }
         }
@@ -211,7 +211,7 @@ impl Model {
         name
     }
 
-    fn start(&mut self, descriptor: u32, offset: u64, moved: u32, kind: u8) -> Vec<Seen> {
+    fn start(&mut self, descriptor: u32, offset: u64, moved: u32, kind: u8) -> Vec<ExpectedEvent> {
         let mut events = Vec::new();
         if self.descriptors[&descriptor].values.options & option::START_DISABLE == 0 {
             events.push((kind, descriptor, offset, moved, false));
@@ -227,7 +227,7 @@ impl Model {
         descriptor: u32,
         offset: u64,
         length: u32,
-    ) -> Option<(u32, Vec<Seen>)> {
+    ) -> Option<(u32, Vec<ExpectedEvent>)> {
         let size = self.descriptors.get(&descriptor)?.values.length;
         if !self.is_active(descriptor) || offset + u64::from(length) > size {
             return None;
@@ -242,7 +242,7 @@ impl Model {
     }
 
     /// Takes a reply. Returns the offset, the length, and the events.
-    pub(super) fn reply(&mut self, operation: u32, length: u32) -> Option<(u64, u32, Vec<Seen>)> {
+    pub(super) fn reply(&mut self, operation: u32, length: u32) -> Option<(u64, u32, Vec<ExpectedEvent>)> {
         let get = self.operations.get_mut(&operation).filter(|operation| operation.is_waiting)?;
         get.is_waiting = false;
         get.moved = get.moved.min(length);
@@ -251,7 +251,7 @@ impl Model {
     }
 
     /// Takes an acknowledgement of a put on a descriptor.
-    pub(super) fn acknowledge(&mut self, descriptor: u32, moved: u32) -> Vec<Seen> {
+    pub(super) fn acknowledge(&mut self, descriptor: u32, moved: u32) -> Vec<ExpectedEvent> {
         if !self.is_active(descriptor) {
             return Vec::new();
         }
@@ -260,7 +260,7 @@ impl Model {
     }
 
     /// Ends an operation.
-    pub(super) fn end(&mut self, operation: u32) -> Vec<Seen> {
+    pub(super) fn end(&mut self, operation: u32) -> Vec<ExpectedEvent> {
         let Some(ended) = self.operations.remove(&operation) else { return Vec::new() };
         let ModelOperation { descriptor, offset, moved, end, .. } = ended;
         let is_silent = self.descriptors[&descriptor].values.options & option::END_DISABLE != 0;
@@ -268,7 +268,7 @@ impl Model {
     }
 
     /// Writes the last events of an operation, and unlinks its descriptor if that is finished.
-    fn finish(&mut self, descriptor: u32, last: Option<(u8, u32, u64, u32)>) -> Vec<Seen> {
+    fn finish(&mut self, descriptor: u32, last: Option<(u8, u32, u64, u32)>) -> Vec<ExpectedEvent> {
         let unlinks = self.descriptors[&descriptor].values.options & option::UNLINK != 0;
         let is_used = self.operations.values().any(|operation| operation.descriptor == descriptor);
         let is_last = unlinks && !self.is_active(descriptor) && !is_used;
