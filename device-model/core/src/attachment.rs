@@ -271,7 +271,7 @@ impl Attachment {
         zeroed
     }
 
-    /// Ends what the tenant and its device had in progress, after the device panicked: leases, DMA
+    /// Ends the operations of the tenant and its device after the device panicked: leases, DMA
     /// by messages, interrupts that were held back, and the level of INTx.
     pub(crate) fn end_device(&mut self) {
         self.dma.revoke_leases();

@@ -22,7 +22,7 @@ pub trait Family: Send + Sync {
         &[]
     }
 
-    /// Adds what a file's sections describe to the plan of the machine.
+    /// Adds the nodes, functions and links of a file's sections to the plan of the machine.
     ///
     /// The call gets all sections of the family at once, at least one, in the order of the file.
     /// The sections of a family can thus share one network. It checks every value: a plan that it
@@ -59,7 +59,7 @@ impl Role {
         self.name
     }
 
-    /// Returns what a node of this role is, for help texts.
+    /// Returns the description of a node of this role, for help texts.
     pub const fn about(self) -> &'static str {
         self.about
     }

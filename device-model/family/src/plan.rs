@@ -438,7 +438,7 @@ impl PlanError {
         SectionError::value(span, what, found, expected)
     }
 
-    /// Returns what is wrong, its value, and the expected values.
+    /// Returns the name of the refused quantity, its value, and the expected values.
     pub(crate) fn parts(&self) -> (String, String, String) {
         let text = |description: &str, found: String, expected: &str| {
             (description.to_owned(), found, expected.to_owned())

@@ -99,7 +99,7 @@ impl<'f> Section<'f> {
         Err(SectionError::syntax(key.span(), message))
     }
 
-    /// Returns the error of a plan that refuses what this section describes.
+    /// Returns the error of a plan that refuses this section's values.
     pub fn refuse(&self, error: PlanError) -> SectionError {
         error.at(self.span())
     }

@@ -37,7 +37,7 @@ pub trait Backend: Send {
         budget: u32,
     ) -> Result<u32, QueueError>;
 
-    /// Returns to the state of power-on: what the driver has asked for and has not got is
+    /// Returns to the state of power-on: requests of the driver without a completion are
     /// forgotten.
     fn reset(&mut self, context: &mut Context<'_>);
 

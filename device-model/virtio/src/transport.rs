@@ -370,7 +370,8 @@ fn set_address(address: &mut u64, at: u64, length: usize, value: u64) {
     }
 }
 
-/// Copies to `data`, which stands at `offset`, the bytes of `source`, which stand at `start`.
+/// Copies the overlap of two register ranges from `source`, which begins at `start`, to `data`,
+/// which begins at `offset`.
 fn copy_overlap(offset: u64, data: &mut [u8], start: u64, source: &[u8]) {
     for (at, byte) in (offset..).zip(data) {
         if let Some(value) = at.checked_sub(start).and_then(|index| source.get(index as usize)) {

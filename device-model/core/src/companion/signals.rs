@@ -50,7 +50,8 @@ impl Notes {
 }
 
 impl Signals {
-    /// Returns the notes of companion `index`.
+    /// Returns the notes of companion `index`, and allocates its group of 64 companions if
+    /// necessary.
     pub(super) fn of(&mut self, index: usize) -> Notes {
         let group = index / GROUP;
         if group >= self.groups.len() {

@@ -22,8 +22,8 @@ pub(crate) struct Companions {
     flags: Arc<MachineFlags>,
     /// Longest poll on a thread, in nanoseconds.
     limit: u64,
-    named: Vec<Named>,
-    /// Work flags of the companions, by their index in `named`.
+    companions: Vec<NamedCompanion>,
+    /// Work flags of the companions, by their index in `companions`.
     signals: Signals,
     /// A companion has been started on a thread.
     has_threads: bool,
@@ -32,7 +32,7 @@ pub(crate) struct Companions {
 }
 
 /// A companion, with all of its incarnations that are not over.
-struct Named {
+struct NamedCompanion {
     function: FunctionId,
     name: &'static str,
     /// Number of incarnations so far.
@@ -60,7 +60,7 @@ impl Companions {
             mode: CompanionMode::Stepped,
             flags: flags(Waker::noop().clone()),
             limit: COMPANION_LIMIT,
-            named: Vec::new(),
+            companions: Vec::new(),
             signals: Signals::default(),
             has_threads: false,
             look_at: Nanos::ZERO,
@@ -81,7 +81,7 @@ impl Companions {
     /// Returns whether no function has a companion.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        self.named.is_empty()
+        self.companions.is_empty()
     }
 
     /// Begins an incarnation of a companion of `function`.
@@ -101,16 +101,16 @@ impl Companions {
         let flags = Arc::clone(&self.flags);
         let index = self.index_of(function, name)?;
         let signal = self.signals.of(index);
-        let named = &mut self.named[index];
-        named.end_current();
-        let count = named.earlier.len();
+        let entry = &mut self.companions[index];
+        entry.end_current();
+        let count = entry.earlier.len();
         if count >= MAX_ABANDONED {
             return Err(CompanionError::Abandoned { name, count });
         }
 
-        named.epoch = named.epoch.wrapping_add(1);
+        entry.epoch = entry.epoch.wrapping_add(1);
         let is_stepped = mode == CompanionMode::Stepped;
-        let incarnation = Arc::new(Incarnation::new(named.epoch, flags, signal, is_stepped));
+        let incarnation = Arc::new(Incarnation::new(entry.epoch, flags, signal, is_stepped));
         let (device_end, end) = ends(&spec, &incarnation);
         let body: Box<dyn Body> = Box::new(Typed { companion, end });
 
@@ -122,7 +122,7 @@ impl Companions {
                 None
             }
         };
-        named.current =
+        entry.current =
             Some(Supervised { incarnation, mode, stepped, beats: 0, silent: 0, looked_at: Nanos::NEVER });
         self.look_at = Nanos::ZERO;
 
@@ -131,18 +131,18 @@ impl Companions {
 
     /// Returns the index of a companion, and adds it if it is new.
     fn index_of(&mut self, function: FunctionId, name: &'static str) -> Result<usize, CompanionError> {
-        let is_it = |named: &Named| named.function == function && named.name == name;
-        if let Some(index) = self.named.iter().position(is_it) {
+        let is_it = |entry: &NamedCompanion| entry.function == function && entry.name == name;
+        if let Some(index) = self.companions.iter().position(is_it) {
             return Ok(index);
         }
 
-        if self.named.iter().filter(|named| named.function == function).count() >= MAX_COMPANIONS {
+        if self.companions.iter().filter(|entry| entry.function == function).count() >= MAX_COMPANIONS {
             return Err(CompanionError::TooMany { name });
         }
 
-        self.named.push(Named { function, name, epoch: 0, current: None, earlier: Vec::new() });
+        self.companions.push(NamedCompanion { function, name, epoch: 0, current: None, earlier: Vec::new() });
 
-        Ok(self.named.len() - 1)
+        Ok(self.companions.len() - 1)
     }
 
     /// Reports that the machine is awake: it looks at the incarnations in this step.
@@ -152,13 +152,13 @@ impl Companions {
 
     /// Polls the stepped companions that have work. Returns whether one of them has more.
     pub(crate) fn poll(&mut self, budget: u32) -> bool {
-        let (mut busy, named) = (false, &mut self.named);
+        let (mut busy, companions) = (false, &mut self.companions);
         self.signals.take_work(|index| {
-            let Some(named) = named.get_mut(index) else { return };
-            if named.current.as_ref().is_some_and(|current| current.incarnation.has_ended()) {
-                named.end_current();
+            let Some(entry) = companions.get_mut(index) else { return };
+            if entry.current.as_ref().is_some_and(|current| current.incarnation.has_ended()) {
+                entry.end_current();
             }
-            busy |= named.current.as_mut().is_some_and(|current| current.poll(budget));
+            busy |= entry.current.as_mut().is_some_and(|current| current.poll(budget));
         });
         busy
     }
@@ -172,8 +172,8 @@ impl Companions {
     /// Passes the functions to `wake` whose companions have sent events or halted.
     pub(crate) fn take_woken(&mut self, mut wake: impl FnMut(FunctionId)) {
         self.signals.take_signals(|index| {
-            if let Some(named) = self.named.get(index) {
-                wake(named.function);
+            if let Some(entry) = self.companions.get(index) {
+                wake(entry.function);
             }
         });
     }
@@ -186,12 +186,12 @@ impl Companions {
         }
 
         self.look_at = now.after(self.limit / LOOKS);
-        for named in &mut self.named {
-            named.earlier.retain(|incarnation| incarnation.phase() != Phase::Over);
-            if let Some(current) = &mut named.current
+        for entry in &mut self.companions {
+            entry.earlier.retain(|incarnation| incarnation.phase() != Phase::Over);
+            if let Some(current) = &mut entry.current
                 && current.measure_poll(now, self.limit)
             {
-                tracing::error!("companion {} hangs; it is halted", named.name);
+                tracing::error!("companion {} hangs; it is halted", entry.name);
                 current.incarnation.set_hung();
                 current.incarnation.wake_device();
             }
@@ -206,22 +206,22 @@ impl Companions {
             return None;
         }
 
-        let mut current = self.named.iter().filter_map(|named| named.current.as_ref());
+        let mut current = self.companions.iter().filter_map(|entry| entry.current.as_ref());
         let is_watched = self.has_threads && current.any(Supervised::is_watched);
         Some(if is_watched { time.min(self.look_at) } else { time })
     }
 
     /// Returns the companions of a function.
     pub(crate) fn report(&self, function: FunctionId) -> Vec<CompanionReport> {
-        let of_function = self.named.iter().filter(|named| named.function == function);
-        let reports = of_function.map(|named| {
-            let current = named.current.as_ref();
+        let of_function = self.companions.iter().filter(|entry| entry.function == function);
+        let reports = of_function.map(|entry| {
+            let current = entry.current.as_ref();
             CompanionReport {
-                name: named.name,
-                epoch: named.epoch,
+                name: entry.name,
+                epoch: entry.epoch,
                 mode: current.map_or(CompanionMode::Stepped, |current| current.mode),
                 status: current.map_or(CompanionStatus::Ended, |current| current.incarnation.status()),
-                abandoned: named
+                abandoned: entry
                     .earlier
                     .iter()
                     .filter(|incarnation| incarnation.phase() != Phase::Over)
@@ -232,7 +232,7 @@ impl Companions {
     }
 }
 
-impl Named {
+impl NamedCompanion {
     /// Ends the current incarnation. Its thread is among the earlier ones until it returns.
     fn end_current(&mut self) {
         self.earlier.retain(|incarnation| incarnation.phase() != Phase::Over);

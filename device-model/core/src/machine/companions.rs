@@ -32,7 +32,7 @@ impl Machine {
     }
 
     /// Polls stepped companions, supervises those on threads, and wakes the functions for which
-    /// they have something. Returns whether there is more to do at once.
+    /// they have sent events. Returns whether there is more work at once.
     #[cold]
     pub(super) fn step_companions(&mut self, budget: u32) -> bool {
         let companions = &mut self.shared.companions;
@@ -41,7 +41,7 @@ impl Machine {
         self.poll_companions(budget)
     }
 
-    /// Polls stepped companions, and wakes the functions for which companions have something.
+    /// Polls stepped companions, and wakes the functions for which companions have sent events.
     /// Returns whether there is more to do at once.
     #[cold]
     pub(super) fn poll_companions(&mut self, budget: u32) -> bool {

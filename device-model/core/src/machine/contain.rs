@@ -145,7 +145,7 @@ impl ActiveFunction<'_> {
         self.restart_schedule();
     }
 
-    /// Returns to the function what the device's call had borrowed.
+    /// Returns the parts to the function that the device's call had borrowed.
     fn take_back_lent(&mut self) {
         let Lent { rings, owner, data } = std::mem::replace(&mut self.slot.lent, Lent::NOTHING);
         if !rings.is_empty()
@@ -158,7 +158,7 @@ impl ActiveFunction<'_> {
         }
     }
 
-    /// Ends what the function's clients wait for, and reports to them that the device is dead.
+    /// Ends the waits of the function's clients, and reports to them that the device is dead.
     fn give_up_clients(&mut self) {
         for attachment_id in self.slot.state.clients.clone() {
             let Ok(attachment) = self.attachment(attachment_id) else { continue };

@@ -335,7 +335,7 @@ impl ActiveFunction<'_> {
         for (bar, (spec, memory)) in state.spec.bars.iter().zip(&mut memories).enumerate() {
             let Some(spec) = spec else { continue };
             *memory = match (&neighbour, spec.scope) {
-                (Some(theirs), Scope::Group) => theirs.memory(bar as u8).cloned(),
+                (Some(neighbour), Scope::Group) => neighbour.memory(bar as u8).cloned(),
                 _ => {
                     create_memory(&memory_name(&state.name, &state.spec.attachments[index].name, bar), spec)?
                 }
@@ -357,7 +357,7 @@ impl ActiveFunction<'_> {
         Ok(())
     }
 
-    /// Carries out what the client's rings hold, and reports the client's end to the device.
+    /// Carries out the records in the client's rings, and reports the client's end to the device.
     fn end(&mut self, attachment_id: AttachmentId, why: Ended) -> Result<(), MachineError> {
         if why == Ended::Evicted {
             self.mark_dead(attachment_id)?;

@@ -225,7 +225,8 @@ fn put_attachment(list: &mut List<'_>, rings: RingSpec, spec: &FunctionSpec) {
     list.image.value[at..at + LENGTH].copy_from_slice(capability.as_bytes());
 }
 
-/// Writes a capability of the device's own. Returns the places of its window, if it has one.
+/// Writes a capability of the device. Returns the offsets of its window's registers, if it has a
+/// window.
 fn put_vendor(list: &mut List<'_>, capability: &VendorCapability) -> Option<WindowOffsets> {
     let length = 3 + capability.content.len();
     let at = list.add(CAP_ID_VENDOR, length);

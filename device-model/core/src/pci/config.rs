@@ -263,9 +263,10 @@ impl ConfigSpace {
         }
     }
 
-    /// Returns the access to a BAR that an access of `length` bytes at `offset` stands for, or
-    /// `None` if it does not lie in the data register of the window, or the window's registers name
-    /// none. An access that covers other registers too is one of configuration space alone.
+    /// Returns the access to a BAR that an access of `length` bytes at `offset` performs through
+    /// the window, or `None` if it does not lie in the data register of the window, or the window's
+    /// registers name none. An access that covers other registers too is one of configuration space
+    /// alone.
     pub(crate) fn window_access(&self, offset: u64, length: usize) -> Option<WindowAccess> {
         let window = self.layout.offsets.window?;
         let data = window.data as u64;

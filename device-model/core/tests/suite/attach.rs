@@ -31,12 +31,12 @@ fn attach_gives_each_client_zeroed_memory_of_its_own() {
 #[test]
 fn next_tenant_does_not_see_memory_that_the_last_one_keeps() {
     let (mut machine, _) = attached();
-    let kept = memory(&machine, A, 1);
-    kept.write(WINDOWS, b"old").unwrap();
+    let old_memory = memory(&machine, A, 1);
+    old_memory.write(WINDOWS, b"old").unwrap();
 
     machine.detach(F, A, Ended::Closed).unwrap();
     attach(&mut machine, A);
-    kept.write(WINDOWS + 0x100, b"from the grave").unwrap();
+    old_memory.write(WINDOWS + 0x100, b"from the grave").unwrap();
 
     let mut bytes = [1; 0x200];
     memory(&machine, A, 1).read(WINDOWS, &mut bytes).unwrap();
@@ -165,11 +165,11 @@ fn detach_ends_even_when_the_device_stalls() {
 #[test]
 fn eviction_shows_in_the_mirror_that_the_client_keeps() {
     let (mut machine, _) = attached();
-    let kept = memory(&machine, A, 2);
+    let old_memory = memory(&machine, A, 2);
 
     machine.detach(F, A, Ended::Evicted).unwrap();
 
-    assert_eq!(mirror_word(&kept, mirror::FLAGS), mirror::FLAG_DEAD);
+    assert_eq!(mirror_word(&old_memory, mirror::FLAGS), mirror::FLAG_DEAD);
 }
 
 #[test]

@@ -16,17 +16,17 @@ use nicforge_core::{
 
 /// A call that the device received.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Seen {
+enum Report {
     Link(u8, bool),
     Packet(u64),
 }
 
 /// A device that notes changes of its links and sends a packet when one comes up.
 #[derive(Clone, Default)]
-struct Watcher(Arc<Mutex<Vec<Seen>>>);
+struct Watcher(Arc<Mutex<Vec<Report>>>);
 
 impl Watcher {
-    fn seen(&self) -> Vec<Seen> {
+    fn seen(&self) -> Vec<Report> {
         std::mem::take(&mut self.0.lock().unwrap())
     }
 }
@@ -45,7 +45,7 @@ impl Device for Watcher {
     fn reset(&mut self, _: &mut Context<'_>, _: Reset) {}
 
     fn link_changed(&mut self, context: &mut Context<'_>, port: u8, up: bool) {
-        self.0.lock().unwrap().push(Seen::Link(port, up));
+        self.0.lock().unwrap().push(Report::Link(port, up));
         let number = context.function().0.into();
         let mut ports = context.ports();
         assert_eq!(ports.is_up(port), up);
@@ -60,7 +60,7 @@ impl Device for Watcher {
         let mut ports = context.ports();
         for port in 0..ports.count() {
             while let Some(packet) = ports.take(port, 0) {
-                self.0.lock().unwrap().push(Seen::Packet(packet.header));
+                self.0.lock().unwrap().push(Report::Packet(packet.header));
                 ports.recycle(packet);
             }
         }
@@ -88,8 +88,8 @@ fn new_links_are_reported_in_the_first_step() {
     assert_eq!(watchers[0].seen(), []);
     machine.step(Nanos(0), 64);
 
-    assert_eq!(watchers[0].seen(), [Seen::Link(0, true), Seen::Packet(1)]);
-    assert_eq!(watchers[1].seen(), [Seen::Link(0, true), Seen::Packet(0)]);
+    assert_eq!(watchers[0].seen(), [Report::Link(0, true), Report::Packet(1)]);
+    assert_eq!(watchers[1].seen(), [Report::Link(0, true), Report::Packet(0)]);
 }
 
 #[test]
@@ -111,9 +111,9 @@ fn changes_of_a_link_are_reported_to_both_ends_hot_or_cold() {
         machine.step(Nanos(now), 64);
         let up = watchers.each_ref().map(Watcher::seen);
 
-        assert_eq!(down, [vec![Seen::Link(1, false)], vec![Seen::Link(1, false)]]);
-        assert_eq!(up[0], [Seen::Link(1, true), Seen::Packet(1)]);
-        assert_eq!(up[1], [Seen::Link(1, true), Seen::Packet(0)]);
+        assert_eq!(down, [vec![Report::Link(1, false)], vec![Report::Link(1, false)]]);
+        assert_eq!(up[0], [Report::Link(1, true), Report::Packet(1)]);
+        assert_eq!(up[1], [Report::Link(1, true), Report::Packet(0)]);
     }
 }
 
@@ -130,8 +130,8 @@ fn changes_between_two_steps_are_one_report_of_the_last_state() {
     machine.fabric().set_link_up(LinkId(0), false).unwrap();
     machine.step(Nanos(0), 64);
 
-    assert_eq!(watchers[0].seen(), [Seen::Link(0, false)]);
-    assert_eq!(watchers[1].seen(), [Seen::Link(0, false)]);
+    assert_eq!(watchers[0].seen(), [Report::Link(0, false)]);
+    assert_eq!(watchers[1].seen(), [Report::Link(0, false)]);
 }
 
 #[test]

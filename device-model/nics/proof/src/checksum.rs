@@ -203,7 +203,7 @@ impl Checksum {
         context.interrupt(attachment, VECTOR_ERROR);
     }
 
-    /// Does what a channel can do now without the companion or the memory.
+    /// Carries out the steps of a channel that need neither the companion nor the memory.
     fn advance(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
         let channel = &mut self.channels[usize::from(attachment.0)];
         match std::mem::take(&mut channel.state) {

@@ -13,7 +13,7 @@ pub(crate) fn gi_channels_seen_by(vc: usize) -> u8 {
 /// The global interrupts of a node: its unit, and what the clients have seen of it.
 ///
 /// Wires and status word have not changed since the last update, unless
-/// [`GlobalInterrupts::needs_update`] says so.
+/// [`GlobalInterrupts::needs_update`] returns true.
 pub(crate) struct GlobalInterrupts {
     barrier: Barrier,
     /// Channels that the node takes part in at power-on, one bit for each channel.

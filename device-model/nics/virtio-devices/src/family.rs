@@ -86,7 +86,7 @@ struct Console {
 }
 
 impl Disk {
-    /// Returns what the driver may do.
+    /// Returns the driver's access to the file.
     fn access(&self) -> Result<Access, SectionError> {
         let mib =
             range_or("changes_mib", self.changes_mib.as_ref(), (1, MAX_CHANGES_MIB), DEFAULT_CHANGES_MIB)?;

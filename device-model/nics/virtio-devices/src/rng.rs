@@ -116,7 +116,7 @@ impl VirtioRng {
         VirtioDevice::new(Self { companion: None, supply: Supply::empty(), statistics })
     }
 
-    /// Gets random bytes if there are none: gives the block to the companion, or takes it back.
+    /// Refills an empty block: sends the block to the companion, or receives it back.
     fn refill(&mut self, context: &mut Context<'_>) {
         if let Supply::Filling = self.supply
             && let Some(Filled { block, is_random }) = self.companion.as_mut().and_then(DeviceEnd::receive)

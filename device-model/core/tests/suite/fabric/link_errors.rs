@@ -117,14 +117,15 @@ struct Traffic {
 }
 
 impl Traffic {
-    /// Forwards what B can forward.
+    /// Forwards as many packets at B as possible.
     fn forward(fabric: &mut Fabric, now: u64) {
         for channel in 0..2 {
             while ports(fabric, B, now).forward(0, 1, channel) {}
         }
     }
 
-    /// Takes what C can take. Returns whether the numbers are the next ones.
+    /// Receives all packets that have arrived at C. Returns whether their numbers are the next
+    /// ones.
     fn take(&mut self, fabric: &mut Fabric, now: u64) -> bool {
         (0..2).all(|channel| {
             std::iter::from_fn(|| take(fabric, C, now, channel)).all(|number| {

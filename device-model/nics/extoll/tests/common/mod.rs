@@ -80,9 +80,9 @@ impl Rig {
         let links = topology
             .links()
             .iter()
-            .map(|tie| {
+            .map(|cable| {
                 let end = |(node, port): (u32, u8)| (functions[node as usize], port);
-                machine.connect(end(tie.a), end(tie.b), link.clone())
+                machine.connect(end(cable.a), end(cable.b), link.clone())
             })
             .collect();
 
@@ -284,7 +284,7 @@ impl Client {
         self.mirror.window(offset, 8).unwrap().load_u64_acquire(0).unwrap()
     }
 
-    /// Returns the code of the last error and what it is about.
+    /// Returns the code of the last error, and the value that caused it.
     pub(crate) fn last_error(&self) -> (u8, u64) {
         let word = self.shown(mirror::LAST_ERROR);
         (word as u8, word >> 8)

@@ -114,8 +114,9 @@ fn rates_with_transit(
     (watchdog, tick): (u64, u64),
 ) -> (u64, u64) {
     let mut rig = Rig::with(&chain(3), 8, spec, |config| config.watchdog = watchdog);
-    let [through, own] = senders;
-    let ways = (0..through).map(|vpid| (0, vpid, vpid)).chain((0..own).map(|vpid| (1, vpid, through + vpid)));
+    let [through, of_card] = senders;
+    let ways =
+        (0..through).map(|vpid| (0, vpid, vpid)).chain((0..of_card).map(|vpid| (1, vpid, through + vpid)));
 
     let mut flows: Vec<_> =
         ways.map(|(node, vpid, target)| Flow::new(&mut rig, (node, vpid), (2, target))).collect();
@@ -127,22 +128,25 @@ fn rates_with_transit(
     assert!(flows.iter().all(|flow| flow.errors() == 0), "no message is dropped: {received:?}");
     assert!(received.iter().all(|&messages| messages > 0), "no flow starves: {received:?}");
 
-    let (passed, own) = received.split_at(through.into());
-    (own.iter().sum(), passed.iter().sum())
+    let (in_transit, of_card) = received.split_at(through.into());
+    (of_card.iter().sum(), in_transit.iter().sum())
 }
 
 #[test]
 fn a_card_and_transit_packets_share_a_link() {
     for credits in [1, 2, 4, 5, 16, 32, 64] {
         for senders in [[1, 1], [2, 1], [1, 3]] {
-            let (own, passed) = rates_with_transit(&link(credits), senders, 2, (WATCHDOG, RARE));
-            let all = own + passed;
+            let (of_card, in_transit) = rates_with_transit(&link(credits), senders, 2, (WATCHDOG, RARE));
+            let all = of_card + in_transit;
             // A link carries one pass's worth of credits in each pass.
             let full = u64::from(credits) * 1000;
-            assert!(all * 10 >= full * 9, "{credits} credits, {senders:?}: {own} and {passed} of {full}");
             assert!(
-                own * 3 >= all && passed * 3 >= all,
-                "{credits} credits, {senders:?}: {own} and {passed}"
+                all * 10 >= full * 9,
+                "{credits} credits, {senders:?}: {of_card} and {in_transit} of {full}"
+            );
+            assert!(
+                of_card * 3 >= all && in_transit * 3 >= all,
+                "{credits} credits, {senders:?}: {of_card} and {in_transit}"
             );
         }
     }
@@ -152,14 +156,17 @@ fn a_card_and_transit_packets_share_a_link() {
 fn a_card_and_transit_packets_share_a_link_by_packets_of_many_messages() {
     for credits in [1, 2, 4, 8] {
         for senders in [[1, 1], [2, 1], [1, 3]] {
-            let (own, passed) = rates_with_transit(&link(credits), senders, 1, (WATCHDOG, RARE));
+            let (of_card, in_transit) = rates_with_transit(&link(credits), senders, 1, (WATCHDOG, RARE));
             // A packet carries eight messages of a quadword.
             let full = u64::from(credits) * 1000 * 8;
-            let all = own + passed;
-            assert!(all * 10 >= full * 9, "{credits} credits, {senders:?}: {own} and {passed} of {full}");
+            let all = of_card + in_transit;
             assert!(
-                own * 3 >= all && passed * 3 >= all,
-                "{credits} credits, {senders:?}: {own} and {passed}"
+                all * 10 >= full * 9,
+                "{credits} credits, {senders:?}: {of_card} and {in_transit} of {full}"
+            );
+            assert!(
+                of_card * 3 >= all && in_transit * 3 >= all,
+                "{credits} credits, {senders:?}: {of_card} and {in_transit}"
             );
         }
     }
@@ -171,9 +178,12 @@ fn a_card_and_transit_packets_share_a_link_with_a_rate() {
     {
         let spec = LinkSpec { delay, bits_per_second, ..link(credits) };
         for tick in [300, 1_000, 2_000] {
-            let (own, passed) = rates_with_transit(&spec, [1, 1], 2, (100_000, tick));
-            let all = own + passed;
-            assert!(own * 4 >= all && passed * 4 >= all, "{spec:?}, {tick} ns: {own} and {passed}");
+            let (of_card, in_transit) = rates_with_transit(&spec, [1, 1], 2, (100_000, tick));
+            let all = of_card + in_transit;
+            assert!(
+                of_card * 4 >= all && in_transit * 4 >= all,
+                "{spec:?}, {tick} ns: {of_card} and {in_transit}"
+            );
         }
     }
 }

@@ -385,16 +385,16 @@ fn no_byte_is_accessed_after_a_deregistration_or_unmapping() {
                     let anew = rig.register(&ended.client, 0, 1024, page::SIZE_4K, OPEN).unwrap();
                     assert_eq!(anew, ended.nla);
                 }
-                let (ours, theirs) = (local.read(0, 4 << 20), remote.read(0, 4 << 20));
+                let (local_before, remote_before) = (local.read(0, 4 << 20), remote.read(0, 4 << 20));
 
                 rig.run();
                 let case = (put, at_requester, unmap);
                 // The side that kept its memory may receive packets in flight; the other side's
                 // memory does not change.
                 let same = if at_requester {
-                    local.read(0, 4 << 20) == ours
+                    local.read(0, 4 << 20) == local_before
                 } else {
-                    remote.read(0, 4 << 20) == theirs
+                    remote.read(0, 4 << 20) == remote_before
                 };
                 assert!(same, "{case:?}");
                 assert_eq!(local.outcomes(), [(notify::REQUESTER, status::WITHDRAWN)], "{case:?}");

@@ -205,11 +205,13 @@ fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
 #[test]
 fn transfers_between_scattered_regions_arrive_whole() {
     const BYTES: u64 = 64 * PAGE;
-    for (case, (ours, theirs)) in layouts(BYTES).iter().zip(layouts(BYTES).iter().rev()).enumerate() {
+    for (case, (local_layout, remote_layout)) in
+        layouts(BYTES).iter().zip(layouts(BYTES).iter().rev()).enumerate()
+    {
         let mut rig = Rig::pair();
         let [queue_of_pages, queue_of_odd_pieces, ..] = layouts(2 * PAGE);
-        let mut local = Peer::new(&mut rig, 0, &queue_of_odd_pieces, ours);
-        let remote = Peer::new(&mut rig, 1, &queue_of_pages, theirs);
+        let mut local = Peer::new(&mut rig, 0, &queue_of_odd_pieces, local_layout);
+        let remote = Peer::new(&mut rig, 1, &queue_of_pages, remote_layout);
         let mut mirror = vec![0; BYTES as usize];
 
         for (round, length) in (0..).zip([1, 8, 100, 4095, 4096, 5000, 65_536, 70_001, 200_000]) {

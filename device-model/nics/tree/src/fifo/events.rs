@@ -147,22 +147,22 @@ impl Events {
         }
     }
 
-    /// Sets the exception of a read of payload that is not there, or of an invalid head.
+    /// Raises the exception for a read of payload from an empty FIFO, or of an invalid head.
     pub(super) fn payload_underflow(&mut self) {
         self.receive_error(self.bits.payload_underflow);
     }
 
-    /// Sets the exception of a read of a header that is not there.
+    /// Raises the exception for a read of a header from an empty FIFO.
     pub(super) fn header_underflow(&mut self) {
         self.receive_error(self.bits.header_underflow);
     }
 
-    /// Sets the exception of payload without room.
+    /// Raises the exception for payload that the FIFO has no space for.
     pub(super) fn payload_overflow(&mut self) {
         self.inject_error(self.bits.payload_overflow);
     }
 
-    /// Sets the exception of a header without room.
+    /// Raises the exception for a header that the FIFO has no space for.
     pub(super) fn header_overflow(&mut self) {
         self.inject_error(self.bits.header_overflow);
     }

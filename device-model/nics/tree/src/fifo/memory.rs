@@ -21,7 +21,7 @@ pub(super) type Ring = Slots<{ SLOT as usize }, { SLOT_PAYLOAD as usize }, PAYLO
 pub(super) enum Tenancy {
     /// The channel has had no tenant. Packets for it wait in the network.
     NotYet,
-    /// The channel has tenants. Their memory is theirs alone.
+    /// The channel has tenants, and memory of its own.
     Open(Memory),
     /// The last tenant has left. Packets for the channel are discarded.
     Over,

@@ -63,12 +63,12 @@ pub(crate) enum Head {
     Presence { core: u8, generation: u8 },
 }
 
-/// Whether the receive FIFO takes a packet.
+/// Whether the receive FIFO accepts a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Room {
-    Free,
-    /// The packet waits.
-    Full,
+pub(crate) enum Admission {
+    Accept,
+    /// The FIFO is full: the packet waits.
+    Wait,
     /// The packet is discarded because its receiver is gone.
     Discard,
 }
@@ -274,15 +274,15 @@ impl Channel {
     /// Returns whether the receive FIFO takes a packet, after reading the memory where that is
     /// needed.
     #[inline]
-    pub(crate) fn check_room(&mut self, header: Header) -> Room {
+    pub(crate) fn check_admission(&mut self, header: Header) -> Admission {
         match &self.tenancy {
-            Tenancy::Open(memory) => self.receive.check_room(&memory.receive, header, &mut self.events),
-            Tenancy::NotYet => Room::Full,
-            Tenancy::Over => Room::Discard,
+            Tenancy::Open(memory) => self.receive.check_admission(&memory.receive, header, &mut self.events),
+            Tenancy::NotYet => Admission::Wait,
+            Tenancy::Over => Admission::Discard,
         }
     }
 
-    /// Puts a packet into the receive FIFO. The caller must have seen [`Room::Free`] for it.
+    /// Puts a packet into the receive FIFO. The caller must have seen [`Admission::Accept`] for it.
     #[inline]
     pub(crate) fn put_received(&mut self, header: Header, payload: &[u8]) {
         if let Some(memory) = self.tenancy.memory() {
@@ -291,8 +291,8 @@ impl Channel {
     }
 
     /// Puts packets that have arrived at a port into the receive FIFO while their header is
-    /// `header`, at most `limit`. The caller must have seen [`Room::Free`] for it. Returns the
-    /// number put into the FIFO and why the row ended.
+    /// `header`, at most `limit`. The caller must have seen [`Admission::Accept`] for it. Returns
+    /// the number put into the FIFO and why the row ended.
     #[inline]
     pub(crate) fn put_received_row(
         &mut self,

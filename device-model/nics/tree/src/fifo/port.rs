@@ -53,7 +53,7 @@ pub(crate) struct QuadHalves {
 pub(crate) enum Refused {
     /// The width or alignment is wrong.
     Align,
-    /// No register is there, or it does not allow this direction.
+    /// There is no register at the offset, or it does not allow this direction.
     Address,
     /// The exception bit is set already.
     Reported,

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use nicforge_core::fabric::Ports;
 use nicforge_hwi::tree::{Header, PAYLOAD, vector};
 
-use super::{Room, RowEnd, events::Events, memory::ReceiveMemory, receivers::Receivers};
+use super::{Admission, RowEnd, events::Events, memory::ReceiveMemory, receivers::Receivers};
 
 /// The receive FIFO of a channel.
 ///
@@ -86,18 +86,23 @@ impl ReceiveFifo {
     /// Returns whether a packet can be put into the FIFO, after reading the memory where that is
     /// needed.
     #[inline]
-    pub(super) fn check_room(&mut self, memory: &ReceiveMemory, header: Header, events: &mut Events) -> Room {
+    pub(super) fn check_admission(
+        &mut self,
+        memory: &ReceiveMemory,
+        header: Header,
+        events: &mut Events,
+    ) -> Admission {
         if !self.receivers.check_receiver(memory, header, self.marks.count) {
-            return Room::Discard;
+            return Admission::Discard;
         }
 
         if self.is_full() {
             self.poll_head(memory, events);
         }
-        if self.is_full() { Room::Full } else { Room::Free }
+        if self.is_full() { Admission::Wait } else { Admission::Accept }
     }
 
-    /// Puts a packet into the FIFO. The caller must have seen [`Room::Free`] for it.
+    /// Puts a packet into the FIFO. The caller must have seen [`Admission::Accept`] for it.
     #[inline]
     pub(super) fn put(
         &mut self,
@@ -117,8 +122,8 @@ impl ReceiveFifo {
     }
 
     /// Puts packets that have arrived at a port into the FIFO while their header is `header`. The
-    /// caller must have seen [`Room::Free`] for it. Returns the number put into the FIFO and why
-    /// the row ended.
+    /// caller must have seen [`Admission::Accept`] for it. Returns the number put into the FIFO and
+    /// why the row ended.
     #[inline]
     pub(super) fn put_row(
         &mut self,

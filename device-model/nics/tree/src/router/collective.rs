@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     alu,
-    fifo::{Head, Room, RowEnd},
+    fifo::{Admission, Head, RowEnd},
 };
 
 /// The irq bit of a header.
@@ -32,9 +32,9 @@ impl Router {
         let before = held.targets;
 
         if held.targets & TO_LOCAL != 0 {
-            let room = context.channels[channel].check_room(Header(held.packet.header as u32));
-            if room != Room::Full {
-                self.deliver(context, channel, &held.packet, room);
+            let admission = context.channels[channel].check_admission(Header(held.packet.header as u32));
+            if admission != Admission::Wait {
+                self.deliver(context, channel, &held.packet, admission);
                 held.targets &= !TO_LOCAL;
             }
         }

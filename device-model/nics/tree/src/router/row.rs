@@ -14,7 +14,7 @@ use super::{
     held::HeldPacket,
     route::{RouteDecision, Source},
 };
-use crate::fifo::{Head, Room, RowEnd};
+use crate::fifo::{Admission, Head, RowEnd};
 
 /// The result where a source has no packets.
 const EMPTY: (u32, RowEnd) = (0, RowEnd::Empty);
@@ -149,16 +149,16 @@ impl Router {
         let (channel, limit) = (request.channel(), request.limit);
         let fifo = &mut context.channels[channel];
 
-        match fifo.check_room(first) {
-            Room::Full => BLOCKED,
-            Room::Discard => {
+        match fifo.check_admission(first) {
+            Admission::Wait => BLOCKED,
+            Admission::Discard => {
                 let row_header = u64::from(first.0);
                 let sunk =
                     context.ports.take_while(port, channel, limit, |packet| packet.header == row_header);
                 self.counters[channel].sunk += u64::from(sunk);
                 (sunk, RowEnd::Other)
             }
-            Room::Free => {
+            Admission::Accept => {
                 let (received, end) = fifo.put_received_row(context.ports, port, limit, first);
                 self.counters[channel].received += u64::from(received);
                 (received, end)
@@ -256,13 +256,13 @@ impl Router {
         channel: usize,
         header: Header,
     ) -> (u32, RowEnd) {
-        let room = context.channels[channel].check_room(header);
-        if room == Room::Full {
+        let admission = context.channels[channel].check_admission(header);
+        if admission == Admission::Wait {
             return BLOCKED;
         }
 
         let Some(packet) = self.take_first(context, channel, Source::LOCAL) else { return STARVED };
-        self.deliver(context, channel, &packet, room);
+        self.deliver(context, channel, &packet, admission);
         context.ports.recycle(packet);
         self.single_result(channel, Source::LOCAL)
     }
@@ -324,7 +324,7 @@ impl Router {
         }
     }
 
-    /// Puts a packet into the receive FIFO, or drops it where `room` says that its receiver is
+    /// Puts a packet into the receive FIFO, or drops it where `admission` says that its receiver is
     /// gone.
     #[inline]
     pub(super) fn deliver(
@@ -332,9 +332,9 @@ impl Router {
         context: &mut RouterContext<'_, '_>,
         channel: usize,
         packet: &Packet,
-        room: Room,
+        admission: Admission,
     ) {
-        if room == Room::Free {
+        if admission == Admission::Accept {
             context.channels[channel].put_received(Header(packet.header as u32), packet.bytes());
             self.counters[channel].received += 1;
         } else {

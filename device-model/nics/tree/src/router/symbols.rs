@@ -37,7 +37,8 @@ impl Router {
         }
     }
 
-    /// Sends the presence symbols that wait at a port, as far as credits and packets are there.
+    /// Sends the presence symbols that wait at a port, as far as credits and free packets are
+    /// available.
     fn flush_presence(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, port: u8) {
         while let Some(symbol) = context.presence.first(channel, port.into()) {
             if !context.ports.ready(port, channel) {

@@ -51,8 +51,8 @@ impl Topology {
         }
 
         let Some(peer) = wiring.far_end(address as u32, port) else { return !child && !up };
-        let (theirs, bit) = (self.nodes[peer.node as usize].routes.classes[class], 1u8 << peer.port);
-        child == (theirs.up() & bit != 0) && up == (theirs.children() & bit != 0)
+        let (peer_route, peer_bit) = (self.nodes[peer.node as usize].routes.classes[class], 1u8 << peer.port);
+        child == (peer_route.up() & peer_bit != 0) && up == (peer_route.children() & peer_bit != 0)
     }
 
     /// Searches for cycles of waiting among the buffers of the links.

@@ -230,7 +230,8 @@ impl VirtioBlk {
         Ok(work)
     }
 
-    /// Sends the job that waits for room, if there is one. Returns whether there is none any more.
+    /// Sends the job that waits for space in the FIFO, if there is one. Returns whether no job
+    /// waits any more.
     fn send_unsent(&mut self) -> bool {
         let Some(job) = self.requests.unsent.take() else { return true };
         let Some(companion) = &mut self.companion else { return true };
@@ -246,7 +247,7 @@ impl VirtioBlk {
         }
     }
 
-    /// Checks the request of a buffer, and copies what it writes.
+    /// Checks the request of a buffer, and copies the data of a write.
     ///
     /// # Errors
     /// [`QueueError`] if the buffer has no room for a header and a status, or is not in memory.

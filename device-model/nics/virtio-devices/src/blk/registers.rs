@@ -69,7 +69,7 @@ pub const HEADER: u64 = size_of::<RequestHeader>() as u64;
 pub const IN: u32 = 0;
 /// Kind of request: the device reads sectors from the buffer.
 pub const OUT: u32 = 1;
-/// Kind of request: what was written before is safe.
+/// Kind of request: flush, which completes when all earlier writes are stored.
 pub const FLUSH: u32 = 4;
 /// Kind of request: the device writes its name.
 pub const GET_ID: u32 = 8;

@@ -9,7 +9,7 @@ use nicforge_core::{
 
 use super::line::{Chunk, Line};
 
-/// Chunks that wait for the driver, or for the far end.
+/// Chunks that wait for the driver, or for the host's end.
 const CHUNKS: usize = 32;
 
 pub(super) const READER: CompanionSpec =
@@ -17,11 +17,11 @@ pub(super) const READER: CompanionSpec =
 pub(super) const WRITER: CompanionSpec =
     CompanionSpec { name: "console-out", commands: CHUNKS, events: 1, mode: CompanionMode::Threads };
 
-/// Command to the reader: look at the line. A stepped companion must not wait for it.
-pub(super) struct Look;
+/// Command to the reader: check the line for input. A stepped companion must not wait for input.
+pub(super) struct CheckInput;
 
-/// Event of the writer: there is room in its FIFO again.
-pub(super) struct Room;
+/// Event of the writer: its FIFO has space again.
+pub(super) struct SpaceAvailable;
 
 /// The companion that reads the line.
 pub(super) struct Reader {
@@ -31,10 +31,10 @@ pub(super) struct Reader {
 }
 
 impl Companion for Reader {
-    type Command = Look;
+    type Command = CheckInput;
     type Event = Chunk;
 
-    fn poll(&mut self, end: &mut CompanionEnd<Look, Chunk>, _: u32) -> Progress {
+    fn poll(&mut self, end: &mut CompanionEnd<CheckInput, Chunk>, _: u32) -> Progress {
         while end.receive().is_some() {}
 
         let may_wait = end.may_wait();
@@ -64,14 +64,14 @@ pub(super) struct Writer {
 
 impl Companion for Writer {
     type Command = Chunk;
-    type Event = Room;
+    type Event = SpaceAvailable;
 
-    fn poll(&mut self, end: &mut CompanionEnd<Chunk, Room>, _: u32) -> Progress {
+    fn poll(&mut self, end: &mut CompanionEnd<Chunk, SpaceAvailable>, _: u32) -> Progress {
         if self.current.is_none() {
             let Some(chunk) = end.receive() else { return Progress::Idle };
             self.current = Some((chunk, 0));
             // The device that has not taken the last one will find room, too.
-            let _ = end.send(Room);
+            let _ = end.send(SpaceAvailable);
         }
 
         if let Some((chunk, gone)) = &mut self.current {

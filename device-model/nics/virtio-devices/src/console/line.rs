@@ -1,4 +1,4 @@
-//! The far end of a console's line: a client of a socket, or a file.
+//! The host's end of a console's line: a client of a socket, or a file.
 //!
 //! Two companions work on it, one in each direction, so that each may wait for its own. Chunks of
 //! [`CHUNK`] bytes go between them and the device.
@@ -31,7 +31,7 @@ use thiserror::Error;
 
 /// Bytes of a chunk.
 pub const CHUNK: usize = 508;
-/// Longest wait for the far end, in milliseconds.
+/// Longest wait for the host's end, in milliseconds.
 const WAIT: u16 = 100;
 
 /// Reason why a line can't be made.
@@ -88,7 +88,7 @@ impl Chunk {
     }
 }
 
-/// The far end of a line.
+/// The host's end of a line.
 #[derive(Debug)]
 pub struct Line {
     end: End,
@@ -199,8 +199,9 @@ impl Line {
         }
     }
 
-    /// Passes bytes of the driver on, and returns how many. They are lost when no client is there.
-    /// It waits for some time if `may_wait`, and drops what has no room otherwise.
+    /// Passes bytes of the driver on, and returns how many. They are lost while no client is
+    /// connected. It waits for some time if `may_wait`, and drops the bytes that do not fit
+    /// otherwise.
     pub(super) fn write(&self, bytes: &[u8], may_wait: bool) -> usize {
         let written = match &self.end {
             End::File(file) => (&*file).write(bytes),
@@ -217,7 +218,7 @@ impl Line {
         }
     }
 
-    /// Returns whether bytes can come from the far end.
+    /// Returns whether bytes can come from the host's end.
     pub(super) fn has_input(&self) -> bool {
         matches!(self.end, End::Socket(_))
     }

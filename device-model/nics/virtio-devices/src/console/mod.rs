@@ -1,8 +1,8 @@
 //! The console device (5.3): one port, which is a line to a client of a socket or to a file.
 //!
-//! - Bytes of the far end wait for a buffer of the driver, at most some 16 KB here and what the
+//! - Bytes of the host's end wait for a buffer of the driver, at most some 16 KB here and what the
 //!   socket holds. A client that sends more waits.
-//! - Bytes of the driver wait for the far end, as many. If none could go for [`HOLD`], they are
+//! - Bytes of the driver wait for the host's end, as many. If none could go for [`HOLD`], they are
 //!   dropped until some can, since a driver may hold a processor until its buffer returns.
 //! - Without a client the driver's bytes are dropped and counted.
 //! - A reset drops the bytes for the driver that have been read from the far end.
@@ -10,7 +10,7 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `mod.rs` | the device: buffers and chunks of bytes |
-//! | `line.rs` | the far end |
+//! | `line.rs` | the host's end |
 //! | `companion.rs` | the companions, which may wait for it |
 
 mod companion;
@@ -30,7 +30,7 @@ use nicforge_virtio::{
 };
 
 use self::{
-    companion::{Look, READER, Reader, Room, WRITER, Writer},
+    companion::{CheckInput, READER, Reader, SpaceAvailable, WRITER, Writer},
     line::{CHUNK, Chunk, Line},
 };
 
@@ -38,11 +38,11 @@ use self::{
 pub const DEVICE_TYPE: u16 = 3;
 /// PCI class "communication device, other".
 pub const CLASS: u32 = 0x07_80_00;
-/// Number of the queue with buffers for bytes of the far end (5.3.2).
+/// Number of the queue with buffers for bytes of the host's end (5.3.2).
 pub const RECEIVE: usize = 0;
 /// Number of the queue with bytes of the driver (5.3.2).
 pub const TRANSMIT: usize = 1;
-/// Time for which the driver's bytes wait for the far end, in nanoseconds.
+/// Time for which the driver's bytes wait for the host's end, in nanoseconds.
 pub const HOLD: u64 = 1_000_000_000;
 
 /// The configuration (5.3.4): size, ports and emergency register, which need features that the
@@ -60,8 +60,8 @@ const MODEL: Model = Model {
 /// The device; the module's documentation describes it.
 pub struct VirtioConsole {
     line: Arc<Line>,
-    reader: Option<DeviceEnd<Look, Chunk>>,
-    writer: Option<DeviceEnd<Chunk, Room>>,
+    reader: Option<DeviceEnd<CheckInput, Chunk>>,
+    writer: Option<DeviceEnd<Chunk, SpaceAvailable>>,
     /// Bytes of the reader's next chunk that the driver has got.
     taken: usize,
     /// The driver's buffer in progress, and the bytes of it that have gone.
@@ -87,7 +87,7 @@ impl VirtioConsole {
         })
     }
 
-    /// Starts the companions that there are not. Without them the line is silent.
+    /// Starts the reader and the writer unless they run. Without them no bytes are exchanged.
     fn ensure_companions(&mut self, context: &mut Context<'_>) {
         if self.reader.is_none() && self.line.has_input() {
             let reader = Reader { line: Arc::clone(&self.line), held: None };
@@ -99,7 +99,7 @@ impl VirtioConsole {
         }
     }
 
-    /// Copies bytes of the far end to buffers. Returns the descriptors used.
+    /// Copies bytes of the host's end to buffers. Returns the descriptors used.
     fn receive(
         &mut self,
         context: &mut Context<'_>,
@@ -135,8 +135,8 @@ impl VirtioConsole {
             }
         }
 
-        // A full FIFO means that the reader looks anyway.
-        let _ = reader.send(Look);
+        // If the FIFO is full, the reader checks the line in any case.
+        let _ = reader.send(CheckInput);
         Ok(work)
     }
 

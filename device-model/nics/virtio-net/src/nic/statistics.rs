@@ -12,7 +12,7 @@ pub(super) struct Statistics {
     pub(super) received_bytes: u64,
     /// Frames to send that are shorter than a header or longer than the network allows.
     pub(super) bad_length: u64,
-    /// Frames to send that ask for what the device does not offer.
+    /// Frames to send that request a feature that the device does not offer.
     pub(super) bad_header: u64,
     /// Frames to send while there was no link.
     pub(super) no_link: u64,
