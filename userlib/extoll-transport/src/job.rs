@@ -89,10 +89,10 @@ impl Job {
 
         for (rank, &address) in self.addresses.iter().enumerate() {
             let rank = rank as Rank;
-            let there = address.node < nodes && u32::from(address.vpid) < vpids;
+            let exists = address.node < nodes && u32::from(address.vpid) < vpids;
             let index = address.node as usize * vpids as usize + usize::from(address.vpid);
 
-            match table.get_mut(index).filter(|_| there) {
+            match table.get_mut(index).filter(|_| exists) {
                 None => return Err(Error::NoSuchAddress { rank, address, nodes, vpids }),
                 Some(entry) if *entry != NO_RANK => {
                     return Err(Error::SameAddress { first: *entry, second: rank, address });

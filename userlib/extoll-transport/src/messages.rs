@@ -44,7 +44,7 @@ pub(crate) fn pad<'a>(tag: u8, message: &[u8], buffer: &'a mut [u8; MAX_MESSAGE]
     Some(Framed { tag: PADDED + tag % TAGS, bytes: &buffer[..padded] })
 }
 
-/// Returns the tag and message of a VELO message; `None` when no transport sends such a one.
+/// Returns the tag and message of a VELO message; `None` for a message that no transport sends.
 #[inline]
 pub(crate) fn unframe(tag: u8, bytes: &[u8]) -> Option<(u8, &[u8])> {
     if (1..=TAGS).contains(&tag) {

@@ -43,7 +43,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
-    /// Returns whether the rank is there, or has not come yet.
+    /// Returns whether the rank takes part in the job, or has not connected yet.
     #[inline]
     pub(crate) fn is_alive(&self) -> bool {
         matches!(self.health, Health::Alive)

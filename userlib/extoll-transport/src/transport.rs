@@ -68,15 +68,15 @@ impl RefusedRanks {
 }
 
 /// Returns the number of slots of a receive ring, and the credits of each rank. The ring grants
-/// `window` credits to each of `each` ranks of a node, or as many as fit.
-fn ring(nodes: u32, vpids: u32, each: u32, window: u32) -> (u32, u32) {
+/// `window` credits to each of `ranks_per_node` ranks of a node, or as many as fit.
+fn ring(nodes: u32, vpids: u32, ranks_per_node: u32, window: u32) -> (u32, u32) {
     // VELO grants less than half of a node's share, and reserves part of that for control messages.
-    let half = each.saturating_mul(window).saturating_add(CONTROL_SLOTS * vpids);
+    let half = ranks_per_node.saturating_mul(window).saturating_add(CONTROL_SLOTS * vpids);
     let slots = nodes.saturating_mul(half.saturating_mul(2)).clamp(512, MAX_SLOTS).next_power_of_two();
 
     let half = slots / nodes.max(1) / 2;
     let budget = half.saturating_sub((CONTROL_SLOTS * vpids).min(half / 2));
-    (slots, window.min(budget / each.max(1)).max(1))
+    (slots, window.min(budget / ranks_per_node.max(1)).max(1))
 }
 
 impl ExtollTransport {
@@ -374,9 +374,9 @@ unsafe impl Transport for ExtollTransport {
                 // SAFETY: by the caller's contract a source is valid for reads and not written.
                 match unsafe { self.registered.stage(memory, allocate) } {
                     Ok(Some(staged)) => {
-                        let own = u64::from(staged.own);
-                        self.statistics.registered += own;
-                        self.statistics.staged += 1 - own;
+                        let has_own_area = u64::from(staged.own);
+                        self.statistics.registered += has_own_area;
+                        self.statistics.staged += 1 - has_own_area;
                         Ok(Some(staged.region))
                     }
                     Ok(None) => Ok(None),
@@ -450,10 +450,10 @@ mod tests {
 
     #[test]
     fn every_rank_is_granted_its_window_while_the_ring_can_be_long_enough() {
-        for (nodes, vpids, each) in [(2, 4, 1), (8, 8, 8), (8, 16, 1), (1, 256, 256)] {
-            let (slots, window) = ring(nodes, vpids, each, 64);
+        for (nodes, vpids, ranks_per_node) in [(2, 4, 1), (8, 8, 8), (8, 16, 1), (1, 256, 256)] {
+            let (slots, window) = ring(nodes, vpids, ranks_per_node, 64);
             assert!(slots.is_power_of_two() && slots <= MAX_SLOTS);
-            assert_eq!(window, 64, "{nodes} nodes, {each} of {vpids} VPIDs");
+            assert_eq!(window, 64, "{nodes} nodes, {ranks_per_node} of {vpids} VPIDs");
         }
         assert_eq!(ring(2048, 256, 256, 64), (65_536, 1));
         assert_eq!(ring(64, 64, 64, 64), (65_536, 4));

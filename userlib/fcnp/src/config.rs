@@ -18,8 +18,9 @@ pub enum Poller {
     /// The call itself polls. No request waits until the daemon has woken the call's thread.
     #[default]
     Calls,
-    /// Only the daemon polls for requests, and calls sleep until it has taken theirs, as in the
-    /// paper (IV). An application whose threads have other work thus has one thread that polls.
+    /// Only the daemon polls for requests, and calls sleep until the daemon has taken their
+    /// request, as in the paper (IV). An application whose threads have other work thus has one
+    /// thread that polls.
     ///
     /// A call that transfers polls the FIFO itself when it must wait. The daemon pauses while a
     /// call receives data.

@@ -43,7 +43,7 @@ impl<'a> Waiter<'a> {
     /// Counts packets that were moved, and checks the call's end after each
     /// [`PACKETS_PER_CHECK`]. `operation` names the event in an error.
     #[inline]
-    pub(crate) fn moved(&mut self, packets: usize, operation: &'static str) -> Result<(), Error> {
+    pub(crate) fn count_packets(&mut self, packets: usize, operation: &'static str) -> Result<(), Error> {
         self.progress();
         self.packets_until_check = self.packets_until_check.saturating_sub(packets);
         if self.packets_until_check == 0 { self.check_now(operation) } else { Ok(()) }
@@ -93,7 +93,7 @@ mod tests {
         let mut packets = 0;
         loop {
             packets += batch;
-            if let Err(error) = waiter.moved(batch, "data") {
+            if let Err(error) = waiter.count_packets(batch, "data") {
                 return (packets, error);
             }
         }

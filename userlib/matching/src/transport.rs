@@ -189,7 +189,7 @@ pub unsafe trait Transport {
 
     /// Ends the registration of a source that `peer` knows and has not acknowledged.
     ///
-    /// The send has failed, but the peer may live and still fetch from the source. Such a get must
+    /// The send has failed, but the peer may still run and fetch from the source. Such a get must
     /// not reach another message's data. A transport that reuses the memory therefore keeps it
     /// until `peer` is gone.
     fn abandon(&mut self, region: Region, peer: Rank) {

@@ -86,8 +86,8 @@ pub trait Endpoint {
     /// Returns the oldest completion that was not taken.
     fn next_completion(&mut self) -> Option<Completion<Self>>;
 
-    /// Handles what has arrived, and sends what can be sent. Returns the number of steps. Never
-    /// blocks.
+    /// Handles arrived messages, and sends queued messages as far as possible. Returns the number
+    /// of steps. Never blocks.
     ///
     /// # Errors
     /// The network has failed.

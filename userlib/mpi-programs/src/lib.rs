@@ -71,7 +71,7 @@ pub trait Program {
     /// Its endpoint.
     type Endpoint: Endpoint;
 
-    /// Does what is possible now, without blocking. Returns the number of steps.
+    /// Carries out the steps that are possible now, without blocking. Returns the number of steps.
     ///
     /// # Errors
     /// The program can't continue.

@@ -16,10 +16,10 @@
 //! let buffer = device.dma_buffer(1 << 20, HugePages::Try)?;
 //! let region = port.register(&buffer, Access::NONE)?;
 //! let partner = port.connect(1, 0)?;
-//! # let theirs = 0;
-//! // `theirs` is an address that the partner has registered and passed on.
+//! # let remote_address = 0;
+//! // `remote_address` is an address that the partner has registered and passed on.
 //! let notify = Notify::REQUESTER | Notify::COMPLETER;
-//! port.put(partner, region.at(0, 1 << 20)?, theirs, 1 << 20, notify)?;
+//! port.put(partner, region.at(0, 1 << 20)?, remote_address, 1 << 20, notify)?;
 //! let notification = port.next(Deadline::after(Duration::from_secs(1)), None)?;
 //! assert!(notification.is_done());
 //! # Ok(())

@@ -247,7 +247,7 @@ impl Port {
         Ok(())
     }
 
-    /// Queues a credit return to `from`, and sends what is queued.
+    /// Queues a credit return to `from`, and sends the queued control messages.
     #[inline(never)]
     fn return_credits(&mut self, from: Address) -> Result<(), Error> {
         if let Some(index) = self.directory.index(from) {

@@ -228,8 +228,8 @@ impl Device {
     }
 
     /// Waits for any of `interrupts`, which must belong to this device. Returns the position of the
-    /// first that has fired and its number of interrupts. Others may have fired too:
-    /// [`Interrupt::take`] returns theirs.
+    /// first that has fired and its number of interrupts. Other interrupts may have fired too:
+    /// [`Interrupt::take`] returns their numbers.
     ///
     /// # Errors
     /// Returns [`Error::Timeout`], [`Error::Cancelled`] or [`Error::DeviceGone`].

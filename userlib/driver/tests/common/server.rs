@@ -179,7 +179,7 @@ impl Server {
         self.shared.orders.lock().unwrap().push_back(order);
     }
 
-    /// Waits until the server's thread has done something.
+    /// Waits until the server's thread has brought about a condition.
     pub fn until<T>(&self, mut check: impl FnMut(&Shared) -> Option<T>) -> T {
         let end = Instant::now() + Duration::from_secs(20);
         loop {

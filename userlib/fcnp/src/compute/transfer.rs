@@ -72,7 +72,7 @@ impl ComputeCore {
                 self.node.counters.stalls.add(1);
                 waiter.pause("room in the send FIFO")?;
             } else if at < body.len() {
-                waiter.moved(sent, "the data to leave")?;
+                waiter.count_packets(sent, "the data to leave")?;
             }
         }
 
@@ -175,7 +175,7 @@ impl ComputeCore {
                 }
             } else if count.packets != 0 {
                 if at < body.len() {
-                    waiter.moved(count.packets, "data")?;
+                    waiter.count_packets(count.packets, "data")?;
                 }
             } else if peer_gone {
                 return Err(Error::PeerGone { peer: self.peer() });
@@ -187,7 +187,8 @@ impl ComputeCore {
         Ok(())
     }
 
-    /// Returns the size in an acknowledgement, after a check.
+    /// Returns the number of bytes to which the I/O node agreed. The I/O node may not agree to more
+    /// bytes than were `requested`.
     fn agreed_size(&self, answer: &Control, requested: u32) -> Result<u32, Error> {
         if answer.size > requested {
             return Err(Error::BadPeer {

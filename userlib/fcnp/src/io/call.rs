@@ -311,7 +311,7 @@ impl<'a> Call<'a> {
                 inner.service()?;
                 self.waiter.pause("room in the send FIFO")?;
             } else if at < data.len() {
-                self.waiter.moved(sent, "the data to leave")?;
+                self.waiter.count_packets(sent, "the data to leave")?;
             }
         }
         Ok(())
@@ -378,7 +378,7 @@ impl<'a> Call<'a> {
                 self.inner.flush();
             } else if count.packets != 0 {
                 if at < body.len()
-                    && let Err(error) = self.waiter.moved(count.packets, "data of the core")
+                    && let Err(error) = self.waiter.count_packets(count.packets, "data of the core")
                 {
                     break Err(error);
                 }

@@ -276,7 +276,7 @@ impl Inner {
         true
     }
 
-    /// Links the process that has sent a RESET of everything.
+    /// Links the process that has sent a RESET of both directions.
     fn link_process(&self, state: &mut CoreState, sender: CoreLink) {
         if state.link.is_some_and(|link| link != sender) {
             self.counters.peers_lost.add(1);

@@ -3,12 +3,12 @@
 use super::TreeChannel;
 
 /// The generation of a core. It increases whenever a process takes or leaves the core, modulo 256.
-/// It is odd while a process is there.
+/// It is odd while a process is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Generation(pub u8);
 
 impl Generation {
-    /// Returns whether a process is there.
+    /// Returns whether a process is attached.
     #[inline]
     pub const fn is_up(self) -> bool {
         self.0 & 1 == 1

@@ -387,8 +387,8 @@ impl<T: Transport> Endpoint<T> {
         }
     }
 
-    /// Handles what has arrived, and sends what can be sent. Returns the number of steps. Never
-    /// blocks; [`Config::budget`] bounds the work of each kind.
+    /// Handles arrived messages, and sends queued messages as far as possible. Returns the number
+    /// of steps. Never blocks; [`Config::budget`] bounds the work of each kind.
     ///
     /// # Errors
     /// [`Error::Transport`]: the transport as a whole has failed.

@@ -102,8 +102,8 @@ impl<'a> Prepared<'a> {
         }
     }
 
-    /// Returns the queue that tells when the descriptor is unlinked automatically, if the program
-    /// has given it no queue.
+    /// Returns the queue whose events report that the descriptor was unlinked automatically, if the
+    /// program has given it no queue.
     fn watch(&self) -> Option<&EventQueue> {
         let needs_it = self.queue.is_none() && self.unlink == Unlink::Automatic;
         if needs_it { self.interface.watch() } else { None }

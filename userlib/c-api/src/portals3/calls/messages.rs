@@ -45,7 +45,7 @@ impl Local {
     }
 }
 
-/// Returns what a put or get addresses.
+/// Returns the target of a put or get.
 fn target(
     process: ptl_process_id_t,
     portal: ptl_pt_index_t,
@@ -75,7 +75,7 @@ fn start(
     })
 }
 
-/// Sends all memory of a descriptor. Its events tell the rest.
+/// Sends all memory of a descriptor. Events report the progress and the end.
 ///
 /// Returns PTL_OK, PTL_NO_INIT, PTL_MD_INVALID, PTL_PROCESS_INVALID, PTL_PT_INDEX_INVALID,
 /// PTL_AC_INDEX_INVALID, PTL_MD_ILLEGAL for more than 2^30 bytes, PTL_NO_SPACE when too many

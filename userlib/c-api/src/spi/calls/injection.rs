@@ -21,7 +21,7 @@ const NOT_INJECTED: u64 = u64::MAX;
 /// Maximum number of descriptors of a batch: those of the largest FIFO.
 const MAX_BATCH: u32 = 1 << 20;
 
-/// Returns an injection FIFO of a subgroup, or NULL if there is none of this number.
+/// Returns an injection FIFO of a subgroup, or NULL if none has this number.
 ///
 /// # Safety
 /// `fg_ptr` is NULL or valid.

@@ -111,8 +111,8 @@ pub unsafe extern "C" fn MUSPI_CreateCollectiveMemoryFIFODescriptor(
     })
 }
 
-/// Makes the descriptor of a collective direct put of 1 byte or more. A field without a meaning
-/// gives -EINVAL.
+/// Makes the descriptor of a collective direct put of 1 byte or more. Returns -EINVAL if a field
+/// has no valid value.
 ///
 /// # Safety
 /// `desc` and `info` are NULL or valid.

@@ -96,7 +96,7 @@ pub extern "C" fn MUSPI_DeRegisterReceiveFunction(id: u32) -> i32 {
     })
 }
 
-/// Returns a reception FIFO of a subgroup, or NULL if there is none of this number.
+/// Returns a reception FIFO of a subgroup, or NULL if none has this number.
 ///
 /// # Safety
 /// `fg_ptr` is NULL or valid.
