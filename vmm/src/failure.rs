@@ -126,12 +126,12 @@ pub fn print_note(message: impl std::fmt::Display) {
 
 /// Adds a description of the failed action to an error.
 pub trait ErrorContext<T> {
-    /// Returns a failure of the environment with the message "`what`: error".
-    fn context(self, what: impl FnOnce() -> String) -> Result<T, Failure>;
+    /// Returns a failure of the environment with the message "`description`: error".
+    fn context(self, description: impl FnOnce() -> String) -> Result<T, Failure>;
 }
 
 impl<T, E: std::fmt::Display> ErrorContext<T> for Result<T, E> {
-    fn context(self, what: impl FnOnce() -> String) -> Result<T, Failure> {
-        self.map_err(|error| Failure::environment(format!("{}: {error}", what())))
+    fn context(self, description: impl FnOnce() -> String) -> Result<T, Failure> {
+        self.map_err(|error| Failure::environment(format!("{}: {error}", description())))
     }
 }

@@ -102,7 +102,7 @@ fn list(benches: &[&Bench], json: bool) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Runs benches one after the other, and prints each report when it is there. With `--json` the
+/// Runs benches one after the other, and prints each report when it is complete. With `--json` the
 /// reports are printed together at the end, also when a later bench has failed.
 fn run(benches: &[&Bench], arguments: &Arguments) -> Result<u8, Failure> {
     let results = arguments.results.as_deref().map(Results::create).transpose()?;

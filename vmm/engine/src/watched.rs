@@ -42,7 +42,7 @@ impl Watched {
         kind << (INDEX_BITS + 32) | u64::from(key.generation) << INDEX_BITS | key.index as u64
     }
 
-    /// Returns what a token stands for, or `None` for a token that no descriptor has.
+    /// Returns the watched descriptor of a token, or `None` for a token that no descriptor has.
     pub(crate) fn from_token(token: u64) -> Option<Self> {
         let index = (token & ((1 << INDEX_BITS) - 1)) as usize;
         let key = ClientKey { index, generation: (token >> INDEX_BITS) as u32 };

@@ -70,7 +70,7 @@ impl Part {
         assert_eq!(self.lines.recv_timeout(LIMIT).as_deref(), Ok(expected));
     }
 
-    /// Returns the next report, if it is there.
+    /// Returns the next report, if it has arrived.
     pub(crate) fn next(&self) -> Option<String> {
         self.lines.try_recv().ok()
     }
@@ -78,7 +78,8 @@ impl Part {
     /// Kills the process by SIGKILL, and returns the reports that nothing has read.
     pub(crate) fn kill(&mut self) -> Vec<String> {
         self.end();
-        // The pipe has ended, so that the channel does.
+        // The thread that reads the process's output has ended with the pipe, so the iteration
+        // ends.
         self.lines.iter().collect()
     }
 

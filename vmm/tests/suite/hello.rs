@@ -11,7 +11,7 @@ fn hello() -> PathBuf {
     built(&["--package", "nicforge-fcnp", "--example", "hello"]).join("examples/hello")
 }
 
-fn everybody_greets(machine: &str, compute_nodes: usize) {
+fn check_greetings(machine: &str, compute_nodes: usize) {
     let folder = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_nicforge"))
         .arg("run")
@@ -33,15 +33,15 @@ fn everybody_greets(machine: &str, compute_nodes: usize) {
 
 #[test]
 fn hello_greets_from_every_node_of_a_small_pset() {
-    everybody_greets("pset.toml", 4);
+    check_greetings("pset.toml", 4);
 }
 
 #[test]
 fn hello_greets_from_every_node_of_a_full_pset() {
-    everybody_greets("pset64.toml", 64);
+    check_greetings("pset64.toml", 64);
 }
 
 #[test]
 fn hello_greets_over_links_that_take_time() {
-    everybody_greets("pset-timed.toml", 4);
+    check_greetings("pset-timed.toml", 4);
 }

@@ -101,14 +101,14 @@ fn send_until_victim_ends(port: &mut Port, round: u64) {
     while none_if_victim_ended(port.send(link, 1, &round.to_le_bytes(), soon(), None)).is_some()
         || port.is_up(VICTIM)
     {
-        assert!(!deadline.has_passed(), "it is not gone");
+        assert!(!deadline.has_passed(), "the victim is not gone");
     }
     // The card may have dropped some messages. It reports that with the same error, or not at all.
     let deadline = soon();
     let mut relax = Relax::new();
 
     while port.is_up(VICTIM) {
-        assert!(!deadline.has_passed(), "the directory does not tell");
+        assert!(!deadline.has_passed(), "the directory does not show the victim's end");
         none_if_victim_ended(port.progress());
         port.device().relax(&mut relax).unwrap();
     }

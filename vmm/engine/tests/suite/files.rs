@@ -40,7 +40,7 @@ fn file(length: u64) -> OwnedFd {
 }
 
 /// Returns a file that cannot grow.
-fn sealed(length: u64) -> OwnedFd {
+fn sealed_file(length: u64) -> OwnedFd {
     let file = file(length);
     fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_GROW)).unwrap();
     file
@@ -79,7 +79,7 @@ fn cut_while_copying(config: EngineConfig, source: u64, target: u64) {
 }
 
 /// Truncates the file for a moment, and restores its length.
-fn flicker(file: &OwnedFd) {
+fn truncate_and_restore(file: &OwnedFd) {
     ftruncate(file, 0).unwrap();
     ftruncate(file, (PAGES * PAGE) as i64).unwrap();
 }
@@ -115,8 +115,8 @@ both_loops! {
         // The client asks for a page of each. Whole files are mapped, with this many bytes in all.
         let files = [
             ("may grow", file(PAGE), PAGE),
-            ("fits the rest", sealed(4 * PAGE), 5 * PAGE),
-            ("is one too many", sealed(PAGE), 5 * PAGE),
+            ("fits the rest", sealed_file(4 * PAGE), 5 * PAGE),
+            ("is one too many", sealed_file(PAGE), 5 * PAGE),
         ];
 
         for (number, (name, file, mapped)) in (0..).zip(&files) {
@@ -158,7 +158,7 @@ both_loops! {
             scope.spawn(|| {
                 let started = Instant::now();
                 while !over.load(Ordering::Relaxed) && started.elapsed() < LONG {
-                    flicker(&flickering);
+                    truncate_and_restore(&flickering);
                 }
             });
             for _ in 0..20 {
@@ -291,11 +291,11 @@ both_loops! {
     fn a_file_sealed_against_writing_serves_for_reading_only(config) {
         let neighbour = Neighbour::start(config);
         let client = neighbour.served.client(A);
-        let sealed = file(PAGE);
-        fcntl(&sealed, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SHRINK)).unwrap();
-        assert!(map(&client, 0, 0, PAGE, &sealed).is_err());
+        let sealed_file = file(PAGE);
+        fcntl(&sealed_file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_WRITE | SealFlag::F_SEAL_SHRINK)).unwrap();
+        assert!(map(&client, 0, 0, PAGE, &sealed_file).is_err());
         let read_only = DmaMap { flags: DMA_FLAG_READ, ..range(0, 0, PAGE) };
-        client.dma_map(read_only, Some(sealed.as_fd())).unwrap();
+        client.dma_map(read_only, Some(sealed_file.as_fd())).unwrap();
         enable(&client);
         copy(&client, 0, 0x800, 64).unwrap();
         neighbour.served.until("the copy fails", |_| read64(&client, reg::COPIED) == 1 << 32);

@@ -12,7 +12,7 @@ use crate::world::{Picos, Profile};
 const SOFTWARE_NS: f64 = 96.0;
 
 /// Returns the profile of Blue Gene/Q's processors. Matching and copies take no time: the paper
-/// gives none.
+/// states no cost of them.
 pub fn a2() -> Profile {
     let halves = [Cost::SendMessage, Cost::ReceivePacket].map(|kind| (kind, SOFTWARE_NS / 2.0));
     Profile::of_nanos(halves)

@@ -80,7 +80,7 @@ pub fn main(experiments: &[&Experiment], arguments: &Arguments) -> Result<u8, Fa
     Ok(if verdict.is_good() { 0 } else { EXIT_RESULT })
 }
 
-/// Runs experiments one after the other, and prints each table when it is there.
+/// Runs experiments one after the other, and prints each table when it is complete.
 fn run(
     experiments: &[&Experiment],
     arguments: &Arguments,

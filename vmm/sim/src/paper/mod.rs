@@ -2,7 +2,8 @@
 //!
 //! A table has a line for each figure of the paper: the paper's value, the simulated value, the
 //! difference and the tolerance. Each row says whether the model's costs were chosen by it, and
-//! what a model without the mechanism gives instead. The program fails when a judged row is out.
+//! the value of a model without the mechanism. The program fails when a row that has a tolerance
+//! lies outside it.
 //!
 //! | module | contents |
 //! | --- | --- |

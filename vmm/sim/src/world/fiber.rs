@@ -62,8 +62,8 @@ impl Fiber {
         Self { coroutine, yielder }
     }
 
-    /// Runs the coroutine until it is suspended or has ended. Returns whether it has ended. A panic
-    /// of the coroutine is one of this call.
+    /// Runs the coroutine until it is suspended or has ended. Returns whether it has ended. This
+    /// call panics if the coroutine panics.
     pub(super) fn resume(&mut self) -> bool {
         if self.coroutine.done() {
             return true;

@@ -48,7 +48,7 @@ impl Client {
         self.receive.load_u64_acquire(0) == Ok(1)
     }
 
-    /// Polls until the answer is there, with `work` units of work between a look and the next poll.
+    /// Polls until the answer has arrived, with `work` units of work between two polls.
     fn wait(&self, work: usize) {
         let mut relax = Relax::new();
         while !self.has_answer() {

@@ -26,7 +26,7 @@ use nix::sys::signal::Signal;
 
 use self::{
     packets::{Admin, both_ways},
-    program::{SIZES, Side, answer, is_survivable, pattern},
+    program::{SIZES, Side, answer, may_be_repeated, pattern},
     rig::{Process, Server, eventually},
 };
 
@@ -313,21 +313,21 @@ fn server_killed(role: &str, event_loop: &str) {
     waiting.say("write 1 1000");
     server.kill();
     let killed = Instant::now();
-    ends_soon(&mut io, "read", killed, &format!("{role}, {event_loop}: a read of the I/O node"));
+    expect_end_soon(&mut io, "read", killed, &format!("{role}, {event_loop}: a read of the I/O node"));
 
     for call in ["read", "write"] {
-        ends_soon(&mut waiting, call, killed, &format!("{role}, {event_loop}: a {call} of a core"));
+        expect_end_soon(&mut waiting, call, killed, &format!("{role}, {event_loop}: a {call} of a core"));
     }
 
     let called = Instant::now();
     idle.say("write 0 10");
 
-    ends_soon(&mut idle, "write", called, &format!("{role}, {event_loop}: a later write"));
+    expect_end_soon(&mut idle, "write", called, &format!("{role}, {event_loop}: a later write"));
 }
 
 /// Asserts that the named call of a process ends because the device is lost. Prints the time that
 /// it took, for `--nocapture`.
-fn ends_soon(process: &mut Process, call: &str, since: Instant, description: &str) {
+fn expect_end_soon(process: &mut Process, call: &str, since: Instant, description: &str) {
     process.expect(&format!("{call} gone"));
     let took = since.elapsed();
     eprintln!("{description}: {} ms", took.as_millis());
@@ -350,7 +350,7 @@ fn server_killed_in_transfers(role: &str, event_loop: &str) {
     let killed = Instant::now();
 
     for (process, what) in [(&mut io, "serve"), (&mut first, "persist"), (&mut second, "persist")] {
-        ends_soon(process, what, killed, &format!("{role}, {event_loop}: {what}"));
+        expect_end_soon(process, what, killed, &format!("{role}, {event_loop}: {what}"));
     }
 }
 
@@ -410,7 +410,7 @@ impl Seeded {
 }
 
 /// Waits for a pseudo-random time of at most `maximum`. A process is killed after it.
-fn some_time(maximum: Duration, seeded: &mut Seeded) {
+fn wait_random_time(maximum: Duration, seeded: &mut Seeded) {
     let until = Instant::now() + Duration::from_micros(seeded.below(maximum.as_micros() as u64));
     while Instant::now() < until {
         thread::yield_now();
@@ -434,7 +434,7 @@ fn processes_killed_at_random_leave_no_state() {
                 while !stop.load(Ordering::Relaxed) {
                     match answer(io, rank, &mut buffer) {
                         Ok(()) => {}
-                        Err(error) if is_survivable(&error) => {}
+                        Err(error) if may_be_repeated(&error) => {}
                         Err(error) => {
                             unexpected.lock().unwrap().push((rank, error));
                             break;
@@ -451,7 +451,7 @@ fn processes_killed_at_random_leave_no_state() {
             process.expect("exchange ok");
         }
 
-        let before = server.holdings();
+        let before = server.held_resources();
         let mut memory = 0;
         for number in 0..KILLS {
             for (process, rank) in stay.iter_mut().zip([2, 4]) {
@@ -467,7 +467,7 @@ fn processes_killed_at_random_leave_no_state() {
                 victim.say(&format!("exchange {core} 1000000"));
             }
 
-            some_time(Duration::from_millis(15), &mut seeded);
+            wait_random_time(Duration::from_millis(15), &mut seeded);
             victim.kill();
 
             for process in &mut stay {
@@ -480,7 +480,7 @@ fn processes_killed_at_random_leave_no_state() {
             }
         }
 
-        eventually("the server has let go of what the dead had", || server.holdings() == before);
+        eventually("the server has let go of what the dead had", || server.held_resources() == before);
         let after = server.memory();
         assert!(after < memory + 4096, "anonymous memory grew from {memory} to {after} KiB");
 
@@ -514,7 +514,7 @@ fn io_node_killed_at_random_is_followed_by_one_that_serves_all() {
     }
 
     for _ in 0..15 {
-        some_time(Duration::from_millis(50), &mut seeded);
+        wait_random_time(Duration::from_millis(50), &mut seeded);
         io.kill();
         io = Process::start(&server, "io", "io0", 0);
         io.say("serve 0 8");

@@ -86,7 +86,7 @@ pub(crate) fn outcome(name: &str, result: Result<String, Error>) -> String {
 }
 
 /// Returns whether a failed call may be repeated.
-pub(crate) fn is_survivable(error: &Error) -> bool {
+pub(crate) fn may_be_repeated(error: &Error) -> bool {
     matches!(error, Error::PeerGone { .. } | Error::Aborted { .. })
 }
 
@@ -148,7 +148,7 @@ pub(crate) fn command(side: &Side, words: &[&str]) -> String {
                         assert!(buffer[..size] == expected, "core {rank} got something else");
                         done += 1;
                     }
-                    Err(error) if is_survivable(&error) => lost += 1,
+                    Err(error) if may_be_repeated(&error) => lost += 1,
                     Err(error) => return outcome("persist", Err(error)),
                 }
             }
@@ -158,7 +158,7 @@ pub(crate) fn command(side: &Side, words: &[&str]) -> String {
         // is gone. A core's write succeeds when its data is sent. A new process therefore cannot
         // know which direction is next, so each direction has a thread.
         "serve" => {
-            let again = |result: Result<usize, Error>| result.as_ref().err().is_none_or(is_survivable);
+            let again = |result: Result<usize, Error>| result.as_ref().err().is_none_or(may_be_repeated);
             thread::scope(|scope| {
                 for rank in number(1) as u32..number(2) as u32 {
                     scope.spawn(move || {

@@ -155,7 +155,7 @@ impl Server {
     }
 
     /// Returns the kernel objects that the server holds.
-    pub(crate) fn holdings(&self) -> ProcessResources {
+    pub(crate) fn held_resources(&self) -> ProcessResources {
         let process = PathBuf::from(format!("/proc/{}", self.0.pid()));
         let targets: Vec<_> = std::fs::read_dir(process.join("fd"))
             .unwrap()

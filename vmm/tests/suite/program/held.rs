@@ -30,7 +30,7 @@ const IN_TIME: Duration = Duration::from_secs(4);
 const NOISE: usize = 3000;
 
 /// Starts a server that logs to a pipe that is not read.
-fn serve_unread() -> (Server, PipeReader) {
+fn serve_with_unread_log() -> (Server, PipeReader) {
     let folder = tempfile::tempdir().unwrap();
     let (reader, writer) = std::io::pipe().unwrap();
     let mut child = nicforge(&["serve", &machine("pset.toml"), "--dir"])
@@ -49,7 +49,7 @@ fn serve_unread() -> (Server, PipeReader) {
 }
 
 /// Makes the server log, with a client whose first message is malformed.
-fn annoy(socket: &Path) {
+fn send_malformed_message(socket: &Path) {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(super::LIMIT)).unwrap();
     stream.write_all(&[0xff; 16]).unwrap();
@@ -66,12 +66,12 @@ fn is_full(pipe: &PipeReader) -> bool {
 
 #[test]
 fn serve_with_an_unread_log_keeps_serving_and_ends_on_sigterm() {
-    let (mut server, pipe) = serve_unread();
+    let (mut server, pipe) = serve_with_unread_log();
     let polite = Device::open_vfio_user(server.socket("cn0.core0"), OpenOptions::default()).unwrap();
     let registers = polite.bar(0).unwrap();
 
     for _ in 0..NOISE {
-        annoy(&server.socket("io0.core0"));
+        send_malformed_message(&server.socket("io0.core0"));
     }
 
     assert!(is_full(&pipe));

@@ -29,14 +29,14 @@ const BOB: u32 = 71_002;
 const TENANTS: u32 = 71_003;
 
 /// Returns a folder that other users can pass, like the temporary directory.
-fn passable() -> tempfile::TempDir {
+fn searchable_folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
     folder
 }
 
 fn serve(options: &[&str]) -> Server {
-    Server::start_in(passable(), Path::new(&machine("pset.toml")), options)
+    Server::start_in(searchable_folder(), Path::new(&machine("pset.toml")), options)
 }
 
 /// Connects to a socket with the given credentials. Returns `Ok` when the server answers the first
@@ -143,7 +143,7 @@ fn the_servers_own_group_needs_no_privilege_and_admin_sockets_stay_private() {
 
 #[test]
 fn missing_users_and_directories_that_others_cannot_enter_are_refused() {
-    let folder = passable();
+    let folder = searchable_folder();
     let closed = folder.path().join("closed");
     std::fs::create_dir(&closed).unwrap();
     std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o700)).unwrap();

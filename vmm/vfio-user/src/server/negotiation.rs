@@ -93,7 +93,9 @@ impl Dispatcher {
             max_data_xfer_size: client.max_data_xfer_size.map(|_| config.max_data_xfer_size.into()),
             pgsizes: client.pgsizes.map(|_| config.pgsizes),
             // QEMU ends the connection over a limit that is higher than its own.
-            max_dma_maps: client.max_dma_maps.map(|theirs| theirs.min(config.max_dma_maps.into())),
+            max_dma_maps: client
+                .max_dma_maps
+                .map(|client_maximum| client_maximum.min(config.max_dma_maps.into())),
             write_multiple: client.write_multiple.filter(|expected| *expected && config.write_multiple),
             twin_socket: self
                 .second_socket

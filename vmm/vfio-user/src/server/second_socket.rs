@@ -81,7 +81,8 @@ impl SecondSocket {
         self.is_readable = true;
     }
 
-    /// Sends the queue while `may_go_on` says so. Returns whether it stopped for that.
+    /// Sends the queue until it is empty or `may_go_on` returns false. Returns whether the latter
+    /// ended it.
     pub(super) fn flush_while(&mut self, may_go_on: impl FnMut() -> bool) -> Result<bool, FrameError> {
         self.framed.split().1.flush_while(may_go_on)
     }

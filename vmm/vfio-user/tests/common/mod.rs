@@ -212,7 +212,7 @@ pub struct Pair {
 
 /// A message that the peer received.
 #[derive(Debug)]
-pub struct Got {
+pub struct ReceivedMessage {
     pub header: Header,
     pub payload: Vec<u8>,
     pub fds: Vec<PeerFd>,
@@ -274,16 +274,16 @@ impl Pair {
     }
 
     /// Returns the next message to the peer, which must be there.
-    pub fn reply(&mut self) -> Got {
+    pub fn reply(&mut self) -> ReceivedMessage {
         self.try_reply().expect("a message to the peer")
     }
 
-    pub fn try_reply(&mut self) -> Option<Got> {
+    pub fn try_reply(&mut self) -> Option<ReceivedMessage> {
         receive(&mut self.reader)
     }
 
     /// Sends a request, serves, and returns the reply.
-    pub fn ask(&mut self, command: Command, payload: &[u8]) -> Got {
+    pub fn ask(&mut self, command: Command, payload: &[u8]) -> ReceivedMessage {
         self.send(&request(command, payload));
         self.serve();
         self.reply()
@@ -306,11 +306,11 @@ impl Pair {
     }
 }
 
-pub fn receive(reader: &mut Framed) -> Option<Got> {
+pub fn receive(reader: &mut Framed) -> Option<ReceivedMessage> {
     loop {
         if let Some(message) = reader.next_message().unwrap() {
             let payload = message.payload.to_vec();
-            return Some(Got { header: message.header, payload, fds: message.fds });
+            return Some(ReceivedMessage { header: message.header, payload, fds: message.fds });
         }
         match reader.fill().unwrap() {
             ReadOutcome::Data { .. } => {}

@@ -53,7 +53,7 @@ fn framed(stream: UnixStream) -> Framed {
 }
 
 /// Waits for a message.
-fn wait(socket: &mut Framed) -> Got {
+fn wait(socket: &mut Framed) -> ReceivedMessage {
     let deadline = Instant::now() + TIMEOUT;
 
     loop {
@@ -70,7 +70,7 @@ fn dma(address: u64, count: u64, data: &[u8]) -> Vec<u8> {
 }
 
 /// Answers the version with `json` and `fds`, and returns the proposal.
-fn answer_version(main: &mut Framed, json: &[u8], fds: &[OwnedFd]) -> Got {
+fn answer_version(main: &mut Framed, json: &[u8], fds: &[OwnedFd]) -> ReceivedMessage {
     let request = wait(main);
     let payload = version(json);
     let reply = message(Header::reply(request.header.id, Command::Version, payload.len()), &payload);

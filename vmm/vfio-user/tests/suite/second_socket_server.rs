@@ -31,11 +31,11 @@ impl TwoSockets {
         Self { pair, second_socket: Framed::new(reply.fds.remove(0).into(), 4 << 20, 0) }
     }
 
-    fn request(&mut self) -> Got {
+    fn request(&mut self) -> ReceivedMessage {
         receive(&mut self.second_socket).expect("a request on the second socket")
     }
 
-    fn answer(&mut self, request: &Got, payload: &[u8]) {
+    fn answer(&mut self, request: &ReceivedMessage, payload: &[u8]) {
         self.send(&message(Header::reply(request.header.id, request.header.command, payload.len()), payload));
     }
 

@@ -115,7 +115,7 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
     })
 }
 
-/// Measures the time from a put until its counter says that the data are there.
+/// Measures the time from a put until its counter shows that the data have arrived.
 fn put_latency(pair: &mut Pair, effort: &Effort) -> Result<Measurement, Failure> {
     let mut samples = Samples::with_capacity(effort.single as usize);
     for _ in 0..effort.single {
