@@ -127,7 +127,7 @@ impl EngineLog {
     /// Number of lines that are kept.
     const LINES: usize = 1_000;
 
-    /// Collects what the current thread logs, until the result is dropped.
+    /// Collects the log of the current thread until the result is dropped.
     fn collect(&self) -> DefaultGuard {
         let lines = self.clone();
         let log = tracing_subscriber::fmt().with_max_level(LevelFilter::INFO).with_ansi(false);

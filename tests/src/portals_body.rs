@@ -388,7 +388,7 @@ pub fn scattered_regions_use_command_lists(rig: &dyn Rig) {
     }
 }
 
-/// Calls that can't be carried out are refused, and say why.
+/// Calls that can't be carried out are refused with the reason.
 #[body]
 pub fn bad_calls_are_refused(rig: &dyn Rig) {
     in_both_modes(rig, |local, remote, _| {

@@ -66,9 +66,9 @@ fn of_shape(shape: &str) -> Machine {
 
 /// Bytes of a node's memory for messages. The first page is for counters and descriptors.
 const BYTES: u64 = 512 << 10;
-/// Offset in the memory of what a node sends.
+/// Offset in the memory of the data that a node sends.
 const SOURCE: u64 = 8 << 10;
-/// Offset in the memory of what a node gets.
+/// Offset in the memory of the data that a node receives.
 const SINK: u64 = 256 << 10;
 /// The FIFO that software injects into, and the one for remote gets.
 const SEND: u8 = 0;
@@ -544,19 +544,23 @@ pub fn packets_are_dispatched_by_their_dispatch_ids(rig: &dyn Rig) {
 #[body]
 pub fn two_subgroups_of_a_node_exchange(rig: &dyn Rig) {
     let (mut first, mut second) = (Node::new(rig, 0, 0), Node::new(rig, 0, 1));
-    let (ours, theirs) = (first.counter(0), second.counter(0));
+    let (first_counter, second_counter) = (first.counter(0), second.counter(0));
     first.write(SOURCE, &pattern(1, 3000));
     second.write(SOURCE, &pattern(2, 3000));
 
-    ours.set(3000);
-    theirs.set(3000);
-    let remote =
-        direct_put(first.payload(SOURCE, 3000), first.ordered(&second), &second.target(SINK, &theirs));
-    let back = direct_put(second.payload(SOURCE, 3000), second.ordered(&first), &first.target(SINK, &ours));
+    first_counter.set(3000);
+    second_counter.set(3000);
+    let remote = direct_put(
+        first.payload(SOURCE, 3000),
+        first.ordered(&second),
+        &second.target(SINK, &second_counter),
+    );
+    let back =
+        direct_put(second.payload(SOURCE, 3000), second.ordered(&first), &first.target(SINK, &first_counter));
     first.send(&remote.unwrap());
     second.send(&back.unwrap());
-    first.wait(&ours);
-    second.wait(&theirs);
+    first.wait(&first_counter);
+    second.wait(&second_counter);
     assert_eq!((first.read(SINK, 3000), second.read(SINK, 3000)), (pattern(2, 3000), pattern(1, 3000)));
 
     let target = MemoryFifo { software: length_bytes(600), ..first.fifo() };
@@ -650,7 +654,7 @@ pub fn a_refused_descriptor_stops_only_its_own_fifo(rig: &dyn Rig) {
     assert_eq!(local.subgroup.injection().fault(SEND), Ok(None));
 }
 
-/// A subgroup that was reset says so, and can be opened again.
+/// Calls on a subgroup that was reset return an error, and the subgroup can be opened again.
 #[body]
 pub fn calls_on_a_reset_subgroup_return_an_error(rig: &dyn Rig) {
     let device = rig.open("bgq0", "s0");

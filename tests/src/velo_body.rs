@@ -483,7 +483,8 @@ pub fn a_reset_by_the_admin_asks_to_open_again(rig: &dyn Rig) {
 /// them.
 #[body(on(MACHINE, SLOW_CORES, LONG_LINK))]
 pub fn a_successor_gets_nothing_of_its_predecessor(rig: &dyn Rig) {
-    // Where a new receiver opens slowly, the watchdog lets the messages go before it is there.
+    // Where a new receiver opens slowly, the watchdog drops the messages before the receiver is
+    // open.
     let with_time_out = (0..10).any(|_| receiver_is_replaced_in_time(rig));
     assert!(with_time_out, "no receiver was replaced within the time of the watchdog");
 }

@@ -1,7 +1,7 @@
 //! Test bodies of the virtio devices beside the network device: random bytes, disks, a console.
 //!
 //! Each body gets a machine of its own behind some door. The far end of its console is a socket
-//! that the body connects to (`far_end`).
+//! that the body connects to (`open_host_end`).
 
 pub mod blk;
 pub mod console;
@@ -76,7 +76,7 @@ pub fn machine() -> Machine {
 }
 
 /// Connects to the console of this test's machine.
-fn far_end() -> UnixStream {
+fn open_host_end() -> UnixStream {
     FOLDER.with_borrow(|folder| {
         let folder = folder.as_ref().expect("this thread has made the machine");
         let stream = UnixStream::connect(folder.path().join("con0")).unwrap();

@@ -19,7 +19,7 @@ use nix::{
     },
 };
 
-/// Attack a served machine, and see what others notice of it.
+/// Attack a served machine, and measure the effect on other clients.
 #[derive(Debug, Parser)]
 #[command(name = "nicforge-attack")]
 struct Arguments {

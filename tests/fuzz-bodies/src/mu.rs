@@ -161,7 +161,7 @@ impl Traffic {
     }
 }
 
-/// Returns a descriptor that is often possible.
+/// Returns a descriptor that is often valid.
 fn descriptor(input: &mut Input<'_>, own: &Client) -> Vec<u8> {
     if input.below(8) == 0 {
         return input.array::<{ DESCRIPTOR as usize }>().to_vec();

@@ -283,7 +283,7 @@ impl Mailbox {
         self.device.doorbell().after_store().unwrap();
     }
 
-    /// Returns the result of the last command, if it is there.
+    /// Returns the result of the last command, if it has arrived.
     fn result(&self) -> Option<CommandResult> {
         let slot = u64::from(self.next.wrapping_sub(1) % SLOTS);
         let mut bytes = [0; RESULT_BYTES];
@@ -303,7 +303,7 @@ impl Mailbox {
                     _ => input.number32(),
                 };
                 self.set_tail(tail);
-                // The card takes what a valid count covers.
+                // The card takes the commands that a valid count covers.
                 if tail.wrapping_sub(self.next) <= SLOTS {
                     self.next = tail;
                 }

@@ -1,4 +1,4 @@
-//! A process that writes what it likes into its mailbox.
+//! A hostile process, which writes random commands into its mailbox.
 
 use std::{cell::Cell, sync::atomic::Ordering};
 

@@ -42,7 +42,7 @@ pub fn messages_match_in_the_order_of_the_list(rig: &dyn Rig) {
     });
 }
 
-/// Entries go where their position says.
+/// Entries are inserted at their positions.
 #[body]
 pub fn entries_are_inserted_before_and_after_others(rig: &dyn Rig) {
     in_both_modes(rig, |local, remote, bench| {

@@ -132,7 +132,8 @@ fn run(world: &mut World, steps: &[Step], round: u64) {
         }
     }
 
-    // Receives of any message take what is left. Each rank has one for each message to it.
+    // Receives without criteria take the remaining messages. Each rank has one for each message to
+    // it.
     for Sent { to, envelope, .. } in sent.clone() {
         post(world, &mut receives, to, Selector::any(envelope.context));
     }

@@ -229,7 +229,7 @@ pub fn a_peer_that_dies_releases_the_network(rig: &dyn Rig) {
     assert!(matches!(late, Err(Error::Driver(DriverError::Timeout { .. }))), "{late:?}");
 }
 
-/// A sender that dies in a long message leaves a part of it, and a network that works.
+/// A sender that dies while it sends a long message leaves a working network.
 #[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_sender_that_dies_leaves_a_network_that_works(rig: &dyn Rig) {
     let (mut local, remote) = pair(rig);

@@ -360,8 +360,8 @@ pub fn a_channel_interrupts_its_own_clients_only(rig: &dyn Rig) {
     assert!(of_admin.iter().all(|interrupt| interrupt.take() == 0));
 }
 
-/// A change of the presence table interrupts the cores that enabled the vector. A change before
-/// that interrupts once when it is enabled.
+/// A change of the presence table interrupts the cores that enabled the vector. A change before the
+/// vector was enabled interrupts once when it is enabled.
 #[body(not_through(guests) = QEMU_HOLDS_ATTACHMENTS)]
 pub fn a_presence_change_interrupts(rig: &dyn Rig) {
     let [node] = Core::of(rig, ["cn2"]);

@@ -1,5 +1,5 @@
-//! Drivers that break the rules of their queues. The device needs a reset, says so, and works after
-//! it; other devices continue.
+//! Drivers that break the rules of their queues. The device reports that it needs a reset, and
+//! works after it; other devices continue.
 
 use nicforge_test_body::body;
 use nicforge_virtio_net::registers::*;
@@ -18,8 +18,8 @@ const NOWHERE: u64 = 1 << 40;
 /// Vector of configuration changes.
 const CONFIG: u32 = 0;
 
-/// Changes the transmit queue by `change`, which offers what it likes. The device reports that it
-/// needs a reset, and works after it. Traffic of others continues.
+/// Changes the transmit queue by `change`, which offers an invalid buffer. The device reports that
+/// it needs a reset, and works after it. Traffic of others continues.
 fn break_transmit(rig: &dyn Rig, change: impl Fn(&mut DriverQueue)) {
     break_queue(rig, |nic, _| {
         change(&mut nic.transmit);
@@ -84,7 +84,7 @@ pub fn a_descriptor_outside_the_table_needs_a_reset(rig: &dyn Rig) {
     });
 }
 
-/// Indirect tables do not nest, and theirs may have no loop either.
+/// Indirect tables do not nest, and their descriptors may not form a loop either.
 #[body]
 pub fn a_loop_of_indirect_descriptors_needs_a_reset(rig: &dyn Rig) {
     // A table that names itself, and tables whose entries name each other.

@@ -104,7 +104,7 @@ pub fn the_window_in_configuration_space_reaches_the_registers(rig: &dyn Rig) {
     assert_eq!(bar.read8(common::STATUS).unwrap(), status::ACKNOWLEDGE);
 }
 
-/// The device says its address, its link, and the network's MTU.
+/// The device's configuration has its address, its link, and the network's MTU.
 #[body]
 pub fn the_configuration_has_address_link_and_mtu_of_the_machine_file(rig: &dyn Rig) {
     for number in 0..3 {

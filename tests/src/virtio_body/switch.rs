@@ -91,7 +91,7 @@ pub fn a_slow_port_delays_no_other(rig: &dyn Rig) {
     a.receive();
     c.receive();
 
-    // Port 1 takes what fits into its buffers and onto its link.
+    // Port 1 receives as many frames as fit into its buffers and onto its link.
     let lost = 100;
     for seed in 0..usize::from(ENTRIES) + CREDITS as usize + lost {
         a.send(&frame(mac(1), mac(0), 60, seed));

@@ -63,7 +63,7 @@ fn original(first: u64, count: u64) -> Vec<u8> {
     (first..first + count).flat_map(sector).collect()
 }
 
-/// A driver reads what the file has, up to its last sector.
+/// A driver reads the content of the file, up to its last sector.
 #[body]
 pub fn sectors_are_those_of_the_file(rig: &dyn Rig) {
     for name in ["disk0", "disk1"] {
@@ -101,7 +101,7 @@ pub fn changes_stay(rig: &dyn Rig) {
     assert_eq!(rig.counter("disk0", "io_errors"), 0);
 }
 
-/// Requests that a disk can't carry out are errors of theirs, not of the device.
+/// Requests that a disk can't carry out return an error status, and the device continues to work.
 #[body]
 pub fn requests_outside_the_disk_are_errors(rig: &dyn Rig) {
     let mut disk = Virtio::open(rig, "disk0");
@@ -127,7 +127,7 @@ pub fn requests_outside_the_disk_are_errors(rig: &dyn Rig) {
     assert_eq!(rig.counter("disk0", "queue_errors"), 0);
 }
 
-/// A disk that is read only says so and takes no writes.
+/// A read-only disk reports that in its features, and refuses writes.
 #[body]
 pub fn a_read_only_disk_takes_no_writes(rig: &dyn Rig) {
     let mut disk = Virtio::open(rig, "disk1");

@@ -13,7 +13,7 @@ use nicforge_virtio_devices::console::{RECEIVE, TRANSMIT};
 use super::{
     MACHINE,
     driver::{ALL, Piece, Virtio},
-    far_end,
+    open_host_end,
 };
 use crate::backing::{Rig, soon};
 
@@ -29,8 +29,8 @@ fn send(console: &mut Virtio, bytes: &[u8]) {
     console.free(TRANSMIT, head);
 }
 
-/// Reads `count` bytes at the far end, while the driver looks at its device.
-fn read_far(console: &Virtio, remote_end: &mut UnixStream, count: usize) -> Vec<u8> {
+/// Reads `count` bytes at the host's end, while the driver polls its device.
+fn read_at_host(console: &Virtio, remote_end: &mut UnixStream, count: usize) -> Vec<u8> {
     let mut all = Vec::new();
     let came = console.device.wait_until(soon(), None, || {
         console.bar.read8(common::STATUS).unwrap();
@@ -58,9 +58,9 @@ fn receive(console: &mut Virtio, count: usize, size: usize) -> Vec<u8> {
     all
 }
 
-/// Connects to the console, and waits until the device knows: the first byte comes through.
+/// Connects to the console, and waits until a byte passes from the host to the driver.
 fn connect(console: &mut Virtio) -> UnixStream {
-    let mut remote_end = far_end();
+    let mut remote_end = open_host_end();
     remote_end.write_all(b"!").unwrap();
     assert_eq!(receive(console, 1, 16), b"!");
     remote_end
@@ -70,34 +70,35 @@ fn connect(console: &mut Virtio) -> UnixStream {
 #[body]
 pub fn bytes_go_each_way(rig: &dyn Rig) {
     let mut console = Virtio::open(rig, "con0");
-    let mut far = connect(&mut console);
+    let mut host_end = connect(&mut console);
 
     for (seed, length) in [1, 100, 508, 509, 2048].into_iter().enumerate() {
-        let there = text(length, seed);
-        send(&mut console, &there);
-        assert_eq!(read_far(&console, &mut far, length), there);
-        far.write_all(&there).unwrap();
-        assert_eq!(receive(&mut console, length, 300), there);
+        let bytes = text(length, seed);
+        send(&mut console, &bytes);
+        assert_eq!(read_at_host(&console, &mut host_end, length), bytes);
+        host_end.write_all(&bytes).unwrap();
+        assert_eq!(receive(&mut console, length, 300), bytes);
     }
     assert_eq!(rig.counter("con0", "lost_bytes"), 0);
     assert_eq!(rig.counter("con0", "sent_bytes"), 3166);
     assert_eq!(rig.counter("con0", "received_bytes"), 3167);
 }
 
-/// The bytes of one buffer may lie in several pieces, and some interrupt tells that it came back.
+/// The bytes of one buffer may lie in several pieces, and an interrupt reports that the buffer was
+/// returned.
 #[body]
 pub fn buffers_have_several_pieces(rig: &dyn Rig) {
     let mut console = Virtio::open(rig, "con0");
-    let mut far = connect(&mut console);
+    let mut host_end = connect(&mut console);
     let came_back = console.device.interrupt(TRANSMIT as u32 + 1).unwrap();
 
     let all = text(900, 3);
     console.queues[TRANSMIT].ask_for_interrupt(Some(0));
     console.submit(TRANSMIT, &[Piece::Out(&all[..1]), Piece::Out(&all[1..600]), Piece::Out(&all[600..])]);
     came_back.wait(soon(), None).unwrap();
-    assert_eq!(read_far(&console, &mut far, 900), all);
+    assert_eq!(read_at_host(&console, &mut host_end, 900), all);
 
-    far.write_all(b"hello").unwrap();
+    host_end.write_all(b"hello").unwrap();
     let head = console.submit(RECEIVE, &[Piece::In(2), Piece::In(1), Piece::In(50)]);
     assert_eq!(console.wait_used(RECEIVE), (head, 5));
     let parts = [(0, 2), (1, 1), (2, 2)].map(|(number, length)| console.piece(RECEIVE, head, number, length));
@@ -125,10 +126,10 @@ pub fn bytes_without_a_client_are_lost(rig: &dyn Rig) {
 pub fn the_next_client_has_the_line(rig: &dyn Rig) {
     let mut console = Virtio::open(rig, "con0");
     for number in 0..3 {
-        let mut far = connect(&mut console);
+        let mut host_end = connect(&mut console);
         let sent = text(50, number);
         send(&mut console, &sent);
-        assert_eq!(read_far(&console, &mut far, 50), sent);
+        assert_eq!(read_at_host(&console, &mut host_end, 50), sent);
     }
 }
 
@@ -136,9 +137,9 @@ pub fn the_next_client_has_the_line(rig: &dyn Rig) {
 #[body]
 pub fn a_client_waits_for_buffers(rig: &dyn Rig) {
     let mut console = Virtio::open(rig, "con0");
-    let mut far = connect(&mut console);
+    let mut host_end = connect(&mut console);
     let all = text(100_000, 5);
-    far.write_all(&all).unwrap();
+    host_end.write_all(&all).unwrap();
     rig.settle();
 
     assert_eq!(receive(&mut console, all.len(), 2048), all);
@@ -148,7 +149,7 @@ pub fn a_client_waits_for_buffers(rig: &dyn Rig) {
 #[body]
 pub fn a_reset_starts_anew(rig: &dyn Rig) {
     let mut console = Virtio::open(rig, "con0");
-    let mut far = connect(&mut console);
+    let mut host_end = connect(&mut console);
     console.offer(RECEIVE, &[Piece::In(100)]);
     console.offer(TRANSMIT, &[Piece::Out(&text(2000, 0))]);
     let mut console = console.restart(ALL);
@@ -157,11 +158,11 @@ pub fn a_reset_starts_anew(rig: &dyn Rig) {
     let came = console.device.wait_for(soon(), None, "the bytes", || {
         console.bar.read8(common::STATUS).unwrap();
         let mut some = [0; 4096];
-        let length = far.read(&mut some).unwrap_or(0);
+        let length = host_end.read(&mut some).unwrap_or(0);
         Ok::<_, Error>(some[..length].ends_with(b"again").then_some(()))
     });
     came.unwrap();
-    far.write_all(b"and back").unwrap();
+    host_end.write_all(b"and back").unwrap();
     assert_eq!(receive(&mut console, 8, 100), b"and back");
 }
 

@@ -1,5 +1,5 @@
-//! Drivers that break the rules of their queues. The device needs a reset, says so, and works after
-//! it; other devices continue.
+//! Drivers that break the rules of their queues. The device reports that it needs a reset, and
+//! works after it; other devices continue.
 
 use nicforge_test_body::body;
 use nicforge_virtio::registers::*;
@@ -33,8 +33,8 @@ impl<'a> Victim<'a> {
         Self { rig, name, queue, driver, other }
     }
 
-    /// Changes the queue by `change`, which offers what it likes. The device reports that it needs
-    /// a reset, and works after it. The other device continues.
+    /// Changes the queue by `change`, which offers an invalid buffer. The device reports that it
+    /// needs a reset, and works after it. The other device continues.
     fn break_by(&mut self, change: impl FnOnce(&mut DriverQueue)) {
         let mut driver = self.driver.take().expect("each break puts it back");
         let changed = driver.device.interrupt(0).unwrap();

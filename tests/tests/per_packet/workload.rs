@@ -65,8 +65,8 @@ pub(crate) enum Mark {
     End,
 }
 
-/// Runs a stream. Each caller's thread calls `mark` before and after the counted part; both begin
-/// together.
+/// Runs a stream. Each caller's thread calls `mark` before and after the counted part. Both
+/// callers' counted parts begin together.
 pub(crate) fn run(door: Door, stream: Stream, mark: &(dyn Fn(Mark) + Sync)) {
     let (machine, clients): (Machine, _) = match stream {
         Stream::MemoryFifo | Stream::MuTransport => (spi_body::machine(), [("bgq0", "s0"), ("bgq1", "s0")]),
@@ -89,7 +89,7 @@ pub(crate) fn run(door: Door, stream: Stream, mark: &(dyn Fn(Mark) + Sync)) {
 
     let [source, target] = clients.map(|(node, attachment)| rig.open(node, attachment));
     let together = Barrier::new(CALLERS as usize);
-    let counted = |warm_up: &mut dyn FnMut(), work: &mut dyn FnMut()| {
+    let run_counted = |warm_up: &mut dyn FnMut(), work: &mut dyn FnMut()| {
         warm_up();
         together.wait();
         mark(Mark::Begin);
@@ -100,27 +100,29 @@ pub(crate) fn run(door: Door, stream: Stream, mark: &(dyn Fn(Mark) + Sync)) {
     };
 
     match stream {
-        Stream::Packets => packets(source, target, &counted),
-        Stream::Messages => messages(source, target, &counted),
-        Stream::Posted => posted([source, target], &counted),
-        Stream::MemoryFifo => memory_fifo_packets(&source, &target, &counted),
+        Stream::Packets => packets(source, target, &run_counted),
+        Stream::Messages => messages(source, target, &run_counted),
+        Stream::Posted => posted_writes([source, target], &run_counted),
+        Stream::MemoryFifo => memory_fifo_packets(&source, &target, &run_counted),
         Stream::MuTransport => {
             let fillers = ["bgq0", "bgq1"].map(|node| rig.open(node, "s1"));
-            transport_messages([&source, &target], [&fillers[0], &fillers[1]], &counted);
+            transport_messages([&source, &target], [&fillers[0], &fillers[1]], &run_counted);
         }
     }
 }
 
-type Counted<'a> = dyn Fn(&mut dyn FnMut(), &mut dyn FnMut()) + Sync + 'a;
+/// Calls the first function, waits for the other caller, and calls the second function between the
+/// marks [`Mark::Begin`] and [`Mark::End`].
+type RunCounted<'a> = dyn Fn(&mut dyn FnMut(), &mut dyn FnMut()) + Sync + 'a;
 
-fn packets(source: Device, target: Device, counted: &Counted<'_>) {
+fn packets(source: Device, target: Device, run_counted: &RunCounted<'_>) {
     let [source, target] = [source, target].map(|device| TreeChannel::open(device).unwrap());
     std::thread::scope(|scope| {
         named(scope, "source", || {
-            counted(&mut || send(&source, WARM_UP), &mut || send(&source, PACKETS));
+            run_counted(&mut || send(&source, WARM_UP), &mut || send(&source, PACKETS));
         });
         named(scope, "target", || {
-            counted(&mut || receive(&target, WARM_UP), &mut || receive(&target, PACKETS));
+            run_counted(&mut || receive(&target, WARM_UP), &mut || receive(&target, PACKETS));
         });
     });
 }
@@ -163,7 +165,7 @@ fn turn(channel: &TreeChannel, moved: usize, deadline: Deadline, relax: &mut nic
     }
 }
 
-fn messages(source: Device, target: Device, counted: &Counted<'_>) {
+fn messages(source: Device, target: Device, run_counted: &RunCounted<'_>) {
     const COUNT: [usize; 2] = [WARM_UP.div_ceil(MESSAGE / PAYLOAD), PACKETS.div_ceil(MESSAGE / PAYLOAD)];
 
     let config = Config { timeout: Some(LIMIT), open_timeout: LIMIT, ..Config::default() };
@@ -174,19 +176,20 @@ fn messages(source: Device, target: Device, counted: &Counted<'_>) {
             let mut read =
                 |count: usize| (0..count).for_each(|_| assert_eq!(io.read(0, &mut buffer), Ok(MESSAGE)));
             let read = std::cell::RefCell::new(&mut read);
-            counted(&mut || read.borrow_mut()(COUNT[0]), &mut || read.borrow_mut()(COUNT[1]));
+            run_counted(&mut || read.borrow_mut()(COUNT[0]), &mut || read.borrow_mut()(COUNT[1]));
         });
 
         named(scope, "source", || {
             let core = ComputeCore::open(source, config).unwrap();
             let data = vec![0x5a; MESSAGE];
             let write = |count: usize| (0..count).for_each(|_| assert_eq!(core.write(&data), Ok(MESSAGE)));
-            counted(&mut || write(COUNT[0]), &mut || write(COUNT[1]));
+            run_counted(&mut || write(COUNT[0]), &mut || write(COUNT[1]));
         });
     });
 }
 
-fn posted(devices: [Device; 2], counted: &Counted<'_>) {
+/// Two callers post writes of a register, which the device confirms later.
+fn posted_writes(devices: [Device; 2], run_counted: &RunCounted<'_>) {
     std::thread::scope(|scope| {
         for (device, name) in devices.into_iter().zip(["source", "target"]) {
             named(scope, name, move || {
@@ -201,7 +204,7 @@ fn posted(devices: [Device; 2], counted: &Counted<'_>) {
                     }
                 };
 
-                counted(&mut || post(WARM_UP), &mut || post(PACKETS));
+                run_counted(&mut || post(WARM_UP), &mut || post(PACKETS));
             });
         }
     });
@@ -246,7 +249,7 @@ impl End {
     }
 }
 
-fn memory_fifo_packets(source: &Device, target: &Device, counted: &Counted<'_>) {
+fn memory_fifo_packets(source: &Device, target: &Device, run_counted: &RunCounted<'_>) {
     let [mut sender, mut receiver] = End::pair([source, target]);
     // The network is filled once, so that its buffers reach their final size.
     let stalled = sender.fill();
@@ -256,16 +259,16 @@ fn memory_fifo_packets(source: &Device, target: &Device, counted: &Counted<'_>) 
     std::thread::scope(|scope| {
         named(scope, "source", move || {
             let send = |packets| inject(&mut sender.borrow_mut(), packets);
-            counted(&mut || send(WARM_UP), &mut || send(PACKETS));
+            run_counted(&mut || send(WARM_UP), &mut || send(PACKETS));
         });
         named(scope, "target", move || {
             let take = |packets| take(&mut receiver.borrow_mut().subgroup, packets);
-            counted(&mut || take(WARM_UP), &mut || take(PACKETS));
+            run_counted(&mut || take(WARM_UP), &mut || take(PACKETS));
         });
     });
 }
 
-fn transport_messages(devices: [&Device; 2], fillers: [&Device; 2], counted: &Counted<'_>) {
+fn transport_messages(devices: [&Device; 2], fillers: [&Device; 2], run_counted: &RunCounted<'_>) {
     // The network is filled in both directions at once, because grants go the other way.
     let [mut first, mut second] = End::pair(fillers);
     let stalled = [first.fill(), second.fill()];
@@ -278,11 +281,11 @@ fn transport_messages(devices: [&Device; 2], fillers: [&Device; 2], counted: &Co
     std::thread::scope(|scope| {
         named(scope, "source", move || {
             let send = |messages| send_messages(&mut sender.borrow_mut(), messages);
-            counted(&mut || send(WARM_UP), &mut || send(PACKETS));
+            run_counted(&mut || send(WARM_UP), &mut || send(PACKETS));
         });
         named(scope, "target", move || {
             let take = |messages| take_messages(&mut receiver.borrow_mut(), messages);
-            counted(&mut || take(WARM_UP), &mut || take(PACKETS));
+            run_counted(&mut || take(WARM_UP), &mut || take(PACKETS));
         });
     });
 }

@@ -14,7 +14,7 @@ pub(crate) struct Failures {
 }
 
 impl Failures {
-    /// Copies the output of test programs, and keeps what describes failures.
+    /// Copies the output of test programs, and keeps the parts that describe failures.
     pub(crate) fn copy(mut from: impl BufRead, mut to: impl Write) -> io::Result<Self> {
         let mut failures = Self::default();
         let mut line = Vec::new();

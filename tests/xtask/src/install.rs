@@ -198,22 +198,22 @@ mod tests {
 
     /// Returns all files below a folder, by their names in it.
     fn files(folder: &Path) -> Vec<String> {
-        let (mut found, mut folders) = (Vec::new(), vec![folder.to_owned()]);
+        let (mut files, mut folders) = (Vec::new(), vec![folder.to_owned()]);
         while let Some(next) = folders.pop() {
             for path in fs::read_dir(next).unwrap().map(|entry| entry.unwrap().path()) {
                 if path.is_dir() {
                     folders.push(path);
                 } else {
-                    found.push(path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned());
+                    files.push(path.strip_prefix(folder).unwrap().to_str().unwrap().to_owned());
                 }
             }
         }
 
-        found.sort();
-        found
+        files.sort();
+        files
     }
 
-    /// Makes a folder with something in the place of the libraries.
+    /// Makes a folder whose libraries are files with `content`.
     fn libraries(content: &str) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         for name in BUILT {

@@ -60,7 +60,7 @@ enum Task {
     Install(install::Install),
     /// Draw the book's pictures again.
     Pictures,
-    /// Attack the release build, and see what others notice of it.
+    /// Attack the release build, and measure the effect on other clients.
     Attack(attack::Attack),
     /// Run the fuzz bodies, each for a given time.
     Fuzz(fuzz::Fuzz),

@@ -150,7 +150,7 @@ fn draw_bars(title: &str, bars: &[Bar]) -> String {
     svg.finish(title, (8 + bars.len() * (WIDTH + 12), y + 24))
 }
 
-/// Draws actors as columns, and what passes between them from top to bottom.
+/// Draws actors as columns, and the messages between them from top to bottom.
 fn draw_sequence(title: &str, actors: &[String], steps: &[(usize, usize, String)]) -> String {
     const COLUMN: usize = 210;
     const STEP: usize = 34;

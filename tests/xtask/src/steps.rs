@@ -64,7 +64,7 @@ impl Steps {
         ended(description, arguments, status, start)
     }
 
-    /// Runs tests. After their output, what failed is said again.
+    /// Runs tests. Prints the failures again after their output.
     pub(crate) fn tests(
         &self,
         description: &str,

@@ -41,7 +41,7 @@ pub(crate) fn run(steps: &Steps, test: &Test) -> Result<(), Failed> {
     if test.fast { fast(steps) } else { all(steps) }
 }
 
-/// Runs all tests, after preparing what guests are made of.
+/// Runs all tests, after provisioning QEMU, kernel and root file system of the guests.
 pub(crate) fn all(steps: &Steps) -> Result<(), Failed> {
     guests(steps)?;
     build(steps)?;
@@ -52,8 +52,8 @@ pub(crate) fn all(steps: &Steps) -> Result<(), Failed> {
     loom(steps)
 }
 
-/// Builds what tests start. Examples have a package's features for tests, so that this selection is
-/// the tests' own.
+/// Builds the programs that tests start. Examples have a package's features for tests, so that this
+/// selection is the tests' own.
 fn build(steps: &Steps) -> Result<(), Failed> {
     let targets = ["--lib", "--bins", "--examples"];
     steps.cargo("what tests start", &[&["build"], &PACKAGES[..], &targets].concat())

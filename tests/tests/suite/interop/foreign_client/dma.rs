@@ -1,4 +1,4 @@
-//! `DMA_MAP`, `DMA_UNMAP`, and a device that reads and writes the crate's memory.
+//! `DMA_MAP`, `DMA_UNMAP`, and a device that reads and writes the `vfio_user` crate's memory.
 
 use std::os::fd::AsRawFd;
 
@@ -61,7 +61,7 @@ impl Engine {
 }
 
 #[test]
-fn the_device_copies_within_memory_that_the_crate_mapped() {
+fn the_device_copies_within_memory_that_the_vfio_user_crate_mapped() {
     with_time_out(|| {
         let served = proof();
         let mut engine = Engine::open(&served);
@@ -78,13 +78,13 @@ fn the_device_copies_within_memory_that_the_crate_mapped() {
         let attachment = attachment(&served, "dma0", "user0");
         assert_eq!(attachment.client.unwrap().ranges, 2);
 
-        // The device used the mapping alone: the crate could not answer a message.
+        // The device used the mapping alone: the `vfio_user` crate could not answer a message.
         assert_eq!(attachment.server.dma_messages, 0);
     });
 }
 
 #[test]
-fn memory_that_the_crate_unmapped_is_out_of_reach() {
+fn memory_that_the_vfio_user_crate_unmapped_is_out_of_reach() {
     with_time_out(|| {
         let served = proof();
         let mut engine = Engine::open(&served);
@@ -100,10 +100,10 @@ fn memory_that_the_crate_unmapped_is_out_of_reach() {
     });
 }
 
-/// The overlap is refused with `EEXIST`. The crate does not examine the error of a reply and
-/// reports success. The earlier mapping stays in effect.
+/// The overlap is refused with `EEXIST`. The `vfio_user` crate does not examine the error of a
+/// reply and reports success. The earlier mapping stays in effect.
 #[test]
-fn the_crate_takes_a_refused_map_for_a_success_and_nothing_is_mapped() {
+fn the_vfio_user_crate_takes_a_refused_map_for_a_success_and_nothing_is_mapped() {
     with_time_out(|| {
         let served = proof();
         let mut engine = Engine::open(&served);

@@ -8,7 +8,7 @@ use super::{attachment, connect, map, proof, read, read32, write32};
 use crate::interop::common::{until, with_time_out};
 
 #[test]
-fn a_reset_by_the_crate_clears_the_attachment_and_keeps_the_connection() {
+fn a_reset_by_the_vfio_user_crate_clears_the_attachment_and_keeps_the_connection() {
     with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
@@ -21,7 +21,7 @@ fn a_reset_by_the_crate_clears_the_attachment_and_keeps_the_connection() {
 }
 
 #[test]
-fn a_client_of_the_crate_that_disconnects_frees_its_attachment() {
+fn a_client_of_the_vfio_user_crate_that_disconnects_frees_its_attachment() {
     with_time_out(|| {
         let served = proof();
         let dropped = connect(&served, "fifo0", "user0");
@@ -38,8 +38,8 @@ fn a_client_of_the_crate_that_disconnects_frees_its_attachment() {
     });
 }
 
-/// The crate's client, nicforge's, and the crate's again use one attachment in turn. Each finds it
-/// in its initial state.
+/// The `vfio_user` crate's client, nicforge's, and the `vfio_user` crate's again use one attachment
+/// in turn. Each finds it in its initial state.
 #[test]
 fn clients_of_both_kinds_follow_each_other_and_find_a_fresh_attachment() {
     with_time_out(|| {

@@ -45,7 +45,7 @@ fn clear(client: &mut Client) {
 }
 
 #[test]
-fn the_crate_reads_every_interrupt_type() {
+fn the_vfio_user_crate_reads_every_interrupt_type() {
     with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
@@ -69,7 +69,7 @@ fn the_crate_reads_every_interrupt_type() {
 }
 
 #[test]
-fn msix_vectors_of_the_crate_fire_one_by_one() {
+fn msix_vectors_of_the_vfio_user_crate_fire_one_by_one() {
     with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
@@ -81,9 +81,10 @@ fn msix_vectors_of_the_crate_fire_one_by_one() {
     });
 }
 
-/// A packet that requests an interrupt goes from one node to another, both of them the crate's.
+/// A packet that requests an interrupt goes from one node to another, both of them the `vfio_user`
+/// crate's.
 #[test]
-fn a_tree_packet_between_two_clients_of_the_crate_interrupts() {
+fn a_tree_packet_between_two_clients_of_the_vfio_user_crate_interrupts() {
     with_time_out(|| {
         let served = pset();
         let (mut io, mut node) = (connect(&served, "io0", "core0"), connect(&served, "cn2", "core0"));
@@ -112,7 +113,7 @@ fn a_tree_packet_between_two_clients_of_the_crate_interrupts() {
 }
 
 #[test]
-fn intx_of_the_crate_masks_itself_until_it_is_unmasked() {
+fn intx_of_the_vfio_user_crate_masks_itself_until_it_is_unmasked() {
     with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
@@ -138,7 +139,7 @@ fn intx_of_the_crate_masks_itself_until_it_is_unmasked() {
 }
 
 #[test]
-fn intx_that_the_crate_masked_fires_when_it_is_unmasked() {
+fn intx_that_the_vfio_user_crate_masked_fires_when_it_is_unmasked() {
     with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
@@ -154,7 +155,7 @@ fn intx_that_the_crate_masked_fires_when_it_is_unmasked() {
 }
 
 #[test]
-fn intx_is_unmasked_by_an_eventfd_of_the_crate() {
+fn intx_is_unmasked_by_an_eventfd_of_the_vfio_user_crate() {
     with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
@@ -174,7 +175,7 @@ fn intx_is_unmasked_by_an_eventfd_of_the_crate() {
 }
 
 #[test]
-fn the_crate_triggers_interrupts_itself() {
+fn the_vfio_user_crate_triggers_interrupts_itself() {
     with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
@@ -186,7 +187,7 @@ fn the_crate_triggers_interrupts_itself() {
 }
 
 #[test]
-fn a_vector_whose_eventfd_the_crate_removed_signals_no_more_and_others_do() {
+fn a_vector_whose_eventfd_the_vfio_user_crate_removed_signals_no_more_and_others_do() {
     with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
@@ -202,7 +203,7 @@ fn a_vector_whose_eventfd_the_crate_removed_signals_no_more_and_others_do() {
 }
 
 #[test]
-fn interrupts_that_the_crate_disabled_are_silent_until_they_are_bound_again() {
+fn interrupts_that_the_vfio_user_crate_disabled_are_silent_until_they_are_bound_again() {
     with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
@@ -221,7 +222,7 @@ fn interrupts_that_the_crate_disabled_are_silent_until_they_are_bound_again() {
 }
 
 #[test]
-fn an_evicted_client_of_the_crate_gets_the_request_interrupt() {
+fn an_evicted_client_of_the_vfio_user_crate_gets_the_request_interrupt() {
     with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
@@ -234,7 +235,7 @@ fn an_evicted_client_of_the_crate_gets_the_request_interrupt() {
     });
 }
 
-/// VFIO's own drivers do not support it either. The crate does not examine the refusal.
+/// VFIO's own drivers do not support it either. The `vfio_user` crate does not examine the refusal.
 #[test]
 fn an_eventfd_for_masking_is_refused_and_none_is_signalled() {
     with_time_out(|| {
@@ -262,10 +263,10 @@ fn an_eventfd_for_masking_is_refused_and_none_is_signalled() {
     });
 }
 
-/// The crate sends no data with `DATA_BOOL`. That is refused, and it does not examine the
-/// refusal.
+/// The `vfio_user` crate sends no data with `DATA_BOOL`. That is refused, and it does not examine
+/// the refusal.
 #[test]
-fn the_crate_cannot_select_interrupts_by_bools() {
+fn the_vfio_user_crate_cannot_select_interrupts_by_bools() {
     with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");

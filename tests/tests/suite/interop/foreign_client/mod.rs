@@ -1,5 +1,5 @@
-//! The crate's client at nicforge's server: an engine that serves the proof devices, or the tree of
-//! `machines/pset.toml`.
+//! The `vfio_user` crate's client at nicforge's server: an engine that serves the proof devices, or
+//! the tree of `machines/pset.toml`.
 
 mod dma;
 mod endings;
@@ -70,7 +70,8 @@ fn enable(client: &mut Client) {
     client.region_write(PCI_CONFIG_REGION, 4, &6_u16.to_le_bytes()).unwrap();
 }
 
-/// Maps a region, as the crate was informed of it, up to the end of its last mappable area.
+/// Maps a region, as the `vfio_user` crate was informed of it, up to the end of its last mappable
+/// area.
 fn map(client: &Client, index: u32) -> SharedMemory {
     let region = client.region(index).unwrap();
     let file = region.file_offset.as_ref().unwrap();

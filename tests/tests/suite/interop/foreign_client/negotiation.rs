@@ -12,10 +12,10 @@ use vfio_user::{Client, Error};
 use super::{attachment, connect, proof, read};
 use crate::interop::common::{until, version_exchange, with_time_out};
 
-/// The crate proposes version 0.1 with a capability of an older draft. The reply has 0.0, and those
-/// of the named capabilities that the server knows.
+/// The `vfio_user` crate proposes version 0.1 with a capability of an older draft. The reply has
+/// 0.0, and those of the named capabilities that the server knows.
 #[test]
-fn the_reply_to_the_crates_version_has_the_capabilities_it_named() {
+fn the_reply_to_the_vfio_user_crates_version_has_the_capabilities_it_named() {
     with_time_out(|| {
         let (served, directory) = (proof(), TempDir::new().unwrap());
         let [request, reply] =
@@ -39,10 +39,10 @@ fn the_reply_to_the_crates_version_has_the_capabilities_it_named() {
     });
 }
 
-/// When it connects, the crate requests the information of the device and of all its regions. It
-/// misreads the reset flag as its opposite.
+/// When it connects, the `vfio_user` crate requests the information of the device and of all its
+/// regions. It misreads the reset flag as its opposite.
 #[test]
-fn the_crate_sees_a_pci_device_of_nine_regions_and_takes_it_for_one_without_reset() {
+fn the_vfio_user_crate_sees_a_pci_device_of_nine_regions_and_takes_it_for_one_without_reset() {
     with_time_out(|| {
         let served = proof();
         let client = connect(&served, "fifo0", "user0");
@@ -59,10 +59,10 @@ fn the_crate_sees_a_pci_device_of_nine_regions_and_takes_it_for_one_without_rese
     });
 }
 
-/// The refusal is an error reply to `VERSION`, which the crate reads as the start of a longer one.
-/// Only the server's disconnect ends its wait.
+/// The refusal is an error reply to `VERSION`, which the `vfio_user` crate reads as the start of a
+/// longer one. Only the server's disconnect ends its wait.
 #[test]
-fn a_second_client_of_the_crate_ends_when_the_server_hangs_up() {
+fn a_second_client_of_the_vfio_user_crate_ends_when_the_server_hangs_up() {
     with_time_out(|| {
         let served = proof();
         let mut first = connect(&served, "fifo0", "user0");

@@ -1,8 +1,8 @@
-//! The crate's client after a refused request.
+//! The `vfio_user` crate's client after a refused request.
 //!
-//! An error reply is only a header. The crate reads the whole expected reply without examining the
-//! header first, so it waits for bytes that never arrive. The server's reply is correct, and the
-//! server is not affected.
+//! An error reply is only a header. The `vfio_user` crate reads the whole expected reply without
+//! examining the header first, so it waits for bytes that never arrive. The server's reply is
+//! correct, and the server is not affected.
 
 use std::{io::ErrorKind, thread};
 
@@ -38,21 +38,21 @@ fn is_refused_and_waits_for_the_end(request: impl FnOnce(&mut Client) -> Result<
 }
 
 #[test]
-fn a_read_out_of_range_blocks_the_crate_and_no_other_client() {
+fn a_read_out_of_range_blocks_the_vfio_user_crate_and_no_other_client() {
     is_refused_and_waits_for_the_end(|client| client.region_read(7, 1 << 20, &mut [0; 4]));
 }
 
 #[test]
-fn a_write_out_of_range_blocks_the_crate_and_no_other_client() {
+fn a_write_out_of_range_blocks_the_vfio_user_crate_and_no_other_client() {
     is_refused_and_waits_for_the_end(|client| client.region_write(1, 1 << 40, &[0; 4]));
 }
 
 #[test]
-fn an_unknown_interrupt_type_blocks_the_crate_and_no_other_client() {
+fn an_unknown_interrupt_type_blocks_the_vfio_user_crate_and_no_other_client() {
     is_refused_and_waits_for_the_end(|client| client.get_irq_info(PCI_NUM_IRQS).map(drop));
 }
 
 #[test]
-fn an_unmap_of_an_unmapped_range_blocks_the_crate_and_no_other_client() {
+fn an_unmap_of_an_unmapped_range_blocks_the_vfio_user_crate_and_no_other_client() {
     is_refused_and_waits_for_the_end(|client| client.dma_unmap(0x1000, 0x1000));
 }

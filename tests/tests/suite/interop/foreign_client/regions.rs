@@ -17,7 +17,11 @@ use crate::interop::common::{until, with_time_out};
 /// A region's flags, size, offset in the file, areas, and whether there is a descriptor.
 type RegionReport = (u32, u64, Option<u64>, Vec<(u64, u64)>);
 
-fn region_read_by_the_crate(served: &Served, function: &str, attachment: &str) -> Vec<RegionReport> {
+fn region_read_by_the_vfio_user_crate(
+    served: &Served,
+    function: &str,
+    attachment: &str,
+) -> Vec<RegionReport> {
     let client = connect(served, function, attachment);
     let region = |index| {
         let region = client.region(index).unwrap();
@@ -46,10 +50,10 @@ fn region_read_by_our_client(served: &Served, function: &str, attachment: &str) 
     regions.into_iter().map(region).collect()
 }
 
-/// The crate's client gets the same information about every region of every kind of device as
-/// nicforge's, with sparse areas and descriptor.
+/// The `vfio_user` crate's client gets the same information about every region of every kind of
+/// device as nicforge's, with sparse areas and descriptor.
 #[test]
-fn the_crate_reads_the_same_regions_as_our_client() {
+fn the_vfio_user_crate_reads_the_same_regions_as_our_client() {
     with_time_out(|| {
         let (proof, pset) = (proof(), pset());
         let attachments = [
@@ -61,7 +65,7 @@ fn the_crate_reads_the_same_regions_as_our_client() {
         ];
 
         for (served, function, attachment) in attachments {
-            let crates = region_read_by_the_crate(served, function, attachment);
+            let crates = region_read_by_the_vfio_user_crate(served, function, attachment);
 
             assert_eq!(
                 crates,
@@ -81,7 +85,7 @@ fn the_crate_reads_the_same_regions_as_our_client() {
 /// The descriptor is that of the region's file: stores of one side are visible to the other without
 /// a message.
 #[test]
-fn a_region_that_the_crate_maps_shares_stores_in_both_directions() {
+fn a_region_that_the_vfio_user_crate_maps_shares_stores_in_both_directions() {
     with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
@@ -137,7 +141,7 @@ fn a_region_without_the_write_flag_cannot_be_mapped_for_writing() {
 }
 
 #[test]
-fn accesses_of_the_crate_have_every_width() {
+fn accesses_of_the_vfio_user_crate_have_every_width() {
     with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
@@ -169,7 +173,7 @@ fn accesses_of_the_crate_have_every_width() {
 }
 
 #[test]
-fn the_crate_reads_and_writes_configuration_space() {
+fn the_vfio_user_crate_reads_and_writes_configuration_space() {
     with_time_out(|| {
         let (proof, pset) = (proof(), pset());
         for (served, function, attachment, device) in

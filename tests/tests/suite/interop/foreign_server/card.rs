@@ -1,4 +1,4 @@
-//! A small PCI card that the server of the crate `vfio_user` serves: registers, a partly mappable
+//! A small PCI card that the server of the `vfio_user` crate serves: registers, a partly mappable
 //! region, INTx, MSI-X, and a copy engine that reaches client memory by passed descriptors.
 
 use std::{
@@ -162,8 +162,8 @@ impl Card {
                 self.signal(VFIO_PCI_MSIX_IRQ_INDEX, 0);
             }
 
-            // The crate's loop ends only with its connection. Unwinding drops its stream, without a
-            // message on the terminal.
+            // The `vfio_user` crate's loop ends only with its connection. Unwinding drops its
+            // stream, without a message on the terminal.
             reg::LEAVE => resume_unwind(Box::new("the card leaves")),
             _ => {}
         }
@@ -201,7 +201,7 @@ impl ServerBackend for Card {
         fd: Option<File>,
     ) -> io::Result<()> {
         self.seen.maps.lock().unwrap().push((flags.bits(), address, size, fd.is_some()));
-        // The crate can't request the bytes from the client by DMA messages.
+        // The `vfio_user` crate can't request the bytes from the client by DMA messages.
         let fd = fd.ok_or(ErrorKind::Unsupported)?;
         let access = if flags.contains(DmaMapFlags::WRITE) { Access::ReadWrite } else { Access::ReadOnly };
         let memory =

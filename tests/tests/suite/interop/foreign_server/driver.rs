@@ -1,4 +1,4 @@
-//! The driver library at the server of the crate `vfio_user`: a plain PCI function, without
+//! The driver library at the server of the `vfio_user` crate: a plain PCI function, without
 //! nicforge's extensions.
 
 use nicforge_driver::{Device, Error, GoneCause, HugePages, OpenOptions};

@@ -43,9 +43,10 @@ fn interrupt_types_of_the_vfio_user_crates_server_are_understood() {
     });
 }
 
-/// The crate's server accepts one descriptor in each message, so four vectors need four messages.
+/// The `vfio_user` crate's server accepts one descriptor in each message, so four vectors need four
+/// messages.
 #[test]
-fn eventfds_are_passed_to_the_crate_one_by_one_and_are_signalled() {
+fn eventfds_are_passed_to_the_vfio_user_crate_one_by_one_and_are_signalled() {
     with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
@@ -66,7 +67,7 @@ fn eventfds_are_passed_to_the_crate_one_by_one_and_are_signalled() {
 }
 
 #[test]
-fn a_vector_removed_from_the_crate_signals_no_more_and_disabling_silences_all() {
+fn a_vector_removed_from_the_vfio_user_crate_signals_no_more_and_disabling_silences_all() {
     with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();

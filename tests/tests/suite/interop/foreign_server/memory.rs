@@ -61,7 +61,7 @@ fn the_vfio_user_crates_device_copies_within_memory_that_we_mapped() {
 }
 
 #[test]
-fn memory_that_we_unmapped_is_out_of_the_crates_reach() {
+fn memory_that_we_unmapped_is_out_of_the_vfio_user_crates_reach() {
     with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
@@ -81,7 +81,8 @@ fn memory_that_we_unmapped_is_out_of_the_crates_reach() {
     });
 }
 
-/// "All" is VFIO's flag, bit 1. The crate passes it on, although it has another name for that bit.
+/// "All" is VFIO's flag, bit 1. The `vfio_user` crate passes it on, although it has another name
+/// for that bit.
 #[test]
 fn unmap_all_reaches_the_vfio_user_crates_device_as_vfios_bit() {
     with_time_out(|| {
@@ -98,8 +99,8 @@ fn unmap_all_reaches_the_vfio_user_crates_device_as_vfios_bit() {
     });
 }
 
-/// The crate passes the range to the device without a descriptor, and has no messages by which the
-/// device could reach it.
+/// The `vfio_user` crate passes the range to the device without a descriptor, and has no messages
+/// by which the device could reach it.
 #[test]
 fn memory_without_a_descriptor_is_nothing_that_the_vfio_user_crates_device_can_reach() {
     with_time_out(|| {

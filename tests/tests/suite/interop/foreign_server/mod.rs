@@ -1,4 +1,4 @@
-//! nicforge's client, and its driver on top of it, at the server of the crate `vfio_user` with a
+//! nicforge's client, and its driver on top of it, at the server of the `vfio_user` crate with a
 //! device of the tests.
 
 mod card;

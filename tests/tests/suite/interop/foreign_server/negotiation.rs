@@ -11,10 +11,10 @@ use nicforge_vfio_user::{
 use super::{card::reg, rig::Rig};
 use crate::interop::common::{until, version_exchange, with_time_out};
 
-/// The crate always answers with its own capabilities. One of them is of an older draft and is
-/// ignored here. Those it does not name have the specification's defaults.
+/// The `vfio_user` crate always answers with its own capabilities. One of them is of an older draft
+/// and is ignored here. Those it does not name have the specification's defaults.
 #[test]
-fn our_version_is_answered_with_the_crates_own_capabilities() {
+fn our_version_is_answered_with_the_vfio_user_crates_own_capabilities() {
     with_time_out(|| {
         let rig = Rig::start();
         let mut limits = None;
@@ -61,7 +61,7 @@ fn device_info_of_the_vfio_user_crates_server_matches_the_card() {
 
 /// The next client finds the device as the last one left it, as the specification requires.
 #[test]
-fn one_client_of_ours_after_another_is_served_by_the_crate() {
+fn the_vfio_user_crate_serves_one_client_after_another() {
     with_time_out(|| {
         let rig = Rig::start();
         for round in 0..3_u32 {
@@ -75,7 +75,8 @@ fn one_client_of_ours_after_another_is_served_by_the_crate() {
     });
 }
 
-/// The crate accepts one client at a time. It does not refuse another one, but does not answer it.
+/// The `vfio_user` crate accepts one client at a time. It does not refuse another one, but does not
+/// answer it.
 #[test]
 fn a_second_client_at_the_vfio_user_crates_server_gives_up_by_its_deadline() {
     with_time_out(|| {

@@ -1,4 +1,4 @@
-//! Requests that the server of the crate `vfio_user` refuses before it has read their data.
+//! Requests that the server of the `vfio_user` crate refuses before it has read their data.
 //!
 //! It then takes the data for the next message, so later messages may be split wrongly. nicforge's
 //! driver sends neither request: it knows the number of regions, and names interrupts by
@@ -48,7 +48,7 @@ fn answers(command: Command, payload: &[u8]) -> [Errno; 2] {
 }
 
 #[test]
-fn data_of_a_write_to_no_region_are_taken_for_a_message_by_the_crate() {
+fn data_of_a_write_to_no_region_are_taken_for_a_message_by_the_vfio_user_crate() {
     with_time_out(|| {
         let words = [0, 0, PCI_NUM_REGIONS, 4];
         let access = words.map(u32::to_le_bytes).concat();
@@ -57,7 +57,7 @@ fn data_of_a_write_to_no_region_are_taken_for_a_message_by_the_crate() {
 }
 
 #[test]
-fn bools_are_refused_by_the_crate_and_taken_for_a_message() {
+fn bools_are_refused_by_the_vfio_user_crate_and_taken_for_a_message() {
     with_time_out(|| {
         let flags = VFIO_IRQ_SET_ACTION_TRIGGER | VFIO_IRQ_SET_DATA_BOOL;
         let words = [24, flags, PCI_MSIX_IRQ, 0, 4];

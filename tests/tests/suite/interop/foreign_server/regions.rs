@@ -51,8 +51,8 @@ fn region_infos_of_the_vfio_user_crates_server_are_understood() {
     });
 }
 
-/// The crate sends a region's descriptor only together with sparse areas. Without a descriptor the
-/// client traps the region, despite its flag.
+/// The `vfio_user` crate sends a region's descriptor only together with sparse areas. Without a
+/// descriptor the client traps the region, despite its flag.
 #[test]
 fn a_mappable_region_without_areas_has_no_descriptor_and_is_trapped() {
     with_time_out(|| {
@@ -112,7 +112,7 @@ fn accesses_of_every_width_reach_the_vfio_user_crates_device() {
 }
 
 #[test]
-fn an_access_of_megabytes_is_split_to_the_limit_of_the_crate() {
+fn an_access_of_megabytes_is_split_to_the_limit_of_the_vfio_user_crate() {
     with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
@@ -126,7 +126,7 @@ fn an_access_of_megabytes_is_split_to_the_limit_of_the_crate() {
 }
 
 #[test]
-fn posted_writes_are_done_by_the_crate_before_the_next_answer() {
+fn posted_writes_are_done_by_the_vfio_user_crate_before_the_next_answer() {
     with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
@@ -151,7 +151,8 @@ fn configuration_space_of_the_vfio_user_crates_server_is_read_and_written() {
 
 const CONFIG_SIZE: usize = CONFIG as usize;
 
-/// The crate returns an error number for its own checks, and none for the device's refusals.
+/// The `vfio_user` crate returns an error number for its own checks, and none for the device's
+/// refusals.
 #[test]
 fn a_refusal_of_the_vfio_user_crates_server_is_an_error_and_the_client_stays_usable() {
     with_time_out(|| {
@@ -182,10 +183,10 @@ fn a_refusal_of_the_vfio_user_crates_server_is_an_error_and_the_client_stays_usa
     });
 }
 
-/// The crate answers a failed posted write, though no reply was requested. The client drops the
-/// answer.
+/// The `vfio_user` crate answers a failed posted write, though no reply was requested. The client
+/// drops the answer.
 #[test]
-fn the_client_drops_the_crates_reply_to_a_refused_posted_write() {
+fn the_client_drops_the_vfio_user_crates_reply_to_a_refused_posted_write() {
     with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();

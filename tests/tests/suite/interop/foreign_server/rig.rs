@@ -1,4 +1,4 @@
-//! The crate's server on a thread.
+//! The `vfio_user` crate's server on a thread.
 
 use std::{
     os::{fd::AsRawFd, unix::net::UnixStream},
