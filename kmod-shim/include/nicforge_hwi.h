@@ -802,7 +802,7 @@ struct nicforge_extoll_rma_notification {
 #define NICFORGE_MU_REG_STARTS 0x618
 /*
  * Mirror alone: number of packets for the subgroup that were dropped,
- * for want of an enabled FIFO, a base address, or memory.
+ * for lack of an enabled FIFO, a base address, or memory.
  */
 #define NICFORGE_MU_REG_DROPPED 0x620
 /*
@@ -1554,7 +1554,7 @@ struct nicforge_mu_packet_descriptor {
  * the fifth both of the receiver. Reads as 0.
  */
 #define NICFORGE_ND_DCR_CTRL_UPC_CLEAR (8 * 0x52)
-/* Performance counters that stand still: bits as in CTRL_UPC_CLEAR. */
+/* Performance counters that make no progress: bits as in CTRL_UPC_CLEAR. */
 #define NICFORGE_ND_DCR_CTRL_UPC_STOP (8 * 0x53)
 /* Bits of NON_FATAL_ERR0. */
 /* A result in the reception FIFO of users had an integer overflow. */
@@ -2022,7 +2022,7 @@ struct nicforge_proof_dma_engine_descriptor {
  * progress.
  */
 #define NICFORGE_PROOF_CHECKSUM_STATUS_BAD_START (1ULL << 2)
-/* The companion is halted. A reset of the function starts it anew. */
+/* The companion is halted. A reset of the function restarts it. */
 #define NICFORGE_PROOF_CHECKSUM_STATUS_HALTED (1ULL << 3)
 /* MSI-X vector: a sum has ended without an error. */
 #define NICFORGE_PROOF_CHECKSUM_VECTOR_DONE 0
@@ -2542,7 +2542,7 @@ struct nicforge_seastar_event {
 /* The process is in host-based mode: the kernel matches its messages. */
 #define NICFORGE_SEASTAR_KERNEL_FLAG_HOST_BASED (1ULL << 0)
 /*
- * The process, in NIC-based mode, begins anew with the same address map
+ * The process, in NIC-based mode, starts again with the same address map
  * when its client has detached. So programs without a kernel can use it,
  * one after the other.
  */

@@ -777,7 +777,7 @@ int PtlMEInsert(ptl_handle_me_t base,
 int PtlMEUnlink(ptl_handle_me_t me_handle);
 
 /*
- Sends all memory of a descriptor. Its events tell the rest.
+ Sends all memory of a descriptor. Events report the progress and the end.
 
  Returns PTL_OK, PTL_NO_INIT, PTL_MD_INVALID, PTL_PROCESS_INVALID, PTL_PT_INDEX_INVALID,
  PTL_AC_INDEX_INVALID, PTL_MD_ILLEGAL for more than 2^30 bytes, PTL_NO_SPACE when too many

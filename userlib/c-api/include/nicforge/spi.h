@@ -61,7 +61,7 @@
 #define KERNEL_INJ_FIFO_ACTIVATE 1
 
 /*
- For Kernel_InjFifoActivate: the FIFOs stand still.
+ For Kernel_InjFifoActivate: the FIFOs make no progress.
  */
 #define KERNEL_INJ_FIFO_DEACTIVATE 0
 
@@ -757,7 +757,7 @@ int32_t MUSPI_BuildNodeClassroute(struct CR_RECT_T *world,
 
 /*
  Assigns an injection FIFO `size_1 + 1` bytes at an offset of a memory region, both multiples of
- 64. The FIFO stands still then, and is empty.
+ 64. The FIFO makes no progress then, and is empty.
 
  # Safety
  `sg_ptr` is NULL, or from Kernel_AllocateInjFifos; `memregion` is NULL or valid.
@@ -911,7 +911,7 @@ int32_t MUSPI_GIPollForClearWithTimeout(struct MUSPI_GI_t *GI, uint64_t timeoutI
 int32_t Kernel_ConfigureGIInterrupts(uint32_t id, uint32_t giId, uint32_t interruptFlag);
 
 /*
- Returns an injection FIFO of a subgroup, or NULL if there is none of this number.
+ Returns an injection FIFO of a subgroup, or NULL if none has this number.
 
  # Safety
  `fg_ptr` is NULL or valid.
@@ -1196,8 +1196,8 @@ int32_t MUSPI_CreateCollectiveMemoryFIFODescriptor(MUHWI_Descriptor_t *desc,
                                                    struct MUSPI_CollectiveMemoryFIFODescriptorInfo_t *info);
 
 /*
- Makes the descriptor of a collective direct put of 1 byte or more. A field without a meaning
- gives -EINVAL.
+ Makes the descriptor of a collective direct put of 1 byte or more. Returns -EINVAL if a field
+ has no valid value.
 
  # Safety
  `desc` and `info` are NULL or valid.
@@ -1238,7 +1238,7 @@ int32_t MUSPI_RegisterReceiveFunction(MUSPI_RecvFunction_t fn_, void *param);
 int32_t MUSPI_DeRegisterReceiveFunction(uint32_t id);
 
 /*
- Returns a reception FIFO of a subgroup, or NULL if there is none of this number.
+ Returns a reception FIFO of a subgroup, or NULL if none has this number.
 
  # Safety
  `fg_ptr` is NULL or valid.
