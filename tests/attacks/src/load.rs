@@ -116,7 +116,7 @@ fn row(setting: &Setting, attack: &Attack, result: &contest::Outcome) -> Row {
     }
 }
 
-/// Records which limits were missed.
+/// Adds to the row of an attack each limit that the server or its other clients have not met.
 fn judge(mut row: Row, attack: &Attack, result: &contest::Outcome, limits: Limits) -> Row {
     if row.not_run.is_some() {
         return row;

@@ -322,6 +322,8 @@ fn data_before_word(length: usize, by_update: bool) {
     );
 }
 
+/// A driver that reads the flag word with *acquire* order also sees the data that the device
+/// copied before it.
 #[test]
 fn driver_that_sees_the_word_sees_one_word_of_data() {
     data_before_word(8, false);

@@ -166,6 +166,7 @@ impl Peers {
         Ok(Self { own, ranks, peers, idle: 0, next_look: None, next_asked: 0 })
     }
 
+    /// Returns the rank of this process.
     pub(super) fn own(&self) -> Rank {
         self.own
     }

@@ -126,8 +126,8 @@ impl Endpoint {
             }
             None => Source::Segment { segment: buffer.segment(), offset: buffer.start() },
         };
-        // A long message that finds no room for its exposure leaves as a medium one. Its receiver
-        // asks for it, if no receive is posted.
+        // A long message is sent as a medium one if the card can't expose the buffer for the
+        // receiver's get. The receiver requests a medium message if no receive is posted for it.
         let exposed = if length > self.config.medium { self.card.expose(buffer, process, id)? } else { None };
         let protocol = if exposed.is_some() { Protocol::Long } else { Protocol::Eager };
 
