@@ -158,7 +158,8 @@ pub mod mirror {
     pub const NODES: u64 = 0x1008;
     /// Number of VPIDs of each card (32-bit).
     pub const VPIDS: u64 = 0x100c;
-    /// Number of starts of this VPID: with a new client, after its own reset, or after the admin's.
+    /// Number of starts of this VPID: one with each client and one after it, one after its own
+    /// reset, and one after the admin's.
     pub const STARTS: u64 = 0x1010;
     /// Number of VELO messages that have left for the network so far.
     pub const VELO_SENT: u64 = 0x1040;

@@ -136,7 +136,7 @@ impl Rma {
             in_flight.outstanding() == length && (in_flight.state == State::Sent || status != status::DONE);
 
         in_flight.progress.answered += length;
-        in_flight.watchdog_state = WatchdogState::MoveOutcome;
+        in_flight.watchdog_state = WatchdogState::Progressed;
         in_flight.status = status;
 
         let source = in_flight.request.source;

@@ -72,7 +72,7 @@ pub(super) struct Progress {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WatchdogState {
     /// A part was sent or answered since the last check.
-    MoveOutcome,
+    Progressed,
     /// Nothing has moved for this number of nanoseconds. They are counted while the command is the
     /// first one for its target.
     Waiting(u64),
@@ -327,10 +327,10 @@ impl Commands {
                 .list
                 .iter()
                 .filter(same)
-                .any(|in_flight| in_flight.watchdog_state == WatchdogState::MoveOutcome);
+                .any(|in_flight| in_flight.watchdog_state == WatchdogState::Progressed);
             let waited = match self.list[index].watchdog_state {
                 _ if moved => 0,
-                WatchdogState::MoveOutcome => 0,
+                WatchdogState::Progressed => 0,
                 WatchdogState::Waiting(waited) => waited.saturating_add(elapsed),
                 WatchdogState::Expired => limit,
             };
@@ -346,7 +346,7 @@ impl Commands {
         }
 
         for in_flight in
-            self.list.iter_mut().filter(|in_flight| in_flight.watchdog_state == WatchdogState::MoveOutcome)
+            self.list.iter_mut().filter(|in_flight| in_flight.watchdog_state == WatchdogState::Progressed)
         {
             in_flight.watchdog_state = WatchdogState::Waiting(0);
         }
@@ -395,7 +395,7 @@ mod tests {
         let mut commands = list(&[1, 2, 1]);
 
         for _ in 0..3 {
-            commands.list[2].watchdog_state = WatchdogState::MoveOutcome;
+            commands.list[2].watchdog_state = WatchdogState::Progressed;
             commands.check_progress(LIMIT / 2, LIMIT);
         }
 

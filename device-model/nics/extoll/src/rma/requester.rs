@@ -268,7 +268,7 @@ impl Rma {
         let commands = &mut client.commands;
         if let Some(in_flight) = commands.list.get_mut(index) {
             in_flight.progress.sent += part.length;
-            in_flight.watchdog_state = WatchdogState::MoveOutcome;
+            in_flight.watchdog_state = WatchdogState::Progressed;
             if kind == Kind::Get {
                 commands.asked += part.length;
             }
