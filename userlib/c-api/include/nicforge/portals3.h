@@ -781,7 +781,8 @@ int PtlMEUnlink(ptl_handle_me_t me_handle);
 
  Returns PTL_OK, PTL_NO_INIT, PTL_MD_INVALID, PTL_PROCESS_INVALID, PTL_PT_INDEX_INVALID,
  PTL_AC_INDEX_INVALID, PTL_MD_ILLEGAL for more than 2^30 bytes, PTL_NO_SPACE when too many
- operations are in progress, or PTL_FAIL.
+ operations are in progress, PTL_NI_INVALID after the program that holds the node's kernel has
+ ended, or PTL_FAIL.
  */
 int PtlPut(ptl_handle_md_t md_handle,
            ptl_ack_req_t ack_req,
