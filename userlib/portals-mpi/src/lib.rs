@@ -39,6 +39,8 @@
 //! - Each peer has a window of messages without an acknowledgement ([`Config::window`]). Further
 //!   ones wait at the sender. The event queues hold the events of all windows, so that no event is
 //!   lost.
+//! - Each peer may have a part of the operations that the process can have in progress, so that a
+//!   peer whose card takes nothing does not stop messages to others.
 //!
 //! # Death of a peer
 //! When a peer's node or process ends, every request that waits for it fails with

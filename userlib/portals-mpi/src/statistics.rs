@@ -17,6 +17,7 @@ pub struct Statistics {
     pub fetched: u64,
     /// Messages whose data the sender sent again on request.
     pub repeated: u64,
-    /// Messages that were ignored, because their process is no rank, or not the one it claims.
+    /// Messages that were ignored, because their process is no rank, or not the one it claims, or
+    /// because they exceed the window of their rank.
     pub refused: u64,
 }

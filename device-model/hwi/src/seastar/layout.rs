@@ -31,6 +31,17 @@ pub const PACKET: usize = 64;
 pub const INLINE: usize = 16;
 /// Maximum number of messages in flight from a node to another one.
 pub const MAX_IN_FLIGHT: u16 = 1024;
+/// Maximum number of messages in flight of all processes of a node in host-based mode.
+pub const KERNEL_MESSAGES: u16 = 64;
+/// Maximum number of messages in flight of all processes of a node in NIC-based mode.
+const PROCESS_MESSAGES: u16 = 128;
+
+/// Returns the maximum number of messages in flight of each process in NIC-based mode, on a node
+/// that can have `processes` processes: an equal share.
+pub const fn process_messages(processes: u16) -> u16 {
+    let shares = if processes == 0 { 1 } else { processes };
+    PROCESS_MESSAGES / shares
+}
 /// Largest length of a message in bytes.
 pub const MAX_MESSAGE: u32 = 1 << 30;
 

@@ -207,11 +207,32 @@ impl Card {
         room(self.interface.put_region(&self.slots, 0, 0, ack, &Target::new(to, CONTROL, bits), id))
     }
 
-    /// Gets data into a buffer.
-    pub(super) fn get(&self, into: &Buffer, length: u64, from: ProcessId, id: u64) -> Result<bool, Error> {
-        let descriptor = &self.segments[into.segment() as usize];
-        let target = Target::new(from, EXPOSED, id);
-        room(self.interface.get_region(descriptor, into.start(), length, &target))
+    /// Gets data into a buffer, by a descriptor of its own: its end ends the get, which the target
+    /// may drop in silence. Returns `None` if the card has no room. It may use the reserve.
+    pub(super) fn get(
+        &mut self,
+        into: &Buffer,
+        length: u64,
+        from: ProcessId,
+        id: u64,
+        user_pointer: u64,
+    ) -> Result<Option<MemoryDescriptor>, Error> {
+        let descriptor = loop {
+            let options = Options::START_DISABLE;
+            let values = Descriptor { options, length, user_pointer, ..self.once(into) };
+            match self.interface.bind_descriptor(&values) {
+                Ok(descriptor) => break descriptor,
+                Err(error) if error.refusal() != Some(Refusal::NoSpace) => return Err(error.into()),
+                Err(_) if self.give_up_reserve()? => {}
+                Err(_) => return Ok(None),
+            }
+        };
+
+        if room(self.interface.get(&descriptor, &Target::new(from, EXPOSED, id)))? {
+            return Ok(Some(descriptor));
+        }
+        self.unlink(&descriptor)?;
+        Ok(None)
     }
 
     /// Exposes a buffer for one get of `reader`. Returns `None` if the card has no room.

@@ -49,11 +49,6 @@ impl Endpoint {
             match (event.user_pointer, event.kind) {
                 (OF_SENDS, EventKind::SendEnd) => self.sent(&event)?,
                 (OF_SENDS, EventKind::Ack) => self.confirmed(&event)?,
-                (OF_SENDS, EventKind::ReplyEnd) => {
-                    if let Some(rank) = self.peers.rank_of(event.peer) {
-                        self.replied(rank, &event)?;
-                    }
-                }
                 (OF_EXPOSED, EventKind::GetEnd) => self.exposure_ended(&event)?,
                 (OF_REQUESTS, EventKind::PutEnd) => {
                     if let Some(rank) = self.peers.rank_of(event.peer) {
@@ -61,6 +56,7 @@ impl Endpoint {
                     }
                 }
                 (receive, EventKind::PutEnd) => self.taken(Handle::from_bits(receive), &event)?,
+                (receive, EventKind::ReplyEnd) => self.fetched(Handle::from_bits(receive), &event)?,
                 _ => {}
             }
         }
@@ -75,8 +71,10 @@ impl Endpoint {
         match event.message.match_bits {
             REQUEST => self.requested(from, id),
             GIVEN_UP => self.given_up(from, id)?,
-            NO_LONGER_THERE => self.message_has_ended(from, id)?,
-            IS_THERE => self.answer_question(from, id),
+            NO_LONGER_THERE => self.no_longer_there(from, id)?,
+            IS_THERE => {
+                self.has_or_says_so(from, id);
+            }
             _ => {}
         }
         Ok(())
@@ -85,26 +83,16 @@ impl Endpoint {
     /// Handles the end of a put's sending.
     fn sent(&mut self, event: &Event) -> Result<(), Error> {
         let Some(rank) = self.peers.rank_of(event.peer) else { return Ok(()) };
-        let id = event.message.header_data;
-        let has_data = event.message.portal != CONTROL;
-        if has_data {
-            // Control messages carry names of the receiver's messages.
-            self.put_ended(rank, id);
+        self.peers.end_put(rank);
+        // Control messages carry names of the receiver's messages.
+        if event.message.portal != CONTROL {
+            self.put_ended(rank, event.message.header_data, event.failure)?;
         }
 
         match event.failure {
-            None => {}
-            Some(Failure::Node) => self.lose(rank, Loss::NodeEnded)?,
-            Some(failure) if has_data => {
-                let number = bits::number(id);
-                let Some(peer) = self.peers.get_mut(rank).filter(|peer| peer.has(id)) else { return Ok(()) };
-                if let Some(message) = peer.leave(number) {
-                    self.end_send(rank, message, Err(Error::Failed(failure)))?;
-                }
-            }
-            Some(_) => {}
+            Some(Failure::Node) => self.lose(rank, Loss::NodeEnded),
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Handles Portals' acknowledgement of a put.
@@ -113,10 +101,11 @@ impl Endpoint {
         let name = event.message.match_bits;
         match event.message.portal {
             CONTROL => self.peers.answered(rank),
-            MESSAGES => self.acknowledged(rank, bits::number(name), false)?,
-            REPEATED if self.peers.get(rank).is_some_and(|peer| peer.has(name)) => {
-                self.acknowledged(rank, bits::number(name), false)?;
+            MESSAGES => {
+                let id = self.peers.get(rank).and_then(|peer| peer.window.id_of(name));
+                id.map_or(Ok(()), |id| self.acknowledged(rank, id))?;
             }
+            REPEATED => self.acknowledged(rank, name)?,
             _ => {}
         }
         Ok(())
@@ -125,22 +114,20 @@ impl Endpoint {
     /// Handles the end of a get from an exposed message.
     fn exposure_ended(&mut self, event: &Event) -> Result<(), Error> {
         let Some(rank) = self.peers.rank_of(event.peer) else { return Ok(()) };
-        if event.failure == Some(Failure::Node) {
-            return self.lose(rank, Loss::NodeEnded);
+        self.got(rank, event)?;
+        match event.failure {
+            Some(Failure::Node) => self.lose(rank, Loss::NodeEnded),
+            _ => Ok(()),
         }
-
-        let name = event.message.match_bits;
-        if self.peers.get(rank).is_some_and(|peer| peer.has(name)) {
-            self.acknowledged(rank, bits::number(name), true)?;
-        }
-        Ok(())
     }
 
     /// Handles a message that the card has put into the buffer of a receive.
     fn taken(&mut self, receive: Handle, event: &Event) -> Result<(), Error> {
-        let Some(entry) = self.requests.get_mut(receive) else { return Ok(()) };
+        let Some(entry) = self.requests.get_mut(receive).filter(|_| !self.fetches.release(receive)) else {
+            return Ok(());
+        };
         if matches!(entry.state, State::Fetching) {
-            return self.repeated(receive, event);
+            return self.fetched(receive, event);
         }
         if !matches!(entry.state, State::Posted(_)) {
             return Ok(());

@@ -9,12 +9,7 @@ use std::collections::VecDeque;
 use nicforge_matching::Rank;
 use nicforge_portals::{Event, Failure, MemoryDescriptor};
 
-use super::{
-    Endpoint,
-    card::{IS_THERE, REQUEST},
-    notices::Notice,
-    requests::State,
-};
+use super::{Endpoint, card::REQUEST, notices::Notice, requests::State};
 use crate::{Buffer, Error, Loss, config::MAX_FETCHES, pool::Handle};
 
 /// Attempts to fetch the data of a message, which may be damaged each time.
@@ -38,8 +33,19 @@ enum Progress {
     Offered(MemoryDescriptor),
     /// The sender was asked to put into the offered buffer.
     Requested(MemoryDescriptor),
-    /// The get has left.
-    Getting,
+    /// The get has left. Nothing else uses its descriptor.
+    Getting(MemoryDescriptor),
+}
+
+/// Outcome of a step of a fetch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// The fetch is in progress.
+    Done,
+    /// The sender has as many operations in progress as it may have.
+    SenderIsFull,
+    /// The card has no room.
+    CardIsFull,
 }
 
 /// A message whose data are fetched.
@@ -63,15 +69,16 @@ pub(super) struct Fetches {
     waiting: VecDeque<Fetch>,
     /// Those in progress.
     running: Vec<Fetch>,
-    /// Buffers that the card may still use, because an operation of a process that is gone is in
-    /// progress.
-    kept: Vec<Buffer>,
+    /// Buffers of receives that have failed while an operation wrote to them, until its end.
+    kept: Vec<(Handle, Buffer)>,
 }
 
 impl Fetches {
-    /// Keeps a buffer until the endpoint is dropped.
-    pub(super) fn keep(&mut self, buffer: Option<Buffer>) {
-        self.kept.extend(buffer);
+    /// Releases the buffer of a receive that has failed, whose operation has ended now. Returns
+    /// whether there is one.
+    pub(super) fn release(&mut self, receive: Handle) -> bool {
+        let position = self.kept.iter().position(|(kept, _)| *kept == receive);
+        position.map(|position| self.kept.swap_remove(position)).is_some()
     }
 }
 
@@ -112,79 +119,78 @@ impl Endpoint {
 
     /// Starts fetches that wait, as far as there is room.
     pub(super) fn start_fetches(&mut self) -> Result<(), Error> {
-        while self.fetches.running.len() < MAX_FETCHES as usize
-            && let Some(mut fetch) = self.fetches.waiting.pop_front()
-        {
+        for _ in 0..self.fetches.waiting.len() {
+            if self.fetches.running.len() >= MAX_FETCHES as usize {
+                break;
+            }
+            let Some(mut fetch) = self.fetches.waiting.pop_front() else { break };
             match self.advance(&mut fetch) {
-                Ok(true) => self.fetches.running.push(fetch),
-                no_room_or_error => {
+                Ok(Step::Done) => self.fetches.running.push(fetch),
+                Ok(Step::SenderIsFull) => self.fetches.waiting.push_back(fetch),
+                full_or_error => {
                     self.fetches.waiting.push_front(fetch);
-                    return no_room_or_error.map(drop);
+                    return full_or_error.map(drop);
                 }
             }
         }
         Ok(())
     }
 
-    /// Takes the steps of a fetch. Returns `false` if the card has no room.
-    fn advance(&mut self, fetch: &mut Fetch) -> Result<bool, Error> {
-        let Some(process) = self.peers.get(fetch.peer).map(|peer| peer.process) else { return Ok(true) };
-        let Some(entry) = self.requests.get(fetch.receive) else { return Ok(true) };
-        let length = fetch.length.min(entry.buffer.len() as u64);
+    /// Takes the steps of a fetch.
+    fn advance(&mut self, fetch: &mut Fetch) -> Result<Step, Error> {
+        let Some(process) = self.peers.get(fetch.peer).map(|peer| peer.process) else {
+            return Ok(Step::Done);
+        };
+        let Some(entry) = self.requests.get(fetch.receive) else { return Ok(Step::Done) };
+        let (length, user_pointer) = (fetch.length.min(entry.buffer.len() as u64), fetch.receive.to_bits());
 
-        if fetch.method == FetchMethod::Get {
-            let is_started = self.card.get(&entry.buffer, length, process, fetch.id)?;
-            if is_started {
-                fetch.progress = Progress::Getting;
+        if fetch.way == Way::Get {
+            if !self.peers.has_room(fetch.peer) {
+                return Ok(Step::SenderIsFull);
             }
-            return Ok(is_started);
+            let got = self.card.get(&entry.buffer, length, process, fetch.id, user_pointer)?;
+            let Some(descriptor) = got else { return Ok(Step::CardIsFull) };
+            fetch.progress = Progress::Getting(descriptor);
+            self.peers.begin_get(fetch.peer);
+            return Ok(Step::Done);
         }
 
         if let Progress::New = fetch.progress {
-            let user_pointer = fetch.receive.to_bits();
             match self.card.offer(&entry.buffer, process, fetch.id, user_pointer)? {
                 Some(descriptor) => fetch.progress = Progress::Offered(descriptor),
-                None => return Ok(false),
+                None => return Ok(Step::CardIsFull),
             }
         }
         if let Progress::Offered(descriptor) = &fetch.progress {
-            if !self.card.control(process, REQUEST, fetch.id)? {
-                return Ok(false);
+            if !self.control(fetch.peer, REQUEST, fetch.id)? {
+                return Ok(Step::SenderIsFull);
             }
             fetch.progress = Progress::Requested(descriptor.clone());
         }
-        Ok(true)
+        Ok(Step::Done)
     }
 
-    /// Handles the reply to a get.
-    pub(super) fn replied(&mut self, from: Rank, event: &Event) -> Result<(), Error> {
-        let is_this = |fetch: &Fetch| {
-            fetch.peer == from && fetch.id == event.message.match_bits && fetch.method == FetchMethod::Get
+    /// Handles the reply to a get, or a put into an offered buffer.
+    pub(super) fn fetched(&mut self, receive: Handle, event: &Event) -> Result<(), Error> {
+        if self.fetches.release(receive) {
+            return Ok(());
+        }
+        let Some(position) = self.fetches.running.iter().position(|fetch| fetch.receive == receive) else {
+            return Ok(());
         };
-        match self.fetches.running.iter().position(is_this) {
-            None => Ok(()),
-            Some(position) => {
-                self.statistics.fetched += 1;
-                self.end_fetch(position, event)
-            }
-        }
-    }
 
-    /// Handles a put into an offered buffer.
-    pub(super) fn repeated(&mut self, receive: Handle, event: &Event) -> Result<(), Error> {
-        match self.fetches.running.iter().position(|fetch| fetch.receive == receive) {
-            None => Ok(()),
-            Some(position) => {
-                self.statistics.repeated += 1;
-                self.end_fetch(position, event)
-            }
-        }
+        let counter = match self.fetches.running[position].way {
+            Way::Get => &mut self.statistics.fetched,
+            Way::Request => &mut self.statistics.repeated,
+        };
+        *counter += 1;
+        self.end_fetch(position, event)
     }
 
     /// Ends a fetch, or repeats it if the data were damaged.
     fn end_fetch(&mut self, position: usize, event: &Event) -> Result<(), Error> {
-        let mut fetch = self.fetches.running.swap_remove(position);
-        let Fetch { receive, peer, id, length, method, .. } = fetch;
+        let mut fetch = self.stop_running(position);
+        let Fetch { receive, peer, id, length, way, .. } = fetch;
         fetch.attempts += 1;
 
         match event.failure {
@@ -217,42 +223,53 @@ impl Endpoint {
         }
     }
 
-    /// Ends a fetch whose message the sender has ended. A put that has begun continues.
-    pub(super) fn message_has_ended(&mut self, from: Rank, id: u64) -> Result<(), Error> {
+    /// Takes a fetch from those in progress.
+    fn stop_running(&mut self, position: usize) -> Fetch {
+        let fetch = self.fetches.running.swap_remove(position);
+        if let Progress::Getting(_) = fetch.progress {
+            self.peers.end_get(fetch.peer);
+        }
+        fetch
+    }
+
+    /// Ends a fetch whose message the sender has ended. A transfer that has begun goes on.
+    pub(super) fn no_longer_there(&mut self, from: Rank, id: u64) -> Result<(), Error> {
         let is_this = |fetch: &Fetch| fetch.peer == from && fetch.id == id;
         let Some(position) = self.fetches.running.iter().position(is_this) else { return Ok(()) };
-        let fetch = &self.fetches.running[position];
-        let receive = fetch.receive;
-        match &fetch.progress {
-            Progress::Requested(descriptor) if self.card.unlink(descriptor)? => {}
-            // The sender's card has dropped the get. Only a sender that breaks the protocol could
-            // still reply: the buffer is not used again.
-            Progress::Getting if fetch.is_asked => {
-                self.fetches.keep(self.requests.get_mut(receive).map(|entry| entry.buffer.take()));
+        let is_ended = match &self.fetches.running[position].progress {
+            // The end of a get's descriptor ends the get, and a late reply finds nothing.
+            Progress::Requested(descriptor) | Progress::Getting(descriptor) => {
+                self.card.unlink(descriptor)?
             }
-            _ => return Ok(()),
+            Progress::New | Progress::Offered(_) => false,
+        };
+        if !is_ended {
+            return Ok(());
         }
 
-        self.fetches.running.swap_remove(position);
-        self.end_wait_for(from);
+        let Fetch { receive, .. } = self.stop_running(position);
+        self.waits_less(from);
         self.fail(receive, Error::NoLongerThere { peer: from });
+        self.has_work = true;
         Ok(())
     }
 
     /// Asks a sender once for each of its messages that this rank gets, whether it is there.
-    pub(super) fn ask_for_messages(&mut self, from: Rank) -> Result<(), Error> {
-        let Some(process) = self.peers.get(from).map(|peer| peer.process) else { return Ok(()) };
-        let is_new = |fetch: &&mut Fetch| {
-            fetch.peer == from && !fetch.is_asked && matches!(fetch.progress, Progress::Getting)
+    pub(super) fn ask_for_messages(&mut self, from: Rank) {
+        let is_new = |fetch: &&Fetch| {
+            fetch.peer == from && !fetch.is_asked && matches!(fetch.progress, Progress::Getting(_))
         };
-        for fetch in self.fetches.running.iter_mut().filter(is_new) {
+        let ids: Vec<_> = self.fetches.running.iter().filter(is_new).map(|fetch| fetch.id).collect();
+        for id in ids {
             // Without room the next look asks.
-            if !self.card.control(process, IS_THERE, fetch.id)? {
+            if !self.notify(from, Notice::IsThere, id) {
                 break;
             }
-            fetch.is_asked = true;
+            for fetch in self.fetches.running.iter_mut().filter(|fetch| fetch.peer == from && fetch.id == id)
+            {
+                fetch.is_asked = true;
+            }
         }
-        Ok(())
     }
 
     fn end_wait_for(&mut self, peer: Rank) {
@@ -266,6 +283,9 @@ impl Endpoint {
     pub(super) fn lose_fetches(&mut self, rank: Rank, peer_gone: Error) -> Result<(), Error> {
         let of_rank = |fetch: &mut Fetch| fetch.peer == rank;
         let mut lost: Vec<Fetch> = self.fetches.running.extract_if(.., of_rank).collect();
+        for _ in lost.iter().filter(|fetch| matches!(fetch.progress, Progress::Getting(_))) {
+            self.peers.end_get(rank);
+        }
         let (waiting, others): (VecDeque<_>, _) =
             self.fetches.waiting.drain(..).partition(|fetch| fetch.peer == rank);
         self.fetches.waiting = others;
@@ -275,13 +295,14 @@ impl Endpoint {
         for Fetch { receive, id, progress, .. } in lost {
             let is_free = match progress {
                 Progress::New => Ok(true),
-                Progress::Getting => Ok(false),
-                Progress::Offered(descriptor) | Progress::Requested(descriptor) => {
-                    self.card.unlink(&descriptor)
-                }
+                Progress::Offered(descriptor)
+                | Progress::Requested(descriptor)
+                | Progress::Getting(descriptor) => self.card.unlink(&descriptor),
             };
-            if is_free != Ok(true) {
-                self.fetches.keep(self.requests.get_mut(receive).map(|entry| entry.buffer.take()));
+            if is_free != Ok(true)
+                && let Some(entry) = self.requests.get_mut(receive)
+            {
+                self.fetches.kept.push((receive, entry.buffer.take()));
             }
             result = result.and(is_free.map(drop));
             self.end_wait_for(rank);

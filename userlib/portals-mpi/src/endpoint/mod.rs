@@ -13,6 +13,8 @@
 //! | `unexpected.rs` | messages that arrive before their receive, and the memory for them |
 //! | `fetch.rs` | data that the receiver asks for |
 //! | `notices.rs` | messages that are given up, or no longer there |
+//! | `window.rs` | messages to a peer that it has not acknowledged |
+//! | `quota.rs` | operations in progress, and their division among peers |
 //! | `events.rs` | what an event means |
 
 mod card;
@@ -20,10 +22,12 @@ mod events;
 mod fetch;
 mod notices;
 mod peers;
+mod quota;
 mod receive;
 mod requests;
 mod send;
 mod unexpected;
+mod window;
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -38,7 +42,6 @@ use nicforge_portals::{Error as PortalsError, Interface, Kernel, KernelConfig, M
 use self::{
     card::Card,
     fetch::Fetches,
-    notices::Notices,
     peers::Peers,
     receive::Receives,
     requests::{Entry, Requests, State},
@@ -75,7 +78,7 @@ pub struct Completion {
     pub result: Result<(), Error>,
     /// The memory of the request. After a failure it has no bytes if the card may still use the
     /// former ones. Those of a send are free again when [`Endpoint::retained`] no longer counts it,
-    /// those of a receive when the endpoint ends.
+    /// those of a receive when the transfer has ended that wrote to them.
     pub buffer: Buffer,
 }
 
@@ -99,7 +102,6 @@ pub struct Endpoint {
     receives: Receives,
     messages: Messages,
     fetches: Fetches,
-    notices: Notices,
     /// An error of a call whose request has begun. The next call of `progress` returns it.
     deferred: Option<Error>,
     /// A send or receive that waits for room may find it now.
@@ -137,9 +139,8 @@ impl Endpoint {
             requests: Requests::default(),
             sends: Sends::new(config.slots),
             receives: Receives::default(),
-            messages: Messages::new(config.unexpected.buffers),
+            messages: Messages::new(config.unexpected.buffers, job.size(), config.window_of(job.size())),
             fetches: Fetches::default(),
-            notices: Notices::default(),
             deferred: None,
             has_work: false,
             statistics: Statistics::default(),
@@ -241,10 +242,12 @@ impl Endpoint {
         self.peers.unacknowledged()
     }
 
-    /// Returns the number of sends that have failed, and whose memory the card may still read: a
-    /// rank that counts as silent may accept a message later. The card's report of the put's end,
-    /// which [`Endpoint::progress`] handles, frees the memory. It comes when the receiver's card
-    /// has taken the message, and when the receiver's node ends or is found to be off.
+    /// Returns the number of messages that have failed, and whose memory the card may still read: a
+    /// rank that counts as silent may accept a message later, and one that fetches a message may
+    /// do so slowly. A short message counts too, whose send was complete when it was copied. The
+    /// card's report of the transfer's end, which [`Endpoint::progress`] handles, frees the memory.
+    /// It comes when the receiver's card has taken the message, and when the receiver's node ends
+    /// or is found to be off.
     pub fn retained(&self) -> usize {
         self.sends.retained()
     }
@@ -394,7 +397,7 @@ impl Endpoint {
     /// As [`Endpoint::wait`].
     pub fn flush(&mut self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
         self.wait_until("the receivers", deadline, cancel, |endpoint| {
-            let is_over = endpoint.unacknowledged() == 0 && endpoint.sends.is_idle();
+            let is_over = endpoint.unacknowledged() == 0 && endpoint.peers.have_no_data_to_send();
             Ok(is_over.then_some(()))
         })
     }
@@ -453,9 +456,7 @@ impl Endpoint {
         if std::mem::take(&mut self.has_work) {
             self.recycle()?;
             self.start_fetches()?;
-            self.send_notices()?;
-            self.send_again()?;
-            self.send_queued()?;
+            self.send_waiting()?;
             self.post_pending()?;
         }
         self.check_peers()?;
@@ -466,7 +467,7 @@ impl Endpoint {
 impl Drop for Endpoint {
     fn drop(&mut self) {
         let deadline = Deadline::after(LAST_SENDS.min(self.config.patience));
-        while (self.peers.has_unsent() || !self.notices.is_empty()) && !deadline.has_passed() {
+        while self.peers.has_unsent() && !deadline.has_passed() {
             if self.progress().is_err() {
                 return;
             }

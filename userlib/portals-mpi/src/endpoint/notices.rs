@@ -8,26 +8,26 @@
 //! therefore asks once whether the message is there. The question follows the get in order: a
 //! sender that still has the message then had it exposed for the get.
 
-use std::collections::VecDeque;
-
 use nicforge_matching::Rank;
 
 use super::{
     Endpoint,
-    card::{GIVEN_UP, NO_LONGER_THERE},
+    card::{GIVEN_UP, IS_THERE, NO_LONGER_THERE},
 };
-use crate::{Error, Loss, bits};
+use crate::{Error, Loss};
 
 /// Most notices that wait for one rank. A rank that keeps to the protocol causes fewer.
 const MAX: usize = 512;
 
-/// The event that a notice reports.
+/// The event that a notice reports, or the question that it asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Notice {
     /// The receiver asks for the message no more.
     GivenUp,
     /// The sender no longer has the message.
     NoLongerThere,
+    /// The receiver asks whether the sender has the message.
+    IsThere,
 }
 
 impl Notice {
@@ -36,58 +36,59 @@ impl Notice {
         match self {
             Self::GivenUp => GIVEN_UP,
             Self::NoLongerThere => NO_LONGER_THERE,
+            Self::IsThere => IS_THERE,
         }
-    }
-}
-
-/// The notices that wait for room in the card, in order, with the names of their messages.
-#[derive(Debug, Default)]
-pub(super) struct Notices(VecDeque<(Rank, Notice, u64)>);
-
-impl Notices {
-    pub(super) fn is_empty(&self) -> bool {
-        self.0.is_empty()
     }
 }
 
 impl Endpoint {
-    /// Sends a notice about a message when the card has room for it.
-    pub(super) fn notify(&mut self, to: Rank, notice: Notice, id: u64) {
-        let waiting = &mut self.notices.0;
-        let has_room = waiting.iter().filter(|(rank, ..)| *rank == to).count() < MAX;
-        if has_room && !waiting.contains(&(to, notice, id)) {
-            waiting.push_back((to, notice, id));
-            self.has_work = true;
+    /// Sends a notice about a message when there is room for it. Returns `false` if too many wait
+    /// for the rank.
+    pub(super) fn notify(&mut self, to: Rank, notice: Notice, id: u64) -> bool {
+        let Some(peer) = self.peers.get_mut(to) else { return false };
+        let notices = &mut peer.waiting.notices;
+        if notices.contains(&(notice, id)) {
+            return true;
         }
+        if notices.len() >= MAX {
+            return false;
+        }
+
+        notices.push_back((notice, id));
+        self.list_waiting(to);
+        true
     }
 
-    /// Sends the queued notices, as far as the card has space. A rank that was silent may still
-    /// run, and wait for them.
-    pub(super) fn send_notices(&mut self) -> Result<(), Error> {
-        while let Some(&(to, notice, id)) = self.notices.0.front() {
-            if let Some(peer) = self.peers.get(to).filter(|peer| peer.loss() != Some(Loss::NodeEnded))
-                && !self.card.control(peer.process, notice.bits(), id)?
-            {
+    /// Sends the notices that wait for a rank, as far as there is room. A rank that was silent may
+    /// live, and wait for them.
+    pub(super) fn send_notices(&mut self, to: Rank) -> Result<(), Error> {
+        while let Some(peer) = self.peers.get_mut(to)
+            && let Some(&(notice, id)) = peer.waiting.notices.front()
+        {
+            let is_possible = peer.loss() != Some(Loss::NodeEnded);
+            if is_possible && !self.control(to, notice.bits(), id)? {
                 return Ok(());
             }
-            self.notices.0.pop_front();
+            if let Some(peer) = self.peers.get_mut(to) {
+                peer.waiting.notices.pop_front();
+            }
         }
         Ok(())
     }
 
-    /// Answers the question of a receiver whether a message still exists. A message that exists
-    /// needs no answer.
-    pub(super) fn answer_question(&mut self, from: Rank, id: u64) {
-        let is_there = self.peers.get(from).is_some_and(|peer| peer.has(id));
+    /// Returns whether a message to a rank is there, for which the rank asks. A message that is not
+    /// there is answered by a notice.
+    pub(super) fn has_or_says_so(&mut self, from: Rank, id: u64) -> bool {
+        let is_there = self.peers.get(from).is_some_and(|peer| peer.window.has(id));
         if !is_there {
             self.notify(from, Notice::NoLongerThere, id);
         }
+        is_there
     }
 
     /// Ends a message that its receiver has given up.
     pub(super) fn given_up(&mut self, from: Rank, id: u64) -> Result<(), Error> {
-        let Some(peer) = self.peers.get_mut(from).filter(|peer| peer.has(id)) else { return Ok(()) };
-        match peer.leave(bits::number(id)) {
+        match self.peers.get_mut(from).and_then(|peer| peer.window.leave(id)) {
             Some(message) => self.end_send(from, message, Err(Error::GivenUp { peer: from })),
             None => Ok(()),
         }

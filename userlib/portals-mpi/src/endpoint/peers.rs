@@ -13,15 +13,18 @@ use std::{
 
 use nicforge_driver::runtime::Instant;
 use nicforge_matching::{Kind, Rank};
-use nicforge_portals::{Interface, MemoryDescriptor, ProcessId};
+use nicforge_portals::{Interface, ProcessId};
 
 use super::{
     Endpoint,
-    card::{QUESTION, Source},
+    card::QUESTION,
     events::MAX_EVENTS,
+    notices::Notice,
+    quota::{Quota, Usage},
     requests::State,
+    window::Window,
 };
-use crate::{Config, Error, Job, Loss, bits, pool::Handle};
+use crate::{Config, Error, Job, Loss, pool::Handle};
 
 /// Idle calls of `progress` between two looks at the clock.
 const IDLE_CALLS: u32 = 64;
@@ -29,27 +32,6 @@ const IDLE_CALLS: u32 = 64;
 const QUESTIONS: u32 = 4;
 /// Maximum number of questions at once to ranks that have not answered yet.
 const MAX_QUESTIONS: usize = MAX_EVENTS / 2;
-
-/// A message that its receiver has not acknowledged.
-pub(super) struct InFlight {
-    /// Its name for the receiver, of all messages from this rank to that one.
-    pub(super) id: u64,
-    pub(super) source: Source,
-    pub(super) length: u64,
-    /// The request, unless that is complete.
-    pub(super) request: Option<Handle>,
-    /// The descriptor from which the receiver can get a long message.
-    pub(super) exposed: Option<MemoryDescriptor>,
-    /// Puts of the message whose end the own card has not reported. Until then the card may read
-    /// the source.
-    pub(super) puts: u32,
-}
-
-impl InFlight {
-    pub(super) fn new(id: u64, source: Source, length: u64, request: Option<Handle>) -> Self {
-        Self { id, source, length, request, exposed: None, puts: 1 }
-    }
-}
 
 /// Whether a peer can get messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,38 +44,64 @@ enum Health {
     Gone(Loss),
 }
 
+/// What waits for room to leave for a peer.
+#[derive(Default)]
+pub(super) struct Waiting {
+    /// Notices, in order, with the names of their messages.
+    pub(super) notices: VecDeque<(Notice, u64)>,
+    /// Names of messages that the peer has asked for.
+    pub(super) again: VecDeque<u64>,
+    /// Sends, in order.
+    pub(super) sends: VecDeque<Handle>,
+    /// The rank is in the list of those for which something waits.
+    pub(super) is_listed: bool,
+}
+
+impl Waiting {
+    /// Returns whether nothing waits.
+    pub(super) fn is_empty(&self) -> bool {
+        self.notices.is_empty() && self.has_no_data()
+    }
+
+    /// Returns whether no message waits that has data.
+    fn has_no_data(&self) -> bool {
+        self.again.is_empty() && self.sends.is_empty()
+    }
+}
+
+/// The time for which a peer has not answered.
+#[derive(Default)]
+struct Silence {
+    /// Time of the first question that the peer has not answered.
+    since: Option<Instant>,
+    /// Questions since then.
+    questions: u32,
+    /// One of them has left. The others are puts that the peer's card has not taken.
+    is_asked: bool,
+}
+
 /// State of another rank.
 pub(super) struct Peer {
     pub(super) process: ProcessId,
     health: Health,
-    /// Messages by number, and the last name of each number.
-    window: Vec<Option<InFlight>>,
-    ids: Vec<u64>,
-    /// Free numbers.
-    free: Vec<u8>,
-    /// Sends that wait, in order.
-    pub(super) queue: VecDeque<Handle>,
+    pub(super) window: Window,
+    pub(super) waiting: Waiting,
+    usage: Usage,
     /// Receives that name it, and fetches from it.
     pub(super) awaited: u32,
-    /// Time of its last answer, or of the first question that it has not answered.
-    heard: Option<Instant>,
-    /// Questions since then.
-    questions: u32,
+    silence: Silence,
 }
 
 impl Peer {
     fn new(process: ProcessId, window: u16) -> Self {
-        let numbers = 0..usize::from(window);
         Self {
             process,
             health: Health::Unknown,
-            window: numbers.clone().map(|_| None).collect(),
-            ids: numbers.clone().map(|number| number as u64).collect(),
-            free: numbers.rev().map(|number| number as u8).collect(),
-            queue: VecDeque::new(),
+            window: Window::new(window),
+            waiting: Waiting::default(),
+            usage: Usage::default(),
             awaited: 0,
-            heard: None,
-            questions: 0,
+            silence: Silence::default(),
         }
     }
 
@@ -104,43 +112,6 @@ impl Peer {
             Health::Unknown | Health::Ready => None,
         }
     }
-
-    fn in_flight(&self) -> usize {
-        self.window.len() - self.free.len()
-    }
-
-    /// Returns the name of the next message, if the window is not full.
-    pub(super) fn next_id(&self) -> Option<u64> {
-        let number = usize::from(*self.free.last()?);
-        // The number is below the name's lowest byte; the rest counts its uses.
-        Some(self.ids.get(number)?.wrapping_add(1 << bits::NUMBER_BITS))
-    }
-
-    /// Enters a message, whose name is that of [`Peer::next_id`].
-    pub(super) fn enter(&mut self, message: InFlight) {
-        let Some(number) = self.free.pop().map(usize::from) else { return };
-        self.ids[number] = message.id;
-        self.window[number] = Some(message);
-    }
-
-    /// Returns the message of a name.
-    pub(super) fn find(&mut self, id: u64) -> Option<&mut InFlight> {
-        let message = self.window.get_mut(usize::from(bits::number(id)))?.as_mut()?;
-        (message.id == id).then_some(message)
-    }
-
-    /// Returns whether there is a message of a name.
-    pub(super) fn has(&self, id: u64) -> bool {
-        let message = self.window.get(usize::from(bits::number(id))).and_then(Option::as_ref);
-        message.is_some_and(|message| message.id == id)
-    }
-
-    /// Removes the message of a number.
-    pub(super) fn leave(&mut self, number: u8) -> Option<InFlight> {
-        let message = self.window.get_mut(usize::from(number))?.take()?;
-        self.free.push(number);
-        Some(message)
-    }
 }
 
 /// The ranks of the job.
@@ -148,6 +119,7 @@ pub(super) struct Peers {
     own: Rank,
     ranks: HashMap<ProcessId, Rank>,
     peers: Vec<Peer>,
+    quota: Quota,
     idle: u32,
     next_look: Option<Instant>,
     /// Rank from which ranks that have not answered are asked next.
@@ -163,7 +135,8 @@ impl Peers {
         let window = config.window_of(job.size());
         let processes = (0..job.size()).filter_map(|rank| job.process(rank));
         let peers = processes.map(|process| Peer::new(process, window)).collect();
-        Ok(Self { own, ranks, peers, idle: 0, next_look: None, next_asked: 0 })
+        let quota = Quota::new(interface.operations());
+        Ok(Self { own, ranks, peers, quota, idle: 0, next_look: None, next_asked: 0 })
     }
 
     /// Returns the rank of this process.
@@ -194,21 +167,59 @@ impl Peers {
     }
 
     pub(super) fn unacknowledged(&self) -> usize {
-        self.peers.iter().map(Peer::in_flight).sum()
+        self.peers.iter().map(|peer| peer.window.len()).sum()
     }
 
-    /// Returns whether a message has not left, or no card has taken it yet.
+    /// Returns whether a message or a notice has not left, or no card has taken a message yet.
     pub(super) fn has_unsent(&self) -> bool {
-        let is_unsent = |message: &InFlight| message.puts > 0;
-        self.peers.iter().any(|peer| !peer.queue.is_empty() || peer.window.iter().flatten().any(is_unsent))
+        self.peers.iter().any(|peer| !peer.waiting.is_empty() || peer.window.is_leaving())
+    }
+
+    /// Returns whether no send waits, and no message that a receiver has asked for.
+    pub(super) fn have_no_data_to_send(&self) -> bool {
+        self.peers.iter().all(|peer| peer.waiting.has_no_data())
+    }
+
+    /// Returns whether a put of data to a rank may begin, or a get from it.
+    pub(super) fn has_room(&self, rank: Rank) -> bool {
+        self.get(rank).is_some_and(|peer| self.quota.has_room(&peer.usage))
+    }
+
+    /// Counts a put that has begun.
+    pub(super) fn begin_put(&mut self, rank: Rank) {
+        if let Some(peer) = self.peers.get_mut(rank as usize) {
+            self.quota.begin_put(&mut peer.usage);
+        }
+    }
+
+    /// Counts the end of a put. If only puts have stood for questions, the peer's silence ends.
+    pub(super) fn end_put(&mut self, rank: Rank) {
+        let Some(peer) = self.peers.get_mut(rank as usize) else { return };
+        self.quota.end_put(&mut peer.usage);
+        if !peer.silence.is_asked {
+            peer.silence = Silence::default();
+        }
+    }
+
+    /// Counts a get that has begun.
+    pub(super) fn begin_get(&mut self, rank: Rank) {
+        if let Some(peer) = self.peers.get_mut(rank as usize) {
+            self.quota.begin_get(&mut peer.usage);
+        }
+    }
+
+    /// Counts the end of a get.
+    pub(super) fn end_get(&mut self, rank: Rank) {
+        if let Some(peer) = self.peers.get_mut(rank as usize) {
+            self.quota.end_get(&mut peer.usage);
+        }
     }
 
     /// Records that a rank has answered.
     pub(super) fn answered(&mut self, rank: Rank) {
         let Some(peer) = self.get_mut(rank).filter(|peer| peer.loss().is_none()) else { return };
         peer.health = Health::Ready;
-        peer.heard = None;
-        peer.questions = 0;
+        peer.silence = Silence::default();
     }
 
     /// Counts an idle call, and begins a look after the peers if it is time. Returns whether it is.
@@ -228,19 +239,32 @@ impl Peers {
 }
 
 impl Endpoint {
+    /// Sends a control message. Returns `false` without room for it.
+    pub(super) fn control(&mut self, to: Rank, bits: u64, id: u64) -> Result<bool, Error> {
+        let Peers { peers, quota, .. } = &mut self.peers;
+        let Some(peer) = peers.get_mut(to as usize) else { return Ok(true) };
+        if !quota.has_room_for_control(&peer.usage) || !self.card.control(peer.process, bits, id)? {
+            return Ok(false);
+        }
+        quota.begin_put(&mut peer.usage);
+        Ok(true)
+    }
+
     /// Asks some of the ranks that have not answered yet, and others the next time. A question has
     /// two events. The bound keeps their number below that of the events which
     /// [`Endpoint::progress`] takes, so that the queue does not fill while many ranks start.
     pub(super) fn ask_unready(&mut self) -> Result<(), Error> {
-        let Peers { peers, next_asked, .. } = &mut self.peers;
-        let (before, from) = peers.split_at((*next_asked).min(peers.len()));
-        let in_turn = (*next_asked..).zip(from).chain((0..).zip(before));
-
-        let unready = in_turn.filter(|(_, peer)| peer.health == Health::Unknown);
-        for (asked, (rank, peer)) in unready.enumerate() {
-            // Without room the next round asks.
-            if asked == MAX_QUESTIONS || !self.card.control(peer.process, QUESTION, 0)? {
-                *next_asked = rank;
+        let size = self.peers.peers.len();
+        let first = self.peers.next_asked.min(size);
+        let mut asked = 0;
+        for rank in (first..size).chain(0..first) {
+            let is_unready = self.peers.peers.get(rank).is_some_and(|peer| peer.health == Health::Unknown);
+            // Without room a later round asks.
+            if is_unready && self.control(rank as Rank, QUESTION, 0)? {
+                self.peers.next_asked = rank + 1;
+                asked += 1;
+            }
+            if asked == MAX_QUESTIONS {
                 break;
             }
         }
@@ -249,35 +273,46 @@ impl Endpoint {
 
     /// Asks the peers that this rank waits for, and gives up those that do not answer.
     pub(super) fn check_peers(&mut self) -> Result<(), Error> {
-        let interval = self.config.patience / (2 * QUESTIONS);
-        if !self.peers.begin_check(interval) {
+        let patience = self.config.patience;
+        if !self.peers.begin_look(patience / (2 * QUESTIONS)) {
             return Ok(());
         }
 
         let now = Instant::now();
         for rank in 0..self.size() {
             let Some(peer) = self.peers.get_mut(rank) else { break };
-            let is_needed = peer.in_flight() > 0 || peer.awaited > 0 || !peer.queue.is_empty();
+            let is_needed = peer.window.len() > 0 || peer.awaited > 0 || !peer.waiting.sends.is_empty();
             if !is_needed || peer.health != Health::Ready {
-                peer.heard = None;
-                peer.questions = 0;
+                peer.silence = Silence::default();
                 continue;
             }
 
-            let waited = now.saturating_duration_since(*peer.heard.get_or_insert(now));
-            if peer.questions > 1 && waited > self.config.patience {
+            let Silence { questions, since, .. } = peer.silence;
+            let waited = now.saturating_duration_since(since.unwrap_or(now));
+            if questions > 1 && waited > patience {
                 self.lose(rank, Loss::Silent)?;
-            } else if waited >= self.config.patience / QUESTIONS * peer.questions
-                && self.card.control(peer.process, QUESTION, 0)?
-            {
-                // The patience begins with the first question. Without room none was sent.
-                if peer.questions == 0 {
-                    peer.heard = Some(now);
-                }
-                peer.questions += 1;
-                self.ask_for_messages(rank)?;
+            } else if waited >= patience / QUESTIONS * questions {
+                self.ask(rank, now)?;
             }
         }
+        Ok(())
+    }
+
+    /// Asks a peer whether it is there. A put that its card has not taken is as good as a question:
+    /// an answer comes only after it. So a peer is found silent when its puts have used up the
+    /// room for questions.
+    fn ask(&mut self, rank: Rank, now: Instant) -> Result<(), Error> {
+        let has_left = self.control(rank, QUESTION, 0)?;
+        let Some(peer) = self.peers.get_mut(rank) else { return Ok(()) };
+        if !has_left && peer.usage.puts == 0 {
+            // The next look asks.
+            return Ok(());
+        }
+
+        peer.silence.since.get_or_insert(now);
+        peer.silence.questions += 1;
+        peer.silence.is_asked |= has_left;
+        self.ask_for_messages(rank);
         Ok(())
     }
 
@@ -293,11 +328,9 @@ impl Endpoint {
         let peer_gone = Error::PeerGone { peer: rank, why };
         let mut result = Ok(());
 
-        let queued = std::mem::take(&mut peer.queue);
-        let messages: Vec<_> = peer.window.iter_mut().filter_map(Option::take).collect();
-        peer.free = (0..peer.window.len()).map(|number| number as u8).collect();
-        for message in messages {
-            result = result.and(self.end_send(rank, message, Err(peer_gone.clone())));
+        let queued = std::mem::take(&mut peer.waiting.sends);
+        for message in peer.window.drain() {
+            result = result.and(self.end_send(rank, message, Err(gone.clone())));
         }
         for handle in queued {
             self.fail(handle, peer_gone.clone());

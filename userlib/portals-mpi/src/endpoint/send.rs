@@ -3,14 +3,13 @@
 use std::collections::VecDeque;
 
 use nicforge_matching::Rank;
-use nicforge_portals::Target;
+use nicforge_portals::{Event, Failure, MemoryDescriptor, Target};
 
 use super::{
     Endpoint,
     card::{MESSAGES, REPEATED, Source},
-    notices::Notice,
-    peers::InFlight,
     requests::State,
+    window::InFlight,
 };
 use crate::{
     Buffer, Error, Loss,
@@ -18,24 +17,24 @@ use crate::{
     pool::Handle,
 };
 
-/// Messages that wait for room.
+/// Memory that messages leave from, and the ranks for which something waits.
 pub(super) struct Sends {
     /// Free slots for short messages.
     slots: Vec<u16>,
-    /// Peers with queued sends.
-    active: VecDeque<Rank>,
-    /// Messages that receivers have asked for.
-    again: VecDeque<(Rank, u64)>,
-    /// Memory of messages that have ended before their puts.
+    /// Ranks for which something waits for room.
+    listed: VecDeque<Rank>,
+    /// Memory of messages that have failed while the card could read it.
     retained: Vec<Retained>,
 }
 
-/// Memory of a message that has ended, which the card may read until its puts end.
+/// Memory of a message that has failed, which the card may read.
 struct Retained {
     to: Rank,
     id: u64,
-    /// Puts whose end the card has not reported.
-    puts: u32,
+    /// A put of the message is in progress.
+    is_leaving: bool,
+    /// The descriptor from which the receiver gets the message.
+    exposed: Option<MemoryDescriptor>,
     source: Source,
     /// The buffer of a message without a slot.
     _buffer: Option<Buffer>,
@@ -43,15 +42,10 @@ struct Retained {
 
 impl Sends {
     pub(super) fn new(slots: u16) -> Self {
-        Self {
-            slots: (0..slots).rev().collect(),
-            active: VecDeque::new(),
-            again: VecDeque::new(),
-            retained: Vec::new(),
-        }
+        Self { slots: (0..slots).rev().collect(), listed: VecDeque::new(), retained: Vec::new() }
     }
 
-    /// Returns the number of messages that have ended, and whose memory the card may still read.
+    /// Returns the number of messages that have failed, and whose memory the card may still read.
     pub(super) fn retained(&self) -> usize {
         self.retained.len()
     }
@@ -63,23 +57,17 @@ impl Sends {
         }
     }
 
-    /// Counts the end of a put of a message that has ended before. The end of the last one frees
-    /// the message's memory.
-    fn end_retained_put(&mut self, to: Rank, id: u64) {
+    /// Changes the memory of a message that has failed, and frees it if the card reads it no more.
+    fn change_retained(&mut self, to: Rank, id: u64, change: impl FnOnce(&mut Retained)) {
         let is_this = |retained: &Retained| retained.to == to && retained.id == id;
         let Some(position) = self.retained.iter().position(is_this) else { return };
         let retained = &mut self.retained[position];
-        retained.puts = retained.puts.saturating_sub(1);
+        change(retained);
 
-        if retained.puts == 0 {
+        if !retained.is_leaving && retained.exposed.is_none() {
             let source = self.retained.swap_remove(position).source;
             self.release(source);
         }
-    }
-
-    /// Returns whether no send waits.
-    pub(super) fn is_idle(&self) -> bool {
-        self.active.is_empty() && self.again.is_empty()
     }
 }
 
@@ -92,7 +80,7 @@ impl Endpoint {
             return Ok(());
         }
 
-        if peer.queue.is_empty() {
+        if peer.waiting.sends.is_empty() {
             match self.launch(handle, to) {
                 Ok(true) => return Ok(()),
                 Ok(false) => {}
@@ -103,18 +91,25 @@ impl Endpoint {
             }
         }
         if let Some(peer) = self.peers.get_mut(to) {
-            if peer.queue.is_empty() {
-                self.sends.active.push_back(to);
-            }
-            peer.queue.push_back(handle);
+            peer.waiting.sends.push_back(handle);
+            self.list_waiting(to);
         }
         Ok(())
     }
 
+    /// Lists a rank for which something waits.
+    pub(super) fn list_waiting(&mut self, rank: Rank) {
+        let Some(peer) = self.peers.get_mut(rank) else { return };
+        if !std::mem::replace(&mut peer.waiting.is_listed, true) {
+            self.sends.listed.push_back(rank);
+        }
+        self.has_work = true;
+    }
+
     /// Sends a message, if the peer's window and the card have room.
     fn launch(&mut self, handle: Handle, to: Rank) -> Result<bool, Error> {
-        let Some(peer) = self.peers.get(to) else { return Ok(false) };
-        let (Some(id), process) = (peer.next_id(), peer.process) else { return Ok(false) };
+        let Some(peer) = self.peers.get(to).filter(|_| self.peers.has_room(to)) else { return Ok(false) };
+        let (Some(id), process) = (peer.window.next_id(), peer.process) else { return Ok(false) };
         let Some(entry) = self.requests.get(handle) else { return Ok(true) };
         let (buffer, length, envelope) = (&entry.buffer, entry.buffer.len(), entry.envelope);
 
@@ -131,13 +126,19 @@ impl Endpoint {
         let exposed = if length > self.config.medium { self.card.expose(buffer, process, id)? } else { None };
         let protocol = if exposed.is_some() { Protocol::Long } else { Protocol::Eager };
 
-        let bits = bits::of_message(protocol, self.peers.own(), envelope, bits::number(id));
-        let target = Target::new(process, MESSAGES, bits);
+        let match_bits = bits::of_message(protocol, self.peers.own(), envelope, bits::number(id));
+        let target = Target::new(process, MESSAGES, match_bits);
         let sent = self.card.put(source, length as u64, &target, id);
-        if sent != Ok(true) {
-            let removed = exposed.map_or(Ok(true), |exposed| self.card.unlink(&exposed));
-            return sent.and_then(|_| removed.map(|_| false));
+        // A receiver that breaks the protocol can get the message before it has left. The message
+        // counts as sent then, and its memory is free when the get has ended.
+        let is_got = match &exposed {
+            Some(exposed) if sent != Ok(true) => !self.card.unlink(exposed)?,
+            _ => false,
+        };
+        if sent != Ok(true) && !is_got {
+            return sent;
         }
+        let is_leaving = sent?;
 
         let counter = match (source, protocol) {
             (Source::Slot(_), _) => &mut self.statistics.short,
@@ -146,41 +147,49 @@ impl Endpoint {
         };
         *counter += 1;
         let request = if slot.is_some() { None } else { Some(handle) };
-        let mut message = InFlight::new(id, source, length as u64, request);
-        message.exposed = exposed;
+        let (length, is_taken) = (length as u64, false);
+        let message = InFlight { id, match_bits, source, length, request, exposed, is_leaving, is_taken };
         if let Some(peer) = self.peers.get_mut(to) {
-            peer.enter(message);
+            peer.window.enter(message);
+        }
+        if is_leaving {
+            self.peers.begin_put(to);
         }
 
         if slot.is_some() {
             self.sends.slots.pop();
-            self.complete(handle, length, Ok(()));
+            self.complete(handle, length as usize, Ok(()));
         } else if let Some(entry) = self.requests.get_mut(handle) {
             entry.state = State::InFlight;
         }
         Ok(true)
     }
 
-    /// Sends messages that wait.
-    pub(super) fn send_queued(&mut self) -> Result<(), Error> {
-        for _ in 0..self.sends.active.len() {
-            let Some(rank) = self.sends.active.pop_front() else { break };
-            while let Some(handle) = self.peers.get(rank).and_then(|peer| peer.queue.front().copied()) {
-                match self.launch(handle, rank) {
-                    Ok(true) => {}
-                    Ok(false) => break,
-                    Err(error) => {
-                        self.sends.active.push_front(rank);
-                        return Err(error);
-                    }
-                }
-                if let Some(peer) = self.peers.get_mut(rank) {
-                    peer.queue.pop_front();
+    /// Sends what waits, as far as there is room, to one rank after the other.
+    pub(super) fn send_waiting(&mut self) -> Result<(), Error> {
+        for _ in 0..self.sends.listed.len() {
+            let Some(rank) = self.sends.listed.pop_front() else { break };
+            let sent = self.send_waiting_to(rank);
+
+            if let Some(peer) = self.peers.get_mut(rank) {
+                peer.waiting.is_listed = !peer.waiting.is_empty();
+                if peer.waiting.is_listed {
+                    self.sends.listed.push_back(rank);
                 }
             }
+            sent?;
+        }
+        Ok(())
+    }
 
-            if self.peers.get(rank).is_some_and(|peer| !peer.queue.is_empty()) {
-                self.sends.active.push_back(rank);
+    fn send_waiting_to(&mut self, rank: Rank) -> Result<(), Error> {
+        self.send_notices(rank)?;
+        self.send_again(rank)?;
+        while let Some(handle) = self.peers.get(rank).and_then(|peer| peer.waiting.sends.front().copied())
+            && self.launch(handle, rank)?
+        {
+            if let Some(peer) = self.peers.get_mut(rank) {
+                peer.waiting.sends.pop_front();
             }
         }
         Ok(())
@@ -190,89 +199,126 @@ impl Endpoint {
     pub(super) fn unqueue(&mut self, handle: Handle) -> bool {
         let Some(to) = self.requests.get(handle).map(|entry| entry.envelope.peer) else { return false };
         let Some(peer) = self.peers.get_mut(to) else { return false };
-        let Some(position) = peer.queue.iter().position(|&other| other == handle) else { return false };
+        let sends = &mut peer.waiting.sends;
+        let Some(position) = sends.iter().position(|&other| other == handle) else { return false };
 
-        peer.queue.remove(position);
-        if peer.queue.is_empty() {
-            self.sends.active.retain(|&rank| rank != to);
-        }
+        sends.remove(position);
         true
     }
 
     /// Handles a receiver's request for the data of a message.
     pub(super) fn requested(&mut self, from: Rank, id: u64) {
-        let is_there = self.peers.get(from).is_some_and(|peer| peer.has(id));
-        if !is_there {
-            self.notify(from, Notice::NoLongerThere, id);
-        } else if !self.sends.again.contains(&(from, id)) {
-            self.sends.again.push_back((from, id));
+        if self.has_or_says_so(from, id)
+            && let Some(peer) = self.peers.get_mut(from)
+            && !peer.waiting.again.contains(&id)
+        {
+            peer.waiting.again.push_back(id);
+            self.list_waiting(from);
         }
     }
 
-    /// Sends messages that receivers have asked for.
-    pub(super) fn send_again(&mut self) -> Result<(), Error> {
-        while let Some(&(to, id)) = self.sends.again.front() {
-            if let Some(peer) = self.peers.get_mut(to) {
-                let target = Target::new(peer.process, REPEATED, id);
-                if let Some(message) = peer.find(id) {
-                    if !self.card.put(message.source, message.length, &target, id)? {
-                        return Ok(());
-                    }
-                    message.puts += 1;
-                }
+    /// Sends messages that a receiver has asked for. A message of which a put is in progress waits
+    /// for its end, so that the card reads a message at most once at a time.
+    fn send_again(&mut self, to: Rank) -> Result<(), Error> {
+        let count = self.peers.get(to).map_or(0, |peer| peer.waiting.again.len());
+        for _ in 0..count {
+            let has_room = self.peers.has_room(to);
+            let Some(peer) = self.peers.get_mut(to) else { break };
+            let Some(id) = peer.waiting.again.pop_front() else { break };
+            let Some(message) = peer.window.find(id) else { continue };
+
+            let target = Target::new(peer.process, REPEATED, id);
+            let can_leave = has_room && !message.is_leaving;
+            if can_leave && self.card.put(message.source, message.length, &target, id)? {
+                message.is_leaving = true;
+                self.peers.begin_put(to);
+            } else {
+                peer.waiting.again.push_back(id);
             }
-            self.sends.again.pop_front();
         }
         Ok(())
     }
 
-    /// Handles the acknowledgement of a message, or the end of its get.
-    pub(super) fn acknowledged(&mut self, from: Rank, number: u8, is_fetched: bool) -> Result<(), Error> {
-        let Some(mut message) = self.peers.get_mut(from).and_then(|peer| peer.leave(number)) else {
+    /// Handles the acknowledgement of a message.
+    pub(super) fn acknowledged(&mut self, from: Rank, id: u64) -> Result<(), Error> {
+        if let Some(message) = self.peers.get_mut(from).and_then(|peer| peer.window.find(id)) {
+            message.is_taken = true;
+        }
+        self.end_complete(from, id)
+    }
+
+    /// Handles the end of a get of a message.
+    pub(super) fn got(&mut self, from: Rank, event: &Event) -> Result<(), Error> {
+        let (id, descriptor) = (event.message.match_bits, event.descriptor);
+        let Some(peer) = self.peers.get_mut(from) else { return Ok(()) };
+        let Some(message) = peer.window.find(id).filter(|message| message.is_exposed_by(descriptor)) else {
+            self.sends.change_retained(from, id, |retained| retained.exposed = None);
             return Ok(());
         };
-        if is_fetched {
-            // The get has removed the descriptor.
-            message.exposed = None;
+
+        // The get has removed the descriptor.
+        message.exposed = None;
+        match event.failure {
+            None => {
+                message.is_taken = true;
+                self.end_complete(from, id)
+            }
+            // The end of the node ends all its messages.
+            Some(Failure::Node) => Ok(()),
+            Some(failure) => self.fail_send(from, id, failure),
         }
-        self.end_send(from, message, Ok(()))
     }
 
-    /// Counts the end of a put, after which the card reads the message's memory no more for it.
-    pub(super) fn put_ended(&mut self, to: Rank, id: u64) {
-        match self.peers.get_mut(to).and_then(|peer| peer.find(id)) {
-            Some(message) => message.puts = message.puts.saturating_sub(1),
-            None => self.sends.end_retained_put(to, id),
+    /// Handles the end of a put of data, after which the card reads the memory no more for it.
+    pub(super) fn put_ended(&mut self, to: Rank, id: u64, failure: Option<Failure>) -> Result<(), Error> {
+        match self.peers.get_mut(to).and_then(|peer| peer.window.find(id)) {
+            Some(message) => message.is_leaving = false,
+            None => self.sends.change_retained(to, id, |retained| retained.is_leaving = false),
+        }
+        match failure {
+            None | Some(Failure::Node) => self.end_complete(to, id),
+            Some(failure) => self.fail_send(to, id, failure),
         }
     }
 
-    /// Ends a message that has left its window. After a failure, memory that the card may still
-    /// read stays in use until the message's puts have ended.
+    /// Ends a message that is complete.
+    fn end_complete(&mut self, to: Rank, id: u64) -> Result<(), Error> {
+        let Some(peer) = self.peers.get_mut(to) else { return Ok(()) };
+        let is_complete = peer.window.find(id).is_some_and(|message| message.is_complete());
+        match if is_complete { peer.window.leave(id) } else { None } {
+            Some(message) => self.end_send(to, message, Ok(())),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends a message whose transfer has failed.
+    fn fail_send(&mut self, to: Rank, id: u64, failure: Failure) -> Result<(), Error> {
+        match self.peers.get_mut(to).and_then(|peer| peer.window.leave(id)) {
+            Some(message) => self.end_send(to, message, Err(Error::Failed(failure))),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends a message that has left its window. Memory that the card may still read stays in use
+    /// until the put or the get has ended.
     pub(super) fn end_send(
         &mut self,
         to: Rank,
         message: InFlight,
         mut result: Result<(), Error>,
     ) -> Result<(), Error> {
-        let InFlight { id, source, length, request, exposed, puts } = message;
-        self.sends.again.retain(|waiting| *waiting != (to, id));
-
-        let removed = exposed.map_or(Ok(true), |exposed| self.card.unlink(&exposed));
-        let is_exposed = removed != Ok(true);
-        if is_exposed && result.is_ok() {
+        let InFlight { id, source, length, request, exposed, is_leaving, .. } = message;
+        let removed = exposed.as_ref().map_or(Ok(true), |exposed| self.card.unlink(exposed));
+        let exposed = exposed.filter(|_| removed != Ok(true));
+        if exposed.is_some() && result.is_ok() {
             let broken = Error::PeerGone { peer: to, why: Loss::BrokeProtocol };
             result = Err(removed.clone().err().unwrap_or(broken));
         }
 
-        // The acknowledgement of a put that was taken comes after the card has read all of it.
-        let is_read = puts > 0 && result.is_err();
-        let entry = request.and_then(|handle| self.requests.get_mut(handle));
-        let buffer = if is_exposed || is_read { entry.map(|entry| entry.buffer.take()) } else { None };
-        if is_exposed {
-            self.fetches.keep(buffer);
-            self.sends.release(source);
-        } else if is_read {
-            self.sends.retained.push(Retained { to, id, puts, source, _buffer: buffer });
+        if is_leaving || exposed.is_some() {
+            let entry = request.and_then(|handle| self.requests.get_mut(handle));
+            let buffer = entry.map(|entry| entry.buffer.take());
+            self.sends.retained.push(Retained { to, id, is_leaving, exposed, source, _buffer: buffer });
         } else {
             self.sends.release(source);
         }

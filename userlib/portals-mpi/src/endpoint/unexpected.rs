@@ -75,12 +75,40 @@ pub(super) struct Messages {
     /// handle.
     arriving: Vec<(u32, BufferPosition, Option<Handle>)>,
     buffers: Vec<Buffer>,
+    remote: Remote,
+}
+
+/// Numbers of listed messages, by rank, whose data their senders have. A sender keeps them in its
+/// window.
+#[derive(Debug)]
+struct Remote {
+    counts: Vec<u16>,
+    window: u16,
+}
+
+impl Remote {
+    /// Counts a message. Returns `false`, and counts nothing, if it exceeds its sender's window.
+    fn add(&mut self, rank: Rank) -> bool {
+        let count = self.counts.get_mut(rank as usize).filter(|count| **count < self.window);
+        count.map(|count| *count += 1).is_some()
+    }
+
+    fn remove(&mut self, rank: Rank) {
+        if let Some(count) = self.counts.get_mut(rank as usize) {
+            *count = count.saturating_sub(1);
+        }
+    }
 }
 
 impl Messages {
-    pub(super) fn new(buffers: u8) -> Self {
-        let buffers = vec![Buffer::Idle; buffers.into()];
-        Self { pool: Pool::default(), list: VecDeque::new(), arriving: Vec::new(), buffers }
+    pub(super) fn new(buffers: u8, ranks: u32, window: u16) -> Self {
+        Self {
+            pool: Pool::default(),
+            list: VecDeque::new(),
+            arriving: Vec::new(),
+            buffers: vec![Buffer::Idle; buffers.into()],
+            remote: Remote { counts: vec![0; ranks as usize], window },
+        }
     }
 
     /// Takes the oldest message that a selector takes from the list.
@@ -88,7 +116,35 @@ impl Messages {
         let matches =
             |handle: &Handle| self.pool.get(*handle).is_some_and(|found| selector.matches(&found.envelope));
         let position = self.list.iter().position(matches)?;
-        self.list.remove(position)
+        let handle = self.list.remove(position)?;
+        self.leave_list(handle);
+        Some(handle)
+    }
+
+    /// Lists a message. Returns `false`, and forgets the message, if only its sender has the data
+    /// and it exceeds its sender's window.
+    fn enlist(&mut self, handle: Handle) -> bool {
+        if let Some(Message { envelope, data: Data::Remote(_), .. }) = self.pool.get(handle)
+            && !self.remote.add(envelope.peer)
+        {
+            self.pool.remove(handle);
+            return false;
+        }
+        self.list.push_back(handle);
+        true
+    }
+
+    /// Uncounts a message that has left the list.
+    fn leave_list(&mut self, handle: Handle) {
+        if let Some(Message { envelope, data: Data::Remote(_), .. }) = self.pool.get(handle) {
+            self.remote.remove(envelope.peer);
+        }
+    }
+
+    /// Removes a listed message. Nothing is left of it.
+    fn forget(&mut self, handle: Handle) {
+        self.list.retain(|listed| *listed != handle);
+        self.pool.remove(handle);
     }
 
     /// Counts a message that begins in a buffer.
@@ -175,7 +231,7 @@ impl Endpoint {
         match self.take_pending(&envelope) {
             Some(receive) => self.match_message(handle, receive),
             None => {
-                self.messages.list.push_back(handle);
+                self.statistics.refused += u64::from(!self.messages.enlist(handle));
                 Ok(())
             }
         }
@@ -192,18 +248,19 @@ impl Endpoint {
             return Ok(());
         };
 
-        message.data = Data::Stored(position);
+        let Some(handle) = handle else { return Ok(()) };
+        let (receive, source) = (message.receive, message.envelope.peer);
+        message.data = Data::Stored(place);
         if event.failure.is_some() {
             // The data are not as they were sent. The sender still has them.
-            message.data = Data::Remote(FetchMethod::Request);
-            self.messages.release(position.buffer);
-        }
-        match (handle, self.messages.pool.get(handle.unwrap_or(Handle::from_bits(0)))) {
-            (Some(handle), Some(Message { receive: Some(receive), .. })) => {
-                self.match_message(handle, *receive)
+            message.data = Data::Remote(Way::Request);
+            self.messages.release(place.buffer);
+            if receive.is_none() && !self.messages.remote.add(source) {
+                self.messages.forget(handle);
+                self.statistics.refused += 1;
             }
-            _ => Ok(()),
         }
+        receive.map_or(Ok(()), |receive| self.match_message(handle, receive))
     }
 
     /// Handles the end of a buffer.

@@ -18,7 +18,7 @@ use std::{
 };
 
 use nicforge_driver::{Deadline, Device, Waiter, runtime};
-use nicforge_hwi::seastar::{Command, code, command, status};
+use nicforge_hwi::seastar::{Command, KERNEL_MESSAGES, code, command, process_messages, status};
 
 use self::memory::Memory;
 pub use self::objects::MemoryDescriptor;
@@ -38,6 +38,7 @@ pub struct Interface {
     link: Arc<Link>,
     id: ProcessId,
     nodes: u32,
+    operations: u16,
     memory: Mutex<Memory>,
 }
 
@@ -65,7 +66,11 @@ impl Interface {
             }
             Mode::HostBased => Path::Kernel(kernel.clone(), kernel.start_host_based(process)?),
         };
-        Ok(Self::new(Link::new(process, incarnation, path), position))
+        let operations = match mode {
+            Mode::NicBased => process_messages(place.processes as u16),
+            Mode::HostBased => kernel.limits().outgoing.min(KERNEL_MESSAGES),
+        };
+        Ok(Self::new(Link::new(process, life, path), place, operations))
     }
 
     /// Initialises the interface of a process whose node's kernel is in another program, which has
@@ -99,12 +104,12 @@ impl Interface {
 
         let incarnation = mailbox.incarnation().clone();
         let path = Path::Mailbox(Mutex::new(mailbox), None);
-        Ok(Self::new(Link::new(process, incarnation, path), position))
+        Ok(Self::new(Link::new(process, life, path), place, process_messages(place.processes as u16)))
     }
 
-    fn new(link: Arc<Link>, position: NetworkPosition) -> Self {
-        let id = ProcessId { node: position.node, process: link.process };
-        Self { link, id, nodes: position.nodes, memory: Mutex::default() }
+    fn new(link: Arc<Link>, place: Place, operations: u16) -> Self {
+        let id = ProcessId { node: place.node, process: link.process };
+        Self { link, id, nodes: place.nodes, operations, memory: Mutex::default() }
     }
 
     /// Returns the name of the process (`PtlGetId`).
@@ -115,6 +120,13 @@ impl Interface {
     /// Returns the number of nodes of the network.
     pub fn nodes(&self) -> u32 {
         self.nodes
+    }
+
+    /// Returns the number of puts and gets of the process that can be in progress: its share of the
+    /// card's messages in NIC-based mode. In host-based mode the node's processes share that many,
+    /// and further ones, as far as [`KernelConfig::limits`] allow them, wait in the kernel.
+    pub fn operations(&self) -> u16 {
+        self.operations
     }
 
     /// Returns where the messages of the process are matched.

@@ -19,6 +19,7 @@ use nicforge_hwi::seastar::{
 };
 
 use crate::{Error, KernelConfig, Refusal, region::Pieces};
+use nicforge_seastar_firmware::matching::Limits;
 use state::State;
 
 /// Maximum number of events that one call handles, so that it ends while events keep coming.
@@ -171,6 +172,10 @@ impl Kernel {
             }
         }
         Ok(())
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        self.config.limits
     }
 
     pub(crate) fn timeout(&self) -> Duration {

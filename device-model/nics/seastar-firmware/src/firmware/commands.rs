@@ -2,7 +2,7 @@
 
 use nicforge_hwi::seastar::{
     COMMAND_BYTES, Command, CommandResult, KERNEL, KernelCommand, Piece, code, command, kernel_command,
-    kernel_flag, message,
+    kernel_flag, message, process_messages,
 };
 use zerocopy::FromBytes;
 
@@ -137,7 +137,7 @@ impl Firmware {
         let Some(node) = &mut self.node else { return Err(code::NO_INTERFACE) };
         let free = node.processes.iter().take(usize::from(node.limit)).filter(|slot| slot.is_none()).count();
         let identity = Identity { node: node.number, process };
-        let outgoing = Node::process_messages(node.limit);
+        let outgoing = process_messages(node.limit);
 
         let generation = node.generations.get(usize::from(process)).copied().unwrap_or_default();
         let mut begun = NicBased::new((identity, generation), map, outgoing, free as u16, &mut self.scratch)
@@ -272,9 +272,9 @@ impl Node {
         process: u16,
         command: &Command,
     ) -> Result<Result<CommandResult, u32>, Halted> {
-        let share = Self::process_messages(self.limit);
-        let remaining = share.saturating_sub(self.outbox.quotas.of_process(process));
-        let has_room = remaining > 0 && self.outbox.has_room(command.node);
+        let share = process_messages(self.limit);
+        let left = share.saturating_sub(self.outbox.quotas.of_process(process));
+        let has_room = left > 0 && self.outbox.has_room(given.node);
         let nodes = self.nodes;
         let Some(nic_based) = self.nic_based(process) else { return Ok(Err(code::NO_INTERFACE)) };
         let request = match Request::from_command(command) {

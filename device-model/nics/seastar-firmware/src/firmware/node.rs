@@ -1,7 +1,8 @@
 //! The state of a node's incarnation: all that is allocated at boot.
 
 use nicforge_hwi::seastar::{
-    Event as EventRecord, KERNEL, KernelEvent, MAX_PROCESSES, failure, kernel_event, message, vector,
+    Event as EventRecord, KERNEL, KERNEL_MESSAGES, KernelEvent, MAX_PROCESSES, failure, kernel_event,
+    message, process_messages, vector,
 };
 use zerocopy::IntoBytes;
 
@@ -21,13 +22,9 @@ use crate::{
     scratch::{NoSpace, Scratch},
 };
 
-/// Messages of the kernel that can be in flight.
-const KERNEL_MESSAGES: u16 = 64;
-/// Replies and Portals acknowledgements that can be in flight or reserved.
+/// Replies and Portals acknowledgements that can be in flight or promised.
 const ANSWERS: u16 = 64;
-/// Messages of all processes that can be in flight.
-const PROCESS_MESSAGES: u16 = 128;
-/// Words of bits that a poll looks at for nodes whose incarnation has ended.
+/// Words of bits that a poll looks at for nodes whose life has ended.
 const WORDS: usize = 32;
 
 /// The state of a node's incarnation.
@@ -80,7 +77,7 @@ impl Node {
         let pairs = Pairs::new(nodes, &mut rest)?;
         let downs = Downs { nodes: Bits::new(nodes), count: 0, word: 0, is_blocked: false };
         rest.take((nodes as usize).div_ceil(8))?;
-        let share = Self::process_messages(settings.processes) * settings.processes;
+        let share = process_messages(settings.processes) * settings.processes;
         let outbox = Outbox::new(KERNEL_MESSAGES + ANSWERS + share, settings, generation, &mut rest)?;
 
         let bytes = (scratch.free() - rest.free()) as usize;
@@ -106,13 +103,7 @@ impl Node {
         scratch.give_back(self.bytes + processes);
     }
 
-    /// Returns the number of messages that a process can have in flight.
-    pub(super) fn process_messages(processes: u16) -> u16 {
-        PROCESS_MESSAGES / processes.max(1)
-    }
-
-    /// Returns whether the kernel can send a message to a node, and has a free slot for the event
-    /// of its end.
+    /// Returns whether the kernel can send a message to a node, and be told of its end.
     pub(super) fn has_room_for_kernel(&self, node: u32) -> bool {
         self.outbox.quotas.kernel < KERNEL_MESSAGES && self.kernel.has_room(1) && self.outbox.has_room(node)
     }
