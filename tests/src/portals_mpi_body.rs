@@ -8,9 +8,11 @@
 //! - `pressure.rs`: full windows, full memory for unexpected messages, a full card
 //! - `damage.rs`: data that are damaged in the network
 //! - `deaths.rs`: processes and nodes that end
+//! - `hostile.rs`: a rank that breaks the protocol
 
 pub mod damage;
 pub mod deaths;
+pub mod hostile;
 pub mod order;
 pub mod pressure;
 
@@ -74,22 +76,32 @@ impl World {
 
     /// Opens all ranks, each in its mode.
     fn of_modes(rig: &dyn Rig, modes: [Mode; RANKS as usize], config: Config) -> Self {
-        let kernel = |node| Kernel::boot(rig.open(&format!("ss{node}"), "kernel"), KernelConfig::default());
+        let mut world = Self::open(rig, &modes, config, KernelConfig::default());
+        world.meet();
+        world
+    }
+
+    /// Opens the first ranks, each in its mode, and waits for none.
+    fn open(rig: &dyn Rig, modes: &[Mode], config: Config, kernel: KernelConfig) -> Self {
+        let kernel = |node| Kernel::boot(rig.open(&format!("ss{node}"), "kernel"), kernel);
         let kernels = vec![kernel(0).unwrap(), kernel(1).unwrap()];
         let job = Job::of_nodes(2, 2);
 
-        let rank = |(number, mode): (usize, Mode)| {
+        let rank = |(number, &mode): (usize, &Mode)| {
             let device = rig.open(&format!("ss{}", number / 2), &format!("p{}", number % 2));
             let interface = Interface::open(&kernels[number / 2], device, mode).unwrap();
             Endpoint::open(interface, &job, config).unwrap()
         };
-        let ranks = modes.into_iter().enumerate().map(rank).collect();
-        let mut world = Self { ranks, kernels };
-        world.until("all ranks", |ranks| {
-            let ready: Vec<_> = ranks.iter_mut().map(|rank| rank.poll_for_all().unwrap()).collect();
+        let ranks = modes.iter().enumerate().map(rank).collect();
+        Self { ranks, kernels }
+    }
+
+    /// Waits until all ranks have answered.
+    fn meet(&mut self) {
+        self.until("all ranks", |ranks| {
+            let ready: Vec<_> = ranks.iter_mut().map(|rank| rank.look_for_all().unwrap()).collect();
             ready.into_iter().all(|ready| ready).then_some(())
         });
-        world
     }
 
     /// Drives all ranks until `check` returns a value.

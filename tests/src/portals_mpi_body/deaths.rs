@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use nicforge_driver::Relax;
-use nicforge_portals::Mode;
+use nicforge_portals::{KernelConfig, Mode};
 use nicforge_portals_mpi::{Config, Envelope, Error, Loss, Selector};
 use nicforge_test_body::body;
 
@@ -127,7 +127,8 @@ pub fn a_get_of_a_message_that_is_no_longer_there_fails(rig: &dyn Rig) {
     assert_eq!(ended.result, Err(Error::PeerGone { peer: 3, why: Loss::Silent }));
 
     let receive = world.receive(3, Selector::exact(0, 0, 1), 9000);
-    assert_eq!(world.wait(3, receive).result, Err(Error::NoLongerThere { peer: 0 }));
+    let done = world.wait(3, receive);
+    assert_eq!((done.result, done.buffer.len()), (Err(Error::NoLongerThere { peer: 0 }), 9000));
     let own = world.send(1, 3, 5, b"another");
     let receive = world.receive(3, Selector::exact(1, 0, 5), 100);
     assert_eq!(bytes(&world.wait(3, receive)), b"another");
@@ -179,6 +180,50 @@ pub fn memory_of_messages_to_a_silent_rank_stays_until_their_puts_end(rig: &dyn 
     }
     world.until("the ends of the puts", |ranks| (ranks[0].retained() == 0).then_some(()));
     drop(heap);
+}
+
+/// A rank whose card takes nothing counts as silent although messages to it have used up all room,
+/// and stops no messages to others.
+#[body]
+pub fn a_rank_whose_card_takes_nothing_stops_no_others(rig: &dyn Rig) {
+    const MESSAGES: u64 = 64;
+    let modes = [Mode::NicBased, Mode::NicBased, Mode::HostBased, Mode::HostBased];
+    let kernel = KernelConfig { events: 64, ..KernelConfig::default() };
+    let mut world = World::open(rig, &modes, Config { window: 64, ..impatient() }, kernel);
+    world.meet();
+
+    // Ranks 2 and 3 make no calls. Their card refuses messages when their kernel's queue is full.
+    for (tag, to) in (0..MESSAGES).flat_map(|tag| [(tag, 2), (tag, 3)]) {
+        world.send(1, to, tag, b"early");
+    }
+    world.until_of(2, "a refusal", |_| (rig.counter("ss1", "firmware_refused") > 0).then_some(()));
+
+    let sends: Vec<_> = (0..MESSAGES).map(|tag| world.send(0, 3, tag, &pattern(tag, 300))).collect();
+    let other = world.send(0, 1, 5, b"another");
+    let receive = world.receive(1, Selector::exact(0, 0, 5), 100);
+    let done = world.until_of(2, "another message", |ranks| ranks[1].test(receive).unwrap());
+    assert_eq!((&done.result, &*bytes(&done)), (&Ok(()), &b"another"[..]));
+    world.until_of(2, "the other send", |ranks| ranks[0].test(other).unwrap());
+
+    for send in sends {
+        let done = world.until_of(2, "an end", |ranks| ranks[0].test(send).unwrap());
+        assert_eq!(done.result, Err(Error::PeerGone { peer: 3, why: Loss::Silent }));
+    }
+    world.until("the ends of the puts", |ranks| (ranks[0].retained() == 0).then_some(()));
+}
+
+/// A long message that fills the network while its receiver makes no calls arrives when it does.
+#[body]
+pub fn a_message_that_waits_in_the_network_arrives(rig: &dyn Rig) {
+    const BYTES: usize = 1 << 20;
+    let modes = [Mode::NicBased, Mode::NicBased, Mode::HostBased, Mode::NicBased];
+    let mut world = World::of_modes(rig, modes, small());
+    let send = world.send(1, 2, 1, &pattern(1, BYTES));
+    world.until_of(2, "a message that waits", |_| (rig.counter("ss1", "streams") > 0).then_some(()));
+
+    let receive = world.receive(2, Selector::exact(1, 0, 1), BYTES);
+    assert_eq!(world.wait(1, send).result, Ok(()));
+    assert!(bytes(&world.wait(2, receive)) == pattern(1, BYTES));
 }
 
 /// Calls on a lost card are refused, and leave neither requests nor buffers behind.

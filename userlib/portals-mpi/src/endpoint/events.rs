@@ -73,7 +73,7 @@ impl Endpoint {
             GIVEN_UP => self.given_up(from, id)?,
             NO_LONGER_THERE => self.no_longer_there(from, id)?,
             IS_THERE => {
-                self.has_or_says_so(from, id);
+                self.deny_if_absent(from, id);
             }
             _ => {}
         }

@@ -56,6 +56,7 @@ impl Endpoint {
 
         notices.push_back((notice, id));
         self.list_waiting(to);
+        self.has_work = true;
         true
     }
 
@@ -76,9 +77,9 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Returns whether a message to a rank is there, for which the rank asks. A message that is not
-    /// there is answered by a notice.
-    pub(super) fn has_or_says_so(&mut self, from: Rank, id: u64) -> bool {
+    /// Answers a rank's question for a message by a notice if the message is not there. Returns
+    /// whether it is there.
+    pub(super) fn deny_if_absent(&mut self, from: Rank, id: u64) -> bool {
         let is_there = self.peers.get(from).is_some_and(|peer| peer.window.has(id));
         if !is_there {
             self.notify(from, Notice::NoLongerThere, id);

@@ -44,7 +44,7 @@ enum Health {
     Gone(Loss),
 }
 
-/// What waits for room to leave for a peer.
+/// Messages that wait for room to leave for a peer.
 #[derive(Default)]
 pub(super) struct Waiting {
     /// Notices, in order, with the names of their messages.

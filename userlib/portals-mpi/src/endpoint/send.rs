@@ -103,7 +103,6 @@ impl Endpoint {
         if !std::mem::replace(&mut peer.waiting.is_listed, true) {
             self.sends.listed.push_back(rank);
         }
-        self.has_work = true;
     }
 
     /// Sends a message, if the peer's window and the card have room.
@@ -208,7 +207,7 @@ impl Endpoint {
 
     /// Handles a receiver's request for the data of a message.
     pub(super) fn requested(&mut self, from: Rank, id: u64) {
-        if self.has_or_says_so(from, id)
+        if self.deny_if_absent(from, id)
             && let Some(peer) = self.peers.get_mut(from)
             && !peer.waiting.again.contains(&id)
         {
