@@ -99,7 +99,7 @@ impl World {
     /// Waits until all ranks have answered.
     fn meet(&mut self) {
         self.until("all ranks", |ranks| {
-            let ready: Vec<_> = ranks.iter_mut().map(|rank| rank.look_for_all().unwrap()).collect();
+            let ready: Vec<_> = ranks.iter_mut().map(|rank| rank.poll_for_all().unwrap()).collect();
             ready.into_iter().all(|ready| ready).then_some(())
         });
     }

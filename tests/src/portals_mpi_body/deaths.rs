@@ -189,7 +189,7 @@ pub fn a_rank_whose_card_takes_nothing_stops_no_others(rig: &dyn Rig) {
     const MESSAGES: u64 = 64;
     let modes = [Mode::NicBased, Mode::NicBased, Mode::HostBased, Mode::HostBased];
     let kernel = KernelConfig { events: 64, ..KernelConfig::default() };
-    let mut world = World::open(rig, &modes, Config { window: 64, ..impatient() }, kernel);
+    let mut world = World::open(rig, &modes, Config { window: 64, ..short_time_outs() }, kernel);
     world.meet();
 
     // Ranks 2 and 3 make no calls. Their card refuses messages when their kernel's queue is full.

@@ -180,7 +180,7 @@ pub fn a_client_that_does_not_read_loses_bytes(rig: &dyn Rig) {
     }
 
     let held = sent - rig.counter("con0", "lost_bytes") as usize;
-    read_far(&console, &mut far, held);
+    read_at_host(&console, &mut far, held);
     send(&mut console, b"again");
-    assert_eq!(read_far(&console, &mut far, 5), b"again");
+    assert_eq!(read_at_host(&console, &mut far, 5), b"again");
 }

@@ -219,7 +219,7 @@ impl Card {
     ) -> Result<Option<MemoryDescriptor>, Error> {
         let descriptor = loop {
             let options = Options::START_DISABLE;
-            let values = Descriptor { options, length, user_pointer, ..self.once(into) };
+            let values = Descriptor { options, length, user_pointer, ..self.single_use_descriptor(into) };
             match self.interface.bind_descriptor(&values) {
                 Ok(descriptor) => break descriptor,
                 Err(error) if error.refusal() != Some(Refusal::NoSpace) => return Err(error.into()),

@@ -144,7 +144,7 @@ impl Endpoint {
         let Some(entry) = self.requests.get(fetch.receive) else { return Ok(Step::Done) };
         let (length, user_pointer) = (fetch.length.min(entry.buffer.len() as u64), fetch.receive.to_bits());
 
-        if fetch.way == Way::Get {
+        if fetch.method == FetchMethod::Get {
             if !self.peers.has_room(fetch.peer) {
                 return Ok(Step::SenderIsFull);
             }
@@ -179,9 +179,9 @@ impl Endpoint {
             return Ok(());
         };
 
-        let counter = match self.fetches.running[position].way {
-            Way::Get => &mut self.statistics.fetched,
-            Way::Request => &mut self.statistics.repeated,
+        let counter = match self.fetches.running[position].method {
+            FetchMethod::Get => &mut self.statistics.fetched,
+            FetchMethod::Request => &mut self.statistics.repeated,
         };
         *counter += 1;
         self.end_fetch(position, event)
@@ -190,7 +190,7 @@ impl Endpoint {
     /// Ends a fetch, or repeats it if the data were damaged.
     fn end_fetch(&mut self, position: usize, event: &Event) -> Result<(), Error> {
         let mut fetch = self.stop_running(position);
-        let Fetch { receive, peer, id, length, way, .. } = fetch;
+        let Fetch { receive, peer, id, length, method, .. } = fetch;
         fetch.attempts += 1;
 
         match event.failure {
@@ -248,7 +248,7 @@ impl Endpoint {
         }
 
         let Fetch { receive, .. } = self.stop_running(position);
-        self.waits_less(from);
+        self.end_wait_for(from);
         self.fail(receive, Error::NoLongerThere { peer: from });
         self.has_work = true;
         Ok(())

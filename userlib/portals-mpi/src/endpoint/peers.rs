@@ -274,7 +274,7 @@ impl Endpoint {
     /// Asks the peers that this rank waits for, and gives up those that do not answer.
     pub(super) fn check_peers(&mut self) -> Result<(), Error> {
         let patience = self.config.patience;
-        if !self.peers.begin_look(patience / (2 * QUESTIONS)) {
+        if !self.peers.begin_check(patience / (2 * QUESTIONS)) {
             return Ok(());
         }
 
@@ -330,7 +330,7 @@ impl Endpoint {
 
         let queued = std::mem::take(&mut peer.waiting.sends);
         for message in peer.window.drain() {
-            result = result.and(self.end_send(rank, message, Err(gone.clone())));
+            result = result.and(self.end_send(rank, message, Err(peer_gone.clone())));
         }
         for handle in queued {
             self.fail(handle, peer_gone.clone());

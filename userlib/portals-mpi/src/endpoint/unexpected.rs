@@ -250,11 +250,11 @@ impl Endpoint {
 
         let Some(handle) = handle else { return Ok(()) };
         let (receive, source) = (message.receive, message.envelope.peer);
-        message.data = Data::Stored(place);
+        message.data = Data::Stored(position);
         if event.failure.is_some() {
             // The data are not as they were sent. The sender still has them.
-            message.data = Data::Remote(Way::Request);
-            self.messages.release(place.buffer);
+            message.data = Data::Remote(FetchMethod::Request);
+            self.messages.release(position.buffer);
             if receive.is_none() && !self.messages.remote.add(source) {
                 self.messages.forget(handle);
                 self.statistics.refused += 1;

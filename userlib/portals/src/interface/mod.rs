@@ -67,10 +67,10 @@ impl Interface {
             Mode::HostBased => Path::Kernel(kernel.clone(), kernel.start_host_based(process)?),
         };
         let operations = match mode {
-            Mode::NicBased => process_messages(place.processes as u16),
+            Mode::NicBased => process_messages(position.processes as u16),
             Mode::HostBased => kernel.limits().outgoing.min(KERNEL_MESSAGES),
         };
-        Ok(Self::new(Link::new(process, life, path), place, operations))
+        Ok(Self::new(Link::new(process, incarnation, path), position, operations))
     }
 
     /// Initialises the interface of a process whose node's kernel is in another program, which has
@@ -104,12 +104,16 @@ impl Interface {
 
         let incarnation = mailbox.incarnation().clone();
         let path = Path::Mailbox(Mutex::new(mailbox), None);
-        Ok(Self::new(Link::new(process, life, path), place, process_messages(place.processes as u16)))
+        Ok(Self::new(
+            Link::new(process, incarnation, path),
+            position,
+            process_messages(position.processes as u16),
+        ))
     }
 
-    fn new(link: Arc<Link>, place: Place, operations: u16) -> Self {
-        let id = ProcessId { node: place.node, process: link.process };
-        Self { link, id, nodes: place.nodes, operations, memory: Mutex::default() }
+    fn new(link: Arc<Link>, position: NetworkPosition, operations: u16) -> Self {
+        let id = ProcessId { node: position.node, process: link.process };
+        Self { link, id, nodes: position.nodes, operations, memory: Mutex::default() }
     }
 
     /// Returns the name of the process (`PtlGetId`).

@@ -273,8 +273,8 @@ impl Node {
         command: &Command,
     ) -> Result<Result<CommandResult, u32>, Halted> {
         let share = process_messages(self.limit);
-        let left = share.saturating_sub(self.outbox.quotas.of_process(process));
-        let has_room = left > 0 && self.outbox.has_room(given.node);
+        let remaining = share.saturating_sub(self.outbox.quotas.of_process(process));
+        let has_room = remaining > 0 && self.outbox.has_room(command.node);
         let nodes = self.nodes;
         let Some(nic_based) = self.nic_based(process) else { return Ok(Err(code::NO_INTERFACE)) };
         let request = match Request::from_command(command) {
