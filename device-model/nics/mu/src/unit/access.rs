@@ -294,6 +294,8 @@ impl Unit {
             subgroup.injection[index].enable();
             subgroup.page.mark_injection(index);
             if subgroup.injection[index].is_enabled() {
+                // A fault may have stopped it while it was parked.
+                self.active.remove(number * 8 + index as u16);
                 self.active.add(number * 8 + index as u16, subgroup.priority(index));
             }
         }

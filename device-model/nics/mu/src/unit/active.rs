@@ -2,7 +2,8 @@
 //!
 //! In: FIFOs that get and lose descriptors. Out: one of them at a time. May touch: its own state.
 //!
-//! A FIFO without descriptors is in no list and costs nothing.
+//! A FIFO without descriptors is in no list and costs nothing. One whose message waits for room in
+//! the network costs nothing until there is room.
 
 use nicforge_hwi::mu::ALL_INJECTION_FIFOS;
 
@@ -32,37 +33,69 @@ struct Position {
     index: u16,
 }
 
-/// The active FIFOs. The order in a list has no meaning.
+/// The active FIFOs of a priority: those to be served first, then the parked ones. The order in
+/// each part has no meaning.
+#[derive(Debug)]
+struct List {
+    fifos: Vec<u16>,
+    /// FIFOs at the end whose messages wait for room in the network FIFOs of `map`.
+    parked: usize,
+    map: u16,
+}
+
+impl List {
+    const fn new() -> Self {
+        Self { fifos: Vec::new(), parked: 0, map: 0 }
+    }
+
+    /// Returns the number of FIFOs that are not parked.
+    #[inline]
+    fn ready(&self) -> usize {
+        self.fifos.len() - self.parked
+    }
+}
+
+/// The active FIFOs.
+///
+/// FIFOs whose messages wait for room in the same network FIFOs are *parked* together. They all
+/// proceed when one of these has room, and until then a step looks at none of them.
 #[derive(Debug)]
 pub(crate) struct Active {
-    lists: [Vec<u16>; 3],
+    lists: [List; 3],
     positions: Vec<Position>,
 }
 
 impl Active {
     /// Returns empty lists.
     pub(crate) fn new() -> Self {
-        Self { lists: [const { Vec::new() }; 3], positions: Vec::new() }
+        Self { lists: [const { List::new() }; 3], positions: Vec::new() }
     }
 
     /// Allocates the memory for the FIFOs of one more subgroup, so that no later call does.
     pub(crate) fn reserve(&mut self, subgroups: usize, fifos_each: usize) {
         self.positions.resize(usize::from(ALL_INJECTION_FIFOS), ABSENT);
-        for list in &mut self.lists {
-            list.reserve((subgroups * fifos_each).saturating_sub(list.len()));
+        for List { fifos, .. } in &mut self.lists {
+            fifos.reserve((subgroups * fifos_each).saturating_sub(fifos.len()));
         }
     }
 
-    /// Returns the number of active FIFOs of a priority.
+    /// Returns the number of active FIFOs of a priority that are not parked.
     #[inline]
-    pub(crate) fn count(&self, priority: Priority) -> usize {
-        self.lists[priority as usize].len()
+    pub(crate) fn count_ready(&self, priority: Priority) -> usize {
+        self.lists[priority as usize].ready()
+    }
+
+    /// Returns the number of parked FIFOs of a priority, and the network FIFOs that they wait for.
+    #[inline]
+    pub(crate) fn parked(&self, priority: Priority) -> (usize, u16) {
+        let list = &self.lists[priority as usize];
+        (list.parked, list.map)
     }
 
     /// Returns the FIFO at a place of a list.
     #[inline]
     pub(crate) fn get(&self, priority: Priority, index: usize) -> Option<u16> {
-        self.lists[priority as usize].get(index).copied()
+        self.lists[priority as usize].fifos.get(index).copied()
     }
 
     /// Adds a FIFO, unless it is active.
@@ -74,8 +107,13 @@ impl Active {
         }
 
         let list = &mut self.lists[priority as usize];
-        *position = Position { priority, index: list.len() as u16 };
-        list.push(fifo);
+        let last = list.fifos.len();
+        *position = Position { priority, index: last as u16 };
+        list.fifos.push(fifo);
+        if list.parked > 0 {
+            let first_parked = last - list.parked;
+            self.swap(priority, first_parked, last);
+        }
     }
 
     /// Removes a FIFO, if it is active.
@@ -83,18 +121,31 @@ impl Active {
         let Some(position) = self.positions.get_mut(usize::from(fifo)) else { return };
         let Position { priority, index } = std::mem::replace(position, ABSENT);
         let list = &mut self.lists[priority as usize];
-        if usize::from(index) >= list.len() {
+        let mut index = usize::from(index);
+        if index >= list.fifos.len() {
             return;
         }
 
-        list.swap_remove(usize::from(index));
-        self.note(priority, index.into());
+        let ready = list.ready();
+        if index >= ready {
+            list.parked -= 1;
+        } else if list.parked > 0 {
+            // The last one that is ready leaves its place to a parked one.
+            let last = list.fifos[ready - 1];
+            list.fifos[index] = last;
+            self.positions[usize::from(last)].index = index as u16;
+            index = ready - 1;
+        }
+
+        self.lists[priority as usize].fifos.swap_remove(index);
+        self.note(priority, index);
+        self.positions[usize::from(fifo)] = ABSENT;
     }
 
-    /// Exchanges two places of a list.
+    /// Exchanges two places of the same part of a list.
     #[inline]
     pub(crate) fn swap(&mut self, priority: Priority, a: usize, b: usize) {
-        let list = &mut self.lists[priority as usize];
+        let list = &mut self.lists[priority as usize].fifos;
         if a < list.len() && b < list.len() {
             list.swap(a, b);
             self.note(priority, a);
@@ -102,9 +153,30 @@ impl Active {
         }
     }
 
+    /// Parks the last ready FIFO of a list, whose message waits for room in the network FIFOs of
+    /// `map`. Returns false if those that are parked wait for others.
+    pub(crate) fn park_last(&mut self, priority: Priority, map: u16) -> bool {
+        let list = &mut self.lists[priority as usize];
+        let is_possible = list.ready() > 0 && (list.parked == 0 || list.map == map);
+        if is_possible {
+            list.parked += 1;
+            list.map = map;
+        }
+        is_possible
+    }
+
+    /// Lets the FIFO at a place of a list, which is parked, be ready. It is the last of those.
+    pub(crate) fn unpark(&mut self, priority: Priority, index: usize) {
+        let ready = self.lists[priority as usize].ready();
+        if (ready..self.lists[priority as usize].fifos.len()).contains(&index) {
+            self.swap(priority, index, ready);
+            self.lists[priority as usize].parked -= 1;
+        }
+    }
+
     /// Records the place of the FIFO that is now there.
     fn note(&mut self, priority: Priority, index: usize) {
-        if let Some(&fifo) = self.lists[priority as usize].get(index) {
+        if let Some(fifo) = self.get(priority, index) {
             self.positions[usize::from(fifo)] = Position { priority, index: index as u16 };
         }
     }
@@ -153,34 +225,54 @@ mod tests {
     proptest! {
         #[test]
         fn lists_hold_what_was_added_and_not_removed(
-            steps in proptest::collection::vec((0..3u8, 0..600u16, 0..3usize, 0..9usize), 0..200),
+            steps in proptest::collection::vec((0..5u8, 0..600u16, 0..3usize, 0..9usize), 0..200),
         ) {
             let mut active = Active::new();
             active.reserve(68, 8);
             let mut model: [BTreeSet<u16>; 3] = Default::default();
+            let mut parked: [BTreeSet<u16>; 3] = Default::default();
 
             for (what, fifo, priority, other) in steps {
                 let priority = Priority::ALL[priority];
+                let (ready, at) = (active.count_ready(priority), priority as usize);
                 match what {
                     0 => {
                         active.add(fifo, priority);
                         if fifo < ALL_INJECTION_FIFOS && model.iter().all(|set| !set.contains(&fifo)) {
-                            model[priority as usize].insert(fifo);
+                            model[at].insert(fifo);
                         }
                     }
                     1 => {
                         active.remove(fifo);
-                        model.iter_mut().for_each(|set| { set.remove(&fifo); });
+                        model.iter_mut().chain(&mut parked).for_each(|set| { set.remove(&fifo); });
                     }
-                    _ => active.swap(priority, usize::from(fifo) % 9, other),
+                    2 if ready > 0 => active.swap(priority, usize::from(fifo) % ready, other % ready),
+                    3 if ready > 0 => {
+                        let last = active.get(priority, ready - 1).unwrap();
+                        let map = u16::from(other > 0);
+                        let is_possible = parked[at].is_empty() || active.parked(priority).1 == map;
+                        prop_assert_eq!(active.park_last(priority, map), is_possible);
+                        if is_possible {
+                            parked[at].insert(last);
+                        }
+                    }
+                    _ => {
+                        if let Some(fifo) = active.get(priority, ready + other) {
+                            active.unpark(priority, ready + other);
+                            parked[at].remove(&fifo);
+                        }
+                    }
                 }
             }
 
             for priority in Priority::ALL {
-                let listed: BTreeSet<_> =
-                    (0..active.count(priority)).filter_map(|index| active.get(priority, index)).collect();
-                prop_assert_eq!(&listed, &model[priority as usize]);
-                prop_assert_eq!(active.count(priority), listed.len());
+                let (ready, (count, _)) = (active.count_ready(priority), active.parked(priority));
+                let listed = |range: std::ops::Range<usize>| -> BTreeSet<_> {
+                    range.filter_map(|index| active.get(priority, index)).collect()
+                };
+                prop_assert_eq!(&listed(0..ready + count), &model[priority as usize]);
+                prop_assert_eq!(&listed(ready..ready + count), &parked[priority as usize]);
+                prop_assert_eq!(ready + count, model[priority as usize].len());
             }
         }
     }

@@ -1,13 +1,9 @@
 //! The injection engines: descriptors become packets.
 //!
-//! In: active FIFOs. Out: packets in network injection FIFOs, moved heads, faults. May touch:
-//! client memory, the network's injection FIFOs.
+//! In: FIFOs that `arbitrate` has chosen. Out: packets in network injection FIFOs, moved heads,
+//! faults. May touch: client memory, the network's injection FIFOs.
 //!
-//! An engine takes the packet of a pseudo-randomly chosen FIFO of the highest priority that has one
-//! for it. A FIFO whose packet finds no room stays active and delays no other one. The descriptor
-//! is fetched when its FIFO is chosen for the first time.
-//!
-//! A step serves each priority at least once, however much those above it have to send.
+//! The descriptor is fetched when its FIFO is chosen for the first time.
 
 use std::sync::Arc;
 
@@ -22,7 +18,6 @@ use zerocopy::IntoBytes;
 
 use super::{
     Unit,
-    active::Priority,
     atomic::{self, NotDone},
     errors::{Info, Set},
     memory::{Memory, MemoryFault, Owner, fault_of},
@@ -35,10 +30,13 @@ use crate::network::NetworkUnit;
 
 /// Result of a visit to an active FIFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Served {
+pub(super) enum Served {
     /// A packet was sent, or a piece prefetched: this much of the budget.
     Moved(u32),
-    /// No network FIFO of its map has room, or the word of an atomic operation is contended.
+    /// No network FIFO of its message's map has room.
+    Full(u16),
+    /// Its message is not ready, or waits for its packets, or the word of an atomic operation is
+    /// contended.
     Blocked,
     /// The FIFO has no more descriptors, or has stopped.
     Inactive,
@@ -61,48 +59,20 @@ impl Stop {
 }
 
 impl Unit {
-    /// Sends packets, about `budget` at most. Returns their number.
-    pub(crate) fn inject(
-        &mut self,
-        network: &mut NetworkUnit,
-        context: &mut Context<'_>,
-        budget: u32,
-    ) -> u32 {
-        let mut moved = 0;
-        for priority in Priority::ALL {
-            // Those that have waited for room in this call are after the candidates.
-            let mut candidates = self.active.count(priority);
-            let mut is_served = false;
-
-            while candidates > 0 && (moved < budget || !is_served) {
-                let index = self.random.below(candidates);
-                let Some(fifo) = self.active.get(priority, index) else { break };
-                match self.serve(network, context, fifo) {
-                    Served::Moved(cost) => {
-                        moved += cost;
-                        is_served = true;
-                    }
-                    Served::Blocked => {
-                        candidates -= 1;
-                        self.active.swap(priority, index, candidates);
-                    }
-                    Served::Inactive => {
-                        candidates -= 1;
-                        self.active.swap(priority, index, candidates);
-                        self.active.remove(fifo);
-                    }
-                    Served::Starved => {
-                        retry::when_starved(context);
-                        return moved;
-                    }
-                }
-            }
-        }
-        moved
+    /// Returns the idle engines of a map whose network FIFO has room.
+    #[inline]
+    pub(super) fn open_engines(&self, network: &NetworkUnit, context: &mut Context<'_>, map: u16) -> u16 {
+        let open = network.room(map & self.control.injection_engines, context.now());
+        self.timing.idle(context, open)
     }
 
     /// Sends a packet of an active FIFO, or fetches its next descriptor.
-    fn serve(&mut self, network: &mut NetworkUnit, context: &mut Context<'_>, fifo: u16) -> Served {
+    pub(super) fn serve(
+        &mut self,
+        network: &mut NetworkUnit,
+        context: &mut Context<'_>,
+        fifo: u16,
+    ) -> Served {
         let (number, index) = place_of(fifo);
         let Some(subgroup) = self.subgroups.get(number) else { return Served::Inactive };
         let is_empty = subgroup.injection[index].ring.is_empty();
@@ -123,7 +93,7 @@ impl Unit {
         let Some(mut message) = self.fetch(network, context, fifo) else { return Served::Inactive };
         let served = self.serve_message(network, context, fifo, &mut message);
 
-        if matches!(served, Served::Blocked | Served::Starved) {
+        if matches!(served, Served::Blocked | Served::Full(_) | Served::Starved) {
             let (number, index) = place_of(fifo);
             if let Some(subgroup) = self.subgroups.get_mut(number) {
                 subgroup.injection[index].state = Injection::Sending(message);
@@ -189,12 +159,10 @@ impl Unit {
             return Served::Blocked;
         }
 
-        let wanted = route.fifos() & self.control.injection_engines;
-        let open = network.room(wanted, now);
-        let open = self.timing.idle(context, open);
+        let open = self.open_engines(network, context, route.fifos());
         let Some(engine) = in_turn(open.into(), self.next_engine) else {
             self.counters[counter::SEND_WAITS] += 1;
-            return Served::Blocked;
+            return Served::Full(route.fifos());
         };
 
         if message.may_refer {

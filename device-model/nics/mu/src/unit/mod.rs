@@ -13,7 +13,7 @@
 //! | `registers`, `access` | the register file, and accesses to a subgroup's page |
 //! | `control`, `ranges`, `errors` | device control registers |
 //! | `subgroups`, `subgroup`, `ring`, `page` | the state of clients, and what their mirrors show |
-//! | `active` | injection FIFOs with descriptors, and the choice among them |
+//! | `active`, `arbitrate` | injection FIFOs with descriptors, and the choice among them |
 //! | `message`, `inject` | descriptors, and the injection engines |
 //! | `receive`, `engines` | the reception engines, and what they wait for |
 //! | `put`, `drops` | direct puts, and packets that are dropped |
@@ -26,6 +26,7 @@
 
 mod access;
 mod active;
+mod arbitrate;
 mod atomic;
 mod barriers;
 mod control;

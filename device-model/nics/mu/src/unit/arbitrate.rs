@@ -1,0 +1,141 @@
+//! The choice among injection FIFOs.
+//!
+//! In: active FIFOs. Out: those that send their next packets, by `inject`. May touch: the lists of
+//! active FIFOs.
+//!
+//! An engine takes the packet of a pseudo-randomly chosen FIFO of the highest priority that has one
+//! for it. A FIFO whose packet finds no room stays active and delays no other one. It is parked, so
+//! that a step costs the same however many FIFOs wait for the same engines.
+//!
+//! A step serves each priority at least once, however much those above it have to send.
+
+use nicforge_core::context::Context;
+use nicforge_kit::retry;
+
+use super::{
+    Unit,
+    active::Priority,
+    inject::{Served, place_of},
+    subgroup::Injection,
+};
+use crate::network::NetworkUnit;
+
+impl Unit {
+    /// Sends packets, about `budget` at most. Returns their number.
+    pub(crate) fn inject(
+        &mut self,
+        network: &mut NetworkUnit,
+        context: &mut Context<'_>,
+        budget: u32,
+    ) -> u32 {
+        let mut moved = 0;
+        for priority in Priority::ALL {
+            // Those that cannot proceed in this call are after the candidates.
+            let mut candidates = self.active.count_ready(priority);
+            let mut is_served = false;
+
+            while moved < budget || !is_served {
+                let parked = self.parked_with_room(network, context, priority);
+                if candidates + parked == 0 {
+                    break;
+                }
+
+                let pick = self.random.below(candidates + parked);
+                let served = if pick < candidates {
+                    self.serve_candidate(network, context, priority, pick, &mut candidates)
+                } else {
+                    let index = self.active.count_ready(priority) + pick - candidates;
+                    self.serve_parked(network, context, priority, index, &mut candidates)
+                };
+                match served {
+                    Served::Moved(cost) => {
+                        moved += cost;
+                        is_served = true;
+                    }
+                    Served::Blocked | Served::Full(_) | Served::Inactive => {}
+                    Served::Starved => {
+                        retry::when_starved(context);
+                        return moved;
+                    }
+                }
+            }
+        }
+        moved
+    }
+
+    /// Returns the number of parked FIFOs of a priority, if the network has room for their packets.
+    #[inline]
+    fn parked_with_room(
+        &mut self,
+        network: &NetworkUnit,
+        context: &mut Context<'_>,
+        priority: Priority,
+    ) -> usize {
+        let (parked, map) = self.active.parked(priority);
+        if parked > 0 && self.open_engines(network, context, map) != 0 { parked } else { 0 }
+    }
+
+    /// Serves the FIFO at a place among the candidates of a list.
+    fn serve_candidate(
+        &mut self,
+        network: &mut NetworkUnit,
+        context: &mut Context<'_>,
+        priority: Priority,
+        index: usize,
+        candidates: &mut usize,
+    ) -> Served {
+        let Some(fifo) = self.active.get(priority, index) else { return Served::Starved };
+        let served = self.serve(network, context, fifo);
+        match served {
+            Served::Moved(_) | Served::Starved => {}
+            Served::Blocked | Served::Full(_) | Served::Inactive => {
+                *candidates -= 1;
+                self.active.swap(priority, index, *candidates);
+            }
+        }
+
+        match served {
+            Served::Inactive => self.active.remove(fifo),
+            Served::Full(map) => {
+                let last = self.active.count_ready(priority) - 1;
+                self.active.swap(priority, *candidates, last);
+                self.active.park_last(priority, map);
+            }
+            Served::Moved(_) | Served::Blocked | Served::Starved => {}
+        }
+        served
+    }
+
+    /// Serves the parked FIFO at a place of a list. It stays parked while its message has packets.
+    fn serve_parked(
+        &mut self,
+        network: &mut NetworkUnit,
+        context: &mut Context<'_>,
+        priority: Priority,
+        index: usize,
+        candidates: &mut usize,
+    ) -> Served {
+        let Some(fifo) = self.active.get(priority, index) else { return Served::Starved };
+        let served = self.serve(network, context, fifo);
+        match served {
+            Served::Moved(_) if !self.is_sending(fifo) => {
+                self.active.unpark(priority, index);
+                let last = self.active.count_ready(priority) - 1;
+                self.active.swap(priority, *candidates, last);
+                *candidates += 1;
+            }
+            Served::Inactive => self.active.remove(fifo),
+            // It waits for something else, and is no candidate in this call.
+            Served::Blocked => self.active.unpark(priority, index),
+            Served::Moved(_) | Served::Full(_) | Served::Starved => {}
+        }
+        served
+    }
+
+    /// Returns whether a FIFO has a message with packets to send.
+    fn is_sending(&self, fifo: u16) -> bool {
+        let (number, index) = place_of(fifo);
+        let subgroup = self.subgroups.get(number);
+        subgroup.is_some_and(|subgroup| matches!(subgroup.injection[index].state, Injection::Sending(_)))
+    }
+}
