@@ -39,9 +39,10 @@ pub struct AttachmentCounters {
     pub malformed_records: u64,
     /// Interrupts raised: MSI-X vectors, and rising edges of the INTx line.
     pub interrupts: u64,
-    /// Bytes read by DMA.
+    /// Bytes read by DMA, without those by leases: these are accesses of a device's own, which the
+    /// core does not see.
     pub dma_read_bytes: u64,
-    /// Bytes written by DMA.
+    /// Bytes written by DMA, without those by leases.
     pub dma_written_bytes: u64,
     /// DMA operations that failed.
     pub dma_errors: u64,
@@ -63,6 +64,8 @@ pub(crate) struct Ring {
     /// Consumer position at the first attempt of a trapped access that waits for the records of
     /// that time.
     pub(crate) waited_from: Option<u32>,
+    /// Index of the ring's head in the function's list.
+    pub(crate) watched: usize,
 }
 
 impl Ring {
@@ -196,6 +199,7 @@ impl Attachment {
                         registers: RegisterRange::NONE,
                         stalled: false,
                         waited_from: None,
+                        watched: 0,
                     });
                 }
             }

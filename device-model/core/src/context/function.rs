@@ -2,6 +2,8 @@
 
 use std::collections::VecDeque;
 
+use nicforge_shm::{RingHead, SharedCells};
+
 use super::Completion;
 use crate::{
     attachment::AttachmentList,
@@ -10,6 +12,14 @@ use crate::{
     spec::FunctionSpec,
     time::Nanos,
 };
+
+/// The head of a client's posted-write ring, which a turn looks at.
+pub(crate) struct WatchedRing {
+    pub(crate) attachment_id: AttachmentId,
+    /// Number of the ring at its attachment.
+    pub(crate) number: usize,
+    pub(crate) head: RingHead<SharedCells>,
+}
 
 /// State of one function, apart from its device. The fields that every turn uses come first.
 #[repr(C)]
@@ -20,6 +30,8 @@ pub(crate) struct FunctionState {
     pub(crate) contended: bool,
     pub(crate) wake_at: Nanos,
     pub(crate) completions: VecDeque<Completion>,
+    /// Heads of the rings of all clients, in the order in which a turn drains them.
+    pub(crate) rings: Vec<WatchedRing>,
     /// Attachments that have a client, in the order in which a turn drains their rings.
     pub(crate) clients: Vec<AttachmentId>,
     pub(crate) attachments: AttachmentList,
@@ -35,6 +47,33 @@ impl FunctionState {
         self.clients.clear();
         let attached = self.attachments.iter().filter(|(_, attachment)| attachment.tenant.is_some());
         self.clients.extend(attached.map(|(attachment_id, _)| attachment_id));
+        self.refresh_rings();
+    }
+
+    /// Rebuilds the list of the heads of all clients' rings.
+    pub(crate) fn refresh_rings(&mut self) {
+        let Self { attachments, clients, rings, .. } = self;
+        rings.clear();
+        for &attachment_id in &*clients {
+            let attachment = attachments.get_mut(usize::from(attachment_id.0));
+            let Some(tenant) = attachment.and_then(|attachment| attachment.tenant.as_mut()) else { continue };
+            for (number, ring) in tenant.rings.iter_mut().enumerate() {
+                ring.watched = rings.len();
+                rings.push(WatchedRing { attachment_id, number, head: ring.consumer.head() });
+            }
+        }
+    }
+
+    /// Returns the next ring from `from` on that has records, and moves `from` past it.
+    ///
+    /// The search is on the packet path: most functions there have no client, and most clients no
+    /// records. Each look reads one entry of the list and a header.
+    #[inline(always)]
+    pub(crate) fn next_posted(&self, from: &mut usize) -> Option<(AttachmentId, usize)> {
+        let remaining = self.rings.get(*from..)?;
+        let index = remaining.iter().position(|ring| !ring.head.is_empty())?;
+        *from += index + 1;
+        remaining.get(index).map(|ring| (ring.attachment_id, ring.number))
     }
 
     /// Sorts the clients by the number of records carried out recently, fewest first, after a turn
@@ -62,12 +101,17 @@ impl FunctionState {
         };
 
         // The order of equal clients stays. Insertion sort: the list is nearly sorted already.
+        let mut has_changed = false;
         for next in 1..clients.len() {
             let mut at = next;
             while at > 0 && recent(clients[at - 1]) > recent(clients[at]) {
                 clients.swap(at - 1, at);
                 at -= 1;
+                has_changed = true;
             }
+        }
+        if has_changed {
+            self.refresh_rings();
         }
     }
 

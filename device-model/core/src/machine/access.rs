@@ -267,6 +267,11 @@ impl ActiveFunction<'_> {
                     return Ok(Access::Stalled);
                 }
             }
+            BarSpace::Control(_) => {
+                self.attachment(attachment_id)?.write_space(&space, at, data)?;
+                // The write may have reset a ring.
+                self.slot.state.refresh_rings();
+            }
             _ => self.attachment(attachment_id)?.write_space(&space, at, data)?,
         }
 

@@ -152,6 +152,7 @@ impl ActiveFunction<'_> {
             && let Ok(tenant) = self.tenant(owner)
         {
             tenant.rings = rings;
+            self.slot.state.refresh_rings();
         }
         if let Some(filled) = data {
             self.shared.return_buffer(filled.buffer);

@@ -158,6 +158,7 @@ impl Machine {
             name: name.to_owned(),
             spec,
             attachments,
+            rings: Vec::new(),
             clients: Vec::new(),
             contended: false,
             completions: VecDeque::new(),
@@ -389,6 +390,7 @@ impl ActiveFunction<'_> {
         let state = &mut self.slot.state;
         let attachment = state.attachments.get_mut(usize::from(attachment_id.0));
         let zeroed = attachment.map_or(Ok(()), |attachment| attachment.reset(&state.spec));
+        state.refresh_rings();
 
         self.trace(attachment_id, Event::Reset);
         self.call(DeviceMethod::Reset, |device, context| {
@@ -411,6 +413,7 @@ impl ActiveFunction<'_> {
             }
         }
 
+        state.refresh_rings();
         let clients = state.clients.clone();
         for &attachment_id in &clients {
             self.trace(attachment_id, Event::Reset);

@@ -76,6 +76,9 @@ impl ActiveFunction<'_> {
         let Some(tenant) = tenant else { return Drained::default() };
         let Some(ring) = tenant.rings.get_mut(ring_index) else { return Drained::default() };
         if matches!(ring.consumer.peek(), Peek::Empty) {
+            if let Some(watched) = state.rings.get_mut(ring.watched) {
+                watched.head.follow(&ring.consumer);
+            }
             return Drained::default();
         }
 
@@ -94,6 +97,9 @@ impl ActiveFunction<'_> {
         let (carried_out, malformed) = posted.counts();
 
         ring.publish();
+        if let Some(watched) = state.rings.get_mut(ring.watched) {
+            watched.head.follow(&ring.consumer);
+        }
         let rings = std::mem::take(&mut lent.rings);
         if let Some(attachment) = state.attachments.get_mut(index) {
             attachment.counters.posted_writes += carried_out;

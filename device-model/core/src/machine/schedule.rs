@@ -409,10 +409,10 @@ impl ActiveFunction<'_> {
     fn drain(&mut self, budget: u32) -> (bool, u32) {
         let handed_over = self.deliver_results(budget);
         let mut busy = handed_over > 0;
-        let mut from = (0, 0);
+        let mut from = 0;
         let mut stalled = false;
 
-        while let Some((attachment_id, ring)) = self.next_posted(&mut from) {
+        while let Some((attachment_id, ring)) = self.slot.state.next_posted(&mut from) {
             let drained = self.drain_ring(attachment_id, ring, budget);
             busy |= drained.moved;
             stalled |= drained.stalled;
@@ -424,29 +424,6 @@ impl ActiveFunction<'_> {
             state.reorder_clients(budget);
         }
         (busy, handed_over)
-    }
-
-    /// Returns the next ring that has records, and advances `from` past it. `from` is an index into
-    /// the function's clients, and a ring of that client.
-    ///
-    /// The search is on the packet path: most functions there have no client, and most clients no
-    /// records.
-    #[inline(always)]
-    fn next_posted(&self, from: &mut (usize, usize)) -> Option<(AttachmentId, usize)> {
-        let state = &self.slot.state;
-        while let Some(&attachment_id) = state.clients.get(from.0) {
-            let attachment = state.attachments.get(usize::from(attachment_id.0));
-            let tenant = attachment.and_then(|attachment| attachment.tenant.as_ref());
-            while let Some(ring) = tenant.and_then(|tenant| tenant.rings.get(from.1)) {
-                from.1 += 1;
-                if !ring.consumer.is_empty() {
-                    return Some((attachment_id, from.1 - 1));
-                }
-            }
-            *from = (from.0 + 1, 0);
-        }
-
-        None
     }
 
     /// Delivers finished DMA reads to the device, at most `maximum` and within the bytes that a

@@ -48,6 +48,36 @@ pub struct Consumer<C: Cells> {
     buffer: [[u64; CELL_WORDS]; MAX_CELLS],
 }
 
+/// The head of a ring: the part of a [`Consumer`] that shows whether the ring is empty.
+///
+/// A poller of many rings keeps their heads side by side. A head is correct from
+/// [`RingHead::follow`] until its consumer peeks, takes or resets.
+#[derive(Clone, Debug)]
+pub struct RingHead<C> {
+    cells: C,
+    /// The cell of the next record, and its phase.
+    cell: u32,
+    phase: u64,
+    /// The consumer has read the next record.
+    has_peeked: bool,
+}
+
+impl<C: Cells> RingHead<C> {
+    /// Moves to the position of the ring's consumer.
+    #[inline]
+    pub fn follow(&mut self, consumer: &Consumer<C>) {
+        self.cell = consumer.consumed & (consumer.cell_count - 1);
+        self.phase = phase_of(consumer.consumed, consumer.cell_count);
+        self.has_peeked = consumer.peeked_cells != 0;
+    }
+
+    /// Returns whether the ring is empty. It reads a header at most.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        !self.has_peeked && self.cells.header_acquire(self.cell as usize) & PHASE != self.phase
+    }
+}
+
 impl<C: Cells> Consumer<C> {
     /// Returns the consumer of a ring that is zeroed and unwritten.
     pub fn new(cells: C) -> Self {
@@ -82,6 +112,16 @@ impl<C: Cells> Consumer<C> {
         let cell = (self.consumed & (self.cell_count - 1)) as usize;
         self.peeked_cells == 0
             && self.cells.header_acquire(cell) & PHASE != phase_of(self.consumed, self.cell_count)
+    }
+
+    /// Returns the head of the ring, for looks whether it is empty.
+    pub fn head(&self) -> RingHead<C>
+    where
+        C: Clone,
+    {
+        let mut head = RingHead { cells: self.cells.clone(), cell: 0, phase: 0, has_peeked: false };
+        head.follow(self);
+        head
     }
 
     /// Reads the record at the head into `buffer`. Returns false if the ring is empty. A malformed

@@ -15,7 +15,7 @@ mod consumer;
 mod producer;
 
 pub use cells::{RingError, SharedCells};
-pub use consumer::{Consumer, Peek, RecordRef};
+pub use consumer::{Consumer, Peek, RecordRef, RingHead};
 pub use producer::{Producer, PushError};
 
 use nicforge_hwi::posted::CELL_DATA;

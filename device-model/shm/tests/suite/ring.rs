@@ -309,9 +309,11 @@ proptest! {
     #[test]
     fn ring_behaves_like_a_queue(steps in prop::collection::vec(step(), 1..400)) {
         let (_memory, mut producer, mut consumer) = ends();
+        let mut head = consumer.head();
         let mut model: VecDeque<(u8, u32, Vec<u8>)> = VecDeque::new();
         let mut used = 0;
         for step in steps {
+            let is_push = matches!(step, Step::Push { .. });
             match step {
                 Step::Push { bar, offset, data } => {
                     let cells = posted::cells(data.len());
@@ -355,6 +357,13 @@ proptest! {
                     used = 0;
                 }
             }
+
+            // A head shows what the producer does without being told.
+            if !is_push {
+                head.follow(&consumer);
+            }
+            prop_assert_eq!(head.is_empty(), consumer.is_empty());
+            prop_assert_eq!(head.is_empty(), model.is_empty());
         }
     }
 
