@@ -1,7 +1,9 @@
 //! Blue Gene/Q nodes and programs on them, in virtual time.
 //!
-//! The programs use the SPI as on a host. [`programs`] are those of the paper's benchmarks.
+//! The programs use the SPI as on a host. [`programs`] and [`all_to_all`] are those of the paper's
+//! benchmarks.
 
+pub mod all_to_all;
 pub mod programs;
 
 use std::{cell::RefCell, fmt::Write, rc::Rc, time::Duration};
@@ -89,6 +91,8 @@ pub struct BlueGene<'a> {
     pub shape: [u32; 5],
     /// Whether the dimensions are closed to rings.
     pub wraps: [bool; 5],
+    /// Application subgroups of a node, at least 1.
+    pub subgroups: u16,
     /// Further keys and values of the section `[[bgq]]` of a machine file.
     pub unit: String,
     /// Keys and values of its section `[bgq.link]`.
@@ -105,8 +109,10 @@ pub struct BlueGene<'a> {
 pub struct Node {
     /// The kernel's attachment.
     pub kernel: Kernel,
-    /// The application subgroups.
-    pub subgroups: [Subgroup; 2],
+    /// The first application subgroup.
+    pub subgroup: Subgroup,
+    /// The other application subgroups.
+    pub others: Vec<Subgroup>,
     /// Beginning of the simulation.
     began: Instant,
 }
@@ -123,8 +129,8 @@ impl BlueGene<'_> {
     /// Returns the text of the machine file.
     fn text(&self) -> String {
         let mut text = format!(
-            "name = \"bgq\"\n[[bgq]]\ntorus = {:?}\nwrap = {:?}\nsubgroups = 2\n",
-            self.shape, self.wraps
+            "name = \"bgq\"\n[[bgq]]\ntorus = {:?}\nwrap = {:?}\nsubgroups = {}\n",
+            self.shape, self.wraps, self.subgroups
         );
         // Writing to a string does not fail.
         let _ = writeln!(text, "{}\n[bgq.link]\n{}", self.unit, self.link);
@@ -156,8 +162,9 @@ impl BlueGene<'_> {
             let process = world.add_process(functions, self.profile.clone());
 
             let (devices, program, ends) = (world.devices(), program.clone(), ends.clone());
+            let subgroups = self.subgroups;
             world.start(process, &format!("node {number}"), move || {
-                let result = Node::open(&devices, &name).and_then(|mut node| program(&mut node));
+                let result = Node::open(&devices, &name, subgroups).and_then(|mut node| program(&mut node));
                 ends.borrow_mut().push((number, result));
             });
         }
@@ -182,14 +189,21 @@ fn results<R>(ends: Vec<End<R>>, ended: Result<(), WorldError>) -> Result<Vec<R>
 }
 
 impl Node {
-    fn open(devices: &Devices, name: &str) -> Result<Self, NodeError> {
+    fn open(devices: &Devices, name: &str, subgroups: u16) -> Result<Self, NodeError> {
         let began = Instant::now();
         let kernel = Kernel::open(&devices.open(name, "kernel")?)?;
-        let open = |attachment| -> Result<Subgroup, NodeError> {
-            Ok(Subgroup::open(&devices.open(name, attachment)?, Options::default())?)
+        let open = |number: u16| -> Result<Subgroup, NodeError> {
+            Ok(Subgroup::open(&devices.open(name, &format!("s{number}"))?, Options::default())?)
         };
-        let subgroups = [open("s0")?, open("s1")?];
-        Ok(Self { kernel, subgroups, began })
+
+        let subgroup = open(0)?;
+        let others = (1..subgroups).map(open).collect::<Result<_, _>>()?;
+        Ok(Self { kernel, subgroup, others, began })
+    }
+
+    /// Returns all application subgroups, in their order.
+    fn all_subgroups(&mut self) -> impl Iterator<Item = &mut Subgroup> {
+        std::iter::once(&mut self.subgroup).chain(&mut self.others)
     }
 
     /// Sets the packets from links that an output sends between two injected ones, 1 to 16.

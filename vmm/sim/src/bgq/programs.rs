@@ -5,7 +5,7 @@ use std::time::Duration;
 use nicforge_driver::{Deadline, DmaBuffer, runtime::Instant};
 use nicforge_spi::{
     Box5, Collective, CollectiveChannel, Counter, Descriptor, DirectPut, Hint, InjectionAttributes,
-    Operation, Payload, PointToPoint, RandomOrder, Subgroup, direct_put, fifo_map,
+    Operation, Payload, PointToPoint, Subgroup, direct_put, fifo_map,
 };
 
 use super::{BlueGene, BlueGeneError, NodeError, mean_since};
@@ -27,12 +27,6 @@ const SUM: Operation = Operation::FloatingAdd;
 const WORD: u16 = 8;
 /// Links of a subgroup, half of those of a node. Each has an injection FIFO.
 const LOOPS: usize = 5;
-/// Packets from links between two injected ones in an all-to-all: the most that the register has.
-/// With fewer, the network fills with packets.
-pub(crate) const THROUGH_RATIO: u8 = 16;
-/// Injection FIFOs of an all-to-all in each of a node's two subgroups.
-const FIFOS: u8 = 8;
-
 /// A subgroup's memory: counters, a source and a target.
 struct Area {
     memory: DmaBuffer,
@@ -71,12 +65,12 @@ impl Area {
     }
 }
 
-fn patience() -> Deadline {
+pub(super) fn patience() -> Deadline {
     Deadline::after(TIMEOUT)
 }
 
 /// Waits until the unit has sent the messages of the first FIFOs, which end with the subgroup.
-fn end_sends(subgroup: &mut Subgroup, fifos: u8) -> Result<(), NodeError> {
+pub(super) fn end_sends(subgroup: &mut Subgroup, fifos: u8) -> Result<(), NodeError> {
     for fifo in 0..fifos {
         let last = subgroup.injection().injected(fifo)?;
         subgroup.injection().wait_done(fifo, last, patience(), None)?;
@@ -98,13 +92,13 @@ impl BlueGene<'_> {
     pub fn ping_pong(&self, others: &[u32], rounds: u32) -> Result<Vec<Picos>, BlueGeneError> {
         let to = others.to_vec();
         let times = self.run([0].into_iter().chain(others.iter().copied()), move |node| {
-            let [subgroup, _] = &mut node.subgroups;
+            let subgroup = &mut node.subgroup;
             let area = Area::new(subgroup, 8, 1)?;
             let end = PingPong { counter: area.counter(0)?, area };
             end.counter.set(8);
             node.wait_for_begin();
 
-            let [subgroup, _] = &mut node.subgroups;
+            let subgroup = &mut node.subgroup;
             let mut times = Vec::new();
             if subgroup.place().rank() == 0 {
                 for &other in &to {
@@ -128,17 +122,17 @@ impl BlueGene<'_> {
     pub fn loops(&self, bytes: u64, rounds: u32) -> Result<Picos, BlueGeneError> {
         let times = self.run([0], move |node| {
             let mut ends = Vec::new();
-            for (half, subgroup) in node.subgroups.iter_mut().enumerate() {
+            for (half, subgroup) in node.all_subgroups().enumerate() {
                 ends.push(LoopEnds::new(subgroup, half, bytes)?);
             }
             node.wait_for_begin();
 
             let began = Instant::now();
             for _ in 0..rounds {
-                for (subgroup, ends) in node.subgroups.iter_mut().zip(&ends) {
+                for (subgroup, ends) in node.all_subgroups().zip(&ends) {
                     ends.send(subgroup)?;
                 }
-                for (subgroup, ends) in node.subgroups.iter().zip(&ends) {
+                for (subgroup, ends) in node.all_subgroups().zip(&ends) {
                     ends.wait(subgroup)?;
                 }
             }
@@ -156,7 +150,7 @@ impl BlueGene<'_> {
     pub fn allreduce(&self, sizes: &[u64], rounds: u32) -> Result<Vec<Picos>, BlueGeneError> {
         let of_nodes = sizes.to_vec();
         let times = self.run(0..self.nodes(), move |node| {
-            let [subgroup, _] = &mut node.subgroups;
+            let subgroup = &mut node.subgroup;
             let longest = of_nodes.iter().copied().max().unwrap_or(8);
             let area = Area::new(subgroup, longest, 1)?;
             let counter = area.counter(0)?;
@@ -168,7 +162,7 @@ impl BlueGene<'_> {
             node.kernel.set_collective_route(CLASS, route, CHANNEL)?;
             node.wait_for_begin();
 
-            let [subgroup, _] = &mut node.subgroups;
+            let subgroup = &mut node.subgroup;
             let mut times = Vec::new();
             for &bytes in &of_nodes {
                 let put = direct_put(area.source(bytes), way, &target)?;
@@ -186,45 +180,6 @@ impl BlueGene<'_> {
         // The nodes that are farthest from the root determine the time.
         let of_size = |size: usize| times.iter().filter_map(|times| times.get(size)).max().copied();
         Ok((0..sizes.len()).filter_map(of_size).collect())
-    }
-
-    /// Returns the time of an all-to-all of messages of `bytes` bytes, by dynamic direct puts in a
-    /// random order of each node. It ends when the last node has received all (section V.C).
-    ///
-    /// All messages of a node have the same source and the same target, so that the memory of many
-    /// nodes fits into that of this computer.
-    ///
-    /// # Errors
-    /// [`BlueGeneError`].
-    pub fn all_to_all(&self, bytes: u64) -> Result<Picos, BlueGeneError> {
-        let seed = self.seed;
-        let times = self.run(0..self.nodes(), move |node| {
-            let [first, second] = &mut node.subgroups;
-            let areas = [Area::new(first, bytes, FIFOS)?, Area::new(second, bytes, FIFOS)?];
-            let counter = areas[0].counter(0)?;
-            let place = first.place();
-            let target = areas[0].target(first.base_address_id(ENTRY), &counter)?;
-            let order = RandomOrder::new(&place, seed);
-            counter.set(order.ranks().len() as u64 * bytes);
-            node.set_through_ratio(THROUGH_RATIO)?;
-            node.wait_for_begin();
-
-            let began = Instant::now();
-            for (number, &rank) in order.ranks().iter().enumerate() {
-                let to = place.coordinates(rank).unwrap_or(place.own);
-                let (half, fifo) = (number % 2, (number / 2 % usize::from(FIFOS)) as u8);
-                let put = direct_put(areas[half].source(bytes), place.dynamic(to), &target)?;
-                node.subgroups[half].inject(fifo, &put, patience(), None)?;
-            }
-            node.subgroups[0].wait_counter(&counter, patience(), None)?;
-            let time = mean_since(began, 1);
-
-            for subgroup in &mut node.subgroups {
-                end_sends(subgroup, FIFOS)?;
-            }
-            Ok(time)
-        })?;
-        Ok(times.into_iter().max().unwrap_or(Picos::ZERO))
     }
 }
 

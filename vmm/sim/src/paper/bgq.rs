@@ -78,6 +78,8 @@ struct Model {
 struct Benchmark {
     shape: [u32; 5],
     wraps: [bool; 5],
+    /// Application subgroups of a node.
+    subgroups: u16,
     /// Latency of memory and ports in nanoseconds.
     latency: u32,
     /// Time of a descriptor in nanoseconds.
@@ -91,7 +93,7 @@ struct Benchmark {
 impl Benchmark {
     /// Returns a benchmark of messages from node to node.
     fn of(shape: [u32; 5], wraps: [bool; 5]) -> Self {
-        Self { shape, wraps, latency: LATENCY, send: SEND, spills: false, poll: 1 }
+        Self { shape, wraps, subgroups: 1, latency: LATENCY, send: SEND, spills: false, poll: 1 }
     }
 }
 
@@ -111,7 +113,7 @@ impl Model {
 
     /// Returns the nodes of a benchmark with their software.
     fn nodes<'a>(self, run: &Run<'a>, benchmark: Benchmark) -> BlueGene<'a> {
-        let Benchmark { shape, wraps, latency, send, spills, poll } = benchmark;
+        let Benchmark { shape, wraps, subgroups, latency, send, spills, poll } = benchmark;
         let (network, recovery) = if self.logic { (NETWORK, RECOVERY) } else { (0, 0) };
         let memory = if spills { MEMORY_RATE } else { 0 };
         let protocol = if self.protocol { "" } else { "protocol_bytes = 0\n" };
@@ -121,6 +123,7 @@ impl Model {
         BlueGene {
             shape,
             wraps,
+            subgroups,
             unit: format!(
                 "mu_mhz = {UNIT}\nnetwork_mhz = {network}\nlatency_ns = {latency}\nmemory_mbytes_s = {memory}\n\
                  collective_cycles = {recovery}\nzones = [\"ABCD E\"]\n{protocol}"

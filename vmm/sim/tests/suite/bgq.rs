@@ -1,7 +1,7 @@
 //! Programs of Blue Gene/Q nodes in virtual time.
 
 use nicforge_sim::{
-    bgq::{BlueGene, BlueGeneError},
+    bgq::{BlueGene, BlueGeneError, all_to_all::SUBGROUPS},
     interrupted::Interrupted,
     world::{Profile, WorldError},
 };
@@ -11,6 +11,7 @@ fn torus(shape: [u32; 5]) -> BlueGene<'static> {
     BlueGene {
         shape,
         wraps: shape.map(|length| length > 1),
+        subgroups: SUBGROUPS,
         unit: "mu_mhz = 800\nnetwork_mhz = 500\nlatency_ns = 500".into(),
         link: "delay_ns = 29\ngbit_s = 16.0\ncut_through_bytes = 32".into(),
         profile: Profile::default(),
@@ -32,6 +33,18 @@ fn the_same_seed_gives_the_same_all_to_all() {
     let time = |seed| BlueGene { seed, ..torus([2, 2, 2, 1, 2]) }.all_to_all(2048).unwrap();
     assert_eq!(time(1), time(1));
     assert_ne!(time(1), time(2));
+}
+
+#[test]
+fn an_all_to_all_of_uneven_rounds_ends_with_any_number_of_subgroups() {
+    let time = |subgroups, bytes| {
+        BlueGene { subgroups, ..torus([2, 2, 1, 1, 2]) }.all_to_all(bytes).unwrap().as_nanos()
+    };
+    for subgroups in [1, 3, SUBGROUPS] {
+        // A round of 2 KB, and one of 1 byte and of 1 KB.
+        let times = [2048, 2049, 3072].map(|bytes| time(subgroups, bytes));
+        assert!(times.is_sorted(), "{subgroups} subgroups: {times:?} ns");
+    }
 }
 
 #[test]

@@ -84,6 +84,7 @@ impl Unit {
         index: usize,
         candidates: &mut usize,
     ) -> Served {
+        // The place is in the list, since its count is.
         let Some(fifo) = self.active.get(priority, index) else { return Served::Starved };
         let served = self.serve(network, context, fifo);
         match served {
@@ -126,8 +127,8 @@ impl Unit {
             }
             Served::Inactive => self.active.remove(fifo),
             // It waits for something else, and is no candidate in this call.
-            Served::Blocked => self.active.unpark(priority, index),
-            Served::Moved(_) | Served::Full(_) | Served::Starved => {}
+            Served::Blocked | Served::Full(_) => self.active.unpark(priority, index),
+            Served::Moved(_) | Served::Starved => {}
         }
         served
     }

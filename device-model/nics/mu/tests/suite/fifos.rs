@@ -58,6 +58,39 @@ fn a_full_fifo_delays_no_message_that_comes_by_another_link() {
 }
 
 #[test]
+fn fifos_that_wait_for_one_engine_delay_no_others_and_all_go_on() {
+    const WAITING: usize = 5;
+    let (mut rig, mut users) = Rig::pair();
+    let length = RECEPTION_BYTES as usize;
+    for fifo in 0..WAITING {
+        let mut flood = WAY.fifo(3, PAYLOAD, length);
+        flood.torus_fifo_map = 0x8000;
+        flood.packet_header.set_hint(0, true);
+        users[0].inject(&mut rig.bed, fifo, &flood);
+    }
+    rig.settle();
+    assert!((0..WAITING).all(|fifo| users[0].done(fifo as u64) == 0));
+
+    users[1].write64(COUNTERS, 5000);
+    let mut put = WAY.put(0, 0, 0, PAYLOAD, 5000);
+    put.torus_fifo_map = 0x4000;
+    put.packet_header.set_hint(0, false);
+    users[0].inject(&mut rig.bed, WAITING, &put);
+    rig.until(|_| users[1].read64(COUNTERS) == 0);
+
+    let mut received = 0;
+    for _ in 0..1000 {
+        if received == WAITING * length {
+            break;
+        }
+        received += users[1].take(&mut rig.bed, 3).iter().map(|(_, payload)| payload.len()).sum::<usize>();
+        rig.settle();
+    }
+    assert_eq!(received, WAITING * length);
+    assert!((0..=WAITING).all(|fifo| users[0].done(fifo as u64) == 1));
+}
+
+#[test]
 fn a_machine_with_a_full_fifo_is_idle() {
     let (mut rig, mut users) = Rig::pair();
     users[0].inject(&mut rig.bed, 0, &WAY.fifo(3, PAYLOAD, 3 * RECEPTION_BYTES as usize));

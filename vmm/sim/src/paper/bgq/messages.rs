@@ -95,7 +95,7 @@ pub(super) fn loops(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     let time = |run: &Run<'_>, bytes| -> Result<f64, Failure> {
         run.show(format!("ten looped links, {}", rows::size(bytes)))?;
         let node = Benchmark::of([1; 5], [true; 5]);
-        let node = Benchmark { send: LOOP_SEND, spills: STREAMS * bytes > L2, ..node };
+        let node = Benchmark { subgroups: 2, send: LOOP_SEND, spills: STREAMS * bytes > L2, ..node };
         let rounds = if bytes < FITS { ROUNDS } else { 1 };
         Ok(model.nodes(run, node).loops(bytes, rounds)?.as_nanos())
     };

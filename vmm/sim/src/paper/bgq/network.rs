@@ -8,7 +8,7 @@ use nicforge_network::{
 
 use super::{Benchmark, Failure, HEAD, HOP, LINK, Model, Run, rows};
 use crate::{
-    bgq::programs::THROUGH_RATIO,
+    bgq::all_to_all::{SUBGROUPS, THROUGH_RATIO},
     traffic::{Experiment, Network, Pattern, TrafficError, Windows, run_unless, uniform_capacity},
 };
 
@@ -53,7 +53,7 @@ pub(super) fn all_to_all(run: &mut Run<'_>, model: Model) -> Result<(), Failure>
     let mut shares = Vec::new();
     for (bytes, percent, null_model) in rows::ALL_TO_ALL {
         shares.extend(run.measure(rows::all_to_all(bytes, percent, null_model), |run| {
-            let torus = Benchmark { poll: POLL, ..Benchmark::of(TORUS, [true; 5]) };
+            let torus = Benchmark { poll: POLL, subgroups: SUBGROUPS, ..Benchmark::of(TORUS, [true; 5]) };
             let time = model.nodes(run, torus).all_to_all(bytes)?.as_nanos();
             Ok(100.0 * SHARE * bytes as f64 / EFFECTIVE / time)
         })?);
@@ -61,6 +61,10 @@ pub(super) fn all_to_all(run: &mut Run<'_>, model: Model) -> Result<(), Failure>
 
     if let [short, long] = shares[..] {
         run.record(rows::longer_all_to_all(), 100.0 * long / short)?;
+        run.note(
+            "all-to-all: as the authors' program msg_alltoall.c, with a random permutation of the destinations, 64 injection \
+             FIFOs in turn, and messages in rounds of direct puts of 2 KB",
+        );
         run.note(format!(
             "all-to-all and zone routing: {THROUGH_RATIO} packets from links between two injected ones, the most that the \
              register has. The paper does not give its value"

@@ -1,0 +1,138 @@
+//! The all-to-all of section V.C.
+//!
+//! The paper names the number of messages and the routing. The rest is that of the same authors'
+//! program for it, `spi/examples/mu/msg_alltoall.c` of the public sources: a random permutation of
+//! the destinations at each node, 64 injection FIFOs in eight subgroups that it uses in turn, and
+//! direct puts of 2 KB. A message of more bytes is sent in rounds, each with a part of all
+//! messages.
+
+use std::sync::Arc;
+
+use nicforge_driver::{DmaBuffer, DmaPermission, Error as DriverError, runtime::Instant};
+use nicforge_spi::{Counter, DirectPut, InjectionAttributes, Payload, RandomOrder, Subgroup, direct_put};
+
+use super::{
+    BlueGene, BlueGeneError, Node, NodeError, mean_since,
+    programs::{end_sends, patience},
+};
+use crate::world::Picos;
+
+/// Subgroups of a node, and the injection FIFOs of each: `NUM_INJ_FIFOS` is 64.
+pub const SUBGROUPS: u16 = 8;
+const FIFOS: u8 = 8;
+/// Bytes of an injection FIFO: `INJ_MEMORY_FIFO_SIZE`.
+const FIFO_BYTES: u64 = 64 << 10;
+/// Bytes of a direct put: `window_size`.
+const ROUND: u64 = 2048;
+/// Packets from links between two injected ones: the most that the register has. With fewer, the
+/// network fills with packets.
+pub(crate) const THROUGH_RATIO: u8 = 16;
+/// Entry of the base address table of the first subgroup.
+const ENTRY: u8 = 0;
+/// Bytes in front of the source: the counter.
+const SOURCE: u64 = 4096;
+
+impl BlueGene<'_> {
+    /// Returns the time of an all-to-all of messages of `bytes` bytes, by dynamic direct puts in a
+    /// random order of each node. It ends when the last node has received all.
+    ///
+    /// All messages of a node have the same source and the same target, so that the memory of many
+    /// nodes fits into that of this computer.
+    ///
+    /// # Errors
+    /// [`BlueGeneError`].
+    pub fn all_to_all(&self, bytes: u64) -> Result<Picos, BlueGeneError> {
+        let seed = self.seed;
+        let times = self.run(0..self.nodes(), move |node| {
+            let memory = NodeMemory::new(node, bytes)?;
+            let order = RandomOrder::new(&node.subgroup.place(), seed);
+            memory.counter.set(order.ranks().len() as u64 * bytes);
+            node.set_through_ratio(THROUGH_RATIO)?;
+            node.wait_for_begin();
+
+            let began = Instant::now();
+            for round in (0..bytes).step_by(ROUND as usize) {
+                memory.send(node, &order, ROUND.min(bytes - round))?;
+            }
+            node.subgroup.wait_counter(&memory.counter, patience(), None)?;
+            let time = mean_since(began, 1);
+
+            for subgroup in node.all_subgroups() {
+                end_sends(subgroup, FIFOS)?;
+            }
+            Ok(time)
+        })?;
+        Ok(times.into_iter().max().unwrap_or(Picos::ZERO))
+    }
+}
+
+/// The memory of a node: counter, source, target, and injection FIFOs. All of it is one file, since
+/// many nodes have more buffers than a process has files.
+struct NodeMemory {
+    /// The memory as each subgroup's unit reaches it.
+    buffers: Vec<Arc<DmaBuffer>>,
+    counter: Counter,
+    target: DirectPut,
+}
+
+impl NodeMemory {
+    /// Allocates memory for messages of `bytes` bytes, and opens the injection FIFOs.
+    fn new(node: &mut Node, bytes: u64) -> Result<Self, NodeError> {
+        let target = SOURCE + bytes.next_multiple_of(SOURCE);
+        let fifos = target + bytes.next_multiple_of(SOURCE);
+        let of_subgroup = u64::from(FIFOS) * FIFO_BYTES;
+        let length = fifos + node.all_subgroups().count() as u64 * of_subgroup;
+
+        let own = Arc::new(node.subgroup.memory(length as usize)?);
+        let mut buffers = vec![own.clone()];
+        let file = own.memory().ok_or(DriverError::Unsupported { what: "memory of several subgroups" })?;
+        for other in &node.others {
+            let buffer = other.device().map_dma(file, 0, own.len(), DmaPermission::READ_WRITE)?;
+            buffers.push(Arc::new(buffer));
+        }
+
+        let firsts = (fifos..).step_by(of_subgroup as usize);
+        for ((subgroup, buffer), first) in node.all_subgroups().zip(&buffers).zip(firsts) {
+            open_fifos(subgroup, buffer, first)?;
+        }
+
+        node.subgroup.set_base_address(ENTRY, own.iova())?;
+        let counter = Counter::new(&own, 0)?;
+        let base = node.subgroup.base_address_id(ENTRY);
+        let target = DirectPut {
+            payload_base: base,
+            offset: target,
+            counter_base: base,
+            counter_offset: counter.offset(own.iova())?,
+            ..DirectPut::default()
+        };
+        Ok(Self { counter, target, buffers })
+    }
+
+    /// Sends `bytes` bytes to each node of an order, through all injection FIFOs in turn.
+    fn send(&self, node: &mut Node, order: &RandomOrder, bytes: u64) -> Result<(), NodeError> {
+        let place = node.subgroup.place();
+        let mut subgroups: Vec<_> = node.all_subgroups().zip(&self.buffers).collect();
+        let fifos = subgroups.len() * usize::from(FIFOS);
+
+        for (number, &rank) in order.ranks().iter().enumerate() {
+            let to = place.coordinates(rank).unwrap_or(place.own);
+            let number = number % fifos;
+            let (subgroup, fifo) = (number / usize::from(FIFOS), number % usize::from(FIFOS));
+            let (subgroup, buffer) = &mut subgroups[subgroup];
+
+            let source = Payload::memory(buffer.iova() + SOURCE, bytes);
+            let put = direct_put(source, place.dynamic(to), &self.target)?;
+            subgroup.inject(fifo as u8, &put, patience(), None)?;
+        }
+        Ok(())
+    }
+}
+
+/// Opens the injection FIFOs of a subgroup, with memory from `first` on.
+fn open_fifos(subgroup: &mut Subgroup, buffer: &Arc<DmaBuffer>, first: u64) -> Result<(), NodeError> {
+    for (fifo, offset) in (0..FIFOS).zip((first..).step_by(FIFO_BYTES as usize)) {
+        subgroup.init_injection(fifo, buffer.clone(), offset, FIFO_BYTES, InjectionAttributes::default())?;
+    }
+    Ok(subgroup.set_injection_enabled(u8::MAX, true)?)
+}
