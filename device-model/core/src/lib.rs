@@ -13,6 +13,7 @@
 //!   reads no clock. It starts threads for companions alone, when its owner asks for that.
 
 pub mod attachment;
+pub mod cache;
 pub mod companion;
 pub mod context;
 mod decode;

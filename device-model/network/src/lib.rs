@@ -10,6 +10,7 @@
 //! | [`router`] | the router that a NIC's device owns, and policies for it |
 //! | [`collective`] | class routes, the ALU that combines packets, and barrier classes |
 //! | [`presence`] | which nodes have software, and since which generation |
+//! | [`alone`] | networks of routers without a machine |
 //!
 //! In: lengths of dimensions, numbers of nodes, routing relations, packets. Out: neighbours,
 //! cables, distances; packets at their targets; and either the statement that no packets wait for
@@ -17,6 +18,7 @@
 //! `nicforge-core`. No unsafe, no threads, no clocks.
 #![forbid(unsafe_code)]
 
+pub mod alone;
 pub mod collective;
 pub mod deadlock;
 pub mod presence;

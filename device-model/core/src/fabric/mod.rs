@@ -42,11 +42,13 @@ mod packet;
 mod path;
 mod ports;
 mod queue;
+pub mod returns;
 mod rows;
 mod schedule;
 #[cfg(test)]
 mod tests;
 mod timed;
+pub mod timing;
 mod track;
 mod wake;
 mod wires;

@@ -1,35 +1,21 @@
 //! One direction of a link: the wire that its virtual channels share, and the times of packets on
-//! it.
-//!
-//! A transmission of `n` bytes starts at `start`, when the packet was sent and the wire was idle.
-//!
-//! | event | time |
-//! | --- | --- |
-//! | the head has arrived: a router may forward the packet | `start` + head bytes + delay |
-//! | the tail has left, and the wire is idle | `end` = max(`start` + `n` bytes, tail in) |
-//! | the tail has arrived: a device may take the packet | `end` + delay |
-//!
-//! "Tail in" is the time at which a packet's tail arrives at the forwarding router. A faster wire
-//! thus waits for it. If the head is longer than that of the incoming link, it leaves when all of
-//! it has come in.
+//! it. [`super::timing`] states the rules of these times.
 
 use std::collections::VecDeque;
 
-use super::{Fault, FaultHook, LinkSpec, MAX_RETRIES, Packet};
+use super::{
+    Fault, FaultHook, LinkSpec, MAX_RETRIES, Packet,
+    timing::{FRACTION, Incoming, Passage, Start, WireSpeed, duration, exact},
+};
 use crate::time::Nanos;
-
-/// Fractional bits of a time in 2^-32 ns.
-const FRACTION: u32 = 32;
-/// A nanosecond in 2^-32 ns.
-const NANOSECOND: u128 = 1 << FRACTION;
 
 /// One direction of a link: the state that its virtual channels share.
 ///
 /// Large networks have more paths than a cache holds. One has one cache line.
 #[repr(align(64))]
 pub(super) struct Path {
-    /// End of the last transmission in 2^-32 ns.
-    busy_until: u128,
+    /// End of the last transmission.
+    busy_until: Start,
     delay: u64,
     /// Transmission time of a byte in 2^-32 ns: at most 4.29 s, which is just above 2 bits a
     /// second.
@@ -78,65 +64,17 @@ struct Discard {
     end: u128,
 }
 
-/// A packet's way into the router that forwards it, if its tail has not arrived there.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Incoming {
-    /// Time of the tail.
-    tail: Nanos,
-    /// Bytes of the head, which has arrived.
-    head_bytes: u32,
-    /// Transmission time of a byte in 2^-32 ns.
-    per_byte: u64,
-}
-
-impl Incoming {
-    /// A packet that has arrived as a whole.
-    pub(super) const WHOLE: Self = Self { tail: Nanos::ZERO, head_bytes: u32::MAX, per_byte: 0 };
-
-    /// Returns whether the packet has arrived as a whole.
-    pub(super) fn is_whole(&self) -> bool {
-        self.head_bytes == u32::MAX
-    }
-
-    /// Returns the time at which the first `head` of `bytes` bytes have arrived, in 2^-32 ns.
-    fn arrival_of(&self, head: u64, bytes: u64) -> u128 {
-        if head <= self.head_bytes.into() {
-            return 0;
-        }
-
-        let behind = duration(self.per_byte, bytes - head);
-        exact(self.tail).saturating_sub(behind)
-    }
-}
-
-/// The times of a packet's transmission.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Passage {
-    /// The head arrives.
-    pub(super) head: Nanos,
-    /// The tail arrives.
-    pub(super) tail: Nanos,
-    /// The tail has left the sender.
-    pub(super) end: Nanos,
-}
-
 impl Path {
     pub(super) fn new(sender: (u32, u8), first_lane: u32, spec: &LinkSpec) -> Self {
-        let per_byte = match spec.bits_per_second {
-            0 => 0,
-            bits => {
-                u64::try_from(((8 * 1_000_000_000u128) << FRACTION) / u128::from(bits)).unwrap_or(u64::MAX)
-            }
-        };
-
+        let WireSpeed { delay, per_byte, head_bytes } = WireSpeed::new(spec);
         let (sender, sender_port) = sender;
         Self {
-            busy_until: 0,
-            delay: spec.delay,
+            busy_until: Start::FIRST,
+            delay,
             per_byte,
             idle_at: Nanos::ZERO,
             faults: None,
-            head_bytes: spec.cut_through.unwrap_or(u32::MAX),
+            head_bytes,
             first_lane,
             sender,
             sender_port,
@@ -181,13 +119,10 @@ impl Path {
     /// Takes over the time at which the wire is idle.
     #[inline]
     fn update_idle_at(&mut self) {
-        self.idle_at = if self.is_plain() { Nanos::ZERO } else { rounded_up(self.busy_until) };
+        self.idle_at = if self.is_plain() { Nanos::ZERO } else { self.busy_until.rounded_up() };
     }
 
-    /// Records that the sender waits for the wire to fall idle.
-    ///
-    /// Its next transmission starts in the nanosecond in which the last one ends. It starts exactly
-    /// at that end, so that fractions of a nanosecond add up as they do for booked transmissions.
+    /// Records that the sender waits for the wire to fall idle: see [`Start::from`].
     #[inline]
     pub(super) fn arbitrate(&mut self) {
         self.arbitrated = true;
@@ -196,7 +131,7 @@ impl Path {
     /// Returns the way of a packet that arrives over this path until `tail`.
     #[inline]
     pub(super) fn incoming(&self, tail: Nanos) -> Incoming {
-        Incoming { tail, head_bytes: self.head_bytes, per_byte: self.per_byte }
+        self.speed().incoming(tail)
     }
 
     /// Transmits a packet until the hook, if any, lets it pass. Returns the times of the
@@ -250,38 +185,23 @@ impl Path {
     /// Transmits `bytes` as soon as the wire is idle.
     #[inline]
     fn transmit_once(&mut self, now: Nanos, bytes: u64, incoming: Incoming) -> Passage {
-        let start = self.start(now);
-        let sent = start + duration(self.per_byte, bytes);
-        let end = sent.max(exact(incoming.tail));
-
-        // A wire of infinite bandwidth carries other packets meanwhile.
-        self.busy_until = if self.per_byte == 0 { sent } else { end };
-
-        let head_bytes = u64::from(self.head_bytes).min(bytes);
-        let head = if head_bytes == bytes {
-            end
-        } else {
-            let own = start + duration(self.per_byte, head_bytes);
-            own.max(incoming.arrival_of(head_bytes, bytes))
-        };
-
-        // Rounded up, because a byte has arrived only with its last bit.
-        let end = rounded_up(end);
-        Passage { head: rounded_up(head).after(self.delay), tail: end.after(self.delay), end }
+        let start = self.busy_until.from(now, self.arbitrated);
+        let (passage, busy_until) = self.speed().transmit(start, bytes, incoming);
+        self.busy_until = busy_until;
+        passage
     }
 
-    /// Returns the time at which a transmission of `now` starts, in 2^-32 ns.
-    fn start(&self, now: Nanos) -> u128 {
-        let now = exact(now);
-        let fell_idle_now = self.arbitrated && self.busy_until + NANOSECOND > now;
-        if fell_idle_now { self.busy_until } else { self.busy_until.max(now) }
+    /// Returns the speed of the wire.
+    #[inline]
+    fn speed(&self) -> WireSpeed {
+        WireSpeed { delay: self.delay, per_byte: self.per_byte, head_bytes: self.head_bytes }
     }
 
     /// Books the wire until the request for a repetition has arrived, after a transmission.
     fn wait_for_repeat(&mut self) {
-        let sent = self.busy_until;
-        self.busy_until += u128::from(self.delay) << (FRACTION + 1);
-        let end = self.busy_until;
+        let sent = self.busy_until.exact();
+        self.busy_until = self.busy_until.later(u128::from(self.delay) << (FRACTION + 1));
+        let end = self.busy_until.exact();
         if let Some(faults) = &mut self.faults {
             faults.discards.push_back(Discard { busy_until: sent, end });
         }
@@ -315,35 +235,4 @@ impl Faults {
         self.transmissions += 1;
         self.hook.as_mut().map_or(Fault::None, |hook| hook(packet, transmission))
     }
-}
-
-impl Passage {
-    /// Returns the passage over a wire that carries any packet in no time.
-    pub(super) fn plain(now: Nanos, delay: u64) -> Self {
-        let arrival = now.after(delay);
-        Self { head: arrival, tail: arrival, end: now }
-    }
-
-    /// Returns the passage with arrivals that are `nanoseconds` later.
-    fn later(self, nanoseconds: u64) -> Self {
-        Self { head: self.head.after(nanoseconds), tail: self.tail.after(nanoseconds), ..self }
-    }
-}
-
-/// Returns the transmission time of `bytes` bytes in 2^-32 ns.
-#[inline]
-fn duration(per_byte: u64, bytes: u64) -> u128 {
-    u128::from(per_byte) * u128::from(bytes)
-}
-
-/// Returns a time in 2^-32 ns.
-#[inline]
-fn exact(time: Nanos) -> u128 {
-    u128::from(time.0) << FRACTION
-}
-
-/// Returns a time of 2^-32 ns in nanoseconds, rounded up.
-#[inline]
-fn rounded_up(time: u128) -> Nanos {
-    Nanos(u64::try_from((time + (NANOSECOND - 1)) >> FRACTION).unwrap_or(u64::MAX))
 }

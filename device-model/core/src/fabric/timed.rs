@@ -4,8 +4,9 @@ use super::{
     MAX_CHANNELS, Node, Packet, Ports, Refusal, Traffic, Unsent,
     lane::Lane,
     packet::Flight,
-    path::{Incoming, Passage, Path},
+    path::Path,
     schedule::{Event, EventKind, Schedule},
+    timing::{Incoming, Passage},
     wake::WakeQueue,
 };
 use crate::time::Nanos;

@@ -12,8 +12,8 @@ use super::{
     symbols::{Direction, Kind, Symbol, Symbols},
 };
 use crate::router::{
-    InjectionRefusal, NotInjected, Outcome,
-    fifo::{InjectionFifo, ReceptionFifo, wire_bytes},
+    Carried, InjectionRefusal, NotInjected, Outcome,
+    fifo::{InjectionFifo, ReceptionFifo},
 };
 
 /// Lowest bit of the node's own contributions in a set of operands, one for each injection FIFO.
@@ -190,7 +190,7 @@ impl CollectiveUnit {
         let Some(queue) = self.injection.get_mut(usize::from(fifo)) else {
             return Err(NotInjected { packet, reason: InjectionRefusal::NoFifo { fifo } });
         };
-        let (bytes, longest) = (wire_bytes(&packet), self.spec.longest_bytes());
+        let (bytes, longest) = (packet.wire_bytes(), self.spec.longest_bytes());
         if bytes > longest {
             return Err(NotInjected { packet, reason: InjectionRefusal::TooLong { bytes, longest } });
         }

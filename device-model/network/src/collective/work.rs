@@ -9,7 +9,7 @@ use super::{
     CollectiveWord, Flags, Kind, alu,
     unit::{Active, CollectiveUnit, OWN, Slot, inputs_of},
 };
-use crate::router::{copy_head, fifo::wire_bytes};
+use crate::router::{Carried, copy_head};
 
 impl CollectiveUnit {
     /// Begins with a packet that came down, if there is one and the unit works on no other. Returns
@@ -88,7 +88,7 @@ impl CollectiveUnit {
 
     /// Delivers a copy of the packet on its way down, if the reception FIFO has room.
     fn deliver_copy(&mut self, ports: &mut Ports<'_>, active: &mut Active) -> bool {
-        if !active.is_local || !self.reception[active.fifo].has_room(wire_bytes(&active.packet)) {
+        if !active.is_local || !self.reception[active.fifo].has_room(active.packet.wire_bytes()) {
             return false;
         }
         let Ok(copy) = ports.copy_packet(&active.packet) else {
@@ -268,7 +268,7 @@ impl CollectiveUnit {
             self.up = Some(active);
             return 0;
         }
-        let bytes = wire_bytes(&active.packet);
+        let bytes = active.packet.wire_bytes();
         match ports.send(port, active.vc, active.packet) {
             Ok(()) => {
                 self.up_free = self.recovered_at(ports.now(), bytes);

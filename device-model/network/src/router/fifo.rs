@@ -4,22 +4,16 @@ use std::collections::VecDeque;
 
 use nicforge_core::{fabric::Packet, time::Nanos};
 
-use super::{FifoSpec, counters::Level};
-
-/// Returns the bytes of a packet with its framing.
-#[inline]
-pub(crate) fn wire_bytes(packet: &Packet) -> u32 {
-    packet.len() as u32 + packet.framing
-}
+use super::{Carried, FifoSpec, counters::Level};
 
 /// An injection FIFO: packets of the device that wait for the network.
 ///
 /// One packet is in service at a time. The next one is considered when the tail of the one before
 /// has left, and its place is free from then on.
 #[derive(Debug)]
-pub(crate) struct InjectionFifo {
+pub(crate) struct InjectionFifo<K = Packet> {
     spec: FifoSpec,
-    packets: VecDeque<Packet>,
+    packets: VecDeque<K>,
     /// Bytes of these packets.
     bytes: u32,
     /// Time until which the last packet in service occupies the FIFO.
@@ -29,7 +23,7 @@ pub(crate) struct InjectionFifo {
     pub(super) level: Level,
 }
 
-impl InjectionFifo {
+impl<K: Carried> InjectionFifo<K> {
     pub(crate) fn new(spec: FifoSpec) -> Self {
         Self {
             spec,
@@ -51,22 +45,22 @@ impl InjectionFifo {
     }
 
     #[inline]
-    pub(crate) fn push(&mut self, packet: Packet, now: Nanos) {
-        self.bytes += wire_bytes(&packet);
+    pub(crate) fn push(&mut self, packet: K, now: Nanos) {
+        self.bytes += packet.wire_bytes();
         self.packets.push_back(packet);
         self.level.set(self.packets.len() as u64, now);
     }
 
     #[inline]
-    pub(crate) fn front(&self) -> Option<&Packet> {
+    pub(crate) fn front(&self) -> Option<&K> {
         self.packets.front()
     }
 
     /// Takes the first packet, whose tail leaves later: see [`InjectionFifo::serve_until`].
     #[inline]
-    pub(crate) fn pop(&mut self, now: Nanos) -> Option<Packet> {
+    pub(crate) fn pop(&mut self, now: Nanos) -> Option<K> {
         let packet = self.packets.pop_front()?;
-        self.leaving = wire_bytes(&packet);
+        self.leaving = packet.wire_bytes();
         self.bytes -= self.leaving;
         self.busy_until = now;
         self.level.set(self.packets.len() as u64, now);
@@ -74,8 +68,8 @@ impl InjectionFifo {
     }
 
     /// Puts the packet back that [`InjectionFifo::pop`] has returned.
-    pub(crate) fn put_back(&mut self, packet: Packet, now: Nanos) {
-        self.bytes += wire_bytes(&packet);
+    pub(crate) fn put_back(&mut self, packet: K, now: Nanos) {
+        self.bytes += packet.wire_bytes();
         self.packets.push_front(packet);
         self.level.set(self.packets.len() as u64, now);
     }
@@ -94,17 +88,17 @@ impl InjectionFifo {
 
 /// A packet in a reception FIFO.
 #[derive(Debug)]
-struct Received {
-    packet: Packet,
+struct Received<K> {
+    packet: K,
     /// Time at which its tail is there.
     complete: Nanos,
 }
 
 /// A reception FIFO: packets of the network that wait for the device.
 #[derive(Debug)]
-pub(crate) struct ReceptionFifo {
+pub(crate) struct ReceptionFifo<K = Packet> {
     spec: FifoSpec,
-    packets: VecDeque<Received>,
+    packets: VecDeque<Received<K>>,
     /// Bytes of these packets.
     bytes: u32,
     /// Input that was served last.
@@ -112,7 +106,7 @@ pub(crate) struct ReceptionFifo {
     pub(super) level: Level,
 }
 
-impl ReceptionFifo {
+impl<K: Carried> ReceptionFifo<K> {
     pub(crate) fn new(spec: FifoSpec) -> Self {
         let packets = VecDeque::with_capacity(spec.packets.into());
         Self { spec, packets, bytes: 0, last: 0, level: Level::default() }
@@ -126,21 +120,21 @@ impl ReceptionFifo {
 
     /// Adds a packet that has room. Its tail is there at `complete`.
     #[inline]
-    pub(crate) fn push(&mut self, packet: Packet, complete: Nanos, now: Nanos) {
-        self.bytes += wire_bytes(&packet);
+    pub(crate) fn push(&mut self, packet: K, complete: Nanos, now: Nanos) {
+        self.bytes += packet.wire_bytes();
         self.packets.push_back(Received { packet, complete });
         self.level.set(self.packets.len() as u64, now);
     }
 
     /// Returns the first packet, and the time at which its tail is there.
     #[inline]
-    pub(crate) fn front(&self) -> Option<(&Packet, Nanos)> {
+    pub(crate) fn front(&self) -> Option<(&K, Nanos)> {
         self.packets.front().map(|received| (&received.packet, received.complete))
     }
 
     /// Takes the first packet if its tail is there.
     #[inline]
-    pub(crate) fn pop(&mut self, now: Nanos) -> Option<Packet> {
+    pub(crate) fn pop(&mut self, now: Nanos) -> Option<K> {
         if self.packets.front()?.complete > now {
             return None;
         }
@@ -148,9 +142,9 @@ impl ReceptionFifo {
     }
 
     /// Takes the first packet.
-    pub(crate) fn pop_any(&mut self, now: Nanos) -> Option<Packet> {
+    pub(crate) fn pop_any(&mut self, now: Nanos) -> Option<K> {
         let packet = self.packets.pop_front()?.packet;
-        self.bytes -= wire_bytes(&packet);
+        self.bytes -= packet.wire_bytes();
         self.level.set(self.packets.len() as u64, now);
         Some(packet)
     }

@@ -1,9 +1,10 @@
 //! The grants: inputs that have room behind an output, and the transmission.
 
-use nicforge_core::fabric::{PortChannel, Ports};
+use nicforge_core::fabric::PortChannel;
 
 use super::{
-    Candidates, Decision, Policy, Router, Source, Targets,
+    Candidates, Carried, Decision, Links, Policy, Router, Source, Targets,
+    outputs::Choice,
     plan::Plan,
     requests::{Inputs, bits},
 };
@@ -18,10 +19,10 @@ struct Offer {
     least_loaded: Option<u8>,
 }
 
-impl<P: Policy> Router<P> {
+impl<P: Policy, K: Carried> Router<P, K> {
     /// Sends packets through all ports that are not blocked. Returns their number.
     #[inline]
-    pub(super) fn serve_outputs(&mut self, ports: &mut Ports<'_>) -> u32 {
+    pub(super) fn serve_outputs<L: Links<Packet = K>>(&mut self, ports: &mut L) -> u32 {
         let mut sent = 0;
         let mut open = self.outputs.open();
         while open != 0 {
@@ -40,7 +41,7 @@ impl<P: Policy> Router<P> {
 
     /// Returns whether the wire of a port is idle. The function is woken when it falls idle.
     #[inline]
-    fn await_output(&mut self, ports: &mut Ports<'_>, port: u8) -> bool {
+    fn await_output<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
         let idle_at = ports.await_wire(port);
         let is_idle = idle_at <= ports.now();
         if !is_idle {
@@ -51,11 +52,71 @@ impl<P: Policy> Router<P> {
 
     /// Sends a packet through a port that inputs want, if its wire is idle. Returns false if there
     /// is none to send now; the function is then woken when that may have changed.
-    pub(super) fn serve_output(&mut self, ports: &mut Ports<'_>, port: u8) -> bool {
+    #[inline(always)]
+    pub(super) fn serve_output<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
         if !self.await_output(ports, port) {
             return false;
         }
 
+        // The adaptive channels are those that packets have wanted so far.
+        if self.outputs.adaptive_vcs == 0 {
+            let inputs = self.fixed_inputs(ports, port);
+            if inputs != 0 && self.send_fixed(ports, port, inputs) {
+                return true;
+            }
+        }
+        self.serve_one_of(ports, port)
+    }
+
+    /// Sends the packet of one of the inputs that have room behind a port, if the one whose turn it
+    /// is has one exit without the bubble rule. Otherwise, nothing has changed.
+    ///
+    /// This is what [`Router::serve_one_of`] does with such a packet, without the search for other
+    /// decisions. Most packets of a busy network go this way.
+    #[inline(always)]
+    fn send_fixed<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8, inputs: Inputs) -> bool {
+        let is_only = inputs & inputs.wrapping_sub(1) == 0;
+        let choice = if is_only {
+            self.only_choice(inputs.trailing_zeros() as usize)
+        } else {
+            self.outputs.choose(&self.plan.rules, inputs, port)
+        };
+
+        let input = choice.input;
+        let Decision::One(exit) = self.heads.of[input].decision else { return false };
+        if self.plan.tracked.has(exit.vc.into()) {
+            return false;
+        }
+
+        let to = PortChannel { port, channel: exit.vc.into() };
+        let source = self.plan.layout.source(input);
+        match source {
+            Source::Link { port, vc } => {
+                let from = PortChannel { port, channel: vc.into() };
+                let Some(is_followed) = ports.forward_first(from, to) else { return false };
+                self.heads.exposed |= Inputs::from(is_followed) << input;
+            }
+            Source::Injection { fifo } if !self.send_injected(ports, fifo, to) => return false,
+            Source::Injection { .. } => {}
+        }
+
+        self.outputs.remove_fixed(input, exit);
+        self.outputs.of[usize::from(port)].count_sent(choice);
+        self.heads.leave(input, ports.now());
+        self.show_next_injected(source, input, ports.now());
+        true
+    }
+
+    /// Returns the choice of an input with which none competes.
+    #[inline(always)]
+    fn only_choice(&self, input: usize) -> Choice {
+        Choice::only(input, self.plan.rules.priority(input), self.plan.layout.source(input))
+    }
+
+    /// Sends the packet of one of the inputs that want a port. The wire is idle. Returns false if
+    /// none has room.
+    #[inline(never)]
+    fn serve_one_of<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
         let offer = self.inputs_with_room(ports, port);
         if offer.inputs == 0 && !offer.has_early_escapes {
             self.outputs.note_full(port);
@@ -77,10 +138,10 @@ impl<P: Policy> Router<P> {
 
     /// Returns the inputs that want a port and have room behind it.
     #[inline]
-    fn inputs_with_room(&mut self, ports: &mut Ports<'_>, port: u8) -> Offer {
-        // The adaptive channels are those that packets have wanted so far.
+    fn inputs_with_room<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> Offer {
         if self.outputs.adaptive_vcs == 0 {
-            self.fixed_offer(ports, port)
+            let inputs = self.fixed_inputs(ports, port);
+            Offer { inputs, has_early_escapes: false, least_loaded: None }
         } else {
             self.mixed_offer(ports, port)
         }
@@ -88,11 +149,11 @@ impl<P: Policy> Router<P> {
 
     /// Returns the offer of a port in a router that has had adaptive packets.
     #[inline(never)]
-    fn mixed_offer(&mut self, ports: &mut Ports<'_>, port: u8) -> Offer {
+    fn mixed_offer<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> Offer {
         let (fixed_vcs, adaptive_vcs) = self.outputs.requested_vcs(port);
         let (mut open, mut best) = (0, None);
         for vc in bits(adaptive_vcs.into()) {
-            let credits = ports.update_credits(port, vc.into());
+            let credits = ports.update_credits(port, vc);
             if credits >= self.plan.longest_credits {
                 open |= 1 << vc;
                 if best.is_none_or(|(most, _)| credits > most) {
@@ -116,10 +177,29 @@ impl<P: Policy> Router<P> {
         Offer { inputs, has_early_escapes: early != 0, least_loaded: best.map(|(_, vc)| vc) }
     }
 
-    /// Returns the offer of a port in a router that has no adaptive packets.
-    #[inline]
-    fn fixed_offer(&mut self, ports: &mut Ports<'_>, port: u8) -> Offer {
-        let (mut inputs, mut left) = (0, self.outputs.fixed(port));
+    /// Returns the inputs that want a port and have room behind it, in a router that has no
+    /// adaptive packets.
+    #[inline(always)]
+    fn fixed_inputs<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> Inputs {
+        let wants = self.outputs.fixed(port);
+        if wants & wants.wrapping_sub(1) == 0
+            && let Some(head) = self.heads.of.get(wants.trailing_zeros() as usize)
+            && let Decision::One(exit) = head.decision
+        {
+            return self.fixed_with_room(ports, port, exit.vc, wants);
+        }
+        self.fixed_inputs_of_many(ports, port, wants)
+    }
+
+    /// Does the work of [`Router::fixed_inputs`] for several inputs, or for packets with copies.
+    #[inline(never)]
+    fn fixed_inputs_of_many<L: Links<Packet = K>>(
+        &mut self,
+        ports: &mut L,
+        port: u8,
+        wants: Inputs,
+    ) -> Inputs {
+        let (mut inputs, mut left) = (0, wants);
         for vc in 0..self.plan.layout.vcs {
             let wants = left & self.outputs.of_vc(vc);
             if wants != 0 {
@@ -130,13 +210,13 @@ impl<P: Policy> Router<P> {
                 break;
             }
         }
-        Offer { inputs, has_early_escapes: false, least_loaded: None }
+        inputs
     }
 
     /// Returns those inputs for which a port is the escape alone, and which have room on an
     /// adaptive channel of another port. They wait for its wire.
     #[inline]
-    fn early_escapes(&self, ports: &mut Ports<'_>, port: u8, inputs: Inputs) -> Inputs {
+    fn early_escapes<L: Links<Packet = K>>(&self, ports: &mut L, port: u8, inputs: Inputs) -> Inputs {
         if self.outputs.adaptive_vcs == 0 {
             return 0;
         }
@@ -147,9 +227,8 @@ impl<P: Policy> Router<P> {
                 && candidates.ports >> port & 1 == 0
             {
                 let vcs = || bits(candidates.vcs.into());
-                let has_room = bits(candidates.ports).any(|port| {
-                    vcs().any(|vc| ports.update_credits(port, vc.into()) >= self.plan.longest_credits)
-                });
+                let has_room = bits(candidates.ports)
+                    .any(|port| vcs().any(|vc| ports.update_credits(port, vc) >= self.plan.longest_credits));
                 early |= u64::from(has_room) << input;
             }
         }
@@ -158,8 +237,14 @@ impl<P: Policy> Router<P> {
 
     /// Returns those inputs that have room on a virtual channel, which they want as their exit.
     #[inline(always)]
-    fn fixed_with_room(&mut self, ports: &mut Ports<'_>, port: u8, vc: u8, wants: Inputs) -> Inputs {
-        let credits = ports.update_credits(port, vc.into());
+    fn fixed_with_room<L: Links<Packet = K>>(
+        &mut self,
+        ports: &mut L,
+        port: u8,
+        vc: u8,
+        wants: Inputs,
+    ) -> Inputs {
+        let credits = ports.update_credits(port, vc);
         let tracked = &self.plan.tracked;
         if !tracked.has(vc.into()) {
             return if credits >= self.plan.longest_credits { wants } else { 0 };
@@ -189,30 +274,36 @@ impl<P: Policy> Router<P> {
 
     /// Has the function woken when the virtual channels that inputs want have more room.
     #[inline(never)]
-    fn request_room(&mut self, ports: &mut Ports<'_>, port: u8) {
+    fn request_room<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) {
         let Plan { tracked, longest_credits, .. } = &*self.plan;
         let (fixed_vcs, adaptive_vcs) = self.outputs.requested_vcs(port);
         for vc in bits((fixed_vcs | adaptive_vcs).into()) {
             let channel = usize::from(vc);
             if !tracked.has(channel) {
-                ports.request_credits(port, channel, *longest_credits);
+                ports.request_credits(port, vc, *longest_credits);
                 continue;
             }
 
-            let credits = ports.update_credits(port, channel);
+            let credits = ports.update_credits(port, vc);
             let slots = &mut self.outputs.slots;
             let free = slots.free(tracked, port, channel, credits);
             if free >= 2 {
                 continue;
             }
             let needed = slots.credits_until(tracked, (port, channel), credits, free + 1);
-            ports.request_credits(port, channel, needed);
+            ports.request_credits(port, vc, needed);
         }
     }
 
     /// Sends the first packet of an input through a port, which it wants and where it has room.
     #[inline]
-    fn send_from(&mut self, ports: &mut Ports<'_>, input: usize, port: u8, least_loaded: Option<u8>) -> bool {
+    fn send_from<L: Links<Packet = K>>(
+        &mut self,
+        ports: &mut L,
+        input: usize,
+        port: u8,
+        least_loaded: Option<u8>,
+    ) -> bool {
         match self.heads.of[input].decision {
             Decision::One(exit) => self.move_to(ports, input, port, exit.vc),
             decision => self.send_one_of(ports, input, (port, decision), least_loaded),
@@ -221,9 +312,9 @@ impl<P: Policy> Router<P> {
 
     /// Sends a packet that has several exits through one of them.
     #[inline(never)]
-    fn send_one_of(
+    fn send_one_of<L: Links<Packet = K>>(
         &mut self,
-        ports: &mut Ports<'_>,
+        ports: &mut L,
         input: usize,
         (port, decision): (u8, Decision),
         least_loaded: Option<u8>,
@@ -245,9 +336,15 @@ impl<P: Policy> Router<P> {
     /// Returns the virtual channel of a port on which a packet with candidates leaves, if it does
     /// not take the least loaded one: another of its own with the most room, or the escape channel.
     #[inline(never)]
-    fn vc_for(&mut self, ports: &Ports<'_>, input: usize, port: u8, candidates: &Candidates) -> Option<u8> {
+    fn vc_for<L: Links<Packet = K>>(
+        &mut self,
+        ports: &L,
+        input: usize,
+        port: u8,
+        candidates: &Candidates,
+    ) -> Option<u8> {
         let own = if candidates.ports >> port & 1 == 1 { candidates.vcs } else { 0 };
-        let with_credits = bits(own.into()).map(|vc| (ports.credits(port, vc.into()), vc));
+        let with_credits = bits(own.into()).map(|vc| (ports.credits(port, vc), vc));
         let with_room = with_credits.filter(|&(credits, _)| credits >= self.plan.longest_credits);
         if let Some((_, vc)) = with_room.max_by_key(|&(credits, _)| credits) {
             return Some(vc);
@@ -255,19 +352,19 @@ impl<P: Policy> Router<P> {
 
         // The port was found to have room for the packet, so the escape channel has it.
         let escape = candidates.escape.filter(|exit| exit.port == port)?;
-        let came_by = self.plan.layout.sources[input];
+        let came_by = self.plan.layout.source(input);
         let leaves = !matches!(came_by, Source::Link { vc, .. } if vc == escape.vc);
         self.counters.router.escaped += u64::from(leaves);
         Some(escape.vc)
     }
 
     /// Moves the first packet of an input to a virtual channel of a port.
-    #[inline]
-    fn move_to(&mut self, ports: &mut Ports<'_>, input: usize, port: u8, vc: u8) -> bool {
+    #[inline(never)]
+    fn move_to<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize, port: u8, vc: u8) -> bool {
         let to = PortChannel { port, channel: vc.into() };
         let is_tracked = self.plan.tracked.has(to.channel);
-        let credits = if is_tracked { ports.credits(port, to.channel) } else { 0 };
-        let is_sent = match self.plan.layout.sources[input] {
+        let credits = if is_tracked { ports.credits(port, vc) } else { 0 };
+        let is_sent = match self.plan.layout.source(input) {
             Source::Link { port, vc } => {
                 let is_followed = ports.forward_first(PortChannel { port, channel: vc.into() }, to);
                 self.heads.exposed |= Inputs::from(is_followed == Some(true)) << input;
@@ -278,7 +375,7 @@ impl<P: Policy> Router<P> {
 
         if is_sent {
             if is_tracked {
-                let taken = credits - ports.credits(port, to.channel);
+                let taken = credits - ports.credits(port, vc);
                 self.outputs.slots.take(&self.plan.tracked, port, to.channel, taken);
             }
             self.leave(input, ports.now());
@@ -288,20 +385,19 @@ impl<P: Policy> Router<P> {
 
     /// Sends the first packet of an injection FIFO.
     #[inline(never)]
-    fn send_injected(&mut self, ports: &mut Ports<'_>, fifo: u8, to: PortChannel) -> bool {
+    fn send_injected<L: Links<Packet = K>>(&mut self, ports: &mut L, fifo: u8, to: PortChannel) -> bool {
         let now = ports.now();
         let queue = &mut self.fifos.injection[usize::from(fifo)];
         let Some(packet) = queue.pop(now) else { return false };
 
-        match ports.send(to.port, to.channel, packet) {
+        match ports.send(to, packet) {
             Ok(()) => {
-                // The function is woken when the place of the packet is free.
-                queue.serve_until(ports.wire_idle_at(to.port));
-                ports.request_wire(to.port);
+                // The node is woken when the place of the packet is free.
+                queue.serve_until(ports.await_wire(to.port));
                 true
             }
             Err(unsent) => {
-                queue.put_back(unsent.packet, now);
+                queue.put_back(unsent, now);
                 false
             }
         }
@@ -309,7 +405,13 @@ impl<P: Policy> Router<P> {
 
     /// Sends a packet with several targets through one port: a copy, or the packet itself if this
     /// is the last target.
-    fn send_to_many(&mut self, ports: &mut Ports<'_>, input: usize, port: u8, targets: Targets) -> bool {
+    fn send_to_many<L: Links<Packet = K>>(
+        &mut self,
+        ports: &mut L,
+        input: usize,
+        port: u8,
+        targets: Targets,
+    ) -> bool {
         if targets.ports != 1 << port {
             return self.send_copy(ports, input, port, targets);
         }
@@ -322,18 +424,24 @@ impl<P: Policy> Router<P> {
     }
 
     /// Sends a copy of the first packet of an input through one of several ports.
-    fn send_copy(&mut self, ports: &mut Ports<'_>, input: usize, port: u8, targets: Targets) -> bool {
+    fn send_copy<L: Links<Packet = K>>(
+        &mut self,
+        ports: &mut L,
+        input: usize,
+        port: u8,
+        targets: Targets,
+    ) -> bool {
         let to = PortChannel { port, channel: targets.vc.into() };
-        let credits = ports.credits(port, to.channel);
+        let credits = ports.credits(port, targets.vc);
         let Some(copy) = self.copy_first(ports, input) else { return false };
 
-        if let Err(unsent) = ports.send(port, to.channel, copy) {
-            ports.recycle(unsent.packet);
+        if let Err(unsent) = ports.send(to, copy) {
+            ports.recycle(unsent);
             return false;
         }
 
         if self.plan.tracked.has(to.channel) {
-            let taken = credits - ports.credits(port, to.channel);
+            let taken = credits - ports.credits(port, targets.vc);
             self.outputs.slots.take(&self.plan.tracked, port, to.channel, taken);
         }
         self.outputs.forget(input, port);
@@ -343,10 +451,10 @@ impl<P: Policy> Router<P> {
     }
 
     /// Delivers a copy of a packet whose tail has not arrived. It is complete when the tail has.
-    fn deliver_ahead(&mut self, ports: &mut Ports<'_>, input: usize) -> bool {
+    fn deliver_ahead<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize) -> bool {
         let now = ports.now();
-        let Source::Link { port, vc } = self.plan.layout.sources[input] else { return false };
-        let Some(complete) = ports.tail_due(port, vc.into()) else { return false };
+        let Source::Link { port, vc } = self.plan.layout.source(input) else { return false };
+        let Some(complete) = ports.tail_due(port, vc) else { return false };
 
         let (fifo, bytes) = (usize::from(self.heads.of[input].fifo), self.heads.of[input].bytes);
         if !self.fifos.reception[fifo].has_room(bytes) {

@@ -49,6 +49,7 @@
 //! | `spec` | description of a router, and its errors |
 //! | `plan` | the part that routers of one description share |
 //! | `requests`, `outputs` | inputs that want an output, and the choice among them |
+//! | `links` | the links and packets that a router needs |
 //! | `grant` | room behind an output, and the sending |
 //! | `slots` | places on rings with the bubble rule |
 //! | `step` | the work of a step |
@@ -57,6 +58,7 @@
 mod counters;
 pub(crate) mod fifo;
 mod grant;
+mod links;
 mod outputs;
 mod plan;
 pub mod policies;
@@ -68,21 +70,19 @@ mod step;
 
 use std::sync::Arc;
 
-use nicforge_core::{
-    fabric::{Packet, Ports},
-    time::Nanos,
-};
+use nicforge_core::{fabric::Packet, time::Nanos};
 use thiserror::Error;
 
-pub(crate) use self::step::copy_head;
+pub(crate) use self::links::copy_head;
 pub use self::{
     counters::{InputCounters, Level, OutputCounters, RouterCounters},
+    links::{Carried, Links},
     plan::RouterPlan,
     policy::{Candidates, Decision, Exit, Policy, Room, Source, Targets},
     spec::{FifoSpec, MAX_FIFOS, MAX_INPUTS, MAX_PORTS, PRIORITIES, RouterError, RouterSpec},
 };
 use self::{
-    fifo::{InjectionFifo, ReceptionFifo, wire_bytes},
+    fifo::{InjectionFifo, ReceptionFifo},
     outputs::Outputs,
     plan::Plan,
     requests::{Inputs, bits},
@@ -129,9 +129,9 @@ pub enum InjectionRefusal {
 /// A packet that an injection FIFO did not take. It belongs to the caller again.
 #[derive(Debug, Error)]
 #[error("the packet was not injected: {reason}")]
-pub struct NotInjected {
+pub struct NotInjected<K = Packet> {
     /// The packet.
-    pub packet: Packet,
+    pub packet: K,
     /// Reason for the refusal.
     pub reason: InjectionRefusal,
 }
@@ -199,6 +199,16 @@ impl Heads {
         Self { of: vec![Head::new(); inputs], decided: 0, local: 0, dropped: 0, exposed: 0, arrived: 0 }
     }
 
+    /// Records that the first packet of an input has left it.
+    #[inline(always)]
+    fn leave(&mut self, input: usize, now: Nanos) {
+        let head = &mut self.of[input];
+        head.counters.packets += 1;
+        head.counters.bytes += u64::from(head.bytes);
+        head.counters.waited += now.0 - head.since.0;
+        self.decided &= !(1 << input);
+    }
+
     /// Forgets all decisions.
     fn clear(&mut self) {
         (self.decided, self.local, self.dropped) = (0, 0, 0);
@@ -207,9 +217,9 @@ impl Heads {
 
 /// The FIFOs between the router and its device.
 #[derive(Debug)]
-struct Fifos {
-    injection: Vec<InjectionFifo>,
-    reception: Vec<ReceptionFifo>,
+struct Fifos<K> {
+    injection: Vec<InjectionFifo<K>>,
+    reception: Vec<ReceptionFifo<K>>,
     /// Bytes of the longest packet that can be injected.
     longest: u32,
     /// Injection FIFOs that are not empty and whose first packet has no decision.
@@ -222,7 +232,7 @@ struct Fifos {
     complete: Nanos,
 }
 
-impl Fifos {
+impl<K: Carried> Fifos<K> {
     fn new(spec: &RouterSpec) -> Self {
         Self {
             injection: spec.injection.iter().map(|&fifo| InjectionFifo::new(fifo)).collect(),
@@ -246,6 +256,13 @@ impl Fifos {
         busy_until
     }
 
+    /// Returns the route word and the bytes of the first packet of an injection FIFO.
+    #[inline]
+    fn first(&self, fifo: u8) -> Option<(u64, u32)> {
+        let packet = self.injection.get(usize::from(fifo))?.front()?;
+        Some((packet.word(), packet.wire_bytes()))
+    }
+
     /// Returns the FIFOs that can be served now and whose first packet has no decision.
     fn served(&mut self, now: Nanos) -> u64 {
         let mut served = 0;
@@ -267,7 +284,7 @@ impl Fifos {
     }
 
     /// Empties all FIFOs.
-    fn clear(&mut self, ports: &mut Ports<'_>) {
+    fn clear<L: Links<Packet = K>>(&mut self, ports: &mut L) {
         let now = ports.now();
         for fifo in &mut self.injection {
             while let Some(packet) = fifo.pop(now) {
@@ -293,12 +310,12 @@ struct Counters {
 
 /// A node's router. The module documentation states its rules.
 #[derive(Debug)]
-pub struct Router<P> {
+pub struct Router<P, K = Packet> {
     plan: Arc<Plan>,
     policy: P,
     heads: Heads,
     outputs: Outputs,
-    fifos: Fifos,
+    fifos: Fifos<K>,
     counters: Counters,
 }
 
@@ -314,10 +331,17 @@ impl<P: Policy> Router<P> {
 
     /// Returns a router without packets.
     pub fn with_plan(plan: &RouterPlan, policy: P) -> Self {
+        Self::of_packets(plan, policy)
+    }
+}
+
+impl<P: Policy, K: Carried> Router<P, K> {
+    /// Returns a router without packets, for links with packets of any kind.
+    pub fn of_packets(plan: &RouterPlan, policy: P) -> Self {
         let plan = Arc::clone(&plan.0);
         Self {
             policy,
-            heads: Heads::new(plan.layout.sources.len()),
+            heads: Heads::new(plan.layout.inputs),
             outputs: Outputs::new(&plan),
             fifos: Fifos::new(&plan.spec),
             counters: Counters::default(),
@@ -359,12 +383,12 @@ impl<P: Policy> Router<P> {
     /// # Errors
     /// [`NotInjected`] with the packet and the reason.
     #[inline]
-    pub fn inject(&mut self, fifo: u8, packet: Packet, now: Nanos) -> Result<(), NotInjected> {
+    pub fn inject(&mut self, fifo: u8, packet: K, now: Nanos) -> Result<(), NotInjected<K>> {
         let Some(queue) = self.fifos.injection.get_mut(usize::from(fifo)) else {
             return Err(NotInjected { packet, reason: InjectionRefusal::NoFifo { fifo } });
         };
 
-        let (bytes, longest) = (wire_bytes(&packet), self.fifos.longest);
+        let (bytes, longest) = (packet.wire_bytes(), self.fifos.longest);
         if bytes > longest {
             return Err(NotInjected { packet, reason: InjectionRefusal::TooLong { bytes, longest } });
         }
@@ -384,27 +408,24 @@ impl<P: Policy> Router<P> {
     /// Returns whether [`Router::step`] has nothing to do: no packet arrives, wants an output, or
     /// waits in an injection FIFO. A device may leave the step out then.
     #[inline]
-    pub fn is_idle(&self, ports: &Ports<'_>) -> bool {
+    pub fn is_idle<L: Links<Packet = K>>(&self, ports: &L) -> bool {
         let is_empty = self.heads.decided == 0 && self.fifos.waiting == 0;
-        let channels = usize::from(self.plan.layout.vcs);
-        let arriving = ports.arrivals().iter().zip(ports.head_arrivals()).take(channels);
-        is_empty
-            && self.fifos.complete == Nanos::NEVER
-            && arriving.fold(0, |all, (whole, head)| all | whole | head) == 0
+        let [whole, heads] = ports.arrived_inputs(self.plan.layout.ports, self.plan.layout.vcs);
+        is_empty && self.fifos.complete == Nanos::NEVER && whole | heads == 0
     }
 
     /// Returns the first packet of a reception FIFO, if it is complete.
     #[inline]
-    pub fn front(&self, fifo: u8, now: Nanos) -> Option<&Packet> {
+    pub fn front(&self, fifo: u8, now: Nanos) -> Option<&K> {
         let (packet, complete) = self.fifos.reception.get(usize::from(fifo))?.front()?;
         (complete <= now).then_some(packet)
     }
 
     /// Takes the first packet of a reception FIFO, if it is complete. The caller must return it to
-    /// the fabric ([`Ports::recycle`]), and call [`Router::step`] afterwards: a packet may wait for
+    /// the fabric ([`Links::recycle`]), and call [`Router::step`] afterwards: a packet may wait for
     /// the room.
     #[inline]
-    pub fn take(&mut self, fifo: u8, now: Nanos) -> Option<Packet> {
+    pub fn take(&mut self, fifo: u8, now: Nanos) -> Option<K> {
         // A look at the FIFO itself costs a line of the cache.
         if self.fifos.received.checked_shr(fifo.into())? & 1 == 0 {
             return None;
@@ -427,7 +448,7 @@ impl<P: Policy> Router<P> {
     /// Empties all FIFOs and forgets all decisions. The device must call [`Router::step`]
     /// afterwards. Packets on links stay there, and are decided upon again. A packet of which some
     /// targets have a copy is then copied to all of them.
-    pub fn reset(&mut self, ports: &mut Ports<'_>) {
+    pub fn reset<L: Links<Packet = K>>(&mut self, ports: &mut L) {
         self.fifos.clear(ports);
         self.heads.clear();
         self.outputs.clear();

@@ -1,12 +1,9 @@
 //! The output ports: which of them can send, and the choice among the inputs that want one.
 
-use nicforge_core::{
-    fabric::{MAX_CHANNELS, Ports},
-    time::Nanos,
-};
+use nicforge_core::{fabric::MAX_CHANNELS, time::Nanos};
 
 use super::{
-    OutputCounters, PRIORITIES,
+    Links, OutputCounters, PRIORITIES, Source,
     plan::{Layout, Plan, Rules},
     requests::{Inputs, PortRequests, next_in_turn},
     slots::Slots,
@@ -68,7 +65,7 @@ pub(super) struct Outputs {
 
 impl Output {
     /// Records that the choice was sent.
-    #[inline]
+    #[inline(always)]
     pub(super) fn count_sent(&mut self, choice: Choice) {
         self.last[choice.priority][usize::from(choice.is_injected)] = choice.input as u8;
         if choice.is_injected {
@@ -78,6 +75,15 @@ impl Output {
             self.run[choice.priority] = self.run[choice.priority].saturating_add(choice.competes.into());
             self.counters.through += 1;
         }
+    }
+}
+
+impl Choice {
+    /// Returns the choice of an input with which none competes.
+    #[inline(always)]
+    pub(super) fn only(input: usize, priority: usize, source: Source) -> Self {
+        let is_injected = matches!(source, Source::Injection { .. });
+        Self { input, priority: priority % PRIORITIES, is_injected, competes: false }
     }
 }
 
@@ -114,7 +120,7 @@ impl Outputs {
 
     /// Lets the ports that were blocked send again, if their wire or their credits may permit it.
     #[inline]
-    pub(super) fn update_blocked(&mut self, rules: &Rules, ports: &mut Ports<'_>) {
+    pub(super) fn update_blocked(&mut self, rules: &Rules, ports: &mut impl Links) {
         let freed = ports.take_freed();
         self.blocked.busy &= !freed;
         self.blocked.full &= if rules.reports_credits { !freed } else { 0 };

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use nicforge_core::fabric::{MAX_CHANNELS, Ports};
-
 use super::{
     MAX_INPUTS, PRIORITIES, RouterError, RouterSpec, Source, requests::Inputs, slots::TrackedChannels,
 };
@@ -59,8 +57,10 @@ pub(super) struct Layout {
     /// Mask of all ports, and of the inputs that are injection FIFOs.
     pub(super) all_ports: u64,
     pub(super) injection: Inputs,
+    /// Number of inputs.
+    pub(super) inputs: usize,
     /// Source of each input.
-    pub(super) sources: Vec<Source>,
+    sources: [Source; MAX_INPUTS],
 }
 
 impl Layout {
@@ -68,11 +68,27 @@ impl Layout {
         let (ports, vcs) = (spec.ports, spec.priorities.len() as u8);
         let links = (0..vcs).flat_map(|vc| (0..ports).map(move |port| Source::Link { port, vc }));
         let fifos = (0..spec.injection.len() as u8).map(|fifo| Source::Injection { fifo });
-        let sources: Vec<_> = links.chain(fifos).collect();
+        let mut sources = [Source::Injection { fifo: 0 }; MAX_INPUTS];
+        let mut inputs = 0;
+        for (slot, source) in sources.iter_mut().zip(links.chain(fifos)) {
+            *slot = source;
+            inputs += 1;
+        }
         let links = usize::from(ports) * usize::from(vcs);
         let all_ports = u64::MAX >> (64 - u32::from(ports));
         let injection = if links == MAX_INPUTS { 0 } else { Inputs::MAX << links };
-        Self { ports, vcs, links, all_ports, injection, sources }
+        Self { ports, vcs, links, all_ports, injection, inputs, sources }
+    }
+
+    /// Returns the source of an input.
+    #[inline(always)]
+    pub(super) fn source(&self, input: usize) -> Source {
+        self.sources[input % MAX_INPUTS]
+    }
+
+    /// Returns the sources of all inputs, in their order.
+    fn all_sources(&self) -> &[Source] {
+        &self.sources[..self.inputs]
     }
 
     /// Returns the number of an input, if it exists.
@@ -84,32 +100,7 @@ impl Layout {
             Source::Link { .. } => return None,
             Source::Injection { fifo } => self.links + usize::from(fifo),
         };
-        (input < self.sources.len()).then_some(input)
-    }
-
-    /// Returns the inputs that are links with a whole packet, and those with the head of one.
-    #[inline]
-    pub(super) fn arrived_inputs(&self, ports: &Ports<'_>) -> [Inputs; 2] {
-        ports.arrivals_and_heads().map(|masks| {
-            // Most routers have one or two virtual channels, for which a loop costs more than its
-            // body.
-            let mut inputs = masks[0] & self.all_ports;
-            if self.vcs > 1 {
-                inputs |= (masks[1] & self.all_ports) << self.ports;
-            }
-            if self.vcs > 2 {
-                inputs |= self.further_inputs(masks);
-            }
-            inputs
-        })
-    }
-
-    /// Returns the inputs with a set bit on virtual channels from the third on.
-    #[inline(never)]
-    fn further_inputs(&self, masks: &[u64; MAX_CHANNELS]) -> Inputs {
-        let channels = masks.iter().zip(0..u32::from(self.vcs)).skip(2);
-        channels
-            .fold(0, |inputs, (mask, vc)| inputs | (mask & self.all_ports) << (vc * u32::from(self.ports)))
+        (input < self.inputs).then_some(input)
     }
 }
 
@@ -118,6 +109,8 @@ impl Layout {
 pub(super) struct Rules {
     /// Inputs of each priority.
     priorities: [Inputs; PRIORITIES],
+    /// Priority of each input.
+    of_input: [u8; MAX_INPUTS],
     /// Inputs that are injection FIFOs.
     pub(super) injection: Inputs,
     /// The fabric reports each credit that a port waits for:
@@ -127,16 +120,23 @@ pub(super) struct Rules {
 
 impl Rules {
     fn new(spec: &RouterSpec, layout: &Layout) -> Self {
-        let mut priorities = [0; PRIORITIES];
-        for (input, source) in layout.sources.iter().enumerate() {
+        let (mut priorities, mut of_input) = ([0; PRIORITIES], [0; MAX_INPUTS]);
+        for (input, source) in layout.all_sources().iter().enumerate() {
             let priority = match *source {
                 Source::Link { vc, .. } => spec.priorities[usize::from(vc)],
                 Source::Injection { fifo } => spec.injection[usize::from(fifo)].priority,
             };
             priorities[usize::from(priority)] |= 1 << input;
+            of_input[input] = priority;
         }
 
-        Self { priorities, injection: layout.injection, reports_credits: spec.link.delay > 0 }
+        Self { priorities, of_input, injection: layout.injection, reports_credits: spec.link.delay > 0 }
+    }
+
+    /// Returns the priority of an input.
+    #[inline(always)]
+    pub(super) fn priority(&self, input: usize) -> usize {
+        self.of_input[input % MAX_INPUTS].into()
     }
 
     /// Returns the highest priority of some inputs, and those of them that have it.

@@ -51,8 +51,22 @@ pub(super) struct PortRequests {
 }
 
 impl Outputs {
-    /// Adds the requests of an input for its decision.
+    /// Removes the request of an input for its exit.
+    #[inline(always)]
+    pub(super) fn remove_fixed(&mut self, input: usize, exit: Exit) {
+        self.forget_vc(input, exit.vc);
+        self.forget(input, exit.port);
+    }
+
+    /// Adds the request of an input for its exit.
     #[inline]
+    pub(super) fn add_one(&mut self, input: usize, exit: Exit) {
+        let wanted = self.want(input, exit);
+        self.wanted |= wanted;
+        self.end_full(wanted);
+    }
+
+    /// Adds the requests of an input for its decision.
     pub(super) fn add(&mut self, input: usize, decision: &Decision) {
         let wanted = match *decision {
             Decision::One(exit) => self.want(input, exit),
@@ -138,7 +152,7 @@ impl Outputs {
     }
 
     /// Removes an input that has no exit any more.
-    #[inline]
+    #[inline(always)]
     fn forget_vc(&mut self, input: usize, vc: u8) {
         self.of_vc[usize::from(vc) % MAX_CHANNELS] &= !(1 << input);
         self.entering &= !(1 << input);

@@ -1,22 +1,38 @@
 //! The work of a step: decisions on new packets, deliveries, and the outputs.
 
 use nicforge_core::{
-    fabric::{Packet, Ports},
+    cache::{prefetch, prefetch_lines},
     time::Nanos,
 };
 
 use super::{
-    Candidates, Decision, Fifos, Outcome, Policy, Router, Source, Targets,
-    fifo::wire_bytes,
+    Candidates, Carried, Decision, Fifos, Links, Outcome, Policy, Router, Source, Targets,
     requests::{Inputs, bits, next_in_turn},
 };
 
 /// Nanoseconds after which a router tries again whose fabric had no packet for a copy.
 const STARVED_RETRY: u64 = 1000;
 
-impl<P: Policy> Router<P> {
+impl<P: Policy, K: Carried> Router<P, K> {
+    /// Has the processor load the tables of the router, which is to have a step soon. The routers
+    /// of a large network are in no cache.
+    #[inline(always)]
+    pub fn prefetch(&self) {
+        let mut inputs = self.heads.decided;
+        while inputs != 0 {
+            if let Some(head) = self.heads.of.get(inputs.trailing_zeros() as usize) {
+                prefetch(head);
+            }
+            inputs &= inputs - 1;
+        }
+
+        // Most networks have six ports or fewer.
+        prefetch_lines::<6, _>(self.outputs.of.as_slice());
+    }
+
     /// Moves packets, until none can move or `budget` are moved. The last round may move more.
-    pub fn step(&mut self, ports: &mut Ports<'_>, budget: u32) -> Outcome {
+    #[inline(always)]
+    pub fn step<L: Links<Packet = K>>(&mut self, ports: &mut L, budget: u32) -> Outcome {
         self.counters.lacked_packets = false;
         self.outputs.update_blocked(&self.plan.rules, ports);
 
@@ -64,9 +80,9 @@ impl<P: Policy> Router<P> {
     /// Returns the inputs that have a first packet without a decision. Records those whose first
     /// packet has arrived as a whole.
     #[inline(always)]
-    fn new_inputs(&mut self, ports: &Ports<'_>) -> Inputs {
+    fn new_inputs<L: Links<Packet = K>>(&mut self, ports: &L) -> Inputs {
         let layout = &self.plan.layout;
-        let [whole, heads] = layout.arrived_inputs(ports);
+        let [whole, heads] = ports.arrived_inputs(layout.ports, layout.vcs);
         self.heads.arrived = whole | layout.injection;
         let mut new = (whole | heads) & !self.heads.decided;
         if self.fifos.waiting != 0 && self.fifos.served_until <= ports.now() {
@@ -78,7 +94,7 @@ impl<P: Policy> Router<P> {
     /// Decides on packets that have become the first of their input. Returns the number of packets
     /// that have left by that.
     #[inline]
-    fn decide_on_heads(&mut self, ports: &mut Ports<'_>, mut new: Inputs) -> u32 {
+    fn decide_on_heads<L: Links<Packet = K>>(&mut self, ports: &mut L, mut new: Inputs) -> u32 {
         let mut moved = 0;
         while new != 0 {
             let input = new.trailing_zeros() as usize;
@@ -89,18 +105,42 @@ impl<P: Policy> Router<P> {
     }
 
     /// Decides on the first packet of an input. Returns whether a packet has left by that.
-    #[inline]
-    fn decide(&mut self, ports: &mut Ports<'_>, input: usize) -> bool {
-        let source = self.plan.layout.sources[input];
-        let packet = match source {
-            Source::Link { port, vc } => ports.route_head(port, vc.into()),
-            Source::Injection { fifo } => self.fifos.injection[usize::from(fifo)].front(),
+    #[inline(always)]
+    fn decide<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize) -> bool {
+        let source = self.plan.layout.source(input);
+        let head = match source {
+            Source::Link { port, vc } => ports.route_head(port, vc),
+            Source::Injection { fifo } => {
+                self.fifos.waiting &= !(1 << fifo);
+                self.fifos.first(fifo)
+            }
         };
-        let Some(packet) = packet else { return false };
+        let Some(head) = head else { return false };
 
-        let word = packet.header;
-        let bytes = wire_bytes(packet);
-        let mut decision = self.checked(self.policy.decide(word, source));
+        // Most packets have one exit.
+        let layout = &self.plan.layout;
+        match self.policy.decide(head.0, source) {
+            Decision::One(exit) if exit.port < layout.ports && exit.vc < layout.vcs => {
+                self.heads.decided |= 1 << input;
+                self.outputs.add_one(input, exit);
+                self.heads.of[input].become_first(Decision::One(exit), ports.now(), head.1, 0);
+                false
+            }
+            decision => self.decide_other(ports, input, head, decision),
+        }
+    }
+
+    /// Takes over the policy's decision on a packet that need not have one exit.
+    #[inline(never)]
+    fn decide_other<L: Links<Packet = K>>(
+        &mut self,
+        ports: &mut L,
+        input: usize,
+        (word, bytes): (u64, u32),
+        decision: Decision,
+    ) -> bool {
+        let source = self.plan.layout.source(input);
+        let mut decision = self.checked(decision);
 
         let bit = 1 << input;
         self.heads.decided |= bit;
@@ -119,14 +159,12 @@ impl<P: Policy> Router<P> {
             }
         }
 
-        match source {
-            Source::Injection { fifo } => self.fifos.waiting &= !(1 << fifo),
-            // A packet that is forwarded alone need not arrive as a whole.
-            Source::Link { port, vc } if (self.heads.local | self.heads.dropped) & bit != 0 => {
-                let is_whole = ports.await_tail(port, vc.into());
-                self.heads.arrived = self.heads.arrived & !bit | Inputs::from(is_whole) << input;
-            }
-            Source::Link { .. } => {}
+        // A packet that is forwarded alone need not arrive as a whole.
+        if let Source::Link { port, vc } = source
+            && (self.heads.local | self.heads.dropped) & bit != 0
+        {
+            let is_whole = ports.await_tail(port, vc);
+            self.heads.arrived = self.heads.arrived & !bit | Inputs::from(is_whole) << input;
         }
 
         self.outputs.add(input, &decision);
@@ -176,7 +214,7 @@ impl<P: Policy> Router<P> {
     /// Lets the least loaded port of a new packet's candidates choose first. Returns whether it has
     /// sent a packet.
     #[inline(never)]
-    fn prefer(&mut self, ports: &mut Ports<'_>, candidates: &Candidates) -> bool {
+    fn prefer<L: Links<Packet = K>>(&mut self, ports: &mut L, candidates: &Candidates) -> bool {
         let idle = self.outputs.maybe_idle(candidates.ports);
         if idle & idle.wrapping_sub(1) == 0 {
             // With one port or none there is no choice, and the outputs follow.
@@ -186,7 +224,7 @@ impl<P: Policy> Router<P> {
         let mut best = None;
         for port in bits(idle) {
             let vcs = bits(candidates.vcs.into());
-            let credits = vcs.map(|vc| ports.credits(port, vc.into())).max().unwrap_or(0);
+            let credits = vcs.map(|vc| ports.credits(port, vc)).max().unwrap_or(0);
             if best.is_none_or(|(most, _)| credits > most) {
                 best = Some((credits, port));
             }
@@ -197,14 +235,14 @@ impl<P: Policy> Router<P> {
     /// Delivers packets whose tails have arrived, and drops those without a route. Returns the
     /// number of packets that have left their input or have been copied.
     #[inline(never)]
-    fn deliver(&mut self, ports: &mut Ports<'_>) -> u32 {
+    fn deliver<L: Links<Packet = K>>(&mut self, ports: &mut L) -> u32 {
         let complete = self.heads.arrived;
-        let dropped = self.drop_packets(ports, complete);
+        let dropped = if self.heads.dropped == 0 { 0 } else { self.drop_packets(ports, complete) };
         dropped + self.deliver_packets(ports, complete)
     }
 
     /// Delivers packets of inputs whose first packet is complete.
-    fn deliver_packets(&mut self, ports: &mut Ports<'_>, complete: Inputs) -> u32 {
+    fn deliver_packets<L: Links<Packet = K>>(&mut self, ports: &mut L, complete: Inputs) -> u32 {
         let mut delivered = 0;
         let mut full_fifos = 0_u64;
         let mut waiting = self.heads.local & complete;
@@ -213,9 +251,13 @@ impl<P: Policy> Router<P> {
             // Inputs of one reception FIFO take turns.
             let first = waiting.trailing_zeros() as usize;
             let fifo = self.heads.of[first].fifo;
-            let same: Inputs = bits(waiting)
-                .filter(|&input| self.heads.of[usize::from(input)].fifo == fifo)
-                .fold(0, |set, input| set | 1 << input);
+            let same = if waiting & (waiting - 1) == 0 {
+                waiting
+            } else {
+                bits(waiting)
+                    .filter(|&input| self.heads.of[usize::from(input)].fifo == fifo)
+                    .fold(0, |set, input| set | 1 << input)
+            };
             let input = next_in_turn(same, self.fifos.reception[usize::from(fifo)].last);
 
             if full_fifos >> fifo & 1 == 0 && self.deliver_from(ports, input) {
@@ -232,7 +274,7 @@ impl<P: Policy> Router<P> {
     /// Delivers the first packet of an input, which is complete, or a copy of it. Returns false if
     /// that is not possible now.
     #[inline]
-    fn deliver_from(&mut self, ports: &mut Ports<'_>, input: usize) -> bool {
+    fn deliver_from<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize) -> bool {
         let now = ports.now();
         let head = &mut self.heads.of[input];
         let (fifo, decision) = (usize::from(head.fifo), head.decision);
@@ -262,7 +304,7 @@ impl<P: Policy> Router<P> {
     }
 
     /// Drops the first packets without a route of inputs whose first packet is complete.
-    fn drop_packets(&mut self, ports: &mut Ports<'_>, complete: Inputs) -> u32 {
+    fn drop_packets<L: Links<Packet = K>>(&mut self, ports: &mut L, complete: Inputs) -> u32 {
         let mut dropped = 0;
         for input in bits(self.heads.dropped & complete) {
             let input = usize::from(input);
@@ -278,11 +320,11 @@ impl<P: Policy> Router<P> {
 
     /// Takes the first packet of an input, if it is complete.
     #[inline]
-    fn take_first(&mut self, ports: &mut Ports<'_>, input: usize) -> Option<Packet> {
-        match self.plan.layout.sources[input] {
+    fn take_first<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize) -> Option<K> {
+        match self.plan.layout.source(input) {
             Source::Link { port, vc } => {
-                let packet = ports.take(port, vc.into())?;
-                let is_followed = ports.peek_head(port, vc.into()).is_some();
+                let packet = ports.take(port, vc)?;
+                let is_followed = ports.has_head(port, vc);
                 self.heads.exposed |= Inputs::from(is_followed) << input;
                 Some(packet)
             }
@@ -292,13 +334,13 @@ impl<P: Policy> Router<P> {
 
     /// Returns a copy of the first packet of an input, whose head has arrived. Returns `None` if
     /// the fabric has no packet, and sees to a further try.
-    pub(super) fn copy_first(&mut self, ports: &mut Ports<'_>, input: usize) -> Option<Packet> {
-        let source = self.plan.layout.sources[input];
+    pub(super) fn copy_first<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize) -> Option<K> {
+        let source = self.plan.layout.source(input);
         let copy = match source {
-            Source::Link { port, vc } => copy_head(ports, port, vc.into()),
-            Source::Injection { fifo } => self.fifos.injection[usize::from(fifo)]
-                .front()
-                .and_then(|packet| ports.copy_packet(packet).ok()),
+            Source::Link { port, vc } => ports.copy_head(port, vc),
+            Source::Injection { fifo } => {
+                self.fifos.injection[usize::from(fifo)].front().and_then(|packet| ports.copy(packet))
+            }
         };
         if copy.is_none() {
             self.counters.lacked_packets = true;
@@ -310,35 +352,19 @@ impl<P: Policy> Router<P> {
     /// Records that the first packet of an input has left it.
     #[inline(always)]
     pub(super) fn leave(&mut self, input: usize, now: Nanos) {
-        let head = &mut self.heads.of[input];
-        self.outputs.remove(input, &head.decision);
-        head.counters.packets += 1;
-        head.counters.bytes += u64::from(head.bytes);
-        head.counters.waited += now.0 - head.since.0;
+        self.outputs.remove(input, &self.heads.of[input].decision);
+        self.heads.leave(input, now);
+        self.show_next_injected(self.plan.layout.source(input), input, now);
+    }
 
-        self.heads.decided &= !(1 << input);
-        if let Source::Injection { fifo } = self.plan.layout.sources[input]
+    /// Considers the next packet of an injection FIFO, if the first packet of one has left.
+    #[inline(always)]
+    pub(super) fn show_next_injected(&mut self, source: Source, input: usize, now: Nanos) {
+        if let Source::Injection { fifo } = source
             && !self.fifos.injection[usize::from(fifo)].is_empty()
         {
             let busy_until = self.fifos.add_waiting(fifo);
             self.heads.exposed |= Inputs::from(busy_until <= now) << input;
         }
     }
-}
-
-/// Returns a copy of the first packet of a virtual channel, if its head has arrived and the fabric
-/// has a packet.
-pub(crate) fn copy_head(ports: &mut Ports<'_>, port: u8, channel: usize) -> Option<Packet> {
-    let length = ports.peek_head(port, channel)?.len();
-    let mut copy = ports.new_packet(length).ok()?;
-    let Some(original) = ports.peek_head(port, channel) else {
-        ports.recycle(copy);
-        return None;
-    };
-
-    copy.bytes_mut().copy_from_slice(original.bytes());
-    copy.header = original.header;
-    copy.framing = original.framing;
-    copy.memory.clone_from(&original.memory);
-    Some(copy)
 }

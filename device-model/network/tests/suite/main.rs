@@ -2,6 +2,7 @@
 //! public interface.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
+mod alone;
 mod bed;
 mod collective;
 mod deadlock;

@@ -25,7 +25,7 @@ pub(crate) fn cases(default: u32) -> ProptestConfig {
 
 /// Rules of deadlock-free routing, with the packets of room that each of four virtual channels has.
 /// Packets of class 0 have one or two adaptive channels or none, and those of class 1 one or none.
-fn rules() -> impl Strategy<Value = (TorusRules, Vec<u32>)> {
+pub(crate) fn rules() -> impl Strategy<Value = (TorusRules, Vec<u32>)> {
     let adaptive = prop_oneof![Just([0, 0]), Just([0b100, 0]), Just([0b1100, 0b1000])];
     let order = Just([0_u8, 1, 2, 3, 4]).prop_shuffle();
     (any::<bool>(), adaptive, order, 2_u32..4, 1_u32..3).prop_map(
@@ -41,17 +41,17 @@ fn rules() -> impl Strategy<Value = (TorusRules, Vec<u32>)> {
 
 /// A packet of random traffic.
 #[derive(Clone, Debug)]
-struct Pick {
-    from: u32,
-    to: u32,
-    ties: u8,
-    bytes: usize,
-    is_adaptive: bool,
-    class: u8,
+pub(crate) struct Pick {
+    pub(crate) from: u32,
+    pub(crate) to: u32,
+    pub(crate) ties: u8,
+    pub(crate) bytes: usize,
+    pub(crate) is_adaptive: bool,
+    pub(crate) class: u8,
 }
 
 /// Up to `most` packets between random nodes, with random lengths.
-fn traffic(most: usize) -> impl Strategy<Value = Vec<Pick>> {
+pub(crate) fn traffic(most: usize) -> impl Strategy<Value = Vec<Pick>> {
     let pick = (any::<u32>(), any::<u32>(), any::<u8>(), 8..=LONGEST, any::<bool>(), 0_u8..2);
     let pick = pick.prop_map(|(from, to, ties, bytes, is_adaptive, class)| Pick {
         from,

@@ -57,7 +57,7 @@ impl Lane {
                 // Those that are back need no place any more.
                 self.count_returns(now);
                 if let Some(track) = &mut self.track {
-                    track.push_return(due, credits);
+                    track.returns.push(due, credits);
                 }
                 self.watch_credits(lane_index, now, schedule);
             }
@@ -120,7 +120,7 @@ impl Lane {
     #[inline(never)]
     fn schedule_return(&mut self, lane_index: u32, now: Nanos, schedule: &mut Schedule) {
         let Some(track) = &mut self.track else { return };
-        let due = track.next_return();
+        let due = track.returns.next();
         if due < track.credit_event {
             track.credit_event = due;
             schedule.add(now, due, Event::of_lane(lane_index, EventKind::Credit));
@@ -132,7 +132,7 @@ impl Lane {
     #[inline(always)]
     pub(in crate::fabric) fn count_returns(&mut self, now: Nanos) {
         if let Some(track) = &self.track
-            && track.next_return() <= now
+            && track.returns.next() <= now
         {
             self.count_due_returns(now);
         }
@@ -146,7 +146,7 @@ impl Lane {
         }
 
         let Some(track) = &mut self.track else { return };
-        while let Some(credits) = track.pop_return(now) {
+        while let Some(credits) = track.returns.pop(now) {
             self.credits += credits;
             self.stall_counted = false;
         }
@@ -156,7 +156,7 @@ impl Lane {
     #[inline]
     pub(in crate::fabric) fn credits_at(&self, now: Nanos) -> u32 {
         match &self.track {
-            Some(track) if !self.is_watched() => self.credits + track.count_returned(now),
+            Some(track) if !self.is_watched() => self.credits + track.returns.count(now),
             _ => self.credits,
         }
     }
@@ -174,7 +174,7 @@ impl Lane {
             track.credit_event = Nanos::NEVER;
         }
 
-        while let Some(credits) = self.track.as_mut().and_then(|track| track.pop_return(due)) {
+        while let Some(credits) = self.track.as_mut().and_then(|track| track.returns.pop(due)) {
             self.return_timed(credits, nodes, woken);
         }
         self.watch_credits(lane_index, due, schedule);

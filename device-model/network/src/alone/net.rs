@@ -1,0 +1,308 @@
+//! The tables of a network's links, and their events.
+
+use nicforge_core::{
+    cache::{prefetch, prefetch_lines},
+    fabric::{
+        CreditUnit, LinkSpec,
+        timing::{Start, WireSpeed},
+    },
+    time::Nanos,
+};
+
+use super::{
+    lane::{Lane, Shown},
+    links::NodeLinks,
+    wheel::{Event, Kind, Wheel},
+};
+
+/// Events between the request for the memory of one and its execution.
+const AHEAD: usize = 6;
+/// No lane: the port has no cable.
+pub(super) const NO_LANE: u32 = u32::MAX;
+
+/// The state of the wire out of a port.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wire {
+    pub(super) busy_until: Start,
+    /// Time from which it is idle, rounded up, or [`Nanos::NEVER`] without a cable.
+    pub(super) idle_at: Nanos,
+    /// There is an event for the time at which it falls idle.
+    pub(super) has_event: bool,
+    /// First lane of the wire into the port, or [`NO_LANE`].
+    pub(super) inward: u32,
+}
+
+/// A node's part of the links.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    /// Inputs with a whole packet, and those with the head of one.
+    pub(super) whole: u64,
+    pub(super) heads: u64,
+    /// Ports at which a wait has ended.
+    pub(super) freed: u64,
+    /// Time of the node's first timer event, or [`Nanos::NEVER`].
+    pub(super) timer: Nanos,
+    /// The node is in [`Net::woken`].
+    pub(super) is_woken: bool,
+}
+
+/// The properties that all links of a network have.
+#[derive(Clone, Debug)]
+pub(super) struct Kit {
+    pub(super) speed: WireSpeed,
+    pub(super) delay: u64,
+    pub(super) unit: CreditUnit,
+    pub(super) credits: Vec<u32>,
+    pub(super) ports: usize,
+    pub(super) vcs: usize,
+}
+
+/// The links of a network, their packets and their events.
+#[derive(Debug)]
+pub(super) struct Net {
+    kit: Kit,
+    /// By node and port.
+    wires: Vec<Wire>,
+    /// By node, port and virtual channel: the lanes out of the node.
+    lanes: Vec<Lane>,
+    seen: Vec<Seen>,
+    wheel: Wheel,
+    /// Nodes that are to have a turn.
+    pub(super) woken: Vec<u32>,
+}
+
+impl Net {
+    /// Returns nodes of `ports` ports without cables. The router serves `vcs` virtual channels.
+    pub(super) fn new(nodes: u32, ports: u8, vcs: usize, link: &LinkSpec) -> Self {
+        let (nodes, ports) = (nodes as usize, usize::from(ports));
+        let wire =
+            Wire { busy_until: Start::FIRST, idle_at: Nanos::NEVER, has_event: false, inward: NO_LANE };
+        let seen = Seen { whole: 0, heads: 0, freed: 0, timer: Nanos::NEVER, is_woken: false };
+        let kit = Kit {
+            speed: WireSpeed::new(link),
+            delay: link.delay,
+            unit: link.credit_unit,
+            credits: link.credits.clone(),
+            ports,
+            vcs,
+        };
+
+        let mut lanes = Vec::with_capacity(nodes * ports * vcs);
+        for _ in 0..nodes * ports {
+            lanes.extend(link.credits.iter().take(vcs).map(|&credits| Lane::new((0, 0), (0, 0), credits)));
+        }
+        Self {
+            kit,
+            wires: vec![wire; nodes * ports],
+            lanes,
+            seen: vec![seen; nodes],
+            wheel: Wheel::new(),
+            woken: Vec::with_capacity(nodes),
+        }
+    }
+
+    /// Returns whether the events have numbers for the lanes of a network.
+    pub(super) fn has_room(nodes: u32, ports: u8, vcs: usize) -> bool {
+        (nodes as usize).saturating_mul(usize::from(ports) * vcs.max(1)) < Event::INDICES
+    }
+
+    /// Adds the wire from one port to another.
+    pub(super) fn connect(&mut self, from: (u32, u8), to: (u32, u8)) {
+        let [wire, inward] =
+            [from, to].map(|(node, port)| node as usize * self.kit.ports + usize::from(port));
+        self.wires[wire].idle_at = Nanos::ZERO;
+
+        let first = wire * self.kit.vcs;
+        self.wires[inward].inward = first as u32;
+        for vc in 0..self.kit.vcs {
+            let input = (vc * self.kit.ports + usize::from(to.1)) as u8;
+            self.lanes[first + vc] = Lane::new(from, (to.0, input), self.kit.credits[vc]);
+        }
+    }
+
+    /// Returns the links as a node sees them, at the beginning of its turn.
+    #[inline(always)]
+    pub(super) fn of_node(&mut self, node: u32, now: Nanos) -> Option<NodeLinks<'_>> {
+        let Self { kit, wires, lanes, seen, wheel, .. } = self;
+        let first = node as usize * kit.ports;
+        let seen = seen.get_mut(node as usize)?;
+        seen.is_woken = false;
+        let wires = wires.get_mut(first..)?.get_mut(..kit.ports)?;
+        Some(NodeLinks { kit, wires, lanes, first: first as u32, seen, wheel, node, now })
+    }
+
+    /// Returns the number of packets sent over all links.
+    pub(super) fn hops(&self) -> u64 {
+        self.lanes.iter().map(|lane| lane.packets).sum()
+    }
+
+    /// Wakes a node.
+    #[inline]
+    pub(super) fn wake(&mut self, node: u32) {
+        if !std::mem::replace(&mut self.seen[node as usize].is_woken, true) {
+            self.woken.push(node);
+        }
+    }
+
+    /// Has a node woken at a time, or earlier.
+    #[inline]
+    pub(super) fn wake_at(&mut self, node: u32, time: Nanos) {
+        let timer = &mut self.seen[node as usize].timer;
+        if time < *timer {
+            *timer = time;
+            self.wheel.add(time, Kind::Timer(node));
+        }
+    }
+
+    /// Moves the events of the next time to `events` if that time is at most `limit`. Returns the
+    /// time.
+    pub(super) fn take_events(&mut self, limit: Nanos, events: &mut Vec<Event>) -> Option<Nanos> {
+        self.wheel.take(limit, events)
+    }
+
+    /// Has the processor load what an event concerns. The tables of a large network are in no
+    /// cache.
+    #[inline(always)]
+    fn prefetch_event(&self, event: Event) {
+        match event.kind() {
+            Kind::Arrival(lane) | Kind::Credit(lane) => {
+                if let Some(lane) = self.lanes.get(lane as usize) {
+                    prefetch_lines::<2, _>(lane);
+                }
+            }
+            Kind::Idle(wire) => {
+                if let Some(wire) = self.wires.get(wire as usize) {
+                    prefetch(wire);
+                }
+            }
+            Kind::Timer(_) => {}
+        }
+    }
+
+    /// Has the processor load the links of a node that is to have a turn.
+    #[inline(always)]
+    pub(super) fn prefetch_node(&self, node: u32) {
+        if let Some(seen) = self.seen.get(node as usize) {
+            prefetch(seen);
+        }
+        if let Some(wire) = self.wires.get(node as usize * self.kit.ports) {
+            prefetch_lines::<3, _>(wire);
+        }
+    }
+
+    /// Has the processor load the packets that a node has been shown, and the lanes out that they
+    /// may take.
+    #[inline(always)]
+    pub(super) fn prefetch_lanes(&self, node: u32) {
+        let Some(seen) = self.seen.get(node as usize) else { return };
+        let first = node as usize * self.kit.ports;
+        let mut freed = seen.freed;
+        while freed != 0 {
+            let wire = first + freed.trailing_zeros() as usize;
+            freed &= freed - 1;
+            if let Some(lane) = self.lanes.get(wire * self.kit.vcs) {
+                prefetch_lines::<2, _>(lane);
+            }
+        }
+    }
+
+    /// Wakes nodes whose turns were not carried out.
+    #[cold]
+    pub(super) fn postpone(&mut self, nodes: &[u32]) {
+        for &node in nodes {
+            self.seen[node as usize].is_woken = true;
+            self.woken.push(node);
+        }
+    }
+
+    /// Carries out the events of one time.
+    pub(super) fn carry_out_all(&mut self, now: Nanos, events: &[Event]) {
+        for (index, &event) in events.iter().enumerate() {
+            if let Some(&ahead) = events.get(index + AHEAD) {
+                self.prefetch_event(ahead);
+            }
+            self.carry_out(now, event);
+        }
+    }
+
+    /// Carries out an event.
+    #[inline(always)]
+    fn carry_out(&mut self, now: Nanos, event: Event) {
+        match event.kind() {
+            Kind::Arrival(lane) => self.arrive(now, lane),
+            Kind::Idle(wire) => self.fall_idle(now, wire),
+            Kind::Credit(lane) => self.return_credits(now, lane),
+            Kind::Timer(node) => {
+                self.seen[node as usize].timer = Nanos::NEVER;
+                self.wake(node);
+            }
+        }
+    }
+
+    /// Shows the receiver of a lane what has arrived. The event may be that of a former packet.
+    #[inline]
+    fn arrive(&mut self, now: Nanos, index: u32) {
+        let lane = &mut self.lanes[index as usize];
+        lane.has_event = false;
+        let Some(parcel) = lane.first() else { return };
+
+        let (is_head, due) = match lane.shown {
+            Shown::Nothing => (true, parcel.head),
+            Shown::HeadAndTail => (false, parcel.tail),
+            Shown::Head | Shown::Whole => return,
+        };
+        if due > now {
+            lane.has_event = true;
+            return self.wheel.add(due, Kind::Arrival(index));
+        }
+
+        let (receiver, bit) = (lane.receiver, 1 << lane.input);
+        let seen = &mut self.seen[receiver as usize];
+        if is_head {
+            lane.shown = Shown::Head;
+            seen.heads |= bit;
+        } else {
+            lane.shown = Shown::Whole;
+            seen.heads &= !bit;
+            seen.whole |= bit;
+        }
+        self.wake(receiver);
+    }
+
+    /// Wakes the sender of a wire that has fallen idle.
+    #[inline]
+    fn fall_idle(&mut self, now: Nanos, index: u32) {
+        let wire = &mut self.wires[index as usize];
+        if wire.idle_at > now {
+            let due = wire.idle_at;
+            return self.wheel.add(due, Kind::Idle(index));
+        }
+
+        wire.has_event = false;
+        // The wires are in the order of their nodes and ports, of which there are at most 255.
+        let ports = self.kit.ports as u32;
+        self.free(index / ports, (index % ports) as u8);
+    }
+
+    /// Returns credits to the sender of a lane, which waits for some.
+    fn return_credits(&mut self, now: Nanos, index: u32) {
+        let lane = &mut self.lanes[index as usize];
+        let wakes = lane.return_due(now);
+        let next = lane.next_credit_event();
+        let (sender, port) = (lane.sender, lane.port);
+
+        if let Some(due) = next {
+            self.wheel.add(due, Kind::Credit(index));
+        }
+        if wakes {
+            self.free(sender, port);
+        }
+    }
+
+    /// Records the end of a wait at a node's port, and wakes the node.
+    #[inline]
+    fn free(&mut self, node: u32, port: u8) {
+        self.seen[node as usize].freed |= 1 << (port % 64);
+        self.wake(node);
+    }
+}

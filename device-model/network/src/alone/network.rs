@@ -1,0 +1,227 @@
+//! The nodes of a network alone, and the order of their turns.
+
+use nicforge_core::{
+    cache::prefetch_lines,
+    fabric::{FabricError, LinkSpec},
+    time::Nanos,
+};
+use thiserror::Error;
+
+use super::{links::NodeLinks, net::Net, wheel::Event};
+use crate::shape::Cabling;
+
+/// Cache lines at the begin of a node that are loaded before its turn. Routers have most of their
+/// masks there.
+const NODE_LINES: usize = 8;
+/// Maximum number of turns of a node at one time.
+const TURNS: u32 = 1 << 16;
+
+/// A node: a router, and what puts packets into it and takes them out.
+pub trait Node {
+    /// Does the node's work at the present time ([`crate::router::Links::now`]), with at least one
+    /// step of its router.
+    fn turn(&mut self, links: &mut NodeLinks<'_>) -> Turn;
+
+    /// Has the processor load the tables of the node, which has a turn soon:
+    /// [`crate::router::Router::prefetch`].
+    #[inline(always)]
+    fn prefetch(&self) {}
+}
+
+/// Result of [`Node::turn`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub struct Turn {
+    /// Time at which the node has to have a turn even without an event, or [`Nanos::NEVER`].
+    pub wake: Nanos,
+    /// The node has more to do at this time.
+    pub has_more: bool,
+}
+
+/// Reasons why a network is refused.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum AloneError {
+    /// The link is refused.
+    #[error("the link is refused: {0}")]
+    Link(#[from] FabricError),
+    /// The link has no delay or an infinite bandwidth.
+    #[error(
+        "a link with a delay of {delay} ns and {bits_per_second} bits a second: give it at least 1 ns and 1 bit"
+    )]
+    Instant {
+        /// The delay in nanoseconds.
+        delay: u64,
+        /// The bandwidth, 0 for an infinite one.
+        bits_per_second: u64,
+    },
+    /// The number of nodes is not that of the shape.
+    #[error("{given} nodes for a shape of {nodes}")]
+    Nodes {
+        /// Nodes that were given.
+        given: usize,
+        /// Nodes of the shape.
+        nodes: u32,
+    },
+    /// There are more virtual channels than events can name.
+    #[error("{nodes} nodes of {ports} ports and {channels} virtual channels: choose fewer")]
+    TooLarge {
+        /// Nodes of the shape.
+        nodes: u32,
+        /// Ports of a node.
+        ports: u8,
+        /// Virtual channels of a link.
+        channels: usize,
+    },
+}
+
+/// Work at one time that did not end within 65,536 turns of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[error("node {node} has had {TURNS} turns at {} ns, and is not done", time.0)]
+pub struct Endless {
+    /// The node.
+    pub node: u32,
+    /// The network's time.
+    pub time: Nanos,
+}
+
+/// A network without a machine: see the module documentation of [`crate::alone`].
+#[derive(Debug)]
+pub struct Network<N> {
+    nodes: Vec<N>,
+    net: Net,
+    now: Nanos,
+    /// Memory for the events and turns of one time.
+    events: Vec<Event>,
+    turns: Vec<u32>,
+}
+
+impl<N: Node> Network<N> {
+    /// Returns the nodes of a shape, joined by its cables. All links are of one kind. Each node has
+    /// a turn at time 0.
+    ///
+    /// # Errors
+    /// [`AloneError`] names the value that does not fit.
+    pub fn new(cabling: &impl Cabling, link: &LinkSpec, nodes: Vec<N>) -> Result<Self, AloneError> {
+        link.check()?;
+        if link.delay == 0 || link.bits_per_second == 0 {
+            let LinkSpec { delay, bits_per_second, .. } = *link;
+            return Err(AloneError::Instant { delay, bits_per_second });
+        }
+
+        let (count, ports, channels) = (cabling.nodes(), cabling.ports(), link.credits.len());
+        if nodes.len() != count as usize {
+            return Err(AloneError::Nodes { given: nodes.len(), nodes: count });
+        }
+        if !Net::has_room(count, ports, channels) {
+            return Err(AloneError::TooLarge { nodes: count, ports, channels });
+        }
+
+        let mut net = Net::new(count, ports, channels, link);
+        for cable in cabling.cables() {
+            let [a, b] = [cable.a, cable.b].map(|end| (end.node, end.port));
+            net.connect(a, b);
+            net.connect(b, a);
+        }
+        (0..count).for_each(|node| net.wake(node));
+        Ok(Self { nodes, net, now: Nanos::ZERO, events: Vec::new(), turns: Vec::new() })
+    }
+
+    /// Returns the present time.
+    pub fn now(&self) -> Nanos {
+        self.now
+    }
+
+    /// Returns the nodes.
+    pub fn nodes(&self) -> &[N] {
+        &self.nodes
+    }
+
+    /// Returns a node, to change it. It has a turn in the next [`Network::run_until`].
+    pub fn node_mut(&mut self, node: u32) -> Option<&mut N> {
+        let changed = self.nodes.get_mut(node as usize)?;
+        self.net.wake(node);
+        Some(changed)
+    }
+
+    /// Returns the number of packets sent over links: a packet counts once for each link.
+    pub fn hops(&self) -> u64 {
+        self.net.hops()
+    }
+
+    /// Carries out everything that is due until `time`, inclusive, in order of time. The network's
+    /// time is `time` afterwards. With [`Nanos::NEVER`], it runs until nothing is due, and its time
+    /// is that of the last event.
+    ///
+    /// # Errors
+    /// [`Endless`] if a node always asks for another turn. A further call goes on with the work.
+    pub fn run_until(&mut self, time: Nanos) -> Result<(), Endless> {
+        let mut events = std::mem::take(&mut self.events);
+        loop {
+            self.run_woken()?;
+            let Some(due) = self.net.take_events(time, &mut events) else { break };
+
+            self.now = self.now.max(due);
+            self.net.carry_out_all(due, &events);
+            events.clear();
+        }
+
+        self.events = events;
+        if time < Nanos::NEVER {
+            self.now = self.now.max(time);
+        }
+        Ok(())
+    }
+
+    /// Runs the turns of all woken nodes.
+    fn run_woken(&mut self) -> Result<(), Endless> {
+        std::mem::swap(&mut self.turns, &mut self.net.woken);
+        let turns = std::mem::take(&mut self.turns);
+        for (index, &number) in turns.iter().enumerate() {
+            self.prefetch(&turns[index..]);
+            if let Err(endless) = self.run_node(number) {
+                self.net.postpone(&turns[index..]);
+                return Err(endless);
+            }
+        }
+
+        self.turns = turns;
+        self.turns.clear();
+        Ok(())
+    }
+
+    /// Has the processor load what the turns after the first of some need.
+    #[inline(always)]
+    fn prefetch(&self, turns: &[u32]) {
+        if let Some(&ahead) = turns.get(2)
+            && let Some(node) = self.nodes.get(ahead as usize)
+        {
+            prefetch_lines::<NODE_LINES, _>(node);
+            self.net.prefetch_node(ahead);
+        }
+        if let Some(&next) = turns.get(1)
+            && let Some(node) = self.nodes.get(next as usize)
+        {
+            node.prefetch();
+            self.net.prefetch_lanes(next);
+        }
+    }
+
+    /// Runs turns of a node for as long as it has more to do.
+    #[inline]
+    fn run_node(&mut self, number: u32) -> Result<(), Endless> {
+        let Some(node) = self.nodes.get_mut(number as usize) else { return Ok(()) };
+        for _ in 0..TURNS {
+            let Some(mut links) = self.net.of_node(number, self.now) else { return Ok(()) };
+            let turn = node.turn(&mut links);
+            if turn.has_more {
+                continue;
+            }
+
+            if turn.wake < Nanos::NEVER {
+                self.net.wake_at(number, turn.wake.max(self.now.after(1)));
+            }
+            return Ok(());
+        }
+        Err(Endless { node: number, time: self.now })
+    }
+}

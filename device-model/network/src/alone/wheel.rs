@@ -1,0 +1,158 @@
+//! Events in order of time.
+//!
+//! Near events are on a timing wheel with a slot for each of the next nanoseconds, far ones in a
+//! heap. The events of one time have no order: see the module documentation of [`super`].
+
+use std::{cmp::Reverse, collections::BinaryHeap};
+
+use nicforge_core::time::Nanos;
+
+/// Slots of the wheel, each of a nanosecond. Events further away are in the heap.
+const SLOTS: usize = 1 << 12;
+/// Slots of a word of the bitmap.
+const WORD: usize = 64;
+
+// A word has a bit for each word of the bitmap.
+const _: () = assert!(SLOTS / WORD <= WORD);
+
+/// An event of a lane, a wire or a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Event(u32);
+
+/// Kinds of events, with the index of the lane, wire or node.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind {
+    /// The head or the tail of the first packet of a lane has arrived.
+    Arrival(u32),
+    /// Credits return to the sender of a lane, which waits for them.
+    Credit(u32),
+    /// A wire may have fallen idle.
+    Idle(u32),
+    /// The timer of a node.
+    Timer(u32),
+}
+
+impl Event {
+    /// Bits of the kind. The index is above them.
+    const KIND_BITS: u32 = 2;
+    /// Indices are below this.
+    pub(super) const INDICES: usize = 1 << (u32::BITS - Self::KIND_BITS);
+
+    pub(super) const fn new(kind: Kind) -> Self {
+        let (index, kind) = match kind {
+            Kind::Arrival(index) => (index, 0),
+            Kind::Credit(index) => (index, 1),
+            Kind::Idle(index) => (index, 2),
+            Kind::Timer(index) => (index, 3),
+        };
+        Self(index << Self::KIND_BITS | kind)
+    }
+
+    #[inline]
+    pub(super) const fn kind(self) -> Kind {
+        let index = self.0 >> Self::KIND_BITS;
+        match self.0 & ((1 << Self::KIND_BITS) - 1) {
+            0 => Kind::Arrival(index),
+            1 => Kind::Credit(index),
+            2 => Kind::Idle(index),
+            _ => Kind::Timer(index),
+        }
+    }
+}
+
+/// The events of a network.
+#[derive(Debug)]
+pub(super) struct Wheel {
+    /// Events of the wheel are from this time on, and before this time plus [`SLOTS`].
+    base: u64,
+    slots: Box<[Vec<Event>; SLOTS]>,
+    /// Bit mask of the slots with events.
+    occupied: [u64; SLOTS / WORD],
+    /// Bit mask of the words of `occupied` that are not zero.
+    summary: u64,
+    far: BinaryHeap<Reverse<(u64, Event)>>,
+}
+
+impl Wheel {
+    pub(super) fn new() -> Self {
+        Self {
+            base: 0,
+            slots: Box::new([const { Vec::new() }; SLOTS]),
+            occupied: [0; SLOTS / WORD],
+            summary: 0,
+            far: BinaryHeap::new(),
+        }
+    }
+
+    /// Adds an event at `due`, which is after the time of the last [`Wheel::take`].
+    #[inline]
+    pub(super) fn add(&mut self, due: Nanos, kind: Kind) {
+        let (time, event) = (due.0, Event::new(kind));
+        let slot = time as usize % SLOTS;
+        if time.wrapping_sub(self.base) >= SLOTS as u64 {
+            return self.add_far(time, event);
+        }
+
+        self.slots[slot].push(event);
+        self.occupied[slot / WORD] |= 1 << (slot % WORD);
+        self.summary |= 1 << (slot / WORD);
+    }
+
+    /// Adds an event that is not on the wheel.
+    #[cold]
+    #[inline(never)]
+    fn add_far(&mut self, time: u64, event: Event) {
+        self.far.push(Reverse((time, event)));
+    }
+
+    /// Moves the events of the next time to `events`, which is empty, if that time is at most
+    /// `limit`. Returns the time.
+    pub(super) fn take(&mut self, limit: Nanos, events: &mut Vec<Event>) -> Option<Nanos> {
+        let near = self.first();
+        let far = self.far.peek().map_or(u64::MAX, |Reverse((time, _))| *time);
+        let time = near.min(far);
+        if time > limit.0 || time == u64::MAX {
+            return None;
+        }
+
+        if near == time {
+            let slot = time as usize % SLOTS;
+            std::mem::swap(&mut self.slots[slot], events);
+            let word = &mut self.occupied[slot / WORD];
+            *word &= !(1 << (slot % WORD));
+            self.summary &= !(u64::from(*word == 0) << (slot / WORD));
+        }
+        while let Some(Reverse((due, event))) = self.far.peek()
+            && *due == time
+        {
+            events.push(*event);
+            self.far.pop();
+        }
+
+        self.base = time;
+        Some(Nanos(time))
+    }
+
+    /// Returns the time of the first event on the wheel, or `u64::MAX`.
+    #[inline]
+    fn first(&self) -> u64 {
+        if self.summary == 0 {
+            return u64::MAX;
+        }
+
+        // The slots from that of `base` to the end come first, and those before it afterwards.
+        let start = self.base as usize % SLOTS;
+        let (word, bit) = (start / WORD, start % WORD);
+        let here = self.occupied[word] & (u64::MAX << bit);
+        let slot = if here != 0 {
+            word * WORD + here.trailing_zeros() as usize
+        } else {
+            let behind = self.summary & (u64::MAX << word << 1);
+            let words = if behind != 0 { behind } else { self.summary };
+            let word = words.trailing_zeros() as usize % WORD;
+            word * WORD + self.occupied[word].trailing_zeros() as usize
+        };
+
+        self.base + (slot.wrapping_sub(start) % SLOTS) as u64
+    }
+}
