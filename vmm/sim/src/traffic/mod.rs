@@ -1,4 +1,4 @@
-//! Traffic on a network alone: routers with a generator of packets as their device.
+//! Traffic on a network alone ([`nicforge_network::alone`]): routers with a generator of packets.
 //!
 //! [`run`] measures a network at several offered loads. Each node creates packets at random times,
 //! by a Poisson process. A packet waits in front of the injection FIFOs for as long as they are
@@ -29,13 +29,9 @@ mod random;
 
 use std::sync::Arc;
 
-use nicforge_core::{
-    fabric::{Direction, FabricError, LinkSpec},
-    machine::{Endless, Machine, TurnLimits},
-    spec::SpecError,
-    time::Nanos,
-};
+use nicforge_core::{fabric::LinkSpec, time::Nanos};
 use nicforge_network::{
+    alone::{self, AloneError, Endless},
     deadlock::{DeadlockError, NodeChannels, WaitGraph, bubble},
     router::{
         FifoSpec, Router, RouterError, RouterPlan, RouterSpec,
@@ -49,7 +45,7 @@ use thiserror::Error;
 pub use self::pattern::Pattern;
 use self::{
     measure::{Collector, Spans},
-    node::{STAMP, Source, TrafficNode},
+    node::{Source, TrafficNode},
     pattern::Targets,
     random::Random,
 };
@@ -98,7 +94,7 @@ pub struct Experiment {
     pub network: Network,
     /// Pattern of the traffic.
     pub pattern: Pattern,
-    /// Content of each packet in bytes, at least 8.
+    /// Content of each packet in bytes, at least 1.
     pub packet_bytes: usize,
     /// Offered loads, each above 0.
     pub loads: Vec<f64>,
@@ -177,13 +173,10 @@ pub enum TrafficError {
     /// The router does not fit the link.
     #[error("the router is refused: {0}")]
     Router(#[from] RouterError),
-    /// A link is refused.
-    #[error("a link is refused: {0}")]
-    Link(#[from] FabricError),
-    /// A function is refused.
-    #[error("a node is refused: {0}")]
-    Function(#[from] SpecError),
-    /// The machine did not come to the end of a time.
+    /// The links are refused.
+    #[error("the network is refused: {0}")]
+    Network(#[from] AloneError),
+    /// A node did not come to the end of a time.
     #[error("the network does not come to rest: {0}")]
     Endless(#[from] Endless),
     /// The network has no two nodes.
@@ -204,8 +197,8 @@ pub enum TrafficError {
         /// Number of nodes.
         nodes: u32,
     },
-    /// The packets do not fit the link, or cannot hold the time of their creation.
-    #[error("packets of {bytes} bytes: choose {STAMP} to {longest}, the longest packet of the link")]
+    /// The packets do not fit the link.
+    #[error("packets of {bytes} bytes: choose 1 to {longest}, the longest packet of the link")]
     Packet {
         /// Bytes of a packet's content.
         bytes: usize,
@@ -309,7 +302,7 @@ fn check(experiment: &Experiment, torus: &Torus) -> Result<(), TrafficError> {
     }
 
     let (bytes, longest) = (experiment.packet_bytes, network.link.max_packet);
-    if !(STAMP..=longest).contains(&bytes) {
+    if !(1..=longest).contains(&bytes) {
         return Err(TrafficError::Packet { bytes, longest });
     }
     if network.link.bits_per_second == 0 {
@@ -356,17 +349,17 @@ fn run_load(
     };
 
     let collector = Arc::new(Collector::new(spans));
-    let mut machine = build(experiment, torus, load, spans.end(), &collector)?;
+    let mut network = build(experiment, torus, load, spans.end(), &collector)?;
     let end = if is_finite { Nanos::NEVER } else { spans.end().after(drain) };
     if !is_finite {
         for slice in 1..SLICES {
-            machine.run_until(Nanos(end.0 / SLICES * slice), TurnLimits::default())?;
+            network.run_until(Nanos(end.0 / SLICES * slice))?;
             if is_stopped() {
                 return Err(TrafficError::Stopped);
             }
         }
     }
-    machine.run_until(end, TurnLimits::default())?;
+    network.run_until(end)?;
 
     let bits = experiment.network.link.bits_per_second as f64;
     let (received, last) = collector.total();
@@ -381,50 +374,41 @@ fn run_load(
         latency: collector.latency(),
         unfinished: collector.unfinished(),
         received,
-        hops: hops(&mut machine)?,
+        hops: network.hops(),
         last_received_ns: last.0,
     })
 }
 
-/// Returns the machine of an experiment.
+/// Returns the network of an experiment.
 fn build(
     experiment: &Experiment,
     torus: &Torus,
     load: f64,
     end: Nanos,
     collector: &Arc<Collector>,
-) -> Result<Machine, TrafficError> {
+) -> Result<alone::Network<TrafficNode>, TrafficError> {
     let network = &experiment.network;
     let plan = RouterPlan::new(&router_spec(network, torus))?;
     let policy = TorusPolicy::new(torus, 0, network.rules)?;
-    let wire_bytes = experiment.packet_bytes as f64 + f64::from(network.framing);
-    let interval = wire_bytes * 8e12 / network.link.bits_per_second as f64 / load;
+    // The check has refused packets that are longer than those of the link.
+    let bytes = (experiment.packet_bytes as u32).saturating_add(network.framing);
+    let interval = f64::from(bytes) * 8e12 / network.link.bits_per_second as f64 / load;
 
-    let mut machine = Machine::new();
-    let mut functions = Vec::with_capacity(torus.nodes() as usize);
+    let mut nodes = Vec::with_capacity(torus.nodes() as usize);
     for node in 0..torus.nodes() {
         let mut random = Random::of_node(experiment.seed, node);
         let source = Source {
             targets: Targets::new(experiment.pattern, *torus, node, &mut random),
             random,
             interval,
-            bytes: experiment.packet_bytes,
-            framing: network.framing,
+            bytes,
             adaptive_zone: network.adaptive_zone,
             end,
         };
-        let router = Router::with_plan(&plan, policy.at(node)?);
-        let device = TrafficNode::new(router, network.injection_fifos, source, Arc::clone(collector));
-        let function = machine.add_function(&format!("node{node}"), Box::new(device))?;
-        machine.wake(function);
-        functions.push(function);
+        let router = Router::of_packets(&plan, policy.at(node)?);
+        nodes.push(TrafficNode::new(router, network.injection_fifos, source, Arc::clone(collector)));
     }
-
-    for cable in torus.cables() {
-        let [a, b] = [cable.a, cable.b].map(|end| (functions[end.node as usize], end.port));
-        machine.fabric().connect(a, b, network.link.clone())?;
-    }
-    Ok(machine)
+    Ok(alone::Network::new(torus, &network.link, nodes)?)
 }
 
 /// Returns the description of the routers.
@@ -447,20 +431,4 @@ fn router_spec(network: &Network, torus: &Torus) -> RouterSpec {
         injection: vec![fifo; network.injection_fifos.into()],
         reception: vec![fifo],
     }
-}
-
-/// Returns the number of packets that all links have carried.
-fn hops(machine: &mut Machine) -> Result<u64, TrafficError> {
-    let fabric = machine.fabric();
-    let mut hops = 0;
-    for link in (0..fabric.links()).map(nicforge_core::fabric::LinkId) {
-        for direction in [Direction::Forward, Direction::Backward] {
-            let mut channel = 0;
-            while let Ok(stats) = fabric.link_stats(link, direction, channel) {
-                hops += stats.packets;
-                channel += 1;
-            }
-        }
-    }
-    Ok(hops)
 }

@@ -176,7 +176,7 @@ fn wrong_experiments_are_refused_with_their_values() {
     };
 
     assert_eq!(refused(&|it| it.loads.push(0.0)), TrafficError::Load { load: 0.0 });
-    assert_eq!(refused(&|it| it.packet_bytes = 7), TrafficError::Packet { bytes: 7, longest: 128 });
+    assert_eq!(refused(&|it| it.packet_bytes = 0), TrafficError::Packet { bytes: 0, longest: 128 });
     assert_eq!(refused(&|it| it.packet_bytes = 129), TrafficError::Packet { bytes: 129, longest: 128 });
     assert_eq!(refused(&|it| it.network.link.bits_per_second = 0), TrafficError::Bandwidth);
     assert_eq!(refused(&|it| it.network.injection_fifos = 0), TrafficError::NoFifo);
