@@ -5,10 +5,11 @@
 //! are those of a hop, counted in this program under callgrind. The memory is what a machine of
 //! EXTOLL cards without clients has allocated.
 //!
-//! The goals are those of the router that networks share. A bare router beside it shows what the
-//! links and the schedule cost.
+//! The goals are those of a network alone. A machine whose devices have the same routers carries
+//! the same packets beside it. The difference is what devices, the fabric's links and its schedule
+//! cost.
 //!
-//! - `traffic/`: the machine and its traffic;
+//! - `traffic/`: the torus and its traffic;
 //! - `counted.rs`: the function whose instructions are counted;
 //! - `booksim.rs`: BookSim as a peer, where the user has built it.
 
@@ -19,12 +20,8 @@ mod traffic;
 use std::time::{Duration, Instant};
 
 use nicforge::failure::{ErrorContext, Failure, print_line};
-use nicforge_core::{
-    machine::{Machine, TurnLimits},
-    time::Nanos,
-};
 
-use self::traffic::Routers;
+use self::traffic::{Driver, Traffic};
 use crate::{
     bench::{Bench, Run},
     callgrind::{Callgrind, Count, pattern},
@@ -77,11 +74,11 @@ impl Torus {
         self.lengths.iter().map(|&length| u32::from(length)).product()
     }
 
-    /// Builds the machine, and runs it until the traffic is steady.
-    fn start(&self, routers: Routers, warm_up: u64) -> Result<Machine, Failure> {
-        let mut machine = traffic::saturated_torus(self.lengths, routers, SEED)?;
-        run_until(&mut machine, warm_up)?;
-        Ok(machine)
+    /// Builds the torus, and runs it until the traffic is steady.
+    fn start(&self, driver: Driver, warm_up: u64) -> Result<Traffic, Failure> {
+        let mut traffic = Traffic::new(self.lengths, driver, SEED)?;
+        traffic.run_until(warm_up)?;
+        Ok(traffic)
     }
 }
 
@@ -101,7 +98,7 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
         measure_torus(run, torus, callgrind.as_ref(), &mut outcome)?;
     }
     for torus in TORI {
-        outcome.rows.push(torus_row(run, torus, Routers::Bare, callgrind.as_ref())?);
+        outcome.rows.push(torus_row(run, torus, Driver::Machine, callgrind.as_ref())?);
     }
     measure_booksim(run, &mut outcome)?;
 
@@ -134,7 +131,7 @@ fn measure_booksim(run: &Run<'_>, outcome: &mut Outcome) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Measures a torus of shared routers, for which there are goals.
+/// Measures a network alone, for which there are goals.
 fn measure_torus(
     run: &Run<'_>,
     torus: Torus,
@@ -142,7 +139,7 @@ fn measure_torus(
     outcome: &mut Outcome,
 ) -> Result<(), Failure> {
     let nodes = torus.nodes();
-    let row = torus_row(run, torus, Routers::Shared, callgrind)?;
+    let row = torus_row(run, torus, Driver::Alone, callgrind)?;
 
     let description = format!("packets over links and second, {nodes} nodes");
     outcome.goals.push(Goal::at_least(description, torus.goal, row.rate_per_s.unwrap_or(0.0)));
@@ -159,43 +156,43 @@ fn measure_torus(
 fn torus_row(
     run: &Run<'_>,
     torus: Torus,
-    routers: Routers,
+    driver: Driver,
     callgrind: Option<&Callgrind>,
 ) -> Result<Row, Failure> {
-    let path = match routers {
-        Routers::Shared => "virtual-hops",
-        Routers::Bare => "bare-hops",
+    let path = match driver {
+        Driver::Alone => "virtual-hops",
+        Driver::Machine => "machine-hops",
     };
     let nodes = torus.nodes();
 
     run.step(format!("{path}: rate, {nodes} nodes"))?;
-    let rate = rate(run, torus, routers)?;
+    let rate = rate(run, torus, driver)?;
     let row = Row { bytes: Some(traffic::PACKET as u64), rate_per_s: Some(rate), ..Row::new(path) }
         .figure("nodes", nodes.into());
 
     run.step(format!("{path}: instructions, {nodes} nodes"))?;
     match callgrind {
         None => Ok(row),
-        Some(callgrind) => Ok(row.figure(INSTRUCTIONS, instructions(run, torus, routers, callgrind)?)),
+        Some(callgrind) => Ok(row.figure(INSTRUCTIONS, instructions(run, torus, driver, callgrind)?)),
     }
 }
 
 /// Returns the packets over links and second: the median of many windows.
-fn rate(run: &Run<'_>, torus: Torus, routers: Routers) -> Result<f64, Failure> {
+fn rate(run: &Run<'_>, torus: Torus, driver: Driver) -> Result<f64, Failure> {
     let (warm_up, least) =
         if run.quick { (torus.warm_up / 8, Duration::ZERO) } else { (torus.warm_up, Duration::from_secs(5)) };
-    let mut machine = torus.start(routers, warm_up)?;
+    let mut traffic = torus.start(driver, warm_up)?;
 
     let (mut samples, start) = (Samples::default(), Instant::now());
     while samples.is_empty() || start.elapsed() < least {
         run.check()?;
-        let before = traffic::hops(&mut machine);
-        let until = machine.now().0 + torus.window;
+        let before = traffic.hops();
+        let until = traffic.now().0 + torus.window;
         let begun = Instant::now();
-        run_until(&mut machine, until)?;
+        traffic.run_until(until)?;
         let time = begun.elapsed();
 
-        let hops = traffic::hops(&mut machine) - before;
+        let hops = traffic.hops() - before;
         samples.add_mean(time, u32::try_from(hops).unwrap_or(u32::MAX));
     }
 
@@ -203,24 +200,19 @@ fn rate(run: &Run<'_>, torus: Torus, routers: Routers) -> Result<f64, Failure> {
 }
 
 /// Returns the instructions of a hop.
-fn instructions(
-    run: &Run<'_>,
-    torus: Torus,
-    routers: Routers,
-    callgrind: &Callgrind,
-) -> Result<f64, Failure> {
+fn instructions(run: &Run<'_>, torus: Torus, driver: Driver, callgrind: &Callgrind) -> Result<f64, Failure> {
     // Few nodes need more time until their packets are spread out.
     let divisor = if run.quick { 16 } else { 2 };
     let (warm_up, window) = (torus.warm_up / divisor, torus.window / divisor);
-    let mut machine = torus.start(routers, warm_up)?;
-    let before = traffic::hops(&mut machine);
-    run_until(&mut machine, warm_up + window)?;
-    let hops = traffic::hops(&mut machine) - before;
+    let mut traffic = torus.start(driver, warm_up)?;
+    let before = traffic.hops();
+    traffic.run_until(warm_up + window)?;
+    let hops = traffic.hops() - before;
 
     let count = Count {
         name: "hops",
         bench: BENCH.name,
-        part: format!("{}:{warm_up}:{window}:{}", torus.nodes(), u8::from(routers == Routers::Bare)),
+        part: format!("{}:{warm_up}:{window}:{}", torus.nodes(), u8::from(driver == Driver::Machine)),
         functions: vec![pattern(counted::MODULE, "run_window")],
         first_thread_only: false,
     };
@@ -241,7 +233,7 @@ fn bytes_per_node() -> Result<f64, Failure> {
 }
 
 /// Runs a child process: the memory of a machine, or the traffic of
-/// `NODES:WARM_UP:WINDOW:BARE`.
+/// `NODES:WARM_UP:WINDOW:IN_MACHINE`.
 fn part(text: &str) -> Result<u8, Failure> {
     if text == MEMORY {
         let plan = describe(BENCH.name, CARDS)?;
@@ -252,17 +244,12 @@ fn part(text: &str) -> Result<u8, Failure> {
     }
 
     let numbers: Vec<u64> = text.split(':').map_while(|number| number.parse().ok()).collect();
-    let &[nodes, warm_up, window, bare] = numbers.as_slice() else { return Err(unknown_part(text)) };
-    let routers = if bare == 0 { Routers::Shared } else { Routers::Bare };
+    let &[nodes, warm_up, window, in_machine] = numbers.as_slice() else { return Err(unknown_part(text)) };
+    let driver = if in_machine == 0 { Driver::Alone } else { Driver::Machine };
     let torus = TORI.into_iter().find(|torus| u64::from(torus.nodes()) == nodes);
-    let mut machine = torus.ok_or_else(|| unknown_part(text))?.start(routers, warm_up)?;
-    counted::run_window(&mut machine, warm_up.saturating_add(window))?;
+    let mut traffic = torus.ok_or_else(|| unknown_part(text))?.start(driver, warm_up)?;
+    counted::run_window(&mut traffic, warm_up.saturating_add(window))?;
     Ok(0)
-}
-
-/// Runs a machine in virtual time.
-fn run_until(machine: &mut Machine, time: u64) -> Result<(), Failure> {
-    machine.run_until(Nanos(time), TurnLimits::default()).context(|| "the machine".into())
 }
 
 /// Returns the notes below the table.
@@ -275,9 +262,8 @@ fn notes() -> Vec<String> {
             traffic::CHANNELS,
             traffic::CREDITS
         ),
-        "bare-hops: the same with the smallest router that a hop needs, without priorities, FIFOs and counters"
-            .into(),
-        "instructions: all that the machine and the routers do, by the packets over links".into(),
+        "machine-hops: the same packets at the same times, with the routers in devices of a machine".into(),
+        "instructions: all that the network or machine and the routers do, by the packets over links".into(),
         "unattended-extoll: allocated bytes of a torus of 8x8x8 cards with 16 VPIDs, without clients".into(),
     ];
     if cfg!(debug_assertions) {

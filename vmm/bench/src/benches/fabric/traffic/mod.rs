@@ -1,24 +1,27 @@
-//! A saturated torus: a machine whose nodes send packets to random nodes as fast as they can.
+//! A saturated torus: nodes that send packets to random nodes as fast as they can, in dimension
+//! order, over two virtual channels as datelines.
 //!
-//! - `shared.rs`: a node with the router that networks share;
-//! - `bare.rs`: a node with the smallest router that a hop needs.
+//! - `node.rs`: a node, with the router that networks share.
 //!
-//! Both have the routing in dimension order, two virtual channels as datelines, and an injection
-//! queue that is never empty. [`saturated_torus`] is the only door to them.
+//! [`Traffic::new`] is the only door to them. The nodes are a network alone, or devices of a
+//! machine. Both carry the same packets at the same times.
 
-mod bare;
-mod shared;
+mod node;
 
 use nicforge::failure::{ErrorContext, Failure};
 use nicforge_core::{
-    fabric::{Direction, LinkId, LinkSpec},
+    fabric::{Direction, LinkId, LinkSpec, Packet},
     ids::FunctionId,
-    machine::Machine,
+    machine::{Machine, TurnLimits},
     spec::Identity,
+    time::Nanos,
 };
-use nicforge_network::shape::{Cabling, Dimension, Torus};
+use nicforge_network::{
+    alone::{Network, Parcel},
+    shape::{Cabling, Dimension, Torus},
+};
 
-use self::{bare::BareRouter, shared::Nodes};
+use self::node::{Node, Nodes};
 
 /// Bytes of a packet.
 pub(super) const PACKET: usize = 256;
@@ -34,22 +37,25 @@ const DELAY: u64 = 20;
 const BITS_PER_SECOND: u64 = 16_000_000_000;
 
 const DIMENSIONS: usize = 3;
-/// Ports of a node: up and down in each dimension.
-const PORTS: usize = 2 * DIMENSIONS;
 /// Identity of a node's device, which no client sees.
 const IDENTITY: Identity =
     Identity { vendor: 0, device: 0, subsystem_vendor: 0, subsystem: 0, class: 0, revision: 0 };
 
-/// A position in the torus.
-type Position = [u8; DIMENSIONS];
-
-/// The routers of a torus.
+/// The program that runs the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Routers {
-    /// Those that networks share (`nicforge-network`).
-    Shared,
-    /// The smallest that a hop needs.
-    Bare,
+pub(super) enum Driver {
+    /// A network alone: links in tables, and direct calls ([`nicforge_network::alone`]).
+    Alone,
+    /// A machine, whose devices they are.
+    Machine,
+}
+
+/// A torus with its traffic.
+pub(super) enum Traffic {
+    /// A network alone.
+    Alone(Box<Network<Node<Parcel>>>),
+    /// A machine.
+    Machine(Box<Machine>),
 }
 
 /// A node's own sequence of random numbers (SplitMix64).
@@ -70,32 +76,61 @@ impl Random {
     }
 }
 
-/// Returns a machine whose nodes form a torus of these lengths, all of which send at once. The
-/// destinations follow from `seed`.
-///
-/// # Errors
-/// Returns an error when such a machine is impossible.
-pub(super) fn saturated_torus(
-    lengths: [u8; DIMENSIONS],
-    routers: Routers,
-    seed: u64,
-) -> Result<Machine, Failure> {
-    let dimensions = lengths.map(|length| Dimension::torus(length.into()));
-    let torus = Torus::new(&dimensions).context(|| "the torus".into())?;
-    let link = link();
-    let shared = Nodes::new(&torus, &link)?;
+impl Traffic {
+    /// Returns a torus of these lengths, whose nodes all send at once. The destinations follow from
+    /// `seed`.
+    ///
+    /// # Errors
+    /// Returns an error when such a torus is impossible.
+    pub(super) fn new(lengths: [u8; DIMENSIONS], driver: Driver, seed: u64) -> Result<Self, Failure> {
+        let dimensions = lengths.map(|length| Dimension::torus(length.into()));
+        let torus = Torus::new(&dimensions).context(|| "the torus".into())?;
+        let link = link();
+        let nodes = Nodes::new(&torus, &link)?;
 
+        match driver {
+            Driver::Alone => {
+                let nodes: Result<_, _> = (0..torus.nodes()).map(|node| nodes.node(node, seed)).collect();
+                let network = Network::new(&torus, &link, nodes?).context(|| "the network".into())?;
+                Ok(Self::Alone(Box::new(network)))
+            }
+            Driver::Machine => machine(&torus, &link, &nodes, seed).map(Box::new).map(Self::Machine),
+        }
+    }
+
+    /// Returns the present time.
+    pub(super) fn now(&self) -> Nanos {
+        match self {
+            Self::Alone(network) => network.now(),
+            Self::Machine(machine) => machine.now(),
+        }
+    }
+
+    /// Runs until a time, in nanoseconds.
+    pub(super) fn run_until(&mut self, time: u64) -> Result<(), Failure> {
+        match self {
+            Self::Alone(network) => network.run_until(Nanos(time)).context(|| "the network".into()),
+            Self::Machine(machine) => {
+                machine.run_until(Nanos(time), TurnLimits::default()).context(|| "the machine".into())
+            }
+        }
+    }
+
+    /// Returns the number of packets that have been sent over links.
+    pub(super) fn hops(&mut self) -> u64 {
+        match self {
+            Self::Alone(network) => network.hops(),
+            Self::Machine(machine) => hops(machine),
+        }
+    }
+}
+
+/// Returns a machine whose devices are the nodes of a torus.
+fn machine(torus: &Torus, link: &LinkSpec, nodes: &Nodes, seed: u64) -> Result<Machine, Failure> {
     let mut machine = Machine::new();
     for node in 0..torus.nodes() {
-        let random = Random::of_node(seed, node);
-        let added = match routers {
-            Routers::Shared => machine.add_function("router", Box::new(shared.node(node, random)?)),
-            Routers::Bare => {
-                let router = BareRouter::new(position(&torus, node), lengths, random);
-                machine.add_function("router", Box::new(router))
-            }
-        };
-        added.context(|| "a router".into())?;
+        let device = Box::new(nodes.node::<Packet>(node, seed)?);
+        machine.add_function("router", device).context(|| "a router".into())?;
     }
 
     for cable in torus.cables() {
@@ -119,19 +154,8 @@ fn link() -> LinkSpec {
     }
 }
 
-/// Returns a node's position.
-fn position(torus: &Torus, node: u32) -> Position {
-    let mut position = Position::default();
-    if let Some(coordinates) = torus.coordinates(node) {
-        for (at, &coordinate) in position.iter_mut().zip(&*coordinates) {
-            *at = coordinate as u8;
-        }
-    }
-    position
-}
-
-/// Returns the number of packets that have been sent over links.
-pub(super) fn hops(machine: &mut Machine) -> u64 {
+/// Returns the number of packets that have been sent over a machine's links.
+fn hops(machine: &mut Machine) -> u64 {
     let fabric = machine.fabric();
     let mut hops = 0;
     for link in (0..fabric.links()).map(LinkId) {

@@ -1,0 +1,153 @@
+//! A node: a router, and a generator of packets. It is a device of a machine, or the node of a
+//! network alone.
+
+use nicforge::failure::{ErrorContext, Failure};
+use nicforge_core::{
+    context::Context,
+    device::{Device, Progress, Reset, Write},
+    fabric::{LinkSpec, Packet, Ports},
+    ids::{Address, AttachmentId},
+    spec::FunctionSpec,
+};
+use nicforge_network::{
+    alone::{self, NodeLinks, Parcel, Turn},
+    router::{
+        Carried, FifoSpec, Links, Outcome, Router, RouterPlan, RouterSpec,
+        policies::{ChannelClass, Fixed, TorusPolicy, TorusRules, TorusWord},
+    },
+    shape::{Cabling, Torus},
+};
+
+use super::{CHANNELS, PACKET, Random};
+
+/// Packets that an injection FIFO holds: one in service, and the next one.
+const INJECTION: u16 = 2;
+/// Packets that a reception FIFO holds.
+const RECEPTION: u16 = 8;
+/// Most packets that a router moves in a turn before it takes another one at the same time.
+const BUDGET: u32 = 64;
+
+/// The parts that the nodes of a torus share.
+pub(super) struct Nodes {
+    torus: Torus,
+    plan: RouterPlan,
+    /// The policy of node 0.
+    policy: TorusPolicy,
+}
+
+impl Nodes {
+    pub(super) fn new(torus: &Torus, link: &LinkSpec) -> Result<Self, Failure> {
+        let fifo =
+            |packets: u16| FifoSpec { bytes: u32::from(packets) * PACKET as u32, packets, priority: 0 };
+        let spec = RouterSpec {
+            ports: torus.ports(),
+            link: link.clone(),
+            framing: 0,
+            priorities: vec![0; CHANNELS],
+            bubble_vcs: 0,
+            through_ratio: 1,
+            injection: vec![fifo(INJECTION)],
+            reception: vec![fifo(RECEPTION)],
+        };
+        let class = ChannelClass { fixed: Fixed::Dateline { vcs: [0, 1] }, adaptive: 0 };
+
+        Ok(Self {
+            torus: *torus,
+            plan: RouterPlan::new(&spec).context(|| "the routers".into())?,
+            policy: TorusPolicy::new(torus, 0, TorusRules::shared(class)).context(|| "the routes".into())?,
+        })
+    }
+
+    /// Returns a node. Its random numbers follow from `seed` and its number.
+    pub(super) fn node<K: Carried>(&self, node: u32, seed: u64) -> Result<Node<K>, Failure> {
+        let policy = self.policy.at(node).context(|| "the routes of a node".into())?;
+        let router = Router::of_packets(&self.plan, policy);
+        Ok(Node { router, torus: self.torus, node, random: Random::of_node(seed, node) })
+    }
+}
+
+/// A node: a router, and a generator that keeps its injection FIFO full.
+pub(in crate::benches::fabric) struct Node<K> {
+    router: Router<TorusPolicy, K>,
+    torus: Torus,
+    node: u32,
+    random: Random,
+}
+
+impl<K: Carried> Node<K> {
+    /// Returns the route word of a packet to a random other node.
+    fn next_word(&mut self) -> Option<u64> {
+        let nodes = self.torus.nodes();
+        let random = self.random.next();
+        let ahead = (u64::from(random as u32) * u64::from(nodes - 1)) >> 32;
+        let target = (self.node + 1 + ahead as u32) % nodes;
+
+        // Where both directions are equally short, a packet takes a random one.
+        let ties = (random >> 32) as u8;
+        TorusWord::between(&self.torus, self.node, target, ties).ok().map(|word| word.0)
+    }
+
+    /// Fills the injection FIFO with packets that `new` makes of route words, moves packets, and
+    /// takes those that have arrived.
+    fn turn<L: Links<Packet = K>>(
+        &mut self,
+        links: &mut L,
+        budget: u32,
+        new: impl Fn(&mut L, u64) -> Option<K>,
+    ) -> Outcome {
+        let now = links.now();
+        while self.router.injection_room(0, now).1 > 0
+            && let Some(word) = self.next_word()
+            && let Some(packet) = new(links, word)
+        {
+            if let Err(refused) = self.router.inject(0, packet, now) {
+                links.recycle(refused.packet);
+                break;
+            }
+        }
+
+        let outcome = self.router.step(links, budget);
+        while let Some(packet) = self.router.take(0, now) {
+            links.recycle(packet);
+        }
+        outcome
+    }
+}
+
+impl alone::Node for Node<Parcel> {
+    fn turn(&mut self, links: &mut NodeLinks<'_>) -> Turn {
+        let outcome = Node::turn(self, links, BUDGET, |_, word| Some(Parcel::new(word, PACKET as u32, 0)));
+        Turn { wake: outcome.wake, has_more: outcome.has_more }
+    }
+
+    #[inline(always)]
+    fn prefetch(&self) {
+        self.router.prefetch();
+    }
+}
+
+impl Device for Node<Packet> {
+    fn spec(&self) -> FunctionSpec {
+        FunctionSpec::hub(super::IDENTITY)
+    }
+
+    fn read(&mut self, _: &mut Context<'_>, _: AttachmentId, _: Address, _: &mut [u8]) {}
+
+    fn write(&mut self, _: &mut Context<'_>, _: AttachmentId, _: Address, _: &[u8]) -> Write {
+        Write::Accepted
+    }
+
+    fn reset(&mut self, _: &mut Context<'_>, _: Reset) {}
+
+    fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
+        let new = |ports: &mut Ports<'_>, word: u64| {
+            let mut packet = ports.new_packet(PACKET).ok()?;
+            packet.header = word;
+            Some(packet)
+        };
+        let outcome = self.turn(&mut context.ports(), budget, new);
+
+        context.wake_at(outcome.wake);
+        if outcome.has_more { Progress::Busy } else { Progress::Idle }
+    }
+}
