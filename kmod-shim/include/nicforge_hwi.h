@@ -253,8 +253,8 @@
 /* Number of VPIDs of each card (32-bit). */
 #define NICFORGE_EXTOLL_MIRROR_VPIDS 0x100c
 /*
- * Number of starts of this VPID: with a new client, after its own reset,
- * or after the admin's.
+ * Number of starts of this VPID: one with each client and one after it,
+ * one after its own reset, and one after the admin's.
  */
 #define NICFORGE_EXTOLL_MIRROR_STARTS 0x1010
 /* Number of VELO messages that have left for the network so far. */
@@ -2070,6 +2070,11 @@ struct nicforge_proof_dma_engine_descriptor {
 #define NICFORGE_SEASTAR_INLINE 16
 /* Maximum number of messages in flight from a node to another one. */
 #define NICFORGE_SEASTAR_MAX_IN_FLIGHT 1024
+/*
+ * Maximum number of messages in flight of all processes of a node in
+ * host-based mode.
+ */
+#define NICFORGE_SEASTAR_KERNEL_MESSAGES 64
 /* Largest length of a message in bytes. */
 #define NICFORGE_SEASTAR_MAX_MESSAGE (1ULL << 30)
 /* MSI-X vectors of each attachment. */
