@@ -12,6 +12,7 @@ use crate::failure::{Failure, print_note};
 /// one of the environment when this host cannot run it.
 pub(super) fn choose(options: &Options) -> Result<Vmm, Failure> {
     let obstacle = obstacle(options);
+
     match (options.guest.vmm, obstacle) {
         (VmmChoice::Qemu, _) => Ok(Vmm::Qemu),
         (VmmChoice::Own, Some(option)) => {
@@ -32,6 +33,7 @@ pub(super) fn choose(options: &Options) -> Result<Vmm, Failure> {
                 Vmm::Qemu => "QEMU",
                 Vmm::Own => "our own virtual machine",
             };
+
             print_note(format_args!("{name} runs the guests: {reason} (--vmm)"));
             Ok(vmm)
         }
