@@ -52,5 +52,5 @@ pub fn config(socket: impl Fn(&str, &str) -> PathBuf) -> GuestConfig {
     });
     let sockets = all.map(|(function, name)| (format!("{function}.{name}"), socket(function, name)));
     let config = guest::config(NAME, GuestDoor::Own, sockets.collect()).terminal(true);
-    config.env(PATIENCE, "10").boot_deadline(3 * guest::LONG).reboots(true)
+    config.env(PATIENCE, "10").boot_deadline(3 * guest::LONG)
 }

@@ -14,7 +14,7 @@ use std::{
     os::unix::net::UnixStream,
     path::PathBuf,
     str::FromStr,
-    sync::{Arc, PoisonError, RwLock},
+    sync::Arc,
     thread,
     time::Duration,
 };
@@ -55,9 +55,6 @@ pub(crate) struct VmOptions {
     /// A served function for a slot of the bus; may be given several times.
     #[arg(long = "function", value_name = "SLOT=SOCKET")]
     functions: Vec<FunctionWord>,
-    /// Start anew after a reset.
-    #[arg(long)]
-    reboots: bool,
 }
 
 /// A function and its slot, as in `3=/tmp/pset/cn0.core0`.
@@ -87,60 +84,24 @@ pub(crate) fn main(options: VmOptions) -> Result<u8, Failure> {
         vm.serial(port, Box::new(output)).context(|| "a serial port".into())?;
     }
 
-    let machine = Machine::new(vm.start().context(|| "the virtual machine".into())?);
+    let running = Arc::new(vm.start().context(|| "the virtual machine".into())?);
     for (port, line) in lines.into_iter().enumerate() {
-        let machine = machine.clone();
+        let running = running.clone();
         let feeder = thread::Builder::new().name(format!("serial {port}"));
         // The thread ends with the process.
-        feeder.spawn(move || feed(&machine, port, line)).context(|| "a serial port's thread".into())?;
+        feeder.spawn(move || feed(&running, port, line)).context(|| "a serial port's thread".into())?;
     }
     confine().context(|| "the virtual machine's process".into())?;
 
-    loop {
-        match machine.wait() {
-            End::Reset if options.reboots => machine.restart()?,
-            End::PowerOff | End::Reset | End::Stopped => return Ok(0),
-            End::Failed(reason) => {
-                return Err(Failure::environment(format!("the virtual machine failed: {reason}")));
-            }
+    let end = loop {
+        if let Some(end) = running.wait(WAIT) {
+            break end;
         }
-    }
-}
-
-/// A running machine, which a restart replaces. Clones share it.
-#[derive(Clone)]
-struct Machine(Arc<RwLock<Option<Running>>>);
-
-impl Machine {
-    fn new(running: Running) -> Self {
-        Self(Arc::new(RwLock::new(Some(running))))
-    }
-
-    /// Waits for its end.
-    fn wait(&self) -> End {
-        let running = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(running) = running.as_ref() else { return End::Stopped };
-        loop {
-            if let Some(end) = running.wait(WAIT) {
-                tracing::debug!(?end, exits = ?running.exits(), "the virtual machine ended");
-                return end;
-            }
-        }
-    }
-
-    /// Starts it anew.
-    fn restart(&self) -> Result<(), Failure> {
-        let mut place = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(running) = place.take() {
-            *place = Some(running.restart().context(|| "the virtual machine's restart".into())?);
-        }
-        Ok(())
-    }
-
-    /// Sends bytes to a serial port. Returns the number of bytes that were taken.
-    fn send(&self, port: usize, bytes: &[u8]) -> usize {
-        let running = self.0.read().unwrap_or_else(PoisonError::into_inner);
-        running.as_ref().map_or(bytes.len(), |running| running.send(port, bytes))
+    };
+    tracing::debug!(?end, exits = ?running.exits(), "the virtual machine ended");
+    match end {
+        End::PowerOff | End::Reset | End::Stopped => Ok(0),
+        End::Failed(reason) => Err(Failure::environment(format!("the virtual machine failed: {reason}"))),
     }
 }
 
@@ -170,7 +131,7 @@ fn make(options: &VmOptions) -> Result<Vm, Failure> {
 }
 
 /// Passes the input of a serial port on until its line is closed.
-fn feed(machine: &Machine, port: usize, mut line: UnixStream) {
+fn feed(running: &Running, port: usize, mut line: UnixStream) {
     let mut buffer = [0; 4096];
     loop {
         let mut rest = match line.read(&mut buffer) {
@@ -181,7 +142,7 @@ fn feed(machine: &Machine, port: usize, mut line: UnixStream) {
         };
 
         while !rest.is_empty() {
-            let taken = machine.send(port, rest);
+            let taken = running.send(port, rest);
             rest = &rest[taken..];
             // The port does not report when the guest has read. A line that is that full is rare.
             if taken == 0 {

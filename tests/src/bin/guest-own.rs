@@ -48,7 +48,6 @@ fn main() {
         let _end = KillOnDrop(&guest);
         bodies(&guest);
         programs(&served, &guest);
-        restart(&guest);
     });
 }
 
@@ -86,15 +85,6 @@ fn programs(served: &Served, guest: &Guest) {
         guest::run(guest, &format!("guest_program rma-put {OUTER_VPID} 0 {address}"));
     });
     println!("FCNP, VELO and RMA between guest and host: {:.1?}", begin.elapsed());
-}
-
-/// Reboots the guest. Its kernel finds the same functions, and its programs use them again.
-fn restart(guest: &Guest) {
-    let begin = Instant::now();
-    guest.start("reboot -f").unwrap_or_else(|error| panic!("{error}"));
-    guest.wait_started(2).unwrap_or_else(|error| panic!("{error}"));
-    println!("it takes commands again after {:.1?}", begin.elapsed());
-    guest::run(guest, "stty -F /dev/ttyS2 raw -echo; guest_bodies own rma an_immediate_put");
 }
 
 /// Kills a guest on drop.

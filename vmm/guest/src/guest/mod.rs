@@ -273,7 +273,7 @@ impl Guest {
 
     /// Returns QEMU's monitor, or an error when the machine is not QEMU's.
     fn monitor(&self) -> Result<MutexGuard<'_, Monitor>, GuestError> {
-        let monitor = self.monitor.as_ref().ok_or_else(|| only_qemu(&self.node, "a monitor"))?;
+        let monitor = self.monitor.as_ref().ok_or_else(|| only_qemu(&self.node, "monitor"))?;
         Ok(monitor.lock().unwrap_or_else(PoisonError::into_inner))
     }
 

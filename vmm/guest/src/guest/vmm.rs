@@ -30,11 +30,12 @@ impl GuestConfig {
     pub fn needs_qemu(&self) -> Option<&'static str> {
         let hardware = &self.hardware;
         let needs = [
-            (hardware.iommu || self.software.driver == Driver::Vfio, "an IOMMU"),
+            (hardware.iommu || self.software.driver == Driver::Vfio, "IOMMU"),
             (hardware.functions.iter().any(|function| function.hotplug), "ports for hot-plug"),
             (!hardware.devices.is_empty() || !hardware.networks.is_empty(), "devices of QEMU"),
-            (self.software.share.is_some(), "a shared directory"),
-            (!self.logging.trace.is_empty(), "a trace of QEMU"),
+            (self.software.share.is_some(), "shared directory"),
+            (!self.logging.trace.is_empty(), "trace of QEMU"),
+            (self.reboots, "start after a reset"),
         ];
         needs.into_iter().find_map(|(is_needed, what)| is_needed.then_some(what))
     }
@@ -50,7 +51,7 @@ impl GuestConfig {
 
 /// Returns the error of a request that our own virtual machine cannot fulfil.
 pub(crate) fn only_qemu(node: &str, what: &str) -> GuestError {
-    GuestError::Request(format!("{node}: our own virtual machine has not {what}; use QEMU (--vmm qemu)"))
+    GuestError::Request(format!("{node}: our own virtual machine has no {what}; use QEMU (--vmm qemu)"))
 }
 
 #[cfg(test)]
@@ -68,6 +69,7 @@ mod tests {
             own().device("edu"),
             own().share("/tmp"),
             own().trace("vfio_*"),
+            own().reboots(true),
         ];
         for config in wrong {
             let error = config.check_vmm().unwrap_err().to_string();
