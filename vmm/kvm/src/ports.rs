@@ -63,8 +63,8 @@ impl Devices {
     pub fn memory_read(&self, address: u64, data: &mut [u8]) {
         if !data.len().is_power_of_two() {
             // One access to two pages comes in two parts of any length.
-            let accesses = (address..).zip(data.chunks_mut(1));
-            return accesses.for_each(|(address, byte)| self.memory_read(address, byte));
+            let bytes = (0..).zip(data.chunks_mut(1));
+            return bytes.for_each(|(at, byte)| self.memory_read(address.wrapping_add(at), byte));
         }
 
         if ECAM.contains(&address) {
@@ -79,8 +79,8 @@ impl Devices {
     /// Carries out a store of 1 to 8 bytes to an address without writable memory.
     pub fn memory_write(&self, address: u64, data: &[u8]) {
         if !data.len().is_power_of_two() {
-            let accesses = (address..).zip(data.chunks(1));
-            return accesses.for_each(|(address, byte)| self.memory_write(address, byte));
+            let bytes = (0..).zip(data.chunks(1));
+            return bytes.for_each(|(at, byte)| self.memory_write(address.wrapping_add(at), byte));
         }
 
         if ECAM.contains(&address) {

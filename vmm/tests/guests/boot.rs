@@ -172,7 +172,7 @@ fn nested_boot_runs_a_command_in_our_own_virtual_machine_and_has_its_exit_code()
     let folder = tempfile::tempdir().unwrap();
     let logs = logs("nested-boot");
     let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines/pset.toml");
-    let script = "echo $NICFORGE_DEVICES; lspci -n -s ${NICFORGE_DEVICES#*=}; ls /dev/nicforge0; exit 7";
+    let script = "echo $NICFORGE_DEVICES; lspci -n -d 1efc:; ls /dev/nicforge0; exit 7";
     let output = Command::new(env!("CARGO_BIN_EXE_nicforge"))
         .arg("boot")
         .arg(machine)

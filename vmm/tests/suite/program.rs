@@ -136,7 +136,7 @@ fn own_virtual_machine_refuses_what_only_qemu_does_before_anything_is_served() {
         let output = output(nicforge(&own).args(options));
         assert_eq!(output.status.code(), Some(2));
         let errors = text(&output.stderr);
-        assert!(errors.contains(&options.join(" ")) && errors.contains("--vmm qemu"), "{errors}");
+        assert!(errors.contains(options[0]) && errors.contains("--vmm qemu"), "{errors}");
         assert!(!directory.exists(), "{options:?}");
     }
 }

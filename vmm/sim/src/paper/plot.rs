@@ -155,7 +155,7 @@ fn draw_series(
     if !simulated.is_empty() {
         chart
             .draw_series(LineSeries::new(simulated, colour.stroke_width(2)).point_size(2))?
-            .label(format!("{}, simulated", series.label))
+            .label(format!("{}, ours", series.label))
             .legend(move |(left, middle)| {
                 PathElement::new([(left, middle), (left + 18, middle)], colour.stroke_width(2))
             });

@@ -158,7 +158,7 @@ fn plot_shows_both_series_with_texts_in_a_generic_font() {
     assert!(picture.starts_with("<svg ") && picture.trim_end().ends_with("</svg>"), "{picture}");
     assert!(picture.contains("font-family=\"sans-serif\""), "{picture}");
     for text in
-        ["Bandwidth, WITHOUT protocol-bytes", "size (bytes)", "one way, paper", "one way, simulated", "4 K"]
+        ["Bandwidth, WITHOUT protocol-bytes", "size (bytes)", "one way, paper", "one way, ours", "4 K"]
     {
         assert!(picture.contains(text), "{text}: {picture}");
     }

@@ -116,7 +116,7 @@ pub(super) fn byte() -> Expected {
 
 pub(super) fn write() -> Expected {
     Expected::predicted("latency of a write, more than of a read", "us", 0.6)
-        .null_model("the direction of the acknowledgement", 0.0)
+        .null_model("the path of the acknowledgement", 0.0)
         .within(Tolerance::Microseconds(0.2))
         .quick()
 }
