@@ -188,7 +188,12 @@ pub fn requests_without_header_or_status_need_a_reset(rig: &dyn Rig) {
 #[body]
 pub fn rings_are_read_after_a_notification(rig: &dyn Rig) {
     for (name, queue) in QUEUES {
-        let driver = Virtio::open(rig, name);
+        let mut driver = Virtio::open(rig, name);
+        if name == "rng0" {
+            // The device reads its ring when random bytes come, too. These are the last for now.
+            driver.submit(queue, &[Piece::In(1)]);
+            driver.wait_used(queue);
+        }
         rig.settle();
         driver.queues[queue].store16(AVAILABLE + 2, 1 << 15);
         for _ in 0..3 {
