@@ -16,6 +16,7 @@ use nicforge_matching::{
     Statistics, Transport,
     memory::{Fabric, FabricPort, Terms},
 };
+use nicforge_mpi_programs::collective::Barrier;
 use nicforge_test_body::body;
 
 use crate::{
@@ -292,6 +293,31 @@ pub fn wildcards_and_ignored_bits_select_the_right_messages(network: &impl Netwo
     }
 
     assert!(world.ranks[2].test(other_context).unwrap().is_none());
+}
+
+/// A barrier whose wait has timed out is continued by the next wait: no rank returns before the
+/// last one has come, and no message is left over for the next barrier.
+#[body]
+pub fn a_barrier_continues_after_a_time_out(network: &impl Network) {
+    let mut world = World::new(network, 3, Config::default());
+    let mut barriers: [Barrier<Request>; 3] = Default::default();
+    let mut has_passed = |world: &mut World<_>, rank: usize| {
+        world.progress();
+        barriers[rank].wait(&mut world.ranks[rank], Deadline::after(Duration::ZERO)).is_ok()
+    };
+
+    for last in [2, 0, 1] {
+        let early = [(last + 1) % 3, (last + 2) % 3];
+        for _ in 0..30 {
+            assert!(!early.iter().any(|&rank| has_passed(&mut world, rank)));
+        }
+
+        let mut waiting = vec![0, 1, 2];
+        world.until("all ranks", |world| {
+            waiting.retain(|&rank| !has_passed(world, rank));
+            waiting.is_empty().then_some(())
+        });
+    }
 }
 
 /// A probe reports the message that a receive would take.

@@ -22,6 +22,7 @@ use std::{
 
 use nicforge_driver::{Cancel, Deadline};
 use nicforge_matching::{Buffer, Completion, Config, Envelope, Error, Request, Selector};
+use nicforge_mpi_programs::collective::Barrier;
 
 use self::{
     failure::{failure, of_request, of_transport},
@@ -77,6 +78,7 @@ impl HasHandle for matching_endpoint {
 pub(crate) struct Inner {
     rank: Rank,
     timeout: Option<Duration>,
+    barrier: Barrier<Request>,
 }
 
 impl Inner {
@@ -151,7 +153,8 @@ fn open(options: &matching_options) -> Result<matching_endpoint, Failure> {
     }
 
     let rank = Rank::from_environment(config, deadline)?;
-    let inner = Handle::new(Inner { rank, timeout }).map_err(|error| of_transport(error.into()))?;
+    let inner = Handle::new(Inner { rank, timeout, barrier: Barrier::default() })
+        .map_err(|error| of_transport(error.into()))?;
     Ok(matching_endpoint(inner))
 }
 
@@ -428,8 +431,9 @@ pub unsafe extern "C" fn matching_progress(endpoint: *const matching_endpoint) -
     guarded_number(|| unsafe { with_object(endpoint, progress) })
 }
 
-/// Waits until all ranks have called it, for example before they close. Returns 0, or a negative
-/// error number.
+/// Waits until all ranks have called it, for example before they close. After a time-out
+/// (-ETIMEDOUT), the next call continues the same barrier. After any other error, every later call
+/// fails. Returns 0, or a negative error number.
 ///
 /// # Safety
 /// `endpoint` is NULL or a handle.
@@ -437,7 +441,7 @@ pub unsafe extern "C" fn matching_progress(endpoint: *const matching_endpoint) -
 pub unsafe extern "C" fn matching_barrier(endpoint: *const matching_endpoint) -> i32 {
     let barrier = |inner: &mut Inner, _: &Cancel| {
         let deadline = inner.deadline();
-        inner.rank.barrier(deadline).map(|()| 0)
+        inner.rank.wait_for_barrier(&mut inner.barrier, deadline).map(|()| 0)
     };
     // SAFETY: by this function's contract.
     guarded_number(|| unsafe { with_object(endpoint, barrier) })

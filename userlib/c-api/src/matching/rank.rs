@@ -4,7 +4,7 @@ use nicforge_driver::{Cancel, Deadline, Device, OpenOptions, environment};
 use nicforge_extoll_transport::{Config as ExtollConfig, ExtollTransport, Job};
 use nicforge_hwi::pci;
 use nicforge_matching::{Buffer, Completion, Config, Endpoint, Envelope, Error, Mode, Request, Selector};
-use nicforge_mpi_programs::collective;
+use nicforge_mpi_programs::collective::Barrier;
 use nicforge_mu_transport::{Config as MuConfig, MuTransport};
 
 use super::failure::{failure, of_mu_transport, of_program, of_transport};
@@ -94,8 +94,12 @@ impl Rank {
         of_each!(self, endpoint => endpoint.progress())
     }
 
-    /// Waits until all ranks have called it.
-    pub(super) fn barrier(&mut self, deadline: Deadline) -> Result<(), Failure> {
-        of_each!(self, endpoint => collective::barrier(&mut **endpoint, deadline)).map_err(of_program)
+    /// Waits until all ranks wait for their barrier.
+    pub(super) fn wait_for_barrier(
+        &mut self,
+        barrier: &mut Barrier<Request>,
+        deadline: Deadline,
+    ) -> Result<(), Failure> {
+        of_each!(self, endpoint => barrier.wait(&mut **endpoint, deadline)).map_err(of_program)
     }
 }
