@@ -335,6 +335,15 @@ impl<'a> Call<'a> {
     fn receive_data(&mut self, body: &mut [u8], link: CoreLink) -> Result<(), Error> {
         // The lock's holder sees the flag `reading`, and frees the lock.
         let mut receiver = self.inner.channel.receiver(spin_lock(&self.inner.receive.incoming));
+
+        // The lock's former holder may have received the core's RESET after the last check, and the
+        // core sends no data then. From here on only this call receives control packets.
+        if self.inner.cores[self.core as usize].is_revoked(self.direction) {
+            drop(receiver);
+            self.stop_reading();
+            return Err(Error::Aborted { peer: Peer::Core { rank: self.core } });
+        }
+
         let (mut watch, mut packets) =
             (PresenceWatch::default(), Tally::of(&self.inner.counters.packets_received));
         let mut at = 0;
