@@ -73,16 +73,27 @@ static irqreturn_t shim_handle_intx(int irq, void *data)
 	unsigned long flags;
 
 	spin_lock_irqsave(&shim->irqs.lock, flags);
+	if (vector->masked) {
+		/*
+		 * A line without Interrupt Disable is not shared: another
+		 * processor has masked it while this one waited for the lock.
+		 */
+		if (!shim_intx_bit(shim))
+			ret = IRQ_HANDLED;
+		goto unlock;
+	}
+
 	if (!shim_intx_bit(shim)) {
 		disable_irq_nosync(irq);
 		ret = IRQ_HANDLED;
-	} else if (!vector->masked && pci_check_and_mask_intx(shim->pdev)) {
+	} else if (pci_check_and_mask_intx(shim->pdev)) {
 		ret = IRQ_HANDLED;
 	}
 	if (ret == IRQ_HANDLED) {
 		vector->masked = true;
 		shim_deliver(vector);
 	}
+unlock:
 	spin_unlock_irqrestore(&shim->irqs.lock, flags);
 	return ret;
 }
@@ -338,9 +349,15 @@ int shim_unbind_irq(struct shim *shim,
 
 void shim_irqs_teardown(struct shim *shim)
 {
-	mutex_lock(&shim->irqs.mutex);
+	struct shim_irqs *irqs = &shim->irqs;
+
+	mutex_lock(&irqs->mutex);
 	shim_unbind_vectors(shim, 0, U32_MAX);
-	mutex_unlock(&shim->irqs.mutex);
+	/* Counts of a vector that was bound to an eventfd later remain. */
+	spin_lock_irq(&irqs->lock);
+	irqs->count = 0;
+	spin_unlock_irq(&irqs->lock);
+	mutex_unlock(&irqs->mutex);
 }
 
 static void shim_mask_intx(struct shim_vector *vector, bool mask)
