@@ -432,8 +432,13 @@ impl<P: Policy, K: Carried> Router<P, K> {
         }
         let queue = self.fifos.reception.get_mut(usize::from(fifo))?;
         let packet = queue.pop(now)?;
-        if queue.front().is_none() {
-            self.fifos.received &= !(1 << fifo);
+        match queue.front() {
+            None => self.fifos.received &= !(1 << fifo),
+            // The time of a packet behind another one was not taken into account.
+            Some((_, complete)) if complete > now => {
+                self.fifos.complete = self.fifos.complete.min(complete);
+            }
+            Some(_) => {}
         }
         Some(packet)
     }
