@@ -63,10 +63,21 @@ struct Done {
     findings: Vec<PathBuf>,
 }
 
+/// The process of a body, which is killed when nothing waits for its end any more.
+struct Fuzzer(Child);
+
+impl Drop for Fuzzer {
+    fn drop(&mut self) {
+        // Both fail when the process has ended and its status has been taken.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// A running body.
 struct Running {
     body: String,
-    child: Child,
+    child: Fuzzer,
     start: Instant,
     processor: f64,
     before: BTreeSet<PathBuf>,
@@ -104,7 +115,10 @@ fn chosen(names: &str, expected: &[String]) -> Result<Vec<String>, Failed> {
         return Err(Failed::new(format!("there is no body {unknown}; there are {}", all.join(", "))));
     }
 
-    Ok(if expected.is_empty() { all } else { expected.to_vec() })
+    // Two runs of one body would write the same corpus and the same log.
+    let mut once = BTreeSet::new();
+    let distinct = expected.iter().filter(|name| once.insert(*name)).cloned();
+    Ok(if expected.is_empty() { all } else { distinct.collect() })
 }
 
 fn build(steps: &Steps) -> Result<(), Failed> {
@@ -148,8 +162,8 @@ fn run_all(steps: &Steps, folder: &Path, bodies: Vec<String>, fuzz: &Fuzz) -> Re
 
         let mut still = Vec::new();
         for mut one in running {
-            one.processor = processor_time(one.child.id()).unwrap_or(one.processor);
-            match one.child.try_wait() {
+            one.processor = processor_time(one.child.0.id()).unwrap_or(one.processor);
+            match one.child.0.try_wait() {
                 Ok(None) => still.push(one),
                 Ok(Some(status)) => {
                     let one = finish(folder, one, status)?;
@@ -199,7 +213,7 @@ fn start(steps: &Steps, folder: &Path, body: String, seconds: u64) -> Result<Run
         .spawn()
         .map_err(|error| failed(&program, &error))?;
 
-    Ok(Running { body, child, start: Instant::now(), processor: 0.0, before })
+    Ok(Running { body, child: Fuzzer(child), start: Instant::now(), processor: 0.0, before })
 }
 
 fn finish(folder: &Path, one: Running, status: ExitStatus) -> Result<Done, Failed> {
@@ -295,6 +309,10 @@ mod tests {
 
         assert_eq!(chosen("stream\nvelo\n", &[]).unwrap(), ["stream", "velo"]);
         assert_eq!(chosen("stream\nvelo\n", &expected(&["velo"])).unwrap(), ["velo"]);
+        assert_eq!(
+            chosen("stream\nvelo\n", &expected(&["velo", "stream", "velo"])).unwrap(),
+            ["velo", "stream"]
+        );
         assert!(chosen("stream\nvelo\n", &expected(&["rings"])).is_err());
     }
 
