@@ -254,8 +254,9 @@ int32_t matching_interrupt(const struct matching_endpoint *endpoint, bool on);
 int32_t matching_progress(const struct matching_endpoint *endpoint);
 
 /*
- Waits until all ranks have called it, for example before they close. Returns 0, or a negative
- error number.
+ Waits until all ranks have called it, for example before they close. After a time-out
+ (-ETIMEDOUT), the next call continues the same barrier. After any other error, every later call
+ fails. Returns 0, or a negative error number.
 
  # Safety
  `endpoint` is NULL or a handle.
