@@ -265,8 +265,8 @@ impl SharedMemory {
     pub fn map(fd: BorrowedFd<'_>, offset: u64, len: usize, access: Access) -> Result<Self, MemoryError> {
         let stat = fstat(fd).map_err(|errno| MemoryError::File { errno })?;
         let mut mapping = Self::map_checked(fd, &stat, offset, len, access)?;
-        let own = fd.try_clone_to_owned().map_err(|error| MemoryError::File { errno: errno_of(&error) })?;
-        mapping.fd = Some(own);
+        let file = fd.try_clone_to_owned().map_err(|error| MemoryError::File { errno: errno_of(&error) })?;
+        mapping.fd = Some(file);
         Ok(Self::from_mapping(mapping))
     }
 
@@ -328,8 +328,8 @@ impl SharedMemory {
         }
 
         mapping.guard = Some(Guard::new(mapping.address, mapping.mapped, access)?);
-        let own = fd.try_clone_to_owned().map_err(|error| MemoryError::File { errno: errno_of(&error) })?;
-        mapping.fd = Some(own);
+        let file = fd.try_clone_to_owned().map_err(|error| MemoryError::File { errno: errno_of(&error) })?;
+        mapping.fd = Some(file);
 
         Ok(Self::from_mapping(mapping))
     }

@@ -171,8 +171,8 @@ pub fn install_sigbus_guard() -> Result<(), GuardError> {
     let mut previous = MaybeUninit::<libc::sigaction>::zeroed();
 
     // SAFETY: only reads the current action, into a local variable.
-    let asked = unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), previous.as_mut_ptr()) };
-    Errno::result(asked).map_err(|errno| GuardError::Install { errno })?;
+    let queried = unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), previous.as_mut_ptr()) };
+    Errno::result(queried).map_err(|errno| GuardError::Install { errno })?;
 
     // SAFETY: filled in by the call, and zeroed before.
     let previous = unsafe { previous.assume_init() };

@@ -230,7 +230,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
             let number = number.wrapping_add(count);
             // SAFETY: the slot belongs to the ring.
             if !unsafe {
-                Self::take::<NarrowMoves>(self.slot(number), mask, number.wrapping_add(1).into(), target)
+                Self::take_slot::<NarrowMoves>(self.slot(number), mask, number.wrapping_add(1).into(), target)
             } {
                 break;
             }
@@ -319,7 +319,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
             for target in group {
                 expected += 1;
                 // SAFETY: by this function's contract.
-                if !unsafe { Self::take::<M>(slot, mask, expected, target) } {
+                if !unsafe { Self::take_slot::<M>(slot, mask, expected, target) } {
                     return (expected - 1 - before) as usize;
                 }
                 slot = slot.wrapping_add(STRIDE);
@@ -329,7 +329,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
         for target in rest {
             expected += 1;
             // SAFETY: by this function's contract.
-            if !unsafe { Self::take::<M>(slot, mask, expected, target) } {
+            if !unsafe { Self::take_slot::<M>(slot, mask, expected, target) } {
                 return (expected - 1 - before) as usize;
             }
             slot = slot.wrapping_add(STRIDE);
@@ -353,7 +353,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
     /// # Safety
     /// `slot` must be a slot of a ring.
     #[inline(always)]
-    unsafe fn take<M: Moves>(slot: *mut u8, mask: u64, expected: u64, target: &mut [u8; N]) -> bool {
+    unsafe fn take_slot<M: Moves>(slot: *mut u8, mask: u64, expected: u64, target: &mut [u8; N]) -> bool {
         // SAFETY: the slot's control word is aligned.
         let control = unsafe { AtomicU64::from_ptr(slot.cast()) }.load(Ordering::Acquire);
         if control & mask != expected {

@@ -370,7 +370,7 @@ fn kick_is_not_lost_while_another_ring_is_detached_and_attached() {
             })
         };
 
-        // The end of the connection wakes the sleeper, whatever the flag says.
+        // The end of the connection wakes the sleeper, whether or not the flag is set.
         let leaver = {
             let kick = kick.clone();
             thread::spawn(move || kick.notify())
@@ -380,12 +380,12 @@ fn kick_is_not_lost_while_another_ring_is_detached_and_attached() {
         let mut consumer = Consumer::new(stays);
 
         // Flag 1 belongs to the tenant that leaves, flag 2 to the next one.
-        let mut other = 1;
+        let mut leaving_or_next = 1;
         while consumer.peek() == Peek::Empty {
-            let set = [&flags[0], &flags[other]];
+            let set = [&flags[0], &flags[leaving_or_next]];
             let work = || consumer.peek() != Peek::Empty;
             sleeper.sleep(set.into_iter(), work, |_: Duration| kick.wait());
-            other = 2;
+            leaving_or_next = 2;
         }
 
         writer.join().unwrap();
@@ -452,32 +452,32 @@ struct ModelDescriptor {
 unsafe impl Sync for ModelDescriptor {}
 
 /// Hands a descriptor from a driver to a device and back. The device accesses memory as the core's
-/// DMA does: `behind_read` follows each read, and `before_write` precedes each write. A word is one
+/// DMA does: `after_read` follows each read, and `before_write` precedes each write. A word is one
 /// relaxed access.
 #[allow(unsafe_code)]
-fn hand_over(behind_read: fn(), before_write: fn()) {
+fn pass_descriptor_to_device_and_back(after_read: fn(), before_write: fn()) {
     const DEVICE: u64 = 1;
     const DRIVER: u64 = 2;
 
     loom::model(move || {
         let descriptor =
             Arc::new(ModelDescriptor { data: UnsafeCell::new(0), owner: AtomicU64::new(DRIVER) });
-        let theirs = descriptor.clone();
+        let drivers_descriptor = descriptor.clone();
 
         let driver = thread::spawn(move || {
             // SAFETY: checked by the model.
-            theirs.data.with_mut(|data| unsafe { *data = 7 });
-            theirs.owner.store(DEVICE, Ordering::Release);
-            while theirs.owner.load(Ordering::Acquire) != DRIVER {
+            drivers_descriptor.data.with_mut(|data| unsafe { *data = 7 });
+            drivers_descriptor.owner.store(DEVICE, Ordering::Release);
+            while drivers_descriptor.owner.load(Ordering::Acquire) != DRIVER {
                 thread::yield_now();
             }
             // SAFETY: checked by the model.
-            theirs.data.with(|data| assert_eq!(unsafe { *data }, 8));
+            drivers_descriptor.data.with(|data| assert_eq!(unsafe { *data }, 8));
         });
 
         loop {
             let owner = descriptor.owner.load(Ordering::Relaxed);
-            behind_read();
+            after_read();
             if owner == DEVICE {
                 break;
             }
@@ -486,7 +486,7 @@ fn hand_over(behind_read: fn(), before_write: fn()) {
 
         // SAFETY: checked by the model.
         let data = descriptor.data.with(|data| unsafe { *data });
-        behind_read();
+        after_read();
         before_write();
         // SAFETY: checked by the model.
         descriptor.data.with_mut(|to| unsafe { *to = data + 1 });
@@ -499,17 +499,17 @@ fn hand_over(behind_read: fn(), before_write: fn()) {
 
 #[test]
 fn descriptor_passes_to_the_device_and_back_with_its_data() {
-    hand_over(|| fence(Ordering::Acquire), || fence(Ordering::Release));
+    pass_descriptor_to_device_and_back(|| fence(Ordering::Acquire), || fence(Ordering::Release));
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn device_without_a_fence_after_its_reads_misses_data() {
-    hand_over(|| {}, || fence(Ordering::Release));
+    pass_descriptor_to_device_and_back(|| {}, || fence(Ordering::Release));
 }
 
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn device_without_a_fence_before_writes_publishes_too_early() {
-    hand_over(|| fence(Ordering::Acquire), || {});
+    pass_descriptor_to_device_and_back(|| fence(Ordering::Acquire), || {});
 }

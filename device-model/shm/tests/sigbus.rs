@@ -67,17 +67,17 @@ fn truncated_read_only_mapping_reads_zeros() {
 fn fault_of_one_mapping_does_not_affect_the_others() {
     let (short, whole) = (file(1), file(1));
     let truncated = SharedMemory::map_guarded(short.as_fd(), 0, PAGE, Access::ReadWrite).unwrap();
-    let kept = SharedMemory::map_guarded(whole.as_fd(), 0, PAGE, Access::ReadWrite).unwrap();
-    kept.write(0, b"kept").unwrap();
+    let intact = SharedMemory::map_guarded(whole.as_fd(), 0, PAGE, Access::ReadWrite).unwrap();
+    intact.write(0, b"kept").unwrap();
     ftruncate(&short, 0).unwrap();
 
     truncated.read(0, &mut [0; 8]).unwrap();
 
     let mut bytes = [0; 4];
-    kept.read(0, &mut bytes).unwrap();
+    intact.read(0, &mut bytes).unwrap();
 
     assert!(truncated.faulted());
-    assert!(!kept.faulted());
+    assert!(!intact.faulted());
     assert_eq!(&bytes, b"kept");
 }
 

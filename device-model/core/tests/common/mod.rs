@@ -341,15 +341,15 @@ pub fn bind(machine: &mut Machine, attachment_id: AttachmentId, index: u32, vect
 /// Steps at one time until the machine has nothing to do at once. Returns the result of the last
 /// step.
 #[track_caller]
-pub fn settle(machine: &mut Machine, now: u64) -> Next {
+pub fn step_until_idle(machine: &mut Machine, now: u64) -> Next {
     nicforge_test_kit::settle(machine, Nanos(now))
 }
 
 /// Lets all functions go cold. Returns the time at which they are.
 pub fn go_cold(machine: &mut Machine, now: u64) -> u64 {
-    settle(machine, now);
+    step_until_idle(machine, now);
     let later = now + 1_000_000;
-    settle(machine, later);
+    step_until_idle(machine, later);
     assert_eq!(machine.hot_functions(), 0);
     later
 }

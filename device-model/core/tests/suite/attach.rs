@@ -258,7 +258,7 @@ fn reset_empties_rings_and_the_client_starts_again_at_cell_0() {
         ring.push_number(number);
     }
 
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
     ring.push_number(10);
     probe.calls();
 
@@ -268,7 +268,7 @@ fn reset_empties_rings_and_the_client_starts_again_at_cell_0() {
 
     ring.restart();
     ring.push_number(11);
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
 
     assert_eq!(numbers(&probe), [11]);
 }
@@ -297,13 +297,13 @@ fn function_reset_works_without_clients_and_with_clients_that_stall() {
     attach(&mut machine, C);
     Ring::new(&machine, F, A).push_number(1);
     probe.script().stalled.push(A);
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
     let generations = [A, C].map(|attachment_id| read_mirror_generation(&machine, attachment_id));
     probe.calls();
 
     machine.reset_function(F).unwrap();
     probe.script().stalled.clear();
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
 
     assert_eq!(probe.calls(), [Call::Reset(Reset::Function)]);
     assert_eq!(
@@ -342,7 +342,7 @@ fn next_tenant_gets_no_message_mapping_or_interrupt_of_the_last_one() {
         assert!(matches!(context.dma_write(A, 0x1000, b"x"), Err(DmaError::Unmapped { .. })));
     });
 
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
 
     assert_eq!(outgoing(&mut machine), []);
     assert_eq!(sink.get(), 0);
@@ -358,8 +358,8 @@ fn three_hundred_functions_run_and_go_cold() {
         Ring::new(&machine, *function, A).push_number(function.0);
     }
 
-    settle(&mut machine, 0);
-    let next = settle(&mut machine, 1_000_000);
+    step_until_idle(&mut machine, 0);
+    let next = step_until_idle(&mut machine, 1_000_000);
 
     for (function, probe) in &probes {
         assert_eq!(numbers(probe), [function.0]);

@@ -75,9 +75,9 @@ impl Companion for Echo {
             match end.receive() {
                 Some(Order::Send(number)) => self.unsent = Some(number),
                 Some(Order::Panic) => panic!("broken companion"),
-                Some(Order::Wait(begun, until)) => {
+                Some(Order::Wait(begun, step_until)) => {
                     let _ = begun.send(());
-                    let _ = until.recv();
+                    let _ = step_until.recv();
                 }
                 None => return Progress::Idle,
             }
@@ -125,12 +125,12 @@ impl Rig {
         self.machine.step(Nanos(self.started.elapsed().as_nanos() as u64), 64)
     }
 
-    /// Steps the machine until `ready` returns a value.
+    /// Steps the machine until `attempt` returns a value.
     #[track_caller]
-    fn until<R>(&mut self, mut ready: impl FnMut(&mut Machine) -> Option<R>) -> R {
+    fn step_until<R>(&mut self, mut attempt: impl FnMut(&mut Machine) -> Option<R>) -> R {
         let deadline = Instant::now() + LONG;
         loop {
-            if let Some(result) = ready(&mut self.machine) {
+            if let Some(result) = attempt(&mut self.machine) {
                 return result;
             }
             assert!(Instant::now() < deadline, "not in time");
@@ -140,8 +140,8 @@ impl Rig {
     }
 
     #[track_caller]
-    fn until_halted(&mut self, end: &End) -> Halt {
-        self.until(|_| end.halt())
+    fn step_until_halted(&mut self, end: &End) -> Halt {
+        self.step_until(|_| end.halt())
     }
 
     fn report(&self) -> CompanionReport {
@@ -151,9 +151,9 @@ impl Rig {
 
 /// Has a companion on a thread wait within its poll. It continues when the result is dropped.
 fn hold(end: &mut End) -> Sender<()> {
-    let (release, until) = mpsc::channel();
+    let (release, step_until) = mpsc::channel();
     let (begun_sender, begun) = mpsc::channel();
-    assert!(end.send(Order::Wait(begun_sender, until)).is_ok());
+    assert!(end.send(Order::Wait(begun_sender, step_until)).is_ok());
     begun.recv_timeout(LONG).unwrap();
     release
 }
@@ -165,7 +165,7 @@ fn events_come_in_order_through_fifos_of_one_message() {
         let mut end = rig.start(CompanionSpec { commands: 1, events: 1, ..SPEC }).unwrap();
 
         let (mut sent, mut received) = (0, Vec::new());
-        rig.until(|_| {
+        rig.step_until(|_| {
             sent += u32::from(sent < 100 && end.send(Order::Send(sent)).is_ok());
             received.extend(end.receive());
             (received.len() == 100).then_some(())
@@ -193,11 +193,11 @@ fn full_fifo_returns_the_command() {
 fn stepped_companion_keeps_the_machine_awake_until_its_events_are_received() {
     let mut rig = Rig::new(CompanionMode::Stepped);
     let mut end = rig.start(SPEC).unwrap();
-    settle(&mut rig.machine, 1_000_000_000);
+    step_until_idle(&mut rig.machine, 1_000_000_000);
     rig.probe.steps();
 
     assert!(end.send(Order::Send(7)).is_ok());
-    let next = settle(&mut rig.machine, 2_000_000_000);
+    let next = step_until_idle(&mut rig.machine, 2_000_000_000);
 
     assert!(rig.probe.steps() > 0, "the device was not called for the event");
     assert_eq!((end.receive(), next), (Some(7), Next::At(Nanos::NEVER)));
@@ -209,15 +209,15 @@ fn new_incarnation_has_the_next_epoch_and_nothing_of_the_earlier_one() {
         let mut rig = Rig::new(mode);
         let mut earlier = rig.start(SPEC).unwrap();
         assert!(earlier.send(Order::Send(1)).is_ok());
-        rig.until(|machine| machine.companions(F).pop());
+        rig.step_until(|machine| machine.companions(F).pop());
 
         let mut end = rig.start(SPEC).unwrap();
         assert!(end.send(Order::Send(2)).is_ok());
-        let received = rig.until(|_| end.receive());
+        let received = rig.step_until(|_| end.receive());
 
         assert_eq!((earlier.epoch(), end.epoch(), received), (1, 2, 2));
-        rig.until(|_| matches!(earlier.send(Order::Send(3)), Err(SendError::Ended(_))).then_some(()));
-        rig.until(|machine| machine.companions(F)[0].is_healthy().then_some(()));
+        rig.step_until(|_| matches!(earlier.send(Order::Send(3)), Err(SendError::Ended(_))).then_some(()));
+        rig.step_until(|machine| machine.companions(F)[0].is_healthy().then_some(()));
     }
 }
 
@@ -256,7 +256,7 @@ fn machine_that_sleeps_is_woken_and_then_calls_the_device() {
     rig.step();
 
     assert!(rig.probe.steps() > 0, "the device was not called for the event");
-    let numbers: Vec<_> = (0..3).map(|_| rig.until(|_| end.receive())).collect();
+    let numbers: Vec<_> = (0..3).map(|_| rig.step_until(|_| end.receive())).collect();
     assert_eq!(numbers, [0, 1, 2]);
 }
 
@@ -267,7 +267,7 @@ fn companion_that_panics_is_halted_until_its_next_incarnation() {
         let mut end = rig.start(SPEC).unwrap();
         assert!(end.send(Order::Panic).is_ok());
 
-        let halt = rig.until_halted(&end);
+        let halt = rig.step_until_halted(&end);
 
         assert_eq!(halt, Halt::Panicked("broken companion".to_owned()));
         assert!(matches!(end.send(Order::Send(1)), Err(SendError::Ended(_))));
@@ -275,7 +275,7 @@ fn companion_that_panics_is_halted_until_its_next_incarnation() {
         assert!(rig.machine.device_panic(F).is_none());
         let mut end = rig.start(SPEC).unwrap();
         assert!(end.send(Order::Send(5)).is_ok());
-        assert_eq!(rig.until(|_| end.receive()), 5);
+        assert_eq!(rig.step_until(|_| end.receive()), 5);
     }
 }
 
@@ -287,15 +287,15 @@ fn companion_that_hangs_is_halted_abandoned_and_counted_until_it_returns() {
     let release = hold(&mut hung);
     assert!(hung.send(Order::Send(1)).is_ok());
 
-    assert_eq!(rig.until_halted(&hung), Halt::Hung);
+    assert_eq!(rig.step_until_halted(&hung), Halt::Hung);
     rig.machine.set_companion_limit(LONG.as_nanos() as u64);
     let mut end = rig.start(SPEC).unwrap();
 
     assert_eq!(rig.report().to_string(), "echo (epoch 2) running, 1 thread abandoned");
     assert!(end.send(Order::Send(2)).is_ok());
-    assert_eq!(rig.until(|_| end.receive()), 2);
+    assert_eq!(rig.step_until(|_| end.receive()), 2);
     drop(release);
-    rig.until(|machine| machine.companions(F)[0].is_healthy().then_some(()));
+    rig.step_until(|machine| machine.companions(F)[0].is_healthy().then_some(()));
     assert_eq!(hung.receive(), None, "a companion that hung has no event");
 }
 
@@ -312,7 +312,7 @@ fn no_incarnation_begins_while_too_many_threads_are_abandoned() {
     assert!(matches!(error, CompanionError::Abandoned { count: MAX_ABANDONED, .. }), "{error}");
 
     drop(held);
-    rig.until(|machine| (machine.companions(F)[0].abandoned == 0).then_some(()));
+    rig.step_until(|machine| (machine.companions(F)[0].abandoned == 0).then_some(()));
     assert!(rig.start(SPEC).is_ok());
 }
 
@@ -338,7 +338,7 @@ fn companion_is_dropped_once_and_a_panic_there_is_contained() {
             let end = rig.start_with(SPEC, Echo { unsent: None, _drops: drops }).unwrap();
 
             drop(end);
-            rig.until(|_| (count.load(Ordering::SeqCst) > 0).then_some(()));
+            rig.step_until(|_| (count.load(Ordering::SeqCst) > 0).then_some(()));
             drop(rig);
 
             assert_eq!(count.load(Ordering::SeqCst), 1);
@@ -361,10 +361,10 @@ fn companion_of_a_device_that_panics_ends() {
         });
         rig.machine.wake(F);
 
-        rig.until(|_| (count.load(Ordering::SeqCst) == 1).then_some(()));
+        rig.step_until(|_| (count.load(Ordering::SeqCst) == 1).then_some(()));
 
         assert!(rig.machine.device_panic(F).is_some());
-        rig.until(|machine| (machine.companions(F)[0].status == CompanionStatus::Ended).then_some(()));
+        rig.step_until(|machine| (machine.companions(F)[0].status == CompanionStatus::Ended).then_some(()));
     }
 }
 
@@ -389,8 +389,8 @@ fn stepped_companion_has_no_thread_on_a_machine_with_threads() {
 #[test]
 fn sizes_and_numbers_of_companions_are_bounded() {
     let mut rig = Rig::new(CompanionMode::Stepped);
-    for wrong in [0, MAX_MESSAGES + 1] {
-        for spec in [CompanionSpec { commands: wrong, ..SPEC }, CompanionSpec { events: wrong, ..SPEC }] {
+    for invalid in [0, MAX_MESSAGES + 1] {
+        for spec in [CompanionSpec { commands: invalid, ..SPEC }, CompanionSpec { events: invalid, ..SPEC }] {
             assert!(matches!(rig.start(spec), Err(CompanionError::Size { .. })));
         }
     }

@@ -143,12 +143,12 @@ fn no_copy_without_bus_master_or_client() {
         ]
     };
 
-    let gone =
+    let results =
         in_step(&mut machine, &probe, move |context| [copies(context, B), copies(context, AttachmentId(77))]);
     write(&mut machine, A, region::CONFIG, 0x04, &[0, 0]);
     let no_master = in_step(&mut machine, &probe, move |context| copies(context, A));
 
-    assert_eq!(gone, [[Err(DmaError::Gone); 3]; 2]);
+    assert_eq!(results, [[Err(DmaError::Gone); 3]; 2]);
     assert_eq!(no_master, [Err(DmaError::NotBusMaster); 3]);
     assert_eq!(machine.attachment_counters(F, A).unwrap().dma_errors, 3);
 }
@@ -238,7 +238,7 @@ fn copies_are_traced_like_other_dma() {
     assert_eq!(trace.0.lock().unwrap()[..], expected);
 }
 
-/// Copies are charged to the step: functions after this one wait for the next step.
+/// Copied bytes use up the step's allowance: functions after this one wait for the next step.
 #[test]
 fn bytes_copied_count_against_the_step() {
     let (mut machine, probe) = attached();
@@ -263,17 +263,17 @@ fn bytes_copied_count_against_the_step() {
 }
 
 /// Runs a device that writes as fast as it can, and a driver on another thread that polls.
-/// `write` gets the context and the number of the round, from 1 on; `check` returns the last round
-/// that the driver has seen.
+/// `write` gets the context and the number of the round, from 1 on. `last_round_seen` returns the
+/// last round of which the driver has read the data.
 fn race(
     (mut machine, probe): (Machine, Probe),
     rounds: u64,
     mut write: impl FnMut(&mut Context<'_>, u64) + Send + 'static,
-    mut check: impl FnMut() -> u64 + Send + 'static,
+    mut last_round_seen: impl FnMut() -> u64 + Send + 'static,
 ) {
     let driver = thread::spawn(move || {
         let end = Instant::now() + DEADLINE;
-        while check() < rounds {
+        while last_round_seen() < rounds {
             assert!(Instant::now() < end, "the last round was not seen");
             std::hint::spin_loop();
         }
@@ -288,7 +288,7 @@ const DATA: u64 = 0x80;
 
 /// Checks that a driver that sees the word of a round also sees its data. The data lie in two
 /// mappings if they have more than 0x80 bytes.
-fn data_before_word(length: usize, by_update: bool) {
+fn data_before_word(length: usize, writes_by_update: bool) {
     let rig = attached();
     let (mut machine, probe) = rig;
     let memory = SharedMemory::create("client", 0x3000).unwrap();
@@ -304,7 +304,7 @@ fn data_before_word(length: usize, by_update: bool) {
         move |context, round| {
             let data = round.to_ne_bytes().repeat(words as usize);
             context.copy_to(A, 0x1000 + DATA, &data).unwrap();
-            if by_update {
+            if writes_by_update {
                 context.update_u64(A, 0x1000, WordUpdate::Add(1)).unwrap();
             } else {
                 context.dma_write(A, 0x1000, &round.to_ne_bytes()).unwrap();
@@ -408,25 +408,25 @@ fn device_that_sees_the_word_sees_the_data() {
 
 #[test]
 fn updates_of_device_and_driver_lose_nothing() {
-    const EACH: u64 = 50_000;
+    const UPDATES: u64 = 50_000;
 
     let (mut machine, probe) = attached();
     let memory = map_local(&mut machine, A, 0x1000, 0x1000);
     let word = memory.u64(0x20).unwrap();
-    let theirs = word.clone();
+    let drivers_word = word.clone();
     let driver = thread::spawn(move || {
-        for _ in 0..EACH {
-            theirs.fetch_add(1 << 32, std::sync::atomic::Ordering::Relaxed);
+        for _ in 0..UPDATES {
+            drivers_word.fetch_add(1 << 32, std::sync::atomic::Ordering::Relaxed);
         }
     });
     in_step(&mut machine, &probe, |context| {
-        for _ in 0..EACH {
+        for _ in 0..UPDATES {
             context.update_u64(A, 0x1020, WordUpdate::Add(1)).unwrap();
         }
     });
     driver.join().unwrap();
 
-    assert_eq!(word.load(std::sync::atomic::Ordering::Relaxed), EACH << 32 | EACH);
+    assert_eq!(word.load(std::sync::atomic::Ordering::Relaxed), UPDATES << 32 | UPDATES);
 }
 
 /// A piece of the map of the property test.
@@ -449,7 +449,7 @@ enum Access {
 const BASE: u64 = 0x10_0000;
 
 /// Returns the result that an access of `length` bytes at `at` must have. `map` has the kind of
-/// each byte, and of which piece it is.
+/// each byte, and the number of its piece.
 fn expected_result(map: &[(Kind, usize)], at: usize, length: usize, write: bool) -> Result<(), DmaError> {
     if length > MAX_DMA {
         return Err(DmaError::TooLong { length });
@@ -557,7 +557,7 @@ proptest! {
             }
         }
 
-        // Nothing else was touched.
+        // No other byte was changed.
         let mut all = vec![0; total];
         memory.read(0, &mut all).unwrap();
         prop_assert_eq!(all, model);

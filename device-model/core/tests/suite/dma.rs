@@ -33,7 +33,7 @@ pub(super) fn in_step<R: Send + 'static>(
 fn read_dma(machine: &mut Machine, probe: &Probe, iova: u64, length: usize) -> Result<Vec<u8>, DmaError> {
     probe.calls();
     in_step(machine, probe, move |context| context.dma_read(A, iova, length, DmaToken(5))).unwrap();
-    settle(machine, 0);
+    step_until_idle(machine, 0);
     let mut done = probe.done();
     assert_eq!((done.len(), done[0].0), (1, 5));
     done.remove(0).1
@@ -54,7 +54,7 @@ fn data_of_a_read_comes_after_the_call_that_started_it() {
         inner.done()
     });
 
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
 
     assert_eq!(within, []);
     assert_eq!(probe.done(), [(9, Ok(b"hello".to_vec()))]);
@@ -157,7 +157,7 @@ fn no_dma_without_bus_master_or_client() {
         [B, AttachmentId(77)].map(|attachment_id| context.dma_write(attachment_id, 0, &[1]))
     });
 
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
 
     assert_eq!((read, write), (Err(DmaError::NotBusMaster), Err(DmaError::NotBusMaster)));
     assert_eq!(nobody, [Err(DmaError::Gone); 2]);
@@ -178,7 +178,7 @@ fn remote_memory_is_reached_by_messages() {
     let early = probe.done();
     machine.dma_read_done(F, A, id_of(&messages[0]), Ok(b"data")).unwrap();
     machine.dma_write_done(F, A, id_of(&messages[1]), Ok(())).unwrap();
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
 
     let (function, attachment) = (F, A);
     let (read, write) = (id_of(&messages[0]), id_of(&messages[1]));
@@ -232,7 +232,7 @@ fn bad_answers_become_errors_of_the_device() {
     machine.dma_read_done(F, A, ids[0], Ok(&[1; 7])).unwrap();
     machine.dma_read_done(F, A, ids[1], Ok(&[1; 9])).unwrap();
     machine.dma_read_done(F, A, ids[2], Err(DmaError::Refused { errno: 14 })).unwrap();
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
 
     let expected = [
         (0, Err(DmaError::ShortAnswer { length: 7, wanted: 8 })),
@@ -263,7 +263,7 @@ fn answers_without_a_request_are_ignored() {
     machine.reset_attachment(F, A).unwrap();
     machine.dma_read_done(F, A, ids[0], Ok(&[1; 4])).unwrap();
     machine.dma_write_done(F, A, ids[1], Ok(())).unwrap();
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
     machine.detach(F, A, Ended::Closed).unwrap();
 
     assert_eq!(probe.done(), []);
@@ -288,14 +288,14 @@ fn reads_of_one_attachment_are_bounded_and_resume_after_a_reply() {
 
     let (of_a, of_b) =
         in_step(&mut machine, &probe, move |context| (started(A)(context), started(B)(context)));
-    settle(&mut machine, 0);
-    let again = in_step(&mut machine, &probe, started(A));
+    step_until_idle(&mut machine, 0);
+    let started_again = in_step(&mut machine, &probe, started(A));
 
-    assert_eq!((of_a, of_b, again), (MAX_REMOTE, MAX_REMOTE, MAX_REMOTE));
+    assert_eq!((of_a, of_b, started_again), (MAX_REMOTE, MAX_REMOTE, MAX_REMOTE));
 }
 
 #[test]
-fn reads_are_handed_over_within_the_budget_of_a_step() {
+fn the_budget_of_a_step_bounds_the_reads_that_are_reported_done() {
     let (mut machine, probe) = attached();
     map_local(&mut machine, A, 0x1000, 0x1000);
     probe.queue_action(|context| {
@@ -305,13 +305,13 @@ fn reads_are_handed_over_within_the_budget_of_a_step() {
     });
 
     machine.wake(F);
-    let mut handed_over = Vec::new();
-    while handed_over.iter().sum::<usize>() < 20 {
+    let mut done_in_steps = Vec::new();
+    while done_in_steps.iter().sum::<usize>() < 20 {
         assert_eq!(machine.step(Nanos(0), 8), Next::Now);
-        handed_over.push(probe.done().len());
+        done_in_steps.push(probe.done().len());
     }
 
-    assert_eq!(handed_over, [8, 8, 4]);
+    assert_eq!(done_in_steps, [8, 8, 4]);
 }
 
 #[test]
@@ -353,11 +353,11 @@ fn messages_of_one_attachment_are_bounded() {
         }
     }
 
-    settle(&mut machine, 0);
-    let again = write_dma(&mut machine, &probe, 0x1000, &[1]);
+    step_until_idle(&mut machine, 0);
+    let started_again = write_dma(&mut machine, &probe, 0x1000, &[1]);
 
     assert_eq!((reads, writes, messages.len()), (MAX_REMOTE, MAX_REMOTE, 2 * MAX_REMOTE));
-    assert_eq!(again, Ok(()));
+    assert_eq!(started_again, Ok(()));
 }
 
 #[test]
@@ -462,7 +462,7 @@ fn messages_that_wait_when_bus_mastering_ends_fail() {
 
     assert_eq!((outgoing(&mut machine), early, sink.get()), (vec![], 0, 1));
 
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
     assert_eq!(probe.done(), [(7, Err(DmaError::NotBusMaster))]);
 
     // No operation is in flight: the whole limit is available again.

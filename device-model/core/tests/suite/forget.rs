@@ -34,7 +34,7 @@ fn reads_of_mapped_memory_are_forgotten_and_their_room_is_free() {
         context.dma_read(A, 0x1000, 4, DmaToken(5)).unwrap();
         (first, second)
     });
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
 
     assert_eq!(started, (MAX_REMOTE, MAX_REMOTE));
     assert_eq!(probe.done(), [(77, Ok(vec![0; 4])), (5, Ok(vec![0; 4]))]);
@@ -56,7 +56,7 @@ fn one_token_is_forgotten_alone() {
     let messages = outgoing(&mut machine);
     assert_eq!(messages.len(), 1);
     machine.dma_read_done(F, A, id_of(&messages[0]), Ok(b"data")).unwrap();
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
 
     assert_eq!(probe.done(), [(2, Ok(vec![0; 4])), (2, Ok(b"data".to_vec()))]);
 }
@@ -97,7 +97,7 @@ fn replies_to_forgotten_reads_are_dropped_and_free_their_room() {
     machine.dma_read_done(F, A, id_of(&sent[1]), Err(DmaError::Refused { errno: 14 })).unwrap();
     let after_replies = in_step(&mut machine, &probe, |context| start_reads(context, A));
     assert_eq!(outgoing(&mut machine).len(), 2);
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
 
     assert_eq!((while_sent, after_replies), (Err(DmaError::Busy), 2));
     assert_eq!(probe.done(), []);
@@ -131,7 +131,7 @@ fn attachments_without_a_client_have_nothing_to_forget() {
             context.forget_reads(attachment_id);
         }
     });
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
 
     assert_eq!(probe.done(), []);
 }

@@ -165,7 +165,7 @@ fn a_step_that_touches_much_memory_lets_others_wait() {
     let (mut machine, probe) = attached();
     map_local(&mut machine, A, 0, MAX_DMA);
     let (other, other_probe) = add(&mut machine, "node1", spec());
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
     other_probe.steps();
 
     probe.queue_action(|context| {

@@ -26,7 +26,8 @@ enum Report {
 struct Watcher(Arc<Mutex<Vec<Report>>>);
 
 impl Watcher {
-    fn seen(&self) -> Vec<Report> {
+    /// Returns the calls received since the last call of this method.
+    fn take_reports(&self) -> Vec<Report> {
         std::mem::take(&mut self.0.lock().unwrap())
     }
 }
@@ -85,11 +86,11 @@ fn two(links: u8) -> (Machine, [Watcher; 2]) {
 fn new_links_are_reported_in_the_first_step() {
     let (mut machine, watchers) = two(1);
 
-    assert_eq!(watchers[0].seen(), []);
+    assert_eq!(watchers[0].take_reports(), []);
     machine.step(Nanos(0), 64);
 
-    assert_eq!(watchers[0].seen(), [Report::Link(0, true), Report::Packet(1)]);
-    assert_eq!(watchers[1].seen(), [Report::Link(0, true), Report::Packet(0)]);
+    assert_eq!(watchers[0].take_reports(), [Report::Link(0, true), Report::Packet(1)]);
+    assert_eq!(watchers[1].take_reports(), [Report::Link(0, true), Report::Packet(0)]);
 }
 
 #[test]
@@ -100,16 +101,16 @@ fn changes_of_a_link_are_reported_to_both_ends_hot_or_cold() {
         if cold {
             now = go_cold(&mut machine, now);
         } else {
-            settle(&mut machine, now);
+            step_until_idle(&mut machine, now);
         }
-        watchers.iter().for_each(|watcher| drop(watcher.seen()));
+        watchers.iter().for_each(|watcher| drop(watcher.take_reports()));
 
         machine.fabric().set_link_up(LinkId(1), false).unwrap();
         machine.step(Nanos(now), 64);
-        let down = watchers.each_ref().map(Watcher::seen);
+        let down = watchers.each_ref().map(Watcher::take_reports);
         machine.fabric().set_link_up(LinkId(1), true).unwrap();
         machine.step(Nanos(now), 64);
-        let up = watchers.each_ref().map(Watcher::seen);
+        let up = watchers.each_ref().map(Watcher::take_reports);
 
         assert_eq!(down, [vec![Report::Link(1, false)], vec![Report::Link(1, false)]]);
         assert_eq!(up[0], [Report::Link(1, true), Report::Packet(1)]);
@@ -120,8 +121,8 @@ fn changes_of_a_link_are_reported_to_both_ends_hot_or_cold() {
 #[test]
 fn changes_between_two_steps_are_one_report_of_the_last_state() {
     let (mut machine, watchers) = two(1);
-    settle(&mut machine, 0);
-    watchers.iter().for_each(|watcher| drop(watcher.seen()));
+    step_until_idle(&mut machine, 0);
+    watchers.iter().for_each(|watcher| drop(watcher.take_reports()));
 
     for up in [false, true, false] {
         machine.fabric().set_link_up(LinkId(0), up).unwrap();
@@ -130,18 +131,18 @@ fn changes_between_two_steps_are_one_report_of_the_last_state() {
     machine.fabric().set_link_up(LinkId(0), false).unwrap();
     machine.step(Nanos(0), 64);
 
-    assert_eq!(watchers[0].seen(), [Report::Link(0, false)]);
-    assert_eq!(watchers[1].seen(), [Report::Link(0, false)]);
+    assert_eq!(watchers[0].take_reports(), [Report::Link(0, false)]);
+    assert_eq!(watchers[1].take_reports(), [Report::Link(0, false)]);
 }
 
 #[test]
 fn resets_change_no_link() {
     let (mut machine, watchers) = two(1);
-    settle(&mut machine, 0);
-    watchers.iter().for_each(|watcher| drop(watcher.seen()));
+    step_until_idle(&mut machine, 0);
+    watchers.iter().for_each(|watcher| drop(watcher.take_reports()));
 
     machine.reset_function(FunctionId(0)).unwrap();
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
 
-    assert_eq!(watchers.each_ref().map(Watcher::seen), [vec![], vec![]]);
+    assert_eq!(watchers.each_ref().map(Watcher::take_reports), [vec![], vec![]]);
 }

@@ -148,7 +148,7 @@ fn fragile(breaks_in_drop: bool) -> (Machine, Handle, Probe) {
     machine.fabric().connect((F, 0), (OTHER, 0), LinkSpec::default()).unwrap();
     attach(&mut machine, A);
     machine.attach(OTHER, A).unwrap();
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
     other.calls();
     (machine, handle, other)
 }
@@ -175,7 +175,7 @@ fn assert_contained(machine: &mut Machine, handle: &Handle, other: &Probe, metho
     assert!(machine.device_panic(OTHER).is_none());
     assert_eq!(machine.write(OTHER, A, 0, REGISTER, &[1; 4]).unwrap(), Access::Done);
     machine.attach(OTHER, B).unwrap();
-    settle(machine, 1_000_000);
+    step_until_idle(machine, 1_000_000);
     assert_eq!(other.written(), [[1; 4]]);
     assert_eq!(machine.counters(OTHER)[0].value, 1);
     assert_eq!(handle.calls_after.load(Ordering::Relaxed), 0);
@@ -187,18 +187,18 @@ fn panic_in_each_method_of_a_turn_or_an_access_takes_only_its_function_out_of_se
     let read = |machine: &mut Machine| assert_eq!(read::<4>(machine, A, 0, REGISTER), [0xff; 4]);
     let step = |machine: &mut Machine| {
         machine.wake(F);
-        settle(machine, 10);
+        step_until_idle(machine, 10);
     };
     let drain = |machine: &mut Machine| {
         Ring::new(machine, F, A).push_number(1);
-        settle(machine, 10);
+        step_until_idle(machine, 10);
     };
     let reset = |machine: &mut Machine| {
         assert!(matches!(machine.reset_attachment(F, A), Err(MachineError::OutOfService { .. })));
     };
     let unplug = |machine: &mut Machine| {
         machine.fabric().set_link_up(LinkId(0), false).unwrap();
-        settle(machine, 10);
+        step_until_idle(machine, 10);
     };
     let count = |machine: &mut Machine| assert!(machine.counters(F).is_empty());
     type Act<'a> = &'a dyn Fn(&mut Machine);
@@ -224,7 +224,7 @@ fn panic_in_each_method_of_a_turn_or_an_access_takes_only_its_function_out_of_se
         assert_contained(&mut machine, &handle, &other, method);
         assert_eq!(mirror_word(&mirror, mirror::FLAGS), mirror::FLAG_DEAD, "{method:?}");
         assert_eq!(request.get(), 1, "{method:?}");
-        // The client stays until it goes by itself.
+        // The client stays attached until it detaches.
         assert!(machine.is_attached(F, A));
         machine.detach(F, A, Ended::Closed).unwrap();
         assert!(!machine.is_attached(F, A));
@@ -232,7 +232,7 @@ fn panic_in_each_method_of_a_turn_or_an_access_takes_only_its_function_out_of_se
 }
 
 #[test]
-fn panic_when_a_client_comes_leaves_the_attachment_free() {
+fn panic_while_a_client_attaches_leaves_the_attachment_free() {
     let (mut machine, handle, other) = fragile(false);
     handle.break_in(DeviceMethod::Attached);
 
@@ -244,7 +244,7 @@ fn panic_when_a_client_comes_leaves_the_attachment_free() {
 }
 
 #[test]
-fn panic_when_a_client_goes_ends_the_client_all_the_same() {
+fn panic_while_a_client_detaches_still_ends_the_client() {
     for method in [DeviceMethod::Detached, DeviceMethod::Reset] {
         let (mut machine, handle, other) = fragile(false);
         handle.break_in(method);
@@ -283,7 +283,7 @@ fn panic_in_the_drop_is_contained_after_a_panic_and_at_the_end_of_the_machine() 
     let (mut machine, handle, other) = fragile(true);
     handle.break_in(DeviceMethod::Step);
     machine.wake(F);
-    settle(&mut machine, 10);
+    step_until_idle(&mut machine, 10);
     assert_contained(&mut machine, &handle, &other, DeviceMethod::Step);
     drop(machine);
 
@@ -314,7 +314,7 @@ fn records_behind_the_one_that_panicked_are_consumed() {
 
     for number in 0..3 * RING_CELLS {
         ring.push_number(number);
-        settle(&mut machine, u64::from(number));
+        step_until_idle(&mut machine, u64::from(number));
     }
 
     assert_eq!(machine.device_panic(F).unwrap().method, DeviceMethod::Drain);
@@ -348,14 +348,14 @@ fn buffer_of_a_read_returns_to_the_pool_after_a_panic() {
     for (id, probe) in &fragile[..BUFFERS] {
         probe.queue_action(move |context| read(context).unwrap());
         machine.wake(*id);
-        settle(&mut machine, 0);
+        step_until_idle(&mut machine, 0);
         assert_eq!(machine.device_panic(*id).unwrap().method, DeviceMethod::DmaDone);
     }
     let (last, probe) = &fragile[BUFFERS];
     probe.script().panics_in_done = false;
     probe.queue_action(move |context| read(context).unwrap());
     machine.wake(*last);
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
 
     assert_eq!(probe.done(), [(0, Ok(vec![0; 8]))]);
 }
@@ -369,7 +369,7 @@ fn chain(spec_of_links: &LinkSpec) -> (Machine, Probe) {
         let (end, _) = add(&mut machine, name, spec());
         machine.fabric().connect((middle, port), (end, 0), spec_of_links.clone()).unwrap();
     }
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
 
     for end in [FunctionId(1), FunctionId(2)] {
         let mut ports = machine.fabric().ports(end, Nanos::ZERO);
@@ -386,9 +386,9 @@ fn chain(spec_of_links: &LinkSpec) -> (Machine, Probe) {
 /// the second end has taken what it received.
 #[track_caller]
 fn assert_no_packet_is_lost(machine: &mut Machine, forwarded: usize) {
-    settle(machine, 10_000);
+    step_until_idle(machine, 10_000);
     // Credits of timed links return after their delay.
-    settle(machine, 20_000);
+    step_until_idle(machine, 20_000);
     assert!(machine.device_panic(F).is_some());
 
     let mut ports = machine.fabric().ports(FunctionId(2), Nanos(20_000));
@@ -502,12 +502,12 @@ fn wires_of_a_function_out_of_service_are_low() {
     });
     machine.wake(F);
     machine.wake(OTHER);
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
     assert!(machine.fabric().ports(OTHER, Nanos::ZERO).wire(1).and);
 
     probe.queue_action(|_| panic!("broken"));
     machine.wake(F);
-    settle(&mut machine, 10);
+    step_until_idle(&mut machine, 10);
 
     let wire = machine.fabric().ports(OTHER, Nanos::ZERO).wire(1);
     assert_eq!((wire.and, wire.or), (false, true));

@@ -148,7 +148,7 @@ impl World {
 
     /// Checks the calls that the devices received: posted numbers come in order, each once, and
     /// only reads that were started end.
-    fn check(&mut self) {
+    fn check_calls(&mut self) {
         for (function, probe) in self.probes.iter().enumerate() {
             let function = FunctionId(function as u32);
             for call in probe.calls() {
@@ -169,7 +169,7 @@ impl World {
     }
 
     /// Drops a client's expectations after a reset, and restarts its ring.
-    fn forget(&mut self, attachment_id: Who, ring_only: bool) {
+    fn clear_expectations(&mut self, attachment_id: Who, ring_only: bool) {
         if let Some(client) = self.clients.get_mut(&attachment_id) {
             client.posted.clear();
             client.ring.restart();
@@ -208,7 +208,7 @@ impl World {
         });
 
         self.act(attachment_id);
-        self.check();
+        self.check_calls();
         // The write stalls after a record that does.
         if done.load(std::sync::atomic::Ordering::Relaxed) {
             self.clients.get_mut(&attachment_id).unwrap().reads.clear();
@@ -256,32 +256,32 @@ impl World {
 
     fn run(&mut self, attachment_id: Who, operation: Operation) {
         let (function, attachment) = attachment_id;
-        let here = self.clients.contains_key(&attachment_id);
+        let is_attached = self.clients.contains_key(&attachment_id);
         match operation {
             Operation::Attach => self.attach(attachment_id),
             Operation::Detach(why) => {
-                assert_eq!(self.machine.detach(function, attachment, why).is_ok(), here);
+                assert_eq!(self.machine.detach(function, attachment, why).is_ok(), is_attached);
                 // The records of the ring were carried out, unless one stalled.
-                self.check();
+                self.check_calls();
                 self.clients.remove(&attachment_id);
             }
             Operation::Reset => {
-                assert_eq!(self.machine.reset_attachment(function, attachment).is_ok(), here);
-                self.check();
-                self.forget(attachment_id, false);
+                assert_eq!(self.machine.reset_attachment(function, attachment).is_ok(), is_attached);
+                self.check_calls();
+                self.clear_expectations(attachment_id, false);
             }
             Operation::ResetFunction => {
                 self.machine.reset_function(function).unwrap();
-                self.check();
+                self.check_calls();
                 for attachment in 0..ATTACHMENTS {
-                    self.forget((function, AttachmentId(attachment)), false);
+                    self.clear_expectations((function, AttachmentId(attachment)), false);
                 }
             }
-            Operation::ResetRing if here => {
+            Operation::ResetRing if is_attached => {
                 let at = CONTROL + control::RING_RESET;
                 let _ = self.machine.write(function, attachment, 0, at, &[0; 4]).unwrap();
-                self.check();
-                self.forget(attachment_id, true);
+                self.check_calls();
+                self.clear_expectations(attachment_id, true);
             }
             Operation::Push(count) => {
                 let Some(client) = self.clients.get_mut(&attachment_id) else { return };
@@ -300,16 +300,16 @@ impl World {
             }
             Operation::Read(region, offset, length) => {
                 let result = self.machine.read(function, attachment, region, offset, &mut vec![0; length]);
-                assert!(here || result.is_err());
+                assert!(is_attached || result.is_err());
             }
-            Operation::Write(offset) if here => {
+            Operation::Write(offset) if is_attached => {
                 let _ = self.machine.write(function, attachment, 0, offset, &[0; 8]).unwrap();
             }
             Operation::Stall => self.probe(attachment_id).script().stalled.push(attachment),
             Operation::Resume => self.probe(attachment_id).script().stalled.clear(),
-            Operation::StartReads(count, iova) if here => self.start_reads(attachment_id, count, iova),
-            Operation::ForgetReads if here => self.forget_reads(attachment_id),
-            Operation::StartWrites(count) if here => {
+            Operation::StartReads(count, iova) if is_attached => self.start_reads(attachment_id, count, iova),
+            Operation::ForgetReads if is_attached => self.forget_reads(attachment_id),
+            Operation::StartWrites(count) if is_attached => {
                 self.probe(attachment_id).queue_action(move |context| {
                     for _ in 0..count {
                         let _ = context.dma_write(attachment, REMOTE, &[1; 8]);
@@ -317,7 +317,7 @@ impl World {
                 });
                 self.act(attachment_id);
             }
-            Operation::Interrupt(vector) if here => {
+            Operation::Interrupt(vector) if is_attached => {
                 self.probe(attachment_id).queue_action(move |context| context.interrupt(attachment, vector));
                 self.act(attachment_id);
             }
@@ -328,7 +328,7 @@ impl World {
                 self.machine.step(Nanos(self.now), budget);
             }
             Operation::Rescan => self.machine.rescan(),
-            Operation::WakeAt(later) if here => {
+            Operation::WakeAt(later) if is_attached => {
                 let time = Nanos(self.now + later);
                 self.probe(attachment_id).queue_action(move |context| context.wake_at(time));
                 self.act(attachment_id);
@@ -336,7 +336,7 @@ impl World {
             _ => {}
         }
 
-        self.check();
+        self.check_calls();
     }
 
     /// Ends all stalls, and waits until every record has arrived and every read has ended.
@@ -350,7 +350,7 @@ impl World {
             self.now += 1_000_000;
             let next = self.machine.step(Nanos(self.now), 64);
             self.answer(u8::MAX, 1);
-            self.check();
+            self.check_calls();
             let idle =
                 self.clients.values().all(|client| client.posted.is_empty() && client.reads.is_empty());
             if next != Next::Now && idle && self.sent.is_empty() {
@@ -376,8 +376,8 @@ proptest! {
 
         for (function, attachment, operation) in sequence {
             world.run((FunctionId(function), AttachmentId(attachment)), operation);
-            let under_way = world.clients.values().map(|client| client.reads.len()).max().unwrap_or(0);
-            prop_assert!(under_way <= MAX_REMOTE);
+            let reads_in_flight = world.clients.values().map(|client| client.reads.len()).max().unwrap_or(0);
+            prop_assert!(reads_in_flight <= MAX_REMOTE);
         }
 
         world.finish();
@@ -414,13 +414,13 @@ proptest! {
         // The other client is not affected.
         let number = world.next_number;
         world.clients.get_mut(&other).unwrap().ring.push_number(number);
-        settle(&mut world.machine, world.now);
+        step_until_idle(&mut world.machine, world.now);
 
-        let seen = probe.calls().into_iter().any(|call| {
+        let was_received = probe.calls().into_iter().any(|call| {
             matches!(call, Call::Write(B, _, data) if data == number.to_le_bytes())
         });
 
-        prop_assert!(seen);
+        prop_assert!(was_received);
 
         world.machine.reset_function(F).unwrap();
         world.machine.detach(F, A, Ended::Evicted).unwrap();

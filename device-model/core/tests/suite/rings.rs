@@ -37,9 +37,9 @@ fn full_ring_has_room_again_when_the_machine_has_stepped() {
 
     assert_eq!(ring.push(0, 0, &[1]), Err(PushError::Full));
 
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
     ring.push_number(RING_CELLS);
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
 
     assert_eq!(numbers(&probe), (0..=RING_CELLS).collect::<Vec<_>>());
 }
@@ -162,9 +162,9 @@ fn an_access_waits_for_no_more_than_a_ring_of_records() {
     machine.step(Nanos(0), 16);
     machine.give_up_access(F, A).unwrap();
 
-    for turn in 0..RING_CELLS / 16 {
+    for pass in 0..RING_CELLS / 16 {
         fill(&mut ring);
-        assert_eq!(try_read(&mut machine, 0, 0x30, 4).unwrap(), Access::Stalled, "turn {turn}");
+        assert_eq!(try_read(&mut machine, 0, 0x30, 4).unwrap(), Access::Stalled, "turn {pass}");
         machine.step(Nanos(0), 16);
     }
 
@@ -205,10 +205,10 @@ fn stalled_record_is_offered_until_it_is_taken_and_nothing_passes_it() {
     probe.script().stalled.push(A);
     probe.calls();
 
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
     let while_stalled = numbers(&probe);
     probe.script().stalled.clear();
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
 
     assert_eq!((while_stalled, numbers(&probe)), (vec![10, 11, 12], vec![0, 1, 2]));
     assert_eq!(machine.attachment_counters(F, A).unwrap().stalls, 1);
@@ -221,10 +221,10 @@ fn each_record_that_stalls_is_counted_once() {
     for number in 0..3 {
         ring.push_number(number);
         probe.script().stalled.push(A);
-        settle(&mut machine, 0);
-        settle(&mut machine, 0);
+        step_until_idle(&mut machine, 0);
+        step_until_idle(&mut machine, 0);
         probe.script().stalled.clear();
-        settle(&mut machine, 0);
+        step_until_idle(&mut machine, 0);
     }
 
     assert_eq!(numbers(&probe), [0, 1, 2]);
@@ -239,10 +239,10 @@ fn ring_reset_drops_a_stalled_record_and_state_shows_the_next_cell() {
         ring.push_number(number);
     }
 
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
     ring.push_number(5);
     probe.script().stalled.push(A);
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
     let state = read_control(&mut machine, A, control::RING_STATE);
     probe.calls();
 
@@ -270,7 +270,7 @@ fn rings_that_do_not_exist_have_no_state_and_no_reset() {
         assert_eq!(read_control(&mut machine, A, control::RING_STATE), u32::MAX);
     }
 
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
 
     assert_eq!(numbers(&probe), [1]);
 }
@@ -325,7 +325,7 @@ fn malformed_cells_are_counted_and_skipped_one_by_one() {
     cells.write(2 * posted::CELL as u64 + 8, &42u32.to_le_bytes()).unwrap();
     cells.write(2 * posted::CELL as u64, &header.to_le_bytes()).unwrap();
 
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
 
     assert_eq!(machine.attachment_counters(F, A).unwrap().malformed_records, 2);
     assert_eq!(numbers(&probe), [42]);
@@ -351,7 +351,7 @@ fn several_rings_keep_their_order_and_their_numbers() {
                 producer.try_push(|| 0, 0, 0x10, &(ring as u32 * 10 + lap).to_le_bytes()).unwrap();
             }
         }
-        settle(&mut machine, 0);
+        step_until_idle(&mut machine, 0);
     }
 
     write_control(&mut machine, A, control::RING_SELECT, 3);
@@ -359,19 +359,19 @@ fn several_rings_keep_their_order_and_their_numbers() {
     write_control(&mut machine, A, control::RING_SELECT, 7);
     let of_7 = read_control(&mut machine, A, control::RING_STATE);
 
-    let seen = numbers(&probe);
+    let received = numbers(&probe);
 
     assert_eq!((of_3, of_7), (1 | 1 << 31, 3 | 1 << 31));
 
     for ring in 0..8 {
-        let of_ring: Vec<_> = seen.iter().filter(|number| **number / 10 == ring).copied().collect();
+        let of_ring: Vec<_> = received.iter().filter(|number| **number / 10 == ring).copied().collect();
         let expected: Vec<_> = (0..if ring == 3 { 1 } else { 3 }).map(|lap| ring * 10 + lap).collect();
         assert_eq!(of_ring, expected);
     }
 }
 
 #[test]
-fn clients_that_compete_for_a_resource_go_first_in_turn() {
+fn a_client_whose_write_stalled_is_served_first_in_the_next_turn() {
     let (mut machine, probe) = attached();
     attach(&mut machine, B);
     attach(&mut machine, C);
@@ -379,7 +379,7 @@ fn clients_that_compete_for_a_resource_go_first_in_turn() {
 
     // Runs a turn in which the writes of the clients in `stalled` stall. Returns the clients that
     // wrote, in order.
-    let mut turn = |stalled: &[AttachmentId]| {
+    let mut writers_in_turn = |stalled: &[AttachmentId]| {
         rings.iter_mut().for_each(|ring| ring.push_number(0));
         probe.script().stalled = stalled.to_vec();
         probe.calls();
@@ -391,12 +391,12 @@ fn clients_that_compete_for_a_resource_go_first_in_turn() {
         writers.collect::<Vec<_>>()
     };
 
-    assert_eq!(turn(&[A]), [B, C]);
-    assert_eq!(turn(&[]), [A, B, C], "who got nothing is first");
-    assert_eq!(turn(&[]), [A, B, C], "nobody waited: nothing changes");
+    assert_eq!(writers_in_turn(&[A]), [B, C]);
+    assert_eq!(writers_in_turn(&[]), [A, B, C], "the client that stalled is first");
+    assert_eq!(writers_in_turn(&[]), [A, B, C], "no client waited, so the order stays");
 
     // The records that C had carried out before count against it once.
-    assert_eq!(turn(&[C]), [A, B]);
-    assert_eq!(turn(&[C]), [A, B]);
-    assert_eq!(turn(&[]), [C, A, B]);
+    assert_eq!(writers_in_turn(&[C]), [A, B]);
+    assert_eq!(writers_in_turn(&[C]), [A, B]);
+    assert_eq!(writers_in_turn(&[]), [C, A, B]);
 }

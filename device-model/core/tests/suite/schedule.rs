@@ -100,11 +100,11 @@ fn last_step_before_sleep_finds_a_record_posted_after_the_last_turn() {
     let (mut machine, probe) = attached();
     let mut ring = Ring::new(&machine, F, A);
     let mirror = memory(&machine, A, 2);
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
     probe.calls();
 
     // The action runs in the turn that finds no work. Its record is thus in the ring before the
-    // last look.
+    // last check of the ring.
     probe.queue_action(move |_| ring.push_number(1));
 
     let next = machine.step(Nanos(1_000_000), 64);
@@ -173,7 +173,7 @@ fn earliest_timer_of_several_calls_counts() {
     let (mut machine, probe) = attached();
     for time in [7_000_000, 5_000_000, 9_000_000] {
         probe.queue_action(move |context| context.wake_at(Nanos(time)));
-        settle(&mut machine, 0);
+        step_until_idle(&mut machine, 0);
     }
 
     go_cold(&mut machine, 0);
@@ -218,14 +218,14 @@ fn timers_fire_however_many_there_were() {
 
     probe.queue_action(|context| context.wake_at(Nanos(40_000_000)));
     machine.wake(first);
-    settle(&mut machine, 1000);
+    step_until_idle(&mut machine, 1000);
 
     let times: Vec<_> = (0..2)
         .map(|_| {
             machine.set_cool_after(0);
-            let next = settle(&mut machine, 2_000_000);
+            let next = step_until_idle(&mut machine, 2_000_000);
             let Next::At(time) = next else { panic!("{next:?}") };
-            settle(&mut machine, time.0);
+            step_until_idle(&mut machine, time.0);
             time.0
         })
         .collect();
@@ -275,10 +275,10 @@ fn flood_of_one_client_does_not_starve_another() {
 
     machine.step(Nanos(0), 8);
 
-    let mut seen = numbers(&probe);
+    let mut received = numbers(&probe);
 
-    assert_eq!(seen.pop(), Some(1000));
-    assert_eq!(seen, (0..8).collect::<Vec<_>>());
+    assert_eq!(received.pop(), Some(1000));
+    assert_eq!(received, (0..8).collect::<Vec<_>>());
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn stalled_record_does_not_keep_the_machine_awake() {
     go_cold(&mut machine, 0);
     probe.script().stalled.clear();
     machine.wake(F);
-    settle(&mut machine, 2_000_000);
+    step_until_idle(&mut machine, 2_000_000);
 
     assert_eq!(numbers(&probe), [1]);
 }
@@ -355,7 +355,7 @@ fn trace_shows_events_at_the_boundary() {
         }
     });
 
-    settle(&mut machine, 0);
+    step_until_idle(&mut machine, 0);
     machine.reset_attachment(F, A).unwrap();
     machine.detach(F, A, Ended::Closed).unwrap();
 
@@ -391,9 +391,9 @@ fn trace_shows_a_stall_once_and_nothing_of_dma_that_was_not_started() {
         machine.step(Nanos(0), 64);
     }
 
-    let seen = events.of_attachment(A);
-    let stalls = seen.iter().filter(|event| matches!(event, Event::Stalled { .. })).count();
-    let writes = seen.iter().filter(|event| matches!(event, Event::DmaWrite { .. })).count();
+    let traced = events.of_attachment(A);
+    let stalls = traced.iter().filter(|event| matches!(event, Event::Stalled { .. })).count();
+    let writes = traced.iter().filter(|event| matches!(event, Event::DmaWrite { .. })).count();
 
     assert_eq!((stalls, writes), (1, nicforge_core::context::MAX_REMOTE));
 }

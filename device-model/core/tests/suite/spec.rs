@@ -86,7 +86,7 @@ fn bar_of_64_bits_occupies_the_next_index() {
 #[test]
 fn areas_are_aligned_ascending_inside_and_of_one_kind() {
     let area = |offset, length| Area { offset, length, kind: AreaKind::Mapped };
-    let wrong = [
+    let invalid = [
         vec![area(0x800, 0x1000)],
         vec![area(0, 0x800)],
         vec![area(0, 0)],
@@ -96,7 +96,7 @@ fn areas_are_aligned_ascending_inside_and_of_one_kind() {
         vec![area(u64::MAX - 0xfff, 0x1000)],
         vec![area(0, 0x1000), Area { offset: 0x1000, length: 0x1000, kind: AreaKind::Mirrored }],
     ];
-    for areas in wrong {
+    for areas in invalid {
         let outcome = changed(|spec| bar(spec, 4).areas = areas.clone());
         assert!(matches!(outcome, Err(SpecError::Area { bar: 4, .. })), "{areas:?}");
     }
@@ -114,7 +114,7 @@ fn msix_has_vectors_in_trapped_memory() {
     assert_eq!(msix(|msix| msix.vectors = 0), Err(SpecError::Vectors { vectors: 0 }));
     assert_eq!(msix(|msix| msix.vectors = 2049), Err(SpecError::Vectors { vectors: 2049 }));
 
-    for wrong in [
+    for invalid in [
         msix(|msix| msix.table = 0x800),
         msix(|msix| msix.table = 0x4000),
         msix(|msix| msix.pba = u32::MAX - 0xfff),
@@ -122,7 +122,7 @@ fn msix_has_vectors_in_trapped_memory() {
         msix(|msix| msix.bar = 5),
         msix(|msix| msix.bar = 200),
     ] {
-        assert!(matches!(wrong, Err(SpecError::Place { .. })), "{wrong:?}");
+        assert!(matches!(invalid, Err(SpecError::Place { .. })), "{invalid:?}");
     }
 }
 
@@ -132,8 +132,8 @@ fn pages_of_the_core_do_not_overlap() {
     let bits_on_table = changed(|spec| spec.msix.as_mut().unwrap().pba = 0x2000);
     let long_table = changed(|spec| spec.msix.as_mut().unwrap().vectors = 257);
 
-    for wrong in [table_on_control, bits_on_table, long_table] {
-        assert!(matches!(wrong, Err(SpecError::Place { bar: 0, .. })), "{wrong:?}");
+    for invalid in [table_on_control, bits_on_table, long_table] {
+        assert!(matches!(invalid, Err(SpecError::Place { bar: 0, .. })), "{invalid:?}");
     }
 }
 
@@ -142,13 +142,13 @@ fn rings_lie_in_mapped_memory_of_the_attachment() {
     let rings =
         |change: fn(&mut nicforge_core::spec::RingSpec)| changed(|spec| change(spec.rings.as_mut().unwrap()));
 
-    for wrong in
+    for invalid in
         [rings(|rings| rings.count = 9), rings(|rings| rings.cells = 32), rings(|rings| rings.cells = 100)]
     {
-        assert!(matches!(wrong, Err(SpecError::Rings { .. })), "{wrong:?}");
+        assert!(matches!(invalid, Err(SpecError::Rings { .. })), "{invalid:?}");
     }
 
-    for wrong in [
+    for invalid in [
         rings(|rings| rings.bar = 2),
         rings(|rings| rings.bar = 9),
         rings(|rings| rings.offset = 64),
@@ -158,7 +158,7 @@ fn rings_lie_in_mapped_memory_of_the_attachment() {
         rings(|rings| rings.control_bar = 1),
         rings(|rings| rings.control_offset = 0x4000),
     ] {
-        assert!(matches!(wrong, Err(SpecError::Place { .. })), "{wrong:?}");
+        assert!(matches!(invalid, Err(SpecError::Place { .. })), "{invalid:?}");
     }
 
     let of_the_group = changed(|spec| bar(spec, 1).scope = Scope::Group);
@@ -190,8 +190,8 @@ fn vendor_capabilities_have_content_and_fit_together() {
     let of = |capabilities: Vec<VendorCapability>| changed(|spec| spec.capabilities = capabilities);
 
     assert_eq!(of(vec![capability(1, None), capability(MAX_CAPABILITY, None)]), Ok(()));
-    for wrong in [0, MAX_CAPABILITY + 1] {
-        let outcome = of(vec![capability(1, None), capability(wrong, None)]);
+    for invalid in [0, MAX_CAPABILITY + 1] {
+        let outcome = of(vec![capability(1, None), capability(invalid, None)]);
         assert_eq!(outcome, Err(SpecError::Capability { capability: 1 }));
     }
 
@@ -208,14 +208,14 @@ fn vendor_capabilities_have_content_and_fit_together() {
 #[test]
 fn window_lies_in_its_capability_and_is_the_only_one() {
     let window = BarWindow { bar: 4, offset: 8, length: 12, data: 16 };
-    let of = |windows: &[BarWindow]| {
+    let with_windows = |windows: &[BarWindow]| {
         changed(|spec| {
             spec.capabilities = windows.iter().map(|window| capability(17, Some(*window))).collect();
         })
     };
 
-    assert_eq!(of(&[window]), Ok(()));
-    for wrong in [
+    assert_eq!(with_windows(&[window]), Ok(()));
+    for invalid in [
         BarWindow { bar: 2, ..window },
         BarWindow { bar: 20, ..window },
         BarWindow { bar: 11, ..window },
@@ -224,7 +224,7 @@ fn window_lies_in_its_capability_and_is_the_only_one() {
         BarWindow { data: 20, ..window },
         BarWindow { data: 255, ..window },
     ] {
-        assert_eq!(of(&[wrong]), Err(SpecError::Capability { capability: 0 }), "{wrong:?}");
+        assert_eq!(with_windows(&[invalid]), Err(SpecError::Capability { capability: 0 }), "{invalid:?}");
     }
-    assert_eq!(of(&[window, window]), Err(SpecError::Capability { capability: 1 }));
+    assert_eq!(with_windows(&[window, window]), Err(SpecError::Capability { capability: 1 }));
 }

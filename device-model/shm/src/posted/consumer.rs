@@ -114,7 +114,7 @@ impl<C: Cells> Consumer<C> {
             && self.cells.header_acquire(cell) & PHASE != phase_of(self.consumed, self.cell_count)
     }
 
-    /// Returns the head of the ring, for looks whether it is empty.
+    /// Returns the head of the ring, by which another thread can poll whether the ring is empty.
     pub fn head(&self) -> RingHead<C>
     where
         C: Clone,

@@ -290,12 +290,12 @@ fn step() -> impl Strategy<Value = Step> {
         2 => prop::collection::vec(any::<u8>(), 57..=MAX_DATA),
         1 => Just(vec![0x5a; 8]),
     ];
-    let alike =
+    let similar_records =
         prop::collection::vec(any::<u8>(), 8).prop_map(|data| Step::Push { bar: 1, offset: 64, data });
 
     prop_oneof![
         20 => (0u8..8, any::<u32>(), data).prop_map(|(bar, offset, data)| Step::Push { bar, offset, data }),
-        10 => alike,
+        10 => similar_records,
         6 => Just(Step::Peek),
         12 => Just(Step::Pop),
         3 => (0u32..20, 0u32..20).prop_map(|(most, refused)| Step::Take(most, refused)),
@@ -336,17 +336,17 @@ proptest! {
                         used -= model.pop_front().map_or(0, |(_, _, data)| posted::cells(data.len()));
                     }
                 }
-                Step::Take(most, refused) => {
-                    let mut shown = Vec::new();
-                    let count = consumer.take_while(most, |record, alike| {
-                        let last = shown.last().map(|(bar, offset, data): &(u8, u32, Vec<u8>)| (*bar, *offset, data.len()));
-                        assert_eq!(alike, last == Some((record.bar, record.offset, record.data.len())));
-                        shown.push((record.bar, record.offset, record.data.to_vec()));
-                        shown.len() as u32 <= refused
+                Step::Take(most, accepted) => {
+                    let mut records = Vec::new();
+                    let count = consumer.take_while(most, |record, is_like_previous| {
+                        let last = records.last().map(|(bar, offset, data): &(u8, u32, Vec<u8>)| (*bar, *offset, data.len()));
+                        assert_eq!(is_like_previous, last == Some((record.bar, record.offset, record.data.len())));
+                        records.push((record.bar, record.offset, record.data.to_vec()));
+                        records.len() as u32 <= accepted
                     });
                     let short = model.iter().take_while(|(_, _, data)| posted::cells(data.len()) == 1).count() as u32;
-                    prop_assert_eq!(count, short.min(most).min(refused));
-                    prop_assert!(shown.iter().eq(model.iter().take(shown.len())));
+                    prop_assert_eq!(count, short.min(most).min(accepted));
+                    prop_assert!(records.iter().eq(model.iter().take(records.len())));
                     model.drain(..count as usize);
                     used -= count as usize;
                 }
@@ -358,7 +358,8 @@ proptest! {
                 }
             }
 
-            // A head shows what the producer does without being told.
+            // A head follows the producer's pushes by itself; only the consumer's moves must be
+            // passed on.
             if !is_push {
                 head.follow(&consumer);
             }

@@ -120,7 +120,7 @@ fn numbers_wrap_around_without_touching_the_tag() {
 
 #[test]
 fn payloads_of_every_size_are_moved_whole() {
-    fn moved<const STRIDE: usize, const N: usize>() {
+    fn check_size<const STRIDE: usize, const N: usize>() {
         let ring = Slots::<STRIDE, 64, N>::new(&window(), 0, 4).unwrap();
         let sent: [[u8; N]; 3] =
             std::array::from_fn(|packet| std::array::from_fn(|byte| (packet + byte) as u8));
@@ -131,24 +131,29 @@ fn payloads_of_every_size_are_moved_whole() {
     }
 
     // An odd multiple of 16 bytes, which is not a multiple of the widest moves.
-    moved::<128, 16>();
-    moved::<128, 48>();
-    moved::<128, 64>();
-    moved::<320, 240>();
-    moved::<576, 512>();
+    check_size::<128, 16>();
+    check_size::<128, 48>();
+    check_size::<128, 64>();
+    check_size::<320, 240>();
+    check_size::<576, 512>();
 }
 
 #[test]
 fn the_start_of_a_payload_is_as_long_as_its_target_and_no_longer_than_the_payload() {
+    /// The value of bytes that are not written.
+    const UNTOUCHED: u8 = 0xee;
+
     let ring = ring(&window());
     let [sent] = payloads();
     ring.put(0, 0, &sent);
+
+    // A payload has 256 bytes.
     for len in [0, 1, 17, 255, 256, 300] {
-        let mut out = vec![0xee; len];
+        let mut out = vec![UNTOUCHED; len];
         ring.payload_start(0, &mut out);
         let copied = len.min(256);
         assert_eq!(out[..copied], sent[..copied]);
-        assert!(out[copied..].iter().all(|&byte| byte == 0xee));
+        assert!(out[copied..].iter().all(|&byte| byte == UNTOUCHED));
     }
 }
 

@@ -23,8 +23,8 @@ impl SleeperBarrier for CompilerBarrier {
 fn registration_and_the_expedited_barrier_agree() {
     // Linux has both since 4.16, unless a filter forbids both.
     let registered = register_membarrier().unwrap();
-    let again = register_membarrier().unwrap();
-    assert_eq!(registered, again);
+    let second_registration = register_membarrier().unwrap();
+    assert_eq!(registered, second_registration);
     assert_eq!(registered, Membarrier::open().kind() == BarrierKind::GlobalExpedited);
 }
 

@@ -50,10 +50,10 @@ fn forwarded(second: LinkSpec, now: u64) -> [u64; 3] {
     let mut times = [None; 3];
     for now in now.. {
         let c = ports(&mut fabric, C, now);
-        let seen = [c.peek_head(0, 0).is_some(), c.peek(0, 0).is_some()];
+        let arrived = [c.peek_head(0, 0).is_some(), c.peek(0, 0).is_some()];
         let has_credit = fabric.ports(A, Nanos(now)).credits(0, 0) == 4;
-        for (time, seen) in times.iter_mut().zip([seen[0], seen[1], has_credit]) {
-            if seen && time.is_none() {
+        for (time, has_occurred) in times.iter_mut().zip([arrived[0], arrived[1], has_credit]) {
+            if has_occurred && time.is_none() {
                 *time = Some(now);
             }
         }
@@ -121,10 +121,10 @@ fn packets_of_one_channel_leave_on_another() {
 
         let mut b = ports(&mut fabric, B, 1000);
         assert!(b.forward_between(from, to), "{spec:?}");
-        let goes = |_: &Packet| Some((to, |packet: &Packet| packet.header < 3));
-        assert_eq!(b.forward_row_between(from, 9, goes), Some((2, true)), "{spec:?}");
-        let nowhere = PortChannel { channel: 2, ..to };
-        assert!(!b.forward_between(from, nowhere), "there is no such channel");
+        let route = |_: &Packet| Some((to, |packet: &Packet| packet.header < 3));
+        assert_eq!(b.forward_row_between(from, 9, route), Some((2, true)), "{spec:?}");
+        let missing_channel = PortChannel { channel: 2, ..to };
+        assert!(!b.forward_between(from, missing_channel), "there is no such channel");
 
         let numbers = [(); 4].map(|()| take(&mut fabric, C, 2000, 1));
         assert_eq!(numbers, [Some(0), Some(1), Some(2), None], "{spec:?}");
@@ -136,7 +136,7 @@ fn packets_of_one_channel_leave_on_another() {
 }
 
 #[test]
-fn arrivals_behind_a_packet_that_waits_wake_the_router_only_if_it_wants_them() {
+fn arrivals_after_a_waiting_packet_wake_the_router_only_once_that_is_forwarded() {
     let mut fabric = row(link(BYTE_A_NANOSECOND, Some(32)), link(BYTE_A_NANOSECOND, Some(32)));
     for number in 0..3 {
         send(&mut fabric, 0, 0, (512, number)).unwrap();
@@ -149,18 +149,18 @@ fn arrivals_behind_a_packet_that_waits_wake_the_router_only_if_it_wants_them() {
     let while_it_waits = (b.arrived(0), b.heads(0));
     assert!(b.forward(0, 1, 0));
     let behind = (b.arrived(0), b.heads(0));
-    let until_then = woken(&mut fabric);
+    let at_tail = woken(&mut fabric);
     assert!(ports(&mut fabric, B, 1124).forward(0, 1, 0));
     fabric.advance(Nanos(1156));
-    let afterwards = woken(&mut fabric);
+    let at_next_head = woken(&mut fabric);
 
-    assert_eq!((first, at_first_head, until_then), (Some(0), vec![B], vec![]));
+    assert_eq!((first, at_first_head, at_tail), (Some(0), vec![B], vec![]));
     assert_eq!((while_it_waits, behind), ((0, 1), (0, 1)));
-    assert_eq!(afterwards, [B]);
+    assert_eq!(at_next_head, [B]);
 }
 
 #[test]
-fn a_router_is_shown_the_tail_that_it_waits_for() {
+fn a_router_that_awaits_a_tail_is_woken_when_it_arrives() {
     let mut fabric = row(link(BYTE_A_NANOSECOND, Some(32)), link(BYTE_A_NANOSECOND, Some(32)));
     for number in 0..3 {
         send(&mut fabric, 0, 0, (512, number)).unwrap();
@@ -203,7 +203,7 @@ fn links() -> impl Strategy<Value = LinkSpec> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// A sends, B forwards and C takes whenever they can, at random times and in random turns.
+    /// A sends, B forwards and C takes whenever they can, at random times.
     #[test]
     fn forwarded_packets_keep_their_order_and_number(
         first in links(),
@@ -214,7 +214,7 @@ proptest! {
         let credits = [first.credits[0], second.credits[0]];
         let mut fabric = row(first, second);
         let (mut now, mut sent, mut received) = (0, 0, 0);
-        for turn in 0.. {
+        for iteration in 0.. {
             if sent < lengths.len() && send(&mut fabric, now, 0, (lengths[sent], sent as u64)).is_ok() {
                 sent += 1;
             }
@@ -230,9 +230,10 @@ proptest! {
             if received == lengths.len() as u64 {
                 break;
             }
-            now += waits[turn % waits.len()].max(1);
-            // The longest way takes a turn a nanosecond: 39 packets of 255 bytes at 8 ns a byte.
-            prop_assert!(turn < 100_000, "sent {}, received {}", sent, received);
+            now += waits[iteration % waits.len()].max(1);
+            // The slowest case takes an iteration for each nanosecond of 39 packets of 255 bytes at
+            // 8 ns a byte.
+            prop_assert!(iteration < 100_000, "sent {}, received {}", sent, received);
         }
 
         now = finish(&mut fabric, now) + LONGEST_DELAY;

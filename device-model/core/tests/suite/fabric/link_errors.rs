@@ -70,21 +70,21 @@ fn packets_sent_after_the_request_are_not_repeated() {
 }
 
 #[derive(Clone, Copy, Debug)]
-enum Turn {
+enum Action {
     Send { channel: usize, bytes: usize },
     Forward,
     Take,
     Wait(u64),
 }
 
-fn turns() -> impl Strategy<Value = Vec<Turn>> {
-    let turn = prop_oneof![
-        4 => (0usize..2, 1usize..256).prop_map(|(channel, bytes)| Turn::Send { channel, bytes }),
-        3 => Just(Turn::Forward),
-        3 => Just(Turn::Take),
-        2 => (1u64..500).prop_map(Turn::Wait),
+fn actions() -> impl Strategy<Value = Vec<Action>> {
+    let action = prop_oneof![
+        4 => (0usize..2, 1usize..256).prop_map(|(channel, bytes)| Action::Send { channel, bytes }),
+        3 => Just(Action::Forward),
+        3 => Just(Action::Take),
+        2 => (1u64..500).prop_map(Action::Wait),
     ];
-    prop::collection::vec(turn, 1..300)
+    prop::collection::vec(action, 1..300)
 }
 
 fn links() -> impl Strategy<Value = LinkSpec> {
@@ -126,7 +126,7 @@ impl Traffic {
 
     /// Receives all packets that have arrived at C. Returns whether their numbers are the next
     /// ones.
-    fn take(&mut self, fabric: &mut Fabric, now: u64) -> bool {
+    fn receive_all(&mut self, fabric: &mut Fabric, now: u64) -> bool {
         (0..2).all(|channel| {
             std::iter::from_fn(|| take(fabric, C, now, channel)).all(|number| {
                 self.received[channel] += 1;
@@ -143,7 +143,7 @@ proptest! {
     fn nothing_is_lost_doubled_or_reordered_under_random_errors(
         specs in [links(), links()],
         faults in prop::collection::vec(prop::collection::vec(0u8..8, 1..20), 2),
-        turns in turns(),
+        actions in actions(),
     ) {
         let [first, second] = specs;
         let mut fabric = row(first, second);
@@ -152,16 +152,16 @@ proptest! {
         }
 
         let (mut now, mut traffic) = (0, Traffic::default());
-        for turn in turns {
-            match turn {
-                Turn::Send { channel, bytes } => {
+        for action in actions {
+            match action {
+                Action::Send { channel, bytes } => {
                     let number = traffic.sent[channel];
                     let is_sent = send(&mut fabric, now, channel, (bytes, number)).is_ok();
                     traffic.sent[channel] += u64::from(is_sent);
                 }
-                Turn::Forward => Traffic::forward(&mut fabric, now),
-                Turn::Take => prop_assert!(traffic.take(&mut fabric, now)),
-                Turn::Wait(time) => now += time,
+                Action::Forward => Traffic::forward(&mut fabric, now),
+                Action::Take => prop_assert!(traffic.receive_all(&mut fabric, now)),
+                Action::Wait(time) => now += time,
             }
         }
 
@@ -171,7 +171,7 @@ proptest! {
                 || ports(&mut fabric, B, now).arrived(1) != 0 || ports(&mut fabric, C, now).arrivals() != &[0; 16],
                 "packets are lost");
             Traffic::forward(&mut fabric, now);
-            prop_assert!(traffic.take(&mut fabric, now));
+            prop_assert!(traffic.receive_all(&mut fabric, now));
             if fabric.next_event() != Nanos::NEVER {
                 now = now.max(fabric.next_event().0);
             }
