@@ -18,7 +18,7 @@
 //!             _ => agenda.set(WATCHDOG, context.now() + 1_000_000),
 //!         }
 //!     }
-//!     agenda.arm(context);
+//!     agenda.request_step(context);
 //! }
 //! ```
 
@@ -96,14 +96,15 @@ impl<const N: usize> Agenda<N> {
         Some(timer)
     }
 
-    /// Requests a step at the earliest time.
+    /// Asks the machine for a step of the device at the time of the earliest timer.
     ///
-    /// The machine forgets the request when it comes true, and keeps one that was made before a
-    /// timer was cancelled. A step may thus come early and find no timer due.
-    pub fn arm(&self, context: &mut Context<'_>) {
-        let time = self.next();
-        if time < Nanos::NEVER {
-            context.wake_at(time);
+    /// A request can't be withdrawn: after a timer was cancelled, the machine still steps the
+    /// device at that timer's time, and [`Agenda::take_due`] may then return `None`. Each step
+    /// consumes its request, so a device with timers left must call this method again.
+    pub fn request_step(&self, context: &mut Context<'_>) {
+        let earliest = self.next();
+        if earliest < Nanos::NEVER {
+            context.wake_at(earliest);
         }
     }
 }

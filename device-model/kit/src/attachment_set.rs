@@ -66,10 +66,11 @@ impl<const WORDS: usize> AttachmentSet<WORDS> {
         self.first_from(u32::from(id.0) + 1)
     }
 
-    /// Returns the member whose turn it is: the first from `turn` on, or else the first of all.
+    /// Returns the next member in round-robin order: the first from `next` on, or else the first of
+    /// all.
     #[inline]
-    pub fn in_turn(&self, turn: AttachmentId) -> Option<AttachmentId> {
-        self.first_from(turn.0.into()).or_else(|| self.first())
+    pub fn in_turn(&self, next: AttachmentId) -> Option<AttachmentId> {
+        self.first_from(next.0.into()).or_else(|| self.first())
     }
 
     /// Returns the first member from the id `from` on.

@@ -4,8 +4,8 @@
 //! The caller removes each member that it has served from the mask. It keeps the first one, and
 //! advances it by its own rule: after each round, or after the member that was served.
 
-/// Returns the number of the member of `mask` whose turn it is: the lowest from `first` on, or else
-/// the lowest of all. Returns `None` if the mask is empty. `first` is at most 63, and need not be a
+/// Returns the next member of `mask` in round-robin order: the lowest from `first` on, or else the
+/// lowest of all. Returns `None` if the mask is empty. `first` is at most 63, and need not be a
 /// member.
 #[inline(always)]
 pub fn in_turn(mask: u64, first: u8) -> Option<u8> {

@@ -39,26 +39,26 @@ impl Word for SharedU64 {
 #[derive(Clone, Debug)]
 pub struct MirrorWord<W: Word> {
     word: W,
-    shown: W::Value,
+    mirrored: W::Value,
 }
 
 impl<W: Word> MirrorWord<W> {
     /// Returns a word that is 0 in memory, as in the memory of a new tenant.
     pub fn new(word: W) -> Self {
-        Self { word, shown: W::Value::default() }
+        Self { word, mirrored: W::Value::default() }
     }
 
     /// Returns the value that clients see.
     #[inline]
-    pub fn shown(&self) -> W::Value {
-        self.shown
+    pub fn mirrored(&self) -> W::Value {
+        self.mirrored
     }
 
     /// Shows a value.
     #[inline]
     pub fn show(&mut self, value: W::Value) {
-        if value != self.shown {
-            self.shown = value;
+        if value != self.mirrored {
+            self.mirrored = value;
             self.word.store_release(value);
         }
     }
@@ -66,8 +66,8 @@ impl<W: Word> MirrorWord<W> {
     /// Shows 0. It is stored in any case, because the memory may have another content than this
     /// word has shown.
     pub fn clear(&mut self) {
-        self.shown = W::Value::default();
-        self.word.store_release(self.shown);
+        self.mirrored = W::Value::default();
+        self.word.store_release(self.mirrored);
     }
 }
 
@@ -80,31 +80,31 @@ mod tests {
     #[test]
     fn only_a_change_is_stored() {
         let memory = SharedMemory::create("mirror", 4096).unwrap();
-        let seen = memory.u64(8).unwrap();
+        let stored = memory.u64(8).unwrap();
         let mut word = MirrorWord::new(memory.u64(8).unwrap());
 
         word.show(7);
-        assert_eq!((word.shown(), seen.load(Ordering::Acquire)), (7, 7));
+        assert_eq!((word.mirrored(), stored.load(Ordering::Acquire)), (7, 7));
 
-        // This store stands for a mark that another store would overwrite.
-        seen.store(1, Ordering::Release);
+        // A second store of 7 would overwrite this value.
+        stored.store(1, Ordering::Release);
         word.show(7);
-        assert_eq!(seen.load(Ordering::Acquire), 1);
+        assert_eq!(stored.load(Ordering::Acquire), 1);
         word.show(8);
-        assert_eq!(seen.load(Ordering::Acquire), 8);
+        assert_eq!(stored.load(Ordering::Acquire), 8);
     }
 
     #[test]
     fn a_new_word_assumes_zeroed_memory_and_clear_zeroes_it() {
         let memory = SharedMemory::create("mirror", 4096).unwrap();
-        let seen = memory.u32(4).unwrap();
-        seen.store(5, Ordering::Release);
+        let stored = memory.u32(4).unwrap();
+        stored.store(5, Ordering::Release);
 
         let mut word = MirrorWord::new(memory.u32(4).unwrap());
         word.show(0);
-        assert_eq!(seen.load(Ordering::Acquire), 5);
+        assert_eq!(stored.load(Ordering::Acquire), 5);
 
         word.clear();
-        assert_eq!((word.shown(), seen.load(Ordering::Acquire)), (0, 0));
+        assert_eq!((word.mirrored(), stored.load(Ordering::Acquire)), (0, 0));
     }
 }

@@ -56,7 +56,7 @@ impl Device for Clock {
             }
         }
         self.agenda.cancel(CANCELLED);
-        self.agenda.arm(context);
+        self.agenda.request_step(context);
         Progress::Idle
     }
 }

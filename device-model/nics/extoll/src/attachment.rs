@@ -172,7 +172,8 @@ impl Attachments {
         }
     }
 
-    /// Marks an attachment's counters to be shown at the end of the step.
+    /// Records that an attachment's counters have changed. They are written to its mirror at the
+    /// end of the step.
     #[inline]
     pub(crate) fn mark_changed(&mut self, id: AttachmentId) {
         self.with_changed_counters.add(id);

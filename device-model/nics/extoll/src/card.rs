@@ -83,7 +83,7 @@ impl Card {
             None => (None, None, None),
         };
 
-        self.parts.work.forget(attachment.0);
+        self.parts.work.remove(attachment.0);
         self.velo.power_on(attachment, velo_read_pointer);
         self.parts.atu.power_on(attachment);
         self.rma.power_on(attachment, rma_read_pointer);
@@ -92,7 +92,7 @@ impl Card {
 
     /// Ends the access to a client that has left.
     pub(crate) fn detach(&mut self, attachment: AttachmentId) {
-        self.parts.work.forget(attachment.0);
+        self.parts.work.remove(attachment.0);
         self.velo.detach(attachment);
         self.parts.atu.power_on(attachment);
         self.rma.power_on(attachment, None);
@@ -102,7 +102,7 @@ impl Card {
     /// Returns the state that the attachments share to that of power-on: the directory, the
     /// selected VPID and the watchdogs' limits. Asks all nodes to announce their enabled rings.
     pub(crate) fn reset_shared_state(&mut self, context: &mut Context<'_>) {
-        self.parts.directory.forget();
+        self.parts.directory.clear();
         self.selected = 0;
 
         let (watchdog, rma_watchdog) = (self.parts.config.watchdog, self.parts.config.rma_watchdog);

@@ -83,7 +83,7 @@ impl CardConfig {
         }
 
         for (target, route) in (0..).zip(routes.iter()) {
-            let good = match *route {
+            let is_valid = match *route {
                 Route::None => true,
                 Route::Local => target == node,
                 Route::Port { port, lane } => {
@@ -91,7 +91,7 @@ impl CardConfig {
                 }
             };
 
-            if !good {
+            if !is_valid {
                 return Err(ConfigError::Route { target, route: *route });
             }
         }

@@ -134,12 +134,12 @@ impl Device for Card {
                     self.reset_attachment(context, attachment);
                 }
                 self.reset_shared_state(context);
-                let shown = self
+                let mirror = self
                     .parts
                     .attachments
                     .ids()
                     .find_map(|attachment| context.memory(attachment, BAR_DIRECTORY));
-                self.parts.directory.show_in(shown);
+                self.parts.directory.show_in(mirror);
             }
         }
         context.wake_at(Nanos::ZERO);

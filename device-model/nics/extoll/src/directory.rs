@@ -112,7 +112,7 @@ impl Directory {
     }
 
     /// Clears all entries.
-    pub(crate) fn forget(&mut self) {
+    pub(crate) fn clear(&mut self) {
         for node in 0..self.nodes {
             for vpid in 0..self.vpids {
                 self.update(node, vpid, Entry::default());

@@ -115,8 +115,8 @@ impl Network {
         }
     }
 
-    /// Checks the network of a section.
-    fn check(&self, section: &Section<'_>) -> Result<NetworkValues, SectionError> {
+    /// Returns the checked values of a section.
+    fn network_values(&self, section: &Section<'_>) -> Result<NetworkValues, SectionError> {
         let vpids = range_or("vpids", self.vpids.as_ref(), (1, MAX_VPIDS), DEFAULT_VPIDS)?;
         let watchdog = watchdog("watchdog_ms", self.watchdog_ms.as_ref())?;
         let rma_watchdog = self::watchdog("rma_watchdog_ms", self.rma_watchdog_ms.as_ref())?;
@@ -151,7 +151,7 @@ impl Network {
         let clock = Clock::of_mhz(mhz);
         let mut link = LinkSpec::new(wire::CHANNELS, CREDITS, MAX_MESSAGE);
         link.bits_per_second = u64::from(mhz) * 1_000_000 * BITS_A_CYCLE;
-        let mut link = self.link.over(link)?;
+        let mut link = self.link.with_defaults(link)?;
         link.delay += clock.nanoseconds(hop_cycles);
         Ok((clock, link))
     }
@@ -187,7 +187,7 @@ impl Family for Networks {
         let mut cards = 0;
         for section in &sections {
             let network: Network = section.parse()?;
-            let network = network.check(section)?;
+            let network = network.network_values(section)?;
 
             let first = cards;
             cards += network.topology.nodes();
@@ -243,7 +243,7 @@ mod tests {
         let text = format!("mesh = 2\n{lines}");
         let section = Section::new(DeTable::parse(&text).unwrap());
         let network: Network = section.parse().map_err(|error| error.to_string())?;
-        network.check(&section).map_err(|error| error.to_string())
+        network.network_values(&section).map_err(|error| error.to_string())
     }
 
     #[test]

@@ -95,7 +95,7 @@ impl Mirror {
         self.rma_overflows.show(rma.overflows);
 
         let shown = &mut self.errors;
-        if errors.count != shown.count.shown() || velo.undelivered != shown.undelivered.shown() {
+        if errors.count != shown.count.mirrored() || velo.undelivered != shown.undelivered.mirrored() {
             shown.last.show(errors.last);
             shown.undelivered.show(velo.undelivered);
             // The error count comes last: a reader that sees it grow sees the matching other

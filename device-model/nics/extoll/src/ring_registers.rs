@@ -118,8 +118,8 @@ mod tests {
         assert_eq!(registers.write(RingRegister::Entries, 128, true), Err(NotWritable));
         assert_eq!(registers.write(RingRegister::Enable, 2, true), Ok(Some(false)));
 
-        let shown = [RingRegister::Base, RingRegister::Entries, RingRegister::Enable]
+        let values = [RingRegister::Base, RingRegister::Entries, RingRegister::Enable]
             .map(|register| registers.read(register, true));
-        assert_eq!(shown, [0x1000, 64, 1]);
+        assert_eq!(values, [0x1000, 64, 1]);
     }
 }

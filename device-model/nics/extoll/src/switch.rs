@@ -214,15 +214,22 @@ impl Switch {
         self.request_output(target, class, |waiting, _| waiting == 0)
     }
 
-    /// Returns whether `few` accepts the length and bound of the first queue on the output channel.
-    /// If not, the caller counts as waiting.
+    /// Returns whether a packet may be sent now: `is_short_enough` accepts the length of the output
+    /// channel's queue, and its bound. If not, the output channel records that a packet waits for
+    /// it.
     #[inline]
-    fn request_output(&mut self, target: u32, class: Class, few: impl Fn(usize, usize) -> bool) -> bool {
-        let goes = self.waiting(target, class).is_none_or(|(waiting, most)| few(waiting, most));
-        if !goes {
+    fn request_output(
+        &mut self,
+        target: u32,
+        class: Class,
+        is_short_enough: impl Fn(usize, usize) -> bool,
+    ) -> bool {
+        let may_send =
+            self.waiting(target, class).is_none_or(|(waiting, most)| is_short_enough(waiting, most));
+        if !may_send {
             self.note_waiting_send(target, class);
         }
-        goes
+        may_send
     }
 
     /// Returns the length and the bound of the first queue toward a node.

@@ -85,7 +85,7 @@ impl Work {
     }
 
     /// Removes an attachment whose command will not be retried.
-    pub(crate) fn forget(&mut self, attachment: u16) {
+    pub(crate) fn remove(&mut self, attachment: u16) {
         self.queue.retain(|waiting| waiting.attachment != attachment);
     }
 
@@ -158,7 +158,7 @@ mod tests {
         work.spend(PASS_BUDGET);
         assert!(!work.admit(7) && !work.admit(8) && !work.admit(9));
 
-        work.forget(7);
+        work.remove(7);
 
         let passes = (0..10).take_while(|_| {
             work.end_pass();

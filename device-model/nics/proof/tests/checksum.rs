@@ -44,12 +44,12 @@ struct Rig {
 impl Rig {
     /// Returns a card that all of its attachments use.
     fn new(mode: CompanionMode) -> Self {
-        let (release, until) = mpsc::channel::<()>();
-        let until = Mutex::new(until);
+        let (release, released) = mpsc::channel::<()>();
+        let released = Mutex::new(released);
         let algorithm = move |bytes: &[u8]| {
             assert_ne!(bytes[0], PANIC, "broken");
             if bytes[0] == WAIT {
-                let _ = until.lock().unwrap().recv();
+                let _ = released.lock().unwrap().recv();
             }
             fnv1a(bytes)
         };
@@ -104,9 +104,9 @@ impl Rig {
     }
 
     #[track_caller]
-    fn until(&mut self, mut ready: impl FnMut(&mut Self) -> bool) {
+    fn step_until(&mut self, mut condition: impl FnMut(&mut Self) -> bool) {
         let deadline = Instant::now() + LONG;
-        while !ready(self) {
+        while !condition(self) {
             assert!(Instant::now() < deadline, "not in time");
             self.step();
             std::thread::yield_now();
@@ -115,8 +115,8 @@ impl Rig {
 
     /// Waits for the end of a number of starts. Returns the status after them.
     #[track_caller]
-    fn until_ended(&mut self, attachment: AttachmentId, starts: u64) -> u32 {
-        self.until(|rig| rig.mirror(attachment, MIRROR_ENDED) == starts);
+    fn step_until_ended(&mut self, attachment: AttachmentId, starts: u64) -> u32 {
+        self.step_until(|rig| rig.mirror(attachment, MIRROR_ENDED) == starts);
         self.read(attachment, REG_STATUS)
     }
 
@@ -125,7 +125,7 @@ impl Rig {
     fn assert_sums(&mut self, attachment: AttachmentId, ended: u64) {
         let bytes: Vec<u8> = (0..1000_u32).map(|at| 3 + (at % 200) as u8).collect();
         self.start(attachment, &bytes);
-        assert_eq!(self.until_ended(attachment, ended + 1), 0);
+        assert_eq!(self.step_until_ended(attachment, ended + 1), 0);
         assert_eq!(self.mirror(attachment, MIRROR_SUM), fnv1a(&bytes));
     }
 }
@@ -142,7 +142,7 @@ fn sums_of_all_clients_are_right() {
                 rig.start(AttachmentId(attachment), &bytes(attachment, round));
             }
             for attachment in 0..ATTACHMENTS {
-                assert_eq!(rig.until_ended(AttachmentId(attachment), u64::from(round) + 1), 0);
+                assert_eq!(rig.step_until_ended(AttachmentId(attachment), u64::from(round) + 1), 0);
                 assert_eq!(
                     rig.mirror(AttachmentId(attachment), MIRROR_SUM),
                     fnv1a(&bytes(attachment, round))
@@ -157,12 +157,12 @@ fn sums_of_all_clients_are_right() {
 fn invalid_start_and_memory_that_is_not_mapped_are_errors() {
     let mut rig = Rig::new(CompanionMode::Stepped);
     rig.write(USER, region::BAR0, REG_START, &1_u32.to_le_bytes());
-    assert_eq!(rig.until_ended(USER, 1), STATUS_BAD_START);
+    assert_eq!(rig.step_until_ended(USER, 1), STATUS_BAD_START);
 
     rig.write(USER, region::BAR0, REG_LENGTH, &8_u32.to_le_bytes());
     rig.write(USER, region::BAR0, REG_START, &1_u32.to_le_bytes());
 
-    assert_eq!(rig.until_ended(USER, 2), STATUS_DMA_ERROR);
+    assert_eq!(rig.step_until_ended(USER, 2), STATUS_DMA_ERROR);
     rig.assert_sums(USER, 2);
 }
 
@@ -172,9 +172,9 @@ fn companion_that_panics_fails_all_starts_until_the_function_is_reset() {
         let mut rig = Rig::new(mode);
         rig.start(USER, &[PANIC; 8]);
 
-        assert_eq!(rig.until_ended(USER, 1), STATUS_HALTED);
+        assert_eq!(rig.step_until_ended(USER, 1), STATUS_HALTED);
         rig.start(USER, &[9; 8]);
-        assert_eq!(rig.until_ended(USER, 2), STATUS_HALTED);
+        assert_eq!(rig.step_until_ended(USER, 2), STATUS_HALTED);
         assert_eq!(
             rig.machine.companions(CARD)[0].to_string(),
             "checksum (epoch 1) panicked: assertion `left != right` failed: broken left: 1 right: 1"
@@ -193,14 +193,14 @@ fn companion_that_hangs_is_replaced_at_a_reset_and_its_late_sum_dropped() {
     rig.machine.set_companion_limit(20_000_000);
     rig.start(USER, &[WAIT; 8]);
 
-    assert_eq!(rig.until_ended(USER, 1), STATUS_HALTED);
+    assert_eq!(rig.step_until_ended(USER, 1), STATUS_HALTED);
     rig.machine.set_companion_limit(LONG.as_nanos() as u64);
     rig.machine.reset_function(CARD).unwrap();
     rig.assert_sums(USER, 0);
 
     assert_eq!(rig.machine.companions(CARD)[0].to_string(), "checksum (epoch 2) running, 1 thread abandoned");
     rig.release = None;
-    rig.until(|rig| rig.machine.companions(CARD)[0].is_healthy());
+    rig.step_until(|rig| rig.machine.companions(CARD)[0].is_healthy());
     rig.assert_sums(USER, 1);
 }
 
@@ -215,7 +215,7 @@ fn sum_in_progress_at_the_reset_of_its_client_does_not_complete_a_later_start() 
     rig.start(USER, &[7; 64]);
     rig.release = None;
 
-    assert_eq!(rig.until_ended(USER, 1), 0);
+    assert_eq!(rig.step_until_ended(USER, 1), 0);
     assert_eq!(rig.mirror(USER, MIRROR_SUM), fnv1a(&[7; 64]));
     rig.assert_sums(AttachmentId(1), 0);
     assert_eq!(rig.mirror(USER, MIRROR_ENDED), 1);

@@ -59,9 +59,9 @@ fn add(result: &mut [u8], operand: &[u8]) {
     let mut end = result.len();
 
     while let (Some(a), Some(b)) = (last_word(result, end), last_word(operand, end)) {
-        let (sum, over) = a.overflowing_add(b);
-        let (sum, over_by_carry) = sum.overflowing_add(carry.into());
-        carry = over | over_by_carry;
+        let (sum, carry_of_sum) = a.overflowing_add(b);
+        let (sum, carry_of_carry) = sum.overflowing_add(carry.into());
+        carry = carry_of_sum | carry_of_carry;
         result[end - 8..end].copy_from_slice(&sum.to_be_bytes());
         end -= 8;
     }

@@ -24,7 +24,7 @@ pub(crate) struct GlobalInterrupts {
     /// Whether a register was written since the last update.
     written: bool,
     /// The status word in the mirrors.
-    shown: u32,
+    mirrored: u32,
 }
 
 /// The result of [`GlobalInterrupts::update`].
@@ -42,7 +42,7 @@ impl GlobalInterrupts {
             members_at_power_on,
             wires_read_at: None,
             written: true,
-            shown: 0,
+            mirrored: 0,
         }
     }
 
@@ -77,8 +77,8 @@ impl GlobalInterrupts {
         let fired = self.barrier.update(ports);
 
         let status = self.barrier.status(ports);
-        let changed = status != self.shown;
-        self.shown = status;
+        let changed = status != self.mirrored;
+        self.mirrored = status;
         Update { fired, status: changed.then_some(status) }
     }
 
@@ -93,8 +93,8 @@ impl GlobalInterrupts {
     }
 
     /// Returns the status word in the mirrors.
-    pub(crate) fn shown(&self) -> u32 {
-        self.shown
+    pub(crate) fn mirrored(&self) -> u32 {
+        self.mirrored
     }
 }
 
@@ -112,7 +112,7 @@ struct Barrier {
     /// Channels whose interrupt is set.
     interrupt: u8,
     /// Number of rises of each channel's wire that have been accounted for.
-    seen: [u64; gi::CHANNELS as usize],
+    counted_rises: [u64; gi::CHANNELS as usize],
 }
 
 impl Barrier {
@@ -123,13 +123,13 @@ impl Barrier {
         for channel in 0..gi::CHANNELS as u8 {
             ports.join_wire(channel, participates & (1 << channel) != 0);
             ports.drive_wire(channel, false);
-            self.forget(channel, ports);
+            self.count_rises_as_reported(channel, ports);
         }
     }
 
     /// Marks all rises of a channel's wire so far as accounted for.
-    fn forget(&mut self, channel: u8, ports: &Ports<'_>) {
-        self.seen[usize::from(channel)] = self.rises(channel, ports);
+    fn count_rises_as_reported(&mut self, channel: u8, ports: &Ports<'_>) {
+        self.counted_rises[usize::from(channel)] = self.rises(channel, ports);
     }
 
     /// Returns how often a channel's wire has risen, for the type that the channel has.
@@ -159,13 +159,13 @@ impl Barrier {
                 self.participates = if on { self.participates | bit } else { self.participates & !bit };
                 self.active &= !bit;
                 ports.join_wire(channel, on);
-                self.forget(channel, ports);
+                self.count_rises_as_reported(channel, ports);
             }
             gi::STICKY if on => {
                 if self.sticky & self.participates & bit != 0 && self.active & bit == 0 {
                     let and = self.and & bit != 0;
                     if and {
-                        self.forget(channel, ports);
+                        self.count_rises_as_reported(channel, ports);
                     }
                     self.active |= bit;
                     ports.fire_wire(channel, if and { Combine::And } else { Combine::Or });
@@ -175,14 +175,14 @@ impl Barrier {
                 self.interrupt &= !bit;
                 self.active &= !bit;
                 ports.drive_wire(channel, false);
-                self.forget(channel, ports);
+                self.count_rises_as_reported(channel, ports);
             }
             _ => {
                 self.sticky |= bit;
                 self.active &= !bit;
                 self.and = if on { self.and | bit } else { self.and & !bit };
                 ports.drive_wire(channel, false);
-                self.forget(channel, ports);
+                self.count_rises_as_reported(channel, ports);
             }
         }
 
@@ -203,8 +203,8 @@ impl Barrier {
         let mut fired = 0;
         for channel in 0..gi::CHANNELS as u8 {
             let bit = 1u8 << channel;
-            if watched & bit != 0 && self.rises(channel, ports) != self.seen[usize::from(channel)] {
-                self.forget(channel, ports);
+            if watched & bit != 0 && self.rises(channel, ports) != self.counted_rises[usize::from(channel)] {
+                self.count_rises_as_reported(channel, ports);
                 self.active &= !bit;
                 fired |= bit & !self.interrupt;
                 self.interrupt |= bit;

@@ -117,7 +117,7 @@ impl PsetValues {
         Ok(Self {
             compute_nodes,
             fifo_depth: pset.fifo_depth.as_ref().map(|depth| *depth.get_ref()),
-            link: pset.link.over(LinkSpec::new(VCS, CREDITS, PAYLOAD))?,
+            link: pset.link.with_defaults(LinkSpec::new(VCS, CREDITS, PAYLOAD))?,
         })
     }
 }
@@ -151,7 +151,8 @@ fn add_nodes(
     }
 
     for link in &topology.links {
-        // The lower end of a link belongs to its pset.
+        // A topology's link has its upper end first. The lower end (`b`) determines the pset,
+        // because the link between two I/O nodes has the values of the lower one's pset.
         let pset = topology.nodes[link.b.0 as usize].pset as usize;
         let end = |(node, port): (u32, u8)| (functions[node as usize], port);
         plan.link(end(link.a), end(link.b), psets[pset].link.clone())

@@ -199,7 +199,7 @@ impl TreeNic {
 
         for channel in &mut self.channels {
             channel.clear(&self.config, &self.presence, &mut ports);
-            channel.show_global_interrupts(self.global_interrupts.shown());
+            channel.show_global_interrupts(self.global_interrupts.mirrored());
         }
         self.halves = Default::default();
 
@@ -273,7 +273,7 @@ impl Device for TreeNic {
             // The memory has the size that `spec` asks for, so this does not fail. If it did, the
             // channel would stay closed.
             let _ = self.channels[number].open(&self.config, &self.presence, &window, &mirror);
-            self.channels[number].show_global_interrupts(self.global_interrupts.shown());
+            self.channels[number].show_global_interrupts(self.global_interrupts.mirrored());
         }
 
         self.attached.add(attachment);
@@ -359,8 +359,8 @@ impl Device for TreeNic {
         };
 
         if locked {
-            let soon = context.now().after(LOCKED_RETRY);
-            context.wake_at(soon);
+            let retry_at = context.now().after(LOCKED_RETRY);
+            context.wake_at(retry_at);
         }
         if self.router.take_starved() {
             retry::when_starved(context);

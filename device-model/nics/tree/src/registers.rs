@@ -220,11 +220,13 @@ impl TreeNic {
     }
 
     /// Returns the OR of `f` over the channel of `from`, or over both channels.
-    fn fold(&mut self, from: AttachmentId, both: bool, f: impl Fn(&mut Channel) -> u32) -> u32 {
-        let own = channel_of(from);
+    fn fold(&mut self, from: AttachmentId, of_both_channels: bool, f: impl Fn(&mut Channel) -> u32) -> u32 {
+        let own_channel = channel_of(from);
 
         let channels = self.channels.iter_mut().enumerate();
-        channels.filter(|(number, _)| both || *number == own).fold(0, |word, (_, channel)| word | f(channel))
+        channels
+            .filter(|(number, _)| of_both_channels || *number == own_channel)
+            .fold(0, |word, (_, channel)| word | f(channel))
     }
 
     /// Writes a device control register. Returns false if none of that number can be written.

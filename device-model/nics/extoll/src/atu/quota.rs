@@ -13,7 +13,7 @@ pub(super) struct Shares {
     /// The resources that each VPID's regions use.
     used: Vec<[u32; RESOURCES]>,
     /// The part of each resource that is reserved for one VPID.
-    kept: [u32; RESOURCES],
+    reserved: [u32; RESOURCES],
     /// The reserved parts that the VPIDs have not used, added up.
     unclaimed: [u32; RESOURCES],
     /// The resources that all regions use.
@@ -23,11 +23,11 @@ pub(super) struct Shares {
 impl Shares {
     pub(super) fn new(vpids: u16) -> Self {
         let vpids = u32::from(vpids.max(1));
-        let kept = std::array::from_fn(|resource| Self::all(resource) / 2 / vpids);
+        let reserved = std::array::from_fn(|resource| Self::all(resource) / 2 / vpids);
         Self {
             used: vec![[0; RESOURCES]; vpids as usize],
-            kept,
-            unclaimed: kept.map(|kept| kept * vpids),
+            reserved,
+            unclaimed: reserved.map(|reserved| reserved * vpids),
             total: [0; RESOURCES],
         }
     }
@@ -55,20 +55,20 @@ impl Shares {
     /// Returns the amount of a resource that a VPID may still use.
     pub(super) fn left_for(&self, attachment: u16, resource: usize) -> u32 {
         let Some(used) = self.used.get(usize::from(attachment)) else { return 0 };
-        let own = self.kept[resource].saturating_sub(used[resource]);
-        let others = self.unclaimed[resource] - own;
-        self.left(resource) - others
+        let own_reserve = self.reserved[resource].saturating_sub(used[resource]);
+        let other_reserves = self.unclaimed[resource] - own_reserve;
+        self.left(resource) - other_reserves
     }
 
     /// Changes the amount of a resource that a VPID's regions use, by applying `change` to it.
     pub(super) fn change(&mut self, attachment: u16, resource: usize, change: impl Fn(u32) -> u32) {
         let Some(used) = self.used.get_mut(usize::from(attachment)) else { return };
 
-        let (kept, used) = (self.kept[resource], &mut used[resource]);
+        let (reserved, used) = (self.reserved[resource], &mut used[resource]);
 
-        self.unclaimed[resource] -= kept.saturating_sub(*used);
+        self.unclaimed[resource] -= reserved.saturating_sub(*used);
         *used = change(*used);
-        self.unclaimed[resource] += kept.saturating_sub(*used);
+        self.unclaimed[resource] += reserved.saturating_sub(*used);
         self.total[resource] = change(self.total[resource]);
     }
 }

@@ -140,7 +140,7 @@ impl Rma {
         in_flight.status = status;
 
         let source = in_flight.request.source;
-        commands.asked = commands.asked.saturating_sub(length);
+        commands.outstanding_bytes = commands.outstanding_bytes.saturating_sub(length);
         ended.then_some((source, total))
     }
 
@@ -158,17 +158,17 @@ impl Rma {
 
         in_flight.state = State::Ended;
         let (request, owner, outstanding) = (in_flight.request, in_flight.owner, in_flight.outstanding());
-        let get = request.is_get();
+        let is_get = request.is_get();
 
-        client.commands.gets -= u32::from(get);
-        if get {
+        client.commands.gets -= u32::from(is_get);
+        if is_get {
             // A get that is given up has no more data to expect.
-            client.commands.asked = client.commands.asked.saturating_sub(outstanding);
+            client.commands.outstanding_bytes = client.commands.outstanding_bytes.saturating_sub(outstanding);
         }
 
         client.commands.skip_sent_and_drop_ended();
         if status != status::DONE {
-            client.asking.give_up(requester, id);
+            client.data_reads.drop_data(requester, id);
         }
 
         let Owner::Tenant { queue_generation } = owner else { return };
@@ -185,10 +185,10 @@ impl Rma {
         };
 
         if status != status::DONE || request.notify & notify::REQUESTER != 0 {
-            let own = if get { request.destination } else { request.source };
-            self.notify(unit, attachment, notification(notify::REQUESTER, own));
+            let own_address = if is_get { request.destination } else { request.source };
+            self.notify(unit, attachment, notification(notify::REQUESTER, own_address));
         }
-        if get && status == status::DONE && request.notify & notify::COMPLETER != 0 {
+        if is_get && status == status::DONE && request.notify & notify::COMPLETER != 0 {
             self.notify(unit, attachment, notification(notify::COMPLETER, request.destination));
         }
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use nicforge_hwi::extoll_rma::{Command, MAX_COMMANDS, MAX_IMMEDIATE, MAX_LENGTH, command, status};
 
-use super::part::{Part, most_requested};
+use super::part::{Part, max_request_bytes};
 use crate::wire::Endpoint;
 
 /// Targets that are considered in the search for a command that can proceed.
@@ -147,7 +147,7 @@ impl InFlightCommand {
     pub(super) fn next_part(&self, id: u32, mtu: u32) -> Part {
         let Request { command, notify, length: total, source, destination, .. } = self.request;
         let rest = self.rest();
-        let maximum = if command == command::GET { most_requested(mtu) } else { mtu };
+        let maximum = if command == command::GET { max_request_bytes(mtu) } else { mtu };
         Part {
             id,
             command,
@@ -193,7 +193,7 @@ pub(super) struct Commands {
     /// Number of gets that have not ended.
     pub(super) gets: u32,
     /// Bytes that these gets have requested and not received.
-    pub(super) asked: u32,
+    pub(super) outstanding_bytes: u32,
 }
 
 impl Commands {
@@ -249,17 +249,17 @@ impl Commands {
 
     /// Returns whether an earlier command for the same target keeps this one from starting. A
     /// command that has failed waits for all of them, a put only for gets.
-    pub(super) fn has_to_wait(&self, index: usize, failed: bool) -> bool {
+    pub(super) fn has_to_wait(&self, index: usize, has_failed: bool) -> bool {
         let Some(this) = self.list.get(index) else { return true };
 
-        if !failed && (this.request.is_get() || self.gets == 0) {
+        if !has_failed && (this.request.is_get() || self.gets == 0) {
             return false;
         }
 
         self.list.iter().take(index).any(|before| {
             before.state != State::Ended
                 && before.request.target == this.request.target
-                && (failed || before.request.is_get())
+                && (has_failed || before.request.is_get())
         })
     }
 
@@ -441,7 +441,7 @@ mod tests {
     #[test]
     fn invalid_descriptors_are_taken_and_end_with_an_error_status() {
         let put = Command::new(0, 1, command::PUT, 0, 8, 0, 0);
-        let bad = [
+        let invalid = [
             Command { head: put.head | Command::RESERVED, ..put },
             Command::new(0, 1, command::PUT, 0, 0, 0, 0),
             Command::new(0, 1, command::PUT, 0, MAX_LENGTH + 1, 0, 0),
@@ -450,7 +450,7 @@ mod tests {
         ];
 
         let mut commands = Commands::default();
-        for written in &bad {
+        for written in &invalid {
             assert!(!commands.push(written, 0));
         }
         assert!(

@@ -142,7 +142,7 @@ struct Client {
     counts: Counts,
     commands: Commands,
     /// Stage for puts from this client's memory, where it is accessed by DMA messages.
-    asking: StagingBuffer,
+    data_reads: StagingBuffer,
     /// Stage for gets from this client's memory, where it is accessed by DMA messages.
     answering: StagingBuffer,
     /// Whether the client has let a message wait too long. The card does not wait for its next
@@ -160,7 +160,7 @@ impl Default for Client {
             notifications: Notifications::default(),
             counts: Counts::default(),
             commands: Commands::default(),
-            asking: StagingBuffer::default(),
+            data_reads: StagingBuffer::default(),
             answering: StagingBuffer::default(),
             unresponsive: false,
             side_queues: Default::default(),
@@ -258,7 +258,7 @@ impl Rma {
         let Some(client) = self.client(attachment) else { return };
 
         client.notifications.power_on(read_pointer);
-        client.asking.abandon();
+        client.data_reads.abandon();
         client.answering.abandon();
         client.unresponsive = false;
         client.commands.orphan();

@@ -19,7 +19,7 @@ const ANSWERS: u32 = 16;
 /// Returns the most bytes of data that a request for a part of a get asks for. The answers carry at
 /// most `mtu` each.
 #[inline]
-pub(super) fn most_requested(mtu: u32) -> u32 {
+pub(super) fn max_request_bytes(mtu: u32) -> u32 {
     mtu.saturating_mul(ANSWERS).min(MAX_RMA_MTU)
 }
 

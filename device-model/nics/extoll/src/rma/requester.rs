@@ -17,7 +17,7 @@ use super::{
     Rma,
     commands::{InFlightCommand, Owner, State, TargetSearch, WatchdogState},
     cycles,
-    part::{Part, most_requested},
+    part::{Part, max_request_bytes},
     transfer::{PacketMemory, ReadKey, Role, Unreadable},
 };
 use crate::{
@@ -144,19 +144,20 @@ impl Rma {
         let commands = &client.commands;
         let Some(in_flight) = commands.list.get(index).cloned() else { return PartOutcome::Blocked };
         let part = in_flight.next_part(commands.id(index), unit.parts.config.rma_mtu);
-        let asked = commands.asked;
+        let outstanding_bytes = commands.outstanding_bytes;
         if !unit.parts.switch.request_idle_output(in_flight.request.target.node, Class::Request) {
             return PartOutcome::Blocked;
         }
 
         if in_flight.request.is_get() {
-            self.request_part(unit, attachment, index, &in_flight, part, asked)
+            self.request_part(unit, attachment, index, &in_flight, part, outstanding_bytes)
         } else {
             self.put_part(unit, attachment, index, &in_flight, part)
         }
     }
 
-    /// Requests the next part of a get. `asked` bytes of the VPID's gets are outstanding.
+    /// Requests the next part of a get. `outstanding_bytes` are the bytes of the VPID's gets that
+    /// were requested and have not arrived.
     fn request_part(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
@@ -164,13 +165,13 @@ impl Rma {
         index: usize,
         in_flight: &InFlightCommand,
         part: Part,
-        asked: u32,
+        outstanding_bytes: u32,
     ) -> PartOutcome {
         if in_flight.is_stopped() || part.rest == 0 {
             return self.finish_requests_of_get(unit, attachment, index);
         }
-        let window = GET_WINDOW * most_requested(unit.parts.config.rma_mtu);
-        if asked > 0 && asked + part.length > window {
+        let window = GET_WINDOW * max_request_bytes(unit.parts.config.rma_mtu);
+        if outstanding_bytes > 0 && outstanding_bytes + part.length > window {
             return PartOutcome::Blocked;
         }
 
@@ -270,7 +271,7 @@ impl Rma {
             in_flight.progress.sent += part.length;
             in_flight.watchdog_state = WatchdogState::Progressed;
             if kind == Kind::Get {
-                commands.asked += part.length;
+                commands.outstanding_bytes += part.length;
             }
             in_flight.state = if part.last || in_flight.rest() == 0 { State::Sent } else { State::Sending };
         }
@@ -298,7 +299,7 @@ impl Rma {
         }
 
         let judged = match in_flight.status {
-            status::DONE => judge(unit, attachment, in_flight),
+            status::DONE => check_command(unit, attachment, in_flight),
             bad => Err(bad),
         };
 
@@ -347,7 +348,7 @@ impl Rma {
         let requester = Endpoint { node: unit.parts.config.node, vpid: attachment.0 };
         let expected = ReadKey { requester, id, at, iova: piece.iova, length };
         let client = self.client(attachment).ok_or(Unreadable)?;
-        let lease = client.asking.fetch(unit.context, attachment, Role::Asking, expected)?;
+        let lease = client.data_reads.fetch(unit.context, attachment, Role::Asking, expected)?;
         Ok(lease.map(|lease| PacketMemory { lease, offset: 0, length, staged: true }))
     }
 }
@@ -359,9 +360,9 @@ fn refuse(unit: &mut UnitContext<'_, '_>, attachment: AttachmentId, code: u8) ->
     Write::Accepted
 }
 
-/// Checks a command as far as this card can. Returns the number of the region of this card that it
-/// needs, or the status with which it ends.
-fn judge(
+/// Checks the target, and the region of this card that the command reads or writes. Returns the
+/// region's number, `None` for a command without one, or the status with which the command ends.
+fn check_command(
     unit: &UnitContext<'_, '_>,
     attachment: AttachmentId,
     in_flight: &InFlightCommand,

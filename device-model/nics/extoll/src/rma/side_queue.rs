@@ -283,8 +283,8 @@ impl Rma {
                 }
             }
 
-            let over = |client: &mut Client| client.side_queues.iter().all(SideQueue::is_empty);
-            if self.client(owner).is_none_or(over) {
+            let is_empty = |client: &mut Client| client.side_queues.iter().all(SideQueue::is_empty);
+            if self.client(owner).is_none_or(is_empty) {
                 self.side_queues.occupied.remove(owner);
             }
         }

@@ -80,7 +80,7 @@ impl Rma {
         }
 
         let stream = Stream { requester: wire.source, target: wire.target.vpid };
-        let whole = part.last && part.rest == part.total;
+        let is_only_part = part.last && part.rest == part.total;
 
         // The first part of a put supersedes a put that its requester gave up half way.
         let before = if part.at() == 0 { None } else { self.streams.get(&stream).copied() };
@@ -96,7 +96,7 @@ impl Rma {
             return Handled::Done;
         }
 
-        if !whole {
+        if !is_only_part {
             self.streams.remove(&stream);
         }
 
@@ -105,14 +105,14 @@ impl Rma {
         if let Err(Unsent::Starved | Unsent::Full) = sent {
             // There was room, so the pool is empty. The queue remembers that the data were written,
             // and they are not written again.
-            if !whole {
+            if !is_only_part {
                 self.streams.insert(stream, after);
             }
             return Handled::NoRoom;
         }
 
-        let touched = after.region.is_some() && matches!(after.status, status::DONE | status::WITHDRAWN);
-        if touched && part.notify & notify::COMPLETER != 0 {
+        let wrote_data = after.region.is_some() && matches!(after.status, status::DONE | status::WITHDRAWN);
+        if wrote_data && part.notify & notify::COMPLETER != 0 {
             let notification = notification(notify::COMPLETER, after.status, part.command, wire, &part);
             self.notify(unit, AttachmentId(wire.target.vpid), notification);
         }
@@ -246,7 +246,7 @@ impl Rma {
             return Ok(None);
         }
         client.unresponsive |= !waiting.is_last_attempt;
-        client.answering.give_up(requester, part.id);
+        client.answering.drop_data(requester, part.id);
         Err(Unreadable)
     }
 

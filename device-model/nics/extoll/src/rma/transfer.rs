@@ -207,13 +207,13 @@ impl StagingBuffer {
     }
 
     /// Drops the data of a command that no longer needs them.
-    pub(super) fn give_up(&mut self, requester: Endpoint, id: u32) {
-        let (Content::Coming(wanted) | Content::Ready(wanted) | Content::Failed(wanted)) = self.content
+    pub(super) fn drop_data(&mut self, requester: Endpoint, id: u32) {
+        let (Content::Coming(read_key) | Content::Ready(read_key) | Content::Failed(read_key)) = self.content
         else {
             return;
         };
 
-        if (wanted.requester, wanted.id) == (requester, id) {
+        if (read_key.requester, read_key.id) == (requester, id) {
             self.content = Content::Nothing;
             self.generation = self.generation.wrapping_add(1);
         }
@@ -229,14 +229,14 @@ impl StagingBuffer {
         context: &mut Context<'_>,
         owner: AttachmentId,
         role: Role,
-        wanted: ReadKey,
+        read_key: ReadKey,
     ) -> Result<Option<Arc<DmaLease>>, Unreadable> {
         match self.content {
-            Content::Ready(content_key) if content_key == wanted => {
+            Content::Ready(content_key) if content_key == read_key => {
                 self.content = Content::Nothing;
                 return Ok(self.lease.clone());
             }
-            Content::Failed(content_key) if content_key == wanted => {
+            Content::Failed(content_key) if content_key == read_key => {
                 self.content = Content::Nothing;
                 return Err(Unreadable);
             }
@@ -261,27 +261,27 @@ impl StagingBuffer {
 
         self.generation = self.generation.wrapping_add(1);
         let token = DmaToken(u64::from(self.generation) << 1 | role as u64);
-        if context.dma_read(owner, wanted.iova, wanted.length as usize, token).is_ok() {
-            self.content = Content::Coming(wanted);
+        if context.dma_read(owner, read_key.iova, read_key.length as usize, token).is_ok() {
+            self.content = Content::Coming(read_key);
         }
         Ok(None)
     }
 
     /// Takes the answer to a read.
     fn arrived(&mut self, generation: u32, result: Result<&[u8], DmaError>) {
-        let Content::Coming(wanted) = self.content else { return };
+        let Content::Coming(read_key) = self.content else { return };
         if generation != self.generation {
             return;
         }
 
         let is_complete = match (result, &self.memory) {
             (Ok(bytes), Some(memory)) => {
-                bytes.len() == wanted.length as usize && memory.write(0, bytes).is_ok()
+                bytes.len() == read_key.length as usize && memory.write(0, bytes).is_ok()
             }
             _ => false,
         };
 
-        self.content = if is_complete { Content::Ready(wanted) } else { Content::Failed(wanted) };
+        self.content = if is_complete { Content::Ready(read_key) } else { Content::Failed(read_key) };
     }
 }
 
@@ -323,7 +323,7 @@ impl Rma {
         client.side_queues.iter_mut().for_each(SideQueue::retry_now);
 
         let stage =
-            if token.0 & 1 == Role::Asking as u64 { &mut client.asking } else { &mut client.answering };
+            if token.0 & 1 == Role::Asking as u64 { &mut client.data_reads } else { &mut client.answering };
         stage.arrived((token.0 >> 1) as u32, result);
     }
 

@@ -83,7 +83,7 @@ impl Rma {
         unit.context.wake_at(self.watchdog.next);
     }
 
-    /// Looks at the commands of all VPIDs.
+    /// Checks the commands of all VPIDs for targets that make no progress.
     #[cold]
     fn check_progress(&mut self, unit: &mut UnitContext<'_, '_>) {
         let watchdog = &self.watchdog;

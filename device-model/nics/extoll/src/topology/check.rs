@@ -12,7 +12,7 @@ use super::{Route, Routes, TopologyError};
 use crate::wire::LANES;
 
 /// Checks the tables of all nodes.
-pub(super) fn check(wiring: &Wiring, routes: &Routes) -> Result<(), TopologyError> {
+pub(super) fn check_deadlock_freedom(wiring: &Wiring, routes: &Routes) -> Result<(), TopologyError> {
     // An entry that leads nowhere leaves its packets without an exit, which the graph refuses.
     let tables =
         by_target(wiring.nodes(), |node, target, exits: &mut Exits| match routes.get(node, target) {

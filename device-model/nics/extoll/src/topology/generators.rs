@@ -31,8 +31,8 @@ impl Topology {
         }
 
         // A dimension of 2 has one link, so it is a mesh.
-        let own = |&length: &u32| Dimension { length, wraps: length > 2 };
-        let torus = Torus::new(&dimensions.iter().map(own).collect::<Vec<_>>())?;
+        let dimension = |&length: &u32| Dimension { length, wraps: length > 2 };
+        let torus = Torus::new(&dimensions.iter().map(dimension).collect::<Vec<_>>())?;
 
         Self::with_shape(&torus, |node, target| torus_route(&torus, node, target))
     }

@@ -196,7 +196,7 @@ impl Topology {
     /// # Errors
     /// Each [`TopologyError`] is possible.
     pub fn with_routes(nodes: u32, links: Vec<TopologyLink>, routes: Routes) -> Result<Self, TopologyError> {
-        check::check(&wiring(nodes, &links)?, &routes)?;
+        check::check_deadlock_freedom(&wiring(nodes, &links)?, &routes)?;
         Ok(Self { nodes, links, routes })
     }
 

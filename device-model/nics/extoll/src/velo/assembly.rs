@@ -53,14 +53,14 @@ impl Assembly {
     /// a write that stalls is retried.
     #[inline]
     pub(crate) fn add(&mut self, offset: u64, data: &[u8], now: Nanos) -> (Burst, bool) {
-        let whole = SendAddress::decode(offset).bytes();
+        let message_length = SendAddress::decode(offset).bytes();
         let position = (offset & !MESSAGE_MASK) as usize;
 
-        if position == 0 && data.len() == whole {
+        if position == 0 && data.len() == message_length {
             return (Burst::Whole, std::mem::take(&mut self.length) > 0);
         }
 
-        self.add_piece(offset, position, whole, data, now)
+        self.add_piece(offset, position, message_length, data, now)
     }
 
     /// As [`Assembly::add`], for a write that is not a complete message.
@@ -69,7 +69,7 @@ impl Assembly {
         &mut self,
         offset: u64,
         position: usize,
-        whole: usize,
+        message_length: usize,
         data: &[u8],
         now: Nanos,
     ) -> (Burst, bool) {
@@ -78,15 +78,15 @@ impl Assembly {
         let valid = position.is_multiple_of(8)
             && !data.is_empty()
             && data.len().is_multiple_of(8)
-            && position + data.len() <= whole;
+            && position + data.len() <= message_length;
         if !valid {
             return (Burst::Bad, false);
         }
 
-        let goes_on = self.length > 0 && self.message == message && self.length == position;
-        let torn = self.length > 0 && !goes_on;
+        let continues = self.length > 0 && self.message == message && self.length == position;
+        let torn = self.length > 0 && !continues;
 
-        if !goes_on {
+        if !continues {
             self.length = 0;
             if position != 0 {
                 return (Burst::Bad, torn);
@@ -97,7 +97,7 @@ impl Assembly {
 
         self.bytes[position..position + data.len()].copy_from_slice(data);
 
-        if position + data.len() == whole {
+        if position + data.len() == message_length {
             return (Burst::Last, torn);
         }
 

@@ -243,9 +243,9 @@ impl Filling<'_> {
     #[inline(always)]
     fn put_row(mut self, memory: &impl SlotMemory, headers: Headers, row: &mut impl Row) -> Delivered {
         let length = Wire::decode(headers.packet).quadwords * 8;
-        let (mut undelivered, mut gone) = (0, false);
+        let (mut undelivered, mut is_gone) = (0, false);
 
-        while !gone
+        while !is_gone
             && let Some(packet) = row.front()
             && packet.header == headers.packet
         {
@@ -255,7 +255,7 @@ impl Filling<'_> {
             let messages = bytes.get(..count.min(self.room()) as usize * length).unwrap_or_default();
 
             // The shortest message is the most frequent one.
-            gone = if length == QUADWORD {
+            is_gone = if length == QUADWORD {
                 self.put_all(memory, headers.slot, messages.as_chunks::<QUADWORD>().0)
             } else {
                 self.put_all(memory, headers.slot, messages.chunks_exact(length))
@@ -265,7 +265,7 @@ impl Filling<'_> {
             row.pass();
         }
 
-        Delivered { delivered: self.put_count(), undelivered, gone }
+        Delivered { delivered: self.put_count(), undelivered, gone: is_gone }
     }
 
     /// As [`Filling::put_row`], for memory in several mappings. It is not inlined, because the loop

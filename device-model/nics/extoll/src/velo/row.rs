@@ -64,7 +64,7 @@ impl<'a> Rows<'a> {
             if !self.send_row() || self.run.room() == 0 {
                 return false;
             }
-            if offset.is_some_and(|offset| !self.turn_to(offset, message)) {
+            if offset.is_some_and(|offset| !self.select_receiver(offset, message)) {
                 return false;
             }
         }
@@ -74,9 +74,10 @@ impl<'a> Rows<'a> {
         true
     }
 
-    /// Turns to the receiver of a message. Returns false if its address is no complete one of a
-    /// message to this node, or the receiver is down or has no credit left.
-    fn turn_to(&mut self, offset: u64, message: &[u8]) -> bool {
+    /// Selects the receiver of a message, for which messages are added from now on. Returns false
+    /// if its address is no complete one of a message to this node, or the receiver is down or has
+    /// no credit left.
+    fn select_receiver(&mut self, offset: u64, message: &[u8]) -> bool {
         let address = SendAddress::decode(offset);
         let Endpoint { node, vpid } = address.receiver;
         if node != self.node || !is_start(offset) || message.len() != address.bytes() {

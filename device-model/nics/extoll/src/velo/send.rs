@@ -80,8 +80,9 @@ impl Velo {
         let maximum = switch.allowance(&ports, output);
         if maximum == 0 || ports.is_up(output.0) && !ports.ready(output.0, output.1) {
             // A message without credit waits for the receiver and not for the output channel.
-            let goes = directory.entry(node, vpid).is_some_and(|entry| entry.is_up() && entry.credit > 0);
-            return if goes { Sent::Blocked } else { Sent::Nothing };
+            let has_credit =
+                directory.entry(node, vpid).is_some_and(|entry| entry.is_up() && entry.credit > 0);
+            return if has_credit { Sent::Blocked } else { Sent::Nothing };
         }
 
         // The last packet is sent after the messages in it have left the ring. This one keeps a

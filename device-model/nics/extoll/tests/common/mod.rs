@@ -268,25 +268,25 @@ impl Client {
     }
 
     /// Moves the read pointer after the messages taken.
-    pub(crate) fn give_back(&self) {
+    pub(crate) fn store_read_pointer(&self) {
         self.windows.window(window::VELO_READ_POINTER, 8).unwrap().store_u64_release(0, self.taken).unwrap();
     }
 
     /// Takes all messages, and moves the read pointer.
     pub(crate) fn take_all(&mut self) -> Vec<Message> {
         let messages: Vec<_> = std::iter::from_fn(|| self.take()).collect();
-        self.give_back();
+        self.store_read_pointer();
         messages
     }
 
     /// Returns a word of the mirror.
-    pub(crate) fn shown(&self, offset: u64) -> u64 {
+    pub(crate) fn mirror_word(&self, offset: u64) -> u64 {
         self.mirror.window(offset, 8).unwrap().load_u64_acquire(0).unwrap()
     }
 
     /// Returns the code of the last error, and the value that caused it.
     pub(crate) fn last_error(&self) -> (u8, u64) {
-        let word = self.shown(mirror::LAST_ERROR);
+        let word = self.mirror_word(mirror::LAST_ERROR);
         (word as u8, word >> 8)
     }
 

@@ -193,7 +193,7 @@ impl Peer {
     }
 
     /// Moves the read pointer after the notifications taken.
-    pub(crate) fn give_back(&self) {
+    pub(crate) fn store_read_pointer(&self) {
         let pointer = self.client.windows.window(window::RMA_READ_POINTER, 8).unwrap();
         pointer.store_u64_release(0, self.taken).unwrap();
     }
@@ -201,7 +201,7 @@ impl Peer {
     /// Takes all notifications, and moves the read pointer.
     pub(crate) fn take_all(&mut self) -> Vec<Notification> {
         let all: Vec<_> = std::iter::from_fn(|| self.take()).collect();
-        self.give_back();
+        self.store_read_pointer();
         all
     }
 

@@ -29,7 +29,7 @@ fn pages_of_every_size_get_addresses_that_encode_their_size() {
     }
 
     assert_eq!(rig.counter(0, "atu_entries"), 9);
-    assert_eq!(client.shown(mirror::ERRORS), 0);
+    assert_eq!(client.mirror_word(mirror::ERRORS), 0);
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn invalid_commands_report_their_error_and_change_nothing() {
     for (errors, ((address, pages), command, status)) in (1..).zip(cases) {
         assert_eq!(rig.translate(&client, (0, address, pages), command), status, "case {errors}");
         rig.run();
-        assert_eq!((client.shown(mirror::ERRORS), client.last_error().0), (errors, error::ATU));
+        assert_eq!((client.mirror_word(mirror::ERRORS), client.last_error().0), (errors, error::ATU));
     }
 
     assert_eq!(rig.deregister(&other, nla), atu::NOT_YOURS, "another's");

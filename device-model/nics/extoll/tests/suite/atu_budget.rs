@@ -89,7 +89,7 @@ fn a_ring_full_of_expensive_commands_and_a_trapped_read_delay_no_other_client() 
 
     let (mut sent, mut received, mut passes) = (0, 0, 0_u64);
     // The number of passes in which the third client's command waited.
-    let (mut asked, mut waited) = (false, 0);
+    let (mut third_is_served, mut waited) = (false, 0);
 
     let status = loop {
         let before = visits(&mut rig);
@@ -103,12 +103,12 @@ fn a_ring_full_of_expensive_commands_and_a_trapped_read_delay_no_other_client() 
         sent += 1;
         assert_eq!(visits(&mut rig), spent);
 
-        if passes >= 10 && !asked {
+        if passes >= 10 && !third_is_served {
             let command = atu::REGISTER.to_le_bytes();
             let written =
                 rig.machine.write(third.function, third.attachment, 0, atu::COMMAND, &command).unwrap();
-            asked = written == Access::Done;
-            waited += u64::from(!asked);
+            third_is_served = written == Access::Done;
+            waited += u64::from(!third_is_served);
         }
 
         if status.is_some() {
@@ -130,14 +130,14 @@ fn a_ring_full_of_expensive_commands_and_a_trapped_read_delay_no_other_client() 
         // A page is registered between two writes of the register `PAGES`.
         let registered = pages / 2 + u64::from(pages % 2 == 1 && done.last() == Some(&records[14]));
         let refused = done.len() as u64 - pages - registered;
-        assert_eq!(greedy.shown(mirror::ERRORS), refused);
-        assert_eq!(rig.counter(0, "atu_entries"), registered + u64::from(asked));
+        assert_eq!(greedy.mirror_word(mirror::ERRORS), refused);
+        assert_eq!(rig.counter(0, "atu_entries"), registered + u64::from(third_is_served));
     };
 
     assert_eq!(status, Some(atu::DONE), "of the last command, which registers a page");
     let expensive = 3 * records.len() as u64 / 16;
     assert!(passes >= expensive, "{passes} passes for {expensive} commands, each of a pass's budget");
-    assert!(asked && (1..=3).contains(&waited), "another's command has waited for {waited} passes");
+    assert!(third_is_served && (1..=3).contains(&waited), "another's command has waited for {waited} passes");
     assert_eq!(greedy.last_error(), (error::ATU, atu::COMMAND));
 }
 
@@ -187,5 +187,5 @@ fn repeated_enabling_of_a_ring_is_within_the_budget() {
     }
 
     assert!(passes >= 4096 / 2 / 8, "{passes} passes for 2048 leases of 4096 mappings");
-    assert_eq!(greedy.shown(mirror::ERRORS), 0);
+    assert_eq!(greedy.mirror_word(mirror::ERRORS), 0);
 }

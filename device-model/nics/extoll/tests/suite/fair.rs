@@ -58,14 +58,14 @@ impl Flow {
     }
 
     /// Restricts the flow to one message in flight.
-    fn one_by_one(self) -> Self {
+    fn with_one_in_flight(self) -> Self {
         Self { window: 1, ..self }
     }
 
     /// Takes the messages that have arrived, and posts as many as possible.
     fn poll(&mut self) {
-        let came = self.receiver.take_all();
-        for message in &came {
+        let arrived = self.receiver.take_all();
+        for message in &arrived {
             assert_eq!(message.bytes, self.received.to_le_bytes(), "in order, each once");
             self.received += 1;
         }
@@ -81,7 +81,7 @@ impl Flow {
     }
 
     fn errors(&self) -> u64 {
-        self.sender.shown(mirror::ERRORS)
+        self.sender.mirror_word(mirror::ERRORS)
     }
 }
 
@@ -93,7 +93,7 @@ fn step(rig: &mut Rig) {
 
 /// Runs `passes` passes of `tick` nanoseconds. Returns the number of messages that each flow has
 /// received in them.
-fn go(rig: &mut Rig, flows: &mut [Flow], passes: u32, tick: u64) -> Vec<u64> {
+fn run_passes(rig: &mut Rig, flows: &mut [Flow], passes: u32, tick: u64) -> Vec<u64> {
     let before: Vec<_> = flows.iter().map(|flow| flow.received).collect();
 
     for _ in 0..passes {
@@ -115,15 +115,15 @@ fn rates_with_transit(
 ) -> (u64, u64) {
     let mut rig = Rig::with(&chain(3), 8, spec, |config| config.watchdog = watchdog);
     let [through, of_card] = senders;
-    let ways =
+    let endpoints =
         (0..through).map(|vpid| (0, vpid, vpid)).chain((0..of_card).map(|vpid| (1, vpid, through + vpid)));
 
     let mut flows: Vec<_> =
-        ways.map(|(node, vpid, target)| Flow::new(&mut rig, (node, vpid), (2, target))).collect();
+        endpoints.map(|(node, vpid, target)| Flow::new(&mut rig, (node, vpid), (2, target))).collect();
     flows.iter_mut().for_each(|flow| flow.tags = tags);
 
-    go(&mut rig, &mut flows, 50, tick);
-    let received = go(&mut rig, &mut flows, 1000, tick);
+    run_passes(&mut rig, &mut flows, 50, tick);
+    let received = run_passes(&mut rig, &mut flows, 1000, tick);
 
     assert!(flows.iter().all(|flow| flow.errors() == 0), "no message is dropped: {received:?}");
     assert!(received.iter().all(|&messages| messages > 0), "no flow starves: {received:?}");
@@ -205,8 +205,8 @@ fn vpids_that_fill_a_link_get_equal_parts() {
             let mut flows: Vec<_> =
                 senders.iter().map(|&vpid| Flow::new(&mut rig, (0, vpid), (1, vpid))).collect();
 
-            go(&mut rig, &mut flows, 50, RARE);
-            let received = go(&mut rig, &mut flows, 1000, RARE);
+            run_passes(&mut rig, &mut flows, 50, RARE);
+            let received = run_passes(&mut rig, &mut flows, 1000, RARE);
 
             let (least, maximum) = (received.iter().min().unwrap(), received.iter().max().unwrap());
             assert!(least * 10 >= maximum * 9, "{credits} credits, {delay} ns, {senders:?}: {received:?}");
@@ -220,12 +220,12 @@ fn vpids_that_fill_a_link_get_equal_parts() {
 fn vpids_that_fill_another_link_do_not_change_equal_parts() {
     for credits in [16, 80] {
         let mut rig = Rig::with(&chain(3), 4, &link(credits), |_| {});
-        let ways = [(0, 0), (1, 2), (2, 2), (3, 2)];
+        let endpoints = [(0, 0), (1, 2), (2, 2), (3, 2)];
         let mut flows: Vec<_> =
-            ways.iter().map(|&(vpid, node)| Flow::new(&mut rig, (1, vpid), (node, vpid))).collect();
+            endpoints.iter().map(|&(vpid, node)| Flow::new(&mut rig, (1, vpid), (node, vpid))).collect();
 
-        go(&mut rig, &mut flows, 50, RARE);
-        let received = go(&mut rig, &mut flows, 1000, RARE);
+        run_passes(&mut rig, &mut flows, 50, RARE);
+        let received = run_passes(&mut rig, &mut flows, 1000, RARE);
 
         let (least, maximum) = (received[1..].iter().min().unwrap(), received[1..].iter().max().unwrap());
         assert!(
@@ -241,9 +241,9 @@ fn a_sender_that_waits_for_a_receiver_takes_nothing_from_a_stream_and_ends_in_ti
     // it.
     for (unresponsive, streams) in [(0, 1), (1, 0)] {
         let tick = WATCHDOG / 100;
-        let mut alone = Rig::with(&chain(2), 4, &link(64), |_| {});
-        let mut flows = [Flow::new(&mut alone, (0, streams), (1, streams))];
-        let rate = go(&mut alone, &mut flows, 80, tick)[0];
+        let mut rig_alone = Rig::with(&chain(2), 4, &link(64), |_| {});
+        let mut flows = [Flow::new(&mut rig_alone, (0, streams), (1, streams))];
+        let rate = run_passes(&mut rig_alone, &mut flows, 80, tick)[0];
 
         let mut rig = Rig::with(&chain(2), 4, &link(64), |_| {});
         let mut flows = [Flow::new(&mut rig, (0, streams), (1, streams))];
@@ -254,16 +254,16 @@ fn a_sender_that_waits_for_a_receiver_takes_nothing_from_a_stream_and_ends_in_ti
             ring.post(BAR_VELO, address::encode(1, unresponsive, 0, 1), &number.to_le_bytes());
         }
 
-        let beside = go(&mut rig, &mut flows, 80, tick)[0];
-        assert!(beside * 100 >= rate * 97, "{beside} instead of {rate}");
+        let with_blocked_sender = run_passes(&mut rig, &mut flows, 80, tick)[0];
+        assert!(with_blocked_sender * 100 >= rate * 97, "{with_blocked_sender} instead of {rate}");
 
         // 32 messages have left, and one has waited since the first or second pass.
-        assert_eq!(to_unresponsive.shown(mirror::VELO_SENT), 32);
-        assert_eq!(to_unresponsive.shown(mirror::ERRORS), 0);
+        assert_eq!(to_unresponsive.mirror_word(mirror::VELO_SENT), 32);
+        assert_eq!(to_unresponsive.mirror_word(mirror::ERRORS), 0);
 
         let mut passes = 80;
-        while to_unresponsive.shown(mirror::ERRORS) == 0 {
-            go(&mut rig, &mut flows, 1, tick);
+        while to_unresponsive.mirror_word(mirror::ERRORS) == 0 {
+            run_passes(&mut rig, &mut flows, 1, tick);
             passes += 1;
             assert!(passes <= 103, "the watchdog has not ended it");
         }
@@ -278,16 +278,16 @@ fn a_sender_that_waits_for_a_receiver_takes_nothing_from_a_stream_and_ends_in_ti
 fn a_ping_pong_costs_a_stream_no_more_than_its_own_messages() {
     for (stream, ping_pong) in [(0, 1), (1, 0)] {
         for credits in [16, 64] {
-            let mut alone = Rig::with(&chain(2), 4, &link(credits), |_| {});
-            let mut flows = [Flow::new(&mut alone, (0, stream), (1, stream))];
-            let rate = go(&mut alone, &mut flows, 1000, 1_000)[0];
+            let mut rig_alone = Rig::with(&chain(2), 4, &link(credits), |_| {});
+            let mut flows = [Flow::new(&mut rig_alone, (0, stream), (1, stream))];
+            let rate = run_passes(&mut rig_alone, &mut flows, 1000, 1_000)[0];
 
             let mut rig = Rig::with(&chain(2), 4, &link(credits), |_| {});
             let mut flows = [
                 Flow::new(&mut rig, (0, stream), (1, stream)),
-                Flow::new(&mut rig, (0, ping_pong), (1, ping_pong)).one_by_one(),
+                Flow::new(&mut rig, (0, ping_pong), (1, ping_pong)).with_one_in_flight(),
             ];
-            let received = go(&mut rig, &mut flows, 1000, 1_000);
+            let received = run_passes(&mut rig, &mut flows, 1000, 1_000);
             assert!(received.iter().sum::<u64>() * 100 >= rate * 95, "{received:?} instead of {rate}");
             assert!(received[1] >= 300, "{received:?}");
         }
@@ -296,12 +296,12 @@ fn a_ping_pong_costs_a_stream_no_more_than_its_own_messages() {
 
 /// Two VPIDs fill one ring, of which 8 messages are taken in each pass. Returns the number of
 /// messages from each. Before each pass, `reader` reads a register, if there is one.
-fn to_one_receiver(reader: Option<usize>) -> [u64; 2] {
+fn receive_from_two_senders(reader: Option<usize>) -> [u64; 2] {
     let mut rig = Rig::with(&chain(2), 4, &link(64), |_| {});
     let mut receiver = rig.receiver(1, 0, 64);
     let senders = [rig.attach(0, 0), rig.attach(0, 1)];
     let mut rings = senders.each_ref().map(|sender| Posting::of(&rig, sender));
-    let mut came = [0u64; 2];
+    let mut received = [0u64; 2];
 
     for _ in 0..1000 {
         for ring in &mut rings {
@@ -309,9 +309,9 @@ fn to_one_receiver(reader: Option<usize>) -> [u64; 2] {
         }
 
         for message in std::iter::from_fn(|| receiver.take()).take(8) {
-            came[usize::from(message.from.1)] += 1;
+            received[usize::from(message.from.1)] += 1;
         }
-        receiver.give_back();
+        receiver.store_read_pointer();
 
         rig.machine.advance(1_000_000);
         if let Some(reader) = reader {
@@ -323,15 +323,18 @@ fn to_one_receiver(reader: Option<usize>) -> [u64; 2] {
         step(&mut rig);
     }
 
-    let errors = senders.each_ref().map(|sender| (sender.shown(mirror::ERRORS), sender.last_error()));
-    assert_eq!(errors.map(|(errors, _)| errors), [0; 2], "{errors:?}, {came:?}");
-    came
+    let errors = senders.each_ref().map(|sender| (sender.mirror_word(mirror::ERRORS), sender.last_error()));
+    assert_eq!(errors.map(|(errors, _)| errors), [0; 2], "{errors:?}, {received:?}");
+    received
 }
 
 #[test]
 fn vpids_that_wait_for_the_same_receiver_are_served_round_robin() {
     for reader in [None, Some(0), Some(1)] {
-        let came = to_one_receiver(reader);
-        assert!(came[0] * 10 >= came[1] * 9 && came[1] * 10 >= came[0] * 9, "{reader:?}: {came:?}");
+        let received = receive_from_two_senders(reader);
+        assert!(
+            received[0] * 10 >= received[1] * 9 && received[1] * 10 >= received[0] * 9,
+            "{reader:?}: {received:?}"
+        );
     }
 }

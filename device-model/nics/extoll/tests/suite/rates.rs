@@ -25,7 +25,7 @@ fn latency(rig: &mut Rig, sender: &Client, receiver: &mut Client) -> u64 {
     assert_eq!(stored, Access::Done);
 
     rig.machine.run_until(|_| receiver.take().is_some());
-    receiver.give_back();
+    receiver.store_read_pointer();
     let end = rig.machine.now();
 
     rig.run();

@@ -48,8 +48,11 @@ fn a_put_arrives_and_notifies_its_selected_roles() {
     assert_eq!(local.take_all(), [sent]);
     let written = Notification::new(notify::COMPLETER, DONE, command::PUT, 0, 1, 200_000, remote.nla + 4097);
     assert_eq!(remote.take_all(), [written]);
-    assert_eq!((local.client.shown(mirror::RMA_COMMANDS), local.client.shown(mirror::RMA_COMPLETED)), (1, 1));
-    assert_eq!(remote.client.shown(mirror::RMA_NOTIFICATIONS), 1);
+    assert_eq!(
+        (local.client.mirror_word(mirror::RMA_COMMANDS), local.client.mirror_word(mirror::RMA_COMPLETED)),
+        (1, 1)
+    );
+    assert_eq!(remote.client.mirror_word(mirror::RMA_NOTIFICATIONS), 1);
     assert_eq!(rig.counter(1, "rma_bytes_written"), 200_000);
 }
 
@@ -64,9 +67,9 @@ fn a_get_arrives_and_notifies_its_selected_roles() {
     rig.run();
 
     assert_eq!(local.read(4099, 200_000), bytes);
-    let asked = Notification::new(notify::REQUESTER, DONE, command::GET, 1, 2, 200_000, local.nla + 4099);
+    let requested = Notification::new(notify::REQUESTER, DONE, command::GET, 1, 2, 200_000, local.nla + 4099);
     let written = Notification::new(notify::COMPLETER, DONE, command::GET, 1, 2, 200_000, local.nla + 4099);
-    assert_eq!(local.take_all(), [asked, written]);
+    assert_eq!(local.take_all(), [requested, written]);
     let read = Notification::new(notify::RESPONDER, DONE, command::GET, 0, 1, 200_000, remote.nla + 77);
     assert_eq!(remote.take_all(), [read]);
 }
@@ -100,7 +103,7 @@ fn roles_that_are_not_selected_get_no_notification() {
     assert!(rig.put(&local, &remote, (0, 0, 64), 0) && rig.get(&local, &remote, (0, 64, 64), 0));
     rig.run();
     assert_eq!((local.outcomes(), remote.outcomes()), (vec![], vec![]));
-    assert_eq!(local.client.shown(mirror::RMA_COMPLETED), 2);
+    assert_eq!(local.client.mirror_word(mirror::RMA_COMPLETED), 2);
 }
 
 #[test]
@@ -206,23 +209,24 @@ proptest! {
             memory.read(0, &mut bytes).unwrap();
             prop_assert!(bytes == model[1][*at as usize..][..bytes.len()]);
         }
-        prop_assert_eq!(local.client.shown(mirror::RMA_COMMANDS), local.client.shown(mirror::RMA_COMPLETED));
+        prop_assert_eq!(local.client.mirror_word(mirror::RMA_COMMANDS), local.client.mirror_word(mirror::RMA_COMPLETED));
     }
 }
 
 #[test]
 fn an_overlapping_put_changes_only_its_destination() {
     let mut rig = Rig::pair();
-    let one = rig.peer(0, 0, MIB);
+    let peer = rig.peer(0, 0, MIB);
     let bytes = pattern(4, MIB as usize);
-    one.write(0, &bytes);
+    peer.write(0, &bytes);
 
     assert!(
-        rig.put(&one, &one, (1000, 1500, 300_000), 0) && rig.put(&one, &one, (600_000, 500_000, 300_000), 0)
+        rig.put(&peer, &peer, (1000, 1500, 300_000), 0)
+            && rig.put(&peer, &peer, (600_000, 500_000, 300_000), 0)
     );
     rig.run();
 
-    let now = one.read(0, MIB as usize);
+    let now = peer.read(0, MIB as usize);
     assert!(now[..1500] == bytes[..1500] && now[301_500..500_000] == bytes[301_500..500_000]);
     assert!(now[800_000..] == bytes[800_000..]);
 }
@@ -316,11 +320,11 @@ fn access_without_registration_or_permission_is_refused_and_moves_nothing() {
     // There are eleven commands. The long get requests each of its four parts before the first
     // refusal arrives.
     assert_eq!(rig.counter(1, "rma_refused"), 14);
-    assert_eq!(local.client.shown(mirror::RMA_COMPLETED), 22);
+    assert_eq!(local.client.mirror_word(mirror::RMA_COMPLETED), 22);
 
     // The owner itself may do both with memory that is closed to others.
-    let own = Command::new(1, 2, command::PUT, ALL, 8, closed, closed + 64);
-    assert!(rig.post(&remote, own));
+    let within_owner = Command::new(1, 2, command::PUT, ALL, 8, closed, closed + 64);
+    assert!(rig.post(&remote, within_owner));
     rig.run();
     assert_eq!(remote.outcomes(), [(notify::COMPLETER, DONE), (notify::REQUESTER, DONE)]);
 }
@@ -367,8 +371,8 @@ fn no_byte_is_accessed_after_a_deregistration_or_unmapping() {
                 let (mut local, mut remote) = pair(&mut rig, 4 * MIB);
                 local.write(0, &vec![7; 4 << 20]);
                 remote.write(0, &vec![9; 4 << 20]);
-                let asked = if at_requester { &local } else { &remote };
-                rig.grant_all_entries_once(&asked.client, DATA_BASE, 1024);
+                let initiator = if at_requester { &local } else { &remote };
+                rig.grant_all_entries_once(&initiator.client, DATA_BASE, 1024);
 
                 start_and_stop_midway(&mut rig, &local, &remote, put);
 
@@ -382,8 +386,8 @@ fn no_byte_is_accessed_after_a_deregistration_or_unmapping() {
                     assert_eq!(rig.deregister(&ended.client, ended.nla), atu::DONE);
                     // New memory at the same addresses is not for the command in flight.
                     let _other = rig.map(&ended.client, 0, 4 * MIB);
-                    let anew = rig.register(&ended.client, 0, 1024, page::SIZE_4K, OPEN).unwrap();
-                    assert_eq!(anew, ended.nla);
+                    let registered_again = rig.register(&ended.client, 0, 1024, page::SIZE_4K, OPEN).unwrap();
+                    assert_eq!(registered_again, ended.nla);
                 }
                 let (local_before, remote_before) = (local.read(0, 4 << 20), remote.read(0, 4 << 20));
 
@@ -391,12 +395,12 @@ fn no_byte_is_accessed_after_a_deregistration_or_unmapping() {
                 let case = (put, at_requester, unmap);
                 // The side that kept its memory may receive packets in flight; the other side's
                 // memory does not change.
-                let same = if at_requester {
+                let is_unchanged = if at_requester {
                     local.read(0, 4 << 20) == local_before
                 } else {
                     remote.read(0, 4 << 20) == remote_before
                 };
-                assert!(same, "{case:?}");
+                assert!(is_unchanged, "{case:?}");
                 assert_eq!(local.outcomes(), [(notify::REQUESTER, status::WITHDRAWN)], "{case:?}");
                 let other = if put { notify::COMPLETER } else { notify::RESPONDER };
                 assert_eq!(remote.outcomes(), [(other, status::WITHDRAWN)], "{case:?}");
@@ -425,13 +429,13 @@ fn a_dead_owners_commands_end_and_its_successor_gets_no_notification() {
             rig.machine.detach(dead.client.function, dead.client.attachment, Ended::Closed).unwrap();
 
             let bytes = dead.read(0, 4 << 20);
-            let mut anew = rig.peer(node, vpid, 4 * MIB);
+            let mut successor = rig.peer(node, vpid, 4 * MIB);
 
             rig.run();
             let dead = if requester_dies { &local } else { &remote };
             assert!(dead.read(0, 4 << 20) == bytes);
-            assert_eq!(anew.outcomes(), [], "put {put}, requester {requester_dies}");
-            assert!(anew.read(0, 4 << 20).iter().all(|&byte| byte == 0));
+            assert_eq!(successor.outcomes(), [], "put {put}, requester {requester_dies}");
+            assert!(successor.read(0, 4 << 20).iter().all(|&byte| byte == 0));
             if !requester_dies {
                 assert_eq!(local.outcomes(), [(notify::REQUESTER, status::WITHDRAWN)]);
             } else if put {
@@ -441,13 +445,13 @@ fn a_dead_owners_commands_end_and_its_successor_gets_no_notification() {
             // The new owner's transfers work normally.
             let mut partner = if requester_dies { remote } else { local };
             assert!(
-                rig.put(&anew, &partner, (0, 0, 200_000), ALL)
-                    && rig.get(&anew, &partner, (0, 0, 200_000), 0)
+                rig.put(&successor, &partner, (0, 0, 200_000), ALL)
+                    && rig.get(&successor, &partner, (0, 0, 200_000), 0)
             );
             rig.run();
-            assert_eq!(anew.outcomes(), [(notify::REQUESTER, DONE)]);
+            assert_eq!(successor.outcomes(), [(notify::REQUESTER, DONE)]);
             assert_eq!(partner.outcomes(), [(notify::COMPLETER, DONE)]);
-            assert_eq!(anew.client.shown(mirror::RMA_COMPLETED), 2);
+            assert_eq!(successor.client.mirror_word(mirror::RMA_COMPLETED), 2);
             assert_eq!(rig.machine.fabric().packets_in_use(), 0);
         }
     }
@@ -483,14 +487,14 @@ fn a_full_queue_loses_notifications_counts_them_and_overwrites_none() {
         rig.run();
     }
 
-    assert_eq!(local.client.shown(mirror::RMA_OVERFLOWS), 6);
+    assert_eq!(local.client.mirror_word(mirror::RMA_OVERFLOWS), 6);
     assert_eq!(local.client.last_error().0, error::OVERFLOW);
     assert_eq!(local.take_all().len(), 64);
 
     assert!(rig.put(&local, &remote, (0, 0, 8), notify::REQUESTER));
     rig.run();
     assert_eq!(local.take_all().len(), 1);
-    assert_eq!(local.client.shown(mirror::RMA_NOTIFICATIONS), 65);
+    assert_eq!(local.client.mirror_word(mirror::RMA_NOTIFICATIONS), 65);
 }
 
 #[test]
@@ -509,7 +513,7 @@ fn a_queue_wraps_many_times() {
         assert_eq!(lengths(local.take_all()), (1..=10).collect::<Vec<_>>(), "round {round}");
         assert_eq!(lengths(remote.take_all()), (1..=10).collect::<Vec<_>>());
     }
-    assert_eq!(local.client.shown(mirror::ERRORS), 0);
+    assert_eq!(local.client.mirror_word(mirror::ERRORS), 0);
 }
 
 #[test]
@@ -522,7 +526,10 @@ fn an_invalid_read_pointer_is_one_error_and_ignored() {
         assert!(rig.put(&local, &remote, (0, 0, 8), notify::REQUESTER));
         rig.run();
     }
-    assert_eq!((local.client.shown(mirror::ERRORS), local.client.last_error().0), (1, error::READ_POINTER));
+    assert_eq!(
+        (local.client.mirror_word(mirror::ERRORS), local.client.last_error().0),
+        (1, error::READ_POINTER)
+    );
     assert_eq!(local.take_all().len(), 3);
 }
 
@@ -564,7 +571,7 @@ fn commands_beyond_the_bound_stall_until_others_have_ended() {
     rig.run();
     assert!(rig.put(&local, &remote, (0, 0, 8), 0));
     rig.run();
-    assert_eq!(local.client.shown(mirror::RMA_COMPLETED), MAX_COMMANDS as u64 + 1);
+    assert_eq!(local.client.mirror_word(mirror::RMA_COMPLETED), MAX_COMMANDS as u64 + 1);
 }
 
 #[test]
@@ -576,7 +583,7 @@ fn commands_without_a_queue_or_by_the_admin_are_refused() {
     assert!(rig.put(&local, &remote, (0, 0, 8), 0));
     rig.run();
     assert_eq!(local.client.last_error().0, error::COMMAND);
-    assert_eq!(local.client.shown(mirror::RMA_COMMANDS), 0);
+    assert_eq!(local.client.mirror_word(mirror::RMA_COMMANDS), 0);
 
     rig.machine
         .dma_unmap(remote.client.function, remote.client.attachment, crate::common::rma::QUEUE_BASE, 4096)
@@ -647,32 +654,38 @@ fn the_link_carries_the_bytes_that_are_only_referred_to() {
 }
 
 #[test]
-fn two_vpids_share_and_small_messages_pass() {
+fn puts_of_two_vpids_progress_equally_and_delay_no_small_message() {
     let mut rig = Rig::pair();
     let bytes = u64::from(MAX_LENGTH);
-    let (one, two) = (rig.peer(0, 0, bytes), rig.peer(0, 1, bytes));
-    let (first, second) = (rig.peer(1, 0, bytes), rig.peer(1, 1, bytes));
+    let (first_source, second_source) = (rig.peer(0, 0, bytes), rig.peer(0, 1, bytes));
+    let (first_target, second_target) = (rig.peer(1, 0, bytes), rig.peer(1, 1, bytes));
     let sender = rig.attach(0, 2);
     let mut receiver = rig.receiver(1, 2, 1024);
 
-    for peer in [&one, &two] {
+    for peer in [&first_source, &second_source] {
         peer.write(0, &vec![1; MAX_LENGTH as usize]);
     }
-    assert!(rig.put(&one, &first, (0, 0, MAX_LENGTH), 0) && rig.put(&two, &second, (0, 0, MAX_LENGTH), 0));
+    assert!(
+        rig.put(&first_source, &first_target, (0, 0, MAX_LENGTH), 0)
+            && rig.put(&second_source, &second_target, (0, 0, MAX_LENGTH), 0)
+    );
 
     let progress = |peer: &Peer| {
         (0..128u64).take_while(|part| peer.read((part + 1) * 65536 - 1, 1) == [1]).count() as i64
     };
 
     let (mut received, mut passes) = (0, 0);
-    while progress(&first) < 128 || progress(&second) < 128 {
+    while progress(&first_target) < 128 || progress(&second_target) < 128 {
         assert!(rig.send(&sender, (1, 2), 0, &[1; 8]));
         rig.step_once();
         rig.step_once();
         received += receiver.take_all().len();
         passes += 1;
-        assert!((progress(&first) - progress(&second)).abs() <= 2, "they are served alternately");
-        assert!(received + 12 >= passes, "messages are not held up: {received} of {passes}");
+        assert!(
+            (progress(&first_target) - progress(&second_target)).abs() <= 2,
+            "the two transfers are served alternately"
+        );
+        assert!(received + 12 >= passes, "the puts delay messages: {received} of {passes}");
     }
     assert!(passes > 20);
 }
@@ -693,7 +706,7 @@ fn small_commands_do_not_starve_another_vpids_long_one() {
     }
 
     assert_eq!(remote.read(16 * 65536 - 1, 1), [1]);
-    assert!(small.client.shown(mirror::RMA_COMPLETED) > 30);
+    assert!(small.client.mirror_word(mirror::RMA_COMPLETED) > 30);
 }
 
 #[test]

@@ -65,13 +65,14 @@ fn a_transfer_of_many_packets_arrives_whole_and_notifies_once() {
 
         assert_eq!(remote.read(5, length as usize), pattern(length));
         assert_eq!(local.read(7, length as usize), pattern(length));
-        let seen: Vec<_> = local.take_all().iter().map(|seen| (seen.role(), seen.command())).collect();
+        let notified: Vec<_> =
+            local.take_all().iter().map(|notified| (notified.role(), notified.command())).collect();
         let expected = [
             (notify::REQUESTER, command::PUT),
             (notify::REQUESTER, command::GET),
             (notify::COMPLETER, command::GET),
         ];
-        assert_eq!(seen, expected);
+        assert_eq!(notified, expected);
         assert_eq!(remote.outcomes(), [(notify::COMPLETER, status::DONE), (notify::RESPONDER, status::DONE)]);
         assert_eq!(rig.counter(0, "rma_bytes_written"), u64::from(length));
     }

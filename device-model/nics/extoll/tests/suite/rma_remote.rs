@@ -44,19 +44,19 @@ impl Remote {
     /// Answers messages and runs the machine until nothing moves.
     fn run(&mut self, rig: &mut Rig) {
         let mut waiting = VecDeque::new();
-        let mut quiet = 0;
-        while quiet < 3 {
+        let mut idle_rounds = 0;
+        while idle_rounds < 3 {
             let busy = rig.machine.step(64) == Next::Now;
             waiting.extend(take_messages(&mut rig.machine));
 
             let Some(message) = waiting.pop_front() else {
-                quiet += u32::from(!busy);
+                idle_rounds += u32::from(!busy);
                 // Retries depend on time, so time advances.
                 rig.machine.advance(if busy { 0 } else { 50_000 });
                 continue;
             };
 
-            quiet = 0;
+            idle_rounds = 0;
             self.memory.answer_message(&mut rig.machine, &message);
         }
     }
@@ -131,15 +131,15 @@ fn puts_and_gets_of_others_reach_remote_memory() {
 #[test]
 fn puts_and_gets_work_with_dma_messages_to_the_requesters_memory() {
     let mut rig = Rig::pair();
-    let there = rig.peer(1, 0, BYTES);
+    let target = rig.peer(1, 0, BYTES);
     let mut remote = Remote::new(&mut rig, 0, 1);
     let bytes = pattern(1, 300_000);
     remote.write(9, &bytes);
 
     let commands = [
-        Command::new(1, 0, command::PUT, notify::REQUESTER, 300_000, remote.nla + 9, there.nla + 1),
-        Command::new(1, 0, command::GET, notify::COMPLETER, 300_000, there.nla + 1, remote.nla + 400_000),
-        Command::new(1, 0, command::PUT, 0, 300_000, remote.nla + 400_000, there.nla + 500_000),
+        Command::new(1, 0, command::PUT, notify::REQUESTER, 300_000, remote.nla + 9, target.nla + 1),
+        Command::new(1, 0, command::GET, notify::COMPLETER, 300_000, target.nla + 1, remote.nla + 400_000),
+        Command::new(1, 0, command::PUT, 0, 300_000, remote.nla + 400_000, target.nla + 500_000),
     ];
 
     for command in commands {
@@ -147,25 +147,25 @@ fn puts_and_gets_work_with_dma_messages_to_the_requesters_memory() {
     }
 
     remote.run(&mut rig);
-    assert!(there.read(1, 300_000) == bytes && remote.read(400_000, 300_000) == bytes);
-    assert!(there.read(500_000, 300_000) == bytes);
+    assert!(target.read(1, 300_000) == bytes && remote.read(400_000, 300_000) == bytes);
+    assert!(target.read(500_000, 300_000) == bytes);
     assert_eq!(remote.peer.outcomes(), [(1, DONE), (4, DONE)]);
 }
 
 #[test]
 fn an_unresponsive_client_delays_others_once_for_a_bounded_time() {
     let mut rig = Rig::pair();
-    let mut here = rig.peer(0, 0, BYTES);
+    let mut local = rig.peer(0, 0, BYTES);
     let mut remote = Remote::new(&mut rig, 1, 1);
     let other = rig.peer(1, 2, BYTES);
     let mut unanswered = Vec::new();
 
     for round in 0..10 {
-        assert!(rig.post(&here, get_from(&remote, &here, 100)));
-        assert!(rig.put(&here, &other, (0, round * 8, 8), 0));
+        assert!(rig.post(&local, get_from(&remote, &local, 100)));
+        assert!(rig.put(&local, &other, (0, round * 8, 8), 0));
 
         let start = rig.machine.now();
-        while here.outcomes().is_empty() {
+        while local.outcomes().is_empty() {
             assert!(rig.machine.now().0 - start.0 < 1_000_000_000, "round {round}");
             unanswered.extend(outgoing(&mut rig));
             rig.machine.advance(50_000);
@@ -183,18 +183,18 @@ fn an_unresponsive_client_delays_others_once_for_a_bounded_time() {
     }
 
     remote.run(&mut rig);
-    assert!(rig.post(&here, get_from(&remote, &here, 100)));
+    assert!(rig.post(&local, get_from(&remote, &local, 100)));
     remote.run(&mut rig);
-    assert_eq!(here.outcomes(), [(1, DONE), (4, DONE)]);
+    assert_eq!(local.outcomes(), [(1, DONE), (4, DONE)]);
 }
 
 #[test]
 fn watchdog_ends_a_put_whose_requester_does_not_answer_dma_reads() {
     let mut rig = Rig::pair();
-    let there = rig.peer(1, 0, BYTES);
+    let target = rig.peer(1, 0, BYTES);
     let mut remote = Remote::new(&mut rig, 0, 1);
     remote.write(0, &[9; BYTES as usize]);
-    let put = Command::new(1, 0, command::PUT, 0, 100, remote.nla, there.nla);
+    let put = Command::new(1, 0, command::PUT, 0, 100, remote.nla, target.nla);
     assert!(rig.post(&remote.peer, put));
 
     let mut unanswered = outgoing(&mut rig);
@@ -217,10 +217,10 @@ fn watchdog_ends_a_put_whose_requester_does_not_answer_dma_reads() {
     }
     remote.run(&mut rig);
 
-    assert_eq!(there.read(0, 100), [0; 100]);
+    assert_eq!(target.read(0, 100), [0; 100]);
     assert!(rig.post(&remote.peer, put));
     remote.run(&mut rig);
-    assert_eq!(there.read(0, 100), [9; 100]);
+    assert_eq!(target.read(0, 100), [9; 100]);
 }
 
 #[test]

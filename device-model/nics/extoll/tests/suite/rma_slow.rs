@@ -85,14 +85,14 @@ fn tick(rig: &mut Rig, slow: &mut [Slow]) {
 fn pass(rig: &mut Rig, slow: &mut [Slow], nanoseconds: u64) {
     for _ in 0..1000 {
         let busy = rig.machine.step(64) == Next::Now;
-        let mut came = false;
+        let mut has_messages = false;
         for message in take_messages(&mut rig.machine) {
             let owner = slow.iter_mut().find(|owner| owner.is_for(&message));
             owner.unwrap().waiting.push_back(message);
-            came = true;
+            has_messages = true;
         }
         slow.iter_mut().for_each(|owner| owner.poll(rig));
-        if !busy && !came {
+        if !busy && !has_messages {
             break;
         }
     }
@@ -131,7 +131,7 @@ impl WellBehavedClient {
     }
 
     /// Returns the time for which commands were held, the present one included.
-    fn held_until(&self, now: Nanos) -> u64 {
+    fn time_held(&self, now: Nanos) -> u64 {
         self.held + self.since.map_or(0, |since| (now.0 - since.0).saturating_sub(TICK))
     }
 }
@@ -163,7 +163,7 @@ impl Attack {
 
 /// Floods the memory of `owners` slow clients for a window. Returns how long an innocent client's
 /// commands were held, and how many have ended.
-fn delay_beside_slow_clients(attack: Attack, owners: u16, delay: u64) -> (u64, u64) {
+fn delay_by_slow_clients(attack: Attack, owners: u16, delay: u64) -> (u64, u64) {
     let mut rig = rig();
     let (target, source) = (rig.peer(1, 0, 4096), rig.peer(0, 0, 4096));
     let put = Command::new(1, 0, command::PUT, notify::REQUESTER, 8, source.nla, target.nla);
@@ -194,14 +194,14 @@ fn delay_beside_slow_clients(attack: Attack, owners: u16, delay: u64) -> (u64, u
 
     assert_eq!(innocent.failed, [], "{attack:?}");
     assert!(rig.counter(1, "rma_hurried") > 0, "{attack:?}: the side queues were full");
-    (innocent.held_until(rig.machine.now()), innocent.ended)
+    (innocent.time_held(rig.machine.now()), innocent.ended)
 }
 
 #[test]
 fn a_slow_owner_of_memory_delays_commands_of_others_for_a_bounded_time() {
     let attacks = [Attack::Gets, Attack::Puts, Attack::StagedPuts];
     for (attack, delay) in attacks.map(|attack| (attack, 90)).into_iter().chain([(Attack::Gets, 60)]) {
-        let (held, ended) = delay_beside_slow_clients(attack, 1, delay * MILLISECOND);
+        let (held, ended) = delay_by_slow_clients(attack, 1, delay * MILLISECOND);
         assert!(held <= HELD, "{attack:?}, {delay} ms an answer: held for {held} ns, {ended} ended");
         assert!(ended >= 4000, "{attack:?}, {delay} ms an answer: {ended} ended");
     }
@@ -210,7 +210,7 @@ fn a_slow_owner_of_memory_delays_commands_of_others_for_a_bounded_time() {
 #[test]
 fn slow_owners_of_one_card_together_delay_commands_of_others_for_a_bounded_time() {
     for attack in [Attack::Gets, Attack::Puts] {
-        let (held, ended) = delay_beside_slow_clients(attack, 3, 90 * MILLISECOND);
+        let (held, ended) = delay_by_slow_clients(attack, 3, 90 * MILLISECOND);
         assert!(held <= HELD_BY_ALL, "{attack:?}: held for {held} ns, {ended} ended");
     }
 }
@@ -244,7 +244,7 @@ fn a_requester_with_slow_memory_blocks_neither_replies_nor_other_staging_buffers
     }
 
     for innocent in &innocents {
-        let held = innocent.held_until(rig.machine.now());
+        let held = innocent.time_held(rig.machine.now());
         assert_eq!(innocent.failed, []);
         assert!(held <= HELD_BY_ALL, "held for {held} ns, {} ended", innocent.ended);
     }

@@ -28,7 +28,7 @@ fn pair(rig: &mut Rig, bytes: u64) -> (Peer, Peer) {
 }
 
 /// Takes the link down or up, and runs the machine.
-fn set_up(rig: &mut Rig, up: bool) {
+fn set_link_up(rig: &mut Rig, up: bool) {
     rig.machine.fabric().set_link_up(rig.links[0], up).unwrap();
     rig.run();
 }
@@ -45,7 +45,7 @@ fn pass(rig: &mut Rig, nanoseconds: u64) {
 fn the_watchdog_ends_transfers_of_every_kind_with_a_silent_target() {
     let mut rig = Rig::pair();
     let (mut local, mut remote) = pair(&mut rig, MIB);
-    set_up(&mut rig, false);
+    set_link_up(&mut rig, false);
 
     let immediate = Command::new(1, 0, command::IMMEDIATE_PUT, 0, 8, 7, remote.nla + 64);
     assert!(rig.put(&local, &remote, (0, 0, 8), 0) && rig.post(&local, immediate));
@@ -60,11 +60,11 @@ fn the_watchdog_ends_transfers_of_every_kind_with_a_silent_target() {
     // The first part counts as progress until the first check.
     pass(&mut rig, LIMIT / 8);
     let notified = local.take_all();
-    let what: Vec<_> =
+    let commands: Vec<_> =
         notified.iter().map(|notified| (notified.command(), notified.status(), notified.length())).collect();
     let ended = status::TIMED_OUT;
     assert_eq!(
-        what,
+        commands,
         [
             (command::PUT, ended, 8),
             (command::IMMEDIATE_PUT, ended, 8),
@@ -74,12 +74,12 @@ fn the_watchdog_ends_transfers_of_every_kind_with_a_silent_target() {
     );
 
     assert!(notified.iter().all(|notified| (notified.node(), notified.vpid()) == (1, 0)));
-    assert_eq!(local.client.shown(mirror::RMA_COMPLETED), 4);
+    assert_eq!(local.client.mirror_word(mirror::RMA_COMPLETED), 4);
     assert_eq!((rig.counter(0, "rma_timed_out"), rig.counter(1, "rma_timed_out")), (4, 0));
     // The notification reports the end; it is no error of the client's.
-    assert_eq!(local.client.shown(mirror::ERRORS), 0);
+    assert_eq!(local.client.mirror_word(mirror::ERRORS), 0);
 
-    set_up(&mut rig, true);
+    set_link_up(&mut rig, true);
     assert_eq!(local.outcomes(), [], "no outcome is reported twice");
 
     remote.take_all();
@@ -104,11 +104,11 @@ fn late_answers_of_a_get_write_nothing_and_free_the_window() {
             rig.step_once();
         }
 
-        set_up(&mut rig, false);
+        set_link_up(&mut rig, false);
         pass(&mut rig, 2 * LIMIT);
         assert_eq!(local.outcomes(), [TIMED_OUT], "round {round}");
         local.write(0, &vec![round; 8 << 20]);
-        set_up(&mut rig, true);
+        set_link_up(&mut rig, true);
 
         assert!(local.read(0, 8 << 20).iter().all(|&byte| byte == round), "round {round}");
         assert_eq!(local.outcomes(), []);
@@ -130,19 +130,19 @@ fn a_put_aborted_midway_does_not_affect_the_next_one() {
     for _ in 0..6 {
         rig.step_once();
     }
-    assert!(remote.read(0, 1) == [1] && remote.read((8 << 20) - 1, 1) == [0], "it is half way");
+    assert!(remote.read(0, 1) == [1] && remote.read((8 << 20) - 1, 1) == [0], "the put is half done");
 
-    set_up(&mut rig, false);
+    set_link_up(&mut rig, false);
     pass(&mut rig, 2 * LIMIT);
     assert_eq!(local.outcomes(), [TIMED_OUT]);
 
-    set_up(&mut rig, true);
+    set_link_up(&mut rig, true);
     assert_eq!(remote.outcomes(), [], "no VPID has all of it");
     // The next put goes to another region, so that a continuation of the first put would be
     // refused.
-    let other =
+    let second_region =
         rig.register(&remote.client, crate::common::rma::DATA_BASE, 2048, page::SIZE_4K, OPEN).unwrap();
-    remote.nla = other;
+    remote.nla = second_region;
     local.write(0, &vec![2; 8 << 20]);
 
     for length in [8 << 20, 8] {
@@ -186,7 +186,7 @@ fn commands_for_other_targets_proceed_and_do_not_end() {
 fn a_full_list_drains_and_a_stalled_write_is_accepted() {
     let mut rig = Rig::pair();
     let (mut local, remote) = pair(&mut rig, 4096);
-    set_up(&mut rig, false);
+    set_link_up(&mut rig, false);
 
     for _ in 0..MAX_COMMANDS {
         assert!(rig.put(&local, &remote, (0, 0, 8), 0));
@@ -223,14 +223,14 @@ fn the_watchdog_does_not_end_slow_commands_that_make_progress() {
 fn a_card_that_was_not_driven_ends_nothing_at_once() {
     let mut rig = Rig::pair();
     let (mut local, remote) = pair(&mut rig, 4096);
-    set_up(&mut rig, false);
+    set_link_up(&mut rig, false);
     assert!(rig.put(&local, &remote, (0, 0, 8), notify::REQUESTER));
     rig.run();
 
     rig.pass(100 * LIMIT);
     assert_eq!(local.outcomes(), []);
 
-    set_up(&mut rig, true);
+    set_link_up(&mut rig, true);
     assert_eq!(local.outcomes(), [DONE]);
 }
 
@@ -246,7 +246,7 @@ fn the_admin_sets_and_disables_the_watchdog() {
     assert_eq!(local.client.last_error().0, error::NOT_PERMITTED);
 
     rig.write64(&admin, reg::RMA_WATCHDOG, 0);
-    set_up(&mut rig, false);
+    set_link_up(&mut rig, false);
     assert!(rig.put(&local, &remote, (0, 0, 8), 0));
     pass(&mut rig, 10 * LIMIT);
     assert_eq!(local.outcomes(), []);
@@ -269,7 +269,7 @@ fn the_commands_of_a_dead_owner_end_and_its_successor_gets_no_notification() {
     for _ in 0..4 {
         rig.step_once();
     }
-    set_up(&mut rig, false);
+    set_link_up(&mut rig, false);
     for _ in 1..MAX_COMMANDS {
         assert!(rig.put(&local, &remote, (0, 0, 300_000), ALL));
     }
@@ -283,9 +283,9 @@ fn the_commands_of_a_dead_owner_end_and_its_successor_gets_no_notification() {
     assert_eq!(local.outcomes(), []);
     assert_eq!(rig.counter(0, "rma_timed_out"), MAX_COMMANDS as u64);
 
-    set_up(&mut rig, true);
+    set_link_up(&mut rig, true);
     assert!(rig.put(&local, &remote, (0, 0, 8), ALL));
     rig.run();
     assert_eq!(local.outcomes(), [DONE]);
-    assert_eq!(local.client.shown(mirror::RMA_COMPLETED), 1);
+    assert_eq!(local.client.mirror_word(mirror::RMA_COMPLETED), 1);
 }

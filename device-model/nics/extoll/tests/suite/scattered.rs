@@ -106,13 +106,13 @@ fn messages_fill_a_scattered_ring_repeatedly() {
 
 #[test]
 fn a_ring_ends_with_any_of_its_pages() {
-    for gone in [0, 1, 5, 31] {
+    for unmapped in [0, 1, 5, 31] {
         let mut rig = Rig::pair();
         let (sender, receiver) = (rig.attach(0, 0), rig.attach(1, 0));
         let memory = rig.map_scattered(&receiver, RING_BASE, &[PAGE; 32]);
         assert!(enable_ring(&mut rig, &receiver, 1024));
 
-        let at = RING_BASE + gone * PAGE;
+        let at = RING_BASE + unmapped * PAGE;
         rig.machine.dma_unmap(receiver.function, receiver.attachment, at, PAGE).unwrap();
 
         assert!(rig.send(&sender, (1, 0), 0, &[1; 8]));
@@ -182,14 +182,14 @@ impl Peer {
     }
 
     /// Posts a transfer between this VPID's memory and node 1's, and runs it to its end.
-    fn transfer(&self, rig: &mut Rig, other: &Self, what: u8, length: u32, from: u64, to: u64) {
-        let (from, to) = if what == command::GET {
-            (other.nla + from, self.nla + to)
+    fn transfer(&self, rig: &mut Rig, remote: &Self, operation: u8, length: u32, from: u64, to: u64) {
+        let (from, to) = if operation == command::GET {
+            (remote.nla + from, self.nla + to)
         } else {
-            (self.nla + from, other.nla + to)
+            (self.nla + from, remote.nla + to)
         };
 
-        let command = Command::new(1, 0, what, notify::REQUESTER, length, from, to);
+        let command = Command::new(1, 0, operation, notify::REQUESTER, length, from, to);
         let Client { function, attachment, .. } = self.client;
         let posted =
             rig.machine.write(function, attachment, 0, reg::RMA_COMMAND, command.as_bytes()).unwrap();
@@ -251,7 +251,7 @@ fn transfers_between_scattered_regions_arrive_whole() {
 }
 
 #[test]
-fn a_packet_refers_to_as_much_of_pieces_as_of_one_mapping() {
+fn a_transfer_takes_as_many_packets_from_scattered_pages_as_from_one_mapping() {
     const BYTES: u64 = 1 << 20;
     let packets = |lengths: &[u64]| {
         let mut rig = Rig::pair();
@@ -263,13 +263,15 @@ fn a_packet_refers_to_as_much_of_pieces_as_of_one_mapping() {
         assert_eq!([local.outcomes(), local.outcomes()], [Some((notify::REQUESTER, status::DONE)); 2]);
 
         let link = rig.links[0];
-        [Direction::Forward, Direction::Backward].map(|way| {
+        [Direction::Forward, Direction::Backward].map(|direction| {
             let channels = 0..nicforge_extoll::wire::CHANNELS;
-            channels.map(|channel| rig.machine.fabric().link_stats(link, way, channel).unwrap().packets).sum()
+            channels
+                .map(|channel| rig.machine.fabric().link_stats(link, direction, channel).unwrap().packets)
+                .sum()
         })
     };
-    let whole: [u64; 2] = packets(&[BYTES]);
-    assert_eq!(packets(&[PAGE; (BYTES / PAGE) as usize]), whole);
+    let of_one_mapping: [u64; 2] = packets(&[BYTES]);
+    assert_eq!(packets(&[PAGE; (BYTES / PAGE) as usize]), of_one_mapping);
 }
 
 #[test]

@@ -25,14 +25,14 @@ fn messages_of_every_length_and_tag_arrive_whole_with_their_source() {
             assert!(rig.send(&sender, (1, 3), tag, &bytes));
             rig.run();
             assert_eq!(receiver.take(), Some(Message { from: (0, 2), tag, bytes }));
-            receiver.give_back();
+            receiver.store_read_pointer();
         }
     }
 
     rig.run();
-    assert_eq!(sender.shown(mirror::VELO_SENT), 128);
-    assert_eq!(receiver.shown(mirror::VELO_RECEIVED), 128);
-    assert_eq!(sender.shown(mirror::ERRORS), 0);
+    assert_eq!(sender.mirror_word(mirror::VELO_SENT), 128);
+    assert_eq!(receiver.mirror_word(mirror::VELO_RECEIVED), 128);
+    assert_eq!(sender.mirror_word(mirror::ERRORS), 0);
 }
 
 #[test]
@@ -113,7 +113,7 @@ fn a_receiver_that_never_reads_stalls_only_its_senders() {
         rig.run();
     }
 
-    assert_eq!(sender.shown(mirror::VELO_STALLS), 1);
+    assert_eq!(sender.mirror_word(mirror::VELO_STALLS), 1);
 
     // The receiver reads again, and the send that waited succeeds when it is retried.
     assert_eq!(unresponsive.take_all().len(), 32);
@@ -266,15 +266,15 @@ fn an_access_between_registers_is_a_register_error_in_the_admin_range_too() {
 
     for (offset, code) in [(reg::WATCHDOG, error::NOT_PERMITTED), (reg::WATCHDOG + 4, error::REGISTER_ACCESS)]
     {
-        let before = client.shown(mirror::ERRORS);
+        let before = client.mirror_word(mirror::ERRORS);
 
         let _ = rig.read64(&client, offset);
         rig.run();
-        assert_eq!((client.shown(mirror::ERRORS), client.last_error().0), (before + 1, code));
+        assert_eq!((client.mirror_word(mirror::ERRORS), client.last_error().0), (before + 1, code));
 
         rig.write64(&client, offset, 1);
         rig.run();
-        assert_eq!((client.shown(mirror::ERRORS), client.last_error().0), (before + 2, code));
+        assert_eq!((client.mirror_word(mirror::ERRORS), client.last_error().0), (before + 2, code));
     }
 }
 
@@ -286,7 +286,7 @@ fn a_send_without_a_receiver_is_an_error_and_no_stall() {
     for (target, errors) in [((1, 0), 1), ((1, 200), 2), ((2, 0), 3), ((2047, 255), 4)] {
         assert!(rig.send(&sender, target, 0, &[0; 8]));
         rig.run();
-        assert_eq!(sender.shown(mirror::ERRORS), errors);
+        assert_eq!(sender.mirror_word(mirror::ERRORS), errors);
         assert_eq!(sender.last_error().0, error::NO_RECEIVER);
     }
 }
@@ -366,7 +366,7 @@ fn counters_do_not_go_backwards_with_a_new_tenant() {
         let sender = rig.attach(0, 0);
         assert!(rig.send(&sender, (1, 0), 0, &[1; 8]));
         rig.run();
-        assert_eq!((rig.counter(0, "velo_sent"), sender.shown(mirror::VELO_SENT)), (round, 1));
+        assert_eq!((rig.counter(0, "velo_sent"), sender.mirror_word(mirror::VELO_SENT)), (round, 1));
         rig.kill(&sender);
         assert_eq!(rig.counter(0, "velo_sent"), round);
     }
@@ -420,7 +420,7 @@ fn an_interrupt_is_enabled_and_disabled_without_the_others() {
     rig.write64(&receiver, reg::INTERRUPT_SET, received);
     assert_eq!(rig.read64(&receiver, reg::INTERRUPT_ENABLE), notified | failed);
     assert_eq!([0, 1, 2].map(|vector| counts[vector].get()), [1, 0, 0]);
-    assert_eq!(receiver.shown(mirror::ERRORS), 0);
+    assert_eq!(receiver.mirror_word(mirror::ERRORS), 0);
 }
 
 #[test]

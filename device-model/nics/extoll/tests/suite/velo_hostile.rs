@@ -140,15 +140,15 @@ impl Traffic {
 
     /// Takes the messages that have arrived, and posts the next one.
     fn poll(&mut self, pass: u64) {
-        let came = self.receiver.take_all();
-        for message in &came {
+        let arrived = self.receiver.take_all();
+        for message in &arrived {
             assert_eq!(message.bytes, self.sent.to_le_bytes());
             assert_eq!(message.from, (self.sender.node, self.sender.vpid));
             self.longest = self.longest.max(pass - self.since);
             self.sent += 1;
         }
 
-        self.due |= !came.is_empty();
+        self.due |= !arrived.is_empty();
         if self.due && self.stalled == 0 {
             let to = address::encode(self.receiver.node, self.receiver.vpid, 0, 1);
             self.ring.post(BAR_VELO, to, &self.sent.to_le_bytes());
@@ -192,7 +192,7 @@ fn a_hostile_sender_delays_neither_messages_nor_accesses_of_its_neighbours() {
         assert!(traffic.most_stalled <= MAX_PASSES, "an access took {} passes", traffic.most_stalled);
         assert!(traffic.longest <= MAX_PASSES, "a message took {} passes", traffic.longest);
         assert!(traffic.sent >= PASSES / MAX_PASSES, "{} messages", traffic.sent);
-        assert_eq!(traffic.sender.shown(mirror::ERRORS), 0);
+        assert_eq!(traffic.sender.mirror_word(mirror::ERRORS), 0);
     }
 }
 

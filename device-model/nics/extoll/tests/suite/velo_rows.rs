@@ -22,11 +22,11 @@ use proptest::prelude::*;
 #[derive(Clone, Copy, Debug)]
 enum Post {
     /// A number of messages to a VPID of the other card.
-    Over { vpid: u16, tag: u8, quadwords: usize, times: usize },
+    ToOtherCard { vpid: u16, tag: u8, quadwords: usize, times: usize },
     /// A message to another VPID of the same card.
-    Here { tag: u8 },
+    ToOwnCard { tag: u8 },
     /// A message to a VPID without a receive ring.
-    Nowhere,
+    ToMissingVpid,
     /// A message in two pieces.
     Split { vpid: u16 },
 }
@@ -34,9 +34,9 @@ enum Post {
 fn posts() -> impl Strategy<Value = Vec<(usize, Post)>> {
     let post = prop_oneof![
         6 => (0u16..2, 0u8..3, prop_oneof![4 => Just(1usize), 1 => 2usize..=7], 1usize..40)
-            .prop_map(|(vpid, tag, quadwords, times)| Post::Over { vpid, tag, quadwords, times }),
-        2 => (0u8..3).prop_map(|tag| Post::Here { tag }),
-        1 => Just(Post::Nowhere),
+            .prop_map(|(vpid, tag, quadwords, times)| Post::ToOtherCard { vpid, tag, quadwords, times }),
+        2 => (0u8..3).prop_map(|tag| Post::ToOwnCard { tag }),
+        1 => Just(Post::ToMissingVpid),
         1 => (0u16..2).prop_map(|vpid| Post::Split { vpid }),
     ];
     prop::collection::vec((0usize..2, post), 1..40)
@@ -85,7 +85,7 @@ proptest! {
         // The expected messages, by reader, then writer.
         let mut expected: [[Vec<Message>; 2]; 3] = Default::default();
         let mut received: [[Vec<Message>; 2]; 3] = Default::default();
-        let (mut sent, mut records, mut nowhere) = (0u64, 0, [0u64; 2]);
+        let (mut sent, mut records, mut undelivered) = (0u64, 0, [0u64; 2]);
 
         for (writer, post) in posts {
             let ring = &mut rings[writer];
@@ -96,21 +96,21 @@ proptest! {
 
             let from = (0, writer as u16);
             match post {
-                Post::Over { vpid, tag, quadwords, times } => for _ in 0..times {
+                Post::ToOtherCard { vpid, tag, quadwords, times } => for _ in 0..times {
                     let bytes = message(quadwords);
                     ring.post(BAR_VELO, address::encode(1, vpid, tag, quadwords), &bytes);
                     expected[usize::from(vpid)][writer].push(Message { from, tag, bytes });
                     records += 1;
                 },
-                Post::Here { tag } => {
+                Post::ToOwnCard { tag } => {
                     let bytes = message(1);
                     ring.post(BAR_VELO, address::encode(0, 2, tag, 1), &bytes);
                     expected[2][writer].push(Message { from, tag, bytes });
                     records += 1;
                 }
-                Post::Nowhere => {
+                Post::ToMissingVpid => {
                     ring.post(BAR_VELO, address::encode(1, 3, 0, 1), &message(1));
-                    nowhere[writer] += 1;
+                    undelivered[writer] += 1;
                     records += 1;
                 }
                 Post::Split { vpid } => {
@@ -152,14 +152,14 @@ proptest! {
         }
 
         prop_assert_eq!(&received, &expected);
-        for (sender, nowhere) in senders.iter().zip(nowhere) {
-            prop_assert_eq!(sender.shown(mirror::VELO_UNDELIVERED), nowhere);
-            prop_assert!(nowhere == 0 || sender.last_error().0 == error::NO_RECEIVER);
-            prop_assert_eq!(sender.shown(mirror::ERRORS), nowhere);
+        for (sender, undelivered) in senders.iter().zip(undelivered) {
+            prop_assert_eq!(sender.mirror_word(mirror::VELO_UNDELIVERED), undelivered);
+            prop_assert!(undelivered == 0 || sender.last_error().0 == error::NO_RECEIVER);
+            prop_assert_eq!(sender.mirror_word(mirror::ERRORS), undelivered);
         }
 
-        let shown: u64 = senders.iter().map(|sender| sender.shown(mirror::VELO_SENT)).sum();
-        prop_assert_eq!(shown, sent - nowhere.iter().sum::<u64>());
+        let mirror_word: u64 = senders.iter().map(|sender| sender.mirror_word(mirror::VELO_SENT)).sum();
+        prop_assert_eq!(mirror_word, sent - undelivered.iter().sum::<u64>());
         prop_assert_eq!(*events.lock().unwrap(), if traced { records } else { 0 });
     }
 }

@@ -22,13 +22,13 @@ impl ChannelConfig {
 
     /// Returns the receive watermark in packets, for a FIFO of `depth` packets.
     #[inline]
-    pub(super) fn receive_mark(self, depth: u32) -> u32 {
+    pub(super) fn receive_watermark(self, depth: u32) -> u32 {
         ((self.0 >> vcfg::RWM_SHIFT) & 7) * depth / 8
     }
 
     /// Returns the send watermark in packets, for a FIFO of `depth` packets.
     #[inline]
-    pub(super) fn send_mark(self, depth: u32) -> u32 {
+    pub(super) fn send_watermark(self, depth: u32) -> u32 {
         ((self.0 >> vcfg::IWM_SHIFT) & 7) * depth / 8
     }
 

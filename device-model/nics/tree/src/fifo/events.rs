@@ -180,8 +180,8 @@ impl Events {
     /// Returns the errors, and the watermarks of which the fill is given.
     #[inline]
     pub(super) fn exceptions(&self, fill: Fill) -> Exceptions {
-        let receive = if fill.above_receive_mark { self.bits.receive_watermark } else { 0 };
-        let inject = if fill.at_send_mark { self.bits.send_watermark } else { 0 };
+        let receive = if fill.above_receive_watermark { self.bits.receive_watermark } else { 0 };
+        let inject = if fill.at_send_watermark { self.bits.send_watermark } else { 0 };
 
         Exceptions { receive: self.errors.receive | receive, inject: self.errors.inject | inject }
     }
@@ -202,9 +202,9 @@ impl Events {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fill {
     /// The receive FIFO has more packets than its watermark.
-    above_receive_mark: bool,
+    above_receive_watermark: bool,
     /// The send FIFO has as many packets as its watermark or fewer.
-    at_send_mark: bool,
+    at_send_watermark: bool,
 }
 
 impl Fill {
@@ -212,8 +212,8 @@ impl Fill {
     #[inline]
     pub(super) fn of(config: ChannelConfig, receive: &ReceiveFifo, send: &SendFifo, send_count: u32) -> Self {
         Self {
-            above_receive_mark: receive.count() > config.receive_mark(receive.depth()),
-            at_send_mark: send_count <= config.send_mark(send.depth()),
+            above_receive_watermark: receive.count() > config.receive_watermark(receive.depth()),
+            at_send_watermark: send_count <= config.send_watermark(send.depth()),
         }
     }
 }

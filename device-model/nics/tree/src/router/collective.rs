@@ -151,21 +151,23 @@ impl Router {
         mut result: Packet,
         operand: Packet,
     ) -> Packet {
-        let (header, other) = (Header(result.header as u32), Header(operand.header as u32));
+        let (result_header, operand_header) = (Header(result.header as u32), Header(operand.header as u32));
 
         if let (Some(sum), Some(bytes)) =
             (result.bytes_mut().first_chunk_mut::<PAYLOAD>(), operand.bytes().first_chunk::<PAYLOAD>())
         {
-            alu::combine(header.opcode(), header.operand_bytes(), sum, bytes);
+            alu::combine(result_header.opcode(), result_header.operand_bytes(), sum, bytes);
         }
 
         let counters = &mut self.counters[channel];
         counters.combined += 1;
-        if (header.opcode(), header.operand_bytes()) != (other.opcode(), other.operand_bytes()) {
+        if (result_header.opcode(), result_header.operand_bytes())
+            != (operand_header.opcode(), operand_header.operand_bytes())
+        {
             counters.mismatched += 1;
         }
 
-        if other.irq() {
+        if operand_header.irq() {
             result.header |= u64::from(IRQ);
         }
 

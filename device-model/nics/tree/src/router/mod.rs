@@ -134,8 +134,8 @@ impl Router {
         self.routes.set_classes(routes.classes);
     }
 
-    /// Returns whether a packet could not move because the pool was empty, and forgets it. The
-    /// device must retry soon.
+    /// Returns whether a packet could not move because the packet pool was empty, and clears that
+    /// record. The device must then ask for another step.
     #[inline]
     pub(crate) fn take_starved(&mut self) -> bool {
         std::mem::take(&mut self.starved)

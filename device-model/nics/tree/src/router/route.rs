@@ -32,7 +32,7 @@ impl Source {
         Self(mask.trailing_zeros() as u8)
     }
 
-    /// Returns the source of a mask whose turn it is, in a circle that begins at `first`.
+    /// Returns the next source of a mask in round-robin order, which begins at `first`.
     #[inline(always)]
     pub(super) fn in_turn(mask: u8, first: Self) -> Option<Self> {
         in_turn(mask.into(), first.0).map(Self)
@@ -148,10 +148,10 @@ impl RouteTable {
         }
     }
 
-    /// Decides where any other packet goes.
+    /// Returns the decision for a packet of a class, by the class's route.
     ///
-    /// A class's packet goes up to the root of the class, turns round there, possibly through its
-    /// own port, and goes down.
+    /// A class's packet moves up to the root of the class, and from there down to all nodes,
+    /// possibly through the port by which it came.
     #[inline(never)]
     fn route_by_class(&self, source: Source, header: u64) -> RouteDecision {
         if let Some((node, presence_word)) = presence::parse(header) {

@@ -163,7 +163,7 @@ impl Topology {
         }
 
         let (mut nodes, mut links) = (Vec::new(), Vec::new());
-        let alone = compute_nodes.len() == 1;
+        let is_only_pset = compute_nodes.len() == 1;
         let mut previous = None;
 
         for (pset, &size) in compute_nodes.iter().enumerate() {
@@ -178,7 +178,7 @@ impl Topology {
                 });
             }
 
-            links.extend(pset_links(io_node, size, alone)?);
+            links.extend(pset_links(io_node, size, is_only_pset)?);
 
             if let Some(previous) = previous.replace(io_node) {
                 links.push(TopologyLink { a: (previous, 2), b: (io_node, 0) });
@@ -290,13 +290,13 @@ impl Topology {
     }
 }
 
-/// Returns the links of a pset, in the order of their compute nodes. `alone` says that the machine
-/// has no other pset, so that the I/O node has two branches.
-fn pset_links(io_node: u32, size: u32, alone: bool) -> Result<Vec<TopologyLink>, TopologyError> {
+/// Returns the links of a pset, in the order of their compute nodes. `is_only_pset` says that the
+/// machine has no other pset, so that the I/O node has two branches.
+fn pset_links(io_node: u32, size: u32, is_only_pset: bool) -> Result<Vec<TopologyLink>, TopologyError> {
     if size == 0 {
         return Ok(Vec::new());
     }
-    if alone {
+    if is_only_pset {
         return binary_tree(io_node, size + 1);
     }
 

@@ -165,9 +165,9 @@ fn crowded_links_that_cut_through_lose_nothing_and_keep_the_order_of_each_flow()
             crowd.send();
             if rig.machine.step(64) != Next::Now {
                 crowd.receive(most);
-                let soon = rig.machine.now().after(1000);
+                let step_end = rig.machine.now().after(1000);
                 let next = rig.machine.fabric().next_event();
-                rig.machine.advance_to(next.min(soon));
+                rig.machine.advance_to(next.min(step_end));
             }
         }
 

@@ -144,17 +144,17 @@ impl Traffic {
     /// Takes the packets that have arrived, and sends the next one. The hostile node's packets may
     /// be among those that arrive.
     fn poll(&mut self, pass: u32) {
-        let mut came = pass == 0;
+        let mut has_arrived = pass == 0;
 
         while let Some((_, received)) = self.to.receive() {
             if received == self.expected() {
                 self.longest = self.longest.max(pass - self.since);
                 self.sent += 1;
-                came = true;
+                has_arrived = true;
             }
         }
 
-        if came {
+        if has_arrived {
             assert!(self.from.try_send(to(self.to.node), &self.expected()));
             self.since = pass;
         }
@@ -196,19 +196,19 @@ fn attack(rig: &mut Rig, mut hostile: Hostile, mut talks: [Traffic; 2], reader: 
 #[test]
 fn a_node_that_floods_its_fifos_and_registers_delays_its_neighbours_packets_by_few_passes() {
     let mut rig = Rig::psets(&[4]);
-    let (io, far) = (rig.core(0), rig.core(3));
-    let near = rig.core(2);
-    let (up, down) = (Traffic::new(far.twin(), io.twin()), Traffic::new(io, far));
+    let (io, victim) = (rig.core(0), rig.core(3));
+    let neighbour = rig.core(2);
+    let (up, down) = (Traffic::new(victim.twin(), io.twin()), Traffic::new(io, victim));
     let hostile = Hostile::new(&mut rig, false);
 
-    attack(&mut rig, hostile, [up, down], Some(near));
+    attack(&mut rig, hostile, [up, down], Some(neighbour));
 }
 
 #[test]
 fn a_node_that_sends_any_header_on_the_user_channel_does_not_delay_the_system_channel() {
     let mut rig = Rig::psets(&[4]);
-    let (io, far) = (rig.admin(0), rig.attach(3, ATTACHMENT_ADMIN));
-    let (up, down) = (Traffic::new(far.twin(), io.twin()), Traffic::new(io, far));
+    let (io, victim) = (rig.admin(0), rig.attach(3, ATTACHMENT_ADMIN));
+    let (up, down) = (Traffic::new(victim.twin(), io.twin()), Traffic::new(io, victim));
     let hostile = Hostile::new(&mut rig, true);
 
     attack(&mut rig, hostile, [up, down], None);

@@ -137,9 +137,9 @@ fn packets_for_a_node_that_went_down_are_discarded_and_block_no_sender() {
     assert_eq!(rig.send_all(&io, &packets), 100);
 
     assert_eq!(rig.counter(4, "vc1_discarded"), 100);
-    let again = rig.core(4);
+    let successor = rig.core(4);
     rig.send_all(&io, &[(to(4), payload(7))]);
-    assert_eq!(again.receive().unwrap().1, payload(7));
+    assert_eq!(successor.receive().unwrap().1, payload(7));
 }
 
 #[test]
@@ -363,8 +363,8 @@ fn packets_for_a_dead_core_are_discarded_once_a_live_cores_packets_before_them_a
     // While a live core has the lock, the NIC does not touch the FIFO.
     live.set_window(LOCK_RECV, 2);
     assert_eq!(live.receive().unwrap(), (to_core(1, true), payload(0)));
-    let soon = rig.machine.now().after(10_000_000);
-    while rig.machine.now() < soon {
+    let end = rig.machine.now().after(10_000_000);
+    while rig.machine.now() < end {
         rig.machine.step(64);
         rig.machine.advance(1_000_000);
     }

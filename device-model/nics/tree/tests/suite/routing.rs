@@ -340,9 +340,9 @@ fn rate_both_ways(cut_through: Option<u32>) -> f64 {
         }
 
         if rig.machine.step(64) != Next::Now {
-            let soon = rig.machine.now().after(1000);
+            let step_end = rig.machine.now().after(1000);
             let next = rig.machine.fabric().next_event();
-            rig.machine.advance_to(next.min(soon));
+            rig.machine.advance_to(next.min(step_end));
         }
     }
 
