@@ -230,7 +230,7 @@ impl Family for Stars {
         for (number, section) in sections.iter().enumerate() {
             let Star { stations, link } = section.parse()?;
             let stations = check_range("stations", &stations, 1, 60)?;
-            let link = link.over(LinkSpec::new(1, 4, PACKET))?;
+            let link = link.with_defaults(LinkSpec::new(1, 4, PACKET))?;
 
             let hub = plan.single(&format!("hub{number}"), HUB, DeviceSource::new(Hub::default))?;
             for station in 0..stations {

@@ -73,7 +73,7 @@
 //!         for (pair, section) in sections.iter().enumerate() {
 //!             let Pair { seed, link } = section.parse()?;
 //!             let seed = check_range("seed", &seed, 1, 1000)?;
-//!             let link = link.over(LinkSpec::new(1, 4, 1500))?;
+//!             let link = link.with_defaults(LinkSpec::new(1, 4, 1500))?;
 //!
 //!             let mut ends = Vec::new();
 //!             for side in ["a", "b"] {

@@ -35,12 +35,12 @@ pub struct LinkSection {
 }
 
 impl LinkSection {
-    /// Returns a link with the values of the file. It takes the values that the file leaves out
-    /// from `default`.
+    /// Returns a link with the values of the file, and with those of `default` where the file has
+    /// none.
     ///
     /// # Errors
     /// The first value that is out of its range.
-    pub fn over(&self, default: LinkSpec) -> Result<LinkSpec, SectionError> {
+    pub fn with_defaults(&self, default: LinkSpec) -> Result<LinkSpec, SectionError> {
         let mut link = default;
 
         if let Some(delay) = &self.delay_ns {

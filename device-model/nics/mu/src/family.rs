@@ -173,7 +173,7 @@ impl NetworkSection {
             order: self.order.as_ref().map_or(Ok(default.order), order)?,
             zones: self.zones.as_ref().map_or(Ok(default.zones), zones)?,
             io_nodes: self.io_nodes.clone(),
-            link: self.link.over(default.link)?,
+            link: self.link.with_defaults(default.link)?,
         })
     }
 

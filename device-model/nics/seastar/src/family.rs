@@ -184,7 +184,7 @@ impl NetworkSection {
             end_to_end_crc: self.end_to_end_crc,
             mtu: mtu as usize,
             firmware_threads: range_or("firmware_threads", firmware_threads, (0, MAX_ALL_NODES), threads)?,
-            link: self.link.over(default.link)?,
+            link: self.link.with_defaults(default.link)?,
         })
     }
 

@@ -161,7 +161,7 @@ impl NetworkValues {
         Ok(Self {
             stations,
             switch: has_switch.then_some(SwitchConfig { addresses, ..SwitchConfig::default() }),
-            link: network.link.over(LinkSpec::new(CHANNELS, CREDITS, max_frame(mtu)))?,
+            link: network.link.with_defaults(LinkSpec::new(CHANNELS, CREDITS, max_frame(mtu)))?,
         })
     }
 }

@@ -54,20 +54,20 @@ const DEFAULT_CREDITS: u32 = 16;
 /// # Errors
 /// The file cannot be read, or [`parse`] refuses its text.
 pub fn read(path: &Path, families: &Families) -> Result<Plan, DescriptionError> {
-    let shown = path.display().to_string();
-    let read = |source| DescriptionError::Read { path: shown.clone(), source };
+    let displayed_path = path.display().to_string();
+    let read = |source| DescriptionError::Read { path: displayed_path.clone(), source };
     let metadata = std::fs::metadata(path).map_err(read)?;
 
     if !metadata.is_file() {
-        return Err(DescriptionError::NoFile { path: shown });
+        return Err(DescriptionError::NoFile { path: displayed_path });
     }
 
     let mut text = String::new();
     File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text)).map_err(read)?;
     if text.len() as u64 > MAX_FILE {
-        return Err(DescriptionError::TooLarge { path: shown, bytes: metadata.len() });
+        return Err(DescriptionError::TooLarge { path: displayed_path, bytes: metadata.len() });
     }
-    parse(&text, &shown, families)
+    parse(&text, &displayed_path, families)
 }
 
 /// Checks the text of a machine file, and returns the plan of its machine. `path` is the file's
@@ -190,7 +190,7 @@ impl LinkTable {
             credits: self.credits.clone(),
             cut_through_bytes: self.cut_through_bytes.clone(),
         };
-        values.over(LinkSpec::new(channels as usize, DEFAULT_CREDITS, packet as usize))
+        values.with_defaults(LinkSpec::new(channels as usize, DEFAULT_CREDITS, packet as usize))
     }
 }
 

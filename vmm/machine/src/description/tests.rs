@@ -62,8 +62,8 @@ fn a_network_needs_exactly_one_possible_shape() {
 
 #[test]
 fn two_functions_of_one_name_are_refused() {
-    let one = "[[function]]\nname = \"a\"\nkind = \"slot-fifo\"\n";
-    let message = error(&format!("name = \"p\"\n{one}{one}"));
+    let function = "[[function]]\nname = \"a\"\nkind = \"slot-fifo\"\n";
+    let message = error(&format!("name = \"p\"\n{function}{function}"));
     assert_eq!(message, "m.toml, line 6: name is a; expected a name that no other node has");
 }
 

@@ -32,7 +32,7 @@ pub(super) struct LocalAttachment {
     function: FunctionId,
     attachment: AttachmentId,
     tenant: u64,
-    gone: Arc<AtomicBool>,
+    is_lost: Arc<AtomicBool>,
 }
 
 impl LocalAttachment {
@@ -41,9 +41,9 @@ impl LocalAttachment {
         function: FunctionId,
         attachment: AttachmentId,
         tenant: u64,
-        gone: Arc<AtomicBool>,
+        is_lost: Arc<AtomicBool>,
     ) -> Self {
-        Self { machine, function, attachment, tenant, gone }
+        Self { machine, function, attachment, tenant, is_lost }
     }
 
     fn holds_attachment(&self, inner: &Inner) -> bool {
@@ -54,7 +54,7 @@ impl LocalAttachment {
     fn with<R>(&self, f: impl FnOnce(&mut Inner) -> Result<R, Error>) -> Result<R, Error> {
         let mut inner = self.machine.lock_now()?;
         if !self.holds_attachment(&inner) {
-            self.gone.store(true, Ordering::Release);
+            self.is_lost.store(true, Ordering::Release);
             return Err(Error::DeviceGone { cause: GoneCause::Evicted });
         }
 
@@ -120,7 +120,7 @@ impl LocalAttachment {
 
 impl Drop for LocalAttachment {
     fn drop(&mut self) {
-        self.gone.store(true, Ordering::Release);
+        self.is_lost.store(true, Ordering::Release);
         let _ = self.with(|inner| {
             let closed =
                 inner.machine.detach(self.function, self.attachment, Ended::Closed).map_err(machine_error);
@@ -200,8 +200,8 @@ impl Backing for LocalAttachment {
                 .map_err(machine_error)
         })?;
 
-        let (machine, gone) = (self.machine.clone(), self.gone.clone());
-        Ok(Arc::new(interrupt::Source { counter, machine, function: self.function, gone }))
+        let (machine, is_lost) = (self.machine.clone(), self.is_lost.clone());
+        Ok(Arc::new(interrupt::Source { counter, machine, function: self.function, is_lost }))
     }
 
     fn unbind_interrupts(&self, index: u32) -> Result<(), Error> {
@@ -262,7 +262,7 @@ impl Backing for LocalAttachment {
 
     fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
         // The mirror shows an eviction, too. This flag costs no access to shared memory.
-        if self.gone.load(Ordering::Relaxed) {
+        if self.is_lost.load(Ordering::Relaxed) {
             return Err(Error::DeviceGone { cause: GoneCause::Evicted });
         }
         self.machine.relax(self.function, relax)

@@ -40,7 +40,7 @@ pub(super) struct Source {
     pub(super) machine: Arc<LocalMachine>,
     pub(super) function: FunctionId,
     /// Set when the attachment has ended.
-    pub(super) gone: Arc<AtomicBool>,
+    pub(super) is_lost: Arc<AtomicBool>,
 }
 
 impl InterruptSource for Source {
@@ -66,7 +66,7 @@ impl InterruptSource for Source {
                 cancel.check()?;
             }
 
-            if self.gone.load(Ordering::Acquire) {
+            if self.is_lost.load(Ordering::Acquire) {
                 return Err(Error::DeviceGone { cause: GoneCause::Evicted });
             }
 

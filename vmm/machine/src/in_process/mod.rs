@@ -120,7 +120,7 @@ struct Tenant {
     resets: u64,
     memory: ClientMemory,
     /// Set when the attachment ends, for the threads that wait.
-    gone: Arc<AtomicBool>,
+    is_lost: Arc<AtomicBool>,
 }
 
 /// The threads that sleep until the machine changes.
@@ -178,13 +178,13 @@ impl LocalMachine {
 
         inner.last_tenant += 1;
         let id = inner.last_tenant;
-        let gone = Arc::<AtomicBool>::default();
-        let tenant = Tenant { id, resets: 0, memory: ClientMemory::default(), gone: gone.clone() };
+        let is_lost = Arc::<AtomicBool>::default();
+        let tenant = Tenant { id, resets: 0, memory: ClientMemory::default(), is_lost: is_lost.clone() };
         inner.tenants.insert((function, attachment), tenant);
 
         drop(inner);
         self.sleepers.wake();
-        Ok(Arc::new(LocalAttachment::new(self.clone(), function, attachment, id, gone)))
+        Ok(Arc::new(LocalAttachment::new(self.clone(), function, attachment, id, is_lost)))
     }
 
     /// Takes an attachment as [`LocalMachine::open`] does, by the names of function and attachment.
@@ -231,7 +231,7 @@ impl LocalMachine {
         inner.machine.detach(function, attachment, Ended::Evicted)?;
 
         if let Some(tenant) = inner.tenants.remove(&(function, attachment)) {
-            tenant.gone.store(true, Ordering::Release);
+            tenant.is_lost.store(true, Ordering::Release);
         }
 
         drop(inner);
