@@ -56,9 +56,9 @@ pub(crate) struct Route {
 
 impl Route {
     /// Returns the route between this rank, at `own`, and another one. Both ways keep the order.
-    pub(crate) fn new(place: nicforge_spi::Place, to: RankAddress) -> Self {
+    pub(crate) fn new(place: nicforge_spi::NodePosition, to: RankAddress) -> Self {
         let there = place.coordinates(to.node).unwrap_or(place.own);
-        let back = nicforge_spi::Place { own: there, ..place }.ordered(place.own);
+        let back = nicforge_spi::NodePosition { own: there, ..place }.ordered(place.own);
         Self { way: place.ordered(there), back, subgroup: to.subgroup }
     }
 

@@ -4,14 +4,14 @@ use std::fmt;
 
 use nicforge_hwi::mu::USER_SUBGROUPS;
 use nicforge_matching::Rank;
-use nicforge_spi::Place;
+use nicforge_spi::NodePosition;
 
 use crate::Error;
 
 /// Address of a rank in the network.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RankAddress {
-    /// Number of the node ([`Place::rank`]).
+    /// Number of the node ([`NodePosition::rank`]).
     pub node: u32,
     /// Application subgroup of the node, 0 to 63.
     pub subgroup: u16,
@@ -61,7 +61,7 @@ impl Job {
     }
 
     /// Checks that all addresses exist in a network, and no two ranks have the same.
-    pub(crate) fn check(&self, place: &Place) -> Result<(), Error> {
+    pub(crate) fn check(&self, place: &NodePosition) -> Result<(), Error> {
         let nodes = place.nodes();
         let mut sorted = Vec::with_capacity(self.addresses.len());
 
@@ -84,7 +84,7 @@ impl Job {
 mod tests {
     use super::*;
 
-    const PLACE: Place = Place { shape: [2, 1, 1, 1, 1], own: [0; 5] };
+    const PLACE: NodePosition = NodePosition { shape: [2, 1, 1, 1, 1], own: [0; 5] };
 
     fn at(node: u32, subgroup: u16) -> RankAddress {
         RankAddress { node, subgroup }

@@ -85,7 +85,7 @@ impl MuTransport {
             return Err(Error::BadConfig { what: "ranks", value: size as usize, rule: "at most 2^24" });
         }
 
-        let place = Subgroup::open(device, Options::default())?.place();
+        let place = Subgroup::open(device, Options::default())?.position();
         job.check(&place)?;
         let subgroup = (device.attachment() as u16).saturating_sub(FIRST_SUBGROUP);
         let address = RankAddress { node: place.rank(), subgroup };
@@ -135,7 +135,7 @@ impl MuTransport {
     /// # Errors
     /// As [`MuTransport::open`] and [`MuTransport::wait_for_all`].
     pub fn of_node(device: &Device, config: Config, deadline: Deadline) -> Result<Self, Error> {
-        let nodes = Subgroup::open(device, Options::default())?.place().nodes();
+        let nodes = Subgroup::open(device, Options::default())?.position().nodes();
         let mut transport = Self::open(device, &Job::of_nodes(nodes, 1), config)?;
         transport.wait_for_all(deadline, None)?;
         Ok(transport)

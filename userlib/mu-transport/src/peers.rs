@@ -202,13 +202,13 @@ impl Holding {
 
 #[cfg(test)]
 mod tests {
-    use nicforge_spi::Place;
+    use nicforge_spi::NodePosition;
 
     use super::*;
     use crate::RankAddress;
 
     fn peer() -> Peer {
-        let place = Place { shape: [2, 1, 1, 1, 1], own: [0; 5] };
+        let place = NodePosition { shape: [2, 1, 1, 1, 1], own: [0; 5] };
         Peer::new(Route::new(place, RankAddress { node: 1, subgroup: 0 }), Instant::now())
     }
 

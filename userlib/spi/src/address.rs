@@ -34,7 +34,7 @@ pub enum Store {
     Twin = atomic::store::TWIN,
     /// The payload is added.
     Add = atomic::store::ADD,
-    /// The payload is added. On Blue Gene/Q, caches are told at 0 alone.
+    /// The payload is added. On Blue Gene/Q, caches are notified only when the sum is 0.
     AddCoherenceOnZero = atomic::store::ADD_COHERENCE_ON_ZERO,
     /// Bitwise or.
     Or = atomic::store::OR,

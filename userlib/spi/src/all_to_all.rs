@@ -2,7 +2,7 @@
 
 use nicforge_driver::{Cancel, Deadline};
 
-use crate::{DirectPut, Error, Payload, Place, Subgroup, descriptor::direct_put};
+use crate::{DirectPut, Error, NodePosition, Payload, Subgroup, descriptor::direct_put};
 
 /// The other nodes of a network, in an order that differs from node to node.
 ///
@@ -12,11 +12,11 @@ use crate::{DirectPut, Error, Payload, Place, Subgroup, descriptor::direct_put};
 pub struct RandomOrder(Vec<u32>);
 
 impl RandomOrder {
-    /// Returns an order of all nodes but this one. The same seed gives the same orders.
-    pub fn new(place: &Place, seed: u64) -> Self {
-        let own = place.rank();
-        let mut ranks: Vec<_> = (0..place.nodes()).filter(|rank| *rank != own).collect();
-        let mut random = SplitMix(seed ^ (u64::from(own) << 32 | 0x5eed));
+    /// Returns the ranks of all nodes but this one in a random order, which `seed` determines.
+    pub fn new(position: &NodePosition, seed: u64) -> Self {
+        let own_rank = position.rank();
+        let mut ranks: Vec<_> = (0..position.nodes()).filter(|rank| *rank != own_rank).collect();
+        let mut random = SplitMix(seed ^ (u64::from(own_rank) << 32 | 0x5eed));
 
         for last in (1..ranks.len()).rev() {
             ranks.swap(last, random.below(last as u64 + 1) as usize);
@@ -65,7 +65,7 @@ impl Subgroup {
     /// given injection FIFOs in turn. Waits until the unit has read all blocks.
     ///
     /// A node has received everything when its counter, which it sets to `(nodes - 1) * bytes`
-    /// before anyone sends, is 0: [`Subgroup::wait_counter`].
+    /// before any node sends, is 0: [`Subgroup::wait_counter`].
     ///
     /// # Errors
     /// [`crate::DescriptorError`] for blocks that are not possible; as [`Subgroup::inject`].
@@ -77,14 +77,14 @@ impl Subgroup {
         deadline: Deadline,
         cancel: Option<&Cancel>,
     ) -> Result<(), Error> {
-        let place = self.place();
-        let own = u64::from(place.rank()) * blocks.bytes;
-        let target = DirectPut { offset: blocks.target.offset.saturating_add(own), ..blocks.target };
+        let position = self.position();
+        let own_offset = u64::from(position.rank()) * blocks.bytes;
+        let target = DirectPut { offset: blocks.target.offset.saturating_add(own_offset), ..blocks.target };
 
         for (&rank, &fifo) in order.ranks().iter().zip(fifos.iter().cycle()) {
-            let to = place.coordinates(rank).unwrap_or(place.own);
+            let to = position.coordinates(rank).unwrap_or(position.own);
             let source = blocks.source.saturating_add(u64::from(rank) * blocks.bytes);
-            let put = direct_put(Payload::memory(source, blocks.bytes), place.dynamic(to), &target)?;
+            let put = direct_put(Payload::memory(source, blocks.bytes), position.dynamic(to), &target)?;
             self.inject(fifo, &put, deadline, cancel)?;
         }
 
@@ -100,30 +100,30 @@ impl Subgroup {
 mod tests {
     use super::*;
 
-    fn place(own: [u8; 5]) -> Place {
-        Place { shape: [2, 3, 2, 1, 2], own }
+    fn position(own: [u8; 5]) -> NodePosition {
+        NodePosition { shape: [2, 3, 2, 1, 2], own }
     }
 
     #[test]
     fn an_order_has_each_other_node_once() {
-        let here = place([1, 2, 0, 0, 1]);
-        let mut ranks = RandomOrder::new(&here, 7).ranks().to_vec();
+        let position_of_node = position([1, 2, 0, 0, 1]);
+        let mut ranks = RandomOrder::new(&position_of_node, 7).ranks().to_vec();
         ranks.sort_unstable();
-        let others: Vec<_> = (0..24).filter(|rank| *rank != here.rank()).collect();
+        let others: Vec<_> = (0..24).filter(|rank| *rank != position_of_node.rank()).collect();
         assert_eq!(ranks, others);
     }
 
     #[test]
     fn orders_differ_by_node_and_seed_and_repeat() {
-        let first = RandomOrder::new(&place([0; 5]), 1);
-        assert_eq!(first.ranks(), RandomOrder::new(&place([0; 5]), 1).ranks());
-        assert_ne!(first.ranks(), RandomOrder::new(&place([0; 5]), 2).ranks());
-        assert_ne!(first.ranks()[..20], RandomOrder::new(&place([1, 0, 0, 0, 0]), 1).ranks()[..20]);
+        let first = RandomOrder::new(&position([0; 5]), 1);
+        assert_eq!(first.ranks(), RandomOrder::new(&position([0; 5]), 1).ranks());
+        assert_ne!(first.ranks(), RandomOrder::new(&position([0; 5]), 2).ranks());
+        assert_ne!(first.ranks()[..20], RandomOrder::new(&position([1, 0, 0, 0, 0]), 1).ranks()[..20]);
     }
 
     #[test]
-    fn a_node_alone_has_nobody_to_send_to() {
-        let alone = Place { shape: [1; 5], own: [0; 5] };
-        assert!(RandomOrder::new(&alone, 0).ranks().is_empty());
+    fn the_only_node_of_a_network_has_an_empty_order() {
+        let only_node = NodePosition { shape: [1; 5], own: [0; 5] };
+        assert!(RandomOrder::new(&only_node, 0).ranks().is_empty());
     }
 }

@@ -96,7 +96,7 @@ impl Subgroup {
                 if barrier.poll() {
                     return Ok(Some(()));
                 }
-                self.page().check()?;
+                self.page().check_not_reset()?;
                 Ok(None)
             });
 

@@ -57,25 +57,27 @@ impl Box5 {
         lengths.map(|(first, last)| u32::from(last.saturating_sub(*first)) + 1).product()
     }
 
-    /// Returns a node's part of the class route. With `contributes` false the node passes packets
-    /// on, and has no contribution of its own. The public name is `MUSPI_BuildNodeClassRoute`.
+    /// Returns a node's part of the class route. With `contributes` false the node forwards
+    /// the contributions of other nodes without one of its own. The public name is
+    /// `MUSPI_BuildNodeClassRoute`.
     ///
     /// # Errors
     /// [`Error::ClassRoute`] when the box is empty, or the node or the root is outside.
     pub fn route(&self, node: Coordinates, contributes: bool) -> Result<ClassRoute, Error> {
         let Self { first, last, root } = *self;
-        let bad = |what| Error::ClassRoute { what, node, first, last, root };
-        let has = |place: Coordinates| {
-            (0..DIMENSIONS).all(|dimension| (first[dimension]..=last[dimension]).contains(&place[dimension]))
+        let refuse = |what| Error::ClassRoute { what, node, first, last, root };
+        let contains = |position: Coordinates| {
+            (0..DIMENSIONS)
+                .all(|dimension| (first[dimension]..=last[dimension]).contains(&position[dimension]))
         };
         if first.iter().zip(&last).any(|(first, last)| first > last) {
-            return Err(bad("the box is empty"));
+            return Err(refuse("the box is empty"));
         }
-        if !has(root) {
-            return Err(bad("the root is outside"));
+        if !contains(root) {
+            return Err(refuse("the root is outside"));
         }
-        if !has(node) {
-            return Err(bad("the node is outside"));
+        if !contains(node) {
+            return Err(refuse("the node is outside"));
         }
 
         let mut route = ClassRoute { input: if contributes { link::LOCAL } else { 0 }, output: 0 };

@@ -4,15 +4,16 @@
 //! the unit would check. The unit also checks what only it knows: permissions, ranges and the shape
 //! of the partition.
 
-mod way;
+mod route;
 
 use nicforge_hwi::{
     mu::{ALL_BASE_ADDRESSES, ALL_INJECTION_FIFOS, ALL_RECEPTION_FIFOS, DESCRIPTOR},
     mu_packet::{Descriptor, Destination, MAX_PAYLOAD, PacketHeader, packet_type},
 };
 
-pub use self::way::{
-    Collective, CollectiveChannel, CollectiveKind, Hint, Operation, PointToPoint, Reduction, Routing, Way,
+pub use self::route::{
+    Collective, CollectiveChannel, CollectiveKind, Hint, MessageRoute, Operation, PointToPoint, Reduction,
+    Routing,
 };
 
 use crate::{
@@ -118,7 +119,7 @@ pub struct RemoteGet {
 
 /// Fills in what all kinds have in common.
 #[inline]
-fn base(payload: &Payload, way: &Way) -> Result<Descriptor, DescriptorError> {
+fn base(payload: &Payload, route: &MessageRoute) -> Result<Descriptor, DescriptorError> {
     let mut descriptor = Descriptor {
         pa_payload: payload.address()?,
         message_length: payload.len(),
@@ -126,9 +127,9 @@ fn base(payload: &Payload, way: &Way) -> Result<Descriptor, DescriptorError> {
         ..Descriptor::default()
     };
 
-    match way {
-        Way::PointToPoint(way) => way.write(&mut descriptor)?,
-        Way::Collective(way) => way.write(&mut descriptor)?,
+    match route {
+        MessageRoute::PointToPoint(route) => route.write(&mut descriptor)?,
+        MessageRoute::Collective(route) => route.write(&mut descriptor)?,
     }
     descriptor.packet_header.set_payload_bytes(MAX_PAYLOAD);
     Ok(descriptor)
@@ -155,10 +156,10 @@ fn check_put_offset(offset: u64) -> Result<(), DescriptorError> {
 #[inline]
 pub fn memory_fifo(
     payload: Payload,
-    way: impl Into<Way>,
+    route: impl Into<MessageRoute>,
     target: &MemoryFifo,
 ) -> Result<Descriptor, DescriptorError> {
-    let mut descriptor = base(&payload, &way.into())?;
+    let mut descriptor = base(&payload, &route.into())?;
     check_fifo("reception", target.fifo, ALL_RECEPTION_FIFOS)?;
     check_put_offset(target.put_offset)?;
 
@@ -183,7 +184,7 @@ pub fn memory_fifo(
 #[inline]
 pub fn direct_put(
     payload: Payload,
-    way: impl Into<Way>,
+    route: impl Into<MessageRoute>,
     target: &DirectPut,
 ) -> Result<Descriptor, DescriptorError> {
     if payload.is_empty() {
@@ -191,7 +192,7 @@ pub fn direct_put(
         return Err(DescriptorError::Length { kind: "direct put", length: 0, possible });
     }
 
-    let mut descriptor = base(&payload, &way.into())?;
+    let mut descriptor = base(&payload, &route.into())?;
     check_entry(target.payload_base)?;
     check_entry(target.counter_base)?;
     check_put_offset(target.offset)?;
@@ -214,7 +215,7 @@ pub fn direct_put(
 /// [`DescriptorError`], for the field that has no meaning.
 pub fn remote_get(
     payload: Payload,
-    way: impl Into<Way>,
+    route: impl Into<MessageRoute>,
     target: &RemoteGet,
 ) -> Result<Descriptor, DescriptorError> {
     let length = payload.len();
@@ -224,7 +225,7 @@ pub fn remote_get(
         return Err(DescriptorError::Length { kind: "remote get", length, possible });
     }
 
-    let mut descriptor = base(&payload, &way.into())?;
+    let mut descriptor = base(&payload, &route.into())?;
     check_fifo("injection", target.fifo, ALL_INJECTION_FIFOS)?;
 
     let header = &mut descriptor.packet_header;
@@ -238,11 +239,11 @@ pub fn remote_get(
 /// # Errors
 /// [`DescriptorError`], for the field that has no meaning.
 pub fn local_copy(
-    own: Destination,
+    own_node: Destination,
     payload: Payload,
     target: &DirectPut,
 ) -> Result<Descriptor, DescriptorError> {
-    direct_put(payload, PointToPoint::local(own, false), target)
+    direct_put(payload, PointToPoint::local(own_node, false), target)
 }
 
 /// Returns the descriptor of a prefetch: the unit reads the memory, and sends nothing. The public
@@ -250,9 +251,9 @@ pub fn local_copy(
 ///
 /// # Errors
 /// [`DescriptorError`], for the field that has no meaning.
-pub fn prefetch(own: Destination, address: u64, length: u64) -> Result<Descriptor, DescriptorError> {
-    let way = PointToPoint::local(own, false);
-    let mut descriptor = memory_fifo(Payload::memory(address, length), way, &MemoryFifo::default())?;
+pub fn prefetch(own_node: Destination, address: u64, length: u64) -> Result<Descriptor, DescriptorError> {
+    let route = PointToPoint::local(own_node, false);
+    let mut descriptor = memory_fifo(Payload::memory(address, length), route, &MemoryFifo::default())?;
     descriptor.prefetch_only = 1;
     Ok(descriptor)
 }

@@ -99,7 +99,7 @@ impl Subgroup {
                 if interrupt.is_set() == is_set {
                     return Ok(Some(()));
                 }
-                self.page().check()?;
+                self.page().check_not_reset()?;
                 Ok(None)
             });
 

@@ -96,7 +96,7 @@ impl Injection {
         offset: u64,
         bytes: u64,
     ) -> Result<(), Error> {
-        check(fifo)?;
+        check_fifo_number(fifo)?;
         let ring = Ring::new(buffer, offset, bytes, SIZES)?;
         self.set_enabled(1 << fifo, false)?;
 
@@ -214,13 +214,13 @@ impl Injection {
     ) -> Result<u64, Error> {
         let device = self.page.device().clone();
         device.wait_for(deadline, cancel, "room in an injection FIFO", || {
-            self.page.check()?;
+            self.page.check_not_reset()?;
             self.try_inject(fifo, descriptor)
         })
     }
 
-    /// Looks whether the descriptor with this sequence number is done: the unit has read its
-    /// payload. The public name is `MUSPI_CheckDescComplete`.
+    /// Returns whether the descriptor with this sequence number is done, which means that the unit
+    /// has read its payload. The public name is `MUSPI_CheckDescComplete`.
     ///
     /// # Errors
     /// [`Error::Stopped`] when the unit has stopped the FIFO before; [`Error::NotInitialised`],
@@ -256,7 +256,7 @@ impl Injection {
     ) -> Result<(), Error> {
         let device = self.page.device().clone();
         device.wait_for(deadline, cancel, "the end of a descriptor", || {
-            self.page.check()?;
+            self.page.check_not_reset()?;
             Ok(self.check_done(fifo, number)?.then_some(()))
         })
     }
@@ -335,7 +335,7 @@ fn find(fifos: &mut [Option<InjectionFifo>], fifo: u8) -> Result<&mut InjectionF
 }
 
 /// Checks the number of an injection FIFO in its subgroup.
-pub(crate) fn check(fifo: u8) -> Result<(), Error> {
+pub(crate) fn check_fifo_number(fifo: u8) -> Result<(), Error> {
     if u16::from(fifo) < INJECTION_FIFOS { Ok(()) } else { Err(no_fifo(fifo)) }
 }
 

@@ -114,7 +114,8 @@ impl Subgroup {
     }
 
     /// Waits until one of these interrupts has come, and returns those that have. The call polls
-    /// first, and sleeps then. An interrupt that is not enabled is seen a little later.
+    /// first, and sleeps then. An interrupt that is not enabled does not end the sleep, which has a
+    /// time limit of its own ([`Options::sleep`](crate::Options::sleep)).
     ///
     /// # Errors
     /// [`DriverError::Timeout`], [`DriverError::Cancelled`], [`DriverError::DeviceGone`];
@@ -128,9 +129,9 @@ impl Subgroup {
         loop {
             let spin = deadline.at_most(self.options().spin);
             let polled = self.device().wait_for(spin, cancel, "an interrupt of a FIFO", || {
-                let come = FifoInterrupts::from_bits(self.interrupts()?.bits() & wanted.bits());
-                self.page().check()?;
-                Ok((!come.is_empty()).then_some(come))
+                let pending = FifoInterrupts::from_bits(self.interrupts()?.bits() & wanted.bits());
+                self.page().check_not_reset()?;
+                Ok((!pending.is_empty()).then_some(pending))
             });
 
             match polled {

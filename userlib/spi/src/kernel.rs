@@ -21,7 +21,7 @@ use nicforge_hwi::{
 };
 
 use crate::{
-    ClassRoute, CollectiveChannel, Error, Options, Place, Resource, Subgroup,
+    ClassRoute, CollectiveChannel, Error, NodePosition, Options, Resource, Subgroup,
     page::{Page, check_identity},
 };
 
@@ -67,7 +67,7 @@ struct Allocated(BTreeSet<(Resource, u16, u8)>);
 /// without an allocation. Threads may share it.
 pub struct Kernel {
     device: Device,
-    place: Place,
+    position: NodePosition,
     /// The registers take several accesses each, so a lock serializes changes.
     state: Mutex<State>,
 }
@@ -89,15 +89,16 @@ impl Kernel {
             return Err(Error::WrongDevice { wanted, found: format!("attachment {attachment}") });
         }
 
-        let place = Page::of_system(device, 0)?.place()?;
+        let position = Page::of_system(device, 0)?.position()?;
         let registers = device.bar(BAR_REGISTERS)?;
         let state = Mutex::new(State { registers, allocated: Allocated::default() });
-        Ok(Self { device: device.clone(), place, state })
+        Ok(Self { device: device.clone(), position, state })
     }
 
-    /// Returns the place of the node in the network. The public name is `Kernel_GetPersonality`.
-    pub fn place(&self) -> Place {
-        self.place
+    /// Returns the position of the node in the network, and the network's shape. The public name is
+    /// `Kernel_GetPersonality`.
+    pub fn position(&self) -> NodePosition {
+        self.position
     }
 
     /// Returns the device.
@@ -125,7 +126,7 @@ impl Kernel {
     /// # Errors
     /// [`Error::Taken`], [`Error::NoSuch`], [`Error::NoSuchSubgroup`].
     pub fn allocate_injection_fifos(&self, subgroup: u16, fifos: &[u8]) -> Result<(), Error> {
-        self.state().allocated.take(Resource::InjectionFifo, subgroup, fifos)
+        self.state().allocated.allocate(Resource::InjectionFifo, subgroup, fifos)
     }
 
     /// Allocates reception FIFOs of a subgroup, all or none. The public name is
@@ -134,7 +135,7 @@ impl Kernel {
     /// # Errors
     /// As [`Kernel::allocate_injection_fifos`].
     pub fn allocate_reception_fifos(&self, subgroup: u16, fifos: &[u8]) -> Result<(), Error> {
-        self.state().allocated.take(Resource::ReceptionFifo, subgroup, fifos)
+        self.state().allocated.allocate(Resource::ReceptionFifo, subgroup, fifos)
     }
 
     /// Allocates base addresses of a subgroup, all or none. The public name is
@@ -143,7 +144,7 @@ impl Kernel {
     /// # Errors
     /// As [`Kernel::allocate_injection_fifos`].
     pub fn allocate_base_addresses(&self, subgroup: u16, entries: &[u8]) -> Result<(), Error> {
-        self.state().allocated.take(Resource::BaseAddress, subgroup, entries)
+        self.state().allocated.allocate(Resource::BaseAddress, subgroup, entries)
     }
 
     /// Frees FIFOs or base addresses of a subgroup, all or none. The public names are
@@ -157,7 +158,7 @@ impl Kernel {
     /// [`Error::NotAllocated`]; errors of a trapped access.
     pub fn free(&self, resource: Resource, subgroup: u16, numbers: &[u8]) -> Result<(), Error> {
         let mut state = self.state();
-        state.allocated.give_back(resource, subgroup, numbers)?;
+        state.allocated.release(resource, subgroup, numbers)?;
 
         match resource {
             Resource::InjectionFifo => state.set_fifos(REMOTE_GET, subgroup, numbers, false),
@@ -176,8 +177,9 @@ impl Kernel {
         (0..resource.count()).filter(is_free).collect()
     }
 
-    /// Lets reception FIFOs of a subgroup take packets, or not. The subgroup must have given them
-    /// memory before. The public names are `Kernel_RecFifoEnable` and `Kernel_RecFifoDisable`.
+    /// Enables or disables reception FIFOs of a subgroup. A disabled one drops packets. The
+    /// subgroup must have given them memory before. The public names are `Kernel_RecFifoEnable` and
+    /// `Kernel_RecFifoDisable`.
     ///
     /// # Errors
     /// [`Error::NoSuch`], [`Error::NoSuchSubgroup`]; errors of a trapped access.
@@ -258,7 +260,7 @@ impl Kernel {
     /// # Errors
     /// [`Error::Taken`], [`Error::NoSuch`].
     pub fn allocate_class(&self, resource: Resource, class: u8) -> Result<(), Error> {
-        self.state().allocated.take(resource, 0, &[class])
+        self.state().allocated.allocate(resource, 0, &[class])
     }
 
     /// Sets this node's part of a class route of collectives, for packets of a channel. The public
@@ -372,7 +374,7 @@ impl Kernel {
 }
 
 impl Allocated {
-    fn take(&mut self, resource: Resource, subgroup: u16, numbers: &[u8]) -> Result<(), Error> {
+    fn allocate(&mut self, resource: Resource, subgroup: u16, numbers: &[u8]) -> Result<(), Error> {
         check_numbers(resource, subgroup, numbers)?;
         if let Some(&number) = numbers.iter().find(|number| self.0.contains(&(resource, subgroup, **number)))
         {
@@ -383,7 +385,7 @@ impl Allocated {
         Ok(())
     }
 
-    fn give_back(&mut self, resource: Resource, subgroup: u16, numbers: &[u8]) -> Result<(), Error> {
+    fn release(&mut self, resource: Resource, subgroup: u16, numbers: &[u8]) -> Result<(), Error> {
         let is_missing = |number: &&u8| !self.0.contains(&(resource, subgroup, **number));
         if let Some(&number) = numbers.iter().find(is_missing) {
             return Err(Error::NotAllocated { resource, number, subgroup });
@@ -486,7 +488,7 @@ fn check_numbers(resource: Resource, subgroup: u16, numbers: &[u8]) -> Result<()
 
 impl fmt::Debug for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Kernel").field("place", &self.place).finish()
+        f.debug_struct("Kernel").field("position", &self.position).finish()
     }
 }
 

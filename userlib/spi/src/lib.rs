@@ -25,8 +25,9 @@
 //! counter.set(4096);
 //!
 //! // All nodes run this program, and put to the next one.
-//! let place = subgroup.place();
-//! let next = place.coordinates((place.rank() + 1) % place.nodes()).unwrap_or(place.own);
+//! let position = subgroup.position();
+//! let next = (position.rank() + 1) % position.nodes();
+//! let next = position.coordinates(next).unwrap_or(position.own);
 //! let target = DirectPut {
 //!     payload_base: subgroup.base_address_id(0),
 //!     offset: 8192,
@@ -35,7 +36,7 @@
 //!     ..DirectPut::default()
 //! };
 //! let block = Payload::memory(memory.iova() + 4096, 4096);
-//! let put = direct_put(block, place.dynamic(next), &target)?;
+//! let put = direct_put(block, position.dynamic(next), &target)?;
 //! let deadline = Deadline::after(Duration::from_secs(1));
 //! subgroup.inject(0, &put, deadline, None)?;
 //! subgroup.wait_counter(&counter, deadline, None)?;
@@ -49,7 +50,7 @@
 //! - The payload must not change until [`Injection::check_done`] returns true. The data
 //!   are at the target when its counter says so, or its packets are there.
 //! - The descriptors of a FIFO are carried out in order. Packets arrive in order only on a way that
-//!   keeps it ([`Place::ordered`]).
+//!   keeps it ([`NodePosition::ordered`]).
 //! - A descriptor that the unit refuses stops its FIFO: calls return [`Error::Stopped`], until
 //!   [`Subgroup::restart_injection`].
 //! - A receiver that takes no packets stalls the network in front of it. Waits end at their
@@ -77,7 +78,7 @@ mod injection;
 mod interrupt;
 mod kernel;
 mod page;
-mod place;
+mod position;
 mod reception;
 mod subgroup;
 
@@ -93,8 +94,8 @@ pub use self::{
     class_route::{Box5, ClassRoute, link},
     counter::Counter,
     descriptor::{
-        Collective, CollectiveChannel, CollectiveKind, DirectPut, Hint, MemoryFifo, Operation, Payload,
-        PointToPoint, Reduction, RemoteGet, Routing, SOFTWARE_BYTES, Way, direct_put, local_copy,
+        Collective, CollectiveChannel, CollectiveKind, DirectPut, Hint, MemoryFifo, MessageRoute, Operation,
+        Payload, PointToPoint, Reduction, RemoteGet, Routing, SOFTWARE_BYTES, direct_put, local_copy,
         memory_fifo, prefetch, remote_get,
     },
     error::{DescriptorError, Error, Fault, Resource},
@@ -102,7 +103,7 @@ pub use self::{
     injection::Injection,
     interrupt::FifoInterrupts,
     kernel::{AddressRange, Kernel},
-    place::{Coordinates, Place},
+    position::{Coordinates, NodePosition},
     reception::{DISPATCH_IDS, Handler, Handlers, Packet},
     subgroup::{InjectionAttributes, Options, Subgroup},
 };

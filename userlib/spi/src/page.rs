@@ -11,7 +11,7 @@ use nicforge_hwi::{
 use nicforge_shm::{SharedU64, Window};
 use zerocopy::little_endian::U32 as Le32;
 
-use crate::{Coordinates, Error, Place};
+use crate::{Coordinates, Error, NodePosition};
 
 /// Longest time until the mirror shows a register's value.
 pub(crate) const MIRROR_TIMEOUT: Duration = Duration::from_secs(5);
@@ -122,12 +122,12 @@ impl Page {
     }
 
     /// Checks that the subgroup was not reset.
-    pub(crate) fn check(&self) -> Result<(), Error> {
+    pub(crate) fn check_not_reset(&self) -> Result<(), Error> {
         if self.is_current() { Ok(()) } else { Err(Error::Reset) }
     }
 
-    /// Returns the place of the node.
-    pub(crate) fn place(&self) -> Result<Place, Error> {
+    /// Returns the position of the node, and the shape of its network.
+    pub(crate) fn position(&self) -> Result<NodePosition, Error> {
         let coordinates = |register| -> Result<Coordinates, Error> {
             let word = self.mirror.load_u64_acquire(register)?;
             Ok(Destination(Le32::new(word as u32)).coordinates())
@@ -135,6 +135,6 @@ impl Page {
 
         let own = coordinates(reg::COORDINATES)?;
         let last = coordinates(reg::LAST_COORDINATES)?;
-        Ok(Place { shape: last.map(|coordinate| coordinate + 1), own })
+        Ok(NodePosition { shape: last.map(|coordinate| coordinate + 1), own })
     }
 }

@@ -1,4 +1,4 @@
-//! The place of a node in its network, and the ways to other nodes.
+//! The position of a node in its network, and the routes to other nodes.
 
 use nicforge_hwi::mu_packet::{DIMENSIONS, Destination};
 
@@ -7,17 +7,17 @@ use crate::PointToPoint;
 /// Coordinates in A to E.
 pub type Coordinates = [u8; DIMENSIONS];
 
-/// The shape of a network and the place of a node in it. The public name is `Personality_t`'s
-/// `Network_Config`.
+/// The position of a node in its network, and the network's shape. The public name is
+/// `Personality_t`'s `Network_Config`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct NodePosition {
     /// Nodes in each dimension, at least 1.
     pub shape: Coordinates,
     /// Coordinates of this node.
     pub own: Coordinates,
 }
 
-impl Place {
+impl NodePosition {
     /// Returns the number of nodes.
     pub fn nodes(&self) -> u32 {
         self.shape.map(u32::from).iter().product()
@@ -40,16 +40,16 @@ impl Place {
             return None;
         }
 
-        let mut left = rank;
+        let mut remaining = rank;
         Some(self.shape.map(|length| {
-            let coordinate = left % u32::from(length);
-            left /= u32::from(length);
+            let coordinate = remaining % u32::from(length);
+            remaining /= u32::from(length);
             coordinate as u8
         }))
     }
 
-    /// Returns the way on which messages to a node stay in order. Messages to this node itself take
-    /// a local FIFO.
+    /// Returns the route on which messages to a node stay in order. Messages to this node itself
+    /// take a local FIFO.
     pub fn ordered(&self, to: Coordinates) -> PointToPoint {
         let destination = Destination::new(to);
         if to == self.own {
@@ -76,7 +76,7 @@ mod tests {
 
     use super::*;
 
-    const PLACE: Place = Place { shape: [4, 3, 2, 1, 2], own: [2, 1, 1, 0, 1] };
+    const PLACE: NodePosition = NodePosition { shape: [4, 3, 2, 1, 2], own: [2, 1, 1, 0, 1] };
 
     #[test]
     fn a_rank_and_its_coordinates_belong_together() {

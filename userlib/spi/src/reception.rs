@@ -147,8 +147,8 @@ struct ReceptionFifo {
     ring: Ring,
     /// Offset of the first packet.
     head: u64,
-    /// The head that the unit was told.
-    told: u64,
+    /// The last value written to the head register.
+    announced_head: u64,
     /// Mirror of the unit's tail, an address.
     tail: SharedU64,
     /// Mirror of the reason why the unit has stopped the FIFO.
@@ -213,7 +213,7 @@ impl Reception {
         offset: u64,
         bytes: u64,
     ) -> Result<(), Error> {
-        check(fifo)?;
+        check_fifo_number(fifo)?;
         let ring = Ring::new(buffer, offset, bytes, SIZES)?;
         self.set_enabled(1 << fifo, false)?;
 
@@ -228,7 +228,7 @@ impl Reception {
         self.fifos[usize::from(fifo)] = Some(ReceptionFifo {
             ring,
             head: 0,
-            told: 0,
+            announced_head: 0,
             tail: self.page.word(base + reg::TAIL)?,
             fault: self.page.word(base + reg::FAULT)?,
         });
@@ -305,14 +305,14 @@ impl Reception {
             taken += 1;
 
             // A long batch tells the unit in between, so that senders go on.
-            let untold = state.ring.advance(state.ring.size() - state.told, state.head);
-            if untold >= state.ring.size() / 4 {
-                state.tell(injection, head_register)?;
+            let unannounced = state.ring.advance(state.ring.size() - state.announced_head, state.head);
+            if unannounced >= state.ring.size() / 4 {
+                state.announce_head(injection, head_register)?;
             }
         }
 
-        if state.head != state.told {
-            state.tell(injection, head_register)?;
+        if state.head != state.announced_head {
+            state.announce_head(injection, head_register)?;
         }
         Ok(taken)
     }
@@ -324,12 +324,13 @@ impl Reception {
 }
 
 impl ReceptionFifo {
-    /// Tells the unit the head. When the ring of posted writes is full, a later call does it.
+    /// Writes the FIFO's head register by a posted write, so that the unit can reuse the memory
+    /// before it. When the ring of posted writes is full, the write is left to a later call.
     #[inline]
-    fn tell(&mut self, injection: &mut Injection, register: u64) -> Result<(), Error> {
+    fn announce_head(&mut self, injection: &mut Injection, register: u64) -> Result<(), Error> {
         let address = self.ring.start() + self.head;
         match injection.poster.try_post(BAR_REGISTERS, register, address.as_bytes()) {
-            Ok(()) => self.told = self.head,
+            Ok(()) => self.announced_head = self.head,
             Err(DriverError::RingFull { .. }) => {}
             Err(error) => return Err(error.into()),
         }
@@ -338,7 +339,7 @@ impl ReceptionFifo {
 }
 
 /// Checks the number of a reception FIFO in its subgroup.
-pub(crate) fn check(fifo: u8) -> Result<(), Error> {
+pub(crate) fn check_fifo_number(fifo: u8) -> Result<(), Error> {
     if u16::from(fifo) < RECEPTION_FIFOS { Ok(()) } else { Err(no_fifo(fifo)) }
 }
 

@@ -14,7 +14,7 @@ use nicforge_hwi::{
 };
 
 use crate::{
-    Counter, Error, Handlers, Injection, Packet, Place, Resource,
+    Counter, Error, Handlers, Injection, NodePosition, Packet, Resource,
     address::END_OF_ADDRESSES,
     injection,
     page::Page,
@@ -68,7 +68,7 @@ impl Bound {
 /// them first.
 pub struct Subgroup {
     page: Page,
-    place: Place,
+    position: NodePosition,
     injection: Injection,
     reception: Reception,
     bases: [u64; BASE_ADDRESSES as usize],
@@ -87,10 +87,10 @@ impl Subgroup {
     }
 
     pub(crate) fn of_page(page: Page, options: Options) -> Result<Self, Error> {
-        let place = page.place()?;
+        let position = page.position()?;
         let poster = page.device().poster(0)?;
         let mut subgroup = Self {
-            place,
+            position,
             injection: Injection::new(page.clone(), poster),
             reception: Reception::new(page.clone()),
             bases: [NO_BASE_ADDRESS; BASE_ADDRESSES as usize],
@@ -99,7 +99,7 @@ impl Subgroup {
             page,
         };
 
-        // A predecessor in this process may have left them as they were.
+        // An earlier subgroup of this process may have left FIFOs enabled.
         subgroup.injection.set_enabled(u8::MAX, false)?;
         subgroup.reception.set_enabled(0, false)?;
         Ok(subgroup)
@@ -110,9 +110,9 @@ impl Subgroup {
         self.page.subgroup()
     }
 
-    /// Returns the place of the node in the network.
-    pub fn place(&self) -> Place {
-        self.place
+    /// Returns the position of the node in the network, and the network's shape.
+    pub fn position(&self) -> NodePosition {
+        self.position
     }
 
     /// Returns the device.
@@ -160,7 +160,7 @@ impl Subgroup {
         descriptors: u32,
         attributes: InjectionAttributes,
     ) -> Result<(), Error> {
-        injection::check(fifo)?;
+        injection::check_fifo_number(fifo)?;
         let bytes = (u64::from(descriptors) + 1) * DESCRIPTOR;
         let memory = self.memory(bytes as usize)?;
         self.init_injection(fifo, Arc::new(memory), 0, bytes, attributes)?;
@@ -216,7 +216,7 @@ impl Subgroup {
     /// # Errors
     /// [`Error::NoSuch`], [`Error::FifoMemory`]; as [`Subgroup::memory`].
     pub fn open_reception(&mut self, fifo: u8, bytes: u64) -> Result<(), Error> {
-        reception::check(fifo)?;
+        reception::check_fifo_number(fifo)?;
         let memory = self.memory(usize::try_from(bytes).unwrap_or(usize::MAX).max(1))?;
         self.init_reception(fifo, Arc::new(memory), 0, bytes)?;
         self.set_reception_enabled(1 << fifo, true)
@@ -252,9 +252,9 @@ impl Subgroup {
     /// # Errors
     /// [`Error::NoSuch`]; errors of a trapped access.
     pub fn set_base_address(&mut self, entry: u8, address: u64) -> Result<(), Error> {
-        let place = self.base_entry(entry)?;
+        let position = self.base_entry(entry)?;
         self.page.write(reg::BASE_ADDRESS + 8 * u64::from(entry), address)?;
-        self.bases[place] = address;
+        self.bases[position] = address;
         Ok(())
     }
 
@@ -364,10 +364,10 @@ impl Subgroup {
         loop {
             let device = self.device().clone();
             let polled = device.wait_for(deadline.at_most(self.options.spin), cancel, "a packet", || {
-                self.tell_head(fifo)?;
-                let there = self.has_packet(fifo)?;
-                self.page.check()?;
-                Ok(there.then_some(()))
+                self.announce_head(fifo)?;
+                let has_packet = self.has_packet(fifo)?;
+                self.page.check_not_reset()?;
+                Ok(has_packet.then_some(()))
             });
 
             if !ended_by_spin(&polled, deadline) {
@@ -377,9 +377,9 @@ impl Subgroup {
         }
     }
 
-    /// Tells the unit the head of a FIFO if it does not know it: the ring of posted writes may have
-    /// been full when the packets in front of the head were taken.
-    fn tell_head(&mut self, fifo: u8) -> Result<(), Error> {
+    /// Writes the head register of a FIFO if an earlier write is missing, because the ring of
+    /// posted writes was full when the packets before the head were taken.
+    fn announce_head(&mut self, fifo: u8) -> Result<(), Error> {
         self.reception.receive(fifo, 0, &mut self.injection, |_, _| {}).map(|_| ())
     }
 
@@ -419,7 +419,7 @@ impl Subgroup {
             if counter.is_done() {
                 return Ok(Some(()));
             }
-            self.page.check()?;
+            self.page.check_not_reset()?;
             Ok(None)
         });
 
@@ -484,6 +484,6 @@ impl Drop for Subgroup {
 
 impl fmt::Debug for Subgroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Subgroup").field("number", &self.number()).field("place", &self.place).finish()
+        f.debug_struct("Subgroup").field("number", &self.number()).field("position", &self.position).finish()
     }
 }

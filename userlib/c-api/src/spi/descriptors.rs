@@ -3,7 +3,7 @@
 use nicforge_hwi::mu_packet::{channel, collective_type, packet_type};
 use nicforge_spi::{
     Collective, CollectiveChannel, CollectiveKind, Descriptor, Destination, DirectPut, Load, MemoryFifo,
-    Operation, Payload, PointToPoint, Reduction, RemoteGet, Routing, Way, direct_put, memory_fifo,
+    MessageRoute, Operation, Payload, PointToPoint, Reduction, RemoteGet, Routing, direct_put, memory_fifo,
     remote_get,
 };
 
@@ -40,15 +40,15 @@ pub(super) fn build(
     target: &Target<'_>,
 ) -> Result<Descriptor, Failure> {
     let payload = payload(base)?;
-    let way = match route {
+    let message_route = match route {
         Route::PointToPoint(fields) => point_to_point(base, fields)?.into(),
-        Route::Collective(fields) => Way::from(collective(base, fields)?),
+        Route::Collective(fields) => MessageRoute::from(collective(base, fields)?),
     };
 
     let built = match target {
-        Target::MemoryFifo(fields) => memory_fifo(payload, way, &fifo_target(fields)),
-        Target::DirectPut(fields) => direct_put(payload, way, &put_target(fields)),
-        Target::RemoteGet(fields) => remote_get(payload, way, &get_target(fields)?),
+        Target::MemoryFifo(fields) => memory_fifo(payload, message_route, &fifo_target(fields)),
+        Target::DirectPut(fields) => direct_put(payload, message_route, &put_target(fields)),
+        Target::RemoteGet(fields) => remote_get(payload, message_route, &get_target(fields)?),
     };
     let mut descriptor = built.map_err(descriptor_failure)?;
 
@@ -108,8 +108,8 @@ fn point_to_point(
         other => return Err(invalid(format!("point-to-point packets have no virtual channel {other}"))),
     };
 
-    let way = PointToPoint::dynamic(destination(base.Dest));
-    Ok(PointToPoint { routing, fifo_map: base.Torus_FIFO_Map, ..way })
+    let route = PointToPoint::dynamic(destination(base.Dest));
+    Ok(PointToPoint { routing, fifo_map: base.Torus_FIFO_Map, ..route })
 }
 
 fn collective(

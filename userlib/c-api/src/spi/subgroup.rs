@@ -86,7 +86,7 @@ impl Inner {
 
     /// Frees all numbers, or none.
     pub(super) fn free(&mut self, resource: Resource, numbers: &[u32]) -> Result<(), Failure> {
-        let bits = self.check(resource, numbers)?;
+        let bits = self.allocated_bits(resource, numbers)?;
         match resource {
             Resource::InjectionFifo => self.subgroup.set_injection_enabled(bits, false).map_err(failure)?,
             Resource::ReceptionFifo => self.subgroup.set_reception_enabled(bits, false).map_err(failure)?,
@@ -102,8 +102,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Returns the bits of numbers, all of which are allocated.
-    pub(super) fn check(&self, resource: Resource, numbers: &[u32]) -> Result<u8, Failure> {
+    /// Returns the bits of `numbers`. Refuses numbers that the subgroup has not allocated.
+    pub(super) fn allocated_bits(&self, resource: Resource, numbers: &[u32]) -> Result<u8, Failure> {
         let bits = Self::bits(resource, numbers)?;
         let missing = bits & !self.allocated[index(resource)];
         if missing != 0 {

@@ -18,7 +18,7 @@ use super::{
 use crate::support::Failure;
 
 /// The library is one for the whole process, so one test at a time uses it.
-static TURN: Mutex<()> = Mutex::new(());
+static ONE_TEST_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// Turns of a test's wait.
 const TURNS: u32 = 100_000;
@@ -74,12 +74,12 @@ struct Session {
     table: MUSPI_BaseAddressTableSubGroup_t,
     /// A device by which the machine's time passes.
     clock: Device,
-    _turn: MutexGuard<'static, ()>,
+    _exclusive: MutexGuard<'static, ()>,
 }
 
 impl Session {
     fn new() -> Self {
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let exclusive = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let text = "name = \"node\"\n[[bgq]]\ntorus = [2]\nsubgroups = 2\n";
         let machine = build(&parse(text, "node.toml", &families()).unwrap()).unwrap().0;
         let node = Arc::new(LocalNode(LocalMachine::new(machine)));
@@ -110,14 +110,14 @@ impl Session {
         let mut table = MUSPI_BaseAddressTableSubGroup_t { owner, subgrpid: 0, permissions: 0 };
         assert_eq!(call!(Kernel_AllocateBaseAddressTable(0, &mut table, 1, fifos, 0)), 0);
         assert_eq!(call!(MUSPI_SetBaseAddress(&mut table, 0, region.BasePa.addr() as u64)), 0);
-        Self { memory: memory.cast(), region, injection, reception, table, clock, _turn: turn }
+        Self { memory: memory.cast(), region, injection, reception, table, clock, _exclusive: exclusive }
     }
 
-    /// Passes time until `check` holds.
-    fn until(&mut self, mut check: impl FnMut(&mut Self) -> bool) {
+    /// Passes time until `condition` holds.
+    fn poll_until(&mut self, mut condition: impl FnMut(&mut Self) -> bool) {
         let mut relax = Relax::new();
         for _ in 0..TURNS {
-            if check(self) {
+            if condition(self) {
                 return;
             }
             self.clock.relax(&mut relax).unwrap();
@@ -156,7 +156,7 @@ impl Session {
         let fifo = self.fifo();
         let number = call!(MUSPI_InjFifoInject(fifo, (&raw mut descriptor).cast()));
         assert_ne!(number, u64::MAX, "{}", last_text());
-        self.until(|_| call!(MUSPI_CheckDescComplete(fifo, number)) == 1);
+        self.poll_until(|_| call!(MUSPI_CheckDescComplete(fifo, number)) == 1);
     }
 }
 
@@ -196,7 +196,7 @@ fn a_put_arrives_and_counts() {
     assert_eq!(call!(MUSPI_CreatePt2PtDirectPutDescriptor(&mut descriptor, &mut info)), 0, "{}", last_text());
 
     session.send(descriptor);
-    session.until(|session| session.bytes(COUNTER, 8) == [0; 8]);
+    session.poll_until(|session| session.bytes(COUNTER, 8) == [0; 8]);
     assert_eq!(session.bytes(SINK, 700), data);
 }
 
@@ -208,16 +208,20 @@ struct ReceivedPackets {
     again: *mut MUSPI_RecFifo_t,
 }
 
-unsafe extern "C" fn take(param: *mut c_void, packet: *mut MUHWI_PacketHeader_t, bytes: u32) -> c_int {
+unsafe extern "C" fn count_packet(
+    param: *mut c_void,
+    packet: *mut MUHWI_PacketHeader_t,
+    bytes: u32,
+) -> c_int {
     // SAFETY: the test has registered this function with a `ReceivedPackets`, which no other thread
     // uses.
-    let seen = unsafe { &mut *param.cast::<ReceivedPackets>() };
+    let received = unsafe { &mut *param.cast::<ReceivedPackets>() };
     // SAFETY: a packet has as many bytes by the contract of MUSPI_RecvFunction_t.
     let packet = unsafe { std::slice::from_raw_parts(packet.cast::<u8>(), bytes as usize) };
-    seen.packets += 1;
-    seen.bytes.extend_from_slice(&packet[32..]);
+    received.packets += 1;
+    received.bytes.extend_from_slice(&packet[32..]);
     // SAFETY: the FIFO is the test's. It is empty, or the call takes later packets.
-    assert_eq!(unsafe { MUSPI_RecFifoPoll(seen.again, 0) }, 0);
+    assert_eq!(unsafe { MUSPI_RecFifoPoll(received.again, 0) }, 0);
     0
 }
 
@@ -227,9 +231,9 @@ fn a_message_is_dispatched_by_its_first_software_byte() {
     let data: Vec<_> = (0..600).map(|at| (at * 3) as u8).collect();
     session.fill(SOURCE, &data);
     let fifo = call!(MUSPI_IdToRecFifo(0, &mut session.reception));
-    let mut seen = ReceivedPackets { again: fifo, ..ReceivedPackets::default() };
-    let param = (&raw mut seen).cast();
-    assert_eq!(call!(MUSPI_RegisterRecvFunction(Some(take), param, 200)), 0);
+    let mut received = ReceivedPackets { again: fifo, ..ReceivedPackets::default() };
+    let param = (&raw mut received).cast();
+    assert_eq!(call!(MUSPI_RegisterRecvFunction(Some(count_packet), param, 200)), 0);
 
     let mut software = [0; 14];
     software[0] = 200;
@@ -243,27 +247,27 @@ fn a_message_is_dispatched_by_its_first_software_byte() {
     session.send(descriptor);
 
     let mut count = 0;
-    session.until(|_| {
+    session.poll_until(|_| {
         count += call!(MUSPI_RecFifoPoll(fifo, 10));
         count == 2
     });
     assert_eq!(MUSPI_DeRegisterReceiveFunction(200), 0);
     // SAFETY: the function that shared it is not registered any more.
-    let seen = unsafe { &*param.cast::<ReceivedPackets>() };
-    assert_eq!((seen.packets, &seen.bytes[..600]), (2, &data[..]));
+    let received = unsafe { &*param.cast::<ReceivedPackets>() };
+    assert_eq!((received.packets, &received.bytes[..600]), (2, &data[..]));
 }
 
 #[test]
 fn functions_are_registered_at_the_lowest_free_id() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let first = call!(MUSPI_RegisterReceiveFunction(Some(take), null_mut()));
-    let second = call!(MUSPI_RegisterReceiveFunction(Some(take), null_mut()));
+    let _exclusive = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let first = call!(MUSPI_RegisterReceiveFunction(Some(count_packet), null_mut()));
+    let second = call!(MUSPI_RegisterReceiveFunction(Some(count_packet), null_mut()));
     assert_eq!((first, second), (0, 1));
     assert_eq!(MUSPI_DeRegisterReceiveFunction(0), 0);
-    assert_eq!(call!(MUSPI_RegisterReceiveFunction(Some(take), null_mut())), 0);
+    assert_eq!(call!(MUSPI_RegisterReceiveFunction(Some(count_packet), null_mut())), 0);
     assert_eq!([0, 1, 256].map(|id| MUSPI_DeRegisterReceiveFunction(id)), [0, 0, -libc::EINVAL]);
     assert_eq!(call!(MUSPI_RegisterRecvFunction(None, null_mut(), 0)), -libc::EFAULT);
-    assert_eq!(call!(MUSPI_RegisterRecvFunction(Some(take), null_mut(), 256)), -libc::EINVAL);
+    assert_eq!(call!(MUSPI_RegisterRecvFunction(Some(count_packet), null_mut(), 256)), -libc::EINVAL);
 }
 
 #[test]
@@ -348,8 +352,8 @@ fn a_node_knows_its_coordinates_and_waits_in_a_barrier() {
     assert_eq!(call!(Kernel_AllocateGlobalInterruptClassRoute(3, &mut attributes)), 0, "{}", last_text());
     assert_eq!(call!(Kernel_AllocateGlobalInterruptClassRoute(3, &mut attributes)), -libc::EBUSY);
     // This node alone: the barrier is complete at once.
-    let mut alone = ClassRoute_t { input: 1, output: 0 };
-    assert_eq!(call!(Kernel_SetGlobalInterruptClassRoute(3, &mut alone)), 0, "{}", last_text());
+    let mut this_node = ClassRoute_t { input: 1, output: 0 };
+    assert_eq!(call!(Kernel_SetGlobalInterruptClassRoute(3, &mut this_node)), 0, "{}", last_text());
 
     let mut barrier = MUSPI_GIBarrier_t { classRouteId: 0, owner: std::ptr::null() };
     assert_eq!(call!(MUSPI_GIBarrierInit(&mut barrier, 3)), 0);
@@ -434,7 +438,7 @@ fn interrupts_of_fifos_end_a_wait() {
 
 #[test]
 fn null_gives_an_error() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _exclusive = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let mut fifos = [0];
     let list = fifos.as_mut_ptr();
     let results = [

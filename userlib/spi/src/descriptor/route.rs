@@ -1,4 +1,4 @@
-//! The way of a message through the network.
+//! The route of a message through the network.
 
 use nicforge_hwi::mu_packet::{
     CLASSES, Descriptor, Destination, channel, collective_type, fifo_map, kind, operation, route_control,
@@ -7,7 +7,7 @@ use nicforge_hwi::mu_packet::{
 
 use crate::DescriptorError;
 
-/// How a point-to-point packet finds its way: its virtual channel, and the choices on it.
+/// The routing of a point-to-point packet: its virtual channel, and the choices on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Routing {
     /// By load. Packets of a message may overtake each other.
@@ -37,7 +37,7 @@ impl Routing {
     }
 }
 
-/// Which way a packet goes in a dimension.
+/// The direction in which a packet moves in a dimension.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hint {
     /// The unit chooses the shorter way.
@@ -49,7 +49,7 @@ pub enum Hint {
     Plus,
 }
 
-/// The way of a point-to-point message.
+/// The route of a point-to-point message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PointToPoint {
     /// The node that gets it.
@@ -67,30 +67,30 @@ pub struct PointToPoint {
 }
 
 impl PointToPoint {
-    /// Returns a way of system packets.
+    /// Returns a route of system packets.
     pub fn system(destination: Destination) -> Self {
         Self::with(destination, Routing::System, fifo_map::SYSTEM)
     }
 
-    /// Returns a way of high priority.
+    /// Returns a route of high priority.
     pub fn high_priority(destination: Destination) -> Self {
         Self::with(destination, Routing::HighPriority, fifo_map::PRIORITY)
     }
 
-    /// Returns a way by load, through any network injection FIFO of the torus.
+    /// Returns a route by load, through any network injection FIFO of the torus.
     pub fn dynamic(destination: Destination) -> Self {
         Self::with(destination, Routing::Dynamic { zone: 0 }, fifo_map::TORUS)
     }
 
-    /// Returns a way on which the packets to a destination stay in order: deterministic routing,
+    /// Returns a route on which the packets to a destination stay in order: deterministic routing,
     /// and one network injection FIFO, which depends on the destination alone.
     pub fn ordered(destination: Destination) -> Self {
         let sum: u32 = destination.coordinates().map(u32::from).iter().sum();
         Self::with(destination, Routing::Deterministic, fifo_map::EP << (sum % 10))
     }
 
-    /// Returns the way of messages of a node to itself, of which the first or the second local FIFO
-    /// takes all.
+    /// Returns the route of messages of a node to itself, of which the first or the second local
+    /// FIFO takes all.
     pub fn local(own: Destination, is_second: bool) -> Self {
         let map = if is_second { fifo_map::LOCAL1 } else { fifo_map::LOCAL0 };
         Self::with(own, Routing::Deterministic, map)
@@ -223,7 +223,7 @@ pub enum CollectiveChannel {
     System,
 }
 
-/// The way of a collective message.
+/// The route of a collective message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Collective {
     /// The class route, 0 to 15.
@@ -299,23 +299,23 @@ fn checked_map(map: u64, allowed: u64) -> Result<u64, DescriptorError> {
     Ok(map)
 }
 
-/// The way of a message through the network.
+/// The route of a message through the network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum MessageRoute {
     /// From one node to another.
     PointToPoint(PointToPoint),
     /// Among the nodes of a class route.
     Collective(Collective),
 }
 
-impl From<PointToPoint> for Way {
-    fn from(way: PointToPoint) -> Self {
-        Self::PointToPoint(way)
+impl From<PointToPoint> for MessageRoute {
+    fn from(route: PointToPoint) -> Self {
+        Self::PointToPoint(route)
     }
 }
 
-impl From<Collective> for Way {
-    fn from(way: Collective) -> Self {
-        Self::Collective(way)
+impl From<Collective> for MessageRoute {
+    fn from(route: Collective) -> Self {
+        Self::Collective(route)
     }
 }

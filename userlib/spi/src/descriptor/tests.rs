@@ -127,19 +127,22 @@ fn numbers_of_fifos_and_base_addresses_are_bounded() {
         assert_eq!(refused, Err(DescriptorError::BaseAddress { entry: 544, last: 543 }));
     }
 
-    let far = DirectPut { offset: 1 << 37, ..DirectPut::default() };
-    assert_eq!(direct_put(bytes(1), ordered(), &far), Err(DescriptorError::PutOffset { offset: 1 << 37 }));
+    let too_far = DirectPut { offset: 1 << 37, ..DirectPut::default() };
+    assert_eq!(
+        direct_put(bytes(1), ordered(), &too_far),
+        Err(DescriptorError::PutOffset { offset: 1 << 37 })
+    );
 }
 
 #[test]
 fn a_fifo_map_belongs_to_its_channel() {
-    let build = |way: PointToPoint| memory_fifo(bytes(1), way, &MemoryFifo::default());
+    let build = |route: PointToPoint| memory_fifo(bytes(1), route, &MemoryFifo::default());
     let none = PointToPoint { fifo_map: 0, ..to_node() };
     let system = PointToPoint { fifo_map: fifo_map::SYSTEM, ..to_node() };
     let user = PointToPoint { fifo_map: fifo_map::TORUS, ..PointToPoint::system(Destination::new(NODE)) };
 
-    for way in [none, system, user] {
-        assert!(matches!(build(way), Err(DescriptorError::FifoMap { .. })));
+    for route in [none, system, user] {
+        assert!(matches!(build(route), Err(DescriptorError::FifoMap { .. })));
     }
     let high = build(PointToPoint::high_priority(Destination::new(NODE))).unwrap();
     assert_eq!(high.packet_header.channel(), channel::HIGH_PRIORITY);
@@ -148,13 +151,13 @@ fn a_fifo_map_belongs_to_its_channel() {
 
 #[test]
 fn hints_zone_and_deposit_are_in_the_header() {
-    let way = PointToPoint {
+    let route = PointToPoint {
         routing: Routing::Dynamic { zone: 2 },
         hints: [Hint::Minus, Hint::None, Hint::None, Hint::Plus, Hint::Minus],
         deposit: true,
         ..to_node()
     };
-    let header = memory_fifo(bytes(1), way, &MemoryFifo::default()).unwrap().packet_header;
+    let header = memory_fifo(bytes(1), route, &MemoryFifo::default()).unwrap().packet_header;
 
     assert_eq!(header.byte1, 0x81);
     assert_eq!(header.byte2, 0x80 | routing::DYNAMIC | routing::DEPOSIT);
@@ -166,8 +169,8 @@ fn hints_zone_and_deposit_are_in_the_header() {
 
 #[test]
 fn a_collective_has_operation_word_and_class_route() {
-    let way = Collective::allreduce(15, Operation::FloatingAdd, 8);
-    let built = direct_put(bytes(16), way, &DirectPut::default()).unwrap();
+    let route = Collective::allreduce(15, Operation::FloatingAdd, 8);
+    let built = direct_put(bytes(16), route, &DirectPut::default()).unwrap();
     let header = built.packet_header;
 
     assert_eq!(header.data_packet_type, kind::COLLECTIVE);
@@ -179,20 +182,20 @@ fn a_collective_has_operation_word_and_class_route() {
 
 #[test]
 fn a_reduction_to_a_node_names_it() {
-    let way = Collective::reduce(0, Operation::SignedMin, 4, Destination::new(NODE));
-    let header = memory_fifo(bytes(4), way, &MemoryFifo::default()).unwrap().packet_header;
+    let route = Collective::reduce(0, Operation::SignedMin, 4, Destination::new(NODE));
+    let header = memory_fifo(bytes(4), route, &MemoryFifo::default()).unwrap().packet_header;
     assert_eq!(header.destination.coordinates(), NODE);
     assert_eq!((header.collective_type(), header.word_bytes()), (collective_type::REDUCE, 4));
 }
 
 #[test]
 fn impossible_collectives_are_refused() {
-    let build = |way: Collective, length| direct_put(bytes(length), way, &DirectPut::default());
+    let build = |route: Collective, length| direct_put(bytes(length), route, &DirectPut::default());
 
     assert_eq!(build(Collective::broadcast(16), 8), Err(DescriptorError::Class { class: 16 }));
     for word in [0, 2, 3, 12, 1024] {
-        let way = Collective::allreduce(0, Operation::And, word);
-        assert_eq!(build(way, 4096), Err(DescriptorError::Word { bytes: word }));
+        let route = Collective::allreduce(0, Operation::And, word);
+        assert_eq!(build(route, 4096), Err(DescriptorError::Word { bytes: word }));
     }
     let floats = Collective::allreduce(0, Operation::FloatingMax, 4);
     assert_eq!(build(floats, 8), Err(DescriptorError::Word { bytes: 4 }));
@@ -203,13 +206,13 @@ fn impossible_collectives_are_refused() {
 
 #[test]
 fn a_prefetch_and_a_local_copy_stay_in_the_node() {
-    let own = Destination::new(NODE);
-    let fetched = prefetch(own, 0x4000, 4096).unwrap();
+    let own_node = Destination::new(NODE);
+    let fetched = prefetch(own_node, 0x4000, 4096).unwrap();
     assert_eq!((fetched.prefetch_only, fetched.message_length), (1, 4096));
 
-    let copied = local_copy(own, bytes(100), &DirectPut::default()).unwrap();
+    let copied = local_copy(own_node, bytes(100), &DirectPut::default()).unwrap();
     assert_eq!(copied.torus_fifo_map, fifo_map::LOCAL0);
-    assert_eq!(PointToPoint::local(own, true).fifo_map, fifo_map::LOCAL1);
+    assert_eq!(PointToPoint::local(own_node, true).fifo_map, fifo_map::LOCAL1);
 }
 
 #[test]

@@ -45,7 +45,7 @@ impl BlueGene<'_> {
         let seed = self.seed;
         let times = self.run(0..self.nodes(), move |node| {
             let memory = NodeMemory::new(node, bytes)?;
-            let order = RandomOrder::new(&node.subgroup.place(), seed);
+            let order = RandomOrder::new(&node.subgroup.position(), seed);
             memory.counter.set(order.ranks().len() as u64 * bytes);
             node.set_through_ratio(THROUGH_RATIO)?;
             node.wait_for_begin();
@@ -83,11 +83,11 @@ impl NodeMemory {
         let of_subgroup = u64::from(FIFOS) * FIFO_BYTES;
         let length = fifos + node.all_subgroups().count() as u64 * of_subgroup;
 
-        let own = Arc::new(node.subgroup.memory(length as usize)?);
-        let mut buffers = vec![own.clone()];
-        let file = own.memory().ok_or(DriverError::Unsupported { what: "memory of several subgroups" })?;
-        for other in &node.others {
-            let buffer = other.device().map_dma(file, 0, own.len(), DmaPermission::READ_WRITE)?;
+        let memory = Arc::new(node.subgroup.memory(length as usize)?);
+        let mut buffers = vec![memory.clone()];
+        let file = memory.memory().ok_or(DriverError::Unsupported { what: "memory of several subgroups" })?;
+        for other_subgroup in &node.others {
+            let buffer = other_subgroup.device().map_dma(file, 0, memory.len(), DmaPermission::READ_WRITE)?;
             buffers.push(Arc::new(buffer));
         }
 
@@ -96,14 +96,14 @@ impl NodeMemory {
             open_fifos(subgroup, buffer, first)?;
         }
 
-        node.subgroup.set_base_address(ENTRY, own.iova())?;
-        let counter = Counter::new(&own, 0)?;
+        node.subgroup.set_base_address(ENTRY, memory.iova())?;
+        let counter = Counter::new(&memory, 0)?;
         let base = node.subgroup.base_address_id(ENTRY);
         let target = DirectPut {
             payload_base: base,
             offset: target,
             counter_base: base,
-            counter_offset: counter.offset(own.iova())?,
+            counter_offset: counter.offset(memory.iova())?,
             ..DirectPut::default()
         };
         Ok(Self { counter, target, buffers })
@@ -111,18 +111,18 @@ impl NodeMemory {
 
     /// Sends `bytes` bytes to each node of an order, through all injection FIFOs in turn.
     fn send(&self, node: &mut Node, order: &RandomOrder, bytes: u64) -> Result<(), NodeError> {
-        let place = node.subgroup.place();
+        let position = node.subgroup.position();
         let mut subgroups: Vec<_> = node.all_subgroups().zip(&self.buffers).collect();
         let fifos = subgroups.len() * usize::from(FIFOS);
 
         for (number, &rank) in order.ranks().iter().enumerate() {
-            let to = place.coordinates(rank).unwrap_or(place.own);
+            let to = position.coordinates(rank).unwrap_or(position.own);
             let number = number % fifos;
             let (subgroup, fifo) = (number / usize::from(FIFOS), number % usize::from(FIFOS));
             let (subgroup, buffer) = &mut subgroups[subgroup];
 
             let source = Payload::memory(buffer.iova() + SOURCE, bytes);
-            let put = direct_put(source, place.dynamic(to), &self.target)?;
+            let put = direct_put(source, position.dynamic(to), &self.target)?;
             subgroup.inject(fifo as u8, &put, patience(), None)?;
         }
         Ok(())

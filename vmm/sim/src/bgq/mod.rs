@@ -171,7 +171,7 @@ impl BlueGene<'_> {
 
         // The other nodes would wait for one that has failed.
         let has_failed = || ends.borrow().iter().any(|(_, end)| end.is_err());
-        let ended = world.run_unless(LIMIT, &|| has_failed() || self.interrupted.check());
+        let ended = world.run_unless(LIMIT, &|| has_failed() || self.interrupted.is_interrupted());
         results(ends.take(), ended)
     }
 }
@@ -210,9 +210,9 @@ impl Node {
     fn set_through_ratio(&self, ratio: u8) -> Result<(), NodeError> {
         const FIELD: u64 = 0xf << nd_dcr::THROUGH_RATIO_SHIFT;
         const REGISTER: u64 = nd_dcr::BASE - DEVICE_CONTROL + nd_dcr::CTRL_INTERNAL;
-        let others = self.kernel.control(REGISTER)? & !FIELD;
+        let other_fields = self.kernel.control(REGISTER)? & !FIELD;
         let ratio = u64::from(ratio.clamp(1, 16) - 1) << nd_dcr::THROUGH_RATIO_SHIFT;
-        Ok(self.kernel.set_control(REGISTER, others | ratio)?)
+        Ok(self.kernel.set_control(REGISTER, other_fields | ratio)?)
     }
 
     /// Waits until all nodes have set their registers. All begin at the same time.

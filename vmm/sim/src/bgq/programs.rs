@@ -100,7 +100,7 @@ impl BlueGene<'_> {
 
             let subgroup = &mut node.subgroup;
             let mut times = Vec::new();
-            if subgroup.place().rank() == 0 {
+            if subgroup.position().rank() == 0 {
                 for &other in &to {
                     times.push(end.ping(subgroup, other, rounds)?);
                 }
@@ -157,8 +157,8 @@ impl BlueGene<'_> {
             let target = area.target(subgroup.base_address_id(ENTRY), &counter)?;
             let way = Collective { channel: CHANNEL, ..Collective::allreduce(CLASS, SUM, WORD) };
 
-            let place = subgroup.place();
-            let route = Box5::whole(place.shape).route(place.own, true)?;
+            let position = subgroup.position();
+            let route = Box5::whole(position.shape).route(position.own, true)?;
             node.kernel.set_collective_route(CLASS, route, CHANNEL)?;
             node.wait_for_begin();
 
@@ -214,8 +214,8 @@ impl PingPong {
     }
 
     fn put(&self, subgroup: &Subgroup, to: u32) -> Result<Descriptor, NodeError> {
-        let place = subgroup.place();
-        let way = place.ordered(place.coordinates(to).unwrap_or(place.own));
+        let position = subgroup.position();
+        let way = position.ordered(position.coordinates(to).unwrap_or(position.own));
         let target = self.area.target(subgroup.base_address_id(ENTRY), &self.counter)?;
         Ok(direct_put(self.area.source(8), way, &target)?)
     }
@@ -231,7 +231,7 @@ impl LoopEnds {
     /// Prepares the first or the second half of the links.
     fn new(subgroup: &mut Subgroup, half: usize, bytes: u64) -> Result<Self, NodeError> {
         let area = Area::new(subgroup, bytes, LOOPS as u8)?;
-        let own = subgroup.place().destination();
+        let own = subgroup.position().destination();
         let base = subgroup.base_address_id(ENTRY);
 
         let mut puts = Vec::new();

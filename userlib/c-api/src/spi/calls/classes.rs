@@ -109,9 +109,10 @@ fn coordinates(of: &CR_COORD_T) -> [u8; CR_NUM_DIMS] {
     of.coords.map(|coordinate| u8::try_from(coordinate).unwrap_or(u8::MAX))
 }
 
-/// Stores this node's part of the class route that spans a box of nodes. Dimensions are gone
-/// through in the order A to E, so that `dims` is NULL and `dim0` is 0. The node's own contribution
-/// is an input. Channel bits are the caller's. Only the box and the root count of the public
+/// Stores this node's part of the class route that spans a box of nodes: a range of coordinates in
+/// each dimension. The route's tree follows the dimensions in the order A to E, so that `dims` must
+/// be NULL and `dim0` 0. The node's own contribution
+/// is an input. The caller adds channel bits. Only the box and the root count of the public
 /// function's first arguments, so that `world` may be NULL.
 ///
 /// # Safety

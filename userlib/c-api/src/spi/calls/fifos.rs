@@ -61,7 +61,7 @@ pub unsafe extern "C" fn Kernel_InjFifoInit(
         let (start, bytes) = fifo_memory(unsafe { reference(memregion) }?, startoffset, size_1)?;
 
         let init = |inner: &mut Inner| {
-            inner.check(Resource::InjectionFifo, &[fifoid])?;
+            inner.allocated_bits(Resource::InjectionFifo, &[fifoid])?;
             let (memory, offset) = inner.memory(start, bytes).ok_or_else(|| not_its_memory(inner))?;
             let attributes = inner.attributes[fifoid as usize];
             let subgroup = &mut inner.subgroup;
@@ -92,7 +92,7 @@ pub unsafe extern "C" fn Kernel_RecFifoInit(
         let (start, bytes) = fifo_memory(unsafe { reference(memregion) }?, startoffset, size_1)?;
 
         let init = |inner: &mut Inner| {
-            inner.check(Resource::ReceptionFifo, &[fifoid])?;
+            inner.allocated_bits(Resource::ReceptionFifo, &[fifoid])?;
             let (memory, offset) = inner.memory(start, bytes).ok_or_else(|| not_its_memory(inner))?;
             inner.subgroup.init_reception(small(fifoid), memory, offset, bytes as u64).map_err(failure)
         };
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn Kernel_InjFifoActivate(
         // SAFETY: by this function's contract.
         let fifos = unsafe { numbers(Resource::InjectionFifo, fifoids, nfifos) }?;
         let set = |inner: &mut Inner| {
-            let bits = inner.check(Resource::InjectionFifo, fifos)?;
+            let bits = inner.allocated_bits(Resource::InjectionFifo, fifos)?;
             let is_active = activate == KERNEL_INJ_FIFO_ACTIVATE;
             inner.subgroup.set_injection_enabled(bits, is_active).map_err(failure)
         };
@@ -143,7 +143,7 @@ fn set_reception(groupid: u32, bits: u64, enabled: bool) -> Result<(), Failure> 
 
         let number = groupid.saturating_mul(BGQ_MU_NUM_FIFO_SUBGROUPS as u32).saturating_add(within as u32);
         library::subgroup(number)?.handle().with(|inner, _| {
-            let bits = inner.check(Resource::ReceptionFifo, &fifos)?;
+            let bits = inner.allocated_bits(Resource::ReceptionFifo, &fifos)?;
             inner.subgroup.set_reception_enabled(bits, enabled).map_err(failure)
         })?;
     }

@@ -116,11 +116,11 @@ pub unsafe extern "C" fn MUSPI_InjFifoInjectMultiple(
 /// `injfifo` is NULL, or from MUSPI_IdToInjFifo.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn MUSPI_CheckDescComplete(injfifo: *mut MUSPI_InjFifo_t, desc_count: u64) -> i32 {
-    let check = |inner: &mut Inner, fifo| {
+    let check_descriptor = |inner: &mut Inner, fifo| {
         inner.subgroup.injection().check_done(fifo, desc_count).map(i32::from).map_err(failure)
     };
     // SAFETY: by this function's contract.
-    guarded_number(|| unsafe { with_fifo(injfifo, check) })
+    guarded_number(|| unsafe { with_fifo(injfifo, check_descriptor) })
 }
 
 /// Returns the number of descriptors that fit into a FIFO now; 0 after an error.
@@ -131,9 +131,10 @@ pub unsafe extern "C" fn MUSPI_CheckDescComplete(injfifo: *mut MUSPI_InjFifo_t, 
 pub unsafe extern "C" fn MUSPI_getHwFreeSpace(injfifo: *mut MUSPI_InjFifo_t) -> u64 {
     let mut available = 0;
     guarded_status(|| {
-        let check = |inner: &mut Inner, fifo| inner.subgroup.injection().room(fifo).map_err(failure);
+        let free_descriptors =
+            |inner: &mut Inner, fifo| inner.subgroup.injection().room(fifo).map_err(failure);
         // SAFETY: by this function's contract.
-        available = unsafe { with_fifo(injfifo, check) }?;
+        available = unsafe { with_fifo(injfifo, free_descriptors) }?;
         Ok(())
     });
     available

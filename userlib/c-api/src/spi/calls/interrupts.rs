@@ -36,7 +36,7 @@ unsafe fn configure<T: Copy>(
     let of = unsafe { std::slice::from_raw_parts(of.as_ptr(), fifos.len()) };
 
     let configure = |inner: &mut crate::spi::subgroup::Inner| {
-        inner.check(resource, fifos)?;
+        inner.allocated_bits(resource, fifos)?;
         let mut enabled = inner.subgroup.enabled_interrupts().map_err(failure)?;
         for (&fifo, &of) in fifos.iter().zip(of) {
             change(&mut enabled, 1 << fifo, of);
@@ -131,8 +131,9 @@ pub extern "C" fn Kernel_ConfigureRecFifoThreshold(threshold: u64) -> i32 {
     guarded_status(|| library::kernel()?.set_thresholds(None, None, Some(threshold)).map_err(failure))
 }
 
-/// Waits until one of these interrupts of a subgroup has come, at most `timeoutInCycles` of 1.6
-/// GHz. Stores those that have come, and clears them. Returns 0, or -EAGAIN when none has come.
+/// Waits until one of the `wanted` interrupts of a subgroup is pending, for at most
+/// `timeoutInCycles` cycles of 1.6 GHz. Stores the pending ones in `*come`, and clears them.
+/// Returns 0, or -EAGAIN when none is pending.
 ///
 /// The bits are NICFORGE_SPI_INTERRUPT_INJECTION, NICFORGE_SPI_INTERRUPT_RECEPTION and
 /// NICFORGE_SPI_INTERRUPT_PACKET, each shifted by the number of a FIFO.
@@ -155,19 +156,19 @@ pub unsafe extern "C" fn nicforge_spi_wait_interrupts(
         let deadline = Deadline::after(Duration::from_micros(timeoutInCycles / NICFORGE_SPI_CYCLES_PER_US));
 
         let subgroup = library::subgroup(subgrpid)?;
-        let found = subgroup.handle().with(|inner, _| {
-            let found = match inner.subgroup.wait_interrupts(wanted, deadline, None) {
+        let pending = subgroup.handle().with(|inner, _| {
+            let pending = match inner.subgroup.wait_interrupts(wanted, deadline, None) {
                 Err(Error::Driver(DriverError::Timeout { .. })) => {
                     return Err(Failure::new(libc::EAGAIN, "no interrupt has come"));
                 }
-                found => found.map_err(failure)?,
+                pending => pending.map_err(failure)?,
             };
-            inner.subgroup.clear_interrupts(found).map_err(failure)?;
-            Ok(found)
+            inner.subgroup.clear_interrupts(pending).map_err(failure)?;
+            Ok(pending)
         })?;
 
         // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { out.write(found.bits() as u32) };
+        unsafe { out.write(pending.bits() as u32) };
         Ok(())
     })
 }

@@ -71,8 +71,8 @@ pub unsafe extern "C" fn Kernel_GetPersonality(personality: *mut Personality_t, 
         }
 
         let subgroup = library::any_subgroup()?;
-        let place = subgroup.handle().with(|inner, _| Ok(inner.subgroup.place()))?;
-        let ([a, b, c, d, e], [nodes_a, nodes_b, nodes_c, nodes_d, nodes_e]) = (place.own, place.shape);
+        let position = subgroup.handle().with(|inner, _| Ok(inner.subgroup.position()))?;
+        let ([a, b, c, d, e], [nodes_a, nodes_b, nodes_c, nodes_d, nodes_e]) = (position.own, position.shape);
         let network = Personality_Networks_t {
             Acoord: a,
             Bcoord: b,
@@ -149,8 +149,9 @@ pub unsafe extern "C" fn Kernel_DestroyMemoryRegion(memregion: *mut Kernel_Memor
     })
 }
 
-/// Refuses an attribute that the subgroup does not have.
-fn check_system(subgrpid: u32, is_system: bool) -> Result<(), Failure> {
+/// Refuses a `system` attribute that does not fit the subgroup: subgroups from
+/// [`FIRST_SYSTEM_SUBGROUP`] on are the system's, and those below are the users'.
+fn check_attribute_fits_subgroup(subgrpid: u32, is_system: bool) -> Result<(), Failure> {
     if is_system == (subgrpid >= FIRST_SYSTEM_SUBGROUP) {
         return Ok(());
     }
@@ -234,7 +235,7 @@ pub unsafe extern "C" fn Kernel_AllocateInjFifos(
         // SAFETY: not NULL, and `nfifos` elements by this function's contract.
         let attributes = unsafe { std::slice::from_raw_parts(attributes.as_ptr(), fifos.len()) };
         for attribute in attributes {
-            check_system(subgrpid, attribute.System != 0)?;
+            check_attribute_fits_subgroup(subgrpid, attribute.System != 0)?;
         }
 
         let subgroup = library::subgroup(subgrpid)?;
@@ -278,7 +279,7 @@ pub unsafe extern "C" fn Kernel_AllocateRecFifos(
         // SAFETY: not NULL, and `nfifos` elements by this function's contract.
         let attributes = unsafe { std::slice::from_raw_parts(attributes.as_ptr(), fifos.len()) };
         for attribute in attributes {
-            check_system(subgrpid, attribute.System != 0)?;
+            check_attribute_fits_subgroup(subgrpid, attribute.System != 0)?;
         }
 
         let subgroup = library::subgroup(subgrpid)?;
@@ -309,7 +310,7 @@ pub unsafe extern "C" fn Kernel_AllocateBaseAddressTable(
         let out = non_null(sg_ptr, "sg_ptr")?;
         // SAFETY: by this function's contract.
         let entries = unsafe { numbers(Resource::BaseAddress, batids, nbatids) }?;
-        check_system(subgrpid, system != 0)?;
+        check_attribute_fits_subgroup(subgrpid, system != 0)?;
 
         let subgroup = library::subgroup(subgrpid)?;
         subgroup.handle().with(|inner, _| inner.allocate(Resource::BaseAddress, entries))?;

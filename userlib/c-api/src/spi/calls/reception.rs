@@ -138,10 +138,14 @@ impl Copied {
     }
 }
 
-/// Takes packets that are in a FIFO now, at most `npackets`, and calls the function of each. A
-/// function may call all functions of this header but nicforge_spi_close, also for this FIFO.
-/// Returns the number of packets; 0 also after an error, which sets the text of
-/// nicforge_spi_last_error. A packet without a function is dropped and counts.
+/// Removes at most `npackets` packets from a FIFO, and passes each to the function registered for
+/// its first software byte. A packet without a function is dropped. It does not wait for packets.
+///
+/// Returns the number of packets removed, dropped ones included. Returns 0 when the FIFO is empty,
+/// and also after an error, which sets the text of nicforge_spi_last_error.
+///
+/// A registered function may call all functions of this header except nicforge_spi_close, also for
+/// this FIFO.
 ///
 /// # Safety
 /// `rec_fifo` is NULL, or from MUSPI_IdToRecFifo. Functions are registered as they must be.
@@ -153,7 +157,7 @@ pub unsafe extern "C" fn MUSPI_RecFifoPoll(rec_fifo: *mut MUSPI_RecFifo_t, npack
     while taken_count < npackets {
         let maximum = (npackets - taken_count).min(BATCH as u32);
         // SAFETY: by this function's contract.
-        let count = unsafe { take(rec_fifo, maximum, &mut buffers) };
+        let count = unsafe { copy_packets(rec_fifo, maximum, &mut buffers) };
         if count == 0 {
             break;
         }
@@ -177,7 +181,11 @@ pub unsafe extern "C" fn MUSPI_RecFifoPoll(rec_fifo: *mut MUSPI_RecFifo_t, npack
 ///
 /// # Safety
 /// `rec_fifo` is NULL, or from MUSPI_IdToRecFifo.
-unsafe fn take(rec_fifo: *const MUSPI_RecFifo_t, maximum: u32, buffers: &mut [Copied; BATCH]) -> usize {
+unsafe fn copy_packets(
+    rec_fifo: *const MUSPI_RecFifo_t,
+    maximum: u32,
+    buffers: &mut [Copied; BATCH],
+) -> usize {
     let mut count = 0;
     guarded_status(|| {
         // SAFETY: by this function's contract.

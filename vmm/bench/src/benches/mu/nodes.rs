@@ -99,8 +99,8 @@ impl Pair {
     /// of messages that found room.
     #[inline]
     pub(super) fn send(&mut self, maximum: u32) -> Result<u32, Failure> {
-        let place = self.sender.subgroup.place();
-        let to = place.ordered(self.receiver.subgroup.place().own);
+        let place = self.sender.subgroup.position();
+        let to = place.ordered(self.receiver.subgroup.position().own);
         let target = MemoryFifo { fifo: self.receiver.subgroup.reception_id(FIFO), ..MemoryFifo::default() };
 
         for sent in 0..maximum {
@@ -164,7 +164,7 @@ impl Pair {
     /// Puts `bytes` from `offset` to the same offset. Returns whether there was room.
     #[inline]
     pub(super) fn put(&mut self, offset: u64, bytes: u64) -> Result<bool, Failure> {
-        let to = self.sender.subgroup.place().dynamic(self.receiver.subgroup.place().own);
+        let to = self.sender.subgroup.position().dynamic(self.receiver.subgroup.position().own);
         let base = self.receiver.subgroup.base_address_id(BASE);
         let target = DirectPut {
             payload_base: base,
