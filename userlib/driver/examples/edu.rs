@@ -55,7 +55,7 @@ struct Edu {
     interrupt: Interrupt,
 }
 
-fn soon() -> Deadline {
+fn deadline() -> Deadline {
     Deadline::after(Duration::from_secs(10))
 }
 
@@ -81,7 +81,7 @@ impl Edu {
 
     /// Waits for interrupts until one of them has `cause` among its causes.
     fn wait_for(&self, cause: u32) -> Result<(), Error> {
-        let deadline = soon();
+        let deadline = deadline();
         loop {
             self.interrupt.wait(deadline, None)?;
             let causes = self.registers.read32(INTERRUPT_STATUS)?;

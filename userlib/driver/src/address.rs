@@ -41,8 +41,8 @@ impl FromStr for PciAddress {
             let bus = hex(parts.next()?, 2)?;
             let domain = parts.next().map_or(Some(0), |domain| hex(domain, 8))?;
             let function = hex(function, 1)?;
-            let good = parts.next().is_none() && slot < 32 && function < 8;
-            good.then_some(Self { domain, bus: bus as u8, slot: slot as u8, function: function as u8 })
+            let is_valid = parts.next().is_none() && slot < 32 && function < 8;
+            is_valid.then_some(Self { domain, bus: bus as u8, slot: slot as u8, function: function as u8 })
         };
 
         parse().ok_or_else(|| Error::Open { device: text.to_owned(), problem: OpenProblem::Address })
@@ -50,10 +50,10 @@ impl FromStr for PciAddress {
 }
 
 fn hex(digits: &str, maximum: usize) -> Option<u32> {
-    let good =
+    let is_valid =
         !digits.is_empty() && digits.len() <= maximum && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
 
-    good.then(|| u32::from_str_radix(digits, 16).ok()).flatten()
+    is_valid.then(|| u32::from_str_radix(digits, 16).ok()).flatten()
 }
 
 /// The kind of a device's backing, and its address there.
@@ -78,14 +78,14 @@ impl DeviceAddress {
     /// Returns [`Error::Open`] with [`OpenProblem::Address`] when `text` is not an address.
     pub fn parse(text: impl AsRef<OsStr>) -> Result<Self, Error> {
         let text = text.as_ref();
-        let wrong =
+        let invalid =
             || Error::Open { device: text.to_string_lossy().into_owned(), problem: OpenProblem::Address };
 
         match split(text.as_bytes()) {
-            (b"", _) => Err(wrong()),
-            (VFIO, Some(rest)) => str::from_utf8(rest).map_err(|_| wrong())?.parse().map(Self::Vfio),
+            (b"", _) => Err(invalid()),
+            (VFIO, Some(rest)) => str::from_utf8(rest).map_err(|_| invalid())?.parse().map(Self::Vfio),
             (SHIM, Some(rest)) if !rest.is_empty() => Ok(Self::Shim(path(rest))),
-            (SHIM, Some(_)) => Err(wrong()),
+            (SHIM, Some(_)) => Err(invalid()),
             _ => Ok(Self::VfioUser(path(text.as_bytes()))),
         }
     }
@@ -174,8 +174,8 @@ mod tests {
         assert_eq!(DeviceAddress::parse("shim:/dev/x"), Ok(DeviceAddress::Shim("/dev/x".into())));
         assert_eq!(DeviceAddress::parse("/run/a"), Ok(DeviceAddress::VfioUser("/run/a".into())));
         assert_eq!(DeviceAddress::parse("vfio"), Ok(DeviceAddress::VfioUser("vfio".into())));
-        for wrong in ["", "shim:", "vfio:", "vfio:a"] {
-            assert!(DeviceAddress::parse(wrong).is_err(), "{wrong}");
+        for invalid in ["", "shim:", "vfio:", "vfio:a"] {
+            assert!(DeviceAddress::parse(invalid).is_err(), "{invalid}");
         }
     }
 
@@ -183,18 +183,18 @@ mod tests {
     fn list_of_all_kinds_is_parsed_in_order() {
         let list = "/run/a.sock:vfio:0000:00:03.1:shim:/dev/nicforge0::vfio:00:03.1:b:shim:c";
 
-        let shown: Vec<_> =
+        let texts: Vec<_> =
             DeviceAddress::parse_list(list).unwrap().iter().map(ToString::to_string).collect();
 
         let expected =
             ["/run/a.sock", "vfio:0000:00:03.1", "shim:/dev/nicforge0", "vfio:0000:00:03.1", "b", "shim:c"];
-        assert_eq!(shown, expected);
+        assert_eq!(texts, expected);
     }
 
     #[test]
     fn list_with_a_wrong_address_is_an_error() {
-        for wrong in ["vfio:", "a:vfio:00:03", "shim:", "vfio:zz:zz.z:a"] {
-            assert!(DeviceAddress::parse_list(wrong).is_err(), "{wrong}");
+        for invalid in ["vfio:", "a:vfio:00:03", "shim:", "vfio:zz:zz.z:a"] {
+            assert!(DeviceAddress::parse_list(invalid).is_err(), "{invalid}");
         }
         assert_eq!(DeviceAddress::parse_list("::"), Ok(vec![]));
     }

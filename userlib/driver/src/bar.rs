@@ -37,7 +37,7 @@ impl Region {
     }
 
     #[inline]
-    fn check(&self, offset: u64, width: u64) -> Result<(), Error> {
+    fn check_access(&self, offset: u64, width: u64) -> Result<(), Error> {
         let size = self.info.size;
 
         if offset > size || width > size - offset {
@@ -75,7 +75,7 @@ macro_rules! accesses {
                 /// also return [`Error::DeviceGone`], [`Error::Timeout`] or [`Error::Refused`].
                 #[inline]
                 pub fn $read(&self, offset: u64) -> Result<$value, Error> {
-                    self.region.check(offset, $size)?;
+                    self.region.check_access(offset, $size)?;
 
                     if let Some(memory) = self.region.mapped(offset, $size) {
                         return Ok(<$value>::from_le(memory.$load(offset)?));
@@ -94,7 +94,7 @@ macro_rules! accesses {
                 #[doc = concat!("As [`Bar::", stringify!($read), "`]; [`MemoryError::ReadOnly`] in [`Error::Memory`] for a mirror.")]
                 #[inline]
                 pub fn $write(&self, offset: u64, value: $value) -> Result<(), Error> {
-                    self.region.check(offset, $size)?;
+                    self.region.check_access(offset, $size)?;
 
                     if let Some(memory) = self.region.mapped(offset, $size) {
                         return Ok(memory.$store(offset, value.to_le())?);
@@ -163,7 +163,7 @@ impl Bar {
         data: &[u8],
         store: impl FnOnce(&Window) -> Result<(), MemoryError>,
     ) -> Result<(), Error> {
-        self.region.check(offset, data.len() as u64)?;
+        self.region.check_access(offset, data.len() as u64)?;
 
         match self.region.mapped(offset, data.len() as u64) {
             Some(memory) => Ok(store(memory)?),

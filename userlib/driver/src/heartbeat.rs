@@ -114,16 +114,16 @@ mod tests {
     #[test]
     fn a_dead_engine_is_detected_a_second_after_a_gap_or_at_the_second_rare_check() {
         let start = Instant::now();
-        let away = start + SECOND * 60;
+        let after_gap = start + SECOND * 60;
 
-        let mut waits = Observation::new(1, start);
+        let mut frequent = Observation::new(1, start);
         for tick in 0..20 {
-            assert_eq!(waits.time_since_beat(1, away + TICK * tick), SECOND);
+            assert_eq!(frequent.time_since_beat(1, after_gap + TICK * tick), SECOND);
         }
-        assert_eq!(waits.time_since_beat(1, away + SECOND), SECOND * 61);
+        assert_eq!(frequent.time_since_beat(1, after_gap + SECOND), SECOND * 61);
 
         let mut rare = Observation::new(1, start);
-        assert_eq!(rare.time_since_beat(1, away), SECOND);
+        assert_eq!(rare.time_since_beat(1, after_gap), SECOND);
         assert_eq!(rare.time_since_beat(1, start + SECOND * 120), SECOND * 120);
     }
 }

@@ -88,7 +88,7 @@ impl Interrupt {
         self.0.vector
     }
 
-    /// Takes the interrupts since the last call or wait, and returns their number. It does not
+    /// Returns the number of interrupts since the last call or wait, and resets it. It does not
     /// block.
     pub fn take(&self) -> u64 {
         self.0.source().take()

@@ -120,9 +120,9 @@ fn wait_for_room(
     shared: &Shared,
     timeout: Duration,
     cancel: Option<&Cancel>,
-    mut again: impl FnMut() -> Result<(), Error>,
+    mut post: impl FnMut() -> Result<(), Error>,
 ) -> Result<(), Error> {
-    shared.wait_for(Deadline::after(timeout), cancel, "room in a posted-write ring", || match again() {
+    shared.wait_for(Deadline::after(timeout), cancel, "room in a posted-write ring", || match post() {
         Ok(()) => Ok(Some(())),
         Err(Error::RingFull { .. }) => Ok(None),
         Err(error) => Err(error),
@@ -136,13 +136,13 @@ pub(crate) fn post_shared(shared: &Shared, bar: u8, offset: u64, data: &[u8]) ->
 
     // The lock is released between attempts, so that no other thread waits for it without a
     // deadline.
-    let again = || match &mut *lock(&slot.0) {
+    let post = || match &mut *lock(&slot.0) {
         Some(ring) => ring.try_post(shared, bar, offset, data),
         None => Err(Error::RingTaken { ring: 0 }),
     };
 
-    match again() {
-        Err(Error::RingFull { .. }) => wait_for_room(shared, shared.options.timeout, None, again),
+    match post() {
+        Err(Error::RingFull { .. }) => wait_for_room(shared, shared.options.timeout, None, post),
         result => result,
     }
 }

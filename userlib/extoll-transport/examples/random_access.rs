@@ -29,7 +29,7 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
 
     let mut table = Table::new(rank, size, order)?;
     let (words, updates) = (table.len() * u64::from(size), table.updates() * u64::from(size));
-    let mut took = Duration::ZERO;
+    let mut duration = Duration::ZERO;
 
     // The second pass restores the table.
     for pass in 0..2 {
@@ -39,20 +39,20 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
         barrier(&mut endpoint, deadline)?;
 
         if pass == 0 {
-            took = start.elapsed();
+            duration = start.elapsed();
         }
     }
 
-    let wrong = all_reduce(&mut endpoint, table.wrong(), |one, other| one + other, deadline)?;
+    let wrong_words = all_reduce(&mut endpoint, table.count_wrong(), |sum, count| sum + count, deadline)?;
     if rank == 0 {
-        let gups = updates as f64 / took.as_secs_f64() / 1e9;
+        let gups = updates as f64 / duration.as_secs_f64() / 1e9;
         println!(
             "{size} ranks, {words} words, {updates} updates in {:.3} s: {gups:.6} GUPS",
-            took.as_secs_f64()
+            duration.as_secs_f64()
         );
-        println!("{wrong} words are wrong ({:.4} %)", wrong as f64 * 100.0 / words as f64);
+        println!("{wrong_words} words are wrong ({:.4} %)", wrong_words as f64 * 100.0 / words as f64);
     }
 
     barrier(&mut endpoint, deadline)?;
-    Ok(if wrong * 100 > words { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if wrong_words * 100 > words { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

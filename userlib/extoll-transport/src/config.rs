@@ -36,22 +36,22 @@ pub(crate) const MAX_GETS: usize = nicforge_rma::MAX_COMMANDS / 2;
 impl Config {
     /// Checks the ranges of the parameters.
     pub(crate) fn check(&self) -> Result<(), Error> {
-        let bad = |what, value, rule| Err(Error::BadConfig { what, value, rule });
+        let refuse = |what, value, rule| Err(Error::BadConfig { what, value, rule });
         if self.window == 0 {
-            return bad("window", 0, "at least 1");
+            return refuse("window", 0, "at least 1");
         }
 
         let longest = nicforge_rma::MAX_LENGTH as usize;
         if !(4096..=longest).contains(&self.get_bytes) || !self.get_bytes.is_multiple_of(4096) {
-            return bad("get_bytes", self.get_bytes, "a multiple of 4096, up to 8 MiB");
+            return refuse("get_bytes", self.get_bytes, "a multiple of 4096, up to 8 MiB");
         }
 
         if !(1..=MAX_GETS).contains(&self.gets) {
-            return bad("gets", self.gets, "1 to 32");
+            return refuse("gets", self.gets, "1 to 32");
         }
 
         if !self.staging.is_power_of_two() || !(8192..=1 << 40).contains(&self.staging) {
-            return bad("staging", self.staging, "a power of two, 8192 or more");
+            return refuse("staging", self.staging, "a power of two, 8192 or more");
         }
 
         Ok(())

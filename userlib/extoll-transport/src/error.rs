@@ -63,7 +63,7 @@ pub enum Error {
 
 impl Error {
     /// Translates the error into one of the matching layer, which has fewer details.
-    pub(crate) fn short(&self) -> TransportError {
+    pub(crate) fn to_transport_error(&self) -> TransportError {
         let (what, value) = match self {
             Error::Velo(error) if error.is_device_gone() => ("the card is gone", 0),
             Error::Driver(error) | Error::Rma(RmaError::Driver(error)) if error.is_gone() => {

@@ -104,11 +104,11 @@ impl Gets {
 
     /// Returns the get that a notification belongs to, and frees its chunk.
     fn take(&mut self, notification: &Notification) -> Option<(u16, GetInFlight)> {
-        let here = |chunk: &Chunk| {
+        let is_target = |chunk: &Chunk| {
             chunk.region.as_ref().is_some_and(|region| region.address() == notification.address)
         };
 
-        let chunk = self.chunks.iter().position(here)?;
+        let chunk = self.chunks.iter().position(is_target)?;
         self.take_chunk(chunk as u16)
     }
 
@@ -249,7 +249,7 @@ impl ExtollTransport {
                     // removed it from the flight. The range is that of a get whose completion was
                     // not reported, so nothing else accesses it.
                     unsafe { destination.fill(flight.offset, memory, from, flight.length) }
-                        .map_err(|error| Error::from(error).short())
+                        .map_err(|error| Error::from(error).to_transport_error())
                 } else {
                     refused("a get's destination was deregistered", flight.rank.into())
                 }

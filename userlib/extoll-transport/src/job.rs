@@ -26,11 +26,14 @@ pub(crate) struct NetworkPosition {
 impl NetworkPosition {
     /// Reads the mirror of a device.
     pub(crate) fn of(device: &Device) -> Result<Self, Error> {
-        let shown = device.bar(BAR_MIRROR)?;
+        let mirror_bar = device.bar(BAR_MIRROR)?;
         Ok(Self {
-            address: Address { node: shown.read32(mirror::NODE)?, vpid: shown.read32(mirror::VPID)? as u16 },
-            nodes: shown.read32(mirror::NODES)?,
-            vpids: shown.read32(mirror::VPIDS)?,
+            address: Address {
+                node: mirror_bar.read32(mirror::NODE)?,
+                vpid: mirror_bar.read32(mirror::VPID)? as u16,
+            },
+            nodes: mirror_bar.read32(mirror::NODES)?,
+            vpids: mirror_bar.read32(mirror::VPIDS)?,
         })
     }
 }

@@ -26,11 +26,11 @@ impl RegisteredMemory {
         device: &Device,
         rma: &Port,
         bytes: usize,
-        has_others: bool,
+        others_have_entries: bool,
     ) -> Result<Option<Self>, Error> {
         match Self::new(device, rma, bytes) {
-            Err(Error::Rma(RmaError::Translation { .. })) if has_others => Ok(None),
-            found => found.map(Some),
+            Err(Error::Rma(RmaError::Translation { .. })) if others_have_entries => Ok(None),
+            result => result.map(Some),
         }
     }
 }

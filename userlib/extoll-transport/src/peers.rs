@@ -111,7 +111,7 @@ impl ExtollTransport {
         });
     }
 
-    /// Checks whether a rank has come or gone.
+    /// Connects to a rank that has become present, and records a rank that is lost.
     #[inline]
     pub(crate) fn check_rank(&mut self, rank: Rank) -> Result<(), TransportError> {
         let peer = &self.peers[rank as usize];
@@ -167,9 +167,9 @@ impl ExtollTransport {
     #[cold]
     fn fail_as_former_tenant(&mut self) -> Result<(), TransportError> {
         // A device that was removed does not answer.
-        let gone =
+        let device_error =
             self.velo.device().bar(BAR_REGISTERS).and_then(|registers| registers.read64(reg::IDENTITY));
-        Err(self.fail(gone.map_or_else(Error::from, |_| VeloError::Reset.into())))
+        Err(self.fail(device_error.map_or_else(Error::from, |_| VeloError::Reset.into())))
     }
 
     /// Connects to a rank that has come, if that is possible without waiting.
@@ -260,6 +260,6 @@ impl ExtollTransport {
 
     /// Records the first error of the transport as a whole.
     pub(crate) fn fail(&mut self, error: Error) -> TransportError {
-        self.failure.get_or_insert(error).short()
+        self.failure.get_or_insert(error).to_transport_error()
     }
 }

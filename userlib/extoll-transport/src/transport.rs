@@ -166,15 +166,15 @@ impl ExtollTransport {
         Ok(())
     }
 
-    /// Returns whether every rank has come and messages can be sent to it, as far as this rank
-    /// knows. [`Transport::poll`] and [`Transport::poll_gone`] update this.
+    /// Returns whether every other rank is connected or lost, as far as this rank knows.
+    /// [`Transport::poll`] and [`Transport::poll_gone`] update this.
     pub fn is_complete(&self) -> bool {
-        let there = |(rank, peer): (usize, &Peer)| {
+        let can_send_to = |(rank, peer): (usize, &Peer)| {
             rank == self.rank as usize
                 || peer.health != Health::Alive
                 || peer.link.is_some_and(|link| self.velo.credits(link) != Some(0))
         };
-        self.peers.iter().enumerate().all(there)
+        self.peers.iter().enumerate().all(can_send_to)
     }
 
     /// Returns the error of the transport as a whole, if it has failed.
@@ -317,7 +317,7 @@ unsafe impl Transport for ExtollTransport {
         sink: &mut dyn FnMut(Rank, u8, &[u8]) -> Taken,
     ) -> Result<usize, TransportError> {
         if let Some(failure) = &self.failure {
-            return Err(failure.short());
+            return Err(failure.to_transport_error());
         }
 
         let mut count = 0;
@@ -380,7 +380,7 @@ unsafe impl Transport for ExtollTransport {
                         Ok(Some(staged.region))
                     }
                     Ok(None) => Ok(None),
-                    Err(error) => Err(error.short()),
+                    Err(error) => Err(error.to_transport_error()),
                 }
             }
         }
@@ -435,11 +435,11 @@ impl Drop for ExtollTransport {
 
 impl fmt::Debug for ExtollTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let gone = self.peers.iter().filter(|peer| peer.health != Health::Alive).count();
+        let lost = self.peers.iter().filter(|peer| peer.health != Health::Alive).count();
         f.debug_struct("ExtollTransport")
             .field("rank", &self.rank)
             .field("size", &self.peers.len())
-            .field("gone", &gone)
+            .field("gone", &lost)
             .finish_non_exhaustive()
     }
 }

@@ -15,7 +15,8 @@ pub enum Mode {
 /// The threads of the I/O node that poll the receive FIFO while a call waits for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Poller {
-    /// The call itself polls. No request waits until the daemon has woken the call's thread.
+    /// Each waiting call polls the FIFO in its own thread, so that a request is handled without a
+    /// wake-up of that thread by the daemon.
     #[default]
     Calls,
     /// Only the daemon polls for requests, and calls sleep until the daemon has taken their
@@ -43,8 +44,9 @@ pub struct Config {
     /// How long opening may take. For a compute core this includes the wait for the I/O node's
     /// process. The default is 10 s.
     pub open_timeout: Duration,
-    /// How long a call on a compute core may continue after its time-out or cancellation, to
-    /// withdraw its request. The default is 100 ms.
+    /// How long a call on a compute core may continue after its time-out or cancellation, while it
+    /// withdraws its request from the I/O node. It then returns the time-out or cancellation. The
+    /// default is 100 ms.
     pub recovery: Duration,
 }
 

@@ -41,18 +41,19 @@ impl Arena {
     /// Takes a part of at least `bytes`. Returns `None` when no such part is free, or `bytes`
     /// exceeds the arena.
     pub(crate) fn take(&mut self, bytes: usize) -> Option<Part> {
-        let expected = bytes.max(1).checked_next_power_of_two()?.ilog2().saturating_sub(UNIT_SHIFT) as usize;
+        let wanted_order =
+            bytes.max(1).checked_next_power_of_two()?.ilog2().saturating_sub(UNIT_SHIFT) as usize;
 
-        let first = |words: &Vec<u64>| {
+        let first_free = |words: &Vec<u64>| {
             let word = words.iter().position(|word| *word != 0)?;
             Some(word * 64 + words[word].trailing_zeros() as usize)
         };
 
-        let (mut order, mut index) =
-            (expected..self.free.len()).find_map(|order| Some((order, first(&self.free[order])?)))?;
+        let (mut order, mut index) = (wanted_order..self.free.len())
+            .find_map(|order| Some((order, first_free(&self.free[order])?)))?;
 
         self.toggle(order, index);
-        while order > expected {
+        while order > wanted_order {
             (order, index) = (order - 1, index * 2);
             self.toggle(order, index + 1);
         }
@@ -105,11 +106,11 @@ mod tests {
                 let (start, end) = (part.offset() as usize, part.offset() as usize + bytes);
                 assert!(end <= SIZE);
 
-                let apart = |(other, length): &(Part, usize)| {
+                let is_disjoint = |(other, length): &(Part, usize)| {
                     end <= other.offset() as usize || other.offset() as usize + length <= start
                 };
 
-                assert!(taken.iter().all(apart));
+                assert!(taken.iter().all(is_disjoint));
                 taken.push((part, bytes));
             } else if !taken.is_empty() {
                 let (part, _) = taken.swap_remove((state >> 20) as usize % taken.len());

@@ -32,27 +32,27 @@ impl Config {
     /// Checks that an endpoint can work with these values.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let largest = u32::MAX as usize / 4;
-        let bad = |what, value: usize, minimum| {
+        let refuse = |what, value: usize, minimum| {
             Err(Error::BadConfig { what, value, least: minimum, most: largest })
         };
 
         if self.eager_threshold > largest {
-            return bad("eager_threshold", self.eager_threshold, 0);
+            return refuse("eager_threshold", self.eager_threshold, 0);
         }
 
         // Less than half of the window is consumed without a new grant. The rest must hold the
         // longest eager message.
         let minimum = 2 * wire::cost(self.eager_threshold as u64) as usize * wire::UNIT;
         if !(minimum..=largest).contains(&self.window) {
-            return bad("window", self.window, minimum);
+            return refuse("window", self.window, minimum);
         }
 
         if self.budget == 0 {
-            return bad("budget", self.budget, 1);
+            return refuse("budget", self.budget, 1);
         }
 
         if self.gets_in_flight == 0 {
-            return bad("gets_in_flight", 0, 1);
+            return refuse("gets_in_flight", 0, 1);
         }
 
         Ok(())

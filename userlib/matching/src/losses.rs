@@ -65,10 +65,10 @@ impl LossWatch {
 
     /// Takes a lost rank whose messages have all been offered.
     pub fn take_drained(&mut self, health: impl Fn(Rank) -> Health) -> Option<(Rank, Loss)> {
-        let (mark, drain_limit) = (self.mark, self.drain_limit);
+        let (now, drain_limit) = (self.mark, self.drain_limit);
         let drained = |rank: Rank| match health(rank) {
-            Health::Lost(then, why)
-                if mark.empty_polls > then.empty_polls || mark.polled - then.polled > drain_limit =>
+            Health::Lost(at_loss, why)
+                if now.empty_polls > at_loss.empty_polls || now.polled - at_loss.polled > drain_limit =>
             {
                 Some(why)
             }

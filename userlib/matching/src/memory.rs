@@ -130,12 +130,12 @@ impl Fabric {
         dead.regions.clear();
         dead.gets.clear();
 
-        for other in 0..state.ranks.len() {
-            let length = state.ranks[other].inboxes[rank as usize].messages.len() as u64;
-            let kept = if state.terms.seed == 0 { length } else { state.random(length + 1) };
-            let other = &mut state.ranks[other];
-            other.inboxes[rank as usize].messages.truncate(kept as usize);
-            other.unreported_deaths.push_back(rank);
+        for survivor in 0..state.ranks.len() {
+            let length = state.ranks[survivor].inboxes[rank as usize].messages.len() as u64;
+            let arriving = if state.terms.seed == 0 { length } else { state.random(length + 1) };
+            let survivor = &mut state.ranks[survivor];
+            survivor.inboxes[rank as usize].messages.truncate(arriving as usize);
+            survivor.unreported_deaths.push_back(rank);
         }
     }
 

@@ -211,9 +211,12 @@ impl<A: Area> Staging<A> {
         };
 
         cost(Cost::CopyByte, length);
-        let own = matches!(copied, StagedCopy::Own { .. });
+        let has_own_area = matches!(copied, StagedCopy::Own { .. });
         let handle = self.insert(Entry::Source(copied));
-        Ok(Some(Staged { region: Region { handle, remote: RemoteRegion { key: 0, offset: address } }, own }))
+        Ok(Some(Staged {
+            region: Region { handle, remote: RemoteRegion { key: 0, offset: address } },
+            own: has_own_area,
+        }))
     }
 
     /// Records a destination. The device does not reach it: gets write to memory of the transport.

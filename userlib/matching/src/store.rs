@@ -100,22 +100,22 @@ mod tests {
         let mut store = Store::new();
         let data: Vec<u8> = (0..1000_u32).map(|number| number as u8).collect();
         for _ in 0..3 {
-            let (mut one, mut other) = (Chain::EMPTY, Chain::EMPTY);
+            let (mut long, mut short_chain) = (Chain::EMPTY, Chain::EMPTY);
             for piece in data.chunks(7) {
-                store.append(&mut one, piece);
-                store.append(&mut other, &piece[..1]);
+                store.append(&mut long, piece);
+                store.append(&mut short_chain, &piece[..1]);
             }
 
             let mut buffer = Buffer::zeroed(1100);
-            store.copy(&one, &mut buffer);
+            store.copy(&long, &mut buffer);
             assert_eq!(&buffer.as_slice()[..1000], data);
 
             let mut short = Buffer::zeroed(129);
-            store.copy(&one, &mut short);
+            store.copy(&long, &mut short);
             assert_eq!(short.as_slice(), &data[..129]);
 
-            store.release(one);
-            store.release(other);
+            store.release(long);
+            store.release(short_chain);
             store.release(Chain::EMPTY);
         }
         assert_eq!(store.len(), 8 + 2);

@@ -56,9 +56,9 @@ impl<'a, E: Endpoint> Blocks<'a, E> {
     /// # Errors
     /// Errors of the endpoint.
     pub fn new(endpoint: &'a mut E, terms: Terms) -> Result<Self, ErrorOf<E>> {
-        let (own, size) = (endpoint.rank(), endpoint.size());
-        let mut order: Vec<_> = (0..size).filter(|rank| *rank != own).collect();
-        order.sort_by_key(|rank| word(own, *rank, u32::MAX, 0));
+        let (own_rank, size) = (endpoint.rank(), endpoint.size());
+        let mut order: Vec<_> = (0..size).filter(|rank| *rank != own_rank).collect();
+        order.sort_by_key(|rank| word(own_rank, *rank, u32::MAX, 0));
 
         let free = (0..SENDS).map(|_| endpoint.buffer(terms.bytes)).collect::<Result<_, _>>()?;
         let missing = order.len() * terms.rounds as usize;
@@ -87,10 +87,10 @@ impl<'a, E: Endpoint> Blocks<'a, E> {
         let Some(mut buffer) = self.free.pop() else { return Ok(0) };
 
         let (round, index) = (self.started / self.order.len(), self.started % self.order.len());
-        let (own, to, round) = (self.endpoint.rank(), self.order[index], round as u32);
+        let (own_rank, to, round) = (self.endpoint.rank(), self.order[index], round as u32);
         buffer.clear();
         for index in 0..self.terms.bytes.div_ceil(WORD) {
-            let bytes = word(own, to, round, index).to_le_bytes();
+            let bytes = word(own_rank, to, round, index).to_le_bytes();
             buffer.append(&bytes[..WORD.min(self.terms.bytes - index * WORD)]);
         }
 
@@ -100,20 +100,26 @@ impl<'a, E: Endpoint> Blocks<'a, E> {
         Ok(1)
     }
 
-    /// Checks a block.
-    fn check(&self, from: Rank, round: u32, length: usize, block: &E::Buffer) -> Result<(), ErrorOf<E>> {
-        let wrong = |what, found, expected| Err(Error::Wrong { what, found, expected });
+    /// Checks the length and the data of a block that has arrived.
+    fn check_block(
+        &self,
+        from: Rank,
+        round: u32,
+        length: usize,
+        block: &E::Buffer,
+    ) -> Result<(), ErrorOf<E>> {
+        let mismatch = |what, found, expected| Err(Error::Wrong { what, found, expected });
         if length != self.terms.bytes {
-            return wrong("the length of a block", length as u64, self.terms.bytes as u64);
+            return mismatch("the length of a block", length as u64, self.terms.bytes as u64);
         }
 
-        let own = self.endpoint.rank();
+        let own_rank = self.endpoint.rank();
         for index in 0..length.div_ceil(WORD) {
             let count = WORD.min(length - index * WORD);
-            let (mut found, mut expected) = ([0; WORD], word(from, own, round, index).to_le_bytes());
+            let (mut found, mut expected) = ([0; WORD], word(from, own_rank, round, index).to_le_bytes());
             expected[count..].fill(0);
             if !block.read(index * WORD, &mut found[..count]) || found != expected {
-                return wrong("a block's data", u64::from_le_bytes(found), u64::from_le_bytes(expected));
+                return mismatch("a block's data", u64::from_le_bytes(found), u64::from_le_bytes(expected));
             }
         }
         Ok(())
@@ -137,7 +143,7 @@ impl<E: Endpoint> Program for Blocks<'_, E> {
             }
 
             let (from, round) = (done.envelope.peer, done.envelope.tag as u32);
-            self.check(from, round, done.length, &done.buffer)?;
+            self.check_block(from, round, done.length, &done.buffer)?;
             self.missing -= 1;
             if round + 1 < self.terms.rounds {
                 self.receive(from, round + 1, done.buffer)?;
@@ -193,13 +199,13 @@ mod tests {
     #[test]
     fn a_wrong_block_is_found() {
         let mut endpoints = endpoints(2);
-        let (zero, one) = endpoints.split_at_mut(1);
-        one[0].isend(Envelope::new(0, 1, 0), nicforge_matching::Mode::Standard, vec![7; 16], 0).unwrap();
+        let (first, second) = endpoints.split_at_mut(1);
+        second[0].isend(Envelope::new(0, 1, 0), nicforge_matching::Mode::Standard, vec![7; 16], 0).unwrap();
 
         let terms = Terms { bytes: 16, rounds: 1, context: 1 };
-        let mut ranks = [Blocks::new(&mut zero[0], terms).unwrap()];
+        let mut ranks = [Blocks::new(&mut first[0], terms).unwrap()];
         let found = loop {
-            one[0].progress().unwrap();
+            second[0].progress().unwrap();
             if let Err(error) = ranks[0].step() {
                 break error;
             }

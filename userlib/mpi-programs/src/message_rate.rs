@@ -127,7 +127,7 @@ impl<'a, E: Endpoint> Side<'a, E> {
         Ok(())
     }
 
-    /// Takes the buffer for answers.
+    /// Returns the buffer for answers, which is allocated at its first use.
     fn take_answer(&mut self) -> Result<E::Buffer, ErrorOf<E>> {
         match self.answer.take() {
             Some(answer) => Ok(answer),

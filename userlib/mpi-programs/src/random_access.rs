@@ -114,7 +114,7 @@ impl Table {
     }
 
     /// Returns the number of words that do not hold their own number.
-    pub fn wrong(&self) -> u64 {
+    pub fn count_wrong(&self) -> u64 {
         (self.first..).zip(&self.words).filter(|(number, word)| number != *word).count() as u64
     }
 
@@ -224,7 +224,7 @@ impl<'a, E: Endpoint> Updates<'a, E> {
         self.messages
     }
 
-    fn others(&self) -> u32 {
+    fn other_ranks(&self) -> u32 {
         self.endpoint.size() - 1
     }
 
@@ -236,13 +236,13 @@ impl<'a, E: Endpoint> Updates<'a, E> {
 
     /// Makes updates until as many are stored as may be, or `maximum` were made.
     fn make_updates(&mut self, maximum: usize) -> Result<usize, ErrorOf<E>> {
-        let own = self.endpoint.rank() as usize;
+        let own_rank = self.endpoint.rank() as usize;
         let mut made = 0;
         while made < maximum && self.left > 0 && self.stored < MAX_STORED {
             self.number = next(self.number);
 
             let rank = self.table.rank_of(self.number);
-            if rank == own {
+            if rank == own_rank {
                 self.table.update(self.number)?;
             } else if let Some(bucket) = self.buckets.get_mut(rank) {
                 bucket.push(self.number);
@@ -296,8 +296,8 @@ impl<'a, E: Endpoint> Updates<'a, E> {
         self.left == 0
             && self.stored == 0
             && self.sending == 0
-            && self.announced == self.others()
-            && self.ended == self.others()
+            && self.announced == self.other_ranks()
+            && self.ended == self.other_ranks()
     }
 
     /// Cancels the remaining receives, for which no message will arrive.
@@ -331,7 +331,7 @@ impl<E: Endpoint> Program for Updates<'_, E> {
         let mut steps = self.make_updates(burst(BATCH))?;
         if self.stored >= MAX_STORED || self.left == 0 && self.stored > 0 {
             steps += self.send()?;
-        } else if self.left == 0 && self.announced < self.others() {
+        } else if self.left == 0 && self.announced < self.other_ranks() {
             steps += self.announce_end()?;
         }
 
@@ -413,7 +413,7 @@ mod tests {
                     drive(&mut ranks, Deadline::after(Duration::from_secs(120)), &mut Relax::new()).unwrap();
                     drop(ranks);
 
-                    let wrong: u64 = tables.iter().map(Table::wrong).sum();
+                    let wrong: u64 = tables.iter().map(Table::count_wrong).sum();
                     // After one pass many words differ.
                     assert_eq!(wrong > 100, pass == 0, "{wrong} of {size} ranks");
                     assert_eq!(wrong == 0, pass == 1);

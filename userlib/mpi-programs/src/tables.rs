@@ -109,7 +109,7 @@ pub fn latencies<E: Endpoint>(
 }
 
 /// Updates a table with 2^`order` words on each rank, restores it by the same updates, and prints
-/// the rate. Returns whether at most 1 % of it is wrong.
+/// the rate. Returns whether at most 1 % of the words are wrong afterwards.
 ///
 /// # Errors
 /// Errors of the endpoint, including its time-out; [`crate::Error::Wrong`].
@@ -122,7 +122,7 @@ pub fn updates<E: Endpoint>(
     let (rank, size) = (endpoint.rank(), endpoint.size());
     let mut table = Table::new(rank, size, order).map_err(of_parameter)?;
     let (words, updates) = (table.len() * u64::from(size), table.updates() * u64::from(size));
-    let mut took = Duration::ZERO;
+    let mut duration = Duration::ZERO;
 
     for pass in 0..2 {
         barrier(endpoint, deadline)?;
@@ -130,13 +130,13 @@ pub fn updates<E: Endpoint>(
         drive(&mut [Updates::new(endpoint, &mut table, pass)?], deadline, &mut Relax::new())?;
         barrier(endpoint, deadline)?;
         if pass == 0 {
-            took = start.elapsed();
+            duration = start.elapsed();
         }
     }
 
-    let wrong = all_reduce(endpoint, table.wrong(), |one, other| one + other, deadline)?;
+    let wrong = all_reduce(endpoint, table.count_wrong(), |sum, count| sum + count, deadline)?;
     if rank == 0 {
-        let (seconds, percent) = (took.as_secs_f64(), wrong as f64 * 100.0 / words as f64);
+        let (seconds, percent) = (duration.as_secs_f64(), wrong as f64 * 100.0 / words as f64);
         let gups = updates as f64 / seconds / 1e9;
         print(format!("{size} ranks, {words} words, {updates} updates in {seconds:.3} s: {gups:.6} GUPS"));
         print(format!("{wrong} words are wrong ({percent:.4} %)"));

@@ -132,7 +132,7 @@ fn updates(endpoint: &mut Endpoint, order: u32, deadline: Deadline) -> Result<bo
         }
     }
 
-    let wrong = all_reduce(endpoint, table.wrong(), |one, other| one + other, deadline)?;
+    let wrong = all_reduce(endpoint, table.count_wrong(), |one, other| one + other, deadline)?;
     if rank == 0 {
         let (seconds, percent) = (took.as_secs_f64(), wrong as f64 * 100.0 / words as f64);
         let gups = updates as f64 / seconds / 1e9;

@@ -426,9 +426,9 @@ impl Port {
 
     /// Checks that the card still has the queue.
     fn check_queue(&self) -> Result<(), Error> {
-        let there = self.registers.read64(reg::RMA_QUEUE_ENABLE)? != 0;
+        let is_enabled = self.registers.read64(reg::RMA_QUEUE_ENABLE)? != 0;
         // An enabled queue may be that of another port.
-        if there && self.epoch.is_current() { Ok(()) } else { Err(Error::QueueGone) }
+        if is_enabled && self.epoch.is_current() { Ok(()) } else { Err(Error::QueueGone) }
     }
 
     /// Returns the device of the port.

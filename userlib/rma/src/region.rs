@@ -71,9 +71,9 @@ impl Translation {
     /// Checks that the registrations made here are still valid.
     ///
     /// # Errors
-    /// [`Error::Reset`] when the card has forgotten them. It may have assigned their addresses to
-    /// others.
-    fn check(&self) -> Result<(), Error> {
+    /// [`Error::Reset`] when the device was reset, which ends its registrations. The card may have
+    /// assigned their addresses to other memory.
+    fn check_epoch(&self) -> Result<(), Error> {
         if self.epoch.is_current() { Ok(()) } else { Err(Error::Reset) }
     }
 
@@ -81,7 +81,7 @@ impl Translation {
     fn command(&self, operation: &'static str, address: u64, pages: u64, command: u64) -> Result<u64, Error> {
         cost(Cost::Registration, 1);
         let registers = lock(&self.registers);
-        self.check()?;
+        self.check_epoch()?;
 
         registers.write64(command::ADDRESS, address)?;
         registers.write64(command::PAGES, pages)?;
@@ -156,7 +156,7 @@ impl Region {
     /// # Errors
     /// [`Error::OutsideRegion`]; [`Error::Reset`] when the device was reset since the registration.
     pub fn at(&self, offset: u64, length: u64) -> Result<u64, Error> {
-        self.translation.check()?;
+        self.translation.check_epoch()?;
         match offset.checked_add(length) {
             Some(end) if end <= self.length => Ok(self.address + offset),
             _ => Err(Error::OutsideRegion { offset, length, size: self.length }),

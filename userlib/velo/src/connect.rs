@@ -46,8 +46,8 @@ impl Port {
                     return Ok(self.link_to(address, index, tenant));
                 }
 
-                let (own, window) = (self.own.tenant, self.flow.window);
-                let connect = Control::Connect { own, target: tenant, window };
+                let (own_tenant, window) = (self.own.tenant, self.flow.window);
+                let connect = Control::Connect { own: own_tenant, target: tenant, window };
                 // The close of an earlier connection goes out first, so that the peer sees both in
                 // order.
                 if known.due.close.is_none() && (!self.flow.enabled || self.post_control(address, connect)?) {

@@ -30,9 +30,9 @@ impl TableEntry {
 impl Directory {
     /// Opens the directory of a card. Returns it, and the device's own address.
     pub(crate) fn open(device: &Device) -> Result<(Self, Address), Error> {
-        let shown = device.bar(BAR_MIRROR)?;
-        let (node, vpid) = (shown.read32(mirror::NODE)?, shown.read32(mirror::VPID)?);
-        let (nodes, vpids) = (shown.read32(mirror::NODES)?, shown.read32(mirror::VPIDS)?);
+        let registers = device.bar(BAR_MIRROR)?;
+        let (node, vpid) = (registers.read32(mirror::NODE)?, registers.read32(mirror::VPID)?);
+        let (nodes, vpids) = (registers.read32(mirror::NODES)?, registers.read32(mirror::VPIDS)?);
 
         if vpid >= vpids || node >= nodes {
             let found = format!("attachment {vpid} of node {node} is the admin's");

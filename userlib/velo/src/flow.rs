@@ -172,12 +172,12 @@ impl FlowControl {
 
     /// Ends the grant to a tenant. Its close is after its messages, so all of them have left the
     /// ring. Kept messages that the application has not taken continue to use up the node's budget.
-    fn end_grant(&mut self, index: usize, directory: &Directory, kept: &KeptMessages) {
+    fn end_grant(&mut self, index: usize, directory: &Directory, kept_messages: &KeptMessages) {
         self.release_grant(index, directory);
 
-        let kept = kept.of_sender(directory.address_of(index));
+        let kept_messages = kept_messages.of_sender(directory.address_of(index));
         let peer = &mut self.peers[index];
-        let more = kept.saturating_sub(peer.kept_without_grant);
+        let more = kept_messages.saturating_sub(peer.kept_without_grant);
         peer.kept_without_grant += more;
         self.budgets.reserve(directory.node_of(index), more);
     }

@@ -66,21 +66,21 @@ impl ReceiveRing {
         })
     }
 
-    /// Hands the ring to the card, and waits until the directory shows `own` to its peers. Returns
-    /// the tenant that this port is.
+    /// Hands the ring to the card, and waits until the card's directory has a tenant at
+    /// `own_address`. Returns that tenant, which is this port.
     pub(crate) fn enable(
         &self,
         device: &Device,
         directory: &Directory,
-        own: Address,
+        own_address: Address,
     ) -> Result<Tenant, Error> {
         let deadline = Deadline::after(OPENING);
-        let operation = "the card to know of the receive ring";
+        let operation = "the receive ring's entry in the directory";
 
         // An earlier port of this process may have left the ring enabled.
         self.registers.write64(reg::VELO_RING_ENABLE, 0)?;
         device.wait_for(deadline, None, operation, || {
-            Ok::<_, Error>(directory.tenant(own).is_none().then_some(()))
+            Ok::<_, Error>(directory.tenant(own_address).is_none().then_some(()))
         })?;
 
         self.read_pointer.store(0, Ordering::Release);
@@ -92,7 +92,7 @@ impl ReceiveRing {
             return Err(Error::BadRing { slots: self.slots() as u32, least: least_slots(directory.nodes()) });
         }
 
-        device.wait_for(deadline, None, operation, || Ok(directory.tenant(own)))
+        device.wait_for(deadline, None, operation, || Ok(directory.tenant(own_address)))
     }
 
     /// Takes the ring away from the card, if the card can still be reached.

@@ -18,14 +18,14 @@ fn device(table: &str, node: &str, attachment: &str) -> Device {
 }
 
 /// Returns the only ranks of two jobs, one on each network.
-fn alone() -> [matching_endpoint; 2] {
+fn single_ranks() -> [matching_endpoint; 2] {
     let card = device("[[extoll]]\nmesh = 2", "ex0", "vpid0");
-    let over_card = ExtollTransport::open(card, &Job::of_nodes(1, 1), ExtollConfig::default());
+    let extoll = ExtollTransport::open(card, &Job::of_nodes(1, 1), ExtollConfig::default());
     let unit = device("[[bgq]]\ntorus = [2]\nsubgroups = 1", "bgq0", "s0");
-    let over_unit = MuTransport::open(&unit, &MuJob::of_nodes(1, 1), MuConfig::default());
+    let mu = MuTransport::open(&unit, &MuJob::of_nodes(1, 1), MuConfig::default());
 
     let config = Config::default();
-    let ranks = [Rank::of_extoll(over_card.unwrap(), config), Rank::of_mu(over_unit.unwrap(), config)];
+    let ranks = [Rank::of_extoll(extoll.unwrap(), config), Rank::of_mu(mu.unwrap(), config)];
     ranks.map(|rank| {
         let inner = Inner { rank: rank.unwrap(), timeout: Some(Duration::from_secs(60)) };
         matching_endpoint(Handle::new(inner).unwrap())
@@ -35,7 +35,7 @@ fn alone() -> [matching_endpoint; 2] {
 /// Interrupting a wait does not cancel the request; its number remains valid.
 #[test]
 fn an_interrupted_wait_leaves_its_request_outstanding() {
-    alone().iter().for_each(interrupt_a_wait);
+    single_ranks().iter().for_each(interrupt_a_wait);
 }
 
 fn interrupt_a_wait(endpoint: &matching_endpoint) {
@@ -60,8 +60,8 @@ fn interrupt_a_wait(endpoint: &matching_endpoint) {
     assert_eq!((status.size, received), (8, sent));
 
     // SAFETY: as above.
-    let again = unsafe { matching_wait(handle, request, &raw mut status) };
-    assert_eq!(again, -libc::EBADF);
+    let second_wait = unsafe { matching_wait(handle, request, &raw mut status) };
+    assert_eq!(second_wait, -libc::EBADF);
 }
 
 /// A failed request and a failed endpoint have different error numbers.

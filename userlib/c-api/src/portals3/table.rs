@@ -180,10 +180,10 @@ mod tests {
         for handle in &others {
             table.remove(*handle);
         }
-        let again: Vec<_> = (0..2 * SPARE).map(|number| table.insert(number).unwrap()).collect();
+        let reinserted: Vec<_> = (0..2 * SPARE).map(|number| table.insert(number).unwrap()).collect();
 
         assert!(table.slots.len() < 4 * SPARE);
-        assert!(again.iter().all(|handle| *handle != first && !others.contains(handle)));
+        assert!(reinserted.iter().all(|handle| *handle != first && !others.contains(handle)));
         assert_eq!(table.find(first), None);
     }
 

@@ -16,7 +16,7 @@ use super::{library::Node, *};
 use crate::support::Failure;
 
 /// The library is one for the whole process, so one test at a time uses it.
-static TURN: Mutex<()> = Mutex::new(());
+static ONE_TEST_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 const BYTES: u64 = 4096;
 const PORTAL: u32 = 4;
@@ -78,20 +78,20 @@ fn node_with_kernel() -> (Arc<LocalMachine>, Arc<Kernel>) {
 
 /// The initialised library.
 struct Session {
-    _turn: MutexGuard<'static, ()>,
+    _exclusive: MutexGuard<'static, ()>,
 }
 
 impl Session {
     fn new() -> Self {
-        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        Self::of(machine(), true, turn)
+        let exclusive = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+        Self::of(machine(), true, exclusive)
     }
 
     /// Initialises the library on a node, with its kernel or without.
-    fn of(machine: Arc<LocalMachine>, has_kernel: bool, turn: MutexGuard<'static, ()>) -> Self {
+    fn of(machine: Arc<LocalMachine>, has_kernel: bool, exclusive: MutexGuard<'static, ()>) -> Self {
         let node = Arc::new(LocalNode { machine, has_kernel }) as Arc<dyn Node>;
         assert_eq!(library::init(|| Ok(node)).map_err(|failure| failure.errno()), Ok(2));
-        Self { _turn: turn }
+        Self { _exclusive: exclusive }
     }
 
     /// Opens the first free process.

@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn null_and_impossible_sizes_are_refused() {
         let mut byte = 0u8;
-        let (null, there) = (std::ptr::null_mut::<c_void>(), std::ptr::from_mut(&mut byte).cast());
+        let (null, valid) = (std::ptr::null_mut::<c_void>(), std::ptr::from_mut(&mut byte).cast());
 
         assert_eq!(errno(non_null(null, "port")), libc::EFAULT);
         // SAFETY: the call refuses NULL.
@@ -172,7 +172,7 @@ mod tests {
         // SAFETY: the call refuses NULL.
         assert_eq!(errno(unsafe { input(null, 1) }), libc::EFAULT);
         // SAFETY: the call refuses such a size.
-        assert_eq!(errno(unsafe { output(there, usize::MAX) }), libc::EINVAL);
+        assert_eq!(errno(unsafe { output(valid, usize::MAX) }), libc::EINVAL);
         // SAFETY: NULL is allowed for size 0.
         assert_eq!(errno(unsafe { output(null, 0) }), 0);
         // SAFETY: NULL is allowed.

@@ -71,7 +71,7 @@ pub(super) struct Function {
     splits_words: bool,
     regions: [OnceLock<KernelRegion>; REGIONS],
     /// 0, or a [`LossCause`]. The function stays lost once this is set.
-    gone: AtomicU8,
+    loss: AtomicU8,
     last_check: Mutex<Instant>,
     /// The heartbeat of the engine behind the function, if it has one.
     heartbeat: OnceLock<Heartbeat>,
@@ -84,10 +84,10 @@ fn errno_of(error: &std::io::Error) -> Errno {
 impl Function {
     pub(super) fn new(file: File, describe: Describe, splits_words: bool) -> Self {
         let last_check = Mutex::new(Instant::now());
-        let gone = AtomicU8::new(0);
+        let loss = AtomicU8::new(0);
         let (regions, heartbeat) = Default::default();
 
-        Self { file, describe, splits_words, regions, gone, last_check, heartbeat }
+        Self { file, describe, splits_words, regions, loss, last_check, heartbeat }
     }
 
     /// Sets the word in which the engine behind the function counts its heartbeat.
@@ -223,8 +223,8 @@ impl Function {
 
     /// Records that the function is lost, and returns the error. The first recorded cause stays.
     pub(super) fn record_loss(&self, how: LossCause) -> Error {
-        let _ = self.gone.compare_exchange(0, how as u8, Ordering::AcqRel, Ordering::Acquire);
-        let withdrawn = self.gone.load(Ordering::Acquire) == LossCause::Withdrawn as u8;
+        let _ = self.loss.compare_exchange(0, how as u8, Ordering::AcqRel, Ordering::Acquire);
+        let withdrawn = self.loss.load(Ordering::Acquire) == LossCause::Withdrawn as u8;
         Error::DeviceGone { cause: if withdrawn { GoneCause::Withdrawn } else { GoneCause::HungUp } }
     }
 
@@ -245,7 +245,7 @@ impl Function {
     /// [`CHECK_INTERVAL`] from its identity. A moving heartbeat makes the read of the identity
     /// unnecessary, and it costs no access of the function.
     pub(super) fn check_alive(&self) -> Result<(), Error> {
-        if self.gone.load(Ordering::Acquire) != 0 {
+        if self.loss.load(Ordering::Acquire) != 0 {
             return Err(self.record_loss(LossCause::Pulled));
         }
 

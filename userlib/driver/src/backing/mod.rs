@@ -216,8 +216,7 @@ pub struct DmaAllocation {
 
 /// The destination of one interrupt vector: it counts interrupts.
 pub trait InterruptSource: Send + Sync {
-    /// Takes the interrupts that have arrived since the last call, and returns their number. It
-    /// does not block.
+    /// Returns the number of interrupts since the last call, and resets it. It does not block.
     fn take(&self) -> u64;
 
     /// Blocks until at least one interrupt has arrived, and takes all as [`InterruptSource::take`]

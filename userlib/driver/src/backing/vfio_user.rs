@@ -269,7 +269,7 @@ impl VfioUser {
         Ok(slot.get_or_init(|| RemoteRegion { info, fd: found.fd, file_offset: found.offset }))
     }
 
-    fn check(&self, region: u32, offset: u64, len: usize) -> Result<(), Error> {
+    fn check_range(&self, region: u32, offset: u64, len: usize) -> Result<(), Error> {
         let size = self.region(region)?.info.size;
         let len = len as u64;
 
@@ -320,12 +320,12 @@ impl Backing for VfioUser {
     }
 
     fn read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Error> {
-        self.check(region, offset, out.len())?;
+        self.check_range(region, offset, out.len())?;
         self.checked("a trapped read", self.0.client.region_read(region, offset, out))
     }
 
     fn write(&self, region: u32, offset: u64, data: &[u8], mode: WriteMode) -> Result<(), Error> {
-        self.check(region, offset, data.len())?;
+        self.check_range(region, offset, data.len())?;
         let posted = mode == WriteMode::Posted;
         self.checked("a trapped write", self.0.client.region_write(region, offset, data, posted))
     }

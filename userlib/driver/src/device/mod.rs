@@ -257,20 +257,20 @@ impl Device {
         self.0.wait_for(deadline, cancel, "a condition", || Ok(condition().then_some(())))
     }
 
-    /// Waits until `check` returns a value or an error. `operation` names the condition in the
-    /// error's text.
+    /// Waits until `attempt` returns a value or an error. `operation` names the condition in a
+    /// time-out error's text.
     ///
     /// # Errors
-    /// Returns the errors of `check` and of [`Device::wait_until`].
+    /// Returns the errors of `attempt` and of [`Device::wait_until`].
     #[inline]
     pub fn wait_for<T, E: From<Error>>(
         &self,
         deadline: Deadline,
         cancel: Option<&Cancel>,
         operation: &'static str,
-        check: impl FnMut() -> Result<Option<T>, E>,
+        attempt: impl FnMut() -> Result<Option<T>, E>,
     ) -> Result<T, E> {
-        self.0.wait_for(deadline, cancel, operation, check)
+        self.0.wait_for(deadline, cancel, operation, attempt)
     }
 
     /// Pauses once in a waiting loop of the caller's own.
@@ -365,7 +365,7 @@ impl fmt::Debug for Device {
         f.debug_struct("Device")
             .field("identity", &self.identity())
             .field("generation", &self.generation())
-            .field("gone", &self.0.gone())
+            .field("gone", &self.0.loss_cause())
             .finish()
     }
 }

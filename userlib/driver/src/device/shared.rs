@@ -313,8 +313,8 @@ impl Shared {
         result
     }
 
-    pub(crate) fn gone(&self) -> Option<GoneCause> {
-        self.tenancy.gone()
+    pub(crate) fn loss_cause(&self) -> Option<GoneCause> {
+        self.tenancy.loss_cause()
     }
 
     /// Returns the engine's sleeping flag, if the device has an attachment's pages.
@@ -362,7 +362,7 @@ impl Shared {
 
     /// Checks the mirror for the loss of the device.
     pub(crate) fn check_alive(&self) -> Result<(), Error> {
-        if let Some(cause) = self.gone() {
+        if let Some(cause) = self.loss_cause() {
             return Err(Error::DeviceGone { cause });
         }
 
@@ -424,20 +424,20 @@ impl Shared {
         self.attachment.get().map(|_| self.tenancy.generation())
     }
 
-    /// Calls `check` until it returns a value, with a pause after each call. All waits of
+    /// Calls `attempt` until it returns a value, with a pause after each call. All waits of
     /// the library use it.
     pub(crate) fn wait_for<T, E: From<Error>>(
         &self,
         deadline: Deadline,
         cancel: Option<&Cancel>,
         operation: &'static str,
-        mut check: impl FnMut() -> Result<Option<T>, E>,
+        mut attempt: impl FnMut() -> Result<Option<T>, E>,
     ) -> Result<T, E> {
         let relax = Relax::with_backoff(self.options.backoff);
         let mut waiter = Waiter::with_relax(relax, deadline, cancel);
 
         loop {
-            if let Some(value) = check()? {
+            if let Some(value) = attempt()? {
                 return Ok(value);
             }
 
@@ -445,7 +445,7 @@ impl Shared {
 
             if let Err(error) = self.relax(&mut waiter.relax) {
                 // Data that arrived before the device went away still counts.
-                return check()?.ok_or_else(|| error.into());
+                return attempt()?.ok_or_else(|| error.into());
             }
         }
     }

@@ -54,7 +54,7 @@ impl Tenancy {
     }
 
     /// Returns the cause of the loss, if the device is lost.
-    pub(super) fn gone(&self) -> Option<GoneCause> {
+    pub(super) fn loss_cause(&self) -> Option<GoneCause> {
         decode(self.gone.load(Ordering::Acquire))
     }
 

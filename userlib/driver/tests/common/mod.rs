@@ -261,7 +261,7 @@ impl Fake {
     }
 
     /// Resets the attachment, as a new tenant or a reset by this client does.
-    pub fn start_again(&self) {
+    pub fn reset_attachment(&self) {
         let mut state = self.state();
         state.generation += 1;
         self.set_mirror(mirror::GENERATION, state.generation);
@@ -309,7 +309,7 @@ impl Backing for Fake {
                 out.copy_from_slice(&state.generation.to_le_bytes());
                 if std::mem::take(&mut state.reset_after_generation) {
                     drop(state);
-                    self.start_again();
+                    self.reset_attachment();
                 }
             }
             (0, control::ATTACHMENT) => out.copy_from_slice(&ATTACHMENT.to_le_bytes()),
@@ -394,7 +394,7 @@ impl Backing for Fake {
     fn reset(&self) -> Result<(), Error> {
         self.alive()?;
         self.state().resets += 1;
-        self.start_again();
+        self.reset_attachment();
         Ok(())
     }
 

@@ -180,13 +180,13 @@ impl Server {
     }
 
     /// Waits until the server's thread has brought about a condition.
-    pub fn until<T>(&self, mut check: impl FnMut(&Shared) -> Option<T>) -> T {
+    pub fn wait_for<T>(&self, mut attempt: impl FnMut(&Shared) -> Option<T>) -> T {
         let end = Instant::now() + Duration::from_secs(20);
         loop {
-            if let Some(value) = check(&self.shared) {
+            if let Some(value) = attempt(&self.shared) {
                 return value;
             }
-            assert!(Instant::now() < end, "the server did not do it");
+            assert!(Instant::now() < end, "the server did not bring about the condition");
             std::thread::yield_now();
         }
     }
@@ -206,7 +206,7 @@ fn serve(listener: &UnixListener, mut door: Door) {
             socket.set_nonblocking(true).unwrap();
             let mut connection = ServerConnection::new(socket.into(), ServerConfig::default());
             loop {
-                if door.shared.stop.load(Ordering::SeqCst) || !turn(&mut connection, &mut door) {
+                if door.shared.stop.load(Ordering::SeqCst) || !serve_once(&mut connection, &mut door) {
                     break;
                 }
             }
@@ -219,8 +219,9 @@ fn wait(fds: &[std::os::fd::BorrowedFd<'_>]) {
     let _ = poll(&mut polled, PollTimeout::from(1u8));
 }
 
-/// Whether the connection continues.
-fn turn(connection: &mut ServerConnection, door: &mut Door) -> bool {
+/// Serves messages of the client, and carries out the test's orders. Returns whether the connection
+/// continues.
+fn serve_once(connection: &mut ServerConnection, door: &mut Door) -> bool {
     if !connection.ready() {
         wait(&[connection.as_fd()]);
     }

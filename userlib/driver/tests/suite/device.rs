@@ -72,7 +72,7 @@ fn open_with_a_cyclic_capability_list_is_refused() {
 
 #[test]
 fn open_with_a_bad_attachment_capability_is_refused() {
-    let bad: [fn(&mut AttachmentCapability); 8] = [
+    let invalid: [fn(&mut AttachmentCapability); 8] = [
         |capability| capability.control_bar = 6,
         |capability| capability.control_offset = BAR0_SIZE as u32,
         |capability| capability.control_offset = 0x10,
@@ -83,7 +83,7 @@ fn open_with_a_bad_attachment_capability_is_refused() {
         |capability| capability.ring_count = 255,
     ];
 
-    for change in bad {
+    for change in invalid {
         let error = open_with_capability(change).map(drop).unwrap_err();
         assert!(matches!(error, Error::Protocol { .. }), "{error}");
     }
@@ -365,7 +365,7 @@ fn token_rearmed_while_it_is_cancelled_is_not_readable_afterwards() {
     const ROUNDS: u32 = 20_000;
     let cancel = Cancel::new().unwrap();
     let (begun, done) = (AtomicU32::new(0), AtomicU32::new(0));
-    let turn = |count: &AtomicU32, round| {
+    let await_round = |count: &AtomicU32, round| {
         while count.load(Ordering::SeqCst) < round {
             std::thread::yield_now();
         }
@@ -374,7 +374,7 @@ fn token_rearmed_while_it_is_cancelled_is_not_readable_afterwards() {
     let readable = std::thread::scope(|scope| {
         scope.spawn(|| {
             for round in 1..=ROUNDS {
-                turn(&begun, round);
+                await_round(&begun, round);
                 cancel.cancel();
                 done.store(round, Ordering::SeqCst);
             }
@@ -384,14 +384,14 @@ fn token_rearmed_while_it_is_cancelled_is_not_readable_afterwards() {
                 begun.store(round, Ordering::SeqCst);
                 // This thread polls like a waiter that sees the cancellation at once. It yields
                 // later, for hosts with one processor.
-                for turn in 0.. {
+                for await_round in 0.. {
                     if cancel.is_cancelled() {
                         break;
                     }
-                    if turn < 10_000 { std::hint::spin_loop() } else { std::thread::yield_now() }
+                    if await_round < 10_000 { std::hint::spin_loop() } else { std::thread::yield_now() }
                 }
                 cancel.rearm();
-                turn(&done, round);
+                await_round(&done, round);
                 let readable = poll(&mut [PollFd::new(cancel.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO);
                 let readable = readable.unwrap() > 0;
                 if readable {
@@ -426,7 +426,7 @@ fn eviction_ends_waits_and_a_reset_brings_the_device_back() {
 fn reset_from_outside_ends_waits() {
     let fake = Fake::new();
     let device = fake.open();
-    fake.start_again();
+    fake.reset_attachment();
 
     let result = device.wait_until(Deadline::after(LONG), None, || false);
 

@@ -239,7 +239,7 @@ fn posted_write_out_of_its_bar_or_length_is_refused() {
     let mut poster = device.poster(0).unwrap();
 
     let beyond = poster.post(0, BAR0_SIZE - 2, &[0; 4]).unwrap_err();
-    let far = poster.post(0, u64::MAX, &[0; 4]).unwrap_err();
+    let out_of_range = poster.post(0, u64::MAX, &[0; 4]).unwrap_err();
     let missing = poster.post(7, 0, &[0; 4]).unwrap_err();
     let long = poster.post(0, 0, &[0; 513]).unwrap_err();
     let empty = poster.post(0, 0, &[]).unwrap_err();
@@ -247,7 +247,7 @@ fn posted_write_out_of_its_bar_or_length_is_refused() {
     let out_of_bar =
         Error::OutOfRange { what: "BAR", index: 0, offset: BAR0_SIZE - 2, len: 4, size: BAR0_SIZE };
     assert_eq!(beyond, out_of_bar);
-    assert!(matches!(far, Error::OutOfRange { .. }), "{far}");
+    assert!(matches!(out_of_range, Error::OutOfRange { .. }), "{out_of_range}");
     assert!(matches!(missing, Error::OutOfRange { index: 7, .. }), "{missing}");
     assert_eq!(long, Error::BadLength { len: 513, most: 512 });
     assert_eq!(empty, Error::BadLength { len: 0, most: 512 });
@@ -255,7 +255,7 @@ fn posted_write_out_of_its_bar_or_length_is_refused() {
 
 #[test]
 fn four_threads_on_one_shared_poster_lose_nothing() {
-    const EACH: u32 = 500;
+    const RECORDS: u32 = 500;
     let fake = Fake::new();
     let device: Device = fake.open_with(OpenOptions { heartbeat: None, ..OpenOptions::default() });
     let poster = SharedPoster::new(device.poster(0).unwrap());
@@ -265,7 +265,7 @@ fn four_threads_on_one_shared_poster_lose_nothing() {
         for thread in 0..4u32 {
             let poster = poster.clone();
             scope.spawn(move || {
-                (0..EACH)
+                (0..RECORDS)
                     .for_each(|value| poster.post(0, u64::from(thread) * 4, &value.to_le_bytes()).unwrap());
             });
         }
@@ -273,13 +273,13 @@ fn four_threads_on_one_shared_poster_lose_nothing() {
     device.flush().unwrap();
 
     for thread in 0..4 {
-        let mine: Vec<_> = fake
+        let of_thread: Vec<_> = fake
             .log()
             .into_iter()
             .filter(|access| matches!(access, Access::Record { offset, .. } if *offset == thread * 4))
             .collect();
-        let expected: Vec<_> = (0..EACH).map(|value| record(thread * 4, &value.to_le_bytes())).collect();
-        assert_eq!(mine, expected);
+        let expected: Vec<_> = (0..RECORDS).map(|value| record(thread * 4, &value.to_le_bytes())).collect();
+        assert_eq!(of_thread, expected);
     }
 }
 

@@ -204,7 +204,7 @@ fn private_buffer_is_served_while_the_client_blocks_for_an_interrupt() {
     let (count, read) = std::thread::scope(|scope| {
         let waiter = scope.spawn(|| interrupt.wait(Deadline::after(LONG), None));
         server.order(Order::DmaRead { address: buffer.iova(), len: 5 });
-        let read = server.until(|shared| shared.read.lock().unwrap().take());
+        let read = server.wait_for(|shared| shared.read.lock().unwrap().take());
         server.order(Order::Fire { index: IRQ_MSIX, vector: 0 });
         (waiter.join().unwrap(), read)
     });
@@ -286,13 +286,13 @@ fn dma_mapping_over_another_is_refused_and_leaves_the_first() {
     let other = SharedMemory::create("other", 8192).unwrap();
     let memory = DmaMemory::Private { memory: Arc::new(other.whole()), len: 8192 };
 
-    let over = device.backing().dma_map(buffer.iova() + 4096, memory, DmaPermission::READ_WRITE);
+    let overlapping = device.backing().dma_map(buffer.iova() + 4096, memory, DmaPermission::READ_WRITE);
     server.order(Order::DmaRead { address: buffer.iova(), len: 5 });
     let wait = || server.shared.read.lock().unwrap().is_some();
     device.wait_until(Deadline::after(LONG), None, wait).unwrap();
 
     let refused = Error::Refused { what: "mapping memory for DMA", errno: Errno::EEXIST.raw() };
-    assert_eq!(over, Err(refused));
+    assert_eq!(overlapping, Err(refused));
     assert_eq!(*server.shared.read.lock().unwrap(), Some(Ok(b"first".to_vec())));
 }
 
@@ -337,14 +337,14 @@ fn cancel_ends_a_wait_that_blocks_in_the_kernel() {
     let interrupt = device.interrupt(0).unwrap();
     let cancel = Cancel::new().unwrap();
 
-    let (one, any) = std::thread::scope(|scope| {
-        let one = scope.spawn(|| interrupt.wait(Deadline::never(), Some(&cancel)));
+    let (single, any) = std::thread::scope(|scope| {
+        let single = scope.spawn(|| interrupt.wait(Deadline::never(), Some(&cancel)));
         let any = scope.spawn(|| device.wait_any(&[&interrupt], Deadline::never(), Some(&cancel)));
         cancel.cancel();
-        (one.join().unwrap(), any.join().unwrap())
+        (single.join().unwrap(), any.join().unwrap())
     });
 
-    assert_eq!((one, any), (Err(Error::Cancelled), Err(Error::Cancelled)));
+    assert_eq!((single, any), (Err(Error::Cancelled), Err(Error::Cancelled)));
 }
 
 #[test]

@@ -113,14 +113,14 @@ impl ComputeCore {
         waiter: &mut Waiter<'_>,
     ) -> Result<IoNodeLink, Error> {
         let io_node = self.node.channel.info().io_node;
-        let (resets, own) = (self.resets(), self.own_generation());
-        let renewed = || self.own_generation() != own || self.resets() != resets;
-        let changed = || self.node.channel.node_presence(io_node) != generations || renewed();
+        let (resets, own_generation) = (self.resets(), self.own_generation());
+        let has_own_changed = || self.own_generation() != own_generation || self.resets() != resets;
+        let changed = || self.node.channel.node_presence(io_node) != generations || has_own_changed();
 
         let head = ResetHead {
             token: token.into(),
             core: self.node.name.core as u8,
-            generation: own.0,
+            generation: own_generation.0,
             reserved: 0.into(),
         };
         let request = Control::new(Kind::Reset, self.node.name, scope as u32)
@@ -133,7 +133,7 @@ impl ComputeCore {
             let head = ResetHead::of(&answer);
             if head.token.get() == token && answer.size == scope as u32 && u16::from(head.core) < CORES {
                 let generation = Generation(head.generation);
-                return Ok(IoNodeLink { core: head.core.into(), generation, own, resets });
+                return Ok(IoNodeLink { core: head.core.into(), generation, own: own_generation, resets });
             }
             self.node.counters.strays.add(1);
         }
@@ -143,11 +143,11 @@ impl ComputeCore {
     /// any more.
     fn finish_reset(&self, scope: Scope, link: IoNodeLink) {
         if scope.has_read() {
-            self.node.forget(Kind::Read);
+            self.node.discard_delivered(Kind::Read);
             self.state(Direction::Read).needs_reset.store(false, Ordering::Release);
         }
         if scope.has_write() {
-            self.node.forget(Kind::Write);
+            self.node.discard_delivered(Kind::Write);
             self.state(Direction::Write).needs_reset.store(false, Ordering::Release);
         }
 

@@ -296,12 +296,12 @@ impl ComputeCore {
         }
     }
 
-    /// Records for `direction` that the process of `gone` is gone.
+    /// Records for `direction` that the process of `lost` is gone.
     #[cold]
-    fn record_loss(&self, direction: Direction, gone: IoNodeLink) {
+    fn record_loss(&self, direction: Direction, lost: IoNodeLink) {
         self.state(direction).known.store(0, Ordering::Relaxed);
 
-        let unlink = |word| IoNodeLink::from_word(word).filter(|link| link.has_peer_of(gone)).map(|_| 0);
+        let unlink = |word| IoNodeLink::from_word(word).filter(|link| link.has_peer_of(lost)).map(|_| 0);
         if self.link.fetch_update(Ordering::AcqRel, Ordering::Acquire, unlink).is_ok() {
             self.node.counters.peers_lost.add(1);
         }

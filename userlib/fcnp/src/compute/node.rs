@@ -139,7 +139,7 @@ impl Node {
     }
 
     /// Discards this core's delivered acknowledgements of `kind`.
-    pub(super) fn forget(&self, kind: Kind) {
+    pub(super) fn discard_delivered(&self, kind: Kind) {
         self.mailbox(self.name.core, kind).clear();
     }
 

@@ -25,12 +25,12 @@ impl ComputeCore {
         link: IoNodeLink,
         waiter: &mut Waiter<'_>,
     ) -> Result<usize, (Error, Sent)> {
-        let gone = || self.is_gone(link);
+        let is_peer_gone = || self.is_gone(link);
         let requested = request_size(data.len());
 
         let request =
             Control::new(Kind::Write, self.name(), requested).with_head(&data[..Split::head_of(requested)]);
-        self.send_control(&request, gone, waiter).map_err(|error| (error, Sent::Nothing))?;
+        self.send_control(&request, is_peer_gone, waiter).map_err(|error| (error, Sent::Nothing))?;
 
         self.transfer_out_requested(data, requested, link, waiter).map_err(|error| (error, Sent::Request))
     }
@@ -44,9 +44,9 @@ impl ComputeCore {
         link: IoNodeLink,
         waiter: &mut Waiter<'_>,
     ) -> Result<usize, Error> {
-        let peer_gone = || self.is_gone(link);
+        let is_peer_gone = || self.is_gone(link);
         let (answer, receiver) =
-            self.await_acknowledgement(Kind::Write, peer_gone, waiter, "the acknowledgement of a write")?;
+            self.await_acknowledgement(Kind::Write, is_peer_gone, waiter, "the acknowledgement of a write")?;
         drop(receiver);
 
         let agreed = self.agreed_size(&answer, requested)?;
@@ -107,9 +107,9 @@ impl ComputeCore {
         link: IoNodeLink,
         waiter: &mut Waiter<'_>,
     ) -> Result<usize, Error> {
-        let gone = || self.is_gone(link);
+        let is_peer_gone = || self.is_gone(link);
         let (answer, receiver) =
-            self.await_acknowledgement(Kind::Read, gone, waiter, "the acknowledgement of a read")?;
+            self.await_acknowledgement(Kind::Read, is_peer_gone, waiter, "the acknowledgement of a read")?;
 
         let agreed = self.agreed_size(&answer, requested)?;
         let split = Split::new(agreed, agreed);
@@ -132,7 +132,8 @@ impl ComputeCore {
         Ok(agreed as usize)
     }
 
-    /// Takes the receive lock for this core's own stream. Its holder is about to free it.
+    /// Waits for the receive lock, to receive this core's own stream. The lock's holder is about to
+    /// free it.
     fn lock_own_stream(&self, waiter: &mut Waiter<'_>) -> Result<LockedReceiver<'_>, Error> {
         loop {
             if let Some(receiver) = self.node.try_receiver() {
@@ -229,7 +230,7 @@ impl ComputeCore {
     /// checks the mailbox otherwise. The result includes the receive lock if this thread holds it.
     pub(super) fn await_acknowledgement(
         &self,
-        want: Kind,
+        wanted: Kind,
         peer_gone: impl Fn() -> bool,
         waiter: &mut Waiter<'_>,
         operation: &'static str,
@@ -237,7 +238,7 @@ impl ComputeCore {
         let mut received = self.node.channel.received();
 
         loop {
-            if let Some(control) = self.node.delivered(want)? {
+            if let Some(control) = self.node.delivered(wanted)? {
                 return Ok((control, None));
             }
 
@@ -249,16 +250,16 @@ impl ComputeCore {
                 waiter.progress();
             }
 
-            if let Some(mut receiver) = self.node.try_receiver_for(want) {
+            if let Some(mut receiver) = self.node.try_receiver_for(wanted) {
                 // The last lock owner may have delivered the packet between the check above and the
                 // lock.
-                if let Some(control) = self.node.delivered(want)? {
+                if let Some(control) = self.node.delivered(wanted)? {
                     return Ok((control, Some(receiver)));
                 }
 
                 loop {
                     let peer_gone = peer_gone();
-                    match self.node.poll(&mut receiver, want)? {
+                    match self.node.poll(&mut receiver, wanted)? {
                         Polled::Wanted(control) => return Ok((control, Some(receiver))),
                         Polled::Other => waiter.progress(),
                         Polled::StreamHandedOver => break,

@@ -144,7 +144,7 @@ impl<'a> Call<'a> {
             if !self.has_request() {
                 // The request may have been withdrawn, and other calls are queued after this one.
                 self.leave_slot_queue();
-                self.wait_turn(count, "a request of the core")?;
+                self.wait_once(count, "a request of the core")?;
                 continue;
             }
 
@@ -161,7 +161,7 @@ impl<'a> Call<'a> {
             }
 
             self.queued = true;
-            self.wait_turn(count, "another transfer of the pset to end")?;
+            self.wait_once(count, "another transfer of the pset to end")?;
         }
     }
 
@@ -294,15 +294,15 @@ impl<'a> Call<'a> {
             at = data.len().min(at + sent * PAYLOAD);
             packets.add(sent);
 
-            let (over, has_waiter) = (self.needs_check(&mut watch, link), inner.send.has_waiter());
-            if over || sent == 0 || has_waiter {
+            let (must_check, has_waiter) = (self.needs_check(&mut watch, link), inner.send.has_waiter());
+            if must_check || sent == 0 || has_waiter {
                 send_lock = None;
             }
             if has_waiter {
                 inner.send.let_waiter_take();
             }
 
-            if over {
+            if must_check {
                 self.check_transfer(link)?;
             }
 
@@ -347,7 +347,7 @@ impl<'a> Call<'a> {
         let (mut watch, mut packets) =
             (PresenceWatch::default(), Tally::of(&self.inner.counters.packets_received));
         let mut at = 0;
-        let mut after_gone = 0;
+        let mut packets_after_end = 0;
 
         let result = loop {
             if at == body.len() {
@@ -356,8 +356,8 @@ impl<'a> Call<'a> {
 
             // The check precedes the read of the FIFO. Once the core is seen down, all packets that
             // it sent are in the FIFO.
-            let gone = self.has_either_ended(&mut watch, link);
-            if gone && let Err(error) = self.inner.check_own() {
+            let has_ended = self.has_either_ended(&mut watch, link);
+            if has_ended && let Err(error) = self.inner.check_own() {
                 break Err(error);
             }
 
@@ -376,8 +376,8 @@ impl<'a> Call<'a> {
                 }
 
                 // Control packets of other cores must not hold this call for ever.
-                after_gone += u32::from(gone);
-                if after_gone > self.inner.channel.info().recv_depth {
+                packets_after_end += u32::from(has_ended);
+                if packets_after_end > self.inner.channel.info().recv_depth {
                     break Err(self.lost(link));
                 }
 
@@ -391,7 +391,7 @@ impl<'a> Call<'a> {
                 {
                     break Err(error);
                 }
-            } else if gone {
+            } else if has_ended {
                 break Err(self.lost(link));
             } else {
                 receiver.publish();
@@ -414,8 +414,9 @@ impl<'a> Call<'a> {
         result
     }
 
-    /// Makes one turn of waiting for a packet. In interrupt mode, the call sleeps after a while.
-    fn wait_turn(&mut self, count: u32, operation: &'static str) -> Result<(), Error> {
+    /// Makes one iteration of a loop that waits for a packet. In interrupt mode it sleeps, once the
+    /// loop has polled for [`Config::poll_phase`](crate::Config::poll_phase).
+    fn wait_once(&mut self, count: u32, operation: &'static str) -> Result<(), Error> {
         if self.inner.config.poller == Poller::Daemon {
             self.inner.check_own()?;
             self.waiter.check(operation)?;

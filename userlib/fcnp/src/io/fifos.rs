@@ -61,14 +61,14 @@ impl SendLock {
         guard
     }
 
-    /// Leaves the lock free for a few turns, so that a waiting thread takes it. A caller that took
-    /// it again at once would starve that thread.
+    /// Pauses while the lock is free, so that a waiting thread takes it. A caller that locked it
+    /// again at once would starve that thread.
     pub(super) fn let_waiter_take(&self) {
-        for turn in 1..=WAITER_TURNS {
+        for pause in 1..=WAITER_TURNS {
             if !self.has_waiter() {
                 break;
             }
-            runtime::pause(turn);
+            runtime::pause(pause);
         }
     }
 

@@ -83,8 +83,8 @@ impl IoNode {
             waiter.pause("this core's own entry in the presence table")?;
         }
 
-        let guard = take_over(&channel, channel.receive_lock())?;
-        let send = take_over(&channel, channel.send_lock())?;
+        let guard = lock_while_serving(&channel, channel.receive_lock())?;
+        let send = lock_while_serving(&channel, channel.send_lock())?;
 
         let cores = (info.pset_size * u32::from(CORES)) as usize;
         let inner = Arc::new(Inner {
@@ -192,7 +192,7 @@ impl Drop for IoNode {
 }
 
 /// Takes a lock box, for as long as this process serves.
-fn take_over(channel: &TreeChannel, lock: &LockBox) -> Result<Held<LockBox>, Error> {
+fn lock_while_serving(channel: &TreeChannel, lock: &LockBox) -> Result<Held<LockBox>, Error> {
     let mut waiter = Waiter::new(channel, Deadline::after(TAKE_OVER), None);
     loop {
         if let Some(guard) = lock.try_lock_owned(channel.owner()) {

@@ -1,11 +1,11 @@
-//! Lock boxes: the node's hardware mutexes.
+//! Lock boxes: the node's hardware mutexes, by which its cores share the FIFOs.
 //!
-//! A box is a word that is 0 when free. A thread takes it by compare-and-swap. It writes its
+//! A lock box is a word that is 0 when free. A thread locks it by compare-and-swap: it writes its
 //! attachment number + 1 into bits 15..0 and its thread number into bits 31..16. When an attachment
-//! ends, the NIC frees the boxes with that attachment's number.
+//! ends, the NIC frees the lock boxes with that attachment's number.
 //!
-//! A box can be handed to another core without being free in between ([`Held::hand_over`]). It then
-//! belongs to that core, but to no thread of it yet.
+//! A lock box can be handed to another core without being free in between ([`Held::hand_over`]). It
+//! then belongs to that core, but to no thread of it yet.
 
 use std::sync::{MutexGuard, atomic::Ordering};
 
@@ -15,7 +15,7 @@ use nicforge_shm::{SharedU32, Window};
 
 use crate::{Error, wait::Waiter};
 
-/// Thread number of a box that was handed over and has not been adopted.
+/// Thread number of a lock box that was handed over and has not been adopted.
 const NO_THREAD: u16 = u16::MAX;
 
 /// Returns the calling thread's number. Threads of one process have different numbers while the
@@ -27,7 +27,7 @@ pub fn thread_number() -> u16 {
     (runtime::thread_number() % u32::from(NO_THREAD)) as u16
 }
 
-/// Returns the value by which thread `thread` of attachment `core` owns boxes.
+/// Returns the word of a lock box that thread `thread` of attachment `core` has locked.
 pub(super) fn owner(core: u16, thread: u16) -> u32 {
     (u32::from(core) + 1) | (u32::from(thread) << 16)
 }
@@ -40,23 +40,23 @@ pub struct LockBox {
 }
 
 impl LockBox {
-    /// Opens box `number` of the channel's windows.
+    /// Opens lock box `number` of the channel's windows.
     pub(super) fn new(windows: &Window, number: u64) -> Result<Self, Error> {
         Ok(Self { word: windows.u32(window::LOCK + number * window::LOCK_STRIDE)?, number })
     }
 
-    /// Takes the box if it is free.
+    /// Locks the lock box if it is free.
     #[inline]
     pub fn try_lock(&self, owner: u32) -> Option<Held<&Self>> {
-        if self.take(owner) { Some(Held { lock: self, owner }) } else { None }
+        if self.try_take_word(owner) { Some(Held { lock: self, owner }) } else { None }
     }
 
-    /// Takes the box if it is free, with a guard that owns its box.
+    /// Locks the lock box if it is free. The guard has its own clone of the lock box.
     pub fn try_lock_owned(&self, owner: u32) -> Option<Held<Self>> {
-        if self.take(owner) { Some(Held { lock: self.clone(), owner }) } else { None }
+        if self.try_take_word(owner) { Some(Held { lock: self.clone(), owner }) } else { None }
     }
 
-    /// Takes the box if it is free, or if it was handed to the core of `owner`.
+    /// Locks the lock box if it is free, or if it was handed to the core of `owner`.
     pub fn try_adopt(&self, owner: u32) -> Option<Held<&Self>> {
         let handed = (owner & 0xffff) | (u32::from(NO_THREAD) << 16);
         let adopted =
@@ -64,14 +64,14 @@ impl LockBox {
         if adopted() { Some(Held { lock: self, owner }) } else { self.try_lock(owner) }
     }
 
-    /// Frees the box if it was handed to core `core`. The caller knows that the core has gone
+    /// Frees the lock box if it was handed to core `core`. The caller knows that the core has gone
     /// without adopting it.
     pub fn free_handed(&self, core: u16) {
         let handed = self::owner(core, NO_THREAD);
         let _ = self.word.compare_exchange(handed, 0, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// Waits until it has taken the box.
+    /// Waits until it has locked the lock box.
     pub(crate) fn lock(&self, owner: u32, waiter: &mut Waiter<'_>) -> Result<Held<&Self>, Error> {
         loop {
             if let Some(guard) = self.try_lock(owner) {
@@ -82,21 +82,21 @@ impl LockBox {
         }
     }
 
-    /// Returns whether the box belongs to `owner`, a thread's
+    /// Returns whether `owner` has locked the lock box. `owner` is a thread's
     /// [`TreeChannel::owner`](super::TreeChannel::owner).
     #[inline]
     pub fn is_owned_by(&self, owner: u32) -> bool {
         self.word.load(Ordering::Relaxed) == owner
     }
 
-    /// Returns the attachment that has the box, if any.
+    /// Returns the attachment of the core that has locked the lock box, if one has.
     pub fn attachment(&self) -> Option<u16> {
         ((self.word.load(Ordering::Relaxed) & 0xffff) as u16).checked_sub(1)
     }
 
     #[inline]
-    fn take(&self, owner: u32) -> bool {
-        // A load first keeps the cache line shared while another thread has the box.
+    fn try_take_word(&self, owner: u32) -> bool {
+        // A load first keeps the cache line shared while another thread holds the lock.
         self.word.load(Ordering::Relaxed) == 0
             && self.word.compare_exchange(0, owner, Ordering::Acquire, Ordering::Relaxed).is_ok()
     }
@@ -110,7 +110,7 @@ impl AsRef<LockBox> for LockBox {
 
 /// Proof that a lock box is held: a [`Held`], or a type that contains one.
 pub trait HoldsLock {
-    /// Returns the number of the box.
+    /// Returns the number of the lock box.
     fn number(&self) -> u64;
 }
 
@@ -134,13 +134,13 @@ pub struct Held<L: AsRef<LockBox>> {
 }
 
 impl<L: AsRef<LockBox>> Held<L> {
-    /// Hands the box to core `core`, which takes it with [`LockBox::try_adopt`]. The box is never
+    /// Hands the lock box to core `core`, which locks it with [`LockBox::try_adopt`]. It is never
     /// free in between, so no other core gets it. The caller must do nothing more under this lock.
     pub fn hand_over(&mut self, core: u16) {
         let word = &self.lock.as_ref().word;
         let handed = owner(core, NO_THREAD);
         let _ = word.compare_exchange(self.owner, handed, Ordering::AcqRel, Ordering::Relaxed);
-        // The drop does nothing to a box of another owner.
+        // The drop does nothing to a lock box of another owner.
     }
 }
 
@@ -153,7 +153,8 @@ impl<L: AsRef<LockBox>> HoldsLock for Held<L> {
 impl<L: AsRef<LockBox>> Drop for Held<L> {
     #[inline]
     fn drop(&mut self) {
-        // The box has another owner if the attachment was reset, because the NIC has freed it then.
+        // The word has another value if the attachment was reset, because the NIC has freed it
+        // then.
         let _ = self.lock.as_ref().word.compare_exchange(self.owner, 0, Ordering::Release, Ordering::Relaxed);
         runtime::note_store();
     }

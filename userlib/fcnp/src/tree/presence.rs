@@ -24,17 +24,17 @@ pub(crate) struct PresenceWatch {
 }
 
 impl PresenceWatch {
-    /// Returns whether `gone` holds by the present table. It calls `gone` only if the table has
-    /// changed.
+    /// Returns whether a peer is gone, which `is_gone` determines from the presence table. It calls
+    /// `is_gone` only if the table has changed since the last call.
     #[inline]
-    pub(crate) fn check_gone(&mut self, channel: &TreeChannel, gone: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn check_gone(&mut self, channel: &TreeChannel, is_gone: impl FnOnce() -> bool) -> bool {
         // The count is loaded first, because it increases after an entry has changed.
         let changes = channel.presence_changes();
         if self.up_at == Some(changes) {
             return false;
         }
 
-        let gone = gone();
+        let gone = is_gone();
         self.up_at = (!gone).then_some(changes);
         gone
     }

@@ -204,7 +204,7 @@ impl Core {
         if finish.status.get() != wire::FETCHED {
             request.error = Some(crate::Error::NotFetched { peer: from });
         }
-        self.requests.settle(slot);
+        self.requests.queue_deregistration(slot);
         Ok(())
     }
 

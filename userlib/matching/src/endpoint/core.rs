@@ -101,7 +101,7 @@ impl Core {
     pub(super) fn waits_for(&self, slot: u32, peer: Rank) -> bool {
         let request = &self.requests[slot];
         match request.state {
-            State::Settling | State::Done => false,
+            State::Deregistering | State::Done => false,
             State::Posted => self.queues.source(slot) == Some(peer),
             _ => request.envelope.peer == peer,
         }

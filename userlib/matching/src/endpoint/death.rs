@@ -28,7 +28,7 @@ impl<T: Transport> Endpoint<T> {
 
         // Requests that only wait for the deregistration of their memory still complete, although
         // their peer is lost. They complete before any request fails.
-        let steps = lost + self.settle_all();
+        let steps = lost + self.complete_deregistering();
         steps + self.fail_waiting_requests(budget.saturating_sub(steps))
     }
 
@@ -40,7 +40,7 @@ impl<T: Transport> Endpoint<T> {
         while count < budget {
             let Some(Gone { rank, why }) = self.transport.poll_gone() else { break };
             count += 1;
-            if rank != self.core.peers.own() && rank < self.core.peers.size() {
+            if rank != self.core.peers.own_rank() && rank < self.core.peers.size() {
                 self.core.mark_lost(rank, Health::Gone(why));
             }
         }
@@ -92,7 +92,7 @@ impl<T: Transport> Endpoint<T> {
             State::Posted => core.queues.unpost(slot),
             State::Fetching => core.requests.remove_transfer(slot),
             State::Offered | State::Filling | State::Draining => {}
-            State::Settling | State::Done => return,
+            State::Deregistering | State::Done => return,
         }
 
         // The receiver knows the memory of a rendezvous send.

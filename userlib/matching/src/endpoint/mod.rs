@@ -138,7 +138,7 @@ pub struct Endpoint<T: Transport> {
 impl<T: Transport> fmt::Debug for Endpoint<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Endpoint")
-            .field("rank", &self.core.peers.own())
+            .field("rank", &self.core.peers.own_rank())
             .field("outstanding", &self.outstanding())
             .finish_non_exhaustive()
     }
@@ -175,7 +175,7 @@ impl<T: Transport> Endpoint<T> {
 
     /// Returns this rank.
     pub fn rank(&self) -> Rank {
-        self.core.peers.own()
+        self.core.peers.own_rank()
     }
 
     /// Returns the number of ranks.
@@ -223,7 +223,7 @@ impl<T: Transport> Endpoint<T> {
         buffer: impl Into<Buffer>,
         cookie: u64,
     ) -> Result<Request, Error> {
-        self.core.peers.check(to.peer)?;
+        self.core.peers.check_rank(to.peer)?;
         let handle = self.core.requests.allocate()?;
 
         let request = &mut self.core.requests[handle.index];
@@ -247,7 +247,7 @@ impl<T: Transport> Endpoint<T> {
         buffer: impl Into<Buffer>,
         cookie: u64,
     ) -> Result<Request, Error> {
-        self.core.peers.check(selector.source.unwrap_or(0))?;
+        self.core.peers.check_rank(selector.source.unwrap_or(0))?;
         let envelope = Envelope::new(selector.source.unwrap_or(0), selector.context, selector.tag);
         let handle = self.core.new_receive(buffer.into(), cookie, envelope)?;
         self.core.receive(handle.index, selector);
@@ -352,19 +352,19 @@ impl<T: Transport> Endpoint<T> {
         self.wait_until("any request", deadline, cancel, |endpoint| Ok(endpoint.next_completion()))
     }
 
-    /// Makes progress until `check` returns a result. A cancelled token ends the wait even if the
+    /// Makes progress until `attempt` returns a result. A cancelled token ends the wait even if the
     /// same round of progress has completed something.
     fn wait_until<R>(
         &mut self,
         operation: &'static str,
         deadline: Deadline,
         cancel: Option<&Cancel>,
-        mut check: impl FnMut(&mut Self) -> Result<Option<R>, Error>,
+        mut attempt: impl FnMut(&mut Self) -> Result<Option<R>, Error>,
     ) -> Result<R, Error> {
         let mut relax: Option<Relax> = None;
 
         loop {
-            if let Some(value) = check(self)? {
+            if let Some(value) = attempt(self)? {
                 return Ok(value);
             }
 
@@ -382,7 +382,7 @@ impl<T: Transport> Endpoint<T> {
 
             if deadline.has_passed() {
                 // The last call of `progress` may have completed a request.
-                return check(self)?.ok_or(Error::Timeout { what: operation });
+                return attempt(self)?.ok_or(Error::Timeout { what: operation });
             }
         }
     }
@@ -398,9 +398,9 @@ impl<T: Transport> Endpoint<T> {
         let mut steps = self.handle_lost_peers(budget);
 
         steps += self.poll(budget)?;
-        steps += self.settle_all();
+        steps += self.complete_deregistering();
         steps += self.start_transfers(budget);
-        steps += self.settle_all();
+        steps += self.complete_deregistering();
 
         steps += self.flush_active(budget)?;
         Ok(steps)

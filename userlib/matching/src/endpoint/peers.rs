@@ -185,7 +185,7 @@ impl Peers {
 
     /// Returns this rank.
     #[inline]
-    pub(super) fn own(&self) -> Rank {
+    pub(super) fn own_rank(&self) -> Rank {
         self.own
     }
 
@@ -195,7 +195,7 @@ impl Peers {
     }
 
     /// Checks that a rank exists.
-    pub(super) fn check(&self, peer: Rank) -> Result<(), Error> {
+    pub(super) fn check_rank(&self, peer: Rank) -> Result<(), Error> {
         let size = self.size();
         if peer < size { Ok(()) } else { Err(Error::NoSuchPeer { peer, size }) }
     }

@@ -92,7 +92,7 @@ impl Core {
         request.ack_handle = Some(ack);
 
         if self.requests[slot].fitting_bytes() == 0 {
-            return self.requests.settle(slot);
+            return self.requests.queue_deregistration(slot);
         }
 
         self.requests[slot].state = State::Fetching;

@@ -29,7 +29,7 @@ pub(super) enum State {
     /// Receive: no further get will be started; some are in flight.
     Draining,
     /// In the list of requests whose memory must be deregistered.
-    Settling,
+    Deregistering,
     /// In the completion queue.
     Done,
 }
@@ -86,7 +86,7 @@ pub(super) struct Requests {
     pub(super) pool: Pool<Operation>,
     pub(super) links: Lists,
     transfers: List,
-    settling: List,
+    deregistering: List,
     done: List,
 }
 
@@ -112,7 +112,7 @@ impl Requests {
             pool: Pool::new(),
             links: Lists::default(),
             transfers: List::EMPTY,
-            settling: List::EMPTY,
+            deregistering: List::EMPTY,
             done: List::EMPTY,
         }
     }
@@ -139,14 +139,14 @@ impl Requests {
     }
 
     /// Queues a request for deregistration of its memory, after which it completes.
-    pub(super) fn settle(&mut self, slot: u32) {
-        self.pool[slot].state = State::Settling;
-        self.links.push(&mut self.settling, slot);
+    pub(super) fn queue_deregistration(&mut self, slot: u32) {
+        self.pool[slot].state = State::Deregistering;
+        self.links.push(&mut self.deregistering, slot);
     }
 
     /// Takes the next request whose memory must be deregistered.
-    pub(super) fn take_settling(&mut self) -> Option<u32> {
-        self.links.pop(&mut self.settling)
+    pub(super) fn take_deregistering(&mut self) -> Option<u32> {
+        self.links.pop(&mut self.deregistering)
     }
 
     /// Adds a request to the completed ones. It is in no list and has the state [`State::Done`].

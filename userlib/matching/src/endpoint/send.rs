@@ -44,7 +44,7 @@ impl<T: Transport> Endpoint<T> {
     pub(super) fn start_send(&mut self, slot: u32) {
         cost(Cost::SendMessage, 1);
         let peer = self.core.requests[slot].envelope.peer;
-        if peer == self.core.peers.own() {
+        if peer == self.core.peers.own_rank() {
             return self.core.send_to_self(slot);
         }
 

@@ -84,9 +84,9 @@ impl<T: Transport> Endpoint<T> {
             }
         };
 
-        let over = request.moved == fitting || result.is_err();
+        let is_finished = request.moved == fitting || result.is_err();
         core.requests.remove_transfer(slot);
-        if !over {
+        if !is_finished {
             core.requests.add_transfer(slot);
         } else {
             start_draining(core, slot, result.err());
@@ -96,10 +96,10 @@ impl<T: Transport> Endpoint<T> {
 
     /// Deregisters the memory of all settling requests, and completes them. Returns the number of
     /// requests.
-    pub(super) fn settle_all(&mut self) -> usize {
-        let mut settled = 0;
-        while let Some(slot) = self.core.requests.take_settling() {
-            settled += 1;
+    pub(super) fn complete_deregistering(&mut self) -> usize {
+        let mut completed = 0;
+        while let Some(slot) = self.core.requests.take_deregistering() {
+            completed += 1;
 
             let request = &mut self.core.requests[slot];
             if let Some(region) = request.region.take() {
@@ -117,7 +117,7 @@ impl<T: Transport> Endpoint<T> {
                 (_, error) => self.core.finish(slot, error),
             }
         }
-        settled
+        completed
     }
 }
 
@@ -131,7 +131,7 @@ fn start_draining(core: &mut Core, slot: u32, error: Option<TransportError>) {
     }
 
     if request.gets == 0 {
-        core.requests.settle(slot);
+        core.requests.queue_deregistration(slot);
     }
 }
 

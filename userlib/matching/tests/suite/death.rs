@@ -354,7 +354,7 @@ proptest! {
         prop_assert!(endpoint.store_bytes() <= Config::default().window);
 
         endpoint.isend(Envelope::new(0, 77, 0), Mode::Standard, vec![7], 0).unwrap();
-        let own = endpoint.irecv(Selector::exact(0, 77, 0), vec![0], 0).unwrap();
-        prop_assert!(endpoint.test(own).unwrap().unwrap().result.is_ok());
+        let to_itself = endpoint.irecv(Selector::exact(0, 77, 0), vec![0], 0).unwrap();
+        prop_assert!(endpoint.test(to_itself).unwrap().unwrap().result.is_ok());
     }
 }

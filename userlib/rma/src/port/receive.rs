@@ -105,8 +105,8 @@ impl Port {
     /// [`Notify::REQUESTER`](crate::Notify::REQUESTER) has posted. No other command may be in
     /// flight.
     ///
-    /// Passes notifications with other roles to `others`. Returns the first command that failed, if
-    /// any.
+    /// Passes notifications with other roles to `on_other`. Returns the first command that failed,
+    /// if any.
     ///
     /// # Errors
     /// As [`Port::wait`].
@@ -115,7 +115,7 @@ impl Port {
         commands: u64,
         deadline: Deadline,
         cancel: Option<&Cancel>,
-        mut others: impl FnMut(Notification),
+        mut on_other: impl FnMut(Notification),
     ) -> Result<Option<Notification>, Error> {
         let mut failed = None;
         let mut remaining = commands;
@@ -123,7 +123,7 @@ impl Port {
         while remaining > 0 {
             let notification = self.next(deadline, cancel)?;
             if notification.role != Role::Requester {
-                others(notification);
+                on_other(notification);
                 continue;
             }
 

@@ -274,9 +274,9 @@ pub unsafe extern "C" fn PtlGetId(ni_handle: ptl_handle_ni_t, id: *mut ptl_proce
     guarded(|| {
         let interface = with(|objects| objects.interface(ni_handle))?;
         let out = out_pointer(id, "id")?;
-        let own = interface.calls().id();
+        let process = interface.calls().id();
         // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { out.write(ptl_process_id_t { nid: own.node, pid: own.process.into() }) };
+        unsafe { out.write(ptl_process_id_t { nid: process.node, pid: process.process.into() }) };
         Ok(PTL_OK)
     })
 }

@@ -5,21 +5,24 @@ use super::*;
 #[test]
 fn descriptors_outside_of_allocated_memory_are_illegal() {
     let session = Session::new();
-    let (process, other) = (session.process(PTL_IFACE_DEFAULT), session.process(PTL_IFACE_DEFAULT));
-    let good = process.md(0);
-    let mut own = [0_u8; 64];
+    let (process, other_process) = (session.process(PTL_IFACE_DEFAULT), session.process(PTL_IFACE_DEFAULT));
+    let valid = process.md(0);
+    let mut unallocated = [0_u8; 64];
     let code = |md| process.try_bind(md, PTL_RETAIN).err();
 
-    assert_eq!(code(good), None);
-    assert_eq!(code(ptl_md_t { start: own.as_mut_ptr().cast(), length: 64, ..good }), Some(PTL_MD_ILLEGAL));
-    assert_eq!(code(ptl_md_t { start: null_mut(), ..good }), Some(PTL_MD_ILLEGAL));
-    assert_eq!(code(ptl_md_t { start: other.memory, ..good }), Some(PTL_MD_ILLEGAL));
-    assert_eq!(code(ptl_md_t { length: u64::MAX, ..good }), Some(PTL_MD_ILLEGAL));
-    assert_eq!(code(ptl_md_t { threshold: -2, ..good }), Some(PTL_MD_ILLEGAL));
-    assert_eq!(code(ptl_md_t { options: PTL_MD_IOVEC, ..good }), Some(PTL_MD_ILLEGAL));
-    assert_eq!(code(ptl_md_t { eq_handle: other.queue, ..good }), Some(PTL_MD_ILLEGAL));
-    assert_eq!(code(ptl_md_t { eq_handle: 0, ..good }), Some(PTL_EQ_INVALID));
-    assert_eq!(code(ptl_md_t { start: null_mut(), length: 0, ..good }), None);
+    assert_eq!(code(valid), None);
+    assert_eq!(
+        code(ptl_md_t { start: unallocated.as_mut_ptr().cast(), length: 64, ..valid }),
+        Some(PTL_MD_ILLEGAL)
+    );
+    assert_eq!(code(ptl_md_t { start: null_mut(), ..valid }), Some(PTL_MD_ILLEGAL));
+    assert_eq!(code(ptl_md_t { start: other_process.memory, ..valid }), Some(PTL_MD_ILLEGAL));
+    assert_eq!(code(ptl_md_t { length: u64::MAX, ..valid }), Some(PTL_MD_ILLEGAL));
+    assert_eq!(code(ptl_md_t { threshold: -2, ..valid }), Some(PTL_MD_ILLEGAL));
+    assert_eq!(code(ptl_md_t { options: PTL_MD_IOVEC, ..valid }), Some(PTL_MD_ILLEGAL));
+    assert_eq!(code(ptl_md_t { eq_handle: other_process.queue, ..valid }), Some(PTL_MD_ILLEGAL));
+    assert_eq!(code(ptl_md_t { eq_handle: 0, ..valid }), Some(PTL_EQ_INVALID));
+    assert_eq!(code(ptl_md_t { start: null_mut(), length: 0, ..valid }), None);
 }
 
 #[test]
@@ -200,8 +203,8 @@ fn threads_make_calls_at_the_same_time() {
 #[test]
 fn a_poll_accepts_queues_of_one_interface_only() {
     let session = Session::new();
-    let (one, other) = (session.process(PTL_IFACE_DEFAULT), session.process(PTL_IFACE_DEFAULT));
-    let (queues, mut event, mut which) = ([one.queue, other.queue], empty_event(), 0);
+    let (first, second) = (session.process(PTL_IFACE_DEFAULT), session.process(PTL_IFACE_DEFAULT));
+    let (queues, mut event, mut which) = ([first.queue, second.queue], empty_event(), 0);
     let mut poll = |count| call!(PtlEQPoll(queues.as_ptr(), count, 0, &raw mut event, &raw mut which));
 
     assert_eq!([poll(2), poll(0), poll(-1)], [PTL_EQ_INVALID; 3]);

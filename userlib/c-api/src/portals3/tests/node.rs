@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn calls_before_initialisation_give_no_init() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _exclusive = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let (mut handle, mut event) = (0, empty_event());
 
     let codes = [
@@ -22,7 +22,7 @@ fn calls_before_initialisation_give_no_init() {
 
 #[test]
 fn opening_an_absent_node_fails_with_a_message() {
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _exclusive = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let (socket, mut count) = (c"/nonexistent/socket".as_ptr(), 0);
 
     let code = call!(nicforge_portals_init(socket, &raw const socket, 1, &raw mut count));
@@ -34,11 +34,11 @@ fn opening_an_absent_node_fails_with_a_message() {
 
 #[test]
 fn granted_processes_are_used_without_a_kernel() {
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let exclusive = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let (machine, kernel) = node_with_kernel();
     (0..2).for_each(|process| kernel.grant(process).unwrap());
 
-    let session = Session::of(machine, false, turn);
+    let session = Session::of(machine, false, exclusive);
     let mut handle = PTL_INVALID_HANDLE;
     let host_based = NICFORGE_PORTALS_IFACE_HOST_BASED;
     let opened = call!(PtlNIInit(host_based, PTL_PID_ANY, null(), null_mut(), &raw mut handle));
@@ -56,10 +56,10 @@ fn granted_processes_are_used_without_a_kernel() {
 
 #[test]
 fn any_process_is_the_first_one_that_is_granted() {
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let exclusive = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let (machine, kernel) = node_with_kernel();
     kernel.grant(1).unwrap();
-    let session = Session::of(machine, false, turn);
+    let session = Session::of(machine, false, exclusive);
 
     // Process 0 is not granted, and a wait for it would end with the deadline.
     assert_eq!(session.process(PTL_IFACE_DEFAULT).id.pid, 1);
@@ -112,7 +112,7 @@ fn wrong_arguments_give_the_standards_codes() {
     let session = Session::new();
     let process = session.process(PTL_IFACE_DEFAULT);
     let Process { interface, queue, id, .. } = process;
-    let (mut handle, mut value, mut far) = (0, 0, 0);
+    let (mut handle, mut value, mut distance) = (0, 0, 0);
     let out = &raw mut handle;
     let open = |kind, pid| call!(PtlNIInit(kind, pid, null(), null_mut(), out));
     let attach =
@@ -121,13 +121,13 @@ fn wrong_arguments_give_the_standards_codes() {
     assert_eq!(open(2, PTL_PID_ANY), PTL_IFACE_INVALID);
     assert_eq!([open(0, id.pid), open(0, 2), open(0, 1 << 20)], [PTL_PID_INVALID; 3]);
     assert_eq!([attach(64, ANYONE, 0), attach(255, ANYONE, 0)], [PTL_PT_INDEX_INVALID; 2]);
-    let bad = |nid, pid| attach(0, ptl_process_id_t { nid, pid }, PTL_INS_AFTER);
-    assert_eq!([bad(2, 0), bad(0, 0xffff), bad(0, 1 << 16)], [PTL_PROCESS_INVALID; 3]);
+    let attach_for = |nid, pid| attach(0, ptl_process_id_t { nid, pid }, PTL_INS_AFTER);
+    assert_eq!([attach_for(2, 0), attach_for(0, 0xffff), attach_for(0, 1 << 16)], [PTL_PROCESS_INVALID; 3]);
     assert_eq!(attach(0, ANYONE, 2), PTL_FAIL);
 
     assert_eq!(call!(PtlNIStatus(interface, 1, &raw mut value)), PTL_SR_INDEX_INVALID);
-    let there = ptl_process_id_t { nid: 2, pid: 0 };
-    assert_eq!(call!(PtlNIDist(interface, there, &raw mut far)), PTL_PROCESS_INVALID);
+    let missing_node = ptl_process_id_t { nid: 2, pid: 0 };
+    assert_eq!(call!(PtlNIDist(interface, missing_node, &raw mut distance)), PTL_PROCESS_INVALID);
     let access = |index, portal, user| PtlACEntry(interface, index, ANYONE, user, PTL_JID_ANY, portal);
     assert_eq!(access(1, PTL_PT_INDEX_ANY, PTL_UID_ANY), PTL_OK);
     assert_eq!(access(8, PTL_PT_INDEX_ANY, PTL_UID_ANY), PTL_AC_INDEX_INVALID);
@@ -159,8 +159,8 @@ fn closing_an_interface_ends_its_handles_and_waits() {
     assert_eq!(process.put(descriptor, 1, process.id), PTL_MD_INVALID);
 
     // The process can be opened again, under other handles.
-    let again = session.process(NICFORGE_PORTALS_IFACE_HOST_BASED);
-    assert_eq!((again.id, is_valid(process.interface)), (process.id, false));
+    let reopened = session.process(NICFORGE_PORTALS_IFACE_HOST_BASED);
+    assert_eq!((reopened.id, is_valid(process.interface)), (process.id, false));
 }
 
 #[test]
@@ -173,7 +173,7 @@ fn the_last_end_of_nested_initialisations_ends_the_library() {
     assert!(is_valid(process.interface));
     drop(session);
 
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _exclusive = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     assert_eq!(PtlNIFini(process.interface), PTL_NO_INIT);
 }
 

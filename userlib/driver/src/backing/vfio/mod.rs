@@ -78,7 +78,7 @@ impl Vfio {
         let Opened { device, container, group } = open_function(address)?;
         let failed = |what| move |errno| Error::system(what, errno);
 
-        let info = sys::device_info(device.as_fd()).map_err(failed("asking about the device"))?;
+        let info = sys::device_info(device.as_fd()).map_err(failed("querying the device"))?;
         if info.flags & VFIO_DEVICE_FLAGS_PCI == 0 || info.num_regions <= REGION_CONFIG {
             return Err(Error::Protocol { what: "VFIO describes no PCI function", value: info.flags.into() });
         }
@@ -100,10 +100,10 @@ impl Vfio {
                 .map_err(failed("watching a device"))?;
         }
 
-        let own = device.try_clone().map_err(|_| Error::system("opening a device", Errno::EMFILE))?;
+        let duplicate = device.try_clone().map_err(|_| Error::system("opening a device", Errno::EMFILE))?;
 
         Ok(Self(Arc::new(VfioFunction {
-            function: Function::new(own.into(), describe, true),
+            function: Function::new(duplicate.into(), describe, true),
             container,
             _group: group,
             interrupts,
@@ -143,14 +143,14 @@ fn describe(device: BorrowedFd<'_>, region: u32) -> Result<RegionDescription, Er
     };
 
     let has = |flag| found.flags & flag != 0;
-    let whole = || vec![(0, found.size)];
+    let whole_region = || vec![(0, found.size)];
 
     Ok(RegionDescription {
         size: found.size,
         readable: has(VFIO_REGION_INFO_FLAG_READ),
         writable: has(VFIO_REGION_INFO_FLAG_WRITE),
         file_offset: found.offset,
-        areas: if has(VFIO_REGION_INFO_FLAG_MMAP) { areas.unwrap_or_else(whole) } else { vec![] },
+        areas: if has(VFIO_REGION_INFO_FLAG_MMAP) { areas.unwrap_or_else(whole_region) } else { vec![] },
     })
 }
 
