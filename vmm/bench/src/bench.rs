@@ -92,10 +92,10 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Checks whether the user has ended the run.
+    /// Checks that the user has not interrupted the run.
     ///
     /// # Errors
-    /// Returns an error when the user has ended the run.
+    /// Returns an error when the user has interrupted the run.
     pub fn check(&self) -> Result<(), Failure> {
         match self.signals.take() {
             Some(_) => Err(Failure::interrupted()),

@@ -95,16 +95,20 @@ pub fn all_samples(measurements: &[Measurement]) -> Samples {
     all
 }
 
-/// Returns the median rate of one contestant as a multiple of another's. A contestant without a
-/// rate counts as one operation per second at most.
-pub fn ratio(one: &[Measurement], other: &[Measurement]) -> f64 {
-    median_rate(one).unwrap_or(0.0) / median_rate(other).unwrap_or(0.0).max(1.0)
+/// Returns the quotient of the median rates of two contestants. A denominator without a rate counts
+/// as one operation per second.
+pub fn ratio(numerator: &[Measurement], denominator: &[Measurement]) -> f64 {
+    median_rate(numerator).unwrap_or(0.0) / median_rate(denominator).unwrap_or(0.0).max(1.0)
 }
 
 /// Returns the ratio of two rates in the same round, as the median over all rounds.
-pub fn ratio_in_rounds(one: &[Measurement], other: &[Measurement]) -> f64 {
+pub fn ratio_in_rounds(numerator: &[Measurement], denominator: &[Measurement]) -> f64 {
     let rate = |measurement: &Measurement| measurement.rate.unwrap_or(0.0);
-    let ratios: Vec<_> = one.iter().zip(other).map(|(one, other)| rate(one) / rate(other)).collect();
+    let ratios: Vec<_> = numerator
+        .iter()
+        .zip(denominator)
+        .map(|(numerator, denominator)| rate(numerator) / rate(denominator))
+        .collect();
     median(&ratios)
 }
 
@@ -169,9 +173,9 @@ mod tests {
     #[test]
     fn a_ratio_is_of_medians_or_the_median_of_the_rounds() {
         let measurements = |rates: [f64; 3]| rates.map(Measurement::of_rate);
-        let (one, other) = (measurements([2.0, 8.0, 30.0]), measurements([1.0, 16.0, 10.0]));
-        assert_eq!(ratio(&one, &other), 0.8);
-        assert_eq!(ratio_in_rounds(&one, &other), 2.0);
+        let (numerator, denominator) = (measurements([2.0, 8.0, 30.0]), measurements([1.0, 16.0, 10.0]));
+        assert_eq!(ratio(&numerator, &denominator), 0.8);
+        assert_eq!(ratio_in_rounds(&numerator, &denominator), 2.0);
     }
 
     #[test]

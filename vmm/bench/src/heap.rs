@@ -81,13 +81,13 @@ mod tests {
     #[test]
     fn allocated_bytes_that_are_not_freed_are_counted() {
         const KEPT: usize = 64 << 20;
-        let (kept, bytes) = count(|| {
+        let (buffers, bytes) = count(|| {
             drop(vec![0u8; 1 << 20]);
             vec![1u8; KEPT]
         });
 
         // Other tests of this program allocate and free some memory meanwhile.
         let near = usize::try_from(bytes).is_ok_and(|bytes| bytes.abs_diff(KEPT) <= KEPT / 2);
-        assert!(near, "{bytes} bytes for {}", kept.len());
+        assert!(near, "{bytes} bytes for {}", buffers.len());
     }
 }

@@ -214,7 +214,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         std::fs::write(&file, "").unwrap();
-        let (there, missing) =
+        let (existing, missing) =
             (DeviceAddress::VfioUser(file), DeviceAddress::VfioUser(folder.path().join("missing")));
         let refused = |errno| Error::system("opening", errno);
         let no_server = Error::Connection { reason: "nothing listens".into() };
@@ -222,12 +222,12 @@ mod tests {
         let is_closed = Error::DeviceGone { cause: GoneCause::HungUp };
 
         for error in [refused(Errno::EBUSY), refused(Errno::EAGAIN), is_busy, is_closed] {
-            assert!(may_pass(&there, &error), "{error}");
+            assert!(may_pass(&existing, &error), "{error}");
         }
         assert!(may_pass(&missing, &no_server));
 
         for error in [refused(Errno::EACCES), refused(Errno::ENOMEM), no_server] {
-            assert!(!may_pass(&there, &error), "{error}");
+            assert!(!may_pass(&existing, &error), "{error}");
         }
     }
 

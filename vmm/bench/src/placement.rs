@@ -119,8 +119,8 @@ mod tests {
     #[test]
     fn affinity_is_restored_after_the_body() {
         let before = processors().unwrap_or_default();
-        let one = Placement::pinned(&[("body", before[0])]);
-        let inside = one.within("body", processors).unwrap_or_default();
+        let placement = Placement::pinned(&[("body", before[0])]);
+        let inside = placement.within("body", processors).unwrap_or_default();
         assert_eq!(inside, [before[0]]);
         assert_eq!(processors().unwrap_or_default(), before);
     }

@@ -121,17 +121,17 @@ fn rows(rows: &[Row]) -> TableData {
 
     let used: Vec<_> =
         fixed.iter().filter(|(_, _, cell)| rows.iter().any(|row| cell(row).is_some())).collect();
-    let mut own: Vec<&str> = rows.iter().flat_map(|row| row.figures.keys().copied()).collect();
+    let mut figures: Vec<&str> = rows.iter().flat_map(|row| row.figures.keys().copied()).collect();
 
-    own.sort_unstable();
-    own.dedup();
+    figures.sort_unstable();
+    figures.dedup();
 
     let mut columns: Vec<_> =
         used.iter().map(|(name, is_numeric, _)| Column::new(*name, *is_numeric)).collect();
-    columns.extend(own.iter().map(|name| Column::new(name.replace('_', " "), true)));
+    columns.extend(figures.iter().map(|name| Column::new(name.replace('_', " "), true)));
     let cells = |row: &Row| {
         let fixed = used.iter().map(|(_, _, cell)| cell(row));
-        let figures = own.iter().map(|name| row.figures.get(name).copied().map(figure));
+        let figures = figures.iter().map(|name| row.figures.get(name).copied().map(figure));
         fixed.chain(figures).map(|cell| cell.unwrap_or_else(|| "-".into())).collect()
     };
 

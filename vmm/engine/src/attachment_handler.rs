@@ -62,11 +62,13 @@ impl AttachmentHandler<'_> {
         }
     }
 
-    /// Defers an access, which is offered to the device once in each turn.
+    /// Defers an access that stalled. The engine offers it to the device again in each of the
+    /// client's turns, for at most the stall limit.
     fn defer_access(&mut self, region: u32, offset: u64, kind: AccessKind, refused: bool) -> Outcome {
         let token = self.client.next_token();
-        let until = Instant::now() + self.stall_limit;
-        self.client.stalled = Some(StalledAccess { token, region, offset, kind, done: 0, refused, until });
+        let deadline = Instant::now() + self.stall_limit;
+        self.client.stalled =
+            Some(StalledAccess { token, region, offset, kind, done: 0, refused, until: deadline });
         Outcome::Deferred(token)
     }
 

@@ -60,7 +60,7 @@ impl ClientWatches {
         self.unmask.is_some()
     }
 
-    /// Watches both sockets for the events that the connection waits for now.
+    /// Registers both sockets in the event loop for the events that the connection waits for now.
     pub(crate) fn update(
         &mut self,
         events: &mut dyn EventLoop,

@@ -72,12 +72,12 @@ impl EngineClock {
             scan_interval.map(|interval| interval.saturating_sub(since_start.saturating_sub(self.scanned)));
         let deadline = self.deadline.map(|deadline| deadline.saturating_duration_since(now));
 
-        // Rounded up to whole sleeps: a remainder would be one more.
-        let whole = |time: Duration| {
+        // A remainder would need one more sleep, so the time is rounded up to whole sleeps.
+        let round_up = |time: Duration| {
             let sleeps = time.as_nanos().div_ceil(shortest.as_nanos().max(1)).max(1);
             shortest.saturating_mul(u32::try_from(sleeps).unwrap_or(u32::MAX))
         };
-        let rounded = [scan, deadline].into_iter().flatten().min().map(whole);
+        let rounded = [scan, deadline].into_iter().flatten().min().map(round_up);
 
         let machine =
             (machine < Nanos::NEVER).then(|| Duration::from_nanos(machine.0).saturating_sub(since_start));
@@ -103,11 +103,11 @@ mod tests {
         let now = clock.start;
         clock.note_deadline(now + Duration::from_micros(2500));
 
-        let until_deadline = clock.sleep_time(Nanos::NEVER, now, None, SHORTEST);
-        let until_machine = clock.sleep_time(Nanos(700_000), now, None, SHORTEST);
+        let sleep_for_deadline = clock.sleep_time(Nanos::NEVER, now, None, SHORTEST);
+        let sleep_for_machine = clock.sleep_time(Nanos(700_000), now, None, SHORTEST);
 
-        assert_eq!(until_deadline, Some(Duration::from_millis(3)));
-        assert_eq!(until_machine, Some(Duration::from_micros(700)));
+        assert_eq!(sleep_for_deadline, Some(Duration::from_millis(3)));
+        assert_eq!(sleep_for_machine, Some(Duration::from_micros(700)));
     }
 
     #[test]

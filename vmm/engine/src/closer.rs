@@ -338,16 +338,16 @@ mod tests {
     fn blocked_queue_delays_no_other_queue() {
         let closers = Closers::new();
         let (blocked, other) = (closers.queue(&backlog()), closers.queue(&backlog()));
-        let (refusal, _far) = silent();
+        let (refusal, _refused_client) = silent();
         blocked.refuse(refusal);
         let (reader, writer) = pipe().unwrap();
         write(&writer, &[1]).unwrap();
         DescriptorCloser(Arc::clone(&other)).close(writer);
 
-        let mut rest = Vec::new();
-        std::fs::File::from(reader).read_to_end(&mut rest).unwrap();
+        let mut received = Vec::new();
+        std::fs::File::from(reader).read_to_end(&mut received).unwrap();
 
-        assert_eq!(rest, [1]);
+        assert_eq!(received, [1]);
         assert!(!blocked.backlog.admits(1));
     }
 

@@ -202,7 +202,7 @@ impl Engine {
         for index in 0..self.attachments.len() {
             let marked = panic::catch_unwind(AssertUnwindSafe(|| {
                 let attachment = &self.attachments[index];
-                // An attachment without a client needs no mark.
+                // The error of an attachment without a client does not matter.
                 let _ = self.machine.mark_dead(attachment.function, attachment.id);
             }));
             let ended = panic::catch_unwind(AssertUnwindSafe(|| {

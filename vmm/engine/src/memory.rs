@@ -353,15 +353,15 @@ mod tests {
         let mut memory = ClientMemory::new(Quotas { files: 1, ..Quotas::default() });
         let (_keep, fd) = file(0x2000);
         let (_other, other) = file(0x1000);
-        let held = map_range(&mut memory, &map(0, 0, 0x1000), &fd);
+        let leased = map_range(&mut memory, &map(0, 0, 0x1000), &fd);
 
         memory.remove(&DmaUnmap::All);
         assert_eq!((memory.sweep().len(), memory.mapped_bytes(), memory.has_leftover()), (0, 0x2000, true));
         assert!(matches!(memory.prepare(&map(0, 0, 0x1000), Some(other.into())), Err(Errno::ENOSPC)));
-        let again = map_range(&mut memory, &map(0, 0x1000, 0x1000), &fd);
-        assert_eq!(again.base_address() - held.base_address(), 0x1000);
+        let remapped = map_range(&mut memory, &map(0, 0x1000, 0x1000), &fd);
+        assert_eq!(remapped.base_address() - leased.base_address(), 0x1000);
 
-        drop((held, again));
+        drop((leased, remapped));
         assert_eq!((memory.sweep().len(), memory.has_leftover()), (0, false));
         memory.remove(&DmaUnmap::All);
         assert_eq!((memory.sweep().len(), memory.mapped_bytes()), (1, 0));

@@ -53,7 +53,7 @@ impl Refusal {
 
     /// Receives the header of the client's first message, within [`TIMEOUT`].
     fn first_header(&self) -> Option<Header> {
-        let until = Instant::now() + TIMEOUT;
+        let deadline = Instant::now() + TIMEOUT;
         let mut header = [0; HEADER_SIZE];
         let mut received = 0;
         while received < HEADER_SIZE {
@@ -61,7 +61,7 @@ impl Refusal {
                 Ok(0) => return None,
                 Ok(count) => received += count,
                 Err(SystemErrno::EINTR) => {}
-                Err(SystemErrno::EAGAIN) => self.wait(until)?,
+                Err(SystemErrno::EAGAIN) => self.wait(deadline)?,
                 Err(_) => return None,
             }
         }
@@ -69,8 +69,8 @@ impl Refusal {
     }
 
     /// Waits for input; returns `None` when the time is over.
-    fn wait(&self, until: Instant) -> Option<()> {
-        let remaining = until.saturating_duration_since(Instant::now());
+    fn wait(&self, deadline: Instant) -> Option<()> {
+        let remaining = deadline.saturating_duration_since(Instant::now());
         let timeout = PollTimeout::try_from(remaining).unwrap_or(PollTimeout::ZERO);
         let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
         match poll(&mut fds, timeout) {

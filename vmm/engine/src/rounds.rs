@@ -58,7 +58,7 @@ impl Engine {
     /// Takes one step of the machine. After each `safety_timeout` it checks everything, since a
     /// client's wake-up can get lost. If the whole machine was asleep, functions without work go
     /// back to sleep at once.
-    fn step(&mut self, now: Duration, asleep: bool) -> Next {
+    fn step(&mut self, now: Duration, was_asleep: bool) -> Next {
         let time = Nanos(nanoseconds(now));
         if !self.needs_scans() || !self.clock.is_scan_due(now, self.config.safety_timeout) {
             return self.machine.step(time, self.config.budget);
@@ -66,7 +66,7 @@ impl Engine {
 
         self.clock.note_scan(now);
         self.unmap_released();
-        if asleep {
+        if was_asleep {
             self.machine.set_cool_after(0);
         }
 

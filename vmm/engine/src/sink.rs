@@ -117,7 +117,7 @@ impl Signals {
     }
 
     /// Returns the write in progress, if there is one.
-    pub(crate) fn under_way(&self) -> Option<WriteInProgress> {
+    pub(crate) fn write_in_progress(&self) -> Option<WriteInProgress> {
         let sink = self.writing.load(Ordering::Acquire);
         (sink != 0).then(|| WriteInProgress { sink, number: self.writes() })
     }
@@ -232,7 +232,7 @@ impl EventFdSink {
     }
 
     /// Checks the length of a write that began at `start` and has just ended. `account` is the
-    /// thread's time at its begin, which is taken only for a suspected client.
+    /// thread's processor time at `start`, which is measured only for a suspected client.
     ///
     /// A client is suspected after its first long write. It is given up after long writes that the
     /// thread's own time proves: two in a row to one eventfd, or more than its budget.
@@ -319,9 +319,9 @@ mod tests {
         let (full, copy) = eventfd();
         let blocked = sink(copy, &signals);
         let owner = Arc::clone(&blocked.owner);
-        let (mine, copy) = eventfd();
+        let (same_client, copy) = eventfd();
         let sibling = EventFdSink::bind(copy.into(), &owner, &signals).unwrap();
-        let (theirs, copy) = eventfd();
+        let (other_client, copy) = eventfd();
         let of_another_client = sink(copy, &signals);
         fcntl(&full, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
         full.write(u64::MAX - 1).unwrap();
@@ -330,7 +330,7 @@ mod tests {
         let writer = std::thread::spawn(move || blocked.signal());
         let start = Instant::now();
         let deadline = start + Duration::from_secs(20);
-        while signals.under_way().is_none() {
+        while signals.write_in_progress().is_none() {
             assert!(Instant::now() < deadline);
             std::thread::yield_now();
         }
@@ -349,8 +349,8 @@ mod tests {
         assert_eq!(full.read(), Ok(u64::MAX - 1));
         sibling.signal();
         of_another_client.signal();
-        assert!(mine.read().is_err());
-        assert_eq!(theirs.read(), Ok(1));
+        assert!(same_client.read().is_err());
+        assert_eq!(other_client.read(), Ok(1));
         assert_eq!(EventFdSink::bind(eventfd().1.into(), &owner, &signals).err(), Some(Errno::EPERM));
     }
 

@@ -137,7 +137,7 @@ impl Listener {
     pub fn accept(&self) -> Result<Option<OwnedFd>, SystemErrno> {
         loop {
             match accept4(self.fd.as_fd().as_raw_fd(), SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC) {
-                Ok(fd) => return Ok(Some(own(fd))),
+                Ok(fd) => return Ok(Some(into_owned_fd(fd))),
                 // The client that waited gave up.
                 Err(SystemErrno::ECONNABORTED | SystemErrno::EINTR) => {}
                 Err(SystemErrno::EAGAIN) => return Ok(None),
@@ -198,9 +198,9 @@ fn peer_groups(fd: BorrowedFd<'_>) -> Result<Vec<libc::gid_t>, SystemErrno> {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let ours = fs::symlink_metadata(&self.path)
+        let is_own_file = fs::symlink_metadata(&self.path)
             .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.file);
-        if ours && let Err(error) = fs::remove_file(&self.path) {
+        if is_own_file && let Err(error) = fs::remove_file(&self.path) {
             tracing::warn!(path = %self.path.display(), %error, "the socket could not be removed");
         }
     }
@@ -208,7 +208,7 @@ impl Drop for Listener {
 
 /// UNSAFETY: takes over a descriptor that `accept4` returned as a number.
 #[allow(unsafe_code)]
-fn own(fd: i32) -> OwnedFd {
+fn into_owned_fd(fd: i32) -> OwnedFd {
     // SAFETY: `accept4` has just made this descriptor, and nothing else refers to it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }

@@ -174,7 +174,7 @@ impl Engine {
     /// Returns the state of all attachments of a function.
     fn attachment_snapshots(&self, function: FunctionId) -> Vec<AttachmentSnapshot> {
         let Some(spec) = self.machine.spec(function) else { return Vec::new() };
-        let one = |(number, name): (usize, &String)| {
+        let snapshot = |(number, name): (usize, &String)| {
             let id = AttachmentId(number as u16);
             let served = self.attachments.find(function, id).map(|index| &self.attachments[index]);
             AttachmentSnapshot {
@@ -186,7 +186,7 @@ impl Engine {
                 server: served.map(|served| served.counters).unwrap_or_default(),
             }
         };
-        spec.attachments.iter().map(|attachment| &attachment.name).enumerate().map(one).collect()
+        spec.attachments.iter().map(|attachment| &attachment.name).enumerate().map(snapshot).collect()
     }
 }
 

@@ -106,27 +106,27 @@ fn check_writes(signals: &Signals, stop: &AtomicBool) {
 /// State that the watchdog keeps between two checks.
 #[derive(Debug, Default)]
 pub(crate) struct Watch {
-    seen: Option<(WriteInProgress, Instant)>,
+    last_seen: Option<(WriteInProgress, Instant)>,
 }
 
 impl Watch {
     /// Ends the write in progress if it has blocked for too long.
     pub(crate) fn check(&mut self, signals: &Signals, now: Instant) {
-        let Some(write) = signals.under_way() else {
-            self.seen = None;
+        let Some(write) = signals.write_in_progress() else {
+            self.last_seen = None;
             return;
         };
-        match self.seen {
-            Some((seen, since)) if seen == write => {
+        match self.last_seen {
+            Some((last_seen, since)) if last_seen == write => {
                 let is_late = now.saturating_duration_since(since) >= TIMEOUT;
                 // The same write is in progress before and after the thread was seen asleep, so it
                 // sleeps in that write. The signal is sent at each check, because a signal just
                 // before the call ends nothing.
-                if is_late && sleeps(signals.writer()) && signals.under_way() == Some(write) {
+                if is_late && sleeps(signals.writer()) && signals.write_in_progress() == Some(write) {
                     signals.end_blocked_write(write);
                 }
             }
-            _ => self.seen = Some((write, now)),
+            _ => self.last_seen = Some((write, now)),
         }
     }
 }

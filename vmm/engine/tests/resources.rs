@@ -27,12 +27,12 @@ use nix::{
 
 static ALONE: Mutex<()> = Mutex::new(());
 
-fn alone() -> MutexGuard<'static, ()> {
+fn lock_out_other_tests() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 both_loops! {
-    holding alone;
+    holding lock_out_other_tests;
 
     fn ten_thousand_connections_leak_nothing_and_disturb_no_client(config) {
         let neighbour = Neighbour::start(config);
@@ -43,7 +43,7 @@ both_loops! {
             }
             // A later client is served after all earlier ones.
             drop(patient_client(served));
-            served.until_free(A);
+            served.wait_until_free(A);
         };
 
         connect(100);
@@ -97,7 +97,7 @@ both_loops! {
                 bind(&client, PCI_MSIX_IRQ, 0);
                 write32(&client, reg::SCRATCH, 1);
             }
-            served.until_free(A);
+            served.wait_until_free(A);
         };
 
         connect(10);

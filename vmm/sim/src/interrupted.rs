@@ -8,13 +8,13 @@ use std::fmt;
 pub struct Interrupted<'a>(&'a dyn Fn() -> bool);
 
 impl<'a> Interrupted<'a> {
-    /// Returns a handle whose check calls `check`.
-    pub fn new(check: &'a dyn Fn() -> bool) -> Self {
-        Self(check)
+    /// Returns a handle whose [`Interrupted::is_interrupted`] calls `poll`.
+    pub fn new(poll: &'a dyn Fn() -> bool) -> Self {
+        Self(poll)
     }
 
     /// Returns whether the user has ended the run.
-    pub fn check(self) -> bool {
+    pub fn is_interrupted(self) -> bool {
         (self.0)()
     }
 }

@@ -378,9 +378,9 @@ fn impossible_options_are_refused_before_any_download() {
     );
     fails(&mut boot.command(&["--kernel", "/no/kernel", "--", "true"]), 2, &["/no/kernel: is not a file"]);
     // The host has no apt and no QEMU in this `PATH`.
-    let nothing = boot.folder.path().join("bin");
+    let empty_path = boot.folder.path().join("bin");
     let words = ["there is no QEMU here", "no relative of Debian", "--qemu", "--kernel"];
-    fails(boot.command(&["--", "true"]).env("PATH", nothing), 3, &words);
+    fails(boot.command(&["--", "true"]).env("PATH", empty_path), 3, &words);
 
     // The mirror does not exist.
     let mirror = format!("file:{}/mirror", boot.folder.path().display());

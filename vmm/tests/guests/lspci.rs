@@ -150,7 +150,8 @@ fn check_msix(section: &str, bars: &[Bar]) {
 
     let (table, pending) =
         (location("Vector table: ", count * 16), location("PBA: ", count.div_ceil(64) * 8));
-    let apart = table.0 != pending.0 || table.1.end <= pending.1.start || pending.1.end <= table.1.start;
+    let do_not_overlap =
+        table.0 != pending.0 || table.1.end <= pending.1.start || pending.1.end <= table.1.start;
 
-    assert!(apart, "the MSI-X table and its pending bits overlap\n{section}");
+    assert!(do_not_overlap, "the MSI-X table and its pending bits overlap\n{section}");
 }

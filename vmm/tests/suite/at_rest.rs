@@ -70,12 +70,15 @@ fn number(status: &str, name: &str) -> u64 {
 
 fn check_at_rest(event_loop: &str) {
     let server = Watched(Server::of_machine("pset64.toml", &["--event-loop", event_loop]));
-    let alone = server.activity_of_a_second();
-    println!("{event_loop}: without clients {} sleeps and {} ticks a second", alone.0, alone.1);
+    let without_clients = server.activity_of_a_second();
+    println!(
+        "{event_loop}: without clients {} sleeps and {} ticks a second",
+        without_clients.0, without_clients.1
+    );
 
     assert!(
-        alone.0 <= WAKES_ALONE && alone.1 <= TICKS,
-        "{alone:?} sleeps and ticks a second without clients"
+        without_clients.0 <= WAKES_ALONE && without_clients.1 <= TICKS,
+        "{without_clients:?} sleeps and ticks a second without clients"
     );
 
     let nodes = (0..64).map(|node| format!("cn{node}")).chain(["io0".to_owned()]);

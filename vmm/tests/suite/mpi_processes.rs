@@ -31,8 +31,12 @@ const LIMIT: Duration = Duration::from_secs(60);
 const ROUNDS: u64 = 3;
 /// Bytes of the messages during which it is killed.
 const LONG: usize = 8 << 20;
-/// Number of messages that it exchanges before.
-const BEFORE: u64 = 3;
+/// Number of complete long messages after which it is killed.
+const MESSAGES_BEFORE_KILL: u64 = 3;
+/// The value of each byte of a long message.
+const PATTERN: u8 = 0x5a;
+/// The environment's value of `MPI_ROLE` for a victim that sends. All others receive.
+const SOURCE: &str = "source";
 /// The addresses of the ranks. The victim has rank 1.
 const RANKS: [Address; 3] =
     [Address { node: 0, vpid: 0 }, Address { node: 1, vpid: 0 }, Address { node: 1, vpid: 1 }];
@@ -75,10 +79,10 @@ fn part() {
         return;
     };
     let mut rank = open(Path::new(&folder), 1);
-    let mut data = vec![0x5a; LONG];
+    let mut data = vec![PATTERN; LONG];
 
     for number in 0.. {
-        let request = if role == "source" {
+        let request = if role == SOURCE {
             send(&mut rank, 0, 0, data)
         } else {
             rank.irecv(Selector::exact(0, 0, 0), data, 0).unwrap()
@@ -87,14 +91,26 @@ fn part() {
         let done = rank.wait(request, Deadline::after(LIMIT), None).unwrap();
         done.result.unwrap();
         data = done.buffer.into_vec().unwrap();
-        if number == BEFORE {
+        if number == MESSAGES_BEFORE_KILL {
             report("moving");
         }
     }
 }
 
+/// The victim's side of the long messages.
+#[derive(Clone, Copy, PartialEq)]
+enum Role {
+    Source,
+    Target,
+}
+
 /// Starts the process that is killed.
-fn victim(folder: &Path, role: &str) -> Part {
+fn victim(folder: &Path, role: Role) -> Part {
+    let role = match role {
+        Role::Source => SOURCE,
+        Role::Target => "target",
+    };
+
     Part::start("mpi_processes", &[("MPI_FOLDER", folder.as_os_str()), ("MPI_ROLE", role.as_ref())])
 }
 
@@ -112,7 +128,7 @@ impl Neighbours {
     }
 
     /// Makes a turn of both ranks, and checks the exchanged messages.
-    fn turn(&mut self) {
+    fn progress_and_exchange(&mut self) {
         for rank in &mut self.ranks {
             rank.progress().unwrap();
         }
@@ -143,55 +159,57 @@ impl Neighbours {
         self.pending = [Some(sent), Some(receive(two, 0, tag, length))];
     }
 
-    fn until<R>(&mut self, description: &str, mut check: impl FnMut(&mut Self) -> Option<R>) -> R {
+    fn drive_until<R>(&mut self, description: &str, mut attempt: impl FnMut(&mut Self) -> Option<R>) -> R {
         let (deadline, mut relax) = (Deadline::after(LIMIT), Relax::new());
         loop {
-            if let Some(value) = check(self) {
+            if let Some(value) = attempt(self) {
                 return value;
             }
             assert!(!deadline.has_passed(), "no {description}");
-            self.turn();
+            self.progress_and_exchange();
             relax.reset();
             self.ranks[0].transport_mut().relax(&mut relax).unwrap();
         }
     }
 
-    fn exchange(&mut self, more: u64) {
-        let goal = self.exchanged + more;
-        self.until("messages", |pair| (pair.exchanged >= goal).then_some(()));
+    fn exchange(&mut self, messages: u64) {
+        let total = self.exchanged + messages;
+        self.drive_until("messages", |pair| (pair.exchanged >= total).then_some(()));
     }
 }
 
-/// Exchanges long messages with the victim until one fails. The victim is killed during a message,
-/// once it has reported its progress.
-fn until_killed(pair: &mut Neighbours, victim: &mut Part, source: bool) -> Completion {
-    let mut killed = false;
-    let mut data = vec![0x5a; LONG];
+/// Exchanges long messages with the victim until one fails, and returns that one's completion. The
+/// victim is killed in the middle of a message, after [`MESSAGES_BEFORE_KILL`] complete ones.
+fn exchange_until_victim_is_killed(pair: &mut Neighbours, victim: &mut Part, role: Role) -> Completion {
+    let mut is_killed = false;
+    let mut data = vec![PATTERN; LONG];
 
     for number in 0.. {
         let before = pair.ranks[0].transport().statistics();
-        let request = if source {
-            pair.ranks[0].irecv(Selector::exact(1, 0, 0), data, 0).unwrap()
-        } else {
-            send(&mut pair.ranks[0], 1, 0, data)
+        let request = match role {
+            Role::Source => pair.ranks[0].irecv(Selector::exact(1, 0, 0), data, 0).unwrap(),
+            Role::Target => send(&mut pair.ranks[0], 1, 0, data),
         };
 
-        let done = pair.until("end of a long message", |pair| {
-            let under_way = !source || pair.ranks[0].transport().statistics().gets > before.gets;
-            if !killed && under_way && number > BEFORE && victim.next().is_some() {
+        let done = pair.drive_until("end of a long message", |pair| {
+            // A receiver fetches a long message by gets, so its first get shows that the transfer
+            // has begun. A sender does not see the gets of its receiver.
+            let gets = pair.ranks[0].transport().statistics().gets;
+            let has_begun = role == Role::Target || gets > before.gets;
+            if !is_killed && has_begun && number > MESSAGES_BEFORE_KILL && victim.next().is_some() {
                 victim.kill();
-                killed = true;
+                is_killed = true;
             }
             pair.ranks[0].test(request).unwrap()
         });
 
         if done.result.is_err() {
-            assert!(killed, "{:?}", done.result);
+            assert!(is_killed, "{:?}", done.result);
             return done;
         }
 
-        if source {
-            assert!(done.buffer.as_slice().iter().all(|byte| *byte == 0x5a), "message {number}");
+        if role == Role::Source {
+            assert!(done.buffer.as_slice().iter().all(|byte| *byte == PATTERN), "message {number}");
         }
 
         data = done.buffer.into_vec().unwrap();
@@ -205,13 +223,13 @@ fn check_kill_in_the_middle(event_loop: &str) {
     let folder = server.directory();
 
     for round in 0..2 * ROUNDS {
-        let source = round % 2 == 0;
+        let role = if round % 2 == 0 { Role::Source } else { Role::Target };
         let ranks = [open(&folder, 0), open(&folder, 2)];
         let mut pair = Neighbours { ranks, pending: [None, None], exchanged: 0 };
         pair.start();
-        let mut victim = self::victim(&folder, if source { "source" } else { "target" });
+        let mut victim = victim(&folder, role);
         pair.exchange(10);
-        let done = until_killed(&mut pair, &mut victim, source);
+        let done = exchange_until_victim_is_killed(&mut pair, &mut victim, role);
         let error = done.result.unwrap_err();
 
         // A get in flight may be the first operation that fails.
@@ -227,12 +245,12 @@ fn check_kill_in_the_middle(event_loop: &str) {
 
         for attempt in attempts {
             let request = attempt(&mut pair.ranks[0]);
-            let done = pair.until("the report of its end", |pair| pair.ranks[0].test(request).unwrap());
+            let done = pair.drive_until("the report of its end", |pair| pair.ranks[0].test(request).unwrap());
             assert_eq!(done.result, peer_gone);
         }
 
         let named = receive(&mut pair.ranks[1], 1, 9, 8);
-        let done = pair.until("the report of its end", |pair| pair.ranks[1].test(named).unwrap());
+        let done = pair.drive_until("the report of its end", |pair| pair.ranks[1].test(named).unwrap());
 
         assert_eq!(done.result, peer_gone);
         pair.exchange(30);

@@ -28,14 +28,14 @@ use crate::server::Server;
 /// Two cards with the default watchdog of 500 ms.
 const MACHINE: &str = "name = \"stopped\"\n[[extoll]]\nmesh = 2\nvpids = 4\n";
 /// How long the process is stopped: four times the watchdog.
-const STILL: Duration = Duration::from_secs(2);
+const STOP_TIME: Duration = Duration::from_secs(2);
 /// The longest wait.
 const LIMIT: Duration = Duration::from_secs(60);
 /// The greatest number of messages in flight. It exceeds the credits that a rank is granted.
-const AHEAD: u64 = 200;
+const MAX_UNANSWERED: u64 = 200;
 /// Number of messages before the process is stopped, and in total.
-const BEFORE: u64 = 300;
-const ALL: u64 = 3_000;
+const ANSWERED_BEFORE_STOP: u64 = 300;
+const MESSAGES: u64 = 3_000;
 /// The tag of the answers.
 const ANSWER: u64 = 1 << 40;
 
@@ -80,7 +80,7 @@ fn part() {
     let Some(folder) = std::env::var_os("STOPPED_FOLDER") else { return };
     let mut rank = open(Path::new(&folder), 1);
 
-    for number in 0..ALL {
+    for number in 0..MESSAGES {
         let receive = rank.irecv(Selector::exact(0, 0, 0), vec![0; 100_000], 0).unwrap();
         let done = rank.wait(receive, Deadline::after(LIMIT), None).unwrap();
         done.result.unwrap();
@@ -140,7 +140,7 @@ impl Drop for StoppedProcess {
     }
 }
 
-/// The sending side. It sends up to [`AHEAD`] messages ahead, and takes the answers.
+/// The sending side. It sends up to [`MAX_UNANSWERED`] messages ahead, and takes the answers.
 struct Source {
     rank: Rank,
     sends: Vec<Request>,
@@ -160,9 +160,10 @@ impl Source {
         rank.irecv(Selector::exact(1, 0, ANSWER), vec![0; 8], 0).unwrap()
     }
 
-    /// Makes a turn. Returns the error of the first request that fails.
-    fn turn(&mut self, relax: &mut Relax) -> Result<(), Error> {
-        while self.sent < ALL && self.sent < self.answered + AHEAD {
+    /// Sends what flow control allows, makes progress and checks the answers. Returns the error of
+    /// the first request that fails.
+    fn progress_and_check(&mut self, relax: &mut Relax) -> Result<(), Error> {
+        while self.sent < MESSAGES && self.sent < self.answered + MAX_UNANSWERED {
             let send = self.rank.isend(Envelope::new(1, 0, 0), Mode::Standard, data(self.sent), 0).unwrap();
             self.sends.push(send);
             self.sent += 1;
@@ -191,12 +192,12 @@ impl Source {
         Ok(())
     }
 
-    /// Makes turns until `answered` messages were answered.
-    fn until(&mut self, answered: u64) {
+    /// Drives the rank until `answered` messages were answered.
+    fn drive_until_answered(&mut self, answered: u64) {
         let (deadline, mut relax) = (Deadline::after(LIMIT), Relax::new());
         while self.answered < answered {
             assert!(!deadline.has_passed(), "{} of {answered} answers", self.answered);
-            self.turn(&mut relax).unwrap();
+            self.progress_and_check(&mut relax).unwrap();
             relax.reset();
         }
     }
@@ -209,12 +210,12 @@ fn check_stop_and_resume(event_loop: &str) {
     let mut source = Source::open(&folder);
 
     for stop in 1..=2 {
-        source.until(stop * BEFORE);
+        source.drive_until_answered(stop * ANSWERED_BEFORE_STOP);
         other.stop();
-        let (still, mut relax) = (Instant::now(), Relax::new());
+        let (stopped, mut relax) = (Instant::now(), Relax::new());
 
-        while still.elapsed() < STILL {
-            source.turn(&mut relax).unwrap();
+        while stopped.elapsed() < STOP_TIME {
+            source.progress_and_check(&mut relax).unwrap();
         }
 
         // All answers of the stopped process have come. Messages within its granted credits wait
@@ -222,10 +223,10 @@ fn check_stop_and_resume(event_loop: &str) {
         let answered = source.answered;
         assert!(source.sent > answered);
         other.resume();
-        source.until(answered + 1);
+        source.drive_until_answered(answered + 1);
     }
 
-    source.until(ALL);
+    source.drive_until_answered(MESSAGES);
     assert_eq!(
         source.rank.transport().velo_statistics().stalls,
         0,
@@ -249,14 +250,14 @@ fn a_rank_killed_while_stopped_is_reported_lost() {
     let folder = server.directory();
     let other = StoppedProcess::start(&folder);
     let mut source = Source::open(&folder);
-    source.until(BEFORE);
+    source.drive_until_answered(ANSWERED_BEFORE_STOP);
     other.stop();
     kill(other.pid(), Signal::SIGKILL).unwrap();
     let (deadline, mut relax) = (Deadline::after(LIMIT), Relax::new());
 
     let error = loop {
         assert!(!deadline.has_passed(), "a killed rank is not given up");
-        if let Err(error) = source.turn(&mut relax) {
+        if let Err(error) = source.progress_and_check(&mut relax) {
             break error;
         }
     };

@@ -85,9 +85,9 @@ fn all_to_all_and_random_access_are_right_on_32_served_nodes() {
         let pairs = ranks.iter_mut().zip(&mut tables);
         finish(pairs.map(|(rank, table)| Updates::new(rank, table, 4 + pass).unwrap()).collect());
 
-        let wrong: u64 = tables.iter().map(Table::wrong).sum();
+        let wrong: u64 = tables.iter().map(Table::count_wrong).sum();
         // After one pass most words differ.
-        assert_eq!(wrong == 0, pass == 1, "{wrong} wrong words behind pass {pass}");
+        assert_eq!(wrong == 0, pass == 1, "{wrong} wrong words after pass {pass}");
     }
 
     for rank in &ranks {
@@ -191,8 +191,8 @@ impl Scenario {
         }
     }
 
-    /// Makes a turn of both ranks, and exchanges messages between them.
-    fn turn(&mut self) {
+    /// Makes progress at both ranks, and exchanges messages between them.
+    fn progress_and_exchange(&mut self) {
         for rank in &mut self.ranks {
             rank.progress().unwrap();
         }
@@ -216,8 +216,8 @@ impl Scenario {
     }
 
     /// Exchanges messages with the victim, and kills it in the middle of one.
-    fn turn_with_victim(&mut self) {
-        self.turn();
+    fn exchange_with_victim(&mut self) {
+        self.progress_and_exchange();
         let (role, zero) = (self.role, &mut self.ranks[0]);
         if self.failed.is_some() {
             return;
@@ -243,13 +243,17 @@ impl Scenario {
     }
 }
 
-/// Drives all scenes until the condition holds for each.
-fn until(scenes: &mut [Scenario], description: &str, mut is_so: impl FnMut(&mut Scenario) -> bool) {
+/// Drives all scenarios until the condition holds for each.
+fn drive_until(
+    scenarios: &mut [Scenario],
+    description: &str,
+    mut condition: impl FnMut(&mut Scenario) -> bool,
+) {
     let (deadline, mut relax) = (Deadline::after(LIMIT), Relax::new());
     loop {
         let mut all = true;
-        for scene in &mut *scenes {
-            all &= is_so(scene);
+        for scenario in &mut *scenarios {
+            all &= condition(scenario);
         }
         if all {
             return;
@@ -257,7 +261,7 @@ fn until(scenes: &mut [Scenario], description: &str, mut is_so: impl FnMut(&mut 
 
         assert!(!deadline.has_passed(), "no {description}");
         relax.reset();
-        scenes[0].ranks[0].transport_mut().relax(&mut relax).unwrap();
+        scenarios[0].ranks[0].transport_mut().relax(&mut relax).unwrap();
     }
 }
 
@@ -265,29 +269,31 @@ fn until(scenes: &mut [Scenario], description: &str, mut is_so: impl FnMut(&mut 
 fn a_rank_killed_in_any_transfer_is_an_error_to_the_others_and_leaves_its_node_usable() {
     let server = Server::of_text("name = \"mu\"\n[[bgq]]\ntorus = [2]\nsubgroups = 6\n", "auto");
     let folder = server.directory();
-    let mut scenes: Vec<_> =
+    let mut scenarios: Vec<_> =
         ROLES.into_iter().map(|(name, role)| Scenario::new(&folder, name, role)).collect();
 
-    until(&mut scenes, "failed transfers", |scene| {
-        scene.turn_with_victim();
-        scene.failed.is_some()
+    drive_until(&mut scenarios, "failed transfers", |scenario| {
+        scenario.exchange_with_victim();
+        scenario.failed.is_some()
     });
-    for scene in &scenes {
-        let error = scene.failed.as_ref().unwrap().result.as_ref().unwrap_err();
+    for scenario in &scenarios {
+        let error = scenario.failed.as_ref().unwrap().result.as_ref().unwrap_err();
         assert!(error.is_peer() || matches!(error, Error::Transport(_)), "{error}");
     }
 
     // From now on each operation with the rank fails, at all ranks. An eager send before the report
     // of the end is complete.
-    refused(&mut scenes, |[zero, two]| vec![(0, receive(zero, 1, 9, 8)), (1, receive(two, 1, 9, 8))]);
-    refused(&mut scenes, |[zero, two]| {
+    check_requests_fail(&mut scenarios, |[zero, two]| {
+        vec![(0, receive(zero, 1, 9, 8)), (1, receive(two, 1, 9, 8))]
+    });
+    check_requests_fail(&mut scenarios, |[zero, two]| {
         vec![
             (0, send(zero, 1, 9, vec![0; 8])),
             (0, send(zero, 1, 9, vec![0; LONG])),
             (1, send(two, 1, 9, vec![0; LONG])),
         ]
     });
-    drop(scenes);
+    drop(scenarios);
 
     for (_, role) in ROLES {
         reopen_and_exchange(&folder, &role.job());
@@ -296,22 +302,27 @@ fn a_rank_killed_in_any_transfer_is_an_error_to_the_others_and_leaves_its_node_u
 
 /// Starts requests with the killed ranks, by the index of the rank that makes each. Waits until all
 /// have failed, and the others have exchanged further messages.
-fn refused(scenes: &mut [Scenario], start: impl Fn(&mut [Rank; 2]) -> Vec<(usize, Request)>) {
+fn check_requests_fail(scenarios: &mut [Scenario], start: impl Fn(&mut [Rank; 2]) -> Vec<(usize, Request)>) {
     let mut started: Vec<_> =
-        scenes.iter_mut().map(|scene| (start(&mut scene.ranks), scene.exchanged + 15)).collect();
+        scenarios.iter_mut().map(|scenario| (start(&mut scenario.ranks), scenario.exchanged + 15)).collect();
     let mut index = 0;
 
-    until(scenes, "errors", |scene| {
-        scene.turn();
-        let (requests, goal) = &mut started[index % ROLES.len()];
+    drive_until(scenarios, "errors", |scenario| {
+        scenario.progress_and_exchange();
+        let (requests, exchanged_at_end) = &mut started[index % ROLES.len()];
         index += 1;
 
         requests.retain(|(rank, request)| {
-            let Some(done) = scene.ranks[*rank].test(*request).unwrap() else { return true };
-            assert_eq!(done.result, Err(Error::PeerGone { peer: 1, why: Loss::Silent }), "{:?}", scene.role);
+            let Some(done) = scenario.ranks[*rank].test(*request).unwrap() else { return true };
+            assert_eq!(
+                done.result,
+                Err(Error::PeerGone { peer: 1, why: Loss::Silent }),
+                "{:?}",
+                scenario.role
+            );
             false
         });
-        requests.is_empty() && scene.exchanged >= *goal
+        requests.is_empty() && scenario.exchanged >= *exchanged_at_end
     });
 }
 

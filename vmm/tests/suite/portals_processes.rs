@@ -40,7 +40,7 @@ const WINDOW: u64 = 8;
 const ROUNDS: u64 = 6;
 const MODES: [(Mode, &str); 2] = [(Mode::NicBased, "nic"), (Mode::HostBased, "host")];
 
-fn soon() -> Deadline {
+fn test_deadline() -> Deadline {
     Deadline::after(LIMIT)
 }
 
@@ -112,7 +112,7 @@ impl Process {
     }
 
     fn event(&self, kind: EventKind) -> Event {
-        let event = self.queue.wait(soon(), None).unwrap();
+        let event = self.queue.wait(test_deadline(), None).unwrap();
         assert_eq!(event.kind, kind);
         event
     }
@@ -130,7 +130,7 @@ fn part() {
         "receive" => receive(&Process::open(directory, 1, mode)),
         "attached" => {
             let device = open(directory, "ss1.p0");
-            receive(&Process::of(Interface::attach(device, soon()).unwrap()));
+            receive(&Process::of(Interface::attach(device, test_deadline()).unwrap()));
         }
         "send" => send(&Process::open(directory, 1, mode), variable("ROUND").parse().unwrap()),
         other => panic!("no part {other}"),
@@ -143,7 +143,7 @@ fn receive(process: &Process) {
     report("ready");
 
     loop {
-        match process.queue.wait(soon(), None) {
+        match process.queue.wait(test_deadline(), None) {
             Ok(event) if event.kind == EventKind::PutEnd && event.failure.is_none() => {
                 report(format_args!("{} {}", event.message.match_bits, event.message.header_data));
             }
@@ -219,20 +219,20 @@ impl<'a> Stream<'a> {
     }
 
     /// Takes the end of one message. After one that has failed, all that are in flight fail.
-    fn take(&mut self) {
+    fn await_send_end(&mut self) {
         let end = self.process.event(EventKind::SendEnd);
         self.ended += 1;
         self.failed += u64::from(end.failure.is_some());
         assert_eq!(end.failure, (self.failed > 0).then_some(Failure::Node), "message {}", self.ended);
     }
 
-    /// Goes on until the receiver has reported this many messages.
-    fn until_received(&mut self, part: &Part, arrived: &mut Arrived, count: u64) {
-        let deadline = soon();
+    /// Sends messages until the receiver has reported `count` of them.
+    fn send_until_received(&mut self, part: &Part, arrived: &mut Arrived, count: u64) {
+        let deadline = test_deadline();
         while arrived.count < count {
             assert!(!deadline.has_passed(), "{} of {count} messages have come", arrived.count);
             self.fill();
-            self.take();
+            self.await_send_end();
             assert_eq!(self.failed, 0);
             while let Some(line) = part.next() {
                 arrived.note(&line);
@@ -240,14 +240,14 @@ impl<'a> Stream<'a> {
         }
     }
 
-    /// Goes on until the node is gone and all messages have ended.
-    fn until_failed(&mut self) {
+    /// Sends messages until one fails because the node is lost, and waits for the ends of all.
+    fn send_until_node_is_lost(&mut self) {
         while self.failed == 0 {
             self.fill();
-            self.take();
+            self.await_send_end();
         }
         while self.ended < self.put {
-            self.take();
+            self.await_send_end();
         }
     }
 }
@@ -266,10 +266,10 @@ fn end_receivers(end: impl Fn(&Server, Part) -> Vec<String>) {
             let (mut stream, mut arrived) = (Stream::new(&local, &from, round), Arrived { round, count: 0 });
             // The first one ends before a message has arrived.
             stream.fill();
-            stream.until_received(&part, &mut arrived, (round - 1) * 3);
+            stream.send_until_received(&part, &mut arrived, (round - 1) * 3);
 
             let last = end(&server, part);
-            stream.until_failed();
+            stream.send_until_node_is_lost();
             last.iter().for_each(|line| arrived.note(line));
             assert!(arrived.count <= stream.put);
         }
@@ -339,9 +339,9 @@ fn without_a_restart_each_message_arrives_exactly_once() {
         part.expect("ready");
 
         let mut stream = Stream::new(&local, &from, 1);
-        stream.until_received(&part, &mut Arrived { round: 1, count: 0 }, 100);
+        stream.send_until_received(&part, &mut Arrived { round: 1, count: 0 }, 100);
         while stream.ended < stream.put {
-            stream.take();
+            stream.await_send_end();
         }
         assert_eq!(stream.failed, 0);
     }
@@ -364,14 +364,14 @@ fn programs_without_a_kernel_use_a_granted_process_one_after_the_other() {
         let mut part = start(&directory, "attached", "nic", round);
         part.expect("ready");
         let (mut stream, mut arrived) = (Stream::new(&local, &from, round), Arrived { round, count: 0 });
-        stream.until_received(&part, &mut arrived, 3 * round);
+        stream.send_until_received(&part, &mut arrived, 3 * round);
 
         // The node keeps running: messages to the process that has ended are dropped.
         stream.fill();
         part.kill().iter().for_each(|line| arrived.note(line));
         stream.fill();
         while stream.ended < stream.put {
-            stream.take();
+            stream.await_send_end();
         }
         assert_eq!(stream.failed, 0);
     }
@@ -379,7 +379,7 @@ fn programs_without_a_kernel_use_a_granted_process_one_after_the_other() {
     // Without its kernel, the node ends, and a message to it fails.
     drop(kernel);
     let mut stream = Stream::new(&local, &from, 0);
-    stream.until_failed();
+    stream.send_until_node_is_lost();
     let refused = attach(Deadline::after(Duration::from_millis(20)));
     assert!(matches!(refused, Err(Error::Refused { call: "PtlNIInit", .. })), "{refused:?}");
 }

@@ -108,9 +108,9 @@ fn serve_reuses_the_directory_of_a_killed_server() {
     }
 
     let folder = std::mem::replace(&mut server.folder, tempfile::tempdir().unwrap());
-    let again = Server::start_in(folder, Path::new(&machine("proof.toml")), &[]);
+    let second_server = Server::start_in(folder, Path::new(&machine("proof.toml")), &[]);
 
-    assert_eq!(stat(&again)["machine"], "proof");
+    assert_eq!(stat(&second_server)["machine"], "proof");
 }
 
 #[test]
@@ -132,8 +132,8 @@ fn own_virtual_machine_refuses_what_only_qemu_does_before_anything_is_served() {
         [&["--iommu"], &["--driver", "vfio"], &["--root-ports"], &["--accel", "tcg"], &["--share", "/tmp"]];
 
     for options in only_qemu {
-        let own = ["boot", &pset, "--vmm", "own", "--dir", directory.to_str().unwrap(), "--lspci"];
-        let output = output(nicforge(&own).args(options));
+        let command = ["boot", &pset, "--vmm", "own", "--dir", directory.to_str().unwrap(), "--lspci"];
+        let output = output(nicforge(&command).args(options));
         assert_eq!(output.status.code(), Some(2));
         let errors = text(&output.stderr);
         assert!(errors.contains(options[0]) && errors.contains("--vmm qemu"), "{errors}");
@@ -193,14 +193,14 @@ fn stat_without_a_server_reports_it() {
 }
 
 #[test]
-fn reset_takes_a_node_and_lists_the_nodes_without_one() {
+fn reset_of_an_unknown_node_fails_and_lists_the_nodes() {
     let server = Server::of_machine("pset.toml", &[]);
     let directory = server.directory();
     let directory = directory.to_str().unwrap();
     assert!(output(&mut nicforge(&["reset", directory, "cn1"])).status.success());
-    let wrong = output(&mut nicforge(&["reset", directory, "cn9"]));
-    assert_eq!(wrong.status.code(), Some(2));
-    assert!(text(&wrong.stderr).contains("there are io0, cn0"));
+    let unknown = output(&mut nicforge(&["reset", directory, "cn9"]));
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(text(&unknown.stderr).contains("there are io0, cn0"));
 }
 
 fn run(programs: &[&str]) -> Output {

@@ -83,12 +83,12 @@ fn every_wait_ends(event_loop: &str) {
         let (started, (ended, ends)) = (Barrier::new(WAITS.len() + 1), mpsc::channel());
 
         thread::scope(|scope| {
-            for (device, (what, wait)) in devices.iter().zip(WAITS) {
+            for (device, (call, wait)) in devices.iter().zip(WAITS) {
                 let (started, ended) = (&started, ended.clone());
                 scope.spawn(move || {
                     started.wait();
                     let result = wait(device);
-                    ended.send((what, Instant::now(), result)).unwrap();
+                    ended.send((call, Instant::now(), result)).unwrap();
                 });
             }
             started.wait();
@@ -97,11 +97,11 @@ fn every_wait_ends(event_loop: &str) {
 
             let killed = server.kill();
             for _ in WAITS {
-                let (what, at, result) = ends.recv_timeout(LIMIT).unwrap();
-                let took = at.saturating_duration_since(killed);
-                eprintln!("{event_loop}: {what}: {} ms", took.as_millis());
-                assert_eq!(result, Err(Error::DeviceGone { cause: GoneCause::HungUp }), "{what}");
-                assert!(took < SOON, "{event_loop}: {what} took {took:?}");
+                let (call, ended_at, result) = ends.recv_timeout(LIMIT).unwrap();
+                let delay = ended_at.saturating_duration_since(killed);
+                eprintln!("{event_loop}: {call}: {} ms", delay.as_millis());
+                assert_eq!(result, Err(Error::DeviceGone { cause: GoneCause::HungUp }), "{call}");
+                assert!(delay < SOON, "{event_loop}: {call} took {delay:?}");
             }
         });
     }
@@ -146,11 +146,11 @@ fn outstanding_access_ends(event_loop: &str) {
 
             let killed = server.kill();
             let (result, at) = read.join().unwrap();
-            let took = at.saturating_duration_since(killed);
-            eprintln!("{event_loop}: an outstanding read: {} ms", took.as_millis());
+            let delay = at.saturating_duration_since(killed);
+            eprintln!("{event_loop}: an outstanding read: {} ms", delay.as_millis());
 
             assert_eq!(result, Err(Error::DeviceGone { cause: GoneCause::HungUp }));
-            assert!(took < SOON, "{event_loop}: it took {took:?}");
+            assert!(delay < SOON, "{event_loop}: it took {delay:?}");
         });
     }
 }

@@ -28,7 +28,7 @@ const ROUNDS: u64 = 8;
 /// The address of the process that is killed.
 const VICTIM: Address = Address { node: 1, vpid: 0 };
 
-fn soon() -> Deadline {
+fn test_deadline() -> Deadline {
     Deadline::after(LIMIT)
 }
 
@@ -59,7 +59,7 @@ fn part() {
     let mut moving = false;
 
     loop {
-        let message = port.recv(Filter::ANY, soon(), None).unwrap();
+        let message = port.recv(Filter::ANY, test_deadline(), None).unwrap();
         if message.quadword(0) != round {
             report(format_args!("old: {}", message.quadword(0)));
             return;
@@ -89,22 +89,22 @@ fn socket(server: &Server, at: Address) -> PathBuf {
 
 /// Sends messages of a round until the victim is gone.
 fn send_until_victim_ends(port: &mut Port, round: u64) {
-    let deadline = soon();
+    let deadline = test_deadline();
     // The first calls may still report the end of the previous victim.
     let link = loop {
-        if let Some(link) = none_if_victim_ended(port.connect(VICTIM, soon(), None)) {
+        if let Some(link) = none_if_victim_ended(port.connect(VICTIM, test_deadline(), None)) {
             break link;
         }
         assert!(!deadline.has_passed(), "the end of the victim is still reported");
     };
 
-    while none_if_victim_ended(port.send(link, 1, &round.to_le_bytes(), soon(), None)).is_some()
+    while none_if_victim_ended(port.send(link, 1, &round.to_le_bytes(), test_deadline(), None)).is_some()
         || port.is_up(VICTIM)
     {
         assert!(!deadline.has_passed(), "the victim is not gone");
     }
     // The card may have dropped some messages. It reports that with the same error, or not at all.
-    let deadline = soon();
+    let deadline = test_deadline();
     let mut relax = Relax::new();
 
     while port.is_up(VICTIM) {
@@ -153,9 +153,9 @@ fn check_kill_while_neighbours_send(event_loop: &str) {
         // The neighbours still reach each other. Any of these calls may report messages to the
         // victim that the card dropped.
         let (first, second) = ports.split_at_mut(1);
-        let deadline = soon();
+        let deadline = test_deadline();
         let link = loop {
-            if let Some(link) = none_if_victim_ended(first[0].connect(neighbours[1], soon(), None)) {
+            if let Some(link) = none_if_victim_ended(first[0].connect(neighbours[1], test_deadline(), None)) {
                 break link;
             }
             assert!(!deadline.has_passed(), "the end of the victim is still reported");
@@ -174,7 +174,7 @@ fn check_kill_while_neighbours_send(event_loop: &str) {
 
         let message = loop {
             if let Some(message) =
-                none_if_victim_ended(second[0].recv(Filter::from(neighbours[0]), soon(), None))
+                none_if_victim_ended(second[0].recv(Filter::from(neighbours[0]), test_deadline(), None))
             {
                 break message;
             }

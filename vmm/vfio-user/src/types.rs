@@ -150,7 +150,7 @@ pub enum DmaUnmap {
 }
 
 impl DmaUnmap {
-    /// Whether any of `len` bytes at `start` is unmapped.
+    /// Returns whether the request unmaps any of the `len` bytes at `start`.
     pub fn touches(&self, start: u64, len: usize) -> bool {
         match *self {
             Self::Range { address, size } => {

@@ -139,16 +139,17 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     Ok(Outcome { rows, goals, notes })
 }
 
-/// Compares the largest depth with the mean of depths 1 and 10.
+/// Returns the goal for one path: the search time at a depth of 10,000 entries is at most [`FLAT`]
+/// times the mean of those at 1 and at 10.
 fn goal(path: Path, medians: &[(Path, u32, f64)]) -> Goal {
-    let of = |expected: u32| {
+    let median_at = |expected: u32| {
         medians
             .iter()
             .find(|&&(other, depth, _)| other == path && depth == expected)
             .map_or(f64::NAN, |&(.., nanoseconds)| nanoseconds)
     };
 
-    let ratio = of(10_000) / f64::midpoint(of(1), of(10));
+    let ratio = median_at(10_000) / f64::midpoint(median_at(1), median_at(10));
     Goal::at_most(format!("{}: time at a depth of 10,000, times that at 1 and 10", path.name()), FLAT, ratio)
 }
 

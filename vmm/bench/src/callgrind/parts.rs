@@ -49,12 +49,12 @@ impl Parts {
             if let Some((key, value)) = line.split_once('=') {
                 if matches!(key, "fl" | "fi" | "fe" | "cfi" | "cfl") {
                     let (number, name) = value.split_once(' ').unwrap_or((value, ""));
-                    let [own, inlined] = *names.entry(number).or_insert_with(|| {
-                        let own = self.of_file(name);
-                        [own, own.filter(|_| !self.shared.iter().any(|path| is_below(name, path)))]
+                    let [part, inlined] = *names.entry(number).or_insert_with(|| {
+                        let part = self.of_file(name);
+                        [part, part.filter(|_| !self.shared.iter().any(|path| is_below(name, path)))]
                     });
                     match key {
-                        "fl" => (outer, inner) = (own, own),
+                        "fl" => (outer, inner) = (part, part),
                         "fi" | "fe" => inner = inlined,
                         // These name the called function's file.
                         _ => {}

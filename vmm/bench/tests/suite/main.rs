@@ -141,8 +141,8 @@ fn portals_are_measured_on_seastars() {
 
 #[test]
 fn without_valgrind_the_packet_bench_names_the_package_to_install() {
-    let nothing = tempfile::TempDir::new().unwrap();
-    let output = bench(&["packet", "--quick", "--json"]).env("PATH", nothing.path()).output().unwrap();
+    let empty_folder = tempfile::TempDir::new().unwrap();
+    let output = bench(&["packet", "--quick", "--json"]).env("PATH", empty_folder.path()).output().unwrap();
 
     let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(3), "{stderr}");
@@ -152,10 +152,10 @@ fn without_valgrind_the_packet_bench_names_the_package_to_install() {
 #[test]
 fn register_accesses_and_their_peers_are_measured_at_each_placement() {
     let report = quick("mmio");
-    let ours = REGISTER_PATHS;
+    let registers = REGISTER_PATHS;
     let bare = ["bare-ring", "unix-pingpong", "unix-pingpong-spinning", "eventfd-pingpong"];
 
-    assert_report(&report, "mmio", &[ours.as_slice(), &bare].concat());
+    assert_report(&report, "mmio", &[registers.as_slice(), &bare].concat());
     if cfg!(feature = "bench-peers") {
         assert_report(&report, "mmio", &["vfio_user-crate-read"]);
     }
@@ -169,7 +169,7 @@ fn register_accesses_and_their_peers_are_measured_at_each_placement() {
             "{row:#}"
         );
 
-        let device = ours.contains(&path) || path.starts_with("vfio_user-crate");
+        let device = registers.contains(&path) || path.starts_with("vfio_user-crate");
         assert_eq!(row["backing"] == "vfio-user", device, "{row:#}");
         if ["posted-write", "bare-ring", "trapped-read-hot", "trapped-write"].contains(&path) {
             assert!(row["rate_per_s"].as_f64() > Some(0.0), "{row:#}");
@@ -179,7 +179,7 @@ fn register_accesses_and_their_peers_are_measured_at_each_placement() {
     let placements: BTreeSet<_> = rows.iter().map(|row| row["placement"].as_str().unwrap()).collect();
     let of_each_path = |path: &str| rows.iter().filter(|row| row["path"] == path).count();
 
-    assert!(ours.iter().chain(&bare).all(|path| of_each_path(path) == placements.len()), "{report:#}");
+    assert!(registers.iter().chain(&bare).all(|path| of_each_path(path) == placements.len()), "{report:#}");
 
     let goals = if cfg!(feature = "bench-peers") { 4 } else { 3 };
     assert_eq!(report["goals"].as_array().unwrap().len(), goals * placements.len());

@@ -100,8 +100,8 @@ mod tests {
         kinds.into_iter().filter_map(|kind| choose(kind).ok()).collect()
     }
 
-    /// Waits until something is reported; reports may come in pieces.
-    fn next(events: &mut dyn EventLoop, wanted: impl Fn(&Event) -> bool) {
+    /// Waits until an event satisfies `wanted`. One call of `wait` may return a part of the events.
+    fn wait_for_event(events: &mut dyn EventLoop, wanted: impl Fn(&Event) -> bool) {
         let mut found = Vec::new();
         for _ in 0..16 {
             events.wait(LONG, &mut found).unwrap();
@@ -125,11 +125,11 @@ mod tests {
             events.watch(local_end.as_fd(), TOKEN, Interest::READ).unwrap();
             none(&mut *events);
             remote_end.write_all(&[1]).unwrap();
-            next(&mut *events, |event| event.token == TOKEN && event.readable && !event.hangup);
+            wait_for_event(&mut *events, |event| event.token == TOKEN && event.readable && !event.hangup);
             none(&mut *events);
             local_end.read_exact(&mut [0]).unwrap();
             remote_end.write_all(&[2]).unwrap();
-            next(&mut *events, |event| event.readable);
+            wait_for_event(&mut *events, |event| event.readable);
             events.unwatch(local_end.as_fd(), TOKEN);
         }
     }
@@ -140,9 +140,9 @@ mod tests {
             let (local_end, mut remote_end) = UnixStream::pair().unwrap();
             events.watch(local_end.as_fd(), TOKEN, Interest::READ).unwrap();
             remote_end.write_all(&[1]).unwrap();
-            next(&mut *events, |event| event.readable);
+            wait_for_event(&mut *events, |event| event.readable);
             events.rewatch(local_end.as_fd(), TOKEN, Interest { read: true, write: true }).unwrap();
-            next(&mut *events, |event| event.token == TOKEN && event.readable && event.writable);
+            wait_for_event(&mut *events, |event| event.token == TOKEN && event.readable && event.writable);
         }
     }
 
@@ -152,7 +152,7 @@ mod tests {
             let (local_end, remote_end) = UnixStream::pair().unwrap();
             events.watch(local_end.as_fd(), TOKEN, Interest { read: false, write: false }).unwrap();
             drop(remote_end);
-            next(&mut *events, |event| event.hangup);
+            wait_for_event(&mut *events, |event| event.hangup);
         }
     }
 

@@ -276,7 +276,7 @@ mod tests {
     const TOKEN: u64 = 7;
 
     /// Collects events until one satisfies `wanted`.
-    fn next(uring: &mut Uring, wanted: impl Fn(&Event) -> bool) -> Event {
+    fn collect_until(uring: &mut Uring, wanted: impl Fn(&Event) -> bool) -> Event {
         let mut found = Vec::new();
         for _ in 0..64 {
             uring.wait(Some(Duration::from_secs(1)), &mut found).unwrap();
@@ -296,14 +296,14 @@ mod tests {
         // The poll ends with ECANCELED, although its descriptor is still watched.
         let removal = opcode::PollRemove::new(uring.poll_of_token[&TOKEN]).build().user_data(IGNORED);
         uring.push(&removal).and_then(|()| uring.submit()).unwrap();
-        let report = next(&mut uring, |event| event.token == TOKEN);
+        let report = collect_until(&mut uring, |event| event.token == TOKEN);
         assert!(report.readable && !report.hangup, "{report:?}");
         let mut rest = Vec::new();
         uring.poll(&mut rest).unwrap();
         assert_eq!(rest, []);
 
         remote_end.write_all(&[1]).unwrap();
-        next(&mut uring, |event| event.token == TOKEN && event.readable);
+        collect_until(&mut uring, |event| event.token == TOKEN && event.readable);
     }
 
     #[test]
@@ -314,7 +314,7 @@ mod tests {
         uring.watches.insert(1000, Watch { token: TOKEN, fd, interest: Interest::READ, errors: 0 });
         uring.arm(1000, fd, Interest::READ).unwrap();
 
-        next(&mut uring, |event| event.token == TOKEN && event.hangup);
+        collect_until(&mut uring, |event| event.token == TOKEN && event.hangup);
 
         let mut rest = Vec::new();
         uring.poll(&mut rest).unwrap();

@@ -322,8 +322,8 @@ impl Served {
         self.handle.snapshot(LONG).unwrap()
     }
 
-    /// Takes snapshots until one has the wanted state.
-    pub fn until(&self, description: &str, mut wanted: impl FnMut(&Snapshot) -> bool) -> Snapshot {
+    /// Takes snapshots until `wanted` returns true for one, and returns that one.
+    pub fn wait_until(&self, description: &str, mut wanted: impl FnMut(&Snapshot) -> bool) -> Snapshot {
         let deadline = Instant::now() + LONG;
         loop {
             let snapshot = self.snapshot();
@@ -340,8 +340,8 @@ impl Served {
     }
 
     /// Waits until `attachment` has no client.
-    pub fn until_free(&self, attachment: AttachmentId) -> Snapshot {
-        self.until("the attachment is free", |snapshot| client_of(snapshot, attachment).is_none())
+    pub fn wait_until_free(&self, attachment: AttachmentId) -> Snapshot {
+        self.wait_until("the attachment is free", |snapshot| client_of(snapshot, attachment).is_none())
     }
 }
 

@@ -57,7 +57,7 @@ impl Neighbour {
     /// for the next client.
     #[track_caller]
     pub fn assert_served_and_reusable(&self) {
-        self.served.until_free(A);
+        self.served.wait_until_free(A);
         let next = self.served.client(A);
         write32(&next, reg::SCRATCH, 0x600d);
         assert_eq!(read32(&next, reg::SCRATCH), 0x600d);

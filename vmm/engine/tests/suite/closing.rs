@@ -59,7 +59,7 @@ fn client_with_lingering_descriptors_queued_after_a_stalled_write(
     let mut raw = Raw::negotiated(&served.path(A));
 
     raw.send(&request(Command::RegionWrite, &access(reg::SEND, 0, 4, &[0; 4])));
-    served.until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
+    served.wait_until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
     let Lingering { stream, peer } = Lingering::new();
     for _ in 0..messages {
         raw.send_fds(&device_info(), &[stream.as_fd()]);

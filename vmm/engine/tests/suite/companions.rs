@@ -36,12 +36,12 @@ struct Card {
 
 impl Card {
     fn serve(mut config: EngineConfig, mode: CompanionMode, limit: Duration) -> Self {
-        let (release, until) = mpsc::channel::<()>();
-        let until = Mutex::new(until);
+        let (release, released) = mpsc::channel::<()>();
+        let released = Mutex::new(released);
         let algorithm = move |bytes: &[u8]| {
             assert!(bytes[0] != PANIC, "broken");
             if bytes[0] == WAIT {
-                let _ = until.lock().unwrap().recv();
+                let _ = released.lock().unwrap().recv();
             }
             fnv1a(bytes)
         };

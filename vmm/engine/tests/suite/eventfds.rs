@@ -43,11 +43,12 @@ both_loops! {
             block(fd);
             fd.write(FULL).unwrap();
         }
-        // All is served in one turn: the first eventfd is given up long before the turn ends.
+        // All requests are served in one turn: the first eventfd is given up long before the turn
+        // ends.
         let rest = request(Command::RegionRead, &access(0, 1, 1 << 12, &[])).repeat(400);
         raw.send_fds(&[trigger_request(), bind_request()].concat(), &[second.as_fd()]);
         raw.send(&rest);
-        let snapshot = served.until_free(A);
+        let snapshot = served.wait_until_free(A);
 
         assert_eq!(server_of(&snapshot, A).evicted, 1);
         assert_eq!(read32(&other, reg::SCRATCH), 0);
@@ -63,7 +64,7 @@ both_loops! {
         block(&fd);
         let fillers = CounterFillers::start(fd.as_fd());
         raw.send(&trigger_request());
-        let snapshot = served.until_free(A);
+        let snapshot = served.wait_until_free(A);
 
         drop(fillers);
         assert_eq!(server_of(&snapshot, A).evicted, 1);
@@ -82,7 +83,7 @@ both_loops! {
         block(&fd);
         fd.write(FULL).unwrap();
         raw.send(&trigger_request());
-        served.until_free(A);
+        served.wait_until_free(A);
         let mut next = Raw::connect(&served.path(A));
         next.send(&version(0, 0, b"{}\0"));
         assert_eq!(next.reply().0.reply_error(), Some(Errno::EAGAIN));

@@ -151,18 +151,18 @@ both_loops! {
     fn a_file_that_changes_its_length_while_it_is_mapped_costs_at_most_its_client(config) {
         let neighbour = Neighbour::start(config);
         let flickering = file(PAGES * PAGE);
-        let over = AtomicBool::new(false);
+        let stop = AtomicBool::new(false);
         let mut mapped = 0;
 
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let started = Instant::now();
-                while !over.load(Ordering::Relaxed) && started.elapsed() < LONG {
+                while !stop.load(Ordering::Relaxed) && started.elapsed() < LONG {
                     truncate_and_restore(&flickering);
                 }
             });
             for _ in 0..20 {
-                neighbour.served.until_free(A);
+                neighbour.served.wait_until_free(A);
                 let client = neighbour.served.client(A);
                 enable(&client);
                 for _ in 0..20 {
@@ -174,7 +174,7 @@ both_loops! {
                 }
                 neighbour.assert_served();
             }
-            over.store(true, Ordering::Relaxed);
+            stop.store(true, Ordering::Relaxed);
         });
 
         assert!(mapped > 0);
@@ -255,7 +255,7 @@ both_loops! {
         let attribute = File::open("/sys/kernel/uevent_seqnum").unwrap();
         let zero = OpenOptions::new().read(true).write(true).open("/dev/zero").unwrap();
         let folder = File::open("/").unwrap();
-        let nothing = OpenOptions::new().read(true).custom_flags(OFlag::O_PATH.bits()).open("/proc/self/exe").unwrap();
+        let path_only = OpenOptions::new().read(true).custom_flags(OFlag::O_PATH.bits()).open("/proc/self/exe").unwrap();
         let (reader, writer) = std::io::pipe().unwrap();
         let (socket, _other) = UnixStream::pair().unwrap();
         let event = eventfd();
@@ -269,7 +269,7 @@ both_loops! {
                 ("a file of /sys", attribute.as_fd()),
                 ("/dev/zero", zero.as_fd()),
                 ("a folder", folder.as_fd()),
-                ("a path", nothing.as_fd()),
+                ("a path", path_only.as_fd()),
                 ("a pipe's reading end", reader.as_fd()),
                 ("a pipe's writing end", writer.as_fd()),
                 ("a socket", socket.as_fd()),
@@ -298,7 +298,7 @@ both_loops! {
         client.dma_map(read_only, Some(sealed_file.as_fd())).unwrap();
         enable(&client);
         copy(&client, 0, 0x800, 64).unwrap();
-        neighbour.served.until("the copy fails", |_| read64(&client, reg::COPIED) == 1 << 32);
+        neighbour.served.wait_until("the copy fails", |_| read64(&client, reg::COPIED) == 1 << 32);
 
         drop(client);
         neighbour.assert_served_and_reusable();
@@ -316,7 +316,7 @@ both_loops! {
             if map(&client, 0, 0, HUGE, &huge).is_ok() {
                 enable(&client);
                 copy(&client, 0, PAGE, 64).unwrap();
-                neighbour.served.until("the copy ends", |_| read64(&client, reg::COPIED) != 0);
+                neighbour.served.wait_until("the copy ends", |_| read64(&client, reg::COPIED) != 0);
             }
         }
 

@@ -43,14 +43,14 @@ const HELD_SOCKET: &str = "NICFORGE_TEST_HELD_SOCKET";
 both_loops! {
     fn a_stalled_write_ends_when_credits_arrive(config) {
         let served = Served::start(config);
-        let (a, b) = (served.client(A), served.client(B));
+        let (first, second) = (served.client(A), served.client(B));
         let sender = std::thread::spawn(move || {
-            a.region_write(0, reg::SEND, &[0; 4], false).unwrap();
-            a
+            first.region_write(0, reg::SEND, &[0; 4], false).unwrap();
+            first
         });
 
-        served.until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
-        write32(&b, reg::CREDITS, 1);
+        served.wait_until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
+        write32(&second, reg::CREDITS, 1);
         sender.join().unwrap();
 
         assert_eq!(served.counter("sent"), 1);
@@ -82,31 +82,31 @@ both_loops! {
     fn an_operators_reset_cancels_a_stalled_write(config) {
         config.stall_limit = LONG * 10;
         let served = Served::start(config);
-        let (a, b) = (served.client(A), served.client(B));
+        let (first, second) = (served.client(A), served.client(B));
 
         std::thread::scope(|scope| {
-            let write = scope.spawn(|| a.region_write(0, reg::SEND, &[0; 4], false));
-            served.until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
+            let write = scope.spawn(|| first.region_write(0, reg::SEND, &[0; 4], false));
+            served.wait_until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
             served.handle.reset_function(FUNCTION, LONG).unwrap().unwrap();
             assert_eq!(write.join().unwrap().unwrap_err().errno(), Errno::ECANCELED);
         });
-        write32(&b, reg::CREDITS, 1);
+        write32(&second, reg::CREDITS, 1);
 
-        assert_eq!(read32(&a, reg::SCRATCH), 0);
+        assert_eq!(read32(&first, reg::SCRATCH), 0);
         assert_eq!(served.counter("sent"), 0);
     }
 
     fn a_stalled_client_does_not_delay_another(config) {
         config.stall_limit = LONG * 10;
         let served = Served::start(config);
-        let (a, b) = (served.client(A), served.client(B));
+        let (first, second) = (served.client(A), served.client(B));
 
-        a.region_write(0, reg::SEND, &[0; 4], true).unwrap();
-        served.until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
-        write32(&b, reg::SCRATCH, 4);
-        assert_eq!(read32(&b, reg::SCRATCH), 4);
-        drop(a);
-        served.until_free(A);
+        first.region_write(0, reg::SEND, &[0; 4], true).unwrap();
+        served.wait_until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
+        write32(&second, reg::SCRATCH, 4);
+        assert_eq!(read32(&second, reg::SCRATCH), 4);
+        drop(first);
+        served.wait_until_free(A);
     }
 
     fn a_killed_client_frees_its_attachment(config) {
@@ -123,7 +123,7 @@ both_loops! {
         assert_eq!(client_of(&served.snapshot(), A).unwrap().pid, child.id() as i32);
         kill(Pid::from_raw(child.id() as i32), Signal::SIGKILL).unwrap();
         child.wait().unwrap();
-        served.until_free(A);
+        served.wait_until_free(A);
 
         assert_eq!(read32(&served.client(A), reg::SCRATCH), 0);
     }
@@ -139,7 +139,7 @@ both_loops! {
         ftruncate(&file, 0).unwrap();
         // The write may fail because the connection ends.
         let _ = copy(&client, 0x1000, 0x3000, 64);
-        let snapshot = served.until_free(A);
+        let snapshot = served.wait_until_free(A);
         assert_eq!(server_of(&snapshot, A).evicted, 1);
         assert_ended(&client);
         let flags = page.u32(mirror::FLAGS).unwrap().load(std::sync::atomic::Ordering::Acquire);
@@ -207,22 +207,22 @@ both_loops! {
         let client = served.client(A);
         enable(&client);
         // Each call maps, leases and unmaps another file.
-        let take = || {
+        let map_and_lease = || {
             let file = memory(0x1000);
             client.dma_map(range(0, 0, 0x1000), file.fd()).map_err(|error| error.errno())?;
             write32(&client, reg::LEASE, 0);
             client.dma_unmap(DmaUnmap::All).unwrap();
             Ok(())
         };
-        let taken = (0..100).map_while(|_| take().ok()).count();
+        let leased = (0..100).map_while(|_| map_and_lease().ok()).count();
 
-        assert_eq!((taken, take()), (4, Err(Errno::ENOSPC)));
+        assert_eq!((leased, map_and_lease()), (4, Err(Errno::ENOSPC)));
         assert_eq!(client_of(&served.snapshot(), A).unwrap().mapped_bytes, 0x4000);
         write32(&client, reg::LET_GO, 0);
-        assert_eq!(take(), Ok(()));
+        assert_eq!(map_and_lease(), Ok(()));
         write32(&client, reg::LET_GO, 0);
         // The server unmaps even when the client sends no more requests.
-        served.until("all is unmapped", |snapshot| client_of(snapshot, A).unwrap().mapped_bytes == 0);
+        served.wait_until("all is unmapped", |snapshot| client_of(snapshot, A).unwrap().mapped_bytes == 0);
     }
 
     fn a_client_that_stops_reading_is_paused_until_it_reads(config) {
@@ -301,7 +301,7 @@ both_loops! {
         full.write(u64::MAX - 1).unwrap();
         client.region_write(0, reg::RAISE, &0_u32.to_le_bytes(), true).unwrap();
         assert_eq!(read32(&other, reg::SCRATCH), 0);
-        let snapshot = served.until_free(A);
+        let snapshot = served.wait_until_free(A);
 
         assert_eq!(server_of(&snapshot, A).evicted, 1);
     }
@@ -312,13 +312,13 @@ both_loops! {
         write32(&served.client(B), reg::CREDITS, 1);
         let mut raw = Raw::negotiated(&served.path(A));
         // The engine reads the messages only when the client has gone.
-        let (go, gone) = std::sync::mpsc::channel::<()>();
-        served.handle.send(move |_| { let _ = gone.recv(); }).unwrap();
+        let (release, released) = std::sync::mpsc::channel::<()>();
+        served.handle.send(move |_| { let _ = released.recv(); }).unwrap();
         raw.send(&request(Message::RegionRead, &access(0, 0, 4, &[])));
         raw.send(&posted(Message::RegionWrite, &access(reg::SEND, 0, 4, &[0; 4])));
         drop(raw);
-        drop(go);
-        let snapshot = served.until_free(A);
+        drop(release);
+        let snapshot = served.wait_until_free(A);
 
         assert_eq!((counter(&snapshot, "sent"), server_of(&snapshot, A).broken), (1, 0));
     }
@@ -330,7 +330,7 @@ both_loops! {
         let mut silent = Raw::connect(&served.path(A));
 
         silent.assert_ended();
-        let snapshot = served.until_free(A);
+        let snapshot = served.wait_until_free(A);
 
         assert_eq!((server_of(&snapshot, A).evicted, server_of(&snapshot, B).evicted), (1, 0));
         assert_eq!(read32(&speaks, reg::SCRATCH), 0);
@@ -345,7 +345,7 @@ both_loops! {
         let mut end = Vec::new();
         // A reset of the connection ends it, too.
         let _ = raw.read_to_end(&mut end);
-        served.until_free(A);
+        served.wait_until_free(A);
 
         assert_eq!(server_of(&served.snapshot(), A).broken, 1);
         assert_eq!(read32(&served.client(A), reg::SCRATCH), 0);
@@ -413,8 +413,8 @@ fn an_attachment_is_served_once() {
     let mut engine = engine();
 
     engine.listen(FUNCTION, A, dir.path().join("1")).unwrap();
-    let again = engine.listen(FUNCTION, A, dir.path().join("2"));
-    assert!(matches!(again, Err(EngineError::AlreadyServed { .. })));
+    let second_listen = engine.listen(FUNCTION, A, dir.path().join("2"));
+    assert!(matches!(second_listen, Err(EngineError::AlreadyServed { .. })));
     let missing = engine.listen(FunctionId(7), A, dir.path().join("3"));
     assert!(matches!(missing, Err(EngineError::NoSuchAttachment { function: 7, .. })));
 }

@@ -29,7 +29,7 @@ both_loops! {
         for round in 1..=3 {
             raw.send(&doorbell(64).repeat(MAX_REMOTE));
             let all = round * MAX_REMOTE as u64;
-            served.until("all have ended", |snapshot| server_of(snapshot, A).dma_timeouts == all);
+            served.wait_until("all have ended", |snapshot| server_of(snapshot, A).dma_timeouts == all);
         }
 
         assert_eq!(errors(&served.snapshot()), 3 * MAX_REMOTE as u64);
@@ -44,7 +44,7 @@ both_loops! {
         let mut raw = ready(&served);
 
         fill_the_socket(&mut raw);
-        let snapshot = served.until("it has ended", |snapshot| server_of(snapshot, A).dma_timeouts == 1);
+        let snapshot = served.wait_until("it has ended", |snapshot| server_of(snapshot, A).dma_timeouts == 1);
 
         assert_eq!((errors(&snapshot), server_of(&snapshot, A).dma_messages), (1, 0));
     }
@@ -58,7 +58,7 @@ both_loops! {
             raw.send(&[doorbell(64), unmap].concat());
             assert_eq!(raw.reply().0.command, Command::DmaUnmap);
             raw.assert_served();
-            let snapshot = served.until("the device gets an error", |snapshot| errors(snapshot) == round);
+            let snapshot = served.wait_until("the device gets an error", |snapshot| errors(snapshot) == round);
             assert_eq!(server_of(&snapshot, A).dma_messages, 0);
             assert_eq!(raw.ask(Command::DmaMap, &map()), None);
         }
@@ -72,15 +72,15 @@ both_loops! {
         let mut raw = ready(&served);
 
         fill_the_socket(&mut raw);
-        served.until("the socket is full", |snapshot| client_of(snapshot, A).unwrap().messages > 40);
+        served.wait_until("the socket is full", |snapshot| client_of(snapshot, A).unwrap().messages > 40);
         raw.send(&request(Command::DmaUnmap, &unmap()));
-        let mut seen = Vec::new();
-        while seen.last() != Some(&Command::DmaUnmap) {
-            seen.push(raw.reply().0.command);
+        let mut commands = Vec::new();
+        while commands.last() != Some(&Command::DmaUnmap) {
+            commands.push(raw.reply().0.command);
         }
-        let snapshot = served.until("the device gets an error", |snapshot| errors(snapshot) == 1);
+        let snapshot = served.wait_until("the device gets an error", |snapshot| errors(snapshot) == 1);
 
-        assert_eq!(server_of(&snapshot, A).dma_messages, 0, "{seen:?}");
+        assert_eq!(server_of(&snapshot, A).dma_messages, 0, "{commands:?}");
     }
 
     fn no_message_follows_the_end_of_bus_mastering(config) {
@@ -91,7 +91,7 @@ both_loops! {
         raw.send(&[doorbell(64), off].concat());
         assert_eq!(raw.reply().0.command, Command::RegionWrite);
         raw.assert_served();
-        let snapshot = served.until("the device gets an error", |snapshot| errors(snapshot) == 1);
+        let snapshot = served.wait_until("the device gets an error", |snapshot| errors(snapshot) == 1);
 
         assert_eq!(server_of(&snapshot, A).dma_messages, 0);
     }

@@ -51,7 +51,7 @@ impl Victim {
             DeviceMethod::DmaDone => copy(&self.client, ADDRESS, ADDRESS, 8).unwrap(),
             DeviceMethod::Attached => {
                 drop(second);
-                served.until_free(B);
+                served.wait_until_free(B);
                 assert_eq!(Client::connect(served.path(B), LONG).err().unwrap().errno(), Errno::EIO);
             }
             DeviceMethod::Detached => drop(second),
@@ -93,18 +93,18 @@ fn assert_works(client: &Client) {
 }
 
 /// Has the device of one function panic in a method, while another function has a client.
-fn contains_panic_in(config: EngineConfig, method: DeviceMethod, in_drop_too: bool) {
+fn contains_panic_in(config: EngineConfig, method: DeviceMethod, also_in_drop: bool) {
     let served = Served::start_nodes(config, 2);
     let other = Client::connect(served.path_of(1, A), LONG).unwrap();
     let victim = Victim::of(&served);
-    if in_drop_too {
+    if also_in_drop {
         write64(&victim.client, reg::BREAK_DROP, 1);
     }
 
     victim.break_in(&served, method);
 
     let text = format!("panicked in {0}: broken in {0}", method.name());
-    served.until("the function is out of service", |snapshot| {
+    served.wait_until("the function is out of service", |snapshot| {
         snapshot.functions[0].panic.as_ref().is_some_and(|panic| panic.to_string() == text)
     });
     assert_eq!(wait_for(&victim.request), 1);
@@ -112,14 +112,14 @@ fn contains_panic_in(config: EngineConfig, method: DeviceMethod, in_drop_too: bo
     assert_eq!(read32(&victim.client, reg::SCRATCH), u32::MAX);
     write32(&victim.client, reg::SCRATCH, 1);
 
-    served.until_free(B);
+    served.wait_until_free(B);
     assert_eq!(Client::connect(served.path(B), LONG).err().unwrap().errno(), Errno::EIO);
     let refused = served.handle.reset_function(FUNCTION, LONG).unwrap().unwrap_err().to_string();
     assert!(refused.starts_with(&format!("device node0 {text}")), "{refused}");
     assert_works(&other);
 
     drop(victim);
-    let snapshot = served.until_free(A);
+    let snapshot = served.wait_until_free(A);
     assert!(snapshot.functions[1].panic.is_none());
 }
 

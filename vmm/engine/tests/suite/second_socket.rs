@@ -88,7 +88,7 @@ both_loops! {
         let TwoSockets { main, second_socket } = sockets;
         drop(second_socket);
 
-        let snapshot = served.until("the device gets an error", |snapshot| errors(snapshot) == 1);
+        let snapshot = served.wait_until("the device gets an error", |snapshot| errors(snapshot) == 1);
         assert!(client_of(&snapshot, A).is_some());
         let other = served.client(B);
         let before = served.snapshot().turns;
@@ -97,7 +97,7 @@ both_loops! {
         let turns = served.snapshot().turns - before;
         assert!(turns < 100, "{turns} turns in {SHORT:?}");
         drop(main);
-        served.until_free(A);
+        served.wait_until_free(A);
     }
 
     fn a_client_with_bad_framing_on_its_second_socket_loses_the_attachment(config) {
@@ -106,7 +106,7 @@ both_loops! {
 
         sockets.second_socket.send(&[0xff; 64], &[], &[]).unwrap();
 
-        assert_eq!(server_of(&served.until_free(A), A).broken, 1);
+        assert_eq!(server_of(&served.wait_until_free(A), A).broken, 1);
         served.client(A).device_info().unwrap();
     }
 
@@ -137,7 +137,7 @@ both_loops! {
         let turns = served.snapshot().turns - before;
         assert!(turns < 100, "{turns} turns in {SHORT:?}");
         drop(sockets);
-        served.until_free(A);
+        served.wait_until_free(A);
     }
 
     fn a_client_that_floods_its_second_socket_does_not_delay_another(config) {
@@ -159,7 +159,7 @@ both_loops! {
             assert_eq!(read32(&other, reg::SCRATCH), value);
         }
         drop(main);
-        served.until_free(A);
+        served.wait_until_free(A);
         flood.join().unwrap();
     }
 }
@@ -221,7 +221,7 @@ impl TwoSockets {
             std::thread::yield_now();
         }
 
-        served.until("all commands are refused", |snapshot| messages(snapshot) >= before + MANY as u64);
+        served.wait_until("all commands are refused", |snapshot| messages(snapshot) >= before + MANY as u64);
     }
 
     /// Returns the next message on the second socket.

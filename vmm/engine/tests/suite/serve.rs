@@ -47,10 +47,10 @@ both_loops! {
 
     fn two_attachments_have_clients_at_the_same_time(config) {
         let served = Served::start(config);
-        let (a, b) = (served.client(A), served.client(B));
-        write32(&a, reg::SCRATCH, 1);
-        write32(&b, reg::SCRATCH, 2);
-        assert_eq!((read32(&a, reg::SCRATCH), read32(&b, reg::SCRATCH)), (1, 2));
+        let (first, second) = (served.client(A), served.client(B));
+        write32(&first, reg::SCRATCH, 1);
+        write32(&second, reg::SCRATCH, 2);
+        assert_eq!((read32(&first, reg::SCRATCH), read32(&second, reg::SCRATCH)), (1, 2));
     }
 
     fn a_second_client_is_refused_with_ebusy_and_the_first_stays_connected(config) {
@@ -67,15 +67,15 @@ both_loops! {
         let first = served.client(A);
 
         first.region_write(WINDOW_BAR, WINDOW, &[7; 64], false).unwrap();
-        let kept = map_bar(&first, WINDOW_BAR, Access::ReadOnly);
+        let first_window = map_bar(&first, WINDOW_BAR, Access::ReadOnly);
         drop(first);
         let second = served.client(A);
-        let fresh = map_bar(&second, WINDOW_BAR, Access::ReadOnly);
+        let second_window = map_bar(&second, WINDOW_BAR, Access::ReadOnly);
         let mut bytes = [1; 64];
-        fresh.read(WINDOW, &mut bytes).unwrap();
+        second_window.read(WINDOW, &mut bytes).unwrap();
         assert_eq!(bytes, [0; 64]);
         second.region_write(WINDOW_BAR, WINDOW, &[9; 64], false).unwrap();
-        kept.read(WINDOW, &mut bytes).unwrap();
+        first_window.read(WINDOW, &mut bytes).unwrap();
 
         assert_eq!(bytes, [7; 64]);
     }
@@ -186,9 +186,9 @@ both_loops! {
         let served = Served::start(config);
         let client = served.client(A);
         let size = 1 << 47;
-        let gone = client.dma_unmap(DmaUnmap::Range { address: 0, size });
+        let unmapped = client.dma_unmap(DmaUnmap::Range { address: 0, size });
 
-        assert_eq!(gone.err().unwrap().errno(), Errno::ENOENT);
+        assert_eq!(unmapped.err().unwrap().errno(), Errno::ENOENT);
         client.dma_unmap(DmaUnmap::All).unwrap();
 
         assert_eq!(read32(&client, reg::SCRATCH), 0);
@@ -200,8 +200,8 @@ both_loops! {
         let memory = memory(0x4000);
 
         client.dma_map(range(0x1000, 0, 0x2000), memory.fd()).unwrap();
-        let again = client.dma_map(range(0x2000, 0, 0x1000), memory.fd());
-        assert_eq!(again.err().unwrap().errno(), Errno::EEXIST);
+        let overlapping = client.dma_map(range(0x2000, 0, 0x1000), memory.fd());
+        assert_eq!(overlapping.err().unwrap().errno(), Errno::EEXIST);
         let remote = client.dma_map(range(0x2000, 0, 0x1000), None);
 
         assert_eq!(remote.err().unwrap().errno(), Errno::EEXIST);
@@ -223,9 +223,9 @@ both_loops! {
         let cells = SharedCells::new(windows.window(0, RING_BYTES).unwrap()).unwrap();
         let mut producer = Producer::new(cells);
 
-        served.until("the machine sleeps", |snapshot| snapshot.hot_functions == 0);
+        served.wait_until("the machine sleeps", |snapshot| snapshot.hot_functions == 0);
         producer.try_push(|| 0, 0, reg::SCRATCH as u32, &7_u32.to_le_bytes()).unwrap();
-        served.until("the record is carried out", |snapshot| {
+        served.wait_until("the record is carried out", |snapshot| {
             snapshot.functions[0].attachments[0].counters.posted_writes == 1
         });
 
@@ -279,12 +279,12 @@ both_loops! {
 
     fn a_posted_write_right_before_the_end_is_carried_out(config) {
         let served = Served::start(config);
-        let (a, b) = (served.client(A), served.client(B));
+        let (first, second) = (served.client(A), served.client(B));
 
-        write32(&b, reg::CREDITS, 1);
-        a.region_write(0, reg::SEND, &[0; 4], true).unwrap();
-        drop(a);
-        let snapshot = served.until_free(A);
+        write32(&second, reg::CREDITS, 1);
+        first.region_write(0, reg::SEND, &[0; 4], true).unwrap();
+        drop(first);
+        let snapshot = served.wait_until_free(A);
 
         assert_eq!((counter(&snapshot, "sent"), counter(&snapshot, "closed")), (1, 1));
     }

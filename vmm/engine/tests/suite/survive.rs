@@ -298,17 +298,17 @@ both_loops! {
 
     fn death_of_a_client_within_a_message_disturbs_no_neighbour(config) {
         let neighbour = Neighbour::start(config);
-        let whole = request(Command::RegionWrite, &access(reg::SCRATCH, 0, 4, &[9; 4]));
+        let message = request(Command::RegionWrite, &access(reg::SCRATCH, 0, 4, &[9; 4]));
 
-        for length in 1..whole.len() {
+        for length in 1..message.len() {
             let mut raw = Raw::negotiated(&neighbour.served.path(A));
-            raw.send(&whole[..length]);
+            raw.send(&message[..length]);
             drop(raw);
-            neighbour.served.until_free(A);
+            neighbour.served.wait_until_free(A);
         }
         let client = neighbour.served.client(A);
 
-        assert_eq!(read32(&client, reg::SCRATCH), 0, "a write that was not whole was carried out");
+        assert_eq!(read32(&client, reg::SCRATCH), 0, "an incomplete write was carried out");
         drop(client);
         neighbour.assert_served_and_reusable();
     }
@@ -349,7 +349,7 @@ both_loops! {
             let garbage: Vec<u8> = (0..random() % 512).map(|_| random() as u8).collect();
             let _ = raw.0.write_all(&garbage);
             drop(raw);
-            neighbour.served.until_free(A);
+            neighbour.served.wait_until_free(A);
         }
 
         neighbour.assert_served_and_reusable();
@@ -358,6 +358,6 @@ both_loops! {
 
 #[test]
 fn requests_have_the_headers_that_the_library_writes() {
-    let ours = header(4, 16, 0);
-    assert_eq!(ours, Header::request(9, Command::DeviceGetInfo, 0, false).to_bytes());
+    let written = header(4, 16, 0);
+    assert_eq!(written, Header::request(9, Command::DeviceGetInfo, 0, false).to_bytes());
 }

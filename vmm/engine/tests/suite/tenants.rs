@@ -62,7 +62,7 @@ impl TenantResources {
 
     /// Writes valid records of this phase to every cell of the ring, and other bytes everywhere
     /// else.
-    fn scribble(&self, phase: bool) {
+    fn write_everywhere(&self, phase: bool) {
         let cells = || SharedCells::new(self.windows.window(0, RING_BYTES).unwrap()).unwrap();
         let mut producer = Producer::resume(cells(), 0, phase);
         let consumed = if phase { 0 } else { cells().count() as u32 };
@@ -82,10 +82,10 @@ impl TenantResources {
 fn assert_next_tenant_is_isolated(neighbour: &Neighbour) {
     let served = &neighbour.served;
     let before = served.snapshot().functions[0].attachments[0].counters;
-    let (client, own) = TenantResources::of(&served.path(A));
+    let (client, next_tenant) = TenantResources::of(&served.path(A));
 
     assert_eq!(read32(&client, reg::SCRATCH), 0);
-    let cells = SharedCells::new(own.windows.window(0, RING_BYTES).unwrap()).unwrap();
+    let cells = SharedCells::new(next_tenant.windows.window(0, RING_BYTES).unwrap()).unwrap();
     let mut producer = Producer::new(cells);
     let consumed = || {
         let page = map_bar(&client, 2, Access::ReadOnly);
@@ -93,15 +93,15 @@ fn assert_next_tenant_is_isolated(neighbour: &Neighbour) {
     };
     for round in 1..=ROUNDS {
         let mut device_part = [1; 0x1000];
-        own.windows.read(WINDOW, &mut device_part).unwrap();
+        next_tenant.windows.read(WINDOW, &mut device_part).unwrap();
         assert!(device_part == [0; 0x1000], "another tenant's store is in the windows");
         while producer.try_push(consumed, 0, reg::SCRATCH as u32, &round.to_le_bytes()).is_err() {}
         assert_eq!(read32(&client, reg::SCRATCH), round);
-        own.memory.write(0, &round.to_le_bytes()).unwrap();
+        next_tenant.memory.write(0, &round.to_le_bytes()).unwrap();
         copy(&client, ADDRESS, ADDRESS + 0x800, 4).unwrap();
-        assert_eq!(wait_for(&own.interrupt), 1);
+        assert_eq!(wait_for(&next_tenant.interrupt), 1);
         let mut copied = [0; 4];
-        own.memory.read(0x800, &mut copied).unwrap();
+        next_tenant.memory.read(0x800, &mut copied).unwrap();
         assert_eq!(copied, round.to_le_bytes());
     }
     let after = served.snapshot().functions[0].attachments[0].counters;
@@ -113,30 +113,30 @@ fn assert_next_tenant_is_isolated(neighbour: &Neighbour) {
 }
 
 /// Ends an attachment by `end`, while the tenant continues to write, and checks the next tenant.
-fn keeps_writing(config: EngineConfig, end: impl FnOnce(&Served, Client)) {
+fn check_with_continuous_writes(config: EngineConfig, end: impl FnOnce(&Served, Client)) {
     let neighbour = Neighbour::start(config);
-    let (client, kept) = TenantResources::of(&neighbour.served.path(A));
+    let (client, resources) = TenantResources::of(&neighbour.served.path(A));
 
-    kept.scribble(true);
-    let over = AtomicBool::new(false);
+    resources.write_everywhere(true);
+    let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _over = Set(&over);
+        let _stop = Set(&stop);
         scope.spawn(|| {
             for phase in (0_u32..).map(|round| round % 2 == 0) {
-                kept.scribble(phase);
-                if over.load(Ordering::Relaxed) {
+                resources.write_everywhere(phase);
+                if stop.load(Ordering::Relaxed) {
                     return;
                 }
             }
         });
         end(&neighbour.served, client);
-        neighbour.served.until_free(A);
+        neighbour.served.wait_until_free(A);
         // The records that were left in the ring when it ended were its own.
-        while kept.interrupt.read().is_ok() {}
+        while resources.interrupt.read().is_ok() {}
         assert_next_tenant_is_isolated(&neighbour);
     });
 
-    assert!(is_idle(&kept.interrupt), "an old tenant got the next one's interrupts");
+    assert!(is_idle(&resources.interrupt), "an old tenant got the next one's interrupts");
 }
 
 /// Sets a flag when it is dropped, also in a test that fails.
@@ -177,18 +177,18 @@ impl Fork {
 
 both_loops! {
     fn a_tenant_that_left_keeps_writing(config) {
-        keeps_writing(config, |_, client| drop(client));
+        check_with_continuous_writes(config, |_, client| drop(client));
     }
 
     fn a_tenant_that_was_evicted_keeps_writing(config) {
-        keeps_writing(config, |served, client| {
+        check_with_continuous_writes(config, |served, client| {
             assert!(served.handle.evict(FUNCTION, A, LONG).unwrap());
             drop(client);
         });
     }
 
     fn a_tenant_whose_connection_broke_keeps_writing(config) {
-        keeps_writing(config, |_, client| {
+        check_with_continuous_writes(config, |_, client| {
             let fd = client.socket_fd().as_raw_fd();
             nix::sys::socket::send(fd, &[0xff; 64], nix::sys::socket::MsgFlags::MSG_NOSIGNAL).unwrap();
         });
@@ -197,7 +197,7 @@ both_loops! {
     fn a_killed_tenants_fork_keeps_writing(config) {
         let neighbour = Neighbour::start(config);
         let fork = Fork::start(&neighbour.served.path(A), false);
-        neighbour.served.until_free(A);
+        neighbour.served.wait_until_free(A);
         assert_next_tenant_is_isolated(&neighbour);
         drop(fork);
     }
@@ -222,7 +222,7 @@ both_loops! {
 fn hold_all_resources_and_fork() {
     let Some(path) = std::env::var_os(SOCKET) else { return };
     let keeps_connection = std::env::var(KEEPS).unwrap() == "1";
-    let (client, kept) = TenantResources::of(Path::new(&path));
+    let (client, resources) = TenantResources::of(Path::new(&path));
     let connection = client.socket_fd().as_raw_fd();
     let input = std::io::stdin();
 
@@ -235,7 +235,7 @@ fn hold_all_resources_and_fork() {
                 let _ = close(connection);
             }
             for phase in (0_u32..).map(|round| round % 2 == 0) {
-                kept.scribble(phase);
+                resources.write_everywhere(phase);
                 if read(&input, &mut [0]) != Err(Errno::EAGAIN) {
                     break;
                 }

@@ -101,7 +101,7 @@ both_loops! {
         let crowd = served.handle.call(LONG, move |_| {
             (0..CONNECTIONS).map(|_| connect()).collect::<Vec<_>>()
         }).unwrap();
-        let after = served.until("all are refused", |snapshot| server_of(snapshot, A).refused == CONNECTIONS);
+        let after = served.wait_until("all are refused", |snapshot| server_of(snapshot, A).refused == CONNECTIONS);
 
         // One connection in each round: the first one is always accepted.
         assert!(after.turns - before.turns >= CONNECTIONS);
@@ -129,7 +129,7 @@ both_loops! {
 
         raw.send(&request(Command::RegionWrite, &access(reg::SEND, 0, 4, &[0; 4])));
         raw.send(&request(Command::RegionRead, &access(WINDOW, WINDOW_BAR, LENGTH as u32, &[])));
-        served.until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
+        served.wait_until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
         write32(&other, reg::CREDITS, 1);
 
         assert_eq!(raw.reply().0.command, Command::RegionWrite);

@@ -314,7 +314,7 @@ impl Cluster<'_> {
 
         // The other ranks would wait for ever for one that has failed.
         let has_failed = || ends.borrow().iter().any(|(_, end)| end.is_err());
-        let ended = world.run_unless(self.limit, &|| has_failed() || self.interrupted.check());
+        let ended = world.run_unless(self.limit, &|| has_failed() || self.interrupted.is_interrupted());
         Ok((results(ends.take(), ended)?, world.now()))
     }
 }

@@ -234,7 +234,8 @@ pub(crate) fn echo<E: Endpoint>(
     Ok(measured.iter().sum::<Duration>() / measured.len().max(1) as u32)
 }
 
-/// Makes the updates of a rank, from a place in the sequence of all ranks on.
+/// Makes the updates of a rank, which begin at `position` of the random sequence that all ranks
+/// share. With `verifies`, a second pass restores the table, and the wrong words are counted.
 fn run_updates<E: Endpoint>(
     endpoint: &mut E,
     order: u32,
@@ -256,7 +257,7 @@ fn run_updates<E: Endpoint>(
         barrier(endpoint, Deadline::never())?;
     }
 
-    let wrong = all_reduce(endpoint, table.wrong(), |one, other| one + other, Deadline::never())?;
+    let wrong = all_reduce(endpoint, table.count_wrong(), |sum, count| sum + count, Deadline::never())?;
     let is_first = endpoint.rank() == 0;
     Ok(Updated {
         ranks: 1,

@@ -116,12 +116,12 @@ impl<'a> Run<'a> {
     }
 
     /// Returns whether a row is measured in this run.
-    pub fn wants(&self, expected: &Expected) -> bool {
+    pub fn measures(&self, expected: &Expected) -> bool {
         expected.quick || !self.options.quick
     }
 
-    /// Checks whether the user has ended the run. It costs a system call. Long measurements call it
-    /// every tenth of a second or so.
+    /// Checks that the user has not interrupted the run. It costs a system call. Long measurements
+    /// call it every tenth of a second or so.
     ///
     /// # Errors
     /// Returns an error when the user has ended the run.
@@ -149,7 +149,7 @@ impl<'a> Run<'a> {
         measurement: impl FnOnce(&Self) -> Result<f64, Failure>,
     ) -> Result<Option<f64>, Failure> {
         self.check_row(&expected)?;
-        if !self.wants(&expected) {
+        if !self.measures(&expected) {
             return Ok(None);
         }
 
@@ -166,7 +166,7 @@ impl<'a> Run<'a> {
     /// Returns an error when the experiment does not name the row.
     pub fn record(&mut self, expected: Expected, simulated: f64) -> Result<(), Failure> {
         self.check_row(&expected)?;
-        let requested = self.wants(&expected);
+        let requested = self.measures(&expected);
         let row = Row::new(expected, simulated)?;
         if requested {
             self.table.rows.push(row);

@@ -93,10 +93,11 @@ fn heading(figure: &Figure, table: &Table) -> String {
 
 /// Draws a figure: its axes, its series, and their labels.
 fn draw(figure: &Figure, heading: &str, area: &Area<'_>) -> DrawResult {
-    let points = |pick: fn(&Point) -> f64| {
-        let all =
-            |series: &Series| series.paper.iter().chain(&series.simulated).map(pick).collect::<Vec<_>>();
-        figure.series.iter().flat_map(all).collect::<Vec<_>>()
+    let points = |coordinate: fn(&Point) -> f64| {
+        let of_series = |series: &Series| {
+            series.paper.iter().chain(&series.simulated).map(coordinate).collect::<Vec<_>>()
+        };
+        figure.series.iter().flat_map(of_series).collect::<Vec<_>>()
     };
     let x = PlotAxis::new(&figure.x, &points(|point| point.0));
     let y = PlotAxis::new(&figure.y, &points(|point| point.1));

@@ -191,7 +191,7 @@ fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The time in which a receive is posted (Figure 3).
+/// Measures the time in which a receive is posted (Figure 3).
 fn posting(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     let nic = model.pair(Mode::NicBased);
     let one = micros(nic.post_time(false, 16)?);
@@ -228,16 +228,16 @@ fn latency(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Bandwidths of long messages (Figures 5 and 7).
+/// Measures bandwidths of long messages (Figures 5 and 7).
 fn bandwidth(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     const BYTES: usize = 1 << 20;
     let rate = |time: Picos| BYTES as f64 / time.as_nanos();
 
     let nic = model.pair(Mode::NicBased);
-    let one = rate(nic.stream(BYTES, 6, false)?);
-    run.record(rows::bandwidth(), one)?;
+    let one_way = rate(nic.stream(BYTES, 6, false)?);
+    run.record(rows::bandwidth(), one_way)?;
 
-    run.measure(rows::both_ways(), |_| Ok(200.0 * rate(nic.stream(BYTES, 6, true)?) / one))?;
+    run.measure(rows::both_ways(), |_| Ok(200.0 * rate(nic.stream(BYTES, 6, true)?) / one_way))?;
     Ok(())
 }
 

@@ -134,7 +134,7 @@ impl<'a> PsetRun<'a> {
 
     /// Runs the programs to their ends.
     pub(super) fn finish(mut self) -> Result<(), PsetError> {
-        let ended = self.world.run_unless(LIMIT, &|| self.interrupted.check());
+        let ended = self.world.run_unless(LIMIT, &|| self.interrupted.is_interrupted());
         match self.failure.take() {
             Some(failure) => Err(failure),
             None => Ok(ended?),

@@ -54,10 +54,10 @@ impl Histogram {
     /// Returns the time that this share of all times does not exceed, to 1/64.
     fn percentile(&self, percent: u64) -> u64 {
         let rank = (self.count.load(Relaxed) * percent).div_ceil(100);
-        let mut seen = 0;
+        let mut counted = 0;
         for (bucket, count) in self.buckets.iter().enumerate() {
-            seen += count.load(Relaxed);
-            if seen >= rank.max(1) {
+            counted += count.load(Relaxed);
+            if counted >= rank.max(1) {
                 return Self::upper(bucket).min(self.largest.load(Relaxed));
             }
         }

@@ -245,7 +245,7 @@ pub fn run(experiment: &Experiment) -> Result<Curve, TrafficError> {
 /// Those of [`run`], and [`TrafficError::Stopped`].
 pub fn run_unless(experiment: &Experiment, is_stopped: &dyn Fn() -> bool) -> Result<Curve, TrafficError> {
     let torus = Torus::new(&experiment.network.dimensions)?;
-    check(experiment, &torus)?;
+    check_values(experiment, &torus)?;
 
     let points: Result<Vec<_>, _> =
         experiment.loads.iter().map(|&load| run_load(experiment, &torus, load, is_stopped)).collect();
@@ -267,10 +267,10 @@ pub fn run_unless(experiment: &Experiment, is_stopped: &dyn Fn() -> bool) -> Res
 pub fn uniform_capacity(dimensions: &[Dimension]) -> Result<f64, ShapeError> {
     let torus = Torus::new(dimensions)?;
 
-    // Packets to the own node are among the n in the formulas, and cross no link.
-    let others = f64::from(torus.nodes() - 1) / f64::from(torus.nodes());
+    // One of the n targets in the formulas is the node itself: packets to it cross no link.
+    let crossing_share = f64::from(torus.nodes() - 1) / f64::from(torus.nodes());
     let busiest = dimensions.iter().map(|&dimension| busiest_link(dimension)).fold(0.0, f64::max);
-    Ok(if busiest == 0.0 { 0.0 } else { others / busiest })
+    Ok(if busiest == 0.0 { 0.0 } else { crossing_share / busiest })
 }
 
 /// Returns the packets over the busiest link of a line, for each packet that a node sends to a
@@ -289,7 +289,7 @@ fn busiest_link(dimension: Dimension) -> f64 {
 }
 
 /// Checks the values of an experiment.
-fn check(experiment: &Experiment, torus: &Torus) -> Result<(), TrafficError> {
+fn check_values(experiment: &Experiment, torus: &Torus) -> Result<(), TrafficError> {
     let Experiment { network, windows, .. } = experiment;
     let nodes = torus.nodes();
     if nodes < 2 {

@@ -61,21 +61,21 @@ impl Targets {
         // Where both directions are equally short, a packet takes a random one.
         let ties = random.next() as u8;
         let target = match self.pattern {
-            Pattern::Uniform => self.other(random),
+            Pattern::Uniform => self.random_other_node(random),
             Pattern::PermutationWalk => self.next_in_order(u32::MAX, random)?,
             Pattern::AllToAll { packets } => self.next_in_order(packets, random)?,
             Pattern::NearestNeighbour => return self.neighbour(),
             Pattern::Bisection => self.opposite()?,
             Pattern::HotSpot { node, percent } => {
                 let is_hot = random.below(100) < u32::from(percent) && node != self.node;
-                if is_hot { node } else { self.other(random) }
+                if is_hot { node } else { self.random_other_node(random) }
             }
         };
         Some(TorusWord::between(&self.torus, self.node, target, ties))
     }
 
     /// Returns a random other node.
-    fn other(&self, random: &mut Random) -> u32 {
+    fn random_other_node(&self, random: &mut Random) -> u32 {
         let nodes = self.torus.nodes();
         (self.node + 1 + random.below(nodes - 1)) % nodes
     }

@@ -118,8 +118,11 @@ mod tests {
     #[test]
     fn the_logarithm_is_that_of_the_library() {
         for number in [1.0, 0.999, 0.75, 0.5, 0.499_999, 0.1, 1e-3, 1e-9, f64::EPSILON] {
-            let (ours, library) = (logarithm(number), number.ln());
-            assert!((ours - library).abs() <= 1e-11 * library.abs().max(1.0), "{number}: {ours}, {library}");
+            let (computed, library) = (logarithm(number), number.ln());
+            assert!(
+                (computed - library).abs() <= 1e-11 * library.abs().max(1.0),
+                "{number}: {computed}, {library}"
+            );
         }
     }
 

@@ -108,7 +108,8 @@ impl Agenda {
         Some((id, thread.fiber.take()?))
     }
 
-    /// Takes back a thread that waits or has ended, at `now`.
+    /// Ends the turn of a thread at `now`: stores its fiber until the thread continues, or records
+    /// that the thread has ended.
     pub(super) fn end_turn(&mut self, id: ThreadId, fiber: Fiber, has_ended: bool, now: Picos) {
         let thread = &mut self.threads[id as usize];
         if has_ended {

@@ -103,8 +103,8 @@ mod tests {
             }))
         };
 
-        let (mut one, mut other) = (body('a'), body('b'));
-        let ends: Vec<bool> = (0..3).flat_map(|_| [one.resume(), other.resume()]).collect();
+        let (mut first, mut second) = (body('a'), body('b'));
+        let ends: Vec<bool> = (0..3).flat_map(|_| [first.resume(), second.resume()]).collect();
         assert_eq!(*observed.borrow(), [('a', 0), ('b', 0), ('a', 1), ('b', 1)]);
         assert_eq!(ends, [false, false, false, false, true, true]);
     }

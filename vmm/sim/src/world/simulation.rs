@@ -273,7 +273,8 @@ impl WorldState {
         suspend();
     }
 
-    /// Passes a length of time. The thread continues at once if nothing else happens until then.
+    /// Lets `time` pass for this thread. The thread continues without a switch if no event and no
+    /// other thread is due until then.
     fn pass(&self, time: Picos) {
         self.show_stores();
         let at = self.now.get() + time;
@@ -282,9 +283,9 @@ impl WorldState {
         }
 
         let event = Picos::from(self.machine.with(|machine| machine.next_event()));
-        let other = self.agenda.borrow().next().unwrap_or(Picos::NEVER);
-        let is_alone = event > at && other > at && at <= self.end.get();
-        if is_alone && !self.is_check_due() {
+        let next_thread = self.agenda.borrow().next().unwrap_or(Picos::NEVER);
+        let nothing_before = event > at && next_thread > at && at <= self.end.get();
+        if nothing_before && !self.is_check_due() {
             self.now.set(at);
         } else {
             self.wait_for(Wait::Time, at);

@@ -28,10 +28,10 @@ fn unknown_paper_is_a_wrong_command_line() {
 #[test]
 fn figures_of_quick_rows_are_refused() {
     let output = nicforge_sim(&["paper", "fcnp", "--quick", "--plot", "plots"]);
-    let said = String::from_utf8_lossy(&output.stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
 
-    assert_eq!(output.status.code(), Some(2), "{said}");
-    assert!(said.contains("--plot") && said.contains("--quick"), "{said}");
+    assert_eq!(output.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("--plot") && stderr.contains("--quick"), "{stderr}");
 }
 
 #[test]

@@ -149,11 +149,11 @@ fn threads_have_different_numbers_and_the_seed_determines_random_numbers() {
         observed.take()
     };
 
-    let (one, again, other) = (numbers(1), numbers(1), numbers(2));
-    assert_eq!(one, again);
-    assert_ne!(one, other);
-    assert_eq!([one[0].0, one[1].0], [0, 1]);
-    assert_ne!(one[0].1, one[1].1);
+    let (first, same_seed, other_seed) = (numbers(1), numbers(1), numbers(2));
+    assert_eq!(first, same_seed);
+    assert_ne!(first, other_seed);
+    assert_eq!([first[0].0, first[1].0], [0, 1]);
+    assert_ne!(first[0].1, first[1].1);
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn an_error_names_five_threads_and_the_number_of_the_others() {
 
 #[test]
 fn a_world_ends_when_the_caller_stops_it() {
-    let (mut world, asked) = (World::new(Machine::new(), 1), Cell::new(0));
+    let (mut world, questions) = (World::new(Machine::new(), 1), Cell::new(0));
     let process = world.add_process(Vec::new(), Profile::default());
     world.start(process, "the one that never ends", || {
         loop {
@@ -192,7 +192,7 @@ fn a_world_ends_when_the_caller_stops_it() {
         }
     });
 
-    let ended = world.run_unless(Duration::MAX, &|| asked.replace(asked.get() + 1) == 2);
+    let ended = world.run_unless(Duration::MAX, &|| questions.replace(questions.get() + 1) == 2);
 
     assert!(matches!(ended, Err(WorldError::Stopped)), "{ended:?}");
     assert!(world.now() < Picos::nanos(100_000), "{:?}", world.now());
@@ -238,16 +238,16 @@ fn a_world_within_a_world_has_a_clock_of_its_own() {
 #[test]
 fn a_thread_gets_a_mutex_whose_holder_waits() {
     let lock = Arc::new(Mutex::new(()));
-    let (one, other) = (lock.clone(), lock);
+    let (of_holder, of_waiter) = (lock.clone(), lock);
     let observed = run(
         Profile::default().with_poll(Picos::nanos(3)),
         vec![
             Box::new(move |_| {
-                let _held = runtime::lock(&one);
+                let _held = runtime::lock(&of_holder);
                 runtime::sleep(Duration::from_nanos(100));
             }),
             Box::new(move |log| {
-                let _held = runtime::lock(&other);
+                let _held = runtime::lock(&of_waiter);
                 log.add("locked");
             }),
         ],
@@ -282,9 +282,9 @@ fn a_destructor_that_waits_for_a_suspended_thread_ends_the_process_with_a_messag
         .output()
         .unwrap();
 
-    let said = String::from_utf8_lossy(&ended.stderr);
+    let stderr = String::from_utf8_lossy(&ended.stderr);
     assert!(!ended.status.success());
-    assert!(said.contains("a thread panics, and a destructor of it waits for a thread"), "{said}");
+    assert!(stderr.contains("a thread panics, and a destructor of it waits for a thread"), "{stderr}");
 }
 
 #[test]

@@ -41,7 +41,7 @@ fn part() {
 
 /// Exchanges messages between this process's I/O node and a core's process.
 fn check_both_directions(io: &Side, core: &mut Process, rank: u32) {
-    core.say(&format!("exchange {rank} {}", SIZES.len()));
+    core.send_command(&format!("exchange {rank} {}", SIZES.len()));
     let mut buffer = vec![0; 100_000];
     for _ in SIZES {
         answer(io, rank, &mut buffer).unwrap();
@@ -49,7 +49,7 @@ fn check_both_directions(io: &Side, core: &mut Process, rank: u32) {
     core.expect("exchange ok");
 }
 
-fn gone(rank: u32) -> Error {
+fn core_gone(rank: u32) -> Error {
     Error::PeerGone { peer: Peer::Core { rank } }
 }
 
@@ -62,11 +62,11 @@ fn writer_killed(mode: Mode) {
         (Process::start(&server, "compute", "cn0", 0), Process::start(&server, "compute", "cn1", 2));
     thread::scope(|scope| {
         let read = scope.spawn(|| io.read(0, &mut vec![0; LARGE]));
-        writer.say(&format!("write 0 {LARGE}"));
+        writer.send_command(&format!("write 0 {LARGE}"));
         writer.expect("moving");
         writer.kill();
         let killed = Instant::now();
-        assert_eq!(read.join().unwrap(), Err(gone(0)));
+        assert_eq!(read.join().unwrap(), Err(core_gone(0)));
         assert!(killed.elapsed() < Duration::from_secs(5));
     });
 
@@ -94,13 +94,13 @@ fn killing_a_core_in_its_read_ends_the_write_and_other_cores_continue() {
     let data = pattern(0, LARGE);
     thread::scope(|scope| {
         let write = scope.spawn(|| io.write(0, &data));
-        reader.say(&format!("read 0 {LARGE}"));
+        reader.send_command(&format!("read 0 {LARGE}"));
         reader.expect("moving");
         // Another core of the node waits at the same time, without the right to receive.
-        others[0].say("read 1 1000");
+        others[0].send_command("read 1 1000");
         reader.kill();
         let killed = Instant::now();
-        assert_eq!(write.join().unwrap(), Err(gone(0)));
+        assert_eq!(write.join().unwrap(), Err(core_gone(0)));
         assert!(killed.elapsed() < Duration::from_secs(5));
     });
 
@@ -120,14 +120,14 @@ fn io_node_killed_in_transfers_fails_them_and_its_successor_serves() {
     io.expect("ready");
 
     for command in ["read 0", "write 5"] {
-        io.say(&format!("{command} {LARGE}"));
+        io.send_command(&format!("{command} {LARGE}"));
     }
 
-    writer.say(&format!("write 0 {LARGE}"));
+    writer.send_command(&format!("write 0 {LARGE}"));
     writer.expect("moving");
     // The writer is stopped so that its transfer does not end while the other one begins.
     writer.signal(Signal::SIGSTOP);
-    reader.say(&format!("read 5 {LARGE}"));
+    reader.send_command(&format!("read 5 {LARGE}"));
     reader.expect("moving");
     io.kill();
     writer.signal(Signal::SIGCONT);
@@ -136,10 +136,10 @@ fn io_node_killed_in_transfers_fails_them_and_its_successor_serves() {
     assert_eq!(reader.expect_within("read", Duration::from_secs(5)), "peer gone");
     // Each process gets the error once for its other direction, too, also when a new I/O node has
     // attached.
-    writer.say("read 0 10");
+    writer.send_command("read 0 10");
     assert_eq!(writer.expect("read"), "peer gone");
     let io = Side::Io(server.io_node(Mode::Polling));
-    reader.say("write 5 10");
+    reader.send_command("write 5 10");
     assert_eq!(reader.expect("write"), "peer gone");
     check_both_directions(&io, &mut writer, 0);
     check_both_directions(&io, &mut reader, 5);
@@ -154,7 +154,7 @@ fn an_io_node_killed_between_calls_is_reported_in_each_direction() {
     let io = Side::Io(server.io_node(Mode::Polling));
 
     for (command, name) in [("write 0 10", "write"), ("read 0 10", "read")] {
-        core.say(command);
+        core.send_command(command);
         assert_eq!(core.expect(name), "peer gone");
     }
 
@@ -169,7 +169,7 @@ fn cores_of_a_node_in_processes_of_their_own_hand_acknowledgements_over() {
     let times = 10 * SIZES.len();
 
     for (rank, core) in cores.iter_mut().enumerate() {
-        core.say(&format!("exchange {rank} {times}"));
+        core.send_command(&format!("exchange {rank} {times}"));
     }
 
     thread::scope(|scope| {
@@ -198,7 +198,7 @@ fn stopped_reader_blocks_the_writer_and_loses_nothing() {
     let data = pattern(0, LARGE);
     thread::scope(|scope| {
         let write = scope.spawn(|| io.write(0, &data));
-        reader.say(&format!("read 0 {LARGE}"));
+        reader.send_command(&format!("read 0 {LARGE}"));
         reader.expect("moving");
         reader.stop();
 
@@ -209,7 +209,7 @@ fn stopped_reader_blocks_the_writer_and_loses_nothing() {
 
         // The other direction is free. A write is acknowledged only after the stuck data, so no
         // core begins one. The request itself still reaches the I/O node.
-        other.say("write 4 1000");
+        other.send_command("write 4 1000");
         let stalls = io.statistics().stalls;
         eventually("the writer goes on stalling", || io.statistics().stalls > stalls + 200);
 
@@ -239,7 +239,7 @@ fn stopped_reader_does_not_block_the_other_channel() {
     let data = pattern(0, LARGE);
     thread::scope(|scope| {
         let write = scope.spawn(|| io.write(0, &data));
-        reader.say(&format!("read 0 {LARGE}"));
+        reader.send_command(&format!("read 0 {LARGE}"));
         reader.expect("moving");
         reader.stop();
 
@@ -270,7 +270,7 @@ fn stopped_io_node_blocks_the_writer_and_loses_nothing() {
     let data = pattern(3, LARGE);
     thread::scope(|scope| {
         let write = scope.spawn(|| core.write(&data));
-        io.say(&format!("read 3 {LARGE}"));
+        io.send_command(&format!("read 3 {LARGE}"));
         io.expect("moving");
         io.stop();
 
@@ -304,13 +304,13 @@ fn server_killed(role: &str, event_loop: &str) {
     io.expect("ready");
 
     // A message shows that the processes are in their calls, or about to make them.
-    io.say("read 0 1000");
-    idle.say("write 0 1000");
+    io.send_command("read 0 1000");
+    idle.send_command("write 0 1000");
     idle.expect("write ok");
     io.expect("read ok");
-    io.say("read 0 1000");
-    waiting.say("read 1 1000");
-    waiting.say("write 1 1000");
+    io.send_command("read 0 1000");
+    waiting.send_command("read 1 1000");
+    waiting.send_command("write 1 1000");
     server.kill();
     let killed = Instant::now();
     expect_end_soon(&mut io, "read", killed, &format!("{role}, {event_loop}: a read of the I/O node"));
@@ -320,7 +320,7 @@ fn server_killed(role: &str, event_loop: &str) {
     }
 
     let called = Instant::now();
-    idle.say("write 0 10");
+    idle.send_command("write 0 10");
 
     expect_end_soon(&mut idle, "write", called, &format!("{role}, {event_loop}: a later write"));
 }
@@ -329,9 +329,9 @@ fn server_killed(role: &str, event_loop: &str) {
 /// it took, for `--nocapture`.
 fn expect_end_soon(process: &mut Process, call: &str, since: Instant, description: &str) {
     process.expect(&format!("{call} gone"));
-    let took = since.elapsed();
-    eprintln!("{description}: {} ms", took.as_millis());
-    assert!(took < SOON, "{description} took {took:?}");
+    let duration = since.elapsed();
+    eprintln!("{description}: {} ms", duration.as_millis());
+    assert!(duration < SOON, "{description} took {duration:?}");
 }
 
 /// The server is killed during messages in both directions.
@@ -341,9 +341,9 @@ fn server_killed_in_transfers(role: &str, event_loop: &str) {
     let mut first = Process::start(&server, "compute", "cn0", 0);
     let mut second = Process::start(&server, "compute", "cn0", 1);
     io.expect("ready");
-    io.say("serve 0 2");
-    first.say("persist 0 1000000");
-    second.say("persist 1 1000000");
+    io.send_command("serve 0 2");
+    first.send_command("persist 0 1000000");
+    second.send_command("persist 1 1000000");
     first.expect("moving");
     second.expect("moving");
     server.kill();
@@ -385,10 +385,10 @@ fn operators_reset_of_a_node_ends_its_transfer_and_a_new_process_can_open() {
     let data = pattern(0, LARGE);
     thread::scope(|scope| {
         let write = scope.spawn(|| io.write(0, &data));
-        reader.say(&format!("read 0 {LARGE}"));
+        reader.send_command(&format!("read 0 {LARGE}"));
         reader.expect("moving");
         server.reset("cn0");
-        assert_eq!(write.join().unwrap(), Err(gone(0)));
+        assert_eq!(write.join().unwrap(), Err(core_gone(0)));
     });
 
     reader.expect_within("read gone", Duration::from_secs(5));
@@ -447,7 +447,7 @@ fn processes_killed_at_random_leave_no_state() {
         let mut stay =
             [Process::start(&server, "compute", "cn0", 2), Process::start(&server, "compute", "cn1", 0)];
         for (process, rank) in stay.iter_mut().zip([2, 4]) {
-            process.say(&format!("exchange {rank} 4"));
+            process.send_command(&format!("exchange {rank} 4"));
             process.expect("exchange ok");
         }
 
@@ -455,7 +455,7 @@ fn processes_killed_at_random_leave_no_state() {
         let mut memory = 0;
         for number in 0..KILLS {
             for (process, rank) in stay.iter_mut().zip([2, 4]) {
-                process.say(&format!("exchange {rank} 4"));
+                process.send_command(&format!("exchange {rank} 4"));
             }
 
             let core = (number % 2) as u32;
@@ -464,7 +464,7 @@ fn processes_killed_at_random_leave_no_state() {
             // One process in four is killed while it opens the device.
             if number % 4 != 3 {
                 victim.expect("ready");
-                victim.say(&format!("exchange {core} 1000000"));
+                victim.send_command(&format!("exchange {core} 1000000"));
             }
 
             wait_random_time(Duration::from_millis(15), &mut seeded);
@@ -486,7 +486,7 @@ fn processes_killed_at_random_leave_no_state() {
 
         let mut last = [0, 1].map(|core| Process::start(&server, "compute", "cn0", core));
         for (core, process) in last.iter_mut().enumerate() {
-            process.say(&format!("exchange {core} 8"));
+            process.send_command(&format!("exchange {core} 8"));
             process.expect("exchange ok");
         }
 
@@ -506,18 +506,18 @@ fn io_node_killed_at_random_is_followed_by_one_that_serves_all() {
     let targets = [("cn0", 0, 0), ("cn0", 1, 1), ("cn1", 0, 4)];
     let mut cores = targets.map(|(node, core, _)| Process::spawn(&server, "compute", node, core));
     io.expect("ready");
-    io.say("serve 0 8");
+    io.send_command("serve 0 8");
 
     for (core, (.., rank)) in cores.iter_mut().zip(targets) {
         core.expect("ready");
-        core.say(&format!("persist {rank} 400"));
+        core.send_command(&format!("persist {rank} 400"));
     }
 
     for _ in 0..15 {
         wait_random_time(Duration::from_millis(50), &mut seeded);
         io.kill();
         io = Process::start(&server, "io", "io0", 0);
-        io.say("serve 0 8");
+        io.send_command("serve 0 8");
     }
 
     let lost: u64 = cores.iter_mut().map(|core| core.expect("persist ok").parse::<u64>().unwrap()).sum();

@@ -125,8 +125,8 @@ pub(crate) fn command(side: &Side, words: &[&str]) -> String {
             outcome(
                 "read",
                 size.map(|size| {
-                    let good = buffer[..size] == pattern(number(1) as u32, size);
-                    format!("{size} {}", if good { "good" } else { "bad" })
+                    let is_correct = buffer[..size] == pattern(number(1) as u32, size);
+                    format!("{size} {}", if is_correct { "good" } else { "bad" })
                 }),
             )
         }
@@ -158,7 +158,7 @@ pub(crate) fn command(side: &Side, words: &[&str]) -> String {
         // is gone. A core's write succeeds when its data is sent. A new process therefore cannot
         // know which direction is next, so each direction has a thread.
         "serve" => {
-            let again = |result: Result<usize, Error>| result.as_ref().err().is_none_or(may_be_repeated);
+            let may_repeat = |result: Result<usize, Error>| result.as_ref().err().is_none_or(may_be_repeated);
             thread::scope(|scope| {
                 for rank in number(1) as u32..number(2) as u32 {
                     scope.spawn(move || {
@@ -166,17 +166,17 @@ pub(crate) fn command(side: &Side, words: &[&str]) -> String {
                         loop {
                             let size = side.read(rank, &mut buffer);
                             if let Ok(size) = size {
-                                let same = buffer[..size] == pattern(rank, size);
-                                assert!(same, "core {rank} sent something else");
+                                let is_correct = buffer[..size] == pattern(rank, size);
+                                assert!(is_correct, "core {rank} sent something else");
                             }
-                            if !again(size) {
+                            if !may_repeat(size) {
                                 break;
                             }
                         }
                     });
                     scope.spawn(move || {
                         let data = pattern(rank, INDEPENDENT);
-                        while again(side.write(rank, &data)) {}
+                        while may_repeat(side.write(rank, &data)) {}
                     });
                 }
             });

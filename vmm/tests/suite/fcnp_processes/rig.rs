@@ -47,7 +47,7 @@ impl Process {
         process
     }
 
-    pub(crate) fn say(&mut self, command: &str) {
+    pub(crate) fn send_command(&mut self, command: &str) {
         writeln!(self.input, "{command}").unwrap();
     }
 

@@ -44,7 +44,7 @@ impl Run {
         Self { folder, child, started: Instant::now() }
     }
 
-    fn quiet(programs: &[&str]) -> Self {
+    fn without_output(programs: &[&str]) -> Self {
         Self::start(programs, Stdio::null(), Stdio::null())
     }
 
@@ -54,7 +54,7 @@ impl Run {
 
     /// Returns the process that wrote its number into a file.
     fn pid(&self, name: &str) -> Pid {
-        until("a process number", || std::fs::read_to_string(self.file(name)).ok()?.trim().parse().ok())
+        poll_until("a process number", || std::fs::read_to_string(self.file(name)).ok()?.trim().parse().ok())
             .map(Pid::from_raw)
             .unwrap()
     }
@@ -80,11 +80,11 @@ impl Drop for Run {
     }
 }
 
-/// Calls `check` repeatedly until it returns a value, for at most [`SOON`].
-fn until<T>(description: &str, mut check: impl FnMut() -> Option<T>) -> Option<T> {
+/// Calls `attempt` repeatedly until it returns a value, for at most [`SOON`].
+fn poll_until<T>(description: &str, mut attempt: impl FnMut() -> Option<T>) -> Option<T> {
     let start = Instant::now();
     loop {
-        if let Some(value) = check() {
+        if let Some(value) = attempt() {
             return Some(value);
         }
         assert!(start.elapsed() < SOON, "{description}");
@@ -102,14 +102,14 @@ fn runs(pid: Pid) -> bool {
 #[test]
 fn run_does_not_wait_for_a_pipe_held_outside_its_process_group() {
     let mut run =
-        Run::quiet(&["--", "setsid", "sh", "-c", "echo $$ > $HERE/$NICFORGE_NODE; exec sleep 1000"]);
+        Run::without_output(&["--", "setsid", "sh", "-c", "echo $$ > $HERE/$NICFORGE_NODE; exec sleep 1000"]);
     assert_eq!(run.end(), Some(0));
 }
 
 #[test]
 fn run_ends_on_ctrl_c_although_an_unreachable_process_holds_a_pipe() {
     let script = "setsid sh -c 'echo $$ > $HERE/$NICFORGE_NODE; exec sleep 1000' & sleep 1000";
-    let mut run = Run::quiet(&["--fifo0", "sh", "-c", script]);
+    let mut run = Run::without_output(&["--fifo0", "sh", "-c", script]);
     let out_of_reach = run.pid("fifo0");
     kill(Pid::from_raw(run.child.id() as i32), Signal::SIGINT).unwrap();
     assert_eq!(run.end(), Some(130));
@@ -119,7 +119,7 @@ fn run_ends_on_ctrl_c_although_an_unreachable_process_holds_a_pipe() {
 #[test]
 fn run_sees_a_failure_although_a_descendant_keeps_the_pipe() {
     let fails = "sleep 1000 & echo $! > $HERE/sleeper; exit 7";
-    let mut run = Run::quiet(&["--dma0", "sh", "-c", fails, ":", "sleep", "1000"]);
+    let mut run = Run::without_output(&["--dma0", "sh", "-c", fails, ":", "sleep", "1000"]);
     assert_eq!(run.end(), Some(7));
 }
 
@@ -128,10 +128,10 @@ fn run_kills_the_children_of_an_ended_program() {
     let stubborn = "trap '' TERM; echo $$ > $HERE/stubborn; while :; do sleep 1; done";
     let leaves = format!("sh -c \"{}\" >/dev/null 2>&1 &", stubborn.replace('$', "\\$"));
     let waits = "until test -s $HERE/stubborn; do sleep .05; done; exit 4";
-    let mut run = Run::quiet(&["--fifo0", "sh", "-c", &leaves, ":", "--dma0", "sh", "-c", waits]);
+    let mut run = Run::without_output(&["--fifo0", "sh", "-c", &leaves, ":", "--dma0", "sh", "-c", waits]);
     let stubborn = run.pid("stubborn");
     assert_eq!(run.end(), Some(4));
-    until("the end of what was left behind", || (!runs(stubborn)).then_some(()));
+    poll_until("the end of what was left behind", || (!runs(stubborn)).then_some(()));
 }
 
 #[test]
@@ -153,7 +153,7 @@ fn run_ends_on_ctrl_c_although_its_output_is_not_read() {
 
     // A pipe that is not writable is full.
     let full = File::options().write(true).open(format!("/proc/self/fd/{}", reader.as_raw_fd())).unwrap();
-    until(&format!("{size} bytes that nobody reads"), || {
+    poll_until(&format!("{size} bytes that nobody reads"), || {
         use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
         use std::os::fd::AsFd;
         let mut fds = [PollFd::new(full.as_fd(), PollFlags::POLLOUT)];

@@ -119,7 +119,7 @@ fn programs_of_run_have_the_limit_on_open_files_that_run_was_started_with() {
 
     assert_eq!(lines[0], "500");
     let hard: u64 = lines[1].parse().unwrap_or(u64::MAX);
-    let own: u64 = lines[2].split_whitespace().nth(3).unwrap().parse().unwrap();
+    let limit: u64 = lines[2].split_whitespace().nth(3).unwrap().parse().unwrap();
 
-    assert_eq!(own, hard.min(1 << 20), "{stdout}");
+    assert_eq!(limit, hard.min(1 << 20), "{stdout}");
 }

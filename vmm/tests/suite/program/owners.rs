@@ -63,13 +63,13 @@ fn received(user: u32, groups: &[u32], socket: PathBuf) -> Result<(), Errno> {
     })
 }
 
-/// Takes credentials for the calling thread only.
+/// Changes user, group and further groups of the calling thread only.
 fn become_user(user: u32, groups: &[u32]) {
-    let own = groups.first().copied().unwrap_or(user);
+    let own_group = groups.first().copied().unwrap_or(user);
     // SAFETY: the call reads `groups`, of the length given.
     let groups = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
     // SAFETY: the call touches no memory of this process.
-    let group = unsafe { libc::syscall(libc::SYS_setresgid, own, own, own) };
+    let group = unsafe { libc::syscall(libc::SYS_setresgid, own_group, own_group, own_group) };
 
     // SAFETY: as above.
     let user = unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) };

@@ -219,8 +219,8 @@ impl Client {
     /// Returns the most bytes in one access: the smaller of the server's limit and this side's
     /// buffer.
     fn transfer(&self) -> usize {
-        let ours = self.config.max_data_xfer_size.max(DEFAULT_MAX_DATA_XFER_SIZE);
-        self.limits.max_data_xfer_size.min(ours) as usize
+        let own_limit = self.config.max_data_xfer_size.max(DEFAULT_MAX_DATA_XFER_SIZE);
+        self.limits.max_data_xfer_size.min(own_limit) as usize
     }
 }
 

@@ -93,7 +93,7 @@ fn run(exchange: &Exchange, rx: Receiver, tx: Sender) {
     drop(end);
     match result {
         Ok(()) | Err(FrameError::Closed) => {}
-        Err(error) => exchange.give_up(error),
+        Err(error) => exchange.end_by_second_socket(error),
     }
 }
 

@@ -120,7 +120,7 @@ impl ServerConnection {
         }
 
         let mut turn = Turn::new(&self.dispatcher.config);
-        let mut may_go_on = || {
+        let mut may_send = || {
             let has_time = turn.has_time();
             turn.count_step();
             has_time
@@ -129,10 +129,10 @@ impl ServerConnection {
             .dispatcher
             .second_socket
             .as_mut()
-            .map_or(Ok(false), |second_socket| second_socket.flush_while(&mut may_go_on));
+            .map_or(Ok(false), |second_socket| second_socket.flush_while(&mut may_send));
         let (_, mut out) = self.framed.split();
         let stopped =
-            second_stopped.and_then(|second_stopped| Ok(out.flush_while(&mut may_go_on)? || second_stopped));
+            second_stopped.and_then(|second_stopped| Ok(out.flush_while(&mut may_send)? || second_stopped));
         stopped.map_err(|error| {
             self.dispatcher.phase = Phase::Ended;
             error.into()
@@ -285,7 +285,7 @@ impl ServerConnection {
     /// a call of the handler, which has given it up. Its slot becomes free, and a late reply is
     /// dropped. Returns false when there is no such operation.
     pub fn forget_dma(&mut self, token: Token) -> bool {
-        self.dispatcher.dma.forget(token)
+        self.dispatcher.dma.remove(token)
     }
 
     /// Ends all operations of [`Self::dma_read`] and [`Self::dma_write`] with an error, when the

@@ -94,7 +94,7 @@ impl DmaTable {
         })
     }
 
-    fn check(&self, address: u64, len: usize, queued: usize, limit: usize) -> Result<(), DmaError> {
+    fn check_limits(&self, address: u64, len: usize, queued: usize, limit: usize) -> Result<(), DmaError> {
         if len == 0 || len > MAX_LENGTH || address.checked_add(len as u64 - 1).is_none() {
             return Err(DmaError::Range { address, len });
         }
@@ -124,7 +124,7 @@ impl DmaTable {
         len: usize,
         token: Token,
     ) -> Result<(), DmaError> {
-        self.check(address, len, out.queued(), limits.queue)?;
+        self.check_limits(address, len, out.queued(), limits.queue)?;
         let id = self.fresh_id();
         let chunk = len.min(limits.transfer);
         send_read(out, id, address, chunk)?;
@@ -145,7 +145,7 @@ impl DmaTable {
         token: Token,
     ) -> Result<(), DmaError> {
         let len = data.len();
-        self.check(address, len, out.queued(), limits.queue)?;
+        self.check_limits(address, len, out.queued(), limits.queue)?;
         let id = self.fresh_id();
         let (now, later) = data.split_at(len.min(limits.transfer));
         send_write(out, id, address, now)?;
@@ -219,8 +219,9 @@ impl DmaTable {
         Ok(true)
     }
 
-    /// Forgets an operation; returns false when there is none with this token.
-    pub(super) fn forget(&mut self, token: Token) -> bool {
+    /// Removes an operation, whose reply will be ignored. Returns false when there is none with
+    /// this token.
+    pub(super) fn remove(&mut self, token: Token) -> bool {
         let found = self.operations.iter().position(|operation| operation.token == token);
         found.map(|index| self.operations.swap_remove(index)).is_some()
     }
@@ -243,7 +244,7 @@ impl DmaTable {
         self.touches(unmap)
     }
 
-    /// Whether an operation touches memory that the client has unmapped.
+    /// Returns whether an operation accesses memory that the client has unmapped.
     pub(super) fn touches(&self, unmap: &DmaUnmap) -> bool {
         self.operations.iter().any(|operation| unmap.touches(operation.address, operation.len))
     }

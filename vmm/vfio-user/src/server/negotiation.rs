@@ -77,10 +77,10 @@ impl Dispatcher {
             return None;
         }
 
-        let (second_socket, theirs) =
+        let (second_socket, client_end) =
             SecondSocket::pair(self.config.message_limit(self.limits.transfer), self.closer.clone()).ok()?;
         self.second_socket = Some(second_socket);
-        Some(theirs)
+        Some(client_end)
     }
 
     /// Builds the answer: a subset of the capabilities that the client named, as the specification

@@ -165,7 +165,7 @@ impl Dispatcher {
     }
 
     /// Completes a deferred `DMA_UNMAP` that has waited for DMA requests.
-    pub(super) fn settle_drain(&mut self) {
+    pub(super) fn finish_drain(&mut self) {
         if self.is_drained()
             && let Some(deferred) = &mut self.deferred
         {

@@ -39,7 +39,7 @@ impl ServerConnection {
     pub(super) fn drive_both(&mut self, handler: &mut dyn Handler) -> Result<Progress, ConnectionError> {
         let mut turn = Turn::new(&self.dispatcher.config);
         let more = self.dispatcher.drive_second_socket(handler, &mut turn)?;
-        self.dispatcher.settle_drain();
+        self.dispatcher.finish_drain();
         match self.drive(handler, &mut turn)? {
             Progress::Idle | Progress::Blocked if more => Ok(Progress::More),
             progress => Ok(progress),
@@ -100,7 +100,7 @@ impl ServerConnection {
             return Ok(None);
         }
 
-        self.look_ahead(handler, turn)?;
+        self.examine_later_messages(handler, turn)?;
         if let Some(deferred) = self.dispatcher.deferred.as_mut()
             && self.dispatcher.resets_ahead > 0
             && !deferred.asked
@@ -117,8 +117,8 @@ impl ServerConnection {
 
         if !self.framed.rx.has_room() {
             // No byte can be read now, so only a poll tells whether the client has gone.
-            let gone = self.has_hung_up();
-            return Ok(Some(if gone { Progress::Closed } else { Progress::Blocked }));
+            let has_hung_up = self.has_hung_up();
+            return Ok(Some(if has_hung_up { Progress::Closed } else { Progress::Blocked }));
         }
         match self.framed.fill()? {
             ReadOutcome::Data { .. } => Ok(None),
@@ -127,10 +127,14 @@ impl ServerConnection {
         }
     }
 
-    /// Reads ahead of the deferred request, within the turn. Resets are counted.
-    /// Replies to operations of this side are taken out and served, since the deferred request may
-    /// depend on them.
-    fn look_ahead(&mut self, handler: &mut dyn Handler, turn: &mut Turn) -> Result<(), ConnectionError> {
+    /// Examines the messages received after the deferred request, within the turn. It counts
+    /// resets, and serves and removes replies to operations of this side, since the deferred
+    /// request may depend on them. All others stay in the buffer.
+    fn examine_later_messages(
+        &mut self,
+        handler: &mut dyn Handler,
+        turn: &mut Turn,
+    ) -> Result<(), ConnectionError> {
         let dispatcher = &mut self.dispatcher;
         let (rx, mut out) = self.framed.split();
         dispatcher.scanned = dispatcher.scanned.max(rx.position());
@@ -159,7 +163,7 @@ impl ServerConnection {
 
         // The later bytes move up once in each pass: the buffer may hold a mebibyte.
         rx.remove(&served);
-        dispatcher.scanned -= served.iter().map(|(from, behind)| behind - from).sum::<u64>();
+        dispatcher.scanned -= served.iter().map(|(from, end)| end - from).sum::<u64>();
         result.map_err(ConnectionError::from)
     }
 

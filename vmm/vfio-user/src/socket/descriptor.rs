@@ -118,22 +118,23 @@ mod tests {
 
     #[test]
     fn descriptor_with_a_byte_out_of_band_is_passed_to_the_closer() {
-        let (near, far) = UnixStream::pair().unwrap();
+        let (local_end, remote_end) = UnixStream::pair().unwrap();
         let kept = Arc::new(Kept::default());
-        let mut framed = Framed::new(near.into(), 4096, 8);
+        let mut framed = Framed::new(local_end.into(), 4096, 8);
         framed.set_closer(kept.clone());
 
-        let (passed, other) = UnixStream::pair().unwrap();
+        let (passed, other_end) = UnixStream::pair().unwrap();
         let rights = [passed.as_raw_fd()];
         let message = [ControlMessage::ScmRights(&rights)];
-        sendmsg::<()>(far.as_raw_fd(), &[IoSlice::new(&[0])], &message, MsgFlags::MSG_OOB, None).unwrap();
+        sendmsg::<()>(remote_end.as_raw_fd(), &[IoSlice::new(&[0])], &message, MsgFlags::MSG_OOB, None)
+            .unwrap();
         drop(passed);
         let _ = framed.fill();
         drop(framed);
 
         assert_eq!(kept.0.lock().unwrap().len(), 1);
-        other.set_nonblocking(true).unwrap();
-        assert_eq!((&other).read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        other_end.set_nonblocking(true).unwrap();
+        assert_eq!((&other_end).read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     }
 
     #[test]

@@ -47,16 +47,16 @@ fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
             &raw mut len,
         )
     };
-    own(if result == 0 { libc::c_long::from(fd) } else { -1 })
+    owned_descriptor(if result == 0 { libc::c_long::from(fd) } else { -1 })
 }
 
 fn pidfd_open(pid: libc::pid_t) -> io::Result<OwnedFd> {
     // SAFETY: takes two integers and touches no memory.
-    own(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })
+    owned_descriptor(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })
 }
 
-/// Takes a descriptor that the kernel has just made, or the error that it returned instead.
-fn own(result: libc::c_long) -> io::Result<OwnedFd> {
+/// Returns the descriptor that a system call has just made, or the call's error.
+fn owned_descriptor(result: libc::c_long) -> io::Result<OwnedFd> {
     match RawFd::try_from(result) {
         // SAFETY: the kernel has just installed this descriptor for us, close-on-exec, and nothing
         // else refers to it.

@@ -166,7 +166,7 @@ impl Receiver {
 
         let mut fds = Vec::new();
         let available = &mut self.buffer[self.end..];
-        let asked = available.len();
+        let requested = available.len();
         let control = &mut self.control;
         let received = match self.times.measure(|| sys::receive(socket, available, control, &mut fds, wait)) {
             Ok(received) => received,
@@ -184,7 +184,7 @@ impl Receiver {
         self.end += received.len;
         // The kernel ends a read after descriptors, so a short read does not prove an empty socket
         // then.
-        let drained = received.len < asked && fds.is_empty() && !received.fds_lost;
+        let drained = received.len < requested && fds.is_empty() && !received.fds_lost;
         let fds = fds.into_iter().map(|fd| PeerFd::new(fd, self.closer.clone())).collect();
         self.keep(fds, received.fds_lost);
         Ok(ReadOutcome::Data { drained })
@@ -287,21 +287,21 @@ impl Receiver {
             self.start.saturating_add(offset).min(self.end)
         };
 
-        let mut kept_to = None;
-        for (index, &(_, behind)) in removed.iter().enumerate() {
+        let mut end_of_kept = None;
+        for (index, &(_, end)) in removed.iter().enumerate() {
             let next = removed.get(index + 1).map_or(self.end, |&(from, _)| buffer_offset(from));
-            let (from, behind) = (buffer_offset(removed[index].0), buffer_offset(behind));
-            let to = kept_to.unwrap_or(from);
-            self.buffer.copy_within(behind..next.max(behind), to);
-            kept_to = Some(to + next.saturating_sub(behind));
+            let (from, end) = (buffer_offset(removed[index].0), buffer_offset(end));
+            let to = end_of_kept.unwrap_or(from);
+            self.buffer.copy_within(end..next.max(end), to);
+            end_of_kept = Some(to + next.saturating_sub(end));
         }
-        self.end = kept_to.unwrap_or(self.end);
+        self.end = end_of_kept.unwrap_or(self.end);
 
         let mut dropped = 0;
         self.batches.retain_mut(|batch| {
-            let before = removed.iter().take_while(|&&(_, behind)| behind < batch.end);
-            let moved: u64 = before.map(|&(from, behind)| behind - from).sum();
-            let inside = removed.iter().any(|&(from, behind)| from < batch.end && batch.end <= behind);
+            let before = removed.iter().take_while(|&&(_, end)| end < batch.end);
+            let moved: u64 = before.map(|&(from, end)| end - from).sum();
+            let inside = removed.iter().any(|&(from, end)| from < batch.end && batch.end <= end);
             batch.end -= moved;
             dropped += if inside { batch.fds.len() } else { 0 };
             !inside

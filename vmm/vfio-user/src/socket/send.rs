@@ -81,15 +81,15 @@ impl Sender {
         self.flush_while(socket, || true).map(drop)
     }
 
-    /// As [`Self::flush`], one system call for each message, while `may_go_on` says so. Returns
-    /// whether it stopped for that.
+    /// As [`Self::flush`], with one system call for each message, while `may_send` returns true.
+    /// Returns whether messages are left because it returned false.
     pub(crate) fn flush_while(
         &mut self,
         socket: BorrowedFd<'_>,
-        mut may_go_on: impl FnMut() -> bool,
+        mut may_send: impl FnMut() -> bool,
     ) -> Result<bool, FrameError> {
         while let Some(first) = self.queue.front_mut() {
-            if !may_go_on() {
+            if !may_send() {
                 return Ok(true);
             }
 

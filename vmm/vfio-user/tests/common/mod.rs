@@ -259,8 +259,8 @@ impl Pair {
             let progress = self.server.on_readable(&mut self.device)?;
             // After `Idle` the end of the stream may be unread; a level-triggered loop calls again
             // for it.
-            let again = progress == Progress::Idle && last != Progress::Idle;
-            if progress != Progress::More && !again && !self.server.ready() {
+            let must_repeat = progress == Progress::Idle && last != Progress::Idle;
+            if progress != Progress::More && !must_repeat && !self.server.ready() {
                 return Ok(progress);
             }
             last = progress;
@@ -382,13 +382,13 @@ impl Served {
         Self::start_with(config, Box::new(|_, _| {}))
     }
 
-    pub fn start_with(config: ServerConfig, mut turn: Turn) -> Self {
+    pub fn start_with(config: ServerConfig, mut on_round: Turn) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("s");
         let listener = UnixListener::bind(&path).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         let device = Arc::new(Mutex::new(Device::default()));
-        let (stopped, behind) = (stop.clone(), device.clone());
+        let (stopped, device_of_thread) = (stop.clone(), device.clone());
         let thread = std::thread::spawn(move || {
             let (stream, _) = listener.accept().unwrap();
             let mut server = ServerConnection::new(stream.into(), config);
@@ -399,12 +399,12 @@ impl Served {
                 let wait = if server.ready() { 0u8 } else { 5 };
                 let mut fds = [PollFd::new(server.as_fd(), events)];
                 poll(&mut fds, PollTimeout::from(wait)).unwrap();
-                let mut device = behind.lock().unwrap();
+                let mut device = device_of_thread.lock().unwrap();
                 server.on_writable()?;
                 if server.on_readable(&mut *device)? == Progress::Closed {
                     break;
                 }
-                turn(&mut server, &mut device);
+                on_round(&mut server, &mut device);
             }
             Ok(())
         });

@@ -150,12 +150,12 @@ fn mapping_twice_is_eexist_and_unmapping_twice_is_enoent() {
     let memory = memfd(4096);
 
     client.dma_map(map, Some(memory.as_fd())).unwrap();
-    let again = client.dma_map(map, None).unwrap_err();
+    let second_map = client.dma_map(map, None).unwrap_err();
     client.dma_unmap(DmaUnmap::Range { address: 0x10000, size: 4096 }).unwrap();
-    let gone = client.dma_unmap(DmaUnmap::Range { address: 0x10000, size: 4096 }).unwrap_err();
+    let second_unmap = client.dma_unmap(DmaUnmap::Range { address: 0x10000, size: 4096 }).unwrap_err();
 
-    assert_eq!(again.errno(), Errno::EEXIST);
-    assert_eq!(gone.errno(), Errno::ENOENT);
+    assert_eq!(second_map.errno(), Errno::EEXIST);
+    assert_eq!(second_unmap.errno(), Errno::ENOENT);
 }
 
 #[test]

@@ -167,7 +167,7 @@ fn write_that_is_cut_has_unsent_bytes_until_its_last_message() {
     let mut pair = Pair::negotiated_with(ServerConfig::default(), json);
     pair.server.dma_read(0x1000, 10, 1).unwrap();
     pair.server.dma_write(0x2000, &[1; 4], 2).unwrap();
-    let whole = pair.server.has_unsent_writes();
+    let has_unsent_before = pair.server.has_unsent_writes();
     pair.server.dma_write(0x3000, &[2; 9], 3).unwrap();
     let _ = [pair.reply(), pair.reply()];
 
@@ -180,7 +180,7 @@ fn write_that_is_cut_has_unsent_bytes_until_its_last_message() {
         pair.serve();
     }
 
-    assert_eq!((whole, unsent), (false, vec![true, true, false]));
+    assert_eq!((has_unsent_before, unsent), (false, vec![true, true, false]));
     assert_eq!(pair.device.dma_writes, [(3, Ok(()))]);
 }
 

@@ -73,8 +73,8 @@ fn server_that_states_no_limits_has_the_default_limits() {
 
 #[test]
 fn eventfds_to_a_server_with_default_limits_are_sent_one_per_message() {
-    let seen = Arc::new(std::sync::Mutex::new(Vec::new()));
-    let record = seen.clone();
+    let requests = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let record = requests.clone();
     let script = Box::new(move |header: Header, payload: &[u8]| {
         record.lock().unwrap().push((payload[12], payload[16]));
         Header::reply(header.id, header.command, 0).to_bytes().to_vec()
@@ -85,7 +85,7 @@ fn eventfds_to_a_server_with_default_limits_are_sent_one_per_message() {
 
     client.set_irqs(PCI_MSIX_IRQ, 4, IrqAction::Trigger, IrqPayload::EventFd(&slots)).unwrap();
 
-    assert_eq!(*seen.lock().unwrap(), [(4, 1), (5, 1), (6, 1)]);
+    assert_eq!(*requests.lock().unwrap(), [(4, 1), (5, 1), (6, 1)]);
 }
 
 #[test]

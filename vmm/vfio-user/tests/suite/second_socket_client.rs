@@ -81,14 +81,14 @@ fn answer_version(main: &mut Framed, json: &[u8], fds: &[OwnedFd]) -> ReceivedMe
 
 /// Returns a client that has agreed on a second socket, and the server's ends.
 fn pair(config: ClientConfig) -> (Client, Ends) {
-    let (ours, main) = UnixStream::pair().unwrap();
+    let (client_end, main) = UnixStream::pair().unwrap();
     let (remote_end, local_end) = UnixStream::pair().unwrap();
     let mut main = framed(main);
     let server = std::thread::spawn(move || {
         answer_version(&mut main, AGREED, &[remote_end.into()]);
         main
     });
-    let client = Client::from_socket(ours.into(), config).unwrap();
+    let client = Client::from_socket(client_end.into(), config).unwrap();
 
     (client, Ends { main: server.join().unwrap(), second_socket: framed(local_end) })
 }

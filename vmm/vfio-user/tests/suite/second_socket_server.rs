@@ -191,12 +191,12 @@ fn operation_of_several_messages_ends_at_an_unmap_after_the_message_in_flight() 
 
 #[test]
 fn unmap_continues_when_the_operation_that_it_waits_for_is_aborted() {
-    let give_ups: [fn(&mut TwoSockets); 3] = [
+    let abortions: [fn(&mut TwoSockets); 3] = [
         |sockets| assert!(sockets.pair.server.forget_dma(1)),
         |sockets| sockets.pair.server.fail_dma(Errno::ECANCELED, &mut sockets.pair.device),
         |sockets| sockets.second_socket = Framed::new(UnixStream::pair().unwrap().0.into(), 4096, 0),
     ];
-    for give_up in give_ups {
+    for abort in abortions {
         let mut sockets = TwoSockets::new();
         sockets.map(0, 0x1000);
         sockets.pair.server.dma_read(0, 64, 1).unwrap();
@@ -204,7 +204,7 @@ fn unmap_continues_when_the_operation_that_it_waits_for_is_aborted() {
         sockets.pair.serve();
         assert!(sockets.pair.try_reply().is_none() && !sockets.pair.server.ready());
 
-        give_up(&mut sockets);
+        abort(&mut sockets);
         sockets.pair.serve();
 
         assert_eq!(sockets.pair.reply().header.command, Command::DmaUnmap);
@@ -228,9 +228,9 @@ fn client_that_closes_its_second_socket_has_no_dma_by_messages_and_is_served() {
 
 #[test]
 fn bad_framing_on_the_second_socket_ends_the_connection() {
-    let good = Header::reply(1, Command::DmaRead, 0);
+    let valid = Header::reply(1, Command::DmaRead, 0);
     for header in
-        [Header { size: 15, ..good }, Header { size: u32::MAX, ..good }, Header { flags: 7, ..good }]
+        [Header { size: 15, ..valid }, Header { size: u32::MAX, ..valid }, Header { flags: 7, ..valid }]
     {
         let mut sockets = TwoSockets::new();
         sockets.send(&header.to_bytes());
@@ -288,14 +288,14 @@ fn client_that_reads_nothing_on_the_second_socket_makes_no_queue_grow() {
     sockets.send(&request(Command::DeviceReset, &[]).repeat(1000));
     assert_eq!(sockets.pair.try_serve().unwrap(), Progress::Blocked);
 
-    let mut seen = 0;
+    let mut received = 0;
     while let Some(message) = receive(&mut sockets.second_socket) {
-        seen += u64::from(message.header.command == Command::DmaWrite);
+        received += u64::from(message.header.command == Command::DmaWrite);
         sockets.pair.server.on_writable().unwrap();
     }
     sockets.pair.serve();
 
-    assert_eq!(seen, operations);
+    assert_eq!(received, operations);
     assert_eq!((sockets.pair.device.resets, sockets.pair.reply().header.command), (1, Command::DeviceReset));
 }
 

@@ -77,15 +77,23 @@ fn cpu(clock: ClockId) -> Result<Duration, Failure> {
     clock.now().map(Duration::from).context(|| "CPU time".into())
 }
 
-/// Measures `body`. Bytes are moved by this thread, or by all other threads.
-fn timed(this_thread: bool, body: impl FnOnce() -> Result<(), Failure>) -> Result<TransferTimes, Failure> {
-    let own = ClockId::CLOCK_THREAD_CPUTIME_ID;
-    let (all_before, own_before) = (cpu(ClockId::CLOCK_PROCESS_CPUTIME_ID)?, cpu(own)?);
+/// Measures the wall time of `body`, and the processor time of the threads that move its bytes:
+/// this thread if `this_thread_moves`, and all other threads otherwise.
+fn timed(
+    this_thread_moves: bool,
+    body: impl FnOnce() -> Result<(), Failure>,
+) -> Result<TransferTimes, Failure> {
+    let of_thread = ClockId::CLOCK_THREAD_CPUTIME_ID;
+    let (all_before, own_before) = (cpu(ClockId::CLOCK_PROCESS_CPUTIME_ID)?, cpu(of_thread)?);
     let start = Instant::now();
     body()?;
     let wall = start.elapsed();
-    let (all, own) = (cpu(ClockId::CLOCK_PROCESS_CPUTIME_ID)? - all_before, cpu(own)? - own_before);
-    Ok(TransferTimes { wall, mover: if this_thread { own } else { all.saturating_sub(own) } })
+    let (all, of_thread) =
+        (cpu(ClockId::CLOCK_PROCESS_CPUTIME_ID)? - all_before, cpu(of_thread)? - own_before);
+    Ok(TransferTimes {
+        wall,
+        mover: if this_thread_moves { of_thread } else { all.saturating_sub(of_thread) },
+    })
 }
 
 /// A port and its memory.
@@ -103,7 +111,7 @@ impl Side {
         let buffer = device.dma_buffer(BUFFER, HugePages::Never).context(|| "a buffer".into())?;
 
         // All pages are allocated before any measurement.
-        touch(buffer.window())?;
+        touch_all_pages(buffer.window())?;
 
         let port = Port::open(&device, Options::default()).context(|| "a port".into())?;
         let region = port.register(&buffer, Access::READ_WRITE).context(|| "registering".into())?;
@@ -112,7 +120,7 @@ impl Side {
     }
 }
 
-fn touch(memory: &nicforge_shm::Window) -> Result<(), Failure> {
+fn touch_all_pages(memory: &nicforge_shm::Window) -> Result<(), Failure> {
     memory.zero(0, memory.len()).context(|| "touching memory".into())
 }
 
@@ -125,13 +133,13 @@ fn transfer(
     size: usize,
     bytes: usize,
 ) -> Result<(), Error> {
-    let own = local.region.address();
+    let local_start = local.region.address();
     let (mut posted, mut ended) = (0, 0);
 
     while ended < bytes / size {
         while posted < bytes / size && posted - ended < WINDOW {
             let offset = (posted * size % BUFFER) as u64;
-            let (local_address, remote_address) = (own + offset, remote + offset);
+            let (local_address, remote_address) = (local_start + offset, remote + offset);
             if get {
                 local.port.get(target, remote_address, local_address, size as u64, Notify::REQUESTER)?;
             } else {
@@ -228,7 +236,8 @@ fn rows_of(
     times.iter().map(row).collect()
 }
 
-/// Returns the goals for transfers of `size`, if they are large.
+/// Compares the bandwidth of transfers of `size` with a copy's. Smaller transfers than [`LARGE`]
+/// have no goal.
 fn goals_of(times: &Results<Path, TransferTimes>, size: usize) -> Vec<Goal> {
     let goal = |path: Path| {
         let description = format!("{} of {} MiB, times a copy", path.name(), size >> 20);
@@ -243,6 +252,6 @@ fn of_memcpy(times: &Results<Path, TransferTimes>, path: Path, time: fn(&Transfe
 }
 
 /// Returns the median of a time over all turns.
-fn median_seconds(took: &[TransferTimes], time: fn(&TransferTimes) -> Duration) -> f64 {
-    median(&took.iter().map(|took| time(took).as_secs_f64()).collect::<Vec<_>>())
+fn median_seconds(transfers: &[TransferTimes], time: fn(&TransferTimes) -> Duration) -> f64 {
+    median(&transfers.iter().map(|transfers| time(transfers).as_secs_f64()).collect::<Vec<_>>())
 }

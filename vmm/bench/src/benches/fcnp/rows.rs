@@ -83,8 +83,8 @@ impl Results {
 
         let tried: Vec<_> = tried.iter().map(|(text, gbit_s)| format!("{text}: {gbit_s:.2}")).collect();
         notes.push(format!("raw packets, Gb/s (geometric mean) by placement: {}", tried.join("; ")));
-        // Relayed sockets are shown without a goal: a kernel that copies 1 MB at once is no CIOD.
-        // `nicforge paper fcnp` has that comparison, in virtual time.
+        // Relayed sockets have no goal: a kernel that copies 1 MB at once is faster than a CIOD
+        // was. `nicforge paper fcnp` has that comparison, in virtual time.
         let mut goals = self.goals_of_raw();
         goals.extend(self.goals_of_forwarded_sockets());
 
@@ -118,9 +118,15 @@ impl Results {
     }
 
     /// Returns the ratio of two bandwidths in the same round, as the median over all rounds.
-    fn ratio(&self, one: Contestant, other: Contestant, direction: Direction, bytes: usize) -> Option<f64> {
-        let (one, other) = (self.find(one, direction, bytes)?, self.find(other, direction, bytes)?);
-        Some(ratio_in_rounds(&one.measurements, &other.measurements))
+    fn ratio(
+        &self,
+        first: Contestant,
+        second: Contestant,
+        direction: Direction,
+        bytes: usize,
+    ) -> Option<f64> {
+        let (first, second) = (self.find(first, direction, bytes)?, self.find(second, direction, bytes)?);
+        Some(ratio_in_rounds(&first.measurements, &second.measurements))
     }
 
     /// Returns the goals for FCNP compared with raw packets.

@@ -153,8 +153,8 @@ impl Raw {
         Ok(Self { channel, peer, cancel: cancel.clone() })
     }
 
-    /// Makes one turn of a waiting loop.
-    fn wait_turn(&self, relax: &mut Relax) -> Result<(), Failure> {
+    /// Makes one iteration of a waiting loop.
+    fn wait_once(&self, relax: &mut Relax) -> Result<(), Failure> {
         self.cancel.check().context(|| "raw packets".into())?;
         self.channel.relax(relax).context(|| "raw packets".into())
     }
@@ -165,7 +165,7 @@ impl Raw {
             if let Some(guard) = lock.try_lock(self.channel.owner()) {
                 return Ok(guard);
             }
-            self.wait_turn(&mut relax)?;
+            self.wait_once(&mut relax)?;
         }
     }
 }
@@ -212,7 +212,7 @@ impl Sender for RawSender<'_> {
 
             at += sent * nicforge_hwi::tree::PAYLOAD;
             if sent == 0 {
-                self.raw.wait_turn(&mut self.relax)?;
+                self.raw.wait_once(&mut self.relax)?;
             } else {
                 self.relax.reset();
             }
@@ -241,7 +241,7 @@ impl Receiver for RawReceiver<'_> {
                 return Err(Failure::result("a control packet came where there is no protocol"));
             } else {
                 self.packets.publish();
-                self.raw.wait_turn(&mut self.relax)?;
+                self.raw.wait_once(&mut self.relax)?;
             }
         }
 

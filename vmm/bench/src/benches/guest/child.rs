@@ -78,7 +78,7 @@ impl Child {
             Order::Count { kind, times } => self.access_counted(kind, times)?,
             Order::Check => {
                 let Some(Open::Counted { posted, .. }) = &self.open else { return Err(not_open()) };
-                posted.check()?;
+                posted.check_register()?;
             }
 
             Order::OpenTree { side, task, device } => {

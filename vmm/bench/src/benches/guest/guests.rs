@@ -69,7 +69,7 @@ impl BenchGuest {
         let context = || format!("the guest {name}");
         let this = std::env::current_exe().context(|| "this program's own file".into())?;
         let socket = |number| folder.join(format!("network{number}")).display().to_string();
-        let (own, other) = (socket(number), socket(3 - number));
+        let (own_socket, peer_socket) = (socket(number), socket(3 - number));
         let mut config = GuestConfig::new(name)
             .driver(driver)
             .iommu(driver == Driver::Vfio)
@@ -81,7 +81,7 @@ impl BenchGuest {
             .module("virtio_pci")
             .module("virtio_net")
             .network(format!(
-                "dgram,id=network,local.type=unix,local.path={own},remote.type=unix,remote.path={other}"
+                "dgram,id=network,local.type=unix,local.path={own_socket},remote.type=unix,remote.path={peer_socket}"
             ))
             .device(format!("virtio-net-pci,netdev=network,mac=52:54:00:00:00:{number:02x}"));
 

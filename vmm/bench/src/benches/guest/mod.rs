@@ -195,17 +195,18 @@ fn drivers(
     drivers
 }
 
-/// Returns the goals for the rows of one pair of guests: no exits and no messages were counted.
+/// Compares the counted exits and server messages of one pair of guests with the goal for both,
+/// which is none.
 fn goals(rows: &[Row], sweep: &Sweep, accelerator: Accelerator, backing: Backing) -> Vec<Goal> {
     let mut goals = Vec::new();
-    for (path, what) in [(counts::POSTED, "posted writes"), (counts::PACKETS, "packets")] {
+    for (path, operations) in [(counts::POSTED, "posted writes"), (counts::PACKETS, "packets")] {
         let Some(row) = rows.iter().find(|row| row.path == path) else { continue };
         for (figure, name) in [("server_messages", "server messages"), ("exits", "exits to the devices")] {
             let Some(&measured) = row.figures.get(figure) else { continue };
             let number = sweep.counted;
             let (accelerator, backing) = (accelerator.name(), backing.name());
             goals.push(Goal::at_most(
-                format!("{name} during {number} {what}; {accelerator}, {backing}"),
+                format!("{name} during {number} {operations}; {accelerator}, {backing}"),
                 0.0,
                 measured,
             ));

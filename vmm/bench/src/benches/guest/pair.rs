@@ -282,8 +282,8 @@ impl<'a> GuestPair<'a> {
 
         for path in MessagePath::of_messages(bytes) {
             self.run.step(format!("{}, {bytes} bytes, {}", path.row(), direction.name()))?;
-            let took = self.measure_once(path, &task(path, Kind::Stream, probe))?.seconds();
-            counted.push((path, ((f64::from(probe) * seconds / took) as u32).clamp(2, MAX)));
+            let duration = self.measure_once(path, &task(path, Kind::Stream, probe))?.seconds();
+            counted.push((path, ((f64::from(probe) * seconds / duration) as u32).clamp(2, MAX)));
         }
 
         let results = contest::run(self.run, rounds, counted, |&mut (path, count), _| {

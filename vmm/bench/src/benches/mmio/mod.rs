@@ -241,7 +241,8 @@ fn measure(
     Ok(results.iter().map(|(contestant, measurements)| row(contestant.as_ref(), measurements)).collect())
 }
 
-/// Returns the goals for the rows of one placement.
+/// Compares the measurements of one placement with the benchmark's goals, which are bounds on
+/// ratios of latencies and rates.
 fn goals(rows: &[Row], placement: &str) -> Vec<Goal> {
     let find = |path: &str| rows.iter().find(|row| row.path == path);
     let p50 = |path| find(path).and_then(|row| row.p50_us);

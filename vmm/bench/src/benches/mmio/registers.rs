@@ -206,7 +206,7 @@ impl Posted {
     }
 
     /// Checks that the register holds the last written value.
-    pub(in crate::benches) fn check(&self) -> Result<(), Failure> {
+    pub(in crate::benches) fn check_register(&self) -> Result<(), Failure> {
         let found = accessing(self.device.bar(REGISTERS).and_then(|bar| bar.read32(REG_COUNT)))?;
         if found == self.count {
             Ok(())
@@ -239,7 +239,7 @@ impl Contestant for Posted {
             samples.add_mean(start.elapsed(), BATCH);
         }
 
-        self.check()?;
+        self.check_register()?;
         let (start, mut written) = (Instant::now(), 0);
         while start.elapsed() < effort.sustained {
             self.batch()?;
@@ -248,7 +248,7 @@ impl Contestant for Posted {
 
         accessing(self.device.flush())?;
         let rate = f64::from(written) / start.elapsed().as_secs_f64();
-        self.check()?;
+        self.check_register()?;
 
         Ok(Measurement { rate: Some(rate), samples })
     }

@@ -60,7 +60,7 @@ impl Batch {
     }
 
     /// Checks the data of the first `count` packets, whose numbers ascend from `first` on.
-    fn check(&self, first: u64, count: usize) -> Result<(), Failure> {
+    fn check_packets(&self, first: u64, count: usize) -> Result<(), Failure> {
         let mut expected = Self::UNNUMBERED;
         expected.number_from(first);
 
@@ -193,7 +193,7 @@ fn stream_packets(figure: CountedFigure, packets: u64) -> Result<(), Failure> {
 
         while waiting_packets(&receiver, WARM_UP + taken) >= BATCH as u64 {
             let received = counted::receive_batch(&receiver, receiver.owner(), &mut out);
-            out.check(taken, received)?;
+            out.check_packets(taken, received)?;
             taken += received as u64;
             idle_steps = 0;
         }
@@ -296,16 +296,18 @@ fn exchange_messages(figure: CountedFigure, messages: u64) -> Result<(), Failure
     }
 }
 
-/// Runs `other` on a thread of its own and `own` on this thread, and waits for both. Returns the
-/// error of `own`, else the error of `other`.
+/// Runs `on_new_thread` on a thread of its own and `on_this_thread` on this thread, and waits for
+/// both. Returns the error of `on_this_thread`, else the error of `on_new_thread`.
 fn run_in_parallel(
-    other: impl FnOnce() -> Result<(), Failure> + Send,
-    own: impl FnOnce() -> Result<(), Failure>,
+    on_new_thread: impl FnOnce() -> Result<(), Failure> + Send,
+    on_this_thread: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     thread::scope(|scope| {
-        let other = scope.spawn(other);
-        let own = own();
-        own.and(other.join().unwrap_or_else(|_| Err(Failure::result("a thread of the bench panicked"))))
+        let on_new_thread = scope.spawn(on_new_thread);
+        let on_this_thread = on_this_thread();
+        on_this_thread.and(
+            on_new_thread.join().unwrap_or_else(|_| Err(Failure::result("a thread of the bench panicked"))),
+        )
     })
 }
 
@@ -323,9 +325,9 @@ mod tests {
         let mut batch = Batch::UNNUMBERED;
         batch.number_from(8);
 
-        assert!(batch.check(8, BATCH).is_ok());
-        assert!(batch.check(16, BATCH).is_err());
-        assert!(Batch::UNNUMBERED.check(8, BATCH).is_err());
-        assert!(Batch::EMPTY.check(0, 1).is_err());
+        assert!(batch.check_packets(8, BATCH).is_ok());
+        assert!(batch.check_packets(16, BATCH).is_err());
+        assert!(Batch::UNNUMBERED.check_packets(8, BATCH).is_err());
+        assert!(Batch::EMPTY.check_packets(0, 1).is_err());
     }
 }

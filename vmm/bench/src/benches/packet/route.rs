@@ -98,12 +98,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_route_is_one_hop_and_the_other_crosses_the_tree() {
+    fn the_near_route_has_one_hop_and_the_far_one_crosses_the_tree() {
         let hops = |figure| Route::of(figure).ok().map(|(_, route)| route.hops);
-        let (near, far) = (hops(CountedFigure::EngineNear), hops(CountedFigure::EngineFar));
+        let (short_route, long_route) = (hops(CountedFigure::EngineNear), hops(CountedFigure::EngineFar));
 
-        assert_eq!(near, Some(1));
+        assert_eq!(short_route, Some(1));
         // 65 nodes with at most two children each.
-        assert!(far.is_some_and(|hops| (5..64).contains(&hops)), "{far:?}");
+        assert!(long_route.is_some_and(|hops| (5..64).contains(&hops)), "{long_route:?}");
     }
 }

@@ -81,14 +81,16 @@ pub(super) fn zones(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
         (rows::with_zones_of_three(), [8, 8, 8, 4], true),
     ];
     for (row, lengths, has_zones) in rows {
-        let (what, mut has_settled) = (row.what.clone(), true);
+        let (description, mut is_steady) = (row.what.clone(), true);
         run.measure(row, |run| {
             let load = accepted(run, model, &lengths, has_zones)?;
-            has_settled = load.has_settled;
+            is_steady = load.is_steady;
             Ok(load.percent)
         })?;
-        if !has_settled {
-            run.note(format!("{what}: two windows never agreed to 1 %; the value is that of the last one"));
+        if !is_steady {
+            run.note(format!(
+                "{description}: two windows never agreed to 1 %; the value is that of the last one"
+            ));
         }
     }
 
@@ -151,7 +153,7 @@ struct Accepted {
     /// Percent of the peak in the last window.
     percent: f64,
     /// Whether the last two windows agree.
-    has_settled: bool,
+    is_steady: bool,
 }
 
 /// Measures the accepted load with a longer and longer warm-up, until two windows agree.
@@ -168,7 +170,7 @@ fn accepted(run: &Run<'_>, model: Model, lengths: &[u32], has_zones: bool) -> Re
         seed: run.seed(),
     };
 
-    let mut load = Accepted { percent: f64::NAN, has_settled: false };
+    let mut load = Accepted { percent: f64::NAN, is_steady: false };
     for _ in 0..REPETITIONS {
         let warm_up = experiment.windows.warm_up;
         run.show(format!("zones on {lengths:?} nodes, {} us of warm-up", warm_up / 1000))?;
@@ -176,10 +178,10 @@ fn accepted(run: &Run<'_>, model: Model, lengths: &[u32], has_zones: bool) -> Re
         let windows = curve.points.first().map_or(&[][..], |point| &point.accepted_by_window);
 
         if let [.., before, last] = windows {
-            let has_settled = (last - before).abs() <= AGREEMENT * last;
-            load = Accepted { percent: 100.0 * last / capacity, has_settled };
+            let is_steady = (last - before).abs() <= AGREEMENT * last;
+            load = Accepted { percent: 100.0 * last / capacity, is_steady };
         }
-        if load.has_settled {
+        if load.is_steady {
             break;
         }
         experiment.windows.warm_up = 2 * warm_up;

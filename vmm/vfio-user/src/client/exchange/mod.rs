@@ -197,8 +197,8 @@ impl Exchange {
             // write.
             state = match state.rx.take() {
                 Some(rx) => {
-                    let (goal, deadline) = (AwaitedEvent::Incoming { served }, at_most_max_wait(deadline));
-                    self.read_for_all(state, rx, goal, deadline, no_reply).0
+                    let (awaited, deadline) = (AwaitedEvent::Incoming { served }, at_most_max_wait(deadline));
+                    self.read_for_all(state, rx, awaited, deadline, no_reply).0
                 }
                 None => self.flush_when_writable(state, deadline)?,
             };
@@ -223,8 +223,8 @@ impl Exchange {
             check_dead(&state)?;
             let mut has_waited = false;
             if let Some(rx) = state.rx.take() {
-                let goal = AwaitedEvent::Incoming { served: before };
-                state = self.read_for_all(state, rx, goal, read_deadline, no_reply).0;
+                let awaited = AwaitedEvent::Incoming { served: before };
+                state = self.read_for_all(state, rx, awaited, read_deadline, no_reply).0;
                 has_waited = !has_second_socket;
             }
 
@@ -244,7 +244,7 @@ impl Exchange {
 
     /// Ends the connection because of an error on the second socket, also for the thread that reads
     /// the first one.
-    pub(super) fn give_up(&self, error: FrameError) {
+    pub(super) fn end_by_second_socket(&self, error: FrameError) {
         self.end_connection(&mut self.lock(), error);
         let _ = shutdown(self.fd.as_raw_fd(), Shutdown::Both);
     }
@@ -356,9 +356,9 @@ impl Exchange {
 
             // This thread reads if no other thread does.
             if let Some(rx) = state.rx.take() {
-                let goal = AwaitedEvent::Reply { id, command };
+                let awaited = AwaitedEvent::Reply { id, command };
                 let hand_over = |header, reply: Reply<'_>| hand_over(&mut on_reply, header, reply);
-                let (guard, stop) = self.read_for_all(state, rx, goal, deadline, hand_over);
+                let (guard, stop) = self.read_for_all(state, rx, awaited, deadline, hand_over);
                 state = guard;
 
                 if let Stop::Reply(result) = stop {

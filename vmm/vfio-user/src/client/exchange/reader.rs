@@ -51,7 +51,7 @@ enum NoInput {
 
 /// A wait for input.
 struct InputWait {
-    goal: AwaitedEvent,
+    awaited: AwaitedEvent,
     deadline: Deadline,
     /// End of the busy wait, if there is one.
     spin_end: Option<Instant>,
@@ -74,21 +74,21 @@ impl InputWait {
 }
 
 impl Exchange {
-    /// Reads the socket for all threads until the goal is reached, the deadline has passed or the
-    /// connection has ended. The lock is released meanwhile. Replies of other threads are stored
+    /// Reads the socket for all threads until the awaited event, the deadline or the end of the
+    /// connection. The lock is released meanwhile. Replies of other threads are stored
     /// for them, and one of the sleeping threads becomes the next reader.
     pub(super) fn read_for_all<'a, T>(
         &'a self,
         state: MutexGuard<'a, State>,
         mut rx: Receiver,
-        goal: AwaitedEvent,
+        awaited: AwaitedEvent,
         deadline: Deadline,
         on_reply: impl FnOnce(Header, Reply<'_>) -> Result<T, ClientError>,
     ) -> (MutexGuard<'a, State>, Stop<T>) {
         let queued = state.tx.queued() > 0;
         drop(state);
 
-        let stop = self.read_until(&mut rx, goal, deadline, queued, on_reply);
+        let stop = self.read_until(&mut rx, awaited, deadline, queued, on_reply);
         let mut state = self.lock();
         state.rx = Some(rx);
         let stop = match stop {
@@ -106,19 +106,19 @@ impl Exchange {
         (state, stop)
     }
 
-    /// Reads and serves messages until the goal is reached, without the lock. `queued` says whether
+    /// Reads and serves messages until the awaited event, without the lock. `queued` says whether
     /// bytes wait to be sent.
     fn read_until<T>(
         &self,
         rx: &mut Receiver,
-        goal: AwaitedEvent,
+        awaited: AwaitedEvent,
         deadline: Deadline,
         queued: bool,
         on_reply: impl FnOnce(Header, Reply<'_>) -> Result<T, ClientError>,
     ) -> Stop<T> {
         let spin_end = (!self.spin.is_zero()).then(|| Instant::now() + self.spin);
-        let mut wait = InputWait { goal, deadline, spin_end, reads: 0, queued };
-        if self.shares_processor && goal.is_reply() && spin_end.is_some() {
+        let mut wait = InputWait { awaited, deadline, spin_end, reads: 0, queued };
+        if self.shares_processor && awaited.is_reply() && spin_end.is_some() {
             // No reply can be there before the server has run.
             wait.reads = READS_BEFORE_YIELD;
             std::thread::yield_now();
@@ -137,7 +137,7 @@ impl Exchange {
 
             let header = message.header;
             if header.message_type() == MessageType::Reply {
-                match goal {
+                match awaited {
                     AwaitedEvent::Reply { id, command } if header.id == id && header.command == command => {
                         let reply = Reply { payload: message.payload, fds: message.fds };
                         return Stop::Reply(on_reply(header, reply));
@@ -146,7 +146,7 @@ impl Exchange {
                 }
             } else if let Err(error) = self.serve(message, &mut wait.queued) {
                 return Stop::Dead(error);
-            } else if !goal.is_reply() {
+            } else if !awaited.is_reply() {
                 return Stop::Served;
             }
 
@@ -162,7 +162,7 @@ impl Exchange {
         // One call instead of a read, a `poll` and another read. Another thread that sends
         // meanwhile flushes the queue itself.
         let sleeps_in_read = self.ends_waits
-            && wait.goal.is_reply()
+            && wait.awaited.is_reply()
             && !spins
             && !wait.queued
             && wait.deadline.remaining() >= MAX_WAIT;
@@ -194,7 +194,7 @@ impl Exchange {
 
         let write = if wait.queued { PollFlags::POLLOUT } else { PollFlags::empty() };
         self.poll_socket(PollFlags::POLLIN | write, wait.deadline.remaining().min(MAX_WAIT));
-        match self.after_wait(wait.goal).map_err(NoInput::Dead)? {
+        match self.after_wait(wait.awaited).map_err(NoInput::Dead)? {
             Some(queued) => wait.queued = queued,
             None => return Err(NoInput::Deadline),
         }
@@ -203,7 +203,7 @@ impl Exchange {
 
     /// Sends the queue. Returns whether bytes are left, or `None` when the thread that reads should
     /// check its state again.
-    fn after_wait(&self, goal: AwaitedEvent) -> Result<Option<bool>, FrameError> {
+    fn after_wait(&self, awaited: AwaitedEvent) -> Result<Option<bool>, FrameError> {
         let mut state = self.lock();
         if state.dead.is_some() {
             return Ok(None);
@@ -211,7 +211,7 @@ impl Exchange {
         if state.tx.queued() > 0 {
             state.tx.flush(self.fd.as_fd())?;
         }
-        match goal {
+        match awaited {
             AwaitedEvent::Incoming { served } if state.served != served => Ok(None),
             _ => Ok(Some(state.tx.queued() > 0)),
         }

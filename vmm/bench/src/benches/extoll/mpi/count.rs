@@ -65,8 +65,10 @@ pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
     Callgrind::if_installed("instructions a message are ", |callgrind| count(run, callgrind))
 }
 
-/// Counts instructions with callgrind.
+/// Counts the instructions for a message of 8 bytes with callgrind, for each number of pairs, and
+/// attributes them to parts of the libraries and the machine by source file.
 fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
+    // A quick run only shows that the benchmark works.
     let windows = if run.quick { 2 } else { 40 };
     let mut rows = Vec::new();
 

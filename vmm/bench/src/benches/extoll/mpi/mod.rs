@@ -150,7 +150,7 @@ fn measurements_of(measured: &[RankMeasurement]) -> Vec<Measurement> {
 }
 
 /// Returns the greatest share of wrong words of the measurements, in percent.
-fn wrong(measured: &[RankMeasurement]) -> f64 {
+fn wrong_percent(measured: &[RankMeasurement]) -> f64 {
     measured.iter().map(|measured| measured.wrong).fold(0.0, f64::max)
 }
 
@@ -177,7 +177,7 @@ fn rows(placement: &Placement, results: &Results<Contestant, RankMeasurement>) -
                 let rate = row.rate_per_s.unwrap_or(0.0);
                 row.figure("ranks", ranks.into())
                     .figure("gups", rate / 1e9)
-                    .figure("wrong_percent", wrong(measured))
+                    .figure("wrong_percent", wrong_percent(measured))
             }
             Contestant::Velo => {
                 Row { bytes: Some(velo::BYTES as u64), ..row("velo") }.figure("pairs", BARE_PAIRS.into())
@@ -188,12 +188,13 @@ fn rows(placement: &Placement, results: &Results<Contestant, RankMeasurement>) -
     results.iter().map(row).collect()
 }
 
-/// Returns the goals of the benchmark, with the measured values.
+/// Compares the measured values with the benchmark's goals: the bounds that a report calls met or
+/// missed.
 fn goals(results: &Results<Contestant, RankMeasurement>) -> Vec<Goal> {
     let small = |pairs| measurements_of(results.of(&Contestant::Rate { pairs, bytes: velo::BYTES }));
     let bare = measurements_of(results.of(&Contestant::Velo));
     let worst = RANKS
-        .map(|ranks| wrong(results.of(&Contestant::RandomAccess { ranks })))
+        .map(|ranks| wrong_percent(results.of(&Contestant::RandomAccess { ranks })))
         .into_iter()
         .fold(0.0, f64::max);
 

@@ -137,7 +137,7 @@ pub(super) fn random_access(server: &Served, size: u32, effort: &Effort) -> Resu
     let mut endpoints = open_ranks(|address| open_device(server, address), (0..size).map(address).collect())?;
     let tables = (0..size).map(|rank| Table::new(rank, size, effort.order).context(|| "a table".into()));
     let mut tables = tables.collect::<Result<Vec<_>, _>>()?;
-    let mut took = Duration::ZERO;
+    let mut duration = Duration::ZERO;
 
     // The second pass restores the table.
     for pass in 0..2 {
@@ -150,13 +150,13 @@ pub(super) fn random_access(server: &Served, size: u32, effort: &Effort) -> Resu
         drive(&mut ranks, Deadline::after(STEP_TIMEOUT), &mut never_sleeping_wait())
             .context(|| "RandomAccess".into())?;
         if pass == 0 {
-            took = start.elapsed();
+            duration = start.elapsed();
         }
     }
 
-    let sum = |of: fn(&Table) -> u64| tables.iter().map(of).sum::<u64>() as f64;
-    let (updates, words, wrong) = (sum(Table::updates), sum(Table::len), sum(Table::wrong));
+    let sum = |count_of: fn(&Table) -> u64| tables.iter().map(count_of).sum::<u64>() as f64;
+    let (updates, words, wrong) = (sum(Table::updates), sum(Table::len), sum(Table::count_wrong));
 
-    let measurement = Measurement::of_rate(updates / took.as_secs_f64());
+    let measurement = Measurement::of_rate(updates / duration.as_secs_f64());
     Ok(RankMeasurement { measurement, wrong: wrong * 100.0 / words })
 }

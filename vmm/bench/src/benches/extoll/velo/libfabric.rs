@@ -46,8 +46,8 @@ impl Process {
     }
 
     /// Returns the output of a process that has ended successfully. Returns `None` when it has
-    /// failed, or has not ended at `until`.
-    fn output(&mut self, until: Instant) -> Result<Option<String>, Failure> {
+    /// failed, or has not ended at `deadline`.
+    fn output(&mut self, deadline: Instant) -> Result<Option<String>, Failure> {
         loop {
             if let Some(status) = self.0.try_wait().context(|| PROGRAM.into())? {
                 let mut text = String::new();
@@ -58,7 +58,7 @@ impl Process {
                 return Ok(status.success().then_some(text));
             }
 
-            if Instant::now() >= until {
+            if Instant::now() >= deadline {
                 return Ok(None);
             }
 
@@ -89,12 +89,12 @@ pub(super) fn measure_shm(
     let of =
         |more: [&'static str; 1]| common.into_iter().chain(more.map(OsStr::new)).chain([OsStr::new(&port)]);
     let _server = placement.within("engine", || Process::start(program, of(["-B"])))?;
-    let until = Instant::now() + STEP_TIMEOUT;
+    let deadline = Instant::now() + STEP_TIMEOUT;
 
     // The client is refused until the server listens.
-    while Instant::now() < until {
+    while Instant::now() < deadline {
         let mut client = Process::start(program, of(["-P"]).chain([OsStr::new("127.0.0.1")]))?;
-        if let Some(time) = client.output(until)?.as_deref().and_then(half_round_trip) {
+        if let Some(time) = client.output(deadline)?.as_deref().and_then(half_round_trip) {
             let mut samples = Samples::with_capacity(1);
             samples.add(time);
             return Ok(Measurement::of_samples(samples));

@@ -206,7 +206,8 @@ fn rows(placement: &Placement, measurements: &Results<Contestant>) -> Vec<Row> {
         .collect()
 }
 
-/// Returns the goals of the benchmark, with the measured values.
+/// Compares the measured values with the benchmark's goals: the bounds that a report calls met or
+/// missed.
 fn goals(measurements: &Results<Contestant>) -> Vec<Goal> {
     let bare = measurements.of(&Contestant::BareRing);
     let ratios = PAIRS.iter().map(|&pairs| ratio(measurements.of(&Contestant::Rate(pairs)), bare));

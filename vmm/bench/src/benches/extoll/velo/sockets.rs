@@ -46,18 +46,19 @@ pub(super) fn measure_tcp(processor: Option<usize>, effort: &Effort) -> Result<M
     exchange(local_end, remote_end, processor, effort)
 }
 
-/// Runs the far end. It echoes or counts messages, and answers once when it must end.
+/// Runs the other end of the socket. It counts messages with the content [`COUNT`], returns all
+/// others, and ends after the return of [`END`].
 fn serve(mut socket: impl Read + Write, processor: Option<usize>) -> Result<(), Failure> {
     processor.map_or(Ok(()), pin)?;
     let mut message = [0; BYTES];
 
     loop {
         socket.read_exact(&mut message).context(|| "the far end".into())?;
-        let what = u64::from_le_bytes(message);
-        if what != COUNT {
+        let command = u64::from_le_bytes(message);
+        if command != COUNT {
             socket.write_all(&message).context(|| "the far end".into())?;
         }
-        if what == END {
+        if command == END {
             return Ok(());
         }
     }
