@@ -38,7 +38,7 @@ pub fn limit() -> Duration {
 }
 
 /// Returns the usual deadline of a wait in a test.
-pub fn soon() -> Deadline {
+pub fn test_deadline() -> Deadline {
     Deadline::after(limit())
 }
 
@@ -209,10 +209,10 @@ impl Served {
         drop(collected);
 
         let (handle, stop) = (engine.handle(), Stop::new().expect("an eventfd"));
-        let (ours, its_log) = (stop.clone(), log.clone());
+        let (stop_of_engine, its_log) = (stop.clone(), log.clone());
         let run = move || {
             let _collected = its_log.collect();
-            engine.run(&ours).expect("the engine runs until it is stopped");
+            engine.run(&stop_of_engine).expect("the engine runs until it is stopped");
         };
         let thread = std::thread::Builder::new().name("engine".to_owned()).spawn(run).expect("a thread");
 
@@ -257,7 +257,7 @@ impl Drop for Served {
 impl Rig for Served {
     fn open(&self, function: &str, attachment: &str) -> Device {
         // The server notices a client's disconnection only after a while.
-        let deadline = soon();
+        let deadline = test_deadline();
 
         loop {
             match self.try_open(function, attachment) {

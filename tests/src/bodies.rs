@@ -214,8 +214,8 @@ impl Body {
             return Some(reasons::FEW_BODIES_NESTED);
         }
 
-        let own = self.not_through.iter().find(|(excluded, _)| *excluded == door);
-        own.map(|(_, reason)| *reason).or_else(|| machine.reason_not_to_run(door))
+        let exclusion = self.not_through.iter().find(|(excluded, _)| *excluded == door);
+        exclusion.map(|(_, reason)| *reason).or_else(|| machine.reason_not_to_run(door))
     }
 
     /// Runs the body on the machine of a name, with a rig of that machine.

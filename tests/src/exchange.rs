@@ -6,7 +6,7 @@ use nicforge_rma::{Access, Notify, Options, Port as RmaPort, Region, Role};
 use nicforge_velo::{Address, Config, Filter, Port as VeloPort};
 
 use crate::{
-    backing::{Rig, limit, soon},
+    backing::{Rig, limit, test_deadline},
     pattern::pattern,
 };
 
@@ -20,7 +20,7 @@ const MEMORY: usize = 2 << 20;
 const BACK: u64 = 1 << 20;
 
 /// Returns where a block goes in the peer's memory. No two blocks overlap there.
-fn place(number: u64) -> u64 {
+fn block_offset(number: u64) -> u64 {
     number * 0x6_0000
 }
 
@@ -40,11 +40,11 @@ fn message(number: u64) -> Vec<u8> {
 /// When one comes back changed.
 pub fn velo_send(rig: &dyn Rig, vpid: u16, peer: Address) {
     let mut port = velo_port(rig, 0, vpid);
-    let link = port.connect(peer, soon(), None).expect("a peer");
+    let link = port.connect(peer, test_deadline(), None).expect("a peer");
     for number in 0..MESSAGES {
         let sent = message(number);
-        port.send(link, (number % 15) as u8, &sent, soon(), None).expect("room for a message");
-        let back = port.recv(Filter::from(peer), soon(), None).expect("an answer");
+        port.send(link, (number % 15) as u8, &sent, test_deadline(), None).expect("room for a message");
+        let back = port.recv(Filter::from(peer), test_deadline(), None).expect("an answer");
         assert_eq!(back.bytes(), sent, "message {number}");
     }
 }
@@ -60,9 +60,9 @@ pub fn velo_echo(rig: &dyn Rig, vpid: u16, peer: Address, opened: impl FnOnce())
     let deadline = Deadline::after(4 * limit());
     let link = port.connect(peer, deadline, None).expect("a peer");
     for number in 0..MESSAGES {
-        let got = port.recv(Filter::from(peer), soon(), None).expect("a message");
+        let got = port.recv(Filter::from(peer), test_deadline(), None).expect("a message");
         assert_eq!(got.bytes(), message(number), "message {number}");
-        port.send(link, got.tag, got.bytes(), soon(), None).expect("room for an answer");
+        port.send(link, got.tag, got.bytes(), test_deadline(), None).expect("room for an answer");
     }
 }
 
@@ -97,16 +97,16 @@ impl RmaSide {
     /// When a block comes back changed.
     pub fn put_and_get(&mut self, node: u32, vpid: u16, address: u64) {
         let target = self.port.connect(node, vpid).expect("a peer");
-        let own = self.address();
+        let own_address = self.address();
         for (number, length) in (0..).zip(LENGTHS) {
             let (sent, bytes) = (pattern(number, length), length as u64);
             self.buffer.write(0, &sent).expect("the memory is there");
             let both = Notify::REQUESTER | Notify::COMPLETER;
-            let theirs = address + place(number);
-            self.port.put(target, own, theirs, bytes, both).expect("a put");
+            let peer_address = address + block_offset(number);
+            self.port.put(target, own_address, peer_address, bytes, both).expect("a put");
             self.wait_for(Role::Requester);
 
-            self.port.get(target, theirs, own + BACK, bytes, Notify::COMPLETER).expect("a get");
+            self.port.get(target, peer_address, own_address + BACK, bytes, Notify::COMPLETER).expect("a get");
             self.wait_for(Role::Completer);
             let mut back = vec![0; length];
             self.buffer.read(BACK, &mut back).expect("the memory is there");
@@ -118,17 +118,17 @@ impl RmaSide {
     ///
     /// # Panics
     /// When a block is not the expected one.
-    pub fn take_puts(&mut self) {
+    pub fn check_puts(&mut self) {
         for (number, length) in (0..).zip(LENGTHS) {
             self.wait_for(Role::Completer);
             let mut got = vec![0; length];
-            self.buffer.read(place(number), &mut got).expect("the memory is there");
+            self.buffer.read(block_offset(number), &mut got).expect("the memory is there");
             assert!(got == pattern(number, length), "{length} bytes arrived changed");
         }
     }
 
     fn wait_for(&mut self, role: Role) {
-        let notification = self.port.next(soon(), None).expect("a notification");
+        let notification = self.port.next(test_deadline(), None).expect("a notification");
         assert_eq!(notification.role, role);
     }
 }

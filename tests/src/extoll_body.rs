@@ -19,7 +19,7 @@ use nicforge_test_body::body;
 use nicforge_velo::{Address, Port};
 
 use crate::{
-    backing::{Rig, soon},
+    backing::{Rig, test_deadline},
     bodies::{GuestDoor, Guests, TestMachine, reasons},
     matching_body::{Network, World},
     pattern::pattern,
@@ -99,7 +99,7 @@ impl Network for Extoll<'_> {
 
     fn ranks(&self, size: u32) -> Vec<ExtollTransport> {
         let mut ranks: Vec<_> = (0..size).map(|rank| self.rank(rank, size)).collect();
-        let (deadline, mut relax) = (soon(), Relax::new());
+        let (deadline, mut relax) = (test_deadline(), Relax::new());
 
         while !ranks.iter().all(ExtollTransport::is_complete) {
             assert!(!deadline.has_passed(), "the ranks do not find each other: {ranks:?}");
@@ -126,21 +126,21 @@ pub fn ranks_find_each_other(rig: &dyn Rig) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut second = extoll.rank(1, 2);
-            second.wait_for_all(soon(), None).unwrap();
+            second.wait_for_all(test_deadline(), None).unwrap();
             // Keeps running until the other rank has seen this one.
-            let (mut relax, deadline) = (Relax::new(), soon());
+            let (mut relax, deadline) = (Relax::new(), test_deadline());
             while second.poll_gone().is_none() && !deadline.has_passed() {
                 second.poll(64, &mut |_, _, _| Taken::Yes).unwrap();
                 second.device().relax(&mut relax).unwrap();
             }
         });
 
-        first.wait_for_all(soon(), None).unwrap();
+        first.wait_for_all(test_deadline(), None).unwrap();
         drop(first);
     });
 
-    let (device, of_two) = (rig.open("ex0", "vpid1"), job(2));
-    let refused = ExtollTransport::open(device, &of_two, Config::default()).unwrap_err();
+    let (device, two_ranks) = (rig.open("ex0", "vpid1"), job(2));
+    let refused = ExtollTransport::open(device, &two_ranks, Config::default()).unwrap_err();
 
     assert_eq!(refused, Error::NotOfJob { address: Address { node: 0, vpid: 1 }, size: 2 });
 }
@@ -204,7 +204,7 @@ pub fn deregistered_memory_cannot_be_reached(rig: &dyn Rig) {
     };
 
     let finish = |ranks: &mut [ExtollTransport], cookie| {
-        let (deadline, mut relax, mut ended) = (soon(), Relax::new(), None);
+        let (deadline, mut relax, mut ended) = (test_deadline(), Relax::new(), None);
         while ended.is_none() {
             assert!(!deadline.has_passed(), "get {cookie} does not end");
             ranks[1].poll_gets(8, &mut |which, result| ended = Some((which, result))).unwrap();
@@ -264,13 +264,15 @@ pub fn a_rank_that_detaches_fails_the_requests_that_wait_for_it(rig: &dyn Rig) {
         let any = world.receive(0, Selector::any_source(0, 3), 8);
         let puller = usize::from(!sender_dies);
 
-        world.until("gets", |world| (world.ranks[puller].transport().statistics().gets > 4).then_some(()));
+        world.drive_until("gets", |world| {
+            (world.ranks[puller].transport().statistics().gets > 4).then_some(())
+        });
         let dead = world.ranks.remove(1);
         drop(dead);
 
         let peer_gone = Err(MatchingError::PeerGone { peer: 1, why: Loss::Ended });
-        let ours = if sender_dies { receive } else { send };
-        let ended = world.wait(0, ours);
+        let pending = if sender_dies { receive } else { send };
+        let ended = world.wait(0, pending);
 
         assert!(
             matches!(&ended.result, Err(error) if error.is_peer() || matches!(error, MatchingError::Transport(_))),
@@ -284,9 +286,8 @@ pub fn a_rank_that_detaches_fails_the_requests_that_wait_for_it(rig: &dyn Rig) {
         // The VPID has a new owner, which sends the same messages.
         let successor = extoll.rank(1, 3);
         let mut successor = Endpoint::new(successor, Matching::default()).unwrap();
-        let strange =
-            successor.isend(Envelope::new(0, 0, 3), Mode::Standard, b"strange".to_vec(), 0).unwrap();
-        let deadline = soon();
+        let stray = successor.isend(Envelope::new(0, 0, 3), Mode::Standard, b"strange".to_vec(), 0).unwrap();
+        let deadline = test_deadline();
 
         while world.ranks[0].transport().statistics().strays == 0 {
             assert!(!deadline.has_passed(), "the successor's message does not come");
@@ -294,7 +295,7 @@ pub fn a_rank_that_detaches_fails_the_requests_that_wait_for_it(rig: &dyn Rig) {
             world.progress();
         }
 
-        let _ = successor.test(strange).unwrap();
+        let _ = successor.test(stray).unwrap();
         // The third rank now has the second index.
         world.send(1, 0, 3, b"friendly");
 
@@ -312,7 +313,7 @@ pub fn an_evicted_rank_returns_the_eviction_error(rig: &dyn Rig) {
 
     let mut evicted = world.ranks.remove(0);
     let waits = evicted.irecv(Selector::any(0), vec![0; 8], 0).unwrap();
-    let error = evicted.wait(waits, soon(), None).unwrap_err();
+    let error = evicted.wait(waits, test_deadline(), None).unwrap_err();
 
     assert_eq!(error, MatchingError::Transport(TransportError { what: "the card is gone", value: 0 }));
     assert!(evicted.transport().failure().is_some());
@@ -332,10 +333,10 @@ pub fn a_rank_whose_device_is_reset_returns_the_reset_error(rig: &dyn Rig) {
 
     let mut reset = world.ranks.remove(0);
     let waits = reset.irecv(Selector::any(0), vec![0; 8], 0).unwrap();
-    let error = reset.wait(waits, soon(), None).unwrap_err();
-    let said = TransportError { what: "this rank's device was reset", value: 0 };
+    let error = reset.wait(waits, test_deadline(), None).unwrap_err();
+    let expected = TransportError { what: "this rank's device was reset", value: 0 };
 
-    assert_eq!(error, MatchingError::Transport(said));
+    assert_eq!(error, MatchingError::Transport(expected));
     assert_eq!(reset.transport().failure(), Some(&Error::Velo(nicforge_velo::Error::Reset)));
 
     let ended = world.wait(0, receive);
@@ -345,7 +346,7 @@ pub fn a_rank_whose_device_is_reset_returns_the_reset_error(rig: &dyn Rig) {
 /// Returns the reason that rank 0 reports for the loss of rank 1.
 fn loss(rank: &mut Endpoint<ExtollTransport>) -> Loss {
     let named = rank.irecv(Selector::exact(1, 0, 9), vec![0; 8], 0).unwrap();
-    let (deadline, mut relax) = (soon(), Relax::new());
+    let (deadline, mut relax) = (test_deadline(), Relax::new());
     let done = loop {
         assert!(!deadline.has_passed(), "the rank is not given up: {:?}", rank.statistics());
 
@@ -391,8 +392,8 @@ pub fn the_reason_for_a_lost_rank_is_reported(rig: &dyn Rig) {
         let mut rank = Endpoint::new(extoll.rank(0, 2), Matching::default()).unwrap();
         let config = nicforge_velo::Config { flow_control: false, slots: Some(64), ..Default::default() };
         let mut hostile = Port::open(rig.open("ex1", "vpid0"), config).unwrap();
-        let back = hostile.connect(at(0), soon(), None).unwrap();
-        let (deadline, mut relax) = (soon(), Relax::new());
+        let back = hostile.connect(at(0), test_deadline(), None).unwrap();
+        let (deadline, mut relax) = (test_deadline(), Relax::new());
         let connect = loop {
             assert!(!deadline.has_passed(), "no port connects");
             rank.progress().unwrap();
@@ -406,7 +407,7 @@ pub fn the_reason_for_a_lost_rank_is_reported(rig: &dyn Rig) {
 
         // A credit grant for this tenant: see the library's flow control.
         let credit = 2 | u64::from(back.tenant()) << 8 | promise << 32;
-        hostile.send(back, nicforge_velo::CONTROL_TAG, &credit.to_le_bytes(), soon(), None).unwrap();
+        hostile.send(back, nicforge_velo::CONTROL_TAG, &credit.to_le_bytes(), test_deadline(), None).unwrap();
 
         assert_eq!(loss(&mut rank), expected);
     }
@@ -457,7 +458,7 @@ pub fn packets_of_a_process_outside_the_job_use_no_room_of_a_rank(rig: &dyn Rig)
     let mut first = extoll.rank(0, 2);
     let outsiders = ["vpid1", "vpid2"].map(|vpid| {
         let mut port = Port::open(rig.open("ex1", vpid), nicforge_velo::Config::default()).unwrap();
-        let link = port.connect(at(0), soon(), None).unwrap();
+        let link = port.connect(at(0), test_deadline(), None).unwrap();
         (port, link)
     });
 
@@ -469,7 +470,7 @@ pub fn packets_of_a_process_outside_the_job_use_no_room_of_a_rank(rig: &dyn Rig)
     };
 
     let outsiders = outsiders.map(|(mut port, link)| {
-        let (deadline, mut relax) = (soon(), Relax::new());
+        let (deadline, mut relax) = (test_deadline(), Relax::new());
         while !port.is_refused(link) && port.credits(link) == Some(0) {
             assert!(!deadline.has_passed(), "an outsider has no answer");
             complete(&mut first);
@@ -480,7 +481,7 @@ pub fn packets_of_a_process_outside_the_job_use_no_room_of_a_rank(rig: &dyn Rig)
     });
 
     let mut second = extoll.rank(1, 2);
-    let (deadline, mut relax) = (soon(), Relax::new());
+    let (deadline, mut relax) = (test_deadline(), Relax::new());
 
     while !(complete(&mut first) & complete(&mut second)) {
         assert!(!deadline.has_passed(), "the ranks wait for each other");
@@ -503,8 +504,8 @@ pub fn a_hostile_rank_does_not_disturb_other_ranks(rig: &dyn Rig) {
     let device = rig.open("ex1", "vpid0");
     let mut hostile = Port::open(device.clone(), Default::default()).unwrap();
     let link = {
-        let (deadline, mut relax) = (soon(), Relax::new());
-        let link = hostile.connect(at(0), soon(), None).unwrap();
+        let (deadline, mut relax) = (test_deadline(), Relax::new());
+        let link = hostile.connect(at(0), test_deadline(), None).unwrap();
         while hostile.credits(link) == Some(0) || !friends.iter().all(ExtollTransport::is_complete) {
             assert!(!deadline.has_passed(), "there is no credit");
             hostile.progress().unwrap();
@@ -538,19 +539,20 @@ pub fn a_hostile_rank_does_not_disturb_other_ranks(rig: &dyn Rig) {
 
     // Each get from the victim's memory makes a notification; these are more than the victim's
     // queue holds.
-    let open = vec![1; 4096];
-    let memory = Memory { start: NonNull::new(open.as_ptr().cast_mut()).unwrap(), length: open.len() };
+    let exposed = vec![1; 4096];
+    let memory = Memory { start: NonNull::new(exposed.as_ptr().cast_mut()).unwrap(), length: exposed.len() };
 
     // SAFETY: the vector lives until it is deregistered, and no code writes it.
-    let open_to_all = unsafe { world.ranks[0].transport_mut().register(memory, Access::Source) };
-    let open_to_all = open_to_all.unwrap().unwrap();
+    let exposed_region = unsafe { world.ranks[0].transport_mut().register(memory, Access::Source) };
+    let exposed_region = exposed_region.unwrap().unwrap();
     let mut rma = nicforge_rma::Port::without_poster(&device, nicforge_rma::Options::default()).unwrap();
-    let (victim, own) = (rma.connect(0, 0).unwrap(), device.dma_buffer(4096, HugePages::Never).unwrap());
-    let own = rma.register(&own, nicforge_rma::Access::NONE).unwrap();
-    let (deadline, mut relax) = (soon(), Relax::new());
+    let (victim, own_region) =
+        (rma.connect(0, 0).unwrap(), device.dma_buffer(4096, HugePages::Never).unwrap());
+    let own_region = rma.register(&own_region, nicforge_rma::Access::NONE).unwrap();
+    let (deadline, mut relax) = (test_deadline(), Relax::new());
 
     for _ in 0..6_000 {
-        let ends = (open_to_all.remote.offset, own.address());
+        let ends = (exposed_region.remote.offset, own_region.address());
         let mut get = |poster: &mut Poster| rma.try_get_through(poster, victim, ends, 8, Notify::RESPONDER);
         while !hostile.with_poster(&mut get).unwrap() {
             assert!(!deadline.has_passed(), "the gets do not end");
@@ -559,8 +561,8 @@ pub fn a_hostile_rank_does_not_disturb_other_ranks(rig: &dyn Rig) {
         relax.reset();
     }
 
-    rma.drain(soon(), None).unwrap();
-    world.ranks[0].transport_mut().deregister(open_to_all);
+    rma.drain(test_deadline(), None).unwrap();
+    world.ranks[0].transport_mut().deregister(exposed_region);
 
     for round in 0..10 {
         let data = pattern(round, 100_000);

@@ -126,7 +126,7 @@ fn echo(io: &IoNode, core: &ComputeCore, sizes: &[usize]) {
     });
 }
 
-/// Checks that the two still communicate: one message there and one back.
+/// Checks that both ends still communicate, by a message from the core and one to it.
 fn check_both_directions(io: &IoNode, core: &ComputeCore) {
     echo(io, core, &[100, 70_000]);
 }
@@ -282,8 +282,8 @@ pub fn interrupt_mode_wakes_the_daemon_and_the_call(rig: &dyn Rig) {
     let round = || {
         check_both_directions(&io, &core);
         // The application pauses for longer than the daemon polls.
-        let away = Instant::now();
-        eventually("time passes", || away.elapsed() > Duration::from_millis(2));
+        let start = Instant::now();
+        eventually("time passes", || start.elapsed() > Duration::from_millis(2));
     };
 
     eventually("an interrupt", || {
@@ -442,8 +442,8 @@ pub fn death_of_the_io_node_between_calls_is_reported_once_for_each_direction(ri
 
     assert!(peer_gone(core.read(&mut [0; 8])));
 
-    let soon = Deadline::after(Duration::from_millis(20));
-    assert!(matches!(core.read_until(&mut [0; 8], soon, None), Err(Error::Timeout { .. })));
+    let short_deadline = Deadline::after(Duration::from_millis(20));
+    assert!(matches!(core.read_until(&mut [0; 8], short_deadline, None), Err(Error::Timeout { .. })));
 
     // The other direction is called only after the restart, and still reports the loss.
     let io = io_node(rig);
@@ -508,11 +508,11 @@ pub fn io_node_reset_in_transfers_ends_all_calls(rig: &dyn Rig) {
         thread::scope(|scope| {
             // The calls repeat, since one direction may finish a message before the other one
             // begins.
-            let reads = scope.spawn(|| until_it_fails(|| io.read(0, &mut vec![0; long])));
-            let writes = scope.spawn(|| until_it_fails(|| io.write(5, &vec![1; long])));
-            let waits = scope.spawn(|| until_it_fails(|| io.read(7, &mut [0; 8])));
-            let write = scope.spawn(|| until_it_fails(|| writer.write(&vec![1; long])));
-            let read = scope.spawn(|| until_it_fails(|| reader.read(&mut vec![0; long])));
+            let reads = scope.spawn(|| repeat_until_error(|| io.read(0, &mut vec![0; long])));
+            let writes = scope.spawn(|| repeat_until_error(|| io.write(5, &vec![1; long])));
+            let waits = scope.spawn(|| repeat_until_error(|| io.read(7, &mut [0; 8])));
+            let write = scope.spawn(|| repeat_until_error(|| writer.write(&vec![1; long])));
+            let read = scope.spawn(|| repeat_until_error(|| reader.read(&mut vec![0; long])));
 
             eventually("data arrive", || {
                 io.statistics().packets_received > 20 && reader.statistics().packets_received > 20
@@ -544,7 +544,7 @@ pub fn io_node_reset_in_transfers_ends_all_calls(rig: &dyn Rig) {
 }
 
 /// Repeats a call until it fails, and returns its error.
-fn until_it_fails(mut call: impl FnMut() -> Result<usize, Error>) -> Error {
+fn repeat_until_error(mut call: impl FnMut() -> Result<usize, Error>) -> Error {
     loop {
         if let Err(error) = call() {
             return error;

@@ -107,7 +107,7 @@ pub fn shim_checks(folder: &Path) -> PathBuf {
 }
 
 /// Returns a job whose lines are printed as they arrive.
-pub fn shown(script: &str) -> Job {
+pub fn printed(script: &str) -> Job {
     Job::shell(script).on_line(Arc::new(|stream, line| match stream {
         Stream::Output => println!("{line}"),
         Stream::Error => eprintln!("{line}"),
@@ -119,7 +119,7 @@ pub fn shown(script: &str) -> Job {
 /// # Panics
 /// When the job fails.
 pub fn run(guest: &Guest, script: &str) -> Output {
-    let output = guest.run(shown(script), COMMAND).unwrap_or_else(|error| panic!("{error}"));
+    let output = guest.run(printed(script), COMMAND).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(output.status, 0, "{script}");
     output
 }

@@ -18,7 +18,7 @@ use nicforge_shm::{MemoryError, SharedMemory};
 use nicforge_velo::Address;
 
 use crate::{
-    backing::{Rig, limit, soon},
+    backing::{Rig, limit, test_deadline},
     exchange::{self, RmaSide},
     guest_rig::GuestRig,
     pattern::pattern,
@@ -124,27 +124,27 @@ fn dma(rig: &dyn Rig) -> (Device, DmaEngine) {
 /// unmapped memory, and every copy is correct.
 fn remap(rig: &dyn Rig, rounds: u64) {
     let (device, mut engine) = dma(rig);
-    let (from, to) = (
+    let (source, target) = (
         device.dma_buffer(1 << 18, HugePages::Never).unwrap(),
         device.dma_buffer(1 << 18, HugePages::Never).unwrap(),
     );
 
     for round in 0..rounds {
         let sent = pattern(round, 1 << 18);
-        from.write(0, &sent).unwrap();
-        engine.start(&[piece(from.iova(), to.iova(), 1 << 18)]).unwrap();
+        source.write(0, &sent).unwrap();
+        engine.start(&[piece(source.iova(), target.iova(), 1 << 18)]).unwrap();
 
         // The new buffer often gets the address of the previous one.
         for step in 0..4 {
-            let other = device.dma_buffer(PAGE as usize * (1 + step), HugePages::Never).unwrap();
-            other.write(0, &[round as u8; 64]).unwrap();
+            let remapped = device.dma_buffer(PAGE as usize * (1 + step), HugePages::Never).unwrap();
+            remapped.write(0, &[round as u8; 64]).unwrap();
         }
 
-        let outcome = engine.poll(soon(), None).unwrap();
+        let outcome = engine.poll(test_deadline(), None).unwrap();
         assert_eq!((outcome.errors, outcome.done), (0, 1), "round {round}");
 
         let mut received = vec![0; sent.len()];
-        to.read(0, &mut received).unwrap();
+        target.read(0, &mut received).unwrap();
 
         assert!(sent == received, "round {round}: the copy is not what was sent");
     }
@@ -171,7 +171,7 @@ fn pages(rig: &dyn Rig, count: u64) {
             .map(|(at, buffer)| piece(buffer.iova(), target.iova() + 8 * at as u64, 8))
             .collect();
 
-        assert_eq!(engine.copy(&list, soon()).unwrap().errors, 0);
+        assert_eq!(engine.copy(&list, test_deadline()).unwrap().errors, 0);
 
         for at in 0..some.len() {
             let found = target.window().load_u64_acquire(8 * at as u64).unwrap();
@@ -181,7 +181,7 @@ fn pages(rig: &dyn Rig, count: u64) {
 
     let last = buffers.last().unwrap().iova();
     drop(buffers);
-    let outcome = engine.copy(&[piece(last, target.iova(), 8)], soon()).unwrap();
+    let outcome = engine.copy(&[piece(last, target.iova(), 8)], test_deadline()).unwrap();
 
     assert_eq!(outcome.errors, dma_engine::STATUS_DMA_ERROR, "the device does not reach what was unmapped");
 }
@@ -195,12 +195,12 @@ fn outside(rig: &dyn Rig) {
     for (from, to) in
         [(end, inside), (inside, end), (0, inside), (inside, 0), (u64::MAX - 3, inside), (inside, NOWHERE)]
     {
-        let outcome = engine.copy(&[piece(from, to, 8)], soon()).unwrap();
+        let outcome = engine.copy(&[piece(from, to, 8)], test_deadline()).unwrap();
         assert_eq!((outcome.errors, outcome.done), (dma_engine::STATUS_DMA_ERROR, 0), "{from:#x} to {to:#x}");
     }
     memory.write(0, b"harmless").unwrap();
 
-    assert_eq!(engine.copy(&[piece(inside, inside + PAGE, 8)], soon()).unwrap().errors, 0);
+    assert_eq!(engine.copy(&[piece(inside, inside + PAGE, 8)], test_deadline()).unwrap().errors, 0);
 
     let mut found = [0; 8];
     memory.read(PAGE, &mut found).unwrap();
@@ -217,38 +217,38 @@ fn vectors(rig: &dyn Rig) {
         device.interrupt(dma_engine::VECTOR_DONE.into()).unwrap(),
         device.interrupt(dma_engine::VECTOR_ERROR.into()).unwrap(),
     );
-    let good = piece(memory.iova(), memory.iova() + PAGE, 64);
+    let mapped = piece(memory.iova(), memory.iova() + PAGE, 64);
 
     // No memory is mapped at this address, with or without an IOMMU.
-    let bad = piece(NOWHERE, memory.iova(), 64);
+    let unmapped = piece(NOWHERE, memory.iova(), 64);
     let run = |engine: &mut DmaEngine, descriptor| {
         engine.start(&[descriptor]).unwrap();
-        engine.poll(soon(), None).unwrap()
+        engine.poll(test_deadline(), None).unwrap()
     };
-    let none = |interrupt: &nicforge_driver::Interrupt| {
+    let expect_no_interrupt = |interrupt: &nicforge_driver::Interrupt| {
         let silent = interrupt.wait(Deadline::after(Duration::from_millis(50)), None);
         assert!(matches!(silent, Err(Error::Timeout { .. })), "{silent:?}");
     };
 
     for _ in 0..10 {
-        run(&mut engine, good);
-        done.wait(soon(), None).unwrap();
-        run(&mut engine, bad);
-        error.wait(soon(), None).unwrap();
+        run(&mut engine, mapped);
+        done.wait(test_deadline(), None).unwrap();
+        run(&mut engine, unmapped);
+        error.wait(test_deadline(), None).unwrap();
     }
 
-    none(&done);
-    none(&error);
+    expect_no_interrupt(&done);
+    expect_no_interrupt(&error);
     done.mask().unwrap();
-    run(&mut engine, good);
-    none(&done);
-    run(&mut engine, bad);
-    error.wait(soon(), None).unwrap();
+    run(&mut engine, mapped);
+    expect_no_interrupt(&done);
+    run(&mut engine, unmapped);
+    error.wait(test_deadline(), None).unwrap();
     done.unmask().unwrap();
-    done.wait(soon(), None).unwrap();
-    run(&mut engine, good);
+    done.wait(test_deadline(), None).unwrap();
+    run(&mut engine, mapped);
 
-    assert_eq!(device.wait_any(&[&error, &done], soon(), None).unwrap().0, 1);
+    assert_eq!(device.wait_any(&[&error, &done], test_deadline(), None).unwrap().0, 1);
 }
 
 /// Holds an attachment until it is killed.
@@ -274,7 +274,7 @@ fn transfer(rig: &dyn Rig) {
 
     loop {
         let list = [piece(memory.iova(), memory.iova() + (1 << 19), 1 << 19); 64];
-        engine.copy(&list, soon()).unwrap();
+        engine.copy(&list, test_deadline()).unwrap();
     }
 }
 
@@ -360,8 +360,8 @@ fn fifo(rig: &dyn Rig) {
     assert_eq!(device.identity().device, pci::DEVICE_SLOT_FIFO);
     let mut fifo = SlotFifo::open(&device).unwrap();
     assert_eq!(device.bar(2).unwrap().read64(slot_fifo::MIRROR_TAKEN).unwrap(), 0);
-    fifo.send(&[5; slot_fifo::DATA], soon(), None).unwrap();
-    assert_eq!(fifo.receive(soon(), None).unwrap(), [5; slot_fifo::DATA]);
+    fifo.send(&[5; slot_fifo::DATA], test_deadline(), None).unwrap();
+    assert_eq!(fifo.receive(test_deadline(), None).unwrap(), [5; slot_fifo::DATA]);
 }
 
 /// Checks that stores to BARs that only the device writes are refused, and change nothing.
@@ -369,13 +369,13 @@ fn read_only(rig: &GuestRig) {
     for (function, attachment) in rig.names() {
         let device = rig.open(function, attachment);
         let core = 2;
-        let own = match device.identity().device {
+        let mirror = match device.identity().device {
             pci::DEVICE_TREE => tree::BAR_MIRROR,
             pci::DEVICE_EXTOLL => extoll::BAR_DIRECTORY,
             _ => core,
         };
 
-        for number in [core, own] {
+        for number in [core, mirror] {
             let bar = device.bar(number).unwrap();
             let last = bar.size() - 8;
             let before = bar.read64(last).unwrap();

@@ -15,7 +15,7 @@ use std::{
 use nicforge_core::machine::Machine;
 use nicforge_driver::{Device, DeviceAddress, Error, OpenOptions, OpenProblem};
 
-use crate::backing::{Rig, soon};
+use crate::backing::{Rig, test_deadline};
 
 /// The variable with the guest's attachments: `function.attachment=address`, separated by commas.
 pub const DEVICES: &str = "NICFORGE_DEVICES";
@@ -96,7 +96,7 @@ fn door(bdf: &str) -> DeviceAddress {
 impl Rig for GuestRig {
     fn open(&self, function: &str, attachment: &str) -> Device {
         // The kernel may still be closing it for the previous client.
-        let (address, deadline) = (self.address(function, attachment), soon());
+        let (address, deadline) = (self.address(function, attachment), test_deadline());
 
         loop {
             match Device::open_at(address, OpenOptions::default()) {

@@ -12,7 +12,7 @@ use nicforge_idio16::Idio16;
 use nicforge_test_body::body;
 
 use crate::{
-    backing::{Rig, soon},
+    backing::{Rig, test_deadline},
     bodies::{Guests, TestMachine},
 };
 
@@ -85,11 +85,11 @@ pub fn a_change_interrupts_until_it_is_cleared(rig: &dyn Rig) {
         for value in [0x10, 0] {
             ports.write8(port, value).unwrap();
 
-            assert_eq!(line.wait(soon(), None).unwrap(), 1);
+            assert_eq!(line.wait(test_deadline(), None).unwrap(), 1);
             assert_eq!(ports.read8(INTERRUPT_STATUS).unwrap(), STATUS_PENDING | bit);
 
             line.unmask().unwrap();
-            assert_eq!(line.wait(soon(), None).unwrap(), 1, "it was not cleared yet");
+            assert_eq!(line.wait(test_deadline(), None).unwrap(), 1, "it was not cleared yet");
 
             ports.write8(INPUTS_LOW, 0).unwrap();
             assert_eq!(ports.read8(INTERRUPT_STATUS).unwrap(), 0);
@@ -113,7 +113,7 @@ pub fn a_masked_change_interrupts_when_it_is_unmasked(rig: &dyn Rig) {
     assert!(matches!(line.wait(Deadline::after(SHORT), None), Err(Error::Timeout { .. })));
 
     device.backing().unmask(IRQ_INTX, 0, 1).unwrap();
-    assert_eq!(line.wait(soon(), None).unwrap(), 1);
+    assert_eq!(line.wait(test_deadline(), None).unwrap(), 1);
 }
 
 /// Changes are noted only while interrupts are enabled, and raise one only while they are.
@@ -133,7 +133,7 @@ pub fn a_card_without_interrupt_enable_raises_no_interrupt(rig: &dyn Rig) {
     ports.write8(INTERRUPT_CONTROL, 0).unwrap();
 
     assert_eq!(ports.read8(INTERRUPT_STATUS).unwrap(), STATUS_CHANGED_LOW);
-    assert_eq!(line.wait(soon(), None).unwrap(), 1);
+    assert_eq!(line.wait(test_deadline(), None).unwrap(), 1);
 
     line.unmask().unwrap();
     assert!(matches!(line.wait(Deadline::after(SHORT), None), Err(Error::Timeout { .. })));
@@ -175,7 +175,7 @@ pub fn a_filtered_change_interrupts_later(rig: &dyn Rig) {
     ports.read8(INTERRUPT_CONTROL).unwrap();
 
     ports.write8(OUTPUTS_HIGH, 0x80).unwrap();
-    line.wait(soon(), None).unwrap();
+    line.wait(test_deadline(), None).unwrap();
 
     assert_eq!(ports.read8(INPUTS_HIGH).unwrap(), 0x80);
     assert_eq!(ports.read8(INTERRUPT_STATUS).unwrap(), STATUS_PENDING | STATUS_CHANGED_HIGH);
@@ -188,7 +188,7 @@ pub fn a_reset_clears_the_outputs_and_disables_interrupts(rig: &dyn Rig) {
     let line = device.intx().unwrap();
     ports.read8(INTERRUPT_CONTROL).unwrap();
     ports.write8(OUTPUTS_LOW, 0xff).unwrap();
-    line.wait(soon(), None).unwrap();
+    line.wait(test_deadline(), None).unwrap();
 
     device.reset().unwrap();
     assert_eq!(levels(&ports), [0; 6]);

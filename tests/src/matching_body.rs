@@ -20,7 +20,7 @@ use nicforge_mpi_programs::collective::Barrier;
 use nicforge_test_body::body;
 
 use crate::{
-    backing::{LIMIT, soon},
+    backing::{LIMIT, test_deadline},
     extoll_body::MACHINE as CARDS,
     mu_body::MACHINE as UNITS,
     pattern::pattern,
@@ -103,11 +103,15 @@ impl<T: Transport> World<T> {
         }
     }
 
-    /// Drives all ranks until `check` returns a value.
-    pub fn until<R>(&mut self, description: &str, mut check: impl FnMut(&mut Self) -> Option<R>) -> R {
-        let deadline = soon();
+    /// Drives all ranks until `attempt` returns a value.
+    pub fn drive_until<R>(
+        &mut self,
+        description: &str,
+        mut attempt: impl FnMut(&mut Self) -> Option<R>,
+    ) -> R {
+        let deadline = test_deadline();
         loop {
-            if let Some(value) = check(self) {
+            if let Some(value) = attempt(self) {
                 return value;
             }
             assert!(!deadline.has_passed(), "no {description}: {:?}", self.ranks[0].statistics());
@@ -117,12 +121,12 @@ impl<T: Transport> World<T> {
 
     /// Drives all ranks until `request` of `rank` is complete.
     pub fn wait(&mut self, rank: usize, request: Request) -> Completion {
-        self.until("completion", |world| world.ranks[rank].test(request).unwrap())
+        self.drive_until("completion", |world| world.ranks[rank].test(request).unwrap())
     }
 
     /// Drives all ranks until a message for `selector` has arrived at `rank`.
     pub fn wait_for_message(&mut self, rank: usize, selector: &Selector) -> Arrived {
-        self.until("message", |world| world.ranks[rank].probe(selector))
+        self.drive_until("message", |world| world.ranks[rank].probe(selector))
     }
 
     /// Starts a send of `data`.
@@ -144,12 +148,12 @@ const SIZES: [usize; 25] = [
 ];
 
 /// Sends a message of each size, with its receive posted before or after.
-fn every_size<T: Transport>(world: &mut World<T>, mode: Mode, to: u32, posted_first: bool) {
+fn every_size<T: Transport>(world: &mut World<T>, mode: Mode, to: u32, posts_receives_first: bool) {
     for (number, length) in SIZES.into_iter().enumerate() {
         let tag = number as u64;
         let data = pattern(tag, length);
         let selector = Selector::exact(0, 7, tag);
-        let early = posted_first.then(|| world.receive(to as usize, selector, length));
+        let early = posts_receives_first.then(|| world.receive(to as usize, selector, length));
         let send = world.ranks[0].isend(Envelope::new(to, 7, tag), mode, data.clone(), 11).unwrap();
 
         world.progress_rounds(5);
@@ -188,7 +192,7 @@ pub fn the_threshold_is_a_parameter(network: &impl Network) {
         let mut world = World::new(network, 2, Config { eager_threshold, ..Config::default() });
         world.send(0, 1, 0, &[]);
         world.send(0, 1, 1, &[1; 100]);
-        let statistics = world.until("two messages", |world| {
+        let statistics = world.drive_until("two messages", |world| {
             let statistics = world.ranks[1].statistics();
             (statistics.unexpected == 2).then_some(statistics)
         });
@@ -282,7 +286,7 @@ pub fn wildcards_and_ignored_bits_select_the_right_messages(network: &impl Netwo
     for (from, tag) in [(0, 7), (0, 0x1234), (0, 0x1300), (1, 7)] {
         let before = world.ranks[2].statistics().expected;
         world.send(from, 2, tag, &[from as u8]);
-        world.until("match", |world| (world.ranks[2].statistics().expected > before).then_some(()));
+        world.drive_until("match", |world| (world.ranks[2].statistics().expected > before).then_some(()));
     }
 
     for (receive, envelope) in
@@ -348,25 +352,27 @@ pub fn a_probe_sees_a_message_and_leaves_it(network: &impl Network) {
 pub fn a_claimed_message_matches_no_other_receive(network: &impl Network) {
     let mut world = World::pair(network);
     for length in [0, 3, 300, 2048, 3000] {
-        for to in [0, 1] {
+        for receiver in [0, 1] {
             let (first, second) = (pattern(1, length), pattern(2, length));
-            let sends = [world.send(0, to as u32, 4, &first), world.send(0, to as u32, 4, &second)];
+            let sends =
+                [world.send(0, receiver as u32, 4, &first), world.send(0, receiver as u32, 4, &second)];
 
             // Only the beginning of a long eager message may have arrived.
-            let (message, arrived) = world.until("message", |world| world.ranks[to].claim(&Selector::any(0)));
+            let (message, arrived) =
+                world.drive_until("message", |world| world.ranks[receiver].claim(&Selector::any(0)));
             assert_eq!(arrived.length, length as u64);
 
-            let receive = world.receive(to, Selector::any(0), length);
-            assert!(world.wait(to, receive).buffer.as_slice() == second);
+            let receive = world.receive(receiver, Selector::any(0), length);
+            assert!(world.wait(receiver, receive).buffer.as_slice() == second);
 
-            let receive = world.ranks[to].receive_claimed(message, vec![0; length], 5).unwrap();
-            let completion = world.wait(to, receive);
+            let receive = world.ranks[receiver].receive_claimed(message, vec![0; length], 5).unwrap();
+            let completion = world.wait(receiver, receive);
 
             assert!(completion.buffer.as_slice() == first);
             assert_eq!((completion.cookie, completion.envelope), (5, Envelope::new(0, 0, 4)));
 
-            let again = world.ranks[to].receive_claimed(message, vec![], 0);
-            assert_eq!(again, Err(Error::NoSuchMessage { message: message.to_bits() }));
+            let claimed_twice = world.ranks[receiver].receive_claimed(message, vec![], 0);
+            assert_eq!(claimed_twice, Err(Error::NoSuchMessage { message: message.to_bits() }));
 
             for send in sends {
                 assert_eq!(world.wait(0, send).result, Ok(()));
@@ -388,7 +394,7 @@ pub fn a_discarded_message_counts_as_received_for_its_sender(network: &impl Netw
 
             for _ in 0..2 {
                 let (message, _) =
-                    world.until("message", |world| world.ranks[to as usize].claim(&Selector::any(0)));
+                    world.drive_until("message", |world| world.ranks[to as usize].claim(&Selector::any(0)));
                 world.ranks[to as usize].discard(message).unwrap();
                 assert!(world.ranks[to as usize].discard(message).is_err());
             }
@@ -413,7 +419,7 @@ pub fn a_cancelled_receive_takes_no_message(network: &impl Network) {
     assert_eq!(world.ranks[1].cancel(receives[0]), Ok(true));
 
     world.send(0, 1, 0, b"message");
-    world.until("match", |world| (world.ranks[1].statistics().received == 1).then_some(()));
+    world.drive_until("match", |world| (world.ranks[1].statistics().received == 1).then_some(()));
     assert_eq!(world.ranks[1].cancel(receives[1]), Ok(false));
 
     let cancelled = world.wait(1, receives[0]);
@@ -453,18 +459,18 @@ pub fn handles_of_completed_requests_are_invalid(network: &impl Network) {
     let send = world.send(0, 1, 0, b"");
     world.wait(0, send);
 
-    let gone = Error::NoSuchRequest { request: send.to_bits() };
-    assert_eq!(world.ranks[0].test(send).unwrap_err(), gone);
+    let no_such_request = Error::NoSuchRequest { request: send.to_bits() };
+    assert_eq!(world.ranks[0].test(send).unwrap_err(), no_such_request);
 
     let next = world.send(0, 1, 0, b"");
     assert_ne!(next, send);
-    assert_eq!(world.ranks[0].cancel(send), Err(gone));
+    assert_eq!(world.ranks[0].cancel(send), Err(no_such_request));
     assert_eq!(Request::from_bits(next.to_bits()), next);
 
-    let bad = Envelope::new(2, 0, 0);
+    let to_missing_rank = Envelope::new(2, 0, 0);
     let error = Error::NoSuchPeer { peer: 2, size: 2 };
 
-    assert_eq!(world.ranks[0].isend(bad, Mode::Standard, vec![], 0), Err(error.clone()));
+    assert_eq!(world.ranks[0].isend(to_missing_rank, Mode::Standard, vec![], 0), Err(error.clone()));
     assert_eq!(world.ranks[0].irecv(Selector::exact(2, 0, 0), vec![], 0), Err(error));
 }
 
@@ -481,7 +487,7 @@ pub fn the_completion_queue_has_each_completion_once_in_their_order(network: &im
         world.send(0, 1, tag, b"data");
     }
 
-    world.until("data", |world| (world.ranks[1].statistics().received == 5).then_some(()));
+    world.drive_until("data", |world| (world.ranks[1].statistics().received == 5).then_some(()));
     assert_eq!(world.ranks[1].test(tested).unwrap().unwrap().cookie, 9);
 
     let order: Vec<_> =
@@ -497,9 +503,9 @@ pub fn a_wait_ends_by_deadline_or_token_and_its_request_stays_posted(network: &i
     let mut world = World::pair(network);
     let receive = world.receive(0, Selector::any(0), 4);
     let rank = &mut world.ranks[0];
-    let soon = Deadline::after(Duration::from_millis(5));
+    let short_deadline = Deadline::after(Duration::from_millis(5));
 
-    assert!(matches!(rank.wait(receive, soon, None), Err(Error::Timeout { .. })));
+    assert!(matches!(rank.wait(receive, short_deadline, None), Err(Error::Timeout { .. })));
 
     let cancel = Cancel::new().unwrap();
     cancel.cancel();

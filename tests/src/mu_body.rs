@@ -22,7 +22,7 @@ use nicforge_test_body::body;
 use zerocopy::IntoBytes;
 
 use crate::{
-    backing::{Rig, soon},
+    backing::{Rig, test_deadline},
     bodies::{Guests, TestMachine},
     matching_body::{Network, World},
     pattern::pattern,
@@ -81,7 +81,7 @@ impl Network for Units<'_> {
 
     fn ranks(&self, size: u32) -> Vec<MuTransport> {
         let mut ranks: Vec<_> = (0..size).map(|rank| self.rank(rank, size)).collect();
-        let (deadline, mut relax) = (soon(), Relax::new());
+        let (deadline, mut relax) = (test_deadline(), Relax::new());
 
         while !ranks.iter().all(MuTransport::is_complete) {
             assert!(!deadline.has_passed(), "the ranks do not find each other: {ranks:?}");
@@ -115,16 +115,16 @@ pub fn ranks_find_each_other(rig: &dyn Rig) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut second = units.rank(1, 2);
-            second.wait_for_all(soon(), None).unwrap();
+            second.wait_for_all(test_deadline(), None).unwrap();
             // Keeps running until the other rank has seen this one.
-            let (mut relax, deadline) = (Relax::new(), soon());
+            let (mut relax, deadline) = (Relax::new(), test_deadline());
             while second.poll_gone().is_none() && !deadline.has_passed() {
                 second.poll(64, &mut |_, _, _| Taken::Yes).unwrap();
                 second.device().relax(&mut relax).unwrap();
             }
         });
 
-        first.wait_for_all(soon(), None).unwrap();
+        first.wait_for_all(test_deadline(), None).unwrap();
         drop(first);
     });
 
@@ -213,7 +213,7 @@ pub fn deregistered_memory_is_not_written(rig: &dyn Rig) {
 
 /// Waits for the completion of the get with a cookie.
 fn end_of_get(rank: &mut MuTransport, cookie: u64) -> Result<(), TransportError> {
-    let (deadline, mut relax, mut ended) = (soon(), Relax::new(), None);
+    let (deadline, mut relax, mut ended) = (test_deadline(), Relax::new(), None);
     while ended.is_none() {
         assert!(!deadline.has_passed(), "get {cookie} does not end");
         rank.poll_gets(8, &mut |which, result| ended = Some((which, result))).unwrap();
@@ -241,7 +241,9 @@ pub fn a_rank_that_detaches_fails_the_requests_that_wait_for_it(rig: &dyn Rig) {
         let named = world.receive(0, Selector::exact(1, 0, 2), 8);
         let any = world.receive(0, Selector::any_source(0, 3), 8);
 
-        world.until("gets", |world| (world.ranks[puller].transport().statistics().gets > 4).then_some(()));
+        world.drive_until("gets", |world| {
+            (world.ranks[puller].transport().statistics().gets > 4).then_some(())
+        });
         drop(world.ranks.remove(1));
 
         let peer_gone = Err(MatchingError::PeerGone { peer: 1, why: Loss::Ended });
@@ -280,7 +282,7 @@ pub fn an_evicted_rank_returns_an_error_and_sends_nothing_more(rig: &dyn Rig) {
 
     let mut evicted = world.ranks.remove(0);
     let waits = evicted.irecv(Selector::any(0), vec![0; 8], 0).unwrap();
-    let error = evicted.wait(waits, soon(), None).unwrap_err();
+    let error = evicted.wait(waits, test_deadline(), None).unwrap_err();
 
     assert_eq!(error, MatchingError::Transport(TransportError { what: "the device is gone", value: 0 }));
     assert!(evicted.transport().failure().is_some());
@@ -291,8 +293,8 @@ pub fn an_evicted_rank_returns_an_error_and_sends_nothing_more(rig: &dyn Rig) {
 }
 
 /// A rank whose device was taken away has a successor in its subgroup, with a session of its own.
-/// The other rank sees that session in the successor's row. While the successor does nothing, its
-/// unit answers with it.
+/// The other rank reads that session in the row of values that the successor puts, or, while the
+/// successor makes no calls, in its unit's answer to a question.
 #[body]
 pub fn a_rank_with_a_successor_is_replaced(rig: &dyn Rig) {
     let units = Units::with(rig, Config { patience: 2 * TIMEOUT, ..Config::default() });
@@ -302,7 +304,7 @@ pub fn a_rank_with_a_successor_is_replaced(rig: &dyn Rig) {
         drop(ranks.remove(1));
         let mut successor = units.rank(1, 2);
 
-        let (deadline, mut relax) = (soon(), Relax::new());
+        let (deadline, mut relax) = (test_deadline(), Relax::new());
         let gone = loop {
             assert!(!deadline.has_passed(), "the rank is not given up: {ranks:?}");
             if puts_rows {
@@ -324,10 +326,10 @@ pub fn a_rank_with_a_successor_is_replaced(rig: &dyn Rig) {
 
 /// The unit of a rank that does nothing answers questions.
 #[body]
-pub fn a_rank_that_stands_still_is_not_lost(rig: &dyn Rig) {
+pub fn a_rank_that_makes_no_calls_is_not_lost(rig: &dyn Rig) {
     let mut ranks = Units::with(rig, long_time_outs()).ranks(2);
     let before = ranks[0].statistics().questions;
-    let (deadline, mut relax) = (soon(), Relax::new());
+    let (deadline, mut relax) = (test_deadline(), Relax::new());
 
     // A rank that is gone is not asked more than four times.
     while ranks[0].statistics().questions < before + 6 {
@@ -355,17 +357,17 @@ pub fn a_stalled_reader_blocks_only_its_own_senders(rig: &dyn Rig) {
     // Ranks 0 and 2 are on one node.
     assert_eq!([1, 2].map(|to| send_all(&mut ranks[0], to, 0)), [16, 16]);
 
-    let (deadline, mut relax) = (soon(), Relax::new());
+    let (deadline, mut relax) = (test_deadline(), Relax::new());
     let (mut sent, mut received) = (16, 0_u32);
     while received < 500 {
         assert!(!deadline.has_passed(), "{received} of {sent} messages");
         sent += send_all(&mut ranks[0], 1, sent);
-        let mut take = |from, tag, bytes: &[u8]| {
+        let mut on_message = |from, tag, bytes: &[u8]| {
             assert_eq!((from, tag, bytes), (0, 1, &pattern(received.into(), 500)[..]));
             received += 1;
             Taken::Yes
         };
-        ranks[1].poll(64, &mut take).unwrap();
+        ranks[1].poll(64, &mut on_message).unwrap();
         ranks[1].device().relax(&mut relax).unwrap();
     }
     assert_eq!(send_all(&mut ranks[0], 2, 16), 0);
@@ -384,12 +386,12 @@ pub fn a_stalled_reader_blocks_only_its_own_senders(rig: &dyn Rig) {
     let mut count = 0_u32;
     while count < 16 || send_all(&mut ranks[0], 2, 16) == 0 {
         assert!(!deadline.has_passed(), "{count} messages");
-        let mut take = |_, _, bytes: &[u8]| {
+        let mut on_message = |_, _, bytes: &[u8]| {
             assert_eq!(bytes, pattern(count.into(), 500));
             count += 1;
             Taken::Yes
         };
-        ranks[2].poll(64, &mut take).unwrap();
+        ranks[2].poll(64, &mut on_message).unwrap();
         ranks[0].poll_gone();
         ranks[2].device().relax(&mut relax).unwrap();
     }
@@ -398,22 +400,22 @@ pub fn a_stalled_reader_blocks_only_its_own_senders(rig: &dyn Rig) {
 /// A remote get of a descriptor that the unit refuses stops a rank's FIFO. The rank restarts it,
 /// and continues.
 #[body]
-pub fn a_strangers_wrong_descriptor_stops_nothing_for_long(rig: &dyn Rig) {
+pub fn an_invalid_descriptor_from_outside_the_job_stops_a_fifo_only_until_its_restart(rig: &dyn Rig) {
     let mut world = World::pair(&Units::with(rig, long_time_outs()));
     let mut outsider = Subgroup::open(&rig.open("bgq1", "s3"), Options::default()).unwrap();
     outsider.open_injection(0, 8, InjectionAttributes::default()).unwrap();
     let memory = outsider.memory(4096).unwrap();
 
     // Rank 0 has no memory at this address.
-    let to = outsider.place().coordinates(0).unwrap();
-    let nowhere = Payload::memory((1 << 36) - 4096, 64);
-    let wrong = local_copy(Destination::new(to), nowhere, &Default::default()).unwrap();
-    memory.write(0, wrong.as_bytes()).unwrap();
+    let to = outsider.position().coordinates(0).unwrap();
+    let unmapped = Payload::memory((1 << 36) - 4096, 64);
+    let invalid = local_copy(Destination::new(to), unmapped, &Default::default()).unwrap();
+    memory.write(0, invalid.as_bytes()).unwrap();
     let fifo = RemoteGet { fifo: at(0).subgroup * INJECTION_FIFOS + 2 };
-    let get = remote_get(Payload::memory(memory.iova(), 64), outsider.place().ordered(to), &fifo).unwrap();
+    let get = remote_get(Payload::memory(memory.iova(), 64), outsider.position().ordered(to), &fifo).unwrap();
 
     for round in 0..3 {
-        outsider.inject(0, &get, soon(), None).unwrap();
+        outsider.inject(0, &get, test_deadline(), None).unwrap();
         let send = world.send(0, 1, round, &pattern(round, 300_000));
         let receive = world.receive(1, Selector::exact(0, 0, round), 300_000);
         let done = world.wait(1, receive);
@@ -421,7 +423,7 @@ pub fn a_strangers_wrong_descriptor_stops_nothing_for_long(rig: &dyn Rig) {
         assert!(done.buffer.as_slice() == pattern(round, 300_000), "message {round}");
         assert_eq!(world.wait(0, send).result, Ok(()));
 
-        world.until("restart", |world| {
+        world.drive_until("restart", |world| {
             (world.ranks[0].transport().statistics().restarts > round).then_some(())
         });
     }

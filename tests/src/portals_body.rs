@@ -27,7 +27,7 @@ use nicforge_portals::{
 use nicforge_test_body::body;
 
 use crate::{
-    backing::{LIMIT, Rig, soon},
+    backing::{LIMIT, Rig, test_deadline},
     bodies::{GuestDoor, Guests, TestMachine},
     pattern::pattern,
 };
@@ -81,7 +81,7 @@ impl Process {
         self.interface.allocate(bytes).unwrap()
     }
 
-    /// Returns a descriptor of a whole region, with the process's queue.
+    /// Returns a descriptor of all of a region, with the process's event queue.
     fn over<'a>(&'a self, region: &'a Region, options: Options) -> Descriptor<'a> {
         Descriptor { options, queue: Some(&self.queue), ..Descriptor::over(region) }
     }
@@ -118,14 +118,14 @@ impl Bench<'_> {
     }
 
     fn event_of(&self, queue: &EventQueue) -> Event {
-        self.until("an event", || queue.get().unwrap())
+        self.wait_until("an event", || queue.get().unwrap())
     }
 
-    /// Waits until `check` returns a value, and lets all kernels work meanwhile.
-    fn until<T>(&self, description: &str, mut check: impl FnMut() -> Option<T>) -> T {
-        let (deadline, mut relax) = (soon(), Relax::new());
+    /// Waits until `attempt` returns a value, and lets all kernels work meanwhile.
+    fn wait_until<T>(&self, description: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+        let (deadline, mut relax) = (test_deadline(), Relax::new());
         loop {
-            if let Some(value) = check() {
+            if let Some(value) = attempt() {
                 return value;
             }
             assert!(!deadline.has_passed(), "not within {LIMIT:?}: {description}");
@@ -151,7 +151,7 @@ impl Bench<'_> {
 
     /// Waits until the status register of a process has a value.
     fn status(&self, process: &Process, register: Status, value: u64) {
-        self.until("the count", || (process.interface.status(register).unwrap() == value).then_some(()));
+        self.wait_until("the count", || (process.interface.status(register).unwrap() == value).then_some(()));
     }
 }
 
@@ -248,7 +248,7 @@ pub fn a_stream_arrives_in_order(rig: &dyn Rig) {
         remote.post(&remote.over(&sink, options));
         let (mut sent, mut ended, mut arrived) = (0, 0, 0);
 
-        bench.until("all messages", || {
+        bench.wait_until("all messages", || {
             if sent < count {
                 let length = sent * 97 % 5000;
                 let target = Target::new(remote.id(), PORTAL, BITS);
@@ -302,9 +302,9 @@ pub fn puts_without_a_pause_arrive_until_there_is_no_room(rig: &dyn Rig) {
             }
         }
 
-        bench.until("the end process all puts", || local.interface.unlink_descriptor(&from).ok());
-        let gone = local.interface.put_region(&from, 0, 8, Ack::No, &target, 0).unwrap_err();
-        assert_eq!(gone.refusal(), Some(Refusal::Descriptor));
+        bench.wait_until("the card processes all puts", || local.interface.unlink_descriptor(&from).ok());
+        let unlinked = local.interface.put_region(&from, 0, 8, Ack::No, &target, 0).unwrap_err();
+        assert_eq!(unlinked.refusal(), Some(Refusal::Descriptor));
     });
 }
 
@@ -321,8 +321,8 @@ pub fn processes_of_a_node_talk_to_each_other(rig: &dyn Rig) {
     assert_eq!(first.interface.distance(first.id()), Ok(0));
     assert_eq!(first.interface.distance(second.id()), Ok(1));
     assert_eq!(first.interface.distance(other.id()), Ok(2));
-    let nowhere = ProcessId { node: 2, process: 0 };
-    assert_eq!(first.interface.distance(nowhere), Err(Error::NoSuchNode { node: 2, nodes: 2 }));
+    let missing_node = ProcessId { node: 2, process: 0 };
+    assert_eq!(first.interface.distance(missing_node), Err(Error::NoSuchNode { node: 2, nodes: 2 }));
 
     for (number, from) in (0..).zip(all) {
         let source = from.region(4096);
@@ -402,8 +402,8 @@ pub fn bad_calls_are_refused(rig: &dyn Rig) {
         assert_eq!(put((4000, 97), &target), Error::OutOfRange { offset: 4000, length: 97, size: 4096 });
         assert_eq!(put((0, 1), &Target { portal: 64, ..target }).refusal(), Some(Refusal::Portal));
         assert_eq!(put((0, 1), &Target { access: 8, ..target }).refusal(), Some(Refusal::Access));
-        let nowhere = Target::new(ProcessId { node: 7, process: 0 }, PORTAL, BITS);
-        assert_eq!(put((0, 1), &nowhere), Error::NoSuchNode { node: 7, nodes: 2 });
+        let missing_node = Target::new(ProcessId { node: 7, process: 0 }, PORTAL, BITS);
+        assert_eq!(put((0, 1), &missing_node), Error::NoSuchNode { node: 7, nodes: 2 });
         let too_many = local.interface.allocate_queue(70_000).unwrap_err();
         assert_eq!(too_many.refusal(), Some(Refusal::Segment));
 
@@ -451,7 +451,7 @@ pub fn waits_end_by_token_and_deadline(rig: &dyn Rig) {
     in_both_modes(rig, |local, _, _| {
         let cancel = Cancel::new().unwrap();
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| local.queue.wait(soon(), Some(&cancel)));
+            let waiting = scope.spawn(|| local.queue.wait(test_deadline(), Some(&cancel)));
             cancel.cancel();
             assert!(matches!(waiting.join().unwrap(), Err(Error::Cancelled { .. })));
         });

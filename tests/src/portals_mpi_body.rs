@@ -31,7 +31,7 @@ use nicforge_portals_mpi::{
 use nicforge_test_body::body;
 
 use crate::{
-    backing::{LIMIT, Rig, soon},
+    backing::{LIMIT, Rig, test_deadline},
     bodies::{Guests, TestMachine},
     pattern::pattern,
     portals_body::machine,
@@ -77,7 +77,7 @@ impl World {
     /// Opens all ranks, each in its mode.
     fn of_modes(rig: &dyn Rig, modes: [Mode; RANKS as usize], config: Config) -> Self {
         let mut world = Self::open(rig, &modes, config, KernelConfig::default());
-        world.meet();
+        world.wait_for_all();
         world
     }
 
@@ -97,28 +97,28 @@ impl World {
     }
 
     /// Waits until all ranks have answered.
-    fn meet(&mut self) {
-        self.until("all ranks", |ranks| {
+    fn wait_for_all(&mut self) {
+        self.drive_until("all ranks", |ranks| {
             let ready: Vec<_> = ranks.iter_mut().map(|rank| rank.poll_for_all().unwrap()).collect();
             ready.into_iter().all(|ready| ready).then_some(())
         });
     }
 
-    /// Drives all ranks until `check` returns a value.
-    fn until<R>(&mut self, description: &str, check: impl FnMut(&mut [Endpoint]) -> Option<R>) -> R {
-        self.until_of(self.ranks.len(), description, check)
+    /// Drives all ranks until `attempt` returns a value.
+    fn drive_until<R>(&mut self, description: &str, attempt: impl FnMut(&mut [Endpoint]) -> Option<R>) -> R {
+        self.drive_some_until(self.ranks.len(), description, attempt)
     }
 
-    /// Drives the first `count` ranks until `check` returns a value.
-    fn until_of<R>(
+    /// Drives the first `count` ranks until `attempt` returns a value.
+    fn drive_some_until<R>(
         &mut self,
         count: usize,
         description: &str,
-        mut check: impl FnMut(&mut [Endpoint]) -> Option<R>,
+        mut attempt: impl FnMut(&mut [Endpoint]) -> Option<R>,
     ) -> R {
-        let (deadline, mut relax) = (soon(), Relax::new());
+        let (deadline, mut relax) = (test_deadline(), Relax::new());
         loop {
-            if let Some(value) = check(&mut self.ranks) {
+            if let Some(value) = attempt(&mut self.ranks) {
                 return value;
             }
             let ranks = &self.ranks;
@@ -133,12 +133,12 @@ impl World {
     }
 
     fn wait(&mut self, rank: usize, request: Request) -> Completion {
-        self.until("a completion", |ranks| ranks[rank].test(request).unwrap())
+        self.drive_until("a completion", |ranks| ranks[rank].test(request).unwrap())
     }
 
     /// Waits until a rank has seen this number of unexpected messages.
     fn await_unexpected(&mut self, rank: usize, count: u64) {
-        self.until("unexpected messages", |ranks| {
+        self.drive_until("unexpected messages", |ranks| {
             (ranks[rank].statistics().unexpected >= count).then_some(())
         });
     }
@@ -161,7 +161,7 @@ impl World {
 
     /// Waits until all messages are acknowledged, so that ranks can end.
     fn finish(mut self) {
-        self.until("all acknowledgements", |ranks| {
+        self.drive_until("all acknowledgements", |ranks| {
             ranks.iter().all(|rank| rank.unacknowledged() == 0).then_some(())
         });
         assert!(self.ranks.iter().all(|rank| rank.outstanding() == 0));
@@ -236,7 +236,7 @@ pub fn ranks_of_both_modes_talk_to_each_other(rig: &dyn Rig) {
             }
         }
     }
-    world.until("the sends", |ranks| {
+    world.drive_until("the sends", |ranks| {
         ranks.iter_mut().for_each(|rank| while rank.next_completion().is_some() {});
         ranks.iter().all(|rank| rank.outstanding() == 0).then_some(())
     });
@@ -268,7 +268,7 @@ pub fn receives_take_messages_by_context_source_and_tag(rig: &dyn Rig) {
 
         let taken = receives.map(|receive| bytes(&world.wait(3, receive))[0]);
         assert_eq!(&taken, b"abcde");
-        world.until("the sends", |ranks| {
+        world.drive_until("the sends", |ranks| {
             ranks.iter_mut().for_each(|rank| while rank.next_completion().is_some() {});
             ranks.iter().all(|rank| rank.outstanding() == 0).then_some(())
         });
@@ -314,7 +314,7 @@ pub fn receives_are_cancelled_before_they_match(rig: &dyn Rig) {
 
         let receive = world.receive(1, Selector::any(0), 100);
         let send = world.send(0, 1, 3, b"data");
-        world.until("the acknowledgement", |ranks| (ranks[0].unacknowledged() == 0).then_some(()));
+        world.drive_until("the acknowledgement", |ranks| (ranks[0].unacknowledged() == 0).then_some(()));
         assert_eq!(world.ranks[1].cancel(receive), Ok(false));
         assert_eq!(bytes(&world.wait(1, receive)), b"data");
         world.wait(0, send);
@@ -351,18 +351,18 @@ pub fn messages_use_all_segments(rig: &dyn Rig) {
 #[body]
 pub fn wrong_arguments_are_refused(rig: &dyn Rig) {
     let mut world = World::new(rig, Mode::NicBased, small());
-    let foreign = world.ranks[1].allocate(1).unwrap();
-    let own = |world: &World| world.ranks[0].allocate(1).unwrap();
-    let buffer = own(&world);
+    let buffer_of_other_rank = world.ranks[1].allocate(1).unwrap();
+    let allocate_own = |world: &World| world.ranks[0].allocate(1).unwrap();
+    let buffer = allocate_own(&world);
     let send = |world: &mut World, to, buffer| world.ranks[0].isend(to, buffer, 0).unwrap_err();
 
     assert_eq!(send(&mut world, Envelope::new(4, 0, 0), buffer), Error::NoSuchPeer { peer: 4, size: RANKS });
-    let buffer = own(&world);
+    let buffer = allocate_own(&world);
     assert_eq!(send(&mut world, Envelope::new(0, 0, 1 << 24), buffer), Error::BadTag { tag: 1 << 24 });
-    let buffer = own(&world);
+    let buffer = allocate_own(&world);
     let context = 1 << 14;
     assert_eq!(send(&mut world, Envelope::new(0, context, 0), buffer), Error::BadContext { context });
-    assert_eq!(send(&mut world, Envelope::new(0, 0, 0), foreign), Error::ForeignBuffer);
+    assert_eq!(send(&mut world, Envelope::new(0, 0, 0), buffer_of_other_rank), Error::ForeignBuffer);
     let too_much = world.ranks[0].allocate(5 << 20).unwrap_err();
     assert_eq!(too_much, Error::NoMemory { bytes: 5 << 20 });
     world.finish();
@@ -373,7 +373,7 @@ fn drive<P: Program>(programs: &mut [P])
 where
     <P::Endpoint as nicforge_mpi_programs::Endpoint>::Error: std::fmt::Debug,
 {
-    nicforge_mpi_programs::drive(programs, soon(), &mut Relax::new()).unwrap();
+    nicforge_mpi_programs::drive(programs, test_deadline(), &mut Relax::new()).unwrap();
 }
 
 /// The programs that MPI systems are measured with run, and find their data right.
@@ -410,6 +410,6 @@ pub fn the_programs_verify_their_data(rig: &dyn Rig) {
                 pairs.map(|(endpoint, table)| Updates::new(endpoint, table, pass + 6).unwrap()).collect();
             drive(&mut ranks);
         }
-        assert_eq!(tables.iter().map(Table::wrong).sum::<u64>(), 0);
+        assert_eq!(tables.iter().map(Table::count_wrong).sum::<u64>(), 0);
     });
 }

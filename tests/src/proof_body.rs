@@ -13,7 +13,7 @@ use nicforge_driver::Device;
 use nicforge_proof::{AddressedSend, DmaEngine, SlotFifo};
 
 use crate::{
-    backing::soon,
+    backing::test_deadline,
     bodies::{GuestDoor, Guests, TestMachine},
 };
 
@@ -41,8 +41,8 @@ pub fn machine() -> Machine {
 const SEND: FunctionId = FunctionId(2);
 
 /// Waits until `condition` holds. The wait drives the machine if this thread has to.
-fn until(device: &Device, condition: impl FnMut() -> bool) {
-    device.wait_until(soon(), None, condition).expect("the condition comes true");
+fn wait_until(device: &Device, condition: impl FnMut() -> bool) {
+    device.wait_until(test_deadline(), None, condition).expect("the condition comes true");
 }
 
 /// Pauses for a time that depends on `round`, so that concurrent events meet the test in each of

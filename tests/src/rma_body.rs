@@ -23,7 +23,7 @@ use nicforge_test_body::body;
 use nicforge_velo::{Config, Filter, Port as VeloPort, Waiting};
 
 use crate::{
-    backing::{LIMIT, Rig, soon},
+    backing::{LIMIT, Rig, test_deadline},
     bodies::{GuestDoor, Guests, TestMachine},
     pattern::pattern,
 };
@@ -83,7 +83,7 @@ impl Side {
     }
 
     fn next(&mut self) -> Notification {
-        self.port.next(soon(), None).unwrap()
+        self.port.next(test_deadline(), None).unwrap()
     }
 
     fn to(&self, other: &Self) -> Target {
@@ -153,7 +153,7 @@ pub fn an_immediate_put_wakes_a_sleeping_receiver(rig: &dyn Rig) {
         assert!(local.port.wait(Deadline::after(Duration::from_millis(30)), None).is_err());
 
         local.port.put_immediate(target, b"hello", address, Notify::COMPLETER).unwrap();
-        local.port.drain(soon(), None).unwrap();
+        local.port.drain(test_deadline(), None).unwrap();
     });
 
     assert!(matches!(
@@ -187,7 +187,7 @@ pub fn sleepers_of_two_libraries_do_not_disturb_each_other(rig: &dyn Rig) {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for number in 0..ROUNDS {
-                let message = velo.recv(Filter::ANY, soon(), None).unwrap();
+                let message = velo.recv(Filter::ANY, test_deadline(), None).unwrap();
                 assert_eq!(message.quadword(0), number);
                 taken[0].fetch_add(1, Ordering::SeqCst);
             }
@@ -195,28 +195,28 @@ pub fn sleepers_of_two_libraries_do_not_disturb_each_other(rig: &dyn Rig) {
 
         scope.spawn(|| {
             for _ in 0..ROUNDS {
-                assert_eq!(rma.next(soon(), None).unwrap().kind, Kind::ImmediatePut);
+                assert_eq!(rma.next(test_deadline(), None).unwrap().kind, Kind::ImmediatePut);
                 taken[1].fetch_add(1, Ordering::SeqCst);
             }
         });
 
-        let link = sender.connect(address, soon(), None).unwrap();
+        let link = sender.connect(address, test_deadline(), None).unwrap();
         let mut relax = Relax::new();
 
         // One sleeper is woken several times while the other one sleeps, then the reverse.
         for number in 0..2 * ROUNDS {
-            let which = usize::from(number / 5 % 2 == 1);
-            let so_far = taken[which].load(Ordering::SeqCst);
-            if which == 0 {
-                sender.send(link, 0, &so_far.to_le_bytes(), soon(), None).unwrap();
+            let sleeper = usize::from(number / 5 % 2 == 1);
+            let before = taken[sleeper].load(Ordering::SeqCst);
+            if sleeper == 0 {
+                sender.send(link, 0, &before.to_le_bytes(), test_deadline(), None).unwrap();
             } else {
                 let at = region.address();
                 writer.port.put_immediate(target, b"wake up", at, Notify::COMPLETER).unwrap();
             }
 
-            let deadline = soon();
-            while taken[which].load(Ordering::SeqCst) == so_far {
-                assert!(!deadline.has_passed(), "sleeper {which} is not woken");
+            let deadline = test_deadline();
+            while taken[sleeper].load(Ordering::SeqCst) == before {
+                assert!(!deadline.has_passed(), "sleeper {sleeper} is not woken");
                 sender.progress().unwrap();
                 writer.device.relax(&mut relax).unwrap();
             }
@@ -236,7 +236,7 @@ pub fn a_long_transfer_is_several_commands(rig: &dyn Rig) {
         local.port.put(target, local.at(0), remote.at(0), length as u64, Notify::REQUESTER).unwrap();
 
     assert_eq!(commands, 3);
-    assert_eq!(local.port.finish(commands, soon(), None, |_| ()).unwrap(), None);
+    assert_eq!(local.port.finish(commands, test_deadline(), None, |_| ()).unwrap(), None);
     assert!(remote.read(0, length) == pattern(1, length));
 }
 
@@ -333,11 +333,11 @@ pub fn a_region_of_scattered_pages_is_one(rig: &dyn Rig) {
 
     assert!(
         pages.iter().zip(0..).all(|(page, at)| page.iova() == start + at * PAGE),
-        "they are side by side"
+        "the pages have successive addresses"
     );
 
     let region = port.register_range(start, PAGES * PAGE, Access::READ_WRITE).unwrap();
-    let own = port.connect(1, 2).unwrap();
+    let to_itself = port.connect(1, 2).unwrap();
     let length = 1000 * PAGE + 77;
 
     for (at, page) in (0..).zip(&pages) {
@@ -346,7 +346,7 @@ pub fn a_region_of_scattered_pages_is_one(rig: &dyn Rig) {
 
     // Copies from page 0 on to an offset in page 1500, by a put to the own VPID.
     port.put(
-        own,
+        to_itself,
         region.at(5, length).unwrap(),
         region.at(1500 * PAGE + 99, length).unwrap(),
         length,
@@ -354,11 +354,11 @@ pub fn a_region_of_scattered_pages_is_one(rig: &dyn Rig) {
     )
     .unwrap();
 
-    assert!(port.next(soon(), None).unwrap().is_done());
+    assert!(port.next(test_deadline(), None).unwrap().is_done());
 
     let mut expected: Vec<_> = (0..PAGES).flat_map(|at| pattern(at, PAGE as usize)).collect();
     expected.copy_within(5..5 + length as usize, 1500 * PAGE as usize + 99);
-    let found = |pages: &[DmaBuffer]| {
+    let contents = |pages: &[DmaBuffer]| {
         let mut bytes = vec![0; pages.len() * PAGE as usize];
         for (page, chunk) in pages.iter().zip(bytes.chunks_mut(PAGE as usize)) {
             page.read(0, chunk).unwrap();
@@ -366,7 +366,7 @@ pub fn a_region_of_scattered_pages_is_one(rig: &dyn Rig) {
         bytes
     };
 
-    assert!(found(&pages) == expected);
+    assert!(contents(&pages) == expected);
 
     // Without its last page, none of it is written.
     let target = local.port.connect(1, 2).unwrap();
@@ -375,7 +375,7 @@ pub fn a_region_of_scattered_pages_is_one(rig: &dyn Rig) {
     local.port.put(target, local.at(0), region.address(), 4096, Notify::REQUESTER).unwrap();
 
     assert_eq!(local.next().status, Status::Withdrawn);
-    assert!(found(&pages) == expected[..expected.len() - PAGE as usize]);
+    assert!(contents(&pages) == expected[..expected.len() - PAGE as usize]);
     drop(region);
 }
 
@@ -400,7 +400,10 @@ pub fn waits_end(rig: &dyn Rig) {
 
     let cancel = Cancel::new().unwrap();
     cancel.cancel();
-    assert!(matches!(side.port.next(soon(), Some(&cancel)), Err(Error::Driver(DriverError::Cancelled))));
+    assert!(matches!(
+        side.port.next(test_deadline(), Some(&cancel)),
+        Err(Error::Driver(DriverError::Cancelled))
+    ));
 
     side.port.free().unwrap();
 }
@@ -418,13 +421,13 @@ pub fn lost_notifications_are_reported(rig: &dyn Rig) {
         local.port.put(target, local.at(0), remote.at(0), 8, Notify::COMPLETER).unwrap();
     }
 
-    local.port.drain(soon(), None).unwrap();
+    local.port.drain(test_deadline(), None).unwrap();
     for _ in 0..64 {
         assert!(remote.next().is_done());
     }
 
     remote.device.flush().unwrap();
-    assert_eq!(remote.port.next(soon(), None), Err(Error::Overflow { lost: 6 }));
+    assert_eq!(remote.port.next(test_deadline(), None), Err(Error::Overflow { lost: 6 }));
     assert_eq!(remote.port.probe(), Ok(None));
 }
 
@@ -485,11 +488,11 @@ pub fn commands_to_a_partner_that_detaches_fail(rig: &dyn Rig) {
 
     assert!(status != Status::LocalAddress && status != Status::Command, "{status:?}");
 
-    let mut anew = Side::new(rig, "ex1", 1, MIB);
-    assert_eq!(anew.port.probe(), Ok(None));
+    let mut reopened = Side::new(rig, "ex1", 1, MIB);
+    assert_eq!(reopened.port.probe(), Ok(None));
 
-    local.port.put(target, local.at(0), anew.at(0), MIB as u64, notify).unwrap();
-    assert!(local.next().is_done() && anew.next().is_done());
+    local.port.put(target, local.at(0), reopened.at(0), MIB as u64, notify).unwrap();
+    assert!(local.next().is_done() && reopened.next().is_done());
 }
 
 /// A device that is taken away ends waits.
@@ -561,22 +564,22 @@ pub fn after_a_reset_old_objects_return_errors_and_new_ones_work(rig: &dyn Rig) 
     let (mut local, mut remote) = pair(rig, MIB);
     let target = local.to(&remote);
     local.port.put(target, local.at(0), remote.at(0), 8, Notify::REQUESTER).unwrap();
-    local.port.drain(soon(), None).unwrap();
+    local.port.drain(test_deadline(), None).unwrap();
     local.device.reset().unwrap();
 
     let Side { mut port, region, buffer, device } = local;
     let region = region.unwrap();
 
     // Notifications that had arrived can still be taken.
-    assert!(port.next(soon(), None).unwrap().is_done());
+    assert!(port.next(test_deadline(), None).unwrap().is_done());
 
     let length = MIB as u64;
     assert_eq!(region.at(0, 8), Err(Error::Reset));
     assert_eq!(port.put(target, region.address(), remote.at(0), 8, Notify::NONE), Err(Error::Reset));
     assert_eq!(port.put_immediate(target, b"x", remote.at(0), Notify::NONE), Err(Error::Reset));
     assert_eq!(port.probe(), Err(Error::Reset));
-    assert_eq!(port.next(soon(), None), Err(Error::Reset));
-    assert_eq!(port.drain(soon(), None), Err(Error::Reset));
+    assert_eq!(port.next(test_deadline(), None), Err(Error::Reset));
+    assert_eq!(port.drain(test_deadline(), None), Err(Error::Reset));
     assert!(matches!(port.register(&buffer, Access::NONE), Err(Error::Reset)));
 
     let other = port.connect(1, 1).unwrap();
@@ -588,13 +591,13 @@ pub fn after_a_reset_old_objects_return_errors_and_new_ones_work(rig: &dyn Rig) 
 
     assert_eq!(remote.next().status, Status::RemoteAddress);
 
-    let mut anew = Side::with(device, buffer, Options::default());
+    let mut reopened = Side::with(device, buffer, Options::default());
     assert_eq!(region.deregister(), Err(Error::Reset));
 
-    anew.write(0, &pattern(4, MIB));
-    anew.port.put(other, anew.at(0), remote.at(0), length, Notify::REQUESTER).unwrap();
+    reopened.write(0, &pattern(4, MIB));
+    reopened.port.put(other, reopened.at(0), remote.at(0), length, Notify::REQUESTER).unwrap();
 
-    assert!(anew.next().is_done());
+    assert!(reopened.next().is_done());
     assert!(remote.read(0, MIB) == pattern(4, MIB));
 }
 
@@ -608,8 +611,8 @@ pub fn a_reset_by_the_admin_ends_waits(rig: &dyn Rig) {
     local.device.flush().unwrap();
     rig.open("ex0", "admin").bar(0).unwrap().write64(reg::RESET_VPID, 0).unwrap();
 
-    assert_eq!(local.port.drain(soon(), None), Err(Error::QueueGone));
-    assert_eq!(local.port.next(soon(), None), Err(Error::QueueGone));
+    assert_eq!(local.port.drain(test_deadline(), None), Err(Error::QueueGone));
+    assert_eq!(local.port.next(test_deadline(), None), Err(Error::QueueGone));
 
     let region = local.region.take().unwrap();
     assert_eq!(region.deregister(), Err(Error::Reset));
@@ -618,10 +621,10 @@ pub fn a_reset_by_the_admin_ends_waits(rig: &dyn Rig) {
     drop(port);
     set_link_up(rig, true);
 
-    let mut anew = Side::with(device, buffer, Options::default());
-    anew.port.put(target, anew.at(0), remote.at(0), 8, Notify::REQUESTER).unwrap();
+    let mut reopened = Side::with(device, buffer, Options::default());
+    reopened.port.put(target, reopened.at(0), remote.at(0), 8, Notify::REQUESTER).unwrap();
 
-    assert!(anew.next().is_done());
+    assert!(reopened.next().is_done());
 }
 
 /// Objects from before a reset by the admin can be dropped at any later time without effect on new
@@ -646,7 +649,7 @@ pub fn objects_of_before_an_admin_reset_can_be_dropped_after_it(rig: &dyn Rig) {
     let target = new.connect(1, 1).unwrap();
     new.put(target, region.address(), remote.at(0), 8, Notify::REQUESTER).unwrap();
 
-    assert!(new.next(soon(), None).unwrap().is_done());
+    assert!(new.next(test_deadline(), None).unwrap().is_done());
 }
 
 /// A VPID can't use the part of the card's table that is reserved for others, and the others get

@@ -27,7 +27,7 @@ use nicforge_test_body::body;
 use zerocopy::IntoBytes;
 
 use crate::{
-    backing::{Rig, soon},
+    backing::{Rig, test_deadline},
     bodies::{GuestDoor, Guests, TestMachine},
     pattern::pattern,
 };
@@ -128,11 +128,11 @@ impl Node {
 
     /// Returns the route to another node on which packets stay in order.
     fn ordered(&self, to: &Self) -> PointToPoint {
-        self.subgroup.place().ordered(to.subgroup.place().own)
+        self.subgroup.position().ordered(to.subgroup.position().own)
     }
 
     fn dynamic(&self, to: &Self) -> PointToPoint {
-        self.subgroup.place().dynamic(to.subgroup.place().own)
+        self.subgroup.position().dynamic(to.subgroup.position().own)
     }
 
     fn payload(&self, offset: u64, length: u64) -> Payload {
@@ -140,17 +140,17 @@ impl Node {
     }
 
     fn inject(&mut self, descriptor: &Descriptor) -> u64 {
-        self.subgroup.inject(SEND, descriptor, soon(), None).unwrap()
+        self.subgroup.inject(SEND, descriptor, test_deadline(), None).unwrap()
     }
 
     /// Injects a descriptor, and waits for its end.
     fn send(&mut self, descriptor: &Descriptor) {
         let number = self.inject(descriptor);
-        self.subgroup.injection().wait_done(SEND, number, soon(), None).unwrap();
+        self.subgroup.injection().wait_done(SEND, number, test_deadline(), None).unwrap();
     }
 
     fn wait(&self, counter: &Counter) {
-        self.subgroup.wait_counter(counter, soon(), None).unwrap();
+        self.subgroup.wait_counter(counter, test_deadline(), None).unwrap();
     }
 
     fn write(&self, offset: u64, bytes: &[u8]) {
@@ -172,7 +172,7 @@ impl Node {
     fn message(&mut self) -> Vec<u8> {
         let (mut message, mut missing): (Option<Vec<u8>>, _) = (None, usize::MAX);
         while missing > 0 {
-            self.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+            self.subgroup.wait_packet(RECEIVE, test_deadline(), None).unwrap();
             self.subgroup
                 .receive(RECEIVE, 1, |packet, _| {
                     let software = packet.software();
@@ -211,8 +211,8 @@ pub fn nodes_know_their_coordinates(rig: &dyn Rig) {
     for number in 0..2 {
         let device = rig.open(&format!("bgq{number}"), "s1");
         let subgroup = Subgroup::open(&device, Options::default()).unwrap();
-        let place = subgroup.place();
-        assert_eq!((place.rank(), place.own[0]), (number, number as u8));
+        let position = subgroup.position();
+        assert_eq!((position.rank(), position.own[0]), (number, number as u8));
         assert_eq!(subgroup.number(), 1);
         assert_eq!((subgroup.injection_id(2), subgroup.reception_id(2)), (10, 6));
     }
@@ -268,7 +268,7 @@ pub fn a_message_without_payload_is_a_header(rig: &dyn Rig) {
     let target = MemoryFifo { dispatch: 77, software, put_offset: 12_345, interrupt: true, ..remote.fifo() };
     local.send(&memory_fifo(Payload::NONE, local.ordered(&remote), &target).unwrap());
 
-    remote.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+    remote.subgroup.wait_packet(RECEIVE, test_deadline(), None).unwrap();
     let count = remote.subgroup.receive(RECEIVE, 9, |packet, _| {
         assert_eq!((packet.dispatch(), packet.put_offset(), packet.payload_len()), (77, 12_345, 0));
         assert_eq!(packet.software()[1..], software);
@@ -382,19 +382,19 @@ pub fn a_remote_word_is_fetched_and_incremented(rig: &dyn Rig) {
 #[body]
 pub fn copies_and_prefetches_stay_in_the_node(rig: &dyn Rig) {
     let mut local = Node::new(rig, 0, 0);
-    let (own, counter) = (local.subgroup.place().destination(), local.counter(0));
+    let (own_node, counter) = (local.subgroup.position().destination(), local.counter(0));
 
     for (index, length) in (0..).zip(SIZES) {
         let bytes = pattern(index, length as usize);
         local.write(SOURCE + index, &bytes);
         counter.set(length);
         let target = local.target(SINK + 33 - index, &counter);
-        local.send(&local_copy(own, local.payload(SOURCE + index, length), &target).unwrap());
+        local.send(&local_copy(own_node, local.payload(SOURCE + index, length), &target).unwrap());
         local.wait(&counter);
         assert!(local.read(SINK + 33 - index, length) == bytes, "{length} bytes");
     }
 
-    local.send(&prefetch(own, local.memory.iova() + SOURCE, 64 << 10).unwrap());
+    local.send(&prefetch(own_node, local.memory.iova() + SOURCE, 64 << 10).unwrap());
     assert_eq!(local.subgroup.has_packet(RECEIVE), Ok(false));
 }
 
@@ -402,23 +402,23 @@ pub fn copies_and_prefetches_stay_in_the_node(rig: &dyn Rig) {
 /// carried out, in order.
 #[body]
 pub fn a_full_injection_fifo_refuses_descriptors(rig: &dyn Rig) {
-    const HOLDS: u32 = 5;
+    const DESCRIPTORS: u32 = 5;
 
-    let (mut local, mut remote) = (Node::with_sizes(rig, 0, 0, HOLDS, 4096), Node::new(rig, 1, 0));
+    let (mut local, mut remote) = (Node::with_sizes(rig, 0, 0, DESCRIPTORS, 4096), Node::new(rig, 1, 0));
     local.subgroup.set_injection_enabled(1 << SEND, false).unwrap();
     let route = local.ordered(&remote);
     let message = |number: u32| {
         let target = MemoryFifo { put_offset: number.into(), ..remote.fifo() };
         memory_fifo(Payload::NONE, route, &target).unwrap()
     };
-    let messages: Vec<_> = (0..=HOLDS).map(message).collect();
+    let messages: Vec<_> = (0..=DESCRIPTORS).map(message).collect();
 
     let first = local.inject(&messages[0]);
-    assert_eq!(local.subgroup.injection().room(SEND), Ok(u64::from(HOLDS) - 1));
-    let batch = &messages[1..HOLDS as usize];
+    assert_eq!(local.subgroup.injection().room(SEND), Ok(u64::from(DESCRIPTORS) - 1));
+    let batch = &messages[1..DESCRIPTORS as usize];
     assert_eq!(local.subgroup.injection().try_inject_all(SEND, &messages[..5]), Ok(None));
     let last = local.subgroup.injection().try_inject_all(SEND, batch).unwrap().unwrap();
-    assert_eq!(last, first + u64::from(HOLDS) - 1);
+    assert_eq!(last, first + u64::from(DESCRIPTORS) - 1);
     assert_eq!(local.subgroup.try_inject(SEND, &messages[5]), Ok(None));
     let too_many = local.subgroup.injection().try_inject_all(SEND, &messages);
     assert!(matches!(too_many, Err(Error::Batch { count: 6, most: 5 })));
@@ -429,8 +429,8 @@ pub fn a_full_injection_fifo_refuses_descriptors(rig: &dyn Rig) {
     local.subgroup.set_injection_enabled(1 << SEND, true).unwrap();
     local.send(&messages[5]);
     let observed = Cell::new(0);
-    while observed.get() <= u64::from(HOLDS) {
-        remote.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+    while observed.get() <= u64::from(DESCRIPTORS) {
+        remote.subgroup.wait_packet(RECEIVE, test_deadline(), None).unwrap();
         let on_packet = |packet: &nicforge_spi::Packet<'_>, _: &mut nicforge_spi::Injection| {
             assert_eq!(packet.put_offset(), observed.get());
             observed.set(observed.get() + 1);
@@ -476,7 +476,7 @@ pub fn a_stalled_receiver_loses_nothing(rig: &dyn Rig) {
 
     let mut expected = 0;
     while expected < MESSAGES {
-        remote.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+        remote.subgroup.wait_packet(RECEIVE, test_deadline(), None).unwrap();
         remote
             .subgroup
             .receive(RECEIVE, 1, |packet, _| {
@@ -487,7 +487,7 @@ pub fn a_stalled_receiver_loses_nothing(rig: &dyn Rig) {
             })
             .unwrap();
     }
-    local.subgroup.injection().wait_done(SEND, last, soon(), None).unwrap();
+    local.subgroup.injection().wait_done(SEND, last, test_deadline(), None).unwrap();
 }
 
 /// Functions are called by dispatch id, and may answer. A packet without a function is reported.
@@ -515,7 +515,7 @@ pub fn packets_are_dispatched_by_their_dispatch_ids(rig: &dyn Rig) {
 
     let (mut taken, mut unknown) = (0, 0);
     while taken + unknown < 5 {
-        remote.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+        remote.subgroup.wait_packet(RECEIVE, test_deadline(), None).unwrap();
         match remote.subgroup.poll(RECEIVE, 1, &mut handlers) {
             Ok(count) => taken += count,
             Err(Error::NoHandler { dispatch: 9 }) => unknown += 1,
@@ -529,7 +529,7 @@ pub fn packets_are_dispatched_by_their_dispatch_ids(rig: &dyn Rig) {
 
     let mut answers = 0;
     while answers < 2 {
-        local.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+        local.subgroup.wait_packet(RECEIVE, test_deadline(), None).unwrap();
         local
             .subgroup
             .receive(RECEIVE, 9, |packet, _| {
@@ -591,7 +591,7 @@ pub fn waits_end_by_interrupt_deadline_and_token(rig: &dyn Rig) {
     let message = memory_fifo(Payload::NONE, sender.ordered(&local), &target).unwrap();
     for _ in 0..3 {
         sender.send(&message);
-        local.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+        local.subgroup.wait_packet(RECEIVE, test_deadline(), None).unwrap();
         assert_eq!(local.subgroup.receive(RECEIVE, 9, |_, _| ()), Ok(1));
     }
 }
@@ -605,8 +605,8 @@ pub fn a_sleeping_wait_is_woken_by_an_interrupt(rig: &dyn Rig) {
     sleeper.open_reception(RECEIVE, 4096).unwrap();
     let mut sender = Node::new(rig, 0, 0);
 
-    let place = sender.subgroup.place();
-    let route = place.ordered(sleeper.place().own);
+    let position = sender.subgroup.position();
+    let route = position.ordered(sleeper.position().own);
     let target = MemoryFifo { fifo: sleeper.reception_id(RECEIVE), interrupt: true, ..MemoryFifo::default() };
     let message = memory_fifo(Payload::NONE, route, &target).unwrap();
     std::thread::scope(|scope| {
@@ -618,7 +618,7 @@ pub fn a_sleeping_wait_is_woken_by_an_interrupt(rig: &dyn Rig) {
         });
         let mut remaining = 5;
         while remaining > 0 {
-            sleeper.wait_packet(RECEIVE, soon(), None).unwrap();
+            sleeper.wait_packet(RECEIVE, test_deadline(), None).unwrap();
             remaining -= sleeper.receive(RECEIVE, 9, |_, _| ()).unwrap();
         }
     });
@@ -630,13 +630,13 @@ pub fn a_refused_descriptor_stops_only_its_own_fifo(rig: &dyn Rig) {
     let (mut local, remote) = pair(rig);
     local.subgroup.open_injection(5, 8, InjectionAttributes::default()).unwrap();
     let counter = remote.counter(0);
-    let bad = Payload::memory(0xf_0000_0000, 64);
-    let bad = direct_put(bad, local.ordered(&remote), &remote.target(SINK, &counter)).unwrap();
-    let good = direct_put(local.payload(SOURCE, 64), local.ordered(&remote), &remote.target(SINK, &counter));
-    let good = good.unwrap();
+    let invalid = Payload::memory(0xf_0000_0000, 64);
+    let invalid = direct_put(invalid, local.ordered(&remote), &remote.target(SINK, &counter)).unwrap();
+    let valid = direct_put(local.payload(SOURCE, 64), local.ordered(&remote), &remote.target(SINK, &counter));
+    let valid = valid.unwrap();
 
-    let number = local.inject(&bad);
-    let ended = local.subgroup.injection().wait_done(SEND, number, soon(), None);
+    let number = local.inject(&invalid);
+    let ended = local.subgroup.injection().wait_done(SEND, number, test_deadline(), None);
     assert!(
         matches!(ended, Err(Error::Stopped { fifo: SEND, fault: Fault::Unmapped | Fault::Range })),
         "{ended:?}"
@@ -644,12 +644,12 @@ pub fn a_refused_descriptor_stops_only_its_own_fifo(rig: &dyn Rig) {
     assert!(local.subgroup.injection().fault(SEND).unwrap().is_some());
 
     counter.set(64);
-    local.subgroup.inject(5, &good, soon(), None).unwrap();
+    local.subgroup.inject(5, &valid, test_deadline(), None).unwrap();
     remote.wait(&counter);
 
     local.subgroup.restart_injection(SEND).unwrap();
     counter.set(64);
-    local.send(&good);
+    local.send(&valid);
     remote.wait(&counter);
     assert_eq!(local.subgroup.injection().fault(SEND), Ok(None));
 }
@@ -661,12 +661,12 @@ pub fn calls_on_a_reset_subgroup_return_an_error(rig: &dyn Rig) {
     let mut subgroup = Subgroup::open(&device, Options::default()).unwrap();
     subgroup.open_reception(RECEIVE, 4096).unwrap();
     device.reset().unwrap();
-    assert_eq!(subgroup.wait_packet(RECEIVE, soon(), None), Err(Error::Reset));
+    assert_eq!(subgroup.wait_packet(RECEIVE, test_deadline(), None), Err(Error::Reset));
     drop(subgroup);
 
-    let mut again = Subgroup::open(&device, Options::default()).unwrap();
-    again.open_reception(RECEIVE, 4096).unwrap();
-    assert_eq!(again.has_packet(RECEIVE), Ok(false));
+    let mut reopened = Subgroup::open(&device, Options::default()).unwrap();
+    reopened.open_reception(RECEIVE, 4096).unwrap();
+    assert_eq!(reopened.has_packet(RECEIVE), Ok(false));
 }
 
 /// Numbers, sizes and FIFOs that do not exist are refused.
@@ -675,8 +675,8 @@ pub fn impossible_fifos_are_refused(rig: &dyn Rig) {
     let device = rig.open("bgq0", "s0");
     let mut subgroup = Subgroup::open(&device, Options::default()).unwrap();
     let plain = InjectionAttributes::default();
-    let nothing =
-        memory_fifo(Payload::NONE, subgroup.place().ordered([0; 5]), &MemoryFifo::default()).unwrap();
+    let empty_message =
+        memory_fifo(Payload::NONE, subgroup.position().ordered([0; 5]), &MemoryFifo::default()).unwrap();
 
     assert!(matches!(subgroup.open_injection(8, 4, plain), Err(Error::NoSuch { .. })));
     assert!(matches!(subgroup.open_reception(4, 4096), Err(Error::NoSuch { .. })));
@@ -686,9 +686,9 @@ pub fn impossible_fifos_are_refused(rig: &dyn Rig) {
     for bytes in [0, 544, 575, 577] {
         assert!(matches!(subgroup.open_reception(0, bytes), Err(Error::FifoMemory { .. })), "{bytes}");
     }
-    assert!(matches!(subgroup.try_inject(0, &nothing), Err(Error::NotInitialised { .. })));
+    assert!(matches!(subgroup.try_inject(0, &empty_message), Err(Error::NotInitialised { .. })));
     assert!(matches!(subgroup.has_packet(0), Err(Error::NotInitialised { .. })));
-    assert!(matches!(subgroup.try_inject(8, &nothing), Err(Error::NoSuch { .. })));
+    assert!(matches!(subgroup.try_inject(8, &empty_message), Err(Error::NoSuch { .. })));
     assert!(matches!(
         Subgroup::open(&rig.open("bgq0", "kernel"), Options::default()),
         Err(Error::WrongDevice { .. })

@@ -2,8 +2,8 @@
 //!
 //! Each body gets a machine of its own ([`machine`], [`psets`]) behind some door. It drives the
 //! machine through the driver library alone: mapped slots, trapped port and registers, interrupts.
-//! To show that an event does *not* happen, a body calls `settle`, after which the machine is at
-//! rest.
+//! To show that an event does *not* happen, a body calls `run_until_idle`, after which the machine
+//! is at rest.
 
 pub mod barrier;
 pub mod collective;
@@ -24,7 +24,7 @@ use nicforge_nics::families;
 use nicforge_shm::Window;
 
 use crate::{
-    backing::{Rig, soon},
+    backing::{Rig, test_deadline},
     bodies::{GuestDoor, Guests, TestMachine, reasons},
 };
 
@@ -99,7 +99,7 @@ fn name(address: u32) -> String {
 }
 
 /// As [`Rig::settle`].
-fn settle(rig: &dyn Rig) {
+fn run_until_idle(rig: &dyn Rig) {
     rig.settle();
 }
 
@@ -158,14 +158,14 @@ impl Core {
         let nodes = first.word(mirror::NODES);
         let all = std::iter::once(first);
         let all = all.chain((1..nodes).map(|address| Self::open(rig, &name(address), attachment))).collect();
-        settle(rig);
+        run_until_idle(rig);
         all
     }
 
     /// Opens core 0 of these nodes.
     fn of<const N: usize>(rig: &dyn Rig, nodes: [&str; N]) -> [Self; N] {
         let cores = nodes.map(|node| Self::open(rig, node, "core0"));
-        settle(rig);
+        run_until_idle(rig);
         cores
     }
 
@@ -179,7 +179,7 @@ impl Core {
     }
 
     /// Reads a word of the windows.
-    fn own(&self, offset: u64) -> u32 {
+    fn window_word(&self, offset: u64) -> u32 {
         self.window.load_u32_acquire(offset).unwrap()
     }
 
@@ -194,14 +194,15 @@ impl Core {
     }
 
     /// Waits until `condition` holds. The wait drives the machine if this thread has to.
-    fn until(&self, condition: impl FnMut() -> bool) {
-        self.device.wait_until(soon(), None, condition).expect("the condition comes true");
+    fn wait_until(&self, condition: impl FnMut() -> bool) {
+        self.device.wait_until(test_deadline(), None, condition).expect("the condition comes true");
     }
 
     // Slots.
 
     fn has_room(&self) -> bool {
-        self.own(window::SEND_TAIL).wrapping_sub(self.word(mirror::SEND_HEAD)) < self.word(mirror::SEND_DEPTH)
+        self.window_word(window::SEND_TAIL).wrapping_sub(self.word(mirror::SEND_HEAD))
+            < self.word(mirror::SEND_DEPTH)
     }
 
     fn try_send(&self, header: Header, payload: &Payload) -> bool {
@@ -209,7 +210,7 @@ impl Core {
             return false;
         }
 
-        let tail = self.own(window::SEND_TAIL);
+        let tail = self.window_word(window::SEND_TAIL);
         self.fill_slot(tail, header, payload);
         self.store(window::SEND_TAIL, tail.wrapping_add(1));
 
@@ -225,7 +226,7 @@ impl Core {
     }
 
     fn send(&self, header: Header, payload: &Payload) {
-        self.until(|| self.try_send(header, payload));
+        self.wait_until(|| self.try_send(header, payload));
     }
 
     /// Sends until all buffers on the way to a receiver that reads nothing are full. Payloads are
@@ -237,7 +238,7 @@ impl Core {
                 sent += 1;
             }
             assert!(sent < ENOUGH, "somebody takes these packets");
-            settle(rig);
+            run_until_idle(rig);
         }
 
         sent
@@ -245,7 +246,7 @@ impl Core {
 
     /// Returns the packet at position `ahead` in the receive FIFO, without taking it.
     fn peek(&self, ahead: u32) -> Option<Packet> {
-        let number = self.own(window::RECV_HEAD).wrapping_add(ahead);
+        let number = self.window_word(window::RECV_HEAD).wrapping_add(ahead);
         let slot = mirror::RECV + u64::from(number % self.word(mirror::RECV_DEPTH)) * SLOT;
         let control = self.mirror.load_u64_acquire(slot + SLOT_CONTROL).unwrap();
         if control as u32 != number.wrapping_add(1) {
@@ -259,12 +260,13 @@ impl Core {
 
     fn try_receive(&self) -> Option<Packet> {
         let packet = self.peek(0)?;
-        self.store(window::RECV_HEAD, self.own(window::RECV_HEAD).wrapping_add(1));
+        self.store(window::RECV_HEAD, self.window_word(window::RECV_HEAD).wrapping_add(1));
         Some(packet)
     }
 
     fn receive(&self) -> Packet {
-        let packet = self.device.wait_for(soon(), None, "a packet", || Ok::<_, Error>(self.try_receive()));
+        let packet =
+            self.device.wait_for(test_deadline(), None, "a packet", || Ok::<_, Error>(self.try_receive()));
         packet.expect("a packet arrives")
     }
 
@@ -295,7 +297,7 @@ impl Core {
 
     /// Returns the owner's word of lock box `number`.
     fn locked_by(&self, number: u64) -> u32 {
-        self.own(window::LOCK + number * window::LOCK_STRIDE)
+        self.window_word(window::LOCK + number * window::LOCK_STRIDE)
     }
 
     /// Returns the word that this attachment writes into lock boxes.
@@ -338,7 +340,7 @@ impl Core {
 /// Sends packets from one node to another, which receives exactly these in order.
 fn transfer(from: &Core, to: &Core, packets: &[Packet]) {
     let (mut sent, mut received) = (0, 0);
-    to.until(|| {
+    to.wait_until(|| {
         while packets.get(sent).is_some_and(|(header, payload)| from.try_send(*header, payload)) {
             sent += 1;
         }

@@ -37,7 +37,7 @@ use nicforge_velo::{
 };
 
 use crate::{
-    backing::{LIMIT, Rig, soon},
+    backing::{LIMIT, Rig, test_deadline},
     bodies::{GuestDoor, Guests, TestMachine, reasons},
     pattern::pattern,
 };
@@ -102,8 +102,12 @@ fn port(rig: &dyn Rig, address: Address) -> Port {
 }
 
 /// Steps the machine and lets ports make progress until `condition` holds.
-fn until(description: &str, ports: &mut [&mut Port], mut condition: impl FnMut(&mut [&mut Port]) -> bool) {
-    let deadline = soon();
+fn drive_until(
+    description: &str,
+    ports: &mut [&mut Port],
+    mut condition: impl FnMut(&mut [&mut Port]) -> bool,
+) {
+    let deadline = test_deadline();
     let mut relax = Relax::new();
 
     while !condition(ports) {
@@ -120,10 +124,10 @@ fn until(description: &str, ports: &mut [&mut Port], mut condition: impl FnMut(&
 fn link(from: &mut Port, to: &mut Port) -> PeerLink {
     let address = to.address();
     let tenant = to.tenant_of(address);
-    until("the port", &mut [&mut *from], |ports| ports[0].tenant_of(address) == tenant);
+    drive_until("the port", &mut [&mut *from], |ports| ports[0].tenant_of(address) == tenant);
 
-    let link = from.connect(address, soon(), None).unwrap();
-    until("credit", &mut [from, to], |ports| ports[0].credits(link) != Some(0));
+    let link = from.connect(address, test_deadline(), None).unwrap();
+    drive_until("credit", &mut [from, to], |ports| ports[0].credits(link) != Some(0));
     link
 }
 
@@ -144,7 +148,7 @@ pub fn messages_of_every_length_and_tag_arrive_in_order(rig: &dyn Rig) {
                         sender.progress().unwrap();
                         sender.device().relax(&mut waits).unwrap();
                     }
-                    let message = receiver.recv(Filter::ANY, soon(), None).unwrap();
+                    let message = receiver.recv(Filter::ANY, test_deadline(), None).unwrap();
                     assert_eq!((message.from, message.tag), (at(0, 1), tag));
                     assert_eq!(message.bytes(), bytes);
                 }
@@ -163,11 +167,11 @@ pub fn messages_of_every_length_and_tag_arrive_in_order(rig: &dyn Rig) {
 #[body]
 pub fn a_port_sends_to_itself(rig: &dyn Rig) {
     let mut port = port(rig, at(0, 0));
-    let link = port.connect(at(0, 0), soon(), None).unwrap();
+    let link = port.connect(at(0, 0), test_deadline(), None).unwrap();
 
     for number in 0..500_u64 {
-        port.send(link, 3, &number.to_le_bytes(), soon(), None).unwrap();
-        let message = port.recv(Filter::from(at(0, 0)), soon(), None).unwrap();
+        port.send(link, 3, &number.to_le_bytes(), test_deadline(), None).unwrap();
+        let message = port.recv(Filter::from(at(0, 0)), test_deadline(), None).unwrap();
         assert_eq!(message.quadword(0), number);
     }
 }
@@ -178,10 +182,10 @@ pub fn a_port_sends_to_itself(rig: &dyn Rig) {
 pub fn both_directions_at_once_keep_their_order(rig: &dyn Rig) {
     const MESSAGES: u64 = 20_000;
 
-    let talk = |own: Address, other: Address, opened: mpsc::Sender<()>, go_on: &AtomicU64| {
+    let send_and_receive = |own: Address, other: Address, opened: mpsc::Sender<()>, finished: &AtomicU64| {
         let mut port = port(rig, own);
         opened.send(()).unwrap();
-        let link = port.connect(other, soon(), None).unwrap();
+        let link = port.connect(other, test_deadline(), None).unwrap();
         let (mut sent, mut received) = (0_u64, 0_u64);
         let mut relax = Relax::new();
         let deadline = Deadline::after(3 * LIMIT);
@@ -210,9 +214,9 @@ pub fn both_directions_at_once_keep_their_order(rig: &dyn Rig) {
             }
         }
 
-        // The other end may still wait for credit.
-        go_on.fetch_add(1, Ordering::SeqCst);
-        until("the other end", &mut [&mut port], |_| go_on.load(Ordering::SeqCst) == 2);
+        // The other port may still wait for credit.
+        finished.fetch_add(1, Ordering::SeqCst);
+        drive_until("the other port finishes", &mut [&mut port], |_| finished.load(Ordering::SeqCst) == 2);
 
         port.statistics()
     };
@@ -221,9 +225,9 @@ pub fn both_directions_at_once_keep_their_order(rig: &dyn Rig) {
     let (opened, _open) = mpsc::channel();
     thread::scope(|scope| {
         let other = opened.clone();
-        let (talk, done) = (&talk, &done);
-        let first = scope.spawn(move || talk(at(0, 0), at(1, 0), opened, done));
-        let second = scope.spawn(move || talk(at(1, 0), at(0, 0), other, done));
+        let (send_and_receive, done) = (&send_and_receive, &done);
+        let first = scope.spawn(move || send_and_receive(at(0, 0), at(1, 0), opened, done));
+        let second = scope.spawn(move || send_and_receive(at(1, 0), at(0, 0), other, done));
         for statistics in [first.join().unwrap(), second.join().unwrap()] {
             assert_eq!((statistics.sent, statistics.received), (MESSAGES, MESSAGES));
         }
@@ -244,7 +248,7 @@ pub fn impossible_messages_are_refused(rig: &dyn Rig) {
     assert_eq!(sender.send_nb(link, 15, &[0; 8]), Err(Error::BadTag { tag: 15, most: 14 }));
 
     for address in [at(2, 0), at(0, VPIDS), at(u32::MAX, u16::MAX)] {
-        let refused = sender.connect(address, soon(), None).unwrap_err();
+        let refused = sender.connect(address, test_deadline(), None).unwrap_err();
         assert!(matches!(refused, Error::NoSuchPeer { .. }), "{refused}");
     }
 
@@ -269,18 +273,18 @@ pub fn messages_of_other_tags_are_kept_in_order(rig: &dyn Rig) {
     let (from_one, from_two) = (link(&mut first, &mut receiver), link(&mut second, &mut receiver));
 
     for number in 0..3_u64 {
-        first.send(from_one, 1, &number.to_le_bytes(), soon(), None).unwrap();
-        first.send(from_one, 2, &number.to_le_bytes(), soon(), None).unwrap();
+        first.send(from_one, 1, &number.to_le_bytes(), test_deadline(), None).unwrap();
+        first.send(from_one, 2, &number.to_le_bytes(), test_deadline(), None).unwrap();
     }
 
     let expected = Filter { tag: Some(2), from: Some(at(0, 0)) };
     for number in 0..3 {
-        let message = receiver.recv(expected, soon(), None).unwrap();
+        let message = receiver.recv(expected, test_deadline(), None).unwrap();
         assert_eq!((message.tag, message.quadword(0)), (2, number));
     }
 
-    second.send(from_two, 1, &[9; 8], soon(), None).unwrap();
-    let message = receiver.recv(Filter::from(at(0, 1)), soon(), None).unwrap();
+    second.send(from_two, 1, &[9; 8], test_deadline(), None).unwrap();
+    let message = receiver.recv(Filter::from(at(0, 1)), test_deadline(), None).unwrap();
 
     assert_eq!(message.bytes(), [9; 8]);
     assert_eq!(receiver.kept(), 3);
@@ -291,14 +295,14 @@ pub fn messages_of_other_tags_are_kept_in_order(rig: &dyn Rig) {
 
     // The number of kept messages is limited, and kept ones are not lost.
     for number in 0..9_u64 {
-        first.send(from_one, 1, &number.to_le_bytes(), soon(), None).unwrap();
+        first.send(from_one, 1, &number.to_le_bytes(), test_deadline(), None).unwrap();
     }
 
-    let full = receiver.recv(Filter::tag(2), soon(), None);
+    let full = receiver.recv(Filter::tag(2), test_deadline(), None);
     assert_eq!(full, Err(Error::KeptFull { kept: 8 }));
 
     for number in 0..9 {
-        assert_eq!(receiver.recv(Filter::tag(1), soon(), None).unwrap().quadword(0), number);
+        assert_eq!(receiver.recv(Filter::tag(1), test_deadline(), None).unwrap().quadword(0), number);
     }
 }
 
@@ -314,7 +318,7 @@ pub fn waits_end(rig: &dyn Rig) {
 
         let cancel = Cancel::new().unwrap();
         cancel.cancel();
-        let cancelled = receiver.recv(Filter::ANY, soon(), Some(&cancel));
+        let cancelled = receiver.recv(Filter::ANY, test_deadline(), Some(&cancel));
 
         assert!(matches!(cancelled, Err(Error::Cancelled { .. })));
 
@@ -322,7 +326,7 @@ pub fn waits_end(rig: &dyn Rig) {
         thread::scope(|scope| {
             let waiter = scope.spawn(|| {
                 waits.store(true, Ordering::SeqCst);
-                receiver.recv(Filter::ANY, soon(), Some(&ended))
+                receiver.recv(Filter::ANY, test_deadline(), Some(&ended))
             });
             while !waits.load(Ordering::SeqCst) {
                 thread::yield_now();
@@ -345,18 +349,20 @@ pub fn interrupts_wake_waiting_calls(rig: &dyn Rig) {
     thread::scope(|scope| {
         scope.spawn(|| {
             for number in 0..100 {
-                let message = receiver.recv(Filter::ANY, soon(), None).unwrap();
+                let message = receiver.recv(Filter::ANY, test_deadline(), None).unwrap();
                 assert_eq!(message.quadword(0), number);
                 received.fetch_add(1, Ordering::SeqCst);
             }
         });
 
         for number in 0..100_u64 {
-            until("the receiver's turn", &mut [&mut sender], |_| received.load(Ordering::SeqCst) == number);
-            sender.send(to, 0, &number.to_le_bytes(), soon(), None).unwrap();
+            drive_until("the receiver's turn", &mut [&mut sender], |_| {
+                received.load(Ordering::SeqCst) == number
+            });
+            sender.send(to, 0, &number.to_le_bytes(), test_deadline(), None).unwrap();
         }
 
-        until("the last message", &mut [&mut sender], |_| received.load(Ordering::SeqCst) == 100);
+        drive_until("the last message", &mut [&mut sender], |_| received.load(Ordering::SeqCst) == 100);
     });
 }
 
@@ -365,30 +371,30 @@ pub fn interrupts_wake_waiting_calls(rig: &dyn Rig) {
 #[body(on(MACHINE, SLOW_CORES, LONG_LINK))]
 pub fn a_peer_that_detaches_is_an_error_and_its_successor_is_a_new_peer(rig: &dyn Rig) {
     let mut survivor = port(rig, at(0, 0));
-    let mut goes = port(rig, at(1, 0));
-    let to = link(&mut survivor, &mut goes);
-    let back = link(&mut goes, &mut survivor);
+    let mut leaving = port(rig, at(1, 0));
+    let to = link(&mut survivor, &mut leaving);
+    let back = link(&mut leaving, &mut survivor);
 
-    goes.send(back, 0, &[1; 8], soon(), None).unwrap();
-    goes.device().flush().unwrap();
-    survivor.send(to, 0, &[2; 8], soon(), None).unwrap();
-    drop(goes);
+    leaving.send(back, 0, &[1; 8], test_deadline(), None).unwrap();
+    leaving.device().flush().unwrap();
+    survivor.send(to, 0, &[2; 8], test_deadline(), None).unwrap();
+    drop(leaving);
 
     let from = Filter::from(at(1, 0));
-    assert_eq!(survivor.recv(from, soon(), None).unwrap().bytes(), [1; 8]);
+    assert_eq!(survivor.recv(from, test_deadline(), None).unwrap().bytes(), [1; 8]);
 
     let peer_gone = Err(Error::PeerGone { address: at(1, 0) });
-    assert_eq!(survivor.recv(from, soon(), None), peer_gone.clone());
-    assert_eq!(survivor.send(to, 0, &[3; 8], soon(), None).map(drop), peer_gone.clone().map(drop));
+    assert_eq!(survivor.recv(from, test_deadline(), None), peer_gone.clone());
+    assert_eq!(survivor.send(to, 0, &[3; 8], test_deadline(), None).map(drop), peer_gone.clone().map(drop));
 
     let mut next = port(rig, at(1, 0));
-    assert_eq!(survivor.send(to, 0, &[4; 8], soon(), None).map(drop), peer_gone.map(drop));
+    assert_eq!(survivor.send(to, 0, &[4; 8], test_deadline(), None).map(drop), peer_gone.map(drop));
     assert_eq!(next.poll().unwrap(), None);
 
     let to = link(&mut survivor, &mut next);
-    survivor.send(to, 0, &[5; 8], soon(), None).unwrap();
+    survivor.send(to, 0, &[5; 8], test_deadline(), None).unwrap();
 
-    assert_eq!(next.recv(Filter::ANY, soon(), None).unwrap().bytes(), [5; 8]);
+    assert_eq!(next.recv(Filter::ANY, test_deadline(), None).unwrap().bytes(), [5; 8]);
 }
 
 /// A port whose device is taken away returns an error from every call. Its neighbour gets an error
@@ -400,11 +406,11 @@ pub fn an_evicted_port_returns_the_eviction_error(rig: &dyn Rig) {
     let back = link(&mut other, &mut evicted);
 
     rig.evict("ex0", "vpid0");
-    let error = evicted.recv(Filter::ANY, soon(), None).unwrap_err();
+    let error = evicted.recv(Filter::ANY, test_deadline(), None).unwrap_err();
     assert!(error.is_device_gone(), "{error}");
 
     drop((evicted, to));
-    let peer_gone = other.recv(Filter::from(at(0, 0)), soon(), None);
+    let peer_gone = other.recv(Filter::from(at(0, 0)), test_deadline(), None);
 
     assert_eq!(peer_gone, Err(Error::PeerGone { address: at(0, 0) }));
     assert_eq!(other.send_nb(back, 0, &[0; 8]), Err(Error::PeerGone { address: at(0, 0) }));
@@ -420,42 +426,42 @@ pub fn a_port_is_opened_again(rig: &dyn Rig) {
         let mut receiver = Port::open(device.clone(), Config::default()).unwrap();
         let to = link(&mut sender, &mut receiver);
         for number in 0..round + 2 {
-            sender.send(to, 0, &(round << 8 | number).to_le_bytes(), soon(), None).unwrap();
+            sender.send(to, 0, &(round << 8 | number).to_le_bytes(), test_deadline(), None).unwrap();
         }
-        let first = receiver.recv(Filter::ANY, soon(), None).unwrap();
+        let first = receiver.recv(Filter::ANY, test_deadline(), None).unwrap();
         assert_eq!(first.quadword(0), round << 8);
         drop(receiver);
-        until("the presence change", &mut [&mut sender], |ports| !ports[0].is_up(at(1, 0)));
+        drive_until("the presence change", &mut [&mut sender], |ports| !ports[0].is_up(at(1, 0)));
     }
 }
 
 /// A reset of the device invalidates its port: waits return an error, peers see the port disappear,
-/// and it can be port.
+/// and it can be opened again.
 #[body(on(MACHINE, SLOW_CORES, LONG_LINK))]
-pub fn a_reset_asks_to_open_again(rig: &dyn Rig) {
+pub fn a_port_whose_device_was_reset_must_be_opened_again(rig: &dyn Rig) {
     let mut survivor = port(rig, at(1, 0));
     let device = rig.open("ex0", "vpid0");
     let mut port = Port::open(device.clone(), Config::default()).unwrap();
     let to = link(&mut survivor, &mut port);
 
-    survivor.send(to, 1, &[7; 8], soon(), None).unwrap();
-    until("the message", &mut [&mut port], |ports| ports[0].kept() > 0);
+    survivor.send(to, 1, &[7; 8], test_deadline(), None).unwrap();
+    drive_until("the message", &mut [&mut port], |ports| ports[0].kept() > 0);
     device.reset().unwrap();
 
     // Messages that had arrived can still be received.
-    assert_eq!(port.recv(Filter::ANY, soon(), None).unwrap().bytes(), [7; 8]);
-    assert_eq!(port.recv(Filter::ANY, soon(), None), Err(Error::Reset));
-    assert_eq!(port.connect(at(1, 3), soon(), None), Err(Error::Reset));
+    assert_eq!(port.recv(Filter::ANY, test_deadline(), None).unwrap().bytes(), [7; 8]);
+    assert_eq!(port.recv(Filter::ANY, test_deadline(), None), Err(Error::Reset));
+    assert_eq!(port.connect(at(1, 3), test_deadline(), None), Err(Error::Reset));
 
-    until("the presence change", &mut [&mut survivor], |ports| !ports[0].is_up(at(0, 0)));
+    drive_until("the presence change", &mut [&mut survivor], |ports| !ports[0].is_up(at(0, 0)));
     assert_eq!(survivor.send_nb(to, 1, &[8; 8]), Err(Error::PeerGone { address: at(0, 0) }));
 
     drop(port);
     let mut reopened = Port::open(device, Config::default()).unwrap();
     let to = link(&mut survivor, &mut reopened);
-    survivor.send(to, 2, &[9; 8], soon(), None).unwrap();
+    survivor.send(to, 2, &[9; 8], test_deadline(), None).unwrap();
 
-    assert_eq!(reopened.recv(Filter::tag(2), soon(), None).unwrap().bytes(), [9; 8]);
+    assert_eq!(reopened.recv(Filter::tag(2), test_deadline(), None).unwrap().bytes(), [9; 8]);
 }
 
 /// The admin resets a VPID: waits return an error. Dropping the old port late does not affect its
@@ -468,15 +474,15 @@ pub fn a_reset_by_the_admin_asks_to_open_again(rig: &dyn Rig) {
     let mut old = Port::open_sharing(device.clone(), poster.clone(), Config::default()).unwrap();
 
     rig.open("ex0", "admin").bar(0).unwrap().write64(reg::RESET_VPID, 0).unwrap();
-    assert_eq!(old.recv(Filter::ANY, soon(), None), Err(Error::Reset));
-    assert_eq!(old.connect(at(1, 3), soon(), None), Err(Error::Reset));
+    assert_eq!(old.recv(Filter::ANY, test_deadline(), None), Err(Error::Reset));
+    assert_eq!(old.connect(at(1, 3), test_deadline(), None), Err(Error::Reset));
 
     let mut new = Port::open_sharing(device, poster, Config::default()).unwrap();
     drop(old);
     let to = link(&mut survivor, &mut new);
-    survivor.send(to, 2, &[9; 8], soon(), None).unwrap();
+    survivor.send(to, 2, &[9; 8], test_deadline(), None).unwrap();
 
-    assert_eq!(new.recv(Filter::tag(2), soon(), None).unwrap().bytes(), [9; 8]);
+    assert_eq!(new.recv(Filter::tag(2), test_deadline(), None).unwrap().bytes(), [9; 8]);
 }
 
 /// Messages wait in a card while their receiver is replaced by a new one. The new one does not get
@@ -501,30 +507,30 @@ fn receiver_is_replaced_in_time(rig: &dyn Rig) -> bool {
     // A receiver that grants more credit than it has makes the sender's card wait.
     let uncounted = Config { flow_control: false, slots: Some(64), ..Config::default() };
     let mut hostile = port_with(rig, at(1, 1), uncounted);
-    let to_liar = sender.connect(at(1, 1), soon(), None).unwrap();
-    let back = hostile.connect(at(0, 0), soon(), None).unwrap();
+    let to_liar = sender.connect(at(1, 1), test_deadline(), None).unwrap();
+    let back = hostile.connect(at(0, 0), test_deadline(), None).unwrap();
     let credit = 2 | u64::from(back.tenant()) << 8 | 1_u64 << 52;
 
-    hostile.send(back, nicforge_velo::CONTROL_TAG, &credit.to_le_bytes(), soon(), None).unwrap();
-    until("the promise", &mut [&mut sender], |ports| ports[0].credits(to_liar) != Some(0));
+    hostile.send(back, nicforge_velo::CONTROL_TAG, &credit.to_le_bytes(), test_deadline(), None).unwrap();
+    drive_until("the promise", &mut [&mut sender], |ports| ports[0].credits(to_liar) != Some(0));
 
     for _ in 0..32 {
-        sender.send(to_liar, 0, &[1; 8], soon(), None).unwrap();
+        sender.send(to_liar, 0, &[1; 8], test_deadline(), None).unwrap();
     }
 
     for number in 0..LATE {
-        sender.send(to, 0, &number.to_le_bytes(), soon(), None).unwrap();
+        sender.send(to, 0, &number.to_le_bytes(), test_deadline(), None).unwrap();
     }
 
-    until("the stall", &mut [&mut sender], |ports| ports[0].statistics().stalls > 0);
+    drive_until("the stall", &mut [&mut sender], |ports| ports[0].statistics().stalls > 0);
     drop(first);
     let mut second = port(rig, at(1, 0));
     let new = second.tenant_of(at(1, 0));
 
-    until("the presence change", &mut [&mut sender], |ports| ports[0].tenant_of(at(1, 0)) == new);
+    drive_until("the presence change", &mut [&mut sender], |ports| ports[0].tenant_of(at(1, 0)) == new);
     let watchdog = DeviceError::Watchdog { to: at(1, 1) };
     let mut with_time_out = true;
-    until("the watchdog", &mut [&mut sender, &mut second], |ports| match ports[0].check() {
+    drive_until("the watchdog", &mut [&mut sender, &mut second], |ports| match ports[0].check() {
         Err(Error::Device { error, .. }) if error == watchdog => true,
         Err(Error::PeerGone { address }) if address == at(1, 0) => {
             with_time_out = false;
@@ -540,16 +546,16 @@ fn receiver_is_replaced_in_time(rig: &dyn Rig) -> bool {
         return false;
     }
 
-    until("what was late", &mut [&mut sender, &mut second], |ports| {
+    drive_until("what was late", &mut [&mut sender, &mut second], |ports| {
         assert_eq!(drain(ports[1]), []);
         ports[1].statistics().dropped == LATE
     });
 
     // A sender that connects again is received.
     let to = link(&mut sender, &mut second);
-    sender.send(to, 0, &[5; 8], soon(), None).unwrap();
+    sender.send(to, 0, &[5; 8], test_deadline(), None).unwrap();
 
-    assert_eq!(second.recv(Filter::ANY, soon(), None).unwrap().bytes(), [5; 8]);
+    assert_eq!(second.recv(Filter::ANY, test_deadline(), None).unwrap().bytes(), [5; 8]);
     true
 }
 
@@ -579,7 +585,7 @@ pub fn link_errors_are_repaired(rig: &dyn Rig) {
             sent += 1;
         }
         let before = received.len();
-        until("messages", &mut [&mut sender, &mut receiver], |ports| {
+        drive_until("messages", &mut [&mut sender, &mut receiver], |ports| {
             received.extend(drain(ports[1]).iter().map(|message| message.quadword(0)));
             received.len() > before || ports[0].credits(to) != Some(0) && sent < MESSAGES
         });

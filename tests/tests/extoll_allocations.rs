@@ -56,7 +56,7 @@ fn second_half(bytes: usize) -> (u64, u64) {
         Side::new(sender, End::Sender, 1, terms).unwrap(),
     ];
     let (deadline, mut relax) = (soon(), Relax::new());
-    let mut until = |sides: &mut [Side<'_, Endpoint<ExtollTransport>>; 2], messages: u64| {
+    let mut exchange_until = |sides: &mut [Side<'_, Endpoint<ExtollTransport>>; 2], messages: u64| {
         while sides[0].completed() < messages {
             assert!(!deadline.has_passed(), "{} of {messages}", sides[0].completed());
             for side in sides.iter_mut() {
@@ -67,9 +67,9 @@ fn second_half(bytes: usize) -> (u64, u64) {
     };
 
     let half = terms.messages() / 2;
-    until(&mut sides, half);
+    exchange_until(&mut sides, half);
     let before = ALLOCATIONS.get();
-    until(&mut sides, 2 * half - 1);
+    exchange_until(&mut sides, 2 * half - 1);
 
     (ALLOCATIONS.get() - before, half - 1)
 }

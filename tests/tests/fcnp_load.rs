@@ -19,7 +19,7 @@ use nicforge_tests::{
 
 static ALONE: Mutex<()> = Mutex::new(());
 
-fn alone() -> MutexGuard<'static, ()> {
+fn lock_out_other_tests() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -99,13 +99,13 @@ fn reopen_repeatedly(rig: &dyn Rig, times: usize) {
 
 #[test]
 fn ten_thousand_opens_in_process_leave_nothing() {
-    let _alone = alone();
+    let _alone = lock_out_other_tests();
     reopen_repeatedly(&InProcess::new(fcnp_body::machine(fcnp_body::DEPTH)), 10_000);
 }
 
 #[test]
 fn a_thousand_opens_over_sockets_leave_nothing() {
-    let _alone = alone();
+    let _alone = lock_out_other_tests();
     for event_loop in [EventLoopKind::Auto, EventLoopKind::Epoll] {
         reopen_repeatedly(&Served::new(fcnp_body::machine(fcnp_body::DEPTH), event_loop), 1_000);
     }
@@ -118,7 +118,7 @@ fn sixty_four_nodes_exchange_messages_at_once() {
     const THREADS: usize = 4;
     const MESSAGES: usize = 6;
 
-    let _alone = alone();
+    let _alone = lock_out_other_tests();
     let text = include_str!("../../machines/pset64.toml");
     let rig = InProcess::new(build(&parse(text, "pset64.toml", &families()).unwrap()).unwrap().0);
     let io = io_node(&rig);

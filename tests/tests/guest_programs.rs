@@ -159,7 +159,7 @@ fn a_hostile_guest_does_not_disturb_other_clients() {
     let attachments = ["fifo0.user0", "dma0.user0", "send0.user0", "ex0.vpid0", "ex1.vpid0"];
     let hostile = guest::boot(&config(&served, "hostile", GuestDoor::Vfio, &attachments));
     let polite = guest::boot(&config(&served, "polite", GuestDoor::Shim, &["cn0.core0"]));
-    let over = Cancel::new().unwrap();
+    let stop = Cancel::new().unwrap();
     let seconds = hostile_seconds();
 
     thread::scope(|scope| {
@@ -168,7 +168,7 @@ fn a_hostile_guest_does_not_disturb_other_clients() {
             let mut buffer = vec![0; 1 << 20];
 
             loop {
-                match io.read_until(0, &mut buffer, Deadline::never(), Some(&over)) {
+                match io.read_until(0, &mut buffer, Deadline::never(), Some(&stop)) {
                     Ok(size) => assert_eq!(io.write(0, &buffer[..size]).unwrap(), size),
                     // Each round uses a new program.
                     Err(Error::PeerGone { .. }) => (),
@@ -189,7 +189,7 @@ fn a_hostile_guest_does_not_disturb_other_clients() {
             rounds += 1;
         }
 
-        over.cancel();
+        stop.cancel();
         attacker.join().unwrap();
         println!(
             "{rounds} rounds of the polite guest; {} bytes more in the server",
@@ -205,8 +205,9 @@ fn a_hostile_guest_does_not_disturb_other_clients() {
     play(&hostile, "vectors");
 }
 
-/// Sends a message there and back between an I/O node and a core of this host, both opened for it.
-fn round_trip(served: &Served, limit: Duration) -> Result<(), Error> {
+/// Opens an I/O node and a compute core on this host. The core sends a message, and the I/O node
+/// returns it. Each call and each opening takes at most `limit`.
+fn exchange_message_over_tree(served: &Served, limit: Duration) -> Result<(), Error> {
     let config = nicforge_fcnp::Config { timeout: Some(limit), open_timeout: limit, ..Default::default() };
     let message = [7; 70_000];
     let echo = || {
@@ -241,21 +242,21 @@ fn a_reset_clears_the_state_left_by_a_hostile_tree_node() {
     let hostile = guest::boot(&config(&served, "hostile-node", GuestDoor::Vfio, &["cn1.core0"]));
     let short = Duration::from_secs(5);
 
-    round_trip(&served, LONG).unwrap();
+    exchange_message_over_tree(&served, LONG).unwrap();
     let mut rounds = [0, 0];
     thread::scope(|scope| {
         let attacker = scope.spawn(|| play(&hostile, &format!("hostile {} 12345", hostile_seconds() / 2)));
         while !attacker.is_finished() {
-            rounds[usize::from(round_trip(&served, short).is_err())] += 1;
+            rounds[usize::from(exchange_message_over_tree(&served, short).is_err())] += 1;
         }
         attacker.join().unwrap();
     });
 
-    let blocked = round_trip(&served, short);
+    let blocked = exchange_message_over_tree(&served, short);
     served.reset("cn1");
 
     println!("beside it {} round trips and {} that failed; behind it {blocked:?}", rounds[0], rounds[1]);
-    round_trip(&served, LONG).unwrap();
+    exchange_message_over_tree(&served, LONG).unwrap();
 }
 
 /// Runs the driver library on a card that is not nicforge's.

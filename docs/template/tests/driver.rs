@@ -23,7 +23,7 @@ fn families() -> Families {
 }
 
 /// Returns a deadline that no healthy machine misses.
-fn soon() -> Deadline {
+fn test_deadline() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }
 
@@ -73,8 +73,8 @@ fn frames_arrive_in_order(open: &dyn Fn(&str) -> Device) {
     let [mut here, mut there] = devices.each_ref().map(|device| Courier::open(device).unwrap());
 
     for number in 0..100_u32 {
-        here.send(&number.to_le_bytes(), soon(), None).unwrap();
-        assert_eq!(there.receive(soon(), None).unwrap(), number.to_le_bytes());
+        here.send(&number.to_le_bytes(), test_deadline(), None).unwrap();
+        assert_eq!(there.receive(test_deadline(), None).unwrap(), number.to_le_bytes());
     }
 
     assert_eq!((here.counts().unwrap(), there.counts().unwrap()), ((100, 0), (0, 100)));
@@ -85,11 +85,11 @@ fn a_wait_is_continued(open: &dyn Fn(&str) -> Device) {
     let devices = ["courier0", "courier1"].map(open);
     let [mut here, mut there] = devices.each_ref().map(|device| Courier::open(device).unwrap());
 
-    let nothing = there.receive(Deadline::now(), None);
-    here.send(b"late", soon(), None).unwrap();
+    let timed_out = there.receive(Deadline::now(), None);
+    here.send(b"late", test_deadline(), None).unwrap();
 
-    assert!(matches!(nothing, Err(Error::Timeout { .. })));
-    assert_eq!(there.receive(soon(), None).unwrap(), b"late");
+    assert!(matches!(timed_out, Err(Error::Timeout { .. })));
+    assert_eq!(there.receive(test_deadline(), None).unwrap(), b"late");
 }
 
 #[test]

@@ -320,8 +320,8 @@ fn visit(socket: &Path) -> io::Result<()> {
 /// Runs clients one after another until one is served, at most for `limit`. Returns whether one
 /// was.
 pub fn is_served(socket: &Path, limit: Duration) -> bool {
-    let until = Instant::now() + limit;
-    while Instant::now() < until {
+    let end = Instant::now() + limit;
+    while Instant::now() < end {
         if visit(socket).is_ok() {
             return true;
         }

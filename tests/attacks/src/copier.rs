@@ -74,11 +74,12 @@ impl Copier {
         }
     }
 
-    /// Copies each half of `size` bytes at `address` onto the other, which accesses all of it.
+    /// Makes the card access all of the `size` bytes at `address`: copies the second half onto the
+    /// first one.
     ///
     /// # Errors
     /// As [`Client::ask`].
-    pub fn touch(&mut self, address: u64, size: u64) -> io::Result<()> {
+    pub fn access_all(&mut self, address: u64, size: u64) -> io::Result<()> {
         let (half, most) = (size / 2, u64::from(MAX_LENGTH));
         let pieces: Vec<_> = (0..half.div_ceil(most))
             .map(|number| {

@@ -78,10 +78,10 @@ pub fn run(
     is_cancelled: &dyn Fn() -> bool,
 ) -> Result<Row, Failed> {
     let mut contest = Contest::start(setting, attack)?;
-    let until = Instant::now() + seconds;
+    let end = Instant::now() + seconds;
     let mut beat = Instant::now();
 
-    while Instant::now() < until && !is_cancelled() && !contest.check_attacker_ended()? {
+    while Instant::now() < end && !is_cancelled() && !contest.check_attacker_ended()? {
         contest.newcomer();
         beat += BEAT;
         std::thread::sleep(beat.saturating_duration_since(Instant::now()));
@@ -89,7 +89,7 @@ pub fn run(
     }
 
     let result = contest.finish()?;
-    Ok(judge(row(setting, attack, &result), attack, &result, limits))
+    Ok(add_missed_limits(row(setting, attack, &result), attack, &result, limits))
 }
 
 fn row(setting: &Setting, attack: &Attack, result: &contest::Outcome) -> Row {
@@ -117,7 +117,7 @@ fn row(setting: &Setting, attack: &Attack, result: &contest::Outcome) -> Row {
 }
 
 /// Adds to the row of an attack each limit that the server or its other clients have not met.
-fn judge(mut row: Row, attack: &Attack, result: &contest::Outcome, limits: Limits) -> Row {
+fn add_missed_limits(mut row: Row, attack: &Attack, result: &contest::Outcome, limits: Limits) -> Row {
     if row.not_run.is_some() {
         return row;
     }
@@ -128,19 +128,22 @@ fn judge(mut row: Row, attack: &Attack, result: &contest::Outcome, limits: Limit
         }
     };
 
-    miss(row.landed + row.cut == 0, "no round");
+    miss(row.landed + row.cut == 0, "the attacker completed no round");
     if let Some(reason) = &result.tenant.lost {
         miss(true, &format!("tenant lost: {reason}"));
     }
-    miss(result.tenant.wrong > 0, "wrong data");
-    miss(row.newcomers_failed > 0, "newcomers");
-    miss(limits.times && row.worst_of_server_ms > PAUSE_LIMIT.as_secs_f64() * 1e3, "pause");
+    miss(result.tenant.wrong > 0, "the tenant received wrong data");
+    miss(row.newcomers_failed > 0, "a new client was refused");
+    miss(
+        limits.times && row.worst_of_server_ms > PAUSE_LIMIT.as_secs_f64() * 1e3,
+        "the server paused too long",
+    );
 
     let with_time_out = |end: Option<Duration>| end.is_some_and(|end| !limits.times || end <= END_LIMIT);
-    miss(!with_time_out(result.end.sockets), "sockets left");
+    miss(!with_time_out(result.end.sockets), "the attacker's sockets stayed open");
     if !attack.kernel_keeps_process {
-        miss(!with_time_out(result.end.process), "no end");
-        miss(result.end.process.is_some() && !result.end.well, "bad end");
+        miss(!with_time_out(result.end.process), "the attacker's process did not end");
+        miss(result.end.process.is_some() && !result.end.well, "the attacker ended with a failure");
     }
 
     row

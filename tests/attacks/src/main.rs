@@ -148,11 +148,11 @@ fn main() -> ExitCode {
     })
 }
 
-fn run_one(one: &One) -> Result<ExitCode, Failed> {
+fn run_one(arguments: &One) -> Result<ExitCode, Failed> {
     // An attacker does not outlive the test that started it.
     prctl::set_pdeathsig(Signal::SIGKILL)?;
-    let attack = find(&one.name)?;
-    let arena = Arena::new(&one.dir, one.size.into(), Duration::from_secs(one.seconds));
+    let attack = find(&arguments.name)?;
+    let arena = Arena::new(&arguments.dir, arguments.size.into(), Duration::from_secs(arguments.seconds));
     if let Err(error) = (attack.run)(&arena) {
         println!("{}", Report::NotRun(error.to_string()));
     }

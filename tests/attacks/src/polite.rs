@@ -74,13 +74,13 @@ impl Tenant {
     /// When the card cannot be opened.
     pub fn start(socket: &Path) -> Result<Self, Failed> {
         let work = Work::open(&DeviceAddress::VfioUser(socket.to_owned()))?;
-        let (stop, progress) = (Arc::new(AtomicBool::new(false)), Arc::new(Progress::default()));
+        let (is_stopped, progress) = (Arc::new(AtomicBool::new(false)), Arc::new(Progress::default()));
         let thread = std::thread::spawn({
-            let (stop, progress) = (stop.clone(), progress.clone());
-            move || work.run(|| stop.load(Ordering::Relaxed), &progress)
+            let (is_stopped, progress) = (is_stopped.clone(), progress.clone());
+            move || work.run(|| is_stopped.load(Ordering::Relaxed), &progress)
         });
 
-        Ok(Self { stop, progress, thread: Some(thread) })
+        Ok(Self { stop: is_stopped, progress, thread: Some(thread) })
     }
 
     /// Returns the tenant's rounds so far.
@@ -127,8 +127,8 @@ impl Drop for Tenant {
 /// # Errors
 /// When the device cannot be opened.
 pub fn work(address: &DeviceAddress, limit: Duration) -> Result<TenantObservations, Failed> {
-    let until = Instant::now() + limit;
-    Ok(Work::open(address)?.run(|| Instant::now() >= until, &Progress::default()))
+    let end = Instant::now() + limit;
+    Ok(Work::open(address)?.run(|| Instant::now() >= end, &Progress::default()))
 }
 
 struct Work {
@@ -148,35 +148,35 @@ impl Work {
         Ok(Self { device, engine, source, target })
     }
 
-    fn run(mut self, is_over: impl Fn() -> bool, progress: &Progress) -> TenantObservations {
+    fn run(mut self, is_stopped: impl Fn() -> bool, progress: &Progress) -> TenantObservations {
         let naps = SleepDelays::start();
         let (mut observed, mut durations) = (TenantObservations::default(), Durations::default());
-        let mut long = Vec::new();
+        let mut late_rounds = Vec::new();
 
-        while !is_over() && observed.lost.is_none() {
+        while !is_stopped() && observed.lost.is_none() {
             let start = Instant::now();
-            let right = self.round(observed.rounds);
-            let took = start.elapsed();
+            let is_correct = self.round(observed.rounds);
+            let duration = start.elapsed();
 
             observed.rounds += 1;
-            observed.wrong += u64::from(matches!(right, Ok(false)));
-            observed.lost = right.err().map(|error| error.to_string());
+            observed.wrong += u64::from(matches!(is_correct, Ok(false)));
+            observed.lost = is_correct.err().map(|error| error.to_string());
             progress.rounds.store(observed.rounds, Ordering::Relaxed);
-            durations.add(took);
-            if took > LATE && long.len() < MAX_LATE {
-                long.push((start, took));
+            durations.add(duration);
+            if duration > LATE && late_rounds.len() < MAX_LATE {
+                late_rounds.push((start, duration));
             }
 
-            observed.worst_ms = observed.worst_ms.max(milliseconds(took));
+            observed.worst_ms = observed.worst_ms.max(milliseconds(duration));
         }
 
         observed.p99_ms = milliseconds(durations.percentile(99));
-        let late = naps.stop();
-        let longest = late.iter().map(|(_, late)| *late).max().unwrap_or_default();
+        let sleep_delays = naps.stop();
+        let longest = sleep_delays.iter().map(|(_, sleep_delays)| *sleep_delays).max().unwrap_or_default();
         observed.host_ms = milliseconds(longest);
 
-        let of_server = long.iter().map(|pause| without(pause, &late)).max();
-        observed.worst_of_server_ms = of_server.map_or(observed.worst_ms, milliseconds);
+        let without_delays = late_rounds.iter().map(|pause| without(pause, &sleep_delays)).max();
+        observed.worst_of_server_ms = without_delays.map_or(observed.worst_ms, milliseconds);
         observed
     }
 

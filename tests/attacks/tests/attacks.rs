@@ -66,9 +66,9 @@ fn setting(event_loop: &'static str) -> Setting {
 /// Waits until `condition` holds.
 #[track_caller]
 fn wait_for(description: &str, mut condition: impl FnMut() -> bool) {
-    let until = Instant::now() + LIMIT;
+    let deadline = Instant::now() + LIMIT;
     while !condition() {
-        assert!(Instant::now() < until, "{description} did not happen in {LIMIT:?}");
+        assert!(Instant::now() < deadline, "{description} did not happen in {LIMIT:?}");
         std::thread::yield_now();
     }
 }

@@ -41,14 +41,14 @@ fn build(root: &Path) -> Result<(), String> {
 fn check_links(root: &Path, source: &Path) -> Result<(), String> {
     let summary = read(&source.join("SUMMARY.md"))?;
     let pages = pages(root)?;
-    let mut bad = Vec::new();
-    let mut parts = BTreeSet::new();
+    let mut errors = Vec::new();
+    let mut included_files = BTreeSet::new();
 
     for page in &pages {
-        parts.extend(included(page, &read(page)?).map(|(_, part)| part));
+        included_files.extend(included(page, &read(page)?).map(|(_, file)| file));
     }
 
-    for page in pages.iter().filter(|page| !parts.contains(*page)) {
+    for page in pages.iter().filter(|page| !included_files.contains(*page)) {
         let text = read_page(page)?;
         for link in links(&text) {
             if link.contains("://") || link.starts_with("mailto:") {
@@ -62,9 +62,9 @@ fn check_links(root: &Path, source: &Path) -> Result<(), String> {
             };
 
             if !target.exists() {
-                bad.push(format!("{}: no such file: {path}", page.display()));
-            } else if !anchor.is_empty() && !anchors(&read_page(&target)?).any(|there| there == anchor) {
-                bad.push(format!("{}: no such heading: {link}", page.display()));
+                errors.push(format!("{}: no such file: {path}", page.display()));
+            } else if !anchor.is_empty() && !anchors(&read_page(&target)?).any(|heading| heading == anchor) {
+                errors.push(format!("{}: no such heading: {link}", page.display()));
             }
         }
 
@@ -74,21 +74,21 @@ fn check_links(root: &Path, source: &Path) -> Result<(), String> {
             && !summary.contains(&format!("({name})"))
             && !summary.contains(&format!("(./{name})"))
         {
-            bad.push(format!("{name} is not in SUMMARY.md"));
+            errors.push(format!("{name} is not in SUMMARY.md"));
         }
     }
 
-    if bad.is_empty() { Ok(()) } else { Err(format!("the book:\n  {}", bad.join("\n  "))) }
+    if errors.is_empty() { Ok(()) } else { Err(format!("the book:\n  {}", errors.join("\n  "))) }
 }
 
 /// Returns the text of a page, with the files that it includes in the place of their lines.
 fn read_page(page: &Path) -> Result<String, String> {
     let text = read(page)?;
-    let mut whole = text.clone();
-    for (line, part) in included(page, &text) {
-        whole = whole.replace(line, &read(&part)?);
+    let mut expanded = text.clone();
+    for (line, file) in included(page, &text) {
+        expanded = expanded.replace(line, &read(&file)?);
     }
-    Ok(whole)
+    Ok(expanded)
 }
 
 /// Returns the lines of a page that include a whole Markdown file, with the paths of these files.
@@ -114,8 +114,9 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
 fn anchors(text: &str) -> impl Iterator<Item = String> {
     prose(text).filter(|line| line.starts_with('#')).map(|line| {
         let heading = line.trim_start_matches('#').trim().to_lowercase();
-        let kept = heading.chars().filter(|kept| kept.is_alphanumeric() || matches!(kept, ' ' | '-' | '_'));
-        kept.map(|kept| if kept == ' ' { '-' } else { kept }).collect()
+        let allowed =
+            heading.chars().filter(|allowed| allowed.is_alphanumeric() || matches!(allowed, ' ' | '-' | '_'));
+        allowed.map(|allowed| if allowed == ' ' { '-' } else { allowed }).collect()
     })
 }
 
@@ -141,8 +142,8 @@ fn pages(folder: &Path) -> Result<Vec<PathBuf>, String> {
     for entry in entries.flatten() {
         let path = entry.path();
         let name = entry.file_name();
-        let ours = !name.to_string_lossy().starts_with('.') && name != "target";
-        if path.is_dir() && ours {
+        let is_source = !name.to_string_lossy().starts_with('.') && name != "target";
+        if path.is_dir() && is_source {
             pages.extend(self::pages(&path)?);
         } else if path.extension().is_some_and(|extension| extension == "md") {
             pages.push(path);

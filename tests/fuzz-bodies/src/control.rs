@@ -18,18 +18,19 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// Runs the test body on one fuzz input. The module's documentation describes the steps.
 pub fn body(data: &[u8]) {
     if let Ok(response) = serde_json::from_slice::<Response>(data) {
-        let again = serde_json::to_vec(&response).unwrap();
-        assert!(serde_json::from_slice::<Response>(&again).is_ok());
+        let serialized = serde_json::to_vec(&response).unwrap();
+        assert!(serde_json::from_slice::<Response>(&serialized).is_ok());
     }
 
     let request = request(&mut Input::new(data));
     let line = request.split_inclusive(|&byte| byte == b'\n').next().unwrap_or_default();
-    let good = matches!(serde_json::from_slice(line), Ok(Request::Reset { node }) if node == "cn0");
-    let answer = ask(&request);
+    let is_reset_of_cn0 =
+        matches!(serde_json::from_slice(line), Ok(Request::Reset { node }) if node == "cn0");
+    let answer = send_to_server(&request);
 
     // Lines after the first are not part of the request, unless they came with the same piece.
-    assert!(!good || request.len() > line.len() || matches!(answer, Response::Done));
-    assert!(matches!(ask(b"{\"reset\":{\"node\":\"cn0\"}}\n"), Response::Done));
+    assert!(!is_reset_of_cn0 || request.len() > line.len() || matches!(answer, Response::Done));
+    assert!(matches!(send_to_server(b"{\"reset\":{\"node\":\"cn0\"}}\n"), Response::Done));
 }
 
 /// Returns any bytes, or a request assembled from any pieces.
@@ -64,7 +65,7 @@ fn request(input: &mut Input<'_>) -> Vec<u8> {
     request
 }
 
-fn ask(request: &[u8]) -> Response {
+fn send_to_server(request: &[u8]) -> Response {
     let (path, _, _) = server();
     let mut stream = UnixStream::connect(path).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();

@@ -56,8 +56,8 @@ pub fn body(data: &[u8]) {
     engine.listen(FIFO, AttachmentId(3), &neighbour).unwrap();
     let stop = Stop::new().unwrap();
     std::thread::scope(|scope| {
-        let (engine, ours) = (&mut engine, stop.clone());
-        let served = scope.spawn(move || engine.run(&ours).unwrap());
+        let (engine, stop_of_engine) = (&mut engine, stop.clone());
+        let served = scope.spawn(move || engine.run(&stop_of_engine).unwrap());
         let client = Client::connect(&neighbour, LIMIT).unwrap();
 
         attack(&hostile, &mut input);

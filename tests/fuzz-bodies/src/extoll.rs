@@ -62,7 +62,7 @@ pub fn body(data: &[u8]) {
                 hostile = Hostile::new(&machine, known, input.flag());
             }
             0..=1 => traffic.poll_once(u64::MAX),
-            2 => sides.iter_mut().for_each(Side::take),
+            2 => sides.iter_mut().for_each(Side::drain_notifications),
             _ => hostile.act(&mut input),
         }
 
@@ -106,7 +106,7 @@ impl Side {
     }
 
     /// Receives all notifications. Puts of the hostile software may have caused some of them.
-    fn take(&mut self) {
+    fn drain_notifications(&mut self) {
         while self.notification().is_some() {}
     }
 
@@ -140,7 +140,7 @@ impl Side {
 
 /// Checks a put and a get from one side to the other.
 fn transfer(sides: &mut [Side; 2], local: usize, remote: usize) {
-    sides.iter_mut().for_each(Side::take);
+    sides.iter_mut().for_each(Side::drain_notifications);
     let target = sides[local].to(&sides[remote]);
 
     for length in [8, 3000, 20_000] {
@@ -403,7 +403,7 @@ impl Hostile {
 
     fn translate(&mut self, input: &mut Input<'_>) {
         let class = input.pick(&[0, 0, 0, 1, 2, 3]);
-        let (what, address) = if input.below(4) > 0 {
+        let (operation, address) = if input.below(4) > 0 {
             (atu::REGISTER, self.buffers.first().map_or(0, DmaBuffer::iova))
         } else {
             (atu::DEREGISTER, self.region(input))
@@ -412,7 +412,7 @@ impl Hostile {
         let address = if input.below(4) > 0 { address } else { self.value(input) };
         let pages = if input.below(4) > 0 { 1 } else { input.number() };
         let access = u64::from(input.below(4)) << 8;
-        let command = what | class << atu::CLASS_SHIFT | access;
+        let command = operation | class << atu::CLASS_SHIFT | access;
 
         for (register, value) in [
             (atu::ADDRESS, address),
@@ -435,17 +435,18 @@ impl Hostile {
             _ => input.number32(),
         };
 
-        let (what, notify) = (input.pick(&[1, 2, 3, 1, 2, 3, 0, 4]), input.u8() & 7);
+        let (operation, notify) = (input.pick(&[1, 2, 3, 1, 2, 3, 0, 4]), input.u8() & 7);
         let (source, destination) = if input.below(4) > 0 {
             // A correct transfer between its own memory and the target's.
-            let [own, others] = [self.regions[self.regions.len() - 1], self.regions[node as usize % 2]]
-                .map(|region| region + u64::from(input.below(4096)));
-            if what == command::GET { (others, own) } else { (own, others) }
+            let [own_memory, target_memory] =
+                [self.regions[self.regions.len() - 1], self.regions[node as usize % 2]]
+                    .map(|region| region + u64::from(input.below(4096)));
+            if operation == command::GET { (target_memory, own_memory) } else { (own_memory, target_memory) }
         } else {
             (self.region(input), self.value(input))
         };
 
-        let mut command = Command::new(node, vpid, what, notify, length, source, destination);
+        let mut command = Command::new(node, vpid, operation, notify, length, source, destination);
         command.head |= u64::from(input.below(64) == 1) << 32;
         command
     }

@@ -122,7 +122,7 @@ pub fn compute(data: &[u8]) {
         for call in calls {
             let Some(core) = &core else { break };
             let length = usize::from(call) * 16;
-            // Any result is right, as long as the call ends in time.
+            // The call may fail, but it must end in time.
             if call & 1 == 0 {
                 let _ = core.write_until(&vec![call; length], short(), None);
             } else {
@@ -194,7 +194,7 @@ fn serve(mut hostile: Hostile, second_hostile: Option<Hostile>, script: &[u8], s
 fn check_messages(io: &IoNode, core: &ComputeCore) {
     for size in [100, 3000] {
         std::thread::scope(|scope| {
-            let there = scope.spawn(|| {
+            let echo = scope.spawn(|| {
                 let mut buffer = vec![0; size];
                 let count = io.read(core.rank(), &mut buffer).unwrap();
                 assert_eq!(io.write(core.rank(), &buffer[..count]).unwrap(), count);
@@ -210,7 +210,7 @@ fn check_messages(io: &IoNode, core: &ComputeCore) {
             assert_eq!((count, back), (size, size));
             assert!(sent == received, "the message came back changed");
 
-            there.join().unwrap();
+            echo.join().unwrap();
         });
     }
 }
@@ -281,15 +281,15 @@ impl Hostile {
         if is_honest { own_name } else { name }
     }
 
-    fn send_reset(&self, input: &mut Input<'_>, good: bool) {
-        let name = if good { self.name() } else { self.any_name(input) };
-        let generation = if good || input.below(4) > 0 {
+    fn send_reset(&self, input: &mut Input<'_>, is_valid: bool) {
+        let name = if is_valid { self.name() } else { self.any_name(input) };
+        let generation = if is_valid || input.below(4) > 0 {
             self.channel.presence(name.node, name.core).0
         } else {
             input.u8()
         };
 
-        let size = if good { 0 } else { input.pick(&[0, 1, 2, 3, u32::MAX]) };
+        let size = if is_valid { 0 } else { input.pick(&[0, 1, 2, 3, u32::MAX]) };
         let head = ResetHead {
             token: input.u32().into(),
             core: name.core as u8,

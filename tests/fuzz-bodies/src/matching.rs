@@ -187,9 +187,9 @@ impl World {
 
     fn claim(&mut self, input: &mut Input<'_>) {
         let selector = Self::selector(input);
-        let seen = self.ranks[0].probe(&selector);
+        let probed = self.ranks[0].probe(&selector);
         let claimed = self.ranks[0].claim(&selector);
-        assert_eq!(claimed.as_ref().map(|(_, arrived)| *arrived), seen);
+        assert_eq!(claimed.as_ref().map(|(_, arrived)| *arrived), probed);
         self.claimed.extend(claimed.map(|(message, _)| message));
     }
 
@@ -297,11 +297,14 @@ impl HostileRank {
             }
             4 => {
                 let size = if input.below(4) > 0 { input.below(ROOM as u32).into() } else { input.number() };
-                let own = self.source.remote;
+                let own_region = self.source.remote;
                 let remote = if input.below(4) > 0 {
-                    own
+                    own_region
                 } else {
-                    RemoteRegion { key: self.number(input), offset: own.offset.wrapping_add(input.number()) }
+                    RemoteRegion {
+                        key: self.number(input),
+                        offset: own_region.offset.wrapping_add(input.number()),
+                    }
                 };
 
                 let request = Rendezvous {

@@ -63,7 +63,7 @@ impl Client {
         self.memory.iova() + offset
     }
 
-    fn shown(&self, register: u64) -> u64 {
+    fn mirror_word(&self, register: u64) -> u64 {
         self.mirror.u64(register).unwrap().load(std::sync::atomic::Ordering::Acquire)
     }
 
@@ -148,7 +148,9 @@ impl Traffic {
 
         let (deadline, device) = (Deadline::after(LIMIT), remote.device.clone());
         let mut relax = device.new_relax();
-        while remote.counter() != 0 || local.shown(reg::INJECTION + reg::DESCRIPTOR_COUNT) != self.number {
+        while remote.counter() != 0
+            || local.mirror_word(reg::INJECTION + reg::DESCRIPTOR_COUNT) != self.number
+        {
             assert!(!deadline.has_passed(), "message {} of {length} bytes does not arrive", self.number);
             device.relax(&mut relax).unwrap();
         }
@@ -224,7 +226,7 @@ impl Hostile {
                     if input.flag() { input.number() } else { client.address(input.number() % 0x1_0000) };
                 client.set(register, value);
             }
-            1 => client.set(reg::RECEPTION + reg::HEAD, client.shown(reg::RECEPTION + reg::TAIL)),
+            1 => client.set(reg::RECEPTION + reg::HEAD, client.mirror_word(reg::RECEPTION + reg::TAIL)),
             2 => {
                 client.set(reg::DISABLE, 0xff);
                 client.set_up();

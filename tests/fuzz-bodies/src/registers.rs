@@ -82,8 +82,8 @@ fn target(input: &mut Input<'_>, client_id: ClientId) -> (u32, u64) {
         // The control page, the MSI-X table and the pending bits are after the device's own
         // registers.
         6 => {
-            let own = if client_id.0.0 < ENGINE.0 - 1 { tree_dcr::REGISTERS } else { 0x1000 };
-            (0, own + 0x1000 * u64::from(input.below(3)) + u64::from(input.below(0x60)))
+            let registers = if client_id.0.0 < ENGINE.0 - 1 { tree_dcr::REGISTERS } else { 0x1000 };
+            (0, registers + 0x1000 * u64::from(input.below(3)) + u64::from(input.below(0x60)))
         }
         7 => (region::CONFIG, u64::from(input.below(0x140))),
         8 if client_id.0 == SEND => {
@@ -148,7 +148,7 @@ fn act(world: &mut World, memory: &SharedMemory, input: &mut Input<'_>) {
                 let _ = world.machine.dma_unmap_all(client_id.0, client_id.1);
             }
         }
-        14 => list(world, memory, client_id, input),
+        14 => start_scatter_list(world, memory, client_id, input),
         15 => interrupts(world, client_id, input),
         16 => {
             let answer = match input.below(4) {
@@ -164,7 +164,7 @@ fn act(world: &mut World, memory: &SharedMemory, input: &mut Input<'_>) {
         }
     }
 
-    world.check();
+    world.check_bounds();
 }
 
 fn range(input: &mut Input<'_>) -> (u64, u64) {
@@ -194,7 +194,7 @@ fn map(world: &mut World, memory: &SharedMemory, client_id: ClientId, input: &mu
 }
 
 /// Writes a scatter list for the DMA engine, and starts it.
-fn list(world: &mut World, memory: &SharedMemory, client_id: ClientId, input: &mut Input<'_>) {
+fn start_scatter_list(world: &mut World, memory: &SharedMemory, client_id: ClientId, input: &mut Input<'_>) {
     let client_id = if input.below(8) > 0 { LISTS } else { client_id };
     for index in 0..u64::from(input.below(5)) {
         let mut number = |limit: u32| match input.below(8) {
@@ -207,9 +207,9 @@ fn list(world: &mut World, memory: &SharedMemory, client_id: ClientId, input: &m
         }
     }
 
-    let list = input.pick(&[0, 0, 0, PAGE, 8, 4]);
+    let start_scatter_list = input.pick(&[0, 0, 0, PAGE, 8, 4]);
     let count = input.pick(&[1, 2, 5, 1, 2, 0, 256, 257]);
-    let _ = world.write(client_id, 0, dma_engine::REG_LIST, &u64::to_le_bytes(list));
+    let _ = world.write(client_id, 0, dma_engine::REG_LIST, &u64::to_le_bytes(start_scatter_list));
     let _ = world.write(client_id, 0, dma_engine::REG_COUNT, &u32::to_le_bytes(count));
     let _ = world.write(client_id, 0, dma_engine::REG_START, &1_u32.to_le_bytes());
 }

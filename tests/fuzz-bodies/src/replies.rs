@@ -57,7 +57,7 @@ pub fn body(data: &[u8]) {
     assert!(client.limits().max_data_xfer_size > 0);
 
     for call in calls {
-        let outcome = ask(&client, call);
+        let outcome = make_call(&client, call);
         assert!(!matches!(outcome, Err(ClientError::Timeout { .. })), "the server is gone: {outcome:?}");
         if matches!(outcome, Err(ClientError::Disconnected { .. })) {
             assert!(!client.is_alive());
@@ -71,16 +71,16 @@ pub fn body(data: &[u8]) {
 fn parse(data: &[u8]) {
     if let Ok((info, argsz)) = wire::parse_region_info(data) {
         // Building a parsed message yields the same message.
-        let again = wire::build_region_info(0, &info, u32::MAX);
-        let (info_again, argsz_again) = wire::parse_region_info(&again).unwrap();
+        let rebuilt = wire::build_region_info(0, &info, u32::MAX);
+        let (info_again, argsz_again) = wire::parse_region_info(&rebuilt).unwrap();
         assert_eq!((info.size, &info.areas), (info_again.size, &info_again.areas));
-        assert_eq!(argsz_again as usize, again.len());
+        assert_eq!(argsz_again as usize, rebuilt.len());
         let _ = argsz;
     }
 
     if let Ok(version) = wire::parse_version(data) {
-        let again = wire::parse_version(&wire::build_version(&version)).unwrap();
-        assert_eq!((again.major, again.minor), (version.major, version.minor));
+        let rebuilt = wire::parse_version(&wire::build_version(&version)).unwrap();
+        assert_eq!((rebuilt.major, rebuilt.minor), (version.major, version.minor));
     }
 
     if let Some(header) = Header::parse(data) {
@@ -88,7 +88,7 @@ fn parse(data: &[u8]) {
     }
 }
 
-fn ask(client: &Client, call: u32) -> Result<(), ClientError> {
+fn make_call(client: &Client, call: u32) -> Result<(), ClientError> {
     let mut data = [0; 40];
     match call {
         0 => client.device_info().map(drop),

@@ -68,7 +68,7 @@ pub fn body(data: &[u8]) {
 fn act(world: &mut World, hostile: ClientId, input: &mut Input<'_>) {
     let ring = world.memory(hostile, BAR_RING).unwrap();
     match input.below(8) {
-        0..=2 => record(&ring, head(world, hostile), hostile, input),
+        0..=2 => write_cells(&ring, head(world, hostile), hostile, input),
         3 => {
             // Arbitrary headers and data, also after the ring.
             let offset = u64::from(input.below(ring.len() as u32));
@@ -93,7 +93,7 @@ fn act(world: &mut World, hostile: ClientId, input: &mut Input<'_>) {
         }
     }
 
-    check(world, hostile);
+    check_ring_state(world, hostile);
 }
 
 fn control_page(client_id: ClientId) -> u64 {
@@ -107,7 +107,7 @@ fn head(world: &World, hostile: ClientId) -> u32 {
 
 /// Checks that the control page and the mirror agree about the ring, after a step has published its
 /// state.
-fn check(world: &mut World, hostile: ClientId) {
+fn check_ring_state(world: &mut World, hostile: ClientId) {
     let registers = control_page(hostile);
     let head = head(world, hostile);
     let mut state = [0; 4];
@@ -120,7 +120,7 @@ fn check(world: &mut World, hostile: ClientId) {
 }
 
 /// Writes one or more cells, which may form a record that the consumer finds next.
-fn record(ring: &SharedMemory, head: u32, hostile: ClientId, input: &mut Input<'_>) {
+fn write_cells(ring: &SharedMemory, head: u32, hostile: ClientId, input: &mut Input<'_>) {
     let length = match input.below(4) {
         0..=1 => input.pick(&[4, 8, 16]),
         2 => input.below(posted::MAX_DATA as u32 + 2) as usize,
@@ -154,7 +154,8 @@ fn record(ring: &SharedMemory, head: u32, hostile: ClientId, input: &mut Input<'
         let start = (cell + index) % u64::from(RING_CELLS) * posted::CELL as u64;
         ring.write(start + 8, &input.array::<8>()).unwrap();
         // Following cells may have the record's phase, as they should, or be records of their own.
-        let own = if index == 0 { header } else { header & posted::PHASE | u64::from(input.u8()) << 30 };
-        ring.u64(start).unwrap().store(own, Ordering::Release);
+        let header_of_cell =
+            if index == 0 { header } else { header & posted::PHASE | u64::from(input.u8()) << 30 };
+        ring.u64(start).unwrap().store(header_of_cell, Ordering::Release);
     }
 }

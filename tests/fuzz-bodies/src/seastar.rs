@@ -387,8 +387,8 @@ impl Hostile {
     /// Makes an event queue, and descriptors to send from and to receive in, so that its puts get
     /// further. It also tries memory that no address map has.
     fn prepare(&mut self, machine: &LocalMachine, input: &mut Input<'_>) {
-        let (allowed, other) = (self.allowed(), self.process.memory.iova());
-        let region = |input: &mut Input<'_>| if input.flag() { allowed } else { other };
+        let (allowed, own_memory) = (self.allowed(), self.process.memory.iova());
+        let region = |input: &mut Input<'_>| if input.flag() { allowed } else { own_memory };
 
         let start = region(input);
         let allocate = Command { kind: command::ALLOCATE_QUEUE, start, length: 16, ..Command::default() };

@@ -175,9 +175,9 @@ impl World {
     /// arrived ones.
     fn exchange(&mut self, maximum: [u64; 2]) {
         let [to_victim, to_friend] = self.links;
-        let ways = [(&mut self.friend, to_victim), (&mut self.victim, to_friend)];
+        let directions = [(&mut self.friend, to_victim), (&mut self.victim, to_friend)];
 
-        for (((port, link), sent), maximum) in ways.into_iter().zip(&mut self.sent).zip(maximum) {
+        for (((port, link), sent), maximum) in directions.into_iter().zip(&mut self.sent).zip(maximum) {
             if *sent >= maximum {
                 continue;
             }
@@ -265,17 +265,17 @@ impl Hostile {
 
     /// Returns a connection message; see the library's flow control.
     fn control(&self, input: &mut Input<'_>, peer: usize) -> Vec<u8> {
-        let what = input.pick(&[1, 1, 2, 3, 0, 255]);
+        let kind = input.pick(&[1, 1, 2, 3, 0, 255]);
         let of = |tenant: u8, input: &mut Input<'_>| if input.below(4) > 0 { tenant } else { input.u8() };
 
         // A credit names its receiver where the other messages name the sender.
-        let generation = of(if what == 2 { self.tenants[peer] } else { self.tenants[2] }, input);
+        let generation = of(if kind == 2 { self.tenants[peer] } else { self.tenants[2] }, input);
         let target = of(self.tenants[peer], input);
         let number = match input.below(4) {
             0..=1 => 64,
             _ => input.number32(),
         };
-        let word = what | u64::from(generation) << 8 | u64::from(target) << 16 | u64::from(number) << 32;
+        let word = kind | u64::from(generation) << 8 | u64::from(target) << 16 | u64::from(number) << 32;
         let mut message = word.to_le_bytes().to_vec();
 
         if input.below(8) == 0 {

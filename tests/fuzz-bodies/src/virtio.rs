@@ -298,7 +298,7 @@ impl Net {
     }
 
     /// Steps until there is nothing to do at once.
-    fn settle(&mut self) {
+    fn step_until_idle(&mut self) {
         let rests = (0..MANY_STEPS).any(|_| self.machine.step(self.now, 64) != Next::Now);
         assert!(rests, "the machine does not come to rest");
     }
@@ -323,14 +323,14 @@ impl Net {
         for nic in [VICTIM, OTHER] {
             self.write(nic, 0, common::STATUS, &[0]);
         }
-        self.settle();
+        self.step_until_idle();
         self.start(VICTIM, LEAST);
         self.start(OTHER, LEAST);
 
         for (from, to) in [(VICTIM, OTHER), (OTHER, VICTIM)] {
             let before = self.received(to);
             self.send(from, MacAddress::derived(to.0), 100);
-            self.settle();
+            self.step_until_idle();
             assert_eq!(self.received(to), before + 1, "a frame from {} to {}", from.0, to.0);
         }
     }

@@ -208,7 +208,7 @@ impl AnyFunction {
         if fails { Err(FunctionError::Malformed("it fails".into())) } else { Ok(()) }
     }
 
-    fn check(&self, bar: u8, offset: u64, length: usize) -> Result<(), FunctionError> {
+    fn check_access(&self, bar: u8, offset: u64, length: usize) -> Result<(), FunctionError> {
         assert!(matches!(length, 1 | 2 | 4 | 8), "{length} bytes");
         let size = self.bars.iter().find(|found| found.index == bar).unwrap().size;
         assert!(offset.checked_add(length as u64).unwrap() <= size, "{length} bytes at {offset:#x}");
@@ -256,13 +256,13 @@ impl Function for AnyFunction {
     }
 
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) -> Result<(), FunctionError> {
-        self.check(bar, offset, data.len())?;
+        self.check_access(bar, offset, data.len())?;
         data.fill(0x5a);
         Ok(())
     }
 
     fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) -> Result<(), FunctionError> {
-        self.check(bar, offset, data.len())
+        self.check_access(bar, offset, data.len())
     }
 
     fn bind_vector(&self, vector: u16, _: BorrowedFd<'_>) -> Result<(), FunctionError> {

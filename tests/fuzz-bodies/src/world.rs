@@ -172,12 +172,12 @@ impl World {
             self.messages.push(message);
         }
 
-        self.check();
+        self.check_bounds();
         next
     }
 
     /// Checks that bounded quantities are in their bounds.
-    pub fn check(&mut self) {
+    pub fn check_bounds(&mut self) {
         assert!(self.machine.fabric().packets_in_use() <= MANY_PACKETS);
 
         let mut counts = BTreeMap::new();
@@ -231,7 +231,7 @@ impl World {
 
     /// Steps, answers DMA messages and lets time pass until the machine is at rest.
     pub fn step_until_idle(&mut self) {
-        let mut quiet = 0;
+        let mut idle_rounds = 0;
         for _ in 0..MANY_STEPS {
             let next = self.step(0, 64);
             let answered = !self.messages.is_empty();
@@ -241,11 +241,11 @@ impl World {
             }
 
             if next == Next::Now || answered {
-                quiet = 0;
+                idle_rounds = 0;
                 continue;
             }
 
-            quiet += 1;
+            idle_rounds += 1;
             let event = match next {
                 Next::At(time) => time,
                 Next::Now | Next::Poll => self.machine.fabric().next_event(),
@@ -253,7 +253,7 @@ impl World {
 
             if event != Nanos::NEVER {
                 self.now = self.now.max(event);
-            } else if quiet > 1 {
+            } else if idle_rounds > 1 {
                 return;
             }
         }
@@ -311,8 +311,8 @@ impl World {
     }
 
     /// Checks that packets pass both ways between two nodes.
-    pub fn check_packets(&mut self, one: &TreeClient, other: &TreeClient, seed: u32) {
-        for (number, (from, to)) in [(one, other), (other, one)].into_iter().enumerate() {
+    pub fn check_packets(&mut self, first: &TreeClient, second: &TreeClient, seed: u32) {
+        for (number, (from, to)) in [(first, second), (second, first)].into_iter().enumerate() {
             let payload = [(seed as u8).wrapping_add(number as u8 + 1); PAYLOAD];
             assert!(from.send(Header::point_to_point(0, to.node(), false), &payload));
             self.wake(from.client_id);
@@ -363,7 +363,7 @@ impl World {
         self.detach(client_id, Ended::Closed);
     }
 
-    /// Checks that a copy is made.
+    /// Checks that the DMA engine copies between two pages.
     fn check_engine(&mut self) {
         let client_id = (ENGINE, AttachmentId(0));
         self.attach(client_id);

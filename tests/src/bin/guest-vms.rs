@@ -156,7 +156,7 @@ impl Station {
 
     /// Waits for a line that begins with `start`, and returns all output up to it.
     fn wait_for(&self, start: &str) -> String {
-        self.answers.take_until(start).unwrap_or_else(|received| {
+        self.answers.read_until_line(start).unwrap_or_else(|received| {
             let (end, console) = (self.running.wait(Duration::ZERO), self.console.all());
             panic!("{}: no {start}, only {received:?}; {end:?}\n{console}", self.function)
         })
@@ -181,7 +181,7 @@ impl Lines {
 
     /// Waits for a complete line that begins with `start`. Takes all output up to its end, or
     /// returns what came before the deadline as an error.
-    fn take_until(&self, start: &str) -> Result<String, String> {
+    fn read_until_line(&self, start: &str) -> Result<String, String> {
         let deadline = Instant::now() + LIMIT;
         let (bytes, changed) = &*self.0;
         let mut bytes = bytes.lock().unwrap();

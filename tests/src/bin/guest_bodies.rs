@@ -26,7 +26,7 @@ fn main() -> ExitCode {
     let Some(door) = GuestDoor::named(door) else { return ExitCode::from(2) };
 
     let rig = GuestRig::from_env();
-    let (mut good, mut bad) = (0, Vec::new());
+    let (mut passed, mut failed) = (0, Vec::new());
     for (name, body) in through(door, Some(machine)).filter(|(name, _)| name.contains(part)) {
         let started = Instant::now();
         let result = catch_unwind(AssertUnwindSafe(|| {
@@ -37,19 +37,19 @@ fn main() -> ExitCode {
 
         match result {
             Ok(()) => {
-                good += 1;
+                passed += 1;
                 println!("{name} ok {seconds:.2} s");
             }
             Err(_) => {
                 println!("{name} FAILED {seconds:.2} s");
-                bad.push(name);
+                failed.push(name);
             }
         }
         let _ = std::io::stdout().flush();
     }
 
-    println!("{machine}: {good} bodies held, {} failed {bad:?}", bad.len());
-    if bad.is_empty() && good > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    println!("{machine}: {passed} bodies held, {} failed {failed:?}", failed.len());
+    if failed.is_empty() && passed > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Prints the bodies that run through each door.

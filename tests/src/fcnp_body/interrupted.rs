@@ -236,9 +236,9 @@ pub fn a_read_that_gets_no_data_serves_the_other_cores(rig: &dyn Rig) {
         let read = scope.spawn(|| io.read_until(4, &mut vec![0; LARGE], Deadline::never(), Some(&cancel)));
         eventually("the read begins", || silent.0.received() >= 2);
         let core = compute_core(rig, 0);
-        let soon = || Deadline::after(Duration::from_millis(5));
-        assert!(matches!(core.read_until(&mut [0; 300], soon(), None), Err(Error::Timeout { .. })));
-        assert!(matches!(core.read_until(&mut [0; 300], soon(), None), Err(Error::Timeout { .. })));
+        let short_deadline = || Deadline::after(Duration::from_millis(5));
+        assert!(matches!(core.read_until(&mut [0; 300], short_deadline(), None), Err(Error::Timeout { .. })));
+        assert!(matches!(core.read_until(&mut [0; 300], short_deadline(), None), Err(Error::Timeout { .. })));
         cancel.cancel();
         assert!(matches!(read.join().unwrap(), Err(Error::Cancelled { .. })));
     });
@@ -288,8 +288,8 @@ pub fn withdrawing_a_read_request_removes_it_from_the_queue(rig: &dyn Rig) {
         // Each call makes a request and withdraws it, so that the queued read enters and leaves the
         // queue.
         for _ in 0..200 {
-            let soon = Deadline::after(Duration::from_micros(20));
-            assert!(matches!(core.write_until(&[0; 300], soon, None), Err(Error::Timeout { .. })));
+            let short_deadline = Deadline::after(Duration::from_micros(20));
+            assert!(matches!(core.write_until(&[0; 300], short_deadline, None), Err(Error::Timeout { .. })));
         }
 
         cancel_holder.cancel();

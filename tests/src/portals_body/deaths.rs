@@ -66,14 +66,14 @@ pub fn a_node_that_is_reset_fails_the_messages_to_it(rig: &dyn Rig) {
         let events = bench.events(&local, &[EventKind::SendStart, EventKind::SendEnd]);
         assert_eq!(events[1].failure, Some(Failure::Node));
         let is_gone = |error: Error| error.is_gone();
-        bench.until("the end process the old epoch", || {
+        bench.wait_until("the process sees the end of its node's epoch", || {
             remote.queue.get().err().map(is_gone).filter(|&gone| gone)
         });
-        let [_, old] = kernels;
-        drop((remote, old));
+        let [_, old_kernel] = kernels;
+        drop((remote, old_kernel));
 
-        let anew = kernel(rig, 1);
-        let remote = Process::new(rig, &anew, 0, mode);
+        let new_kernel = kernel(rig, 1);
+        let remote = Process::new(rig, &new_kernel, 0, mode);
         let sink = remote.region(LONG);
         remote.post(&remote.over(&sink, Options::PUT | Options::MANAGE_REMOTE | Options::START_DISABLE));
         local.interface.put_region(&from, 0, LONG, Ack::No, &target, 0).unwrap();

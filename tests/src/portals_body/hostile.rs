@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::{BITS, Bench, MACHINE, PORTAL, Process, kernel};
 use crate::{
-    backing::{Rig, soon},
+    backing::{Rig, test_deadline},
     pattern::pattern,
     random::runner,
 };
@@ -47,7 +47,7 @@ impl RawMailbox {
         let mut result = [0; RESULT_BYTES];
         let mirrors = &self.mirrors;
         let number = |result: &[u8; RESULT_BYTES]| CommandResult::read_from_bytes(result).unwrap().number;
-        let done = self.device.wait_until(soon(), None, || {
+        let done = self.device.wait_until(test_deadline(), None, || {
             mirrors.read(entry_offset, &mut result).unwrap();
             number(&result) == self.next.get()
         });
@@ -172,8 +172,8 @@ pub fn a_hostile_mailbox_does_not_disturb_other_processes(rig: &dyn Rig) {
         .unwrap();
 
     let next = mailbox.next.get();
-    for wrong in [next.wrapping_add(SLOTS + 1), next.wrapping_sub(1), next ^ 1 << 31] {
-        mailbox.tail(wrong);
+    for invalid_tail in [next.wrapping_add(SLOTS + 1), next.wrapping_sub(1), next ^ 1 << 31] {
+        mailbox.tail(invalid_tail);
         exchange(1000);
     }
     drop(hostile);

@@ -57,8 +57,8 @@ pub fn entries_are_inserted_before_and_after_others(rig: &dyn Rig) {
                 ..remote.over(&sink, Options::PUT | Options::START_DISABLE)
             };
             remote.interface.attach_descriptor(entry, &once).unwrap();
-            let again = remote.interface.attach_descriptor(entry, &once).unwrap_err();
-            assert_eq!(again.refusal(), Some(Refusal::EntryInUse));
+            let second_descriptor = remote.interface.attach_descriptor(entry, &once).unwrap_err();
+            assert_eq!(second_descriptor.refusal(), Some(Refusal::EntryInUse));
             entry
         };
 
@@ -73,8 +73,8 @@ pub fn entries_are_inserted_before_and_after_others(rig: &dyn Rig) {
             assert_eq!((events[0].user_pointer, events[0].unlinked), (number, true));
         }
 
-        let gone = remote.interface.unlink_entry(first).unwrap_err();
-        assert_eq!(gone.refusal(), Some(Refusal::Entry));
+        let unlinked = remote.interface.unlink_entry(first).unwrap_err();
+        assert_eq!(unlinked.refusal(), Some(Refusal::Entry));
     });
 }
 
@@ -174,8 +174,8 @@ pub fn thresholds_count_operations_and_unlink(rig: &dyn Rig) {
         local.interface.put_region(&second, 0, 100, Ack::Requested, &target, 0).unwrap();
         let kinds = [EventKind::SendStart, EventKind::SendEnd, EventKind::Ack, EventKind::Unlink];
         assert_eq!(bench.events(local, &kinds)[3].kind, EventKind::Unlink);
-        let gone = local.interface.put_region(&second, 0, 8, Ack::No, &target, 0).unwrap_err();
-        assert_eq!(gone.refusal(), Some(Refusal::Descriptor));
+        let unlinked = local.interface.put_region(&second, 0, 8, Ack::No, &target, 0).unwrap_err();
+        assert_eq!(unlinked.refusal(), Some(Refusal::Descriptor));
 
         let first = bound(1);
         local.interface.get_region(&first, 0, 100, &target).unwrap();

@@ -66,10 +66,10 @@ pub fn requests_of_ranks_on_a_node_that_was_reset_fail(rig: &dyn Rig) {
         assert_eq!(world.wait(0, held).result, Err(peer_gone(3)));
         assert_eq!(world.wait(0, receive).result, Err(peer_gone(2)));
 
-        let own = world.send(0, 1, 5, b"neighbour");
+        let to_neighbour = world.send(0, 1, 5, b"neighbour");
         let receive = world.receive(1, Selector::any(0), 100);
         assert_eq!(bytes(&world.wait(1, receive)), b"neighbour");
-        world.wait(0, own);
+        world.wait(0, to_neighbour);
     }
 }
 
@@ -80,7 +80,7 @@ pub fn an_endpoint_on_a_node_that_was_reset_reports_it(rig: &dyn Rig) {
     let receive = world.receive(0, Selector::any(0), 10);
     rig.reset("ss0");
 
-    let deadline = crate::backing::soon();
+    let deadline = crate::backing::test_deadline();
     let error = world.ranks[0].wait(receive, deadline, None).unwrap_err();
     assert!(matches!(&error, Error::Portals(error) if error.is_gone()), "{error}");
 }
@@ -94,7 +94,7 @@ pub fn a_silent_host_based_rank_is_reported_with_the_remedy(rig: &dyn Rig) {
     let long = world.send(3, 0, 2, &pattern(1, 9000));
     world.await_unexpected(0, 1);
     let receive = world.receive(0, Selector::exact(3, 0, 1), 10);
-    let (deadline, mut relax) = (crate::backing::soon(), Relax::new());
+    let (deadline, mut relax) = (crate::backing::test_deadline(), Relax::new());
     let done = loop {
         let rank = &mut world.ranks[0];
         rank.progress().unwrap();
@@ -123,16 +123,16 @@ pub fn a_get_of_a_message_that_is_no_longer_there_fails(rig: &dyn Rig) {
     world.await_unexpected(3, 1);
 
     // The receiver makes no calls until its sender counts it as silent. The exposure is gone then.
-    let ended = world.until_of(1, "the loss", |ranks| ranks[0].test(long).unwrap());
+    let ended = world.drive_some_until(1, "the loss", |ranks| ranks[0].test(long).unwrap());
     assert_eq!(ended.result, Err(Error::PeerGone { peer: 3, why: Loss::Silent }));
 
     let receive = world.receive(3, Selector::exact(0, 0, 1), 9000);
     let done = world.wait(3, receive);
     assert_eq!((done.result, done.buffer.len()), (Err(Error::NoLongerThere { peer: 0 }), 9000));
-    let own = world.send(1, 3, 5, b"another");
+    let to_neighbour = world.send(1, 3, 5, b"another");
     let receive = world.receive(3, Selector::exact(1, 0, 5), 100);
     assert_eq!(bytes(&world.wait(3, receive)), b"another");
-    world.wait(1, own);
+    world.wait(1, to_neighbour);
 }
 
 /// The memory of messages to a rank that counts as silent is not used again before the card has
@@ -150,16 +150,16 @@ pub fn memory_of_messages_to_a_silent_rank_stays_until_their_puts_end(rig: &dyn 
             world.send(from, to, tag, &pattern(tag, 300));
         }
     }
-    world.until_of(2, "a message that waits", |_| (rig.counter("ss1", "streams") > 0).then_some(()));
+    world.drive_some_until(2, "a message that waits", |_| (rig.counter("ss1", "streams") > 0).then_some(()));
 
     let peer_gone = Err(Error::PeerGone { peer: 2, why: Loss::Silent });
     let sends = LENGTHS.map(|length| world.send(0, 2, length as u64, &pattern(1, length)));
-    let ended = sends.map(|send| world.until_of(1, "an end", |ranks| ranks[0].test(send).unwrap()));
+    let ended = sends.map(|send| world.drive_some_until(1, "an end", |ranks| ranks[0].test(send).unwrap()));
     // A short message is complete when it was copied.
     assert_eq!(ended.each_ref().map(|end| end.result.clone()), [Ok(()), peer_gone]);
     assert!(ended[1].buffer.is_empty());
     drop(ended);
-    world.until_of(1, "the loss", |ranks| (ranks[0].retained() >= 2).then_some(()));
+    world.drive_some_until(1, "the loss", |ranks| (ranks[0].retained() >= 2).then_some(()));
 
     // All other memory gets other data: slots by messages to a neighbour, and the heap.
     let short = [0xff; LENGTHS[0]];
@@ -178,7 +178,7 @@ pub fn memory_of_messages_to_a_silent_rank_stays_until_their_puts_end(rig: &dyn 
         let done = world.wait(2, receive);
         assert!(bytes(&done) == pattern(1, length), "{length} bytes");
     }
-    world.until("the ends of the puts", |ranks| (ranks[0].retained() == 0).then_some(()));
+    world.drive_until("the ends of the puts", |ranks| (ranks[0].retained() == 0).then_some(()));
     drop(heap);
 }
 
@@ -190,26 +190,26 @@ pub fn a_rank_whose_card_takes_nothing_stops_no_others(rig: &dyn Rig) {
     let modes = [Mode::NicBased, Mode::NicBased, Mode::HostBased, Mode::HostBased];
     let kernel = KernelConfig { events: 64, ..KernelConfig::default() };
     let mut world = World::open(rig, &modes, Config { window: 64, ..short_time_outs() }, kernel);
-    world.meet();
+    world.wait_for_all();
 
     // Ranks 2 and 3 make no calls. Their card refuses messages when their kernel's queue is full.
     for (tag, to) in (0..MESSAGES).flat_map(|tag| [(tag, 2), (tag, 3)]) {
         world.send(1, to, tag, b"early");
     }
-    world.until_of(2, "a refusal", |_| (rig.counter("ss1", "firmware_refused") > 0).then_some(()));
+    world.drive_some_until(2, "a refusal", |_| (rig.counter("ss1", "firmware_refused") > 0).then_some(()));
 
     let sends: Vec<_> = (0..MESSAGES).map(|tag| world.send(0, 3, tag, &pattern(tag, 300))).collect();
     let other = world.send(0, 1, 5, b"another");
     let receive = world.receive(1, Selector::exact(0, 0, 5), 100);
-    let done = world.until_of(2, "another message", |ranks| ranks[1].test(receive).unwrap());
+    let done = world.drive_some_until(2, "another message", |ranks| ranks[1].test(receive).unwrap());
     assert_eq!((&done.result, &*bytes(&done)), (&Ok(()), &b"another"[..]));
-    world.until_of(2, "the other send", |ranks| ranks[0].test(other).unwrap());
+    world.drive_some_until(2, "the other send", |ranks| ranks[0].test(other).unwrap());
 
     for send in sends {
-        let done = world.until_of(2, "an end", |ranks| ranks[0].test(send).unwrap());
+        let done = world.drive_some_until(2, "an end", |ranks| ranks[0].test(send).unwrap());
         assert_eq!(done.result, Err(Error::PeerGone { peer: 3, why: Loss::Silent }));
     }
-    world.until("the ends of the puts", |ranks| (ranks[0].retained() == 0).then_some(()));
+    world.drive_until("the ends of the puts", |ranks| (ranks[0].retained() == 0).then_some(()));
 }
 
 /// A long message that fills the network while its receiver makes no calls arrives when it does.
@@ -219,7 +219,7 @@ pub fn a_message_that_waits_in_the_network_arrives(rig: &dyn Rig) {
     let modes = [Mode::NicBased, Mode::NicBased, Mode::HostBased, Mode::NicBased];
     let mut world = World::of_modes(rig, modes, small());
     let send = world.send(1, 2, 1, &pattern(1, BYTES));
-    world.until_of(2, "a message that waits", |_| (rig.counter("ss1", "streams") > 0).then_some(()));
+    world.drive_some_until(2, "a message that waits", |_| (rig.counter("ss1", "streams") > 0).then_some(()));
 
     let receive = world.receive(2, Selector::exact(1, 0, 1), BYTES);
     assert_eq!(world.wait(1, send).result, Ok(()));

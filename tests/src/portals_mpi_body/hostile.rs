@@ -104,7 +104,7 @@ impl Stranger {
         is_over: impl Fn() -> bool,
     ) -> Option<Event> {
         let is_this = |event: &Event| event.kind == kind && event.message.portal == portal;
-        world.until_of(2, "an event of the stranger", |_| {
+        world.drive_some_until(2, "an event of the stranger", |_| {
             while let Some(event) = self.queue.get().unwrap() {
                 self.seen.push_back(event);
             }
@@ -129,7 +129,7 @@ fn world_with_stranger(rig: &dyn Rig) -> (World, Stranger) {
     let modes = [Mode::NicBased, Mode::NicBased, Mode::HostBased];
     let mut world = World::open(rig, &modes, small(), kernel);
     let stranger = Stranger::open(rig, &world);
-    world.meet();
+    world.wait_for_all();
     (world, stranger)
 }
 
@@ -157,12 +157,13 @@ fn exchange(world: &mut World) {
         for length in [100, 4000, 9000] {
             let before = world.ranks[to].statistics().unexpected;
             let send = world.send(from, to as u32, 5, &pattern(9, length));
-            world
-                .until_of(2, "a message", |ranks| (ranks[to].statistics().unexpected > before).then_some(()));
+            world.drive_some_until(2, "a message", |ranks| {
+                (ranks[to].statistics().unexpected > before).then_some(())
+            });
             let receive = world.receive(to, Selector::exact(from as u32, 0, 5), length);
-            let done = world.until_of(2, "a receive", |ranks| ranks[to].test(receive).unwrap());
+            let done = world.drive_some_until(2, "a receive", |ranks| ranks[to].test(receive).unwrap());
             assert!(bytes(&done) == pattern(9, length));
-            let done = world.until_of(2, "a send", |ranks| ranks[from].test(send).unwrap());
+            let done = world.drive_some_until(2, "a send", |ranks| ranks[from].test(send).unwrap());
             assert_eq!(done.result, Ok(()));
         }
     }
@@ -209,7 +210,7 @@ pub fn memory_of_a_failed_message_stays_until_its_get_ends(rig: &dyn Rig) {
     // The reply stands in line. The notice comes after the get, as the card handles them in order.
     stranger.get(BYTES as u64, id);
     stranger.control(&mut world, GIVEN_UP, id);
-    let done = world.until_of(2, "the send", |ranks| ranks[0].test(send).unwrap());
+    let done = world.drive_some_until(2, "the send", |ranks| ranks[0].test(send).unwrap());
     assert_eq!(done.result, Err(Error::GivenUp { peer: RANK }));
     assert_eq!((done.buffer.len(), world.ranks[0].retained()), (0, 1));
 
@@ -223,7 +224,7 @@ pub fn memory_of_a_failed_message_stays_until_its_get_ends(rig: &dyn Rig) {
     unplug(&mut world, plug);
     stranger.event(&mut world, EventKind::ReplyEnd, EXPOSED);
     assert!(stranger.read(BYTES) == data);
-    world.until("the end of the get", |ranks| (ranks[0].retained() == 0).then_some(()));
+    world.drive_until("the end of the get", |ranks| (ranks[0].retained() == 0).then_some(()));
     drop((heap, done));
     let heap = small().space.heap as usize;
     assert_eq!(world.ranks[0].allocate(heap).unwrap().len(), heap);
@@ -290,7 +291,7 @@ pub fn headers_beyond_the_window_are_refused(rig: &dyn Rig) {
     for id in 0..5 * window {
         stranger.put(&mut world, 0, (MESSAGES, long_bits(id)), 300, id);
     }
-    world.until("all headers", |ranks| (ranks[0].statistics().refused == 4 * window).then_some(()));
+    world.drive_until("all headers", |ranks| (ranks[0].statistics().refused == 4 * window).then_some(()));
     exchange(&mut world);
 
     // A receive makes room for a further one.

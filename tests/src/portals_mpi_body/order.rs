@@ -66,13 +66,13 @@ struct Receive {
     taken: Option<usize>,
 }
 
-/// The result of MPI's rule of order for the receives of one rank.
+/// Checks MPI's rule of order for the receives of one rank.
 ///
 /// - A message does not overtake an earlier one of its pair: if both match a receive that took the
 ///   later one, the earlier one was taken by a receive that was posted before.
 /// - A receive does not overtake an earlier one: if both match a message that the later one took,
 ///   the earlier one took another message, which was not sent later by the same rank.
-fn check(rank: u32, receives: &[Receive], sent: &[Sent]) {
+fn check_order(rank: u32, receives: &[Receive], sent: &[Sent]) {
     let mut takers = BTreeMap::new();
     for (at, receive) in receives.iter().enumerate() {
         if let Some(message) = receive.taken {
@@ -83,17 +83,18 @@ fn check(rank: u32, receives: &[Receive], sent: &[Sent]) {
 
     for (&message, &taker) in &takers {
         let Sent { envelope, .. } = sent[message];
-        for (earlier, other) in sent.iter().enumerate().take(message) {
-            let is_of_pair = other.to == rank && other.envelope.peer == envelope.peer;
-            if is_of_pair && receives[taker].selector.matches(&other.envelope) {
-                let before = takers.get(&earlier).is_some_and(|&other| other < taker);
+        for (earlier, earlier_message) in sent.iter().enumerate().take(message) {
+            let is_of_pair = earlier_message.to == rank && earlier_message.envelope.peer == envelope.peer;
+            if is_of_pair && receives[taker].selector.matches(&earlier_message.envelope) {
+                let before = takers.get(&earlier).is_some_and(|&earlier_message| earlier_message < taker);
                 assert!(before, "message {message} overtook {earlier} at rank {rank}");
             }
         }
         for receive in receives[..taker].iter().filter(|receive| receive.selector.matches(&envelope)) {
-            let taken = receive.taken.unwrap_or_else(|| panic!("a receive was passed by {message}"));
+            let taken =
+                receive.taken.unwrap_or_else(|| panic!("message {message} was taken by a later receive"));
             let is_of_pair = sent[taken].envelope.peer == envelope.peer;
-            assert!(!is_of_pair || taken < message, "a receive overtook one before at rank {rank}");
+            assert!(!is_of_pair || taken < message, "a receive overtook an earlier one at rank {rank}");
         }
     }
 }
@@ -139,7 +140,7 @@ fn run(world: &mut World, steps: &[Step], round: u64) {
     }
     let mut remaining = sent.len();
     let mut contents = Vec::new();
-    world.until("all messages", |ranks| {
+    world.drive_until("all messages", |ranks| {
         for (rank, receives) in ranks.iter_mut().zip(&receives) {
             while let Some(done) = rank.next_completion() {
                 assert_eq!(done.result, Ok(()));
@@ -154,13 +155,13 @@ fn run(world: &mut World, steps: &[Step], round: u64) {
 
     note(&mut receives, &sent, &contents, round);
     for (rank, receives) in (0..).zip(&receives) {
-        check(rank, receives, &sent);
+        check_order(rank, receives, &sent);
         for receive in receives.iter().filter(|receive| receive.taken.is_none()) {
             assert_eq!(world.ranks[rank as usize].cancel(receive.request), Ok(true));
             world.wait(rank as usize, receive.request);
         }
     }
-    world.until("the sends", |ranks| {
+    world.drive_until("the sends", |ranks| {
         ranks.iter_mut().for_each(|rank| while rank.next_completion().is_some() {});
         ranks.iter().all(|rank| rank.outstanding() == 0 && rank.unacknowledged() == 0).then_some(())
     });

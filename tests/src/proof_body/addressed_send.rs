@@ -9,9 +9,9 @@ use nicforge_proof_driver::addressed_send::{AddressedSend, Message, address};
 use nicforge_test_body::body;
 use proptest::prelude::*;
 
-use super::{MACHINE, SEND, pause, until};
+use super::{MACHINE, SEND, pause, wait_until};
 use crate::{
-    backing::{Rig, ask, soon},
+    backing::{Rig, ask, test_deadline},
     random::runner,
 };
 
@@ -42,7 +42,7 @@ fn stall(rig: &dyn Rig, device: &Device, sender: &mut AddressedSend, target: u16
     for number in 0..=CREDITS {
         sender.send(target, 0, &[number as u8]).unwrap();
     }
-    until(device, || rig.counter("send0", "stalls") == before + 1);
+    wait_until(device, || rig.counter("send0", "stalls") == before + 1);
 }
 
 fn malformed(rig: &dyn Rig, attachment: u16) -> u64 {
@@ -61,7 +61,7 @@ pub fn every_client_reaches_every_client(rig: &dyn Rig) {
             let (tag, data) = (source * 16 + target, [source as u8, target as u8]);
 
             clients[usize::from(source)].send(target, tag, &data).unwrap();
-            expect(&clients[usize::from(target)].receive(soon(), None).unwrap(), source, tag, &data);
+            expect(&clients[usize::from(target)].receive(test_deadline(), None).unwrap(), source, tag, &data);
         }
     }
 
@@ -76,7 +76,7 @@ pub fn every_length_arrives(rig: &dyn Rig) {
 
     for length in 1..=MAX_MESSAGE {
         client.send(0, 63, &data[..length]).unwrap();
-        expect(&client.receive(soon(), None).unwrap(), 0, 63, &data[..length]);
+        expect(&client.receive(test_deadline(), None).unwrap(), 0, 63, &data[..length]);
     }
 
     assert!(matches!(client.send(0, 0, &[]), Err(Error::BadLength { .. })));
@@ -101,7 +101,7 @@ pub fn a_bad_length_or_address_is_refused(rig: &dyn Rig) {
     assert_eq!(client.try_receive().unwrap(), None);
 
     window.write_burst16(0, &[7; 16]).unwrap();
-    until(&device, || client.try_receive().unwrap().is_some_and(|message| message.data() == [7; 16]));
+    wait_until(&device, || client.try_receive().unwrap().is_some_and(|message| message.data() == [7; 16]));
 }
 
 /// A send to a target without a client is refused.
@@ -125,14 +125,14 @@ pub fn a_send_without_credits_stalls_until_one_is_returned(rig: &dyn Rig) {
     sender.send(2, 5, &[100]).unwrap();
     bystander.send(2, 6, &[101]).unwrap();
 
-    expect(&bystander.receive(soon(), None).unwrap(), 2, 6, &[101]);
+    expect(&bystander.receive(test_deadline(), None).unwrap(), 2, 6, &[101]);
     assert_eq!(bystander.try_receive().unwrap(), None);
 
-    expect(&target.receive(soon(), None).unwrap(), 0, 0, &[0]);
-    expect(&bystander.receive(soon(), None).unwrap(), 0, 5, &[100]);
+    expect(&target.receive(test_deadline(), None).unwrap(), 0, 0, &[0]);
+    expect(&bystander.receive(test_deadline(), None).unwrap(), 0, 5, &[100]);
 
     for number in 1..=CREDITS {
-        expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
+        expect(&target.receive(test_deadline(), None).unwrap(), 0, 0, &[number as u8]);
     }
 
     assert_eq!(sender.stalls_and_refusals().unwrap(), (1, 0));
@@ -149,14 +149,14 @@ pub fn a_full_ring_blocks_the_sender(rig: &dyn Rig) {
         sender.send(1, 0, &[number as u8]).unwrap();
     }
 
-    until(&device, || rig.counter("send0", "delivered") == CREDITS);
+    wait_until(&device, || rig.counter("send0", "delivered") == CREDITS);
     assert!(matches!(sender.try_send(1, 0, &[0]), Err(Error::RingFull { .. })));
 
-    expect(&target.receive(soon(), None).unwrap(), 0, 0, &[0]);
+    expect(&target.receive(test_deadline(), None).unwrap(), 0, 0, &[0]);
     sender.send(1, 0, &[available as u8]).unwrap();
 
     for number in 1..=available {
-        expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
+        expect(&target.receive(test_deadline(), None).unwrap(), 0, 0, &[number as u8]);
     }
 
     assert_eq!(target.try_receive().unwrap(), None);
@@ -176,15 +176,16 @@ pub fn a_bad_read_pointer_returns_no_credits(rig: &dyn Rig) {
 
     // The device reads the pointer again for the other sender.
     other.send(1, 1, &[100]).unwrap();
-    until(&device, || rig.counter("send0", "stalls") == 2);
+    wait_until(&device, || rig.counter("send0", "stalls") == 2);
 
     assert_eq!(rig.counter("send0", "delivered"), CREDITS);
 
     for number in 0..CREDITS {
-        expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
+        expect(&target.receive(test_deadline(), None).unwrap(), 0, 0, &[number as u8]);
     }
 
-    let mut last = [target.receive(soon(), None).unwrap(), target.receive(soon(), None).unwrap()];
+    let mut last =
+        [target.receive(test_deadline(), None).unwrap(), target.receive(test_deadline(), None).unwrap()];
     last.sort_by_key(|message| message.source);
     expect(&last[0], 0, 0, &[CREDITS as u8]);
     expect(&last[1], 2, 1, &[100]);
@@ -202,7 +203,7 @@ pub fn a_reset_of_the_target_lets_a_stalled_send_pass(rig: &dyn Rig) {
     target_device.reset().unwrap();
     let mut target = AddressedSend::open(&target_device).unwrap();
 
-    expect(&target.receive(soon(), None).unwrap(), 0, 0, &[CREDITS as u8]);
+    expect(&target.receive(test_deadline(), None).unwrap(), 0, 0, &[CREDITS as u8]);
     assert_eq!(target.try_receive().unwrap(), None);
 }
 
@@ -220,10 +221,10 @@ pub fn a_reset_of_the_sender_drops_a_stalled_send(rig: &dyn Rig) {
     sender.send(1, 1, &[200]).unwrap();
 
     for number in 0..CREDITS {
-        expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
+        expect(&target.receive(test_deadline(), None).unwrap(), 0, 0, &[number as u8]);
     }
 
-    expect(&target.receive(soon(), None).unwrap(), 0, 1, &[200]);
+    expect(&target.receive(test_deadline(), None).unwrap(), 0, 1, &[200]);
 }
 
 /// When a target detaches, the senders that wait for it continue.
@@ -234,7 +235,7 @@ pub fn a_stalled_send_ends_when_its_target_detaches(rig: &dyn Rig) {
     stall(rig, &device, &mut sender, 1);
 
     drop((target, target_device));
-    until(&device, || rig.counter("send0", "bad_sends") == 1);
+    wait_until(&device, || rig.counter("send0", "bad_sends") == 1);
 
     assert_eq!(sender.stalls_and_refusals().unwrap(), (1, 1));
 }
@@ -255,7 +256,7 @@ pub fn an_operators_reset_clears_a_stall(rig: &dyn Rig) {
     let mut sender = AddressedSend::open(&device).unwrap();
     let mut target = AddressedSend::open(&target_device).unwrap();
     sender.send(1, 2, &[1]).unwrap();
-    expect(&target.receive(soon(), None).unwrap(), 0, 2, &[1]);
+    expect(&target.receive(test_deadline(), None).unwrap(), 0, 2, &[1]);
 }
 
 /// A trapped read waits for a stalled record, but the control page answers.
@@ -270,7 +271,7 @@ pub fn a_trapped_read_waits_for_an_earlier_stalled_send(rig: &dyn Rig) {
 
     let reader = registers.clone();
     let waiting = std::thread::spawn(move || reader.read64(REG_STALLS));
-    assert_eq!(target.receive(soon(), None).unwrap().data(), [0]);
+    assert_eq!(target.receive(test_deadline(), None).unwrap().data(), [0]);
 
     assert_eq!(waiting.join().unwrap(), Ok(1));
 }
@@ -300,7 +301,7 @@ pub fn a_ring_with_a_half_written_record_works_after_a_reset(rig: &dyn Rig) {
     let mut client = AddressedSend::open(&device).unwrap();
     for number in 0..2 * RING {
         client.send(1, 0, &[number as u8]).unwrap();
-        expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
+        expect(&target.receive(test_deadline(), None).unwrap(), 0, 0, &[number as u8]);
     }
 
     assert_eq!(malformed(rig, 0), 0);
@@ -312,7 +313,7 @@ pub fn malformed_records_are_skipped(rig: &dyn Rig) {
     let (device, client) = open(rig, 0);
     drop(client);
     let ring = device.bar(1).unwrap().window(0, RING * posted::CELL as u64).unwrap();
-    let bad = [
+    let malformed_headers = [
         posted::header(SEND_BAR, 0, 0),
         posted::header(SEND_BAR, 0, 513),
         posted::header(7, 0, 4),
@@ -324,16 +325,19 @@ pub fn malformed_records_are_skipped(rig: &dyn Rig) {
         posted::header(SEND_BAR, u32::MAX, 8),
     ];
 
-    for (cell, header) in bad.iter().enumerate() {
+    for (cell, header) in malformed_headers.iter().enumerate() {
         ring.store_u64_release((cell * posted::CELL) as u64, header | posted::PHASE).unwrap();
     }
 
     device.doorbell().after_store().unwrap();
-    until(&device, || malformed(rig, 0) == bad.len() as u64);
+    wait_until(&device, || malformed(rig, 0) == malformed_headers.len() as u64);
     assert_eq!(rig.counter("send0", "delivered") + rig.counter("send0", "bad_sends"), 0);
 
     let registers = device.bar(0).unwrap();
-    assert_eq!(registers.read32(CONTROL + control::RING_STATE).unwrap(), bad.len() as u32 | 1 << 31);
+    assert_eq!(
+        registers.read32(CONTROL + control::RING_STATE).unwrap(),
+        malformed_headers.len() as u32 | 1 << 31
+    );
 }
 
 /// The interrupt fires when the mailbox changes from empty to not empty.
@@ -345,16 +349,16 @@ pub fn the_receive_interrupt_is_raised_when_the_mailbox_stops_being_empty(rig: &
 
     sender.send(1, 0, &[1]).unwrap();
     sender.send(1, 0, &[2]).unwrap();
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
 
-    until(&target_device, || rig.counter("send0", "delivered") == 2);
+    wait_until(&target_device, || rig.counter("send0", "delivered") == 2);
     assert_eq!(interrupt.take(), 0);
 
-    expect(&target.receive(soon(), None).unwrap(), 0, 0, &[1]);
-    expect(&target.receive(soon(), None).unwrap(), 0, 0, &[2]);
+    expect(&target.receive(test_deadline(), None).unwrap(), 0, 0, &[1]);
+    expect(&target.receive(test_deadline(), None).unwrap(), 0, 0, &[2]);
     sender.send(1, 0, &[3]).unwrap();
 
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
 }
 
 /// A receiver that takes all messages and then waits for the interrupt gets every message, also
@@ -368,7 +372,7 @@ pub fn a_receiver_that_waits_only_for_interrupts_gets_all_messages(rig: &dyn Rig
     for number in (0..MANY).step_by(2) {
         sender.send(1, 0, &number.to_le_bytes()).unwrap();
         // Consumes this message's interrupt, so that it is not taken for the next one's.
-        interrupt.wait(soon(), None).unwrap();
+        interrupt.wait(test_deadline(), None).unwrap();
 
         // It arrives at about the time when the previous one is taken.
         sender.send(1, 0, &(number + 1).to_le_bytes()).unwrap();
@@ -378,7 +382,7 @@ pub fn a_receiver_that_waits_only_for_interrupts_gets_all_messages(rig: &dyn Rig
             let received = loop {
                 match target.try_receive().unwrap() {
                     Some(received) => break received,
-                    None => interrupt.wait(soon(), None).unwrap(),
+                    None => interrupt.wait(test_deadline(), None).unwrap(),
                 };
             };
             expect(&received, 0, 0, &number.to_le_bytes());
@@ -405,7 +409,7 @@ pub fn a_full_ring_times_out(rig: &dyn Rig) {
     assert!(matches!(poster.post(SEND_BAR, at, &[255]), Err(Error::Timeout { .. })));
 
     for number in 0..available {
-        expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
+        expect(&target.receive(test_deadline(), None).unwrap(), 0, 0, &[number as u8]);
     }
 
     device.flush().unwrap();
@@ -468,7 +472,7 @@ pub fn any_sequence_arrives_in_order(rig: &dyn Rig) {
             }
         }
 
-        let deadline = soon();
+        let deadline = test_deadline();
         let mut relax = device.new_relax();
 
         while model.iter().flatten().any(|queue| !queue.is_empty()) {

@@ -11,9 +11,9 @@ use nicforge_shm::SharedMemory;
 use nicforge_test_body::body;
 use proptest::prelude::*;
 
-use super::{MACHINE, until};
+use super::{MACHINE, wait_until};
 use crate::{
-    backing::{Rig, soon},
+    backing::{Rig, test_deadline},
     pattern::pattern,
     random::runner,
 };
@@ -37,8 +37,9 @@ fn open(rig: &dyn Rig, user: &str) -> (Device, DmaEngine) {
     (device, engine)
 }
 
-fn buffer(device: &Device, len: usize, private: bool) -> DmaBuffer {
-    if private { device.private_dma_buffer(len) } else { device.dma_buffer(len, HugePages::Never) }.unwrap()
+fn buffer(device: &Device, len: usize, is_private: bool) -> DmaBuffer {
+    if is_private { device.private_dma_buffer(len) } else { device.dma_buffer(len, HugePages::Never) }
+        .unwrap()
 }
 
 fn read(buffer: &DmaBuffer, offset: u64, len: usize) -> Vec<u8> {
@@ -54,8 +55,9 @@ fn copy_and_check(engine: &mut DmaEngine, from: &DmaBuffer, to: &DmaBuffer, offs
     from.write(source, &data).unwrap();
     to.write(0, &vec![0; to.len() as usize]).unwrap();
 
-    let outcome =
-        engine.copy(&[piece(from.iova() + source, to.iova() + destination, len as u32)], soon()).unwrap();
+    let outcome = engine
+        .copy(&[piece(from.iova() + source, to.iova() + destination, len as u32)], test_deadline())
+        .unwrap();
 
     assert_eq!(outcome, GOOD, "{len} bytes from {source} to {destination}");
 
@@ -112,22 +114,22 @@ pub fn copies_within_private_memory(rig: &dyn Rig) {
 #[body(not_through(shim) = NO_PROTECTION)]
 pub fn copies_across_buffers_side_by_side(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
-    for (remaining, right) in [(false, false), (true, true), (false, true), (true, false)] {
+    for (left, right) in [(false, false), (true, true), (false, true), (true, false)] {
         let buffers =
-            [buffer(&device, 4096, remaining), buffer(&device, 4096, right), buffer(&device, 4096, false)];
-        let [remaining, right, other] = &buffers;
+            [buffer(&device, 4096, left), buffer(&device, 4096, right), buffer(&device, 4096, false)];
+        let [left, right, other] = &buffers;
 
-        assert_eq!(remaining.iova() + 4096, right.iova());
+        assert_eq!(left.iova() + 4096, right.iova());
 
         let data = pattern(1, 200);
         other.write(0, &data).unwrap();
 
-        let there = piece(other.iova(), right.iova() - 150, 200);
-        let back = piece(right.iova() - 150, other.iova() + 2048, 200);
-        let outcome = engine.copy(&[there, back], soon()).unwrap();
+        let to_border = piece(other.iova(), right.iova() - 150, 200);
+        let from_border = piece(right.iova() - 150, other.iova() + 2048, 200);
+        let outcome = engine.copy(&[to_border, from_border], test_deadline()).unwrap();
 
         assert_eq!(outcome, Outcome { done: 2, errors: 0 });
-        assert_eq!([read(remaining, 4096 - 150, 150), read(right, 0, 50)].concat(), data);
+        assert_eq!([read(left, 4096 - 150, 150), read(right, 0, 50)].concat(), data);
         assert_eq!(read(other, 2048, 200), data);
     }
 }
@@ -141,10 +143,10 @@ pub fn the_end_can_be_polled_for(rig: &dyn Rig) {
 
     for _ in 0..3 {
         engine.start(&list).unwrap();
-        assert_eq!(engine.poll(soon(), None).unwrap(), GOOD);
+        assert_eq!(engine.poll(test_deadline(), None).unwrap(), GOOD);
     }
 
-    assert_eq!(engine.copy(&list, soon()).unwrap(), GOOD);
+    assert_eq!(engine.copy(&list, test_deadline()).unwrap(), GOOD);
 }
 
 /// The longest list, whose pieces depend on each other, is copied in order.
@@ -159,7 +161,7 @@ pub fn a_list_of_all_descriptors_is_copied_in_order(rig: &dyn Rig) {
         .map(|at| piece(at, at + 64, 64))
         .collect();
 
-    let outcome = engine.copy(&list, soon()).unwrap();
+    let outcome = engine.copy(&list, test_deadline()).unwrap();
     assert_eq!(outcome, Outcome { done: MAX_DESCRIPTORS, errors: 0 });
     assert_eq!(read(&memory, u64::from(MAX_DESCRIPTORS) * 64, 64), pattern(7, 64));
 }
@@ -179,7 +181,7 @@ pub fn more_pieces_than_messages_in_flight_are_all_copied(rig: &dyn Rig) {
     let list: Vec<_> =
         (0..count).map(|n| piece(from.iova() + 16 * n, to.iova() + 16 * (count - 1 - n), 16)).collect();
 
-    let outcome = engine.copy(&list, soon()).unwrap();
+    let outcome = engine.copy(&list, test_deadline()).unwrap();
     assert_eq!(outcome, Outcome { done: MAX_DESCRIPTORS, errors: 0 });
 
     let reversed: Vec<u8> = data.chunks(16).rev().flatten().copied().collect();
@@ -187,19 +189,19 @@ pub fn more_pieces_than_messages_in_flight_are_all_copied(rig: &dyn Rig) {
 }
 
 /// Expects the second of three pieces to fail, the first to be done and the third not.
-fn expect_failure(rig: &dyn Rig, errors: u32, bad: impl FnOnce(&Device, u64) -> Descriptor) {
+fn expect_failure(rig: &dyn Rig, errors: u32, failing_piece: impl FnOnce(&Device, u64) -> Descriptor) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 12288, false);
     memory.write(0, &[5; 4096]).unwrap();
 
     let at = memory.iova();
-    let list = [piece(at, at + 4096, 4096), bad(&device, at), piece(at, at + 8192, 4096)];
-    let outcome = engine.copy(&list, soon()).unwrap();
+    let list = [piece(at, at + 4096, 4096), failing_piece(&device, at), piece(at, at + 8192, 4096)];
+    let outcome = engine.copy(&list, test_deadline()).unwrap();
 
     assert_eq!(outcome, Outcome { done: 1, errors });
     assert_eq!(read(&memory, 4096, 4096), [5; 4096]);
     assert_eq!(read(&memory, 8192, 4096), [0; 4096]);
-    assert_eq!(engine.copy(&list[..1], soon()).unwrap(), GOOD);
+    assert_eq!(engine.copy(&list[..1], test_deadline()).unwrap(), GOOD);
 }
 
 /// A descriptor's length exceeds the maximum by one byte.
@@ -256,11 +258,11 @@ pub fn a_transfer_whose_destination_range_wraps_is_refused_before_it_starts(rig:
     let memory = DmaMemory::Shared { memory: last.clone(), offset: 0, len: PIECE as u64 };
 
     device.backing().dma_map(at, memory, DmaPermission::READ_WRITE).unwrap();
-    let wraps = engine.copy(&[piece(source.iova(), at, 2 * PIECE as u32)], soon()).unwrap();
+    let wraps = engine.copy(&[piece(source.iova(), at, 2 * PIECE as u32)], test_deadline()).unwrap();
     let mut begun = vec![0; PIECE];
     last.read(0, &mut begun).unwrap();
 
-    let fits = engine.copy(&[piece(source.iova(), at, PIECE as u32)], soon()).unwrap();
+    let fits = engine.copy(&[piece(source.iova(), at, PIECE as u32)], test_deadline()).unwrap();
     assert_eq!(wraps, Outcome { done: 0, errors: STATUS_DMA_ERROR });
     assert_eq!(fits, GOOD);
     assert!(begun.iter().all(|byte| *byte == 0));
@@ -269,10 +271,10 @@ pub fn a_transfer_whose_destination_range_wraps_is_refused_before_it_starts(rig:
 /// The device may only read the destination.
 #[body(not_through(shim) = NO_PROTECTION)]
 pub fn a_read_only_destination_ends_the_list_with_an_error(rig: &dyn Rig) {
-    let mut kept = None;
+    let mut mapping = None;
     expect_failure(rig, STATUS_DMA_ERROR, |device, at| {
         let memory = SharedMemory::create("read-only", 4096).unwrap();
-        let target = kept.insert(device.map_dma(&memory, 0, 4096, DmaPermission::READ).unwrap());
+        let target = mapping.insert(device.map_dma(&memory, 0, 4096, DmaPermission::READ).unwrap());
         piece(at, target.iova(), 1)
     });
 }
@@ -286,7 +288,7 @@ pub fn an_unmapped_or_wrapping_list_ends_with_an_error(rig: &dyn Rig) {
     for list in [NOWHERE, u64::MAX - 15, 0] {
         registers.write64(REG_LIST, list).unwrap();
 
-        let outcome = engine.copy(&[piece(0, 0, 1), piece(0, 0, 1)], soon()).unwrap();
+        let outcome = engine.copy(&[piece(0, 0, 1), piece(0, 0, 1)], test_deadline()).unwrap();
         assert_eq!(outcome, Outcome { done: 0, errors: STATUS_DMA_ERROR }, "list at {list:#x}");
     }
 }
@@ -300,18 +302,21 @@ pub fn a_bad_start_is_refused(rig: &dyn Rig) {
     let list = registers.read64(REG_LIST).unwrap();
 
     // The previous start's error must not be reported again.
-    assert_eq!(engine.copy(&[piece(NOWHERE, memory.iova(), 1)], soon()).unwrap().errors, STATUS_DMA_ERROR);
-    assert_eq!(engine.copy(&[], soon()).unwrap().errors, STATUS_BAD_START);
+    assert_eq!(
+        engine.copy(&[piece(NOWHERE, memory.iova(), 1)], test_deadline()).unwrap().errors,
+        STATUS_DMA_ERROR
+    );
+    assert_eq!(engine.copy(&[], test_deadline()).unwrap().errors, STATUS_BAD_START);
 
     registers.write64(REG_LIST, list + 4).unwrap();
-    assert_eq!(engine.copy(&[piece(0, 0, 1)], soon()).unwrap().errors, STATUS_BAD_START);
+    assert_eq!(engine.copy(&[piece(0, 0, 1)], test_deadline()).unwrap().errors, STATUS_BAD_START);
 
     registers.write64(REG_LIST, list).unwrap();
     let error = device.interrupt(VECTOR_ERROR.into()).unwrap();
     registers.write32(REG_COUNT, MAX_DESCRIPTORS + 1).unwrap();
     registers.write32(REG_START, 1).unwrap();
 
-    assert_eq!(error.wait(soon(), None).unwrap(), 1);
+    assert_eq!(error.wait(test_deadline(), None).unwrap(), 1);
     assert_eq!(registers.read32(REG_STATUS).unwrap(), STATUS_BAD_START);
     assert!(matches!(
         engine.start(&[piece(0, 0, 0); MAX_DESCRIPTORS as usize + 1]),
@@ -320,7 +325,7 @@ pub fn a_bad_start_is_refused(rig: &dyn Rig) {
 
     device.reset().unwrap();
     let mut engine = DmaEngine::open(&device).unwrap();
-    assert_eq!(engine.copy(&[piece(memory.iova(), memory.iova(), 1)], soon()).unwrap(), GOOD);
+    assert_eq!(engine.copy(&[piece(memory.iova(), memory.iova(), 1)], test_deadline()).unwrap(), GOOD);
 }
 
 /// A start after another start in the same ring: the first continues, the second is refused.
@@ -336,13 +341,13 @@ pub fn a_start_while_busy_is_refused_and_disturbs_nothing(rig: &dyn Rig) {
 
     engine.start(&[piece(memory.iova(), memory.iova() + half, half as u32)]).unwrap();
     registers.posted_write(REG_START, &1u32.to_le_bytes()).unwrap();
-    until(&device, || mirror.read64(MIRROR_ENDED) == Ok(2));
+    wait_until(&device, || mirror.read64(MIRROR_ENDED) == Ok(2));
 
     // The memory is written by DMA messages, and the trapped read is answered after them.
     assert_eq!(registers.read32(REG_STATUS).unwrap(), STATUS_BAD_START);
     assert_eq!(registers.read32(REG_DONE).unwrap(), 1);
 
-    until(&device, || read(&memory, half, 1000) == [3; 1000]);
+    wait_until(&device, || read(&memory, half, 1000) == [3; 1000]);
 }
 
 /// Without bus mastering there is no DMA.
@@ -356,10 +361,10 @@ pub fn a_function_without_bus_mastering_reaches_nothing(rig: &dyn Rig) {
 
     backing.read(REGION_CONFIG, COMMAND, &mut command).unwrap();
     backing.write(REGION_CONFIG, COMMAND, &MEMORY_ONLY.to_le_bytes(), WriteMode::Confirmed).unwrap();
-    assert_eq!(engine.copy(&list, soon()).unwrap(), Outcome { done: 0, errors: STATUS_DMA_ERROR });
+    assert_eq!(engine.copy(&list, test_deadline()).unwrap(), Outcome { done: 0, errors: STATUS_DMA_ERROR });
 
     backing.write(REGION_CONFIG, COMMAND, &command, WriteMode::Confirmed).unwrap();
-    assert_eq!(engine.copy(&list, soon()).unwrap(), GOOD);
+    assert_eq!(engine.copy(&list, test_deadline()).unwrap(), GOOD);
 }
 
 /// An unbound vector sets its pending bit, and the mirror shows the end all the same.
@@ -370,7 +375,7 @@ pub fn an_unbound_vector_leaves_its_pending_bit(rig: &dyn Rig) {
     let mirror = device.bar(2).unwrap();
 
     registers.write32(REG_START, 1).unwrap();
-    until(&device, || mirror.read64(MIRROR_ENDED) == Ok(1));
+    wait_until(&device, || mirror.read64(MIRROR_ENDED) == Ok(1));
 
     assert_eq!(registers.read64(PENDING).unwrap(), 1 << VECTOR_ERROR);
 }
@@ -380,21 +385,24 @@ pub fn an_unbound_vector_leaves_its_pending_bit(rig: &dyn Rig) {
 pub fn clients_have_address_spaces_of_their_own(rig: &dyn Rig) {
     let (first_device, mut first) = open(rig, "user0");
     let (second_device, mut second) = open(rig, "user1");
-    let mine = buffer(&first_device, 8192, false);
-    let yours = buffer(&second_device, 8192, false);
+    let first_buffer = buffer(&first_device, 8192, false);
+    let second_buffer = buffer(&second_device, 8192, false);
 
-    assert_eq!(mine.iova(), yours.iova());
+    assert_eq!(first_buffer.iova(), second_buffer.iova());
 
-    mine.write(0, &[1; 100]).unwrap();
-    yours.write(0, &[2; 100]).unwrap();
-    let list = [piece(mine.iova(), mine.iova() + 4096, 100)];
+    first_buffer.write(0, &[1; 100]).unwrap();
+    second_buffer.write(0, &[2; 100]).unwrap();
+    let list = [piece(first_buffer.iova(), first_buffer.iova() + 4096, 100)];
 
     first.start(&list).unwrap();
     second.start(&list).unwrap();
 
-    assert_eq!(first.wait(soon(), None).unwrap(), GOOD);
-    assert_eq!(second.wait(soon(), None).unwrap(), GOOD);
-    assert_eq!((read(&mine, 4096, 100), read(&yours, 4096, 100)), (vec![1; 100], vec![2; 100]));
+    assert_eq!(first.wait(test_deadline(), None).unwrap(), GOOD);
+    assert_eq!(second.wait(test_deadline(), None).unwrap(), GOOD);
+    assert_eq!(
+        (read(&first_buffer, 4096, 100), read(&second_buffer, 4096, 100)),
+        (vec![1; 100], vec![2; 100])
+    );
 }
 
 /// Released memory can't be reached any more.
@@ -404,15 +412,15 @@ pub fn dropped_memory_is_out_of_reach(rig: &dyn Rig) {
     let memory = buffer(&device, 4096, false);
     let list = [piece(memory.iova(), memory.iova() + 100, 100)];
 
-    assert_eq!(engine.copy(&list, soon()).unwrap(), GOOD);
+    assert_eq!(engine.copy(&list, test_deadline()).unwrap(), GOOD);
 
-    let kept = memory.window().clone();
+    let window = memory.window().clone();
     drop(memory);
-    kept.write(0, &[1; 100]).unwrap();
-    assert_eq!(engine.copy(&list, soon()).unwrap(), Outcome { done: 0, errors: STATUS_DMA_ERROR });
+    window.write(0, &[1; 100]).unwrap();
+    assert_eq!(engine.copy(&list, test_deadline()).unwrap(), Outcome { done: 0, errors: STATUS_DMA_ERROR });
 
     let mut copy = [9; 100];
-    kept.read(100, &mut copy).unwrap();
+    window.read(100, &mut copy).unwrap();
 
     assert_eq!(copy, [0; 100]);
 }
@@ -432,7 +440,7 @@ pub fn a_reset_ends_a_list_and_the_next_one_is_copied(rig: &dyn Rig) {
     }
 
     memory.write(0, &pattern(1, 1000)).unwrap();
-    let outcome = engine.copy(&[piece(memory.iova(), memory.iova() + half, 1000)], soon()).unwrap();
+    let outcome = engine.copy(&[piece(memory.iova(), memory.iova() + half, 1000)], test_deadline()).unwrap();
 
     assert_eq!(outcome, GOOD);
     assert_eq!(read(&memory, half, 1000), pattern(1, 1000));
@@ -475,7 +483,7 @@ pub fn any_descriptor_list_equals_its_copies_in_order(rig: &dyn Rig) {
             }
         }
 
-        let outcome = engine.borrow_mut().copy(&descriptors, soon()).unwrap();
+        let outcome = engine.borrow_mut().copy(&descriptors, test_deadline()).unwrap();
         prop_assert_eq!(outcome, Outcome { done: descriptors.len() as u32, errors: 0 });
         for (buffer, bytes) in buffers.iter().zip(&model) {
             prop_assert!(read(buffer, 0, ARENA) == *bytes);

@@ -8,9 +8,9 @@ use nicforge_proof_driver::slot_fifo::{Message, SlotFifo};
 use nicforge_test_body::body;
 use proptest::prelude::*;
 
-use super::{MACHINE, pause, until};
+use super::{MACHINE, pause, wait_until};
 use crate::{
-    backing::{Rig, soon},
+    backing::{Rig, test_deadline},
     random::runner,
 };
 
@@ -44,10 +44,10 @@ fn push(fifo: &SlotFifo, message: &Message) {
 fn fill_up(device: &Device, fifo: &mut SlotFifo, available: usize) -> u64 {
     let available = available as u64;
     for number in 0..available {
-        fifo.send(&message(number), soon(), None).unwrap();
+        fifo.send(&message(number), test_deadline(), None).unwrap();
     }
 
-    until(device, || fifo.fill().unwrap() as usize == QUEUE);
+    wait_until(device, || fifo.fill().unwrap() as usize == QUEUE);
     let more = fifo.send(&message(available), Deadline::after(SHORT), None);
     assert!(matches!(more, Err(Error::Timeout { .. })), "message {available} was taken");
 
@@ -60,16 +60,16 @@ pub fn messages_are_returned_in_order(rig: &dyn Rig) {
     let (_device, mut fifo) = open(rig, "user0");
 
     for number in 0..1000 {
-        fifo.send(&message(number), soon(), None).unwrap();
+        fifo.send(&message(number), test_deadline(), None).unwrap();
         if number % 7 == 6 {
             for back in number - 6..=number {
-                assert_eq!(fifo.receive(soon(), None).unwrap(), message(back));
+                assert_eq!(fifo.receive(test_deadline(), None).unwrap(), message(back));
             }
         }
     }
 
     for number in 994..1000 {
-        assert_eq!(fifo.receive(soon(), None).unwrap(), message(number));
+        assert_eq!(fifo.receive(test_deadline(), None).unwrap(), message(number));
     }
 
     assert_eq!(fifo.try_receive().unwrap(), None);
@@ -86,11 +86,11 @@ pub fn a_held_device_fills_up_and_continues_when_released(rig: &dyn Rig) {
 
     fifo.hold(false).unwrap();
     for number in 0..sent {
-        assert_eq!(fifo.receive(soon(), None).unwrap(), message(number));
+        assert_eq!(fifo.receive(test_deadline(), None).unwrap(), message(number));
     }
 
-    fifo.send(&message(sent), soon(), None).unwrap();
-    assert_eq!(fifo.receive(soon(), None).unwrap(), message(sent));
+    fifo.send(&message(sent), test_deadline(), None).unwrap();
+    assert_eq!(fifo.receive(test_deadline(), None).unwrap(), message(sent));
 }
 
 /// A reader that does not return its pointer blocks its own sends. One returned slot lets one more
@@ -100,13 +100,13 @@ pub fn a_reader_that_frees_no_slot_fills_all_queues(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
 
     let sent = fill_up(&device, &mut fifo, SLOT_COUNT + QUEUE + SLOT_COUNT);
-    assert_eq!(fifo.receive(soon(), None).unwrap(), message(0));
+    assert_eq!(fifo.receive(test_deadline(), None).unwrap(), message(0));
 
-    fifo.send(&message(sent), soon(), None).unwrap();
+    fifo.send(&message(sent), test_deadline(), None).unwrap();
     assert!(matches!(fifo.send(&message(0), Deadline::after(SHORT), None), Err(Error::Timeout { .. })));
 
     for number in 1..=sent {
-        assert_eq!(fifo.receive(soon(), None).unwrap(), message(number));
+        assert_eq!(fifo.receive(test_deadline(), None).unwrap(), message(number));
     }
 }
 
@@ -116,11 +116,11 @@ pub fn port_and_slots_share_a_queue(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
 
     push(&fifo, &message(1));
-    assert_eq!(fifo.receive(soon(), None).unwrap(), message(1));
+    assert_eq!(fifo.receive(test_deadline(), None).unwrap(), message(1));
 
     fifo.hold(true).unwrap();
-    fifo.send(&message(2), soon(), None).unwrap();
-    until(&device, || fifo.fill().unwrap() == 1);
+    fifo.send(&message(2), test_deadline(), None).unwrap();
+    wait_until(&device, || fifo.fill().unwrap() == 1);
 
     for word in words(&message(2)) {
         assert_eq!(fifo.pop_word().unwrap(), word);
@@ -137,7 +137,7 @@ pub fn port_read_while_empty_sets_the_error(rig: &dyn Rig) {
 
     assert_eq!(fifo.pop_word().unwrap(), u64::MAX);
 
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
     assert_eq!(fifo.errors().unwrap(), ERROR_EMPTY);
     assert_eq!(fifo.errors().unwrap(), 0);
 }
@@ -156,11 +156,11 @@ pub fn port_write_while_full_sets_the_error_and_loses_that_word_only(rig: &dyn R
 
     fifo.hold(false).unwrap();
     for number in 0..QUEUE as u64 {
-        assert_eq!(fifo.receive(soon(), None).unwrap(), message(number));
+        assert_eq!(fifo.receive(test_deadline(), None).unwrap(), message(number));
     }
 
     push(&fifo, &message(99));
-    assert_eq!(fifo.receive(soon(), None).unwrap(), message(99));
+    assert_eq!(fifo.receive(test_deadline(), None).unwrap(), message(99));
 }
 
 /// The port accepts accesses of 8 bytes at its own address only.
@@ -203,19 +203,19 @@ pub fn a_bad_read_pointer_sets_the_error_and_frees_nothing(rig: &dyn Rig) {
     head.store_u64_release(0, 1000).unwrap();
     device.doorbell().after_store().unwrap();
 
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
     assert_eq!(fifo.errors().unwrap(), ERROR_POINTER);
 
     let sent = fill_up(&device, &mut fifo, SLOT_COUNT + QUEUE + SLOT_COUNT);
     for number in 0..sent {
-        assert_eq!(fifo.receive(soon(), None).unwrap(), message(number));
+        assert_eq!(fifo.receive(test_deadline(), None).unwrap(), message(number));
     }
 
     // The pointer returns to its first value.
     head.store_u64_release(0, 0).unwrap();
     device.doorbell().after_store().unwrap();
 
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
     assert_eq!(fifo.errors().unwrap(), ERROR_POINTER);
 }
 
@@ -226,19 +226,19 @@ pub fn the_receive_interrupt_is_raised_when_the_slots_stop_being_empty(rig: &dyn
     let (device, mut fifo) = open(rig, "user0");
     let interrupt = fifo.receive_interrupt().unwrap();
 
-    fifo.send(&message(0), soon(), None).unwrap();
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    fifo.send(&message(0), test_deadline(), None).unwrap();
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
 
-    fifo.send(&message(1), soon(), None).unwrap();
+    fifo.send(&message(1), test_deadline(), None).unwrap();
     let slots = device.bar(2).unwrap().window(MIRROR_RECEIVE, SLOTS * SLOT).unwrap();
-    until(&device, || slots.load_u64_acquire(SLOT) == Ok(2));
+    wait_until(&device, || slots.load_u64_acquire(SLOT) == Ok(2));
 
     assert_eq!(interrupt.take(), 0);
-    assert_eq!(fifo.receive(soon(), None).unwrap(), message(0));
-    assert_eq!(fifo.receive(soon(), None).unwrap(), message(1));
+    assert_eq!(fifo.receive(test_deadline(), None).unwrap(), message(0));
+    assert_eq!(fifo.receive(test_deadline(), None).unwrap(), message(1));
 
-    fifo.send(&message(2), soon(), None).unwrap();
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    fifo.send(&message(2), test_deadline(), None).unwrap();
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
 }
 
 /// A receiver that takes all messages and then waits for the interrupt gets every message, also
@@ -249,19 +249,19 @@ pub fn a_receiver_that_waits_only_for_interrupts_gets_all_messages(rig: &dyn Rig
     let interrupt = fifo.receive_interrupt().unwrap();
 
     for number in (0..MANY).step_by(2) {
-        fifo.send(&message(number), soon(), None).unwrap();
+        fifo.send(&message(number), test_deadline(), None).unwrap();
         // Consumes this message's interrupt, so that it is not taken for the next one's.
-        interrupt.wait(soon(), None).unwrap();
+        interrupt.wait(test_deadline(), None).unwrap();
 
         // It arrives at about the time when the previous one is taken.
-        fifo.send(&message(number + 1), soon(), None).unwrap();
+        fifo.send(&message(number + 1), test_deadline(), None).unwrap();
         pause(number);
 
         for number in number..number + 2 {
             let received = loop {
                 match fifo.try_receive().unwrap() {
                     Some(received) => break received,
-                    None => interrupt.wait(soon(), None).unwrap(),
+                    None => interrupt.wait(test_deadline(), None).unwrap(),
                 };
             };
             assert_eq!(received, message(number));
@@ -277,13 +277,13 @@ pub fn intx_fires_again_until_the_error_is_cleared(rig: &dyn Rig) {
     let line = device.intx().unwrap();
     fifo.pop_word().unwrap();
 
-    assert_eq!(line.wait(soon(), None).unwrap(), 1);
+    assert_eq!(line.wait(test_deadline(), None).unwrap(), 1);
 
     fifo.pop_word().unwrap();
     assert_eq!(line.take(), 0);
 
     line.unmask().unwrap();
-    assert_eq!(line.wait(soon(), None).unwrap(), 1);
+    assert_eq!(line.wait(test_deadline(), None).unwrap(), 1);
 
     fifo.errors().unwrap();
     line.unmask().unwrap();
@@ -302,7 +302,7 @@ pub fn a_masked_intx_fires_when_it_is_unmasked(rig: &dyn Rig) {
     assert!(matches!(line.wait(Deadline::after(SHORT), None), Err(Error::Timeout { .. })));
 
     device.backing().unmask(IRQ_INTX, 0, 1).unwrap();
-    assert_eq!(line.wait(soon(), None).unwrap(), 1);
+    assert_eq!(line.wait(test_deadline(), None).unwrap(), 1);
 }
 
 /// Clients do not share messages, fill levels and errors.
@@ -315,13 +315,13 @@ pub fn two_clients_share_no_state(rig: &dyn Rig) {
     let sent = fill_up(&first_device, &mut first, QUEUE + SLOT_COUNT);
     first.push_word(0).unwrap();
 
-    second.send(&message(500), soon(), None).unwrap();
-    assert_eq!(second.receive(soon(), None).unwrap(), message(500));
+    second.send(&message(500), test_deadline(), None).unwrap();
+    assert_eq!(second.receive(test_deadline(), None).unwrap(), message(500));
     assert_eq!((second.fill().unwrap(), second.errors().unwrap()), (0, 0));
 
     first.hold(false).unwrap();
     for number in 0..sent {
-        assert_eq!(first.receive(soon(), None).unwrap(), message(number));
+        assert_eq!(first.receive(test_deadline(), None).unwrap(), message(number));
     }
 }
 
@@ -339,8 +339,8 @@ pub fn a_second_client_is_refused(rig: &dyn Rig) {
 pub fn reattachment_sees_fresh_memory(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
     fifo.hold(true).unwrap();
-    fifo.send(&message(1), soon(), None).unwrap();
-    until(&device, || fifo.fill().unwrap() == 1);
+    fifo.send(&message(1), test_deadline(), None).unwrap();
+    wait_until(&device, || fifo.fill().unwrap() == 1);
 
     let old_send = device.bar(1).unwrap().window(WIN_SEND, SLOTS * SLOT).unwrap();
     let generation = device.generation();
@@ -358,8 +358,8 @@ pub fn reattachment_sees_fresh_memory(rig: &dyn Rig) {
     assert_eq!(device.bar(2).unwrap().read64(MIRROR_TAKEN).unwrap(), 0);
     assert_eq!(device.bar(1).unwrap().read64(WIN_SEND).unwrap(), 0);
 
-    fifo.send(&message(2), soon(), None).unwrap();
-    assert_eq!(fifo.receive(soon(), None).unwrap(), message(2));
+    fifo.send(&message(2), test_deadline(), None).unwrap();
+    assert_eq!(fifo.receive(test_deadline(), None).unwrap(), message(2));
 }
 
 /// A reset empties all FIFOs, and the device works afterwards.
@@ -376,23 +376,23 @@ pub fn a_reset_empties_all_fifos(rig: &dyn Rig) {
     assert_eq!((fifo.fill().unwrap(), fifo.errors().unwrap()), (0, 0));
     assert_eq!(fifo.try_receive().unwrap(), None);
 
-    fifo.send(&message(3), soon(), None).unwrap();
-    assert_eq!(fifo.receive(soon(), None).unwrap(), message(3));
+    fifo.send(&message(3), test_deadline(), None).unwrap();
+    assert_eq!(fifo.receive(test_deadline(), None).unwrap(), message(3));
 }
 
 /// A client that is evicted while it waits gets an error.
 #[body(not_through(guests) = EVICTION_IS_FINAL)]
 pub fn an_evicted_client_gets_the_eviction_error(rig: &dyn Rig) {
     let (_device, mut fifo) = open(rig, "user0");
-    let waiting = std::thread::spawn(move || fifo.receive(soon(), None));
+    let waiting = std::thread::spawn(move || fifo.receive(test_deadline(), None));
 
     rig.evict("fifo0", "user0");
     assert!(waiting.join().unwrap().unwrap_err().is_gone());
 
     let (_device, mut fifo) = open(rig, "user0");
-    fifo.send(&message(1), soon(), None).unwrap();
+    fifo.send(&message(1), test_deadline(), None).unwrap();
 
-    assert_eq!(fifo.receive(soon(), None).unwrap(), message(1));
+    assert_eq!(fifo.receive(test_deadline(), None).unwrap(), message(1));
 }
 
 /// An action of a client in [`any_sequence_behaves_like_queues`].
@@ -429,7 +429,7 @@ struct Model {
 
 impl Model {
     /// Moves messages between the queues until none can move.
-    fn settle(&mut self) {
+    fn move_messages(&mut self) {
         loop {
             if !self.hold && self.receive.len() < SLOT_COUNT && !self.queue.is_empty() {
                 self.receive.extend(self.queue.pop_front());
@@ -492,8 +492,8 @@ pub fn any_sequence_behaves_like_queues(rig: &dyn Rig) {
                 }
             }
 
-            model.settle();
-            until(&device, || {
+            model.move_messages();
+            wait_until(&device, || {
                 registers.read64(REG_TAKEN) == Ok(model.taken)
                     && registers.read32(REG_FILL) == Ok(model.queue.len() as u32)
             });

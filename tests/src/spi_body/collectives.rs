@@ -9,7 +9,7 @@ use nicforge_test_body::body;
 
 use super::{BASE, CUBE, MACHINE, Node, RECEIVE, SEND, SHORT, SINK, SOURCE, length_bytes};
 use crate::{
-    backing::{Rig, soon},
+    backing::{Rig, test_deadline},
     pattern::pattern,
 };
 
@@ -27,8 +27,8 @@ fn job(rig: &dyn Rig, nodes: u32) -> Job {
     let kernels: Vec<_> =
         (0..nodes).map(|node| Kernel::open(&rig.open(&format!("bgq{node}"), "kernel")).unwrap()).collect();
     for kernel in &kernels {
-        let place = kernel.place();
-        let route = Box5::whole(place.shape).route(place.own, true).unwrap();
+        let position = kernel.position();
+        let route = Box5::whole(position.shape).route(position.own, true).unwrap();
         kernel.set_collective_route(CLASS, route, CollectiveChannel::SubComm).unwrap();
         kernel.set_barrier_route(CLASS, route).unwrap();
         kernel.set_barrier_interrupts(1 << CLASS).unwrap();
@@ -126,7 +126,7 @@ pub fn allreduces_by_put_match_a_scalar_model(rig: &dyn Rig) {
 
 /// An allreduce by memory FIFO gives all nodes the result, and a reduction only its destination.
 #[body(on(CUBE))]
-pub fn reductions_by_fifo_reach_those_that_they_are_for(rig: &dyn Rig) {
+pub fn an_allreduce_by_fifo_reaches_all_nodes_and_a_reduction_only_its_destination(rig: &dyn Rig) {
     let mut job = job(rig, NODES);
     let inputs: Vec<_> = (0..NODES).map(|node| words(node, 70)).collect();
     let sums: Vec<_> =
@@ -147,7 +147,7 @@ pub fn reductions_by_fifo_reach_those_that_they_are_for(rig: &dyn Rig) {
         assert!(node.message() == bytes_of(&sums));
     }
 
-    let to = job.nodes[3].subgroup.place().destination();
+    let to = job.nodes[3].subgroup.position().destination();
     send(&mut job, Collective::reduce(CLASS, Operation::UnsignedAdd, 8, to));
     assert!(job.nodes[3].message() == bytes_of(&sums));
     rig.settle();
@@ -205,12 +205,12 @@ pub fn a_barrier_waits_for_the_last_node(rig: &dyn Rig) {
         let (first, first_barrier) = (&mut job.nodes[(last + 1) % 8], &mut barriers[(last + 1) % 8]);
         let early = first.subgroup.wait_barrier(first_barrier, Deadline::after(SHORT), None);
         assert!(matches!(early, Err(Error::Driver(DriverError::Timeout { .. }))), "{early:?}");
-        let twice = first.subgroup.enter(first_barrier);
-        assert_eq!(twice, Err(Error::InBarrier { class: CLASS }));
+        let second_entry = first.subgroup.enter(first_barrier);
+        assert_eq!(second_entry, Err(Error::InBarrier { class: CLASS }));
 
         job.nodes[last].subgroup.enter(&mut barriers[last]).unwrap();
         for (node, barrier) in job.nodes.iter_mut().zip(&mut barriers) {
-            node.subgroup.wait_barrier(barrier, soon(), None).unwrap();
+            node.subgroup.wait_barrier(barrier, test_deadline(), None).unwrap();
         }
     }
 }
@@ -221,7 +221,7 @@ pub fn an_all_to_all_moves_each_block(rig: &dyn Rig) {
     const BLOCK: u64 = 1001;
 
     let device = rig.open("bgq0", "s1");
-    let nodes = Subgroup::open(&device, Options::default()).unwrap().place().nodes();
+    let nodes = Subgroup::open(&device, Options::default()).unwrap().position().nodes();
     let mut all: Vec<_> = (0..nodes).map(|node| Node::new(rig, node, 0)).collect();
     for (number, node) in (0..).zip(&all) {
         for to in 0..nodes {
@@ -232,10 +232,10 @@ pub fn an_all_to_all_moves_each_block(rig: &dyn Rig) {
     }
 
     for node in &mut all {
-        let order = RandomOrder::new(&node.subgroup.place(), 1);
+        let order = RandomOrder::new(&node.subgroup.position(), 1);
         let target = node.target(SINK, &node.counter(0));
         let blocks = Blocks { source: node.memory.iova() + SOURCE, bytes: BLOCK, target };
-        node.subgroup.all_to_all(&[SEND], &order, &blocks, soon(), None).unwrap();
+        node.subgroup.all_to_all(&[SEND], &order, &blocks, test_deadline(), None).unwrap();
     }
 
     for (number, node) in (0..nodes).zip(&all) {
@@ -270,7 +270,7 @@ pub fn the_kernel_allocates_each_resource_once(rig: &dyn Rig) {
     assert!(matches!(kernel.allocate_class(Resource::BarrierClass, 16), Err(Error::NoSuch { .. })));
 }
 
-/// The kernel lets reception FIFOs take packets, or not. A packet for one that does not is dropped.
+/// The kernel can disable a reception FIFO. A packet for a disabled one is dropped.
 #[body]
 pub fn the_kernel_disables_a_reception_fifo(rig: &dyn Rig) {
     let kernel = Kernel::open(&rig.open("bgq1", "kernel")).unwrap();
@@ -279,12 +279,16 @@ pub fn the_kernel_disables_a_reception_fifo(rig: &dyn Rig) {
 
     kernel.set_reception(0, &[RECEIVE], false).unwrap();
     local.send(&message);
-    remote.subgroup.device().wait_until(soon(), None, || remote.subgroup.dropped().unwrap() == 1).unwrap();
+    remote
+        .subgroup
+        .device()
+        .wait_until(test_deadline(), None, || remote.subgroup.dropped().unwrap() == 1)
+        .unwrap();
     assert_eq!(remote.subgroup.has_packet(RECEIVE), Ok(false));
 
     kernel.set_reception(0, &[RECEIVE], true).unwrap();
     local.send(&message);
-    remote.subgroup.wait_packet(RECEIVE, soon(), None).unwrap();
+    remote.subgroup.wait_packet(RECEIVE, test_deadline(), None).unwrap();
     assert_eq!(remote.subgroup.base_address(BASE), Ok(remote.memory.iova()));
 }
 
@@ -300,7 +304,7 @@ pub fn the_kernels_ranges_bound_the_users_memory(rig: &dyn Rig) {
 
     kernel.set_user_ranges(&[]).unwrap();
     let number = local.inject(&put);
-    let ended = local.subgroup.injection().wait_done(SEND, number, soon(), None);
+    let ended = local.subgroup.injection().wait_done(SEND, number, test_deadline(), None);
     assert!(matches!(ended, Err(Error::Stopped { fault: nicforge_spi::Fault::Range, .. })), "{ended:?}");
 
     let all = nicforge_spi::AddressRange { first: 0, last: (1 << 36) - 1, read_only: false };

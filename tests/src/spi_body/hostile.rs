@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 
 use super::{BASE, GETS, MACHINE, Node, RECEIVE, SEND, SHORT, SINK, SOURCE, pair};
 use crate::{
-    backing::{Rig, soon},
+    backing::{Rig, test_deadline},
     pattern::pattern,
 };
 
@@ -19,7 +19,7 @@ use crate::{
 /// then.
 fn fault_of(node: &mut Node, descriptor: &Descriptor) -> Fault {
     let number = node.inject(descriptor);
-    let ended = node.subgroup.injection().wait_done(SEND, number, soon(), None);
+    let ended = node.subgroup.injection().wait_done(SEND, number, test_deadline(), None);
     let Err(Error::Stopped { fault, .. }) = ended else { panic!("{ended:?}") };
     node.subgroup.restart_injection(SEND).unwrap();
     fault
@@ -36,7 +36,7 @@ fn sent(rig: &dyn Rig, node: &mut Node, build: impl FnOnce(&Node) -> Descriptor)
 #[body]
 pub fn a_users_descriptor_does_not_use_the_systems_channels(rig: &dyn Rig) {
     let (mut local, remote) = pair(rig);
-    let to = remote.subgroup.place().destination();
+    let to = remote.subgroup.position().destination();
     let system = memory_fifo(Payload::NONE, PointToPoint::system(to), &remote.fifo()).unwrap();
     assert_eq!(fault_of(&mut local, &system), Fault::Permission);
 
@@ -111,9 +111,9 @@ pub fn packets_for_absent_resources_are_dropped(rig: &dyn Rig) {
     let counter = remote.counter(0);
     counter.set(1000);
 
-    let other = MemoryFifo { fifo: remote.subgroup.reception_id(0), ..MemoryFifo::default() };
+    let closed_fifo = MemoryFifo { fifo: remote.subgroup.reception_id(0), ..MemoryFifo::default() };
     let missing_fifo = MemoryFifo { fifo: 4 * 60, ..MemoryFifo::default() };
-    for target in [other, missing_fifo] {
+    for target in [closed_fifo, missing_fifo] {
         sent(rig, &mut local, |_| memory_fifo(Payload::NONE, route, &target).unwrap());
     }
 
@@ -125,8 +125,8 @@ pub fn packets_for_absent_resources_are_dropped(rig: &dyn Rig) {
         let get = RemoteGet { fifo };
         sent(rig, &mut local, |local| remote_get(local.payload(SOURCE, 64), route, &get).unwrap());
     }
-    let far = DirectPut { offset: 0xf_0000_0000, ..remote.target(0, &counter) };
-    sent(rig, &mut local, |local| direct_put(local.payload(SOURCE, 64), route, &far).unwrap());
+    let unmapped = DirectPut { offset: 0xf_0000_0000, ..remote.target(0, &counter) };
+    sent(rig, &mut local, |local| direct_put(local.payload(SOURCE, 64), route, &unmapped).unwrap());
 
     assert_eq!(remote.subgroup.injection().injected(SEND), Ok(0));
     assert_eq!(remote.subgroup.has_packet(RECEIVE), Ok(false));
@@ -144,15 +144,15 @@ pub fn packets_for_absent_resources_are_dropped(rig: &dyn Rig) {
 #[body]
 pub fn a_remote_get_brings_no_permission(rig: &dyn Rig) {
     let (mut local, mut remote) = pair(rig);
-    let own = local.subgroup.place().destination();
-    let system = memory_fifo(Payload::NONE, PointToPoint::system(own), &local.fifo()).unwrap();
+    let own_node = local.subgroup.position().destination();
+    let system = memory_fifo(Payload::NONE, PointToPoint::system(own_node), &local.fifo()).unwrap();
     local.write(1024, system.as_bytes());
     let get = RemoteGet { fifo: remote.subgroup.injection_id(GETS) };
     local.send(&remote_get(local.payload(1024, 64), local.ordered(&remote), &get).unwrap());
 
     let device = local.subgroup.device().clone();
     let stopped = || remote.subgroup.injection().fault(GETS).unwrap().is_some();
-    device.wait_until(soon(), None, stopped).unwrap();
+    device.wait_until(test_deadline(), None, stopped).unwrap();
     assert_eq!(remote.subgroup.injection().fault(GETS), Ok(Some(Fault::Permission)));
     assert_eq!(local.subgroup.has_packet(RECEIVE), Ok(false));
 }
@@ -211,7 +211,7 @@ pub fn a_peer_that_dies_releases_the_network(rig: &dyn Rig) {
     assert!(matches!(stalled, Err(Error::Driver(DriverError::Timeout { .. }))), "{stalled:?}");
 
     rig.evict("bgq1", "s0");
-    local.subgroup.injection().wait_done(SEND, last, soon(), None).unwrap();
+    local.subgroup.injection().wait_done(SEND, last, test_deadline(), None).unwrap();
     drop(remote);
 
     let counter = third.counter(0);
@@ -233,7 +233,7 @@ pub fn a_peer_that_dies_releases_the_network(rig: &dyn Rig) {
 #[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_sender_that_dies_leaves_a_network_that_works(rig: &dyn Rig) {
     let (mut local, remote) = pair(rig);
-    let mut other = Node::new(rig, 0, 1);
+    let mut survivor = Node::new(rig, 0, 1);
     let counter = remote.counter(0);
     counter.set(1 << 40);
     for _ in 0..60 {
@@ -249,15 +249,15 @@ pub fn a_sender_that_dies_leaves_a_network_that_works(rig: &dyn Rig) {
 
     rig.settle();
     counter.set(64);
-    other.write(SOURCE, &pattern(6, 64));
-    other.send(
-        &direct_put(other.payload(SOURCE, 64), other.ordered(&remote), &remote.target(SINK, &counter))
+    survivor.write(SOURCE, &pattern(6, 64));
+    survivor.send(
+        &direct_put(survivor.payload(SOURCE, 64), survivor.ordered(&remote), &remote.target(SINK, &counter))
             .unwrap(),
     );
     remote.wait(&counter);
     assert_eq!(remote.read(SINK, 64), pattern(6, 64));
 
     let device = rig.open("bgq0", "s0");
-    let again = Subgroup::open(&device, Options::default()).unwrap();
-    assert_eq!(again.base_address(BASE), Ok(NO_BASE_ADDRESS));
+    let reopened = Subgroup::open(&device, Options::default()).unwrap();
+    assert_eq!(reopened.base_address(BASE), Ok(NO_BASE_ADDRESS));
 }

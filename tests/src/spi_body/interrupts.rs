@@ -5,7 +5,7 @@ use nicforge_spi::{Box5, Error, FifoInterrupts, Kernel, MemoryFifo, Payload, mem
 use nicforge_test_body::body;
 
 use super::{CUBE, MACHINE, Node, RECEIVE, SEND, SHORT};
-use crate::backing::{Rig, soon};
+use crate::backing::{Rig, test_deadline};
 
 /// The class route of the global interrupts here, and the line.
 const CLASS: u8 = 6;
@@ -26,13 +26,13 @@ impl Drop for Routes {
 /// Sets the class route of all nodes of the machine.
 fn routes(rig: &dyn Rig) -> Routes {
     let first = Kernel::open(&rig.open("bgq0", "kernel")).unwrap();
-    let nodes = first.place().nodes();
+    let nodes = first.position().nodes();
     let others = (1..nodes).map(|node| Kernel::open(&rig.open(&format!("bgq{node}"), "kernel")).unwrap());
     let kernels: Vec<_> = [first].into_iter().chain(others).collect();
 
     for kernel in &kernels {
-        let place = kernel.place();
-        let route = Box5::whole(place.shape).route(place.own, true).unwrap();
+        let position = kernel.position();
+        let route = Box5::whole(position.shape).route(position.own, true).unwrap();
         kernel.set_barrier_route(CLASS, route).unwrap();
         kernel.set_global_interrupts(CLASS, 1 << LINE).unwrap();
     }
@@ -49,7 +49,7 @@ pub fn a_global_interrupt_reaches_all_nodes(rig: &dyn Rig) {
         nodes.iter().map(|node| node.subgroup.global_interrupt(CLASS, LINE).unwrap()).collect();
     let wait = |nodes: &mut [Node], is_set| {
         for (node, line) in nodes.iter_mut().zip(&of_all) {
-            node.subgroup.wait_global_interrupt(line, is_set, soon(), None).unwrap();
+            node.subgroup.wait_global_interrupt(line, is_set, test_deadline(), None).unwrap();
             assert_eq!(line.is_set(), is_set);
         }
     };
@@ -99,7 +99,7 @@ pub fn thresholds_interrupt_and_can_be_cleared(rig: &dyn Rig) {
     let none = remote.subgroup.wait_interrupts(expected, Deadline::after(SHORT), None);
     assert!(matches!(none, Err(Error::Driver(DriverError::Timeout { .. }))), "{none:?}");
     local.send(&message);
-    assert_eq!(remote.subgroup.wait_interrupts(expected, soon(), None), Ok(expected));
+    assert_eq!(remote.subgroup.wait_interrupts(expected, test_deadline(), None), Ok(expected));
 
     remote.subgroup.clear_interrupts(expected).unwrap();
     assert_eq!(remote.subgroup.interrupts(), Ok(FifoInterrupts::default()));
@@ -110,5 +110,5 @@ pub fn thresholds_interrupt_and_can_be_cleared(rig: &dyn Rig) {
     local.subgroup.set_thresholds(Some(64 * 64), None).unwrap();
     local.subgroup.set_interrupts(risen).unwrap();
     local.send(&message);
-    assert_eq!(local.subgroup.wait_interrupts(risen, soon(), None), Ok(risen));
+    assert_eq!(local.subgroup.wait_interrupts(risen, test_deadline(), None), Ok(risen));
 }

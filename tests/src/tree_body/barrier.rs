@@ -11,7 +11,7 @@ use nicforge_hwi::{
 };
 use nicforge_test_body::body;
 
-use super::{Core, MACHINE, NODES, settle};
+use super::{Core, MACHINE, NODES, run_until_idle};
 use crate::backing::Rig;
 
 /// Returns the offset of a channel's register in the unit.
@@ -51,14 +51,14 @@ pub fn a_barrier_completes_with_the_last_node(rig: &dyn Rig) {
 
     for round in 0..10 {
         for (entered, node) in nodes.iter().enumerate() {
-            settle(rig);
+            run_until_idle(rig);
             assert!(!nodes.iter().any(|node| done(node, 0)), "round {round}: open after {entered} nodes");
             fire(node, 0);
             assert!(entered == nodes.len() - 1 || shows(node, gi::STICKY_ACTIVE, 0));
         }
 
         for node in nodes {
-            node.until(|| done(node, 0));
+            node.wait_until(|| done(node, 0));
             assert!(!shows(node, gi::STICKY_ACTIVE, 0));
             assert_eq!(node.read(gi::BASE), node.word(mirror::GLOBAL_INT));
         }
@@ -90,11 +90,11 @@ pub fn no_node_leaves_a_barrier_before_all_have_entered_it(rig: &dyn Rig) {
                 for round in 1..=rounds {
                     entered.fetch_add(1, Ordering::Relaxed);
                     post(1);
-                    node.until(|| done(node, 1));
+                    node.wait_until(|| done(node, 1));
                     let all = entered.load(Ordering::Relaxed);
                     assert!(all >= round * NODES, "round {round}: {all} have entered");
                     post(0);
-                    node.until(|| !done(node, 1));
+                    node.wait_until(|| !done(node, 1));
                 }
             });
         }
@@ -110,18 +110,18 @@ pub fn an_early_node_waits_for_the_slow(rig: &dyn Rig) {
     let [first, others @ ..] = &nodes[1..] else { panic!("there are compute nodes") };
     nodes.iter().for_each(|node| arm(node, 0, true));
     nodes[1..].iter().for_each(|node| fire(node, 0));
-    nodes[1..].iter().for_each(|node| node.until(|| done(node, 0)));
+    nodes[1..].iter().for_each(|node| node.wait_until(|| done(node, 0)));
 
     disarm(first, 0);
     fire(first, 0);
-    settle(rig);
+    run_until_idle(rig);
 
     assert!(!done(first, 0) && others.iter().all(|node| done(node, 0)));
 
     others.iter().for_each(|node| disarm(node, 0));
     others.iter().for_each(|node| fire(node, 0));
 
-    nodes[1..].iter().for_each(|node| node.until(|| done(node, 0)));
+    nodes[1..].iter().for_each(|node| node.wait_until(|| done(node, 0)));
 }
 
 /// An I/O node holds up a barrier only when it participates.
@@ -131,12 +131,12 @@ pub fn an_io_node_takes_part_in_barriers_when_enabled(rig: &dyn Rig) {
     nodes.iter().for_each(|node| arm(node, 0, true));
     nodes[0].write(register(gi::PARTICIPATE, 0), 1);
     nodes[1..].iter().for_each(|node| fire(node, 0));
-    settle(rig);
+    run_until_idle(rig);
 
     assert!(!nodes.iter().any(|node| done(node, 0)));
 
     fire(&nodes[0], 0);
-    nodes.iter().for_each(|node| node.until(|| done(node, 0)));
+    nodes.iter().for_each(|node| node.wait_until(|| done(node, 0)));
 }
 
 /// A node whose last core died in a barrier holds it up until the node's next core enters.
@@ -145,10 +145,10 @@ pub fn a_dead_node_has_not_entered(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     nodes[1..].iter().for_each(|node| arm(node, 0, true));
     fire(&nodes[4], 0);
-    settle(rig);
+    run_until_idle(rig);
     rig.evict("cn3", "core0");
     nodes[1..4].iter().for_each(|node| fire(node, 0));
-    settle(rig);
+    run_until_idle(rig);
 
     assert!(!nodes[1..4].iter().any(|node| done(node, 0)));
 
@@ -156,7 +156,7 @@ pub fn a_dead_node_has_not_entered(rig: &dyn Rig) {
     arm(&next, 0, true);
     fire(&next, 0);
 
-    nodes[1..4].iter().for_each(|node| node.until(|| done(node, 0)));
+    nodes[1..4].iter().for_each(|node| node.wait_until(|| done(node, 0)));
 }
 
 /// A notification reaches every node that is armed for it.
@@ -166,8 +166,8 @@ pub fn a_notification_interrupts_the_armed_cores(rig: &dyn Rig) {
     nodes[1..4].iter().for_each(|node| arm(node, 1, false));
 
     fire(&nodes[2], 1);
-    nodes[1..4].iter().for_each(|node| node.until(|| done(node, 1)));
-    settle(rig);
+    nodes[1..4].iter().for_each(|node| node.wait_until(|| done(node, 1)));
+    run_until_idle(rig);
 
     assert!(!done(&nodes[0], 1) && !done(&nodes[4], 1));
 }
@@ -178,13 +178,13 @@ pub fn a_direct_channel_shows_the_or_of_all_levels(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let drive = |node: &Core, level: u32| node.write(register(gi::STATE, 0), level);
     let all =
-        |high: bool| nodes.iter().for_each(|node| node.until(|| shows(node, gi::RECV_STATE, 0) == high));
+        |high: bool| nodes.iter().for_each(|node| node.wait_until(|| shows(node, gi::RECV_STATE, 0) == high));
 
     drive(&nodes[1], 1);
     all(true);
     drive(&nodes[4], 1);
     drive(&nodes[1], 0);
-    settle(rig);
+    run_until_idle(rig);
     all(true);
 
     assert!(shows(&nodes[4], gi::SEND_STATE, 0) && !shows(&nodes[1], gi::SEND_STATE, 0));
@@ -202,11 +202,11 @@ pub fn a_core_cannot_use_the_systems_channels(rig: &dyn Rig) {
     for channel in gi::PRIVILEGED..gi::CHANNELS {
         core.write(register(gi::STATE, channel), 1);
         assert_eq!(core.errors(), (0, pix::ADDR0));
-        settle(rig);
+        run_until_idle(rig);
         assert!(!shows(&core, gi::SEND_STATE, channel));
 
         admin.write(register(gi::STATE, channel), 1);
-        admin.until(|| shows(&admin, gi::RECV_STATE, channel));
+        admin.wait_until(|| shows(&admin, gi::RECV_STATE, channel));
         assert_eq!(admin.errors(), (0, 0));
     }
 }

@@ -8,7 +8,7 @@ use nicforge_test_body::body;
 use nicforge_tree::topology::{CLASS_ALL, CLASS_COMPUTE, CLASS_PSET, CLASS_PSET_COMPUTE};
 use proptest::prelude::*;
 
-use super::{Core, MACHINE, Payload, TWO_PSETS, counter, name, payload, settle};
+use super::{Core, MACHINE, Payload, TWO_PSETS, counter, name, payload, run_until_idle};
 use crate::{backing::Rig, random::runner};
 
 /// A class that no machine configures.
@@ -110,7 +110,7 @@ fn reductions_equal_the_arithmetic_of_big_numbers(rig: &dyn Rig, class: usize, m
     });
 
     outcome.unwrap();
-    settle(rig);
+    run_until_idle(rig);
 
     assert!(users.iter().chain(&admins).all(|node| node.try_receive().is_none()));
 }
@@ -157,7 +157,7 @@ pub fn a_broadcast_from_anywhere_reaches_every_node_once(rig: &dyn Rig) {
         nodes.iter().for_each(|node| assert_eq!(node.receive(), (header, payload(number))));
     }
 
-    settle(rig);
+    run_until_idle(rig);
     assert!(nodes.iter().all(|node| node.try_receive().is_none()));
 }
 
@@ -175,12 +175,12 @@ pub fn a_slow_receiver_loses_no_broadcast(rig: &dyn Rig) {
         while sender.try_send(header, &payload(sent)) {
             sent += 1;
         }
-        settle(rig);
+        run_until_idle(rig);
         let read = |node: &Core| std::iter::from_fn(|| node.try_receive()).count();
         if read(sender) + others.iter().map(read).sum::<usize>() == 0 {
             break;
         }
-        settle(rig);
+        run_until_idle(rig);
     }
 
     assert!(!sender.has_room() && slow.waiting() == 8);
@@ -195,7 +195,7 @@ pub fn a_reduction_waits_for_its_last_contribution(rig: &dyn Rig) {
     let header = header(CLASS_ALL, opcode::ADD, 2);
 
     for node in &nodes[..4] {
-        settle(rig);
+        run_until_idle(rig);
         assert!(nodes.iter().all(|node| node.waiting() == 0));
         node.send(header, &[1; PAYLOAD]);
     }
@@ -277,7 +277,7 @@ pub fn contributions_of_different_classes_wait_for_their_own(rig: &dyn Rig) {
         node.send(header(class, opcode::OR, 2), &payload(1));
     }
 
-    settle(rig);
+    run_until_idle(rig);
     assert!(nodes.iter().all(|node| node.waiting() == 0));
     assert_eq!(counter(rig, "cn0", "vc1_combined"), 0);
 }

@@ -9,7 +9,7 @@ use nicforge_shm::Window;
 use nicforge_test_body::body;
 use proptest::prelude::*;
 
-use super::{Core, MACHINE, numbered, payload, settle, to, transfer};
+use super::{Core, MACHINE, numbered, payload, run_until_idle, to, transfer};
 use crate::{backing::Rig, random::runner};
 
 /// BAR of the posted-write ring.
@@ -89,7 +89,7 @@ fn perform(rig: &dyn Rig, core: &Core, ring: &Window, action: Action) {
         // An access that crosses a boundary is refused.
         Action::Read { offset, width } => drop(backing.read(0, offset, &mut vec![0; width])),
         Action::Write { offset, data } => drop(backing.write(0, offset, &data, WriteMode::Confirmed)),
-        Action::Settle => settle(rig),
+        Action::Settle => run_until_idle(rig),
     }
 
     core.doorbell.after_store().unwrap();
@@ -115,7 +115,7 @@ pub fn a_hostile_node_breaks_no_other(rig: &dyn Rig) {
             perform(rig, &hostile[core], &rings[core], action);
         }
 
-        settle(rig);
+        run_until_idle(rig);
         transfer(&admins[0], &admins[1], &numbered(3, 0, 20));
         transfer(&admins[1], &admins[0], &numbered(0, 20, 20));
         transfer(&admins[2], &admins[1], &numbered(3, 40, 20));
@@ -125,12 +125,12 @@ pub fn a_hostile_node_breaks_no_other(rig: &dyn Rig) {
             rig.reset(node);
         }
 
-        settle(rig);
+        run_until_idle(rig);
         for core in users.iter().chain(&admins) {
             core.device.reset().unwrap();
         }
 
-        settle(rig);
+        run_until_idle(rig);
         prop_assert!(users.iter().chain(&admins).all(|core| core.waiting() == 0));
 
         for group in [&users, &admins] {
@@ -189,14 +189,14 @@ pub fn a_flood_ends_with_a_reset_of_its_target(rig: &dyn Rig) {
     io.device.reset().unwrap();
 
     // The remaining packets of both senders arrive in any order, and then no more.
-    io.until(|| {
+    io.wait_until(|| {
         io.try_receive();
         io.presence(3, 0) == 2 && cn3.word(mirror::SEND_HEAD) == held
     });
-    settle(rig);
+    run_until_idle(rig);
 
     while io.try_receive().is_some() {
-        settle(rig);
+        run_until_idle(rig);
     }
 
     transfer(&cn3, &io, &numbered(0, 500, 50));
@@ -209,7 +209,7 @@ pub fn a_flood_ends_with_a_reset_of_its_target(rig: &dyn Rig) {
 pub fn the_mirror_cannot_be_written(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     io.send(to(1), &payload(1));
-    node.until(|| node.waiting() == 1);
+    node.wait_until(|| node.waiting() == 1);
 
     for offset in [mirror::RECV_TAIL, mirror::RECV + SLOT_PAYLOAD, mirror::PRESENCE, mirror::STATUS] {
         assert!(node.mirror.store_u32_release(offset, 77).is_err());

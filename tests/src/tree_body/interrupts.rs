@@ -13,8 +13,8 @@ use nicforge_hwi::{
 };
 use nicforge_test_body::body;
 
-use super::{Core, MACHINE, irq_to, payload, settle, to};
-use crate::backing::{Rig, soon};
+use super::{Core, MACHINE, irq_to, payload, run_until_idle, to};
+use crate::backing::{Rig, test_deadline};
 
 /// An irq-marked packet interrupts each core that enabled the vector before, once for each packet.
 /// A data packet interrupts none.
@@ -25,14 +25,14 @@ pub fn an_irq_packet_interrupts_a_core_with_the_vector_enabled(rig: &dyn Rig) {
     node.enable(&[vector::RECV_IRQ]);
 
     io.send(to(3), &payload(0));
-    settle(rig);
+    run_until_idle(rig);
     assert_eq!(interrupt.take(), 0);
 
     io.send(irq_to(3), &payload(1));
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
 
     node.receive_numbers(0, 2);
-    settle(rig);
+    run_until_idle(rig);
 
     assert_eq!(interrupt.take(), 0);
 }
@@ -46,13 +46,13 @@ pub fn enabling_the_vector_interrupts_for_a_queued_irq_packet(rig: &dyn Rig) {
     io.send(to(3), &payload(0));
     io.send(to(3), &payload(1));
     io.send(irq_to(3), &payload(2));
-    node.until(|| node.word(mirror::RECV_TAIL) == 3);
-    settle(rig);
+    node.wait_until(|| node.word(mirror::RECV_TAIL) == 3);
+    run_until_idle(rig);
 
     assert_eq!(interrupt.take(), 0);
 
     node.enable(&[vector::RECV_IRQ]);
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
 
     node.receive_numbers(0, 3);
 }
@@ -68,15 +68,15 @@ pub fn a_packet_read_before_its_interrupt_leaves_no_second_one(rig: &dyn Rig) {
     node.receive_numbers(0, 1);
 
     // The interrupt fired, and no packet is left.
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
     assert!(node.try_receive().is_none());
 
     node.enable(&[vector::RECV_IRQ]);
-    settle(rig);
+    run_until_idle(rig);
     assert_eq!(interrupt.take(), 0);
 
     io.send(irq_to(3), &payload(1));
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
 }
 
 /// A second irq-marked packet after another one interrupts too. While one of them stays in the
@@ -88,19 +88,19 @@ pub fn a_second_irq_packet_interrupts_again(rig: &dyn Rig) {
     node.enable(&[vector::RECV_IRQ]);
     io.send(irq_to(3), &payload(0));
 
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
 
     io.send(to(3), &payload(1));
     io.send(irq_to(3), &payload(2));
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
 
     node.receive_numbers(0, 1);
     node.enable(&[vector::RECV_IRQ]);
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
 
     node.receive_numbers(1, 2);
     node.enable(&[vector::RECV_IRQ]);
-    settle(rig);
+    run_until_idle(rig);
 
     assert_eq!(interrupt.take(), 0);
 }
@@ -116,8 +116,8 @@ pub fn a_disabled_vector_stays_silent(rig: &dyn Rig) {
 
     io.send(irq_to(3), &payload(0));
     node.read(port::HI);
-    node.until(|| node.word(mirror::RECV_TAIL) == 1);
-    settle(rig);
+    node.wait_until(|| node.word(mirror::RECV_TAIL) == 1);
+    run_until_idle(rig);
 
     let fired: Vec<_> = interrupts.iter().map(|interrupt| interrupt.take()).collect();
     assert_eq!(fired, [0; vector::COUNT as usize]);
@@ -144,10 +144,10 @@ pub fn each_core_enables_its_own_interrupts(rig: &dyn Rig) {
     third.enable(&[vector::RECV_IRQ, vector::ERROR]);
 
     io.send(irq_to(1), &payload(0));
-    assert_eq!(one.wait(soon(), None).unwrap(), 1);
-    assert_eq!(three.wait(soon(), None).unwrap(), 1);
+    assert_eq!(one.wait(test_deadline(), None).unwrap(), 1);
+    assert_eq!(three.wait(test_deadline(), None).unwrap(), 1);
 
-    settle(rig);
+    run_until_idle(rig);
     assert_eq!(two.take(), 0);
     assert_eq!(second.read(REG_INT_ENABLE), 1 << vector::ERROR);
 }
@@ -162,13 +162,13 @@ pub fn a_posted_enable_rereads_the_read_pointer(rig: &dyn Rig) {
 
     for number in 0..50 {
         io.send(irq_to(3), &payload(number));
-        node.until(|| node.word(mirror::RECV_IRQ) == 1);
+        node.wait_until(|| node.word(mirror::RECV_IRQ) == 1);
         enable();
-        node.until(|| interrupt.take() == 1);
+        node.wait_until(|| interrupt.take() == 1);
         node.registers.posted_write(REG_INT_ENABLE, &0_u32.to_le_bytes()).unwrap();
         node.receive_numbers(number, 1);
         enable();
-        settle(rig);
+        run_until_idle(rig);
 
         assert_eq!(interrupt.take(), 0, "packet {number} was read already");
 
@@ -190,14 +190,14 @@ pub fn a_sleeping_reader_is_woken(rig: &dyn Rig) {
     thread::scope(|scope| {
         let sleeper = scope.spawn(|| {
             for number in 0..20 {
-                interrupt.wait(soon(), None).unwrap();
+                interrupt.wait(test_deadline(), None).unwrap();
                 node.receive_numbers(number, 1);
             }
         });
 
         for number in 0..20 {
             io.send(irq_to(4), &payload(number));
-            io.until(|| node.own(window::RECV_HEAD) == number + 1);
+            io.wait_until(|| node.window_word(window::RECV_HEAD) == number + 1);
         }
 
         sleeper.join().unwrap();
@@ -213,16 +213,16 @@ pub fn an_error_interrupts_once_until_it_was_read(rig: &dyn Rig) {
     node.enable(&[vector::ERROR]);
 
     node.read(port::HR);
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
 
     node.read(port::HR);
-    settle(rig);
+    run_until_idle(rig);
 
     assert_eq!(interrupt.take(), 0);
     assert_eq!(node.errors(), (prx::HFU1, 0));
 
     node.read(port::HR);
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
 }
 
 /// An exception that the admin has disabled sets its bit and raises no interrupt.
@@ -236,13 +236,13 @@ pub fn a_disabled_exception_raises_nothing(rig: &dyn Rig) {
     admin.write(dcr(REC_PRXEN), prx::ALL & !prx::HFU1);
 
     node.read(port::HR);
-    settle(rig);
+    run_until_idle(rig);
 
     assert_eq!(interrupt.take(), 0);
     assert_eq!(node.errors(), (prx::HFU1, 0));
 
     node.read_bytes::<16>(port::DR);
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
 }
 
 /// A watermark that the admin has disabled raises no interrupt, though its bit is set.
@@ -256,8 +256,8 @@ pub fn a_disabled_watermark_raises_nothing(rig: &dyn Rig) {
     node.enable(&[vector::WATERMARK]);
 
     io.send(to(3), &payload(0));
-    node.until(|| node.read(dcr(REC_PRXF)) & prx::WM1 != 0);
-    settle(rig);
+    node.wait_until(|| node.read(dcr(REC_PRXF)) & prx::WM1 != 0);
+    run_until_idle(rig);
 
     assert_eq!((interrupt.take(), node.read(REG_INT_STATUS) & 1 << vector::WATERMARK), (0, 0));
 }
@@ -272,7 +272,7 @@ pub fn the_receive_watermark_interrupts_when_it_is_passed(rig: &dyn Rig) {
     // The watermark is passed with more than 4 of 8 packets.
     admin.write(dcr(GLOB_VCFG1), 4 << vcfg::RWM_SHIFT);
     node.enable(&[vector::WATERMARK]);
-    settle(rig);
+    run_until_idle(rig);
     interrupt.take();
 
     for round in 0..2 {
@@ -280,7 +280,7 @@ pub fn the_receive_watermark_interrupts_when_it_is_passed(rig: &dyn Rig) {
             io.send(to(3), &payload(number));
         }
 
-        settle(rig);
+        run_until_idle(rig);
         assert_eq!(
             (interrupt.take(), node.read(REG_INT_STATUS) & 1 << vector::WATERMARK),
             (0, 0),
@@ -288,14 +288,14 @@ pub fn the_receive_watermark_interrupts_when_it_is_passed(rig: &dyn Rig) {
         );
 
         io.send(to(3), &payload(4));
-        assert_eq!(interrupt.wait(soon(), None).unwrap(), 1, "round {round}");
+        assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1, "round {round}");
 
         io.send(to(3), &payload(5));
-        settle(rig);
+        run_until_idle(rig);
         assert_eq!(interrupt.take(), 0, "round {round}");
 
         node.receive_numbers(0, 6);
-        settle(rig);
+        run_until_idle(rig);
     }
 }
 
@@ -313,15 +313,15 @@ pub fn the_send_watermark_interrupts_when_the_fifo_has_drained(rig: &dyn Rig) {
 
     let sent = node.send_until_full(rig, to(0), 0);
     node.enable(&[vector::WATERMARK]);
-    settle(rig);
+    run_until_idle(rig);
     interrupt.take();
 
     io.receive_numbers(0, 5);
-    settle(rig);
+    run_until_idle(rig);
     assert_eq!(interrupt.take(), 0);
 
     io.receive_numbers(5, 1);
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
 
     io.receive_numbers(6, sent - 6);
 }
@@ -343,20 +343,20 @@ pub fn a_channel_interrupts_its_own_clients_only(rig: &dyn Rig) {
     admin.read(port::HI);
 
     for interrupt in &of_admin {
-        assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+        assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
     }
 
-    settle(rig);
+    run_until_idle(rig);
     assert!(of_core.iter().all(|interrupt| interrupt.take() == 0));
 
     io.send(irq_to(3), &payload(1));
     core.read(port::HI);
 
     for interrupt in &of_core {
-        assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+        assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
     }
 
-    settle(rig);
+    run_until_idle(rig);
     assert!(of_admin.iter().all(|interrupt| interrupt.take() == 0));
 }
 
@@ -367,26 +367,26 @@ pub fn a_presence_change_interrupts(rig: &dyn Rig) {
     let [node] = Core::of(rig, ["cn2"]);
     let interrupt = node.device.interrupt(vector::PRESENCE.into()).unwrap();
     node.enable(&[vector::PRESENCE]);
-    settle(rig);
+    run_until_idle(rig);
     interrupt.take();
 
     let other = Core::open(rig, "cn1", "core2");
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
     assert_eq!(node.presence(2, 2), 1);
 
     node.enable(&[]);
     let before = node.word(mirror::PRESENCE_CHANGES);
     drop(other);
-    node.until(|| node.word(mirror::PRESENCE_CHANGES) == before + 1);
-    settle(rig);
+    node.wait_until(|| node.word(mirror::PRESENCE_CHANGES) == before + 1);
+    run_until_idle(rig);
 
     assert_eq!(interrupt.take(), 0);
 
     node.enable(&[vector::PRESENCE]);
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
 
     node.enable(&[vector::PRESENCE]);
-    settle(rig);
+    run_until_idle(rig);
 
     assert_eq!(interrupt.take(), 0);
 }
@@ -404,14 +404,14 @@ pub fn a_global_interrupt_interrupts(rig: &dyn Rig) {
 
     node.enable(&[vector::GLOBAL_INT]);
     other.write(gi::BASE + gi::STICKY, 1);
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
 
     node.enable(&[vector::GLOBAL_INT]);
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
 
     node.write(gi::BASE + gi::STICKY, 0);
     node.enable(&[vector::GLOBAL_INT]);
-    settle(rig);
+    run_until_idle(rig);
 
     assert_eq!(interrupt.take(), 0);
 }

@@ -5,7 +5,7 @@ use nicforge_hwi::tree::{CORES, SLOT, SLOT_CONTROL, mirror, window};
 use nicforge_test_body::body;
 
 use super::{
-    CREDITS, Core, MACHINE, NODES, Packet, counter, irq_to, numbered, payload, settle, to, transfer,
+    CREDITS, Core, MACHINE, NODES, Packet, counter, irq_to, numbered, payload, run_until_idle, to, transfer,
 };
 use crate::backing::Rig;
 
@@ -17,7 +17,7 @@ pub fn a_core_counts_its_generation_up_at_every_node(rig: &dyn Rig) {
     let admins = Core::everywhere(rig, "admin");
     let observed = |generation: u8| {
         for observer in users.iter().chain(&admins) {
-            observer.until(|| observer.presence(3, 2) == generation);
+            observer.wait_until(|| observer.presence(3, 2) == generation);
             // The generations of all other cores are unchanged.
             assert!(
                 (0..NODES).all(|node| observer.presence(node, 0) == 1 && observer.presence(node, 3) == 0)
@@ -41,10 +41,10 @@ pub fn presence_changes_are_counted(rig: &dyn Rig) {
     let before = io.word(mirror::PRESENCE_CHANGES);
 
     let cores: Vec<_> = (0..CORES).map(|core| Core::open(rig, "cn1", &format!("core{core}"))).collect();
-    io.until(|| io.word(mirror::PRESENCE_CHANGES) == before + 4);
+    io.wait_until(|| io.word(mirror::PRESENCE_CHANGES) == before + 4);
     drop(cores);
 
-    io.until(|| io.word(mirror::PRESENCE_CHANGES) == before + 8);
+    io.wait_until(|| io.word(mirror::PRESENCE_CHANGES) == before + 8);
     assert_eq!(io.word(mirror::PRESENCE + 4 * 2), 0x0202_0202);
 }
 
@@ -53,12 +53,12 @@ pub fn presence_changes_are_counted(rig: &dyn Rig) {
 pub fn a_node_that_attaches_late_knows_which_nodes_are_present(rig: &dyn Rig) {
     let [io, cn1] = Core::of(rig, ["io0", "cn1"]);
     drop(cn1);
-    io.until(|| io.presence(2, 0) == 2);
+    io.wait_until(|| io.presence(2, 0) == 2);
 
     let _cn1 = Core::of(rig, ["cn1"]);
     let [late] = Core::of(rig, ["cn3"]);
 
-    late.until(|| late.presence(4, 0) == 1);
+    late.wait_until(|| late.presence(4, 0) == 1);
     assert_eq!((late.presence(0, 0), late.presence(2, 0), late.presence(1, 0)), (1, 3, 0));
 }
 
@@ -73,10 +73,10 @@ pub fn a_presence_change_arrives_after_the_packets_sent_before_it(rig: &dyn Rig)
 
     rig.evict("cn2", "core0");
     drop(node);
-    settle(rig);
+    run_until_idle(rig);
 
     let mut received = 0;
-    io.until(|| {
+    io.wait_until(|| {
         // The presence is read before the FIFO.
         let dead = io.presence(3, 0) == 2;
         while let Some((_, bytes)) = io.try_receive() {
@@ -101,11 +101,11 @@ pub fn the_next_tenants_packets_arrive_after_its_presence_change(rig: &dyn Rig) 
 
     let next = Core::open(rig, "cn2", "core0");
     (0..8).for_each(|number| assert!(next.try_send(to(0), &payload(1000 + number))));
-    settle(rig);
+    run_until_idle(rig);
 
     for number in 0..sent {
         assert_eq!(io.receive().1, payload(number));
-        settle(rig);
+        run_until_idle(rig);
     }
 
     for number in 1000..1008 {
@@ -128,7 +128,7 @@ pub fn a_node_without_cores_takes_packets_and_drops_them(rig: &dyn Rig) {
     }
 
     transfer(&io, &cn3, &numbered(4, 0, 20));
-    settle(rig);
+    run_until_idle(rig);
 
     assert!(counter(rig, "cn2", "vc1_discarded") >= 400);
 }
@@ -153,7 +153,7 @@ pub fn the_next_tenant_has_fresh_windows(rig: &dyn Rig) {
     // An attachment on the system channel does not keep the user channel's state alive.
     let _admin = Core::open(rig, "cn0", "admin");
     io.send(irq_to(1), &payload(1));
-    node.until(|| node.waiting() == 1);
+    node.wait_until(|| node.waiting() == 1);
     node.store(window::SRAM, 0x1234);
 
     assert!(node.lock(window::LOCK_SEND));
@@ -163,14 +163,14 @@ pub fn the_next_tenant_has_fresh_windows(rig: &dyn Rig) {
     drop(node);
 
     let node = Core::open(rig, "cn0", "core0");
-    settle(rig);
+    run_until_idle(rig);
     old.0.store_u32_release(window::RECV_HEAD, 77).unwrap();
     old.0.store_u32_release(window::LOCK, 4).unwrap();
     old.0.store_u64_release(window::SEND + SLOT_CONTROL, 1 | u64::from(to(0).0) << 32).unwrap();
     old.0.store_u64_release(window::SEND + SLOT + SLOT_CONTROL, 2 | u64::from(to(0).0) << 32).unwrap();
-    settle(rig);
+    run_until_idle(rig);
 
-    assert_eq!((node.own(window::SRAM), node.locked_by(0), node.locked_by(1)), (0, 0, 0));
+    assert_eq!((node.window_word(window::SRAM), node.locked_by(0), node.locked_by(1)), (0, 0, 0));
     assert_eq!((node.waiting(), node.word(mirror::RECV_IRQ), node.word(mirror::ERROR) & 0xffff), (0, 0, 0));
     assert!(io.try_receive().is_none());
     assert_eq!(io.presence(1, 0), 3);
@@ -193,10 +193,10 @@ pub fn the_cores_that_stay_keep_the_nodes_fifos(rig: &dyn Rig) {
     first.receive_numbers(0, 1);
 
     drop(first);
-    io.until(|| io.presence(1, 0) == 2);
+    io.wait_until(|| io.presence(1, 0) == 2);
 
     second.receive_numbers(1, 1);
-    assert_eq!(second.own(window::SRAM + 8), 99);
+    assert_eq!(second.window_word(window::SRAM + 8), 99);
 
     transfer(&io, &second, &numbered(1, 2, 20));
     transfer(&second, &io, &numbered(0, 30, 20));
@@ -218,7 +218,7 @@ pub fn a_killed_cores_lock_boxes_are_freed(rig: &dyn Rig) {
     }
 
     rig.evict("cn0", "core0");
-    second.until(|| second.locked_by(1) == 0);
+    second.wait_until(|| second.locked_by(1) == 0);
 
     assert_eq!([1, 5, 62].map(|number| second.locked_by(number)), [0; 3]);
     assert_eq!([0, 2, 63].map(|number| second.locked_by(number)), [second.owner(); 3]);
@@ -236,10 +236,10 @@ pub fn data_for_a_dead_reader_is_discarded_until_the_next_one_attaches(rig: &dyn
 
     transfer(&io, &reader, &numbered(1, 0, 3));
     (3..5).for_each(|number| io.send(to(1), &payload(number)));
-    reader.until(|| reader.waiting() == 2);
+    reader.wait_until(|| reader.waiting() == 2);
 
     rig.evict("cn0", "core0");
-    next.until(|| next.presence(1, 0) == 2);
+    next.wait_until(|| next.presence(1, 0) == 2);
 
     for number in 0..100 {
         io.send(to(1), &payload(number));
@@ -247,7 +247,7 @@ pub fn data_for_a_dead_reader_is_discarded_until_the_next_one_attaches(rig: &dyn
 
     io.send(irq_to(1), &payload(200));
     (201..206).for_each(|number| io.send(to(1), &payload(number)));
-    next.until(|| next.waiting() == 6);
+    next.wait_until(|| next.waiting() == 6);
 
     assert_eq!(counter(rig, "cn0", "vc1_discarded"), 102);
     assert!(next.lock(window::LOCK_RECV));
@@ -266,10 +266,10 @@ pub fn a_dead_core_without_the_receive_lock_costs_no_packet(rig: &dyn Rig) {
     assert!(dead.lock(window::LOCK_SEND));
 
     (0..5).for_each(|number| io.send(to(1), &payload(number)));
-    next.until(|| next.waiting() == 5);
+    next.wait_until(|| next.waiting() == 5);
 
     rig.evict("cn0", "core0");
-    next.until(|| next.locked_by(window::LOCK_SEND) == 0);
+    next.wait_until(|| next.locked_by(window::LOCK_SEND) == 0);
 
     next.receive_numbers(0, 5);
     transfer(&io, &next, &numbered(1, 5, 20));
@@ -283,17 +283,17 @@ pub fn a_core_that_resets_itself_spares_its_node(rig: &dyn Rig) {
     let second = Core::open(rig, "cn0", "core1");
 
     // Presence reports travel like packets.
-    io.until(|| [0, 1].iter().all(|&core| io.presence(1, core) & 1 == 1));
+    io.wait_until(|| [0, 1].iter().all(|&core| io.presence(1, core) & 1 == 1));
     let generations = [0, 1].map(|core| io.presence(1, core));
 
     assert!(first.lock(7) && second.lock(8));
 
     io.send(to(1), &payload(5));
-    first.until(|| first.waiting() == 1);
+    first.wait_until(|| first.waiting() == 1);
     first.enable(&[0]);
 
     first.device.reset().unwrap();
-    io.until(|| io.presence(1, 0) == generations[0] + 2);
+    io.wait_until(|| io.presence(1, 0) == generations[0] + 2);
 
     assert_eq!(io.presence(1, 1), generations[1]);
     assert_eq!((second.locked_by(7), second.locked_by(8)), (0, second.owner()));
@@ -314,7 +314,7 @@ pub fn an_operators_reset_clears_a_blocked_node(rig: &dyn Rig) {
     assert!(!io.has_room());
 
     rig.reset("cn0");
-    settle(rig);
+    run_until_idle(rig);
 
     assert_eq!(node.device.gone_cause(), Some(GoneCause::Reset));
     assert_eq!(io.device.gone_cause(), None);
@@ -322,7 +322,7 @@ pub fn an_operators_reset_clears_a_blocked_node(rig: &dyn Rig) {
     assert_eq!(io.presence(1, 0), generation + 2);
 
     node.device.reset().unwrap();
-    settle(rig);
+    run_until_idle(rig);
 
     assert_eq!(io.presence(1, 0), generation + 4);
     assert_eq!((node.address(), node.word(mirror::NODES)), (1, NODES));
@@ -330,7 +330,7 @@ pub fn an_operators_reset_clears_a_blocked_node(rig: &dyn Rig) {
     // The packets that were in flight have arrived in the empty FIFO.
     let rest: Vec<Packet> = std::iter::from_fn(|| {
         let packet = node.try_receive();
-        settle(rig);
+        run_until_idle(rig);
         packet
     })
     .collect();
@@ -362,9 +362,9 @@ pub fn a_reset_node_may_lose_packets_but_not_reorder_them(rig: &dyn Rig) {
         }
     }
 
-    settle(rig);
+    run_until_idle(rig);
     while io.try_receive().is_some() {
-        settle(rig);
+        run_until_idle(rig);
     }
 
     transfer(&cn2, &io, &numbered(0, 1000, 50));

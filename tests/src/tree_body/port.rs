@@ -9,8 +9,10 @@ use nicforge_hwi::{
 };
 use nicforge_test_body::body;
 
-use super::{CREDITS, Core, MACHINE, Packet, Payload, irq_to, numbered, payload, settle, to, transfer};
-use crate::backing::{Rig, soon};
+use super::{
+    CREDITS, Core, MACHINE, Packet, Payload, irq_to, numbered, payload, run_until_idle, to, transfer,
+};
+use crate::backing::{Rig, test_deadline};
 
 /// Quads of a payload.
 const QUADS: usize = 16;
@@ -38,8 +40,8 @@ fn pop(core: &Core) -> Packet {
 }
 
 /// Waits until `count` packets are in the receive FIFO.
-fn until_waiting(core: &Core, count: u32) {
-    core.until(|| status::headers(core.read(port::SX)) == count);
+fn wait_for_packets(core: &Core, count: u32) {
+    core.wait_until(|| status::headers(core.read(port::SX)) == count);
 }
 
 /// A packet pushed in quads is popped in quads.
@@ -48,7 +50,7 @@ pub fn a_pushed_packet_is_popped(rig: &dyn Rig) {
     let [from, target] = Core::of(rig, ["cn2", "cn1"]);
 
     push(&from, irq_to(2), &payload(3));
-    until_waiting(&target, 1);
+    wait_for_packets(&target, 1);
 
     assert_eq!(pop(&target), (irq_to(2), payload(3)));
     assert_eq!(target.read(port::SX), 0);
@@ -65,7 +67,7 @@ pub fn two_halves_make_a_quad(rig: &dyn Rig) {
         from.write_bytes(port::DI + 8 * (index as u64 % 2), half);
     }
 
-    until_waiting(&target, 1);
+    wait_for_packets(&target, 1);
     let header = Header(target.read(port::HR));
     let halves: Vec<u8> =
         (0..2 * QUADS as u64).flat_map(|index| target.read_bytes::<8>(port::DR + 8 * (index % 2))).collect();
@@ -118,7 +120,7 @@ pub fn an_upper_half_that_is_not_read_is_lost_with_an_alignment_error(rig: &dyn 
     let [io, first] = Core::of(rig, ["io0", "cn0"]);
     let third = Core::open(rig, "cn0", "core2");
     io.send(to(1), &payload(6));
-    until_waiting(&first, 1);
+    wait_for_packets(&first, 1);
 
     for (core, error, quad) in [(&first, prx::ALIGN0, 0), (&third, prx::ALIGN1, 2)] {
         let halves = [core.read_bytes::<8>(port::DR), core.read_bytes::<8>(port::DR)];
@@ -162,7 +164,7 @@ pub fn headers_and_quads_are_queues_of_their_own(rig: &dyn Rig) {
 
     (0..3).for_each(|class| push_header(&from, Header::point_to_point(class, 0, false)));
     (0..3).flat_map(payload).collect::<Vec<_>>().chunks(16).for_each(|quad| push_quad(&from, quad));
-    until_waiting(&target, 3);
+    wait_for_packets(&target, 3);
 
     (0..3).for_each(|class| assert_eq!(Header(target.read(port::HR)).class(), class));
     assert_eq!((status::headers(target.read(port::SX)), status::quads(target.read(port::SX))), (0, 48));
@@ -181,7 +183,7 @@ pub fn a_partial_packet_waits_for_its_last_quad(rig: &dyn Rig) {
     let [from, target] = Core::of(rig, ["cn0", "io0"]);
     push_header(&from, to(0));
     payload(5).chunks(16).take(QUADS - 1).for_each(|quad| push_quad(&from, quad));
-    settle(rig);
+    run_until_idle(rig);
 
     assert!(target.try_receive().is_none());
     assert_eq!(from.read(port::SX), status::word(15, 1, 0, false, 0));
@@ -243,10 +245,10 @@ pub fn reading_an_empty_fifo_is_an_underrun(rig: &dyn Rig) {
     core.enable(&[vector::ERROR]);
 
     assert_eq!(core.read_bytes::<16>(port::DR), [0xff; 16]);
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
     assert_eq!(core.errors(), (prx::PFU1, 0));
     assert_eq!(core.read(port::HR), u32::MAX);
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
     assert_eq!(core.errors(), (prx::HFU1, 0));
     assert_eq!(core.errors(), (0, 0));
 }
@@ -261,11 +263,11 @@ pub fn a_write_to_a_full_fifo_is_dropped_and_reported_as_overflow(rig: &dyn Rig)
 
     let sent = node.send_until_full(rig, to(0), 0);
     push_quad(&node, &[0xee; 16]);
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
     assert_eq!(node.errors(), (0, pix::PFO1));
 
     push_header(&node, irq_to(0));
-    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(interrupt.wait(test_deadline(), None).unwrap(), 1);
     assert_eq!(node.errors(), (0, pix::HFO1));
 
     io.receive_numbers(0, sent);
@@ -275,7 +277,8 @@ pub fn a_write_to_a_full_fifo_is_dropped_and_reported_as_overflow(rig: &dyn Rig)
     assert_eq!(node.errors(), (0, 0));
 }
 
-/// Packets of port and slots leave in the order they were given, also from a FIFO that was blocked.
+/// Packets of port and slots leave in the order in which they were written, also from a FIFO that
+/// was blocked.
 #[body]
 pub fn port_and_slots_send_into_one_queue(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
@@ -287,7 +290,7 @@ pub fn port_and_slots_send_into_one_queue(rig: &dyn Rig) {
         } else {
             assert!(node.try_send(to(0), &payload(number)));
         }
-        settle(rig);
+        run_until_idle(rig);
     }
 
     assert_eq!(status::send_headers(node.read(port::SX)), 7);
@@ -302,7 +305,7 @@ pub fn port_and_slots_receive_from_one_queue(rig: &dyn Rig) {
     for number in 0..40 {
         node.send(to(0), &payload(number));
         if number % 4 == 3 {
-            until_waiting(&io, 4);
+            wait_for_packets(&io, 4);
             assert_eq!(io.receive().1, payload(number - 3));
             assert_eq!(pop(&io).1, payload(number - 2));
             assert_eq!(pop(&io).1, payload(number - 1));
@@ -319,8 +322,8 @@ pub fn port_and_slots_receive_from_one_queue(rig: &dyn Rig) {
 pub fn status_word_and_mirror_agree(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let (io_admin, node_admin) = (Core::open(rig, "io0", "admin"), Core::open(rig, "cn0", "admin"));
-    let check = |packets: u32| {
-        settle(rig);
+    let check_level = |packets: u32| {
+        run_until_idle(rig);
         let (received, sent) = (packets.min(8), packets.saturating_sub(8 + CREDITS));
 
         for (core, admin) in [(&io, &io_admin), (&node, &node_admin)] {
@@ -337,11 +340,11 @@ pub fn status_word_and_mirror_agree(rig: &dyn Rig) {
 
     let maximum = 8 + CREDITS + 8;
     for packets in 0..maximum {
-        check(packets);
+        check_level(packets);
         assert!(node.try_send(if packets == 2 { irq_to(0) } else { to(0) }, &payload(packets)));
     }
 
-    check(maximum);
+    check_level(maximum);
 }
 
 /// For every reader, the status leaves out quads that the port has popped, also those of a partly
@@ -352,7 +355,7 @@ pub fn the_status_does_not_count_packets_popped_by_the_port(rig: &dyn Rig) {
     let admin = Core::open(rig, "cn0", "admin");
     io.send(to(1), &payload(0));
     io.send(to(1), &payload(1));
-    until_waiting(&node, 2);
+    wait_for_packets(&node, 2);
 
     let shows = |quads: u32, headers: u32| {
         let word = status::word(0, 0, quads, false, headers);
@@ -368,7 +371,7 @@ pub fn the_status_does_not_count_packets_popped_by_the_port(rig: &dyn Rig) {
 
     shows(29, 1);
     node.receive_numbers(0, 1);
-    settle(rig);
+    run_until_idle(rig);
     shows(16, 1);
 
     assert_eq!(pop(&node), (to(1), payload(1)));
@@ -431,7 +434,7 @@ pub fn a_node_in_manual_mode_forwards_nothing(rig: &dyn Rig) {
         assert!(node.try_send(to(0), &payload(number)));
     }
 
-    settle(rig);
+    run_until_idle(rig);
     assert!(io.try_receive().is_none());
 
     admin.write(dcr(ARB_RCFG), 0);
@@ -449,12 +452,12 @@ pub fn a_soft_reset_empties_the_node(rig: &dyn Rig) {
     io.send(to(1), &payload(1));
     node.send_until_full(rig, to(0), 0);
 
-    let kept = [
+    let kept_registers = [
         (CLASS_RDR0 + 7, u32::from(rdr::SRCL) << 16 | u32::from(rdr::TGTL)),
         (GLOB_VCFG1, 3 << vcfg::RWM_SHIFT),
     ];
 
-    kept.iter().for_each(|&(number, value)| admin.write(dcr(number), value));
+    kept_registers.iter().for_each(|&(number, value)| admin.write(dcr(number), value));
     push_header(&node, to(0));
     let presence = io.presence(1, 0);
 
@@ -462,15 +465,15 @@ pub fn a_soft_reset_empties_the_node(rig: &dyn Rig) {
     assert_ne!(node.word(mirror::ERROR) & error_word(0, pix::HFO1), 0);
 
     admin.write(dcr(ARB_RCFG), rcfg::RST);
-    settle(rig);
+    run_until_idle(rig);
 
     assert_eq!(admin.read(dcr(ARB_RCFG)), 0);
     assert_eq!((node.read(port::SX), node.waiting(), node.errors()), (0, 0, (0, 0)));
 
-    kept.iter().for_each(|&(number, value)| assert_eq!(admin.read(dcr(number)), value));
+    kept_registers.iter().for_each(|&(number, value)| assert_eq!(admin.read(dcr(number)), value));
     // Packets in flight beyond the node arrive, and after them the presence report.
     io.receive_numbers(0, 8 + CREDITS);
-    settle(rig);
+    run_until_idle(rig);
 
     assert!(io.try_receive().is_none());
     assert_eq!(io.presence(1, 0), presence + 2);

@@ -9,8 +9,8 @@ use nicforge_hwi::{
 use nicforge_test_body::body;
 
 use super::{
-    CREDITS, Core, DEPTH_1, DEPTH_256, MACHINE, NODES, counter, irq_to, name, numbered, payload, settle, to,
-    transfer,
+    CREDITS, Core, DEPTH_1, DEPTH_256, MACHINE, NODES, counter, irq_to, name, numbered, payload,
+    run_until_idle, to, transfer,
 };
 use crate::backing::Rig;
 
@@ -27,7 +27,7 @@ pub fn every_node_reaches_every_node_in_order(rig: &dyn Rig) {
         }
     }
 
-    settle(rig);
+    run_until_idle(rig);
     assert!(nodes.iter().all(|node| node.try_receive().is_none()));
 }
 
@@ -71,12 +71,12 @@ pub fn the_irq_bit_is_counted_while_its_packet_waits(rig: &dyn Rig) {
         io.send(header, &payload(number));
     }
 
-    node.until(|| node.word(mirror::RECV_TAIL) == 6);
+    node.wait_until(|| node.word(mirror::RECV_TAIL) == 6);
     for remaining in [3, 3, 2, 2, 1, 1] {
         assert_eq!(node.word(mirror::RECV_IRQ), remaining);
         assert_eq!(node.word(mirror::STATUS) & status::IRQ, status::IRQ);
         node.receive();
-        settle(rig);
+        run_until_idle(rig);
     }
 
     assert_eq!(node.word(mirror::RECV_IRQ), 0);
@@ -96,14 +96,14 @@ pub fn a_receiver_that_does_not_read_fills_all_fifos_and_loses_no_packet(rig: &d
     assert_eq!(node.word(mirror::SEND_HEAD), depth + CREDITS);
 
     io.receive_numbers(0, 1);
-    settle(rig);
+    run_until_idle(rig);
     assert!(node.try_send(to(0), &payload(sent)));
 
-    settle(rig);
+    run_until_idle(rig);
     assert!(!node.has_room());
 
     io.receive_numbers(1, sent);
-    settle(rig);
+    run_until_idle(rig);
 
     assert!(io.try_receive().is_none() && node.has_room());
 }
@@ -116,7 +116,7 @@ pub fn a_pointer_over_many_packets_frees_them_all(rig: &dyn Rig) {
     let sent = node.send_until_full(rig, to(0), 0);
 
     io.store(window::RECV_HEAD, depth);
-    settle(rig);
+    run_until_idle(rig);
     assert_eq!(io.waiting(), depth.min(sent - depth));
 
     io.receive_numbers(depth, sent - depth);
@@ -140,7 +140,7 @@ pub fn a_blocked_node_delays_only_its_own_packets(rig: &dyn Rig) {
     assert!(!cn2.has_room());
 
     io.receive_numbers(0, sent);
-    settle(rig);
+    run_until_idle(rig);
 
     assert!(io.try_receive().is_none());
 }
@@ -183,17 +183,17 @@ pub fn a_bad_read_pointer_is_noted_and_ignored(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let sent = node.send_until_full(rig, to(0), 0);
     io.receive_numbers(0, 3);
-    settle(rig);
+    run_until_idle(rig);
 
     assert!(node.has_room());
 
     let before = io.word(mirror::RECV_TAIL);
-    for bad in [2, before + 1, 1000, 1 << 31, u32::MAX] {
-        io.store(window::RECV_HEAD, bad);
-        settle(rig);
-        assert_eq!(io.word(mirror::ERROR) & error_word(prx::PFU1, 0), prx::PFU1, "read pointer {bad}");
-        assert_eq!(io.read(dcr(REC_PRXF)) & !prx::WM1, prx::PFU1, "read pointer {bad}");
-        assert_eq!(io.word(mirror::RECV_TAIL), before, "read pointer {bad}");
+    for invalid in [2, before + 1, 1000, 1 << 31, u32::MAX] {
+        io.store(window::RECV_HEAD, invalid);
+        run_until_idle(rig);
+        assert_eq!(io.word(mirror::ERROR) & error_word(prx::PFU1, 0), prx::PFU1, "read pointer {invalid}");
+        assert_eq!(io.read(dcr(REC_PRXF)) & !prx::WM1, prx::PFU1, "read pointer {invalid}");
+        assert_eq!(io.word(mirror::RECV_TAIL), before, "read pointer {invalid}");
     }
 
     io.store(window::RECV_HEAD, 3);
@@ -202,7 +202,7 @@ pub fn a_bad_read_pointer_is_noted_and_ignored(rig: &dyn Rig) {
 
     // They are also invalid while the FIFO is empty.
     io.store(window::RECV_HEAD, sent + 1);
-    settle(rig);
+    run_until_idle(rig);
 
     assert_eq!(io.errors(), (prx::PFU1, 0));
 
@@ -217,7 +217,7 @@ pub fn a_packet_for_an_absent_node_is_discarded_and_counted(rig: &dyn Rig) {
 
     for target in [NODES, 1023, 0xff_ffff] {
         node.send(to(target), &payload(9));
-        settle(rig);
+        run_until_idle(rig);
         assert_eq!(node.errors(), (0, pix::ADDR0));
     }
 
@@ -252,10 +252,10 @@ pub fn a_core_reaches_the_user_channel_only(rig: &dyn Rig) {
 
     io.receive_numbers(1, 1);
     io_admin.receive_numbers(2, 1);
-    settle(rig);
+    run_until_idle(rig);
 
     assert!(io.try_receive().is_none() && io_admin.try_receive().is_none());
-    assert_eq!((node_admin.own(window::SRAM), node_admin.locked_by(5)), (0, 0));
+    assert_eq!((node_admin.window_word(window::SRAM), node_admin.locked_by(5)), (0, 0));
     assert_eq!((node.word(mirror::CHANNEL), node_admin.word(mirror::CHANNEL)), (1, 0));
     assert_eq!((counter(rig, "cn0", "vc0_sent"), counter(rig, "cn0", "vc1_sent")), (1, 1));
 }

@@ -41,22 +41,22 @@ pub fn credits_stop_a_sender_whose_receiver_does_not_read(rig: &dyn Rig) {
             sender.progress().unwrap();
             sender.device().relax(&mut relax).unwrap();
         }
-        assert_eq!(reading.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
+        assert_eq!(reading.recv(Filter::ANY, test_deadline(), None).unwrap().quadword(0), number);
     }
 
     // The unread port can still send to others: its own credits do not limit it.
     let from_idle = link(&mut idle_receiver, &mut reading);
-    idle_receiver.send(from_idle, 0, &[8; 8], soon(), None).unwrap();
+    idle_receiver.send(from_idle, 0, &[8; 8], test_deadline(), None).unwrap();
 
-    assert_eq!(reading.recv(Filter::ANY, soon(), None).unwrap().from, at(1, 0));
+    assert_eq!(reading.recv(Filter::ANY, test_deadline(), None).unwrap().from, at(1, 0));
 
     // The receiver reads, and the connection continues.
     let mut received = 0;
-    until("all that was sent", &mut [&mut idle_receiver, &mut sender], |ports| {
+    drive_until("all that was sent", &mut [&mut idle_receiver, &mut sender], |ports| {
         received += drain(ports[0]).len() as u32;
         received == sent
     });
-    until("credit", &mut [&mut sender, &mut idle_receiver], |ports| {
+    drive_until("credit", &mut [&mut sender, &mut idle_receiver], |ports| {
         ports[0].credits(to_idle) == Some(granted)
     });
 
@@ -70,34 +70,34 @@ pub fn credits_stop_a_sender_whose_receiver_does_not_read(rig: &dyn Rig) {
 pub fn a_port_without_free_credits_refuses_connections(rig: &dyn Rig) {
     let small = Config { slots: Some(64), window: 64, ..Config::default() };
     let mut receiver = port_with(rig, at(1, 0), small);
-    let (mut one, mut two) = (port(rig, at(0, 0)), port(rig, at(0, 1)));
-    let first = link(&mut one, &mut receiver);
-    let all = one.credits(first).unwrap();
+    let (mut first_sender, mut second_sender) = (port(rig, at(0, 0)), port(rig, at(0, 1)));
+    let first = link(&mut first_sender, &mut receiver);
+    let granted = first_sender.credits(first).unwrap();
 
-    assert!((1..=16).contains(&all), "{all} of 32 slots");
+    assert!((1..=16).contains(&granted), "{granted} of 32 slots");
 
-    let second = two.connect(at(1, 0), soon(), None).unwrap();
+    let second = second_sender.connect(at(1, 0), test_deadline(), None).unwrap();
     let refused = Error::NoCredit { address: at(1, 0) };
-    until("the refusal", &mut [&mut two, &mut receiver], |ports| {
+    drive_until("the refusal", &mut [&mut second_sender, &mut receiver], |ports| {
         ports[0].send_nb(second, 0, &[0; 8]) == Err(refused.clone())
     });
-    one.disconnect(first).unwrap();
+    first_sender.disconnect(first).unwrap();
 
-    assert_eq!(one.send_nb(first, 0, &[0; 8]), Err(Error::PeerGone { address: at(1, 0) }));
+    assert_eq!(first_sender.send_nb(first, 0, &[0; 8]), Err(Error::PeerGone { address: at(1, 0) }));
 
-    until("room", &mut [&mut two, &mut receiver, &mut one], |ports| {
-        match ports[0].connect(at(1, 0), soon(), None) {
-            Ok(link) => ports[0].credits(link) == Some(all),
+    drive_until("room", &mut [&mut second_sender, &mut receiver, &mut first_sender], |ports| {
+        match ports[0].connect(at(1, 0), test_deadline(), None) {
+            Ok(link) => ports[0].credits(link) == Some(granted),
             Err(error) => panic!("{error}"),
         }
     });
 
     // A sender that dies returns its credits too.
-    drop(two);
-    let mut three = port(rig, at(0, 2));
-    until("room", &mut [&mut three, &mut receiver, &mut one], |ports| {
-        match ports[0].connect(at(1, 0), soon(), None) {
-            Ok(link) => ports[0].credits(link) == Some(all),
+    drop(second_sender);
+    let mut third_sender = port(rig, at(0, 2));
+    drive_until("room", &mut [&mut third_sender, &mut receiver, &mut first_sender], |ports| {
+        match ports[0].connect(at(1, 0), test_deadline(), None) {
+            Ok(link) => ports[0].credits(link) == Some(granted),
             Err(error) => panic!("{error}"),
         }
     });
@@ -114,13 +114,13 @@ pub fn credits_of_unread_slots_are_not_granted_again(rig: &dyn Rig) {
     let all = sender.credits(first).unwrap();
 
     for number in 0..u64::from(all) {
-        sender.send(first, 0, &number.to_le_bytes(), soon(), None).unwrap();
+        sender.send(first, 0, &number.to_le_bytes(), test_deadline(), None).unwrap();
     }
 
     sender.disconnect(first).unwrap();
-    let second = sender.connect(at(1, 0), soon(), None).unwrap();
+    let second = sender.connect(at(1, 0), test_deadline(), None).unwrap();
     let refused = Err(Error::NoCredit { address: at(1, 0) });
-    until("the refusal", &mut [&mut sender, &mut receiver], |ports| {
+    drive_until("the refusal", &mut [&mut sender, &mut receiver], |ports| {
         assert_ne!(ports[0].credits(second).filter(|credits| *credits > 0), Some(all), "granted twice");
         ports[0].send_nb(second, 0, &[0; 8]) == refused
     });
@@ -128,11 +128,11 @@ pub fn credits_of_unread_slots_are_not_granted_again(rig: &dyn Rig) {
     assert_eq!(receiver.kept(), all as usize);
 
     for number in 0..u64::from(all) {
-        assert_eq!(receiver.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
+        assert_eq!(receiver.recv(Filter::ANY, test_deadline(), None).unwrap().quadword(0), number);
     }
 
-    until("room", &mut [&mut sender, &mut receiver], |ports| {
-        let link = ports[0].connect(at(1, 0), soon(), None).unwrap();
+    drive_until("room", &mut [&mut sender, &mut receiver], |ports| {
+        let link = ports[0].connect(at(1, 0), test_deadline(), None).unwrap();
         ports[0].credits(link) == Some(all)
     });
 }
@@ -141,35 +141,35 @@ pub fn credits_of_unread_slots_are_not_granted_again(rig: &dyn Rig) {
 /// that waits for it reports that.
 #[body]
 pub fn a_send_fails_when_its_credit_is_queued_after_kept_messages(rig: &dyn Rig) {
-    let mut few = port_with(rig, at(0, 0), Config { kept: Some(4), ..Config::default() });
+    let mut keeps_four = port_with(rig, at(0, 0), Config { kept: Some(4), ..Config::default() });
     let mut other = port(rig, at(1, 0));
-    let (to, back) = (link(&mut few, &mut other), link(&mut other, &mut few));
+    let (to, back) = (link(&mut keeps_four, &mut other), link(&mut other, &mut keeps_four));
 
     for number in 0..8_u64 {
-        other.send(back, 0, &number.to_le_bytes(), soon(), None).unwrap();
+        other.send(back, 0, &number.to_le_bytes(), test_deadline(), None).unwrap();
     }
 
-    until("what is kept", &mut [&mut few], |ports| ports[0].kept() == 4);
-    let granted = few.credits(to).unwrap();
+    drive_until("four kept messages", &mut [&mut keeps_four], |ports| ports[0].kept() == 4);
+    let granted = keeps_four.credits(to).unwrap();
 
     for number in 0..u64::from(granted) {
-        few.send(to, 0, &number.to_le_bytes(), soon(), None).unwrap();
+        keeps_four.send(to, 0, &number.to_le_bytes(), test_deadline(), None).unwrap();
     }
 
     // The other port returns the credits, after its own messages.
     for number in 0..u64::from(granted) {
-        assert_eq!(other.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
+        assert_eq!(other.recv(Filter::ANY, test_deadline(), None).unwrap().quadword(0), number);
     }
 
     other.device().flush().unwrap();
-    assert_eq!(few.send(to, 0, &[9; 8], soon(), None), Err(Error::KeptFull { kept: 4 }));
+    assert_eq!(keeps_four.send(to, 0, &[9; 8], test_deadline(), None), Err(Error::KeptFull { kept: 4 }));
 
     for number in 0..8 {
-        assert_eq!(few.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
+        assert_eq!(keeps_four.recv(Filter::ANY, test_deadline(), None).unwrap().quadword(0), number);
     }
 
-    few.send(to, 0, &[9; 8], soon(), None).unwrap();
-    assert_eq!(other.recv(Filter::ANY, soon(), None).unwrap().bytes(), [9; 8]);
+    keeps_four.send(to, 0, &[9; 8], test_deadline(), None).unwrap();
+    assert_eq!(other.recv(Filter::ANY, test_deadline(), None).unwrap().bytes(), [9; 8]);
 }
 
 /// Without connection credits a card waits for the ring of a receiver that does not read, and the
@@ -181,18 +181,18 @@ pub fn the_watchdog_reports_a_receiver_that_does_not_read(rig: &dyn Rig) {
     let idle_receiver = port_with(rig, at(1, 0), UNCOUNTED);
     let mut neighbour = port_with(rig, at(0, 1), UNCOUNTED);
     let mut reading = port_with(rig, at(1, 1), UNCOUNTED);
-    let to_idle = sender.connect(at(1, 0), soon(), None).unwrap();
-    let to_stalled = reading.connect(at(0, 0), soon(), None).unwrap();
-    let to_reading = neighbour.connect(at(1, 1), soon(), None).unwrap();
+    let to_idle = sender.connect(at(1, 0), test_deadline(), None).unwrap();
+    let to_stalled = reading.connect(at(0, 0), test_deadline(), None).unwrap();
+    let to_reading = neighbour.connect(at(1, 1), test_deadline(), None).unwrap();
 
     for _ in 0..33 {
-        sender.send(to_idle, 0, &[1; 8], soon(), None).unwrap();
+        sender.send(to_idle, 0, &[1; 8], test_deadline(), None).unwrap();
     }
 
-    until("the stall", &mut [&mut sender], |ports| ports[0].statistics().stalls > 0);
+    drive_until("the stall", &mut [&mut sender], |ports| ports[0].statistics().stalls > 0);
     let mut error = Ok(());
     let (mut forward, mut backward) = (0, 0);
-    until("the watchdog", &mut [&mut sender, &mut neighbour, &mut reading], |ports| {
+    drive_until("the watchdog", &mut [&mut sender, &mut neighbour, &mut reading], |ports| {
         // Traffic beside the stall, also to the stalled process, which reads: its card returns its
         // slots.
         forward += drain(ports[2]).len();
@@ -207,7 +207,7 @@ pub fn the_watchdog_reports_a_receiver_that_does_not_read(rig: &dyn Rig) {
     let watchdog = nicforge_velo::DeviceError::Watchdog { to };
     assert!(matches!(error, Err(Error::Device { error, .. }) if error == watchdog), "{error:?}");
 
-    until("more than a ring", &mut [&mut sender, &mut neighbour, &mut reading], |ports| {
+    drive_until("more than a ring", &mut [&mut sender, &mut neighbour, &mut reading], |ports| {
         forward += drain(ports[2]).len();
         backward += drain(ports[0]).len();
         let _ = ports[1].send_nb(to_reading, 0, &[2; 8]);
@@ -227,8 +227,8 @@ pub fn a_wait_ends_while_the_card_waits_for_a_receiver(rig: &dyn Rig) {
     let mut sender = port_with(rig, at(0, 0), waiting);
     let idle_receiver = port_with(rig, at(1, 0), UNCOUNTED);
     let mut reading = port_with(rig, at(1, 1), UNCOUNTED);
-    let to_idle = sender.connect(at(1, 0), soon(), None).unwrap();
-    let to_sender = reading.connect(at(0, 0), soon(), None).unwrap();
+    let to_idle = sender.connect(at(1, 0), test_deadline(), None).unwrap();
+    let to_sender = reading.connect(at(0, 0), test_deadline(), None).unwrap();
 
     for most in [300, u32::MAX] {
         let sent =
@@ -240,9 +240,9 @@ pub fn a_wait_ends_while_the_card_waits_for_a_receiver(rig: &dyn Rig) {
         // The watchdog may have ended the stalled send first.
         assert!(matches!(waited, Err(Error::Timeout { .. } | Error::Device { .. })), "{waited:?}");
 
-        reading.send(to_sender, 5, &[5; 8], soon(), None).unwrap();
+        reading.send(to_sender, 5, &[5; 8], test_deadline(), None).unwrap();
         let message = loop {
-            match sender.recv(Filter::ANY, soon(), None) {
+            match sender.recv(Filter::ANY, test_deadline(), None) {
                 Err(Error::Device { .. }) => {}
                 result => break result.unwrap(),
             }

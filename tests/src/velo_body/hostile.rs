@@ -86,7 +86,7 @@ pub fn a_hostile_process_cannot_forge_messages_of_others(rig: &dyn Rig) {
     let mut victims = [at(0, 0), at(1, 0), at(1, 1)].map(|address| port_with(rig, address, uncounted));
     let links: Vec<_> = {
         let (first, _) = victims.split_at_mut(1);
-        [at(1, 0), at(1, 1)].map(|to| first[0].connect(to, soon(), None).unwrap()).into()
+        [at(1, 0), at(1, 1)].map(|to| first[0].connect(to, test_deadline(), None).unwrap()).into()
     };
     let hostile = rig.open("ex0", "vpid2");
 
@@ -108,9 +108,9 @@ pub fn a_hostile_process_cannot_forge_messages_of_others(rig: &dyn Rig) {
 
         *number += 1;
         for (index, link) in links.iter().enumerate() {
-            victims[0].send(*link, 7, &number.to_le_bytes(), soon(), None).unwrap();
+            victims[0].send(*link, 7, &number.to_le_bytes(), test_deadline(), None).unwrap();
             loop {
-                let message = victims[index + 1].recv(Filter::ANY, soon(), None).unwrap();
+                let message = victims[index + 1].recv(Filter::ANY, test_deadline(), None).unwrap();
                 if message.from == at(0, 0) {
                     assert_eq!((message.tag, message.quadword(0)), (7, *number));
                     break;
@@ -130,13 +130,13 @@ pub fn a_hostile_process_cannot_forge_messages_of_others(rig: &dyn Rig) {
     }
 }
 
-/// Connection messages of the library's flow control.
-fn connect(own: u64, target: u8) -> u64 {
-    1 | own << 8 | u64::from(target) << 16 | 64 << 32
+/// Returns a forged connection message of the library's flow control, which asks for 64 credits.
+fn connect(tenant: u64, target: u8) -> u64 {
+    1 | tenant << 8 | u64::from(target) << 16 | 64 << 32
 }
 
-fn close(own: u64) -> u64 {
-    3 | own << 8
+fn close(tenant: u64) -> u64 {
+    3 | tenant << 8
 }
 
 /// Sends `messages` from `victim` to `neighbour` and back, while a process that never reads floods
@@ -152,18 +152,18 @@ fn exchange_during_flood(
 ) -> u64 {
     let uncounted = Config { flow_control: false, slots: Some(64), ..Config::default() };
     let mut hostile = port_with(rig, at(1, 0), uncounted);
-    let hostile_link = hostile.connect(victim.address(), soon(), None).unwrap();
+    let hostile_link = hostile.connect(victim.address(), test_deadline(), None).unwrap();
 
-    until("the hostile port", &mut [&mut *victim], |ports| ports[0].is_up(at(1, 0)));
-    let own = u64::from(victim.tenant_of(at(1, 0)));
+    drive_until("the hostile port", &mut [&mut *victim], |ports| ports[0].is_up(at(1, 0)));
+    let tenant = u64::from(victim.tenant_of(at(1, 0)));
     let (mut sent, mut received, mut forged) = (0, 0, 0_u64);
-    let (mut echo, mut relax) = (None, Relax::new());
+    let (mut unsent_reply, mut relax) = (None, Relax::new());
     let deadline = Deadline::after(3 * LIMIT);
 
     while received < messages {
         assert!(!deadline.has_passed(), "{sent} sent, {received} received, {forged} forged");
 
-        let word = forge(own, hostile_link.tenant(), forged);
+        let word = forge(tenant, hostile_link.tenant(), forged);
         let was_sent = hostile.send_nb(hostile_link, nicforge_velo::CONTROL_TAG, &word.to_le_bytes()).is_ok();
         forged += u64::from(was_sent);
         if sent < messages && victim.send_nb(to, 0, &sent.to_le_bytes()).is_ok() {
@@ -171,17 +171,17 @@ fn exchange_during_flood(
         }
 
         // Neither waits for the other: messages for the victim are taken meanwhile.
-        while let Some(message) = echo.take().or_else(|| neighbour.poll().unwrap()) {
+        while let Some(message) = unsent_reply.take().or_else(|| neighbour.poll().unwrap()) {
             match neighbour.send_nb(back, 1, message.bytes()) {
                 Err(Error::WouldBlock) => {
-                    echo = Some(message);
+                    unsent_reply = Some(message);
                     break;
                 }
                 result => result.unwrap(),
             }
         }
 
-        if echo.is_some() {
+        if unsent_reply.is_some() {
             neighbour.progress().unwrap();
         }
 
@@ -250,8 +250,8 @@ pub fn a_flood_without_a_connection_blocks_no_call(rig: &dyn Rig) {
         for mut sender in flood {
             let (stop, to) = (&stop, victim.address());
             scope.spawn(move || {
-                let to = sender.connect(to, soon(), None).unwrap();
-                let (mut relax, deadline) = (Relax::new(), soon());
+                let to = sender.connect(to, test_deadline(), None).unwrap();
+                let (mut relax, deadline) = (Relax::new(), test_deadline());
                 while !stop.load(Ordering::Relaxed) && !deadline.has_passed() {
                     if sender.send_nb(to, 0, &[1; 8]).is_err() {
                         sender.device().relax(&mut relax).unwrap();
@@ -260,7 +260,7 @@ pub fn a_flood_without_a_connection_blocks_no_call(rig: &dyn Rig) {
             });
         }
 
-        let (deadline, mut most, mut relax) = (soon(), 0, Relax::new());
+        let (deadline, mut most, mut relax) = (test_deadline(), 0, Relax::new());
         while victim.statistics().dropped < DROPPED && !deadline.has_passed() {
             for call in [|port: &mut Port| port.poll_for(Filter::ANY).map(drop), Port::progress] {
                 let before = victim.statistics().dropped;

@@ -24,8 +24,8 @@ use nicforge_shm::{SharedMemory, SharedU64};
 use nicforge_test_body::body;
 use nicforge_velo::{Config, DeviceError, Error, Filter, Port};
 
-use super::{MACHINE, at, drain, link, pattern, port, until};
-use crate::backing::{Rig, soon};
+use super::{MACHINE, at, drain, drive_until, link, pattern, port};
+use crate::backing::{Rig, test_deadline};
 
 /// The frequency of torn messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,24 +199,24 @@ pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
 
     let (mut local, _) = torn_port(rig, 0, TearFrequency::Often);
     let (mut remote, _) = torn_port(rig, 1, TearFrequency::Often);
-    let mut whole = port(rig, at(0, 1));
+    let mut intact = port(rig, at(0, 1));
     let (to, back) = (link(&mut local, &mut remote), link(&mut remote, &mut local));
-    let beside = link(&mut whole, &mut remote);
+    let whole_link = link(&mut intact, &mut remote);
     let message = |number: u64| {
         let mut bytes = pattern(number, 8 * (1 + number as usize % 8));
         bytes[..8].copy_from_slice(&number.to_le_bytes());
         bytes
     };
 
-    let ways = [(0, to), (1, back), (2, beside)];
+    let directions = [(0, to), (1, back), (2, whole_link)];
     let (mut sent, mut expected) = ([0; 3], [0; 3]);
 
     while expected != [MESSAGES; 3] {
-        let mut ports = [&mut local, &mut remote, &mut whole];
-        for (way, &(port, link)) in ways.iter().enumerate() {
-            while sent[way] < MESSAGES {
-                match ports[port].send_nb(link, 1, &message(sent[way])) {
-                    Ok(()) => sent[way] += 1,
+        let mut ports = [&mut local, &mut remote, &mut intact];
+        for (direction, &(port, link)) in directions.iter().enumerate() {
+            while sent[direction] < MESSAGES {
+                match ports[port].send_nb(link, 1, &message(sent[direction])) {
+                    Ok(()) => sent[direction] += 1,
                     Err(error) => {
                         assert_eq!(error, Error::WouldBlock);
                         break;
@@ -225,33 +225,33 @@ pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
             }
         }
 
-        let [local, remote, whole] = &mut ports;
-        until("messages", &mut [local, remote, whole], |ports| {
+        let [local, remote, intact] = &mut ports;
+        drive_until("messages", &mut [local, remote, intact], |ports| {
             let mut moved = false;
-            for (port, sender, way) in [(1, at(0, 0), 0), (0, at(1, 0), 1), (1, at(0, 1), 2)] {
+            for (port, sender, direction) in [(1, at(0, 0), 0), (0, at(1, 0), 1), (1, at(0, 1), 2)] {
                 while let Some(received) = ports[port].poll_for(Filter::from(sender)).unwrap() {
                     assert_eq!(
                         (received.tag, received.bytes()),
-                        (1, &message(expected[way])[..]),
-                        "way {way}"
+                        (1, &message(expected[direction])[..]),
+                        "way {direction}"
                     );
-                    expected[way] += 1;
+                    expected[direction] += 1;
                     moved = true;
                 }
             }
 
-            let mut senders = ways.iter().zip(sent).filter(|(_, sent)| *sent < MESSAGES);
+            let mut senders = directions.iter().zip(sent).filter(|(_, sent)| *sent < MESSAGES);
             moved || senders.any(|(&(port, link), _)| ports[port].credits(link) != Some(0))
         });
     }
 
-    for port in [&mut local, &mut remote, &mut whole] {
+    for port in [&mut local, &mut remote, &mut intact] {
         assert_eq!(drain(port), []);
         port.device().flush().unwrap();
         assert_eq!(port.check(), Ok(()), "what was repaired is no error");
     }
 
-    let replayed = [&local, &remote, &whole].map(|port| port.statistics().replayed);
+    let replayed = [&local, &remote, &intact].map(|port| port.statistics().replayed);
     assert!(replayed[0] > MESSAGES / 4 && replayed[1] > MESSAGES / 4, "{replayed:?}");
     assert_eq!(replayed[2], 0);
 }
@@ -265,11 +265,11 @@ pub fn a_message_that_is_torn_each_time_is_an_error(rig: &dyn Rig) {
 
     for round in 0..3_u64 {
         torn.set(TearFrequency::Always);
-        let result = local.send(to, 2, &[9; 32], soon(), None);
+        let result = local.send(to, 2, &[9; 32], test_deadline(), None);
         assert!(matches!(result, Err(Error::Device { error: DeviceError::Torn, .. })), "{result:?}");
         torn.set(TearFrequency::Never);
-        local.send(to, 3, &round.to_le_bytes(), soon(), None).unwrap();
-        let received = remote.recv(Filter::ANY, soon(), None).unwrap();
+        local.send(to, 3, &round.to_le_bytes(), test_deadline(), None).unwrap();
+        let received = remote.recv(Filter::ANY, test_deadline(), None).unwrap();
         assert_eq!((received.tag, received.quadword(0)), (3, round));
     }
 

@@ -10,7 +10,7 @@ use nicforge_driver::{Bar, Deadline, Device, DmaBuffer, Error, HugePages};
 use nicforge_virtio_net::registers::*;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::backing::{Rig, soon};
+use crate::backing::{Rig, test_deadline};
 
 /// Entries of a queue.
 pub(crate) const ENTRIES: u16 = 64;
@@ -244,7 +244,7 @@ impl Nic {
         let descriptors = if shape == Shape::Indirect { 1 } else { cuts.len() + 1 };
         let (device, queue) = (&self.device, &mut self.transmit);
         device
-            .wait_until(soon(), None, || {
+            .wait_until(test_deadline(), None, || {
                 queue.reclaim();
                 queue.free.len() >= descriptors
             })
@@ -287,7 +287,7 @@ impl Nic {
     pub(crate) fn finish_sending(&mut self) {
         let (device, queue) = (&self.device, &mut self.transmit);
         device
-            .wait_until(soon(), None, || {
+            .wait_until(test_deadline(), None, || {
                 queue.reclaim();
                 queue.chains.is_empty()
             })
@@ -296,7 +296,7 @@ impl Nic {
 
     /// Waits for a frame, and offers its buffer again.
     pub(crate) fn receive(&mut self) -> (FrameHeader, Vec<u8>) {
-        let received = self.receive_until(soon()).expect("a frame arrives");
+        let received = self.receive_until(test_deadline()).expect("a frame arrives");
         self.fill();
         received
     }
@@ -338,14 +338,14 @@ impl Nic {
     /// Waits until the device reports that it needs a reset.
     pub(crate) fn wait_for_failure(&self) {
         let failed = || self.status() & status::NEEDS_RESET != 0;
-        self.device.wait_until(soon(), None, failed).expect("the device reports the error");
+        self.device.wait_until(test_deadline(), None, failed).expect("the device reports the error");
     }
 }
 
 /// Resets a device by its status, and waits until it has done so.
 pub(crate) fn reset(device: &Device, bar: &Bar) {
     bar.write8(common::STATUS, 0).unwrap();
-    device.wait_until(soon(), None, || bar.read8(common::STATUS).unwrap() == 0).unwrap();
+    device.wait_until(test_deadline(), None, || bar.read8(common::STATUS).unwrap() == 0).unwrap();
 }
 
 /// Adds bits to the device status, and returns the new one.

@@ -10,7 +10,7 @@ use super::{
     driver::{ALL, ENTRIES, LEAST, Nic, Shape},
     frame, mac,
 };
-use crate::backing::{Rig, soon};
+use crate::backing::{Rig, test_deadline};
 
 /// Frames on their way at a time. The switch and the receiver have room for as many.
 const BATCH: usize = CREDITS as usize / 2;
@@ -74,10 +74,10 @@ pub fn a_frame_in_pieces_arrives_as_one(rig: &dyn Rig) {
 #[body]
 pub fn frames_too_short_or_too_long_are_dropped(rig: &dyn Rig) {
     let (mut sender, mut receiver) = (Nic::open(rig, "en0", ALL), Nic::open(rig, "en1", ALL));
-    let whole = frame(mac(1), mac(0), LONGEST + 1, 0);
+    let longest = frame(mac(1), mac(0), LONGEST + 1, 0);
 
-    for wrong in [0, 1, SHORTEST - 1, LONGEST + 1] {
-        sender.send(&whole[..wrong]);
+    for length in [0, 1, SHORTEST - 1, LONGEST + 1] {
+        sender.send(&longest[..length]);
     }
     let good = frame(mac(1), mac(0), 100, 1);
     sender.send(&good);
@@ -130,10 +130,10 @@ pub fn a_receiver_without_buffers_does_not_block_its_sender(rig: &dyn Rig) {
     sender.finish_sending();
 
     for seed in 0..usize::from(ENTRIES) {
-        let (_, received) = receiver.receive_until(soon()).unwrap();
+        let (_, received) = receiver.receive_until(test_deadline()).unwrap();
         assert_eq!(received, frame(mac(1), mac(0), 60, seed));
     }
 
     let dropped = || rig.counter("en1", "no_buffer") >= (lost - CREDITS as usize) as u64;
-    receiver.device.wait_until(soon(), None, dropped).unwrap();
+    receiver.device.wait_until(test_deadline(), None, dropped).unwrap();
 }

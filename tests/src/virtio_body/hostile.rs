@@ -11,7 +11,7 @@ use super::{
     },
     frame, mac,
 };
-use crate::backing::{Rig, soon};
+use crate::backing::{Rig, test_deadline};
 
 /// An address without memory: the driver library allocates addresses from 1 MiB to 512 GiB.
 const NOWHERE: u64 = 1 << 40;
@@ -36,7 +36,7 @@ fn break_queue(rig: &dyn Rig, change: impl Fn(&mut Nic, &mut Nic)) {
 
     change(&mut victim, &mut other);
     victim.wait_for_failure();
-    changed.wait(soon(), None).unwrap();
+    changed.wait(test_deadline(), None).unwrap();
 
     assert_eq!(rig.counter("en0", "queue_errors"), errors + 1);
     assert_eq!((other.status() | third.status()) & status::NEEDS_RESET, 0);
@@ -214,7 +214,7 @@ pub fn a_queue_of_a_wrong_shape_needs_a_reset(rig: &dyn Rig) {
         bar.write16(NOTIFY + u64::from(NOTIFY_STRIDE), 1).unwrap();
 
         let failed = || bar.read8(common::STATUS).unwrap() & status::NEEDS_RESET != 0;
-        device.wait_until(soon(), None, failed).unwrap();
+        device.wait_until(test_deadline(), None, failed).unwrap();
     };
 
     for entries in [0, 3, 2 * MAX_QUEUE_SIZE, u16::MAX] {

@@ -11,7 +11,7 @@ use super::{
     driver::{ALL, ENTRIES, LEAST, Nic, USED},
     frame, mac,
 };
-use crate::backing::{Rig, soon};
+use crate::backing::{Rig, test_deadline};
 
 /// Long enough that only an event that does not come exceeds it.
 const SHORT: Duration = Duration::from_millis(20);
@@ -34,8 +34,8 @@ pub fn each_queue_has_its_vector(rig: &dyn Rig) {
             receiver.receive.ask_for_interrupt(Some(number));
             sender.send(&frame(mac(1), mac(0), 60, 0));
 
-            sent.wait(soon(), None).unwrap();
-            received.wait(soon(), None).unwrap();
+            sent.wait(test_deadline(), None).unwrap();
+            received.wait(test_deadline(), None).unwrap();
             receiver.receive();
             sender.finish_sending();
         }
@@ -87,7 +87,7 @@ pub fn a_device_without_vectors_interrupts_by_intx(rig: &dyn Rig) {
 
     for _ in 0..2 {
         sender.send(&frame(mac(1), mac(0), 60, 0));
-        line.wait(soon(), None).unwrap();
+        line.wait(test_deadline(), None).unwrap();
         assert_eq!(receiver.bar.read8(ISR).unwrap(), isr::QUEUE);
         assert_eq!(receiver.bar.read8(ISR).unwrap(), 0);
         line.unmask().unwrap();
@@ -113,7 +113,7 @@ pub fn an_idle_device_asks_for_notifications(rig: &dyn Rig) {
                 ALL => sender.transmit.load16(USED + 4 + 8 * u64::from(ENTRIES)) == number,
                 _ => sender.transmit.load16(USED) == 0,
             };
-            sender.device.wait_until(soon(), None, asks).unwrap();
+            sender.device.wait_until(test_deadline(), None, asks).unwrap();
         }
 
         assert!(rig.counter("en0", "notifications") - before >= 2);
@@ -131,7 +131,7 @@ pub fn a_change_of_the_link_is_reported(rig: &dyn Rig) {
     let generation = sender.bar.read8(common::GENERATION).unwrap();
 
     rig.operate(Box::new(|machine| machine.fabric().set_link_up(LINKS[0], false).unwrap()));
-    changed.wait(soon(), None).unwrap();
+    changed.wait(test_deadline(), None).unwrap();
     assert_eq!(status(), 0);
     assert_ne!(sender.bar.read8(common::GENERATION).unwrap(), generation);
 
@@ -141,7 +141,7 @@ pub fn a_change_of_the_link_is_reported(rig: &dyn Rig) {
     assert_eq!(rig.counter("en0", "no_link"), 1);
 
     rig.operate(Box::new(|machine| machine.fabric().set_link_up(LINKS[0], true).unwrap()));
-    changed.wait(soon(), None).unwrap();
+    changed.wait(test_deadline(), None).unwrap();
     let sent = frame(mac(1), mac(0), 60, 2);
     sender.send(&sent);
     assert_eq!(receiver.receive().1, sent);

@@ -20,12 +20,12 @@ fn fill_queue(nic: &mut Nic) {
 /// Sends a frame each way and receives it.
 fn exchange(a: &mut Nic, b: &mut Nic) {
     for seed in 0..3 {
-        let there = frame(mac(1), mac(0), 100 + seed, seed);
-        a.send(&there);
-        assert_eq!(b.receive().1, there);
-        let back = frame(mac(0), mac(1), 1500 - seed, seed);
-        b.send(&back);
-        assert_eq!(a.receive().1, back);
+        let to_b = frame(mac(1), mac(0), 100 + seed, seed);
+        a.send(&to_b);
+        assert_eq!(b.receive().1, to_b);
+        let to_a = frame(mac(0), mac(1), 1500 - seed, seed);
+        b.send(&to_a);
+        assert_eq!(a.receive().1, to_a);
     }
 }
 

@@ -50,18 +50,18 @@ pub fn the_capabilities_locate_the_registers(rig: &dyn Rig) {
     );
 
     let found = capabilities(&device);
-    let place = |kind| {
+    let location = |kind| {
         let (_, at) = found.iter().find(|(of, _)| *of == kind).expect("the capability is there");
         let [_, _, length, _, bar, ..] = config::<8>(&device, *at);
         let [offset, size] = [8, 12].map(|word| u32::from_le_bytes(config(&device, at + word)));
         (length, bar, u64::from(offset), u64::from(size))
     };
 
-    assert_eq!(place(capability::COMMON), (16, BAR, COMMON, common::SIZE));
-    assert_eq!(place(capability::NOTIFY), (20, BAR, NOTIFY, 8));
-    assert_eq!(place(capability::ISR), (16, BAR, ISR, 1));
-    assert_eq!(place(capability::DEVICE), (16, BAR, DEVICE, size_of::<DeviceConfig>() as u64));
-    assert_eq!(place(capability::PCI), (20, BAR, 0, 0));
+    assert_eq!(location(capability::COMMON), (16, BAR, COMMON, common::SIZE));
+    assert_eq!(location(capability::NOTIFY), (20, BAR, NOTIFY, 8));
+    assert_eq!(location(capability::ISR), (16, BAR, ISR, 1));
+    assert_eq!(location(capability::DEVICE), (16, BAR, DEVICE, size_of::<DeviceConfig>() as u64));
+    assert_eq!(location(capability::PCI), (20, BAR, 0, 0));
 
     let (_, notify) = found.iter().find(|(kind, _)| *kind == capability::NOTIFY).unwrap();
     assert_eq!(u32::from_le_bytes(config(&device, notify + 16)), NOTIFY_STRIDE);
@@ -129,12 +129,12 @@ pub fn features_are_negotiated(rig: &dyn Rig) {
     });
     assert_eq!(offered, [ALL as u32, (ALL >> 32) as u32, 0]);
 
-    for wrong in [0, ALL & !LEAST, LEAST | 1 << 15, LEAST | 1 << 40, u64::MAX] {
+    for refused in [0, ALL & !LEAST, LEAST | 1 << 15, LEAST | 1 << 40, u64::MAX] {
         reset(&device, &bar);
         add_status(&bar, status::ACKNOWLEDGE | status::DRIVER);
-        accept(&bar, wrong);
+        accept(&bar, refused);
         let status = add_status(&bar, status::FEATURES_OK);
-        assert_eq!(status, status::ACKNOWLEDGE | status::DRIVER, "{wrong:#x}");
+        assert_eq!(status, status::ACKNOWLEDGE | status::DRIVER, "{refused:#x}");
     }
 
     // The choice is final until a reset.

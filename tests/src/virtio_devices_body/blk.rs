@@ -182,7 +182,7 @@ pub fn many_requests_at_once_are_all_answered(rig: &dyn Rig) {
     disk.queues[REQUESTS].ask_for_interrupt(Some(0));
 
     let heads = offer_reads(&mut disk, (0..count).map(|number| number * 31));
-    interrupt.wait(crate::backing::soon(), None).unwrap();
+    interrupt.wait(crate::backing::test_deadline(), None).unwrap();
     for _ in 0..count {
         let (used, written) = disk.wait_used(REQUESTS);
         let (_, number) = heads.iter().find(|(head, _)| *head == used).expect("a head that was offered");

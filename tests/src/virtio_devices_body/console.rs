@@ -15,7 +15,7 @@ use super::{
     driver::{ALL, Piece, Virtio},
     open_host_end,
 };
-use crate::backing::{Rig, soon};
+use crate::backing::{Rig, test_deadline};
 
 /// Returns `length` bytes that differ from place to place.
 fn text(length: usize, seed: usize) -> Vec<u8> {
@@ -32,16 +32,16 @@ fn send(console: &mut Virtio, bytes: &[u8]) {
 /// Reads `count` bytes at the host's end, while the driver polls its device.
 fn read_at_host(console: &Virtio, remote_end: &mut UnixStream, count: usize) -> Vec<u8> {
     let mut all = Vec::new();
-    let came = console.device.wait_until(soon(), None, || {
+    let arrived = console.device.wait_until(test_deadline(), None, || {
         console.bar.read8(common::STATUS).unwrap();
-        let mut some = [0; 4096];
-        match remote_end.read(&mut some) {
-            Ok(length) => all.extend(&some[..length]),
+        let mut chunk = [0; 4096];
+        match remote_end.read(&mut chunk) {
+            Ok(length) => all.extend(&chunk[..length]),
             Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
         }
         all.len() >= count
     });
-    came.expect("the bytes come");
+    arrived.expect("the bytes come");
     all
 }
 
@@ -95,7 +95,7 @@ pub fn buffers_have_several_pieces(rig: &dyn Rig) {
     let all = text(900, 3);
     console.queues[TRANSMIT].ask_for_interrupt(Some(0));
     console.submit(TRANSMIT, &[Piece::Out(&all[..1]), Piece::Out(&all[1..600]), Piece::Out(&all[600..])]);
-    came_back.wait(soon(), None).unwrap();
+    came_back.wait(test_deadline(), None).unwrap();
     assert_eq!(read_at_host(&console, &mut host_end, 900), all);
 
     host_end.write_all(b"hello").unwrap();
@@ -117,7 +117,7 @@ pub fn bytes_without_a_client_are_lost(rig: &dyn Rig) {
         console.bar.read8(common::STATUS).unwrap();
         rig.counter("con0", "lost_bytes") == 40_000
     };
-    console.device.wait_until(soon(), None, all_lost).unwrap();
+    console.device.wait_until(test_deadline(), None, all_lost).unwrap();
     assert_eq!(rig.counter("con0", "queue_errors"), 0);
 }
 
@@ -155,13 +155,13 @@ pub fn a_reset_starts_anew(rig: &dyn Rig) {
     let mut console = console.restart(ALL);
 
     send(&mut console, b"again");
-    let came = console.device.wait_for(soon(), None, "the bytes", || {
+    let arrived = console.device.wait_for(test_deadline(), None, "the bytes", || {
         console.bar.read8(common::STATUS).unwrap();
-        let mut some = [0; 4096];
-        let length = host_end.read(&mut some).unwrap_or(0);
-        Ok::<_, Error>(some[..length].ends_with(b"again").then_some(()))
+        let mut chunk = [0; 4096];
+        let length = host_end.read(&mut chunk).unwrap_or(0);
+        Ok::<_, Error>(chunk[..length].ends_with(b"again").then_some(()))
     });
-    came.unwrap();
+    arrived.unwrap();
     host_end.write_all(b"and back").unwrap();
     assert_eq!(receive(&mut console, 8, 100), b"and back");
 }
@@ -171,7 +171,7 @@ pub fn a_reset_starts_anew(rig: &dyn Rig) {
 #[body]
 pub fn a_client_that_does_not_read_loses_bytes(rig: &dyn Rig) {
     let mut console = Virtio::open(rig, "con0");
-    let mut far = connect(&mut console);
+    let mut host_end = connect(&mut console);
     let mut sent = 0;
     while rig.counter("con0", "lost_bytes") == 0 {
         assert!(sent < 10_000_000, "the socket holds {sent} bytes");
@@ -180,7 +180,7 @@ pub fn a_client_that_does_not_read_loses_bytes(rig: &dyn Rig) {
     }
 
     let held = sent - rig.counter("con0", "lost_bytes") as usize;
-    read_at_host(&console, &mut far, held);
+    read_at_host(&console, &mut host_end, held);
     send(&mut console, b"again");
-    assert_eq!(read_at_host(&console, &mut far, 5), b"again");
+    assert_eq!(read_at_host(&console, &mut host_end, 5), b"again");
 }

@@ -4,7 +4,7 @@ use nicforge_driver::{Bar, Device, Error};
 use nicforge_virtio::registers::*;
 
 use crate::{
-    backing::{Rig, soon},
+    backing::{Rig, test_deadline},
     virtio_body::driver::{DriverQueue, NEXT, SLOT, WRITE, add_status, enable, negotiate, reset},
 };
 
@@ -103,7 +103,7 @@ impl Virtio {
     pub(super) fn wait_used(&mut self, queue: usize) -> (u16, u32) {
         let Self { device, bar, queues } = self;
         device
-            .wait_for(soon(), None, "a buffer", || {
+            .wait_for(test_deadline(), None, "a buffer", || {
                 // A stepped companion is polled when the function is.
                 bar.read8(common::STATUS).unwrap();
                 Ok::<_, Error>(queues[queue].take_used())
@@ -133,6 +133,6 @@ impl Virtio {
     /// Waits until the device reports that it needs a reset.
     pub(super) fn wait_for_failure(&self) {
         let failed = || self.status() & status::NEEDS_RESET != 0;
-        self.device.wait_until(soon(), None, failed).expect("the device reports the error");
+        self.device.wait_until(test_deadline(), None, failed).expect("the device reports the error");
     }
 }

@@ -9,7 +9,7 @@ use super::{
     driver::{ALL, Piece, Virtio},
 };
 use crate::{
-    backing::{Rig, soon},
+    backing::{Rig, test_deadline},
     virtio_body::driver::{AVAILABLE, DriverQueue, ENTRIES, INDIRECT, NEXT, TABLES, WRITE},
 };
 
@@ -43,7 +43,7 @@ impl<'a> Victim<'a> {
         change(&mut driver.queues[self.queue]);
         driver.notify(self.queue);
         driver.wait_for_failure();
-        changed.wait(soon(), None).unwrap();
+        changed.wait(test_deadline(), None).unwrap();
         assert_eq!(self.rig.counter(self.name, "queue_errors"), errors + 1);
         assert_eq!(self.other.status() & status::NEEDS_RESET, 0);
 
@@ -173,11 +173,11 @@ pub fn requests_without_header_or_status_need_a_reset(rig: &dyn Rig) {
     for broken in [1, 2] {
         victim.break_by(|queue| {
             let buffer = own_header(queue, 0);
-            let place = |number| if number == broken { NOWHERE } else { buffer + 100 };
+            let address = |number| if number == broken { NOWHERE } else { buffer + 100 };
             queue.offer_chain(&[
                 (buffer, 16, NEXT, 1),
-                (place(1), 512, WRITE | NEXT, 2),
-                (place(2), 1, WRITE, 0),
+                (address(1), 512, WRITE | NEXT, 2),
+                (address(2), 1, WRITE, 0),
             ]);
         });
     }
@@ -190,7 +190,8 @@ pub fn rings_are_read_after_a_notification(rig: &dyn Rig) {
     for (name, queue) in QUEUES {
         let mut driver = Virtio::open(rig, name);
         if name == "rng0" {
-            // The device reads its ring when random bytes come, too. These are the last for now.
+            // The device also reads its ring when random bytes arrive. No other bytes are
+            // outstanding here.
             driver.submit(queue, &[Piece::In(1)]);
             driver.wait_used(queue);
         }

@@ -12,7 +12,7 @@ use super::{
     hostile::NOWHERE,
 };
 use crate::{
-    backing::{Rig, soon},
+    backing::{Rig, test_deadline},
     virtio_body::driver::{DriverQueue, NEXT, WRITE},
 };
 
@@ -31,16 +31,16 @@ fn draw(rng: &mut Virtio, length: usize) -> Vec<u8> {
 pub fn buffers_get_random_bytes(rig: &dyn Rig) {
     for features in [ALL, feature::VERSION_1] {
         let mut rng = Virtio::start(rig.open("rng0", "user0"), features);
-        let mut seen = HashSet::new();
+        let mut blocks = HashSet::new();
         let mut total = 0;
         for length in [2048, 16, 1, 700, 2048, 64, 2048] {
             let bytes = draw(&mut rng, length);
             assert!((1..=length.min(BLOCK)).contains(&bytes.len()));
             total += bytes.len();
-            seen.extend(bytes.chunks_exact(16).map(<[u8]>::to_vec));
+            blocks.extend(bytes.chunks_exact(16).map(<[u8]>::to_vec));
         }
         // Equal pieces of 16 random bytes do not occur, and neither does a piece of zeros.
-        assert!(seen.len() >= (total - 7 * 16) / 16 && !seen.contains(&vec![0; 16]));
+        assert!(blocks.len() >= (total - 7 * 16) / 16 && !blocks.contains(&vec![0; 16]));
     }
     assert!(rig.counter("rng0", "buffers") >= 14);
 }
@@ -54,7 +54,7 @@ pub fn many_buffers_of_several_pieces_come_back(rig: &dyn Rig) {
     let heads: Vec<_> =
         (0..16).map(|_| rng.submit(REQUESTS, &[Piece::In(1), Piece::In(700), Piece::In(3)])).collect();
 
-    interrupt.wait(soon(), None).unwrap();
+    interrupt.wait(test_deadline(), None).unwrap();
     for head in heads {
         let (used, written) = rng.wait_used(REQUESTS);
         assert_eq!(used, head);
@@ -92,13 +92,13 @@ pub fn bytes_of_a_failed_buffer_are_not_given_out_again(rig: &dyn Rig) {
         rng.notify(REQUESTS);
         rng.wait_for_failure();
 
-        let mut seen = vec![0; BLOCK - 1];
+        let mut earlier_bytes = vec![0; BLOCK - 1];
         let queue = &rng.queues[REQUESTS];
-        queue.memory.read(DriverQueue::slot(0), &mut seen).unwrap();
+        queue.memory.read(DriverQueue::slot(0), &mut earlier_bytes).unwrap();
         rng = rng.restart(ALL);
         let bytes = draw(&mut rng, BLOCK);
         for piece in bytes.chunks_exact(16) {
-            assert!(piece != [0; 16] && !seen.chunks_exact(16).any(|earlier| earlier == piece));
+            assert!(piece != [0; 16] && !earlier_bytes.chunks_exact(16).any(|earlier| earlier == piece));
         }
     }
 }

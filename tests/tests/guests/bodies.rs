@@ -81,8 +81,8 @@ fn every_machine_has_a_guest_for_each_of_its_doors() {
         let Guests::Booted { doors, .. } = machine.guests else { continue };
 
         for door in doors {
-            let own = own_vm::MACHINES.iter().map(|machine| (*machine, GuestDoor::Own));
-            let booted = BOOTED.iter().copied().chain(own);
+            let in_own_vm = own_vm::MACHINES.iter().map(|machine| (*machine, GuestDoor::Own));
+            let booted = BOOTED.iter().copied().chain(in_own_vm);
             let boots = booted.filter(|(booted, through)| booted.name == machine.name && through == door);
             assert_eq!(boots.count(), 1, "{} through {}", machine.name, door.name());
         }

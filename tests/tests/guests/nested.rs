@@ -44,12 +44,12 @@ fn own_virtual_machines_reach_each_other() {
     written.unwrap_or_else(|error| panic!("{error}"));
 
     // Another folder has the files of the guest in which test bodies run.
-    let own = folder.path().join("own");
-    std::fs::create_dir(&own).unwrap();
+    let body_guest = folder.path().join("own");
+    std::fs::create_dir(&body_guest).unwrap();
     let config = own_vm::config(|_, _| "inside".into())
         .program(env!("CARGO_BIN_EXE_guest_bodies"))
         .program(env!("CARGO_BIN_EXE_guest_program"));
-    let prepared = toolkit.prepare(&[config], &own, &Progress::on_stderr());
+    let prepared = toolkit.prepare(&[config], &body_guest, &Progress::on_stderr());
     prepared.unwrap_or_else(|error| panic!("{error}"));
 
     let logs = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("guest-logs").join("nested");

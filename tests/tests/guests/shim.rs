@@ -103,7 +103,7 @@ impl Rig {
         }
     }
 
-    fn check(&mut self, check: &str, files: &str) {
+    fn run_check(&mut self, check: &str, files: &str) {
         let output = self.guest.run(format!("shim-checks {check} {files}").as_str(), LIMIT).unwrap();
         self.note(check, &output);
     }
@@ -125,9 +125,9 @@ impl Rig {
     }
 
     /// Removes the function while a check has it open.
-    fn check_while(&mut self, check: &str, file: &str, take_away: impl FnOnce(&Self)) {
+    fn check_during_removal(&mut self, check: &str, file: &str, remove: impl FnOnce(&Self)) {
         let running = self.start(check, file);
-        take_away(self);
+        remove(self);
         let output = running.wait(LIMIT).unwrap();
         self.note(check, &output);
     }
@@ -162,13 +162,13 @@ fn the_shim_implements_its_header() {
         exit 1"
     ));
 
-    rig.check("enumeration", &format!("{fifo_file} {engine_file}"));
+    rig.run_check("enumeration", &format!("{fifo_file} {engine_file}"));
     for check in FIFO {
-        rig.check(check, &fifo_file);
+        rig.run_check(check, &fifo_file);
     }
 
     for check in ENGINE {
-        rig.check(check, &engine_file);
+        rig.run_check(check, &engine_file);
     }
 
     rig.finish();
@@ -181,14 +181,14 @@ fn with_an_iommu_pinned_memory_is_one_segment_and_other_memory_is_unreachable() 
     let (fifo_file, engine_file) = (rig.file(&fifo), rig.file(&engine));
 
     for check in ["eventfd", "intx", "killed"] {
-        rig.check(check, &fifo_file);
+        rig.run_check(check, &fifo_file);
     }
 
     for check in ENGINE.into_iter().chain(["iommu"]) {
-        rig.check(check, &engine_file);
+        rig.run_check(check, &engine_file);
     }
 
-    rig.check_while("end", &fifo_file, |rig| {
+    rig.check_during_removal("end", &fifo_file, |rig| {
         rig.shell(&format!("echo 1 > /sys/bus/pci/devices/{fifo}/remove"));
     });
     rig.finish();
@@ -201,32 +201,32 @@ fn a_function_removed_while_open_fails_with_errors() {
 
     // Linux removes the function as if unplugged, and finds it again.
     let file = rig.file(&fifo);
-    rig.check_while("end", &file, |rig| {
+    rig.check_during_removal("end", &file, |rig| {
         rig.shell(&format!("echo 1 > /sys/bus/pci/devices/{fifo}/remove"));
     });
     rig.shell("echo 1 > /sys/bus/pci/rescan");
 
     let file = rig.file(&fifo);
-    rig.check("read", &file);
+    rig.run_check("read", &file);
 
     // The driver unbinds it.
-    rig.check_while("end", &file, |rig| {
+    rig.check_during_removal("end", &file, |rig| {
         rig.shell(&format!("echo {fifo} > /sys/bus/pci/drivers/nicforge-shim/unbind"));
     });
     rig.shell(&format!("echo {fifo} > /sys/bus/pci/drivers/nicforge-shim/bind"));
 
     let file = rig.file(&fifo);
-    rig.check("read", &file);
+    rig.run_check("read", &file);
 
     // The module can be unloaded when no process has a function open, and loaded again.
     rig.shell("rmmod nicforge_shim && insmod /nicforge/shim.ko");
     let file = rig.file(&fifo);
-    rig.check("read", &file);
+    rig.run_check("read", &file);
 
     // The link fails without a notification to Linux: the port in front of the function stops
     // decoding its registers and its bus.
     let (hot, port) = (rig.address("fifo0.user1"), "/sys/bus/pci/devices/0000:00:05.0/config");
-    rig.check_while("answers-no-more", &rig.file(&hot), |rig| {
+    rig.check_during_removal("answers-no-more", &rig.file(&hot), |rig| {
         for (bytes, offset) in [("\\000\\000", 4), ("\\377\\377", 25)] {
             rig.shell(&format!("printf '{bytes}' | dd of={port} bs=1 seek={offset} conv=notrunc"));
         }
@@ -246,7 +246,7 @@ fn functions_and_the_module_can_be_removed_while_two_processors_open_them() {
 
     assert_eq!(rig.shell("nproc"), "2");
 
-    rig.check_while("race", "/tmp/enough", |rig| {
+    rig.check_during_removal("race", "/tmp/enough", |rig| {
         rig.shell(&format!(
             "cd /sys/bus/pci
             round=0
@@ -266,9 +266,9 @@ fn functions_and_the_module_can_be_removed_while_two_processors_open_them() {
     let (fifo_file, engine_file) = (rig.file(&fifo), rig.file(&engine));
 
     for check in FIFO {
-        rig.check(check, &fifo_file);
+        rig.run_check(check, &fifo_file);
     }
 
-    rig.check("coherent", &engine_file);
+    rig.run_check("coherent", &engine_file);
     rig.finish();
 }

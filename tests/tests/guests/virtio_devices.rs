@@ -73,10 +73,10 @@ fn stock_linux_has_random_bytes_disks_and_a_console() {
     has_random_bytes(&guest);
     has_disks(&guest, &file);
     has_a_file_system(&guest);
-    let mut far = UnixStream::connect(folder.path().join("con0")).unwrap();
-    far.set_read_timeout(Some(LIMIT)).unwrap();
-    has_a_console(&guest, &mut far);
-    drivers_come_and_go(&guest, &mut far);
+    let mut host_end = UnixStream::connect(folder.path().join("con0")).unwrap();
+    host_end.set_read_timeout(Some(LIMIT)).unwrap();
+    has_a_console(&guest, &mut host_end);
+    drivers_come_and_go(&guest, &mut host_end);
 
     assert!(std::fs::read(&file).unwrap() == original, "the file of the disks is as it was");
     for function in FUNCTIONS {
@@ -159,29 +159,29 @@ fn has_a_file_system(guest: &Guest) {
 }
 
 /// The guest answers a line, and sends a stream that arrives as it was.
-fn has_a_console(guest: &Guest, far: &mut UnixStream) {
+fn has_a_console(guest: &Guest, host_end: &mut UnixStream) {
     let answer =
         guest.start("exec 3<>/dev/hvc0; stty raw -echo <&3; echo ready >&3; head -n 1 <&3 | tr a-z A-Z >&3");
     let answer = answer.unwrap_or_else(|error| panic!("{error}"));
     let mut line = [0; 6];
-    far.read_exact(&mut line).unwrap();
+    host_end.read_exact(&mut line).unwrap();
     assert_eq!(&line, b"ready\n");
-    far.write_all(b"hello\n").unwrap();
-    far.read_exact(&mut line).unwrap();
+    host_end.write_all(b"hello\n").unwrap();
+    host_end.read_exact(&mut line).unwrap();
     assert_eq!(&line, b"HELLO\n");
     assert_eq!(answer.wait(LIMIT).unwrap().status, 0);
 
     let script = format!("exec 3<>/dev/hvc0; stty raw -echo <&3; seq 1 100000 | head -c {STREAM} >&3");
     let stream = guest.start(script.as_str()).unwrap_or_else(|error| panic!("{error}"));
-    let mut came = vec![0; STREAM];
-    far.read_exact(&mut came).unwrap();
+    let mut received = vec![0; STREAM];
+    host_end.read_exact(&mut received).unwrap();
     let sent: String = (1..=100_000).map(|number| format!("{number}\n")).collect();
-    assert!(came == sent.as_bytes()[..STREAM], "the stream arrives as it was");
+    assert!(received == sent.as_bytes()[..STREAM], "the stream arrives as it was");
     assert_eq!(stream.wait(LIMIT).unwrap().status, 0);
 }
 
 /// Another driver instance finds each device as after power-on, and the disk as it was.
-fn drivers_come_and_go(guest: &Guest, far: &mut UnixStream) {
+fn drivers_come_and_go(guest: &Guest, host_end: &mut UnixStream) {
     run(
         guest,
         "for card in $(echo $NICFORGE_DEVICES | tr ' ,' '\\n\\n' | sed 's/.*=//'); do
@@ -195,6 +195,6 @@ fn drivers_come_and_go(guest: &Guest, far: &mut UnixStream) {
          done 2>/dev/null; exit 1",
     );
     let mut line = [0; 6];
-    far.read_exact(&mut line).unwrap();
+    host_end.read_exact(&mut line).unwrap();
     assert_eq!(&line, b"again\n");
 }

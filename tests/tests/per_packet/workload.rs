@@ -137,7 +137,7 @@ fn send(channel: &TreeChannel, packets: usize) {
         let guard = channel.send_lock().try_lock(channel.owner()).unwrap();
         let sent = channel.send_batch(guard).send_data(header, &data, BATCH.min(remaining));
         remaining -= sent;
-        turn(channel, sent, deadline, &mut relax);
+        relax_if_idle(channel, sent, deadline, &mut relax);
     }
 }
 
@@ -151,16 +151,21 @@ fn receive(channel: &TreeChannel, packets: usize) {
         let available = &mut data[..BATCH.min(remaining) * PAYLOAD];
         let count = channel.receiver(guard).take_data(available).packets;
         remaining -= count;
-        turn(channel, count, deadline, &mut relax);
+        relax_if_idle(channel, count, deadline, &mut relax);
     }
 }
 
 /// Relaxes in a waiting loop if no packet moved.
-fn turn(channel: &TreeChannel, moved: usize, deadline: Deadline, relax: &mut nicforge_driver::Relax) {
+fn relax_if_idle(
+    channel: &TreeChannel,
+    moved: usize,
+    deadline: Deadline,
+    relax: &mut nicforge_driver::Relax,
+) {
     if moved > 0 {
         relax.reset();
     } else {
-        assert!(!deadline.has_passed(), "the stream stands still");
+        assert!(!deadline.has_passed(), "the stream makes no progress");
         channel.relax(relax).unwrap();
     }
 }
@@ -226,7 +231,7 @@ impl End {
             subgroup.open_injection(0, 64, InjectionAttributes::default()).unwrap();
             subgroup
         });
-        let targets = [&subgroups[1], &subgroups[0]].map(|to| (to.place().own, to.reception_id(0)));
+        let targets = [&subgroups[1], &subgroups[0]].map(|to| (to.position().own, to.reception_id(0)));
 
         let mut targets = targets.into_iter();
         subgroups.map(|subgroup| {
@@ -234,7 +239,7 @@ impl End {
             let memory = subgroup.memory(4096).unwrap();
             let to = MemoryFifo { fifo, ..MemoryFifo::default() };
             let payload = Payload::memory(memory.iova(), 64);
-            let packet = memory_fifo(payload, subgroup.place().ordered(own), &to).unwrap();
+            let packet = memory_fifo(payload, subgroup.position().ordered(own), &to).unwrap();
             Self { subgroup, packet, _memory: memory }
         })
     }
@@ -284,7 +289,7 @@ fn transport_messages(devices: [&Device; 2], fillers: [&Device; 2], run_counted:
             run_counted(&mut || send(WARM_UP), &mut || send(PACKETS));
         });
         named(scope, "target", move || {
-            let take = |messages| take_messages(&mut receiver.borrow_mut(), messages);
+            let take = |messages| receive_messages(&mut receiver.borrow_mut(), messages);
             run_counted(&mut || take(WARM_UP), &mut || take(PACKETS));
         });
     });
@@ -301,14 +306,14 @@ fn send_messages(sender: &mut MuTransport, messages: usize) {
             relax.reset();
             continue;
         }
-        assert!(!deadline.has_passed(), "the stream stands still");
+        assert!(!deadline.has_passed(), "the stream makes no progress");
         assert_eq!(sender.poll_gone(), None);
         sender.relax(&mut relax).unwrap();
     }
 }
 
 /// Takes messages of rank 0.
-fn take_messages(receiver: &mut MuTransport, messages: usize) {
+fn receive_messages(receiver: &mut MuTransport, messages: usize) {
     let (deadline, mut relax) = (Deadline::after(LIMIT), receiver.device().new_relax());
     let mut remaining = messages;
 
@@ -324,7 +329,7 @@ fn take_messages(receiver: &mut MuTransport, messages: usize) {
             relax.reset();
             continue;
         }
-        assert!(!deadline.has_passed(), "the stream stands still");
+        assert!(!deadline.has_passed(), "the stream makes no progress");
         receiver.relax(&mut relax).unwrap();
     }
 }
@@ -342,7 +347,7 @@ fn inject(sender: &mut End, packets: usize) {
             relax.reset();
             continue;
         }
-        assert!(!deadline.has_passed(), "the stream stands still");
+        assert!(!deadline.has_passed(), "the stream makes no progress");
         sender.device().relax(&mut relax).unwrap();
     }
 }
@@ -362,7 +367,7 @@ fn take(receiver: &mut Subgroup, packets: usize) {
             relax.reset();
             continue;
         }
-        assert!(!deadline.has_passed(), "the stream stands still");
+        assert!(!deadline.has_passed(), "the stream makes no progress");
         receiver.device().relax(&mut relax).unwrap();
     }
 }

@@ -43,7 +43,7 @@ fn is_snake_case(name: &str) -> bool {
 
 /// Returns the mistakes of a page.
 fn complaints(page: &str, known: &BTreeSet<String>) -> Vec<String> {
-    let mut wrong = Vec::new();
+    let mut mistakes = Vec::new();
     // The column of the current table that names tests, if there is one.
     let mut column = None;
     let mut in_table = false;
@@ -62,15 +62,15 @@ fn complaints(page: &str, known: &BTreeSet<String>) -> Vec<String> {
             let cell = cells(line).get(column).copied().unwrap_or_default();
             named.extend(quoted(cell));
             if quoted(cell).next().is_none() {
-                wrong.push(format!("{number}: the row names no test"));
+                mistakes.push(format!("{number}: the row names no test"));
             }
         }
 
         let missing = named.into_iter().filter(|name| !known.contains(*name));
-        wrong.extend(missing.map(|name| format!("{number}: there is no test {name}")));
+        mistakes.extend(missing.map(|name| format!("{number}: there is no test {name}")));
     }
 
-    wrong
+    mistakes
 }
 
 #[test]
@@ -83,9 +83,9 @@ fn every_row_of_the_conformance_tables_names_tests_that_exist() {
     }
 
     let page = fs::read_to_string(root.join("docs/src/vfio-user.md")).unwrap();
-    let wrong = complaints(&page, &known);
+    let mistakes = complaints(&page, &known);
 
-    assert!(wrong.is_empty(), "docs/src/vfio-user.md:\n{}", wrong.join("\n"));
+    assert!(mistakes.is_empty(), "docs/src/vfio-user.md:\n{}", mistakes.join("\n"));
 }
 
 #[test]
@@ -93,9 +93,9 @@ fn a_row_without_a_test_and_a_test_that_does_not_exist_are_found() {
     let known = BTreeSet::from(["a_b".to_owned()]);
     let table = "| what | test |\n| --- | --- |\n| good | `a_b` |\n| none | |\n| gone | `a_c` |\n\n`one_of_so_many_words`\n";
 
-    let wrong = complaints(table, &known);
+    let mistakes = complaints(table, &known);
     let expected =
         ["4: the row names no test", "5: there is no test a_c", "7: there is no test one_of_so_many_words"];
 
-    assert_eq!(wrong, expected);
+    assert_eq!(mistakes, expected);
 }

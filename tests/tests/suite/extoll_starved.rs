@@ -29,7 +29,7 @@ struct Pair {
     received: u64,
 }
 
-fn port(machine: &Arc<LocalMachine>, node: u32, vpid: u16) -> Port {
+fn open_port(machine: &Arc<LocalMachine>, node: u32, vpid: u16) -> Port {
     let backing = machine.open_named(&format!("ex{node}"), &format!("vpid{vpid}")).unwrap();
     let config = Config { slots: Some(2048), window: WINDOW, ..Config::default() };
     Port::open(Device::from_backing(backing).unwrap(), config).unwrap()
@@ -37,7 +37,7 @@ fn port(machine: &Arc<LocalMachine>, node: u32, vpid: u16) -> Port {
 
 fn pair(machine: &Arc<LocalMachine>, vpid: u16, node: u32) -> Pair {
     let to = Address { node, vpid: vpid + 4 };
-    let (mut sender, receiver) = (port(machine, 0, vpid), port(machine, to.node, to.vpid));
+    let (mut sender, receiver) = (open_port(machine, 0, vpid), open_port(machine, to.node, to.vpid));
     let link = sender.connect(to, Deadline::never(), None).unwrap();
     Pair { sender, receiver, link, sent: 0, received: 0 }
 }

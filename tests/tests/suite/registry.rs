@@ -88,39 +88,39 @@ fn sections_of_a_family_become_nodes_in_its_roles() {
 
 #[test]
 fn a_family_and_a_kind_refuse_values_with_their_line() {
-    let one = "name = \"m\"\n[[star]]\nstations = 1\n";
+    let machine = "name = \"m\"\n[[star]]\nstations = 1\n";
     let cases = [
         ("name = \"m\"\n[[star]]\nstations = 61\n", "m.toml, line 3: stations is 61; expected 1 to 60"),
         ("name = \"m\"\n[[star]]\n\nsize = 1\n", "m.toml, line 4: unknown field `size`"),
         ("name = \"m\"\n[[star]]\n", "m.toml, line 2: missing field `stations`"),
         ("name = \"m\"\n[star]\nstations = 1\n", "m.toml, line 2: expected tables [[star]]"),
-        (&format!("{one}[star.link]\ncredits = 0\n"), "m.toml, line 5: credits is 0; expected 1 to 1024"),
+        (&format!("{machine}[star.link]\ncredits = 0\n"), "m.toml, line 5: credits is 0; expected 1 to 1024"),
         (
-            &format!("{one}[[function]]\nname = \"a\"\nkind = \"station\"\nseed = 0\n"),
+            &format!("{machine}[[function]]\nname = \"a\"\nkind = \"station\"\nseed = 0\n"),
             "m.toml, line 7: seed is 0; expected 1 to 1000",
         ),
         (
-            &format!("{one}[[function]]\nname = \"a\"\nkind = \"station\"\n"),
+            &format!("{machine}[[function]]\nname = \"a\"\nkind = \"station\"\n"),
             "m.toml, line 4: missing field `seed`",
         ),
         (
-            &format!("{one}[[function]]\nname = \"a\"\nkind = \"hub\"\nseed = 1\n"),
+            &format!("{machine}[[function]]\nname = \"a\"\nkind = \"hub\"\nseed = 1\n"),
             "m.toml, line 7: unknown field `seed`",
         ),
         (
-            &format!("{one}[[function]]\nname = \"a\"\nkind = \"slot-fifo\"\n"),
+            &format!("{machine}[[function]]\nname = \"a\"\nkind = \"slot-fifo\"\n"),
             "m.toml, line 6: kind is slot-fifo; expected one of station, hub",
         ),
         (
-            &format!("{one}[[function]]\nname = \"hub0\"\nkind = \"hub\"\n"),
+            &format!("{machine}[[function]]\nname = \"hub0\"\nkind = \"hub\"\n"),
             "m.toml, line 5: name is hub0; expected a name that no other node has",
         ),
         (
-            &format!("{one}[[function]]\nname = \"card\"\nnode = \"star0-0\"\nkind = \"hub\"\n"),
+            &format!("{machine}[[function]]\nname = \"card\"\nnode = \"star0-0\"\nkind = \"hub\"\n"),
             "m.toml, line 5: name is card; expected a name that no other function of node star0-0 has",
         ),
         (
-            &format!("{one}\n[[pset]]\ncompute_nodes = 1\n"),
+            &format!("{machine}\n[[pset]]\ncompute_nodes = 1\n"),
             "m.toml, line 5: unknown field `pset`, expected one of `name`, `star`, `function`, `link`",
         ),
     ];
@@ -307,14 +307,14 @@ impl Drop for Ended {
     }
 }
 
-fn own(arguments: &[&str]) -> Command {
+fn own_devices_program(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_own-devices"));
     command.args(arguments).stdin(Stdio::null());
     command
 }
 
 fn output(arguments: &[&str]) -> (Option<i32>, String, String) {
-    let Output { status, stdout, stderr } = own(arguments).output().unwrap();
+    let Output { status, stdout, stderr } = own_devices_program(arguments).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (status.code(), text(stdout), text(stderr))
 }
@@ -331,7 +331,10 @@ fn own_program_serves_its_devices_and_shows_them() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("m").display().to_string();
     let mut server = Ended(
-        own(&["serve", &star(folder.path()), "--dir", &directory]).stdout(Stdio::piped()).spawn().unwrap(),
+        own_devices_program(&["serve", &star(folder.path()), "--dir", &directory])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap(),
     );
 
     // The server prints a line once its sockets exist.

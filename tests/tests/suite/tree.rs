@@ -54,7 +54,7 @@ impl Clocked {
     }
 
     /// Runs the machine until it is at rest at this time.
-    fn settle(&mut self) {
+    fn step_until_idle(&mut self) {
         self.machine.rescan();
         let rests = (0..100_000).any(|_| self.machine.step(self.now, 64) != Next::Now);
         assert!(rests, "the machine does not come to rest");
@@ -62,11 +62,11 @@ impl Clocked {
 
     /// Advances to the next event of the fabric. Returns false if there is none.
     fn next(&mut self) -> bool {
-        self.settle();
+        self.step_until_idle();
         let next = self.machine.fabric().next_event();
         if next != Nanos::NEVER {
             self.now = next;
-            self.settle();
+            self.step_until_idle();
         }
 
         next != Nanos::NEVER

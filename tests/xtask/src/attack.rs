@@ -74,7 +74,7 @@ pub(crate) fn run(steps: &Steps, attack: &Attack) -> Result<(), Failed> {
 
     if attack.sanitizer.is_some() {
         let log = steps.root().join(SANITIZED).join("servers.log");
-        steps.say(&format!("what the servers say is in {}", log.display()));
+        steps.print_heading(&format!("what the servers say is in {}", log.display()));
         load.args(["--size", "small", "--untimed"]).arg("--log").arg(log);
         load.env("ASAN_OPTIONS", "exitcode=86:detect_leaks=1:detect_stack_use_after_return=1");
     }

@@ -22,7 +22,7 @@ struct Citation<'a> {
     name: &'a str,
 }
 
-/// Checks the citations of all pages of the book below `root`.
+/// Checks that each test that a page of the book cites exists in the file that it names.
 pub(crate) fn check(root: &Path) -> Result<(), Failed> {
     let sources = Sources::read(root)?;
     let mut missing = Vec::new();

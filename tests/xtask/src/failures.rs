@@ -68,18 +68,18 @@ mod tests {
         let passed = "running 1 test\ntest a ... ok\n\ntest result: ok. 1 passed\n";
         let failed =
             "failures:\n\n---- b stdout ----\nno\n\nfailures:\n    b\n\ntest result: FAILED. 1 failed\n";
-        let kept: Vec<_> = failed.lines().collect();
+        let expected: Vec<_> = failed.lines().collect();
 
-        assert_eq!(copied(&[passed, failed, passed].concat()), kept);
+        assert_eq!(copied(&[passed, failed, passed].concat()), expected);
         assert_eq!(copied(&[passed, passed].concat()), Vec::<String>::new());
     }
 
     #[test]
     fn long_failures_are_cut_and_keep_their_result() {
         let text = format!("failures:\n{}test result: FAILED\n", "line\n".repeat(MAX_LINES * 2));
-        let kept = copied(&text);
+        let copied_lines = copied(&text);
 
-        assert_eq!(kept.len(), MAX_LINES + 2);
-        assert_eq!(kept.last().unwrap(), "test result: FAILED");
+        assert_eq!(copied_lines.len(), MAX_LINES + 2);
+        assert_eq!(copied_lines.last().unwrap(), "test result: FAILED");
     }
 }

@@ -95,7 +95,12 @@ pub(crate) fn run(steps: &Steps, fuzz: &Fuzz) -> Result<(), Failed> {
     let bodies = chosen(&names, &fuzz.bodies)?;
     build(steps)?;
 
-    steps.say(&format!("{} bodies, {} s each, {} at a time", bodies.len(), fuzz.seconds, fuzz.jobs));
+    steps.print_heading(&format!(
+        "{} bodies, {} s each, {} at a time",
+        bodies.len(),
+        fuzz.seconds,
+        fuzz.jobs
+    ));
     let done = run_all(steps, &folder, bodies, fuzz)?;
     print(&done);
 
@@ -167,7 +172,7 @@ fn run_all(steps: &Steps, folder: &Path, bodies: Vec<String>, fuzz: &Fuzz) -> Re
                 Ok(None) => still.push(one),
                 Ok(Some(status)) => {
                     let one = finish(folder, one, status)?;
-                    steps.say(&format!("{}: {}", one.body, one.verdict()));
+                    steps.print_heading(&format!("{}: {}", one.body, one.verdict()));
                     done.push(one);
                 }
                 Err(error) => return Err(Failed::new(format!("{}: {error}", one.body))),

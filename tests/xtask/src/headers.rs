@@ -35,7 +35,7 @@ pub(crate) fn write(root: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Compares all headers with their expected content.
+/// Checks that the C headers are up to date with the Rust sources from which they are generated.
 pub(crate) fn check(root: &Path) -> Result<(), Failed> {
     for header in generate(root)? {
         if std::fs::read_to_string(&header.path).ok().as_deref() != Some(&header.text) {

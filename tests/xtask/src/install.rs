@@ -52,7 +52,11 @@ pub(crate) fn run(steps: &Steps, install: &Install) -> Result<(), Failed> {
 
     target.install(&steps.root().join(LIBRARY), &libraries, &prefix)?;
 
-    steps.say(&format!("installed libnicforge {} in {}", env!("CARGO_PKG_VERSION"), target.folder.display()));
+    steps.print_heading(&format!(
+        "installed libnicforge {} in {}",
+        env!("CARGO_PKG_VERSION"),
+        target.folder.display()
+    ));
     if install.destdir.is_none() {
         eprintln!("    To compile a program with it:");
         eprintln!("    export PKG_CONFIG_PATH={prefix}/lib/pkgconfig");

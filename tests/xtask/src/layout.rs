@@ -12,7 +12,8 @@ const LONG_FUNCTION: usize = 25;
 /// Places that are named of all that were found.
 const MAX_NAMED: usize = 20;
 
-/// Checks all Rust files that git knows below `root`.
+/// Checks comment widths, blank lines in long functions, and that test modules are declared, in all
+/// Rust files that git knows below `root`.
 pub(crate) fn check(root: &Path) -> Result<(), Failed> {
     let listed = Command::new("git").args(["ls-files", "*.rs"]).current_dir(root).output();
     let listed = listed.map_err(|error| Failed::new(format!("git ls-files: {error}")))?;
@@ -24,24 +25,24 @@ pub(crate) fn check(root: &Path) -> Result<(), Failed> {
         text.map_err(|error| Failed::new(format!("{name}: {error}")))
     };
 
-    let mut found = Vec::new();
+    let mut findings = Vec::new();
     for name in &names {
         let text = read(name)?;
-        let findings = check_file(&text, is_test(name));
-        found.extend(findings.into_iter().map(|(line, what)| format!("{name}:{line}: {what}")));
+        let of_file = check_file(&text, is_test(name));
+        findings.extend(of_file.into_iter().map(|(line, what)| format!("{name}:{line}: {what}")));
 
         if let Some((main, module)) = program_of(name).filter(|(main, _)| names.contains(&main.as_str()))
             && !declares(&read(&main)?, module)
         {
-            found.push(format!("{name}: {main} does not declare it, so that its tests never run"));
+            findings.push(format!("{name}: {main} does not declare it, so that its tests never run"));
         }
     }
-    if found.is_empty() {
+    if findings.is_empty() {
         return Ok(());
     }
 
-    let named = found.iter().take(MAX_NAMED).cloned().collect::<Vec<_>>().join("\n");
-    Err(Failed::new(format!("{} findings of the layout need an edit:\n{named}", found.len())))
+    let named = findings.iter().take(MAX_NAMED).cloned().collect::<Vec<_>>().join("\n");
+    Err(Failed::new(format!("{} findings of the layout need an edit:\n{named}", findings.len())))
 }
 
 /// Returns whether a file is of tests, whose functions may be lists of cases.
@@ -67,21 +68,21 @@ fn declares(main: &str, module: &str) -> bool {
 /// Returns the findings of a file, each with its line and its fault.
 fn check_file(text: &str, is_test: bool) -> Vec<(usize, String)> {
     let lines: Vec<&str> = text.lines().collect();
-    let mut found = Vec::new();
+    let mut findings = Vec::new();
     for (index, line) in lines.iter().enumerate() {
         let width = line.chars().count();
         if line.trim_start().starts_with("//") && width > COMMENT_WIDTH {
-            found.push((index + 1, format!("a comment of {width} columns; {COMMENT_WIDTH} are allowed")));
+            findings.push((index + 1, format!("a comment of {width} columns; {COMMENT_WIDTH} are allowed")));
         }
 
         let Some(name) = function_name(line).filter(|_| !is_test) else { continue };
         let body = body(&lines[index..]);
         if body.len() >= LONG_FUNCTION && body.iter().all(|line| !line.trim().is_empty()) {
             let description = format!("{name} has {} lines and no blank line between its steps", body.len());
-            found.push((index + 1, description));
+            findings.push((index + 1, description));
         }
     }
-    found
+    findings
 }
 
 /// Returns the name of the function that begins in a line.

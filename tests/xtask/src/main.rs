@@ -103,18 +103,18 @@ fn lint(steps: &Steps) -> Result<(), Failed> {
         let arguments = [&["clippy"], packages, &["--all-targets", "--", "-D", "warnings"]].concat();
         steps.cargo("clippy", &arguments)?;
     }
-    steps.say("comments of 100 columns, functions with paragraphs");
+    steps.print_heading("comments of 100 columns, functions with paragraphs");
     layout::check(steps.root())?;
     surroundings::check(steps.root())?;
-    steps.say("tests that the book names");
+    steps.print_heading("tests that the book names");
     cited::check(steps.root())?;
-    steps.say("which crate uses which");
+    steps.print_heading("which crate uses which");
     rooms::check(steps.root())?;
     package::check(steps)?;
     template::check(steps)?;
-    steps.say("pictures of the book");
+    steps.print_heading("pictures of the book");
     pictures::check(steps.root())?;
-    steps.say("generated C headers");
+    steps.print_heading("generated C headers");
     headers::check(steps.root())
 }
 

@@ -76,7 +76,8 @@ pub(crate) fn write(root: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Compares all pictures with their sources.
+/// Checks that the pictures of the book are up to date with the descriptions that they are drawn
+/// from.
 pub(crate) fn check(root: &Path) -> Result<(), Failed> {
     for (path, text) in draw_all(root)? {
         if fs::read_to_string(&path).ok().as_deref() != Some(&text) {
@@ -116,7 +117,7 @@ fn draw(source: &Source) -> String {
     }
 }
 
-/// Draws BARs beside each other, each as a column of its areas, and a key to the colours.
+/// Draws BARs side by side, each as a column of its areas, and a key to the colours.
 fn draw_bars(title: &str, bars: &[Bar]) -> String {
     const WIDTH: usize = 190;
     const AREA: usize = 50;
@@ -185,9 +186,9 @@ fn draw_boxes(title: &str, boxes: &[Nested]) -> String {
     let mut height = 0;
     for nested in boxes {
         draw_box(&mut svg, nested, (x, MARGIN), 0);
-        let (own_width, own_height) = size(nested);
-        x += own_width + MARGIN;
-        height = height.max(own_height);
+        let (width, box_height) = size(nested);
+        x += width + MARGIN;
+        height = height.max(box_height);
     }
     svg.finish(title, (x, height + 2 * MARGIN))
 }

@@ -43,36 +43,36 @@ struct Room {
 /// lists in `docs/rooms.toml`.
 pub(crate) fn check(root: &Path) -> Result<(), Failed> {
     let rooms = read(root)?;
-    let mut wrong = Vec::new();
+    let mut errors = Vec::new();
     let mut crates = BTreeMap::new();
 
     for folder in manifests(root)? {
         let (name, uses) = dependencies(&folder)?;
         let Some(room) = rooms.room.iter().find(|room| room.name == name) else {
-            wrong.push(format!("{name} is not listed: add it with the crates that it may use"));
+            errors.push(format!("{name} is not listed: add it with the crates that it may use"));
             continue;
         };
 
         for used in uses.iter().filter(|used| !room.uses.contains(used)) {
-            wrong.push(format!("{name} uses {used}, which is not in its list"));
+            errors.push(format!("{name} uses {used}, which is not in its list"));
         }
         for unused in room.uses.iter().filter(|used| !uses.contains(*used)) {
-            wrong.push(format!("{name} does not use {unused}: remove it from the list"));
+            errors.push(format!("{name} does not use {unused}: remove it from the list"));
         }
         if !room.modules.is_empty() {
-            wrong.extend(check_modules(room, &folder.join("src"))?);
+            errors.extend(check_modules(room, &folder.join("src"))?);
         }
         crates.insert(name, folder);
     }
 
-    wrong.extend(
+    errors.extend(
         rooms
             .room
             .iter()
             .filter(|room| !crates.contains_key(&room.name))
             .map(|room| format!("{} does not exist", room.name)),
     );
-    if wrong.is_empty() { Ok(()) } else { Err(Failed::new(format!("{SOURCE}:\n{}", wrong.join("\n")))) }
+    if errors.is_empty() { Ok(()) } else { Err(Failed::new(format!("{SOURCE}:\n{}", errors.join("\n")))) }
 }
 
 fn read(root: &Path) -> Result<Rooms, Failed> {
@@ -130,7 +130,7 @@ fn dependencies(folder: &Path) -> Result<(String, BTreeSet<String>), Failed> {
 
 /// Returns which modules of a crate name one that comes after them.
 fn check_modules(room: &Room, source: &Path) -> Result<Vec<String>, Failed> {
-    let mut wrong = Vec::new();
+    let mut errors = Vec::new();
     let entries = fs::read_dir(source).map_err(|error| at(source, &error))?;
     let mut files: Vec<_> = entries.filter_map(Result::ok).map(|entry| entry.path()).collect();
     files.sort();
@@ -144,21 +144,21 @@ fn check_modules(room: &Room, source: &Path) -> Result<Vec<String>, Failed> {
 
         let Some(module) = module_of(source, &path) else { continue };
         let Some(position) = room.modules.iter().position(|name| *name == module) else {
-            wrong.push(format!("{} has a module {module}, which is not in the list", room.name));
+            errors.push(format!("{} has a module {module}, which is not in the list", room.name));
             continue;
         };
 
         let text = fs::read_to_string(&path).map_err(|error| at(&path, &error))?;
-        let before = &room.modules[..=position];
-        let above = names(&text).into_iter().filter(|name| room.modules.contains(name));
-        wrong.extend(
-            above
-                .filter(|name| !before.contains(name))
+        let allowed = &room.modules[..=position];
+        let used_modules = names(&text).into_iter().filter(|name| room.modules.contains(name));
+        errors.extend(
+            used_modules
+                .filter(|name| !allowed.contains(name))
                 .map(|name| format!("{}: {module} names {name}, which comes after it", room.name)),
         );
     }
 
-    Ok(wrong)
+    Ok(errors)
 }
 
 /// Returns the top module that a file belongs to; `None` for the crate's root and for tests.

@@ -40,7 +40,7 @@ impl Steps {
         &self.root
     }
 
-    pub(crate) fn say(&self, description: &str) {
+    pub(crate) fn print_heading(&self, description: &str) {
         eprintln!("=== {description}");
     }
 
@@ -54,7 +54,7 @@ impl Steps {
         arguments: &[&str],
         environment: &[(&str, &str)],
     ) -> Result<(), Failed> {
-        self.say(description);
+        self.print_heading(description);
         let start = Instant::now();
         let mut command = self.command(arguments);
         let status = command.envs(environment.iter().copied()).status();
@@ -71,7 +71,7 @@ impl Steps {
         arguments: &[&str],
         environment: &[(&str, &str)],
     ) -> Result<(), Failed> {
-        self.say(description);
+        self.print_heading(description);
         let start = Instant::now();
         let mut command = self.command(arguments);
         let child = command.envs(environment.iter().copied()).stdout(Stdio::piped()).spawn();
@@ -84,7 +84,7 @@ impl Steps {
         let failures = failures.map_err(|error| Failed::new(format!("{description}: {error}")))?;
 
         if !status.success() {
-            self.say(&format!("description failed of {description}"));
+            self.print_heading(&format!("description failed of {description}"));
             failures.iter().flat_map(Failures::lines).for_each(|line| eprintln!("{line}"));
         }
 

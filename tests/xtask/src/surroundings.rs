@@ -30,7 +30,8 @@ const FORBIDDEN: [(&str, &str); 11] = [
 /// A simulated thread that blocks in the operating system's lock holds up its holder, too.
 const LOCK: &str = "runtime::lock";
 
-/// Checks the sources of all libraries below `root`.
+/// Checks that no library below `root` takes time, threads, locks or random numbers from the
+/// operating system instead of from the runtime, which virtual time replaces.
 pub(crate) fn check(root: &Path) -> Result<(), Failed> {
     let listed = Command::new("git").args(["ls-files", "userlib/*/src/*.rs"]).current_dir(root).output();
     let listed = listed.map_err(|error| Failed::new(format!("git ls-files: {error}")))?;
@@ -38,7 +39,7 @@ pub(crate) fn check(root: &Path) -> Result<(), Failed> {
         return Err(Failed::new("git ls-files names no sources of the libraries".to_owned()));
     }
 
-    let mut found = Vec::new();
+    let mut calls = Vec::new();
     for name in String::from_utf8_lossy(&listed.stdout).lines() {
         let is_test = name.ends_with("tests.rs") || name.contains("/tests/");
         if is_test || EXEMPT.iter().any(|exempt| name.starts_with(exempt)) {
@@ -47,16 +48,16 @@ pub(crate) fn check(root: &Path) -> Result<(), Failed> {
 
         let text = fs::read_to_string(root.join(name));
         let text = text.map_err(|error| Failed::new(format!("{name}: {error}")))?;
-        found.extend(findings(&text).into_iter().map(|(line, what)| format!("{name}:{line}: {what}")));
+        calls.extend(findings(&text).into_iter().map(|(line, what)| format!("{name}:{line}: {what}")));
     }
 
-    if found.is_empty() {
+    if calls.is_empty() {
         return Ok(());
     }
     Err(Failed::new(format!(
         "{} calls of the libraries would not pass virtual time:\n{}",
-        found.len(),
-        found.join("\n")
+        calls.len(),
+        calls.join("\n")
     )))
 }
 

@@ -151,7 +151,7 @@ pub(crate) fn copy(steps: &Steps, new: &New) -> Result<(), Failed> {
     // The copy begins with the versions with which the template was tested.
     let locked = new.folder.join("Cargo.lock");
     fs::copy(steps.root().join("Cargo.lock"), &locked).map_err(|error| at(&locked, &error))?;
-    steps.say(&format!("{} is ready: cargo test in it runs its tests", new.folder.display()));
+    steps.print_heading(&format!("{} is ready: cargo test in it runs its tests", new.folder.display()));
     Ok(())
 }
 

@@ -137,7 +137,7 @@ fn loom(steps: &Steps) -> Result<(), Failed> {
 /// Prepares guests for the tests: QEMU, a kernel and the kernel module once for each user, and the
 /// KVM trial once for each boot of the host.
 fn guests(steps: &Steps) -> Result<(), Failed> {
-    steps.say("what guests are created of");
+    steps.print_heading("what guests are created of");
     let progress = nicforge_guest::Progress::on_stderr();
     let created = nicforge_guest::Provision::from_environment().provide(&progress).and_then(|toolkit| {
         if toolkit.has_shim() {
@@ -147,7 +147,7 @@ fn guests(steps: &Steps) -> Result<(), Failed> {
     });
 
     let (toolkit, choice) = created.map_err(|error| Failed::new(error.to_string()))?;
-    steps.say(&format!(
+    steps.print_heading(&format!(
         "guests: QEMU {}, Linux {}, {}: {}",
         toolkit.qemu.version(),
         toolkit.kernel.version,

@@ -62,7 +62,7 @@ const FILE_MODE: u32 = 0o100_644;
 /// allows it, which is after the attacker's end.
 pub(super) fn files(arena: &Arena) -> Round {
     let folder = arena.socket("..").join("fuse");
-    let device = mount_own(&folder).map_err(|error| Failed::NotRun(format!("FUSE: {error}")))?;
+    let device = mount_in_new_namespace(&folder).map_err(|error| Failed::NotRun(format!("FUSE: {error}")))?;
     let mut server = process::Command::new(std::env::current_exe()?)
         .args(["file-system", &process::id().to_string()])
         .stdin(device)
@@ -86,7 +86,7 @@ pub(super) fn files(arena: &Arena) -> Round {
 }
 
 /// Mounts the file system at `folder`, in new user and mount namespaces. Returns its device.
-fn mount_own(folder: &Path) -> io::Result<File> {
+fn mount_in_new_namespace(folder: &Path) -> io::Result<File> {
     let (user, group) = (geteuid(), getegid());
     unshare(CloneFlags::CLONE_NEWUSER | CloneFlags::CLONE_NEWNS)?;
     fs::write("/proc/self/setgroups", "deny")?;
@@ -103,17 +103,17 @@ fn mount_own(folder: &Path) -> io::Result<File> {
 }
 
 /// Serves the file system whose device is the standard input, until that ends. It answers every
-/// request except a flush by another process than `own`.
+/// request except a flush by a process other than `exempt_process`.
 ///
 /// # Errors
 /// When the standard input is not available.
-pub fn serve(own: u32) -> io::Result<()> {
+pub fn serve(exempt_process: u32) -> io::Result<()> {
     let mut device = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut request = vec![0; MAX_REQUEST];
 
     while let Ok(length) = device.read(&mut request) {
         let Some(request) = Request::parse(&request[..length]) else { continue };
-        if request.opcode == opcode::FLUSH && request.process != own {
+        if request.opcode == opcode::FLUSH && request.process != exempt_process {
             continue;
         }
         let Some(answer) = answer(&request) else { continue };

@@ -15,8 +15,8 @@ const REQUESTS: usize = 1024;
 /// A correct server drops lines that do not fit into its log's pipe.
 pub(super) fn storm(arena: &Arena) -> Round {
     // No card has memory at this offset: the access is refused, and noted.
-    let far = client::access(0, 1 << 40, 4, &[0; 4]);
-    let requests = client::posted(Command::RegionWrite, &far).repeat(REQUESTS);
+    let out_of_range = client::access(0, 1 << 40, 4, &[0; 4]);
+    let requests = client::posted(Command::RegionWrite, &out_of_range).repeat(REQUESTS);
 
     arena.repeat(|| {
         let mut client = Client::negotiated(&arena.socket("target.user0"))?;

@@ -35,7 +35,7 @@ pub(super) fn sparse(arena: &Arena) -> Round {
     arena.repeat(|| {
         let mut copier = Copier::open(&arena.socket("target.user0"))?;
         copier.client.map_file(BASE, size, files::sparse(size)?)?;
-        Ok(copier.touch(BASE, size)?)
+        Ok(copier.access_all(BASE, size)?)
     })
 }
 
@@ -61,7 +61,7 @@ pub(super) fn punched(arena: &Arena) -> Round {
         let result = arena.repeat(|| {
             let mut copier = Copier::open(&arena.socket("target.user0"))?;
             copier.client.map_file(BASE, size, &file)?;
-            Ok(copier.touch(BASE, size)?)
+            Ok(copier.access_all(BASE, size)?)
         });
 
         is_over.store(true, Ordering::Relaxed);
@@ -120,7 +120,7 @@ fn remap(arena: &Arena, name: &str, file: &File, size: u64) -> Round {
         let mut copier = Copier::open(&arena.socket(name))?;
         for _ in 0..4 {
             copier.client.map_file(BASE, size, file)?;
-            copier.touch(BASE, size / 8)?;
+            copier.access_all(BASE, size / 8)?;
             copier.client.ask(Command::DmaUnmap, &client::unmap(BASE, size))?;
         }
         Ok(())

@@ -40,7 +40,7 @@ pub(crate) fn with_time_out(body: impl FnOnce() + Send + 'static) {
 }
 
 /// Polls until `condition` holds.
-pub(crate) fn until(description: &str, mut condition: impl FnMut() -> bool) {
+pub(crate) fn poll_until(description: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + LIMIT;
     while !condition() {
         assert!(Instant::now() < deadline, "not in time: {description}");

@@ -236,9 +236,9 @@ fn the_reference_client_reads_device_info_and_maps_regions() {
                 continue;
             }
 
-            let again = region_info(index, argsz);
+            let request = region_info(index, argsz);
             let command = Command::DeviceGetRegionInfo;
-            client.send(Header::request(0xabcd, command, again.len(), false), &again, &[]);
+            client.send(Header::request(0xabcd, command, request.len(), false), &request, &[]);
 
             let (full, fds) = client.message();
             assert_eq!((full.len(), fds.len()), (argsz as usize, 1));

@@ -200,16 +200,19 @@ fn comment(text: &mut String, indent: &str, attributes: &[syn::Attribute]) {
         _ => None,
     });
 
-    let mut whole = String::new();
+    let mut sentence = String::new();
     for line in lines.by_ref().take_while(|line| !line.is_empty()) {
-        if !whole.is_empty() {
-            whole.push(' ');
+        if !sentence.is_empty() {
+            sentence.push(' ');
         }
-        whole.push_str(&line);
+        sentence.push_str(&line);
     }
 
-    let plain =
-        whole.replace(['`', '[', ']'], "").replace("*/", "* /").replace("super::", "").replace("crate::", "");
+    let plain = sentence
+        .replace(['`', '[', ']'], "")
+        .replace("*/", "* /")
+        .replace("super::", "")
+        .replace("crate::", "");
     let lines = wrapped(&plain);
 
     match lines.as_slice() {

@@ -100,8 +100,8 @@ fn memory_that_the_vfio_user_crate_unmapped_is_out_of_reach() {
     });
 }
 
-/// The overlap is refused with `EEXIST`. The `vfio_user` crate does not examine the error of a
-/// reply and reports success. The earlier mapping stays in effect.
+/// The server refuses an overlapping mapping with `EEXIST`. The `vfio_user` crate does not examine
+/// the error of a reply and reports success. The earlier mapping stays in effect.
 #[test]
 fn the_vfio_user_crate_takes_a_refused_map_for_a_success_and_nothing_is_mapped() {
     with_time_out(|| {
@@ -109,8 +109,8 @@ fn the_vfio_user_crate_takes_a_refused_map_for_a_success_and_nothing_is_mapped()
         let mut engine = Engine::open(&served);
         engine.memory.write(SOURCE.1, &[7; 64]).unwrap();
 
-        let other = SharedMemory::create("other", PAGE as usize).unwrap();
-        assert!(engine.client.dma_map(0, SOURCE.0, PAGE, other.fd().unwrap().as_raw_fd()).is_ok());
+        let overlapping = SharedMemory::create("other", PAGE as usize).unwrap();
+        assert!(engine.client.dma_map(0, SOURCE.0, PAGE, overlapping.fd().unwrap().as_raw_fd()).is_ok());
 
         engine.start(64);
         assert_eq!(signals(&engine.done), 1);

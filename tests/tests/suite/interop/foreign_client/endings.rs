@@ -5,7 +5,7 @@ use nicforge_tests::backing::Rig;
 use nicforge_vfio_user::PCI_CONFIG_REGION;
 
 use super::{attachment, connect, map, proof, read, read32, write32};
-use crate::interop::common::{until, with_time_out};
+use crate::interop::common::{poll_until, with_time_out};
 
 #[test]
 fn a_reset_by_the_vfio_user_crate_clears_the_attachment_and_keeps_the_connection() {
@@ -31,7 +31,7 @@ fn a_client_of_the_vfio_user_crate_that_disconnects_frees_its_attachment() {
         shut_down.shutdown().unwrap();
 
         for name in ["user0", "user1"] {
-            until("the attachment is free", || attachment(&served, "fifo0", name).client.is_none());
+            poll_until("the attachment is free", || attachment(&served, "fifo0", name).client.is_none());
             let server = attachment(&served, "fifo0", name).server;
             assert_eq!((server.clients, server.broken), (1, 0));
         }
@@ -51,22 +51,22 @@ fn clients_of_both_kinds_follow_each_other_and_find_a_fresh_attachment() {
         windows.write(WIN_SEND + 8, b"the first").unwrap();
         drop(first);
 
-        let ours = served.open("fifo0", "user0");
-        let registers = ours.bar(0).unwrap();
+        let own_client = served.open("fifo0", "user0");
+        let registers = own_client.bar(0).unwrap();
         assert_eq!(registers.read32(REG_HOLD).unwrap(), 0);
 
         registers.write32(REG_HOLD, 1).unwrap();
-        drop((registers, ours));
+        drop((registers, own_client));
 
         let mut last = connect(&served, "fifo0", "user0");
         assert_eq!(read32(&mut last, 0, REG_HOLD), 0);
         assert_eq!(read::<9>(&mut last, 1, WIN_SEND + 8), [0; 9]);
         assert_eq!(attachment(&served, "fifo0", "user0").server.clients, 3);
 
-        // The first client's memory is still its own.
-        let mut kept = [0; 9];
-        windows.read(WIN_SEND + 8, &mut kept).unwrap();
+        // The first client still has its memory, with the bytes that it has written.
+        let mut bytes = [0; 9];
+        windows.read(WIN_SEND + 8, &mut bytes).unwrap();
 
-        assert_eq!(&kept, b"the first");
+        assert_eq!(&bytes, b"the first");
     });
 }

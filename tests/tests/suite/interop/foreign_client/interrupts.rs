@@ -235,7 +235,8 @@ fn an_evicted_client_of_the_vfio_user_crate_gets_the_request_interrupt() {
     });
 }
 
-/// VFIO's own drivers do not support it either. The `vfio_user` crate does not examine the refusal.
+/// The server refuses an eventfd that masks the line when it is signalled, as Linux's VFIO drivers
+/// do. The `vfio_user` crate does not examine the refusal.
 #[test]
 fn an_eventfd_for_masking_is_refused_and_none_is_signalled() {
     with_time_out(|| {
@@ -255,9 +256,9 @@ fn an_eventfd_for_masking_is_refused_and_none_is_signalled() {
         assert!(is_idle(&masked));
 
         // nicforge's own client reports the refusal.
-        let ours = nicforge_vfio_user::Client::connect(served.socket("fifo0", "user1"), LIMIT).unwrap();
+        let own_client = nicforge_vfio_user::Client::connect(served.socket("fifo0", "user1"), LIMIT).unwrap();
         let fds = [Some(masked.as_fd())];
-        let refused = ours.set_irqs(PCI_INTX_IRQ, 0, IrqAction::Mask, IrqPayload::EventFd(&fds));
+        let refused = own_client.set_irqs(PCI_INTX_IRQ, 0, IrqAction::Mask, IrqPayload::EventFd(&fds));
 
         assert_eq!(refused.unwrap_err().errno(), Errno::ENOTSUP);
     });

@@ -25,7 +25,7 @@ use nicforge_tests::{
 use nicforge_vfio_user::{PCI_CONFIG_REGION, REGION_FLAG_WRITE};
 use vfio_user::Client;
 
-use crate::interop::common::until;
+use crate::interop::common::poll_until;
 
 /// Serves `fifo0`, `dma0` and `send0`, each with `user0` to `user3`.
 fn proof() -> Served {
@@ -43,7 +43,7 @@ fn pset() -> Served {
 fn connect(served: &Served, function: &str, attachment: &str) -> Client {
     let path = served.socket(function, attachment);
     let mut client = None;
-    until("the attachment is free", || {
+    poll_until("the attachment is free", || {
         client = Client::new(&path).ok();
         client.is_some()
     });

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use vfio_user::{Client, Error};
 
 use super::{attachment, connect, proof, read};
-use crate::interop::common::{until, version_exchange, with_time_out};
+use crate::interop::common::{poll_until, version_exchange, with_time_out};
 
 /// The `vfio_user` crate proposes version 0.1 with a capability of an older draft. The reply has
 /// 0.0, and those of the named capabilities that the server knows.
@@ -51,8 +51,8 @@ fn the_vfio_user_crate_sees_a_pci_device_of_nine_regions_and_takes_it_for_one_wi
         assert_eq!(indices, (0..PCI_NUM_REGIONS).collect::<Vec<_>>());
         assert!(!client.resettable());
 
-        let ours = nicforge_vfio_user::Client::connect(served.socket("fifo0", "user1"), LIMIT).unwrap();
-        let info = ours.device_info().unwrap();
+        let own_client = nicforge_vfio_user::Client::connect(served.socket("fifo0", "user1"), LIMIT).unwrap();
+        let info = own_client.device_info().unwrap();
 
         assert_eq!(info.flags, DEVICE_FLAGS_PCI | DEVICE_FLAGS_RESET);
         assert_eq!((info.num_regions, info.num_irqs), (PCI_NUM_REGIONS, PCI_NUM_IRQS));
@@ -69,7 +69,7 @@ fn a_second_client_of_the_vfio_user_crate_ends_when_the_server_hangs_up() {
 
         let second = Client::new(&served.socket("fifo0", "user0"));
         assert!(matches!(second, Err(Error::StreamRead(error)) if error.kind() == ErrorKind::UnexpectedEof));
-        until("the refusal is counted", || attachment(&served, "fifo0", "user0").server.refused == 1);
+        poll_until("the refusal is counted", || attachment(&served, "fifo0", "user0").server.refused == 1);
         assert_eq!(read(&mut first, 7, 0), [0xfc, 0x1e, 0x01, 0x00]);
     });
 }

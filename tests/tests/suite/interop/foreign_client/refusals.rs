@@ -12,7 +12,7 @@ use nicforge_vfio_user::PCI_NUM_IRQS;
 use vfio_user::{Client, Error};
 
 use super::{attachment, connect, proof};
-use crate::interop::common::{until, with_time_out};
+use crate::interop::common::{poll_until, with_time_out};
 
 /// Checks that `request` is refused, that its caller waits until the connection ends, and that
 /// others are served.
@@ -24,10 +24,10 @@ fn is_refused_and_waits_for_the_end(request: impl FnOnce(&mut Client) -> Result<
         let before = messages();
 
         let caller = thread::spawn(move || request(&mut client));
-        until("the request is answered", || messages() == before + 1);
+        poll_until("the request is answered", || messages() == before + 1);
 
-        let other = served.open("fifo0", "user1");
-        assert_eq!(other.bar(0).unwrap().read32(REG_FILL).unwrap(), 0);
+        let second_client = served.open("fifo0", "user1");
+        assert_eq!(second_client.bar(0).unwrap().read32(REG_FILL).unwrap(), 0);
         assert!(!caller.is_finished());
 
         served.evict("fifo0", "user0");

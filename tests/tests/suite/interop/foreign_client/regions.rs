@@ -12,7 +12,7 @@ use nicforge_tests::backing::{LIMIT, Served};
 use nicforge_vfio_user::{PCI_CONFIG_REGION, REGION_FLAG_CAPS, REGION_FLAG_MMAP, REGION_FLAG_WRITE};
 
 use super::{connect, map, proof, pset, read, read32, wake, write32};
-use crate::interop::common::{until, with_time_out};
+use crate::interop::common::{poll_until, with_time_out};
 
 /// A region's flags, size, offset in the file, areas, and whether there is a descriptor.
 type RegionReport = (u32, u64, Option<u64>, Vec<(u64, u64)>);
@@ -35,7 +35,7 @@ fn region_read_by_the_vfio_user_crate(
 
 fn region_read_by_our_client(served: &Served, function: &str, attachment: &str) -> Vec<RegionReport> {
     let mut client = None;
-    until("the attachment is free", || {
+    poll_until("the attachment is free", || {
         client = nicforge_vfio_user::Client::connect(served.socket(function, attachment), LIMIT).ok();
         client.is_some()
     });
@@ -96,7 +96,7 @@ fn a_region_that_the_vfio_user_crate_maps_shares_stores_in_both_directions() {
         windows.whole().store_u64_release(WIN_SEND, 1).unwrap();
         wake(&mut client);
 
-        until("the message comes back", || mirror.whole().load_u64_acquire(MIRROR_RECEIVE) == Ok(1));
+        poll_until("the message comes back", || mirror.whole().load_u64_acquire(MIRROR_RECEIVE) == Ok(1));
         let mut back = vec![0; DATA];
         mirror.read(MIRROR_RECEIVE + 8, &mut back).unwrap();
 

@@ -60,9 +60,9 @@ fn eventfds_are_passed_to_the_vfio_user_crate_one_by_one_and_are_signalled() {
         assert!(is_idle(&fds[1]));
 
         let flags = VFIO_IRQ_SET_ACTION_TRIGGER | VFIO_IRQ_SET_DATA_EVENTFD;
-        let one = |start| Irqs { index: PCI_MSIX_IRQ, flags, start, count: 1, fds: 1 };
+        let one_eventfd = |start| Irqs { index: PCI_MSIX_IRQ, flags, start, count: 1, fds: 1 };
 
-        assert_eq!(*rig.seen.irqs.lock().unwrap(), [0, 1, 2, 3].map(one));
+        assert_eq!(*rig.seen.irqs.lock().unwrap(), [0, 1, 2, 3].map(one_eventfd));
     });
 }
 

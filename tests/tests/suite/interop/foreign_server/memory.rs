@@ -75,8 +75,8 @@ fn memory_that_we_unmapped_is_out_of_the_vfio_user_crates_reach() {
         assert!(!copy(&client, 64));
         assert_eq!(bytes(&memory, PAGE), [0; 64]);
 
-        let again = client.dma_unmap(DmaUnmap::Range { address: TARGET, size: PAGE });
-        assert_eq!(again.unwrap_err().errno(), Errno::EIO);
+        let second_unmap = client.dma_unmap(DmaUnmap::Range { address: TARGET, size: PAGE });
+        assert_eq!(second_unmap.unwrap_err().errno(), Errno::EIO);
         assert_eq!(*rig.seen.unmaps.lock().unwrap(), [(0, TARGET, PAGE); 2]);
     });
 }

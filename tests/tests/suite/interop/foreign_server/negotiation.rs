@@ -9,7 +9,7 @@ use nicforge_vfio_user::{
 };
 
 use super::{card::reg, rig::Rig};
-use crate::interop::common::{until, version_exchange, with_time_out};
+use crate::interop::common::{poll_until, version_exchange, with_time_out};
 
 /// The `vfio_user` crate always answers with its own capabilities. One of them is of an older draft
 /// and is ignored here. Those it does not name have the specification's defaults.
@@ -22,13 +22,13 @@ fn our_version_is_answered_with_the_vfio_user_crates_own_capabilities() {
             limits = Some(Client::connect(between, LIMIT).unwrap().limits());
         });
 
-        let asked = request.message.capabilities.unwrap();
+        let requested = request.message.capabilities.unwrap();
         assert_eq!((request.message.major, request.message.minor), (0, 0));
-        assert_eq!((asked.max_msg_fds, asked.max_data_xfer_size), (Some(8), Some(1 << 20)));
-        assert_eq!((asked.pgsizes, asked.max_dma_maps), (Some(4096), Some(65535)));
+        assert_eq!((requested.max_msg_fds, requested.max_data_xfer_size), (Some(8), Some(1 << 20)));
+        assert_eq!((requested.pgsizes, requested.max_dma_maps), (Some(4096), Some(65535)));
 
         let twin = TwinSocket { supported: true, fd_index: None };
-        assert_eq!((asked.write_multiple, asked.twin_socket), (Some(true), Some(twin)));
+        assert_eq!((requested.write_multiple, requested.twin_socket), (Some(true), Some(twin)));
 
         let named = Capabilities {
             max_msg_fds: Some(1),
@@ -71,7 +71,7 @@ fn the_vfio_user_crate_serves_one_client_after_another() {
             assert_eq!(u32::from_le_bytes(scratch), round);
             client.region_write(0, reg::SCRATCH, &(round + 1).to_le_bytes(), false).unwrap();
         }
-        until("all have gone", || rig.served.load(Ordering::SeqCst) == 3);
+        poll_until("all have gone", || rig.served.load(Ordering::SeqCst) == 3);
     });
 }
 
