@@ -16,7 +16,7 @@ use nicforge_mpi_programs::{
     message_rate::{End, Side, Terms},
 };
 use nicforge_tests::{
-    backing::{InProcess, soon},
+    backing::{InProcess, test_deadline},
     extoll_body::{Extoll, machine},
     matching_body::World,
 };
@@ -55,7 +55,7 @@ fn second_half(bytes: usize) -> (u64, u64) {
         Side::new(receiver, End::Receiver, 0, terms).unwrap(),
         Side::new(sender, End::Sender, 1, terms).unwrap(),
     ];
-    let (deadline, mut relax) = (soon(), Relax::new());
+    let (deadline, mut relax) = (test_deadline(), Relax::new());
     let mut exchange_until = |sides: &mut [Side<'_, Endpoint<ExtollTransport>>; 2], messages: u64| {
         while sides[0].completed() < messages {
             assert!(!deadline.has_passed(), "{} of {messages}", sides[0].completed());

@@ -250,7 +250,7 @@ mod tests {
     use nicforge_engine::EventLoopKind;
     use nicforge_family::Families;
     use nicforge_machine::{build::build, description::parse};
-    use nicforge_tests::backing::{InProcess, Rig, Served, soon};
+    use nicforge_tests::backing::{InProcess, Rig, Served, test_deadline};
 
     use super::{driver::Tally, kind};
 
@@ -265,7 +265,7 @@ mod tests {
         tally.set_target(5050).unwrap();
 
         (1..=100).for_each(|number| tally.add(number).unwrap());
-        tally.wait(soon(), None).unwrap();
+        tally.wait(test_deadline(), None).unwrap();
 
         assert_eq!(tally.shown(), 5050);
         assert_eq!(tally.sum().unwrap(), 5050);

@@ -81,7 +81,7 @@ fn programs(served: &Served, guest: &Guest) {
     let mut side = RmaSide::open(served, 1, OUTER_VPID);
     let address = side.address();
     thread::scope(|scope| {
-        scope.spawn(|| side.take_puts());
+        scope.spawn(|| side.check_puts());
         guest::run(guest, &format!("guest_program rma-put {OUTER_VPID} 0 {address}"));
     });
     println!("FCNP, VELO and RMA between guest and host: {:.1?}", begin.elapsed());

@@ -2,7 +2,7 @@
 //! nicforge's extensions.
 
 use nicforge_driver::{Device, Error, GoneCause, HugePages, OpenOptions};
-use nicforge_tests::backing::soon;
+use nicforge_tests::backing::test_deadline;
 
 use super::{
     card::{AREAS, FILE_OFFSET, LARGE, MEMORY, REGISTERS, UNDIVIDED, VECTORS, reg},
@@ -103,21 +103,21 @@ fn the_driver_gets_interrupts_of_the_vfio_user_crates_server() {
         let vectors = [0, 1, 2, 3].map(|vector| device.interrupt(vector).unwrap());
 
         registers.write32(reg::RAISE, 2).unwrap();
-        let fired = device.wait_any(&vectors.each_ref(), soon(), None).unwrap();
+        let fired = device.wait_any(&vectors.each_ref(), test_deadline(), None).unwrap();
 
         assert_eq!(fired, (2, 1));
         assert!(matches!(device.interrupt(VECTORS), Err(Error::NoSuch { .. })));
 
         let line = device.intx().unwrap();
         registers.write32(reg::LINE, 1).unwrap();
-        assert_eq!(line.wait(soon(), None).unwrap(), 1);
+        assert_eq!(line.wait(test_deadline(), None).unwrap(), 1);
 
         registers.write32(reg::LINE, 0).unwrap();
         line.unmask().unwrap();
         assert_eq!(line.take(), 0);
 
         registers.write32(reg::LINE, 1).unwrap();
-        assert_eq!(line.wait(soon(), None).unwrap(), 1);
+        assert_eq!(line.wait(test_deadline(), None).unwrap(), 1);
     });
 }
 
@@ -136,7 +136,7 @@ fn the_vfio_user_crates_device_copies_within_the_drivers_buffers() {
         registers.write64(reg::TARGET, target.iova() + 8).unwrap();
         registers.write32(reg::COPY, 5000).unwrap();
 
-        assert_eq!(done.wait(soon(), None).unwrap(), 1);
+        assert_eq!(done.wait(test_deadline(), None).unwrap(), 1);
 
         let mut copied = vec![0; 5016];
         target.read(0, &mut copied).unwrap();
@@ -151,7 +151,7 @@ fn the_vfio_user_crates_device_copies_within_the_drivers_buffers() {
         assert_eq!(*rig.seen.unmaps.lock().unwrap(), [(0, iova, 8192)]);
 
         registers.write32(reg::COPY, 16).unwrap();
-        assert_eq!(done.wait(soon(), None).unwrap(), 1);
+        assert_eq!(done.wait(test_deadline(), None).unwrap(), 1);
         assert_eq!(registers.read32(reg::COPIED).unwrap(), 0);
     });
 }
@@ -181,7 +181,7 @@ fn the_driver_resets_a_device_of_the_vfio_user_crates_server_if_it_can_be_reset(
         assert_eq!(registers.read32(reg::SCRATCH).unwrap(), 0);
 
         registers.write32(reg::RAISE, 1).unwrap();
-        assert_eq!(vector.wait(soon(), None).unwrap(), 1);
+        assert_eq!(vector.wait(test_deadline(), None).unwrap(), 1);
 
         let rig = Rig::start_with(false);
         assert!(matches!(open(&rig).reset(), Err(Error::Unsupported { .. })));
@@ -198,6 +198,9 @@ fn the_driver_detects_the_end_of_the_vfio_user_crates_server() {
         assert!(device.bar(0).unwrap().write32(reg::LEAVE, 1).is_err());
 
         assert_eq!(device.gone_cause(), Some(GoneCause::HungUp));
-        assert!(matches!(vector.wait(soon(), None), Err(Error::DeviceGone { cause: GoneCause::HungUp })));
+        assert!(matches!(
+            vector.wait(test_deadline(), None),
+            Err(Error::DeviceGone { cause: GoneCause::HungUp })
+        ));
     });
 }
