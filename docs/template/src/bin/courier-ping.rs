@@ -15,20 +15,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open_env(environment::SOCKET, OpenOptions::default())?;
     let mut card = Courier::open(&device)?;
     let first = env::var("NICFORGE_RANK")? == "0";
-    let test_deadline = || Deadline::after(LIMIT);
+    let deadline = || Deadline::after(LIMIT);
 
     for round in 0..ROUNDS {
         let ping = format!("ping {round}");
         if first {
-            card.send(ping.as_bytes(), test_deadline(), None)?;
+            card.send(ping.as_bytes(), deadline(), None)?;
         }
 
-        let frame = card.receive(test_deadline(), None)?;
+        let frame = card.receive(deadline(), None)?;
         if frame != ping.as_bytes() {
             return Err(format!("expected {ping:?}, got {:?}", String::from_utf8_lossy(&frame)).into());
         }
         if !first {
-            card.send(&frame, test_deadline(), None)?;
+            card.send(&frame, deadline(), None)?;
         }
     }
 

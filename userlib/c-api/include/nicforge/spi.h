@@ -739,9 +739,10 @@ int32_t Kernel_DeallocateGlobalInterruptClassRoute(int32_t id);
 int32_t Kernel_SetGlobalInterruptClassRoute(int32_t id, struct ClassRoute_t *cr);
 
 /*
- Stores this node's part of the class route that spans a box of nodes. Dimensions are gone
- through in the order A to E, so that `dims` is NULL and `dim0` is 0. The node's own contribution
- is an input. Channel bits are the caller's. Only the box and the root count of the public
+ Stores this node's part of the class route that spans a box of nodes: a range of coordinates in
+ each dimension. The route's tree follows the dimensions in the order A to E, so that `dims` must
+ be NULL and `dim0` 0. The node's own contribution
+ is an input. The caller adds channel bits. Only the box and the root count of the public
  function's first arguments, so that `world` may be NULL.
 
  # Safety
@@ -1005,8 +1006,9 @@ int32_t Kernel_ConfigureInjFifoThresholds(uint64_t *normalThreshold, uint64_t *r
 int32_t Kernel_ConfigureRecFifoThreshold(uint64_t threshold);
 
 /*
- Waits until one of these interrupts of a subgroup has come, at most `timeoutInCycles` of 1.6
- GHz. Stores those that have come, and clears them. Returns 0, or -EAGAIN when none has come.
+ Waits until one of the `wanted` interrupts of a subgroup is pending, for at most
+ `timeoutInCycles` cycles of 1.6 GHz. Stores the pending ones in `*come`, and clears them.
+ Returns 0, or -EAGAIN when none is pending.
 
  The bits are NICFORGE_SPI_INTERRUPT_INJECTION, NICFORGE_SPI_INTERRUPT_RECEPTION and
  NICFORGE_SPI_INTERRUPT_PACKET, each shifted by the number of a FIFO.
@@ -1246,10 +1248,14 @@ int32_t MUSPI_DeRegisterReceiveFunction(uint32_t id);
 struct MUSPI_RecFifo_t *MUSPI_IdToRecFifo(int32_t fifoid, struct MUSPI_RecFifoSubGroup_t *fg_ptr);
 
 /*
- Takes packets that are in a FIFO now, at most `npackets`, and calls the function of each. A
- function may call all functions of this header but nicforge_spi_close, also for this FIFO.
- Returns the number of packets; 0 also after an error, which sets the text of
- nicforge_spi_last_error. A packet without a function is dropped and counts.
+ Removes at most `npackets` packets from a FIFO, and passes each to the function registered for
+ its first software byte. A packet without a function is dropped. It does not wait for packets.
+
+ Returns the number of packets removed, dropped ones included. Returns 0 when the FIFO is empty,
+ and also after an error, which sets the text of nicforge_spi_last_error.
+
+ A registered function may call all functions of this header except nicforge_spi_close, also for
+ this FIFO.
 
  # Safety
  `rec_fifo` is NULL, or from MUSPI_IdToRecFifo. Functions are registered as they must be.
