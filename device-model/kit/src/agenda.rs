@@ -1,7 +1,8 @@
 //! Several timers of one device.
 //!
 //! A function has one timer, [`Context::wake_at`]. A device with several times in mind keeps an
-//! [`Agenda`], and calls [`Agenda::arm`] at the end of each call in which it set or took a time.
+//! [`Agenda`], and calls [`Agenda::request_step`] at the end of each call in which it set or
+//! took a time.
 //! The agenda has a fixed number of timers. They are named by numbers from 0, for which a device
 //! has constants. A device without an agenda pays nothing for it.
 //!
