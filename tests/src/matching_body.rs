@@ -317,7 +317,7 @@ pub fn a_barrier_continues_after_a_time_out(network: &impl Network) {
         }
 
         let mut waiting = vec![0, 1, 2];
-        world.until("all ranks", |world| {
+        world.drive_until("all ranks", |world| {
             waiting.retain(|&rank| !has_passed(world, rank));
             waiting.is_empty().then_some(())
         });

@@ -27,7 +27,11 @@ fn single_ranks() -> [matching_endpoint; 2] {
     let config = Config::default();
     let ranks = [Rank::of_extoll(extoll.unwrap(), config), Rank::of_mu(mu.unwrap(), config)];
     ranks.map(|rank| {
-        let inner = Inner { rank: rank.unwrap(), timeout: Some(Duration::from_secs(60)) };
+        let inner = Inner {
+            rank: rank.unwrap(),
+            timeout: Some(Duration::from_secs(60)),
+            barrier: Barrier::default(),
+        };
         matching_endpoint(Handle::new(inner).unwrap())
     })
 }
