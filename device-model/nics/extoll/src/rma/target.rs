@@ -202,6 +202,11 @@ impl Rma {
                 Err(refused) => answer.status = refused,
             }
 
+            // The packet's earlier attempts may have started a read of memory that is gone by now.
+            if !answer.staged && waiting.has_waited() {
+                self.give_up_read(&wire, &part);
+            }
+
             let sent = answer.send(unit, Kind::Answer, wire.source, wire.target.vpid, memory);
             if sent.is_ok() {
                 unit.work(&mut self.reading, cycles(answer.length));
@@ -248,6 +253,14 @@ impl Rma {
         client.unresponsive |= !waiting.is_last_attempt;
         client.answering.drop_data(requester, part.id);
         Err(Unreadable)
+    }
+
+    /// Empties the stage of a get's target, if it holds data for this get.
+    #[cold]
+    fn give_up_read(&mut self, wire: &Wire, part: &Part) {
+        if let Some(client) = self.client(AttachmentId(wire.target.vpid)) {
+            client.answering.give_up(wire.source, part.id);
+        }
     }
 
     /// Notifies the VPID that answered a get: the requester has all the data, or will not get them.

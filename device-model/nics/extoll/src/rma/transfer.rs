@@ -46,6 +46,11 @@ impl Waiting {
         !self.is_last_attempt && now < since.after(MAX_ANSWER_TIME)
     }
 
+    /// Returns whether the packet has waited for a client.
+    pub(super) fn has_waited(&self) -> bool {
+        self.since.is_some()
+    }
+
     /// Returns the number of nanoseconds for which the packet has waited.
     pub(super) fn waited(&self, now: Nanos) -> u64 {
         self.since.map_or(0, |since| now.0.saturating_sub(since.0))

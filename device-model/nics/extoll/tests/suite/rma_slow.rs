@@ -383,3 +383,31 @@ fn packets_in_a_side_queue_end_when_their_owner_does() {
         assert_eq!(rig.machine.fabric().packets_in_use(), 0);
     }
 }
+
+#[test]
+fn a_get_that_ends_with_its_memory_leaves_the_stage_to_other_gets() {
+    let mut rig = rig();
+    let mut slow = [Slow::new(&mut rig, 1, 1, 3600 * SECOND)];
+    slow[0].last = rig.machine.now();
+    let mut local = rig.peer(0, 0, BYTES);
+    let get = |nla, to| Command::new(1, 1, command::GET, notify::REQUESTER, 8, nla, to);
+
+    // The card asks for the data of this get, and their memory is gone before the client answers.
+    assert!(rig.post(&local, get(slow[0].nla, local.nla)));
+    tick(&mut rig, &mut slow);
+    assert_eq!(slow[0].waiting.len(), 1);
+    rig.deregister(&slow[0].peer.client, slow[0].nla);
+    let refused = (notify::REQUESTER, status::REMOTE_ADDRESS);
+    assert_eq!(wait(&mut rig, &mut slow, &mut local, 1), [refused]);
+
+    // The answer arrives later than the end of its get.
+    slow[0].delay = 0;
+    tick(&mut rig, &mut slow);
+
+    let anew = rig.register(&slow[0].peer.client, REMOTE_BASE, BYTES / 4096, page::SIZE_4K, OPEN);
+    slow[0].nla = anew.unwrap();
+    for _ in 0..3 {
+        assert!(rig.post(&local, get(slow[0].nla, local.nla)));
+        assert_eq!(wait(&mut rig, &mut slow, &mut local, 1), [DONE]);
+    }
+}
