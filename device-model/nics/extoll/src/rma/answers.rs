@@ -72,6 +72,7 @@ impl Rma {
         }
 
         let mut status = in_flight.status_with(&part);
+        let queue_generation = *in_flight.progress.responder_queue.get_or_insert(part.queue_generation);
         if status == status::DONE {
             let region = in_flight.progress.region;
             let address = in_flight.request.destination.wrapping_add(part.at().into());
@@ -93,6 +94,7 @@ impl Rma {
                 command: command::GET,
                 status,
                 total,
+                queue_generation,
                 address: source,
                 ..Part::default()
             };

@@ -66,6 +66,8 @@ pub(super) struct Progress {
     pub(super) region: Option<u64>,
     /// The region that a get reads, from the first answer.
     pub(super) read: Option<u64>,
+    /// The generation of the responder's notification queue, from the first answer to a get.
+    pub(super) responder_queue: Option<u32>,
 }
 
 /// The watchdog's view of a command.
@@ -158,6 +160,7 @@ impl InFlightCommand {
             length: rest.min(maximum),
             rest,
             total,
+            queue_generation: 0,
             address: if command == command::GET { source } else { destination },
             data: 0,
         }

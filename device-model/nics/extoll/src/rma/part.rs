@@ -45,6 +45,9 @@ pub(super) struct Part {
     pub(super) rest: u32,
     /// Bytes of the command.
     pub(super) total: u32,
+    /// In the answer to a get, and in its end: the generation of the responder's notification
+    /// queue.
+    pub(super) queue_generation: u32,
     /// The address of the command at its target. In an answer: the number of the region that was
     /// read.
     pub(super) address: u64,
@@ -94,7 +97,7 @@ impl Part {
                 | u64::from(self.last) << 56
                 | u64::from(self.staged) << 57,
             u64::from(self.length) | u64::from(self.rest) << 32,
-            u64::from(self.total),
+            u64::from(self.total) | u64::from(self.queue_generation) << 32,
             self.address,
             self.data,
         ];
@@ -121,6 +124,7 @@ impl Part {
             length: lengths as u32,
             rest: (lengths >> 32) as u32,
             total: total as u32,
+            queue_generation: (total >> 32) as u32,
             address,
             data,
         })
@@ -135,9 +139,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn part_round_trips(id: u32, command: u8, notify: u8, status: u8, ends: (bool, bool), lengths: (u32, u32, u32), address: u64, data: u64) {
+        fn part_round_trips(id: u32, command: u8, notify: u8, status: u8, ends: (bool, bool), lengths: (u32, u32, u32), queue_generation: u32, address: u64, data: u64) {
             let ((last, staged), (length, rest, total)) = (ends, lengths);
-            let part = Part { id, command, notify, status, last, staged, length, rest, total, address, data };
+            let part = Part {
+                id, command, notify, status, last, staged, length, rest, total, queue_generation, address, data,
+            };
             let mut bytes = [0; BYTES];
             part.encode(&mut bytes);
             prop_assert_eq!(Part::decode(&bytes), Some(part));

@@ -34,6 +34,9 @@ pub(super) struct PartialPut {
     region: Option<u64>,
     /// The status so far.
     status: u8,
+    /// The generation of the target's notification queue when the first part arrived. A queue that
+    /// was enabled later may be another tenant's.
+    queue_generation: u32,
 }
 
 /// Returns the status with which a requester's access is refused, or the number of the region that
@@ -52,6 +55,13 @@ fn allowed(unit: &UnitContext<'_, '_>, wire: Wire, address: u64, rest: u32, writ
 }
 
 impl Rma {
+    /// Returns the generation of a VPID's notification queue.
+    #[inline]
+    fn queue_generation(&self, vpid: u16) -> u32 {
+        let client = self.clients.get(AttachmentId(vpid));
+        client.map_or(0, |client| client.notifications.generation())
+    }
+
     /// Checks an access as [`allowed`] does, and counts its refusal.
     fn check_access(
         &mut self,
@@ -111,8 +121,9 @@ impl Rma {
             return Handled::NoRoom;
         }
 
+        let is_same_queue = after.queue_generation == self.queue_generation(wire.target.vpid);
         let wrote_data = after.region.is_some() && matches!(after.status, status::DONE | status::WITHDRAWN);
-        if wrote_data && part.notify & notify::COMPLETER != 0 {
+        if wrote_data && is_same_queue && part.notify & notify::COMPLETER != 0 {
             let notification = notification(notify::COMPLETER, after.status, part.command, wire, &part);
             self.notify(unit, AttachmentId(wire.target.vpid), notification);
         }
@@ -131,13 +142,18 @@ impl Rma {
         memory: Option<&DmaLease>,
         waiting: &mut Waiting,
     ) -> Option<PartialPut> {
+        let queue_generation = match before {
+            Some(before) => before.queue_generation,
+            None => *waiting.queue_generation.get_or_insert_with(|| self.queue_generation(wire.target.vpid)),
+        };
+
         let region = before.and_then(|before| before.region);
         let status = match before {
             Some(before) if before.status != status::DONE => before.status,
             _ => part.status,
         };
         if status != status::DONE {
-            return Some(PartialPut { region, status });
+            return Some(PartialPut { region, status, queue_generation });
         }
 
         let address = part.address.wrapping_add(part.at().into());
@@ -146,13 +162,13 @@ impl Rma {
             Err(refused) => {
                 // Earlier parts were written, so the memory was there.
                 let status = if before.is_some() { status::WITHDRAWN } else { refused };
-                return Some(PartialPut { region, status });
+                return Some(PartialPut { region, status, queue_generation });
             }
         };
 
         if before.is_some_and(|before| before.region != Some(found)) {
             // The memory was registered again since the first part.
-            return Some(PartialPut { region, status: status::WITHDRAWN });
+            return Some(PartialPut { region, status: status::WITHDRAWN, queue_generation });
         }
 
         let data = match memory {
@@ -161,7 +177,7 @@ impl Rma {
             None => Data::Missing,
         };
         let status = self.move_in(unit, (address, part.rest.into()), &data, part.length, waiting)?;
-        Some(PartialPut { region: Some(found), status })
+        Some(PartialPut { region: Some(found), status, queue_generation })
     }
 
     /// Handles a request for a part of a get. A part may lie in several pieces of memory, and an
@@ -184,7 +200,8 @@ impl Rma {
             let remaining = part.length.saturating_sub(done);
             let rest = part.rest.saturating_sub(done);
             let address = part.address.wrapping_add(u64::from(part.total - rest.min(part.total)));
-            let mut answer = Part { length: remaining, rest, last: true, ..part };
+            let queue_generation = self.queue_generation(wire.target.vpid);
+            let mut answer = Part { length: remaining, rest, last: true, queue_generation, ..part };
             let mut memory = None;
             match self.check_access(unit, wire, address, rest, false) {
                 Ok(region) => {
@@ -265,7 +282,8 @@ impl Rma {
 
     /// Notifies the VPID that answered a get: the requester has all the data, or will not get them.
     pub(super) fn get_ended(&mut self, unit: &mut UnitContext<'_, '_>, wire: Wire, part: Part) {
-        if !matches!(part.status, status::DONE | status::WITHDRAWN) {
+        let is_same_queue = part.queue_generation == self.queue_generation(wire.target.vpid);
+        if !is_same_queue || !matches!(part.status, status::DONE | status::WITHDRAWN) {
             return;
         }
 

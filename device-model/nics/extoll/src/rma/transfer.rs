@@ -35,6 +35,8 @@ pub(super) struct Waiting {
     region: u64,
     /// The time since which the packet waits.
     since: Option<Nanos>,
+    /// The generation of the target's notification queue when a put's first part arrived.
+    pub(super) queue_generation: Option<u32>,
     /// Whether the packet may not wait any longer.
     pub(super) is_last_attempt: bool,
 }

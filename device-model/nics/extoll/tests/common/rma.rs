@@ -37,7 +37,19 @@ impl Rig {
     /// Attaches a client with a queue of 64 entries, and `bytes` of memory that all VPIDs may
     /// access.
     pub(crate) fn peer(&mut self, node: u32, vpid: u16, bytes: u64) -> Peer {
-        let mut peer = self.unregistered_peer(node, vpid, bytes, 64);
+        let client = self.attach(node, vpid);
+        self.registered(client, bytes)
+    }
+
+    /// As [`Rig::peer`], without a step of the machine.
+    pub(crate) fn peer_at_once(&mut self, node: u32, vpid: u16, bytes: u64) -> Peer {
+        let client = self.attach_at_once(node, vpid);
+        self.registered(client, bytes)
+    }
+
+    /// Gives a client a queue of 64 entries, and `bytes` of memory that all VPIDs may access.
+    fn registered(&mut self, client: Client, bytes: u64) -> Peer {
+        let mut peer = self.with_queue(client, bytes, 64);
         peer.nla = self.register(&peer.client, DATA_BASE, bytes / 4096, page::SIZE_4K, OPEN).unwrap();
         peer
     }
@@ -45,6 +57,11 @@ impl Rig {
     /// Attaches a client with a queue and memory that is not registered.
     pub(crate) fn unregistered_peer(&mut self, node: u32, vpid: u16, bytes: u64, entries: u64) -> Peer {
         let client = self.attach(node, vpid);
+        self.with_queue(client, bytes, entries)
+    }
+
+    /// Gives a client a queue, and memory that is not registered.
+    fn with_queue(&mut self, client: Client, bytes: u64, entries: u64) -> Peer {
         let queue = self.map(&client, QUEUE_BASE, (entries * 16).next_multiple_of(4096));
         let memory = self.map(&client, DATA_BASE, bytes);
 

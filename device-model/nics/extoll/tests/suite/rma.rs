@@ -458,6 +458,30 @@ fn a_dead_owners_commands_end_and_its_successor_gets_no_notification() {
 }
 
 #[test]
+fn a_successor_that_attaches_at_once_gets_no_notification_of_its_predecessors_memory() {
+    for put in [true, false] {
+        let mut rig = Rig::pair();
+        let (mut local, remote) = pair(&mut rig, 4 * MIB);
+        rig.grant_all_entries_once(&remote.client, DATA_BASE, 1024);
+        start_and_stop_midway(&mut rig, &local, &remote, put);
+
+        // The successor has a queue, and memory at the same address, before the next packet comes.
+        rig.machine.detach(remote.client.function, remote.client.attachment, Ended::Closed).unwrap();
+        let mut anew = rig.peer_at_once(1, 2, 4 * MIB);
+        assert_eq!(anew.nla, remote.nla);
+
+        rig.run();
+        assert_eq!(anew.outcomes(), [], "put {put}");
+        assert_eq!(local.outcomes(), [(notify::REQUESTER, status::WITHDRAWN)], "put {put}");
+
+        // The successor is notified of commands for its own memory.
+        assert!(rig.put(&local, &anew, (0, 0, 200_000), ALL) && rig.get(&local, &anew, (0, 0, 200_000), ALL));
+        rig.run();
+        assert_eq!(anew.outcomes(), [(notify::COMPLETER, DONE), (notify::RESPONDER, DONE)], "put {put}");
+    }
+}
+
+#[test]
 fn a_card_that_is_reset_ends_its_commands_and_works_again() {
     let mut rig = Rig::pair();
     let (local, mut remote) = pair(&mut rig, 4 * MIB);
