@@ -135,11 +135,14 @@ impl InFlightCommand {
     }
 
     /// Returns the status of a get with this answer. The first answer decides which region the get
-    /// reads.
+    /// reads. When a later part is refused, that region was there before, so it was withdrawn.
     pub(super) fn status_with(&mut self, answer: &Part) -> u8 {
         let status = if self.status == status::DONE { answer.status } else { self.status };
-        let read_elsewhere =
-            status == status::DONE && *self.progress.read.get_or_insert(answer.address) != answer.address;
+        let read_elsewhere = match status {
+            status::DONE => *self.progress.read.get_or_insert(answer.address) != answer.address,
+            status::REMOTE_ADDRESS | status::NO_RECEIVER => self.progress.read.is_some(),
+            _ => false,
+        };
 
         if read_elsewhere || self.owner == Owner::Orphaned { status::WITHDRAWN } else { status }
     }

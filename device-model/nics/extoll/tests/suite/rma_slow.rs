@@ -411,3 +411,25 @@ fn a_get_that_ends_with_its_memory_leaves_the_stage_to_other_gets() {
         assert_eq!(wait(&mut rig, &mut slow, &mut local, 1), [DONE]);
     }
 }
+
+#[test]
+fn a_get_that_is_refused_after_its_first_part_ends_as_withdrawn() {
+    let mut rig = rig();
+    let mut slow = [Slow::new(&mut rig, 1, 1, 90 * MILLISECOND)];
+    slow[0].last = rig.machine.now();
+    let mut local = rig.peer(0, 0, BYTES);
+    let (from, to) = (slow[0].nla, local.nla);
+    let get = Command::new(1, 1, command::GET, notify::REQUESTER, 131_072, from, to);
+    assert!(rig.post(&local, get));
+
+    // The client has answered one of two messages.
+    let limit = rig.machine.now().after(SECOND);
+    while rig.counter(0, "rma_bytes_written") == 0 {
+        assert!(rig.machine.now() < limit);
+        tick(&mut rig, &mut slow);
+    }
+
+    rig.deregister(&slow[0].peer.client, from);
+    assert_eq!(wait(&mut rig, &mut slow, &mut local, 1), [WITHDRAWN]);
+    assert_eq!(rig.counter(0, "rma_bytes_written"), 65_536);
+}
