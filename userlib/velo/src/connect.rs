@@ -137,13 +137,13 @@ impl Port {
 
     /// Handles a received control message.
     #[cold]
-    pub(crate) fn handle_control(&mut self, message: &Message) -> Result<(), Error> {
+    pub(crate) fn handle_control(&mut self, message: &Message) {
         self.statistics.control += 1;
 
         let index = self.directory.index(message.from);
         let (Some(index), Some(control)) = (index, Control::decode(message.quadword(0))) else {
             // No port sends such a message, so it is ignored. Only its sender is affected.
-            return Ok(());
+            return;
         };
 
         match control {
@@ -161,7 +161,7 @@ impl Port {
             }
             Control::Close { own } => self.flow.handle_close(index, own, &self.directory, &self.kept),
         }
-        self.send_pending()
+        self.try_send_pending();
     }
 
     /// Handles a control message that the card's watchdog has dropped. The receive ring of its
@@ -186,28 +186,28 @@ impl Port {
     /// Returns false when the message is not for this port. Its sender has not connected: it sent
     /// the message to an earlier tenant of this VPID, and the message waited in the sender's card.
     #[inline]
-    pub(crate) fn account_received(&mut self, from: Address) -> Result<bool, Error> {
+    pub(crate) fn account_received(&mut self, from: Address) -> bool {
         let index = self.directory.index(from);
         self.account_received_of(index.unwrap_or(usize::MAX), from)
     }
 
     /// As [`Port::account_received`]; `index` is the number of `from` in the directory.
     #[inline]
-    pub(crate) fn account_received_of(&mut self, index: usize, from: Address) -> Result<bool, Error> {
+    pub(crate) fn account_received_of(&mut self, index: usize, from: Address) -> bool {
         self.statistics.received += 1;
 
         if !self.flow.enabled {
-            return Ok(true);
+            return true;
         }
 
-        let Some(peer) = self.flow.peers.get_mut(index) else { return Ok(true) };
+        let Some(peer) = self.flow.peers.get_mut(index) else { return true };
         if !peer.incoming.has_grant() {
-            return Ok(self.accept_counted(from));
+            return self.accept_counted(from);
         }
         if peer.incoming.add_spent() {
-            self.return_credits(from)?;
+            self.return_credits(from);
         }
-        Ok(true)
+        true
     }
 
     /// As [`Port::accept_sender`], for a message that is already counted as received.
@@ -228,32 +228,36 @@ impl Port {
     }
 
     /// Counts a kept message of `from` that the application has taken.
-    pub(crate) fn account_kept(&mut self, from: Address) -> Result<(), Error> {
+    pub(crate) fn account_kept(&mut self, from: Address) {
         let Some(index) = self.directory.index(from) else {
-            return self.account_received(from).map(drop);
+            self.account_received(from);
+            return;
         };
 
         // No credit returns to a sender whose grant has ended.
         if self.flow.release_kept(index, &self.directory) {
             self.statistics.received += 1;
-            return self.send_pending();
+            self.try_send_pending();
+        } else if self.flow.peers[index].incoming.has_grant() {
+            self.account_received(from);
+        } else {
+            self.statistics.received += 1;
         }
-
-        if self.flow.peers[index].incoming.has_grant() {
-            return self.account_received(from).map(drop);
-        }
-
-        self.statistics.received += 1;
-        Ok(())
     }
 
     /// Queues a credit return to `from`, and sends the queued control messages.
     #[inline(never)]
-    fn return_credits(&mut self, from: Address) -> Result<(), Error> {
+    fn return_credits(&mut self, from: Address) {
         if let Some(index) = self.directory.index(from) {
             self.flow.queue(index);
         }
-        self.send_pending()
+        self.try_send_pending();
+    }
+
+    /// As [`Port::send_pending`], for a call that has taken a message and must return it. After a
+    /// failure the control messages stay queued, and a later call reports the error.
+    fn try_send_pending(&mut self) {
+        let _ = self.send_pending();
     }
 
     /// Sends the queued credit returns, refusals and closes, as far as the posted-write ring has

@@ -60,10 +60,10 @@ impl Port {
         if header != self.recent.header && !self.recognize(header) {
             return self.poll_later();
         }
-        self.ring.free()?;
+        self.ring.free();
 
         let Recent { from, tag, index, .. } = self.recent;
-        if self.account_received_of(index as usize, from)? {
+        if self.account_received_of(index as usize, from) {
             Ok(Some(Message::of_quadword(from, tag, quadword)))
         } else {
             self.poll_later()
@@ -104,8 +104,8 @@ impl Port {
             return self.poll_into_later(message);
         }
 
-        self.ring.free()?;
-        if self.account_received(message.from)? { Ok(true) } else { self.poll_into_later(message) }
+        self.ring.free();
+        if self.account_received(message.from) { Ok(true) } else { self.poll_into_later(message) }
     }
 
     /// Handles the cases that [`Port::poll_into`] leaves out.
@@ -122,7 +122,7 @@ impl Port {
     /// lengths.
     #[inline(never)]
     fn poll_later(&mut self) -> Result<Option<Message>, Error> {
-        match self.take_kept(0)? {
+        match self.take_kept(0) {
             Some(message) => Ok(Some(message)),
             None => self.next_counted(),
         }
@@ -132,7 +132,7 @@ impl Port {
     fn next_counted(&mut self) -> Result<Option<Message>, Error> {
         let mut budget = TakeBudget::of(&self.ring);
         while let Some(message) = self.next(&mut budget)? {
-            if self.account_received(message.from)? {
+            if self.account_received(message.from) {
                 return Ok(Some(message));
             }
         }
@@ -153,7 +153,7 @@ impl Port {
     /// [`Error::KeptFull`], and errors of the driver.
     pub fn poll_for(&mut self, filter: Filter) -> Result<Option<Message>, Error> {
         if let Some(at) = self.kept.position(filter) {
-            return self.take_kept(at);
+            return Ok(self.take_kept(at));
         }
 
         let mut budget = TakeBudget::of(&self.ring);
@@ -165,7 +165,7 @@ impl Port {
 
             if !filter.admits(&message) {
                 self.keep(message);
-            } else if self.account_received(message.from)? {
+            } else if self.account_received(message.from) {
                 return Ok(Some(message));
             }
         }
@@ -179,12 +179,12 @@ impl Port {
     }
 
     /// Takes a kept message, and accounts for its credit.
-    fn take_kept(&mut self, at: usize) -> Result<Option<Message>, Error> {
+    fn take_kept(&mut self, at: usize) -> Option<Message> {
         let message = self.kept.remove(at);
         if let Some(message) = &message {
-            self.account_kept(message.from)?;
+            self.account_kept(message.from);
         }
-        Ok(message)
+        message
     }
 
     /// Waits for the next message that `filter` selects. Other messages are kept, in order, for
@@ -287,7 +287,7 @@ impl Port {
             }
 
             if let Some(message) = self.ring.take()? {
-                self.handle_control(&message)?;
+                self.handle_control(&message);
             }
         }
         Ok(false)
@@ -301,7 +301,7 @@ impl Port {
             if !self.is_control(&message) {
                 return Ok(Some(message));
             }
-            self.handle_control(&message)?;
+            self.handle_control(&message);
         }
 
         self.send_pending()?;

@@ -152,23 +152,31 @@ impl ReceiveRing {
 
         let length = message.len();
         self.load_data(message.data[..length].as_chunks_mut().0);
-        self.free()?;
+        self.free();
         Ok(Some(message))
     }
 
     /// Frees the slot of the next message, whose data have been loaded. Informs the card in
     /// batches.
+    ///
+    /// A failure to wake the card is ignored, so that the caller keeps the message. The call that
+    /// finds the ring empty, or waits, reports that the device is gone.
     #[inline]
-    pub(crate) fn free(&mut self) -> Result<(), Error> {
+    pub(crate) fn free(&mut self) {
         cost(Cost::ReceivePacket, 1);
         self.slots.set_header(self.taken, 0);
 
         self.taken += 1;
         self.unreported += 1;
-        if self.unreported >= self.batch { self.report_taken() } else { Ok(()) }
+        if self.unreported >= self.batch {
+            let _ = self.report_taken();
+        }
     }
 
     /// Stores the read pointer for the card, which frees the slots of all taken messages.
+    ///
+    /// # Errors
+    /// The card sleeps and can't be woken. The read pointer is stored nevertheless.
     #[inline(never)]
     pub(crate) fn report_taken(&mut self) -> Result<(), Error> {
         self.read_pointer.store(self.taken, Ordering::Release);
