@@ -12,7 +12,7 @@ use nicforge_core::{fabric::LinkId, machine::Machine};
 use nicforge_driver::{
     Cancel, Deadline, Device, DmaBuffer, DmaPermission, Error as DriverError, HugePages, Relax, SharedPoster,
 };
-use nicforge_hwi::{extoll::reg, extoll_atu::command};
+use nicforge_hwi::{extoll::reg, extoll_atu::command, extoll_rma::MAX_COMMANDS};
 use nicforge_machine::{build::build, description::parse};
 use nicforge_nics::families;
 use nicforge_rma::{
@@ -406,6 +406,30 @@ pub fn waits_end(rig: &dyn Rig) {
     ));
 
     side.port.free().unwrap();
+}
+
+/// A token ends the wait of a put for room. The commands posted before stay posted.
+#[body(not_through(guests) = OPERATORS_ADMIN)]
+pub fn a_put_that_waits_for_room_is_cancelled(rig: &dyn Rig) {
+    let (mut local, remote) = pair(rig, 4096);
+    let target = local.to(&remote);
+    set_watchdog(rig, "ex0", LIMIT);
+    set_link_up(rig, false);
+
+    let cancel = Cancel::new().unwrap();
+    cancel.cancel();
+    local.port.set_cancel(Some(cancel));
+
+    let mut put =
+        || local.port.put(target, local.region.as_ref().unwrap().address(), remote.at(0), 8, Notify::NONE);
+    for command in 0..MAX_COMMANDS {
+        assert_eq!(put(), Ok(1), "command {command}");
+    }
+    assert_eq!(put(), Err(Error::Driver(DriverError::Cancelled)));
+    assert_eq!(local.port.in_flight(), MAX_COMMANDS as u64);
+
+    set_link_up(rig, true);
+    local.port.drain(soon(), None).unwrap();
 }
 
 /// Lost notifications are reported once, after those that were not lost.

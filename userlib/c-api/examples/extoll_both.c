@@ -57,7 +57,7 @@ int main(void)
     check(velo_open_on(extoll, &patient, &velo) == 0, "velo_open_on");
     check(rma_open_on(extoll, NULL, &rma) == 0, "rma_open_on");
     check(velo_open_on(extoll, NULL, &second) == -EBUSY && second == NULL, "VELO twice on one VPID");
-    check(rma_open_on(extoll, NULL, &third) < 0 && third == NULL, "RMA twice on one VPID");
+    check(rma_open_on(extoll, NULL, &third) == -EBUSY && third == NULL, "RMA twice on one VPID");
 
     /* The ports keep the device open. */
     nicforge_extoll_close(extoll);

@@ -19,8 +19,8 @@ use nicforge_driver::{Device, SharedPoster};
 use crate::{
     rma::{self, rma_options, rma_port},
     support::{
-        Failure, guarded_status, last_error, non_null, open_device, options_or_default, path, reference,
-        release, store_opened,
+        Failure, guarded_status, last_error, open_device, options_or_default, path, reference, release,
+        store_opened,
     },
     velo::{self, velo_options, velo_port},
 };
@@ -32,6 +32,29 @@ pub struct nicforge_extoll {
     /// Refers to the open VELO port, if there is one. A second port would take over the receive
     /// ring of the first.
     velo: Mutex<Weak<()>>,
+    /// Refers to the open RMA port, if there is one. Two ports would enable one notification queue.
+    rma: Mutex<Weak<()>>,
+}
+
+/// Calls `open` with a token that the new port holds, unless a port of `protocol` has one.
+///
+/// # Errors
+/// `EBUSY` while such a port is open, or being opened by another thread; the errors of `open`.
+fn open_once<P>(
+    present: &Mutex<Weak<()>>,
+    protocol: &str,
+    open: impl FnOnce(Arc<()>) -> Result<P, Failure>,
+) -> Result<P, Failure> {
+    let busy = || Failure::new(libc::EBUSY, format!("{protocol} is open on this VPID, or being opened"));
+
+    let mut present = present.try_lock().map_err(|_| busy())?;
+    if present.upgrade().is_some() {
+        return Err(busy());
+    }
+
+    let token = Arc::new(());
+    *present = Arc::downgrade(&token);
+    open(token)
 }
 
 /// Returns the text of the calling thread's last error in any call of libnicforge; an empty text
@@ -63,7 +86,7 @@ pub unsafe extern "C" fn nicforge_extoll_open(
 fn open(socket: Option<OsString>) -> Result<nicforge_extoll, Failure> {
     let device = open_device(socket)?;
     let poster = SharedPoster::new(device.poster(0)?);
-    Ok(nicforge_extoll { device, poster, velo: Mutex::default() })
+    Ok(nicforge_extoll { device, poster, velo: Mutex::default(), rma: Mutex::default() })
 }
 
 /// Closes the VPID. Ports opened on it keep the device until they are closed. NULL is allowed.
@@ -91,32 +114,19 @@ pub unsafe extern "C" fn velo_open_on(
     port: *mut *mut velo_port,
 ) -> i32 {
     guarded_status(|| {
-        let out = non_null(port, "port")?;
-
         // SAFETY: by this function's contract.
         let extoll = unsafe { reference(extoll) }?;
         // SAFETY: NULL or valid by this function's contract.
         let options = unsafe { options_or_default(options) };
 
-        let busy = || Failure::new(libc::EBUSY, "VELO is open on this VPID, or being opened");
-        let mut open = extoll.velo.try_lock().map_err(|_| busy())?;
-        if open.upgrade().is_some() {
-            return Err(busy());
-        }
-
-        let token = Arc::new(());
-        *open = Arc::downgrade(&token);
-
         let shared = Some(extoll.poster.clone());
-        let opened = velo::open_device_as(extoll.device.clone(), shared, token, &options)?;
-
-        // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { out.write(Box::into_raw(Box::new(opened))) };
-        Ok(())
+        let open = |token| velo::open_device_as(extoll.device.clone(), shared, token, &options);
+        // SAFETY: NULL or valid by this function's contract.
+        unsafe { store_opened(port, "port", || open_once(&extoll.velo, "VELO", open)) }
     })
 }
 
-/// As rma_open, on an opened VPID. A VPID has at most one RMA port: a second call returns an error.
+/// As rma_open, on an opened VPID. A VPID has at most one RMA port: a second call returns -EBUSY.
 /// Another thread may use the VPID's VELO.
 ///
 /// # Safety
@@ -133,9 +143,10 @@ pub unsafe extern "C" fn rma_open_on(
         // SAFETY: NULL or valid by this function's contract.
         let options = unsafe { options_or_default(options) };
 
-        let open = || rma::open_device_as(&extoll.device, Some(extoll.poster.clone()), &options);
+        let shared = Some(extoll.poster.clone());
+        let open = |token| rma::open_device_as(&extoll.device, shared, token, &options);
         // SAFETY: NULL or valid by this function's contract.
-        unsafe { store_opened(port, "port", open) }
+        unsafe { store_opened(port, "port", || open_once(&extoll.rma, "RMA", open)) }
     })
 }
 
@@ -159,6 +170,20 @@ mod tests {
 
         // SAFETY: NULL is allowed.
         unsafe { nicforge_extoll_close(ptr::null_mut()) };
+    }
+
+    #[test]
+    fn a_vpid_has_one_port_of_a_protocol_also_while_it_is_opened() {
+        let present = Mutex::default();
+        let opened = open_once(&present, "RMA", |token| {
+            assert!(open_once(&present, "RMA", Ok).is_err_and(|failure| failure.errno() == libc::EBUSY));
+            Ok(token)
+        });
+
+        assert!(opened.is_ok());
+        assert!(open_once(&present, "RMA", Ok).is_err());
+        drop(opened);
+        assert!(open_once(&present, "RMA", Ok).is_ok());
     }
 
     #[test]

@@ -30,7 +30,8 @@ use crate::{
 const BAR_REGISTERS: u8 = 0;
 const BAR_WINDOWS: u8 = 1;
 const BAR_MIRROR: u8 = 2;
-/// Time that posting waits while as many commands are in flight as a card accepts.
+/// Time that posting a command waits while as many commands are in flight as a card accepts, or
+/// while the posted-write ring is full.
 const ROOM_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of the check that the card still has the queue, while a call waits for commands to end.
 const QUEUE_CHECK_INTERVAL: Duration = Duration::from_millis(10);
@@ -94,6 +95,8 @@ pub struct Port {
     /// Value of [`Device::resets`] when the port was opened.
     resets: u32,
     epoch: VpidEpoch,
+    /// The token that ends a wait for room.
+    cancel: Option<Cancel>,
 }
 
 impl Port {
@@ -171,7 +174,14 @@ impl Port {
             sleep: options.sleep,
             resets,
             epoch,
+            cancel: None,
         })
+    }
+
+    /// Sets the token that ends a wait for room in [`Port::put`], [`Port::get`] and
+    /// [`Port::put_immediate`].
+    pub fn set_cancel(&mut self, cancel: Option<Cancel>) {
+        self.cancel = cancel;
     }
 
     /// Reads a word of the mirror.
@@ -224,12 +234,13 @@ impl Port {
     /// `destination`.
     ///
     /// Returns the number of commands, one for each [`MAX_LENGTH`]. Each command has its own
-    /// notifications. Waits while the card accepts no further command.
+    /// notifications. Waits while 64 commands are in flight, or the posted-write ring is full.
     ///
     /// # Errors
     /// - [`Error::Length`], [`Error::Reset`].
-    /// - [`DriverError::Timeout`] when the card has no room for a command within 5 s.
-    /// - [`Error::QueueGone`] when it will never have room.
+    /// - [`DriverError::Timeout`] when there is no room for a command within 5 s.
+    /// - [`DriverError::Cancelled`] by the token of [`Port::set_cancel`].
+    /// - [`Error::QueueGone`] when there will never be room.
     ///
     /// Commands posted before the error stay posted.
     pub fn put(
@@ -364,10 +375,27 @@ impl Port {
         }
 
         let command = Command::new(target.node, target.vpid, command, notify.0, length, ends.0, ends.1);
-        poster.post(BAR_REGISTERS, reg::RMA_COMMAND, command.as_bytes())?;
+        match poster.with(|ring| ring.try_post(BAR_REGISTERS, reg::RMA_COMMAND, command.as_bytes())) {
+            Err(DriverError::RingFull { .. }) => self.post_when_room(poster, &command)?,
+            posted => posted?,
+        }
 
         self.posted += 1;
         Ok(())
+    }
+
+    /// Posts a command when the posted-write ring has room, whose lock is free meanwhile.
+    #[cold]
+    fn post_when_room(&self, poster: &SharedPoster, command: &Command) -> Result<(), Error> {
+        let bytes = command.as_bytes();
+        let post = || match poster.with(|ring| ring.try_post(BAR_REGISTERS, reg::RMA_COMMAND, bytes)) {
+            Ok(()) => Ok(Some(())),
+            Err(DriverError::RingFull { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        };
+
+        let deadline = Deadline::after(ROOM_TIMEOUT);
+        self.device.wait_for(deadline, self.cancel.as_ref(), "room in a posted-write ring", post)
     }
 
     /// Returns the number of commands in flight: posted, and not ended.
@@ -386,7 +414,7 @@ impl Port {
     /// that is posted there.
     #[cold]
     fn wait_for_room(&self) -> Result<(), Error> {
-        self.wait_for_ends(MAX_COMMANDS as u64 - 1, Deadline::after(ROOM_TIMEOUT), None)
+        self.wait_for_ends(MAX_COMMANDS as u64 - 1, Deadline::after(ROOM_TIMEOUT), self.cancel.as_ref())
     }
 
     /// Waits until every posted command has ended, successfully or not.

@@ -60,7 +60,7 @@ void nicforge_extoll_close(struct nicforge_extoll *extoll);
 int32_t velo_open_on(const struct nicforge_extoll *extoll, const velo_options *options, velo_port **port);
 
 /*
- As rma_open, on an opened VPID. A VPID has at most one RMA port: a second call returns an error.
+ As rma_open, on an opened VPID. A VPID has at most one RMA port: a second call returns -EBUSY.
  Another thread may use the VPID's VELO.
 
  # Safety

@@ -249,6 +249,10 @@ int32_t rma_connect(const struct rma_port *port, uint32_t node, uint16_t vpid, s
  `destination`. `notify` is a mask of RMA_NOTIFY_... bits. Returns the number of commands, one
  for each RMA_MAX_LENGTH, or a negative error number. Each command has its own notifications.
 
+ The call waits while 64 commands are in flight, or the posted-write ring is full. After 5 s
+ without room for a command it returns -ETIMEDOUT, and -ECANCELED when rma_cancel ends it. The
+ commands that it has posted before stay posted.
+
  # Safety
  `port` is a handle.
  */
@@ -275,7 +279,7 @@ int64_t rma_get(const struct rma_port *port,
 
 /*
  Posts an immediate put: 1 to RMA_MAX_IMMEDIATE bytes, which the command itself carries, to the
- target's address `destination`. Returns 0, or a negative error number.
+ target's address `destination`. Returns 0, or a negative error number. Waits as rma_put does.
 
  # Safety
  `port` is a handle; `data` has `size` readable bytes.

@@ -16,6 +16,7 @@ mod notification;
 
 use std::{
     ffi::{c_char, c_void},
+    sync::Arc,
     time::Duration,
 };
 
@@ -69,13 +70,17 @@ pub struct rma_target {
 }
 
 /// RMA of a VPID of a card.
-pub struct rma_port(Handle<Port>);
+pub struct rma_port {
+    handle: Handle<Port>,
+    /// While this exists, a handle of VELO and RMA together knows that its RMA port is open.
+    _open: Arc<()>,
+}
 
 impl HasHandle for rma_port {
     type Object = Port;
 
     fn handle(&self) -> &Handle<Port> {
-        &self.0
+        &self.handle
     }
 }
 
@@ -104,16 +109,18 @@ pub unsafe extern "C" fn rma_open(
         // SAFETY: NULL or a C string by this function's contract.
         let socket = unsafe { path(socket) };
 
-        let open = || open_device_as(&open_device(socket)?, None, &options);
+        let open = || open_device_as(&open_device(socket)?, None, Arc::default(), &options);
         // SAFETY: NULL or valid by this function's contract.
         unsafe { store_opened(port, "port", open) }
     })
 }
 
-/// Opens a device that other libraries may use too; they then share its posted-write ring.
+/// Opens a device that other libraries may use too; they then share its posted-write ring. The port
+/// holds `open` until it is closed.
 pub(crate) fn open_device_as(
     device: &Device,
     shared: Option<SharedPoster>,
+    open: Arc<()>,
     options: &rma_options,
 ) -> Result<rma_port, Failure> {
     let mut port_options = Options::default();
@@ -129,8 +136,12 @@ pub(crate) fn open_device_as(
         Some(poster) => Port::with_poster(device, poster, port_options),
     };
 
-    let port = port.map_err(failure)?;
-    Ok(rma_port(Handle::new(port)?))
+    let handle = Handle::new(port.map_err(failure)?)?;
+    handle.with(|port, cancel| {
+        port.set_cancel(Some(cancel.clone()));
+        Ok(())
+    })?;
+    Ok(rma_port { handle, _open: open })
 }
 
 /// Closes a port. Calls of other threads must have ended; rma_cancel ends those that wait. Buffers
@@ -200,6 +211,10 @@ fn connect(port: &Port, target: rma_target) -> Result<Target, Failure> {
 /// `destination`. `notify` is a mask of RMA_NOTIFY_... bits. Returns the number of commands, one
 /// for each RMA_MAX_LENGTH, or a negative error number. Each command has its own notifications.
 ///
+/// The call waits while 64 commands are in flight, or the posted-write ring is full. After 5 s
+/// without room for a command it returns -ETIMEDOUT, and -ECANCELED when rma_cancel ends it. The
+/// commands that it has posted before stay posted.
+///
 /// # Safety
 /// `port` is a handle.
 #[unsafe(no_mangle)]
@@ -248,7 +263,7 @@ pub unsafe extern "C" fn rma_get(
 }
 
 /// Posts an immediate put: 1 to RMA_MAX_IMMEDIATE bytes, which the command itself carries, to the
-/// target's address `destination`. Returns 0, or a negative error number.
+/// target's address `destination`. Returns 0, or a negative error number. Waits as rma_put does.
 ///
 /// # Safety
 /// `port` is a handle; `data` has `size` readable bytes.
@@ -383,7 +398,7 @@ pub unsafe extern "C" fn rma_next(
 pub unsafe extern "C" fn rma_cancel(port: *const rma_port, on: bool) -> i32 {
     guarded_status(|| {
         // SAFETY: by this function's contract.
-        unsafe { reference(port) }?.0.cancel(on);
+        unsafe { reference(port) }?.handle.cancel(on);
         Ok(())
     })
 }
