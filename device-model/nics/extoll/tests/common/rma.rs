@@ -47,7 +47,7 @@ impl Rig {
         self.registered(client, bytes)
     }
 
-    /// Gives a client a queue of 64 entries, and `bytes` of memory that all VPIDs may access.
+    /// Returns a client with a queue of 64 entries, and `bytes` of memory that others may access.
     fn registered(&mut self, client: Client, bytes: u64) -> Peer {
         let mut peer = self.with_queue(client, bytes, 64);
         peer.nla = self.register(&peer.client, DATA_BASE, bytes / 4096, page::SIZE_4K, OPEN).unwrap();
@@ -60,7 +60,7 @@ impl Rig {
         self.with_queue(client, bytes, entries)
     }
 
-    /// Gives a client a queue, and memory that is not registered.
+    /// Returns a client with a queue, and memory that is not registered.
     fn with_queue(&mut self, client: Client, bytes: u64, entries: u64) -> Peer {
         let queue = self.map(&client, QUEUE_BASE, (entries * 16).next_multiple_of(4096));
         let memory = self.map(&client, DATA_BASE, bytes);
