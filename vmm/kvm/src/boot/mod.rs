@@ -109,7 +109,7 @@ struct Initrd {
 
 /// A kernel in RAM.
 struct LoadedKernel<H> {
-    /// What its start needs to know of it.
+    /// The part of its file that its start reads again.
     header: H,
     /// First address that neither its file nor its start uses.
     end: u64,

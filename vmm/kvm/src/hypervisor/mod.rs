@@ -1,4 +1,4 @@
-//! What the devices of a machine need of a hypervisor: memory, doorbells and interrupts.
+//! The services of a hypervisor for the devices of a machine: memory, doorbells and interrupts.
 //!
 //! | file | contents |
 //! | --- | --- |

@@ -77,7 +77,9 @@ pub(super) struct JobState {
 }
 
 impl State {
-    /// Handles a line of the guest and returns the part to pass to a sink.
+    /// Applies a line of the guest, `NUMBER KIND TEXT`, to the job of that number, or to the guest
+    /// itself when the number is 0. `inside/agent.sh` lists the kinds. Returns a job's line of
+    /// output for its sink.
     pub(super) fn handle_line(&mut self, line: &str) -> Option<SinkLine> {
         let mut words = line.splitn(3, ' ');
         let number = words.next()?.parse().ok()?;
