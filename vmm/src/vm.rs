@@ -2,7 +2,8 @@
 //! and users of `nicforge-guest` start it for each guest.
 //!
 //! - In: a kernel, an initramfs, sockets of served functions, and those of serial ports.
-//! - Out: the exit code: 0 for a machine that ended by itself, by power-off or reset.
+//! - Out: the exit code: 0 for a machine that ended by itself, by power-off or reset. With
+//!   `--reboots` a machine that resets itself starts anew.
 //! - The process gives up the system calls that a running machine does not need ([`confine`]).
 //!
 //! It is a command of every program made from [`crate::App`], and no program of its own. So a guest
@@ -14,7 +15,7 @@ use std::{
     os::unix::net::UnixStream,
     path::PathBuf,
     str::FromStr,
-    sync::Arc,
+    sync::{Arc, PoisonError, RwLock},
     thread,
     time::Duration,
 };
@@ -49,6 +50,9 @@ pub(crate) struct VmOptions {
     /// Processors.
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     cpus: u8,
+    /// Start the machine anew when it resets itself.
+    #[arg(long)]
+    reboots: bool,
     /// A UNIX socket to connect to the next serial port; may be given up to three times.
     #[arg(long = "serial", value_name = "SOCKET")]
     serial_ports: Vec<PathBuf>,
@@ -84,24 +88,60 @@ pub(crate) fn main(options: VmOptions) -> Result<u8, Failure> {
         vm.serial(port, Box::new(output)).context(|| "a serial port".into())?;
     }
 
-    let running = Arc::new(vm.start().context(|| "the virtual machine".into())?);
+    let machine = Arc::new(Machine::start(vm)?);
     for (port, line) in lines.into_iter().enumerate() {
-        let running = running.clone();
+        let machine = machine.clone();
         let feeder = thread::Builder::new().name(format!("serial {port}"));
         // The thread ends with the process.
-        feeder.spawn(move || feed(&running, port, line)).context(|| "a serial port's thread".into())?;
+        feeder.spawn(move || feed(&machine, port, line)).context(|| "a serial port's thread".into())?;
     }
     confine().context(|| "the virtual machine's process".into())?;
 
-    let end = loop {
-        if let Some(end) = running.wait(WAIT) {
-            break end;
-        }
-    };
-    tracing::debug!(?end, exits = ?running.exits(), "the virtual machine ended");
+    let mut end = machine.wait();
+    while end == End::Reset && options.reboots {
+        machine.restart()?;
+        end = machine.wait();
+    }
     match end {
         End::PowerOff | End::Reset | End::Stopped => Ok(0),
         End::Failed(reason) => Err(Failure::environment(format!("the virtual machine failed: {reason}"))),
+    }
+}
+
+/// The machine of this process, with the threads of its serial ports. It has none while it starts
+/// anew, and after a failure of that.
+struct Machine(RwLock<Option<Running>>);
+
+impl Machine {
+    fn start(vm: Vm) -> Result<Self, Failure> {
+        let running = vm.start().context(|| "the virtual machine".into())?;
+        Ok(Self(RwLock::new(Some(running))))
+    }
+
+    /// Waits for the machine's end.
+    fn wait(&self) -> End {
+        loop {
+            let machine = self.0.read().unwrap_or_else(PoisonError::into_inner);
+            let Some(running) = machine.as_ref() else { return End::Stopped };
+            if let Some(end) = running.wait(WAIT) {
+                tracing::debug!(?end, exits = ?running.exits(), "the virtual machine ended");
+                return end;
+            }
+        }
+    }
+
+    /// Starts a machine that has ended anew.
+    fn restart(&self) -> Result<(), Failure> {
+        let mut machine = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let anew = machine.take().map(Running::restart).transpose();
+        *machine = anew.context(|| "the virtual machine, after a reset".into())?;
+        Ok(())
+    }
+
+    /// Sends input to a serial port. Returns the number of bytes that the port has taken.
+    fn send(&self, port: usize, bytes: &[u8]) -> usize {
+        let machine = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        machine.as_ref().map_or(0, |running| running.send(port, bytes))
     }
 }
 
@@ -131,7 +171,7 @@ fn make(options: &VmOptions) -> Result<Vm, Failure> {
 }
 
 /// Passes the input of a serial port on until its line is closed.
-fn feed(running: &Running, port: usize, mut line: UnixStream) {
+fn feed(machine: &Machine, port: usize, mut line: UnixStream) {
     let mut buffer = [0; 4096];
     loop {
         let mut rest = match line.read(&mut buffer) {
@@ -142,7 +182,7 @@ fn feed(running: &Running, port: usize, mut line: UnixStream) {
         };
 
         while !rest.is_empty() {
-            let taken = running.send(port, rest);
+            let taken = machine.send(port, rest);
             rest = &rest[taken..];
             // The port does not report when the guest has read. A line that is that full is rare.
             if taken == 0 {

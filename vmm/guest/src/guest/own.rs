@@ -28,6 +28,10 @@ pub(crate) fn command(config: &GuestConfig, functions: &[PluggedFunction], files
         .args(["--memory", &config.hardware.memory_mib.to_string()])
         .args(["--cpus", &config.hardware.processors.to_string()]);
 
+    if config.reboots {
+        command.arg("--reboots");
+    }
+
     // The serial ports, in their order.
     let terminal = config.hardware.terminal.then_some(TERMINAL);
     for name in [CONSOLE, AGENT].into_iter().chain(terminal) {
