@@ -1,5 +1,5 @@
-//! Messages of VELO and transfers of RMA between two programs, of which one may be in a guest and
-//! the other one on the host. `ex0` is the guest's card, `ex1` that of the host.
+//! Messages of VELO and transfers of RMA between two programs, each in a guest or on the host.
+//! `ex0` is the card of the program that begins, `ex1` that of its peer.
 
 use nicforge_driver::{Deadline, DmaBuffer, HugePages};
 use nicforge_rma::{Access, Notify, Options, Port as RmaPort, Region, Role};
@@ -112,9 +112,14 @@ impl RmaSide {
             self.buffer.read(BACK, &mut back).expect("the memory is there");
             assert!(back == sent, "{length} bytes came back changed");
         }
+
+        // The peer keeps its memory until this block.
+        self.port.put(target, own, address, 1, Notify::REQUESTER | Notify::COMPLETER).expect("a put");
+        self.wait_for(Role::Requester);
     }
 
-    /// Waits for the puts of a peer, and checks their content.
+    /// Waits for the puts of a peer, and checks their content. It returns when the peer has also
+    /// got all blocks back.
     ///
     /// # Panics
     /// When a block is not the expected one.
@@ -125,6 +130,7 @@ impl RmaSide {
             self.buffer.read(block_offset(number), &mut got).expect("the memory is there");
             assert!(got == pattern(number, length), "{length} bytes arrived changed");
         }
+        self.wait_for(Role::Completer);
     }
 
     fn wait_for(&mut self, role: Role) {

@@ -57,6 +57,15 @@ pub fn run_role(role: &str, arguments: &[String]) {
             let peer = Address { node: 1, vpid: number(0) as u16 };
             exchange::velo_send(&rig, number(1) as u16, peer);
         }
+        "velo-echo" => {
+            let peer = Address { node: 0, vpid: number(1) as u16 };
+            exchange::velo_echo(&rig, number(0) as u16, peer, || println!("open"));
+        }
+        "rma-take" => {
+            let mut side = RmaSide::open(&rig, 1, number(0) as u16);
+            println!("open {}", side.address());
+            side.take_puts();
+        }
         "rma-put" => RmaSide::open(&rig, 0, number(1) as u16).put_and_get(1, number(0) as u16, number(2)),
         "velo" => velo_body::messages_of_every_length_and_tag_arrive_in_order(&rig),
         "hostile" => hostile(&rig, Duration::from_secs(number(0)), number(1)),

@@ -1,10 +1,11 @@
-//! A guest of our own virtual machine with NICs of two families: the test's host prepares its
-//! files, and a program in another guest, where KVM runs 64-bit code, boots it (`guest-own`).
+//! A guest of our own virtual machine and one of QEMU, with NICs of three families: the test's host
+//! prepares their files, and a program in another guest, where KVM runs 64-bit code, boots them
+//! (`guest-own`).
 
 use std::path::PathBuf;
 
 use nicforge_core::machine::Machine;
-use nicforge_guest::GuestConfig;
+use nicforge_guest::{Accelerator, GuestConfig};
 use nicforge_machine::{build::build, description::parse};
 use nicforge_nics::families;
 
@@ -14,8 +15,12 @@ use crate::{
     fcnp_body, guest, rma_body, velo_body,
 };
 
-/// The name of the guest.
+/// The name of the guest of our own virtual machine.
 pub const NAME: &str = "own";
+/// The name of QEMU's guest.
+pub const QEMU_NAME: &str = "qemu";
+/// MiB of memory of each guest.
+const MEMORY: u32 = 256;
 /// The machines whose bodies run in the guest.
 pub static MACHINES: [&TestMachine; 3] = [&fcnp_body::MACHINE, &velo_body::MACHINE, &rma_body::MACHINE];
 
@@ -28,29 +33,56 @@ pub const BODIES: [&str; 5] = [
     "an_immediate_put_wakes_a_sleeping_receiver",
 ];
 
-/// The compute core outside the guest, by its rank.
+/// The compute core of a program outside both guests, by its rank.
 pub const OUTER_RANK: u32 = 8;
-/// The VPID outside the guest, of `ex1`.
+/// The compute core in QEMU's guest, by its rank.
+pub const QEMU_RANK: u32 = 9;
+/// The VPID of a program outside both guests, of `ex1`.
 pub const OUTER_VPID: u16 = 4;
+/// The VPID in QEMU's guest, of `ex1`.
+pub const QEMU_VPID: u16 = 5;
 
-/// Functions with the attachments that the guest gets: those that [`BODIES`] need.
-const ATTACHMENTS: [(&[&str], &[&str]); 2] =
-    [(&["io0", "cn0"], &["core0"]), (&["ex0", "ex1"], &["vpid0", "vpid1"])];
+/// Functions with some of their attachments.
+type Attachments = [(&'static [&'static str], &'static [&'static str]); 3];
 
-/// Returns one machine with all functions of [`MACHINES`], and room for programs outside the guest:
-/// a third compute node, and a fifth VPID on each card.
+/// Those of our own virtual machine: what [`BODIES`] need, and a network device.
+const ATTACHMENTS: Attachments =
+    [(&["io0", "cn0"], &["core0"]), (&["ex0", "ex1"], &["vpid0", "vpid1"]), (&["en0"], &["user0"])];
+/// Those of QEMU's guest.
+const QEMU_ATTACHMENTS: Attachments =
+    [(&["cn2"], &["core1"]), (&["ex1"], &["vpid5"]), (&["en1"], &["user0"])];
+
+/// Returns one machine with all functions of [`MACHINES`], room for programs outside the first
+/// guest (a third compute node, and two more VPIDs on each card), and a network of two stations.
 pub fn machine() -> Machine {
     let pset = format!("[[pset]]\ncompute_nodes = 3\nfifo_depth = {}\n", fcnp_body::DEPTH);
-    let text = format!("name = \"own\"\n{pset}[[extoll]]\nmesh = 2\nvpids = 5\n");
+    let text = format!("name = \"own\"\n{pset}[[extoll]]\nmesh = 2\nvpids = 6\n[[ethernet]]\nstations = 2\n");
     build(&parse(&text, "own.toml", &families()).expect("a description")).expect("a machine").0
 }
 
-/// Returns the configuration of the guest. `socket` returns the socket of an attachment.
+/// Returns the configuration of the guest of our own virtual machine. `socket` returns the socket
+/// of an attachment.
 pub fn config(socket: impl Fn(&str, &str) -> PathBuf) -> GuestConfig {
-    let all = ATTACHMENTS.iter().flat_map(|(functions, attachments)| {
+    let config = guest::config(NAME, GuestDoor::Own, sockets(&ATTACHMENTS, socket));
+    common(config).terminal(true).reboots(true)
+}
+
+/// Returns the configuration of QEMU's guest, as [`config`].
+pub fn qemu_config(socket: impl Fn(&str, &str) -> PathBuf) -> GuestConfig {
+    let config = guest::config(QEMU_NAME, GuestDoor::Shim, sockets(&QEMU_ATTACHMENTS, socket));
+    common(config).accelerator(Accelerator::Kvm).processors(1)
+}
+
+/// Adds what both guests have.
+fn common(config: GuestConfig) -> GuestConfig {
+    let config = config.memory(MEMORY).module("virtio_pci").module("virtio_net");
+    config.env(PATIENCE, "10").boot_deadline(3 * guest::LONG)
+}
+
+/// Returns the names of attachments with their sockets.
+fn sockets(attachments: &Attachments, socket: impl Fn(&str, &str) -> PathBuf) -> Vec<(String, PathBuf)> {
+    let all = attachments.iter().flat_map(|(functions, attachments)| {
         functions.iter().flat_map(|function| attachments.iter().map(move |name| (*function, *name)))
     });
-    let sockets = all.map(|(function, name)| (format!("{function}.{name}"), socket(function, name)));
-    let config = guest::config(NAME, GuestDoor::Own, sockets.collect()).terminal(true);
-    config.env(PATIENCE, "10").boot_deadline(3 * guest::LONG)
+    all.map(|(function, name)| (format!("{function}.{name}"), socket(function, name))).collect()
 }

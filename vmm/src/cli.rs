@@ -249,7 +249,7 @@ impl From<BootArguments> for boot::Options {
         Self {
             serve: arguments.options,
             nodes: arguments.nodes,
-            provision: nicforge_guest::Provision { qemu, kernel, modules, initrd, vm, cache: None },
+            provision: nicforge_guest::Provision { qemu, kernel, modules, initrd, vm, ..Default::default() },
             contents: arguments.contents,
             guest: arguments.guest,
             nested: arguments.nested,

@@ -149,7 +149,7 @@ fn guests(steps: &Steps) -> Result<(), Failed> {
     let (toolkit, choice) = created.map_err(|error| Failed::new(error.to_string()))?;
     steps.print_heading(&format!(
         "guests: QEMU {}, Linux {}, {}: {}",
-        toolkit.qemu.version(),
+        toolkit.qemu().map_or("none", nicforge_guest::Qemu::version),
         toolkit.kernel.version,
         choice.accelerator.name(),
         choice.reason

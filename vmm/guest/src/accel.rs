@@ -106,7 +106,7 @@ impl Toolkit {
         let (initrd, console) = (folder.path().join("initrd"), folder.path().join("console"));
         self.write_probe(&initrd)?;
 
-        let mut command = self.qemu.command();
+        let mut command = self.qemu()?.command();
         command
             .args(["-machine", "q35", "-accel", "kvm", "-cpu", "host", "-m", "256", "-nodefaults"])
             .args(["-no-user-config", "-display", "none", "-no-reboot", "-kernel"])

@@ -25,6 +25,11 @@ const NOTE_HEADER: usize = 12;
 const PVH_OWNER: &[u8] = b"Xen\0";
 const PVH_ENTRY: usize = 18;
 
+/// Returns whether a file is a 64-bit ELF file of little-endian numbers.
+pub(crate) fn is_elf(file: &[u8]) -> bool {
+    file.starts_with(b"\x7fELF\x02\x01")
+}
+
 /// Returns the program's loader (`PT_INTERP` of a 64-bit ELF file), or `None` for a static program
 /// or a script.
 pub(crate) fn interpreter(program: &[u8]) -> Option<String> {
@@ -57,7 +62,7 @@ fn has_note(mut notes: &[u8], owner: &[u8], kind: usize) -> bool {
 /// Returns the bytes of all segments of a type in a 64-bit ELF file. Segments that are not within
 /// the file are left out. A file of another kind has none.
 fn segments(file: &[u8], kind: usize) -> impl Iterator<Item = &[u8]> {
-    let is_elf = file.starts_with(b"\x7fELF\x02\x01");
+    let is_elf = is_elf(file);
     let field = move |offset: usize, size: usize| number(file, offset, size).filter(|_| is_elf);
     let (table, size, count) = (field(32, 8), field(54, 2), field(56, 2).unwrap_or_default());
 
@@ -81,6 +86,7 @@ pub(crate) fn number(bytes: &[u8], offset: usize, size: usize) -> Option<usize> 
 }
 
 /// A loader and the directories it searches for libraries.
+#[derive(Clone, Debug)]
 pub(crate) struct Loader {
     /// The program, as in `/lib64/ld-linux-x86-64.so.2`.
     pub(crate) path: PathBuf,

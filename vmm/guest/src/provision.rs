@@ -25,6 +25,9 @@ const KERNEL_GCC: u32 = 12;
 pub struct Provision {
     /// A QEMU that has `vfio-user-pci`.
     pub qemu: Option<PathBuf>,
+    /// Whether no QEMU is looked for or downloaded, because our own virtual machine runs all
+    /// guests.
+    pub without_qemu: bool,
     /// A kernel (bzImage).
     pub kernel: Option<PathBuf>,
     /// Its modules, as in `/lib/modules/VERSION`. By default they are this host's, if it has the
@@ -94,8 +97,8 @@ pub(crate) struct Lspci {
 /// All parts that guests are made of.
 #[derive(Clone, Debug)]
 pub struct Toolkit {
-    /// The emulator.
-    pub qemu: Qemu,
+    /// The emulator, unless it was not asked for.
+    pub(crate) qemu: Option<Qemu>,
     /// The kernel.
     pub kernel: Kernel,
     pub(crate) programs: Programs,
@@ -112,6 +115,7 @@ impl Provision {
         let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         Self {
             qemu: variable("NICFORGE_QEMU"),
+            without_qemu: false,
             kernel: variable("NICFORGE_KERNEL"),
             modules: variable("NICFORGE_MODULES"),
             initrd: variable("NICFORGE_INITRD"),
@@ -146,12 +150,9 @@ impl Provision {
         let locked = cache.lock(progress)?;
         cache.sweep(&locked);
 
-        let qemu = match &self.qemu {
-            Some(path) => Qemu::at(path, progress)?,
-            None => match Qemu::of_system(progress)? {
-                Some(qemu) => qemu,
-                None => Qemu::in_tree(&qemu_tree(&cache, &locked, progress)?, progress)?,
-            },
+        let qemu = match self.without_qemu {
+            true => None,
+            false => Some(self.find_qemu(&cache, &locked, progress)?),
         };
 
         let (mut kernel, programs) = match &self.kernel {
@@ -174,6 +175,17 @@ impl Provision {
         Ok(Toolkit { qemu, kernel, programs, initrd, vm, cache })
     }
 
+    /// Returns the caller's QEMU, the system's, or the one of the private tree.
+    fn find_qemu(&self, cache: &Cache, locked: &Locked, progress: &Progress) -> Result<Qemu, GuestError> {
+        if let Some(path) = &self.qemu {
+            return Qemu::at(path, progress);
+        }
+        match Qemu::of_system(progress)? {
+            Some(qemu) => Ok(qemu),
+            None => Qemu::in_tree(&qemu_tree(cache, locked, progress)?, progress),
+        }
+    }
+
     /// Returns the caller's kernel with its modules and build directory, if they are known. The
     /// modules are those that the caller named, or the host's of the same version.
     fn own_kernel(&self, image: &Path) -> Result<Kernel, GuestError> {
@@ -189,6 +201,17 @@ impl Provision {
         let build = modules.as_ref().map(|modules| modules.root().join("build"));
         let build = build.filter(|build| build.join("Makefile").is_file());
         Ok(Kernel { image: image.to_owned(), unpacked: None, version, modules, build, tree: None })
+    }
+}
+
+impl Toolkit {
+    /// Returns the emulator.
+    ///
+    /// # Errors
+    /// [`GuestError::Request`] when it was not asked for ([`Provision::without_qemu`]).
+    pub fn qemu(&self) -> Result<&Qemu, GuestError> {
+        let missing = || GuestError::Request("these parts were provisioned without QEMU".into());
+        self.qemu.as_ref().ok_or_else(missing)
     }
 }
 
@@ -366,7 +389,8 @@ pub(crate) fn vm_program() -> Option<PathBuf> {
     beside.filter(|path| path.is_file()).or_else(|| on_path(PROGRAM))
 }
 
-fn on_path(program: &str) -> Option<PathBuf> {
+/// Returns the path of a program of this host.
+pub(crate) fn on_path(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|path| path.is_file())
 }

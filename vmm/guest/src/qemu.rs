@@ -1,23 +1,42 @@
 //! A QEMU that has `vfio-user-pci`.
 
 use std::{
-    ffi::OsString,
     path::{Path, PathBuf},
     process::Command,
 };
 
-use crate::{error::GuestError, progress::Progress, tool};
+use crate::{
+    elf::{self, Loader},
+    error::{ErrorContext, GuestError},
+    progress::Progress,
+    provision::on_path,
+    tool,
+};
 
 /// The required device; QEMU has it since 10.1.
 const DEVICE: &str = "\"vfio-user-pci\"";
 /// The program's usual name.
 const PROGRAM: &str = "qemu-system-x86_64";
 
-/// A program and the arguments before the caller's.
+/// The firmware of a guest's machine, its start of an unpacked and of a packed kernel, and the code
+/// that KVM patches into firmware.
+const FIRMWARE: [&str; 4] = ["bios-256k.bin", "pvh.bin", "linuxboot_dma.bin", "kvmvapic.bin"];
+
+/// The names in the folder of a copy. The loader is there if the program needs one.
+const COPIED_PROGRAM: &str = "qemu";
+const COPIED_LOADER: &str = "loader";
+const COPIED_LIBRARIES: &str = "lib";
+const COPIED_FIRMWARE: &str = "firmware";
+const COPIED_VERSION: &str = "version";
+
+/// A program, and the files that it runs with.
 #[derive(Clone, Debug)]
 pub struct Qemu {
     program: PathBuf,
-    arguments: Vec<OsString>,
+    /// The loader that starts the program. Without one the system finds it.
+    loader: Option<Loader>,
+    /// Folders of firmware that are searched before the program's own.
+    firmware: Vec<PathBuf>,
     version: String,
 }
 
@@ -27,7 +46,9 @@ impl Qemu {
     /// # Errors
     /// [`GuestError::Unsuitable`] when it has no `vfio-user-pci`.
     pub fn at(program: &Path, progress: &Progress) -> Result<Self, GuestError> {
-        Self::query(program.to_owned(), Vec::new(), program, progress)
+        let name = program.to_str().filter(|name| !name.contains('/'));
+        let program = name.and_then(on_path).unwrap_or_else(|| program.to_owned());
+        Self { program, loader: None, firmware: Vec::new(), version: String::new() }.examined(progress)
     }
 
     /// Returns the system's QEMU, if it is installed and new enough.
@@ -45,42 +66,95 @@ impl Qemu {
     /// Returns the QEMU of an unpacked tree. It runs with the tree's C library, independent of the
     /// host's.
     pub(crate) fn in_tree(tree: &Path, progress: &Progress) -> Result<Self, GuestError> {
-        let program = tree.join("usr/bin").join(PROGRAM);
-        let arguments = vec![
-            "--library-path".into(),
-            tree.join("usr/lib/x86_64-linux-gnu").into(),
-            program.clone().into(),
-            "-L".into(),
-            tree.join("usr/share/qemu").into(),
-            "-L".into(),
-            tree.join("usr/share/seabios").into(),
-        ];
-
-        Self::query(tree.join("usr/lib64/ld-linux-x86-64.so.2"), arguments, &program, progress)
+        let loader = Loader {
+            path: tree.join("usr/lib64/ld-linux-x86-64.so.2"),
+            library_path: tree.join("usr/lib/x86_64-linux-gnu").display().to_string(),
+        };
+        let qemu = Self {
+            program: tree.join("usr/bin").join(PROGRAM),
+            loader: Some(loader),
+            firmware: ["qemu", "seabios"].map(|name| tree.join("usr/share").join(name)).into(),
+            version: String::new(),
+        };
+        qemu.examined(progress)
     }
 
-    /// Asks a QEMU for its devices and its version. Without the required device it is refused.
-    fn query(
-        program: PathBuf,
-        arguments: Vec<OsString>,
-        shown: &Path,
-        progress: &Progress,
-    ) -> Result<Self, GuestError> {
-        let mut qemu = Self { program, arguments, version: String::new() };
-        let ask = |argument: &[&str]| {
-            tool::run_quietly(&format!("asking {}", shown.display()), qemu.command().args(argument), progress)
-        };
+    /// Returns the QEMU that [`Self::copy_to`] has put into a folder. It is not examined, because
+    /// that takes emulated processors more than a second.
+    pub(crate) fn in_copy(folder: &Path) -> Result<Self, GuestError> {
+        let version = folder.join(COPIED_VERSION);
+        let version = std::fs::read_to_string(&version).context(|| version.display().to_string())?;
+        let library_path = folder.join(COPIED_LIBRARIES).display().to_string();
+        let loader = Loader { path: folder.join(COPIED_LOADER), library_path };
 
-        if !ask(&["-device", "help"])?.iter().any(|line| line.contains(DEVICE)) {
-            let problem = "has no device vfio-user-pci; QEMU 10.1 and newer have it".into();
-            return Err(GuestError::Unsuitable { path: shown.to_owned(), problem });
+        Ok(Self {
+            program: folder.join(COPIED_PROGRAM),
+            loader: loader.path.is_file().then_some(loader),
+            firmware: vec![folder.join(COPIED_FIRMWARE)],
+            version,
+        })
+    }
+
+    /// Copies the program into a folder, with all that it needs to run there in another system.
+    pub(crate) fn copy_to(&self, folder: &Path, progress: &Progress) -> Result<(), GuestError> {
+        let (libraries, firmware) = (folder.join(COPIED_LIBRARIES), folder.join(COPIED_FIRMWARE));
+        for folder in [&libraries, &firmware] {
+            std::fs::create_dir_all(folder).context(|| folder.display().to_string())?;
+        }
+        let version = folder.join(COPIED_VERSION);
+        std::fs::write(&version, &self.version).context(|| version.display().to_string())?;
+
+        copy(&self.program, &folder.join(COPIED_PROGRAM))?;
+        if let Some(loader) = self.own_or_system_loader()? {
+            copy(&loader.path, &folder.join(COPIED_LOADER))?;
+            for library in loader.libraries(&self.program, progress)? {
+                copy(&library, &libraries.join(library.file_name().unwrap_or_default()))?;
+            }
         }
 
-        let lines = ask(&["-version"])?;
-        let version = lines.first().map(|line| line.trim_start_matches("QEMU emulator ").to_owned());
-        qemu.version = version.unwrap_or_default();
+        let folders = self.ask(&["-L", "help"], progress)?;
+        for name in FIRMWARE {
+            let found = folders.iter().map(|folder| Path::new(folder).join(name)).find(|path| path.is_file());
+            let found = found.ok_or_else(|| self.unsuitable(format!("has no firmware {name}")))?;
+            copy(&found, &firmware.join(name))?;
+        }
+        Ok(())
+    }
 
-        Ok(qemu)
+    /// Returns the loader of the program, or `None` when the program is linked statically.
+    fn own_or_system_loader(&self) -> Result<Option<Loader>, GuestError> {
+        if self.loader.is_some() {
+            return Ok(self.loader.clone());
+        }
+        let program = std::fs::read(&self.program).context(|| self.program.display().to_string())?;
+        if !elf::is_elf(&program) {
+            return Err(self.unsuitable("is no ELF file, which alone runs in another system".into()));
+        }
+        let path = elf::interpreter(&program);
+        Ok(path.map(|path| Loader { path: path.into(), library_path: String::new() }))
+    }
+
+    /// Asks the QEMU for its devices and its version. Without the required device it is refused.
+    fn examined(mut self, progress: &Progress) -> Result<Self, GuestError> {
+        if !self.ask(&["-device", "help"], progress)?.iter().any(|line| line.contains(DEVICE)) {
+            let problem = "has no device vfio-user-pci; QEMU 10.1 and newer have it";
+            return Err(self.unsuitable(problem.into()));
+        }
+
+        let lines = self.ask(&["-version"], progress)?;
+        let version = lines.first().map(|line| line.trim_start_matches("QEMU emulator ").to_owned());
+        self.version = version.unwrap_or_default();
+        Ok(self)
+    }
+
+    /// Returns the lines that the program prints for these arguments.
+    fn ask(&self, arguments: &[&str], progress: &Progress) -> Result<Vec<String>, GuestError> {
+        let what = format!("asking {}", self.program.display());
+        tool::run_quietly(&what, self.command().args(arguments), progress)
+    }
+
+    fn unsuitable(&self, problem: String) -> GuestError {
+        GuestError::Unsuitable { path: self.program.clone(), problem }
     }
 
     /// Returns the version that QEMU reports.
@@ -89,8 +163,22 @@ impl Qemu {
     }
 
     pub(crate) fn command(&self) -> Command {
-        let mut command = Command::new(&self.program);
-        command.args(&self.arguments);
+        let mut command = match &self.loader {
+            Some(loader) => {
+                let mut command = Command::new(&loader.path);
+                command.args(["--library-path", &loader.library_path]).arg(&self.program);
+                command
+            }
+            None => Command::new(&self.program),
+        };
+        for folder in &self.firmware {
+            command.arg("-L").arg(folder);
+        }
         command
     }
+}
+
+/// Copies a file, or the one that a link leads to, with its permissions.
+fn copy(from: &Path, to: &Path) -> Result<(), GuestError> {
+    std::fs::copy(from, to).map(drop).context(|| format!("{} to {}", from.display(), to.display()))
 }

@@ -72,3 +72,15 @@ fn a_guest_that_is_reset_boots_again_from_files_that_have_no_names() {
     guest.power_off(LIMIT).unwrap();
     assert!(logs.path().join("n0.trace.log").is_file());
 }
+
+#[test]
+fn parts_without_qemu_need_none() {
+    let qemu = Some("/no/such/qemu".into());
+    let provision = Provision { qemu, without_qemu: true, ..Provision::from_environment() };
+    let toolkit = provision.provide(&Progress::on_stderr()).unwrap_or_else(|error| panic!("{error}"));
+
+    assert!(toolkit.kernel.image.is_file());
+    assert!(toolkit.qemu().unwrap_err().to_string().contains("without QEMU"));
+    let error = Guest::boot(&toolkit, &GuestConfig::new("n0"), &Progress::silent()).map(drop).unwrap_err();
+    assert!(error.to_string().contains("without QEMU"), "{error}");
+}

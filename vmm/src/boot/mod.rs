@@ -16,7 +16,7 @@ use std::{
 };
 
 use nicforge_family::Families;
-use nicforge_guest::{Accelerator, Driver, GuestError, Job, Prepared, Progress, Toolkit, Vmm};
+use nicforge_guest::{Accelerator, Driver, GuestError, Job, Prepared, Progress, Provision, Toolkit, Vmm};
 use nicforge_machine::build::{Node, NodeAttachment};
 
 use crate::{
@@ -43,9 +43,10 @@ The command finds in its environment:
   NICFORGE_DEVICES  each attachment's PCI address: nic0.user0=0000:00:03.0,...
   NICFORGE_NODE, NICFORGE_ROLE, NICFORGE_RANK, NICFORGE_SIZE, NICFORGE_MACHINE,
   and the variables that the node's devices set: as with `{program} run`
-In it, `nicforge-barrier NAME [SECONDS]` waits until the commands of all guests
-have come to NAME; it ends with 0, with 1 when the command of one has ended
-without coming, and with 124 after 300 seconds or as many as you name.
+A command calls `nicforge-barrier NAME [SECONDS]` to wait until the commands of
+all guests have called it with that NAME. It ends with 0 then, with 1 when the
+command of a guest has ended without a call, and with 124 after 300 seconds, or
+after SECONDS.
 
 QEMU and a kernel are downloaded once from a Debian mirror into NICFORGE_CACHE
 (by default ~/.cache/nicforge); no root is needed and nothing is installed.
@@ -98,8 +99,8 @@ pub fn with(options: &Options, serve: impl FnOnce() -> Result<Served, Failure>) 
         return Err(Failure::usage("--nested needs a machine that is described by a file"));
     }
 
-    // What our own virtual machine has not is refused before anything starts. Its trial has threads
-    // of its own, which have ended when the signals are blocked.
+    // Options that our own virtual machine has not are refused before anything starts. Its trial
+    // has threads of its own, which have ended when the signals are blocked.
     let vmm = vmm::choose(options)?;
     let progress = cancelled_by_signals()?;
     // The machine comes first, so that a mistake in its file is reported before anything is
@@ -148,7 +149,7 @@ fn boot(options: &Options, served: &Served, vmm: Vmm, progress: &Progress) -> Re
             (GuestFiles::Prepared(prepared), hardware)
         }
         None => {
-            let toolkit = options.provision.provide(progress)?;
+            let (toolkit, vmm) = provide(options, vmm, progress)?;
             let hardware = choose_hardware(options, &toolkit, vmm, progress)?;
             find_and_show_stock_drivers(options, &machine, &nodes, &toolkit, hardware.driver, progress)?;
             (GuestFiles::Toolkit(Box::new(toolkit)), hardware)
@@ -164,6 +165,17 @@ fn boot(options: &Options, served: &Served, vmm: Vmm, progress: &Progress) -> Re
     }
 }
 
+/// Provides the parts of the guests. QEMU is among them only if it runs the guests. Returns the
+/// program that runs them too.
+fn provide(options: &Options, vmm: Vmm, progress: &Progress) -> Result<(Toolkit, Vmm), Failure> {
+    let provision = |vmm| Provision { without_qemu: vmm == Vmm::Own, ..options.provision.clone() };
+    let toolkit = provision(vmm).provide(progress)?;
+    match vmm::check_kernel(options, &toolkit, vmm)? {
+        Vmm::Qemu if vmm == Vmm::Own => Ok((provision(Vmm::Qemu).provide(progress)?, Vmm::Qemu)),
+        vmm => Ok((toolkit, vmm)),
+    }
+}
+
 /// Chooses how the guests' machines are made, and says so.
 fn choose_hardware(
     options: &Options,
@@ -171,7 +183,6 @@ fn choose_hardware(
     vmm: Vmm,
     progress: &Progress,
 ) -> Result<Hardware, Failure> {
-    let vmm = vmm::check_kernel(options, toolkit, vmm)?;
     let (accelerator, reason) = match (vmm, options.guest.accel) {
         (Vmm::Own, _) => (Accelerator::Kvm, "it runs on nothing else".to_owned()),
         (Vmm::Qemu, AcceleratorChoice::Kvm) => (Accelerator::Kvm, "as asked for".to_owned()),
@@ -188,7 +199,7 @@ fn choose_hardware(
         Accelerator::Tcg => "emulated (TCG)",
     };
     let program = match vmm {
-        Vmm::Qemu => format!("QEMU {}", toolkit.qemu.version()),
+        Vmm::Qemu => format!("QEMU {}", toolkit.qemu()?.version()),
         Vmm::Own => "our own virtual machine".to_owned(),
     };
     print_note(format_args!("{program}, Linux {}; {how}: {reason}", toolkit.kernel.version));

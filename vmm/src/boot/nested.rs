@@ -70,7 +70,7 @@ pub(super) fn main(machine: &Path, families: &Families, options: &Options) -> Re
     let driver = choose_driver(options, &toolkit, &progress)?;
     print_note(format_args!(
         "an emulated guest of QEMU {} holds the server and our own virtual machine, Linux {}; it is slow",
-        toolkit.qemu.version(),
+        toolkit.qemu()?.version(),
         toolkit.kernel.version
     ));
     find_and_show_stock_drivers(options, &view, &nodes, &toolkit, driver, &progress)?;

@@ -35,6 +35,7 @@ use crate::{
     module_plan::ModulePlan,
     progress::Progress,
     provision::Toolkit,
+    qemu::Qemu,
 };
 
 /// Interval at which a wait checks whether it is to end.
@@ -62,19 +63,19 @@ impl Guest {
 
         match config.hardware.vmm {
             Vmm::Qemu => {
-                let command = qemu_command(toolkit, config, &site)?;
+                let command = qemu_command(toolkit.qemu()?, toolkit.kernel.file(), config, &site)?;
                 site.start(config, command, initrd, progress)
             }
             Vmm::Own => site.start_own(config, &toolkit.own_machine()?, initrd, progress),
         }
     }
 
-    /// Boots a guest of our own virtual machine from prepared files, and waits until it accepts
-    /// jobs. Its programs, modules and variables are those of the configuration with which it was
-    /// prepared.
+    /// Boots a guest from prepared files, and waits until it accepts jobs. Its programs, modules
+    /// and variables are those of the configuration with which it was prepared. QEMU is there if
+    /// the files were prepared for a guest of QEMU.
     ///
     /// # Errors
-    /// As [`Self::boot`].
+    /// As [`Self::boot`]; [`GuestError::Io`] when a file is missing.
     pub fn boot_prepared(
         prepared: &Prepared,
         config: &GuestConfig,
@@ -83,7 +84,13 @@ impl Guest {
         let site = Site::new(config)?;
         let path = prepared.initrd(config.node());
         let initrd = File::open(&path).context(|| path.display().to_string())?;
-        site.start_own(config, &prepared.machine, initrd, progress)
+        match config.hardware.vmm {
+            Vmm::Qemu => {
+                let command = qemu_command(&prepared.qemu()?, prepared.kernel(), config, &site)?;
+                site.start(config, command, initrd, progress)
+            }
+            Vmm::Own => site.start_own(config, &prepared.own_machine()?, initrd, progress),
+        }
     }
 }
 
@@ -210,19 +217,26 @@ fn write_initramfs(
 }
 
 /// Returns the command that runs QEMU, with the output of its trace.
-fn qemu_command(toolkit: &Toolkit, config: &GuestConfig, site: &Site) -> Result<Command, GuestError> {
+fn qemu_command(
+    qemu: &Qemu,
+    kernel: &Path,
+    config: &GuestConfig,
+    site: &Site,
+) -> Result<Command, GuestError> {
     let logs = &site.logs;
     // A misbehaving guest can fill a trace without end, so the default trace is limited. Requested
     // events are written completely and at once.
     let limited = config.logging.folder.is_some() && config.logging.trace.is_empty();
     let trace = if limited { Path::new(STANDARD_OUTPUT) } else { &logs.trace };
     let files = command_line::Files {
+        qemu,
+        kernel,
         initrd: STANDARD_INPUT,
         trace: config.logging.folder.as_ref().map(|_| trace),
         sockets: site.folder.path(),
     };
 
-    let mut command = command_line::command(toolkit, config, &site.functions, &files);
+    let mut command = command_line::command(config, &site.functions, &files);
     command.stdout(Stdio::null());
 
     if limited {

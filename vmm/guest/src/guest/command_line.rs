@@ -5,10 +5,12 @@ use std::{path::Path, process::Command};
 use serde_json::json;
 
 use super::config::{GuestConfig, PluggedFunction};
-use crate::{accel::Accelerator, provision::Toolkit};
+use crate::{accel::Accelerator, qemu::Qemu};
 
-/// The paths of a guest's sockets and files.
+/// The program, and the paths of a guest's sockets and files.
 pub(crate) struct Files<'a> {
+    pub(crate) qemu: &'a Qemu,
+    pub(crate) kernel: &'a Path,
     pub(crate) initrd: &'a str,
     /// Where QEMU writes its trace, if anywhere.
     pub(crate) trace: Option<&'a Path>,
@@ -43,13 +45,8 @@ pub(crate) fn device(plugged: &PluggedFunction) -> serde_json::Value {
 }
 
 /// Returns the command that runs the guest.
-pub(crate) fn command(
-    toolkit: &Toolkit,
-    config: &GuestConfig,
-    functions: &[PluggedFunction],
-    files: &Files<'_>,
-) -> Command {
-    let mut command = toolkit.qemu.command();
+pub(crate) fn command(config: &GuestConfig, functions: &[PluggedFunction], files: &Files<'_>) -> Command {
+    let mut command = files.qemu.command();
     let kvm = config.hardware.accelerator == Accelerator::Kvm;
 
     // Interrupt remapping and KVM's full in-kernel interrupt controller exclude each other.
@@ -125,7 +122,7 @@ pub(crate) fn command(
         command.args(["-trace", events]);
     }
 
-    command.arg("-kernel").arg(toolkit.kernel.file()).arg("-initrd").arg(files.initrd);
+    command.arg("-kernel").arg(files.kernel).arg("-initrd").arg(files.initrd);
     command.args(["-append", &kernel_parameters(config)]);
     command
 }

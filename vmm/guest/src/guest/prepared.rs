@@ -1,19 +1,21 @@
-//! Files for guests of our own virtual machine that start where nothing can be provisioned, for
-//! example in another guest.
+//! Files for guests that start where nothing can be provisioned, for example in another guest.
 
 use std::path::{Path, PathBuf};
 
-use super::config::GuestConfig;
+use super::{config::GuestConfig, vmm::Vmm};
 use crate::{
     error::{ErrorContext, GuestError},
     progress::Progress,
     provision::{Toolkit, vm_program},
+    qemu::Qemu,
 };
 
 /// The name of the kernel in a folder of prepared files.
 const KERNEL: &str = "vmlinux";
+/// The name of the folder with QEMU, if a guest of it was prepared.
+const QEMU: &str = "qemu";
 
-/// What our own virtual machine consists of.
+/// The program and the kernel of our own virtual machine.
 #[derive(Clone, Debug)]
 pub(crate) struct OwnMachine {
     /// The program.
@@ -35,10 +37,11 @@ impl OwnMachine {
 }
 
 /// A kernel and the initramfs of some guests in a folder, which [`Toolkit::prepare`] has written,
-/// and the program that starts them.
+/// and the program of our own virtual machine.
 #[derive(Clone, Debug)]
 pub struct Prepared {
-    pub(super) machine: OwnMachine,
+    vm: Option<PathBuf>,
+    kernel: PathBuf,
     folder: PathBuf,
 }
 
@@ -47,14 +50,27 @@ impl Prepared {
     /// [`Provision::vm`](crate::Provision::vm).
     ///
     /// # Errors
-    /// [`GuestError::Unsuitable`] when the folder has no kernel, [`GuestError::Unprovided`] when
-    /// there is no program.
+    /// [`GuestError::Unsuitable`] when the folder has no kernel.
     pub fn open(folder: &Path, vm: Option<PathBuf>) -> Result<Self, GuestError> {
         let kernel = folder.join(KERNEL);
         if !kernel.is_file() {
             return Err(GuestError::Unsuitable { path: kernel, problem: "is not a file".into() });
         }
-        Ok(Self { machine: OwnMachine::new(vm, kernel)?, folder: folder.to_owned() })
+        Ok(Self { vm, kernel, folder: folder.to_owned() })
+    }
+
+    /// Returns the program and the kernel of our own virtual machine.
+    pub(super) fn own_machine(&self) -> Result<OwnMachine, GuestError> {
+        OwnMachine::new(self.vm.clone(), self.kernel.clone())
+    }
+
+    /// Returns the QEMU among the files.
+    pub(super) fn qemu(&self) -> Result<Qemu, GuestError> {
+        Qemu::in_copy(&self.folder.join(QEMU))
+    }
+
+    pub(super) fn kernel(&self) -> &Path {
+        &self.kernel
     }
 
     /// Returns the path of a guest's initramfs.
@@ -65,7 +81,8 @@ impl Prepared {
 
 impl Toolkit {
     /// Writes an unpacked kernel and the initramfs of each guest into a folder, for
-    /// [`Guest::boot_prepared`](crate::Guest::boot_prepared) on another system.
+    /// [`Guest::boot_prepared`](crate::Guest::boot_prepared) on another system. If one of them is a
+    /// guest of QEMU, QEMU is copied too (about 70 MB).
     ///
     /// # Errors
     /// As [`Guest::boot`](crate::Guest::boot), before a machine is started.
@@ -82,10 +99,13 @@ impl Toolkit {
             config.check_vmm()?;
             self.write_initramfs(config, &initrd(folder, config.node()), progress)?;
         }
+        if configs.iter().any(|config| config.hardware.vmm == Vmm::Qemu) {
+            self.qemu()?.copy_to(&folder.join(QEMU), progress)?;
+        }
         Ok(())
     }
 
-    /// Returns what our own virtual machine consists of.
+    /// Returns the program and the kernel of our own virtual machine.
     pub(super) fn own_machine(&self) -> Result<OwnMachine, GuestError> {
         OwnMachine::new(self.vm.clone(), self.unpacked_kernel()?.to_owned())
     }

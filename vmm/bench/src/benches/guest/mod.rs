@@ -140,7 +140,7 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
         }
     }
 
-    outcome.notes.extend(notes(&toolkit));
+    outcome.notes.extend(notes(&toolkit)?);
     Ok(outcome)
 }
 
@@ -217,11 +217,11 @@ fn goals(rows: &[Row], sweep: &Sweep, accelerator: Accelerator, backing: Backing
 }
 
 /// Returns the notes below the table.
-fn notes(toolkit: &Toolkit) -> Vec<String> {
-    vec![
+fn notes(toolkit: &Toolkit) -> Result<Vec<String>, Failure> {
+    Ok(vec![
         format!(
             "QEMU {}, Linux {} in the guests, a processor each; two guests and a process of this host share the processors here",
-            toolkit.qemu.version(),
+            toolkit.qemu()?.version(),
             toolkit.kernel.version
         ),
         "vfio: behind a virtual IOMMU that confines DMA; shim: without one".into(),
@@ -235,5 +235,5 @@ fn notes(toolkit: &Toolkit) -> Vec<String> {
          dgram on UNIX sockets); nicforge-virtio-net-tcp: the served machine's network devices and switch, with checksum offload. \
          velo carries messages of 64 bytes at most, so that it has rows of 16 bytes alone"
             .into(),
-    ]
+    ])
 }
