@@ -250,6 +250,13 @@ impl Context<'_> {
         result
     }
 
+    /// Returns whether writes by message to a client have no reply yet. A write through a lease
+    /// overtakes them, so a device must not hand over by one what it has written by message.
+    #[must_use]
+    pub fn has_writes_in_flight(&self, attachment_id: AttachmentId) -> bool {
+        self.attachment(attachment_id).is_some_and(has_writes_in_flight)
+    }
+
     /// Leases `length` bytes of client memory at `iova`, for writing or for reading. They may lie
     /// in several adjacent mappings. [`DmaLease`] states what a lease permits.
     ///

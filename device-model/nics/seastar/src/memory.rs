@@ -155,7 +155,8 @@ pub(crate) enum EventMemory {
 
 impl EventMemory {
     /// Writes an event, its last [`HAND_OVER`] bytes last. Returns false if no lease covers the
-    /// address; the caller must then write by copies or messages.
+    /// address, or if a write by message has no reply: the event would overtake it. The caller must
+    /// then write by copies or messages, which wait.
     pub(crate) fn write(
         &mut self,
         context: &mut Context<'_>,
@@ -163,7 +164,7 @@ impl EventMemory {
         address: u64,
         event: &[u8],
     ) -> bool {
-        if matches!(self, Self::NotMapped) {
+        if matches!(self, Self::NotMapped) || context.has_writes_in_flight(attachment_id) {
             return false;
         }
         let is_inside = matches!(self, Self::Leased(lease) if lease.find(address, event.len()).is_some());

@@ -110,6 +110,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
             && let Some(client) = self.clients.get_mut(usize::from(owner.0.0))
             && client.events.write(context, owner.0, address, bytes)
         {
+            self.firmware.waits_since = None;
             return true;
         }
 

@@ -2,9 +2,9 @@
 
 use nicforge_core::companion::CompanionMode;
 use nicforge_core::machine::Outgoing;
-use nicforge_hwi::seastar::{KERNEL, Piece, STREAMS};
+use nicforge_hwi::seastar::{INLINE, KERNEL, Piece, STREAMS};
 use nicforge_seastar::Options;
-use nicforge_seastar_firmware::chip::{DataEnd, Event, Pieces};
+use nicforge_seastar_firmware::chip::{Client, DataEnd, Event, Pieces};
 use nicforge_test_kit::take_messages;
 
 use crate::common::{MEMORY, Message, Rig, pattern, piece, receive_at};
@@ -159,4 +159,30 @@ fn client_that_answers_no_writes_does_not_stop_its_node() {
     // Other messages to the node continue, though this client's memory does not.
     rig.send(0, Message::put(2, 1, 0, 16));
     rig.until(|rig| rig.scripts[1].count(|event| matches!(event, Event::Header { stream: None, .. })) == 1);
+}
+
+#[test]
+fn event_in_mapped_memory_waits_for_the_data_that_a_message_writes() {
+    let mut rig = Rig::new(CompanionMode::Stepped, &[2], Options::default());
+    rig.kernels[0].client.map_remote(&mut rig.bed, REMOTE, 4096);
+    let number = rig.start(0, |chip| {
+        chip.write_host(Client(KERNEL), REMOTE, &[0x11; INLINE]).unwrap();
+        chip.write_host(Client(KERNEL), MEMORY, &[0x22; 64]).unwrap();
+    });
+    rig.until(|rig| rig.kernels[0].result(number).is_some());
+    rig.settle();
+    assert_eq!(rig.kernels[0].read(0, 64), [0; 64], "the event has overtaken its data");
+
+    // The client stores the data and answers. The event follows.
+    let mut written = Vec::new();
+    rig.until(|rig| {
+        for message in take_messages(&mut rig.bed) {
+            let Outgoing::DmaWrite { id, function, attachment, data, .. } = message else { panic!("a read") };
+            assert_eq!(rig.kernels[0].read(0, 64), [0; 64]);
+            written.extend(data);
+            rig.bed.dma_write_done(function, attachment, id, Ok(())).unwrap();
+        }
+        rig.kernels[0].read(0, 64) == [0x22; 64]
+    });
+    assert_eq!(written, [0x11; INLINE]);
 }
