@@ -63,6 +63,12 @@ impl FirmwareLink {
         }
     }
 
+    /// Returns whether the end is lent, and its incarnation has not ended meanwhile.
+    #[inline]
+    pub(crate) fn is_lent(&self) -> bool {
+        self.is_lent
+    }
+
     /// Returns whether the processor runs.
     #[inline]
     pub(crate) fn is_running(&self) -> bool {

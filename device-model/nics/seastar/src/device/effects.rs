@@ -28,6 +28,10 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         {
             end.drop_front();
             done += 1;
+            // The effects after one that has halted the program are not carried out.
+            if !self.parts.firmware.is_lent() {
+                break;
+            }
         }
 
         self.parts.firmware.give_back(end);

@@ -5,9 +5,9 @@ use std::sync::mpsc;
 use nicforge_core::{companion::CompanionMode, ids::AttachmentId};
 use nicforge_hwi::seastar::{COMMAND_BYTES, KERNEL, firmware, mirror};
 use nicforge_seastar::Options;
-use nicforge_seastar_firmware::chip::{DataEnd, Event, MAX_CALLS};
+use nicforge_seastar_firmware::chip::{Client, DataEnd, Event, MAX_CALLS};
 
-use crate::common::{BOTH, LONG, Message, Rig, pattern, receive_at};
+use crate::common::{BOTH, LONG, MEMORY, Message, Rig, pattern, receive_at};
 
 /// Checks that node 1 is halted, and harmless to nodes 0 and 2.
 fn check_halted(rig: &mut Rig) {
@@ -84,6 +84,32 @@ fn firmware_with_too_many_calls_is_halted() {
     });
     check_halted(&mut rig);
     check_reset(&mut rig);
+}
+
+#[test]
+fn effects_after_the_one_that_halts_the_firmware_are_not_carried_out() {
+    let mut rig = Rig::new(CompanionMode::Stepped, &[2], Options::default());
+    // Node 1 names no destination, so that the transmit engine of node 0 soon has to wait.
+    rig.send(0, Message::put(1, 1, 0, 2 << 20));
+    rig.settle();
+
+    // Each action writes its number after 13 messages. The engine holds 4,096, and the network some
+    // more: the program is halted by a message of the last action.
+    let mut actions = 0_u32;
+    while rig.kernels[0].shown(mirror::FIRMWARE) == firmware::RUNNING {
+        actions += 1;
+        let number = rig.start(0, move |chip| {
+            for _ in 0..13 {
+                Message::put(2, 1, 0, 100).transmit(chip);
+            }
+            chip.write_host(Client(KERNEL), MEMORY, &actions.to_le_bytes()).unwrap();
+        });
+        rig.until(|rig| rig.kernels[0].result(number).is_some());
+        (0..4).for_each(|_| rig.step());
+        assert!(actions < 1000, "there is no limit");
+    }
+    assert_eq!(rig.kernels[0].read(0, 4), (actions - 1).to_le_bytes());
+    assert_eq!(rig.counter(0, "firmware_halts"), 1);
 }
 
 #[test]
