@@ -86,6 +86,9 @@ impl Streams {
     /// Detaches the streams of a process, or all. Those without a destination become orphans.
     /// Returns the number of events that the kernel will not get and of answers that will not
     /// follow.
+    ///
+    /// A stream that the kernel has given a destination still reports its end when its process has
+    /// ended: until then the receive engine uses the kernel's command list.
     pub(super) fn disown(&mut self, ended: Option<u16>) -> (u32, u16) {
         let (mut events, mut answers) = (0, 0);
         for entry in &mut self.receptions {
@@ -95,7 +98,8 @@ impl Streams {
                 | Reception::Kernel { process, .. } => process,
                 Reception::None | Reception::Orphan => continue,
             };
-            if ended.is_some_and(|process| process != owner) {
+            let stays_with_kernel = matches!(entry, Reception::Kernel { .. }) && ended.is_some();
+            if stays_with_kernel || ended.is_some_and(|process| process != owner) {
                 continue;
             }
 

@@ -158,3 +158,25 @@ fn stopped_process_discards_what_it_was_receiving() {
     assert!(network.kernel_events(1).is_empty());
     assert_eq!(network.nodes[1].chip.streams_in_use(), 0);
 }
+
+#[test]
+fn message_with_a_destination_reports_its_end_although_its_process_has_stopped() {
+    let mut network = started();
+    let send = KernelCommand { target: 1, ..Network::host_send(77, 1, 1, SEND, 600) };
+    network.kernel(0, send);
+    while network.poll(0) {}
+    network.begin(0, 1);
+    while network.poll(1) {}
+    let token = network.kernel_events(1)[0].token;
+
+    // The data are still on their way. The kernel's command list is in use until their end.
+    assert_eq!(network.kernel(1, receive(token, 600)).code, code::OK);
+    let stop = KernelCommand { kind: kernel_command::STOP_PROCESS, process: 1, ..KernelCommand::default() };
+    assert_eq!(network.kernel(1, stop).code, code::OK);
+    network.settle();
+
+    let ends = network.kernel_events(1);
+    assert_eq!(summary(&ends), [(kernel_event::RECEIVED, 600, 0)]);
+    assert_eq!(ends[0].token, token);
+    assert_eq!(network.nodes[1].chip.streams_in_use(), 0);
+}
