@@ -7,6 +7,11 @@ use nicforge_hwi::seastar::{
 
 use crate::chip::Pieces;
 
+/// Events that an arriving message needs: it is reported, and so is the end of its data.
+const ARRIVAL: u32 = 2;
+/// Smallest number of slots: a message that is sent needs one besides those of an arrival.
+const MIN_EVENTS: u32 = (ARRIVAL + 1).next_power_of_two();
+
 /// The kernel's event queue. An event that will follow has its place from the start on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KernelQueue {
@@ -21,10 +26,11 @@ pub(super) struct KernelQueue {
 }
 
 impl KernelQueue {
-    /// Makes a queue of `events` slots: a power of two from 2 to [`MAX_KERNEL_EVENTS`].
+    /// Makes a queue of `events` slots: a power of two from [`MIN_EVENTS`] to
+    /// [`MAX_KERNEL_EVENTS`].
     pub(super) fn new(start: u64, events: u32) -> Result<Self, u32> {
         let bytes = size_of::<KernelEvent>() as u64;
-        let has_good_size = events.is_power_of_two() && (2..=MAX_KERNEL_EVENTS).contains(&events);
+        let has_good_size = events.is_power_of_two() && (MIN_EVENTS..=MAX_KERNEL_EVENTS).contains(&events);
         let has_good_place =
             start.is_multiple_of(bytes) && start.checked_add(u64::from(events) * bytes).is_some();
         if !has_good_size || !has_good_place {
@@ -46,6 +52,13 @@ impl KernelQueue {
     /// Returns whether the queue has free slots for this many more events.
     pub(super) fn has_room(&self, events: u32) -> bool {
         self.written.wrapping_sub(self.taken) + self.reserved + events <= self.events
+    }
+
+    /// Returns whether the queue has free slots for the end of one more message that the kernel
+    /// sends, and for an arrival besides. Nodes whose sends left no slots for arrivals would refuse
+    /// each other's messages for ever.
+    pub(super) fn has_room_to_send(&self) -> bool {
+        self.has_room(1 + ARRIVAL)
     }
 
     /// Reserves a slot for an event that will follow. The caller has checked [`Self::has_room`].
@@ -149,22 +162,24 @@ mod tests {
 
     #[test]
     fn reserved_slots_are_kept_for_their_events() {
-        let mut queue = KernelQueue::new(0x1000, 2).unwrap();
+        let mut queue = KernelQueue::new(0x1000, 4).unwrap();
+        assert!(queue.has_room_to_send());
         queue.reserve();
-        assert!(queue.has_room(1));
-        assert!(!queue.has_room(2));
+        queue.reserve();
+        assert!(queue.has_room(2));
+        assert!(!queue.has_room(3) && !queue.has_room_to_send());
 
         assert_eq!(queue.advance(false), (0x1000, 1));
-        assert!(!queue.has_room(1));
+        assert!(!queue.has_room(2));
         assert_eq!(queue.note_taken(1), Ok(()));
-        assert!(queue.has_room(1));
+        assert!(queue.has_room(2));
         assert_eq!(queue.advance(true), (0x1080, 2));
         assert_eq!(queue.note_taken(3), Err(code::SEGMENT_VIOLATION));
     }
 
     #[test]
     fn queue_of_a_wrong_size_or_place_is_refused() {
-        for (start, events) in [(0, 3), (0, 1), (0, MAX_KERNEL_EVENTS * 2), (64, 2), (u64::MAX - 127, 2)] {
+        for (start, events) in [(0, 6), (0, 2), (0, MAX_KERNEL_EVENTS * 2), (64, 4), (u64::MAX - 127, 4)] {
             assert!(KernelQueue::new(start, events).is_err());
         }
     }

@@ -105,7 +105,9 @@ impl Node {
 
     /// Returns whether the kernel can send a message to a node, and be told of its end.
     pub(super) fn has_room_for_kernel(&self, node: u32) -> bool {
-        self.outbox.quotas.kernel < KERNEL_MESSAGES && self.kernel.has_room(1) && self.outbox.has_room(node)
+        self.outbox.quotas.kernel < KERNEL_MESSAGES
+            && self.kernel.has_room_to_send()
+            && self.outbox.has_room(node)
     }
 
     /// Returns whether space for an answer to a node can be reserved.

@@ -180,3 +180,31 @@ fn message_with_a_destination_reports_its_end_although_its_process_has_stopped()
     assert_eq!(ends[0].token, token);
     assert_eq!(network.nodes[1].chip.streams_in_use(), 0);
 }
+
+#[test]
+fn nodes_that_send_to_each_other_until_there_is_no_space_deliver_all() {
+    let mut network = started();
+    let mut sent = 0;
+    for node in 0..2 {
+        let send = |token| KernelCommand { target: 1, ..Network::host_send(token, 1, 1 - node, SEND, 8) };
+        while network.kernel(node, send(sent)).code == code::OK {
+            sent += 1;
+            assert!(sent < 10 * KERNEL_EVENTS, "there is no limit");
+        }
+    }
+
+    let mut kinds = Vec::new();
+    let take = KernelCommand { kind: kernel_command::TAKE, ..KernelCommand::default() };
+    network.settle_with(|network| {
+        for node in 0..2 {
+            let events = network.kernel_events(node);
+            if !events.is_empty() {
+                assert_eq!(network.kernel(node, take).code, code::OK);
+            }
+            kinds.extend(events.iter().map(|event| (event.kind, event.failure)));
+        }
+    });
+    for kind in [kernel_event::MESSAGE, kernel_event::SENT] {
+        assert_eq!(kinds.iter().filter(|event| **event == (kind, 0)).count() as u32, sent);
+    }
+}
