@@ -171,6 +171,23 @@ impl Sender {
         self.count
     }
 
+    /// Returns whether a message is the first of the send queue.
+    #[must_use]
+    #[inline]
+    pub fn is_first(&self, slot: Slot) -> bool {
+        self.head == Some(slot)
+    }
+
+    /// Returns whether the first message was transmitted and waits for an answer. A message that
+    /// the transmit DMA engine does not have yet, or still has, and one that fails wait for none.
+    #[must_use]
+    pub fn waits_for_answer<const MODULUS: u32>(&self, flights: &impl Flights<MODULUS>) -> bool {
+        let Some(head) = self.head else { return false };
+        let fails = self.fail_before.is_some_and(|limit| limit != head);
+        let is_waiting = |flight: &Flight<MODULUS>| flight.verdict == Verdict::Waiting && !flight.in_engine;
+        !fails && self.cursor != Some(head) && flights.flight(head).is_some_and(is_waiting)
+    }
+
     /// Puts a message at the end of the send queue.
     ///
     /// With `implicit`, a short message needs no acknowledgement, if no long message is in front of

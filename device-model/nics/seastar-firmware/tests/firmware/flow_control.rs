@@ -1,7 +1,12 @@
 //! Flow control as a node shows it: pauses, limits, and firmware without it.
 
-use nicforge_hwi::seastar::{KernelCommand, MAX_IN_FLIGHT, code, event, kernel_command, kernel_event};
-use nicforge_seastar_firmware::firmware::Settings;
+use nicforge_hwi::seastar::{
+    KernelCommand, MAX_IN_FLIGHT, code, event, kernel_command, kernel_event,
+};
+use nicforge_seastar_firmware::{
+    chip::MAX_TRANSMISSIONS,
+    firmware::{Settings, TIMEOUT_NS},
+};
 
 use crate::network::{KERNEL_EVENTS, Network, Put};
 
@@ -154,4 +159,40 @@ fn lost_message_without_an_acknowledgement_does_not_stop_the_next_ones() {
     assert_eq!(network.kernel(0, Network::host_send(7, 0, 1, 0, 64)).code, code::OK);
     network.settle();
     assert_eq!(messages(&network.kernel_events(1)), 1);
+}
+
+#[test]
+fn node_to_which_nothing_was_sent_yet_is_not_silent() {
+    let mut network = Network::new(3, 4, 1);
+    network.start_all();
+    let descriptor = network.bind(0, 0);
+
+    // The transmit engine has as many messages to node 1 as it takes, and sends none of them.
+    for _ in 0..MAX_TRANSMISSIONS {
+        assert_eq!(network.put(0, 0, descriptor, Put::new(1, 2, 8)), code::OK);
+    }
+    assert_eq!(network.put(0, 0, descriptor, Put::new(2, 2, 8)), code::OK);
+    while network.poll(0) {}
+    for _ in 0..12 {
+        network.nodes[0].chip.now += TIMEOUT_NS / 4;
+        while network.poll(0) {}
+    }
+    assert_eq!(network.nodes[0].firmware.statistics().timeouts, 0);
+
+    network.settle();
+    let events = network.events(0, 0);
+    assert_eq!(events.len(), usize::from(MAX_TRANSMISSIONS) + 1);
+    assert!(events.iter().all(|event| event.failure == 0));
+
+    // A message that was sent has the whole time for its answer.
+    network.nodes[2].is_off = true;
+    assert_eq!(network.put(0, 0, descriptor, Put::new(2, 3, 8)), code::OK);
+    network.nodes[0].chip.now += 2 * TIMEOUT_NS;
+    while network.poll(0) {}
+    network.start_sending(0);
+    network.finish_sending(0);
+    while network.poll(0) {}
+    assert_eq!(network.nodes[0].firmware.statistics().timeouts, 0);
+    network.settle();
+    assert_eq!(network.nodes[0].firmware.statistics().timeouts, 1);
 }

@@ -221,8 +221,9 @@ impl Outbox {
 
         let Some(index) = self.find(node) else { return };
         if let Some(send_queue) = self.send_queues.get_mut(usize::from(index)).and_then(Option::as_mut) {
-            // No answer will come, so that silence says nothing.
-            if is_implicit {
+            // The node could not answer before. An implicit message has no answer at all, so that
+            // silence says nothing.
+            if is_implicit || send_queue.sender.is_first(slot) {
                 send_queue.last_heard = now;
             }
             send_queue.sender.transmitted(&mut self.pendings.to(node), slot);
@@ -344,8 +345,9 @@ impl Outbox {
         let count = self.send_queues.len() as u16;
         for index in first..count.min(first.saturating_add(SCANNED)) {
             let Some(Some(send_queue)) = self.send_queues.get(usize::from(index)) else { continue };
-            if send_queue.sender.count() > 0 && send_queue.last_heard + self.settings.timeout <= now {
-                let node = send_queue.node;
+            let SendQueue { node, ref sender, last_heard, .. } = *send_queue;
+            let is_late = last_heard + self.settings.timeout <= now;
+            if is_late && sender.waits_for_answer(&self.pendings.to(node)) {
                 self.fail_send_queue(index);
                 self.scan = Some(index + 1);
                 return Some(node);

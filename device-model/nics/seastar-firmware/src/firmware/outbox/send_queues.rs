@@ -24,7 +24,8 @@ pub(super) struct SendQueue {
     pub(super) work_state: WorkState,
     /// It starts nothing before this time, and is in the heap of paused send queues.
     pub(super) paused_until: Option<u64>,
-    /// Time of the last sign of incarnation of the node.
+    /// Time of the last answer of the node, or of the end of the transmission of the first message
+    /// if that is later.
     pub(super) last_heard: u64,
 }
 
