@@ -46,8 +46,11 @@ pub(super) struct Node {
     bytes: usize,
 }
 
-/// Nodes whose end has to be shown to gets that wait for a reply.
+/// Ends of other nodes' incarnations that have to be shown to processes and to the kernel.
 struct Downs {
+    /// Processes in NIC-based mode may have gets that have lost their reply.
+    has_lost_gets: bool,
+    /// Nodes of which the kernel must be told, and their number.
     nodes: Bits,
     count: u32,
     /// The word at which the search continues.
@@ -75,7 +78,8 @@ impl Node {
     ) -> Result<Self, NoSpace> {
         let mut rest = *scratch;
         let pairs = Pairs::new(nodes, &mut rest)?;
-        let downs = Downs { nodes: Bits::new(nodes), count: 0, word: 0, is_blocked: false };
+        let nodes_down = Bits::new(nodes);
+        let downs = Downs { has_lost_gets: false, nodes: nodes_down, count: 0, word: 0, is_blocked: false };
         rest.take((nodes as usize).div_ceil(8))?;
         let share = process_messages(settings.processes) * settings.processes;
         let outbox = Outbox::new(KERNEL_MESSAGES + ANSWERS + share, settings, generation, &mut rest)?;
@@ -133,6 +137,11 @@ impl Node {
 
     /// Lets all gets fail that wait for a reply of a node.
     fn fail_gets(&mut self, node: u32) {
+        for process in self.processes.iter_mut().flatten() {
+            if let Process::NicBased(process) = process {
+                self.downs.has_lost_gets |= process.portals.lose_gets(node);
+            }
+        }
         if node < self.nodes && !self.downs.nodes.get(node) {
             self.downs.nodes.set(node, true);
             self.downs.count += 1;
@@ -140,7 +149,8 @@ impl Node {
     }
 
     pub(super) fn has_work(&self, now: u64) -> bool {
-        self.downs.count > 0 && !self.downs.is_blocked || self.outbox.has_work(now)
+        let has_downs = self.downs.count > 0 && !self.downs.is_blocked;
+        has_downs || self.downs.has_lost_gets || self.outbox.has_work(now)
     }
 
     /// Records that the kernel's queue may have room again.
@@ -151,23 +161,33 @@ impl Node {
     /// Returns the next consequence of the end of a node's incarnation.
     #[inline]
     fn next_lost(&mut self) -> Option<Lost> {
-        if self.downs.count == 0 { None } else { self.find_lost() }
+        if self.downs.has_lost_gets {
+            self.find_lost_get()
+        } else if self.downs.count > 0 {
+            self.find_lost()
+        } else {
+            None
+        }
     }
 
-    /// Looks for the next consequence of the end of a node's incarnation.
+    /// Looks for the next get that has lost its reply.
+    #[cold]
+    fn find_lost_get(&mut self) -> Option<Lost> {
+        let lost = (0..self.limit).find_map(|process| {
+            let operation = self.nic_based(process)?.portals.lost_get()?;
+            Some(Lost::Get(process, operation))
+        });
+        self.downs.has_lost_gets = lost.is_some();
+        lost
+    }
+
+    /// Looks for the next node of which the kernel must be told.
     #[cold]
     fn find_lost(&mut self) -> Option<Lost> {
         let Some(node) = self.downs.nodes.find(self.downs.word, WORDS) else {
             self.downs.word = (self.downs.word + WORDS) % self.downs.nodes.words();
             return None;
         };
-
-        for process in 0..self.limit {
-            let waiting = self.nic_based(process).and_then(|process| process.portals.waiting_get(node));
-            if let Some(operation) = waiting {
-                return Some(Lost::Get(process, operation));
-            }
-        }
 
         let matches = self.processes.iter().flatten().any(|process| matches!(process, Process::HostBased));
         self.downs.is_blocked = matches && !self.kernel.has_room(1);

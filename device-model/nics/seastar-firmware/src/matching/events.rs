@@ -89,6 +89,29 @@ impl Process {
             .map(|index| OperationHandle(self.operations.handle(index)))
     }
 
+    /// Records that no reply comes to the gets that wait for one from a node, and returns whether
+    /// there are any. The caller ends them one by one: see [`Process::lost_get`]. Gets that begin
+    /// later, to the node's next incarnation, are not among them.
+    pub fn lose_gets(&mut self, node: u32) -> bool {
+        let mut has_lost = false;
+        for index in 0..self.operations.end() {
+            let is_used = self.operations.is_used(index);
+            let operation = &mut self.operations[index];
+            if is_used && operation.kind == Kind::Get && operation.node == node {
+                operation.is_lost = true;
+                has_lost = true;
+            }
+        }
+        has_lost
+    }
+
+    /// Returns a get to which no reply comes, if there is one.
+    pub fn lost_get(&self) -> Option<OperationHandle> {
+        (0..self.operations.end())
+            .find(|&index| self.operations.is_used(index) && self.operations[index].is_lost)
+            .map(|index| OperationHandle(self.operations.handle(index)))
+    }
+
     /// Adds an event of an operation to a list, if its descriptor has a queue.
     pub(super) fn record(&mut self, events: &mut Events, operation: u16, kind: u8, failure: u16, flags: u16) {
         let operation = &self.operations[operation];

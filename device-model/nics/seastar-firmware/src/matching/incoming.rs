@@ -181,6 +181,7 @@ impl Process {
             descriptor,
             portal: header.portal,
             kind: if is_put { Kind::IncomingPut } else { Kind::IncomingGet },
+            is_lost: false,
         })?;
 
         self.enter(descriptor);
@@ -235,6 +236,7 @@ impl Process {
     pub fn reply(&mut self, trusted: &TrustedHeader, header: &MessageHeader) -> Incoming {
         let is_expected = |operation: &Operation| {
             operation.kind == Kind::Get
+                && !operation.is_lost
                 && operation.node == trusted.source_node
                 && operation.process == trusted.source_process
         };

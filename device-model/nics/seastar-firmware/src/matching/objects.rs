@@ -261,4 +261,6 @@ pub(super) struct Operation {
     pub(super) descriptor: u16,
     pub(super) portal: u8,
     pub(super) kind: Kind,
+    /// A get whose reply does not come: the target's incarnation has ended.
+    pub(super) is_lost: bool,
 }

@@ -164,6 +164,7 @@ impl Process {
             descriptor,
             portal: request.portal,
             kind,
+            is_lost: false,
         };
 
         let index = self.add_operation(operation).ok_or(Refusal(code::NO_SPACE))?;

@@ -2,11 +2,11 @@
 
 use nicforge_hwi::seastar::{
     Command, KernelCommand, NO_HANDLE, THRESHOLD_INFINITE, code, command, event, failure, kernel_command,
-    option, status,
+    kernel_event, option, status,
 };
 use nicforge_seastar_firmware::{costs, firmware::Settings};
 
-use crate::network::{Network, Put, RECEIVE, SEND};
+use crate::network::{KERNEL_EVENTS, Network, Put, RECEIVE, SEND};
 
 fn kinds(events: &[nicforge_hwi::seastar::Event]) -> Vec<u8> {
     events.iter().map(|event| event.kind).collect()
@@ -254,6 +254,64 @@ fn get_that_waits_for_a_reply_fails_with_the_incarnation_of_its_target() {
     let events = network.events(0, 0);
     assert_eq!(kinds(&events), [event::REPLY_END]);
     assert_eq!(events[0].failure, failure::NODE);
+}
+
+#[test]
+fn end_of_an_incarnation_fails_no_get_to_the_next_one_while_the_kernel_takes_no_events() {
+    let mut network = Network::new(3, 4, 1);
+    network.start_all();
+    network.start_host_based(0, 1);
+    network.start_host_based(2, 1);
+    let descriptor = network.bind(0, 0);
+    let far = |node| Command {
+        kind: command::GET,
+        handle: descriptor,
+        length: 100,
+        offset: SEND,
+        node,
+        portal: 4,
+        ..Command::default()
+    };
+
+    // The queue of node 0's kernel is full.
+    for token in 0..KERNEL_EVENTS {
+        let send = KernelCommand { target: 1, ..Network::host_send(token, 1, 0, SEND, 8) };
+        assert_eq!(network.kernel(2, send).code, code::OK);
+        network.settle();
+        network.kernel_events(2);
+    }
+    assert_eq!(network.process(0, 0, far(2)).code, code::OK);
+    network.settle();
+
+    // Node 1 begins another incarnation, and the kernel cannot be told yet.
+    network.detach(1, 0);
+    network.settle();
+    network.boot(1);
+    network.start(1, 0);
+    network.receive_all(1, 0);
+    network.settle();
+    assert_eq!(network.process(0, 0, Command { offset: 0, ..far(1) }).code, code::OK);
+    network.settle();
+    let events = network.events(0, 0);
+    assert_eq!(kinds(&events), [event::REPLY_END]);
+    assert_eq!((events[0].node, events[0].failure), (1, 0));
+
+    // The end of node 2 fails the get that waits for its reply.
+    network.detach(2, 0);
+    network.settle();
+    let events = network.events(0, 0);
+    assert_eq!(kinds(&events), [event::REPLY_END]);
+    assert_eq!((events[0].node, events[0].failure), (2, failure::NODE));
+
+    let ends = |events: &[nicforge_hwi::seastar::KernelEvent]| -> Vec<u32> {
+        let ends = events.iter().filter(|event| event.kind == kernel_event::NODE_DOWN);
+        ends.map(|event| event.token).collect()
+    };
+    assert!(ends(&network.kernel_events(0)).is_empty());
+    let take = KernelCommand { kind: kernel_command::TAKE, ..KernelCommand::default() };
+    assert_eq!(network.kernel(0, take).code, code::OK);
+    network.settle();
+    assert_eq!(ends(&network.kernel_events(0)), [1, 2]);
 }
 
 #[test]
