@@ -55,6 +55,9 @@ struct Network {
     time_outs: u8,
     /// Whether short messages may be acknowledged implicitly.
     implicit: bool,
+    /// Messages of node 0 that need an answer of the target's software, as a bit mask: they are
+    /// never implicit, and the target may refuse them although they are short.
+    gets: u8,
     /// Whether a transmission starts as soon as it can: fewer interleavings for larger bounds.
     starts_at_once: bool,
 }
@@ -95,7 +98,7 @@ struct Packet {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Arrived {
     packet: Packet,
-    /// The hardware had no stream for it.
+    /// The hardware had no stream for it, or the target's software no room.
     dropped: bool,
 }
 
@@ -131,6 +134,8 @@ enum Violation {
     EarlierIncarnation,
     /// A message was failed although no node has restarted and no time-out has passed.
     NeedlessFailure,
+    /// An implicitly acknowledged message was refused, which its sender does not repeat.
+    Lost,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
@@ -203,7 +208,7 @@ enum Action {
     Transmitted(usize),
     /// A packet comes to a node on a virtual channel, and joins the queue of both.
     Arrive { node: usize, channel: usize },
-    /// The same, but the demultiplexer is full.
+    /// The same, but the demultiplexer is full, or a table that a get needs.
     ArriveFull(usize),
     /// The node handles the packet at the head of its queue.
     Handle(usize),
@@ -221,6 +226,11 @@ enum Action {
 impl Network {
     fn is_fenced(&self) -> bool {
         self.variant != Variant::Paper
+    }
+
+    /// Returns whether a message of a node needs an answer of the target's software.
+    fn is_get(&self, node: usize, message: Message) -> bool {
+        node == 0 && self.gets & 1 << message != 0
     }
 
     /// Sends a packet to a node.
@@ -361,6 +371,8 @@ impl Network {
         };
         if !implicit {
             self.send(state, 1 - node, CONTROL, Body::Response { response, sequence });
+        } else if answer == Answer::Nack {
+            state.violation = Some(Violation::Lost);
         }
     }
 
@@ -505,9 +517,10 @@ impl Model for Network {
                         actions.push(Action::Arrive { node, channel });
                     }
                     Some(Body::Down | Body::Up) => {}
-                    Some(Body::Header { long, .. }) => {
+                    Some(Body::Header { message, long, .. }) => {
                         actions.push(Action::Arrive { node, channel });
-                        if long && state.drops_left > 0 {
+                        let may_be_refused = long || self.is_get(1 - node, message);
+                        if may_be_refused && state.drops_left > 0 {
                             actions.push(Action::ArriveFull(node));
                         }
                     }
@@ -546,13 +559,14 @@ impl Model for Network {
                 let node_state = &mut state.nodes[node];
                 let message = node_state.submitted;
                 let long = self.messages[node][usize::from(message)];
+                let may_be_implicit = self.implicit && !self.is_get(node, message);
                 let resynchronize = core::mem::take(&mut node_state.resynchronize);
                 node_state.send_queues.0[usize::from(message)] =
                     Some(Flight::new(node_state.next_number, long));
                 node_state.sender.join(
                     &mut node_state.send_queues,
                     Slot(message.into()),
-                    self.implicit,
+                    may_be_implicit,
                     resynchronize,
                 );
                 node_state.next_number = node_state.next_number.next();
@@ -649,6 +663,7 @@ fn network(variant: Variant) -> Network {
         restarts: [0, 0],
         time_outs: 0,
         implicit: false,
+        gets: 0,
         starts_at_once: false,
     }
 }
@@ -726,6 +741,11 @@ fn implicit_acknowledgements_break_no_property_within_an_incarnation() {
     let messages: [&[bool]; 2] = [&[SHORT, LONG, SHORT, SHORT], &[]];
 
     check_good("implicit", &Network { implicit: true, messages, ..network(Variant::Fenced) });
+
+    // The first two messages are gets: short ones that the target may refuse.
+    let messages: [&[bool]; 2] = [&[SHORT, SHORT, SHORT, SHORT], &[]];
+    let gets = Network { implicit: true, gets: 0b0011, messages, ..network(Variant::Fenced) };
+    check_good("implicit, with gets", &gets);
 }
 
 #[test]

@@ -17,6 +17,8 @@
 //!   messages are repeated after the dropped one, and no new message comes between.
 //! - A receiver that expects the initial number refuses other numbers. The paper accepts them,
 //!   which breaks the order if the initial message itself was dropped.
+//! - A short message is implicit only if none before it needs an acknowledgement. The paper asks
+//!   only that no long one does; but a short get can be refused, too.
 //! - After a time-out, the next message carries a flag that resynchronises the receiver.
 //! - The caller separates incarnations: it calls [`Sender::fail_all`] and [`Receiver::forget`] when
 //!   an incarnation of the other node ends. The paper's numbers alone don't exclude that a late

@@ -159,8 +159,8 @@ pub struct Sender {
     /// All messages in front of this one fail, unless they were taken.
     fail_before: Option<Slot>,
     count: u16,
-    /// Number of long messages that were not taken yet.
-    long: u16,
+    /// Number of messages that need an acknowledgement and were not taken yet.
+    explicit: u16,
 }
 
 impl Sender {
@@ -190,8 +190,9 @@ impl Sender {
 
     /// Puts a message at the end of the send queue.
     ///
-    /// With `implicit`, a short message needs no acknowledgement, if no long message is in front of
-    /// it: it cannot be dropped, nor can one be whose repetition it would have to wait for.
+    /// With `implicit`, a short message needs no acknowledgement, if all messages in front of it
+    /// were taken or need none either. A message that is refused has all after it refused, and an
+    /// implicit one is not repeated.
     pub fn join<const MODULUS: u32>(
         &mut self,
         flights: &mut impl Flights<MODULUS>,
@@ -200,9 +201,9 @@ impl Sender {
         resynchronizes: bool,
     ) {
         let Some(flight) = flights.flight_mut(slot) else { return };
-        flight.is_implicit = implicit && !flight.is_long && self.long == 0;
+        flight.is_implicit = implicit && !flight.is_long && self.explicit == 0;
         flight.resynchronizes = resynchronizes;
-        self.long += u16::from(flight.is_long);
+        self.explicit += u16::from(!flight.is_implicit);
         self.count += 1;
 
         match self.tail.replace(slot).and_then(|tail| flights.flight_mut(tail)) {
@@ -318,7 +319,7 @@ impl Sender {
         }
 
         if flight.verdict == Verdict::Waiting {
-            self.long -= u16::from(flight.is_long);
+            self.explicit -= u16::from(!flight.is_implicit);
         }
         self.fail_before = self.fail_before.filter(|limit| *limit != slot);
         self.head = flight.next;
@@ -330,7 +331,7 @@ impl Sender {
     /// Decides a message.
     fn decide<const MODULUS: u32>(&mut self, flight: &mut Flight<MODULUS>, verdict: Verdict) {
         flight.verdict = verdict;
-        self.long -= u16::from(flight.is_long);
+        self.explicit -= u16::from(!flight.is_implicit);
     }
 
     /// Returns whether a message is `other`, or follows it in the queue. Returns false if `other`

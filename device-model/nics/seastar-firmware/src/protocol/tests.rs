@@ -158,6 +158,30 @@ fn short_message_is_implicit_only_in_front_of_no_long_one() {
 }
 
 #[test]
+fn short_message_is_implicit_only_if_all_before_it_are_or_were_taken() {
+    let mut sender = Sender::default();
+    let mut flights = Array([None; 4]);
+    // The second message must be acknowledged although it is short, as a get.
+    for (place, may_be_implicit) in [true, false, true].into_iter().enumerate() {
+        flights.0[place] = Some(Flight::new(number(place as u16 + 1), false));
+        sender.join(&mut flights, Slot(place as u16), may_be_implicit, false);
+    }
+    let implicit = [0, 1, 2].map(|slot| flights.flight(Slot(slot)).unwrap().is_implicit());
+    assert_eq!(implicit, [true, false, false]);
+
+    while let Some(slot) = sender.next(&flights) {
+        sender.start(&mut flights, slot);
+        sender.transmitted(&mut flights, slot);
+    }
+    for value in [2, 3] {
+        assert_eq!(respond(&mut sender, &mut flights, Response::Ack, value), Reaction::Ended);
+    }
+    flights.0[3] = Some(Flight::new(number(4), false));
+    sender.join(&mut flights, Slot(3), true, false);
+    assert!(flights.flight(Slot(3)).unwrap().is_implicit());
+}
+
+#[test]
 fn receiver_checks_numbers_only_between_a_drop_and_its_repetition() {
     let mut receiver = Receiver::<5>::default();
     let mut pressure = Pressure::default();

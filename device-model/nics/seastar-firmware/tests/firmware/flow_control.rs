@@ -1,7 +1,7 @@
 //! Flow control as a node shows it: pauses, limits, and firmware without it.
 
 use nicforge_hwi::seastar::{
-    KernelCommand, MAX_IN_FLIGHT, code, event, kernel_command, kernel_event,
+    KernelCommand, MAX_IN_FLIGHT, code, event, kernel_command, kernel_event, message,
 };
 use nicforge_seastar_firmware::{
     chip::MAX_TRANSMISSIONS,
@@ -159,6 +159,44 @@ fn lost_message_without_an_acknowledgement_does_not_stop_the_next_ones() {
     assert_eq!(network.kernel(0, Network::host_send(7, 0, 1, 0, 64)).code, code::OK);
     network.settle();
     assert_eq!(messages(&network.kernel_events(1)), 1);
+}
+
+#[test]
+fn short_message_after_a_refused_get_is_acknowledged_and_arrives() {
+    let settings = Settings { implicit_acknowledgements: true, ..Settings::default() };
+    let mut network = Network::with(2, 4, 1, settings);
+    for node in 0..2 {
+        network.boot(node);
+        network.start_host_based(node, 0);
+    }
+    network.settle();
+
+    // The queue of node 1's kernel is full, so that its firmware refuses the get once.
+    for token in 0..KERNEL_EVENTS {
+        assert_eq!(network.kernel(0, Network::host_send(token, 0, 1, 0, 8)).code, code::OK);
+        network.settle();
+        network.kernel_events(0);
+    }
+    let get = KernelCommand { message: message::GET, ..Network::host_send(100, 0, 1, 0, 0) };
+    assert_eq!(network.kernel(0, get).code, code::OK);
+    while network.poll(0) {}
+    network.begin(0, 1);
+    while network.poll(1) {}
+    assert_eq!(network.nodes[1].firmware.statistics().refused, 1);
+
+    assert_eq!(network.kernel(0, Network::host_send(101, 0, 1, 0, 8)).code, code::OK);
+    network.finish_sending(0);
+    while network.poll(0) {}
+    network.begin(0, 1);
+    while network.poll(1) {}
+    assert_eq!(network.kernel_events(1).len(), KERNEL_EVENTS as usize);
+    let take = KernelCommand { kind: kernel_command::TAKE, ..KernelCommand::default() };
+    assert_eq!(network.kernel(1, take).code, code::OK);
+    network.settle();
+
+    let kinds: Vec<u8> = network.kernel_events(1).iter().map(|event| event.packet.trusted.kind).collect();
+    assert_eq!(kinds, [message::GET, message::PUT]);
+    assert_eq!(network.nodes[1].firmware.statistics().lost, 0);
 }
 
 #[test]
