@@ -396,9 +396,9 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         self.watch_firmware(context);
 
         let is_current = self.announce(context);
-        let mut moved = 0;
+        // A processor whose effects have no room takes no input: a report could wait for ever.
+        let mut moved = self.carry_out(context, budget);
         if is_current {
-            moved += self.carry_out(context, budget);
             self.fire_timer(now);
             moved += self.take_commands(now, budget);
         }
