@@ -24,7 +24,7 @@ pub(crate) const MAX_CLIENTS: usize = MAX_PROCESSES as usize + 1;
 const READ_LIMIT: u64 = 1_000_000_000;
 /// How long an engine waits for room for a write by message, in nanoseconds. Reception waits as
 /// long, once for each tenant.
-const WRITE_LIMIT: u64 = 100_000_000;
+pub(crate) const WRITE_LIMIT: u64 = 100_000_000;
 /// Bytes of the word by which an event is handed over.
 pub(crate) const HAND_OVER: usize = 4;
 /// Maximum number of bytes of memory for events that are leased at once.
@@ -118,6 +118,22 @@ impl Tenants {
                 if result.is_ok() { Access::Done } else { Access::Fault }
             }
         }
+    }
+
+    /// Waits until a tenant that the program knows has answered all writes by message. `since` is
+    /// the caller's record of the time at which the wait began.
+    pub(crate) fn await_answers(
+        &mut self,
+        context: &mut Context<'_>,
+        (attachment_id, latest_tenant): (AttachmentId, u32),
+        since: &mut Option<Nanos>,
+    ) -> Access {
+        let is_known = self.is_known(attachment_id, latest_tenant);
+        if is_known && context.has_writes_in_flight(attachment_id) {
+            return self.wait_for_write(context, attachment_id, since);
+        }
+        *since = None;
+        if is_known { Access::Done } else { Access::Fault }
     }
 
     /// Waits until a write by message is possible, or ends the write after the time-out.

@@ -28,7 +28,7 @@ use nicforge_seastar_firmware::chip::{self, DataEnd, Event, Incarnation, Pieces}
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::{
-    memory::{Access, Cursor, Reader},
+    memory::{Access, Cursor, Reader, WRITE_LIMIT},
     parts::Parts,
     reference::Reference,
     stream::{Destination, Memory, State, Stream},
@@ -54,6 +54,9 @@ pub(crate) struct Receiver {
     host: Server,
     /// Time from which a deposit waits for its client.
     waits_since: Option<Nanos>,
+    /// The end of a message waits, at most until this time, for answers of clients to the writes of
+    /// its data.
+    answers_until: Nanos,
     /// Data for memory that only messages reach.
     buffer: Vec<u8>,
     pub(crate) counters: ReceiveCounters,
@@ -89,6 +92,7 @@ impl Receiver {
             reader: Reader::new(1),
             host: Server::default(),
             waits_since: None,
+            answers_until: Nanos::ZERO,
             buffer: Vec::new(),
             counters: ReceiveCounters::default(),
         }
@@ -102,6 +106,14 @@ impl Receiver {
         self.of_source.fill(NONE);
         self.cut.clear();
         self.waits_since = None;
+        self.answers_until = Nanos::ZERO;
+    }
+
+    /// Returns whether the end of a message waits until clients have answered all writes. Further
+    /// writes would delay that.
+    #[inline]
+    pub(crate) fn awaits_answers(&self, now: Nanos) -> bool {
+        self.answers_until > now
     }
 
     /// Returns the reader, for answers to its reads.
@@ -184,6 +196,7 @@ impl Receiver {
         }
         self.reader.cancel(context);
         self.waits_since = None;
+        self.answers_until = Nanos::ZERO;
         self.counters.cut += 1;
     }
 
@@ -397,7 +410,19 @@ impl Receiver {
             return false;
         }
 
-        let end = self.streams.get(usize::from(index)).and_then(|entry| entry.end);
+        let Some(entry) = self.streams.get_mut(usize::from(index)) else { return true };
+        if entry.end == Some(DataEnd::Complete) {
+            // The firmware tells others of the data, which must be in memory by then.
+            let Self { waits_since, .. } = self;
+            let access = entry.destination.await_answers(context, &mut parts.tenants, waits_since);
+            self.answers_until = waits_since.map_or(Nanos::ZERO, |since| since.after(WRITE_LIMIT));
+            match access {
+                Access::Done => {}
+                Access::Wait => return false,
+                Access::Fault => entry.end = Some(DataEnd::MemoryFault),
+            }
+        }
+        let end = entry.end;
         end.is_none_or(|end| self.show_end(parts, context.now(), index, end))
     }
 

@@ -48,6 +48,8 @@ pub(crate) struct Destination {
     pub(crate) is_faulty: bool,
     /// Memory of the attachment that data were copied to at last.
     pub(crate) lease: Option<(u16, WriteLease)>,
+    /// Attachments to which data were written by messages, as a bit mask.
+    posted: u16,
 }
 
 /// The parts that a deposit needs besides its stream.
@@ -100,6 +102,7 @@ impl Stream {
             let owner = (AttachmentId(piece.attachment), destination.cursor.latest_tenant());
             match tenants.write(context, owner, piece.address, part, waits_since) {
                 Access::Done => {
+                    destination.note_written(context, owner.0);
                     destination.cursor.advance(bytes);
                     self.deposited += bytes;
                 }
@@ -148,7 +151,7 @@ impl Stream {
                 bytes = bytes.min(BY_MESSAGE);
                 self.is_corrupt |= !read_or_zero(source, from, bytes, buffer);
                 match tenants.write(context, owner, piece.address, buffer, waits_since) {
-                    Access::Done => {}
+                    Access::Done => destination.note_written(context, owner.0),
                     Access::Wait => return Access::Wait,
                     Access::Fault => {
                         destination.is_faulty = true;
@@ -200,7 +203,30 @@ impl Stream {
 impl Destination {
     /// Returns a destination of which no byte has arrived.
     pub(crate) fn new(cursor: Cursor, length: u32) -> Self {
-        Self { cursor, length, is_faulty: false, lease: None }
+        Self { cursor, length, is_faulty: false, lease: None, posted: 0 }
+    }
+
+    /// Records that data were written. A copy is made only while no write by message is in flight.
+    fn note_written(&mut self, context: &Context<'_>, attachment_id: AttachmentId) {
+        self.posted |= u16::from(context.has_writes_in_flight(attachment_id)) << attachment_id.0;
+    }
+
+    /// Waits until the clients have answered all writes of data by message.
+    pub(crate) fn await_answers(
+        &mut self,
+        context: &mut Context<'_>,
+        tenants: &mut Tenants,
+        waits_since: &mut Option<Nanos>,
+    ) -> Access {
+        while self.posted != 0 {
+            let attachment = self.posted.trailing_zeros() as u16;
+            let owner = (AttachmentId(attachment), self.cursor.latest_tenant());
+            match tenants.await_answers(context, owner, waits_since) {
+                Access::Done => self.posted &= self.posted - 1,
+                other => return other,
+            }
+        }
+        Access::Done
     }
 
     /// Copies `bytes` of a lease to a piece's begin. Returns false if nothing is known to have

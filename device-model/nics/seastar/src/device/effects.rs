@@ -118,6 +118,10 @@ impl<P: Program + Send + 'static> SeaStar<P> {
             return true;
         }
 
+        // The receive engine waits until the client has answered all writes.
+        if self.receiver.awaits_answers(context.now()) {
+            return false;
+        }
         while self.firmware.written < bytes.len() {
             let remaining = bytes.len() - self.firmware.written;
             // An aligned word is written in one piece.

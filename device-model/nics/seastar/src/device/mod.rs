@@ -403,8 +403,10 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
             moved += self.take_commands(now, budget);
         }
 
-        // Without a firmware, packets are discarded.
-        let receives = is_current || !self.parts.firmware.is_running();
+        // Without a firmware, packets are discarded. While a write of the firmware waits for a
+        // client, no further data may be written to it, or the wait might not end.
+        let receives = is_current && self.firmware.waits_since.is_none();
+        let receives = receives || !self.parts.firmware.is_running();
         let (packets, has_more) = self.move_packets(context, budget, receives);
         self.arm(context);
 

@@ -1,5 +1,7 @@
 //! The demultiplexer: its streams, and what happens without a free one.
 
+use std::collections::VecDeque;
+
 use nicforge_core::companion::CompanionMode;
 use nicforge_core::machine::Outgoing;
 use nicforge_hwi::seastar::{INLINE, KERNEL, Piece, STREAMS};
@@ -7,7 +9,7 @@ use nicforge_seastar::Options;
 use nicforge_seastar_firmware::chip::{Client, DataEnd, Event, Pieces};
 use nicforge_test_kit::take_messages;
 
-use crate::common::{MEMORY, Message, Rig, pattern, piece, receive_at};
+use crate::common::{MEMORY, Message, Rig, User, pattern, piece, receive_at};
 
 /// Start of memory that only messages reach.
 const REMOTE: u64 = 0x4000_0000;
@@ -185,4 +187,64 @@ fn event_in_mapped_memory_waits_for_the_data_that_a_message_writes() {
         rig.kernels[0].read(0, 64) == [0x22; 64]
     });
     assert_eq!(written, [0x11; INLINE]);
+}
+
+#[test]
+fn end_of_a_message_waits_for_the_answers_to_its_writes() {
+    let mut rig = Rig::new(CompanionMode::Stepped, &[2], Options::default());
+    let process = User::attach(&mut rig.bed, rig.functions[1], 1);
+    process.client.map_remote(&mut rig.bed, REMOTE, 4096);
+    let remote = Piece { address: REMOTE, length: 4096, attachment: 1, reserved: 0 };
+    rig.scripts[1].on_event(move |chip, event| {
+        if let Event::Header { packet, stream: Some(stream), .. } = *event {
+            chip.receive(stream, packet.trusted.length, Pieces::One(remote)).unwrap();
+        }
+    });
+
+    rig.send(0, Message::put(1, 1, 0, 4096));
+    rig.until(|rig| rig.counter(1, "bytes_received") == 4096);
+    rig.settle();
+    assert!(rig.scripts[1].received().is_empty(), "the data are not in memory");
+    for message in take_messages(&mut rig.bed) {
+        let Outgoing::DmaWrite { id, function, attachment, .. } = message else { panic!("a read") };
+        rig.bed.dma_write_done(function, attachment, id, Ok(())).unwrap();
+    }
+    rig.until(|rig| rig.scripts[1].received() == [DataEnd::Complete]);
+
+    // A client that answers none of them is cut off.
+    rig.send(0, Message::put(2, 1, 0, 4096));
+    rig.until(|rig| rig.counter(1, "bytes_received") == 8192);
+    rig.settle();
+    rig.bed.advance(200_000_000);
+    rig.until(|rig| rig.scripts[1].received() == [DataEnd::Complete, DataEnd::MemoryFault]);
+}
+
+#[test]
+fn event_in_mapped_memory_is_written_while_a_message_continues() {
+    let options = Options { mtu: MTU, ..Options::default() };
+    let mut rig = Rig::new(CompanionMode::Stepped, &[2], options);
+    rig.kernels[1].client.map_remote(&mut rig.bed, REMOTE, 16 << 20);
+    let remote = Piece { address: REMOTE, length: 1 << 20, attachment: KERNEL, reserved: 0 };
+    rig.scripts[1].on_event(move |chip, event| {
+        if let Event::Header { packet, stream: Some(stream), .. } = *event {
+            chip.receive(stream, packet.trusted.length, Pieces::One(remote)).unwrap();
+        }
+    });
+    rig.send(0, Message::put(1, 1, 0, 1 << 20));
+    rig.until(|rig| rig.counter(1, "bytes_received") > 0);
+    rig.start(1, |chip| chip.write_host(Client(KERNEL), MEMORY, &[0x22; 64]).unwrap());
+
+    // The client answers one write after the other, each within 40 ms. All of them take longer than
+    // a write may wait.
+    let mut writes = VecDeque::new();
+    rig.until(|rig| {
+        writes.extend(take_messages(&mut rig.bed));
+        if let Some(Outgoing::DmaWrite { id, function, attachment, .. }) = writes.pop_front() {
+            rig.bed.dma_write_done(function, attachment, id, Ok(())).unwrap();
+            rig.bed.advance(1_000_000);
+        }
+        !rig.scripts[1].received().is_empty()
+    });
+    assert_eq!(rig.scripts[1].received(), [DataEnd::Complete]);
+    assert_eq!(rig.kernels[1].read(0, 64), [0x22; 64]);
 }
