@@ -17,9 +17,10 @@ fn kinds(events: &[nicforge_hwi::seastar::Event]) -> Vec<u8> {
     events.iter().map(|event| event.kind).collect()
 }
 
-/// Polls a node until its firmware has counted this many repetitions. Returns the times before and
-/// after the last poll.
-fn poll_until_refused(network: &mut Network, node: u32, repetitions: u64) -> (u64, u64) {
+/// Polls a node until negative acknowledgements have moved its send queues back this many times:
+/// the firmware counts each such move as a repetition. Returns the times before and after the last
+/// poll.
+fn poll_until_rejected(network: &mut Network, node: u32, repetitions: u64) -> (u64, u64) {
     for _ in 0..100 {
         let before = network.nodes[node as usize].chip.now;
         network.poll(node);
@@ -28,7 +29,7 @@ fn poll_until_refused(network: &mut Network, node: u32, repetitions: u64) -> (u6
             return (before, node.chip.now);
         }
     }
-    panic!("no refusal has come");
+    panic!("no negative acknowledgement has come");
 }
 
 #[test]
@@ -54,7 +55,7 @@ fn sender_pauses_by_its_place_in_line() {
     for sender in 1..TARGET {
         // The engine still has the message. It ends before the message is repeated.
         network.finish_sending(sender);
-        let (before, after) = poll_until_refused(&mut network, sender, 1);
+        let (before, after) = poll_until_rejected(&mut network, sender, 1);
         while network.poll(sender) {}
         let node = &mut network.nodes[sender as usize];
         let resumes = node.chip.timer().unwrap();

@@ -12,7 +12,7 @@ use crate::{
 
 impl<P: Program + Send + 'static> SeaStar<P> {
     /// Carries out effects whose time has come. Returns their number.
-    pub(super) fn carry_out(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
+    pub(super) fn carry_out_due_effects(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
         let now = context.now();
         if self.parts.firmware.next_time() > now {
             return 0;

@@ -89,18 +89,18 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     /// Reports changes of nodes and tenants to the firmware. Returns false if a report has to wait;
     /// no other event may then reach the firmware.
     #[inline]
-    pub(super) fn announce(&mut self, context: &mut Context<'_>) -> bool {
+    pub(super) fn report_changes_to_firmware(&mut self, context: &mut Context<'_>) -> bool {
         if !self.parts.firmware.is_running() {
             return false;
         }
 
         if self.has_unreported_incarnations() {
             self.note_incarnation_changes();
-            if !self.announce_incarnations(context) {
+            if !self.report_incarnations(context) {
                 return false;
             }
         }
-        !self.parts.tenants.has_changed() || self.announce_tenants(context.now())
+        !self.parts.tenants.has_changed() || self.report_tenants(context.now())
     }
 
     /// Returns whether nodes or tenants may have changed since the last report to the firmware.
@@ -127,7 +127,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     /// Cuts the streams of incarnations that are over, and reports the incarnations of nodes to the
     /// firmware.
     #[cold]
-    pub(super) fn announce_incarnations(&mut self, context: &mut Context<'_>) -> bool {
+    pub(super) fn report_incarnations(&mut self, context: &mut Context<'_>) -> bool {
         let now = context.now();
         while let Some(&node) = self.incarnations.nodes.last() {
             let incarnation = self.parts.site.incarnations.shown(node);
@@ -150,7 +150,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
 
     /// Reports the tenants of attachments to the firmware.
     #[cold]
-    pub(super) fn announce_tenants(&mut self, now: Nanos) -> bool {
+    pub(super) fn report_tenants(&mut self, now: Nanos) -> bool {
         let Parts { firmware, tenants, .. } = &mut self.parts;
         for (attachment_id, client) in self.clients.iter_mut().enumerate() {
             let (attachment_id, number) =

@@ -395,17 +395,17 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         let now = context.now();
         self.watch_firmware(context);
 
-        let is_current = self.announce(context);
+        let all_changes_reported = self.report_changes_to_firmware(context);
         // A processor whose effects have no room takes no input: a report could wait for ever.
-        let mut moved = self.carry_out(context, budget);
-        if is_current {
+        let mut moved = self.carry_out_due_effects(context, budget);
+        if all_changes_reported {
             self.fire_timer(now);
             moved += self.take_commands(now, budget);
         }
 
         // Without a firmware, packets are discarded. While a write of the firmware waits for a
         // client, no further data may be written to it, or the wait might not end.
-        let receives = is_current && self.firmware.waits_since.is_none();
+        let receives = all_changes_reported && self.firmware.waits_since.is_none();
         let receives = receives || !self.parts.firmware.is_running();
         let (packets, has_more) = self.move_packets(context, budget, receives);
         self.arm(context);

@@ -119,9 +119,9 @@ fn timer_comes_at_its_time() {
     assert_eq!(rig.scripts[0].count(|event| matches!(event, Event::Timer)), 1);
 }
 
-/// Sends two messages of 10,000 bytes over a link with errors in transmission 50. Returns their
-/// ends and the number of repeated transmissions.
-fn two_messages_over(error: &'static [u8]) -> (Vec<DataEnd>, u64) {
+/// Sends two messages of 10,000 bytes over a link, which inverts the bits of `error` in packet 50,
+/// from byte 3 on. Returns the messages' ends and the number of packets that the link repeated.
+fn send_two_messages_with_error(error: &'static [u8]) -> (Vec<DataEnd>, u64) {
     let mut rig = self::rig(timed());
     rig.kernels[0].write(0, &pattern(1, 10_000));
     rig.scripts[1].on_event(|chip, event| {
@@ -152,7 +152,7 @@ fn two_messages_over(error: &'static [u8]) -> (Vec<DataEnd>, u64) {
 
 #[test]
 fn error_that_the_link_finds_is_repeated() {
-    let (ends, repeated) = two_messages_over(&[1]);
+    let (ends, repeated) = send_two_messages_with_error(&[1]);
     assert_eq!(ends, [DataEnd::Complete; 2]);
     assert!(repeated > 0);
 }
@@ -160,6 +160,6 @@ fn error_that_the_link_finds_is_repeated() {
 #[test]
 fn error_that_the_link_misses_is_found_end_to_end() {
     // These bits are the generator polynomial of the link's check.
-    let (ends, repeated) = two_messages_over(&[0x01, 0x10, 0x21]);
+    let (ends, repeated) = send_two_messages_with_error(&[0x01, 0x10, 0x21]);
     assert_eq!((ends, repeated), (vec![DataEnd::Corrupt, DataEnd::Complete], 0));
 }
