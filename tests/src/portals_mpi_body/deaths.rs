@@ -115,14 +115,15 @@ pub fn a_silent_host_based_rank_is_reported_with_the_remedy(rig: &dyn Rig) {
 }
 
 /// A receive of a long message that its sender has ended fails: Portals answers nothing to a get
-/// whose exposure is gone, and the library asks the sender.
+/// whose descriptor is gone, and the library asks the sender.
 #[body]
 pub fn a_get_of_a_message_that_is_no_longer_there_fails(rig: &dyn Rig) {
     let mut world = World::new(rig, Mode::HostBased, short_time_outs());
     let long = world.send(0, 3, 1, &pattern(1, 9000));
     world.await_unexpected(3, 1);
 
-    // The receiver makes no calls until its sender counts it as silent. The exposure is gone then.
+    // The receiver makes no calls until its sender counts it as silent, and removes the
+    // descriptor.
     let ended = world.drive_some_until(1, "the loss", |ranks| ranks[0].test(long).unwrap());
     assert_eq!(ended.result, Err(Error::PeerGone { peer: 3, why: Loss::Silent }));
 

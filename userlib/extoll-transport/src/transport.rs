@@ -374,7 +374,7 @@ unsafe impl Transport for ExtollTransport {
                 // SAFETY: by the caller's contract a source is valid for reads and not written.
                 match unsafe { self.registered.stage(memory, allocate) } {
                     Ok(Some(staged)) => {
-                        let has_own_area = u64::from(staged.own);
+                        let has_own_area = u64::from(staged.has_own_area);
                         self.statistics.registered += has_own_area;
                         self.statistics.staged += 1 - has_own_area;
                         Ok(Some(staged.region))

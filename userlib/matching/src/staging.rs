@@ -114,8 +114,8 @@ pub struct Staging<A> {
 pub struct Staged {
     /// The source's region.
     pub region: Region,
-    /// Whether it has its own area.
-    pub own: bool,
+    /// Whether the copy has an area of its own, and no part of the shared one.
+    pub has_own_area: bool,
 }
 
 impl<A: Area> Staging<A> {
@@ -213,10 +213,8 @@ impl<A: Area> Staging<A> {
         cost(Cost::CopyByte, length);
         let has_own_area = matches!(copied, StagedCopy::Own { .. });
         let handle = self.insert(Entry::Source(copied));
-        Ok(Some(Staged {
-            region: Region { handle, remote: RemoteRegion { key: 0, offset: address } },
-            own: has_own_area,
-        }))
+        let region = Region { handle, remote: RemoteRegion { key: 0, offset: address } };
+        Ok(Some(Staged { region, has_own_area }))
     }
 
     /// Records a destination. The device does not reach it: gets write to memory of the transport.

@@ -249,7 +249,7 @@ unsafe impl Transport for MuTransport {
                 // SAFETY: by the caller's contract a source is valid for reads and not written.
                 match unsafe { self.staging.stage(memory, allocate) } {
                     Ok(Some(staged)) => {
-                        let own = u64::from(staged.own);
+                        let own = u64::from(staged.has_own_area);
                         self.statistics.own_areas += own;
                         self.statistics.staged += 1 - own;
                         Ok(Some(staged.region))

@@ -1,5 +1,7 @@
 //! Counters.
 
+use crate::bits::Protocol;
+
 /// Counters of an endpoint since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
@@ -20,4 +22,16 @@ pub struct Statistics {
     /// Messages that were ignored, because their process is no rank, or not the one it claims, or
     /// because they exceed the window of their rank.
     pub refused: u64,
+}
+
+impl Statistics {
+    /// Counts a message that was sent, from a slot or from its buffer.
+    pub(crate) fn count_sent(&mut self, has_slot: bool, protocol: Protocol) {
+        let counter = match protocol {
+            _ if has_slot => &mut self.short,
+            Protocol::Eager => &mut self.medium,
+            Protocol::Long => &mut self.long,
+        };
+        *counter += 1;
+    }
 }

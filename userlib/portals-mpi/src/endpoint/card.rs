@@ -179,8 +179,20 @@ impl Card {
         Ok(())
     }
 
+    /// Returns the memory that a message leaves from: the slot, into which the message is copied,
+    /// or its buffer.
+    pub(super) fn fill_source(&self, buffer: &Buffer, slot: Option<u16>) -> Result<Source, Error> {
+        match slot {
+            Some(slot) => {
+                self.fill_slot(slot, buffer)?;
+                Ok(Source::Slot(slot))
+            }
+            None => Ok(Source::Segment { segment: buffer.segment(), offset: buffer.start() }),
+        }
+    }
+
     /// Copies a short message into a slot.
-    pub(super) fn fill_slot(&self, slot: u16, from: &Buffer) -> Result<(), Error> {
+    fn fill_slot(&self, slot: u16, from: &Buffer) -> Result<(), Error> {
         let to = self.slots_at + u64::from(slot) * self.slot_bytes;
         copy(from.region(), from.start(), &self.library, to, from.len() as u64)
     }
@@ -368,7 +380,7 @@ impl Card {
     }
 
     /// Adds entries to the reserve while the card has space. Returns whether the reserve is full:
-    /// until then receives and exposures get no space.
+    /// until then neither receives nor exposed messages get space.
     pub(super) fn refill_reserve(&mut self) -> Result<bool, Error> {
         while self.reserve.len() < self.reserved {
             let values = Descriptor { length: 0, ..Descriptor::over(&self.library) };

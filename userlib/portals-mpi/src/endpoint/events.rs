@@ -49,7 +49,7 @@ impl Endpoint {
             match (event.user_pointer, event.kind) {
                 (OF_SENDS, EventKind::SendEnd) => self.sent(&event)?,
                 (OF_SENDS, EventKind::Ack) => self.confirmed(&event)?,
-                (OF_EXPOSED, EventKind::GetEnd) => self.exposure_ended(&event)?,
+                (OF_EXPOSED, EventKind::GetEnd) => self.get_of_exposed_ended(&event)?,
                 (OF_REQUESTS, EventKind::PutEnd) => {
                     if let Some(rank) = self.peers.rank_of(event.peer) {
                         self.controlled(rank, &event)?;
@@ -111,8 +111,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Handles the end of a get from an exposed message.
-    fn exposure_ended(&mut self, event: &Event) -> Result<(), Error> {
+    /// Handles the end of a receiver's get of an exposed message.
+    fn get_of_exposed_ended(&mut self, event: &Event) -> Result<(), Error> {
         let Some(rank) = self.peers.rank_of(event.peer) else { return Ok(()) };
         self.got(rank, event)?;
         match event.failure {

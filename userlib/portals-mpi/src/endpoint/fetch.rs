@@ -205,7 +205,7 @@ impl Endpoint {
                 self.fail(receive, Error::PeerGone { peer, why });
                 self.lose(peer, why)
             }
-            // The failed get has ended the exposure of the sender's memory. A request can be
+            // The failed get has removed the descriptor of the sender's memory. A request can be
             // repeated.
             Some(_) if method == FetchMethod::Request && fetch.attempts < ATTEMPTS => {
                 fetch.progress = Progress::New;

@@ -209,7 +209,7 @@ impl Endpoint {
 
     /// Returns this rank.
     pub fn rank(&self) -> Rank {
-        self.peers.own()
+        self.peers.local_rank()
     }
 
     /// Returns the number of ranks.

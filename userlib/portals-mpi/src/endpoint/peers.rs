@@ -116,7 +116,7 @@ impl Peer {
 
 /// The ranks of the job.
 pub(super) struct Peers {
-    own: Rank,
+    local_rank: Rank,
     ranks: HashMap<ProcessId, Rank>,
     peers: Vec<Peer>,
     quota: Quota,
@@ -130,18 +130,18 @@ impl Peers {
     pub(super) fn new(interface: &Interface, job: &Job, config: &Config) -> Result<Self, Error> {
         let ranks = job.ranks()?;
         let process = interface.id();
-        let own = *ranks.get(&process).ok_or(Error::NotOfJob { process })?;
+        let local_rank = *ranks.get(&process).ok_or(Error::NotOfJob { process })?;
 
         let window = config.window_of(job.size());
         let processes = (0..job.size()).filter_map(|rank| job.process(rank));
         let peers = processes.map(|process| Peer::new(process, window)).collect();
         let quota = Quota::new(interface.operations());
-        Ok(Self { own, ranks, peers, quota, idle: 0, next_look: None, next_asked: 0 })
+        Ok(Self { local_rank, ranks, peers, quota, idle: 0, next_look: None, next_asked: 0 })
     }
 
     /// Returns the rank of this process.
-    pub(super) fn own(&self) -> Rank {
-        self.own
+    pub(super) fn local_rank(&self) -> Rank {
+        self.local_rank
     }
 
     pub(super) fn size(&self) -> u32 {

@@ -113,19 +113,13 @@ impl Endpoint {
         let (buffer, length, envelope) = (&entry.buffer, entry.buffer.len(), entry.envelope);
 
         let slot = if length <= self.config.short { self.sends.slots.last().copied() } else { None };
-        let source = match slot {
-            Some(slot) => {
-                self.card.fill_slot(slot, buffer)?;
-                Source::Slot(slot)
-            }
-            None => Source::Segment { segment: buffer.segment(), offset: buffer.start() },
-        };
+        let source = self.card.fill_source(buffer, slot)?;
         // A long message is sent as a medium one if the card can't expose the buffer for the
         // receiver's get. The receiver requests a medium message if no receive is posted for it.
         let exposed = if length > self.config.medium { self.card.expose(buffer, process, id)? } else { None };
         let protocol = if exposed.is_some() { Protocol::Long } else { Protocol::Eager };
 
-        let match_bits = bits::of_message(protocol, self.peers.own(), envelope, bits::number(id));
+        let match_bits = bits::of_message(protocol, self.peers.local_rank(), envelope, bits::number(id));
         let target = Target::new(process, MESSAGES, match_bits);
         let sent = self.card.put(source, length as u64, &target, id);
         // A receiver that breaks the protocol can get the message before it has left. The message
@@ -139,21 +133,13 @@ impl Endpoint {
         }
         let is_leaving = sent?;
 
-        let counter = match (source, protocol) {
-            (Source::Slot(_), _) => &mut self.statistics.short,
-            (_, Protocol::Eager) => &mut self.statistics.medium,
-            (_, Protocol::Long) => &mut self.statistics.long,
-        };
-        *counter += 1;
+        self.statistics.count_sent(slot.is_some(), protocol);
         let request = if slot.is_some() { None } else { Some(handle) };
         let (length, is_taken) = (length as u64, false);
-        let message = InFlight { id, match_bits, source, length, request, exposed, is_leaving, is_taken };
-        if let Some(peer) = self.peers.get_mut(to) {
-            peer.window.enter(message);
-        }
-        if is_leaving {
-            self.peers.begin_put(to);
-        }
+        self.enter_window(
+            to,
+            InFlight { id, match_bits, source, length, request, exposed, is_leaving, is_taken },
+        );
 
         if slot.is_some() {
             self.sends.slots.pop();
@@ -162,6 +148,17 @@ impl Endpoint {
             entry.state = State::InFlight;
         }
         Ok(true)
+    }
+
+    /// Records a message as in flight to a peer.
+    fn enter_window(&mut self, to: Rank, message: InFlight) {
+        let is_leaving = message.is_leaving;
+        if let Some(peer) = self.peers.get_mut(to) {
+            peer.window.enter(message);
+        }
+        if is_leaving {
+            self.peers.begin_put(to);
+        }
     }
 
     /// Sends what waits, as far as there is room, to one rank after the other.

@@ -25,7 +25,7 @@ pub(super) struct InFlight {
 }
 
 impl InFlight {
-    /// Returns whether a descriptor is that of the exposure.
+    /// Returns whether the receiver can get the message from this descriptor.
     pub(super) fn is_exposed_by(&self, descriptor: DescriptorId) -> bool {
         self.exposed.as_ref().is_some_and(|exposed| exposed.id() == descriptor)
     }
