@@ -4,7 +4,7 @@ use nicforge_hwi::seastar::{
     COMMAND_BYTES, Command, CommandResult, KERNEL, KernelCommand, Piece, code, command, kernel_command,
     kernel_flag, message, process_messages,
 };
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, transmute};
 
 use super::{
     Firmware,
@@ -191,11 +191,12 @@ impl Firmware {
         bytes: &[u8; COMMAND_BYTES],
     ) -> Result<(), Halted> {
         chip.charge(costs::COMMAND);
-        let command = Command::read_from_bytes(bytes).ok().filter(process::has_no_other_fields);
-        let result = match (command, process_of(client), &mut self.node) {
-            (None, ..) => Err(code::COMMAND_INVALID),
-            (Some(command), Some(process), Some(node)) => node.command(chip, process, &command)?,
-            (Some(_), ..) => Err(code::NO_INTERFACE),
+        // All bytes are a command. A filtered `Option` would be copied twice.
+        let command: Command = transmute!(*bytes);
+        let result = match (process_of(client), &mut self.node) {
+            _ if !process::has_no_other_fields(&command) => Err(code::COMMAND_INVALID),
+            (Some(process), Some(node)) => node.command(chip, process, &command)?,
+            _ => Err(code::NO_INTERFACE),
         };
 
         let result = result.unwrap_or_else(refusal);

@@ -278,11 +278,12 @@ impl Firmware {
     pub(super) fn work<C: Chip>(&mut self, chip: &mut C) -> Result<(), Halted> {
         let Some(node) = &mut self.node else { return Ok(()) };
         for _ in 0..STEPS {
-            let incarnation = |target| chip.incarnation(target).unwrap_or(Incarnation(0));
-            match node.outbox.step(self.in_engine, chip.now(), incarnation) {
+            match node.outbox.step(self.in_engine, chip.now()) {
                 None => break,
                 Some(Work::Nothing) => {}
-                Some(Work::Transmit(message)) => {
+                Some(Work::Transmit(slot, target)) => {
+                    let incarnation = chip.incarnation(target).unwrap_or(Incarnation(0));
+                    let Some(message) = node.outbox.transmission(slot, incarnation) else { continue };
                     self.in_engine += 1;
                     self.statistics.transmissions += 1;
                     chip.charge(costs::TRANSMIT);

@@ -45,6 +45,16 @@ pub(super) struct Pending {
     chain: u16,
 }
 
+/// A message that was removed from the pool.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Removed {
+    pub(super) owner: Owner,
+    pub(super) quota: Quota,
+    /// Kind of the message, as it was sent at last.
+    pub(super) kind: u8,
+    pub(super) has_fault: bool,
+}
+
 /// Quotas of the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Quota {
@@ -57,6 +67,12 @@ pub(super) enum Quota {
 }
 
 impl Pending {
+    /// Returns the flow control's part.
+    #[inline]
+    pub(super) fn flight(&self) -> &Flight<WIRE_MODULUS> {
+        &self.flight
+    }
+
     /// Returns whether the message is complete when it has been transmitted.
     pub(super) fn is_implicit(&self) -> bool {
         self.flight.is_implicit()
@@ -127,25 +143,30 @@ impl Pendings {
         self.get(slot).map(|pending| &pending.flight)
     }
 
-    /// Removes a message.
-    pub(super) fn remove(&mut self, slot: Slot) -> Option<Pending> {
-        let pending = self.entries.get_mut(usize::from(slot.0))?.take()?;
+    /// Removes a message. Returns what its end concerns, without a copy of its header and pieces.
+    pub(super) fn remove(&mut self, slot: Slot) -> Option<Removed> {
+        let entry = self.entries.get_mut(usize::from(slot.0))?;
+        let pending = entry.as_ref()?;
+        let Pending { owner, quota, has_fault, chain: following, .. } = *pending;
+        let removed = Removed { owner, quota, kind: pending.packet.trusted.kind, has_fault };
+        let chain = chain_of(pending.node, pending.flight.sequence());
+        *entry = None;
         self.free.push(slot.0);
 
-        let head = self.chains.get_mut(chain_of(pending.node, pending.flight.sequence()))?;
+        let head = self.chains.get_mut(chain)?;
         if *head == slot.0 {
-            *head = pending.chain;
-            return Some(pending);
+            *head = following;
+            return Some(removed);
         }
         let mut next = *head;
         while let Some(other) = self.get_mut(Slot(next)) {
             if other.chain == slot.0 {
-                other.chain = pending.chain;
+                other.chain = following;
                 break;
             }
             next = other.chain;
         }
-        Some(pending)
+        Some(removed)
     }
 
     /// Returns all messages.

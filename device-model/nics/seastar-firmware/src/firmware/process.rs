@@ -3,7 +3,7 @@
 use alloc::boxed::Box;
 
 use nicforge_hwi::seastar::{Command, MAX_PROCESSES, MAX_RANGES, Piece, STREAMS, code};
-use zerocopy::transmute;
+use zerocopy::transmute_ref;
 
 use crate::{
     chip::Client,
@@ -124,9 +124,9 @@ pub(super) fn process_of(client: Client) -> Option<u16> {
 /// Returns whether all fields that a command does not use are zero.
 pub(super) fn has_no_other_fields(command: &Command) -> bool {
     let Some(used) = fields::of(command.kind) else { return false };
-    let (command, used): ([u64; WORDS], [u64; WORDS]) = (transmute!(*command), transmute!(*used));
+    let (command, used): (&[u64; WORDS], &[u64; WORDS]) = (transmute_ref!(command), transmute_ref!(used));
     // No branch for each word: all of them are zero in most commands.
-    let others = command.iter().zip(&used).fold(0, |others, (command, used)| others | command & !used);
+    let others = command.iter().zip(used).fold(0, |others, (command, used)| others | command & !used);
     others == 0
 }
 

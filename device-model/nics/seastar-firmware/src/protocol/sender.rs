@@ -299,6 +299,17 @@ impl Sender {
         self.fail_before = Some(tail);
     }
 
+    /// Returns whether all messages are transmitted and the one at the head waits for its answer:
+    /// neither [`Self::leave`] nor [`Self::next`] has one then.
+    #[inline]
+    #[must_use]
+    pub fn only_waits<const MODULUS: u32>(&self, flights: &impl Flights<MODULUS>) -> bool {
+        let head = self.head.and_then(|head| flights.flight(head));
+        self.cursor.is_none()
+            && self.fail_before.is_none()
+            && head.is_some_and(|head| head.verdict == Verdict::Waiting)
+    }
+
     /// Takes the message at the head out of the send queue, if it has ended and the transmit DMA
     /// engine does not have it. A caller calls this until it returns `None`.
     pub fn leave<const MODULUS: u32>(
@@ -306,7 +317,7 @@ impl Sender {
         flights: &mut impl Flights<MODULUS>,
     ) -> Option<(Slot, Outcome)> {
         let slot = self.head?;
-        let flight = *flights.flight(slot)?;
+        let flight = flights.flight(slot)?;
         let fails = self.fail_before.is_some_and(|limit| limit != slot);
         let outcome = match flight.verdict {
             Verdict::Taken => Outcome::Taken,

@@ -19,7 +19,7 @@ use self::send_queues::{SendQueue, WorkState};
 use super::{
     Settings,
     pairs::Pairs,
-    pending::{NONE, Owner, Pendings, Quota},
+    pending::{NONE, Owner, Pendings, Quota, Removed},
 };
 use crate::{
     chip::{Channel, DataEnd, Incarnation, MAX_TRANSMISSIONS, Pieces, Transmission, Transmit},
@@ -86,12 +86,11 @@ pub(super) struct Ended {
 
 /// Result of a step of the outbox.
 #[derive(Debug)]
-#[allow(clippy::large_enum_variant, reason = "it lives on the stack for the time of a call")]
 pub(super) enum Work {
     /// This message has ended.
     Ended(Ended),
-    /// This message goes to the transmit DMA engine.
-    Transmit(Transmit),
+    /// This message to a node goes to the transmit DMA engine: see [`Outbox::transmission`].
+    Transmit(Slot, u32),
     /// A send queue was looked at.
     Nothing,
 }
@@ -285,12 +284,7 @@ impl Outbox {
     }
 
     /// Handles one line with work. `engine` is the number of messages in the transmit DMA engine.
-    pub(super) fn step(
-        &mut self,
-        engine: u16,
-        now: u64,
-        incarnation: impl Fn(u32) -> Incarnation,
-    ) -> Option<Work> {
+    pub(super) fn step(&mut self, engine: u16, now: u64) -> Option<Work> {
         if let Some(Reverse((time, index))) = self.paused.peek().copied()
             && time <= now
         {
@@ -306,6 +300,9 @@ impl Outbox {
         send_queue.work_state = WorkState::Idle;
         let node = send_queue.node;
 
+        if send_queue.sender.only_waits(&self.pendings.to(node)) {
+            return Some(Work::Nothing);
+        }
         if let Some((slot, outcome)) = send_queue.sender.leave(&mut self.pendings.to(node)) {
             self.make_ready(index);
             return Some(self.end(slot, outcome).map_or(Work::Nothing, Work::Ended));
@@ -328,7 +325,7 @@ impl Outbox {
         }
         send_queue.sender.start(&mut self.pendings.to(node), slot);
         self.make_ready(index);
-        Some(self.transmission(slot, incarnation(node)).map_or(Work::Nothing, Work::Transmit))
+        Some(Work::Transmit(slot, node))
     }
 
     /// Looks for send queues whose node was silent for the time-out, and fails them. Returns their
@@ -369,27 +366,23 @@ impl Outbox {
 
     /// Takes a message that has left its send queue out of the pool.
     fn end(&mut self, slot: Slot, outcome: Outcome) -> Option<Ended> {
-        let pending = self.pendings.remove(slot)?;
-        if let Some(count) = self.quotas.of(pending.quota) {
+        let Removed { owner, quota, kind, has_fault } = self.pendings.remove(slot)?;
+        if let Some(count) = self.quotas.of(quota) {
             *count = count.saturating_sub(1);
         }
-        Some(Ended {
-            owner: pending.owner,
-            kind: pending.packet.trusted.kind,
-            outcome,
-            has_fault: pending.has_fault,
-        })
+        Some(Ended { owner, kind, outcome, has_fault })
     }
 
-    /// Makes the transmission of a message.
-    fn transmission(&mut self, slot: Slot, target_incarnation: Incarnation) -> Option<Transmit> {
+    /// Makes the transmission of a message that [`Outbox::step`] has returned.
+    #[inline]
+    pub(super) fn transmission(&mut self, slot: Slot, target_incarnation: Incarnation) -> Option<Transmit> {
         let pending = self.pendings.get_mut(slot)?;
         if pending.owner == Owner::Gone {
             pending.make_void();
         }
         pending.has_fault = false;
 
-        let flight = self.pendings.flight(slot)?;
+        let flight = pending.flight();
         let mut flags = 0;
         if flight.resynchronizes() {
             flags |= trusted_flag::RESYNCHRONIZE;
@@ -397,8 +390,6 @@ impl Outbox {
         if flight.is_implicit() {
             flags |= trusted_flag::IMPLICIT;
         }
-
-        let pending = self.pendings.get_mut(slot)?;
         pending.packet.trusted.flags = flags;
         Some(Transmit {
             name: Transmission(u32::from(self.generation) << 16 | u32::from(slot.0)),
@@ -445,10 +436,10 @@ mod tests {
 
         // The end of one message makes room for one.
         let (ack, first) = ((Response::Ack, 0), Sequence::INITIAL);
-        while !matches!(outbox.step(0, 0, |_| Incarnation(1)), Some(Work::Transmit(_))) {}
+        while !matches!(outbox.step(0, 0), Some(Work::Transmit(..))) {}
         outbox.transmitted(Transmission(1 << 16), DataEnd::Complete, 0);
         assert_eq!(outbox.respond(1, ack, first, 0), Reaction::Ended);
-        while !matches!(outbox.step(MAX_TRANSMISSIONS, 0, |_| Incarnation(1)), Some(Work::Ended(_))) {}
+        while !matches!(outbox.step(MAX_TRANSMISSIONS, 0), Some(Work::Ended(_))) {}
         assert!(outbox.submit(&mut pairs, message(1), 0));
         assert!(!outbox.submit(&mut pairs, message(1), 0));
     }
@@ -469,14 +460,14 @@ mod tests {
 
         // The message to node 1 has ended, and no step has closed its send queue.
         outbox.fail_all(1);
-        assert!(matches!(outbox.step(0, 0, |_| Incarnation(1)), Some(Work::Ended(_))));
+        assert!(matches!(outbox.step(0, 0), Some(Work::Ended(_))));
         assert!(outbox.has_room(3) && outbox.submit(&mut pairs, message(3), 0));
         assert!(!outbox.has_room(1));
 
         let mut targets = Vec::new();
-        while let Some(work) = outbox.step(0, 0, |_| Incarnation(1)) {
-            if let Work::Transmit(transmit) = work {
-                targets.push(transmit.target);
+        while let Some(work) = outbox.step(0, 0) {
+            if let Work::Transmit(_, target) = work {
+                targets.push(target);
             }
         }
         assert_eq!(targets, [2, 3]);
