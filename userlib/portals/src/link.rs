@@ -82,12 +82,18 @@ impl Link {
     }
 
     /// Lets the kernel handle its events in host-based mode, and checks that the card works.
+    /// Returns whether the kernel may have written events.
     #[inline]
-    pub(crate) fn progress(&self) -> Result<(), Error> {
-        if let Path::Kernel(kernel, _) = &self.path {
-            kernel.progress()?;
-        }
-        self.incarnation.check()
+    pub(crate) fn progress(&self) -> Result<bool, Error> {
+        let is_host_based = match &self.path {
+            Path::Kernel(kernel, _) => {
+                kernel.progress()?;
+                true
+            }
+            Path::Mailbox(..) => false,
+        };
+        self.incarnation.check()?;
+        Ok(is_host_based)
     }
 
     /// Keeps the memory of a queue that was freed, for another one.

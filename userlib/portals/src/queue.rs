@@ -79,8 +79,8 @@ impl EventQueue {
             return Ok(Some(event));
         }
 
-        self.0.link.progress()?;
-        self.0.ring.take()
+        let may_have_events = self.0.link.progress()?;
+        if may_have_events { self.0.ring.take() } else { Ok(None) }
     }
 
     /// Waits for the next event and takes it (`PtlEQWait`).

@@ -29,6 +29,8 @@ pub(crate) const WRITE_LIMIT: u64 = 100_000_000;
 pub(crate) const HAND_OVER: usize = 4;
 /// Maximum number of bytes of memory for events that are leased at once.
 const EVENT_LEASE: u64 = 64 << 10;
+/// Maximum number of bytes of memory for the data of header packets that are leased at once.
+const DEPOSIT_LEASE: u64 = 1 << 20;
 /// Pieces of a command list that are read at once.
 const LIST_PART: usize = 8;
 
@@ -199,6 +201,57 @@ impl EventMemory {
             *self = Self::Unknown;
         }
         written
+    }
+}
+
+/// Memory of a client that the data of header packets were written to at last. Messages of one
+/// operation often go to the same place, whose memory is leased where it is mapped.
+#[derive(Debug, Default)]
+pub(crate) struct DepositMemory {
+    lease: Option<WriteLease>,
+    /// Deposits outside of the lease since it was taken.
+    misses: u32,
+}
+
+/// Deposits outside of a lease after which another one is taken. A lease costs more than a copy, so
+/// that deposits in scattered places are copied.
+const MISSES_BEFORE_LEASE: u32 = 8;
+
+impl DepositMemory {
+    /// Writes at most a word of data, in one piece. Returns false if no lease covers the address;
+    /// the caller must then write by copies or messages.
+    #[inline]
+    pub(crate) fn write(
+        &mut self,
+        context: &mut Context<'_>,
+        attachment_id: AttachmentId,
+        address: u64,
+        data: &[u8],
+    ) -> bool {
+        let is_word = data.len() == size_of::<u64>() && address.is_multiple_of(size_of::<u64>() as u64);
+        if !is_word && data.len() > HAND_OVER {
+            return false;
+        }
+
+        let find = |lease: &WriteLease| lease.find(address, data.len());
+        if let Some(lease) = &self.lease
+            && let Some(at) = find(lease)
+            && lease.memory.write(at, data).is_ok()
+        {
+            return true;
+        }
+        self.note_miss(context, attachment_id, address);
+        false
+    }
+
+    /// Counts a deposit outside of the lease, and takes another one after several.
+    #[cold]
+    fn note_miss(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId, address: u64) {
+        self.misses += 1;
+        if self.misses >= MISSES_BEFORE_LEASE {
+            self.misses = 0;
+            self.lease = WriteLease::new(context, attachment_id, address, DEPOSIT_LEASE);
+        }
     }
 }
 

@@ -122,6 +122,8 @@ pub(crate) struct Processor<P> {
     state: State,
     /// The program has said that it has more to do, or was never polled.
     is_busy: bool,
+    /// The program has worked, or was never polled: its counters may have changed.
+    has_worked: bool,
     is_broken: bool,
 }
 
@@ -141,6 +143,7 @@ impl<P: Program> Processor<P> {
             counters,
             state: State { start, server, now, tenant: 0 },
             is_busy: true,
+            has_worked: true,
             is_broken: false,
         }
     }
@@ -152,7 +155,9 @@ impl<P: Program + Send + 'static> Companion for Processor<P> {
 
     fn poll(&mut self, end: &mut CompanionEnd<Input, Effect>, budget: u32) -> Progress {
         let progress = self.run(end, budget);
-        self.show_counters();
+        if std::mem::take(&mut self.has_worked) {
+            self.show_counters();
+        }
         progress
     }
 }
@@ -203,6 +208,7 @@ impl<P: Program> Processor<P> {
             let polled = self.program.poll(&mut chip, event);
 
             self.is_busy = matches!(polled, Ok(Polled::Busy));
+            self.has_worked |= event.is_some() || self.is_busy;
             // A program that returns `Halted` without a reason is as broken as one with too many
             // calls.
             if chip.is_overrun || polled == Err(Halted) && !chip.end.has_ended() {

@@ -176,7 +176,7 @@ impl Interface {
     /// # Errors
     /// Those of a lost card: [`Error::is_gone`].
     pub fn progress(&self) -> Result<(), Error> {
-        self.link.progress()
+        self.link.progress().map(drop)
     }
 }
 

@@ -108,14 +108,19 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         address: u64,
         bytes: &[u8],
     ) -> bool {
-        let is_event = bytes.len() > INLINE && self.firmware.written == 0;
-        if is_event
+        if self.firmware.written == 0
             && self.parts.tenants.is_known(owner.0, owner.1)
             && let Some(client) = self.clients.get_mut(usize::from(owner.0.0))
-            && client.events.write(context, owner.0, address, bytes)
         {
-            self.firmware.waits_since = None;
-            return true;
+            let is_written = if bytes.len() > INLINE {
+                client.events.write(context, owner.0, address, bytes)
+            } else {
+                client.deposits.write(context, owner.0, address, bytes)
+            };
+            if is_written {
+                self.firmware.waits_since = None;
+                return true;
+            }
         }
 
         // The receive engine waits until the client has answered all writes.

@@ -31,7 +31,7 @@ use crate::{
     config::{Network, NetworkError, Options, Site},
     incarnations::Cursor,
     mailbox::{Mailbox, Next, PublishedState},
-    memory::{EventMemory, MAX_CLIENTS, Tenants},
+    memory::{DepositMemory, EventMemory, MAX_CLIENTS, Tenants},
     parts::{FirmwareLink, Parts},
     processor::Counters,
     receive::Receiver,
@@ -81,6 +81,8 @@ struct ClientState {
     known: u32,
     /// Memory that events are written to.
     events: EventMemory,
+    /// Memory that the data of header packets are written to.
+    deposits: DepositMemory,
 }
 
 /// State of the firmware, as the device sees it.
@@ -192,13 +194,12 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         clients.filter_map(|client| client.mailbox.as_ref()).any(Mailbox::has_new_commands)
     }
 
-    /// Returns whether a step has nothing to do, as most steps in a large network.
+    /// Returns whether a step has nothing to do, as most steps in a large network. The router is
+    /// known to be idle.
     #[inline]
-    fn is_quiet(&self, context: &mut Context<'_>) -> bool {
-        let now = context.now();
+    fn is_quiet(&self, now: Nanos) -> bool {
         self.firmware.shown == firmware::RUNNING
             && self.transmitter.is_idle()
-            && self.parts.router.is_idle(&context.ports())
             && self.receiver.is_idle(&self.parts, now)
             && self.firmware.timer > now
             && self.parts.firmware.is_quiet()
@@ -239,18 +240,28 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         count
     }
 
-    /// Moves packets. Returns their number, and whether there are more.
-    fn move_packets(&mut self, context: &mut Context<'_>, budget: u32, receives: bool) -> (u32, bool) {
+    /// Moves packets. Returns their number, and whether there are more. `router_has_work` says
+    /// whether the router has something to do before the engines move a packet.
+    fn move_packets(
+        &mut self,
+        context: &mut Context<'_>,
+        budget: u32,
+        receives: bool,
+        mut router_has_work: bool,
+    ) -> (u32, bool) {
         let mut total = 0;
         loop {
             let remaining = budget.saturating_sub(total);
-            let mut moved = self.transmitter.step(&mut self.parts, context, remaining);
-            if receives {
-                moved += self.receiver.step(&mut self.parts, context, remaining);
-            }
+            let sent = self.transmitter.step(&mut self.parts, context, remaining);
+            let received = if receives { self.receiver.step(&mut self.parts, context, remaining) } else { 0 };
+            let mut moved = sent + received;
 
+            // A step of the router moves all that can move. It can move more only if an engine has
+            // injected a packet, or has made room in the reception FIFO.
+            router_has_work |= sent > 0;
+            router_has_work |= received > 0 && !self.parts.router.is_idle(&context.ports());
             let mut has_more = false;
-            if !self.parts.router.is_idle(&context.ports()) {
+            if std::mem::take(&mut router_has_work) {
                 let outcome = self.parts.router.step(&mut context.ports(), budget);
                 context.wake_at(outcome.wake);
                 moved += outcome.moved;
@@ -268,8 +279,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     fn arm(&mut self, context: &mut Context<'_>) {
         let now = context.now();
         let effect = self.parts.firmware.next_time();
-        let times =
-            [effect, self.firmware.timer, self.transmitter.next_time(now), self.receiver.next_time(now)];
+        let times = [effect, self.firmware.timer, self.transmitter.next_time(now), self.receiver.next_time(now)];
         let next = times.into_iter().filter(|&time| time > now).min().unwrap_or(Nanos::NEVER);
         let next = next.min(self.parts.firmware.take_retry(now));
         if next < Nanos::NEVER {
@@ -283,6 +293,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         let Some(client) = self.clients.get_mut(usize::from(attachment_id.0)) else { return };
         client.mailbox = Mailbox::open(context, attachment_id, shown);
         client.events = EventMemory::default();
+        client.deposits = DepositMemory::default();
         if client.mailbox.is_some() {
             self.attached.add(attachment_id);
             self.parts.tenants.begin(attachment_id);
@@ -346,6 +357,7 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         if let Some(client) = self.clients.get_mut(usize::from(attachment_id.0)) {
             client.mailbox = None;
             client.events = EventMemory::default();
+            client.deposits = DepositMemory::default();
         }
         context.wake_at(Nanos::ZERO);
     }
@@ -384,8 +396,11 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
     }
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
-        if self.is_quiet(context) {
-            let next = self.firmware.timer.min(self.receiver.next_time(context.now()));
+        let router_has_work = !self.parts.router.is_idle(&context.ports());
+        if !router_has_work && self.is_quiet(context.now()) {
+            let now = context.now();
+            let engines = self.transmitter.next_time(now).min(self.receiver.next_time(now));
+            let next = self.firmware.timer.min(engines);
             if next < Nanos::NEVER {
                 context.wake_at(next);
             }
@@ -407,7 +422,7 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         // client, no further data may be written to it, or the wait might not end.
         let receives = all_changes_reported && self.firmware.waits_since.is_none();
         let receives = receives || !self.parts.firmware.is_running();
-        let (packets, has_more) = self.move_packets(context, budget, receives);
+        let (packets, has_more) = self.move_packets(context, budget, receives, router_has_work);
         self.arm(context);
 
         if moved + packets > 0 || has_more { Progress::Busy } else { Progress::Idle }
