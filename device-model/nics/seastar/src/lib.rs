@@ -21,6 +21,7 @@
 //! | `incarnations` | the incarnations of all nodes: one table, which the devices share |
 //! | `wire` | packets and their route word |
 //! | `memory` | client memory, tenants, lists of pieces |
+//! | `leased` | leased memory for events and data of header packets |
 //! | `processor` | the embedded processor: the companion that runs the program |
 //! | `parts` | what the engines share |
 //! | `transmit`, `service` | the transmit DMA engine, and its message in service |
@@ -36,6 +37,7 @@ pub mod config;
 mod device;
 pub mod family;
 mod incarnations;
+mod leased;
 mod link_check;
 mod mailbox;
 mod memory;

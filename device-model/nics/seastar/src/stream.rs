@@ -6,7 +6,8 @@ use nicforge_hwi::seastar::Piece;
 use nicforge_seastar_firmware::chip::{DataEnd, Pieces};
 
 use crate::{
-    memory::{Access, Cursor, Reader, Run, Tenants, WriteLease},
+    leased::WriteLease,
+    memory::{Access, Cursor, Reader, Run, Tenants},
     reference::{MAX_LEASE, Reference, is_over},
 };
 

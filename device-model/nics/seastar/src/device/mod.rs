@@ -30,8 +30,9 @@ use nicforge_seastar_firmware::chip::{Client, Event, Program};
 use crate::{
     config::{Network, NetworkError, Options, Site},
     incarnations::Cursor,
+    leased::{DepositMemory, EventMemory},
     mailbox::{Mailbox, Next, PublishedState},
-    memory::{DepositMemory, EventMemory, MAX_CLIENTS, Tenants},
+    memory::{MAX_CLIENTS, Tenants},
     parts::{FirmwareLink, Parts},
     processor::Counters,
     receive::Receiver,
@@ -279,7 +280,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     fn arm(&mut self, context: &mut Context<'_>) {
         let now = context.now();
         let effect = self.parts.firmware.next_time();
-        let times = [effect, self.firmware.timer, self.transmitter.next_time(now), self.receiver.next_time(now)];
+        let times =
+            [effect, self.firmware.timer, self.transmitter.next_time(now), self.receiver.next_time(now)];
         let next = times.into_iter().filter(|&time| time > now).min().unwrap_or(Nanos::NEVER);
         let next = next.min(self.parts.firmware.take_retry(now));
         if next < Nanos::NEVER {

@@ -1,0 +1,141 @@
+//! Mapped memory of clients that a device writes to often, and therefore leases: memory of events,
+//! and of the data of header packets.
+
+use nicforge_core::{
+    context::Context,
+    dma::{DmaLease, Term},
+    ids::AttachmentId,
+};
+
+use crate::memory::HAND_OVER;
+
+/// Maximum number of bytes of memory for events that are leased at once.
+const EVENT_LEASE: u64 = 64 << 10;
+/// Maximum number of bytes of memory for the data of header packets that are leased at once.
+const DEPOSIT_LEASE: u64 = 1 << 20;
+
+/// The memory of a client that events are written to. Events are frequent and lie beside each
+/// other, so their memory is leased where it is mapped.
+#[derive(Debug, Default)]
+pub(crate) enum EventMemory {
+    #[default]
+    Unknown,
+    Leased(WriteLease),
+    /// It is reached by messages, or not at all.
+    NotMapped,
+}
+
+impl EventMemory {
+    /// Writes an event, its last [`HAND_OVER`] bytes last. Returns false if no lease covers the
+    /// address, or if a write by message has no reply: the event would overtake it. The caller must
+    /// then write by copies or messages, which wait.
+    pub(crate) fn write(
+        &mut self,
+        context: &mut Context<'_>,
+        attachment_id: AttachmentId,
+        address: u64,
+        event: &[u8],
+    ) -> bool {
+        if matches!(self, Self::NotMapped) || context.has_writes_in_flight(attachment_id) {
+            return false;
+        }
+        let is_inside = matches!(self, Self::Leased(lease) if lease.find(address, event.len()).is_some());
+        if !is_inside {
+            let leased = WriteLease::new(context, attachment_id, address, EVENT_LEASE);
+            *self = leased.map_or(Self::NotMapped, Self::Leased);
+        }
+
+        let Self::Leased(lease) = self else { return false };
+        let Some((event, last)) = event.split_last_chunk::<HAND_OVER>() else { return false };
+        let written = lease.find(address, event.len() + HAND_OVER).is_some_and(|at| {
+            let is_written = lease.memory.write(at, event).is_ok();
+            is_written && lease.memory.write(at + event.len() as u64, last).is_ok()
+        });
+        if !written {
+            *self = Self::Unknown;
+        }
+        written
+    }
+}
+
+/// Memory of a client that the data of header packets were written to at last. Messages of one
+/// operation often go to the same place, whose memory is leased where it is mapped.
+#[derive(Debug, Default)]
+pub(crate) struct DepositMemory {
+    lease: Option<WriteLease>,
+    /// Deposits outside of the lease since it was taken.
+    misses: u32,
+}
+
+/// Deposits outside of a lease after which another one is taken. A lease costs more than a copy, so
+/// that deposits in scattered places are copied.
+const MISSES_BEFORE_LEASE: u32 = 8;
+
+impl DepositMemory {
+    /// Writes at most a word of data, in one piece. Returns false if no lease covers the address;
+    /// the caller must then write by copies or messages.
+    #[inline]
+    pub(crate) fn write(
+        &mut self,
+        context: &mut Context<'_>,
+        attachment_id: AttachmentId,
+        address: u64,
+        data: &[u8],
+    ) -> bool {
+        let is_word = data.len() == size_of::<u64>() && address.is_multiple_of(size_of::<u64>() as u64);
+        if !is_word && data.len() > HAND_OVER {
+            return false;
+        }
+
+        let find = |lease: &WriteLease| lease.find(address, data.len());
+        if let Some(lease) = &self.lease
+            && let Some(at) = find(lease)
+            && lease.memory.write(at, data).is_ok()
+        {
+            return true;
+        }
+        self.note_miss(context, attachment_id, address);
+        false
+    }
+
+    /// Counts a deposit outside of the lease, and takes another one after several.
+    #[cold]
+    fn note_miss(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId, address: u64) {
+        self.misses += 1;
+        if self.misses >= MISSES_BEFORE_LEASE {
+            self.misses = 0;
+            self.lease = WriteLease::new(context, attachment_id, address, DEPOSIT_LEASE);
+        }
+    }
+}
+
+/// Leased memory of a client that a device writes to.
+#[derive(Debug)]
+pub(crate) struct WriteLease {
+    /// Address of its first byte.
+    start: u64,
+    pub(crate) memory: DmaLease,
+}
+
+impl WriteLease {
+    /// Leases up to `length` bytes of mapped memory from an address on.
+    #[cold]
+    pub(crate) fn new(
+        context: &mut Context<'_>,
+        attachment_id: AttachmentId,
+        address: u64,
+        length: u64,
+    ) -> Option<Self> {
+        let piece = context.dma_piece(attachment_id, address, length, &Term::default()).ok()?;
+        let memory = piece.lease.filter(|_| piece.permission.write)?;
+        Some(Self { start: address, memory })
+    }
+
+    /// Returns the offset of a range, if it is in the lease.
+    #[inline]
+    pub(crate) fn find(&self, address: u64, bytes: usize) -> Option<u64> {
+        let offset = address.checked_sub(self.start)?;
+        let end = offset.checked_add(bytes as u64)?;
+        (end <= self.memory.len()).then_some(offset)
+    }
+}
