@@ -3,7 +3,7 @@
 mod timed;
 
 use super::{
-    CreditUnit, LaneStats, LinkSpec, MAX_CHANNELS, Node, Packet,
+    CreditUnit, LaneStats, LinkSpec, MAX_CHANNELS, MAX_PORTS, Node, Packet,
     queue::{Moved, Queue},
     schedule::Schedule,
     track::{Track, is_simple},
@@ -340,7 +340,9 @@ impl Lane {
     #[inline(always)]
     pub(super) fn return_credits(&mut self, credits: u32, nodes: &mut [Node], woken: &mut WakeQueue) {
         if self.credits == 0 {
-            nodes[self.ends.sender as usize].wake(self.ends.sender, woken);
+            let node = &mut nodes[self.ends.sender as usize];
+            node.freed |= 1 << (self.ends.sender_port % MAX_PORTS);
+            node.wake(self.ends.sender, woken);
         }
         self.credits += credits;
         self.stall_counted = false;

@@ -390,6 +390,18 @@ impl<'a> Ports<'a> {
         Ok(copy)
     }
 
+    /// Returns a copy of the packet of [`Ports::peek_head`], as [`Ports::copy_packet`] does.
+    /// Returns `None` if there is none, or the pool has no buffer for the copy.
+    pub fn copy_head(&mut self, port: u8, channel: usize) -> Option<Packet> {
+        let index = self.lane_in(port, channel)?;
+        let Traffic { lanes, pool, .. } = &mut *self.traffic;
+        let original = lanes.get(index).filter(|lane| lane.has_head())?.queue.front()?;
+
+        let mut copy = pool.take(original.len())?;
+        copy.copy_of(original);
+        Some(copy)
+    }
+
     /// Returns the reason why the pool gave no packet.
     #[cold]
     fn reason_for_no_packet(&self, length: usize) -> Refusal {

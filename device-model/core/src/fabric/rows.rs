@@ -1,6 +1,8 @@
 //! Several packets of one lane in a row, which share the fixed costs.
 
-use super::{Contents, Node, Packet, Refusal, lane::Lane, packet::Pool, schedule::Schedule, wake::WakeQueue};
+use super::{
+    Contents, Node, Packet, Refusal, Unsent, lane::Lane, packet::Pool, schedule::Schedule, wake::WakeQueue,
+};
 use crate::time::Nanos;
 
 /// The packets that arrived on a lane, to be taken in order: see [`super::Ports::take_run`]. The
@@ -28,13 +30,21 @@ impl Arrivals<'_> {
     /// Takes the packet in front and returns its buffer to the pool.
     #[inline(always)]
     pub fn pass(&mut self) {
-        if self.left > 0
-            && let Some(packet) = self.lane.queue.take(self.taken as usize)
-        {
+        if let Some(packet) = self.take() {
             self.pool.put_back(packet);
-            self.left -= 1;
-            self.taken += 1;
         }
+    }
+
+    /// Takes the packet in front. Its credit returns on drop, with those of the others.
+    #[inline(always)]
+    pub fn take(&mut self) -> Option<Packet> {
+        if self.left == 0 {
+            return None;
+        }
+        let packet = self.lane.queue.take(self.taken as usize)?;
+        self.left -= 1;
+        self.taken += 1;
+        Some(packet)
     }
 
     /// Returns the number of packets taken so far.
@@ -116,6 +126,28 @@ impl Run<'_> {
         self.lane.queue.push(packet);
         self.room -= 1;
 
+        Ok(())
+    }
+
+    /// Sends a packet, which must be one that the link takes: of at most
+    /// [`super::Ports::max_packet`] bytes.
+    ///
+    /// # Errors
+    /// [`Unsent`] with the packet, and a reason of [`Run::send`].
+    #[inline(always)]
+    pub fn send_packet(&mut self, packet: Packet) -> Result<(), Unsent> {
+        if self.room == 0 {
+            self.lane.count_stall();
+            return Err(Unsent { packet, reason: Refusal::NoCredit });
+        }
+        let longest = self.lane.limits.longest;
+        if packet.is_longer_than(longest) {
+            return Err(Unsent { packet, reason: Refusal::TooLong { longest } });
+        }
+
+        self.bytes += packet.wire_bytes();
+        self.lane.queue.push(packet);
+        self.room -= 1;
         Ok(())
     }
 

@@ -55,8 +55,8 @@ impl Ports<'_> {
     /// From the first call on, the virtual channel shows the function heads alone, one at a time. A
     /// head is shown when it has arrived and the packet before it has left. A router that waits for
     /// a wire or for credits has no use for the tail, and none for the packets after it: neither is
-    /// an event. [`Ports::await_tail`] asks for the tail. On links without a delay, the function
-    /// sees all packets as before.
+    /// an event. [`Ports::await_tail`] asks for the tail. On a link without a delay whose packets
+    /// arrive as a whole and take one credit each, the function sees all packets as before.
     #[inline]
     pub fn route_head(&mut self, port: u8, channel: usize) -> Option<&Packet> {
         let index = self.lane_in(port, channel)?;
@@ -118,8 +118,7 @@ impl Ports<'_> {
     /// Returns a bit mask of the ports at which a wait has ended since the last call: the wire has
     /// fallen idle, enough credits have returned, or the link has changed.
     ///
-    /// A router need not look at other ports that it found busy or without room. On links without
-    /// a delay, credits can return without a bit here.
+    /// A router need not look at other ports that it found busy or without room.
     #[inline]
     pub fn take_freed(&mut self) -> u64 {
         self.node_mut().map_or(0, |node| std::mem::take(&mut node.freed))

@@ -94,6 +94,8 @@ pub struct CollectiveUnit {
     barriers: Barriers,
     lines: Lines,
     symbols: Symbols,
+    /// A step found nothing to do, and nothing but arrivals can have changed that.
+    rests: bool,
     /// A packet was wanted in this step, and the fabric had none.
     pub(super) starved: bool,
     pub(super) counters: CollectiveCounters,
@@ -123,6 +125,7 @@ impl CollectiveUnit {
             barriers: Barriers::default(),
             lines: Lines::default(),
             symbols: Symbols::new(spec.ports, spec.barrier_vc, spec.barrier_framing, symbol_credits),
+            rests: false,
             starved: false,
             counters: CollectiveCounters::default(),
             spec,
@@ -137,6 +140,7 @@ impl CollectiveUnit {
     /// [`CollectiveError::RoutePort`].
     pub fn set_route(&mut self, class: u8, route: ClassRoute) -> Result<(), CollectiveError> {
         self.spec.check_route(class, &route)?;
+        self.rests = false;
         self.routes[usize::from(class)] = route;
         for slot in self.slots.iter_mut().chain(&mut self.own) {
             if matches!(slot, Slot::Waiting(word) if word.class == class) {
@@ -153,6 +157,7 @@ impl CollectiveUnit {
     /// As [`CollectiveUnit::set_route`].
     pub fn set_barrier_route(&mut self, class: u8, route: ClassRoute) -> Result<(), CollectiveError> {
         self.spec.check_route(class, &route)?;
+        self.rests = false;
         self.barrier_routes[usize::from(class)] = route;
         self.forget_symbols(class.into());
         Ok(())
@@ -201,6 +206,7 @@ impl CollectiveUnit {
         }
 
         queue.push(packet, now);
+        self.rests = false;
         Ok(())
     }
 
@@ -230,6 +236,7 @@ impl CollectiveUnit {
             return Err(CollectiveError::Entered { class });
         }
 
+        self.rests = false;
         self.barriers.enter(index, &route, &mut self.symbols);
         Ok(())
     }
@@ -246,6 +253,7 @@ impl CollectiveUnit {
             return Err(CollectiveError::NoMember { class });
         }
 
+        self.rests = false;
         self.lines.set(index, lines, route, &mut self.symbols);
         Ok(())
     }
@@ -293,10 +301,18 @@ impl CollectiveUnit {
             && self.reception.iter().all(|fifo| fifo.front().is_none())
     }
 
+    /// Returns whether the last [`CollectiveUnit::step`] had nothing to do, and only packets and
+    /// symbols that arrive can have changed that. Its reception FIFOs are empty then.
+    #[inline]
+    pub fn rests(&self) -> bool {
+        self.rests
+    }
+
     /// Combines and moves packets, at most about `budget`.
     #[inline]
     pub fn step(&mut self, ports: &mut Ports<'_>, budget: u32) -> Outcome {
-        if self.is_idle(ports) {
+        self.rests = self.is_idle(ports);
+        if self.rests {
             return Outcome { moved: 0, has_more: false, wake: Nanos::NEVER };
         }
         self.work(ports, budget)
@@ -327,6 +343,7 @@ impl CollectiveUnit {
     /// Empties the FIFOs and forgets operations and barriers. Packets on links stay there. Class
     /// routes and counters stay.
     pub fn reset(&mut self, ports: &mut Ports<'_>) {
+        self.rests = false;
         let now = ports.now();
         for fifo in &mut self.injection {
             while let Some(packet) = fifo.pop(now) {

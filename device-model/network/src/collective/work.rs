@@ -9,7 +9,7 @@ use super::{
     CollectiveWord, Flags, Kind, alu,
     unit::{Active, CollectiveUnit, OWN, Slot, inputs_of},
 };
-use crate::router::{Carried, copy_head};
+use crate::router::Carried;
 
 impl CollectiveUnit {
     /// Begins with a packet that came down, if there is one and the unit works on no other. Returns
@@ -218,7 +218,7 @@ impl CollectiveUnit {
             return Some((packet, now));
         };
 
-        let Some(copy) = copy_head(ports, port, vc) else {
+        let Some(copy) = ports.copy_head(port, vc) else {
             self.starved = true;
             return None;
         };

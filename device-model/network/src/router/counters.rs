@@ -2,6 +2,8 @@
 
 use nicforge_core::time::Nanos;
 
+use super::Row;
+
 /// A number that changes over time, with its integral.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Level {
@@ -41,6 +43,15 @@ pub struct InputCounters {
     /// Nanoseconds for which packets were first in the input and could not leave: the integral of
     /// the number of waiting heads, which is 0 or 1.
     pub waited: u64,
+}
+
+impl InputCounters {
+    /// Counts packets that have left the input without a wait.
+    #[inline]
+    pub(super) fn add(&mut self, row: Row) {
+        self.packets += u64::from(row.packets);
+        self.bytes += row.bytes;
+    }
 }
 
 /// Counters of an output port, for all virtual channels together. Those of each virtual channel

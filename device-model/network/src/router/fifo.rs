@@ -67,6 +67,40 @@ impl<K: Carried> InjectionFifo<K> {
         Some(packet)
     }
 
+    /// Adds a packet that has room. The caller must call [`InjectionFifo::note_level`] after the
+    /// last one.
+    #[inline(always)]
+    pub(super) fn add(&mut self, packet: K) {
+        self.bytes += packet.wire_bytes();
+        self.packets.push_back(packet);
+    }
+
+    /// Records the number of packets.
+    #[inline]
+    pub(super) fn note_level(&mut self, now: Nanos) {
+        self.level.set(self.packets.len() as u64, now);
+    }
+
+    /// Takes the first packet if it has this route word. The caller must call
+    /// [`InjectionFifo::end_row`] after the last one.
+    #[inline(always)]
+    pub(super) fn pop_of_row(&mut self, word: u64) -> Option<K> {
+        if self.packets.front()?.word() != word {
+            return None;
+        }
+        let packet = self.packets.pop_front()?;
+        self.leaving = packet.wire_bytes();
+        self.bytes -= self.leaving;
+        Some(packet)
+    }
+
+    /// Records that the packets taken last have left, without taking time.
+    #[inline]
+    pub(super) fn end_row(&mut self, now: Nanos) {
+        self.busy_until = now;
+        self.note_level(now);
+    }
+
     /// Puts the packet back that [`InjectionFifo::pop`] has returned.
     pub(crate) fn put_back(&mut self, packet: K, now: Nanos) {
         self.bytes += packet.wire_bytes();
@@ -116,6 +150,43 @@ impl<K: Carried> ReceptionFifo<K> {
     #[inline]
     pub(crate) fn has_room(&self, bytes: u32) -> bool {
         self.packets.len() < usize::from(self.spec.packets) && bytes <= self.spec.bytes - self.bytes
+    }
+
+    /// Returns the bytes and packets that have room.
+    #[inline]
+    pub(super) fn room(&self) -> (u32, u32) {
+        let places = usize::from(self.spec.packets) - self.packets.len();
+        (self.spec.bytes - self.bytes, places as u32)
+    }
+
+    /// Adds a packet that has room, and is there as a whole. The caller must call
+    /// [`ReceptionFifo::end_row`] after the last one.
+    #[inline(always)]
+    pub(super) fn add(&mut self, packet: K, now: Nanos) {
+        self.bytes += packet.wire_bytes();
+        self.packets.push_back(Received { packet, complete: now });
+    }
+
+    /// Records the input of the packets added last.
+    #[inline]
+    pub(super) fn end_row(&mut self, input: u8, now: Nanos) {
+        self.last = input;
+        self.note_level(now);
+    }
+
+    /// Removes the first packet. The caller must call [`ReceptionFifo::note_level`] after the last
+    /// one.
+    #[inline(always)]
+    pub(super) fn remove(&mut self) -> Option<K> {
+        let packet = self.packets.pop_front()?.packet;
+        self.bytes -= packet.wire_bytes();
+        Some(packet)
+    }
+
+    /// Records the number of packets.
+    #[inline]
+    pub(super) fn note_level(&mut self, now: Nanos) {
+        self.level.set(self.packets.len() as u64, now);
     }
 
     /// Adds a packet that has room. Its tail is there at `complete`.

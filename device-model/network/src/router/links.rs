@@ -4,11 +4,11 @@
 //! network without a machine has [`crate::alone::NodeLinks`]. The rules of the router are the same.
 
 use nicforge_core::{
-    fabric::{Packet, PortChannel, Ports},
+    fabric::{MAX_CHANNELS, Packet, PortChannel, Ports},
     time::Nanos,
 };
 
-use super::requests::Inputs;
+use super::{Row, requests::Inputs};
 
 /// A packet, as far as a router looks at it.
 pub trait Carried {
@@ -25,6 +25,9 @@ pub trait Links {
     /// A packet that the caller owns.
     type Packet: Carried;
 
+    /// [`Links::take_freed`] reports each credit that a port waits for, also if links take no time.
+    const REPORTS_CREDITS: bool = false;
+
     /// Returns the present time.
     fn now(&self) -> Nanos;
 
@@ -39,11 +42,11 @@ pub trait Links {
     /// framing, if its head has arrived. Only heads are shown from then on.
     fn route_head(&mut self, port: u8, vc: u8) -> Option<(u64, u32)>;
 
-    /// Returns whether the head of the first packet of a virtual channel has arrived.
-    fn has_head(&self, port: u8, vc: u8) -> bool;
-
     /// Lets the first packet of a virtual channel arrive as a whole. Returns whether it has.
     fn await_tail(&mut self, port: u8, vc: u8) -> bool;
+
+    /// Returns whether the head of the first packet of a virtual channel has arrived.
+    fn has_head(&self, port: u8, vc: u8) -> bool;
 
     /// Returns the time at which the tail of the first packet of a virtual channel arrives, if its
     /// head has arrived and its tail has not.
@@ -74,6 +77,36 @@ pub trait Links {
     /// Takes the first packet of a virtual channel, if it has arrived as a whole.
     fn take(&mut self, port: u8, vc: u8) -> Option<Self::Packet>;
 
+    /// Forwards up to `most` packets with a route word, which have arrived as a whole. Links that
+    /// take time forward none this way.
+    fn forward_row(&mut self, _from: PortChannel, _to: PortChannel, _most: u32, _word: u64) -> Row {
+        Row::default()
+    }
+
+    /// Sends up to `most` packets that `next` returns, as long as there are credits. Returns the
+    /// packet that ended the row because the link does not take it, if there is one. Links that
+    /// take time send none this way.
+    fn send_row(
+        &mut self,
+        _to: PortChannel,
+        _most: u32,
+        _next: impl FnMut() -> Option<Self::Packet>,
+    ) -> (Row, Option<Self::Packet>) {
+        (Row::default(), None)
+    }
+
+    /// Passes up to `most` packets that have arrived as a whole to `put`, while `wanted` returns
+    /// true. Links that take time pass none this way.
+    fn take_row(
+        &mut self,
+        _from: PortChannel,
+        _most: u32,
+        _wanted: impl FnMut(&Self::Packet) -> bool,
+        _put: impl FnMut(Self::Packet),
+    ) -> Row {
+        Row::default()
+    }
+
     /// Returns a copy of a packet, if there is memory for one.
     fn copy(&mut self, packet: &Self::Packet) -> Option<Self::Packet>;
 
@@ -100,6 +133,8 @@ impl Carried for Packet {
 impl Links for Ports<'_> {
     type Packet = Packet;
 
+    const REPORTS_CREDITS: bool = true;
+
     #[inline]
     fn now(&self) -> Nanos {
         Ports::now(self)
@@ -115,8 +150,8 @@ impl Links for Ports<'_> {
             if vcs > 1 {
                 inputs |= (masks[1] & all_ports) << ports;
             }
-            if vcs > 2 {
-                inputs |= further_inputs(masks, ports, vcs, all_ports);
+            for vc in 2..vcs {
+                inputs |= (masks[usize::from(vc) % MAX_CHANNELS] & all_ports) << (vc * ports % 64);
             }
             inputs
         })
@@ -182,40 +217,67 @@ impl Links for Ports<'_> {
         Ports::take(self, port, vc.into())
     }
 
+    #[inline]
+    fn forward_row(&mut self, from: PortChannel, to: PortChannel, most: u32, word: u64) -> Row {
+        let bytes = |ports: &Self| ports.sent(to.port, to.channel).bytes;
+        let before = bytes(self);
+        let goes = |packet: &Packet| packet.header == word;
+        let moved = self.forward_row_between(from, most, |_| Some((to, goes)));
+        let packets = moved.map_or(0, |(packets, _)| packets);
+        Row { packets, bytes: bytes(self) - before }
+    }
+
+    #[inline]
+    fn send_row(
+        &mut self,
+        to: PortChannel,
+        most: u32,
+        mut next: impl FnMut() -> Option<Packet>,
+    ) -> (Row, Option<Packet>) {
+        let mut row = Row::default();
+        let Some(run) = self.run(to.port, to.channel) else { return (row, None) };
+        let mut run = run.at_most(most);
+        while run.room() > 0
+            && let Some(packet) = next()
+        {
+            let bytes = packet.wire_bytes();
+            if let Err(unsent) = run.send_packet(packet) {
+                return (row, Some(unsent.packet));
+            }
+            row.add(bytes);
+        }
+        (row, None)
+    }
+
+    #[inline]
+    fn take_row(
+        &mut self,
+        from: PortChannel,
+        most: u32,
+        mut wanted: impl FnMut(&Packet) -> bool,
+        mut put: impl FnMut(Packet),
+    ) -> Row {
+        let mut row = Row::default();
+        let Some(mut arrivals) = self.take_run(from.port, from.channel, most) else { return row };
+        while arrivals.front().is_some_and(&mut wanted)
+            && let Some(packet) = arrivals.take()
+        {
+            row.add(packet.wire_bytes());
+            put(packet);
+        }
+        row
+    }
+
     fn copy(&mut self, packet: &Packet) -> Option<Packet> {
         self.copy_packet(packet).ok()
     }
 
     fn copy_head(&mut self, port: u8, vc: u8) -> Option<Packet> {
-        copy_head(self, port, vc.into())
+        Ports::copy_head(self, port, vc.into())
     }
 
     #[inline]
     fn recycle(&mut self, packet: Packet) {
         Ports::recycle(self, packet);
     }
-}
-
-/// Returns the inputs with a set bit on virtual channels from the third on.
-#[inline(never)]
-fn further_inputs(masks: &[u64], ports: u8, vcs: u8, all_ports: u64) -> Inputs {
-    let channels = masks.iter().zip(0..u32::from(vcs)).skip(2);
-    channels.fold(0, |inputs, (mask, vc)| inputs | (mask & all_ports) << (vc * u32::from(ports)))
-}
-
-/// Returns a copy of the first packet of a virtual channel, if its head has arrived and the fabric
-/// has a packet.
-pub(crate) fn copy_head(ports: &mut Ports<'_>, port: u8, channel: usize) -> Option<Packet> {
-    let length = ports.peek_head(port, channel)?.len();
-    let mut copy = ports.new_packet(length).ok()?;
-    let Some(original) = ports.peek_head(port, channel) else {
-        ports.recycle(copy);
-        return None;
-    };
-
-    copy.bytes_mut().copy_from_slice(original.bytes());
-    copy.header = original.header;
-    copy.framing = original.framing;
-    copy.memory.clone_from(&original.memory);
-    Some(copy)
 }

@@ -53,6 +53,7 @@
 //! | `grant` | room behind an output, and the sending |
 //! | `slots` | places on rings with the bubble rule |
 //! | `step` | the work of a step |
+//! | `rows` | packets that follow each other over links that take no time |
 //! | `fifo`, `counters` | injection and reception FIFOs; what a router counts |
 
 mod counters;
@@ -64,6 +65,7 @@ mod plan;
 pub mod policies;
 mod policy;
 mod requests;
+mod rows;
 mod slots;
 mod spec;
 mod step;
@@ -73,12 +75,12 @@ use std::sync::Arc;
 use nicforge_core::{fabric::Packet, time::Nanos};
 use thiserror::Error;
 
-pub(crate) use self::links::copy_head;
 pub use self::{
     counters::{InputCounters, Level, OutputCounters, RouterCounters},
     links::{Carried, Links},
     plan::RouterPlan,
     policy::{Candidates, Decision, Exit, Policy, Room, Source, Targets},
+    rows::Row,
     spec::{FifoSpec, MAX_FIFOS, MAX_INPUTS, MAX_PORTS, PRIORITIES, RouterError, RouterSpec},
 };
 use self::{
@@ -409,9 +411,15 @@ impl<P: Policy, K: Carried> Router<P, K> {
     /// waits in an injection FIFO. A device may leave the step out then.
     #[inline]
     pub fn is_idle<L: Links<Packet = K>>(&self, ports: &L) -> bool {
-        let is_empty = self.heads.decided == 0 && self.fifos.waiting == 0;
         let [whole, heads] = ports.arrived_inputs(self.plan.layout.ports, self.plan.layout.vcs);
-        is_empty && self.fifos.complete == Nanos::NEVER && whole | heads == 0
+        self.rests() && whole | heads == 0
+    }
+
+    /// Returns whether no packet wants an output, waits in an injection FIFO, or is on its way into
+    /// a reception FIFO. Only packets that arrive give [`Router::step`] something to do then.
+    #[inline]
+    pub fn rests(&self) -> bool {
+        self.heads.decided == 0 && self.fifos.waiting == 0 && self.fifos.complete == Nanos::NEVER
     }
 
     /// Returns the first packet of a reception FIFO, if it is complete.

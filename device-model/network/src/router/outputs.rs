@@ -76,6 +76,18 @@ impl Output {
             self.counters.through += 1;
         }
     }
+
+    /// Records that so many packets of the choice were sent one after the other.
+    #[inline]
+    pub(super) fn count_row(&mut self, choice: Choice, packets: u32) {
+        self.count_sent(choice);
+        let others = u64::from(packets) - 1;
+        if choice.is_injected {
+            self.counters.injected += others;
+        } else {
+            self.counters.through += others;
+        }
+    }
 }
 
 impl Choice {
@@ -120,10 +132,10 @@ impl Outputs {
 
     /// Lets the ports that were blocked send again, if their wire or their credits may permit it.
     #[inline]
-    pub(super) fn update_blocked(&mut self, rules: &Rules, ports: &mut impl Links) {
+    pub(super) fn update_blocked<L: Links>(&mut self, rules: &Rules, ports: &mut L) {
         let freed = ports.take_freed();
         self.blocked.busy &= !freed;
-        self.blocked.full &= if rules.reports_credits { !freed } else { 0 };
+        self.blocked.full &= if L::REPORTS_CREDITS || rules.reports_credits { !freed } else { 0 };
     }
 
     /// Returns the ports that inputs want and that may send.
@@ -136,6 +148,12 @@ impl Outputs {
     #[inline]
     pub(super) fn maybe_idle(&self, ports: u64) -> u64 {
         ports & !self.blocked.busy
+    }
+
+    /// Returns whether a port can't send now, as far as that is known.
+    #[inline]
+    pub(super) fn is_blocked(&self, port: u8) -> bool {
+        (self.blocked.busy | self.blocked.full) >> port & 1 == 1
     }
 
     /// Records that the wire of a port is busy until a time. A port without a link never falls

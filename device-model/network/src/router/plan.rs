@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use nicforge_core::fabric::{CreditUnit, LinkSpec};
+
 use super::{
     MAX_INPUTS, PRIORITIES, RouterError, RouterSpec, Source, requests::Inputs, slots::TrackedChannels,
 };
@@ -32,6 +34,11 @@ impl RouterPlan {
             spec: spec.clone(),
         })))
     }
+}
+
+/// Returns whether packets take no time on a link, and one credit each.
+fn takes_no_time(link: &LinkSpec) -> bool {
+    link.delay == 0 && link.bits_per_second == 0 && link.credit_unit == CreditUnit::Packets
 }
 
 /// The contents of a [`RouterPlan`].
@@ -116,6 +123,8 @@ pub(super) struct Rules {
     /// The fabric reports each credit that a port waits for:
     /// [`nicforge_core::fabric::Ports::take_freed`].
     pub(super) reports_credits: bool,
+    /// Packets move in rows: the links take no time, and each packet takes one credit.
+    pub(super) has_rows: bool,
 }
 
 impl Rules {
@@ -130,7 +139,13 @@ impl Rules {
             of_input[input] = priority;
         }
 
-        Self { priorities, of_input, injection: layout.injection, reports_credits: spec.link.delay > 0 }
+        Self {
+            priorities,
+            of_input,
+            injection: layout.injection,
+            reports_credits: spec.link.delay > 0,
+            has_rows: takes_no_time(&spec.link),
+        }
     }
 
     /// Returns the priority of an input.

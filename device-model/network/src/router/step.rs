@@ -41,6 +41,10 @@ impl<P: Policy, K: Carried> Router<P, K> {
         let mut new = self.new_inputs(ports);
         let has_more = loop {
             let before = moved;
+            if self.plan.rules.has_rows {
+                let (packets, others) = self.move_rows(ports, new);
+                (moved, new) = (moved + packets, others);
+            }
             if new != 0 {
                 moved += self.decide_on_heads(ports, new);
             }

@@ -9,5 +9,6 @@ mod deadlock;
 mod presence;
 mod properties;
 mod router;
+mod rows;
 mod shapes;
 mod strategies;

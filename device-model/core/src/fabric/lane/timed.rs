@@ -317,8 +317,8 @@ impl Lane {
     }
 
     /// Shows the receiver heads alone from now on, one at a time: see
-    /// [`crate::fabric::Ports::route_head`]. A packet has been shown. On a lane whose packets take
-    /// no time, the call has no effect.
+    /// [`crate::fabric::Ports::route_head`]. A packet has been shown. On a lane without a delay,
+    /// whose packets arrive as a whole and take one credit each, the call has no effect.
     #[cold]
     #[inline(never)]
     pub(in crate::fabric) fn show_heads(&mut self, schedule: &mut Schedule) {

@@ -1,0 +1,304 @@
+//! Rows: packets with one route word that follow each other through a router, over links that take
+//! no time.
+//!
+//! The router decides once on a row, looks once for room, and moves as many packets as have it. The
+//! packets, credits and counters are those of [`Router::step`] without rows. A row is moved only
+//! where nothing else can come between its packets: no other input has a packet that the router has
+//! not delivered, or the row is delivered and no other one is.
+//!
+//! A packet that finds no room, and everything else, is left to the other parts of a step.
+
+use nicforge_core::{fabric::PortChannel, time::Nanos};
+
+use super::{
+    Carried, Decision, Exit, Head, Links, Policy, Room, Router, Source, outputs::Choice, requests::Inputs,
+};
+
+/// Packets that have moved in a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Row {
+    /// Number of packets.
+    pub packets: u32,
+    /// Their bytes with the framing.
+    pub bytes: u64,
+}
+
+impl Row {
+    /// Adds a packet of so many bytes with its framing.
+    #[inline(always)]
+    pub(super) fn add(&mut self, bytes: u32) {
+        self.packets += 1;
+        self.bytes += u64::from(bytes);
+    }
+}
+
+/// Returns whether a set has one input.
+#[inline(always)]
+fn is_one(inputs: Inputs) -> bool {
+    inputs != 0 && inputs & (inputs - 1) == 0
+}
+
+impl<P: Policy, K: Carried> Router<P, K> {
+    /// Puts packets that `next` returns into an injection FIFO, as [`Router::inject`] does, while
+    /// it has room for a packet of the longest kind. Returns their number, and the packet that
+    /// ended the row because it is longer than the router's links permit, if there is one.
+    #[inline]
+    pub fn inject_row(
+        &mut self,
+        fifo: u8,
+        now: Nanos,
+        mut next: impl FnMut() -> Option<K>,
+    ) -> (u32, Option<K>) {
+        let Some(queue) = self.fifos.injection.get_mut(usize::from(fifo)) else { return (0, None) };
+        let longest = self.fifos.longest;
+        let (mut room, mut places) = queue.room(now);
+
+        let (mut packets, mut refused) = (0, None);
+        while room >= longest
+            && places > 0
+            && let Some(packet) = next()
+        {
+            let bytes = packet.wire_bytes();
+            if bytes > longest {
+                refused = Some(packet);
+                break;
+            }
+            queue.add(packet);
+            (room, places, packets) = (room - bytes, places - 1, packets + 1);
+        }
+
+        if packets > 0 {
+            queue.note_level(now);
+            if self.heads.decided >> (self.plan.layout.links + usize::from(fifo)) & 1 == 0 {
+                self.fifos.add_waiting(fifo);
+            }
+        }
+        (packets, refused)
+    }
+
+    /// Passes the complete packets of a reception FIFO to `accept`, in order, until it returns
+    /// false. Those for which it returns true leave the FIFO and go to `end`, as after
+    /// [`Router::take`]. Returns their number.
+    #[inline]
+    pub fn take_row(
+        &mut self,
+        fifo: u8,
+        now: Nanos,
+        mut accept: impl FnMut(&K) -> bool,
+        mut end: impl FnMut(K),
+    ) -> u32 {
+        let Some(queue) = self.fifos.reception.get_mut(usize::from(fifo)) else { return 0 };
+        let mut packets = 0;
+        while let Some((packet, complete)) = queue.front()
+            && complete <= now
+            && accept(packet)
+            && let Some(packet) = queue.remove()
+        {
+            end(packet);
+            packets += 1;
+        }
+
+        if packets > 0 {
+            queue.note_level(now);
+            if queue.front().is_none() {
+                self.fifos.received &= !(1 << fifo);
+            }
+        }
+        packets
+    }
+
+    /// Moves rows from inputs whose first packets have no decision. Returns the number of packets,
+    /// and those of the inputs that still have one.
+    #[inline(never)]
+    pub(super) fn move_rows<L: Links<Packet = K>>(
+        &mut self,
+        ports: &mut L,
+        mut new: Inputs,
+    ) -> (u32, Inputs) {
+        let mut moved = 0;
+        if new == 0 && is_one(self.heads.decided) && self.outputs.open() != 0 {
+            let row;
+            (row, new) = self.resume_row(ports);
+            moved += row.packets;
+        }
+
+        let from_links = new & !self.plan.layout.injection;
+        if is_one(from_links) && (self.heads.local | self.heads.dropped) == 0 {
+            let input = from_links.trailing_zeros() as usize;
+            let row = self.deliver_row(ports, input);
+            moved += row.packets;
+            new = self.without_empty(ports, new, input, row);
+        }
+
+        if is_one(new) && self.heads.decided == 0 {
+            let input = new.trailing_zeros() as usize;
+            let row = match self.exit_of(ports, input) {
+                Some((word, exit)) => self.send_row(ports, input, word, exit),
+                None => Row::default(),
+            };
+            moved += row.packets;
+            new = self.without_empty(ports, new, input, row);
+        }
+        (moved, new)
+    }
+
+    /// Sends the first packet of the only input with a decision, which has waited for room, and
+    /// those after it. Returns them, and the input if it has more.
+    #[inline]
+    fn resume_row<L: Links<Packet = K>>(&mut self, ports: &mut L) -> (Row, Inputs) {
+        let input = self.heads.decided.trailing_zeros() as usize;
+        let Head { decision, since, .. } = self.heads.of[input];
+        let Some((word, exit)) = self.exit_of(ports, input) else { return (Row::default(), 0) };
+        // The policy may have changed since the decision.
+        if decision != Decision::One(exit) {
+            return (Row::default(), 0);
+        }
+
+        let row = self.send_row(ports, input, word, exit);
+        if row.packets == 0 {
+            return (row, 0);
+        }
+
+        self.heads.of[input].counters.waited += ports.now().0 - since.0;
+        self.heads.decided &= !(1 << input);
+        self.outputs.remove_fixed(input, exit);
+        if let Source::Injection { fifo } = self.plan.layout.source(input) {
+            self.fifos.add_waiting(fifo);
+        }
+        (row, self.without_empty(ports, 1 << input, input, row))
+    }
+
+    /// Returns the route word of the first packet of an input, and its exit if it has only one.
+    #[inline]
+    fn exit_of<L: Links<Packet = K>>(&self, ports: &mut L, input: usize) -> Option<(u64, Exit)> {
+        let source = self.plan.layout.source(input);
+        let (word, _) = match source {
+            Source::Link { port, vc } => ports.route_head(port, vc)?,
+            Source::Injection { fifo } => self.fifos.first(fifo)?,
+        };
+        match self.policy.decide(word, source) {
+            Decision::One(exit) => Some((word, exit)),
+            _ => None,
+        }
+    }
+
+    /// Returns some inputs without the one that a row has left empty.
+    #[inline(always)]
+    fn without_empty<L: Links<Packet = K>>(
+        &mut self,
+        ports: &L,
+        inputs: Inputs,
+        input: usize,
+        row: Row,
+    ) -> Inputs {
+        if row.packets == 0 {
+            return inputs;
+        }
+
+        let is_empty = match self.plan.layout.source(input) {
+            Source::Link { port, vc } => !ports.has_head(port, vc),
+            Source::Injection { fifo } => {
+                let is_empty = self.fifos.injection[usize::from(fifo)].is_empty();
+                self.fifos.waiting &= !(u64::from(is_empty) << fifo);
+                is_empty
+            }
+        };
+        inputs & !(Inputs::from(is_empty) << input)
+    }
+
+    /// Delivers the first packets of a link's input, if they are for this node.
+    #[inline]
+    fn deliver_row<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize) -> Row {
+        let source = self.plan.layout.source(input);
+        let Source::Link { port, vc } = source else { return Row::default() };
+        let Some((word, _)) = ports.route_head(port, vc) else { return Row::default() };
+        if self.policy.decide(word, source) != Decision::Local {
+            return Row::default();
+        }
+
+        let fifo = self.policy.reception(word, source);
+        let Some(queue) = self.fifos.reception.get_mut(usize::from(fifo)) else { return Row::default() };
+        let (now, (mut room, places)) = (ports.now(), queue.room());
+        let fits = |packet: &K| {
+            let bytes = packet.wire_bytes();
+            let fits = packet.word() == word && bytes <= room;
+            room -= if fits { bytes } else { 0 };
+            fits
+        };
+
+        let from = PortChannel { port, channel: vc.into() };
+        let row = ports.take_row(from, places, fits, |packet| queue.add(packet, now));
+        if row.packets > 0 {
+            queue.end_row(input as u8, now);
+            self.fifos.received |= 1 << fifo;
+            self.counters.router.delivered += u64::from(row.packets);
+            self.heads.of[input].counters.add(row);
+        }
+        row
+    }
+
+    /// Sends the first packets of an input with a route word through its exit.
+    #[inline]
+    fn send_row<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize, word: u64, exit: Exit) -> Row {
+        let most = self.places_behind(ports, exit);
+        if most == 0 {
+            return Row::default();
+        }
+
+        let to = PortChannel { port: exit.port, channel: exit.vc.into() };
+        let row = match self.plan.layout.source(input) {
+            Source::Link { port, vc } => {
+                ports.forward_row(PortChannel { port, channel: vc.into() }, to, most, word)
+            }
+            Source::Injection { fifo } => {
+                let queue = &mut self.fifos.injection[usize::from(fifo)];
+                let (row, refused) = ports.send_row(to, most, || queue.pop_of_row(word));
+                if row.packets > 0 {
+                    queue.end_row(ports.now());
+                }
+                if let Some(packet) = refused {
+                    queue.put_back(packet, ports.now());
+                }
+                row
+            }
+        };
+        self.note_sent(input, exit, row);
+        row
+    }
+
+    /// Returns the number of packets that can be sent through an exit now.
+    #[inline]
+    fn places_behind<L: Links<Packet = K>>(&mut self, ports: &mut L, exit: Exit) -> u32 {
+        let Exit { port, vc, room } = exit;
+        let is_known = port < self.plan.layout.ports && vc < self.plan.layout.vcs;
+        if !is_known || self.outputs.is_blocked(port) || ports.await_wire(port) > ports.now() {
+            return 0;
+        }
+
+        let credits = ports.update_credits(port, vc);
+        let tracked = &self.plan.tracked;
+        if !tracked.has(vc.into()) {
+            return credits;
+        }
+        let free = self.outputs.slots.free(tracked, port, vc.into(), credits);
+        credits.min(if room == Room::Two { free.saturating_sub(1) } else { free })
+    }
+
+    /// Counts the packets of a row that was sent through an exit.
+    #[inline]
+    fn note_sent(&mut self, input: usize, exit: Exit, row: Row) {
+        if row.packets == 0 {
+            return;
+        }
+
+        if self.plan.tracked.has(exit.vc.into()) {
+            // On links that take no time, each packet takes one credit.
+            for _ in 0..row.packets {
+                self.outputs.slots.take(&self.plan.tracked, exit.port, exit.vc.into(), 1);
+            }
+        }
+        let choice = Choice::only(input, self.plan.rules.priority(input), self.plan.layout.source(input));
+        self.outputs.of[usize::from(exit.port)].count_row(choice, row.packets);
+        self.heads.of[input].counters.add(row);
+    }
+}
