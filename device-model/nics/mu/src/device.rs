@@ -61,15 +61,28 @@ impl MessageUnit {
         let mut total = 0;
         loop {
             let left = budget.saturating_sub(total);
-            let sent = self.unit.inject(&mut self.network, context, left);
+            let sent = if self.unit.has_descriptors() {
+                self.unit.inject(&mut self.network, context, left)
+            } else {
+                0
+            };
             let outcome = self.network.step(&mut context.ports(), budget);
             context.wake_at(outcome.wake);
-            let received = self.unit.receive(&mut self.network, context, left);
+            let received = if self.network.has_received() {
+                self.unit.receive(&mut self.network, context, left)
+            } else {
+                0
+            };
 
             let moved = sent + outcome.moved + received;
             total += moved;
-            if moved == 0 || total >= budget {
-                return moved > 0 || outcome.has_more || self.unit.take_contended();
+            let has_more = outcome.has_more || self.unit.take_contended();
+            if total >= budget {
+                return moved > 0 || has_more;
+            }
+            // The network FIFOs have the room and the packets that they had.
+            if outcome.moved + received == 0 {
+                return has_more;
             }
         }
     }

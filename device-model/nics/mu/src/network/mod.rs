@@ -33,6 +33,8 @@ mod route;
 mod tests;
 mod word;
 
+use std::ops::Range;
+
 use nicforge_core::{
     fabric::{Packet, Ports},
     time::Nanos,
@@ -115,6 +117,17 @@ pub(crate) fn router_spec(options: &Options) -> RouterSpec {
         injection: (FIRST_ROUTED.into()..fifo_map::COUNT).map(of_fifo).collect(),
         reception: (0..ROUTED_RECEPTION).map(|_| fifo(0)).collect(),
     }
+}
+
+/// Returns whether packets for the router arrive, and whether packets or symbols for the collective
+/// logic do.
+#[inline]
+fn arriving(ports: &Ports<'_>) -> [bool; 2] {
+    let [arrived, heads] = ports.arrivals_and_heads();
+    let any = |channels: Range<usize>| {
+        channels.fold(0, |set, channel| set | arrived[channel] | heads[channel]) != 0
+    };
+    [any(0..COLLECTIVE.into()), any(COLLECTIVE.into()..CHANNELS)]
 }
 
 /// The network unit of a node.
@@ -214,6 +227,50 @@ impl NetworkUnit {
         })
     }
 
+    /// Puts packets that `next` returns into a network injection FIFO, while it has room for a
+    /// packet of the longest kind. Each has data as for [`NetworkUnit::inject`], and refers to no
+    /// memory. Returns their number, and the packet that ended the row because it is too long, if
+    /// there is one.
+    #[inline]
+    pub(crate) fn inject_row(
+        &mut self,
+        fifo: u8,
+        route: Route,
+        now: Nanos,
+        mut next: impl FnMut() -> Option<Packet>,
+    ) -> (u32, Option<Packet>) {
+        let Some(routed) = fifo.checked_sub(FIRST_ROUTED) else { return (0, None) };
+        let framing = self.framing;
+        self.router.inject_row(routed, now, || {
+            let mut packet = next()?;
+            (packet.header, packet.framing) = (route.word, framing);
+            Some(packet)
+        })
+    }
+
+    /// Passes the complete packets of a network reception FIFO to `accept`, in order, until it
+    /// returns false. Those for which it returns true leave the FIFO, and go to `end`. Returns
+    /// their number. Results of collectives are not passed.
+    #[inline]
+    pub(crate) fn take_row(
+        &mut self,
+        fifo: u8,
+        now: Nanos,
+        accept: impl FnMut(&Packet) -> bool,
+        end: impl FnMut(Packet),
+    ) -> u32 {
+        match fifo {
+            reception_fifo::COLLECTIVE_USER | reception_fifo::COLLECTIVE_SYSTEM => 0,
+            _ => self.router.take_row(fifo, now, accept, end),
+        }
+    }
+
+    /// Returns whether a network reception FIFO may have a packet.
+    #[inline]
+    pub(crate) fn has_received(&self) -> bool {
+        self.router.received() != 0 || !self.collective.rests()
+    }
+
     /// Returns the network reception FIFOs whose first packet is complete, one bit for each.
     pub(crate) fn waiting(&self, now: Nanos) -> u16 {
         let collective = [reception_fifo::COLLECTIVE_USER, reception_fifo::COLLECTIVE_SYSTEM];
@@ -301,14 +358,20 @@ impl NetworkUnit {
     /// Moves packets, at most about `budget` in the router and as many in the collective logic. The
     /// caller must wake the device at [`Outcome::wake`].
     pub(crate) fn step(&mut self, ports: &mut Ports<'_>, budget: u32) -> Outcome {
+        let idle = Outcome { moved: 0, has_more: false, wake: Nanos::NEVER };
+        let [is_routed, is_collective] = arriving(ports);
+
         // Collective packets come first on each wire.
-        let collective = self.collective.step(ports, budget);
+        let collective = if is_collective || !self.collective.rests() {
+            self.collective.step(ports, budget)
+        } else {
+            idle
+        };
         if collective.moved > 0 {
             self.registers.note_exceptions(self.collective.counters());
         }
 
-        let idle = Outcome { moved: 0, has_more: false, wake: Nanos::NEVER };
-        let routed = if self.router.is_idle(ports) { idle } else { self.router.step(ports, budget) };
+        let routed = if is_routed || !self.router.rests() { self.router.step(ports, budget) } else { idle };
         Outcome {
             moved: collective.moved + routed.moved,
             has_more: collective.has_more || routed.has_more,

@@ -79,6 +79,12 @@ impl Active {
         }
     }
 
+    /// Returns whether no FIFO is active.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lists.iter().all(|list| list.fifos.is_empty())
+    }
+
     /// Returns the number of active FIFOs of a priority that are not parked.
     #[inline]
     pub(crate) fn count_ready(&self, priority: Priority) -> usize {

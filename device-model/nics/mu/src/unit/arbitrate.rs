@@ -35,18 +35,26 @@ impl Unit {
             let mut is_served = false;
 
             while moved < budget || !is_served {
-                let parked = self.parked_with_room(network, context, priority);
+                let mut parked = self.parked_with_room(network, context, priority);
                 if candidates + parked == 0 {
                     break;
                 }
 
+                // A FIFO without competitors needs no choice.
+                if candidates + parked == 1 {
+                    let most = budget.saturating_sub(moved).max(1);
+                    let row = self.serve_row(network, context, (priority, most), &mut candidates);
+                    if row > 0 {
+                        (moved, is_served) = (moved + row, true);
+                        continue;
+                    }
+                    parked = 1 - candidates;
+                }
+
                 let pick = self.random.below(candidates + parked);
-                let served = if pick < candidates {
-                    self.serve_candidate(network, context, priority, pick, &mut candidates)
-                } else {
-                    let index = self.active.count_ready(priority) + pick - candidates;
-                    self.serve_parked(network, context, priority, index, &mut candidates)
-                };
+                let ready = self.active.count_ready(priority);
+                let index = if pick < candidates { pick } else { ready + pick - candidates };
+                let served = self.serve_at(network, context, (priority, index), &mut candidates);
                 match served {
                     Served::Moved(cost) => {
                         moved += cost;
@@ -75,26 +83,60 @@ impl Unit {
         if parked > 0 && self.open_engines(network, context, map) != 0 { parked } else { 0 }
     }
 
-    /// Serves the FIFO at a place among the candidates of a list.
-    fn serve_candidate(
+    /// Sends messages of the only FIFO of a priority that can proceed, at most `most`. Returns
+    /// their number. The FIFO is a candidate afterwards, unless none was sent.
+    fn serve_row(
         &mut self,
         network: &mut NetworkUnit,
         context: &mut Context<'_>,
-        priority: Priority,
-        index: usize,
+        (priority, most): (Priority, u32),
+        candidates: &mut usize,
+    ) -> u32 {
+        let index = if *candidates == 1 { 0 } else { self.active.count_ready(priority) };
+        let Some(fifo) = self.active.get(priority, index) else { return 0 };
+        let sent = self.send_row(network, context, fifo, most);
+        if sent > 0 && *candidates == 0 {
+            self.unpark(priority, index, candidates);
+        }
+        sent
+    }
+
+    /// Serves the FIFO at a place of a list, and moves it to the FIFOs that it belongs to then:
+    /// candidates, those that cannot proceed in this call, or parked ones.
+    fn serve_at(
+        &mut self,
+        network: &mut NetworkUnit,
+        context: &mut Context<'_>,
+        (priority, index): (Priority, usize),
         candidates: &mut usize,
     ) -> Served {
         // The place is in the list, since its count is.
         let Some(fifo) = self.active.get(priority, index) else { return Served::Starved };
+        let is_parked = index >= self.active.count_ready(priority);
         let served = self.serve(network, context, fifo);
-        match served {
-            Served::Moved(_) | Served::Starved => {}
-            Served::Blocked | Served::Full(_) | Served::Inactive => {
-                *candidates -= 1;
-                self.active.swap(priority, index, *candidates);
-            }
+
+        if is_parked {
+            self.place_parked(served, fifo, (priority, index), candidates);
+        } else {
+            self.place_candidate(served, fifo, (priority, index), candidates);
+        }
+        served
+    }
+
+    /// Moves a candidate that was served, unless it stays one.
+    fn place_candidate(
+        &mut self,
+        served: Served,
+        fifo: u16,
+        (priority, index): (Priority, usize),
+        candidates: &mut usize,
+    ) {
+        if matches!(served, Served::Moved(_) | Served::Starved) {
+            return;
         }
 
+        *candidates -= 1;
+        self.active.swap(priority, index, *candidates);
         match served {
             Served::Inactive => self.active.remove(fifo),
             Served::Full(map) => {
@@ -104,33 +146,31 @@ impl Unit {
             }
             Served::Moved(_) | Served::Blocked | Served::Starved => {}
         }
-        served
     }
 
-    /// Serves the parked FIFO at a place of a list. It stays parked while its message has packets.
-    fn serve_parked(
+    /// Moves a parked FIFO that was served. It stays parked while its message has packets.
+    fn place_parked(
         &mut self,
-        network: &mut NetworkUnit,
-        context: &mut Context<'_>,
-        priority: Priority,
-        index: usize,
+        served: Served,
+        fifo: u16,
+        (priority, index): (Priority, usize),
         candidates: &mut usize,
-    ) -> Served {
-        let Some(fifo) = self.active.get(priority, index) else { return Served::Starved };
-        let served = self.serve(network, context, fifo);
+    ) {
         match served {
-            Served::Moved(_) if !self.is_sending(fifo) => {
-                self.active.unpark(priority, index);
-                let last = self.active.count_ready(priority) - 1;
-                self.active.swap(priority, *candidates, last);
-                *candidates += 1;
-            }
+            Served::Moved(_) if !self.is_sending(fifo) => self.unpark(priority, index, candidates),
             Served::Inactive => self.active.remove(fifo),
             // It waits for something else, and is no candidate in this call.
             Served::Blocked | Served::Full(_) => self.active.unpark(priority, index),
             Served::Moved(_) | Served::Starved => {}
         }
-        served
+    }
+
+    /// Makes a parked FIFO a candidate.
+    fn unpark(&mut self, priority: Priority, index: usize, candidates: &mut usize) {
+        self.active.unpark(priority, index);
+        let last = self.active.count_ready(priority) - 1;
+        self.active.swap(priority, *candidates, last);
+        *candidates += 1;
     }
 
     /// Returns whether a FIFO has a message with packets to send.

@@ -103,7 +103,36 @@ struct TemplateKey {
     is_system: bool,
 }
 
+impl TemplateKey {
+    #[inline]
+    fn new(descriptor: &Descriptor, is_system: bool) -> Self {
+        let header = &descriptor.packet_header;
+        Self {
+            header: header.as_bytes().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)),
+            byte8: header.byte8,
+            prefetch_only: descriptor.prefetch_only,
+            map: descriptor.torus_fifo_map,
+            is_system,
+        }
+    }
+}
+
 impl LastTemplate {
+    /// Returns the route of the last message, if it was sent from one node to another.
+    #[inline]
+    pub(crate) fn route(&self) -> Option<Route> {
+        self.0.as_ref()?.1.route
+    }
+
+    /// Returns the message of a descriptor, if it has the template of the last message, and all
+    /// checks accept it.
+    #[inline(always)]
+    pub(crate) fn next_message(&self, descriptor: &Descriptor, is_system: bool) -> Option<Message> {
+        let (last, template) = self.0.as_ref()?;
+        let is_same = *last == TemplateKey::new(descriptor, is_system);
+        if is_same { Message::of_template(descriptor, template).ok() } else { None }
+    }
+
     /// Returns the result of the checks of a template. `check` makes them if the template is not
     /// that of the last message.
     #[inline]
@@ -113,14 +142,7 @@ impl LastTemplate {
         is_system: bool,
         check: impl FnOnce() -> Result<Template, Rejected>,
     ) -> Result<Template, Rejected> {
-        let header = &descriptor.packet_header;
-        let key = TemplateKey {
-            header: header.as_bytes().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)),
-            byte8: header.byte8,
-            prefetch_only: descriptor.prefetch_only,
-            map: descriptor.torus_fifo_map,
-            is_system,
-        };
+        let key = TemplateKey::new(descriptor, is_system);
         match &self.0 {
             Some((last, template)) if *last == key => Ok(*template),
             _ => self.check(key, check),
@@ -173,8 +195,15 @@ impl Message {
         network: &NetworkUnit,
         is_system: bool,
     ) -> Result<Self, Rejected> {
-        let Template { kind, packet_bytes, route } =
+        let template =
             last.get_or_check(descriptor, is_system, || Template::new(descriptor, network, is_system))?;
+        Self::of_template(descriptor, &template)
+    }
+
+    /// Checks the fields of a descriptor that are not part of its template.
+    #[inline(always)]
+    fn of_template(descriptor: &Descriptor, template: &Template) -> Result<Self, Rejected> {
+        let Template { kind, packet_bytes, route } = *template;
         let left = descriptor.message_length;
         check_length(kind, left, packet_bytes)?;
         let source = source(descriptor.pa_payload, left, kind)?;
@@ -205,6 +234,18 @@ impl Message {
     #[inline]
     pub(crate) fn header(&self) -> &PacketHeader {
         &self.header
+    }
+
+    /// Returns the address and the length of the payload, if that is in memory and the message has
+    /// one packet.
+    #[inline]
+    pub(crate) fn only_payload(&self) -> Option<(u64, usize)> {
+        match self.source {
+            Source::Memory(address) if self.left <= self.packet_bytes.into() => {
+                Some((address, self.left as usize))
+            }
+            _ => None,
+        }
     }
 
     /// Returns the bytes of payload of the next packet.

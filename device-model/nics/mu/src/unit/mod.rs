@@ -15,6 +15,7 @@
 //! | `subgroups`, `subgroup`, `ring`, `page` | the state of clients, and what their mirrors show |
 //! | `active`, `arbitrate` | injection FIFOs with descriptors, and the choice among them |
 //! | `message`, `inject` | descriptors, and the injection engines |
+//! | `rows` | packets of one FIFO with which no other competes |
 //! | `receive`, `engines` | the reception engines, and what they wait for |
 //! | `put`, `drops` | direct puts, and packets that are dropped |
 //! | `memory`, `view`, `atomic`, `reference` | client memory, and packets that refer to it |
@@ -44,6 +45,7 @@ mod receive;
 mod reference;
 mod registers;
 mod ring;
+mod rows;
 mod subgroup;
 mod subgroups;
 mod timing;
@@ -93,6 +95,31 @@ pub(crate) struct Identity {
     pub(crate) tenants: Tenants,
     /// Maximum number of bytes of client memory that a packet can refer to, or 0.
     pub(crate) max_reference: u32,
+}
+
+impl Identity {
+    /// Returns the mark of packets with this header for a node: [`tenants::mark`] of the tenants
+    /// that they are for.
+    #[inline]
+    fn mark_at(&self, node: u32, header: &PacketHeader) -> u16 {
+        let number = |subgroup| self.tenants.number(node, subgroup);
+        let unit = &header.unit;
+        match header.packet_type() {
+            packet_type::FIFO => tenants::mark(number(unit.reception_fifo() / RECEPTION_FIFOS), 0),
+            packet_type::PUT => {
+                let (payload, counter) = (unit.payload_base_address(), unit.counter_base_address());
+                tenants::mark(number(payload / BASE_ADDRESSES), number(counter / BASE_ADDRESSES))
+            }
+            _ => tenants::mark(number(unit.get_fifo() / INJECTION_FIFOS), 0),
+        }
+    }
+
+    /// Returns the mark of a message's packets, or 0 if they are not for one compute node.
+    #[inline]
+    fn mark_of(&self, message: &Message) -> u16 {
+        let target = message.route.and_then(Route::target);
+        target.map_or(0, |target| self.mark_at(target, message.header()))
+    }
 }
 
 /// Counts about clients that come and go.
@@ -155,6 +182,12 @@ impl Unit {
         std::mem::take(&mut self.is_contended)
     }
 
+    /// Returns whether an injection FIFO has descriptors.
+    #[inline]
+    pub(crate) fn has_descriptors(&self) -> bool {
+        !self.active.is_empty()
+    }
+
     /// Returns the value of a performance counter.
     pub(crate) fn counter(&self, counter: usize) -> u64 {
         self.counters[counter]
@@ -163,29 +196,6 @@ impl Unit {
     /// Returns the numbers of packets for subgroups without a client, and for former clients.
     pub(crate) fn unclaimed(&self) -> (u64, u64) {
         (self.tenancies.unclaimed, self.tenancies.stale)
-    }
-
-    /// Returns the mark of packets with this header for a node: [`tenants::mark`] of the tenants
-    /// that they are for.
-    #[inline]
-    fn mark_at(&self, node: u32, header: &PacketHeader) -> u16 {
-        let number = |subgroup| self.identity.tenants.number(node, subgroup);
-        let unit = &header.unit;
-        match header.packet_type() {
-            packet_type::FIFO => tenants::mark(number(unit.reception_fifo() / RECEPTION_FIFOS), 0),
-            packet_type::PUT => {
-                let (payload, counter) = (unit.payload_base_address(), unit.counter_base_address());
-                tenants::mark(number(payload / BASE_ADDRESSES), number(counter / BASE_ADDRESSES))
-            }
-            _ => tenants::mark(number(unit.get_fifo() / INJECTION_FIFOS), 0),
-        }
-    }
-
-    /// Returns the mark of a message's packets, or 0 if they are not for one compute node.
-    #[inline]
-    fn mark_of(&self, message: &Message) -> u16 {
-        let target = message.route.and_then(Route::target);
-        target.map_or(0, |target| self.mark_at(target, message.header()))
     }
 
     /// Returns whether an attachment has a client.

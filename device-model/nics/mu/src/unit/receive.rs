@@ -86,6 +86,12 @@ impl Unit {
             let Some(engine) = in_turn(first.unwrap_or(open).into(), self.engines.turn) else { break };
             self.engines.turn = (engine + 1) % 16;
 
+            let row = self.deposit_row(network, context, engine, budget - taken);
+            if row > 0 {
+                taken += row;
+                continue;
+            }
+
             let Some(packet) = network.front(engine, now) else {
                 open &= !(1 << engine);
                 continue;
@@ -138,7 +144,7 @@ impl Unit {
         }
 
         let mark = u16::from_le_bytes(header.injection_info);
-        if mark != 0 && mark != self.mark_at(self.identity.node, &header) {
+        if mark != 0 && mark != self.identity.mark_at(self.identity.node, &header) {
             self.tenancies.stale += 1;
             return Err(self.drop_packet());
         }

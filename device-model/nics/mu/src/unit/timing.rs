@@ -49,6 +49,12 @@ impl Timing {
         Self::new(self.clock, self.times)
     }
 
+    /// Returns whether all of the engines' work takes no time.
+    #[inline]
+    pub(crate) fn is_instant(&self) -> bool {
+        self.clock.is_instant() && self.times.latency == 0
+    }
+
     /// Returns the time from which the message of a descriptor can be sent that is fetched now.
     #[inline]
     pub(crate) fn fetched(&self, now: Nanos) -> Nanos {

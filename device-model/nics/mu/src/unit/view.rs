@@ -59,6 +59,16 @@ impl View {
         is_read && !memory.faulted()
     }
 
+    /// Reads as many bytes as the array has, more than a word, if the view holds them.
+    #[inline]
+    pub(crate) fn read_array<const N: usize>(&self, address: u64, out: &mut [u8; N]) -> bool {
+        let Some((memory, offset)) = self.find(address, N) else { return false };
+        let is_read = N > SHORTEST && memory.read_array(offset, out).is_ok();
+        // As in [`View::read`].
+        fence(Ordering::Acquire);
+        is_read && !memory.faulted()
+    }
+
     /// Writes memory, if the view holds it and it is longer than a word.
     #[inline]
     pub(crate) fn write(&self, address: u64, data: &[u8]) -> bool {

@@ -14,6 +14,7 @@ mod links;
 mod messages;
 mod references;
 mod registers;
+mod rows;
 mod system;
 mod tenants;
 mod timing;

@@ -53,7 +53,8 @@ fn check_all_pairs(mut bed: Bed, packets: u64) {
                 .iter()
                 .map(|&(_, mark)| mark)
                 .filter(|&mark| ((mark >> 32) as u8, (mark >> 16) as u16) == (number, from as u16));
-            assert!(of_pair.map(|mark| mark >> 40).eq(0..packets));
+            let found: Vec<_> = of_pair.map(|mark| mark >> 40).collect();
+            assert_eq!(found, (0..packets).collect::<Vec<_>>(), "{from} to {to} on {number}");
         }
 
         received.sort_unstable_by_key(|&(_, mark)| mark);
