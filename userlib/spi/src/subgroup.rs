@@ -288,6 +288,16 @@ impl Subgroup {
         self.injection.try_inject(fifo, descriptor)
     }
 
+    /// Injects all descriptors, in order, or none: see [`Injection::try_inject_all`]. The public
+    /// name is `MUSPI_InjFifoInjectMultiple`.
+    ///
+    /// # Errors
+    /// As [`Injection::try_inject_all`].
+    #[inline]
+    pub fn try_inject_all(&mut self, fifo: u8, descriptors: &[Descriptor]) -> Result<Option<u64>, Error> {
+        self.injection.try_inject_all(fifo, descriptors)
+    }
+
     /// Injects a descriptor, and waits for room if necessary: [`Injection::inject`].
     ///
     /// # Errors

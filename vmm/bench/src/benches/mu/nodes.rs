@@ -24,6 +24,8 @@ pub(super) const BYTES: u64 = 8;
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 /// Descriptors of the sender's FIFO.
 const DESCRIPTORS: u32 = 255;
+/// Messages whose descriptors are injected together.
+const TOGETHER: usize = 8;
 /// Bytes of the receiver's FIFO.
 const RECEPTION: u64 = 64 << 10;
 /// The FIFOs and the base address that sender and receiver use.
@@ -103,19 +105,28 @@ impl Pair {
         let to = place.ordered(self.receiver.subgroup.position().own);
         let target = MemoryFifo { fifo: self.receiver.subgroup.reception_id(FIFO), ..MemoryFifo::default() };
 
-        for sent in 0..maximum {
-            let offset = self.sent % self.slots * BYTES;
-            let payload = Payload::memory(self.sender.memory.iova() + offset, BYTES);
-            self.sender.memory.write(offset, &self.sent.to_le_bytes()).context(|| "a payload".into())?;
+        // The messages differ in the address of the payload alone.
+        let (memory, first) = (&self.sender.memory, self.sender.memory.iova());
+        let message = memory_fifo(Payload::memory(first, BYTES), to, &target);
+        let mut messages = [message.context(|| "a message".into())?; TOGETHER];
+        let mut sent = 0;
 
-            let message = memory_fifo(payload, to, &target).context(|| "a message".into())?;
-            match self.sender.subgroup.try_inject(FIFO, &message) {
-                Ok(Some(_)) => self.sent += 1,
-                Ok(None) => return Ok(sent),
+        while sent < maximum {
+            let count = (maximum - sent).min(TOGETHER as u32);
+            let messages = &mut messages[..count as usize];
+            for (message, number) in messages.iter_mut().zip(self.sent..) {
+                let offset = number % self.slots * BYTES;
+                message.pa_payload = first + offset;
+                memory.write(offset, &number.to_le_bytes()).context(|| "a payload".into())?;
+            }
+
+            match self.sender.subgroup.try_inject_all(FIFO, messages) {
+                Ok(Some(_)) => (sent, self.sent) = (sent + count, self.sent + u64::from(count)),
+                Ok(None) => break,
                 Err(error) => return Err(error).context(|| "a sender".into()),
             }
         }
-        Ok(maximum)
+        Ok(sent)
     }
 
     /// Takes up to `maximum` messages, and checks their numbers. Returns the number taken.
