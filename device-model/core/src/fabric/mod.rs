@@ -51,6 +51,7 @@ mod timed;
 pub mod timing;
 mod track;
 mod wake;
+pub mod wheel;
 mod wires;
 
 pub use self::{

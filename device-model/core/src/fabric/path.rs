@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use super::{
     Fault, FaultHook, LinkSpec, MAX_RETRIES, Packet,
-    timing::{FRACTION, Incoming, Passage, Start, WireSpeed, duration, exact},
+    timing::{Incoming, Passage, Start, WireSpeed, duration, exact},
 };
 use crate::time::Nanos;
 
@@ -200,7 +200,7 @@ impl Path {
     /// Books the wire until the request for a repetition has arrived, after a transmission.
     fn wait_for_repeat(&mut self) {
         let sent = self.busy_until.exact();
-        self.busy_until = self.busy_until.later(u128::from(self.delay) << (FRACTION + 1));
+        self.busy_until = self.busy_until.later(self.delay.saturating_mul(2));
         let end = self.busy_until.exact();
         if let Some(faults) = &mut self.faults {
             faults.discards.push_back(Discard { busy_until: sent, end });

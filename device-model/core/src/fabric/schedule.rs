@@ -9,13 +9,12 @@ mod due;
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use self::due::DueEvents;
-use super::{GI_WIRES, MAX_CHANNELS, MAX_FUNCTIONS, MAX_PORTS};
+use super::{
+    GI_WIRES, MAX_CHANNELS, MAX_FUNCTIONS, MAX_PORTS,
+    wheel::{OccupiedSlots, SLOTS},
+};
 use crate::time::Nanos;
 
-/// Slots of the wheel, each of a nanosecond. Events further away are in the heap.
-const SLOTS: usize = 1 << 12;
-/// Slots of a word of the bitmap.
-const WORD: usize = 64;
 /// The end of a list of entries.
 const END: u32 = u32::MAX;
 
@@ -203,25 +202,18 @@ struct Wheel {
     base: u64,
     /// First entry of each slot. There are no slots before the first event.
     slots: Box<[u32]>,
-    /// Bit mask of the slots with events.
-    occupied: [u64; SLOTS / WORD],
-    /// Bit mask of the words of `occupied` that are not zero.
-    summary: u64,
+    occupied: OccupiedSlots,
     entries: Vec<Entry>,
     /// First free entry, or [`END`].
     free: u32,
 }
-
-// A word has a bit for each word of the bitmap.
-const _: () = assert!(SLOTS / WORD <= WORD);
 
 impl Wheel {
     fn new() -> Self {
         Self {
             base: 0,
             slots: Box::default(),
-            occupied: [0; SLOTS / WORD],
-            summary: 0,
+            occupied: OccupiedSlots::default(),
             entries: Vec::new(),
             free: END,
         }
@@ -254,8 +246,7 @@ impl Wheel {
         }
 
         *first = index;
-        self.occupied[slot / WORD] |= 1 << (slot % WORD);
-        self.summary |= 1 << (slot / WORD);
+        self.occupied.insert(slot);
         Some(index)
     }
 
@@ -283,36 +274,14 @@ impl Wheel {
             index = next;
         }
 
-        let word = &mut self.occupied[slot / WORD];
-        *word &= !(1 << (slot % WORD));
-        if *word == 0 {
-            self.summary &= !(1 << (slot / WORD));
-        }
+        self.occupied.remove(slot);
         self.base = time;
     }
 
     /// Returns the time of the first event.
     #[inline]
     fn first(&self) -> Option<u64> {
-        if self.summary == 0 {
-            return None;
-        }
-
-        // The slots from that of `base` to the end come first, and those before it afterwards.
-        let start = Self::slot(self.base);
-        let (word, bit) = (start / WORD, start % WORD);
-        let here = self.occupied[word] & (u64::MAX << bit);
-        let slot = if here != 0 {
-            word * WORD + here.trailing_zeros() as usize
-        } else {
-            let behind = self.summary & (u64::MAX << word << 1);
-            let words = if behind != 0 { behind } else { self.summary };
-            let word = words.trailing_zeros() as usize % WORD;
-            word * WORD + self.occupied[word].trailing_zeros() as usize
-        };
-
-        let ahead = slot.wrapping_sub(start) % SLOTS;
-        Some(self.base + ahead as u64)
+        self.occupied.first_time(self.base)
     }
 
     /// Moves the base forward to `now`, or to the first event if that is earlier.

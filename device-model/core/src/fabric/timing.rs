@@ -14,13 +14,13 @@
 //! thus waits for it. If the head is longer than that of the incoming link, it leaves when all of
 //! it has come in.
 
+use std::cmp::Reverse;
+
 use super::LinkSpec;
 use crate::time::Nanos;
 
 /// Fractional bits of a time in 2^-32 ns.
-pub(super) const FRACTION: u32 = 32;
-/// A nanosecond in 2^-32 ns.
-const NANOSECOND: u128 = 1 << FRACTION;
+const FRACTION: u32 = 32;
 
 /// The properties of a wire on which the times of its transmissions depend.
 #[derive(Clone, Copy, Debug)]
@@ -57,9 +57,25 @@ pub struct Passage {
     pub end: Nanos,
 }
 
-/// The start of a transmission on a wire, in 2^-32 ns.
+/// The start of a transmission on a wire, exact to 2^-32 ns.
+///
+/// It is kept as the time rounded up and the part by which it is earlier. Most callers need the
+/// time rounded up, and 64 bits suffice for each step. The times end at [`Nanos::NEVER`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Start {
+    /// The time, rounded up.
+    ceiling: Nanos,
+    /// The part of a nanosecond by which it is earlier, in 2^-32 ns.
+    earlier: u32,
+}
+
+/// A transmission time.
 #[derive(Clone, Copy, Debug)]
-pub struct Start(u128);
+struct Duration {
+    nanoseconds: u64,
+    /// The part of a nanosecond, in 2^-32 ns.
+    fraction: u32,
+}
 
 impl WireSpeed {
     /// Returns the speed of a link's wires.
@@ -81,30 +97,58 @@ impl WireSpeed {
 
     /// Transmits `bytes` from `start` on. Returns the times, and when the wire can start the next
     /// transmission.
+    #[inline]
+    pub fn transmit(&self, start: Start, bytes: u64, incoming: Incoming) -> (Passage, Start) {
+        let hold = |own| incoming.hold(own, self.head_bytes.into(), bytes);
+        self.transmit_held(start, bytes, incoming.tail, hold)
+    }
+
+    /// Transmits `bytes` as [`WireSpeed::transmit`] does, from a wire of the same speed. The tail
+    /// comes in at `tail`, or at [`Nanos::ZERO`] if it has arrived.
     #[inline(always)]
-    pub fn transmit(&self, Start(start): Start, bytes: u64, incoming: Incoming) -> (Passage, Start) {
-        let sent = start + duration(self.per_byte, bytes);
-        let end = sent.max(exact(incoming.tail));
+    pub fn transmit_alike(&self, start: Start, bytes: u64, tail: Nanos) -> (Passage, Start) {
+        self.transmit_held(start, bytes, tail, |own| own)
+    }
+
+    /// Does the work of [`WireSpeed::transmit`]. `hold` returns the time at which the head has left
+    /// that could leave at a time.
+    #[inline(always)]
+    fn transmit_held(
+        &self,
+        start: Start,
+        bytes: u64,
+        tail: Nanos,
+        hold: impl FnOnce(Start) -> Start,
+    ) -> (Passage, Start) {
+        let sent = start.after(Duration::of(self.per_byte, bytes));
+        let end = if tail >= sent.ceiling { Start::at(tail) } else { sent };
 
         // A wire of infinite bandwidth carries other packets meanwhile.
         let busy_until = if self.per_byte == 0 { sent } else { end };
 
         // Rounded up, because a byte has arrived only with its last bit.
-        let whole = rounded_up(end);
+        let whole = end.ceiling;
         let head = if u64::from(self.head_bytes) < bytes {
-            let own = start + duration(self.per_byte, self.head_bytes.into());
-            rounded_up(incoming.hold(own, self.head_bytes.into(), bytes))
+            hold(start.after(Duration::of(self.per_byte, self.head_bytes.into()))).ceiling
         } else {
             whole
         };
         let passage = Passage { head: head.after(self.delay), tail: whole.after(self.delay), end: whole };
-        (passage, Start(busy_until))
+        (passage, busy_until)
     }
 }
 
 impl Start {
     /// The start of a wire that has carried nothing.
-    pub const FIRST: Self = Self(0);
+    pub const FIRST: Self = Self::at(Nanos::ZERO);
+    /// The start of a wire that does not exist.
+    pub const NEVER: Self = Self::at(Nanos::NEVER);
+
+    /// Returns the start at a time.
+    #[inline]
+    const fn at(time: Nanos) -> Self {
+        Self { ceiling: time, earlier: 0 }
+    }
 
     /// Returns the start of a transmission that is sent at `now`, over a wire that can start it at
     /// `self`.
@@ -112,27 +156,60 @@ impl Start {
     /// A sender that has waited for the wire to fall idle sends in the nanosecond in which the last
     /// transmission ends. Its transmission starts exactly at that end, so that fractions of a
     /// nanosecond add up as they do for booked transmissions.
-    #[inline]
+    #[inline(always)]
     pub fn from(self, now: Nanos, has_waited: bool) -> Self {
-        let now = exact(now);
-        let fell_idle_now = has_waited && self.0 + NANOSECOND > now;
-        if fell_idle_now { self } else { Self(self.0.max(now)) }
+        let fell_idle_now = has_waited && self.ceiling == now;
+        if self.ceiling > now || fell_idle_now { self } else { Self::at(now) }
+    }
+
+    /// Returns the start that is later by a transmission time.
+    #[inline(always)]
+    fn after(self, duration: Duration) -> Self {
+        let (earlier, is_rounded_up) = self.earlier.overflowing_sub(duration.fraction);
+        let nanoseconds = duration.nanoseconds.saturating_add(is_rounded_up.into());
+        Self { ceiling: self.ceiling.after(nanoseconds), earlier }
+    }
+
+    /// Returns the start that is earlier by a transmission time, at least [`Start::FIRST`].
+    fn before(self, duration: Duration) -> Self {
+        let (earlier, is_too_early) = self.earlier.overflowing_add(duration.fraction);
+        let nanoseconds = duration.nanoseconds.saturating_add(is_too_early.into());
+        match self.ceiling.0.checked_sub(nanoseconds) {
+            Some(0) | None => Self::FIRST,
+            Some(ceiling) => Self { ceiling: Nanos(ceiling), earlier },
+        }
+    }
+
+    /// Returns the later one of two starts.
+    fn max(self, other: Self) -> Self {
+        let key = |start: Self| (start.ceiling, Reverse(start.earlier));
+        if key(other) > key(self) { other } else { self }
     }
 
     /// Returns the time in 2^-32 ns.
     pub(super) fn exact(self) -> u128 {
-        self.0
+        exact(self.ceiling).saturating_sub(self.earlier.into())
     }
 
-    /// Returns a start that is later by `ticks`, in 2^-32 ns.
-    pub(super) fn later(self, ticks: u128) -> Self {
-        Self(self.0 + ticks)
+    /// Returns a start that is later by a number of nanoseconds.
+    pub(super) fn later(self, nanoseconds: u64) -> Self {
+        Self { ceiling: self.ceiling.after(nanoseconds), ..self }
     }
 
     /// Returns the time, rounded up.
     #[inline]
     pub fn rounded_up(self) -> Nanos {
-        rounded_up(self.0)
+        self.ceiling
+    }
+}
+
+impl Duration {
+    /// Returns the transmission time of `bytes` bytes.
+    #[inline(always)]
+    fn of(per_byte: u64, bytes: u64) -> Self {
+        let exact = duration(per_byte, bytes);
+        let nanoseconds = u64::try_from(exact >> FRACTION).unwrap_or(u64::MAX);
+        Self { nanoseconds, fraction: exact as u32 }
     }
 }
 
@@ -146,15 +223,13 @@ impl Incoming {
     }
 
     /// Returns `time`, or the time at which the first `head` of `bytes` bytes have arrived if that
-    /// is later, in 2^-32 ns.
+    /// is later.
     #[inline]
-    fn hold(&self, time: u128, head: u64, bytes: u64) -> u128 {
+    fn hold(&self, time: Start, head: u64, bytes: u64) -> Start {
         if head <= self.head_bytes.into() {
             return time;
         }
-
-        let behind = duration(self.per_byte, bytes - head);
-        time.max(exact(self.tail).saturating_sub(behind))
+        time.max(Start::at(self.tail).before(Duration::of(self.per_byte, bytes - head)))
     }
 }
 
@@ -183,8 +258,69 @@ pub(super) fn exact(time: Nanos) -> u128 {
     u128::from(time.0) << FRACTION
 }
 
-/// Returns a time of 2^-32 ns in nanoseconds, rounded up.
-#[inline]
-fn rounded_up(time: u128) -> Nanos {
-    Nanos(u64::try_from((time + (NANOSECOND - 1)) >> FRACTION).unwrap_or(u64::MAX))
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Returns the times of a transmission in 2^-32 ns, as the module documentation states them:
+    /// the head has left, the tail has left, the wire is idle.
+    fn stated(speed: &WireSpeed, start: u128, bytes: u64, incoming: Incoming) -> [u128; 3] {
+        let sent = start + duration(speed.per_byte, bytes);
+        let end = sent.max(exact(incoming.tail));
+        let head_bytes = u64::from(speed.head_bytes);
+        let head = if head_bytes >= bytes {
+            end
+        } else if head_bytes <= incoming.head_bytes.into() {
+            start + duration(speed.per_byte, head_bytes)
+        } else {
+            let rest = duration(incoming.per_byte, bytes - head_bytes);
+            exact(incoming.tail).saturating_sub(rest).max(start + duration(speed.per_byte, head_bytes))
+        };
+        [head, end, if speed.per_byte == 0 { sent } else { end }]
+    }
+
+    fn ceiling(time: u128) -> Nanos {
+        Nanos(time.div_ceil(1 << FRACTION) as u64)
+    }
+
+    proptest! {
+        #[test]
+        fn transmissions_take_the_stated_times(
+            per_byte in prop_oneof![Just(0), 1..1u64 << 34, any::<u64>()],
+            came_per_byte in prop_oneof![0..1u64 << 34, any::<u64>()],
+            head_bytes in prop_oneof![1..64u32, Just(u32::MAX)],
+            came_head_bytes in prop_oneof![1..64u32, Just(u32::MAX)],
+            packets in prop::collection::vec((0..3_000u64, 1..300u64, 0..4_000u64), 1..20),
+            has_waited in any::<bool>(),
+        ) {
+            let speed = WireSpeed { delay: 7, per_byte, head_bytes };
+            let (mut start, mut now) = (Start::FIRST, Nanos(1_000));
+            for (later, bytes, tail) in packets {
+                now = now.after(later);
+                let tail = Nanos(now.0.saturating_sub(1_000).saturating_add(tail));
+                let incoming = Incoming { tail, head_bytes: came_head_bytes, per_byte: came_per_byte };
+
+                let former = start.exact();
+                let fell_idle_now = has_waited && former + (1 << FRACTION) > exact(now);
+                let begun = start.from(now, has_waited);
+                prop_assert_eq!(begun.exact(), if fell_idle_now { former } else { former.max(exact(now)) });
+
+                let [head, end, idle] = stated(&speed, begun.exact(), bytes, incoming);
+                let (passage, busy_until) = speed.transmit(begun, bytes, incoming);
+                prop_assert_eq!(passage.head, ceiling(head).after(7));
+                prop_assert_eq!(passage.tail, ceiling(end).after(7));
+                prop_assert_eq!((passage.end, busy_until.exact()), (ceiling(end), idle));
+                start = busy_until;
+            }
+        }
+    }
+
+    #[test]
+    fn times_end_at_never() {
+        let speed = WireSpeed { delay: 1, per_byte: u64::MAX, head_bytes: 1 };
+        let (passage, busy_until) = speed.transmit(Start::at(Nanos(u64::MAX - 5)), 1 << 20, Incoming::WHOLE);
+        assert_eq!((passage.tail, busy_until.rounded_up()), (Nanos::NEVER, Nanos::NEVER));
+    }
 }

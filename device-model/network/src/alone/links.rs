@@ -1,13 +1,10 @@
 //! The links of a network as a node sees them.
 
-use nicforge_core::{
-    fabric::{PortChannel, timing::Incoming},
-    time::Nanos,
-};
+use nicforge_core::{fabric::PortChannel, time::Nanos};
 
 use super::{
     lane::{Lane, Parcel, Shown},
-    net::{Kit, NO_LANE, Seen, Wire},
+    net::{LinkProperties, NO_LANE, NodeStatus, Wire},
     wheel::{Kind, Wheel},
 };
 use crate::router::Links;
@@ -15,12 +12,12 @@ use crate::router::Links;
 /// The links of a network as one node sees them.
 #[derive(Debug)]
 pub struct NodeLinks<'a> {
-    pub(super) kit: &'a Kit,
+    pub(super) properties: &'a LinkProperties,
     /// The wires out of the node's ports.
     pub(super) wires: &'a mut [Wire],
     /// The lanes of the network.
     pub(super) lanes: &'a mut [Lane],
-    pub(super) seen: &'a mut Seen,
+    pub(super) status: &'a mut NodeStatus,
     pub(super) wheel: &'a mut Wheel,
     pub(super) now: Nanos,
     pub(super) node: u32,
@@ -37,7 +34,7 @@ impl NodeLinks<'_> {
     /// Returns the index of a lane out of a port.
     #[inline(always)]
     fn lane_out(&self, port: u8, vc: usize) -> usize {
-        (self.first as usize + usize::from(port)) * self.kit.vcs + vc
+        (self.first as usize + usize::from(port)) * self.properties.vcs + vc
     }
 
     /// Returns the index of a lane into a port, which need not exist.
@@ -63,17 +60,23 @@ impl NodeLinks<'_> {
     #[inline(always)]
     fn parts(&mut self, port: u8) -> Option<(&mut [Lane], Parts<'_>)> {
         let wire = self.wires.get_mut(usize::from(port))?;
-        let parts = Parts { kit: self.kit, wire, seen: self.seen, wheel: self.wheel, now: self.now };
+        let parts = Parts {
+            properties: self.properties,
+            wire,
+            status: self.status,
+            wheel: self.wheel,
+            now: self.now,
+        };
         Some((self.lanes, parts))
     }
 }
 
 /// The parts of a network that a packet concerns which a node forwards, sends or takes.
 struct Parts<'a> {
-    kit: &'a Kit,
+    properties: &'a LinkProperties,
     /// The wire out.
     wire: &'a mut Wire,
-    seen: &'a mut Seen,
+    status: &'a mut NodeStatus,
     wheel: &'a mut Wheel,
     now: Nanos,
 }
@@ -85,13 +88,13 @@ impl Parts<'_> {
     fn pop(&mut self, lane: &mut Lane, index: usize) -> bool {
         let next = lane.pop();
         let bit = 1 << (lane.input % 64);
-        self.seen.whole &= !bit;
-        self.seen.heads &= !bit;
+        self.status.whole &= !bit;
+        self.status.heads &= !bit;
 
         let Some(due) = next else { return false };
         if due <= self.now {
             lane.shown = Shown::Head;
-            self.seen.heads |= bit;
+            self.status.heads |= bit;
             return true;
         }
         if !lane.has_event {
@@ -104,13 +107,13 @@ impl Parts<'_> {
     /// Returns the credits of a packet that leaves a lane's buffer at `end`.
     #[inline(always)]
     fn return_credits(&mut self, lane: &mut Lane, index: usize, credits: u32, end: Nanos) {
-        let due = end.max(self.now).after(self.kit.delay);
+        let due = end.max(self.now).after(self.properties.delay);
         lane.return_later(credits, self.now, due);
         watch_credits(lane, index, self.wheel);
     }
 
-    /// Transmits a packet over a lane that has the credits. Returns the time at which its tail has
-    /// left.
+    /// Transmits a packet over a lane that has the credits. The packet's tail comes in at `tail`,
+    /// or has arrived. Returns the time at which it has left.
     #[inline(always)]
     fn transmit(
         &mut self,
@@ -118,11 +121,11 @@ impl Parts<'_> {
         index: usize,
         parcel: &Parcel,
         credits: u32,
-        incoming: Incoming,
+        tail: Nanos,
     ) -> Nanos {
         let start = self.wire.busy_until.from(self.now, true);
-        let (passage, busy_until) = self.kit.speed.transmit(start, parcel.bytes.into(), incoming);
-        (self.wire.busy_until, self.wire.idle_at) = (busy_until, passage.end);
+        let (passage, busy_until) = self.properties.speed.transmit_alike(start, parcel.bytes.into(), tail);
+        self.wire.busy_until = busy_until;
 
         let head = passage.head.max(lane.last_arrival);
         lane.push(Parcel { head, tail: passage.tail.max(head), credits, ..*parcel });
@@ -153,12 +156,12 @@ impl Links for NodeLinks<'_> {
 
     #[inline]
     fn arrived_inputs(&self, _: u8, _: u8) -> [u64; 2] {
-        [self.seen.whole, self.seen.heads]
+        [self.status.whole, self.status.heads]
     }
 
     #[inline]
     fn take_freed(&mut self) -> u64 {
-        std::mem::take(&mut self.seen.freed)
+        std::mem::take(&mut self.status.freed)
     }
 
     #[inline]
@@ -182,8 +185,8 @@ impl Links for NodeLinks<'_> {
             (Shown::Head, Some(tail)) if tail <= self.now => {
                 lane.shown = Shown::Whole;
                 let bit = 1 << (lane.input % 64);
-                self.seen.heads &= !bit;
-                self.seen.whole |= bit;
+                self.status.heads &= !bit;
+                self.status.whole |= bit;
                 true
             }
             (Shown::Head, Some(tail)) => {
@@ -219,7 +222,8 @@ impl Links for NodeLinks<'_> {
 
     fn request_credits(&mut self, port: u8, vc: u8, credits: u32) {
         let index = self.lane_out(port, vc.into());
-        if credits <= self.kit.credits.get(usize::from(vc)).copied().unwrap_or(0) {
+        // A virtual channel never has more credits than at first, so the node would never wake.
+        if credits <= self.properties.credits.get(usize::from(vc)).copied().unwrap_or(0) {
             self.await_credits(index, credits);
         }
     }
@@ -227,7 +231,7 @@ impl Links for NodeLinks<'_> {
     #[inline(always)]
     fn await_wire(&mut self, port: u8) -> Nanos {
         let Some(wire) = self.wires.get_mut(usize::from(port)) else { return Nanos::NEVER };
-        let idle_at = wire.idle_at;
+        let idle_at = wire.busy_until.rounded_up();
         if idle_at <= self.now {
             return self.now;
         }
@@ -254,9 +258,8 @@ impl Links for NodeLinks<'_> {
             return None;
         }
 
-        let is_coming = lane.shown != Shown::Whole && parcel.tail > now;
-        let incoming = if is_coming { parts.kit.speed.incoming(parcel.tail) } else { Incoming::WHOLE };
-        let end = parts.transmit(out_lane, out, parcel, credits, incoming);
+        let tail = if parcel.tail > now { parcel.tail } else { Nanos::ZERO };
+        let end = parts.transmit(out_lane, out, parcel, credits, tail);
         let is_followed = parts.pop(lane, index);
         parts.return_credits(lane, index, credits, end);
         Some(is_followed)
@@ -264,14 +267,14 @@ impl Links for NodeLinks<'_> {
 
     fn send(&mut self, to: PortChannel, parcel: Parcel) -> Result<(), Parcel> {
         let out = self.lane_out(to.port, to.channel);
-        let credits = self.kit.unit.needed(parcel.bytes.into());
+        let credits = self.properties.unit.needed(parcel.bytes.into());
         if !self.await_credits(out, credits) {
             return Err(parcel);
         }
 
         let Some((lanes, mut parts)) = self.parts(to.port) else { return Err(parcel) };
         let Some(lane) = lanes.get_mut(out) else { return Err(parcel) };
-        parts.transmit(lane, out, &parcel, credits, Incoming::WHOLE);
+        parts.transmit(lane, out, &parcel, credits, Nanos::ZERO);
         Ok(())
     }
 

@@ -23,18 +23,17 @@ pub(super) const NO_LANE: u32 = u32::MAX;
 /// The state of the wire out of a port.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wire {
+    /// Time from which it is idle, or [`Start::NEVER`] without a cable.
     pub(super) busy_until: Start,
-    /// Time from which it is idle, rounded up, or [`Nanos::NEVER`] without a cable.
-    pub(super) idle_at: Nanos,
     /// There is an event for the time at which it falls idle.
     pub(super) has_event: bool,
     /// First lane of the wire into the port, or [`NO_LANE`].
     pub(super) inward: u32,
 }
 
-/// A node's part of the links.
+/// What a node has been shown, and when it has its next turn.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
+pub(super) struct NodeStatus {
     /// Inputs with a whole packet, and those with the head of one.
     pub(super) whole: u64,
     pub(super) heads: u64,
@@ -48,7 +47,7 @@ pub(super) struct Seen {
 
 /// The properties that all links of a network have.
 #[derive(Clone, Debug)]
-pub(super) struct Kit {
+pub(super) struct LinkProperties {
     pub(super) speed: WireSpeed,
     pub(super) delay: u64,
     pub(super) unit: CreditUnit,
@@ -60,12 +59,12 @@ pub(super) struct Kit {
 /// The links of a network, their packets and their events.
 #[derive(Debug)]
 pub(super) struct Net {
-    kit: Kit,
+    properties: LinkProperties,
     /// By node and port.
     wires: Vec<Wire>,
     /// By node, port and virtual channel: the lanes out of the node.
     lanes: Vec<Lane>,
-    seen: Vec<Seen>,
+    status: Vec<NodeStatus>,
     wheel: Wheel,
     /// Nodes that are to have a turn.
     pub(super) woken: Vec<u32>,
@@ -75,10 +74,9 @@ impl Net {
     /// Returns nodes of `ports` ports without cables. The router serves `vcs` virtual channels.
     pub(super) fn new(nodes: u32, ports: u8, vcs: usize, link: &LinkSpec) -> Self {
         let (nodes, ports) = (nodes as usize, usize::from(ports));
-        let wire =
-            Wire { busy_until: Start::FIRST, idle_at: Nanos::NEVER, has_event: false, inward: NO_LANE };
-        let seen = Seen { whole: 0, heads: 0, freed: 0, timer: Nanos::NEVER, is_woken: false };
-        let kit = Kit {
+        let wire = Wire { busy_until: Start::NEVER, has_event: false, inward: NO_LANE };
+        let status = NodeStatus { whole: 0, heads: 0, freed: 0, timer: Nanos::NEVER, is_woken: false };
+        let properties = LinkProperties {
             speed: WireSpeed::new(link),
             delay: link.delay,
             unit: link.credit_unit,
@@ -92,10 +90,10 @@ impl Net {
             lanes.extend(link.credits.iter().take(vcs).map(|&credits| Lane::new((0, 0), (0, 0), credits)));
         }
         Self {
-            kit,
+            properties,
             wires: vec![wire; nodes * ports],
             lanes,
-            seen: vec![seen; nodes],
+            status: vec![status; nodes],
             wheel: Wheel::new(),
             woken: Vec::with_capacity(nodes),
         }
@@ -109,26 +107,26 @@ impl Net {
     /// Adds the wire from one port to another.
     pub(super) fn connect(&mut self, from: (u32, u8), to: (u32, u8)) {
         let [wire, inward] =
-            [from, to].map(|(node, port)| node as usize * self.kit.ports + usize::from(port));
-        self.wires[wire].idle_at = Nanos::ZERO;
+            [from, to].map(|(node, port)| node as usize * self.properties.ports + usize::from(port));
+        self.wires[wire].busy_until = Start::FIRST;
 
-        let first = wire * self.kit.vcs;
+        let first = wire * self.properties.vcs;
         self.wires[inward].inward = first as u32;
-        for vc in 0..self.kit.vcs {
-            let input = (vc * self.kit.ports + usize::from(to.1)) as u8;
-            self.lanes[first + vc] = Lane::new(from, (to.0, input), self.kit.credits[vc]);
+        for vc in 0..self.properties.vcs {
+            let input = (vc * self.properties.ports + usize::from(to.1)) as u8;
+            self.lanes[first + vc] = Lane::new(from, (to.0, input), self.properties.credits[vc]);
         }
     }
 
     /// Returns the links as a node sees them, at the beginning of its turn.
     #[inline(always)]
     pub(super) fn of_node(&mut self, node: u32, now: Nanos) -> Option<NodeLinks<'_>> {
-        let Self { kit, wires, lanes, seen, wheel, .. } = self;
-        let first = node as usize * kit.ports;
-        let seen = seen.get_mut(node as usize)?;
-        seen.is_woken = false;
-        let wires = wires.get_mut(first..)?.get_mut(..kit.ports)?;
-        Some(NodeLinks { kit, wires, lanes, first: first as u32, seen, wheel, node, now })
+        let Self { properties, wires, lanes, status, wheel, .. } = self;
+        let first = node as usize * properties.ports;
+        let status = status.get_mut(node as usize)?;
+        status.is_woken = false;
+        let wires = wires.get_mut(first..first + properties.ports)?;
+        Some(NodeLinks { properties, wires, lanes, first: first as u32, status, wheel, node, now })
     }
 
     /// Returns the number of packets sent over all links.
@@ -139,7 +137,7 @@ impl Net {
     /// Wakes a node.
     #[inline]
     pub(super) fn wake(&mut self, node: u32) {
-        if !std::mem::replace(&mut self.seen[node as usize].is_woken, true) {
+        if !std::mem::replace(&mut self.status[node as usize].is_woken, true) {
             self.woken.push(node);
         }
     }
@@ -147,7 +145,7 @@ impl Net {
     /// Has a node woken at a time, or earlier.
     #[inline]
     pub(super) fn wake_at(&mut self, node: u32, time: Nanos) {
-        let timer = &mut self.seen[node as usize].timer;
+        let timer = &mut self.status[node as usize].timer;
         if time < *timer {
             *timer = time;
             self.wheel.add(time, Kind::Timer(node));
@@ -174,6 +172,10 @@ impl Net {
                 if let Some(wire) = self.wires.get(wire as usize) {
                     prefetch(wire);
                 }
+                // Its sender looks at the credits.
+                if let Some(lane) = self.lanes.get(wire as usize * self.properties.vcs) {
+                    prefetch_lines::<2, _>(lane);
+                }
             }
             Kind::Timer(_) => {}
         }
@@ -182,27 +184,11 @@ impl Net {
     /// Has the processor load the links of a node that is to have a turn.
     #[inline(always)]
     pub(super) fn prefetch_node(&self, node: u32) {
-        if let Some(seen) = self.seen.get(node as usize) {
-            prefetch(seen);
+        if let Some(status) = self.status.get(node as usize) {
+            prefetch(status);
         }
-        if let Some(wire) = self.wires.get(node as usize * self.kit.ports) {
+        if let Some(wire) = self.wires.get(node as usize * self.properties.ports) {
             prefetch_lines::<3, _>(wire);
-        }
-    }
-
-    /// Has the processor load the packets that a node has been shown, and the lanes out that they
-    /// may take.
-    #[inline(always)]
-    pub(super) fn prefetch_lanes(&self, node: u32) {
-        let Some(seen) = self.seen.get(node as usize) else { return };
-        let first = node as usize * self.kit.ports;
-        let mut freed = seen.freed;
-        while freed != 0 {
-            let wire = first + freed.trailing_zeros() as usize;
-            freed &= freed - 1;
-            if let Some(lane) = self.lanes.get(wire * self.kit.vcs) {
-                prefetch_lines::<2, _>(lane);
-            }
         }
     }
 
@@ -210,7 +196,7 @@ impl Net {
     #[cold]
     pub(super) fn postpone(&mut self, nodes: &[u32]) {
         for &node in nodes {
-            self.seen[node as usize].is_woken = true;
+            self.status[node as usize].is_woken = true;
             self.woken.push(node);
         }
     }
@@ -233,7 +219,7 @@ impl Net {
             Kind::Idle(wire) => self.fall_idle(now, wire),
             Kind::Credit(lane) => self.return_credits(now, lane),
             Kind::Timer(node) => {
-                self.seen[node as usize].timer = Nanos::NEVER;
+                self.status[node as usize].timer = Nanos::NEVER;
                 self.wake(node);
             }
         }
@@ -257,14 +243,14 @@ impl Net {
         }
 
         let (receiver, bit) = (lane.receiver, 1 << lane.input);
-        let seen = &mut self.seen[receiver as usize];
+        let status = &mut self.status[receiver as usize];
         if is_head {
             lane.shown = Shown::Head;
-            seen.heads |= bit;
+            status.heads |= bit;
         } else {
             lane.shown = Shown::Whole;
-            seen.heads &= !bit;
-            seen.whole |= bit;
+            status.heads &= !bit;
+            status.whole |= bit;
         }
         self.wake(receiver);
     }
@@ -273,14 +259,14 @@ impl Net {
     #[inline]
     fn fall_idle(&mut self, now: Nanos, index: u32) {
         let wire = &mut self.wires[index as usize];
-        if wire.idle_at > now {
-            let due = wire.idle_at;
+        let due = wire.busy_until.rounded_up();
+        if due > now {
             return self.wheel.add(due, Kind::Idle(index));
         }
 
         wire.has_event = false;
         // The wires are in the order of their nodes and ports, of which there are at most 255.
-        let ports = self.kit.ports as u32;
+        let ports = self.properties.ports as u32;
         self.free(index / ports, (index % ports) as u8);
     }
 
@@ -302,7 +288,7 @@ impl Net {
     /// Records the end of a wait at a node's port, and wakes the node.
     #[inline]
     fn free(&mut self, node: u32, port: u8) {
-        self.seen[node as usize].freed |= 1 << (port % 64);
+        self.status[node as usize].freed |= 1 << (port % 64);
         self.wake(node);
     }
 }

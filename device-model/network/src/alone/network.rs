@@ -202,26 +202,42 @@ impl<N: Node> Network<N> {
             && let Some(node) = self.nodes.get(next as usize)
         {
             node.prefetch();
-            self.net.prefetch_lanes(next);
         }
     }
 
     /// Runs turns of a node for as long as it has more to do.
-    #[inline]
+    #[inline(always)]
     fn run_node(&mut self, number: u32) -> Result<(), Endless> {
-        let Some(node) = self.nodes.get_mut(number as usize) else { return Ok(()) };
-        for _ in 0..TURNS {
-            let Some(mut links) = self.net.of_node(number, self.now) else { return Ok(()) };
-            let turn = node.turn(&mut links);
-            if turn.has_more {
-                continue;
-            }
+        let mut turn = self.run_turn(number);
+        if turn.has_more {
+            turn = self.run_more(number)?;
+        }
+        if turn.wake < Nanos::NEVER {
+            self.net.wake_at(number, turn.wake.max(self.now.after(1)));
+        }
+        Ok(())
+    }
 
-            if turn.wake < Nanos::NEVER {
-                self.net.wake_at(number, turn.wake.max(self.now.after(1)));
+    /// Runs further turns of a node, and returns the result of the last one.
+    #[cold]
+    #[inline(never)]
+    fn run_more(&mut self, number: u32) -> Result<Turn, Endless> {
+        for _ in 1..TURNS {
+            let turn = self.run_turn(number);
+            if !turn.has_more {
+                return Ok(turn);
             }
-            return Ok(());
         }
         Err(Endless { node: number, time: self.now })
+    }
+
+    /// Runs a turn of a node.
+    #[inline(always)]
+    fn run_turn(&mut self, number: u32) -> Turn {
+        let node = self.nodes.get_mut(number as usize);
+        match (node, self.net.of_node(number, self.now)) {
+            (Some(node), Some(mut links)) => node.turn(&mut links),
+            _ => Turn { wake: Nanos::NEVER, has_more: false },
+        }
     }
 }

@@ -5,15 +5,10 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use nicforge_core::time::Nanos;
-
-/// Slots of the wheel, each of a nanosecond. Events further away are in the heap.
-const SLOTS: usize = 1 << 12;
-/// Slots of a word of the bitmap.
-const WORD: usize = 64;
-
-// A word has a bit for each word of the bitmap.
-const _: () = assert!(SLOTS / WORD <= WORD);
+use nicforge_core::{
+    fabric::wheel::{OccupiedSlots, SLOTS},
+    time::Nanos,
+};
 
 /// An event of a lane, a wire or a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -66,10 +61,8 @@ pub(super) struct Wheel {
     /// Events of the wheel are from this time on, and before this time plus [`SLOTS`].
     base: u64,
     slots: Box<[Vec<Event>; SLOTS]>,
-    /// Bit mask of the slots with events.
-    occupied: [u64; SLOTS / WORD],
-    /// Bit mask of the words of `occupied` that are not zero.
-    summary: u64,
+    occupied: OccupiedSlots,
+    /// Events that are not on the wheel.
     far: BinaryHeap<Reverse<(u64, Event)>>,
 }
 
@@ -78,8 +71,7 @@ impl Wheel {
         Self {
             base: 0,
             slots: Box::new([const { Vec::new() }; SLOTS]),
-            occupied: [0; SLOTS / WORD],
-            summary: 0,
+            occupied: OccupiedSlots::default(),
             far: BinaryHeap::new(),
         }
     }
@@ -93,9 +85,11 @@ impl Wheel {
             return self.add_far(time, event);
         }
 
-        self.slots[slot].push(event);
-        self.occupied[slot / WORD] |= 1 << (slot % WORD);
-        self.summary |= 1 << (slot / WORD);
+        let events = &mut self.slots[slot];
+        if events.is_empty() {
+            self.occupied.insert(slot);
+        }
+        events.push(event);
     }
 
     /// Adds an event that is not on the wheel.
@@ -108,7 +102,7 @@ impl Wheel {
     /// Moves the events of the next time to `events`, which is empty, if that time is at most
     /// `limit`. Returns the time.
     pub(super) fn take(&mut self, limit: Nanos, events: &mut Vec<Event>) -> Option<Nanos> {
-        let near = self.first();
+        let near = self.occupied.first_time(self.base).unwrap_or(u64::MAX);
         let far = self.far.peek().map_or(u64::MAX, |Reverse((time, _))| *time);
         let time = near.min(far);
         if time > limit.0 || time == u64::MAX {
@@ -118,9 +112,7 @@ impl Wheel {
         if near == time {
             let slot = time as usize % SLOTS;
             std::mem::swap(&mut self.slots[slot], events);
-            let word = &mut self.occupied[slot / WORD];
-            *word &= !(1 << (slot % WORD));
-            self.summary &= !(u64::from(*word == 0) << (slot / WORD));
+            self.occupied.remove(slot);
         }
         while let Some(Reverse((due, event))) = self.far.peek()
             && *due == time
@@ -131,28 +123,5 @@ impl Wheel {
 
         self.base = time;
         Some(Nanos(time))
-    }
-
-    /// Returns the time of the first event on the wheel, or `u64::MAX`.
-    #[inline]
-    fn first(&self) -> u64 {
-        if self.summary == 0 {
-            return u64::MAX;
-        }
-
-        // The slots from that of `base` to the end come first, and those before it afterwards.
-        let start = self.base as usize % SLOTS;
-        let (word, bit) = (start / WORD, start % WORD);
-        let here = self.occupied[word] & (u64::MAX << bit);
-        let slot = if here != 0 {
-            word * WORD + here.trailing_zeros() as usize
-        } else {
-            let behind = self.summary & (u64::MAX << word << 1);
-            let words = if behind != 0 { behind } else { self.summary };
-            let word = words.trailing_zeros() as usize % WORD;
-            word * WORD + self.occupied[word].trailing_zeros() as usize
-        };
-
-        self.base + (slot.wrapping_sub(start) % SLOTS) as u64
     }
 }

@@ -1,7 +1,10 @@
 //! The events that are due at one time.
 
-use super::{Event, EventKind, WORD};
+use super::{Event, EventKind};
 use crate::fabric::GI_WIRES;
+
+/// Bits of a word.
+const WORD: usize = u64::BITS as usize;
 
 /// A set of events, which gives them in their order.
 ///
