@@ -28,12 +28,11 @@ impl<P: Policy, K: Carried> Router<P, K> {
         while open != 0 {
             let port = open.trailing_zeros() as u8;
             open &= open - 1;
-            while self.outputs.wanted >> port & 1 == 1 && self.serve_output(ports, port) {
+            while self.outputs.wanted >> port & 1 == 1
+                && self.await_output(ports, port)
+                && self.serve_idle_output(ports, port)
+            {
                 sent += 1;
-                // After most transmissions the wire is busy.
-                if self.outputs.wanted >> port & 1 == 1 && !self.await_output(ports, port) {
-                    break;
-                }
             }
         }
         sent
@@ -52,12 +51,13 @@ impl<P: Policy, K: Carried> Router<P, K> {
 
     /// Sends a packet through a port that inputs want, if its wire is idle. Returns false if there
     /// is none to send now; the function is then woken when that may have changed.
-    #[inline(always)]
     pub(super) fn serve_output<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
-        if !self.await_output(ports, port) {
-            return false;
-        }
+        self.await_output(ports, port) && self.serve_idle_output(ports, port)
+    }
 
+    /// Sends a packet as [`Router::serve_output`] does. The wire is idle.
+    #[inline(always)]
+    fn serve_idle_output<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
         // The adaptive channels are those that packets have wanted so far.
         if self.outputs.adaptive_vcs == 0 {
             let inputs = self.fixed_inputs(ports, port);
@@ -100,8 +100,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
             Source::Injection { .. } => {}
         }
 
-        self.outputs.remove_fixed(input, exit);
-        self.outputs.of[usize::from(port)].count_sent(choice);
+        self.outputs.remove_sent(choice, exit);
         self.heads.leave(input, ports.now());
         self.show_next_injected(source, input, ports.now());
         true

@@ -10,6 +10,16 @@ pub trait Policy {
     /// [`nicforge_core::fabric::Contents::header`].
     fn decide(&self, word: u64, from: Source) -> Decision;
 
+    /// Returns the exit of [`Decision::One`], if the decision is known to be that without a search.
+    /// The router asks this first, because most packets have one exit.
+    #[inline]
+    fn only_exit(&self, word: u64, from: Source) -> Option<Exit> {
+        match self.decide(word, from) {
+            Decision::One(exit) => Some(exit),
+            _ => None,
+        }
+    }
+
     /// Returns the reception FIFO for packets with this route word. The router delivers to no FIFO
     /// that does not exist: it drops such packets and counts them.
     #[inline]

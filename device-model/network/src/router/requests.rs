@@ -2,7 +2,11 @@
 
 use nicforge_core::fabric::MAX_CHANNELS;
 
-use super::{Decision, Exit, Room, outputs::Outputs, policy::Candidates};
+use super::{
+    Decision, Exit, Room,
+    outputs::{Choice, Outputs},
+    policy::Candidates,
+};
 
 /// A set of inputs, one bit for each.
 pub(super) type Inputs = u64;
@@ -51,11 +55,16 @@ pub(super) struct PortRequests {
 }
 
 impl Outputs {
-    /// Removes the request of an input for its exit.
+    /// Removes the request of a choice for its exit, by which it was sent, and counts it.
     #[inline(always)]
-    pub(super) fn remove_fixed(&mut self, input: usize, exit: Exit) {
-        self.forget_vc(input, exit.vc);
-        self.forget(input, exit.port);
+    pub(super) fn remove_sent(&mut self, choice: Choice, exit: Exit) {
+        self.forget_vc(choice.input, exit.vc);
+
+        let output = &mut self.of[usize::from(exit.port)];
+        output.requests.fixed &= !(1 << choice.input);
+        let is_wanted = output.requests.fixed | output.requests.adaptive != 0;
+        output.count_sent(choice);
+        self.wanted &= !(u64::from(!is_wanted) << exit.port);
     }
 
     /// Adds the request of an input for its exit.

@@ -123,28 +123,28 @@ impl<P: Policy, K: Carried> Router<P, K> {
 
         // Most packets have one exit.
         let layout = &self.plan.layout;
-        match self.policy.decide(head.0, source) {
-            Decision::One(exit) if exit.port < layout.ports && exit.vc < layout.vcs => {
-                self.heads.decided |= 1 << input;
-                self.outputs.add_one(input, exit);
-                self.heads.of[input].become_first(Decision::One(exit), ports.now(), head.1, 0);
-                false
-            }
-            decision => self.decide_other(ports, input, head, decision),
+        if let Some(exit) = self.policy.only_exit(head.0, source)
+            && exit.port < layout.ports
+            && exit.vc < layout.vcs
+        {
+            self.heads.decided |= 1 << input;
+            self.outputs.add_one(input, exit);
+            self.heads.of[input].become_first(Decision::One(exit), ports.now(), head.1, 0);
+            return false;
         }
+        self.decide_other(ports, input, head)
     }
 
-    /// Takes over the policy's decision on a packet that need not have one exit.
+    /// Decides on a packet that need not have one exit.
     #[inline(never)]
     fn decide_other<L: Links<Packet = K>>(
         &mut self,
         ports: &mut L,
         input: usize,
         (word, bytes): (u64, u32),
-        decision: Decision,
     ) -> bool {
         let source = self.plan.layout.source(input);
-        let mut decision = self.checked(decision);
+        let mut decision = self.checked(self.policy.decide(word, source));
 
         let bit = 1 << input;
         self.heads.decided |= bit;

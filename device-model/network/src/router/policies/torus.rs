@@ -129,9 +129,42 @@ struct Network {
     torus: Torus,
     rules: TorusRules,
     dimensions: [Dimension; MAX_DIMENSIONS],
+    /// The virtual channels of dimension order, by class of packets and dimension.
+    fixed: [[FixedVcs; DIMENSIONS]; CLASSES],
+    /// The highest coordinate of each dimension, as in a route word.
+    last: u64,
+    /// A dimension of more than one node is a mesh.
+    has_mesh: bool,
     /// The first dimension of the order, for each set of dimensions. The empty set has none:
     /// [`MAX_DIMENSIONS`].
     first: [u8; 1 << MAX_DIMENSIONS],
+}
+
+/// Places for dimensions in tables: a power of two.
+const DIMENSIONS: usize = MAX_DIMENSIONS.next_power_of_two();
+
+/// The virtual channels of dimension order along one dimension.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(4))]
+struct FixedVcs {
+    /// That of packets with the cable ahead from the last node of the ring to its first.
+    ahead: u8,
+    /// That of all others.
+    past: u8,
+    /// The dimension is a ring with the bubble rule.
+    has_bubble: bool,
+}
+
+impl FixedVcs {
+    fn new(fixed: Fixed, dimension: Dimension) -> Self {
+        let (ahead, past) = match fixed {
+            Fixed::Dateline { vcs: [first, second] } if dimension.wraps => (first, second),
+            Fixed::Dateline { vcs: [_, second] } => (second, second),
+            Fixed::Bubble { vc } | Fixed::Plain { vc } => (vc, vc),
+        };
+        let has_bubble = dimension.wraps && matches!(fixed, Fixed::Bubble { .. });
+        Self { ahead, past, has_bubble }
+    }
 }
 
 /// The choice of reception FIFOs.
@@ -161,7 +194,15 @@ impl Network {
                 rules.order.into_iter().filter(|&dimension| usize::from(dimension) < MAX_DIMENSIONS);
             order.find(|dimension| set >> dimension & 1 == 1).unwrap_or(MAX_DIMENSIONS as u8)
         });
-        Ok(Self { torus: *torus, rules, dimensions, first })
+        let fixed = rules.classes.map(|class| {
+            std::array::from_fn(|index| {
+                let dimension = dimensions.get(index).copied().unwrap_or(Dimension::mesh(1));
+                FixedVcs::new(class.fixed, dimension)
+            })
+        });
+        let last = pack(&dimensions.map(|dimension| dimension.length.saturating_sub(1)));
+        let has_mesh = dimensions.iter().any(|dimension| !dimension.wraps && dimension.length > 1);
+        Ok(Self { torus: *torus, rules, dimensions, fixed, last, has_mesh, first })
     }
 }
 
@@ -208,12 +249,23 @@ impl TorusPolicy {
 
     /// Returns whether a packet can reach its target. A word that a client has made up can name
     /// coordinates outside, or lead out of a mesh.
+    #[inline]
     fn is_reachable(&self, word: TorusWord) -> bool {
-        (0..MAX_DIMENSIONS).all(|dimension| {
-            let Dimension { length, wraps } = self.network.dimensions[dimension];
+        const HIGH_BITS: u64 = 0x80_8080_8080;
+        let (last, target) = (self.network.last, word.packed());
+
+        // The highest bit of each byte is set if the byte of `last` is not below that of `target`.
+        let low = (last | HIGH_BITS) - (target & !HIGH_BITS);
+        let fits = (last & !target) | (!(last ^ target) & low);
+        fits & HIGH_BITS == HIGH_BITS && (!self.network.has_mesh || self.stays_on_meshes(word))
+    }
+
+    /// Returns whether a packet goes towards its target in each mesh dimension.
+    #[inline(never)]
+    fn stays_on_meshes(&self, word: TorusWord) -> bool {
+        self.network.dimensions.iter().enumerate().all(|(dimension, length)| {
             let (own, target) = (TorusWord(self.own).coordinate(dimension), word.coordinate(dimension));
-            let leads_there = wraps || own == target || (target < own) == word.is_down(dimension);
-            target < length && leads_there
+            length.wraps || own == target || (target < own) == word.is_down(dimension)
         })
     }
 
@@ -228,20 +280,14 @@ impl TorusPolicy {
         }
 
         let port = word.port(dimension);
-        let wraps = network.dimensions[dimension].wraps;
-        Some(match network.rules.classes[word.class()].fixed {
-            Fixed::Bubble { vc } => {
-                // A port's number differs in its lowest bit from that of the other direction.
-                let moves_along = from == Source::Link { port: port ^ 1, vc };
-                Exit { port, vc, room: if wraps && !moves_along { Room::Two } else { Room::One } }
-            }
-            Fixed::Dateline { vcs } => {
-                let (own, target) = (TorusWord(self.own).coordinate(dimension), word.coordinate(dimension));
-                let cable_is_ahead = (target > own) == word.is_down(dimension);
-                Exit { port, vc: vcs[usize::from(!(wraps && cable_is_ahead))], room: Room::One }
-            }
-            Fixed::Plain { vc } => Exit { port, vc, room: Room::One },
-        })
+        let FixedVcs { ahead, past, has_bubble } = network.fixed[word.class()][dimension];
+        let (own, target) = (TorusWord(self.own).coordinate(dimension), word.coordinate(dimension));
+        let cable_is_ahead = (target > own) == word.is_down(dimension);
+        let vc = if cable_is_ahead { ahead } else { past };
+
+        // A port's number differs in its lowest bit from that of the other direction.
+        let enters = has_bubble && from != Source::Link { port: port ^ 1, vc };
+        Some(Exit { port, vc, room: if enters { Room::Two } else { Room::One } })
     }
 
     /// Returns the ports of an adaptive packet.
@@ -260,6 +306,15 @@ impl TorusPolicy {
 }
 
 impl Policy for TorusPolicy {
+    #[inline(always)]
+    fn only_exit(&self, word: u64, from: Source) -> Option<Exit> {
+        let word = TorusWord(word);
+        if !word.is_plain() || (matches!(from, Source::Injection { .. }) && !self.is_reachable(word)) {
+            return None;
+        }
+        self.fixed_exit(word, self.apart(word), from)
+    }
+
     #[inline]
     fn decide(&self, word: u64, from: Source) -> Decision {
         let word = TorusWord(word);

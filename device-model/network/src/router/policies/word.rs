@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::shape::{Direction, MAX_DIMENSIONS, Torus};
+use crate::shape::{Dimension, MAX_DIMENSIONS, Torus};
 
 /// Number of classes of packets.
 pub const CLASSES: usize = 4;
@@ -68,14 +68,27 @@ impl TorusWord {
     #[inline]
     pub fn between(torus: &Torus, from: u32, to: u32, ties: u8) -> Result<Self, WordError> {
         let nodes = crate::shape::Cabling::nodes(torus);
-        let no_node = |node| WordError::NoNode { node, nodes };
-        let here = torus.coordinates(from).ok_or(no_node(from))?;
-        let there = torus.coordinates(to).ok_or(no_node(to))?;
-
-        if let Some(dimension) = torus.dimensions().iter().find(|dimension| dimension.length > 256) {
-            return Err(WordError::TooLong { length: dimension.length });
+        for node in [from, to] {
+            if node >= nodes {
+                return Err(WordError::NoNode { node, nodes });
+            }
         }
-        Ok(Self::of_coordinates(torus, &here, &there, ties))
+
+        // Dimension 0 varies fastest in the numbers of nodes.
+        let (mut word, mut here, mut there) = (0, from, to);
+        for (index, dimension) in torus.dimensions().iter().enumerate() {
+            let length = dimension.length;
+            if length > 256 {
+                return Err(WordError::TooLong { length });
+            }
+
+            let [own, target] = [here % length, there % length];
+            (here, there) = (here / length, there / length);
+            word |= u64::from(target) << (COORDINATE as usize * index);
+            let tie = ties >> index & 1 == 1;
+            word |= u64::from(is_down(*dimension, own, target, tie)) << (DIRECTION as usize + index);
+        }
+        Ok(Self(word))
     }
 
     /// Returns the word of [`TorusWord::between`] for the nodes at these coordinates.
@@ -85,12 +98,9 @@ impl TorusWord {
         for (dimension, (&here, &there)) in here.iter().zip(there).enumerate() {
             word |= u64::from(there) << (COORDINATE * dimension as u32);
 
-            let down = match torus.way(dimension, here, there).map(|way| way.direction) {
-                Some(Direction::Down) => 1,
-                Some(Direction::Either) => u64::from(ties >> dimension & 1),
-                Some(Direction::Up) | None => 0,
-            };
-            word |= down << (DIRECTION + dimension as u32);
+            let Some(&length) = torus.dimensions().get(dimension) else { continue };
+            let down = is_down(length, here, there, ties >> dimension & 1 == 1);
+            word |= u64::from(down) << (DIRECTION + dimension as u32);
         }
         Self(word)
     }
@@ -204,6 +214,12 @@ impl TorusWord {
         self.0 & ADAPTIVE != 0
     }
 
+    /// Returns whether the packet goes in dimension order and leaves no copies.
+    #[inline]
+    pub(super) fn is_plain(self) -> bool {
+        self.0 & (ADAPTIVE | DEPOSIT) == 0
+    }
+
     /// Returns whether the packet leaves copies.
     #[inline]
     pub fn deposits(self) -> bool {
@@ -221,6 +237,20 @@ impl TorusWord {
     pub fn zone(self) -> usize {
         (self.0 >> ZONE) as usize & 0b11
     }
+}
+
+/// Returns whether a shortest way from one coordinate to another leads down. `tie` is the answer
+/// if both directions are equally short.
+#[inline]
+fn is_down(Dimension { length, wraps }: Dimension, from: u32, to: u32, tie: bool) -> bool {
+    if !wraps {
+        return to < from;
+    }
+
+    // The cables up, and those of the whole ring without them.
+    let up = if to < from { to + length - from } else { to - from };
+    let down = length - up;
+    up != 0 && (down < up || (down == up && tie))
 }
 
 /// Returns coordinates as a route word has them.
