@@ -1,14 +1,16 @@
 //! BookSim on the same network, for comparison: a torus of 8 x 8 x 8, uniform traffic beyond
 //! saturation, the same bytes of a packet. The environment variable [`PROGRAM`] names its binary.
 //!
-//! BookSim moves flits, so what is compared is packets over links.
+//! BookSim moves flits, so what is compared is packets over links. Its routers have as many virtual
+//! channels as ours, with buffers for as many packets, and the same routes: dimension order, with a
+//! second virtual channel where a ring closes.
 
 use std::{env, ffi::OsString, fs, process::Command};
 
 use nicforge::failure::{ErrorContext, Failure};
 use nicforge_core::fabric::MAX_PACKET;
 
-use super::traffic::PACKET;
+use super::traffic::{CHANNELS, CREDITS, PACKET};
 
 /// The environment variable that names BookSim's binary.
 pub(super) const PROGRAM: &str = "NICFORGE_BOOKSIM";
@@ -40,12 +42,13 @@ pub(super) fn rate(program: &OsString) -> Result<f64, Failure> {
 }
 
 fn configuration() -> String {
+    let flits = PACKET / FLIT;
     format!(
-        "topology = torus;\nk = 8;\nn = 3;\nrouting_function = dim_order;\nnum_vcs = 4;\nvc_buf_size = 32;\n\
-         packet_size = {};\ninjection_rate_uses_flits = 1;\ninjection_rate = 0.9;\ntraffic = uniform;\n\
+        "topology = torus;\nk = 8;\nn = 3;\nrouting_function = dim_order;\nnum_vcs = {CHANNELS};\nvc_buf_size = {};\n\
+         packet_size = {flits};\ninjection_rate_uses_flits = 1;\ninjection_rate = 0.9;\ntraffic = uniform;\n\
          sim_type = throughput;\nsample_period = 200;\nwarmup_periods = 1;\nmax_samples = 2;\n\
          latency_thres = 1000000.0;\nseed = 1;\n",
-        PACKET / FLIT
+        CREDITS as usize * flits
     )
 }
 
