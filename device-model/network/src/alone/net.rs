@@ -31,7 +31,7 @@ pub(super) struct Wire {
     pub(super) inward: u32,
 }
 
-/// What a node has been shown, and when it has its next turn.
+/// The state of a node: the packets that it has been shown, and its next turn.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NodeStatus {
     /// Inputs with a whole packet, and those with the head of one.
