@@ -114,7 +114,7 @@ impl RmaSide {
         }
 
         // The peer keeps its memory until this block.
-        self.port.put(target, own, address, 1, Notify::REQUESTER | Notify::COMPLETER).expect("a put");
+        self.port.put(target, own_address, address, 1, Notify::REQUESTER | Notify::COMPLETER).expect("a put");
         self.wait_for(Role::Requester);
     }
 

@@ -64,7 +64,7 @@ pub fn run_role(role: &str, arguments: &[String]) {
         "rma-take" => {
             let mut side = RmaSide::open(&rig, 1, number(0) as u16);
             println!("open {}", side.address());
-            side.take_puts();
+            side.check_puts();
         }
         "rma-put" => RmaSide::open(&rig, 0, number(1) as u16).put_and_get(1, number(0) as u16, number(2)),
         "velo" => velo_body::messages_of_every_length_and_tag_arrive_in_order(&rig),

@@ -429,7 +429,7 @@ pub fn a_put_that_waits_for_room_is_cancelled(rig: &dyn Rig) {
     assert_eq!(local.port.in_flight(), MAX_COMMANDS as u64);
 
     set_link_up(rig, true);
-    local.port.drain(soon(), None).unwrap();
+    local.port.drain(test_deadline(), None).unwrap();
 }
 
 /// Lost notifications are reported once, after those that were not lost.

@@ -161,7 +161,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
 
         self.heads.of[input].counters.waited += ports.now().0 - since.0;
         self.heads.decided &= !(1 << input);
-        self.outputs.remove_fixed(input, exit);
+        self.outputs.remove(input, &decision);
         if let Source::Injection { fifo } = self.plan.layout.source(input) {
             self.fifos.add_waiting(fifo);
         }

@@ -276,7 +276,7 @@ impl Rma {
     #[cold]
     fn give_up_read(&mut self, wire: &Wire, part: &Part) {
         if let Some(client) = self.client(AttachmentId(wire.target.vpid)) {
-            client.answering.give_up(wire.source, part.id);
+            client.answering.drop_data(wire.source, part.id);
         }
     }
 
