@@ -203,6 +203,7 @@ unsafe fn copy_packets(
             });
             received.and(copied).map_err(failure)
         };
+
         // SAFETY: its owner is NULL or valid by this function's contract.
         unsafe { with_owner(fifo.owner, receive) }
     });
