@@ -314,7 +314,7 @@ impl Transport {
                     (common::QUEUE_DEVICE, &mut layout.used),
                 ];
                 for (register, address) in addresses {
-                    set_address(address, offset.wrapping_sub(register), length, value);
+                    write_address_register(address, offset.wrapping_sub(register), length, value);
                 }
             }
         }
@@ -360,12 +360,13 @@ impl Transport {
     }
 }
 
-/// Writes a 64-bit register, as a whole or by halves. `at` is the offset in the register.
-fn set_address(address: &mut u64, at: u64, length: usize, value: u64) {
+/// Writes a 64-bit address register, as a whole or by halves. `at` is the access's offset from the
+/// register. Any other access changes nothing.
+fn write_address_register(register: &mut u64, at: u64, length: usize, value: u64) {
     match (at, length) {
-        (0, 8) => *address = value,
-        (0, 4) => *address = *address & !0xffff_ffff | value,
-        (4, 4) => *address = *address & 0xffff_ffff | value << 32,
+        (0, 8) => *register = value,
+        (0, 4) => *register = *register & !0xffff_ffff | value,
+        (4, 4) => *register = *register & 0xffff_ffff | value << 32,
         _ => {}
     }
 }

@@ -107,7 +107,7 @@ pub fn io(data: &[u8]) {
 pub fn compute(data: &[u8]) {
     let mut input = Input::new(data);
     let machine = machine(&mut input);
-    let second_hostile = (input.below(4) == 0).then(|| Hostile::new(open(&machine, 1, 2)));
+    let corrupting_core = (input.below(4) == 0).then(|| Hostile::new(open(&machine, 1, 2)));
     let hostile = Hostile::new(open(&machine, 0, 0));
     let calls = input.array::<6>();
     let script = input.rest();
@@ -116,7 +116,7 @@ pub fn compute(data: &[u8]) {
 
     std::thread::scope(|scope| {
         let (machine, stop) = (&machine, &stop);
-        let peer = scope.spawn(move || serve(hostile, second_hostile, script, stop));
+        let peer = scope.spawn(move || play_io_node(hostile, corrupting_core, script, stop));
         core = ComputeCore::open_until(open(machine, 1, 0), config(), Deadline::after(10 * SHORT), None).ok();
 
         for call in calls {
@@ -165,8 +165,10 @@ fn open_io_node_again(machine: &Arc<LocalMachine>, core: Option<&ComputeCore>) -
     })
 }
 
-/// Plays the hostile I/O node until the compute core has finished its calls.
-fn serve(mut hostile: Hostile, second_hostile: Option<Hostile>, script: &[u8], stop: &AtomicBool) {
+/// Plays the hostile I/O node until `stop` is set. `corrupting_core`, another core of the compute
+/// core's node, meanwhile writes to the SRAM that they share, and clears it at the end: the next
+/// process finds it as new.
+fn play_io_node(mut hostile: Hostile, corrupting_core: Option<Hostile>, script: &[u8], stop: &AtomicBool) {
     let mut input = Input::new(script);
     while !stop.load(Ordering::Acquire) {
         match hostile.receive() {
@@ -175,18 +177,19 @@ fn serve(mut hostile: Hostile, second_hostile: Option<Hostile>, script: &[u8], s
             None => std::thread::yield_now(),
         }
 
-        if let Some(second_hostile) = &second_hostile
+        if let Some(corrupting_core) = &corrupting_core
             && !input.is_empty()
         {
             // The cores of a node may corrupt the memory they share, but no process may panic
             // because of it.
+            // The smaller of two numbers is mostly a word near the start, where FCNP's state lies.
             let word = u64::from(input.below((window::SRAM_SIZE / 4) as u32)).min(input.number());
-            second_hostile.channel.shared().store_u32_release(4 * word, input.number32()).unwrap();
+            corrupting_core.channel.shared().store_u32_release(4 * word, input.number32()).unwrap();
         }
     }
 
-    if let Some(second_hostile) = second_hostile {
-        second_hostile.channel.shared().zero(0, window::SRAM_SIZE).unwrap();
+    if let Some(corrupting_core) = corrupting_core {
+        corrupting_core.channel.shared().zero(0, window::SRAM_SIZE).unwrap();
     }
 }
 

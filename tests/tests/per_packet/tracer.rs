@@ -124,7 +124,7 @@ fn trace(mut traced: Process) -> Calls {
     }
 
     traced.begin();
-    let (mut begun, mut ended, mut counts) = (0, 0, BTreeMap::<(Pid, u64), u64>::new());
+    let (mut begin_marks, mut end_marks, mut counts) = (0, 0, BTreeMap::<(Pid, u64), u64>::new());
     let mut names = BTreeMap::new();
 
     loop {
@@ -135,14 +135,15 @@ fn trace(mut traced: Process) -> Calls {
             WaitStatus::PtraceSyscall(thread) => {
                 if let Some((number, argument)) = entered(thread) {
                     match marked(number, argument) {
-                        Some(Mark::Begin) => begun += 1,
+                        Some(Mark::Begin) => begin_marks += 1,
                         Some(Mark::End) => {
-                            if ended == 0 {
+                            // Threads may end after the first mark.
+                            if end_marks == 0 {
                                 names = thread_names(process);
                             }
-                            ended += 1;
+                            end_marks += 1;
                         }
-                        None if begun == CALLERS && ended == 0 => {
+                        None if begin_marks == CALLERS && end_marks == 0 => {
                             *counts.entry((thread, number)).or_default() += 1;
                         }
                         None => {}
@@ -165,7 +166,7 @@ fn trace(mut traced: Process) -> Calls {
         let _ = ptrace::syscall(thread, signal);
     }
 
-    assert_eq!((begun, ended), (CALLERS, CALLERS), "the marks were not seen");
+    assert_eq!((begin_marks, end_marks), (CALLERS, CALLERS), "the marks were not seen");
 
     let name = |thread: Pid| names.get(&thread).cloned().unwrap_or_else(|| thread.to_string());
     counts.into_iter().map(|((thread, number), count)| ((name(thread), number), count)).collect()

@@ -223,21 +223,22 @@ impl Mailbox {
 
         // Results are in the order of their commands.
         for behind in 1..=std::mem::take(&mut self.posted) {
-            let slot = result_slot(last.wrapping_sub(behind));
-            let code = self.results.load_u32_relaxed(slot + CODE)?;
+            let result = result_slot(last.wrapping_sub(behind));
+            let code = self.results.load_u32_relaxed(result + CODE)?;
             self.has_refused |= code != code::OK;
         }
         Ok(CommandResult::read_from_bytes(&bytes).unwrap_or_default())
     }
 
-    /// Waits until the result of the last command has arrived.
-    fn await_result(&self, slot: u64) -> Result<(), Error> {
+    /// Waits until the result of the last command, which is at the offset `result`, has arrived.
+    fn await_result(&self, result: u64) -> Result<(), Error> {
         let device = &self.incarnation.device;
         let mut waiter: Option<Waiter<'_>> = None;
 
-        for turn in 0_u64.. {
-            let last = self.results.load_u64_acquire(slot + LAST_WORD)?;
-            if (last >> 32) as u32 == self.next {
+        for iteration in 0_u64.. {
+            let last_word = self.results.load_u64_acquire(result + LAST_WORD)?;
+            // A result has the number of its command plus 1. That is `next` for the last command.
+            if (last_word >> 32) as u32 == self.next {
                 return Ok(());
             }
 
@@ -245,7 +246,7 @@ impl Mailbox {
             let waiter =
                 waiter.get_or_insert_with(|| Waiter::new(device, Deadline::after(self.timeout), None));
             // Most results arrive within two iterations, which cost less than reading the clock.
-            if turn > 1 {
+            if iteration > 1 {
                 waiter.check().map_err(|_| Error::Unresponsive)?;
             }
             waiter.pause(device)?;

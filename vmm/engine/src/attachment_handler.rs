@@ -88,7 +88,9 @@ impl AttachmentHandler<'_> {
     fn bind_eventfds(&mut self, index: u32, start: u32, fds: Vec<Option<PeerFd>>) -> Result<(), Errno> {
         let mut sinks = Vec::with_capacity(fds.len());
         for fd in fds {
-            sinks.push(fd.map(|fd| EventFdSink::bind(fd, &self.client.eventfds, self.signals)).transpose()?);
+            sinks.push(
+                fd.map(|fd| EventFdSink::bind(fd, &self.client.eventfd_owner, self.signals)).transpose()?,
+            );
         }
 
         let sinks = sinks.into_iter().map(|sink| sink.map(|sink| sink as Arc<dyn InterruptSink>)).collect();

@@ -82,7 +82,7 @@ pub(crate) struct ClientState {
     /// Whether the connection must drop the DMA messages it has sent, because they were cancelled.
     pub(crate) was_cancelled: bool,
     /// The client as the owner of eventfds; records whether they are still written.
-    pub(crate) eventfds: Arc<Owner>,
+    pub(crate) eventfd_owner: Arc<Owner>,
     outstanding: VecDeque<Outstanding>,
     unsent: VecDeque<Unsent>,
     next_token: Token,
@@ -100,7 +100,7 @@ impl ClientState {
             pending_map: None,
             new_unmask: None,
             was_cancelled: false,
-            eventfds: Arc::new(Owner::new(config.quotas.long_call)),
+            eventfd_owner: Arc::new(Owner::new(config.quotas.long_call)),
             outstanding: VecDeque::new(),
             unsent: VecDeque::new(),
             next_token: 0,

@@ -80,7 +80,7 @@ impl Engine {
     pub(crate) fn end_clients_of_blocking_eventfds(&mut self) {
         for index in 0..self.attachments.len() {
             let client = self.attachments[index].client.as_ref();
-            if client.is_some_and(|client| client.state.eventfds.is_given_up()) {
+            if client.is_some_and(|client| client.state.eventfd_owner.is_given_up()) {
                 self.end(index, EndReason::HeldEngine("a write to its eventfd held the engine"));
             }
         }

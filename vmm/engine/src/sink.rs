@@ -72,6 +72,8 @@ impl Owner {
         }
     }
 
+    /// Returns whether the client's eventfds are written no more, because writes to them held the
+    /// engine.
     pub(crate) fn is_given_up(&self) -> bool {
         self.given_up.load(Ordering::Acquire)
     }

@@ -26,7 +26,7 @@ const BARS: u16 = 0x10;
 pub struct RemoteFunction {
     client: Client,
     bars: Vec<Bar>,
-    memory: Arc<MessageMemory>,
+    message_memory: Arc<MessageMemory>,
 }
 
 impl RemoteFunction {
@@ -35,11 +35,12 @@ impl RemoteFunction {
     /// # Errors
     /// [`FunctionError`]
     pub fn connect(socket: impl AsRef<Path>, timeout: Duration) -> Result<Self, FunctionError> {
-        let memory = Arc::new(MessageMemory::default());
-        let config = ClientConfig { timeout, memory: Some(memory.clone()), ..ClientConfig::default() };
+        let message_memory = Arc::new(MessageMemory::default());
+        let config =
+            ClientConfig { timeout, memory: Some(message_memory.clone()), ..ClientConfig::default() };
         let client = Client::connect_with(socket, config)?;
         let bars = read_bars(&client)?;
-        Ok(Self { client, bars, memory })
+        Ok(Self { client, bars, message_memory })
     }
 }
 
@@ -82,8 +83,8 @@ impl Function for RemoteFunction {
     }
 
     fn map_ram(&self, ram: &Ram) -> Result<(), FunctionError> {
-        // The server may reach by messages what its limits do not let it map.
-        if self.memory.replace(ram).is_some() {
+        // The server reaches by DMA messages what its limits do not let it map.
+        if self.message_memory.replace(ram).is_some() {
             self.client.dma_unmap(DmaUnmap::All)?;
         }
 

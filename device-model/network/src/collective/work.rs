@@ -260,7 +260,7 @@ impl CollectiveUnit {
     pub(super) fn advance_up(&mut self, ports: &mut Ports<'_>) -> u32 {
         let Some(active) = self.up.take_if(|active| active.due <= ports.now()) else { return 0 };
         if active.ports == 0 {
-            return self.turn(active, ports.now());
+            return self.turn_at_root(active, ports.now());
         }
 
         let port = active.ports.trailing_zeros() as u8;
@@ -292,8 +292,9 @@ impl CollectiveUnit {
         sent.after(on_wire + self.spec.recovery)
     }
 
-    /// Turns a packet around at the root, if the unit works on no other on its way down.
-    fn turn(&mut self, mut active: Active, now: Nanos) -> u32 {
+    /// Turns a packet around at the root, unless the unit works on another one on its way down: the
+    /// packet waits for that. Returns the number of packets moved.
+    fn turn_at_root(&mut self, mut active: Active, now: Nanos) -> u32 {
         if self.down.is_some() {
             self.up = Some(active);
             return 0;

@@ -93,9 +93,9 @@ impl AddressedSend {
         mailbox.put(from, tag, data).ok()?;
         self.delivered += 1;
 
-        // The target stores its read pointer, checks for a message once more, and then waits. The
-        // order here is the opposite: the message, then the pointer. With a fence between the two
-        // on either side, one of them sees the other's store.
+        // The target stores its head, checks for a message once more, and then waits. The order
+        // here is the opposite: the message, then the head. With a fence between the two on either
+        // side, one of them sees the other's store.
         fence(Ordering::SeqCst);
         mailbox.load_head();
         if mailbox.head >= before {
@@ -214,7 +214,8 @@ impl Mailbox {
         Some(Self { slots, head_word, delivered: 0, head: 0 })
     }
 
-    /// Takes over the client's read pointer. An invalid value is ignored.
+    /// Loads the client's head, the number of messages that it has taken. An invalid value is
+    /// ignored.
     fn load_head(&mut self) {
         let head = self.head_word.load(Ordering::Acquire);
         if (self.head..=self.delivered).contains(&head) {

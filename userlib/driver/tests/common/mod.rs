@@ -26,8 +26,8 @@ use zerocopy::IntoBytes;
 pub const RING_CELLS: u32 = 64;
 pub const RING_BYTES: u64 = RING_CELLS as u64 * 64;
 pub const RINGS: u8 = 2;
-/// BAR 0 is trapped: registers, then the control page.
-pub const REGISTERS: u64 = 0x1000;
+/// BAR 0 is trapped: registers up to this offset, then the control page.
+pub const CONTROL_PAGE: u64 = 0x1000;
 pub const BAR0_SIZE: u64 = 0x4000;
 /// BAR 1 contains two rings, then a window. BAR 2 contains the mirror, then a page of the device.
 pub const BAR1_SIZE: u64 = 0x8000;
@@ -114,7 +114,7 @@ pub fn capability() -> AttachmentCapability {
         control_bar: 0,
         mirror_bar: 2,
         ring_bar: 1,
-        control_offset: REGISTERS as u32,
+        control_offset: CONTROL_PAGE as u32,
         mirror_offset: 0,
         ring_offset: 0,
         ring_cells: RING_CELLS,
@@ -163,7 +163,7 @@ impl Fake {
 
         let state = State {
             config,
-            registers: vec![0; REGISTERS as usize],
+            registers: vec![0; CONTROL_PAGE as usize],
             log: Vec::new(),
             rings,
             stalled: false,
@@ -299,7 +299,7 @@ impl Backing for Fake {
         state.log.push(Access::Read { region, offset, len: out.len() });
         let at = offset as usize;
 
-        match (region, offset.wrapping_sub(REGISTERS)) {
+        match (region, offset.wrapping_sub(CONTROL_PAGE)) {
             (REGION_CONFIG, _) => out.copy_from_slice(&state.config[at..at + out.len()]),
             (0, control::RING_STATE) => {
                 let (cell, phase) = state.rings[state.selected as usize].state();
@@ -313,7 +313,7 @@ impl Backing for Fake {
                 }
             }
             (0, control::ATTACHMENT) => out.copy_from_slice(&ATTACHMENT.to_le_bytes()),
-            (0, _) if offset < REGISTERS => out.copy_from_slice(&state.registers[at..at + out.len()]),
+            (0, _) if offset < CONTROL_PAGE => out.copy_from_slice(&state.registers[at..at + out.len()]),
             _ => out.fill(0xff),
         }
         Ok(())
@@ -326,10 +326,10 @@ impl Backing for Fake {
         state.log.push(Access::Write { region, offset, data: data.to_vec(), mode });
         let at = offset as usize;
 
-        match (region, offset.wrapping_sub(REGISTERS)) {
+        match (region, offset.wrapping_sub(CONTROL_PAGE)) {
             (REGION_CONFIG, _) => state.config[at..at + data.len()].copy_from_slice(data),
             (0, control::RING_SELECT) => state.selected = u32::from(data[0]),
-            (0, _) if offset < REGISTERS => state.registers[at..at + data.len()].copy_from_slice(data),
+            (0, _) if offset < CONTROL_PAGE => state.registers[at..at + data.len()].copy_from_slice(data),
             _ => (),
         }
         Ok(())

@@ -9,7 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::{ATTACHMENT, Access, BAR0_SIZE, BAR2_SIZE, Fake, REGISTERS, WINDOW, capability, config};
+use crate::common::{
+    ATTACHMENT, Access, BAR0_SIZE, BAR2_SIZE, CONTROL_PAGE, Fake, WINDOW, capability, config,
+};
 use nicforge_driver::{
     Cancel, Deadline, Device, DmaMemory, DmaPermission, Error, GoneCause, HugePages, OpenOptions, WriteMode,
 };
@@ -228,7 +230,7 @@ fn flush_is_a_trapped_read_of_the_control_page() {
 
     device.bar(1).unwrap().flush().unwrap();
 
-    assert_eq!(fake.log(), [Access::Read { region: 0, offset: REGISTERS + 0x10, len: 4 }]);
+    assert_eq!(fake.log(), [Access::Read { region: 0, offset: CONTROL_PAGE + 0x10, len: 4 }]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ fn record(offset: u32, data: &[u8]) -> Access {
 fn wake() -> Access {
     Access::Write {
         region: 0,
-        offset: crate::common::REGISTERS + control::WAKE,
+        offset: crate::common::CONTROL_PAGE + control::WAKE,
         data: vec![1, 0, 0, 0],
         mode: WriteMode::Posted,
     }

@@ -123,7 +123,7 @@ fn store_while_the_engine_sleeps_sends_a_wake() {
     device.doorbell().after_store().unwrap();
     device.flush().unwrap();
 
-    let woken = |access: &Access| matches!(access, Access::Write { region: 0, offset, .. } if *offset == crate::common::REGISTERS);
+    let woken = |access: &Access| matches!(access, Access::Write { region: 0, offset, .. } if *offset == crate::common::CONTROL_PAGE);
     assert!(server.fake.log().iter().any(woken), "{:?}", server.fake.log());
 }
 

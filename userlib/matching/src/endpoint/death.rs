@@ -77,7 +77,7 @@ impl<T: Transport> Endpoint<T> {
         failed
     }
 
-    /// Fails a request that is neither done nor settling.
+    /// Fails a request that is neither done nor waits for its deregistration.
     pub(super) fn fail(&mut self, slot: u32, error: Error) {
         let core = &mut self.core;
         let request = &mut core.requests[slot];

@@ -81,7 +81,7 @@ impl Operation {
 /// The requests of an endpoint.
 ///
 /// Invariant: a request is in one list at most, and its state says in which: its peer's sends, the
-/// transfers, the settling or the completed requests.
+/// transfers, those whose memory is deregistered, or the completed requests.
 pub(super) struct Requests {
     pub(super) pool: Pool<Operation>,
     pub(super) links: Lists,

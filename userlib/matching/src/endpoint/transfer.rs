@@ -94,8 +94,8 @@ impl<T: Transport> Endpoint<T> {
         Some(started)
     }
 
-    /// Deregisters the memory of all settling requests, and completes them. Returns the number of
-    /// requests.
+    /// Deregisters the memory of all requests that wait for it, and completes them. Returns the
+    /// number of requests.
     pub(super) fn complete_deregistering(&mut self) -> usize {
         let mut completed = 0;
         while let Some(slot) = self.core.requests.take_deregistering() {

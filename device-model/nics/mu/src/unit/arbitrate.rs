@@ -84,7 +84,8 @@ impl Unit {
     }
 
     /// Sends messages of the only FIFO of a priority that can proceed, at most `most`. Returns
-    /// their number. The FIFO is a candidate afterwards, unless none was sent.
+    /// their number. `candidates` is 1 if the FIFO is the first of the priority's list, or 0 if it
+    /// is the first parked one. It is 1 afterwards, unless nothing was sent.
     fn serve_row(
         &mut self,
         network: &mut NetworkUnit,
@@ -92,6 +93,7 @@ impl Unit {
         (priority, most): (Priority, u32),
         candidates: &mut usize,
     ) -> u32 {
+        // Parked FIFOs follow the ready ones in the list.
         let index = if *candidates == 1 { 0 } else { self.active.count_ready(priority) };
         let Some(fifo) = self.active.get(priority, index) else { return 0 };
         let sent = self.send_row(network, context, fifo, most);

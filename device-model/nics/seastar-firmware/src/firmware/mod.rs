@@ -183,7 +183,7 @@ impl Firmware {
             Event::Timer => {
                 self.timer = None;
                 if let Some(node) = &mut self.node {
-                    node.outbox.tick(chip.now());
+                    node.outbox.begin_due_scan(chip.now());
                 }
             }
         }

@@ -127,7 +127,7 @@ fn a_change_before_the_interrupt_was_enabled_raises_it_then_and_once() {
 }
 
 #[test]
-fn packets_for_a_node_that_went_down_are_discarded_and_block_no_sender() {
+fn packets_for_a_core_whose_client_died_are_discarded_and_block_no_sender() {
     let mut rig = Rig::psets(&[4]);
     let (io, compute) = (rig.core(0), rig.core(4));
     rig.kill(&compute);

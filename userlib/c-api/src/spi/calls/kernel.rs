@@ -259,7 +259,7 @@ pub unsafe extern "C" fn Kernel_AllocateInjFifos(
 }
 
 /// Allocates reception FIFOs of a subgroup, all or none, with an attribute structure for each, and
-/// opens the subgroup. Fills in `*sg_ptr`, which MUSPI_IdToRecFifo takes.
+/// opens the subgroup if it is not open. Fills in `*sg_ptr`, which MUSPI_IdToRecFifo takes.
 ///
 /// # Safety
 /// `sg_ptr` is NULL or valid; `fifoids` and `fifoAttrs` are NULL or have `nfifos` elements.

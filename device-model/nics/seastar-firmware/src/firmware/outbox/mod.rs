@@ -259,15 +259,15 @@ impl Outbox {
         self.pendings.capacity()
     }
 
-    /// Lets send queues continue whose back-off is over, and begins to look for silent nodes.
-    pub(super) fn tick(&mut self, now: u64) {
+    /// Begins to look for silent nodes, if it is time to. [`Self::step`] ends the back-offs.
+    pub(super) fn begin_due_scan(&mut self, now: u64) {
         if self.scan_at.is_some_and(|time| time <= now) {
             self.scan_at = None;
             self.scan = Some(0);
         }
     }
 
-    /// Returns the time at which [`Self::tick`] must be called.
+    /// Returns the time of the next scan or of the next end of a back-off.
     #[inline]
     pub(super) fn next_time(&self) -> Option<u64> {
         match (self.paused.peek(), self.scan_at) {
@@ -283,7 +283,8 @@ impl Outbox {
         !self.ready.is_empty() || self.scan.is_some() || resumes
     }
 
-    /// Handles one line with work. `engine` is the number of messages in the transmit DMA engine.
+    /// Handles one send queue with work. `engine` is the number of messages in the transmit DMA
+    /// engine.
     pub(super) fn step(&mut self, engine: u16, now: u64) -> Option<Work> {
         if let Some(Reverse((time, index))) = self.paused.peek().copied()
             && time <= now

@@ -121,6 +121,8 @@ impl Outbox {
         }
     }
 
+    /// Puts an idle send queue into the queue of those with work. One that is ready or stalled
+    /// stays as it is.
     pub(super) fn make_ready(&mut self, index: u16) {
         if self.send_queue(index).is_some_and(|send_queue| send_queue.work_state == WorkState::Idle) {
             self.set_work_state(index, WorkState::Ready);
