@@ -299,7 +299,8 @@ impl Attachment {
                 continue;
             }
 
-            // The core's words in the mirror page stay, because a client reads them at any time.
+            // The header of the attachment mirror (generation, heartbeat, flags) stays, because a
+            // client reads it at any time.
             let mirror = spec.rings.is_some_and(|rings| usize::from(rings.mirror_bar) == index);
             for area in &bar.areas {
                 let keep = if mirror && area.offset == 0 { mirror::SIZE } else { 0 };

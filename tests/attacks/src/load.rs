@@ -116,7 +116,8 @@ fn row(setting: &Setting, attack: &Attack, result: &contest::Outcome) -> Row {
     }
 }
 
-/// Adds to the row of an attack each limit that the server or its other clients have not met.
+/// Adds to the row of an attack each limit that the server or its other clients have not met, and
+/// an attacker without a complete round.
 fn add_missed_limits(mut row: Row, attack: &Attack, result: &contest::Outcome, limits: Limits) -> Row {
     if row.not_run.is_some() {
         return row;
@@ -139,11 +140,11 @@ fn add_missed_limits(mut row: Row, attack: &Attack, result: &contest::Outcome, l
         "the server paused too long",
     );
 
-    let with_time_out = |end: Option<Duration>| end.is_some_and(|end| !limits.times || end <= END_LIMIT);
-    miss(!with_time_out(result.end.sockets), "the attacker's sockets stayed open");
+    let ended_in_time = |end: Option<Duration>| end.is_some_and(|end| !limits.times || end <= END_LIMIT);
+    miss(!ended_in_time(result.end.sockets), "the server's sockets stayed after its end");
     if !attack.kernel_keeps_process {
-        miss(!with_time_out(result.end.process), "the attacker's process did not end");
-        miss(result.end.process.is_some() && !result.end.well, "the attacker ended with a failure");
+        miss(!ended_in_time(result.end.process), "the server's process did not end in time");
+        miss(result.end.process.is_some() && !result.end.succeeded, "the server ended with a failure");
     }
 
     row

@@ -36,7 +36,7 @@ pub struct End {
     /// Time until its process ended; `None` when that exceeded the limit.
     pub process: Option<Duration>,
     /// Whether it exited with success.
-    pub well: bool,
+    pub succeeded: bool,
 }
 
 impl Server {
@@ -113,7 +113,7 @@ impl Server {
     pub fn terminate(&mut self, limit: Duration) -> io::Result<End> {
         let start = Instant::now();
         kill(self.pid(), Signal::SIGTERM)?;
-        let mut end = End { sockets: None, process: None, well: false };
+        let mut end = End { sockets: None, process: None, succeeded: false };
 
         while start.elapsed() < limit && end.process.is_none() {
             if end.sockets.is_none() && !self.directory().exists() {
@@ -121,7 +121,7 @@ impl Server {
             }
             if let Some(status) = self.child.try_wait()? {
                 end.process = Some(start.elapsed());
-                end.well = status.success();
+                end.succeeded = status.success();
             }
             std::thread::sleep(POLL_INTERVAL);
         }

@@ -105,7 +105,7 @@ fn hold_against(name: &str, event_loop: &'static str) {
     }
 
     assert!(outcome.end.process.is_some(), "the server did not end");
-    assert!(outcome.end.well, "the server did not end well");
+    assert!(outcome.end.succeeded, "the server did not end well");
 }
 
 /// Runs an attack, kills the attacker, and checks that the next client is served on the same

@@ -56,10 +56,10 @@ pub fn body(data: &[u8]) {
         }
 
         match input.below(16) {
-            0..=5 => hostile.send_unrequested(&mut input, 1),
+            0..=5 => hostile.send_hostile(&mut input, 1),
             6 => {
                 let times = input.below(FLOOD);
-                hostile.send_unrequested(&mut input, times);
+                hostile.send_hostile(&mut input, times);
             }
             7 => hostile.read(),
             8 if input.below(4) == 0 => {
@@ -250,12 +250,12 @@ impl Hostile {
         Self { port, links, tenants }
     }
 
-    /// Sends a message, often several times.
-    fn send_unrequested(&mut self, input: &mut Input<'_>, times: u32) {
+    /// Sends a control message or any other one `times` times, mostly to the victim.
+    fn send_hostile(&mut self, input: &mut Input<'_>, times: u32) {
         let peer = input.pick(&[0, 0, 0, 0, 0, 0, 1, 2]);
-        let about_connections = input.below(4) > 0;
-        let message = if about_connections { self.control(input, peer) } else { any_message(input) };
-        let tag = if about_connections { CONTROL_TAG } else { input.below(16) as u8 };
+        let is_control = input.below(4) > 0;
+        let message = if is_control { self.control(input, peer) } else { any_message(input) };
+        let tag = if is_control { CONTROL_TAG } else { input.below(16) as u8 };
 
         for _ in 0..times {
             // A message lost in a full ring is an acceptable case.
@@ -263,7 +263,7 @@ impl Hostile {
         }
     }
 
-    /// Returns a connection message; see the library's flow control.
+    /// Returns a control message; see the library's flow control.
     fn control(&self, input: &mut Input<'_>, peer: usize) -> Vec<u8> {
         let kind = input.pick(&[1, 1, 2, 3, 0, 255]);
         let of = |tenant: u8, input: &mut Input<'_>| if input.below(4) > 0 { tenant } else { input.u8() };

@@ -66,8 +66,8 @@ fn main() {
         // Kills the guest in every case, which ends the operator's thread too.
         let _end = KillOnDrop(&guest);
         bodies(&guest);
-        programs(&served, &guest);
-        programs_of_guests(&guest, &other);
+        programs_with_host(&served, &guest);
+        programs_between_guests(&guest, &other);
         network(&guest, &other, bytes);
         drop(other);
         start_anew(&guest);
@@ -143,7 +143,7 @@ fn bodies(guest: &Guest) {
 }
 
 /// Runs programs of FCNP, VELO and RMA in the guest, whose peers are in this process.
-fn programs(served: &Served, guest: &Guest) {
+fn programs_with_host(served: &Served, guest: &Guest) {
     let begin = Instant::now();
     thread::scope(|scope| {
         scope.spawn(|| send(&open_core(served, OUTER_RANK)));
@@ -169,20 +169,20 @@ fn programs(served: &Served, guest: &Guest) {
 }
 
 /// Runs programs of FCNP, VELO and RMA in our own virtual machine, whose peers are in QEMU's guest.
-fn programs_of_guests(guest: &Guest, other: &Guest) {
+fn programs_between_guests(own: &Guest, qemu: &Guest) {
     let begin = Instant::now();
-    let (compute, _) = start(other, &format!("guest_program compute {QEMU_RANK}"));
-    guest::run(guest, &format!("guest_program io {QEMU_RANK}"));
+    let (compute, _) = start(qemu, &format!("guest_program compute {QEMU_RANK}"));
+    guest::run(own, &format!("guest_program io {QEMU_RANK}"));
     succeed(&compute);
 
-    let (echo, lines) = start(other, &format!("guest_program velo-echo {QEMU_VPID} 0"));
+    let (echo, lines) = start(qemu, &format!("guest_program velo-echo {QEMU_VPID} 0"));
     await_open(&echo, &lines);
-    guest::run(guest, &format!("guest_program velo-send {QEMU_VPID} 0"));
+    guest::run(own, &format!("guest_program velo-send {QEMU_VPID} 0"));
     succeed(&echo);
 
-    let (take, lines) = start(other, &format!("guest_program rma-take {QEMU_VPID}"));
+    let (take, lines) = start(qemu, &format!("guest_program rma-take {QEMU_VPID}"));
     let address = await_open(&take, &lines);
-    guest::run(guest, &format!("guest_program rma-put {QEMU_VPID} 0 {address}"));
+    guest::run(own, &format!("guest_program rma-put {QEMU_VPID} 0 {address}"));
     succeed(&take);
     println!("FCNP, VELO and RMA between the guests: {:.1?}", begin.elapsed());
 }

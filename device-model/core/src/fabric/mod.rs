@@ -246,6 +246,7 @@ impl Fabric {
 
     /// Adds packets of up to `bytes` bytes to the pool, for functions whose packets are longer than
     /// those of the links, or that have no links. [`Fabric::connect`] does the same for each link.
+    /// The first size that is added replaces the pool's initial one.
     ///
     /// # Errors
     /// [`FabricError::PacketSize`].

@@ -151,7 +151,7 @@ impl Path {
         (passage, 0)
     }
 
-    /// Does the work of [`Path::transmit`] on a path with a hook, or with packets to repeat.
+    /// Does the work of [`Path::transmit`] on a path that has or had a fault hook.
     #[cold]
     #[inline(never)]
     fn transmit_with_errors(
@@ -161,7 +161,8 @@ impl Path {
         incoming: Incoming,
     ) -> (Passage, u64) {
         let bytes = packet.wire_bytes();
-        let mut repeats = self.count_discarded(now, bytes);
+        // Packets that followed a corrupt one on the wire are repeated, and then this one.
+        let mut repeated = self.count_discarded(now, bytes);
 
         let mut retries = 0;
         let passage = loop {
@@ -170,7 +171,7 @@ impl Path {
             match fault {
                 Fault::Corrupt if retries < MAX_RETRIES => {
                     retries += 1;
-                    repeats += 1;
+                    repeated += 1;
                     self.wait_for_repeat();
                 }
                 Fault::Delay(nanoseconds) => break passage.later(nanoseconds),
@@ -179,7 +180,7 @@ impl Path {
         };
 
         self.update_idle_at();
-        (passage, repeats)
+        (passage, repeated)
     }
 
     /// Transmits `bytes` as soon as the wire is idle.

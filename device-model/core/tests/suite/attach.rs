@@ -201,7 +201,7 @@ fn generation_counts_tenants_and_resets_in_the_mirror_too() {
 }
 
 #[test]
-fn reset_zeroes_the_clients_windows_and_keeps_the_cores_words() {
+fn reset_zeroes_the_clients_windows_and_keeps_the_header_of_the_attachment_mirror() {
     let (mut machine, probe) = attached();
     attach(&mut machine, B);
     memory(&machine, A, 1).write(WINDOWS, &[1; 16]).unwrap();
@@ -229,16 +229,16 @@ fn reset_zeroes_the_clients_windows_and_keeps_the_cores_words() {
 }
 
 #[test]
-fn mirrored_memory_without_the_cores_words_is_zeroed_from_its_start() {
+fn reset_zeroes_a_mirrored_bar_without_an_attachment_mirror_from_its_start() {
     let mut machine = Machine::new();
-    let mut other = spec();
+    let mut with_second_mirror = spec();
     let page = nicforge_core::spec::BarSpec::memory(
         0x1000,
         nicforge_core::spec::AreaKind::Mirrored,
         nicforge_core::spec::Scope::Attachment,
     );
-    other.bars[5] = Some(page);
-    add(&mut machine, "node0", other);
+    with_second_mirror.bars[5] = Some(page);
+    add(&mut machine, "node0", with_second_mirror);
     attach(&mut machine, A);
     memory(&machine, A, 5).write(0, &[5; 16]).unwrap();
 

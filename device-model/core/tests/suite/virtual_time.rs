@@ -298,7 +298,7 @@ fn machine_changes_from_steps_to_virtual_time_and_back() {
 }
 
 #[test]
-fn packet_that_arrives_after_the_change_from_steps_wakes_its_function() {
+fn packet_sent_in_steps_wakes_its_receiver_in_virtual_time() {
     let (mut machine, log) = bouncers(&link(50), 4);
     machine.wake(FunctionId(0));
     machine.step(Nanos(0), 64);

@@ -72,7 +72,7 @@ fn nothing_outside_of_the_ring_is_written() {
 }
 
 #[test]
-fn a_run_of_puts_ends_with_the_ring() {
+fn a_run_of_puts_ends_at_the_last_slot() {
     let ring = ring(&window());
     assert_eq!(ring.put_run(5, 0, &payloads::<4>()), 3);
     assert_eq!(ring.put_run(8, 0, &payloads::<4>()), 4);

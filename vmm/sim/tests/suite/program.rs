@@ -46,7 +46,7 @@ fn traffic_prints_the_same_bytes_for_the_same_seed_and_others_for_another_one() 
 }
 
 #[test]
-fn impossible_networks_are_a_wrong_command_line() {
+fn impossible_arguments_of_traffic_are_a_wrong_command_line() {
     let impossible = [
         ["--torus", "8x0"],
         ["--torus", "60000x60000"],

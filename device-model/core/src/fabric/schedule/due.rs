@@ -17,7 +17,7 @@ pub(super) struct DueEvents {
     /// A bit for each of `words` that is not zero.
     groups: Vec<u64>,
     /// The groups before this one are zero.
-    group: usize,
+    first_group: usize,
     /// The rest of the word that [`DueEvents::pop`] has begun, and its first event.
     rest: u64,
     base: u32,
@@ -40,7 +40,7 @@ impl DueEvents {
 
         *bits |= 1 << (event.0 as usize % WORD);
         *words |= 1 << (word % WORD);
-        self.group = self.group.min(group);
+        self.first_group = self.first_group.min(group);
     }
 
     /// Adds an event of a wire, or of a lane for which there is no bit yet.
@@ -61,7 +61,9 @@ impl DueEvents {
 
     /// Returns whether there are no events.
     pub(super) fn is_empty(&self) -> bool {
-        self.rest == 0 && self.wires == 0 && self.groups.iter().skip(self.group).all(|&group| group == 0)
+        self.rest == 0
+            && self.wires == 0
+            && self.groups.iter().skip(self.first_group).all(|&group| group == 0)
     }
 
     /// Removes and returns the first event.
@@ -76,17 +78,17 @@ impl DueEvents {
         Some(Event(self.base | bit))
     }
 
-    /// Takes the next word that is not zero. Returns false if there is none.
+    /// Moves the next word that is not zero into `rest`. Returns false if there is none.
     #[inline]
     fn begin_word(&mut self) -> bool {
-        while let Some(group) = self.groups.get_mut(self.group) {
-            if *group == 0 {
-                self.group += 1;
+        while let Some(words_left) = self.groups.get_mut(self.first_group) {
+            if *words_left == 0 {
+                self.first_group += 1;
                 continue;
             }
 
-            let word = self.group * WORD + group.trailing_zeros() as usize;
-            *group &= *group - 1;
+            let word = self.first_group * WORD + words_left.trailing_zeros() as usize;
+            *words_left &= *words_left - 1;
             self.rest = self.words.get_mut(word).map_or(0, std::mem::take);
             self.base = (word * WORD) as u32;
             return true;

@@ -23,16 +23,17 @@ fn the_pool_makes_no_more_packets_than_its_bound_and_reuses_them() {
 }
 
 #[test]
-fn packets_of_a_former_size_make_room_when_they_come_back() {
+fn a_packet_of_the_replaced_initial_size_counts_until_it_is_recycled() {
     let mut fabric = Fabric::new();
     fabric.set_pool_bound(1);
-    let old = fabric.ports(A, Nanos(0)).new_packet(4).unwrap();
+    let initial = fabric.ports(A, Nanos(0)).new_packet(4).unwrap();
+    // The first size that is added replaces the initial one of the pool.
     fabric.add_packet_size(64).unwrap();
     let mut ports = fabric.ports(A, Nanos(0));
 
     assert_eq!(ports.new_packet(64).err(), Some(Refusal::PoolEmpty));
 
-    ports.recycle(old);
+    ports.recycle(initial);
 
     assert_eq!(ports.new_packet(64).map(|packet| packet.len()), Ok(64));
     assert_eq!(fabric.packets_in_use(), 1);

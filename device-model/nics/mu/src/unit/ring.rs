@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn pointers_outside_or_misaligned_are_not_possible() {
+    fn impossible_addresses_and_sizes_are_refused() {
         let good = ring(4, 1, 3);
         assert!(good.is_possible(Kind::Injection));
 

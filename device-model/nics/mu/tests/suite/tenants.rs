@@ -114,7 +114,7 @@ fn packets_that_waited_do_not_reach_a_client_that_comes_at_once() {
 }
 
 #[test]
-fn another_subgroup_goes_on_while_clients_come_and_go() {
+fn a_put_of_another_subgroup_arrives_while_clients_leave() {
     let (mut rig, users) = begin();
     let mut others = [0, 1].map(|node| rig.user(node, 1));
     others[1].write64(COUNTERS, LONG as u64);

@@ -92,8 +92,8 @@ pub(crate) enum RowEnd {
     Blocked,
     /// The next packet could move, but the packet pool of the fabric is empty.
     Starved,
-    /// The next packet has another target, or the limit was reached. Where no packet has moved, the
-    /// source is disabled.
+    /// The next packet does not belong to the row, or the limit was reached. Where no packet has
+    /// moved, the source is disabled.
     Other,
 }
 

@@ -121,7 +121,8 @@ impl SendFifo {
     /// Sends packets out of the slots while `belongs_to_row` accepts their headers, at most
     /// `maximum`. Returns the number sent and why the row ended.
     ///
-    /// An item of the side queue ends the row, and so does a packet with a checksum.
+    /// An item of the side queue ends the row, and so does a packet that counts in the injection
+    /// checksums: both are moved one by one.
     #[inline]
     pub(super) fn send_row(
         &mut self,

@@ -348,10 +348,10 @@ pub unsafe extern "C" fn PtlPost(
             let test = test.as_ref().map(|queue| &queue.events);
             interface.calls().post(position, criteria, unlink, descriptor, test).map_err(failure)
         });
-        let posted = posted.inspect_err(|_| drop(remove_entry(entry)))?;
+        let posted = posted.inspect_err(|_| drop(forget_entry(entry)))?;
 
         let Some(descriptor) = posted else {
-            remove_entry(entry)?;
+            forget_entry(entry)?;
             return Ok(PTL_MD_NO_UPDATE);
         };
         // SAFETY: not NULL, and valid by this function's contract.
@@ -362,7 +362,8 @@ pub unsafe extern "C" fn PtlPost(
     })
 }
 
-fn remove_entry(entry: ptl_handle_me_t) -> Result<(), Failure> {
+/// Makes the handle of a match entry invalid that the card has not taken.
+fn forget_entry(entry: ptl_handle_me_t) -> Result<(), Failure> {
     with(|objects| {
         objects.remove_entry(entry);
         Ok(())

@@ -62,7 +62,9 @@ fn target(
     })
 }
 
-/// Starts a put or get, which `call` makes of a descriptor and a target.
+/// Runs `call`, which starts a put or get, and returns its Portals code. A bad descriptor is
+/// reported before a bad target, so the target comes as a result. The inner result of `call` is the
+/// library's, the outer one is that of further arguments.
 fn start(
     md_handle: ptl_handle_md_t,
     target: Result<Target, Failure>,

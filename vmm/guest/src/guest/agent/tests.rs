@@ -146,19 +146,21 @@ fn an_unterminated_line_is_cut_and_the_next_one_is_whole() {
 }
 
 #[test]
-fn a_second_wait_gives_the_same() {
+fn a_second_wait_returns_the_same_outcome() {
     let (agent, mut guest) = started();
     let ended = agent.start(&"x".into()).unwrap();
+    // The line after the exit status comes too late.
     guest.write_all(b"1 o one\n1 x 3\n1 o late\n").unwrap();
 
     let first = agent.wait(ended, Instant::now() + LONG);
     assert!(matches!(first, Outcome::Done(_)));
 
-    let cut = agent.start(&"x".into()).unwrap();
+    let restarted = agent.start(&"x".into()).unwrap();
+    // The guest has started again.
     guest.write_all(b"0 ready\n").unwrap();
 
-    assert_eq!(agent.wait(cut, Instant::now() + LONG), Outcome::Restarted);
-    assert_eq!(agent.wait(cut, Instant::now()), Outcome::Restarted);
+    assert_eq!(agent.wait(restarted, Instant::now() + LONG), Outcome::Restarted);
+    assert_eq!(agent.wait(restarted, Instant::now()), Outcome::Restarted);
     assert_eq!(agent.wait(ended, Instant::now()), first);
 }
 
