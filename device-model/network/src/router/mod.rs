@@ -440,7 +440,14 @@ impl<P: Policy, K: Carried> Router<P, K> {
         }
         let queue = self.fifos.reception.get_mut(usize::from(fifo))?;
         let packet = queue.pop(now)?;
-        match queue.front() {
+        self.note_front(fifo, now);
+        Some(packet)
+    }
+
+    /// Takes the first packet of a reception FIFO into account after others have left it.
+    #[inline]
+    fn note_front(&mut self, fifo: u8, now: Nanos) {
+        match self.fifos.reception.get(usize::from(fifo)).and_then(|queue| queue.front()) {
             None => self.fifos.received &= !(1 << fifo),
             // The time of a packet behind another one was not taken into account.
             Some((_, complete)) if complete > now => {
@@ -448,7 +455,6 @@ impl<P: Policy, K: Carried> Router<P, K> {
             }
             Some(_) => {}
         }
-        Some(packet)
     }
 
     /// Returns the reception FIFOs that have packets, one bit for each. A first packet need not be

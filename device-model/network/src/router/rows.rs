@@ -100,32 +100,31 @@ impl<P: Policy, K: Carried> Router<P, K> {
 
         if packets > 0 {
             queue.note_level(now);
-            if queue.front().is_none() {
-                self.fifos.received &= !(1 << fifo);
-            }
+            self.note_front(fifo, now);
         }
         packets
     }
 
-    /// Moves rows from inputs whose first packets have no decision. Returns the number of packets,
-    /// and those of the inputs that still have one.
+    /// Moves rows from inputs whose first packets have no decision, of `budget` packets at most
+    /// each. Returns the number of packets, and those of the inputs that still have one.
     #[inline(never)]
     pub(super) fn move_rows<L: Links<Packet = K>>(
         &mut self,
         ports: &mut L,
         mut new: Inputs,
+        budget: u32,
     ) -> (u32, Inputs) {
         let mut moved = 0;
         if new == 0 && is_one(self.heads.decided) && self.outputs.open() != 0 {
             let row;
-            (row, new) = self.resume_row(ports);
+            (row, new) = self.resume_row(ports, budget);
             moved += row.packets;
         }
 
         let from_links = new & !self.plan.layout.injection;
         if is_one(from_links) && (self.heads.local | self.heads.dropped) == 0 {
             let input = from_links.trailing_zeros() as usize;
-            let row = self.deliver_row(ports, input);
+            let row = self.deliver_row(ports, input, budget);
             moved += row.packets;
             new = self.without_empty(ports, new, input, row);
         }
@@ -133,7 +132,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
         if is_one(new) && self.heads.decided == 0 {
             let input = new.trailing_zeros() as usize;
             let row = match self.exit_of(ports, input) {
-                Some((word, exit)) => self.send_row(ports, input, word, exit),
+                Some((word, exit)) => self.send_row(ports, input, (word, exit), budget),
                 None => Row::default(),
             };
             moved += row.packets;
@@ -145,7 +144,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
     /// Sends the first packet of the only input with a decision, which has waited for room, and
     /// those after it. Returns them, and the input if it has more.
     #[inline]
-    fn resume_row<L: Links<Packet = K>>(&mut self, ports: &mut L) -> (Row, Inputs) {
+    fn resume_row<L: Links<Packet = K>>(&mut self, ports: &mut L, budget: u32) -> (Row, Inputs) {
         let input = self.heads.decided.trailing_zeros() as usize;
         let Head { decision, since, .. } = self.heads.of[input];
         let Some((word, exit)) = self.exit_of(ports, input) else { return (Row::default(), 0) };
@@ -154,7 +153,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
             return (Row::default(), 0);
         }
 
-        let row = self.send_row(ports, input, word, exit);
+        let row = self.send_row(ports, input, (word, exit), budget);
         if row.packets == 0 {
             return (row, 0);
         }
@@ -208,7 +207,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
 
     /// Delivers the first packets of a link's input, if they are for this node.
     #[inline]
-    fn deliver_row<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize) -> Row {
+    fn deliver_row<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize, budget: u32) -> Row {
         let source = self.plan.layout.source(input);
         let Source::Link { port, vc } = source else { return Row::default() };
         let Some((word, _)) = ports.route_head(port, vc) else { return Row::default() };
@@ -227,7 +226,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
         };
 
         let from = PortChannel { port, channel: vc.into() };
-        let row = ports.take_row(from, places, fits, |packet| queue.add(packet, now));
+        let row = ports.take_row(from, places.min(budget), fits, |packet| queue.add(packet, now));
         if row.packets > 0 {
             queue.end_row(input as u8, now);
             self.fifos.received |= 1 << fifo;
@@ -239,8 +238,14 @@ impl<P: Policy, K: Carried> Router<P, K> {
 
     /// Sends the first packets of an input with a route word through its exit.
     #[inline]
-    fn send_row<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize, word: u64, exit: Exit) -> Row {
-        let most = self.places_behind(ports, exit);
+    fn send_row<L: Links<Packet = K>>(
+        &mut self,
+        ports: &mut L,
+        input: usize,
+        (word, exit): (u64, Exit),
+        budget: u32,
+    ) -> Row {
+        let most = self.places_behind(ports, exit).min(budget);
         if most == 0 {
             return Row::default();
         }

@@ -42,7 +42,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
         let has_more = loop {
             let before = moved;
             if self.plan.rules.has_rows {
-                let (packets, others) = self.move_rows(ports, new);
+                let (packets, others) = self.move_rows(ports, new, budget.saturating_sub(moved).max(1));
                 (moved, new) = (moved + packets, others);
             }
             if new != 0 {

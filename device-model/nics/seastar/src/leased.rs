@@ -72,8 +72,9 @@ pub(crate) struct DepositMemory {
 const MISSES_BEFORE_LEASE: u32 = 8;
 
 impl DepositMemory {
-    /// Writes at most a word of data, in one piece. Returns false if no lease covers the address;
-    /// the caller must then write by copies or messages.
+    /// Writes at most a word of data, in one piece. Returns false if no lease covers the address,
+    /// or if a write by message has no reply, which the data would overtake. The caller must then
+    /// write by copies or messages, which wait.
     #[inline]
     pub(crate) fn write(
         &mut self,
@@ -83,7 +84,7 @@ impl DepositMemory {
         data: &[u8],
     ) -> bool {
         let is_word = data.len() == size_of::<u64>() && address.is_multiple_of(size_of::<u64>() as u64);
-        if !is_word && data.len() > HAND_OVER {
+        if !is_word && data.len() > HAND_OVER || context.has_writes_in_flight(attachment_id) {
             return false;
         }
 

@@ -21,7 +21,7 @@
 use std::collections::VecDeque;
 
 use crc32fast::Hasher;
-use nicforge_core::{context::Context, time::Nanos};
+use nicforge_core::{context::Context, ids::AttachmentId, time::Nanos};
 use nicforge_hwi::seastar::{HeaderPacket, INLINE, STREAMS};
 use nicforge_kit::{Clock, Server};
 use nicforge_seastar_firmware::chip::{self, DataEnd, Event, Incarnation, Pieces};
@@ -54,9 +54,8 @@ pub(crate) struct Receiver {
     host: Server,
     /// Time from which a deposit waits for its client.
     waits_since: Option<Nanos>,
-    /// The end of a message waits, at most until this time, for answers of clients to the writes of
-    /// its data.
-    answers_until: Nanos,
+    /// The client for whose answers to writes of data the end of a message waits, and until when.
+    awaited: Option<(AttachmentId, Nanos)>,
     /// Data for memory that only messages reach.
     buffer: Vec<u8>,
     pub(crate) counters: ReceiveCounters,
@@ -92,7 +91,7 @@ impl Receiver {
             reader: Reader::new(1),
             host: Server::default(),
             waits_since: None,
-            answers_until: Nanos::ZERO,
+            awaited: None,
             buffer: Vec::new(),
             counters: ReceiveCounters::default(),
         }
@@ -106,14 +105,15 @@ impl Receiver {
         self.of_source.fill(NONE);
         self.cut.clear();
         self.waits_since = None;
-        self.answers_until = Nanos::ZERO;
+        self.awaited = None;
     }
 
-    /// Returns whether the end of a message waits until clients have answered all writes. Further
+    /// Returns whether the end of a message waits until a client has answered all writes. Further
     /// writes would delay that.
     #[inline]
-    pub(crate) fn awaits_answers(&self, now: Nanos) -> bool {
-        self.answers_until > now
+    pub(crate) fn awaits_answers(&self, context: &Context<'_>) -> bool {
+        let waits = |(client, until)| until > context.now() && context.has_writes_in_flight(client);
+        self.awaited.is_some_and(waits)
     }
 
     /// Returns the reader, for answers to its reads.
@@ -196,7 +196,7 @@ impl Receiver {
         }
         self.reader.cancel(context);
         self.waits_since = None;
-        self.answers_until = Nanos::ZERO;
+        self.awaited = None;
         self.counters.cut += 1;
     }
 
@@ -415,7 +415,8 @@ impl Receiver {
             // The firmware tells others of the data, which must be in memory by then.
             let Self { waits_since, .. } = self;
             let access = entry.destination.await_answers(context, &mut parts.tenants, waits_since);
-            self.answers_until = waits_since.map_or(Nanos::ZERO, |since| since.after(WRITE_LIMIT));
+            let until = waits_since.map(|since| since.after(WRITE_LIMIT));
+            self.awaited = entry.destination.awaited().zip(until);
             match access {
                 Access::Done => {}
                 Access::Wait => return false,

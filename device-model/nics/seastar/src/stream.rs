@@ -230,6 +230,11 @@ impl Destination {
         Access::Done
     }
 
+    /// Returns the client whose answers [`Self::await_answers`] waits for.
+    pub(crate) fn awaited(&self) -> Option<AttachmentId> {
+        (self.posted != 0).then(|| AttachmentId(self.posted.trailing_zeros() as u16))
+    }
+
     /// Copies `bytes` of a lease to a piece's begin. Returns false if nothing is known to have
     /// arrived there.
     #[inline]

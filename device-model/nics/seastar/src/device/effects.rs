@@ -124,7 +124,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         }
 
         // The receive engine waits until the client has answered all writes.
-        if self.receiver.awaits_answers(context.now()) {
+        if self.receiver.awaits_answers(context) {
             return false;
         }
         while self.firmware.written < bytes.len() {
