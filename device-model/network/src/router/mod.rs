@@ -444,19 +444,6 @@ impl<P: Policy, K: Carried> Router<P, K> {
         Some(packet)
     }
 
-    /// Takes the first packet of a reception FIFO into account after others have left it.
-    #[inline]
-    fn note_front(&mut self, fifo: u8, now: Nanos) {
-        match self.fifos.reception.get(usize::from(fifo)).and_then(|queue| queue.front()) {
-            None => self.fifos.received &= !(1 << fifo),
-            // The time of a packet behind another one was not taken into account.
-            Some((_, complete)) if complete > now => {
-                self.fifos.complete = self.fifos.complete.min(complete);
-            }
-            Some(_) => {}
-        }
-    }
-
     /// Returns the reception FIFOs that have packets, one bit for each. A first packet need not be
     /// complete.
     #[inline]

@@ -105,6 +105,19 @@ impl<P: Policy, K: Carried> Router<P, K> {
         packets
     }
 
+    /// Takes the first packet of a reception FIFO into account after others have left it.
+    #[inline]
+    pub(super) fn note_front(&mut self, fifo: u8, now: Nanos) {
+        match self.fifos.reception.get(usize::from(fifo)).and_then(|queue| queue.front()) {
+            None => self.fifos.received &= !(1 << fifo),
+            // The time of a packet behind another one was not taken into account.
+            Some((_, complete)) if complete > now => {
+                self.fifos.complete = self.fifos.complete.min(complete);
+            }
+            Some(_) => {}
+        }
+    }
+
     /// Moves rows from inputs whose first packets have no decision, of `budget` packets at most
     /// each. Returns the number of packets, and those of the inputs that still have one.
     #[inline(never)]
