@@ -48,7 +48,8 @@ impl Port {
     ///
     /// # Errors
     /// Errors of the driver.
-    #[inline]
+    // Inlined, the message is built where the caller wants it, without a copy.
+    #[inline(always)]
     pub fn poll(&mut self) -> Result<Option<Message>, Error> {
         let (header, quadword) = self.ring.load_short();
         if !self.kept.is_empty() {

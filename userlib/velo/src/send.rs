@@ -17,7 +17,10 @@ impl Port {
     /// - [`Error::NoCredit`]: the peer has refused the connection.
     /// - [`Error::PeerGone`], [`Error::BadLength`], [`Error::BadTag`].
     /// - Errors that [`Port::check`] reports about earlier messages.
-    #[inline]
+    // The checks and the copy of a constant length disappear then: with `Port::poll` so too, a
+    // message through two ports and the card costs 493 instructions, and 622 without either
+    // (`nicforge-bench velo`).
+    #[inline(always)]
     pub fn send_nb(&mut self, link: PeerLink, tag: u8, data: &[u8]) -> Result<(), Error> {
         let length = data.len();
         if length.wrapping_sub(8) > MAX_MESSAGE - 8 || !length.is_multiple_of(8) {

@@ -76,7 +76,8 @@ impl<C: Cells> Producer<C> {
     /// # Errors
     /// [`PushError::Full`], also if the count is invalid; [`PushError::BadLength`],
     /// [`PushError::BadBar`].
-    #[inline]
+    // A write of a constant length is then stored with one instruction, not with a loop.
+    #[inline(always)]
     pub fn try_push(
         &mut self,
         consumed: impl FnOnce() -> u32,
