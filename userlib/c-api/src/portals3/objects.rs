@@ -247,7 +247,12 @@ impl Objects {
 
         let Some(at) = descriptor.entry else { return };
         match self.entries.find_mut(at) {
-            Some(entry) if entry.unlink == Unlink::Retain => entry.descriptor = None,
+            Some(entry) if entry.unlink == Unlink::Retain => {
+                // The program may have attached another descriptor before it read this one's event.
+                if entry.descriptor == Some(handle) {
+                    entry.descriptor = None;
+                }
+            }
             _ => drop(self.entries.remove(at)),
         }
     }

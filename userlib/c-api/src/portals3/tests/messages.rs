@@ -147,6 +147,25 @@ fn a_descriptor_without_a_queue_becomes_invalid_when_it_is_unlinked() {
 }
 
 #[test]
+fn a_late_unlink_event_leaves_the_next_descriptor_of_the_entry() {
+    let session = Session::new();
+    let (sender, receiver) = (session.process(PTL_IFACE_DEFAULT), session.process(PTL_IFACE_DEFAULT));
+    let entry = receiver.entry(PTL_RETAIN);
+    let first = receiver.attach(entry, receiver.md(PTL_MD_OP_PUT));
+    let from = sender.try_bind(ptl_md_t { threshold: 2, ..sender.md(0) }, PTL_RETAIN).unwrap();
+    assert_eq!(sender.put(from, 8, receiver.id), PTL_OK, "{}", last_text());
+    sender.event(PTL_EVENT_ACK);
+
+    // The first descriptor is unlinked, but its event has not been read.
+    let second = receiver.attach(entry, receiver.md(PTL_MD_OP_PUT));
+    assert_eq!(receiver.event(PTL_EVENT_UNLINK).md_handle, first);
+    assert_eq!((is_valid(first), is_valid(second)), (false, true));
+
+    assert_eq!(PtlMEUnlink(entry), PTL_OK, "{}", last_text());
+    assert_eq!((is_valid(entry), is_valid(second)), (false, false));
+}
+
+#[test]
 fn lost_events_are_reported_with_the_next_one() {
     let session = Session::new();
     let process = session.process(PTL_IFACE_DEFAULT);
