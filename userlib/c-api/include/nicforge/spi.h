@@ -1255,7 +1255,8 @@ struct MUSPI_RecFifo_t *MUSPI_IdToRecFifo(int32_t fifoid, struct MUSPI_RecFifoSu
  and also after an error, which sets the text of nicforge_spi_last_error.
 
  A registered function may call all functions of this header except nicforge_spi_close, also for
- this FIFO.
+ this FIFO. The outer call has then removed up to 8 packets already, so a call from within a
+ registered function passes on later packets before the rest of those.
 
  # Safety
  `rec_fifo` is NULL, or from MUSPI_IdToRecFifo. Functions are registered as they must be.

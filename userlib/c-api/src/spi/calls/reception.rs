@@ -145,7 +145,8 @@ impl Copied {
 /// and also after an error, which sets the text of nicforge_spi_last_error.
 ///
 /// A registered function may call all functions of this header except nicforge_spi_close, also for
-/// this FIFO.
+/// this FIFO. The outer call has then removed up to 8 packets already, so a call from within a
+/// registered function passes on later packets before the rest of those.
 ///
 /// # Safety
 /// `rec_fifo` is NULL, or from MUSPI_IdToRecFifo. Functions are registered as they must be.
@@ -193,12 +194,12 @@ unsafe fn copy_packets(
         let receive = |inner: &mut Inner| {
             let mut copied = Ok(());
             let received = inner.subgroup.receive(small(fifo.number), maximum, |packet, _| {
-                if let Some(buffer) = buffers.get_mut(count) {
-                    let result = buffer.fill(packet);
-                    if copied.is_ok() {
-                        copied = result;
-                    }
-                    count += 1;
+                // A packet that can't be read is lost, and so are those of this call after it.
+                if copied.is_ok()
+                    && let Some(buffer) = buffers.get_mut(count)
+                {
+                    copied = buffer.fill(packet);
+                    count += usize::from(copied.is_ok());
                 }
             });
             received.and(copied).map_err(failure)
