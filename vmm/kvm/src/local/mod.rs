@@ -70,6 +70,8 @@ struct State {
     last_token: u64,
     /// The thread waits, or is about to. The next access wakes it.
     is_asleep: bool,
+    /// When the machine last looked at the memory of all functions.
+    last_rescan: Instant,
     has_ended: bool,
 }
 
@@ -125,9 +127,16 @@ impl LocalMachine {
 
         let has_memory = has_memory(&machine);
         let sources = BTreeMap::new();
-        let state = State { machine, sources, last_token: WAKE, is_asleep: false, has_ended: false };
-        let state = Mutex::new(state);
-        let shared = Arc::new(Shared { state, started: Instant::now(), waker, epoll, has_memory });
+        let started = Instant::now();
+        let state = Mutex::new(State {
+            machine,
+            sources,
+            last_token: WAKE,
+            is_asleep: false,
+            last_rescan: started,
+            has_ended: false,
+        });
+        let shared = Arc::new(Shared { state, started, waker, epoll, has_memory });
 
         let builder = thread::Builder::new().name("nicforge-devices".to_owned());
         let run = {
@@ -167,6 +176,9 @@ impl Drop for LocalMachine {
             state.has_ended = true;
             Ok(())
         });
+        // After a panic under the lock, the thread may wait without a time-out.
+        self.shared.waker.0.signal();
+
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
@@ -267,7 +279,9 @@ impl Shared {
     fn take_events(&self, events: &[EpollEvent]) {
         let Ok(mut state) = self.lock() else { return };
         state.is_asleep = false;
-        if events.is_empty() && self.has_memory {
+        // Not only after a wait without events: those of one function must not delay another.
+        if self.has_memory && state.last_rescan.elapsed() >= RESCAN {
+            state.last_rescan = Instant::now();
             state.machine.rescan();
         }
 
