@@ -24,6 +24,7 @@ use crate::{
 };
 
 pub mod interrupted;
+pub mod unwanted;
 
 /// Compute nodes of [`machine`].
 const NODES: u32 = 2;

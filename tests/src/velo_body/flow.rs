@@ -103,6 +103,36 @@ pub fn a_port_without_free_credits_refuses_connections(rig: &dyn Rig) {
     });
 }
 
+/// Credits that a sender gives back, or leaves behind, go to a sender of its node that was refused,
+/// whatever the numbers of the node and of both VPIDs.
+#[body]
+pub fn free_credits_go_to_a_refused_sender_of_the_same_node(rig: &dyn Rig) {
+    let small = Config { slots: Some(64), window: 64, ..Config::default() };
+    let mut receiver = port_with(rig, at(0, 0), small);
+
+    for (holding, waiting) in [(0, 3), (3, 0)] {
+        let (mut first, mut second) = (port(rig, at(1, holding)), port(rig, at(1, waiting)));
+        let held = link(&mut first, &mut receiver);
+        let granted = first.credits(held);
+        let refused = second.connect(at(0, 0), test_deadline(), None).unwrap();
+        drive_until("the refusal", &mut [&mut second, &mut receiver], |ports| ports[0].is_refused(refused));
+
+        // The refused sender does not connect again.
+        first.disconnect(held).unwrap();
+        drive_until("credit", &mut [&mut second, &mut receiver, &mut first], |ports| {
+            ports[0].credits(refused) == granted
+        });
+
+        // Nobody closes the connection of a sender that dies.
+        drop(second);
+        drive_until("credit", &mut [&mut first, &mut receiver], |ports| {
+            let link = ports[0].connect(at(0, 0), test_deadline(), None).unwrap();
+            ports[0].credits(link) == granted
+        });
+        drop(first);
+    }
+}
+
 /// The credits of a closed connection return only as its messages are taken. Reconnecting can't
 /// fill the ring or the kept messages.
 #[body]

@@ -99,6 +99,28 @@ mod tests {
         assert!(error.to_string().contains(SOCKET), "{error}");
     }
 
+    /// The variables of a running process can't be changed safely, so the test runs itself again
+    /// with others.
+    #[test]
+    fn core_is_the_number_in_its_variable_if_it_is_set() {
+        const EXPECTED: &str = "NICFORGE_TEST_EXPECTED_CORE";
+        const TEST: &str = "environment::tests::core_is_the_number_in_its_variable_if_it_is_set";
+
+        if let Ok(expected) = std::env::var(EXPECTED) {
+            assert_eq!(format!("{:?}", core()), expected);
+            return;
+        }
+
+        let no_number = Error::Environment { name: CORE.to_owned(), problem: "is no number" };
+        let cases = [(None, Ok(None)), (Some("7"), Ok(Some(7))), (Some("seven"), Err(no_number))];
+        for (value, expected) in cases {
+            let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+            command.args(["--exact", TEST]).env_remove(CORE).env(EXPECTED, format!("{expected:?}"));
+            let output = command.envs(value.map(|value| (CORE, value))).output().unwrap();
+            assert!(output.status.success(), "{value:?}: {}", String::from_utf8_lossy(&output.stdout));
+        }
+    }
+
     #[test]
     fn unset_variable_is_an_error_that_names_it() {
         let error = devices("NICFORGE_UNSET_VARIABLE").unwrap_err();

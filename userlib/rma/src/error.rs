@@ -124,3 +124,30 @@ fn reason(status: u64) -> &'static str {
         _ => "the command made no sense to it",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use nicforge_hwi::extoll_atu::command;
+
+    use super::*;
+
+    #[test]
+    fn each_status_of_the_translation_has_a_text_of_its_own() {
+        let statuses = [
+            (command::NO_ENTRIES, "no entries in a row"),
+            (command::QUOTA, "for this VPID"),
+            (command::SCATTERED, "more pieces"),
+            (command::NOT_YOURS, "nothing of this VPID"),
+            (command::NOT_MAPPED, "not mapped"),
+            (command::NO_OWNER, "no owner"),
+            (u64::MAX, "made no sense"),
+        ];
+
+        for (status, expected) in statuses {
+            let text = Error::Translation { what: "register memory", status }.to_string();
+            assert!(text.contains(expected), "{text}");
+            let matching = statuses.iter().filter(|(_, part)| text.contains(part)).count();
+            assert_eq!(matching, 1, "{text}");
+        }
+    }
+}
