@@ -181,7 +181,8 @@ fn idle_share(served: &Served, maximum: f64) -> f64 {
     }
 }
 
-/// Returns the share of a processor that an engine takes in an interval, rounded down to a thousandth.
+/// Returns the share of a processor that an engine takes in an interval, rounded down to a
+/// thousandth.
 fn busy_share(served: &Served) -> f64 {
     const INTERVAL: Duration = Duration::from_millis(500);
     let used =
