@@ -83,7 +83,8 @@ pub trait Rig: Send + Sync {
         assert!(rests, "the machine does not come to rest");
     }
 
-    /// Returns the increase of a function's counter since the body began.
+    /// Returns the increase of a function's counter since the body began. On the host, each body
+    /// has a machine of its own, whose counters begin at 0.
     fn counter(&self, function: &str, name: &str) -> u64 {
         let (function, name) = (function.to_owned(), name.to_owned());
         ask(self, move |machine| {
@@ -134,6 +135,7 @@ impl EngineLog {
         tracing::subscriber::set_default(log.with_writer(move || lines.clone()).finish())
     }
 
+    /// Returns the lines that are kept.
     fn lines(&self) -> MutexGuard<'_, VecDeque<Vec<u8>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -195,6 +197,7 @@ impl Served {
             })
             .collect();
 
+        // Lines of the engine's start come from this thread.
         let collected = log.collect();
         let mut engine = Engine::new(machine, config).expect("an engine");
         for (number, (function, attachments)) in names.iter().enumerate() {
@@ -234,6 +237,7 @@ impl Served {
         self.handle.snapshot(LIMIT).expect("the engine answers")
     }
 
+    /// Returns a function's number.
     fn function(&self, name: &str) -> FunctionId {
         let number = self.names.iter().position(|(function, _)| function == name);
         FunctionId(number.unwrap_or_else(|| panic!("there is no function {name}")) as u32)

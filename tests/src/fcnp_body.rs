@@ -86,17 +86,19 @@ fn config() -> Config {
     Config { timeout: Some(limit()), open_timeout: limit(), ..Config::default() }
 }
 
+/// Opens the I/O node.
 fn io_node(rig: &dyn Rig) -> IoNode {
     IoNode::open(rig.open("io0", "core0"), config()).unwrap()
 }
 
+/// Opens the compute core of a rank. Each node has four.
 fn compute_core(rig: &dyn Rig, rank: u32) -> ComputeCore {
     let device = rig.open(&format!("cn{}", rank / 4), &format!("core{}", rank % 4));
     ComputeCore::open(device, config()).unwrap()
 }
 
-/// Spins, with a time limit, until `condition` holds. For conditions that another thread, which
-/// drives the machine, brings about.
+/// Spins until `condition` holds, with a time limit. Another thread must drive the machine
+/// meanwhile, or `condition` itself.
 fn eventually(description: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
@@ -629,7 +631,7 @@ pub fn random_packets_are_discarded(rig: &dyn Rig) {
     check_both_directions(&io, &compute_core(rig, 4));
 }
 
-/// Data packets without a receiving call are discarded, on either side.
+/// Data packets are discarded where no call receives, on either side.
 #[body]
 pub fn data_packets_without_a_transfer_are_discarded(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));

@@ -25,6 +25,7 @@ use crate::{
     velo_body,
 };
 
+/// Bytes of a page.
 const PAGE: u64 = 4096;
 /// An address at which no guest has memory.
 const NOWHERE: u64 = 1 << 45;
@@ -79,6 +80,7 @@ pub fn run_role(role: &str, arguments: &[String]) {
 /// large one.
 pub const SIZES: [usize; 8] = [1, 17, 240, 241, 5000, 65_535, 300_000, 0];
 
+/// Returns a configuration in which no call exceeds the time limit of two guests that boot.
 fn config() -> Config {
     Config { timeout: Some(4 * limit()), open_timeout: 4 * limit(), ..Config::default() }
 }
@@ -115,14 +117,17 @@ pub fn open_core(rig: &dyn Rig, rank: u32) -> ComputeCore {
     ComputeCore::open(rig.open(&format!("cn{}", rank / 4), &format!("core{}", rank % 4)), config()).unwrap()
 }
 
+/// Echoes the messages of some cores.
 fn io(rig: &dyn Rig, ranks: &[u32]) {
     echo(&open_io(rig), ranks);
 }
 
+/// Sends messages to the I/O node, and receives each back.
 fn compute(rig: &dyn Rig, rank: u32) {
     send(&open_core(rig, rank));
 }
 
+/// Opens the DMA engine.
 fn dma(rig: &dyn Rig) -> (Device, DmaEngine) {
     let device = rig.open("dma0", "user0");
     let engine = DmaEngine::open(&device).unwrap();
@@ -257,6 +262,7 @@ fn vectors(rig: &dyn Rig) {
     done.wait(test_deadline(), None).unwrap();
     run(&mut engine, mapped);
 
+    // `done`, which has index 1, is the one that fires.
     assert_eq!(device.wait_any(&[&error, &done], test_deadline(), None).unwrap().0, 1);
 }
 
@@ -298,6 +304,7 @@ impl Random {
         self.0
     }
 
+    /// Returns a number below `end`.
     fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
@@ -377,14 +384,15 @@ fn fifo(rig: &dyn Rig) {
 fn read_only(rig: &GuestRig) {
     for (function, attachment) in rig.names() {
         let device = rig.open(function, attachment);
-        let core = 2;
-        let mirror = match device.identity().device {
+        // Each function has the attachment mirror in this BAR, and some have one of their own.
+        let attachment_mirror = 2;
+        let own_mirror = match device.identity().device {
             pci::DEVICE_TREE => tree::BAR_MIRROR,
             pci::DEVICE_EXTOLL => extoll::BAR_DIRECTORY,
-            _ => core,
+            _ => attachment_mirror,
         };
 
-        for number in [core, mirror] {
+        for number in [attachment_mirror, own_mirror] {
             let bar = device.bar(number).unwrap();
             let last = bar.size() - 8;
             let before = bar.read64(last).unwrap();

@@ -123,7 +123,7 @@ pub fn free_credits_go_to_a_refused_sender_of_the_same_node(rig: &dyn Rig) {
             ports[0].credits(refused) == granted
         });
 
-        // Nobody closes the connection of a sender that dies.
+        // A sender that dies does not close its connection.
         drop(second);
         drive_until("credit", &mut [&mut first, &mut receiver], |ports| {
             let link = ports[0].connect(at(0, 0), test_deadline(), None).unwrap();
@@ -215,6 +215,7 @@ pub fn the_watchdog_reports_a_receiver_that_does_not_read(rig: &dyn Rig) {
     let to_stalled = reading.connect(at(0, 0), test_deadline(), None).unwrap();
     let to_reading = neighbour.connect(at(1, 1), test_deadline(), None).unwrap();
 
+    // One message more than this card's half of the ring's 64 slots.
     for _ in 0..33 {
         sender.send(to_idle, 0, &[1; 8], test_deadline(), None).unwrap();
     }
@@ -260,9 +261,10 @@ pub fn a_wait_ends_while_the_card_waits_for_a_receiver(rig: &dyn Rig) {
     let to_idle = sender.connect(at(1, 0), test_deadline(), None).unwrap();
     let to_sender = reading.connect(at(0, 0), test_deadline(), None).unwrap();
 
-    for most in [300, u32::MAX] {
-        let sent =
-            (0..most).take_while(|_| sender.send_nb(to_idle, 0, &[1; 8]) != Err(Error::WouldBlock)).count();
+    for maximum in [300, u32::MAX] {
+        let sent = (0..maximum)
+            .take_while(|_| sender.send_nb(to_idle, 0, &[1; 8]) != Err(Error::WouldBlock))
+            .count();
 
         assert!(sent > 64, "{sent}");
 
