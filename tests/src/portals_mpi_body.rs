@@ -281,7 +281,8 @@ pub fn receives_take_messages_by_context_source_and_tag(rig: &dyn Rig) {
     });
 }
 
-/// A longer message is cut, and its sender is not disturbed, whether or not it was expected.
+/// A message that is longer than the memory of its receive is cut, whether or not the receive was
+/// first. The sender notices nothing.
 #[body]
 pub fn longer_messages_are_cut(rig: &dyn Rig) {
     in_both_modes(rig, |world| {

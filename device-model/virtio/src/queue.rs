@@ -174,8 +174,9 @@ impl SplitQueue {
     /// Takes the next buffer as [`SplitQueue::take`] does. If there is none, the driver is asked
     /// for a notification of the next one, and the rings are not read again before it.
     ///
-    /// A driver that has stopped may use the memory of its rings for other data long before
-    /// another driver resets the device, as firmware does when it leaves a disk to the kernel.
+    /// The rings are left alone because a driver that has stopped may use their memory for other
+    /// data long before another driver resets the device, as firmware does when it leaves a disk
+    /// to the kernel.
     ///
     /// # Errors
     /// Those of [`SplitQueue::take`].

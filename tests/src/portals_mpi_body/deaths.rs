@@ -26,7 +26,7 @@ pub fn requests_of_a_rank_that_has_ended_fail(rig: &dyn Rig) {
         let sends = [100, 9000].map(|length| world.send(3, 0, length as u64, &pattern(1, length)));
         world.await_unexpected(0, 2);
         drop(world.ranks.pop());
-        // The endpoint has taken its requests with it.
+        // The requests ended with their endpoint.
         let _ = sends;
 
         let stored = world.receive(0, Selector::exact(3, 0, 100), 100);
