@@ -48,7 +48,7 @@ fn at(rank: Rank) -> RankAddress {
     RankAddress { node: rank % 2, subgroup: (rank / 2) as u16 }
 }
 
-/// Returns a job of so many ranks.
+/// Returns a job of `size` ranks.
 fn job(size: u32) -> Job {
     Job::new((0..size).map(at).collect())
 }

@@ -2,7 +2,7 @@
 //!
 //! - `test`: all tests, after setting up what they need; `--fast` for those that take seconds
 //! - `lint`: formatting, clippy, layout, rooms, and whether generated files are up to date
-//! - `doc`: the API documentation and the book; it checks the former's links, and the links of all
+//! - `doc`: the API documentation and the book; it checks the links in both, and the links of all
 //!   Markdown files to files and headings
 //! - `headers`: writes the generated C headers
 //! - `new`: copies the template of a device

@@ -234,7 +234,7 @@ mod tests {
         file
     }
 
-    /// Opens a file with room for so many changed clusters.
+    /// Opens a file with room for `clusters` changed clusters.
     fn copy_on_write(file: &tempfile::NamedTempFile, clusters: u64) -> Image {
         Image::open(file.path(), Access::CopyOnWrite { limit: clusters * CLUSTER }).unwrap()
     }

@@ -63,14 +63,14 @@ pub trait Store: Send + Sync + 'static {
     /// Reads bytes from `offset` on. They lie within the disk.
     ///
     /// # Errors
-    /// The request fails, whatever the error is.
+    /// Any error fails the request.
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
 
     /// Writes bytes from `offset` on. They lie within the disk. After an error a part may be
     /// written.
     ///
     /// # Errors
-    /// The request fails, whatever the error is.
+    /// Any error fails the request.
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()>;
 }
 
@@ -116,7 +116,7 @@ struct Statistics {
 
 /// The device's action on a request.
 enum RequestAction {
-    /// It answers the request at once, with a status and so many bytes of the disk's name.
+    /// It answers the request at once, with a status and this number of bytes of the disk's name.
     Answer(Status, usize),
     /// It sends the job to the companion, which carries the request out.
     Job(Job),
