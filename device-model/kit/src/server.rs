@@ -58,8 +58,8 @@ impl Server {
     /// Adds a piece of work of some cycles at `now`.
     ///
     /// It starts at the end of the last piece, or at `now` if that is later. `now` is in whole
-    /// nanoseconds, and is up to one later than the exact end of the last piece for work that waited
-    /// for it. Such work starts at the exact end, so that fractions of a nanosecond add up.
+    /// nanoseconds, and is up to one later than the exact end of the last piece for work that
+    /// waited for it. Such work starts at the exact end, so that fractions of a nanosecond add up.
     #[inline]
     pub fn work(&mut self, now: Nanos, clock: Clock, cycles: u32) {
         if clock.is_instant() {

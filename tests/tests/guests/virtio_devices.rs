@@ -183,8 +183,8 @@ fn check_console(guest: &Guest, host_end: &mut UnixStream) {
     assert_eq!(stream.wait(LIMIT).unwrap().status, 0);
 }
 
-/// Gives each device to a new driver instance, and checks that the devices work and that the disk
-/// is unchanged.
+/// Binds each device to its driver again, and checks that the devices work and that the disk is
+/// unchanged.
 fn check_new_drivers(guest: &Guest, host_end: &mut UnixStream) {
     run(
         guest,
