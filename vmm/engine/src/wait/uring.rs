@@ -135,6 +135,7 @@ impl Uring {
         }
     }
 
+    /// Queues an entry for the kernel. It calls into the kernel while the queue is full.
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         for _ in 0..ATTEMPTS {
             // SAFETY: the callers push a poll or the removal of one, which point to no memory.
@@ -146,6 +147,7 @@ impl Uring {
         Err(io::Error::new(io::ErrorKind::WouldBlock, "the submission queue stays full"))
     }
 
+    /// Hands the queued entries to the kernel.
     fn submit(&mut self) -> io::Result<()> {
         match self.ring.submit() {
             Ok(_) => Ok(()),
@@ -156,6 +158,7 @@ impl Uring {
         }
     }
 
+    /// Starts the multishot poll `id` of a descriptor.
     fn arm(&mut self, id: u64, fd: RawFd, interest: Interest) -> io::Result<()> {
         let mut flags = libc::POLLRDHUP as u32;
         if interest.read {

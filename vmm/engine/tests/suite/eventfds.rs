@@ -40,7 +40,7 @@ both_loops! {
         raw.send_fds(&bind_request(), &[first.as_fd()]);
         assert_eq!(raw.reply().0.reply_error(), None);
         for fd in [&first, &second] {
-            block(fd);
+            make_blocking(fd);
             fd.write(FULL).unwrap();
         }
         // All requests are served in one turn: the first eventfd is given up long before the turn
@@ -61,7 +61,7 @@ both_loops! {
 
         raw.send_fds(&bind_request(), &[fd.as_fd()]);
         assert_eq!(raw.reply().0.reply_error(), None);
-        block(&fd);
+        make_blocking(&fd);
         let fillers = CounterFillers::start(fd.as_fd());
         raw.send(&trigger_request());
         let snapshot = served.wait_until_free(A);
@@ -80,7 +80,7 @@ both_loops! {
 
         raw.send_fds(&bind_request(), &[fd.as_fd()]);
         assert_eq!(raw.reply().0.reply_error(), None);
-        block(&fd);
+        make_blocking(&fd);
         fd.write(FULL).unwrap();
         raw.send(&trigger_request());
         served.wait_until_free(A);
@@ -105,7 +105,7 @@ fn trigger_request() -> Vec<u8> {
     request(Command::DeviceSetIrqs, &words(&[20, DATA_NONE | ACTION_TRIGGER, PCI_MSIX_IRQ, 0, 1]))
 }
 
-fn block(fd: &EventFd) {
+fn make_blocking(fd: &EventFd) {
     fcntl(fd, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
 }
 
