@@ -161,7 +161,8 @@ impl ServerConnection {
             }
         }
 
-        // The later bytes move up once in each pass: the buffer may hold a mebibyte.
+        // All served messages are removed at once, because each removal moves the later bytes, of
+        // which there may be a mebibyte.
         rx.remove(&served);
         dispatcher.scanned -= served.iter().map(|(from, end)| end - from).sum::<u64>();
         result.map_err(ConnectionError::from)
@@ -174,6 +175,7 @@ impl ServerConnection {
         fds[0].revents().is_some_and(|events| events.intersects(PollFlags::POLLHUP | PollFlags::POLLERR))
     }
 
+    /// Returns the result for a client that has closed its end, which is an error within a message.
     fn end(&self) -> Result<Progress, ConnectionError> {
         match self.framed.rx.buffered() {
             0 => Ok(Progress::Closed),

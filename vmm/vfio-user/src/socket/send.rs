@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use super::timing::CallTimes;
 use super::{FrameError, sys};
 
+/// A message, or the rest of one, that waits for the socket.
 #[derive(Debug)]
 struct Outgoing {
     bytes: Vec<u8>,
@@ -165,6 +166,8 @@ impl SendHalf<'_> {
         self.tx.queued()
     }
 
+    /// Returns the result of a send. If the peer has closed its end, the queue is dropped and the
+    /// result is no error.
     fn unless_ended(&mut self, sent: Result<(), FrameError>) -> Result<(), FrameError> {
         match sent {
             Err(FrameError::Closed) => {

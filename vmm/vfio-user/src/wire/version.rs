@@ -117,6 +117,7 @@ pub fn build_version(message: &VersionMessage) -> Vec<u8> {
 mod tests {
     use super::*;
 
+    /// Returns the payload of version 0.0 with this JSON.
     fn with_json(json: &[u8]) -> Vec<u8> {
         [&[0, 0, 0, 0], json].concat()
     }
