@@ -16,8 +16,7 @@ const BATCH: usize = 8;
 const WARM_UP: usize = 64;
 
 impl Pset<'_> {
-    /// Returns the mean time from one packet to the next, as it arrives, of `packets` packets in a
-    /// row.
+    /// Returns the mean time between the arrivals of two successive packets, of `packets` packets.
     ///
     /// # Errors
     /// [`PsetError`].

@@ -174,7 +174,7 @@ impl World {
         let _current = self.shared.make_current();
         match self.shared.run_until(end, is_stopped) {
             Ok(RunEnd::AllEnded) => Ok(()),
-            Ok(RunEnd::Late) => Err(WorldError::TimeLimit { limit, waiting: self.shared.waiting() }),
+            Ok(RunEnd::TimeOver) => Err(WorldError::TimeLimit { limit, waiting: self.shared.waiting() }),
             Ok(RunEnd::Stopped) => Err(WorldError::Stopped),
             Err(endless) => Err(self.name_endless(endless)),
         }
