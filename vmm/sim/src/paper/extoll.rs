@@ -129,7 +129,7 @@ fn measure_hop(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
 /// Sizes of the messages whose means Table III is read as: powers of two from 8 bytes to 1 MB.
 const SIZES: std::ops::RangeInclusive<u32> = 3..=20;
 
-/// What is measured with messages of one size.
+/// The quantities that are measured with messages of one size.
 #[derive(Clone, Copy)]
 struct SizeMeasurement {
     /// Millions of messages per second.
