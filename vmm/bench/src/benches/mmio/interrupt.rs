@@ -126,6 +126,7 @@ pub(super) struct EventFds {
 }
 
 impl EventFds {
+    /// Starts the answering thread on a processor, or anywhere.
     pub(super) fn new(processor: Option<usize>) -> Result<Self, Failure> {
         let description = || "a bare eventfd".into();
         let event =
