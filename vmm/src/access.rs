@@ -92,6 +92,7 @@ enum Target {
 }
 
 impl Target {
+    /// Parses `NODE` or `NODE.ATTACHMENT`.
     fn parse(text: &str) -> Self {
         match text.split_once('.') {
             None => Self::Node(text.to_owned()),

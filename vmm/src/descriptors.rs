@@ -26,6 +26,7 @@ pub fn raise() {
     }
 }
 
+/// Raises the soft limit to the hard limit or to `maximum`, whichever is lower.
 fn raise_to(maximum: rlim_t) -> Result<(), Errno> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let expected = hard.min(maximum);

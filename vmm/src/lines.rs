@@ -93,6 +93,7 @@ pub fn is_writable(stream: Stream, within: Duration) -> bool {
     poll(&mut fds, PollTimeout::try_from(within).unwrap_or(PollTimeout::ZERO)).map_or(true, |ready| ready > 0)
 }
 
+/// Writes to a stream at once.
 fn write(stream: Stream, piece: &[u8]) -> std::io::Result<()> {
     match stream {
         Stream::Output => {

@@ -103,6 +103,7 @@ impl Processes {
         Self::start_with(programs, sink, Arc::default())
     }
 
+    /// Starts all programs. If one can't be started, those before it are ended.
     fn start_with(programs: Vec<Program>, sink: LineSink, give_up: Arc<AtomicBool>) -> Result<Self, Failure> {
         let (done_sender, ended) = channel();
         let (shutdown_reader, shutdown_writer) = std::io::pipe().context(|| "a pipe".into())?;

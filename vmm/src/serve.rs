@@ -61,6 +61,7 @@ struct EngineThread {
 }
 
 impl EngineThread {
+    /// Starts the thread that runs the engine until `stop` is signalled.
     fn start(mut engine: Engine, stop: Stop) -> Result<Self, Failure> {
         let (report, ended) = mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name("engine".into()).spawn(move || {
@@ -249,6 +250,8 @@ impl Served {
         self.end()
     }
 
+    /// Stops serving, removes the sockets, and returns the engine's error. A further call has no
+    /// effect.
     fn end(&mut self) -> Result<(), Failure> {
         // The sockets are removed first, so that no further client connects.
         self.control = None;

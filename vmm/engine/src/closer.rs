@@ -99,6 +99,7 @@ impl Backlog {
         self.items.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// Counts an item less, and wakes the engine if it waits for that.
     fn remove(&self) {
         self.items.fetch_sub(1, Ordering::SeqCst);
         if self.is_awaited.swap(false, Ordering::SeqCst) {
@@ -158,6 +159,7 @@ impl CloseQueue {
         self.push(Job::Refusal(refusal));
     }
 
+    /// Adds an item, and schedules the queue unless it is scheduled already.
     fn push(self: &Arc<Self>, job: Job) {
         self.backlog.add();
         let mut state = self.lock();
@@ -270,6 +272,7 @@ impl Pool {
         }
     }
 
+    /// Starts a thread of the pool.
     fn start_thread(self: &Arc<Self>) {
         let pool = Arc::clone(self);
         let started =

@@ -41,6 +41,7 @@ pub(crate) struct Watchdog {
 }
 
 impl Watchdog {
+    /// Starts the thread that checks writes to eventfds.
     pub(crate) fn start() -> Result<Self, EngineError> {
         let signals = Arc::new(Signals::default());
         let stop = Arc::new(AtomicBool::new(false));

@@ -190,6 +190,7 @@ impl Rows {
         }
     }
 
+    /// Returns the rows as a table.
     fn table(&self) -> TableData {
         let (names, rows): (&[&str], Vec<Vec<String>>) = match self {
             Self::MessageRate(rows) => {

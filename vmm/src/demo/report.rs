@@ -96,6 +96,7 @@ pub(super) struct Collected {
 }
 
 impl Collected {
+    /// Collects a message of a node's process.
     pub(super) fn add(&mut self, message: Message) {
         match message {
             Message::Progress { .. } => {}

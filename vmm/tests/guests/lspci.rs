@@ -149,6 +149,7 @@ fn check_msix(section: &str, bars: &[Bar]) {
         (bar, offset..offset + length)
     };
 
+    // A vector has 16 bytes in the table, and a bit in words of 64 pending bits.
     let (table, pending) =
         (location("Vector table: ", count * 16), location("PBA: ", count.div_ceil(64) * 8));
     let do_not_overlap =

@@ -57,6 +57,7 @@ fn data(number: u64) -> Vec<u8> {
     data
 }
 
+/// Opens a rank. It retries until the device is free.
 fn open(folder: &Path, rank: u32) -> Rank {
     let socket = folder.join(format!("ex{rank}.vpid0"));
     let started = Instant::now();
@@ -102,6 +103,7 @@ fn child_process_body() {
 struct StoppedProcess(Child);
 
 impl StoppedProcess {
+    /// Starts the process of rank 1, whose reports are shown.
     fn start(folder: &Path) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "mpi_stopped::child_process_body", "--nocapture", "--test-threads=1"])
@@ -206,6 +208,7 @@ impl Source {
     }
 }
 
+/// Stops the receiver twice, and checks that the sender waits for it and that all messages arrive.
 fn check_stop_and_resume(event_loop: &str) {
     let server = Server::of_text(MACHINE, event_loop);
     let folder = server.directory();

@@ -43,6 +43,7 @@ impl Epoll {
     }
 }
 
+/// Returns the flags of an edge-triggered watch.
 fn flags(interest: Interest) -> EpollFlags {
     let mut flags = EpollFlags::EPOLLET | EpollFlags::EPOLLRDHUP;
     flags.set(EpollFlags::EPOLLIN, interest.read);

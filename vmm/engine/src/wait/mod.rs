@@ -36,6 +36,7 @@ pub(crate) struct Event {
 
 /// Watches descriptors, each with a token of its own.
 pub(crate) trait EventLoop: Send {
+    /// Returns the name for reports.
     fn name(&self) -> &'static str;
 
     /// Reports `fd` as `token` from now on. The caller must call [`EventLoop::unwatch`] before it
@@ -45,6 +46,7 @@ pub(crate) trait EventLoop: Send {
     /// Changes the events that `fd` is watched for, and reports it again if it is ready.
     fn rewatch(&mut self, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> io::Result<()>;
 
+    /// Ends the watch of `fd`, which was watched as `token`.
     fn unwatch(&mut self, fd: BorrowedFd<'_>, token: u64);
 
     /// Collects the reports that are there now, without waiting.

@@ -289,6 +289,7 @@ impl Served {
         Self::start_nodes(config, 1)
     }
 
+    /// Serves a machine of several nodes, each with attachments [`A`] and [`B`].
     pub fn start_nodes(config: EngineConfig, nodes: u32) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut machine = Machine::new();

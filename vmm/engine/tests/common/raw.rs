@@ -73,6 +73,7 @@ impl Raw {
         self.0.write_all(bytes).unwrap();
     }
 
+    /// Sends bytes with descriptors.
     pub fn send_fds(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
         let fds: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
         let rights = [ControlMessage::ScmRights(&fds)];

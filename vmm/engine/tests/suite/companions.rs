@@ -35,6 +35,8 @@ struct Card {
 }
 
 impl Card {
+    /// Serves a device whose companion panics at data that begin with [`PANIC`], and hangs at data
+    /// that begin with [`WAIT`] until it is released.
     fn serve(mut config: EngineConfig, mode: CompanionMode, limit: Duration) -> Self {
         let (release, released) = mpsc::channel::<()>();
         let released = Mutex::new(released);

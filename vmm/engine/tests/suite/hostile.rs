@@ -432,6 +432,7 @@ fn hold_an_attachment_until_killed() {
     client.poll_incoming(LONG).unwrap();
 }
 
+/// Returns an engine with a machine of one node.
 fn engine() -> Engine {
     let mut machine = Machine::new();
     machine.add_function("node", Box::<TestDevice>::default()).unwrap();

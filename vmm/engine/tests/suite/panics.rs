@@ -28,6 +28,7 @@ struct Victim {
 }
 
 impl Victim {
+    /// Connects the victim, with memory, an eventfd and mapped windows.
     fn of(served: &Served) -> Self {
         let client = served.client(A);
         let memory = memory(PAGE as usize);

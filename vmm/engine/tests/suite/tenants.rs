@@ -157,6 +157,7 @@ struct Fork {
 }
 
 impl Fork {
+    /// Starts a client that forks, and waits until it has forked.
     fn start(path: &Path, keeps_connection: bool) -> Self {
         let mut parent = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture", "tenants::hold_all_resources_and_fork"])

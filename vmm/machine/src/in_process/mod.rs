@@ -154,6 +154,7 @@ impl LocalMachine {
         Self::create(machine, Some(clock))
     }
 
+    /// Returns a machine with this clock, or with the real time.
     fn create(machine: Machine, clock: Option<Box<dyn Clock>>) -> Arc<Self> {
         let started = Instant::now();
         let tenants = HashMap::new();

@@ -21,6 +21,7 @@ const SEND: FunctionId = FunctionId(2);
 /// A time limit above any answer's delay, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(10);
 
+/// Returns a machine with a FIFO, a DMA engine and a card that sends to addresses.
 fn machine() -> Arc<LocalMachine> {
     let mut machine = Machine::new();
     machine.add_function("fifo0", Box::new(SlotFifo::new())).unwrap();

@@ -99,6 +99,7 @@ impl Benchmark {
 }
 
 impl Model {
+    /// Returns the model with the mechanisms that this run has.
     fn of(run: &Run<'_>) -> Self {
         Self {
             software: run.has(&SOFTWARE_COST),

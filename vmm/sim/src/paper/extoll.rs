@@ -234,6 +234,7 @@ struct Updates {
 }
 
 impl Updates {
+    /// Measures RandomAccess with tables of both [`TABLE_ORDERS`], and takes their difference.
     fn measure(model: Model) -> Result<Self, Failure> {
         let cluster = model.torus()?;
         let [short, long] = TABLE_ORDERS.map(|order| cluster.random_access(RANKS_OF_NODE, order, false));

@@ -87,6 +87,7 @@ struct Model {
 }
 
 impl Model {
+    /// Returns the model with the mechanisms that this run has.
     fn of(run: &Run<'_>) -> Self {
         Self {
             software: run.has(&SOFTWARE_COST),

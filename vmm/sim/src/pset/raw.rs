@@ -55,9 +55,9 @@ pub(super) fn send(channel: &TreeChannel, packets: usize) -> Result<(), Box<dyn 
     while sent < packets {
         let maximum = BATCH.min(packets - sent);
         let guard = channel.send_lock().try_lock(channel.owner()).ok_or("the send lock is taken")?;
-        let now = channel.send_batch(guard).send_data(header, &data, maximum);
-        sent += now;
-        if now == 0 {
+        let accepted = channel.send_batch(guard).send_data(header, &data, maximum);
+        sent += accepted;
+        if accepted == 0 {
             channel.relax(&mut relax)?;
         }
     }

@@ -85,6 +85,7 @@ pub enum PatternName {
 }
 
 impl PatternName {
+    /// Returns the pattern of a name.
     fn pattern(self) -> Pattern {
         match self {
             Self::Uniform => Pattern::Uniform,

@@ -44,6 +44,7 @@ impl Histogram {
         (first << power) + (1 << power) - 1
     }
 
+    /// Adds a packet's time.
     fn add(&self, time: u64) {
         self.buckets[Self::bucket(time)].fetch_add(1, Relaxed);
         self.count.fetch_add(1, Relaxed);
@@ -64,6 +65,7 @@ impl Histogram {
         0
     }
 
+    /// Returns the mean, the percentiles and the maximum of all times.
     fn summary(&self) -> Latency {
         let count = self.count.load(Relaxed);
         Latency {

@@ -78,6 +78,7 @@ impl From<WorldError> for Failure {
     }
 }
 
+/// Returns the message for threads that did not end.
 fn describe_limit(limit: Duration, waiting: &[String]) -> String {
     let names = first_names(waiting);
     match limit {
@@ -180,6 +181,7 @@ impl World {
         }
     }
 
+    /// Returns the error for endless work, with the name of the function that does it.
     fn name_endless(&self, endless: Endless) -> WorldError {
         let name = match endless {
             Endless::Function { function, .. } => {

@@ -61,6 +61,7 @@ fn row_with_a_wide_tolerance() -> Expected {
     Expected::predicted("wide", "us", 2.0).within(Tolerance::Percent(40.0)).null_model("nothing", 1.0)
 }
 
+/// The experiment of a made-up paper: it computes a latency, a bandwidth and a share of it.
 fn measure_link(run: &mut Run<'_>) -> Result<(), Failure> {
     run.measure(latency(), |run| Ok(0.5 + if run.has(&SOFTWARE_COST) { 1.5 } else { 0.0 }))?;
     let simulated =

@@ -32,6 +32,7 @@ struct Client {
 }
 
 impl Client {
+    /// Opens the FIFO device.
     fn open(devices: &Devices) -> Self {
         let device = devices.open("fifo", "user0").unwrap();
         let send = device.bar(1).unwrap().window(slot_fifo::WIN_SEND, slot_fifo::SLOT).unwrap();

@@ -15,6 +15,7 @@ const TORUS: &str = "../../machines/seastar-timed.toml";
 const PAIR: &str = "name = \"pair\"\n[[seastar]]\ntorus = [2]\nprocesses = 2\nfirmware_mhz = 500\nht_mbytes_s = 2400\n\
                     [seastar.link]\ndelay_ns = 30\ngbit_s = 20.0\n";
 
+/// Returns two nodes whose cards work in `mode`.
 fn pair(mode: Mode) -> Cluster<'static> {
     let mut cluster = Cluster::parse(PAIR, Profile::default(), 1).unwrap();
     assert_eq!(cluster.cards, Cards::SeaStar(Mode::NicBased));

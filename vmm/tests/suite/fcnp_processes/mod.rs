@@ -30,6 +30,8 @@ use self::{
     rig::{Process, Server, wait_until},
 };
 
+/// Number of further stalls after which a writer counts as blocked.
+const STALLS: u64 = 200;
 /// A transfer of this size is still in progress when its first packets have been seen.
 const LARGE_BYTES: usize = 64 << 20;
 
@@ -205,14 +207,14 @@ fn stopped_reader_blocks_the_writer_and_loses_nothing() {
 
         // All buffers to the reader are full when the writer has stalled for a while.
         let stalls = io.statistics().stalls;
-        wait_until("the writer stalls", || io.statistics().stalls > stalls + 200);
+        wait_until("the writer stalls", || io.statistics().stalls > stalls + STALLS);
         let sent = io.statistics().packets_sent;
 
         // The other direction is free. A write is acknowledged only after the stuck data, so no
         // core begins one. The request itself still reaches the I/O node.
         other.send_command("write 4 1000");
         let stalls = io.statistics().stalls;
-        wait_until("the writer goes on stalling", || io.statistics().stalls > stalls + 200);
+        wait_until("the writer goes on stalling", || io.statistics().stalls > stalls + STALLS);
 
         assert!(io.statistics().packets_sent <= sent + 1 && (sent as usize) < LARGE_BYTES / 256);
         assert!(!write.is_finished());
@@ -245,7 +247,7 @@ fn stopped_reader_does_not_block_the_other_channel() {
         reader.stop();
 
         let stalls = io.statistics().stalls;
-        wait_until("the writer stalls", || io.statistics().stalls > stalls + 200);
+        wait_until("the writer stalls", || io.statistics().stalls > stalls + STALLS);
         let sent = io.statistics().packets_sent;
 
         let [first, second] = &mut admins;
@@ -276,10 +278,10 @@ fn stopped_io_node_blocks_the_writer_and_loses_nothing() {
         io.stop();
 
         let stalls = core.statistics().stalls;
-        wait_until("the writer stalls", || core.statistics().stalls > stalls + 200);
+        wait_until("the writer stalls", || core.statistics().stalls > stalls + STALLS);
         let sent = core.statistics().packets_sent;
         let stalls = core.statistics().stalls;
-        wait_until("the writer goes on stalling", || core.statistics().stalls > stalls + 200);
+        wait_until("the writer goes on stalling", || core.statistics().stalls > stalls + STALLS);
 
         assert_eq!(core.statistics().packets_sent, sent);
         assert!(!write.is_finished());
@@ -402,6 +404,7 @@ fn operators_reset_of_a_node_ends_its_transfer_and_a_new_process_can_open() {
 struct Seeded(u64);
 
 impl Seeded {
+    /// Returns a pseudo-random number below `limit`.
     fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

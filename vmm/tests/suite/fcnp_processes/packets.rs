@@ -22,6 +22,7 @@ pub(crate) struct Admin {
 }
 
 impl Admin {
+    /// Opens the admin attachment of a node.
     pub(crate) fn open(socket: &Path) -> Self {
         let device = device(socket);
         Self {

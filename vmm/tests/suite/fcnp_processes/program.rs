@@ -22,6 +22,7 @@ pub(crate) enum Side {
 }
 
 impl Side {
+    /// Opens a side in a role: `compute`, `io` or `io-interrupt`.
     pub(crate) fn open(role: &str, socket: &str) -> Self {
         let config = |mode| Config { mode, open_timeout: LIMIT, ..Config::default() };
         match role {

@@ -146,6 +146,7 @@ impl Server {
         ComputeCore::open(device(self.socket(node, core)), config).unwrap()
     }
 
+    /// Resets a node as an operator.
     pub(crate) fn reset(&self, node: &str) {
         let directory = self.0.directory();
         let mut command = Command::new(env!("CARGO_BIN_EXE_nicforge"));

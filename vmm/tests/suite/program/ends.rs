@@ -30,6 +30,7 @@ struct Run {
 }
 
 impl Run {
+    /// Starts `nicforge run` with programs, which find a folder in the variable `HERE`.
     fn start(programs: &[&str], stdout: Stdio, stderr: Stdio) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let child = nicforge(&["run", &machine("proof.toml"), "--dir"])

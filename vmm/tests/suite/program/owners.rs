@@ -48,7 +48,8 @@ fn try_connect(user: u32, groups: &[u32], socket: PathBuf) -> Result<(), Errno> 
         become_user(user, &groups);
         let mut stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(super::LIMIT))?;
-        // VERSION 0.0 without capabilities: a header of 16 bytes and two numbers of the version.
+        // VERSION 0.0 without capabilities: a header of 16 bytes, with the command at byte 2 and
+        // the message's size at byte 4, and two numbers of the version.
         let mut message = [0; 20];
         (message[2], message[4]) = (1, 20);
         stream.write_all(&message)?;

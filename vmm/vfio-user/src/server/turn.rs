@@ -89,7 +89,8 @@ impl ServerConnection {
         }
     }
 
-    /// Takes a step while a request is deferred; `None` means that the caller continues.
+    /// Takes a step while a request is deferred. Returns the progress with which the turn ends, or
+    /// `None` if it continues.
     fn wait_deferred(
         &mut self,
         handler: &mut dyn Handler,

@@ -141,6 +141,8 @@ pub(crate) struct SendHalf<'a> {
 }
 
 impl SendHalf<'_> {
+    /// Sends a message, or queues what the socket does not take. It does nothing after the stream
+    /// has ended.
     pub(crate) fn send(
         &mut self,
         head: &[u8],

@@ -50,6 +50,7 @@ pub(crate) fn region_info_size(info: &RegionInfo) -> usize {
     BASE + sparse_cap_size(info) + type_cap_size(info)
 }
 
+/// Returns the bytes of the capability that names the parts of a region that may be mapped.
 fn sparse_cap_size(info: &RegionInfo) -> usize {
     match info.areas.len() {
         0 => 0,

@@ -242,6 +242,7 @@ impl Pair {
         Self::negotiated_with(ServerConfig::default(), br#"{"capabilities":{"max_msg_fds":8}}"#)
     }
 
+    /// Returns a pair that has negotiated the version with these capabilities of the client.
     pub fn negotiated_with(config: ServerConfig, json: &[u8]) -> Self {
         let mut pair = Self::new(config);
         pair.send(&request(Command::Version, &version(json)));

@@ -26,6 +26,7 @@ impl TwoSockets {
         Self::with(ServerConfig::default(), PROPOSAL)
     }
 
+    /// Returns a server with a second socket, which the client's capabilities `json` ask for.
     fn with(config: ServerConfig, json: &[u8]) -> Self {
         let mut pair = Pair::new(config);
         let mut reply = pair.ask(Command::Version, &version(json));

@@ -231,6 +231,7 @@ fn features_migration_and_dirty_pages_are_refused_as_by_the_reference() {
 #[test]
 fn payloads_cut_short_are_refused() {
     let mut pair = Pair::negotiated();
+    // VERSION has number 1.
     for number in 2..=15 {
         let command = Command::from_number(number);
         if command != Command::DeviceReset {

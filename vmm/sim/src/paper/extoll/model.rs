@@ -71,6 +71,7 @@ pub(super) struct Model<'a> {
 }
 
 impl<'a> Model<'a> {
+    /// Returns the model with the mechanisms that this run has.
     pub(super) fn of(run: &Run<'a>) -> Self {
         Self {
             software: run.has(&SOFTWARE_COST),
