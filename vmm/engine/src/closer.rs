@@ -126,6 +126,7 @@ pub(crate) struct CloseQueue {
     pool: Arc<Pool>,
 }
 
+/// The items of a [`CloseQueue`], the oldest first.
 #[derive(Debug, Default)]
 struct QueueState {
     jobs: VecDeque<Job>,
@@ -206,12 +207,14 @@ impl Closer for DescriptorCloser {
 #[derive(Debug)]
 pub(crate) struct Closers(Arc<Pool>);
 
+/// Threads that process queues. They start and end as there is work.
 #[derive(Debug, Default)]
 struct Pool {
     state: Mutex<PoolState>,
     work: Condvar,
 }
 
+/// The queues that no thread processes yet.
 #[derive(Debug, Default)]
 struct PoolState {
     waiting: VecDeque<Arc<CloseQueue>>,

@@ -12,6 +12,7 @@ use super::{Event, EventLoop, Interest};
 /// Events that one system call collects.
 const BATCH: usize = 64;
 
+/// The event loop on `epoll`, with edge-triggered watches.
 pub(crate) struct Epoll {
     set: Set,
     batch: [EpollEvent; BATCH],

@@ -74,6 +74,7 @@ impl Watch {
     }
 }
 
+/// The event loop on io_uring, with a multishot poll for each watch.
 pub(crate) struct Uring {
     ring: IoUring,
     /// By the number of the poll in the kernel. Each poll has its own number, so that a late report

@@ -95,8 +95,10 @@ pub const METHODS: [DeviceMethod; 9] = [
     DeviceMethod::Counters,
 ];
 
+/// Bytes of an attachment's windows.
 const WINDOW: u64 = 0x1_0000;
 
+/// The registers of one attachment.
 #[derive(Clone, Copy, Default)]
 struct AttachmentState {
     scratch: u32,

@@ -41,7 +41,8 @@ both_loops! {
         let mut raw = client_with_dma(&served);
 
         fill_the_socket(&mut raw);
-        let snapshot = served.wait_until("it has ended", |snapshot| server_of(snapshot, A).dma_timeouts == 1);
+        let snapshot = served
+        .wait_until("the message times out", |snapshot| server_of(snapshot, A).dma_timeouts == 1);
 
         assert_eq!((dma_errors(&snapshot), server_of(&snapshot, A).dma_messages), (1, 0));
     }

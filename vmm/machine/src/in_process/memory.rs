@@ -20,6 +20,7 @@ pub(super) struct ClientMemory {
     ranges: BTreeMap<u64, Range>,
 }
 
+/// A registered range. The map has its first address.
 struct Range {
     length: u64,
     memory: Arc<dyn PrivateMemory>,

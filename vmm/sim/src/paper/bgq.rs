@@ -19,13 +19,16 @@ use crate::{
     world::{Picos, Profile},
 };
 
-const SOFTWARE_COST: Mechanism = Mechanism { name: "software-cost", about: "software takes no time" };
+/// The time of software.
+const SOFTWARE_COST: Mechanism = Mechanism { name: "software-cost", without: "software takes no time" };
+/// The acknowledgements and tokens of links.
 const PROTOCOL: Mechanism = Mechanism {
     name: "protocol-bytes",
-    about: "no acknowledgements and tokens between the packets of a link",
+    without: "no acknowledgements and tokens between the packets of a link",
 };
+/// The cycles of the collective logic.
 const LOGIC: Mechanism =
-    Mechanism { name: "collective-logic", about: "the collective logic adds no cycles to a packet" };
+    Mechanism { name: "collective-logic", without: "the collective logic adds no cycles to a packet" };
 
 /// The experiments of the paper.
 pub const BGQ: Experiment = Experiment {

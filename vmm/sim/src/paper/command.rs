@@ -159,7 +159,7 @@ fn list(experiments: &[&Experiment], json: bool) -> Result<u8, Failure> {
         print_line(format_args!("{:8} {}", experiment.name, experiment.title))?;
         print_line(format_args!("{:8} {}", "", experiment.citation))?;
         for mechanism in experiment.mechanisms {
-            print_line(format_args!("{:8} --without {:16} {}", "", mechanism.name, mechanism.about))?;
+            print_line(format_args!("{:8} --without {:16} {}", "", mechanism.name, mechanism.without))?;
         }
     }
 
@@ -171,7 +171,7 @@ fn description_of(experiment: &Experiment) -> serde_json::Value {
     let mechanisms: Vec<_> = experiment
         .mechanisms
         .iter()
-        .map(|mechanism| serde_json::json!({ "name": mechanism.name, "about": mechanism.about }))
+        .map(|mechanism| serde_json::json!({ "name": mechanism.name, "about": mechanism.without }))
         .collect();
 
     serde_json::json!({

@@ -15,10 +15,10 @@ use crate::interrupted::Interrupted;
 /// A part of the model that a run can switch off, to show that rows of the table then fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mechanism {
-    /// The word for it on the command line, such as `protocol-bytes`.
+    /// The mechanism's name on the command line, such as `protocol-bytes`.
     pub name: &'static str,
-    /// One line about what a model without it does.
-    pub about: &'static str,
+    /// The behaviour of the model without the mechanism, in one line.
+    pub without: &'static str,
 }
 
 /// The experiments of one paper.

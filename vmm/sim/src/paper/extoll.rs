@@ -29,12 +29,15 @@ use crate::cluster::{
     programs::{Pairs, window_of},
 };
 
+/// The bytes of headers and framing.
 const PROTOCOL_BYTES: Mechanism =
-    Mechanism { name: "protocol-bytes", about: "packets have no header, framing and gap on the link" };
+    Mechanism { name: "protocol-bytes", without: "packets have no header, framing and gap on the link" };
+/// The time of software.
 const SOFTWARE_COST: Mechanism =
-    Mechanism { name: "software-cost", about: "software takes no time: only cards and links do" };
+    Mechanism { name: "software-cost", without: "software takes no time: only cards and links do" };
+/// Forwarding a packet whose end has not arrived.
 const CUT_THROUGH: Mechanism =
-    Mechanism { name: "cut-through", about: "a card forwards a packet when all of it has arrived" };
+    Mechanism { name: "cut-through", without: "a card forwards a packet when all of it has arrived" };
 
 /// The experiments of the paper.
 pub const EXTOLL: Experiment = Experiment {

@@ -22,12 +22,15 @@ use crate::{
     world::{Picos, Profile},
 };
 
+/// The time of software.
 const SOFTWARE_COST: Mechanism =
-    Mechanism { name: "software-cost", about: "software takes no time: only links do" };
+    Mechanism { name: "software-cost", without: "software takes no time: only links do" };
+/// The time until a call has the FIFO.
 const HAND_OFF: Mechanism =
-    Mechanism { name: "hand-off", about: "a call takes the FIFO over from the daemon's thread in no time" };
+    Mechanism { name: "hand-off", without: "a call takes the FIFO over from the daemon's thread in no time" };
+/// The bytes of headers.
 const PROTOCOL_BYTES: Mechanism =
-    Mechanism { name: "protocol-bytes", about: "packets have no header on the link" };
+    Mechanism { name: "protocol-bytes", without: "packets have no header on the link" };
 
 /// The experiments of the paper.
 pub const FCNP: Experiment = Experiment {
@@ -246,6 +249,12 @@ fn measure_ciod(run: &mut Run<'_>, polling: &Pset<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Latency of a read and of a write of a compute node in the paper's text, in nanoseconds.
+const READ_NS: f64 = 13_300.0;
+const WRITE_NS: f64 = 13_900.0;
+/// Time of a byte of a message in the paper's text, in nanoseconds.
+const BYTE_NS: f64 = 1.22;
+
 /// Draws figure 7: bandwidth by message size.
 fn draw_curves(run: &mut Run<'_>, model: &Model<'_>) -> Result<(), Failure> {
     let sizes: Vec<usize> = (8..=22).map(|order| 1 << order).collect();
@@ -266,12 +275,12 @@ fn draw_curves(run: &mut Run<'_>, model: &Model<'_>) -> Result<(), Failure> {
                 .collect()
         };
 
-        // The points that the paper's text states: latency and time of a byte.
-        let latency = if direction == Direction::ToCompute { 13_300.0 } else { 13_900.0 };
+        // The points that follow from the latency and the time of a byte in the paper's text.
+        let latency = if direction == Direction::ToCompute { READ_NS } else { WRITE_NS };
         let stated: Vec<_> = sizes
             .iter()
             .filter(|&&bytes| bytes >= 4 * KIB)
-            .map(|&bytes| (bytes as f64, bytes as f64 * 8.0 / (latency + 1.22 * bytes as f64)))
+            .map(|&bytes| (bytes as f64, bytes as f64 * 8.0 / (latency + BYTE_NS * bytes as f64)))
             .collect();
         let mut series = vec![
             Series::new("FCNP, polling", stated, curve(&polling)?),

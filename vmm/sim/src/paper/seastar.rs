@@ -24,11 +24,14 @@ use crate::{
     world::{Picos, Profile},
 };
 
-const INTERRUPTS: Mechanism = Mechanism { name: "interrupts", about: "an interrupt takes no time" };
+/// The time of interrupts.
+const INTERRUPTS: Mechanism = Mechanism { name: "interrupts", without: "an interrupt takes no time" };
+/// The firmware's flow control.
 const PROTOCOL: Mechanism =
-    Mechanism { name: "protocol", about: "no message is acknowledged or repeated by flow control" };
+    Mechanism { name: "protocol", without: "no message is acknowledged or repeated by flow control" };
+/// The time of software.
 const SOFTWARE_COST: Mechanism =
-    Mechanism { name: "software-cost", about: "software takes no time, on the host and on the card" };
+    Mechanism { name: "software-cost", without: "software takes no time, on the host and on the card" };
 
 /// The experiments of the paper.
 pub const SEASTAR: Experiment = Experiment {

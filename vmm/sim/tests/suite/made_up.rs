@@ -10,9 +10,9 @@ use nicforge_sim::paper::{
 
 /// The mechanism behind the bandwidth.
 const PROTOCOL_BYTES: Mechanism =
-    Mechanism { name: "protocol-bytes", about: "a packet is as long as its payload" };
+    Mechanism { name: "protocol-bytes", without: "a packet is as long as its payload" };
 /// The mechanism behind the latency.
-const SOFTWARE_COST: Mechanism = Mechanism { name: "software-cost", about: "software takes no time" };
+const SOFTWARE_COST: Mechanism = Mechanism { name: "software-cost", without: "software takes no time" };
 
 /// The paper whose rows all hold, unless a mechanism is taken away.
 pub(crate) const LINK: Experiment = Experiment {

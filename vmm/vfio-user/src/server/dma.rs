@@ -43,6 +43,7 @@ pub enum DmaError {
 /// Largest operation, in bytes.
 pub(super) const MAX_LENGTH: usize = 16 << 20;
 
+/// Whether the client's memory is read or written.
 #[derive(Debug)]
 enum Direction {
     /// Collects the data, unless one message brings all of it.
@@ -51,6 +52,7 @@ enum Direction {
     Write(Vec<u8>),
 }
 
+/// A read or write of client memory, in as many messages as its length needs, one after the other.
 #[derive(Debug)]
 struct Operation {
     id: u16,

@@ -43,6 +43,7 @@ pub struct TwinSocket {
     pub fd_index: Option<u64>,
 }
 
+/// The JSON text of a `VFIO_USER_VERSION`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct VersionData {
     #[serde(default, skip_serializing_if = "Option::is_none")]

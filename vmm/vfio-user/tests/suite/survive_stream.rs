@@ -379,7 +379,7 @@ fn client_that_stops_reading_stops_the_serving_and_not_the_server() {
 }
 
 #[test]
-fn queued_replies_keep_their_own_descriptors() {
+fn each_queued_reply_has_its_descriptor() {
     let mut pair = Pair::negotiated();
     let payload = [words(&[4096, 0, 1, 0]), vec![0; 16]].concat();
 

@@ -305,12 +305,12 @@ impl<'a> GuestPair<'a> {
         })?;
 
         let row = |(&(path, _), measurements): (&(MessagePath, u32), &[Measurement])| {
-            let device = !matches!(path, MessagePath::Tcp(_));
+            let has_device = !matches!(path, MessagePath::Tcp(_));
             let row = self.row(path.row()).with_measurements(measurements).with_bandwidth(bytes);
             Row {
-                backing: row.backing.filter(|_| device),
+                backing: row.backing.filter(|_| has_device),
                 placement: Some(path.placement().into()),
-                fifo_depth: (device && path != MessagePath::Velo).then_some(FIFO_DEPTH),
+                fifo_depth: (has_device && path != MessagePath::Velo).then_some(FIFO_DEPTH),
                 direction: Some(direction.name()),
                 ..row
             }

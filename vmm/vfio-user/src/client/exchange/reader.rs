@@ -190,7 +190,8 @@ impl Exchange {
 
     /// Waits until the socket has input, or takes more where bytes wait to be sent.
     fn sleep(&self, wait: &mut InputWait) -> Result<(), NoInput> {
-        // Asked only when the socket is empty: messages that the server had sent still count.
+        // The loss counts only when the socket is empty, because messages that the server had sent
+        // before are still served.
         if self.is_lost() {
             return Err(NoInput::Dead(FrameError::Died));
         }
