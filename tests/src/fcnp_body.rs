@@ -578,7 +578,10 @@ pub fn impossible_calls_are_refused(rig: &dyn Rig) {
     assert_eq!(io.read(8, &mut []), Err(Error::NoSuchCore { core: 8, cores: 8 }));
     assert!(matches!(IoNode::open(rig.open("cn1", "core0"), config()), Err(Error::WrongDevice { .. })));
     assert!(matches!(ComputeCore::open(rig.open("io0", "core1"), config()), Err(Error::WrongDevice { .. })));
-    assert!(matches!(IoNode::open(rig.open("io0", "core2"), config()), Err(Error::Served { owner: 0 })));
+    assert!(matches!(
+        IoNode::open(rig.open("io0", "core2"), config()),
+        Err(Error::AlreadyServed { owner: 0 })
+    ));
 
     let cancel = Cancel::new().unwrap();
     thread::scope(|scope| {
