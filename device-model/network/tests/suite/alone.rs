@@ -19,7 +19,7 @@ use crate::{
     strategies,
 };
 
-/// A node that does what those of [`Bed`] do.
+/// A node of a network without a machine. It does what the nodes of [`Bed`] do.
 struct AloneNode<P> {
     router: Router<P, Parcel>,
     to_send: VecDeque<Message>,
@@ -154,7 +154,7 @@ fn times_of_a_run_do_not_depend_on_its_slices() {
                 network.node_mut(from).unwrap().to_send.push_back(message);
             }
         }
-        // Times beyond the wheel are among the slices.
+        // Some slices end at times beyond the range of the timing wheel.
         for end in (0..100_000).step_by(slice as usize) {
             network.run_until(Nanos(end)).unwrap();
         }
