@@ -82,11 +82,13 @@ struct Parts<'a> {
 }
 
 impl Parts<'_> {
-    /// Removes the first packet of a lane in, and shows the head of the next one. Returns whether
-    /// that can be seen now.
+    /// Removes the first packet of a lane in, which leaves the buffer at `end`, and shows the head
+    /// of the next one. Returns whether that can be seen now.
     #[inline(always)]
-    fn pop(&mut self, lane: &mut Lane, index: usize) -> bool {
-        let next = lane.pop();
+    fn pop(&mut self, lane: &mut Lane, index: usize, end: Nanos) -> bool {
+        let next = lane.pop(end.after(self.properties.delay));
+        watch_credits(lane, index, self.wheel);
+
         let bit = 1 << (lane.input % 64);
         self.status.whole &= !bit;
         self.status.heads &= !bit;
@@ -97,19 +99,18 @@ impl Parts<'_> {
             self.status.heads |= bit;
             return true;
         }
+        self.show_at(lane, index, due);
+        false
+    }
+
+    /// Has a part of a lane's first packet shown to the receiver at a time.
+    #[inline(always)]
+    fn show_at(&mut self, lane: &mut Lane, index: usize, due: Nanos) {
+        lane.due = due;
         if !lane.has_event {
             lane.has_event = true;
             self.wheel.add(due, Kind::Arrival(index as u32));
         }
-        false
-    }
-
-    /// Returns the credits of a packet that leaves a lane's buffer at `end`.
-    #[inline(always)]
-    fn return_credits(&mut self, lane: &mut Lane, index: usize, credits: u32, end: Nanos) {
-        let due = end.max(self.now).after(self.properties.delay);
-        lane.return_later(credits, self.now, due);
-        watch_credits(lane, index, self.wheel);
     }
 
     /// Transmits a packet over a lane that has the credits. The packet's tail comes in at `tail`,
@@ -127,11 +128,12 @@ impl Parts<'_> {
         let (passage, busy_until) = self.properties.speed.transmit_alike(start, parcel.bytes.into(), tail);
         self.wire.busy_until = busy_until;
 
-        let head = passage.head.max(lane.last_arrival);
-        lane.push(Parcel { head, tail: passage.tail.max(head), credits, ..*parcel });
-        if lane.shown == Shown::Nothing && !lane.has_event {
-            lane.has_event = true;
-            self.wheel.add(head, Kind::Arrival(index as u32));
+        // A wire carries one packet after the other, so that they arrive in their order.
+        let (head, tail) = (passage.head, passage.tail);
+        let is_only = lane.push(Parcel { head, tail, credits, ..*parcel });
+        self.status.sent += 1;
+        if is_only {
+            self.show_at(lane, index, head);
         }
         watch_credits(lane, index, self.wheel);
         passage.end
@@ -180,24 +182,23 @@ impl Links for NodeLinks<'_> {
     fn await_tail(&mut self, port: u8, vc: u8) -> bool {
         let index = self.lane_in(port, vc.into());
         let Some(lane) = self.lanes.get_mut(index) else { return false };
-        match (lane.shown, lane.first().map(|parcel| parcel.tail)) {
-            (Shown::Whole, _) => true,
-            (Shown::Head, Some(tail)) if tail <= self.now => {
-                lane.shown = Shown::Whole;
-                let bit = 1 << (lane.input % 64);
-                self.status.heads &= !bit;
-                self.status.whole |= bit;
-                true
-            }
-            (Shown::Head, Some(tail)) => {
-                lane.shown = Shown::HeadAndTail;
-                if !std::mem::replace(&mut lane.has_event, true) {
-                    self.wheel.add(tail, Kind::Arrival(index as u32));
-                }
-                false
-            }
-            _ => false,
+        let Some(tail) = lane.shown_first().map(|parcel| parcel.tail) else { return false };
+        if lane.shown == Shown::Whole {
+            return true;
         }
+
+        if tail > self.now {
+            lane.due = tail;
+            if !std::mem::replace(&mut lane.has_event, true) {
+                self.wheel.add(tail, Kind::Arrival(index as u32));
+            }
+            return false;
+        }
+        lane.shown = Shown::Whole;
+        let bit = 1 << (lane.input % 64);
+        self.status.heads &= !bit;
+        self.status.whole |= bit;
+        true
     }
 
     fn tail_due(&self, port: u8, vc: u8) -> Option<Nanos> {
@@ -243,8 +244,19 @@ impl Links for NodeLinks<'_> {
         idle_at
     }
 
-    #[inline(always)]
+    #[inline]
     fn forward_first(&mut self, from: PortChannel, to: PortChannel) -> Option<bool> {
+        let forwarded = self.forward_within(from, to, 0);
+        if forwarded.is_none() {
+            let lane = self.lanes.get(self.lane_in(from.port, from.channel))?;
+            let credits = lane.shown_first()?.credits;
+            self.await_credits(self.lane_out(to.port, to.channel), credits);
+        }
+        forwarded
+    }
+
+    #[inline(always)]
+    fn forward_within(&mut self, from: PortChannel, to: PortChannel, least: u32) -> Option<bool> {
         let (index, out) = (self.lane_in(from.port, from.channel), self.lane_out(to.port, to.channel));
         let now = self.now;
         let (lanes, mut parts) = self.parts(to.port)?;
@@ -252,17 +264,14 @@ impl Links for NodeLinks<'_> {
         let parcel = lane.shown_first()?;
         let credits = parcel.credits;
 
-        // A router has counted the returns before.
-        if out_lane.credits < credits {
-            self.await_credits(out, credits);
+        out_lane.count_returns(now);
+        if out_lane.credits < credits.max(least) {
             return None;
         }
 
         let tail = if parcel.tail > now { parcel.tail } else { Nanos::ZERO };
         let end = parts.transmit(out_lane, out, parcel, credits, tail);
-        let is_followed = parts.pop(lane, index);
-        parts.return_credits(lane, index, credits, end);
-        Some(is_followed)
+        Some(parts.pop(lane, index, end))
     }
 
     fn send(&mut self, to: PortChannel, parcel: Parcel) -> Result<(), Parcel> {
@@ -284,8 +293,7 @@ impl Links for NodeLinks<'_> {
         let (lanes, mut parts) = self.parts(port)?;
         let lane = lanes.get_mut(index).filter(|lane| lane.shown == Shown::Whole)?;
         let parcel = *lane.shown_first()?;
-        parts.pop(lane, index);
-        parts.return_credits(lane, index, parcel.credits, now);
+        parts.pop(lane, index, now);
         Some(parcel)
     }
 

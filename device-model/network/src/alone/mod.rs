@@ -14,8 +14,8 @@
 //!
 //! # What is the same as in a machine
 //!
-//! - The times of a transmission ([`nicforge_core::fabric::timing`]) and the returns of credits
-//!   ([`nicforge_core::fabric::returns`]) are the fabric's own.
+//! - The times of a transmission are the fabric's own ([`nicforge_core::fabric::timing`]).
+//! - Credits are back when a packet's tail has left the buffer, and the delay has passed.
 //! - A packet is shown when its head has arrived and the one before it has left; a router asks for
 //!   its tail. A sender is woken when a wire falls idle or enough credits are there.
 //! - All events of a time come before the turns of that time. A node has a turn after each of its

@@ -29,10 +29,14 @@ pub(super) struct Wire {
     pub(super) has_event: bool,
     /// First lane of the wire into the port, or [`NO_LANE`].
     pub(super) inward: u32,
+    /// The node and its port.
+    node: u32,
+    port: u8,
 }
 
 /// The state of a node: the packets that it has been shown, and its next turn.
 #[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
 pub(super) struct NodeStatus {
     /// Inputs with a whole packet, and those with the head of one.
     pub(super) whole: u64,
@@ -41,6 +45,8 @@ pub(super) struct NodeStatus {
     pub(super) freed: u64,
     /// Time of the node's first timer event, or [`Nanos::NEVER`].
     pub(super) timer: Nanos,
+    /// Packets sent over links.
+    pub(super) sent: u64,
     /// The node is in [`Net::woken`].
     pub(super) is_woken: bool,
 }
@@ -74,8 +80,8 @@ impl Net {
     /// Returns nodes of `ports` ports without cables. The router serves `vcs` virtual channels.
     pub(super) fn new(nodes: u32, ports: u8, vcs: usize, link: &LinkSpec) -> Self {
         let (nodes, ports) = (nodes as usize, usize::from(ports));
-        let wire = Wire { busy_until: Start::NEVER, has_event: false, inward: NO_LANE };
-        let status = NodeStatus { whole: 0, heads: 0, freed: 0, timer: Nanos::NEVER, is_woken: false };
+        let status =
+            NodeStatus { whole: 0, heads: 0, freed: 0, timer: Nanos::NEVER, sent: 0, is_woken: false };
         let properties = LinkProperties {
             speed: WireSpeed::new(link),
             delay: link.delay,
@@ -85,13 +91,16 @@ impl Net {
             vcs,
         };
 
+        let mut wires = Vec::with_capacity(nodes * ports);
         let mut lanes = Vec::with_capacity(nodes * ports * vcs);
-        for _ in 0..nodes * ports {
+        for index in 0..nodes * ports {
+            let (node, port) = ((index / ports) as u32, (index % ports) as u8);
+            wires.push(Wire { busy_until: Start::NEVER, has_event: false, inward: NO_LANE, node, port });
             lanes.extend(link.credits.iter().take(vcs).map(|&credits| Lane::new((0, 0), (0, 0), credits)));
         }
         Self {
             properties,
-            wires: vec![wire; nodes * ports],
+            wires,
             lanes,
             status: vec![status; nodes],
             wheel: Wheel::new(),
@@ -131,7 +140,7 @@ impl Net {
 
     /// Returns the number of packets sent over all links.
     pub(super) fn hops(&self) -> u64 {
-        self.lanes.iter().map(|lane| lane.packets).sum()
+        self.status.iter().map(|node| node.sent).sum()
     }
 
     /// Wakes a node.
@@ -152,12 +161,6 @@ impl Net {
         }
     }
 
-    /// Moves the events of the next time to `events` if that time is at most `limit`. Returns the
-    /// time.
-    pub(super) fn take_events(&mut self, limit: Nanos, events: &mut Vec<Event>) -> Option<Nanos> {
-        self.wheel.take(limit, events)
-    }
-
     /// Has the processor load what an event concerns. The tables of a large network are in no
     /// cache.
     #[inline(always)]
@@ -165,7 +168,7 @@ impl Net {
         match event.kind() {
             Kind::Arrival(lane) | Kind::Credit(lane) => {
                 if let Some(lane) = self.lanes.get(lane as usize) {
-                    prefetch_lines::<2, _>(lane);
+                    prefetch(lane);
                 }
             }
             Kind::Idle(wire) => {
@@ -201,14 +204,17 @@ impl Net {
         }
     }
 
-    /// Carries out the events of one time.
-    pub(super) fn carry_out_all(&mut self, now: Nanos, events: &[Event]) {
+    /// Carries out the events of the next time if that time is at most `limit`. Returns the time.
+    pub(super) fn carry_out_next(&mut self, limit: Nanos) -> Option<Nanos> {
+        let (now, events) = self.wheel.take(limit)?;
         for (index, &event) in events.iter().enumerate() {
             if let Some(&ahead) = events.get(index + AHEAD) {
                 self.prefetch_event(ahead);
             }
             self.carry_out(now, event);
         }
+        self.wheel.recycle(events);
+        Some(now)
     }
 
     /// Carries out an event.
@@ -229,22 +235,19 @@ impl Net {
     #[inline]
     fn arrive(&mut self, now: Nanos, index: u32) {
         let lane = &mut self.lanes[index as usize];
-        lane.has_event = false;
-        let Some(parcel) = lane.first() else { return };
-
-        let (is_head, due) = match lane.shown {
-            Shown::Nothing => (true, parcel.head),
-            Shown::HeadAndTail => (false, parcel.tail),
-            Shown::Head | Shown::Whole => return,
-        };
-        if due > now {
-            lane.has_event = true;
-            return self.wheel.add(due, Kind::Arrival(index));
+        if lane.due > now {
+            lane.has_event = lane.due < Nanos::NEVER;
+            if lane.has_event {
+                self.wheel.add(lane.due, Kind::Arrival(index));
+            }
+            return;
         }
+        lane.has_event = false;
+        lane.due = Nanos::NEVER;
 
-        let (receiver, bit) = (lane.receiver, 1 << lane.input);
+        let (receiver, bit) = (lane.receiver, 1 << (lane.input % 64));
         let status = &mut self.status[receiver as usize];
-        if is_head {
+        if lane.shown == Shown::Nothing {
             lane.shown = Shown::Head;
             status.heads |= bit;
         } else {
@@ -265,9 +268,8 @@ impl Net {
         }
 
         wire.has_event = false;
-        // The wires are in the order of their nodes and ports, of which there are at most 255.
-        let ports = self.properties.ports as u32;
-        self.free(index / ports, (index % ports) as u8);
+        let (node, port) = (wire.node, wire.port);
+        self.free(node, port);
     }
 
     /// Returns credits to the sender of a lane, which waits for some.

@@ -7,7 +7,7 @@ use nicforge_core::{
 };
 use thiserror::Error;
 
-use super::{links::NodeLinks, net::Net, wheel::Event};
+use super::{links::NodeLinks, net::Net};
 use crate::shape::Cabling;
 
 /// Cache lines at the begin of a node that are loaded before its turn. Routers have most of their
@@ -90,8 +90,7 @@ pub struct Network<N> {
     nodes: Vec<N>,
     net: Net,
     now: Nanos,
-    /// Memory for the events and turns of one time.
-    events: Vec<Event>,
+    /// Memory for the turns of one time.
     turns: Vec<u32>,
 }
 
@@ -123,7 +122,7 @@ impl<N: Node> Network<N> {
             net.connect(b, a);
         }
         (0..count).for_each(|node| net.wake(node));
-        Ok(Self { nodes, net, now: Nanos::ZERO, events: Vec::new(), turns: Vec::new() })
+        Ok(Self { nodes, net, now: Nanos::ZERO, turns: Vec::new() })
     }
 
     /// Returns the present time.
@@ -155,17 +154,12 @@ impl<N: Node> Network<N> {
     /// # Errors
     /// [`Endless`] if a node always asks for another turn. A further call goes on with the work.
     pub fn run_until(&mut self, time: Nanos) -> Result<(), Endless> {
-        let mut events = std::mem::take(&mut self.events);
-        loop {
-            self.run_woken()?;
-            let Some(due) = self.net.take_events(time, &mut events) else { break };
-
+        self.run_woken()?;
+        while let Some(due) = self.net.carry_out_next(time) {
             self.now = self.now.max(due);
-            self.net.carry_out_all(due, &events);
-            events.clear();
+            self.run_woken()?;
         }
 
-        self.events = events;
         if time < Nanos::NEVER {
             self.now = self.now.max(time);
         }

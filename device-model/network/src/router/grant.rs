@@ -3,7 +3,7 @@
 use nicforge_core::fabric::PortChannel;
 
 use super::{
-    Candidates, Carried, Decision, Links, Policy, Router, Source, Targets,
+    Candidates, Carried, Decision, Links, MAX_INPUTS, Policy, Router, Source, Targets,
     outputs::Choice,
     plan::Plan,
     requests::{Inputs, bits},
@@ -59,45 +59,48 @@ impl<P: Policy, K: Carried> Router<P, K> {
     #[inline(always)]
     fn serve_idle_output<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
         // The adaptive channels are those that packets have wanted so far.
-        if self.outputs.adaptive_vcs == 0 {
-            let inputs = self.fixed_inputs(ports, port);
-            if inputs != 0 && self.send_fixed(ports, port, inputs) {
-                return true;
-            }
-        }
-        self.serve_one_of(ports, port)
+        (self.outputs.adaptive_vcs == 0 && self.send_fixed(ports, port)) || self.serve_one_of(ports, port)
     }
 
-    /// Sends the packet of one of the inputs that have room behind a port, if the one whose turn it
-    /// is has one exit without the bubble rule. Otherwise, nothing has changed.
+    /// Sends the packet of one of the inputs that want a port, if the one whose turn it is has one
+    /// exit without the bubble rule and room behind it. Otherwise, nothing has changed.
     ///
-    /// This is what [`Router::serve_one_of`] does with such a packet, without the search for other
-    /// decisions. Most packets of a busy network go this way.
+    /// This is what [`Router::serve_one_of`] does with such a packet, without a look at the room of
+    /// the others. Most packets of a busy network go this way.
     #[inline(always)]
-    fn send_fixed<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8, inputs: Inputs) -> bool {
-        let is_only = inputs & inputs.wrapping_sub(1) == 0;
-        let choice = if is_only {
-            self.only_choice(inputs.trailing_zeros() as usize)
+    fn send_fixed<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
+        let wants = self.outputs.fixed(port);
+        let choice = if wants & wants.wrapping_sub(1) == 0 {
+            self.only_choice(wants.trailing_zeros() as usize % MAX_INPUTS)
         } else {
-            self.outputs.choose(&self.plan.rules, inputs, port)
+            self.outputs.choose(&self.plan.rules, wants, port)
         };
 
         let input = choice.input;
-        let Decision::One(exit) = self.heads.of[input].decision else { return false };
-        if self.plan.tracked.has(exit.vc.into()) {
+        let Some(Decision::One(exit)) = self.heads.of.get(input).map(|head| head.decision) else {
+            return false;
+        };
+        // An input without room has no part in the choice. That makes a difference only between
+        // those from links and those that inject.
+        if self.plan.tracked.has(exit.vc.into())
+            || (choice.competes && self.fixed_inputs(ports, port, wants) != wants)
+        {
             return false;
         }
 
         let to = PortChannel { port, channel: exit.vc.into() };
-        let source = self.plan.layout.source(input);
+        let (source, least) = (self.plan.layout.source(input), self.plan.longest_credits);
         match source {
             Source::Link { port, vc } => {
                 let from = PortChannel { port, channel: vc.into() };
-                let Some(is_followed) = ports.forward_first(from, to) else { return false };
+                let Some(is_followed) = ports.forward_within(from, to, least) else { return false };
                 self.heads.exposed |= Inputs::from(is_followed) << input;
             }
-            Source::Injection { fifo } if !self.send_injected(ports, fifo, to) => return false,
-            Source::Injection { .. } => {}
+            Source::Injection { fifo } => {
+                if ports.update_credits(port, exit.vc) < least || !self.send_injected(ports, fifo, to) {
+                    return false;
+                }
+            }
         }
 
         self.outputs.remove_sent(choice, exit);
@@ -139,7 +142,8 @@ impl<P: Policy, K: Carried> Router<P, K> {
     #[inline]
     fn inputs_with_room<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> Offer {
         if self.outputs.adaptive_vcs == 0 {
-            let inputs = self.fixed_inputs(ports, port);
+            let wants = self.outputs.fixed(port);
+            let inputs = self.fixed_inputs(ports, port, wants);
             Offer { inputs, has_early_escapes: false, least_loaded: None }
         } else {
             self.mixed_offer(ports, port)
@@ -176,28 +180,10 @@ impl<P: Policy, K: Carried> Router<P, K> {
         Offer { inputs, has_early_escapes: early != 0, least_loaded: best.map(|(_, vc)| vc) }
     }
 
-    /// Returns the inputs that want a port and have room behind it, in a router that has no
-    /// adaptive packets.
-    #[inline(always)]
-    fn fixed_inputs<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> Inputs {
-        let wants = self.outputs.fixed(port);
-        if wants & wants.wrapping_sub(1) == 0
-            && let Some(head) = self.heads.of.get(wants.trailing_zeros() as usize)
-            && let Decision::One(exit) = head.decision
-        {
-            return self.fixed_with_room(ports, port, exit.vc, wants);
-        }
-        self.fixed_inputs_of_many(ports, port, wants)
-    }
-
-    /// Does the work of [`Router::fixed_inputs`] for several inputs, or for packets with copies.
+    /// Returns those of the inputs that want a port which have room behind it, in a router that has
+    /// no adaptive packets.
     #[inline(never)]
-    fn fixed_inputs_of_many<L: Links<Packet = K>>(
-        &mut self,
-        ports: &mut L,
-        port: u8,
-        wants: Inputs,
-    ) -> Inputs {
+    fn fixed_inputs<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8, wants: Inputs) -> Inputs {
         let (mut inputs, mut left) = (0, wants);
         for vc in 0..self.plan.layout.vcs {
             let wants = left & self.outputs.of_vc(vc);

@@ -68,6 +68,14 @@ pub trait Links {
     /// head of another packet can be seen there then, or `None` if no packet was forwarded.
     fn forward_first(&mut self, from: PortChannel, to: PortChannel) -> Option<bool>;
 
+    /// Forwards the first packet as [`Links::forward_first`] does, if the virtual channel out has
+    /// `least` credits or more.
+    #[inline(always)]
+    fn forward_within(&mut self, from: PortChannel, to: PortChannel, least: u32) -> Option<bool> {
+        let has_room = self.update_credits(to.port, to.channel as u8) >= least;
+        if has_room { self.forward_first(from, to) } else { None }
+    }
+
     /// Sends a packet.
     ///
     /// # Errors

@@ -31,7 +31,7 @@ pub(super) struct Choice {
     priority: usize,
     is_injected: bool,
     /// Packets from links and from injection FIFOs were both waiting.
-    competes: bool,
+    pub(super) competes: bool,
 }
 
 /// Ports that cannot send now, so that a step does not look at them.
