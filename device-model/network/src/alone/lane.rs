@@ -61,18 +61,24 @@ pub(super) enum Shown {
 ///
 /// Large networks have more lanes than a cache holds. One has one cache line.
 #[derive(Debug)]
-#[repr(C, align(64))]
+#[repr(align(64))]
 pub(super) struct Lane {
     /// The ring, whose length is a power of two.
     slots: Box<[Parcel]>,
     /// Place of the first packet.
-    first: u16,
+    first: u32,
     /// Number of packets.
-    length: u16,
+    length: u32,
     /// Number of places before the first packet whose credits the sender has not counted. They are
     /// in order of the time at which the credits are back.
-    returning: u16,
-    /// Number of credits at which the sender is woken, or 0.
+    returning: u32,
+    /// Credits that the sender has left, without those that are back and that it has not looked at.
+    pub(super) credits: u32,
+    /// Time at which the receiver is to be shown a part of the first packet, or [`Nanos::NEVER`].
+    pub(super) due: Nanos,
+    /// Time of the first event for credits, or [`Nanos::NEVER`].
+    credit_event: Nanos,
+    /// The sender waits for credits while it has fewer than this. Their return is an event then.
     wake_at: u16,
     /// Receiving node, and the number of its input.
     pub(super) receiver: u32,
@@ -83,17 +89,10 @@ pub(super) struct Lane {
     /// Sending port and node.
     pub(super) port: u8,
     pub(super) sender: u32,
-    /// Credits that the sender has left, without those that are back and that it has not looked at.
-    pub(super) credits: u32,
-    /// Time at which the receiver is to be shown a part of the first packet, or [`Nanos::NEVER`].
-    pub(super) due: Nanos,
-    /// Time of the first event for credits, or [`Nanos::NEVER`].
-    credit_event: Nanos,
 }
 
 const _: () = assert!(size_of::<Lane>() == 64);
-// Packets and returns take one credit or more each.
-const _: () = assert!(MAX_CREDITS < 1 << 15);
+const _: () = assert!(MAX_CREDITS <= u16::MAX as u32);
 
 impl Lane {
     pub(super) fn new((sender, port): (u32, u8), (receiver, input): (u32, u8), credits: u32) -> Self {
@@ -102,7 +101,7 @@ impl Lane {
             first: 0,
             length: 0,
             returning: 0,
-            wake_at: 0,
+            wake_at: 1,
             receiver,
             input,
             shown: Shown::Nothing,
@@ -117,14 +116,14 @@ impl Lane {
 
     /// Returns the place that is so many places after the first packet.
     #[inline(always)]
-    fn place(&self, after: u16) -> usize {
-        usize::from(self.first.wrapping_add(after)) & self.slots.len().wrapping_sub(1)
+    fn place(&self, after: u32) -> usize {
+        self.first.wrapping_add(after) as usize & self.slots.len().wrapping_sub(1)
     }
 
     /// Returns the first packet if its head has been shown.
     #[inline(always)]
     pub(super) fn shown_first(&self) -> Option<&Parcel> {
-        if self.shown == Shown::Nothing { None } else { self.slots.get(usize::from(self.first)) }
+        if self.shown == Shown::Nothing { None } else { self.slots.get(self.first as usize) }
     }
 
     /// Removes the first packet, whose credits are back at `due`. Returns the time at which the
@@ -133,17 +132,17 @@ impl Lane {
     pub(super) fn pop(&mut self, due: Nanos) -> Option<Nanos> {
         self.shown = Shown::Nothing;
         self.due = Nanos::NEVER;
-        if let Some(slot) = self.slots.get_mut(usize::from(self.first)) {
+        if let Some(slot) = self.slots.get_mut(self.first as usize) {
             slot.head = due;
         }
-        if self.returning > 0 && self.slots.get(self.place(u16::MAX)).is_some_and(|last| last.head > due) {
+        if self.returning > 0 && self.slots.get(self.place(u32::MAX)).is_some_and(|last| last.head > due) {
             self.sort_returns();
         }
 
-        self.first = self.place(1) as u16;
+        self.first = self.place(1) as u32;
         self.returning += 1;
         self.length -= 1;
-        if self.length == 0 { None } else { self.slots.get(usize::from(self.first)).map(|next| next.head) }
+        if self.length == 0 { None } else { self.slots.get(self.first as usize).map(|next| next.head) }
     }
 
     /// Moves the return at the first place, which is the latest one, to its place in order of time.
@@ -151,7 +150,7 @@ impl Lane {
     #[cold]
     #[inline(never)]
     fn sort_returns(&mut self) {
-        let mut at = 0_u16;
+        let mut at = 0_u32;
         for _ in 0..self.returning {
             let (here, before) = (self.place(at), self.place(at.wrapping_sub(1)));
             if self.slots[before].head <= self.slots[here].head {
@@ -163,11 +162,11 @@ impl Lane {
         }
     }
 
-    /// Adds a packet, which takes its credits. Returns whether it is the only one.
+    /// Adds a packet at `now`, which takes its credits. Returns whether it is the only one.
     #[inline(always)]
-    pub(super) fn push(&mut self, parcel: Parcel) -> bool {
-        if usize::from(self.length + self.returning) == self.slots.len() {
-            self.grow();
+    pub(super) fn push(&mut self, parcel: Parcel, now: Nanos) -> bool {
+        if (self.length + self.returning) as usize == self.slots.len() {
+            self.make_room(now);
         }
 
         self.credits -= parcel.credits;
@@ -179,10 +178,18 @@ impl Lane {
         self.length == 1
     }
 
+    /// Has a place for another packet.
     #[cold]
     #[inline(never)]
-    fn grow(&mut self) {
-        let places = (2 * self.slots.len()).max(2);
+    fn make_room(&mut self, now: Nanos) {
+        // Those that are back need no place any more. If few are left, there is room for a while.
+        self.count_returns(now);
+        let used = (self.length + self.returning) as usize;
+        if used < self.slots.len() && used <= self.slots.len() / 4 {
+            return;
+        }
+
+        let places = (2 * self.slots.len()).max(4);
         let oldest = self.place(self.returning.wrapping_neg());
 
         let mut slots = Vec::with_capacity(places);
@@ -197,8 +204,8 @@ impl Lane {
 
     /// Returns whether the sender waits for credits, so that their return is an event.
     #[inline(always)]
-    fn is_watched(&self) -> bool {
-        self.credits == 0 || self.wake_at > 0
+    pub(super) fn is_watched(&self) -> bool {
+        self.credits < self.wake_at.into()
     }
 
     /// Returns the place of the first credits that are on their way back, if there are some.
@@ -224,6 +231,14 @@ impl Lane {
         }
     }
 
+    /// Counts the credits that are back at `now`, and returns those that the sender has.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn credits_after_returns(&mut self, now: Nanos) -> u32 {
+        self.count_returns(now);
+        self.credits
+    }
+
     /// Returns the credits that the sender has at `now`.
     #[inline]
     pub(super) fn credits_at(&self, now: Nanos) -> u32 {
@@ -232,25 +247,16 @@ impl Lane {
         self.credits + back.map(|back| back.credits).sum::<u32>()
     }
 
-    /// Lets the sender wake when it has `credits` credits, or a smaller number that it already
-    /// waits for.
+    /// Lets the sender wake when it has `credits` credits, which it does not have now, or a smaller
+    /// number that it already waits for.
     pub(super) fn wake_sender_at(&mut self, credits: u32) {
         // A sender without credits is woken at the first one in any case.
-        if credits > 1 {
-            let wake_at = if self.wake_at == 0 { credits } else { credits.min(self.wake_at.into()) };
-            self.wake_at = wake_at.min(MAX_CREDITS) as u16;
-        }
+        let wake_at = if self.wake_at > 1 { credits.min(self.wake_at.into()) } else { credits };
+        self.wake_at = wake_at.clamp(1, MAX_CREDITS) as u16;
     }
 
-    /// Returns the time of an event to add for credits, if the sender waits for some.
-    #[inline(always)]
+    /// Returns the time of an event to add for the next return: none if there is an event for it.
     pub(super) fn next_credit_event(&mut self) -> Option<Nanos> {
-        if self.is_watched() { self.earlier_credit_event() } else { None }
-    }
-
-    /// Returns the time of the next return, unless there is an event for it.
-    #[inline(never)]
-    fn earlier_credit_event(&mut self) -> Option<Nanos> {
         let due = self.next_return()?.head;
         if due >= self.credit_event {
             return None;
@@ -269,9 +275,9 @@ impl Lane {
         while let Some(credits) = self.take_return(due) {
             let had_none = self.credits == 0;
             self.credits += credits;
-            let has_enough = self.wake_at > 0 && self.credits >= self.wake_at.into();
+            let has_enough = self.wake_at > 1 && !self.is_watched();
             if has_enough {
-                self.wake_at = 0;
+                self.wake_at = 1;
             }
             wakes |= had_none || has_enough;
         }

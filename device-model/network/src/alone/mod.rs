@@ -19,7 +19,8 @@
 //! - A packet is shown when its head has arrived and the one before it has left; a router asks for
 //!   its tail. A sender is woken when a wire falls idle or enough credits are there.
 //! - All events of a time come before the turns of that time. A node has a turn after each of its
-//!   events, and as long as it asks for another.
+//!   events, and as long as it asks for another. It can leave out those after heads that have to
+//!   wait ([`Node::arrive`]), in which its router would do nothing more.
 //!
 //! Each packet thus arrives at the same time as in a machine of such nodes. The test
 //! `networks_alone_and_machines_deliver_the_same_packets` runs both and compares them.

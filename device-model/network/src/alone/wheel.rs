@@ -95,7 +95,7 @@ impl Wheel {
         self.slots[slot].push(event);
     }
 
-    /// Gives a slot memory for another event.
+    /// Makes room for another event in a slot.
     #[cold]
     #[inline(never)]
     fn make_room(&mut self, slot: usize) {
@@ -114,8 +114,8 @@ impl Wheel {
         self.far.push(Reverse((time, event)));
     }
 
-    /// Returns the events of the next time, and that time, if it is at most `limit`. The caller must
-    /// return the memory: [`Wheel::recycle`].
+    /// Returns the events of the next time, and that time, if it is at most `limit`. The caller
+    /// must return the memory: [`Wheel::recycle`].
     pub(super) fn take(&mut self, limit: Nanos) -> Option<(Nanos, Vec<Event>)> {
         let near = self.occupied.first_time(self.base).unwrap_or(u64::MAX);
         let far = self.far.peek().map_or(u64::MAX, |Reverse((time, _))| *time);

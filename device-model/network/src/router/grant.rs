@@ -40,7 +40,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
 
     /// Returns whether the wire of a port is idle. The function is woken when it falls idle.
     #[inline]
-    fn await_output<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
+    pub(super) fn await_output<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
         let idle_at = ports.await_wire(port);
         let is_idle = idle_at <= ports.now();
         if !is_idle {
@@ -77,33 +77,69 @@ impl<P: Policy, K: Carried> Router<P, K> {
         };
 
         let input = choice.input;
-        let Some(Decision::One(exit)) = self.heads.of.get(input).map(|head| head.decision) else {
+        if self.heads.single >> input & 1 == 0 {
             return false;
-        };
-        // An input without room has no part in the choice. That makes a difference only between
-        // those from links and those that inject.
-        if self.plan.tracked.has(exit.vc.into())
-            || (choice.competes && self.fixed_inputs(ports, port, wants) != wants)
+        }
+        let Some(vc) = self.heads.exits.get(input).map(|exit| exit.vc) else { return false };
+        // An input without room has no part in the choice. That makes a difference only if none of
+        // those that the choice competes with has room.
+        if self.plan.tracked.has(vc.into())
+            || (choice.competes && !self.competes_with_room(ports, port, (wants, choice)))
         {
             return false;
         }
 
-        let to = PortChannel { port, channel: exit.vc.into() };
-        let (source, least) = (self.plan.layout.source(input), self.plan.longest_credits);
-        match source {
-            Source::Link { port, vc } => {
-                let from = PortChannel { port, channel: vc.into() };
-                let Some(is_followed) = ports.forward_within(from, to, least) else { return false };
-                self.heads.exposed |= Inputs::from(is_followed) << input;
-            }
-            Source::Injection { fifo } => {
-                if ports.update_credits(port, exit.vc) < least || !self.send_injected(ports, fifo, to) {
-                    return false;
-                }
-            }
+        let to = PortChannel { port, channel: vc.into() };
+        if choice.is_injected {
+            return self.send_fixed_injected(ports, choice, to);
+        }
+        let (from, least) = (self.plan.layout.link_input(input), self.plan.longest_credits);
+        let Some(is_followed) = ports.forward_within(from, to, least) else { return false };
+
+        self.heads.exposed |= Inputs::from(is_followed) << input;
+        self.outputs.remove_sent(choice, port, vc);
+        self.heads.leave(input, ports.now());
+        true
+    }
+
+    /// Returns whether a choice among inputs with one exit each competes with an input that has
+    /// room: one from a link with one that injects, or the other way round.
+    #[inline(never)]
+    fn competes_with_room<L: Links<Packet = K>>(
+        &mut self,
+        ports: &mut L,
+        port: u8,
+        (wants, choice): (Inputs, Choice),
+    ) -> bool {
+        let rules = &self.plan.rules;
+        let (_, first) = rules.highest(wants);
+        let others = if choice.is_injected { first & !rules.injection } else { first & rules.injection };
+        bits(others).any(|input| {
+            let exit = self.heads.single_exit(input.into());
+            exit.is_some_and(|exit| {
+                !self.plan.tracked.has(exit.vc.into())
+                    && ports.update_room(port, exit.vc, self.plan.longest_credits)
+            })
+        })
+    }
+
+    /// Sends the chosen packet of an injection FIFO as [`Router::send_fixed`] does.
+    #[inline(never)]
+    fn send_fixed_injected<L: Links<Packet = K>>(
+        &mut self,
+        ports: &mut L,
+        choice: Choice,
+        to: PortChannel,
+    ) -> bool {
+        let (input, vc) = (choice.input, to.channel as u8);
+        let source = self.plan.layout.source(input);
+        let Source::Injection { fifo } = source else { return false };
+        if !ports.update_room(to.port, vc, self.plan.longest_credits) || !self.send_injected(ports, fifo, to)
+        {
+            return false;
         }
 
-        self.outputs.remove_sent(choice, exit);
+        self.outputs.remove_sent(choice, to.port, vc);
         self.heads.leave(input, ports.now());
         self.show_next_injected(source, input, ports.now());
         true
@@ -112,7 +148,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
     /// Returns the choice of an input with which none competes.
     #[inline(always)]
     fn only_choice(&self, input: usize) -> Choice {
-        Choice::only(input, self.plan.rules.priority(input), self.plan.layout.source(input))
+        Choice::only(&self.plan.rules, input)
     }
 
     /// Sends the packet of one of the inputs that want a port. The wire is idle. Returns false if
@@ -208,7 +244,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
 
         let mut early = 0;
         for input in bits(inputs) {
-            if let Decision::Any(candidates) = self.heads.of[usize::from(input)].decision
+            if let Decision::Any(candidates) = self.heads.decision(input.into())
                 && candidates.ports >> port & 1 == 0
             {
                 let vcs = || bits(candidates.vcs.into());
@@ -229,11 +265,11 @@ impl<P: Policy, K: Carried> Router<P, K> {
         vc: u8,
         wants: Inputs,
     ) -> Inputs {
-        let credits = ports.update_credits(port, vc);
         let tracked = &self.plan.tracked;
         if !tracked.has(vc.into()) {
-            return if credits >= self.plan.longest_credits { wants } else { 0 };
+            return if ports.update_room(port, vc, self.plan.longest_credits) { wants } else { 0 };
         }
+        let credits = ports.update_credits(port, vc);
         match self.outputs.slots.free(tracked, port, vc.into(), credits) {
             0 => 0,
             1 => wants & !self.outputs.entering,
@@ -250,7 +286,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
             return if open == 0 { 0 } else { inputs };
         }
 
-        let has_room = |input: &u8| match self.heads.of[usize::from(*input)].decision {
+        let has_room = |input: &u8| match self.heads.decision(usize::from(*input)) {
             Decision::Any(candidates) => candidates.vcs & open != 0,
             _ => false,
         };
@@ -289,7 +325,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
         port: u8,
         least_loaded: Option<u8>,
     ) -> bool {
-        match self.heads.of[input].decision {
+        match self.heads.decision(input) {
             Decision::One(exit) => self.move_to(ports, input, port, exit.vc),
             decision => self.send_one_of(ports, input, (port, decision), least_loaded),
         }
@@ -369,7 +405,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
     }
 
     /// Sends the first packet of an injection FIFO.
-    #[inline(never)]
+    #[inline]
     fn send_injected<L: Links<Packet = K>>(&mut self, ports: &mut L, fifo: u8, to: PortChannel) -> bool {
         let now = ports.now();
         let queue = &mut self.fifos.injection[usize::from(fifo)];

@@ -18,6 +18,17 @@ pub trait Carried {
     fn wire_bytes(&self) -> u32;
 }
 
+/// An input of a router that is a virtual channel of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkInput {
+    /// `vc * ports + port`, with the number of the router's ports.
+    pub number: u8,
+    /// The port.
+    pub port: u8,
+    /// The virtual channel.
+    pub vc: u8,
+}
+
 /// The links at the ports of a node, and the packets on them.
 ///
 /// The methods do what those of [`Ports`] with the same names do.
@@ -31,16 +42,16 @@ pub trait Links {
     /// Returns the present time.
     fn now(&self) -> Nanos;
 
-    /// Returns the inputs with a whole packet, and those with the head of one. The bit of a port's
-    /// virtual channel is `vc * ports + port`.
+    /// Returns the inputs with a whole packet, and those with the head of one. A whole packet can
+    /// be in both. The bit of a port's virtual channel is [`LinkInput::number`].
     fn arrived_inputs(&self, ports: u8, vcs: u8) -> [Inputs; 2];
 
     /// Returns a bit mask of the ports at which a wait has ended since the last call.
     fn take_freed(&mut self) -> u64;
 
-    /// Returns the route word of the first packet of a virtual channel, and its bytes with the
-    /// framing, if its head has arrived. Only heads are shown from then on.
-    fn route_head(&mut self, port: u8, vc: u8) -> Option<(u64, u32)>;
+    /// Returns the route word of the first packet of an input, and its bytes with the framing, if
+    /// its head has arrived. Only heads are shown from then on.
+    fn route_head(&mut self, input: LinkInput) -> Option<(u64, u32)>;
 
     /// Lets the first packet of a virtual channel arrive as a whole. Returns whether it has.
     fn await_tail(&mut self, port: u8, vc: u8) -> bool;
@@ -71,9 +82,17 @@ pub trait Links {
     /// Forwards the first packet as [`Links::forward_first`] does, if the virtual channel out has
     /// `least` credits or more.
     #[inline(always)]
-    fn forward_within(&mut self, from: PortChannel, to: PortChannel, least: u32) -> Option<bool> {
+    fn forward_within(&mut self, from: LinkInput, to: PortChannel, least: u32) -> Option<bool> {
         let has_room = self.update_credits(to.port, to.channel as u8) >= least;
-        if has_room { self.forward_first(from, to) } else { None }
+        let LinkInput { port, vc, .. } = from;
+        if has_room { self.forward_first(PortChannel { port, channel: vc.into() }, to) } else { None }
+    }
+
+    /// Returns whether a virtual channel out has `least` credits or more, for a caller that sends
+    /// next.
+    #[inline(always)]
+    fn update_room(&mut self, port: u8, vc: u8, least: u32) -> bool {
+        self.update_credits(port, vc) >= least
     }
 
     /// Sends a packet.
@@ -171,7 +190,7 @@ impl Links for Ports<'_> {
     }
 
     #[inline]
-    fn route_head(&mut self, port: u8, vc: u8) -> Option<(u64, u32)> {
+    fn route_head(&mut self, LinkInput { port, vc, .. }: LinkInput) -> Option<(u64, u32)> {
         Ports::route_head(self, port, vc.into()).map(|packet| (packet.header, packet.wire_bytes()))
     }
 

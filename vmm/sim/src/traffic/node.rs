@@ -141,8 +141,12 @@ impl Node for TrafficNode {
         Turn { wake: outcome.wake.min(next), has_more: outcome.has_more || has_arrivals }
     }
 
+    fn arrive(&mut self, links: &mut NodeLinks<'_>, input: u8) -> bool {
+        self.router.arrive(links, input)
+    }
+
     #[inline(always)]
-    fn prefetch(&self) {
-        self.router.prefetch();
+    fn prefetch(&self, arrived: u64, freed: u64) {
+        self.router.prefetch(arrived, freed);
     }
 }
