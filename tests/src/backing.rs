@@ -103,7 +103,7 @@ pub fn ask<R: Send + 'static>(
         // The receiver is gone only if the caller has failed already.
         let _ = answer.send(question(machine));
     }));
-    answers.recv_timeout(LIMIT).expect("the operator gets an answer")
+    answers.recv_timeout(limit()).expect("the operator gets an answer")
 }
 
 /// Returns a function's number.
@@ -231,7 +231,7 @@ impl Served {
 
     /// Returns the engine's statistics of itself and its machine.
     pub fn snapshot(&self) -> Snapshot {
-        self.handle.snapshot(LIMIT).expect("the engine answers")
+        self.handle.snapshot(limit()).expect("the engine answers")
     }
 
     fn function(&self, name: &str) -> FunctionId {
@@ -274,7 +274,7 @@ impl Rig for Served {
     }
 
     fn operate(&self, action: Box<dyn FnOnce(&mut Machine) + Send>) {
-        self.handle.call(LIMIT, move |control| action(control.machine())).expect("the engine answers");
+        self.handle.call(limit(), move |control| action(control.machine())).expect("the engine answers");
     }
 
     fn evict(&self, function: &str, attachment: &str) {
@@ -284,13 +284,13 @@ impl Rig for Served {
             AttachmentId(index.unwrap_or_else(|| panic!("there is no attachment {attachment}")) as u16);
 
         assert!(
-            self.handle.evict(id, index, LIMIT).expect("the engine answers"),
+            self.handle.evict(id, index, limit()).expect("the engine answers"),
             "the attachment has a client"
         );
     }
 
     fn reset(&self, function: &str) {
-        let reset = self.handle.reset_function(self.function(function), LIMIT).expect("the engine answers");
+        let reset = self.handle.reset_function(self.function(function), limit()).expect("the engine answers");
         reset.expect("the function is there");
     }
 }

@@ -16,6 +16,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use sha2::{Digest, Sha256};
 
 /// `nicforge boot` of a machine, with sockets and temporary files in a folder of its own.
 struct Boot {
@@ -172,12 +173,19 @@ fn nested_boot_runs_a_command_in_our_own_virtual_machine_and_has_its_exit_code()
     let folder = tempfile::tempdir().unwrap();
     let logs = logs("nested-boot");
     let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines/pset.toml");
-    let script = "echo $NICFORGE_DEVICES; lspci -n -d 1efc:; ls /dev/nicforge0; exit 7";
+    let share = tempfile::tempdir().unwrap();
+    let content = "a line of a file that is not empty\n".repeat(1000);
+    std::fs::write(share.path().join("file"), &content).unwrap();
+    let sum: String = Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect();
+    let script = "echo $NICFORGE_DEVICES; lspci -n -d 1efc:; ls /dev/nicforge0; sha256sum </share/file
+                  echo new >/share/file || exit 7";
     let output = Command::new(env!("CARGO_BIN_EXE_nicforge"))
         .arg("boot")
         .arg(machine)
         .args(["--node", "cn0", "--memory", "256", "--nested", "--logs"])
         .arg(&logs)
+        .arg("--share")
+        .arg(share.path())
         .args(["--driver", "shim", "--", "sh", "-c", script])
         .env("TMPDIR", folder.path())
         .stdin(Stdio::null())
@@ -191,6 +199,8 @@ fn nested_boot_runs_a_command_in_our_own_virtual_machine_and_has_its_exit_code()
         stdout.contains("cn0 | 00:03.0 0280: 1efc:b601") && stdout.contains("/dev/nicforge0"),
         "{stdout}"
     );
+    assert!(stdout.contains(&format!("cn0 | {sum}")), "{stdout}{errors}");
+    assert!(errors.contains("Read-only file system"), "{errors}");
     for log in ["nested.console.log", "nested.qemu.log", "cn0.console.log", "cn0.vm.log"] {
         assert!(logs.join(log).exists(), "{log}");
     }

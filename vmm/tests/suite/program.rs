@@ -128,8 +128,8 @@ fn own_virtual_machine_refuses_what_only_qemu_does_before_anything_is_served() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("served");
     let pset = machine("pset.toml");
-    let only_qemu: [&[&str]; 5] =
-        [&["--iommu"], &["--driver", "vfio"], &["--root-ports"], &["--accel", "tcg"], &["--share", "/tmp"]];
+    let only_qemu: [&[&str]; 4] =
+        [&["--iommu"], &["--driver", "vfio"], &["--root-ports"], &["--accel", "tcg"]];
 
     for options in only_qemu {
         let command = ["boot", &pset, "--vmm", "own", "--dir", directory.to_str().unwrap(), "--lspci"];
@@ -144,7 +144,7 @@ fn own_virtual_machine_refuses_what_only_qemu_does_before_anything_is_served() {
 #[test]
 fn nested_boot_refuses_what_only_qemu_does() {
     let pset = machine("pset.toml");
-    for options in [["--vmm", "qemu"], ["--share", "/tmp"], ["--driver", "vfio"], ["--dir", "/tmp/x"]] {
+    for options in [["--vmm", "qemu"], ["--accel", "tcg"], ["--driver", "vfio"], ["--dir", "/tmp/x"]] {
         let output = output(nicforge(&["boot", &pset, "--nested", "--lspci"]).args(options));
         assert_eq!(output.status.code(), Some(2), "{options:?}");
         assert!(text(&output.stderr).contains(options[0]), "{}", text(&output.stderr));
