@@ -115,8 +115,8 @@ fn set_up(served: &Served, prepared: &Prepared, config: &GuestConfig) -> Duratio
 fn time_of_start(served: &Served, prepared: &Prepared, config: &GuestConfig) -> Duration {
     let earlier = machines();
     let (begin, first_exit) = (Instant::now(), Mutex::new(None));
+    let has_exited = Arc::new(AtomicBool::new(false));
     thread::scope(|scope| {
-        let has_exited = Arc::new(AtomicBool::new(false));
         let progress = Progress::silent().cancelled_by({
             let has_exited = has_exited.clone();
             move || has_exited.load(Ordering::Relaxed)

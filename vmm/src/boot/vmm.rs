@@ -45,7 +45,7 @@ fn choose_by_host(options: &Options, obstacle: Option<&'static str>) -> (Vmm, St
     if let Some(option) = obstacle {
         return (Vmm::Qemu, format!("our own virtual machine has no {option}"));
     }
-    // What guests write there may be what the user wants.
+    // The user may want the files that guests write there.
     if options.contents.share.is_some() {
         return (Vmm::Qemu, "its guests can write to --share".into());
     }
