@@ -21,7 +21,10 @@ use crate::{
 /// built in.
 const QEMU_SHARE_MODULES: [&str; 3] = ["virtio_pci", "9pnet_virtio", "9p"];
 /// Modules for `/share` of our own virtual machine: a disk with an image.
-const OWN_SHARE_MODULES: [&str; 3] = ["virtio_pci", "virtio_blk", "erofs"];
+const OWN_SHARE_MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", CHECKSUM, "erofs"];
+/// A checksum that the module of the file system asks for by another name, in a kernel that has it
+/// as a module.
+const CHECKSUM: &str = "crc32c_generic";
 /// Modules for [`Driver::Vfio`]. The agent loads them, and binds the functions.
 const VFIO_MODULES: [&str; 2] = ["vfio_iommu_type1", "vfio_pci"];
 
@@ -76,7 +79,7 @@ impl ModulePlan {
             wanted.iter().map(|request| request.name.as_str()).chain(infrastructure).collect();
         let included = tree.closure(&names, progress)?;
 
-        wanted.extend(share_requests(share));
+        wanted.extend(share_requests(share).filter(|module| module.name != CHECKSUM || tree.has(CHECKSUM)));
         Ok(Self { included, load: load_lines(&wanted, Some(tree))? })
     }
 
@@ -89,7 +92,7 @@ impl ModulePlan {
         }
 
         // The caller's initramfs may have the modules for `/share`.
-        let wanted: Vec<_> = share_requests(share).collect();
+        let wanted: Vec<_> = share_requests(share).filter(|module| module.name != CHECKSUM).collect();
         Ok(Self { included: Vec::new(), load: load_lines(&wanted, None)? })
     }
 }
