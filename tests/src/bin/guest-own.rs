@@ -2,14 +2,15 @@
 //! programs there meet programs of this process and of QEMU's guest on the same served machine.
 //!
 //! ```text
-//! guest-own FOLDER VM LOGS BYTES
+//! guest-own FOLDER VM LOGS BYTES POSTS
 //! ```
 //!
 //! `FOLDER` has the prepared files of the guests of [`own_vm`], and `VM` is a program with the
 //! command `vm`. The guests' logs go to the folder `LOGS`, and a failure prints their ends. Our own
 //! virtual machine sends `BYTES` bytes to QEMU's guest over TCP, and an eighth of that come the
-//! other way. The exit status is 0 when everything held. The program prints what it took, and a
-//! table of what both virtual machines cost.
+//! other way. `POSTS` writes are posted in each guest while exits are counted. The exit status is 0
+//! when everything held. The program prints what it took, and a table of what both virtual machines
+//! cost.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -44,9 +45,7 @@ const COUNTERS: &str = "/sys/kernel/debug";
 const OWN_ADDRESS: &str = "10.1.0.1";
 const QEMU_ADDRESS: &str = "10.1.0.2";
 const PORT: u16 = 7000;
-/// Writes that are posted while exits are counted.
-const POSTS: u64 = 1_000_000;
-/// Exits for devices that may come while a million writes are posted: the machine's serial line has
+/// Exits for devices that may come while writes are posted: the machine's serial line has
 /// some at the begin and the end of each program, and an engine that sleeps is woken by one.
 const MOST_EXITS_OF_POSTS: u64 = 1000;
 /// How many mappings of a machine are shown.
@@ -54,8 +53,11 @@ const LARGEST: usize = 12;
 
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [folder, vm, logs, bytes] = &arguments[..] else { panic!("guest-own FOLDER VM LOGS BYTES") };
+    let [folder, vm, logs, bytes, posts] = &arguments[..] else {
+        panic!("guest-own FOLDER VM LOGS BYTES POSTS");
+    };
     let bytes: u64 = bytes.parse().expect("a number of bytes");
+    let posts: u64 = posts.parse().expect("a number of writes");
 
     // The emulator takes the engine's processor away in the middle of a system call, which is not
     // the client's doing.
@@ -75,7 +77,8 @@ fn main() {
         (boot(&prepared, &own), other.join().unwrap())
     });
     shared_directory(&guest);
-    let [own, qemu] = [Costs::of(&guest, set_up[0], MEASURED), Costs::of(&other, set_up[1], QEMU_MEASURED)];
+    let [own, qemu] =
+        [Costs::of(&guest, set_up[0], MEASURED, posts), Costs::of(&other, set_up[1], QEMU_MEASURED, posts)];
     compare(&own, &qemu);
 
     thread::scope(|scope| {
@@ -157,11 +160,11 @@ struct Costs {
 
 impl Costs {
     /// Measures a guest that takes commands. `function` is a DMA engine.
-    fn of(guest: &Guest, set_up: Duration, function: &str) -> Self {
+    fn of(guest: &Guest, set_up: Duration, function: &str, posts: u64) -> Self {
         let (exits, resident) = (exits(guest), Resident::of(guest));
 
         // The start and the end of a program cost exits too, which are in both numbers.
-        let [without, with] = [0, POSTS].map(|count| {
+        let [without, with] = [0, posts].map(|count| {
             let before = self::exits(guest);
             guest::run(guest, &format!("guest_program posts {function} {count}"));
             self::exits(guest) - before
@@ -189,7 +192,7 @@ fn compare(own: &Costs, qemu: &Costs) {
     row("resident memory, KiB", &|of| of.resident.all().to_string());
     row("... of the program's file and libraries", &|of| of.resident.files.to_string());
     row("... of its own", &|of| of.resident.anonymous.to_string());
-    row("exits of a million posted writes", &|of| of.exits_of_posts.to_string());
+    row("exits of all posted writes", &|of| of.exits_of_posts.to_string());
     row("a trapped read, us", &|of| format!("{:.1}", of.read as f64 / 1e3));
     row("a copy of 8 bytes with its interrupt, us", &|of| format!("{:.1}", of.interrupt as f64 / 1e3));
 
