@@ -102,8 +102,8 @@ fn boot(prepared: &Prepared, config: &GuestConfig) -> Guest {
     guest
 }
 
-/// Returns the time from the start of a machine's program to the first exit of its processors, which
-/// comes with the first instructions of the guest. The machine is killed then.
+/// Returns the time from the start of a machine's program to the first exit of its processors,
+/// which comes with the first instructions of the guest. The machine is killed then.
 fn set_up(served: &Served, prepared: &Prepared, config: &GuestConfig) -> Duration {
     let earlier = machines();
     let (begin, first_exit) = (Instant::now(), Mutex::new(None));
@@ -160,8 +160,8 @@ impl Costs {
     fn of(guest: &Guest, set_up: Duration, function: &str, posts: u64) -> Self {
         let (exits, resident) = (exits(guest), Resident::of(guest));
 
-        // The start and the end of a program cost exits too, which are in both numbers. A posted write
-        // makes none, unless the engine sleeps and has to be woken.
+        // The start and the end of a program cost exits too, which are in both numbers. A posted
+        // write makes none, unless the engine sleeps and has to be woken.
         let [without, with] = [0, posts].map(|count| {
             let before = self::exits(guest);
             guest::run(guest, &format!("guest_program posts {function} {count}"));

@@ -98,7 +98,7 @@ struct DirectoryEntry {
 const INODE: u64 = size_of::<Inode>() as u64;
 const ENTRY: usize = size_of::<DirectoryEntry>();
 
-/// What a file system keeps of a file beside its content.
+/// The attributes of a file, folder or link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Attributes {
     /// The permissions, as in `st_mode`. Other bits do not count.

@@ -230,8 +230,8 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Copies a file of `size` bytes. One that has become shorter ends with zeros, and what a longer one
-/// has got is left out.
+/// Copies a file of `size` bytes. A file that has become shorter ends with zeros, and one that has
+/// become longer is cut.
 fn copy(
     path: &Path,
     size: u64,
