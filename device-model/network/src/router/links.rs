@@ -130,6 +130,25 @@ impl Carried for Packet {
     }
 }
 
+/// Returns the inputs of the ports in the masks of all virtual channels.
+#[inline(always)]
+fn inputs_of(masks: &[u64; MAX_CHANNELS], ports: u8, vcs: u8) -> Inputs {
+    if masks.iter().fold(0, |all, mask| all | mask) == 0 {
+        return 0;
+    }
+
+    // Most routers have one or two virtual channels, for which a loop costs more than its body.
+    let all_ports = u64::MAX >> (64 - u32::from(ports.max(1)));
+    let mut inputs = masks[0] & all_ports;
+    if vcs > 1 {
+        inputs |= (masks[1] & all_ports) << ports;
+    }
+    for vc in 2..vcs {
+        inputs |= (masks[usize::from(vc) % MAX_CHANNELS] & all_ports) << (vc * ports % 64);
+    }
+    inputs
+}
+
 impl Links for Ports<'_> {
     type Packet = Packet;
 
@@ -142,19 +161,8 @@ impl Links for Ports<'_> {
 
     #[inline(always)]
     fn arrived_inputs(&self, ports: u8, vcs: u8) -> [Inputs; 2] {
-        let all_ports = u64::MAX >> (64 - u32::from(ports.max(1)));
-        self.arrivals_and_heads().map(|masks| {
-            // Most routers have one or two virtual channels, for which a loop costs more than its
-            // body.
-            let mut inputs = masks[0] & all_ports;
-            if vcs > 1 {
-                inputs |= (masks[1] & all_ports) << ports;
-            }
-            for vc in 2..vcs {
-                inputs |= (masks[usize::from(vc) % MAX_CHANNELS] & all_ports) << (vc * ports % 64);
-            }
-            inputs
-        })
+        let [whole, heads] = self.arrivals_and_heads();
+        [inputs_of(whole, ports, vcs), inputs_of(heads, ports, vcs)]
     }
 
     #[inline]
