@@ -80,7 +80,7 @@ pub use self::{
     links::{Carried, Links},
     plan::RouterPlan,
     policy::{Candidates, Decision, Exit, Policy, Room, Source, Targets},
-    rows::Row,
+    rows::{Passing, Row},
     spec::{FifoSpec, MAX_FIFOS, MAX_INPUTS, MAX_PORTS, PRIORITIES, RouterError, RouterSpec},
 };
 use self::{

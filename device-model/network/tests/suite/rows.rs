@@ -1,14 +1,17 @@
 //! Packets in rows, over links that take no time, give the results of packets one by one.
 
-use nicforge_core::fabric::{CreditUnit, Direction, Fault, LinkId, LinkSpec};
+use nicforge_core::fabric::{CreditUnit, Direction, Fault, LaneStats, LinkId, LinkSpec};
 use nicforge_network::{
-    router::policies::{ChannelClass, Fixed, TorusPolicy, TorusRules, TorusWord},
+    router::{
+        InputCounters, OutputCounters, RouterCounters,
+        policies::{ChannelClass, Fixed, TorusPolicy, TorusRules, TorusWord},
+    },
     shape::{Cabling, Dimension, Torus},
 };
 use proptest::prelude::*;
 
 use crate::{
-    bed::{Bed, LONGEST, Message, spec},
+    bed::{Bed, LONGEST, Message, Receipt, Taking, spec},
     properties::{Pick, cases, traffic},
 };
 
@@ -119,4 +122,99 @@ proptest! {
         prop_assert!(found.flows.iter().all(|flow| flow.is_sorted()));
         prop_assert_eq!(found, expected);
     }
+}
+
+/// All that can be told of a node: receipts, and counters of its router.
+#[derive(Debug, PartialEq)]
+struct Observed {
+    received: Vec<Receipt>,
+    counters: RouterCounters,
+    links: Vec<InputCounters>,
+    injection: (InputCounters, u64),
+    outputs: Vec<OutputCounters>,
+}
+
+/// Sends packets in bursts, with a node that is deaf for a while, to devices that take packets in
+/// this way. Returns what can be told of all nodes and links after each burst, and the number of
+/// packets that passed.
+fn observed(
+    torus: &Torus,
+    bed: &mut Bed,
+    (picks, repeats, deaf): (&[Pick], u64, u32),
+    taking: Taking,
+) -> (Vec<Observed>, Vec<LaneStats>, u64) {
+    let nodes = torus.nodes();
+    (0..nodes).for_each(|node| bed.node(node).taking = taking);
+    let (mut observed, mut links) = (Vec::new(), Vec::new());
+
+    for (number, pick) in picks.iter().enumerate() {
+        let (from, to) = (pick.from % nodes, pick.to % nodes);
+        let word = TorusWord::between(torus, from, to, 0).unwrap();
+        bed.node(deaf % nodes).is_deaf = number % 3 == 1;
+        for repeat in 0..repeats {
+            let mark = (number as u64) << 16 | repeat + 1;
+            bed.send(from, Message { fifo: 0, word: word.0, bytes: pick.bytes, mark });
+        }
+        bed.wake(deaf % nodes);
+        bed.run();
+
+        for node in (0..nodes).map(|node| bed.node(node)) {
+            let (received, links) = (node.received.clone(), node.links.clone());
+            let (counters, injection, outputs) = (node.counters, node.injection, node.outputs.clone());
+            observed.push(Observed { received, counters, links, injection, outputs });
+        }
+        let fabric = bed.machine.fabric();
+        links.extend((0..fabric.links()).flat_map(|link| {
+            [Direction::Forward, Direction::Backward]
+                .map(|direction| fabric.link_stats(LinkId(link), direction, 0).unwrap())
+        }));
+    }
+
+    let passed = (0..nodes).map(|node| bed.node(node).passed).sum();
+    (observed, links, passed)
+}
+
+proptest! {
+    #![proptest_config(cases(32))]
+
+    #[test]
+    fn packets_that_pass_give_all_results_of_those_that_stay_in_their_fifo(
+        lengths in proptest::collection::vec(1_u32..4, 1..3),
+        is_bubble in any::<bool>(),
+        credits in 2_u32..12,
+        picks in traffic(12),
+        repeats in 1_u64..24,
+        deaf in 0_u32..9,
+        refused in 2_u64..30,
+    ) {
+        let dimension = if is_bubble { Dimension::torus } else { Dimension::mesh };
+        let lengths: Vec<_> = lengths.into_iter().map(dimension).collect();
+        let torus = Torus::new(&lengths).unwrap();
+        let fixed = if is_bubble { Fixed::Bubble { vc: 0 } } else { Fixed::Plain { vc: 0 } };
+        let rules = TorusRules::shared(ChannelClass { fixed, adaptive: 0 });
+
+        let traffic = (&picks[..], repeats, deaf);
+        let run = |taking| observed(&torus, &mut bed(&torus, rules, credits, true), traffic, taking);
+        let (found, found_links, passed) = run(Taking::Passing(refused));
+        let (expected, expected_links, none) = run(Taking::After);
+
+        prop_assert_eq!(none, 0);
+        prop_assert_eq!(found, expected);
+        prop_assert_eq!(found_links, expected_links);
+        prop_assert!(passed <= picks.len() as u64 * repeats);
+    }
+}
+
+#[test]
+fn packets_of_a_link_pass_a_router_that_has_nothing_else_to_do() {
+    let torus = Torus::new(&[Dimension::mesh(2)]).unwrap();
+    let fixed = Fixed::Plain { vc: 0 };
+    let rules = TorusRules::shared(ChannelClass { fixed, adaptive: 0 });
+    let pick = Pick { from: 0, to: 1, ties: 0, bytes: 64, is_adaptive: false, class: 0 };
+
+    let mut bed = bed(&torus, rules, 4, true);
+    let (_, _, passed) = observed(&torus, &mut bed, (&[pick], 20, 0), Taking::Passing(1 << 40));
+    // The reception FIFO has room for two of the longest packets. Others behind these may stay.
+    assert!((2..=20).contains(&passed), "{passed}");
+    assert_eq!(bed.node(1).counters.delivered, 20);
 }
