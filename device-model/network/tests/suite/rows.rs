@@ -152,7 +152,7 @@ fn observed(
         let word = TorusWord::between(torus, from, to, 0).unwrap();
         bed.node(deaf % nodes).is_deaf = number % 3 == 1;
         for repeat in 0..repeats {
-            let mark = (number as u64) << 16 | repeat + 1;
+            let mark = (number as u64) << 16 | (repeat + 1);
             bed.send(from, Message { fifo: 0, word: word.0, bytes: pick.bytes, mark });
         }
         bed.wake(deaf % nodes);
