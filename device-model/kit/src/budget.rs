@@ -1,15 +1,15 @@
-//! The time for which clients with slow memory may hold queues that all clients share.
+//! The time for which clients with slow memory may hold what all clients of a card share.
 //!
-//! A budget is a token bucket of nanoseconds. It is charged while a packet at the front of a shared
-//! queue waits for the client. It refills at a hundredth of the time that passes. A reset of the
-//! client does not refill it.
+//! A budget is a token bucket of nanoseconds. It is charged while a shared queue or engine waits
+//! for the client. It refills at a hundredth of the time that passes. A reset of the client does
+//! not refill it.
 
 use nicforge_core::time::Nanos;
 
-/// Nanoseconds that one client may hold shared queues at once.
-pub(super) const OF_CLIENT: u64 = 50_000_000;
-/// Nanoseconds that all clients of a card may hold shared queues at once, together.
-pub(super) const OF_CARD: u64 = 100_000_000;
+/// Nanoseconds that one client may hold shared parts at once.
+pub const OF_CLIENT: u64 = 50_000_000;
+/// Nanoseconds that all clients of a card may hold shared parts at once, together.
+pub const OF_CARD: u64 = 100_000_000;
 /// Nanoseconds that must pass for a refill of one nanosecond.
 const REFILL: u64 = 100;
 /// Maximum number of nanoseconds charged between two checks. A card that was not driven for longer
@@ -18,7 +18,7 @@ const SLICE: u64 = 5_000_000;
 
 /// A token bucket of nanoseconds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Budget {
+pub struct Budget {
     capacity: i64,
     /// Nanoseconds left. The value is negative after a hold that took longer than was left; that
     /// debt is paid back before the next hold.
@@ -31,27 +31,28 @@ pub(super) struct Budget {
 
 impl Budget {
     /// Returns a full budget of `capacity` nanoseconds.
-    pub(super) fn new(capacity: u64) -> Self {
+    #[must_use]
+    pub fn new(capacity: u64) -> Self {
         let capacity = capacity as i64;
         Self { capacity, left: capacity, refilled: Nanos::ZERO, held: None }
     }
 
     /// Begins or continues a hold, and charges it up to now. Returns false if the budget is spent.
-    pub(super) fn hold(&mut self, now: Nanos) -> bool {
-        self.charge(now);
-        self.held = Some(now);
-
-        self.left > 0
+    pub fn hold(&mut self, now: Nanos) -> bool {
+        let since = self.held.replace(now).unwrap_or(now);
+        self.spend(since, now)
     }
 
     /// Ends a hold, and charges the rest of it.
-    pub(super) fn release(&mut self, now: Nanos) {
-        self.charge(now);
-        self.held = None;
+    pub fn release(&mut self, now: Nanos) {
+        let since = self.held.take().unwrap_or(now);
+        self.spend(since, now);
     }
 
-    /// Refills the budget up to now, and charges the present hold.
-    fn charge(&mut self, now: Nanos) {
+    /// Refills the budget up to now, and charges the time since `since`. Returns false if the
+    /// budget is spent. The caller of this method keeps the time of its last charge itself, and
+    /// needs neither [`Budget::hold`] nor [`Budget::release`].
+    pub fn spend(&mut self, since: Nanos, now: Nanos) -> bool {
         let refill = now.0.saturating_sub(self.refilled.0) / REFILL;
         if refill > 0 {
             let refill = i64::try_from(refill).unwrap_or(i64::MAX);
@@ -59,8 +60,9 @@ impl Budget {
             self.refilled = now;
         }
 
-        let held = self.held.map_or(0, |since| now.0.saturating_sub(since.0));
+        let held = now.0.saturating_sub(since.0);
         self.left = self.left.saturating_sub(held.min(SLICE) as i64);
+        self.left > 0
     }
 }
 
