@@ -28,6 +28,10 @@ pub(crate) struct FunctionState {
     /// True when a record stalled in the last turn and several clients exist. Only turns drain the
     /// rings then, so that the scheduler shares out what the device has.
     pub(crate) contended: bool,
+    /// The function's clients sleep in this turn: a store of theirs wakes the function.
+    pub(crate) is_cold: bool,
+    /// The device has only passed packets on in this turn.
+    pub(crate) is_transit: bool,
     pub(crate) wake_at: Nanos,
     pub(crate) completions: VecDeque<Completion>,
     /// Heads of the rings of all clients, in the order in which a turn drains them.

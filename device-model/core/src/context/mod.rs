@@ -257,6 +257,21 @@ impl Context<'_> {
         self.attachment(attachment_id).is_some_and(has_writes_in_flight)
     }
 
+    /// Returns whether the function's clients sleep, so that the machine looks at none of their
+    /// memory. A store of theirs wakes the function. A device need not look at it either.
+    #[inline]
+    #[must_use]
+    pub fn clients_sleep(&self) -> bool {
+        self.function.is_cold
+    }
+
+    /// Records that the device has only passed packets on to other functions in this step. If the
+    /// function's clients sleep, they go on sleeping: none of them has anything to look at.
+    #[inline]
+    pub fn note_transit(&mut self) {
+        self.function.is_transit = true;
+    }
+
     /// Returns the number of writes by message to a client that have no reply yet.
     #[must_use]
     pub fn count_writes_in_flight(&self, attachment_id: AttachmentId) -> usize {

@@ -1,6 +1,6 @@
 //! A function during an operation: see [`ActiveFunction`].
 
-use super::{FunctionSlot, Machine, MachineError, schedule::Schedule};
+use super::{FunctionSlot, Machine, MachineError, PollState, schedule::Schedule};
 use crate::{
     attachment::{Attachment, Tenant},
     context::{Context, Shared},
@@ -130,6 +130,27 @@ impl ActiveFunction<'_> {
     #[inline]
     pub(super) fn wake(&mut self) {
         self.schedule.wake(self.slot);
+    }
+
+    /// Runs a turn of a function whose clients sleep. They are woken, and the function is hot, if
+    /// it did more than pass packets on. Returns whether it did work.
+    pub(super) fn run_cold(&mut self, budget: u32) -> bool {
+        self.slot.state.is_cold = true;
+        self.slot.state.is_transit = false;
+        let busy = self.drain_and_step(budget);
+        self.slot.state.is_cold = false;
+
+        let function = self.id();
+        if !busy && self.slot.poll_state == PollState::Cold {
+            self.slot.queued = false;
+            self.fabric.end_polling(function);
+            return false;
+        }
+        if !self.slot.state.is_transit {
+            self.wake();
+        }
+        self.schedule.hot.push_back(function);
+        busy
     }
 
     /// Drops unsent DMA messages and undelivered results of `attachment_id`, or of the whole

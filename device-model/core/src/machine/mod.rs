@@ -161,6 +161,8 @@ impl Machine {
             rings: Vec::new(),
             clients: Vec::new(),
             contended: false,
+            is_cold: false,
+            is_transit: false,
             completions: VecDeque::new(),
             wake_at: Nanos::NEVER,
             panic: None,

@@ -10,6 +10,10 @@
 //!
 //! From then on, a client that stores to the memory finds the word set, and wakes the function by a
 //! trapped write. The client needs no fence for this.
+//!
+//! A packet or timer has a cold function run, and its memory is not polled for that. The function
+//! becomes hot if its device does more than pass packets on: most functions of a large network only
+//! do that, and to wake and cool their clients would cost more than the turn itself.
 
 use std::{
     cmp::Reverse,
@@ -91,6 +95,18 @@ impl Schedule {
 
         slot.poll_state = PollState::Hot { idle_since: None };
         if !slot.queued {
+            slot.queued = true;
+            self.hot.push_back(slot.state.id);
+        }
+    }
+
+    /// Has a function run in the next step, for an event that need not concern its clients. If they
+    /// sleep, they are woken only if the device does more than pass packets on.
+    #[inline]
+    pub(super) fn wake_for_event(&mut self, slot: &mut FunctionSlot) {
+        if slot.poll_state != PollState::Cold {
+            self.wake(slot);
+        } else if !slot.queued {
             slot.queued = true;
             self.hot.push_back(slot.state.id);
         }
@@ -212,8 +228,9 @@ impl Machine {
             && time <= self.shared.now
         {
             self.schedule.timers.pop();
-            self.slots[function.0 as usize].timer = Nanos::NEVER;
-            self.wake(function);
+            let slot = &mut self.slots[function.0 as usize];
+            slot.timer = Nanos::NEVER;
+            self.schedule.wake_for_event(slot);
         }
     }
 
@@ -294,7 +311,7 @@ impl Machine {
             let (slots, schedule) = (&mut self.slots, &mut self.schedule);
             self.fabric.take_woken(|function, changed| {
                 let Some(slot) = slots.get_mut(function.0 as usize) else { return };
-                schedule.wake(slot);
+                schedule.wake_for_event(slot);
                 if changed != 0 {
                     schedule.link_changes.push((function, changed));
                 }
@@ -351,6 +368,10 @@ impl ActiveFunction<'_> {
     /// whether it did work.
     #[inline(always)]
     fn run_and_requeue(&mut self, budget: u32) -> bool {
+        if self.slot.poll_state == PollState::Cold {
+            return self.run_cold(budget);
+        }
+
         let busy = self.drain_and_step(budget);
         let now = self.shared.now;
         let function = self.id();
@@ -383,7 +404,7 @@ impl ActiveFunction<'_> {
     pub(super) fn drain_and_step(&mut self, budget: u32) -> bool {
         let state = &mut self.slot.state;
         let (mut busy, mut handed_over) = (false, 0);
-        if state.clients.is_empty() && state.completions.is_empty() {
+        if (state.clients.is_empty() || state.is_cold) && state.completions.is_empty() {
             state.contended = false;
         } else {
             (busy, handed_over) = self.drain(budget);

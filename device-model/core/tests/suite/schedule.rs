@@ -131,6 +131,40 @@ fn sleeping_is_set_for_every_client_of_a_function_and_cleared_for_all() {
 }
 
 #[test]
+fn clients_sleep_on_while_a_device_only_passes_packets_on() {
+    let (mut machine, probe) = attached();
+    let mut ring = Ring::new(&machine, F, A);
+    let mirror = memory(&machine, A, 2);
+    let times = [10_000_000, 20_000_000, 30_000_000];
+    probe.queue_action(move |context| context.wake_at(Nanos(times[0])));
+    go_cold(&mut machine, 0);
+
+    // A turn without work, and one that has only passed packets on.
+    for (time, next) in [(times[0], times[1]), (times[1], times[2])] {
+        let is_busy = time == times[1];
+        probe.script().busy = is_busy;
+        probe.queue_action(move |context| {
+            assert!(context.clients_sleep());
+            context.note_transit();
+            context.wake_at(Nanos(next));
+        });
+        let first = machine.step(Nanos(time), 64);
+        probe.script().busy = false;
+        step_until_idle(&mut machine, time);
+        assert_eq!((first == Next::Now, is_sleeping(&mirror)), (is_busy, true));
+    }
+
+    // One that has done something for the node, and the record that a client has posted meanwhile.
+    ring.push_number(1);
+    probe.calls();
+    probe.script().busy = true;
+    machine.step(Nanos(times[2]), 64);
+    assert_eq!((is_sleeping(&mirror), numbers(&probe)), (false, vec![]));
+    machine.step(Nanos(times[2]), 64);
+    assert_eq!(numbers(&probe), [1]);
+}
+
+#[test]
 fn new_client_of_a_cold_function_is_polled() {
     let (mut machine, probe) = attached();
     let now = go_cold(&mut machine, 0);

@@ -103,6 +103,14 @@ struct FirmwareState {
     halts: u64,
 }
 
+/// Numbers of what a step has moved.
+struct Moved {
+    /// Packets and parts of data, and those among them that the node's engines have moved.
+    packets: u32,
+    of_node: u32,
+    has_more: bool,
+}
+
 /// Changes of other nodes' incarnations that the firmware has not seen.
 #[derive(Default)]
 struct IncarnationChanges {
@@ -204,14 +212,14 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     /// Returns whether a step has nothing to do, as most steps in a large network. The router is
     /// known to be idle.
     #[inline]
-    fn is_quiet(&self, now: Nanos) -> bool {
+    fn is_quiet(&self, now: Nanos, clients_sleep: bool) -> bool {
         self.firmware.shown == firmware::RUNNING
             && self.transmitter.is_idle()
             && self.receiver.is_idle(&self.parts, now)
             && self.firmware.timer > now
             && self.parts.firmware.is_quiet()
             && !self.has_unreported_changes()
-            && !self.has_commands()
+            && (clients_sleep || !self.has_commands())
     }
 
     fn take_in_turn(&mut self, now: Nanos, budget: u32) -> u32 {
@@ -247,16 +255,16 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         count
     }
 
-    /// Moves packets. Returns their number, and whether there are more. `router_has_work` says
-    /// whether the router has something to do before the engines move a packet.
+    /// Moves packets. `router_has_work` says whether the router has something to do before the
+    /// engines move a packet.
     fn move_packets(
         &mut self,
         context: &mut Context<'_>,
         budget: u32,
         receives: bool,
         mut router_has_work: bool,
-    ) -> (u32, bool) {
-        let mut total = 0;
+    ) -> Moved {
+        let (mut total, mut of_node) = (0, 0);
         loop {
             let remaining = budget.saturating_sub(total);
             let sent = self.transmitter.step(&mut self.parts, context, remaining);
@@ -266,6 +274,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
                 self.transmitter.control_arrived(context.now());
             }
             let mut moved = sent + received;
+            of_node += moved;
 
             // A step of the router moves all that can move. It can move more only if an engine has
             // injected a packet, or has made room in the reception FIFO.
@@ -281,7 +290,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
 
             total += moved;
             if moved == 0 || has_more || total >= budget {
-                return (total, moved > 0 || has_more);
+                return Moved { packets: total, of_node, has_more: moved > 0 || has_more };
             }
         }
     }
@@ -409,7 +418,7 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
         let router_has_work = !self.parts.router.is_idle(&context.ports());
-        if !router_has_work && self.is_quiet(context.now()) {
+        if !router_has_work && self.is_quiet(context.now(), context.clients_sleep()) {
             let now = context.now();
             let engines = self.transmitter.next_time(now).min(self.receiver.next_time(now));
             let next = self.firmware.timer.min(engines);
@@ -427,16 +436,22 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         let mut moved = self.carry_out_due_effects(context, budget);
         if all_changes_reported {
             self.fire_timer(now);
-            moved += self.take_commands(now, budget);
+            if !context.clients_sleep() {
+                moved += self.take_commands(now, budget);
+            }
         }
 
         // Without a firmware, packets are discarded. While a write of the firmware waits for a
         // client, no further data may be written to it, or the wait might not end.
         let receives = all_changes_reported && self.firmware.wait.is_none();
         let receives = receives || !self.parts.firmware.is_running();
-        let (packets, has_more) = self.move_packets(context, budget, receives, router_has_work);
+        let Moved { packets, of_node, has_more } =
+            self.move_packets(context, budget, receives, router_has_work);
         self.arm(context);
 
+        if moved + of_node == 0 {
+            context.note_transit();
+        }
         if moved + packets > 0 || has_more { Progress::Busy } else { Progress::Idle }
     }
 
