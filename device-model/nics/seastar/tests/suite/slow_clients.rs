@@ -71,7 +71,6 @@ impl Neighbours {
                 Outgoing::DmaWrite { id, function, attachment, .. } => {
                     bed.dma_write_done(function, attachment, id, Ok(()))
                 }
-                _ => panic!("neither a read nor a write"),
             };
             // It answers one message after the other.
             for (due, _) in &mut self.unanswered {
