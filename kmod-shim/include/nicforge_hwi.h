@@ -40,7 +40,7 @@
 #define NICFORGE_ATTACHMENT_CONTROL_RING_STATE 0x0c
 /*
  * Read: the generation of this attachment, which increases with each new
- * tenant and each reset. The answer comes after all records posted
+ * client and each reset. The answer comes after all records posted
  * earlier are carried out: reading it is a flush.
  */
 #define NICFORGE_ATTACHMENT_CONTROL_GENERATION 0x10
@@ -1644,7 +1644,7 @@ struct nicforge_mu_packet_descriptor {
 #define NICFORGE_PCI_VENDOR_ID 0x1efc
 /* Device id of the Blue Gene tree NIC. */
 #define NICFORGE_PCI_DEVICE_TREE 0xb601
-/* Device id of the proof device "slot FIFO". */
+/* Device id of the proof device (for demonstration) "slot FIFO". */
 #define NICFORGE_PCI_DEVICE_SLOT_FIFO 0x0001
 /* Device id of the proof device "DMA engine". */
 #define NICFORGE_PCI_DEVICE_DMA_ENGINE 0x0002

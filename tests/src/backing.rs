@@ -83,7 +83,8 @@ pub trait Rig: Send + Sync {
         assert!(rests, "the machine does not come to rest");
     }
 
-    /// Returns the increase of a function's counter since the body began.
+    /// Returns the increase of a function's counter since the body began. On the host, each body
+    /// has a machine of its own, whose counters begin at 0.
     fn counter(&self, function: &str, name: &str) -> u64 {
         let (function, name) = (function.to_owned(), name.to_owned());
         ask(self, move |machine| {
@@ -103,7 +104,7 @@ pub fn ask<R: Send + 'static>(
         // The receiver is gone only if the caller has failed already.
         let _ = answer.send(question(machine));
     }));
-    answers.recv_timeout(LIMIT).expect("the operator gets an answer")
+    answers.recv_timeout(limit()).expect("the operator gets an answer")
 }
 
 /// Returns a function's number.
@@ -134,6 +135,7 @@ impl EngineLog {
         tracing::subscriber::set_default(log.with_writer(move || lines.clone()).finish())
     }
 
+    /// Returns the lines that are kept.
     fn lines(&self) -> MutexGuard<'_, VecDeque<Vec<u8>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -195,6 +197,7 @@ impl Served {
             })
             .collect();
 
+        // Lines of the engine's start come from this thread.
         let collected = log.collect();
         let mut engine = Engine::new(machine, config).expect("an engine");
         for (number, (function, attachments)) in names.iter().enumerate() {
@@ -231,9 +234,10 @@ impl Served {
 
     /// Returns the engine's statistics of itself and its machine.
     pub fn snapshot(&self) -> Snapshot {
-        self.handle.snapshot(LIMIT).expect("the engine answers")
+        self.handle.snapshot(limit()).expect("the engine answers")
     }
 
+    /// Returns a function's number.
     fn function(&self, name: &str) -> FunctionId {
         let number = self.names.iter().position(|(function, _)| function == name);
         FunctionId(number.unwrap_or_else(|| panic!("there is no function {name}")) as u32)
@@ -274,7 +278,7 @@ impl Rig for Served {
     }
 
     fn operate(&self, action: Box<dyn FnOnce(&mut Machine) + Send>) {
-        self.handle.call(LIMIT, move |control| action(control.machine())).expect("the engine answers");
+        self.handle.call(limit(), move |control| action(control.machine())).expect("the engine answers");
     }
 
     fn evict(&self, function: &str, attachment: &str) {
@@ -284,13 +288,13 @@ impl Rig for Served {
             AttachmentId(index.unwrap_or_else(|| panic!("there is no attachment {attachment}")) as u16);
 
         assert!(
-            self.handle.evict(id, index, LIMIT).expect("the engine answers"),
+            self.handle.evict(id, index, limit()).expect("the engine answers"),
             "the attachment has a client"
         );
     }
 
     fn reset(&self, function: &str) {
-        let reset = self.handle.reset_function(self.function(function), LIMIT).expect("the engine answers");
+        let reset = self.handle.reset_function(self.function(function), limit()).expect("the engine answers");
         reset.expect("the function is there");
     }
 }

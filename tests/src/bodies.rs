@@ -1,4 +1,5 @@
-//! The registry of test bodies, and the doors that they run through.
+//! The registry of test bodies, and the doors that they run through. A *door* is a way to reach a
+//! device: in the test's own process, over a socket, or from a guest.
 //!
 //! - In: the functions with the attribute [`body`](nicforge_test_body::body), which registers each
 //!   where it is defined.
@@ -34,16 +35,16 @@ pub fn all() -> Vec<&'static Body> {
     all
 }
 
-/// A way to a machine's attachments.
+/// A way to reach a machine's attachments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Door {
-    /// Of a program on the host.
+    /// A program on the host reaches them.
     Host(HostDoor),
-    /// Of a program in a guest.
+    /// A program in a guest reaches them.
     Guest(GuestDoor),
 }
 
-/// A door of a program on the host.
+/// The ways in which a program on the host reaches a machine's attachments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostDoor {
     /// The machine is in the test's own process.
@@ -55,7 +56,7 @@ pub enum HostDoor {
 }
 
 impl HostDoor {
-    /// All of them.
+    /// All doors of the host.
     pub const ALL: [Self; 3] = [Self::InProcess, Self::Served, Self::ServedByEpoll];
 
     /// Returns the door's name, as in a test's name.
@@ -67,7 +68,7 @@ impl HostDoor {
         }
     }
 
-    /// Puts a machine behind this door.
+    /// Returns a rig that opens the attachments of `machine` in this way.
     pub fn rig(self, machine: Machine) -> Box<dyn Rig> {
         match self {
             Self::InProcess => Box::new(InProcess::new(machine)),
@@ -77,7 +78,7 @@ impl HostDoor {
     }
 }
 
-/// A door of a program in a guest.
+/// The ways in which a program in a guest reaches the attachments that the guest has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestDoor {
     /// Linux's VFIO, behind a virtual IOMMU.
@@ -86,12 +87,13 @@ pub enum GuestDoor {
     Shim,
     /// The kernel shim, behind a virtual IOMMU.
     ShimIommu,
-    /// The kernel shim in our own virtual machine. The others are guests of QEMU.
+    /// The kernel shim in a guest of our own virtual machine. The other ways are those of QEMU's
+    /// guests.
     Own,
 }
 
 impl GuestDoor {
-    /// All of them.
+    /// All doors of guests.
     pub const ALL: [Self; 4] = [Self::Vfio, Self::Shim, Self::ShimIommu, Self::Own];
 
     /// Returns the door's name on a command line.
@@ -104,7 +106,7 @@ impl GuestDoor {
         }
     }
 
-    /// Returns the door of this name.
+    /// Returns the door of this name on a command line.
     pub fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|door| door.name() == name)
     }
@@ -127,7 +129,8 @@ pub struct TestMachine {
 pub enum Guests {
     /// One guest for each of these doors.
     Booted {
-        /// The functions with the attachments that a guest gets.
+        /// The attachments that a guest gets: lists of functions, each with the attachments of
+        /// every function of the list.
         attachments: &'static [(&'static [&'static str], &'static [&'static str])],
         /// The doors.
         doors: &'static [GuestDoor],

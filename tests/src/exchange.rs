@@ -16,14 +16,16 @@ const MESSAGES: u64 = 40;
 const LENGTHS: [usize; 5] = [1, 64, 4097, 65_537, 300_000];
 /// Bytes of a side's memory.
 const MEMORY: usize = 2 << 20;
-/// Where a block comes back to, in the memory of the side that put it.
+/// Offset in a side's memory at which it gets its blocks back.
 const BACK: u64 = 1 << 20;
 
-/// Returns where a block goes in the peer's memory. No two blocks overlap there.
+/// Returns the offset of a block in the peer's memory. The distance of two blocks exceeds the
+/// longest of [`LENGTHS`].
 fn block_offset(number: u64) -> u64 {
     number * 0x6_0000
 }
 
+/// Opens a VELO port of card `ex{node}`.
 fn velo_port(rig: &dyn Rig, node: u32, vpid: u16) -> VeloPort {
     let device = rig.open(&format!("ex{node}"), &format!("vpid{vpid}"));
     VeloPort::open(device, Config::default()).expect("a port")
@@ -56,7 +58,7 @@ pub fn velo_send(rig: &dyn Rig, vpid: u16, peer: Address) {
 pub fn velo_echo(rig: &dyn Rig, vpid: u16, peer: Address, opened: impl FnOnce()) {
     let mut port = velo_port(rig, 1, vpid);
     opened();
-    // The peer boots, or takes its first steps, until then.
+    // The peer's guest may still boot.
     let deadline = Deadline::after(4 * limit());
     let link = port.connect(peer, deadline, None).expect("a peer");
     for number in 0..MESSAGES {
@@ -113,7 +115,7 @@ impl RmaSide {
             assert!(back == sent, "{length} bytes came back changed");
         }
 
-        // The peer keeps its memory until this block.
+        // This last block tells the peer that its memory is no longer needed.
         self.port.put(target, own_address, address, 1, Notify::REQUESTER | Notify::COMPLETER).expect("a put");
         self.wait_for(Role::Requester);
     }
@@ -133,6 +135,7 @@ impl RmaSide {
         self.wait_for(Role::Completer);
     }
 
+    /// Waits for the next notification, which must be for this role.
     fn wait_for(&mut self, role: Role) {
         let notification = self.port.next(test_deadline(), None).expect("a notification");
         assert_eq!(notification.role, role);

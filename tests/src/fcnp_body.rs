@@ -86,17 +86,19 @@ fn config() -> Config {
     Config { timeout: Some(limit()), open_timeout: limit(), ..Config::default() }
 }
 
+/// Opens the I/O node.
 fn io_node(rig: &dyn Rig) -> IoNode {
     IoNode::open(rig.open("io0", "core0"), config()).unwrap()
 }
 
+/// Opens the compute core of a rank. Each node has four.
 fn compute_core(rig: &dyn Rig, rank: u32) -> ComputeCore {
     let device = rig.open(&format!("cn{}", rank / 4), &format!("core{}", rank % 4));
     ComputeCore::open(device, config()).unwrap()
 }
 
-/// Spins, with a time limit, until `condition` holds. For conditions that another thread, which
-/// drives the machine, brings about.
+/// Spins until `condition` holds, with a time limit. Another thread must drive the machine
+/// meanwhile, or `condition` itself.
 fn eventually(description: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
@@ -578,7 +580,10 @@ pub fn impossible_calls_are_refused(rig: &dyn Rig) {
     assert_eq!(io.read(8, &mut []), Err(Error::NoSuchCore { core: 8, cores: 8 }));
     assert!(matches!(IoNode::open(rig.open("cn1", "core0"), config()), Err(Error::WrongDevice { .. })));
     assert!(matches!(ComputeCore::open(rig.open("io0", "core1"), config()), Err(Error::WrongDevice { .. })));
-    assert!(matches!(IoNode::open(rig.open("io0", "core2"), config()), Err(Error::Served { owner: 0 })));
+    assert!(matches!(
+        IoNode::open(rig.open("io0", "core2"), config()),
+        Err(Error::AlreadyServed { owner: 0 })
+    ));
 
     let cancel = Cancel::new().unwrap();
     thread::scope(|scope| {
@@ -629,7 +634,7 @@ pub fn random_packets_are_discarded(rig: &dyn Rig) {
     check_both_directions(&io, &compute_core(rig, 4));
 }
 
-/// Data packets without a receiving call are discarded, on either side.
+/// Data packets are discarded where no call receives, on either side.
 #[body]
 pub fn data_packets_without_a_transfer_are_discarded(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));

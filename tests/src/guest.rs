@@ -166,8 +166,10 @@ fn reset_node(name: &str, admin: &Device) {
     }
 }
 
+/// Values of counters, by the names of function and counter.
 type Counters = HashMap<(String, String), u64>;
 
+/// Returns all counters of a machine.
 fn counters(served: &Served) -> Counters {
     ask(served, |machine| {
         let functions = (0..machine.functions()).map(FunctionId);
@@ -183,6 +185,8 @@ fn counters(served: &Served) -> Counters {
     })
 }
 
+/// Carries out one request of a guest, and returns the answer. `base` has the counters as they were
+/// when the body began, from which `counter` counts.
 fn answer(served: &Served, base: &mut Counters, request: &str) -> String {
     let words: Vec<_> = request.split_whitespace().collect();
     match words[..] {

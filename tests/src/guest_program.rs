@@ -25,6 +25,7 @@ use crate::{
     velo_body,
 };
 
+/// Bytes of a page.
 const PAGE: u64 = 4096;
 /// An address at which no guest has memory.
 const NOWHERE: u64 = 1 << 45;
@@ -68,6 +69,8 @@ pub fn run_role(role: &str, arguments: &[String]) {
         }
         "rma-put" => RmaSide::open(&rig, 0, number(1) as u16).put_and_get(1, number(0) as u16, number(2)),
         "velo" => velo_body::messages_of_every_length_and_tag_arrive_in_order(&rig),
+        "costs" => costs(&rig, &arguments[0]),
+        "posts" => posts(&rig, &arguments[0], number(1)),
         "hostile" => hostile(&rig, Duration::from_secs(number(0)), number(1)),
         _ => panic!("there is no role {role}"),
     }
@@ -79,6 +82,7 @@ pub fn run_role(role: &str, arguments: &[String]) {
 /// large one.
 pub const SIZES: [usize; 8] = [1, 17, 240, 241, 5000, 65_535, 300_000, 0];
 
+/// Returns a configuration in which no call exceeds the time limit of two guests that boot.
 fn config() -> Config {
     Config { timeout: Some(4 * limit()), open_timeout: 4 * limit(), ..Config::default() }
 }
@@ -115,16 +119,23 @@ pub fn open_core(rig: &dyn Rig, rank: u32) -> ComputeCore {
     ComputeCore::open(rig.open(&format!("cn{}", rank / 4), &format!("core{}", rank % 4)), config()).unwrap()
 }
 
+/// Echoes the messages of some cores.
 fn io(rig: &dyn Rig, ranks: &[u32]) {
     echo(&open_io(rig), ranks);
 }
 
+/// Sends messages to the I/O node, and receives each back.
 fn compute(rig: &dyn Rig, rank: u32) {
     send(&open_core(rig, rank));
 }
 
+/// Opens the DMA engine.
 fn dma(rig: &dyn Rig) -> (Device, DmaEngine) {
-    let device = rig.open("dma0", "user0");
+    dma_of(rig, "dma0")
+}
+
+fn dma_of(rig: &dyn Rig, function: &str) -> (Device, DmaEngine) {
+    let device = rig.open(function, "user0");
     let engine = DmaEngine::open(&device).unwrap();
     (device, engine)
 }
@@ -257,7 +268,56 @@ fn vectors(rig: &dyn Rig) {
     done.wait(test_deadline(), None).unwrap();
     run(&mut engine, mapped);
 
+    // `done`, which has index 1, is the one that fires.
     assert_eq!(device.wait_any(&[&error, &done], test_deadline(), None).unwrap().0, 1);
+}
+
+/// Prints the times of a read that is trapped, and of a copy from its start to the end of the wait
+/// for its interrupt: `read NANOSECONDS` and `interrupt NANOSECONDS`. Both are medians.
+fn costs(rig: &dyn Rig, function: &str) {
+    let (device, mut engine) = dma_of(rig, function);
+    let registers = device.bar(0).unwrap();
+    let memory = device.dma_buffer(2 * PAGE as usize, HugePages::Never).unwrap();
+    let list = [piece(memory.iova(), memory.iova() + PAGE, 8)];
+
+    let read = median(|| {
+        registers.read64(dma_engine::REG_LIST).unwrap();
+    });
+    println!("read {read}");
+    let interrupt = median(|| assert_eq!(engine.copy(&list, test_deadline()).unwrap().errors, 0));
+    println!("interrupt {interrupt}");
+}
+
+/// Returns the median time of an action in nanoseconds.
+fn median(mut action: impl FnMut()) -> u128 {
+    const REPETITIONS: usize = 501;
+    let mut times: Vec<_> = std::iter::repeat_with(|| {
+        let begin = Instant::now();
+        action();
+        begin.elapsed().as_nanos()
+    })
+    .take(REPETITIONS)
+    .collect();
+    times.sort_unstable();
+    times[REPETITIONS / 2]
+}
+
+/// Posts a number of writes, and waits without an access until the device has taken all of them.
+fn posts(rig: &dyn Rig, function: &str, count: u64) {
+    let (device, mut engine) = dma_of(rig, function);
+    let registers = device.bar(0).unwrap();
+    let memory = device.dma_buffer(2 * PAGE as usize, HugePages::Never).unwrap();
+
+    let deadline = test_deadline();
+    for _ in 0..count {
+        // The writer is descheduled for longer than a ring waits for room, on a loaded machine.
+        while let Err(error) = registers.posted_write(dma_engine::REG_COUNT, &0_u32.to_le_bytes()) {
+            assert!(matches!(error, Error::Timeout { .. }) && !deadline.has_passed(), "{error}");
+        }
+    }
+
+    engine.start(&[piece(memory.iova(), memory.iova() + PAGE, 8)]).unwrap();
+    assert_eq!(engine.poll(test_deadline(), None).unwrap().errors, 0);
 }
 
 /// Holds an attachment until it is killed.
@@ -298,6 +358,7 @@ impl Random {
         self.0
     }
 
+    /// Returns a number below `end`.
     fn below(&mut self, end: u64) -> u64 {
         self.next() % end
     }
@@ -377,14 +438,15 @@ fn fifo(rig: &dyn Rig) {
 fn read_only(rig: &GuestRig) {
     for (function, attachment) in rig.names() {
         let device = rig.open(function, attachment);
-        let core = 2;
-        let mirror = match device.identity().device {
+        // Each function has the attachment mirror in this BAR, and some have one of their own.
+        let attachment_mirror = 2;
+        let own_mirror = match device.identity().device {
             pci::DEVICE_TREE => tree::BAR_MIRROR,
             pci::DEVICE_EXTOLL => extoll::BAR_DIRECTORY,
-            _ => core,
+            _ => attachment_mirror,
         };
 
-        for number in [core, mirror] {
+        for number in [attachment_mirror, own_mirror] {
             let bar = device.bar(number).unwrap();
             let last = bar.size() - 8;
             let before = bar.read64(last).unwrap();

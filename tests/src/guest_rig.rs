@@ -1,4 +1,4 @@
-//! The doors of a program in a guest: its kernel's VFIO, and the shim.
+//! The ways in which a program in a guest reaches its devices: its kernel's VFIO, and the shim.
 //!
 //! The machine is served outside the guest. When a body needs an operation by the operator, the rig
 //! sends its name over a serial line, to [`crate::guest`]. Each request and each answer is one
@@ -35,7 +35,7 @@ impl GuestRig {
         let list = std::env::var(DEVICES).expect("the guest's devices are in the environment");
         let parse = |entry: &str| {
             let (name, bdf) = entry.split_once('=').expect("a name and an address");
-            (name.to_owned(), door(bdf))
+            (name.to_owned(), address_at(bdf))
         };
         let devices = list.split(',').filter(|entry| !entry.is_empty()).map(parse).collect();
         let line = File::options().read(true).write(true).open(OPERATOR);
@@ -58,7 +58,7 @@ impl GuestRig {
         self.devices.keys().filter_map(|name| name.rsplit_once('.'))
     }
 
-    /// Waits until the machine is at rest and sets the base of its counters.
+    /// Waits until the machine is at rest, and has [`Rig::counter`] count from now on.
     pub fn begin(&self) {
         if self.operator.is_some() {
             self.request("begin");
@@ -68,7 +68,7 @@ impl GuestRig {
     /// Sends a request to the operator and returns its answer.
     fn request(&self, request: &str) -> String {
         let operator = self.operator.as_ref().expect("this guest has a line to the operator");
-        let mut line = operator.lock().expect("nobody panicked while asking");
+        let mut line = operator.lock().expect("no thread panicked in a request");
         let (writer, reader) = &mut *line;
 
         writeln!(writer, "{request}").expect("the line takes a request");
@@ -84,7 +84,7 @@ impl GuestRig {
 }
 
 /// Returns how the function with this PCI address is reached: the shim's character device, or VFIO.
-fn door(bdf: &str) -> DeviceAddress {
+fn address_at(bdf: &str) -> DeviceAddress {
     let shim = Path::new("/sys/bus/pci/devices").join(bdf).join("nicforge");
     let device = fs::read_dir(shim).ok().and_then(|mut list| list.next()).and_then(Result::ok);
     match device {
@@ -95,7 +95,7 @@ fn door(bdf: &str) -> DeviceAddress {
 
 impl Rig for GuestRig {
     fn open(&self, function: &str, attachment: &str) -> Device {
-        // The kernel may still be closing it for the previous client.
+        // The kernel may still be closing the device for the previous client.
         let (address, deadline) = (self.address(function, attachment), test_deadline());
 
         loop {

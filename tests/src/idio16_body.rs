@@ -33,6 +33,7 @@ pub fn machine() -> Machine {
     machine
 }
 
+/// Opens the card. Returns it and its ports.
 fn open(rig: &dyn Rig) -> (Device, Bar) {
     let device = rig.open("gpio0", "user0");
     let ports = device.bar(PORTS_BAR).unwrap();
@@ -116,7 +117,8 @@ pub fn a_masked_change_interrupts_when_it_is_unmasked(rig: &dyn Rig) {
     assert_eq!(line.wait(test_deadline(), None).unwrap(), 1);
 }
 
-/// Changes are noted only while interrupts are enabled, and raise one only while they are.
+/// A change that comes while interrupts are disabled is not recorded. One that was recorded stays
+/// when they are disabled, but interrupts no more.
 #[body]
 pub fn a_card_without_interrupt_enable_raises_no_interrupt(rig: &dyn Rig) {
     let (device, ports) = open(rig);
@@ -156,6 +158,7 @@ pub fn wide_accesses_equal_accesses_to_their_bytes(rig: &dyn Rig) {
     ports.write32(OUTPUTS_LOW, 0).unwrap();
     assert_eq!(levels(&ports), [0; 6]);
 
+    // These two ports enable interrupts and filters when read, and disable them when written.
     ports.read16(INTERRUPT_CONTROL).unwrap();
     ports.write16(INTERRUPT_CONTROL, 0).unwrap();
 

@@ -357,7 +357,7 @@ pub fn a_claimed_message_matches_no_other_receive(network: &impl Network) {
             let sends =
                 [world.send(0, receiver as u32, 4, &first), world.send(0, receiver as u32, 4, &second)];
 
-            // Only the beginning of a long eager message may have arrived.
+            // Of a long eager message, only the first piece may have arrived.
             let (message, arrived) =
                 world.drive_until("message", |world| world.ranks[receiver].claim(&Selector::any(0)));
             assert_eq!(arrived.length, length as u64);
@@ -381,7 +381,8 @@ pub fn a_claimed_message_matches_no_other_receive(network: &impl Network) {
     }
 }
 
-/// This also holds for synchronous and for long messages.
+/// A message that its receiver claims and discards completes its send, also a synchronous one and
+/// one of a long message.
 #[body]
 pub fn a_discarded_message_counts_as_received_for_its_sender(network: &impl Network) {
     let mut world = World::pair(network);
@@ -452,9 +453,9 @@ pub fn a_send_that_has_not_begun_can_be_cancelled_and_one_that_has_cannot(networ
     assert_eq!(world.wait(0, sends[6]).result, Err(Error::Cancelled));
 }
 
-/// Old handles and nonexistent ranks are refused.
+/// Handles of completed requests and ranks that do not exist are refused.
 #[body]
-pub fn handles_of_completed_requests_are_invalid(network: &impl Network) {
+pub fn handles_of_completed_requests_and_ranks_beyond_the_job_are_refused(network: &impl Network) {
     let mut world = World::pair(network);
     let send = world.send(0, 1, 0, b"");
     world.wait(0, send);
@@ -474,7 +475,7 @@ pub fn handles_of_completed_requests_are_invalid(network: &impl Network) {
     assert_eq!(world.ranks[0].irecv(Selector::exact(2, 0, 0), vec![], 0), Err(error));
 }
 
-/// A completion returned by `test` is not in the queue.
+/// The queue has the completions that no `test` has returned, in the order in which they came.
 #[body]
 pub fn the_completion_queue_has_each_completion_once_in_their_order(network: &impl Network) {
     let mut world = World::pair(network);
@@ -520,7 +521,8 @@ pub fn a_wait_ends_by_deadline_or_token_and_its_request_stays_posted(network: &i
 /// Number of rounds, with one message in each direction.
 const ROUNDS: u64 = 300;
 
-/// Runs one of two ranks in its own thread.
+/// Exchanges messages with the other of two ranks, as a thread of its own. Returns the rank's
+/// statistics. `ready` counts the ranks that have received everything.
 fn exchange(port: impl Transport, ready: &AtomicU32) -> Statistics {
     let mut endpoint = Endpoint::new(port, Config::default()).unwrap();
     let other = 1 - endpoint.rank();
@@ -562,7 +564,7 @@ fn exchange(port: impl Transport, ready: &AtomicU32) -> Statistics {
     endpoint.statistics()
 }
 
-/// Both directions run at once, in threads without synchronisation.
+/// Two ranks send and receive at once, each in a thread of its own and in memory that it lends.
 #[body]
 pub fn ranks_in_threads_of_their_own_exchange_messages_in_memory_of_their_own(network: &impl Network) {
     let ready = AtomicU32::new(0);

@@ -48,6 +48,7 @@ fn at(rank: Rank) -> RankAddress {
     RankAddress { node: rank % 2, subgroup: (rank / 2) as u16 }
 }
 
+/// Returns a job of `size` ranks.
 fn job(size: u32) -> Job {
     Job::new((0..size).map(at).collect())
 }
@@ -69,6 +70,7 @@ impl<'a> Units<'a> {
         Self { rig, config }
     }
 
+    /// Opens a rank of a job of `size` ranks.
     fn rank(&self, rank: Rank, size: u32) -> MuTransport {
         let RankAddress { node, subgroup } = at(rank);
         let device = self.rig.open(&format!("bgq{node}"), &format!("s{subgroup}"));
@@ -98,7 +100,8 @@ impl Network for Units<'_> {
 /// Time after which a rank that is gone is given up, where a body waits for that.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-fn long_time_outs() -> Config {
+/// Returns a configuration in which a rank that does not answer is given up after [`TIMEOUT`].
+fn giving_up_after_timeout() -> Config {
     Config { patience: TIMEOUT, ..Config::default() }
 }
 
@@ -276,7 +279,7 @@ pub fn a_rank_that_detaches_fails_the_requests_that_wait_for_it(rig: &dyn Rig) {
 /// does not answer.
 #[body]
 pub fn an_evicted_rank_returns_an_error_and_sends_nothing_more(rig: &dyn Rig) {
-    let mut world = World::pair(&Units::with(rig, long_time_outs()));
+    let mut world = World::pair(&Units::with(rig, giving_up_after_timeout()));
     let receive = world.receive(1, Selector::exact(0, 0, 0), 8);
     rig.evict("bgq0", "s0");
 
@@ -311,7 +314,7 @@ pub fn a_rank_with_a_successor_is_replaced(rig: &dyn Rig) {
                 assert_eq!(successor.poll_gone(), None);
             }
             // A loss is reported when no message of the rank can follow.
-            ranks[0].poll(8, &mut |_, _, _| panic!("nobody has sent anything")).unwrap();
+            ranks[0].poll(8, &mut |_, _, _| panic!("no rank has sent a message")).unwrap();
             if let Some(gone) = ranks[0].poll_gone() {
                 break gone;
             }
@@ -327,7 +330,7 @@ pub fn a_rank_with_a_successor_is_replaced(rig: &dyn Rig) {
 /// The unit of a rank that does nothing answers questions.
 #[body]
 pub fn a_rank_that_makes_no_calls_is_not_lost(rig: &dyn Rig) {
-    let mut ranks = Units::with(rig, long_time_outs()).ranks(2);
+    let mut ranks = Units::with(rig, giving_up_after_timeout()).ranks(2);
     let before = ranks[0].statistics().questions;
     let (deadline, mut relax) = (test_deadline(), Relax::new());
 
@@ -339,13 +342,13 @@ pub fn a_rank_that_makes_no_calls_is_not_lost(rig: &dyn Rig) {
     }
 }
 
-/// Sends numbered messages as long as there is credit, and returns their number.
-fn send_all(rank: &mut MuTransport, to: Rank, from: u32) -> u32 {
-    let mut number = from;
+/// Sends messages numbered from `first` on as long as there is credit. Returns how many were sent.
+fn send_all(rank: &mut MuTransport, to: Rank, first: u32) -> u32 {
+    let mut number = first;
     while rank.try_send(to, 1, &pattern(number.into(), 500)).unwrap() {
         number += 1;
     }
-    number - from
+    number - first
 }
 
 /// A reader that makes no progress costs its sender its credits, and other ranks nothing. No
@@ -401,7 +404,7 @@ pub fn a_stalled_reader_blocks_only_its_own_senders(rig: &dyn Rig) {
 /// and continues.
 #[body]
 pub fn an_invalid_descriptor_from_outside_the_job_stops_a_fifo_only_until_its_restart(rig: &dyn Rig) {
-    let mut world = World::pair(&Units::with(rig, long_time_outs()));
+    let mut world = World::pair(&Units::with(rig, giving_up_after_timeout()));
     let mut outsider = Subgroup::open(&rig.open("bgq1", "s3"), Options::default()).unwrap();
     outsider.open_injection(0, 8, InjectionAttributes::default()).unwrap();
     let memory = outsider.memory(4096).unwrap();
@@ -411,6 +414,7 @@ pub fn an_invalid_descriptor_from_outside_the_job_stops_a_fifo_only_until_its_re
     let unmapped = Payload::memory((1 << 36) - 4096, 64);
     let invalid = local_copy(Destination::new(to), unmapped, &Default::default()).unwrap();
     memory.write(0, invalid.as_bytes()).unwrap();
+    // Injection FIFO 2 of a rank takes the remote gets of its peers.
     let fifo = RemoteGet { fifo: at(0).subgroup * INJECTION_FIFOS + 2 };
     let get = remote_get(Payload::memory(memory.iova(), 64), outsider.position().ordered(to), &fifo).unwrap();
 

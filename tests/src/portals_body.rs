@@ -7,7 +7,7 @@
 //! - `matching.rs`: match lists, descriptors, access control
 //! - `limits.rs`: how many receives can be posted, and what ends a full table
 //! - `deaths.rs`: processes and nodes that end in the middle
-//! - `hostile.rs`: a process that writes what it likes into its mailbox
+//! - `hostile.rs`: a process that writes random commands into its mailbox
 
 pub mod deaths;
 pub mod hostile;
@@ -55,17 +55,19 @@ pub fn machine() -> Machine {
     build(&parse(text, "portals.toml", &families()).unwrap()).unwrap().0
 }
 
+/// Boots a node.
 fn kernel(rig: &dyn Rig, node: u32) -> Arc<Kernel> {
     Kernel::boot(rig.open(&format!("ss{node}"), "kernel"), KernelConfig::default()).unwrap()
 }
 
-/// A process with a queue.
+/// A process with an event queue.
 struct Process {
     interface: Interface,
     queue: EventQueue,
 }
 
 impl Process {
+    /// Opens process `number` of a kernel's node.
     fn new(rig: &dyn Rig, kernel: &Arc<Kernel>, number: u16, mode: Mode) -> Self {
         let device = rig.open(&format!("ss{}", kernel.node()), &format!("p{number}"));
         let interface = Interface::open(kernel, device, mode).unwrap();
@@ -73,10 +75,12 @@ impl Process {
         Self { interface, queue }
     }
 
+    /// Returns the process's id.
     fn id(&self) -> ProcessId {
         self.interface.id()
     }
 
+    /// Allocates memory that messages can use.
     fn region(&self, bytes: u64) -> Region {
         self.interface.allocate(bytes).unwrap()
     }
@@ -86,11 +90,12 @@ impl Process {
         Descriptor { options, queue: Some(&self.queue), ..Descriptor::over(region) }
     }
 
-    /// Posts a descriptor at the tail of the portal.
+    /// Posts a descriptor at the tail of [`PORTAL`], for messages with [`BITS`].
     fn post(&self, values: &Descriptor<'_>) -> MemoryDescriptor {
         self.post_for(Criteria::bits(BITS), values)
     }
 
+    /// Posts a descriptor at the tail of [`PORTAL`], for messages that meet the criteria.
     fn post_for(&self, criteria: Criteria, values: &Descriptor<'_>) -> MemoryDescriptor {
         let posted = self.interface.post(Position::Tail(PORTAL), criteria, Unlink::Automatic, values, None);
         posted.unwrap().unwrap().1
@@ -101,23 +106,25 @@ impl Process {
         self.interface.bind_descriptor(&self.over(region, Options::empty())).unwrap()
     }
 
+    /// Puts a range of a descriptor, from an offset and of a length, without an acknowledgement.
     fn put(&self, from: &MemoryDescriptor, range: (u64, u64), target: &Target) {
         self.interface.put_region(from, range.0, range.1, Ack::No, target, 0).unwrap();
     }
 }
 
-/// The processes of a body. A host's thread plays all of them and their kernels.
+/// The processes that a body drives from its one thread, with their kernels.
 struct Bench<'a> {
     processes: &'a [&'a Process],
 }
 
 impl Bench<'_> {
-    /// Waits for the next event of a process.
-    fn event(&self, process: &Process) -> Event {
-        self.event_of(&process.queue)
+    /// Waits for the next event in a process's queue.
+    fn wait_for_event(&self, process: &Process) -> Event {
+        self.wait_for_event_in(&process.queue)
     }
 
-    fn event_of(&self, queue: &EventQueue) -> Event {
+    /// Waits for the next event in a queue.
+    fn wait_for_event_in(&self, queue: &EventQueue) -> Event {
         self.wait_until("an event", || queue.get().unwrap())
     }
 
@@ -138,9 +145,9 @@ impl Bench<'_> {
     }
 
     /// Waits for as many events of a process as `kinds`, which may come in any order.
-    fn events(&self, process: &Process, kinds: &[EventKind]) -> Vec<Event> {
+    fn wait_for_events(&self, process: &Process, kinds: &[EventKind]) -> Vec<Event> {
         let mut remaining = kinds.to_vec();
-        let events: Vec<_> = kinds.iter().map(|_| self.event(process)).collect();
+        let events: Vec<_> = kinds.iter().map(|_| self.wait_for_event(process)).collect();
         for event in &events {
             let position = remaining.iter().position(|kind| *kind == event.kind);
             remaining
@@ -150,7 +157,7 @@ impl Bench<'_> {
     }
 
     /// Waits until the status register of a process has a value.
-    fn status(&self, process: &Process, register: Status, value: u64) {
+    fn wait_for_status(&self, process: &Process, register: Status, value: u64) {
         self.wait_until("the count", || (process.interface.status(register).unwrap() == value).then_some(()));
     }
 }
@@ -165,7 +172,8 @@ fn in_both_modes(rig: &dyn Rig, body: impl Fn(&Process, &Process, &Bench<'_>)) {
     }
 }
 
-/// Returns sizes of messages: those around the limits of a header, a packet and a page.
+/// Returns sizes of messages up to `maximum`: those around the limits of a header, a packet and a
+/// page.
 fn sizes(maximum: u64) -> impl Iterator<Item = u64> {
     let all = [0, 1, 7, 15, 16, 17, 31, 63, 64, 65, 127, 4095, 4096, 4097, 65_535, 65_537, 1 << 20];
     all.into_iter().filter(move |&size| size <= maximum)
@@ -187,7 +195,7 @@ pub fn puts_of_all_sizes_arrive(rig: &dyn Rig) {
             let target = Target { offset: end, ..Target::new(remote.id(), PORTAL, BITS) };
             local.interface.put_region(&from, start, length, Ack::Requested, &target, round + 9).unwrap();
 
-            let events = bench.events(remote, &[EventKind::PutStart, EventKind::PutEnd]);
+            let events = bench.wait_for_events(remote, &[EventKind::PutStart, EventKind::PutEnd]);
             assert_eq!(events[0].kind, EventKind::PutStart);
             assert_eq!((events[0].link, events[0].peer), (events[1].link, local.id()));
             let message = events[1].message;
@@ -199,7 +207,7 @@ pub fn puts_of_all_sizes_arrive(rig: &dyn Rig) {
             assert!(arrived == bytes, "{length} bytes from {start} to {end}");
 
             let kinds = [EventKind::SendStart, EventKind::SendEnd, EventKind::Ack];
-            let events = bench.events(local, &kinds);
+            let events = bench.wait_for_events(local, &kinds);
             assert_eq!(events[0].kind, EventKind::SendStart);
             let ack = events.iter().find(|event| event.kind == EventKind::Ack).unwrap();
             assert_eq!((ack.message.moved, ack.message.offset), (length as u32, end));
@@ -224,7 +232,7 @@ pub fn gets_of_all_sizes_arrive(rig: &dyn Rig) {
             let target = Target { offset: start, ..Target::new(remote.id(), PORTAL, BITS) };
             local.interface.get_region(&into, end, length, &target).unwrap();
 
-            let events = bench.events(local, &[EventKind::ReplyStart, EventKind::ReplyEnd]);
+            let events = bench.wait_for_events(local, &[EventKind::ReplyStart, EventKind::ReplyEnd]);
             assert_eq!(events[0].kind, EventKind::ReplyStart);
             let message = events[1].message;
             assert_eq!((message.moved, message.requested), (length as u32, length as u32));
@@ -232,7 +240,7 @@ pub fn gets_of_all_sizes_arrive(rig: &dyn Rig) {
             let mut arrived = vec![0; length as usize];
             sink.read(end, &mut arrived).unwrap();
             assert!(arrived == bytes, "{length} bytes from {start} to {end}");
-            bench.events(remote, &[EventKind::GetStart, EventKind::GetEnd]);
+            bench.wait_for_events(remote, &[EventKind::GetStart, EventKind::GetEnd]);
         }
     });
 }
@@ -297,7 +305,7 @@ pub fn puts_without_a_pause_arrive_until_there_is_no_room(rig: &dyn Rig) {
             let count = (0..MAX).take_while(put).count() as u64;
             assert!(count > 0);
             for number in 0..count {
-                let event = bench.event(remote);
+                let event = bench.wait_for_event(remote);
                 assert_eq!((event.message.header_data, event.failure), (number, None));
             }
         }
@@ -342,7 +350,7 @@ pub fn processes_of_a_node_talk_to_each_other(rig: &dyn Rig) {
             from.put(&bound_now, (0, 3000), &Target::new(to.id(), PORTAL, BITS));
 
             let is_end = |event: &Event| event.kind == EventKind::PutEnd;
-            let end = std::iter::repeat_with(|| bench.event(to)).find(is_end).unwrap();
+            let end = std::iter::repeat_with(|| bench.wait_for_event(to)).find(is_end).unwrap();
             assert_eq!((end.peer, end.message.moved), (from.id(), 3000));
             let mut arrived = vec![0; 3000];
             sink.read(0, &mut arrived).unwrap();
@@ -372,19 +380,19 @@ pub fn scattered_regions_use_command_lists(rig: &dyn Rig) {
         source.write(start, &bytes).unwrap();
         let target = Target { offset: end, ..Target::new(remote.id(), PORTAL, BITS) };
         local.put(&from, (start, length as u64), &target);
-        let event = bench.event(&remote);
+        let event = bench.wait_for_event(&remote);
         assert_eq!((event.message.moved, event.failure), (length as u32, None));
         let mut arrived = vec![0; length];
         sink.read(end, &mut arrived).unwrap();
         assert!(arrived == bytes, "{length} bytes");
-        bench.events(&local, &[EventKind::SendStart, EventKind::SendEnd]);
+        bench.wait_for_events(&local, &[EventKind::SendStart, EventKind::SendEnd]);
 
         source.write(start, &vec![0; length]).unwrap();
         local.interface.get_region(&from, start, length as u64, &target).unwrap();
-        bench.events(&local, &[EventKind::ReplyStart, EventKind::ReplyEnd]);
+        bench.wait_for_events(&local, &[EventKind::ReplyStart, EventKind::ReplyEnd]);
         source.read(start, &mut arrived).unwrap();
         assert!(arrived == bytes, "{length} bytes back");
-        assert_eq!(bench.event(&remote).kind, EventKind::GetEnd);
+        assert_eq!(bench.wait_for_event(&remote).kind, EventKind::GetEnd);
     }
 }
 
@@ -435,7 +443,7 @@ pub fn a_serving_kernel_is_woken_by_interrupts(rig: &dyn Rig) {
         for length in [8, 5000, 16, 17] {
             local.interface.put_region(&from, 0, length, Ack::Requested, &target, 0).unwrap();
             let kinds = [EventKind::SendStart, EventKind::SendEnd, EventKind::Ack];
-            let events = bench.events(&local, &kinds);
+            let events = bench.wait_for_events(&local, &kinds);
             assert!(events.iter().all(|event| event.failure.is_none()));
         }
 

@@ -41,7 +41,7 @@ use crate::{
 pub static MACHINE: TestMachine = TestMachine {
     name: "portals_mpi",
     make: machine,
-    guests: Guests::None("the bodies of Portals go through the doors of guests; these use nothing else"),
+    guests: Guests::None("the bodies of Portals run in guests, and these use the card in the same way"),
 };
 
 /// Both modes.
@@ -49,7 +49,8 @@ const MODES: [Mode; 2] = [Mode::NicBased, Mode::HostBased];
 /// Ranks of the job.
 const RANKS: u32 = 4;
 
-/// Returns a configuration with little memory. Its limits are 256 and 4,096 bytes.
+/// Returns a configuration with little memory. A short message has up to 256 bytes, and a medium
+/// one up to 4,096.
 fn small() -> Config {
     Config {
         short: 256,
@@ -132,6 +133,7 @@ impl World {
         }
     }
 
+    /// Drives all ranks until a request is complete.
     fn wait(&mut self, rank: usize, request: Request) -> Completion {
         self.drive_until("a completion", |ranks| ranks[rank].test(request).unwrap())
     }
@@ -143,16 +145,19 @@ impl World {
         });
     }
 
+    /// Starts a send of `data`.
     fn send(&mut self, from: usize, to: u32, tag: u64, data: &[u8]) -> Request {
         let buffer = self.buffer_of(from, data);
         self.ranks[from].isend(Envelope::new(to, 0, tag), buffer, tag).unwrap()
     }
 
+    /// Starts a receive of up to `bytes` bytes.
     fn receive(&mut self, rank: usize, selector: Selector, bytes: usize) -> Request {
         let buffer = self.ranks[rank].allocate(bytes).unwrap();
         self.ranks[rank].irecv(selector, buffer, 0).unwrap()
     }
 
+    /// Returns a buffer of a rank with `data` in it.
     fn buffer_of(&self, rank: usize, data: &[u8]) -> Buffer {
         let mut buffer = self.ranks[rank].allocate(data.len()).unwrap();
         buffer.write(0, data).unwrap();
@@ -168,6 +173,7 @@ impl World {
     }
 }
 
+/// Returns the bytes of the message that a receive took.
 fn bytes(completion: &Completion) -> Vec<u8> {
     completion.buffer.to_vec().unwrap()[..completion.length].to_vec()
 }
@@ -212,7 +218,7 @@ pub fn messages_of_all_lengths_arrive_expected_and_unexpected(rig: &dyn Rig) {
             }
         }
 
-        // The protocols are those of the lengths: each message was sent to four ranks twice.
+        // 7 of the lengths are short, 4 medium and 3 long. Each was sent to four ranks twice.
         let sent = world.ranks[0].statistics();
         assert_eq!((sent.short, sent.medium, sent.long), (7 * 8, 4 * 8, 3 * 8));
         let fetched: u64 = world.ranks.iter().map(|rank| rank.statistics().fetched).sum();
@@ -275,7 +281,8 @@ pub fn receives_take_messages_by_context_source_and_tag(rig: &dyn Rig) {
     });
 }
 
-/// A longer message is cut, and its sender is not disturbed, whether or not it was expected.
+/// A message that is longer than the memory of its receive is cut, whether or not the receive was
+/// first. The sender notices nothing.
 #[body]
 pub fn longer_messages_are_cut(rig: &dyn Rig) {
     in_both_modes(rig, |world| {
@@ -376,7 +383,8 @@ where
     nicforge_mpi_programs::drive(programs, test_deadline(), &mut Relax::new()).unwrap();
 }
 
-/// The programs that MPI systems are measured with run, and find their data right.
+/// The programs by which MPI systems are measured (message rate, ping-pong, random updates) run to
+/// their end, and find their data right.
 #[body]
 pub fn the_programs_verify_their_data(rig: &dyn Rig) {
     in_both_modes(rig, |world| {

@@ -39,6 +39,7 @@ pub static MACHINE: TestMachine = TestMachine {
     },
 };
 
+/// Bytes of a MiB.
 const MIB: usize = 1 << 20;
 
 /// Returns a machine with two cards, `ex0` and `ex1`.
@@ -56,41 +57,49 @@ struct Side {
 }
 
 impl Side {
+    /// Opens a VPID with `bytes` bytes of memory.
     fn new(rig: &dyn Rig, node: &str, vpid: u16, bytes: usize) -> Self {
         let device = rig.open(node, &format!("vpid{vpid}"));
         let buffer = device.dma_buffer(bytes, HugePages::Never).unwrap();
         Self::with(device, buffer, Options::default())
     }
 
+    /// Opens a port of a device, and registers the buffer.
     fn with(device: Device, buffer: DmaBuffer, options: Options) -> Self {
         let port = Port::open(&device, options).unwrap();
         let region = port.register(&buffer, Access::READ_WRITE).unwrap();
         Self { port, region: Some(region), buffer, device }
     }
 
+    /// Returns the network address of an offset in the memory.
     fn at(&self, offset: u64) -> u64 {
         self.region.as_ref().unwrap().address() + offset
     }
 
+    /// Stores bytes in the memory.
     fn write(&self, offset: u64, bytes: &[u8]) {
         self.buffer.write(offset, bytes).unwrap();
     }
 
+    /// Returns bytes of the memory.
     fn read(&self, offset: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         self.buffer.read(offset, &mut bytes).unwrap();
         bytes
     }
 
+    /// Waits for the next notification.
     fn next(&mut self) -> Notification {
         self.port.next(test_deadline(), None).unwrap()
     }
 
+    /// Returns another side as the target of commands.
     fn to(&self, other: &Self) -> Target {
         self.port.connect(other.port.node(), other.port.vpid()).unwrap()
     }
 }
 
+/// Opens a side on each card, with `bytes` bytes of memory each.
 fn pair(rig: &dyn Rig, bytes: usize) -> (Side, Side) {
     (Side::new(rig, "ex0", 0, bytes), Side::new(rig, "ex1", 1, bytes))
 }
@@ -101,13 +110,13 @@ fn pair(rig: &dyn Rig, bytes: usize) -> (Side, Side) {
 pub fn puts_and_gets_of_all_sizes_arrive(rig: &dyn Rig) {
     let (mut local, mut remote) = pair(rig, 2 * MIB);
     let target = local.to(&remote);
-    let everybody = Notify::REQUESTER | Notify::RESPONDER | Notify::COMPLETER;
+    let all_parties = Notify::REQUESTER | Notify::RESPONDER | Notify::COMPLETER;
 
     for (round, length) in [1, 7, 64, 4095, 4096, 65_537, 300_000, MIB].into_iter().enumerate() {
         let (from, to) = (round as u64 * 3, 4096 - round as u64);
         let bytes = pattern(round as u64, length);
         local.write(from, &bytes);
-        local.port.put(target, local.at(from), remote.at(to), length as u64, everybody).unwrap();
+        local.port.put(target, local.at(from), remote.at(to), length as u64, all_parties).unwrap();
 
         let notified = remote.next();
         assert_eq!(
@@ -122,7 +131,7 @@ pub fn puts_and_gets_of_all_sizes_arrive(rig: &dyn Rig) {
         assert_eq!(local.next().role, Role::Requester);
 
         local.write(from, &vec![0; length]);
-        local.port.get(target, remote.at(to), local.at(from), length as u64, everybody).unwrap();
+        local.port.get(target, remote.at(to), local.at(from), length as u64, all_parties).unwrap();
         let notified = [local.next(), local.next()];
 
         assert_eq!(
@@ -305,9 +314,9 @@ pub fn refusals_report_their_reason(rig: &dyn Rig) {
     ));
 
     let other = rig.open("ex0", "vpid3");
-    let short = Options { entries: 100, ..Options::default() };
+    let no_power_of_two = Options { entries: 100, ..Options::default() };
 
-    assert!(matches!(Port::open(&other, short), Err(Error::QueueLength { entries: 100 })));
+    assert!(matches!(Port::open(&other, no_power_of_two), Err(Error::QueueLength { entries: 100 })));
 }
 
 /// A region of pages that were mapped one by one, in any order, works like others. It ends at the
@@ -390,9 +399,9 @@ pub fn an_absent_vpid_and_the_admin_are_invalid_partners(rig: &dyn Rig) {
     assert!(matches!(Port::open(&admin, Options::default()), Err(Error::QueueRefused { .. })));
 }
 
-/// A wait ends at its deadline and by its cancel token.
+/// A wait ends at its deadline, and when its [`Cancel`] is cancelled.
 #[body]
-pub fn waits_end(rig: &dyn Rig) {
+pub fn waits_end_at_their_deadline_and_when_cancelled(rig: &dyn Rig) {
     let mut side = Side::new(rig, "ex0", 0, 4096);
     let short = Deadline::after(Duration::from_millis(20));
 
@@ -408,7 +417,7 @@ pub fn waits_end(rig: &dyn Rig) {
     side.port.free().unwrap();
 }
 
-/// A token ends the wait of a put for room. The commands posted before stay posted.
+/// A [`Cancel`] ends the wait of a put for room. The commands posted before stay posted.
 #[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_put_that_waits_for_room_is_cancelled(rig: &dyn Rig) {
     let (mut local, remote) = pair(rig, 4096);
@@ -556,18 +565,18 @@ pub fn a_target_that_never_answers_ends_commands(rig: &dyn Rig) {
     // Commands to a reachable target continue meanwhile.
     local.port.put(local_target, local.at(0), local.at(8192), 4096, Notify::REQUESTER).unwrap();
     let notified: Vec<_> = (0..4).map(|_| local.next()).collect();
-    let statuses_for = |target: Target| {
+    let notifications_for = |target: Target| {
         notified
             .iter()
             .filter(move |notified| (notified.node, notified.vpid) == (target.node(), target.vpid()))
     };
 
     assert_eq!(
-        statuses_for(target).map(|notified| (notified.kind, notified.status)).collect::<Vec<_>>(),
+        notifications_for(target).map(|notified| (notified.kind, notified.status)).collect::<Vec<_>>(),
         [Kind::Put, Kind::Get, Kind::ImmediatePut].map(|kind| (kind, Status::TimedOut))
     );
     assert_eq!(
-        statuses_for(local_target).map(|notified| notified.status).collect::<Vec<_>>(),
+        notifications_for(local_target).map(|notified| notified.status).collect::<Vec<_>>(),
         [Status::Done]
     );
     assert_eq!(local.port.in_flight(), 0);

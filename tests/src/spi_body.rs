@@ -59,6 +59,7 @@ pub fn cube() -> Machine {
     of_shape("[2, 2, 2, 1, 1]")
 }
 
+/// Returns a machine whose torus has these sizes, with two application subgroups on each node.
 fn of_shape(shape: &str) -> Machine {
     let text = format!("name = \"spi\"\n[[bgq]]\ntorus = {shape}\nsubgroups = 2\n");
     build(&parse(&text, "spi.toml", &families()).unwrap()).unwrap().0
@@ -70,8 +71,9 @@ const BYTES: u64 = 512 << 10;
 const SOURCE: u64 = 8 << 10;
 /// Offset in the memory of the data that a node receives.
 const SINK: u64 = 256 << 10;
-/// The FIFO that software injects into, and the one for remote gets.
+/// The injection FIFO that software injects into.
 const SEND: u8 = 0;
+/// The injection FIFO for remote gets of other nodes.
 const GETS: u8 = 1;
 /// The reception FIFO.
 const RECEIVE: u8 = 2;
@@ -90,10 +92,13 @@ struct Node {
 }
 
 impl Node {
+    /// Opens a subgroup of a node, with FIFOs of the usual sizes.
     fn new(rig: &dyn Rig, node: u32, subgroup: u16) -> Self {
         Self::with_sizes(rig, node, subgroup, 64, 64 << 10)
     }
 
+    /// Opens a subgroup whose [`SEND`] FIFO has room for `descriptors` descriptors, and whose
+    /// reception FIFO has `reception` bytes.
     fn with_sizes(rig: &dyn Rig, node: u32, subgroup: u16, descriptors: u32, reception: u64) -> Self {
         let device = rig.open(&format!("bgq{node}"), &format!("s{subgroup}"));
         let mut subgroup = Subgroup::open(&device, Options::default()).unwrap();
@@ -107,6 +112,7 @@ impl Node {
         Self { subgroup, memory }
     }
 
+    /// Returns a counter in the memory's first page.
     fn counter(&self, number: u64) -> Counter {
         Counter::new(&self.memory, 8 * number).unwrap()
     }
@@ -122,6 +128,7 @@ impl Node {
         }
     }
 
+    /// Returns the reception FIFO as a target.
     fn fifo(&self) -> MemoryFifo {
         MemoryFifo { fifo: self.subgroup.reception_id(RECEIVE), ..MemoryFifo::default() }
     }
@@ -131,14 +138,17 @@ impl Node {
         self.subgroup.position().ordered(to.subgroup.position().own)
     }
 
+    /// Returns the route to another node on which packets choose their way by load.
     fn dynamic(&self, to: &Self) -> PointToPoint {
         self.subgroup.position().dynamic(to.subgroup.position().own)
     }
 
+    /// Returns a range of the memory as the payload of a message.
     fn payload(&self, offset: u64, length: u64) -> Payload {
         Payload::memory(self.memory.iova() + offset, length)
     }
 
+    /// Injects a descriptor. Returns its number.
     fn inject(&mut self, descriptor: &Descriptor) -> u64 {
         self.subgroup.inject(SEND, descriptor, test_deadline(), None).unwrap()
     }
@@ -149,26 +159,30 @@ impl Node {
         self.subgroup.injection().wait_done(SEND, number, test_deadline(), None).unwrap();
     }
 
+    /// Waits until a counter is 0: all bytes of its puts have arrived.
     fn wait(&self, counter: &Counter) {
         self.subgroup.wait_counter(counter, test_deadline(), None).unwrap();
     }
 
+    /// Stores bytes in the memory.
     fn write(&self, offset: u64, bytes: &[u8]) {
         self.memory.write(offset, bytes).unwrap();
     }
 
+    /// Returns bytes of the memory.
     fn read(&self, offset: u64, length: u64) -> Vec<u8> {
         let mut bytes = vec![0; length as usize];
         self.memory.read(offset, &mut bytes).unwrap();
         bytes
     }
 
+    /// Returns a word of 8 bytes of the memory.
     fn word(&self, offset: u64) -> u64 {
         u64::from_le_bytes(self.read(offset, 8).try_into().unwrap())
     }
 
-    /// Assembles a message of the reception FIFO from packets in any order. The sender has written
-    /// its length into the first software bytes.
+    /// Waits for a message in the reception FIFO, and assembles it from packets in any order. The
+    /// sender has written its length into the first software bytes ([`length_bytes`]).
     fn message(&mut self) -> Vec<u8> {
         let (mut message, mut missing): (Option<Vec<u8>>, _) = (None, usize::MAX);
         while missing > 0 {
@@ -183,9 +197,9 @@ impl Node {
                     });
 
                     let at = packet.put_offset() as usize;
-                    let local = packet.payload_len().min(length - at);
-                    packet.read(&mut bytes[at..at + local]).unwrap();
-                    missing -= local;
+                    let count = packet.payload_len().min(length - at);
+                    packet.read(&mut bytes[at..at + count]).unwrap();
+                    missing -= count;
                 })
                 .unwrap();
         }
@@ -244,6 +258,7 @@ pub fn puts_of_all_sizes_arrive(rig: &dyn Rig) {
 /// Messages of all sizes go through a reception FIFO, and wrap around its end.
 #[body]
 pub fn fifo_messages_of_all_sizes_arrive(rig: &dyn Rig) {
+    // The FIFO holds one packet of the longest kind and seven chunks of 32 bytes.
     let (mut local, mut remote) = (Node::new(rig, 0, 0), Node::with_sizes(rig, 1, 0, 8, 544 + 32 * 7));
 
     for (index, length) in (0..).zip(SIZES) {
@@ -490,7 +505,8 @@ pub fn a_stalled_receiver_loses_nothing(rig: &dyn Rig) {
     local.subgroup.injection().wait_done(SEND, last, test_deadline(), None).unwrap();
 }
 
-/// Functions are called by dispatch id, and may answer. A packet without a function is reported.
+/// A packet calls the function that is registered for its dispatch id, which may answer. A packet
+/// without a function is reported.
 #[body]
 pub fn packets_are_dispatched_by_their_dispatch_ids(rig: &dyn Rig) {
     let (mut local, mut remote) = pair(rig);
@@ -569,9 +585,9 @@ pub fn two_subgroups_of_a_node_exchange(rig: &dyn Rig) {
     assert_eq!(second.subgroup.has_packet(RECEIVE), Ok(false));
 }
 
-/// A wait for a packet ends by its interrupt, its deadline or its token.
+/// A wait for a packet ends by its interrupt, at its deadline, or when its [`Cancel`] is cancelled.
 #[body]
-pub fn waits_end_by_interrupt_deadline_and_token(rig: &dyn Rig) {
+pub fn waits_end_by_interrupt_deadline_and_cancel(rig: &dyn Rig) {
     let (mut local, remote) = pair(rig);
     let late = local.subgroup.wait_packet(RECEIVE, Deadline::after(SHORT), None);
     assert!(matches!(late, Err(Error::Driver(DriverError::Timeout { .. }))), "{late:?}");

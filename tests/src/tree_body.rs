@@ -1,7 +1,7 @@
 //! Test bodies of the tree NIC, one module for each subject.
 //!
 //! Each body gets a machine of its own ([`machine`], [`psets`]) behind some door. It drives the
-//! machine through the driver library alone: mapped slots, trapped port and registers, interrupts.
+//! machine only through the driver library: mapped slots, trapped port and registers, interrupts.
 //! To show that an event does *not* happen, a body calls `run_until_idle`, after which the machine
 //! is at rest.
 
@@ -169,6 +169,7 @@ impl Core {
         cores
     }
 
+    /// Returns the node's address.
     fn address(&self) -> u32 {
         self.word(mirror::NODE_ADDRESS)
     }
@@ -189,6 +190,7 @@ impl Core {
         self.doorbell.after_store().unwrap();
     }
 
+    /// Returns the generation of a core as this client sees it.
     fn presence(&self, node: u32, core: usize) -> u8 {
         self.word(mirror::PRESENCE + 4 * u64::from(node)).to_le_bytes()[core]
     }
@@ -200,11 +202,13 @@ impl Core {
 
     // Slots.
 
+    /// Returns whether a send slot is free.
     fn has_room(&self) -> bool {
         self.window_word(window::SEND_TAIL).wrapping_sub(self.word(mirror::SEND_HEAD))
             < self.word(mirror::SEND_DEPTH)
     }
 
+    /// Puts a packet into a send slot. Returns false if none is free.
     fn try_send(&self, header: Header, payload: &Payload) -> bool {
         if !self.has_room() {
             return false;
@@ -225,6 +229,7 @@ impl Core {
         self.window.store_u64_release(slot + SLOT_CONTROL, control).unwrap();
     }
 
+    /// Puts a packet into a send slot, after a wait for a free one.
     fn send(&self, header: Header, payload: &Payload) {
         self.wait_until(|| self.try_send(header, payload));
     }
@@ -237,7 +242,7 @@ impl Core {
             while self.try_send(header, &payload(first + sent)) {
                 sent += 1;
             }
-            assert!(sent < ENOUGH, "somebody takes these packets");
+            assert!(sent < ENOUGH, "the receiver takes these packets");
             run_until_idle(rig);
         }
 
@@ -258,12 +263,14 @@ impl Core {
         Some((Header((control >> 32) as u32), payload))
     }
 
+    /// Takes the first packet out of the receive slots.
     fn try_receive(&self) -> Option<Packet> {
         let packet = self.peek(0)?;
         self.store(window::RECV_HEAD, self.window_word(window::RECV_HEAD).wrapping_add(1));
         Some(packet)
     }
 
+    /// Waits for a packet, and takes it.
     fn receive(&self) -> Packet {
         let packet =
             self.device.wait_for(test_deadline(), None, "a packet", || Ok::<_, Error>(self.try_receive()));
@@ -279,7 +286,7 @@ impl Core {
     }
 
     /// Returns the number of packets in the receive FIFO, by the slots.
-    fn waiting(&self) -> u32 {
+    fn unread_packets(&self) -> u32 {
         (0..self.word(mirror::RECV_DEPTH)).take_while(|&ahead| self.peek(ahead).is_some()).count() as u32
     }
 
@@ -300,17 +307,20 @@ impl Core {
         self.window_word(window::LOCK + number * window::LOCK_STRIDE)
     }
 
-    /// Returns the word that this attachment writes into lock boxes.
+    /// Returns the word that this attachment writes into lock boxes: its number plus 1, and any
+    /// value in the upper half, which is free for its use.
     fn owner(&self) -> u32 {
         (self.device.attachment() + 1) | (7 << 16)
     }
 
     // Registers.
 
+    /// Reads a register.
     fn read(&self, offset: u64) -> u32 {
         self.registers.read32(offset).unwrap()
     }
 
+    /// Writes a register.
     fn write(&self, offset: u64, value: u32) {
         self.registers.write32(offset, value).unwrap();
     }
@@ -327,6 +337,7 @@ impl Core {
         self.device.backing().write(0, offset, bytes, WriteMode::Confirmed).unwrap();
     }
 
+    /// Enables these interrupts, and disables all others.
     fn enable(&self, vectors: &[u16]) {
         self.write(REG_INT_ENABLE, vectors.iter().fold(0, |bits, vector| bits | 1 << vector));
     }

@@ -24,7 +24,6 @@ use std::{
 
 use nicforge_core::{
     fabric::{Direction, Fault, LinkId},
-    ids::FunctionId,
     machine::Machine,
 };
 use nicforge_driver::{Cancel, Deadline, Relax, SharedPoster};
@@ -37,7 +36,7 @@ use nicforge_velo::{
 };
 
 use crate::{
-    backing::{LIMIT, Rig, test_deadline},
+    backing::{LIMIT, Rig, ask, test_deadline},
     bodies::{GuestDoor, Guests, TestMachine, reasons},
     pattern::pattern,
 };
@@ -88,15 +87,18 @@ fn machine_with(watchdog_ms: u64, lines: &str) -> Machine {
     build(&parse(&text, "velo.toml", &families()).unwrap()).unwrap().0
 }
 
+/// Returns an address.
 fn at(node: u32, vpid: u16) -> Address {
     Address { node, vpid }
 }
 
+/// Opens a port at an address.
 fn port_with(rig: &dyn Rig, address: Address, config: Config) -> Port {
     let device = rig.open(&format!("ex{}", address.node), &format!("vpid{}", address.vpid));
     Port::open(device, config).unwrap()
 }
 
+/// Opens a port with the default configuration.
 fn port(rig: &dyn Rig, address: Address) -> Port {
     port_with(rig, address, Config::default())
 }
@@ -119,8 +121,8 @@ fn drive_until(
     }
 }
 
-/// Connects one port to another and waits for credit. The card of `from` may not know yet that the
-/// port is another tenant of its address.
+/// Connects one port to another and waits for credit. The card of `from` may still know an earlier
+/// client of the address, so the function first waits until it knows this one.
 fn link(from: &mut Port, to: &mut Port) -> PeerLink {
     let address = to.address();
     let tenant = to.tenant_of(address);
@@ -306,9 +308,9 @@ pub fn messages_of_other_tags_are_kept_in_order(rig: &dyn Rig) {
     }
 }
 
-/// Every wait ends at its deadline and by its token.
+/// Every wait ends at its deadline, and when its [`Cancel`] is cancelled.
 #[body]
-pub fn waits_end(rig: &dyn Rig) {
+pub fn waits_end_at_their_deadline_and_when_cancelled(rig: &dyn Rig) {
     for waiting in [Waiting::Polling, Waiting::Interrupt] {
         let mut receiver = port_with(rig, at(1, 0), Config { waiting, ..Config::default() });
         let short = || Deadline::after(Duration::from_millis(30));
@@ -322,16 +324,16 @@ pub fn waits_end(rig: &dyn Rig) {
 
         assert!(matches!(cancelled, Err(Error::Cancelled { .. })));
 
-        let (waits, ended) = (AtomicBool::new(false), Cancel::new().unwrap());
+        let (waits, cancel) = (AtomicBool::new(false), Cancel::new().unwrap());
         thread::scope(|scope| {
             let waiter = scope.spawn(|| {
                 waits.store(true, Ordering::SeqCst);
-                receiver.recv(Filter::ANY, test_deadline(), Some(&ended))
+                receiver.recv(Filter::ANY, test_deadline(), Some(&cancel))
             });
             while !waits.load(Ordering::SeqCst) {
                 thread::yield_now();
             }
-            ended.cancel();
+            cancel.cancel();
             assert!(matches!(waiter.join().unwrap(), Err(Error::Cancelled { .. })));
         });
     }
@@ -507,15 +509,16 @@ fn receiver_is_replaced_in_time(rig: &dyn Rig) -> bool {
     // A receiver that grants more credit than it has makes the sender's card wait.
     let uncounted = Config { flow_control: false, slots: Some(64), ..Config::default() };
     let mut hostile = port_with(rig, at(1, 1), uncounted);
-    let to_liar = sender.connect(at(1, 1), test_deadline(), None).unwrap();
+    let to_hostile = sender.connect(at(1, 1), test_deadline(), None).unwrap();
     let back = hostile.connect(at(0, 0), test_deadline(), None).unwrap();
+    // A message of the library's flow control: kind 2, a grant, to a client of this generation.
     let credit = 2 | u64::from(back.tenant()) << 8 | 1_u64 << 52;
 
     hostile.send(back, nicforge_velo::CONTROL_TAG, &credit.to_le_bytes(), test_deadline(), None).unwrap();
-    drive_until("the promise", &mut [&mut sender], |ports| ports[0].credits(to_liar) != Some(0));
+    drive_until("the grant", &mut [&mut sender], |ports| ports[0].credits(to_hostile) != Some(0));
 
     for _ in 0..32 {
-        sender.send(to_liar, 0, &[1; 8], test_deadline(), None).unwrap();
+        sender.send(to_hostile, 0, &[1; 8], test_deadline(), None).unwrap();
     }
 
     for number in 0..LATE {
@@ -546,7 +549,7 @@ fn receiver_is_replaced_in_time(rig: &dyn Rig) -> bool {
         return false;
     }
 
-    drive_until("what was late", &mut [&mut sender, &mut second], |ports| {
+    drive_until("the late messages", &mut [&mut sender, &mut second], |ports| {
         assert_eq!(drain(ports[1]), []);
         ports[1].statistics().dropped == LATE
     });
@@ -562,7 +565,7 @@ fn receiver_is_replaced_in_time(rig: &dyn Rig) -> bool {
 /// Links corrupt many packets, which are then retransmitted. No message is lost, duplicated or
 /// reordered.
 #[body(not_through(guests) = OPERATORS_CODE)]
-pub fn link_errors_are_repaired(rig: &dyn Rig) {
+pub fn corrupt_packets_are_retransmitted_and_messages_keep_their_order(rig: &dyn Rig) {
     const MESSAGES: u64 = 5_000;
 
     rig.operate(Box::new(|machine| {
@@ -594,19 +597,12 @@ pub fn link_errors_are_repaired(rig: &dyn Rig) {
     assert!(received.into_iter().eq(0..MESSAGES));
     assert_eq!(receiver.poll().unwrap(), None);
 
-    let (retries, given) = mpsc::channel();
-    rig.operate(Box::new(move |machine| {
-        let function = (0..machine.functions()).map(FunctionId).next().unwrap();
-        assert_eq!(machine.name(function), Some("ex0"));
-        retries
-            .send(machine.fabric().link_stats(LinkId(0), Direction::Forward, 0).unwrap().retransmissions)
-            .unwrap();
-    }));
-
-    assert!(given.recv().unwrap() > MESSAGES / 8);
+    let from_sender =
+        ask(rig, |machine| machine.fabric().link_stats(LinkId(0), Direction::Forward, 0).unwrap());
+    assert!(from_sender.retransmissions > MESSAGES / 8, "{from_sender:?}");
 }
 
-/// Takes all messages of a receiver, for the bodies that count.
+/// Takes all messages that have arrived at a port.
 fn drain(port: &mut Port) -> Vec<Message> {
     let mut messages = Vec::new();
     while let Some(message) = port.poll().unwrap() {

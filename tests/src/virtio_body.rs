@@ -43,8 +43,9 @@ pub static PATIENT: TestMachine = TestMachine {
     guests: Guests::None("in a guest, Linux drives the device with its own driver"),
 };
 
-/// The network's MTU, and with it the longest frame: header, VLAN tag, and that.
+/// The network's MTU.
 const MTU: u16 = 1500;
+/// Bytes of the longest frame: header, VLAN tag, and the MTU.
 const LONGEST: usize = nicforge_virtio_net::max_frame(MTU);
 /// Bytes of the shortest frame.
 const SHORTEST: usize = nicforge_virtio_net::ETHERNET_HEADER;
@@ -53,6 +54,7 @@ const CREDITS: u32 = 32;
 /// The links of the devices to the switch, in the order of the devices.
 const LINKS: [LinkId; 3] = [LinkId(0), LinkId(1), LinkId(2)];
 
+/// Returns the links between devices and switch.
 fn link() -> LinkSpec {
     LinkSpec { credits: vec![CREDITS], ..LinkSpec::default() }
 }
@@ -62,6 +64,7 @@ fn mac(number: u32) -> MacAddress {
     MacAddress::derived(number)
 }
 
+/// Adds device `en{number}`, whose received frames wait for buffers for `hold` nanoseconds.
 fn add_nic(machine: &mut Machine, number: u32, hold: u64) -> FunctionId {
     let nic = VirtioNet::new(NicConfig { mtu: MTU, hold, ..NicConfig::new(mac(number)) }).unwrap();
     machine.add_function(&format!("en{number}"), Box::new(nic)).unwrap()

@@ -52,6 +52,7 @@ fn sector(number: u64) -> Vec<u8> {
     (0..SECTOR).map(|at| (at ^ number.wrapping_mul(37) ^ (number >> 3)) as u8).collect()
 }
 
+/// Returns the contents of a disk: a file with [`SECTORS`] sectors.
 fn disk(access: Access) -> Image {
     let mut file = NamedTempFile::new().unwrap();
     for number in 0..SECTORS {

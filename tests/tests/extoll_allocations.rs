@@ -22,10 +22,11 @@ use nicforge_tests::{
 };
 
 thread_local! {
-    /// Counts for this thread alone, since the test harness has others.
+    /// Allocations of this thread. The test harness makes others on its own threads.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
+/// The system's allocator, with a count of allocations.
 struct Counting;
 
 // SAFETY: every call is passed on to the system's allocator.

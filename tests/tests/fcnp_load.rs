@@ -17,20 +17,25 @@ use nicforge_tests::{
     fcnp_body,
 };
 
+/// Held by the test that runs.
 static ALONE: Mutex<()> = Mutex::new(());
 
+/// Waits until no other test of this process runs, and keeps others waiting.
 fn lock_out_other_tests() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Returns the options of FCNP, with a deadline for each wait.
 fn config() -> Config {
     Config { timeout: Some(LIMIT), open_timeout: LIMIT, ..Config::default() }
 }
 
+/// Opens FCNP on the I/O node.
 fn io_node(rig: &dyn Rig) -> IoNode {
     IoNode::open(rig.open("io0", "core0"), config()).unwrap()
 }
 
+/// Opens FCNP on core 0 of a compute node.
 fn compute_core(rig: &dyn Rig, node: usize) -> ComputeCore {
     ComputeCore::open(rig.open(&format!("cn{node}"), "core0"), config()).unwrap()
 }
@@ -46,6 +51,7 @@ struct ProcessResources {
 }
 
 impl ProcessResources {
+    /// Returns the resources that are in use now.
     fn now() -> Self {
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
         let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
@@ -68,7 +74,8 @@ impl ProcessResources {
     }
 }
 
-/// Opens a core `times` times for one I/O node, and an I/O node every tenth time.
+/// Opens a core `times` times, and a new I/O node for every ten of them. Checks that the process
+/// uses no more resources afterwards than before.
 fn reopen_repeatedly(rig: &dyn Rig, times: usize) {
     let open = |times| {
         for _ in 0..times / 10 {

@@ -1,8 +1,9 @@
-//! The users and groups that own the attachments' sockets: `--socket-owner` and `--socket-group`.
+//! The users and groups that own the attachments' sockets: `--socket-owner` and
+//! `--socket-group`.
 //!
-//! The input is the words of the command line and a machine. The output is a [`SocketAccess`] for
-//! each user attachment. The most specific word applies: one for an attachment before one for its
-//! node, and one for a node before one for all. Admin attachments stay with the server's own user.
+//! The input is the arguments of these options and a machine. The output is a [`SocketAccess`] for
+//! each user attachment. The most specific argument applies: one for an attachment before one for
+//! its node, and one for a node before one for all. Admin attachments stay with the server's user.
 
 use std::{fmt, str::FromStr};
 
@@ -40,12 +41,12 @@ pub enum AccessError {
         /// The name of an existing attachment.
         attachment: String,
     },
-    /// Two words concern the same sockets.
+    /// Two arguments name the same sockets.
     #[error("{option} was given twice for {target}")]
     Twice {
         /// `--socket-owner` or `--socket-group`.
         option: &'static str,
-        /// The sockets that both words concern.
+        /// The sockets that both arguments name.
         target: String,
     },
 }
@@ -56,14 +57,15 @@ impl From<AccessError> for Failure {
     }
 }
 
-/// One word of the command line: `NAME`, `NODE=NAME` or `NODE.ATTACHMENT=NAME`.
+/// One argument of `--socket-owner` or `--socket-group`: `NAME`, `NODE=NAME` or
+/// `NODE.ATTACHMENT=NAME`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Word {
+pub struct SocketGrant {
     target: Target,
     name: String,
 }
 
-impl FromStr for Word {
+impl FromStr for SocketGrant {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -81,7 +83,7 @@ impl FromStr for Word {
     }
 }
 
-/// The sockets that a word concerns.
+/// The sockets that an argument gives to a user or group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Target {
     All,
@@ -90,6 +92,7 @@ enum Target {
 }
 
 impl Target {
+    /// Parses `NODE` or `NODE.ATTACHMENT`.
     fn parse(text: &str) -> Self {
         match text.split_once('.') {
             None => Self::Node(text.to_owned()),
@@ -97,7 +100,8 @@ impl Target {
         }
     }
 
-    fn is_in(&self, built: &Built) -> bool {
+    /// Returns whether the machine has these sockets.
+    fn exists_in(&self, built: &Built) -> bool {
         match self {
             Self::All => true,
             Self::Node(node) => built.node(node).is_some(),
@@ -129,12 +133,12 @@ impl SocketRules {
     /// Looks up the names of users and groups.
     ///
     /// # Errors
-    /// Returns an [`AccessError`] for an unknown or repeated word.
-    pub fn new(owners: &[Word], groups: &[Word], built: &Built) -> Result<Self, AccessError> {
-        check_words(owners, "--socket-owner", built)?;
-        check_words(groups, "--socket-group", built)?;
-        let owner = |word: &Word| Ok((word.target.clone(), user(&word.name)?));
-        let group = |word: &Word| Ok((word.target.clone(), group(&word.name)?));
+    /// Returns an [`AccessError`] for an unknown or repeated argument.
+    pub fn new(owners: &[SocketGrant], groups: &[SocketGrant], built: &Built) -> Result<Self, AccessError> {
+        check_grants(owners, "--socket-owner", built)?;
+        check_grants(groups, "--socket-group", built)?;
+        let owner = |grant: &SocketGrant| Ok((grant.target.clone(), find_user(&grant.name)?));
+        let group = |grant: &SocketGrant| Ok((grant.target.clone(), find_group(&grant.name)?));
 
         Ok(Self {
             owners: owners.iter().map(owner).collect::<Result<_, _>>()?,
@@ -166,15 +170,15 @@ impl SocketRules {
     }
 }
 
-/// Checks that the words name parts of the machine, and none twice.
-fn check_words(words: &[Word], option: &'static str, built: &Built) -> Result<(), AccessError> {
-    for (index, word) in words.iter().enumerate() {
-        let target = word.target.to_string();
-        if words[..index].iter().any(|earlier| earlier.target == word.target) {
+/// Checks that the arguments name nodes or user attachments of the machine, and none twice.
+fn check_grants(grants: &[SocketGrant], option: &'static str, built: &Built) -> Result<(), AccessError> {
+    for (index, grant) in grants.iter().enumerate() {
+        let target = grant.target.to_string();
+        if grants[..index].iter().any(|earlier| earlier.target == grant.target) {
             return Err(AccessError::Twice { option, target });
         }
 
-        if !word.target.is_in(built) {
+        if !grant.target.exists_in(built) {
             let first = built.nodes.iter().find(|node| node.users().next().is_some());
             let node = first.map(|node| node.name.clone()).unwrap_or_default();
             let user = first.and_then(|node| node.users().next()).map(|user| user.name.clone());
@@ -186,6 +190,7 @@ fn check_words(words: &[Word], option: &'static str, built: &Built) -> Result<()
     Ok(())
 }
 
+/// Returns the user or group that the most specific rule gives an attachment's socket to.
 fn most_specific<T: Copy>(rules: &[(Target, T)], node: &str, attachment: &str) -> Option<T> {
     let targets = [
         Target::Attachment(node.to_owned(), attachment.to_owned()),
@@ -195,20 +200,23 @@ fn most_specific<T: Copy>(rules: &[(Target, T)], node: &str, attachment: &str) -
     targets.iter().find_map(|target| rules.iter().find(|rule| rule.0 == *target)).map(|rule| rule.1)
 }
 
-/// Parses the number of a user or group. The largest number means none in the kernel's calls.
-fn number(text: &str) -> Option<u32> {
+/// Parses the number of a user or group. The largest number is refused, because it means no user or
+/// group in the kernel's calls.
+fn parse_id(text: &str) -> Option<u32> {
     text.parse().ok().filter(|number| *number != u32::MAX)
 }
 
-fn user(name: &str) -> Result<Uid, AccessError> {
+/// Returns the user of a name or number.
+fn find_user(name: &str) -> Result<Uid, AccessError> {
     let known = || User::from_name(name).ok().flatten().map(|user| user.uid);
-    let number = || number(name).map(Uid::from_raw);
+    let number = || parse_id(name).map(Uid::from_raw);
     known().or_else(number).ok_or_else(|| AccessError::UnknownUser { name: name.to_owned() })
 }
 
-fn group(name: &str) -> Result<Gid, AccessError> {
+/// Returns the group of a name or number.
+fn find_group(name: &str) -> Result<Gid, AccessError> {
     let known = || Group::from_name(name).ok().flatten().map(|group| group.gid);
-    let number = || number(name).map(Gid::from_raw);
+    let number = || parse_id(name).map(Gid::from_raw);
     known().or_else(number).ok_or_else(|| AccessError::UnknownGroup { name: name.to_owned() })
 }
 
@@ -224,30 +232,30 @@ mod tests {
         build(&parse(text, "a test's machine", &families()).unwrap()).unwrap().1
     }
 
-    fn words(texts: &[&str]) -> Vec<Word> {
+    fn grants(texts: &[&str]) -> Vec<SocketGrant> {
         texts.iter().map(|text| text.parse().unwrap()).collect()
     }
 
     fn refused(owners: &[&str], groups: &[&str]) -> AccessError {
-        SocketRules::new(&words(owners), &words(groups), &built()).unwrap_err()
+        SocketRules::new(&grants(owners), &grants(groups), &built()).unwrap_err()
     }
 
     #[test]
-    fn the_most_specific_word_counts_and_admin_attachments_are_kept() {
+    fn the_most_specific_argument_applies_and_admin_attachments_keep_their_owner() {
         let built = built();
-        let owners = words(&["1001", "cn0=1002", "cn0.core1=1003"]);
-        let rules = SocketRules::new(&owners, &words(&["io0=root"]), &built).unwrap();
-        let of = |node: &str, attachment: &str| {
+        let owners = grants(&["1001", "cn0=1002", "cn0.core1=1003"]);
+        let rules = SocketRules::new(&owners, &grants(&["io0=root"]), &built).unwrap();
+        let access = |node: &str, attachment: &str| {
             let node = built.node(node).unwrap();
             rules.access_of(node, node.attachments.iter().find(|one| one.name == attachment).unwrap())
         };
         let owner = |uid| SocketAccess { owner: Some(Uid::from_raw(uid)), group: None };
 
-        assert_eq!(of("cn1", "core1"), owner(1001));
-        assert_eq!(of("cn0", "core0"), owner(1002));
-        assert_eq!(of("cn0", "core1"), owner(1003));
-        assert_eq!(of("io0", "core0"), SocketAccess { group: Some(Gid::from_raw(0)), ..owner(1001) });
-        assert_eq!(of("io0", "admin"), SocketAccess::default());
+        assert_eq!(access("cn1", "core1"), owner(1001));
+        assert_eq!(access("cn0", "core0"), owner(1002));
+        assert_eq!(access("cn0", "core1"), owner(1003));
+        assert_eq!(access("io0", "core0"), SocketAccess { group: Some(Gid::from_raw(0)), ..owner(1001) });
+        assert_eq!(access("io0", "admin"), SocketAccess::default());
     }
 
     #[test]
@@ -266,15 +274,15 @@ mod tests {
     }
 
     #[test]
-    fn two_words_for_the_same_sockets_are_refused() {
+    fn two_arguments_for_the_same_sockets_are_refused() {
         let error = refused(&[], &["cn0=1", "2", "cn0=3"]);
         assert_eq!(error, AccessError::Twice { option: "--socket-group", target: "cn0".into() });
     }
 
     #[test]
-    fn a_word_without_a_name_or_target_is_refused() {
+    fn an_argument_without_a_name_or_target_is_refused() {
         for text in ["", "=alice", "cn0=", "cn0.=alice", ".core0=alice"] {
-            assert!(text.parse::<Word>().is_err(), "{text}");
+            assert!(text.parse::<SocketGrant>().is_err(), "{text}");
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::{
     run,
 };
 
+/// The exit codes, which the help text shows.
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 the result is bad; 2 the command line or a machine file is wrong; 3 something \
 around it failed (a socket is taken, a server is gone); 4 a client kept the engine from ending, and the sockets are removed; 5 the engine panicked, which is a defect of nicforge; 130 ended by Ctrl-C, but 0 for `serve` and `stat --every`, which end so; \
 141 nobody reads the output any more; `run` and `boot` end with the code of the first program that failed. Set NICFORGE_LOG=debug for a log on standard error.";

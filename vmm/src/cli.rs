@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use nicforge_engine::{EngineConfig, EventLoopKind, Quotas};
 use nicforge_family::Families;
 
-use crate::{access::Word, boot, failure::Failure, run, serve, stat, vm};
+use crate::{access::SocketGrant, boot, failure::Failure, run, serve, stat, vm};
 
 /// The commands of every program made from [`crate::App`].
 #[derive(Debug, Subcommand)]
@@ -43,7 +43,7 @@ pub struct ServeOptions {
     pub mapped_limit: Option<u64>,
     /// Seconds from which on a system call of the engine for a client is charged to the client.
     /// An emulator may take the engine's processor away for that long.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, hide = true)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds, hide = true)]
     pub long_call: Option<Duration>,
 }
 
@@ -122,10 +122,10 @@ pub(crate) struct ServeArguments {
     /// Give the user attachments' sockets to a user: a name or number, for all, for a node's
     /// (nic0=alice) or for one (nic0.user0=alice); may be given several times. Needs root.
     #[arg(long = "socket-owner", value_name = "[NODE[.ATTACHMENT]=]USER")]
-    socket_owners: Vec<Word>,
+    socket_owners: Vec<SocketGrant>,
     /// Give them to a group in the same way: its members may use them.
     #[arg(long = "socket-group", value_name = "[NODE[.ATTACHMENT]=]GROUP")]
-    socket_groups: Vec<Word>,
+    socket_groups: Vec<SocketGrant>,
 }
 
 #[derive(Debug, Args)]
@@ -188,7 +188,7 @@ pub(crate) struct BootArguments {
     #[arg(long, conflicts_with = "shell")]
     hold: bool,
     /// Give up after this number of seconds [default: 3600; with --shell a day].
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     timeout: Option<Duration>,
     /// Keep the guests' consoles and the messages of their machines here.
     #[arg(long, value_name = "DIR")]
@@ -275,7 +275,7 @@ pub(crate) struct StatArguments {
     #[command(flatten)]
     served: Served,
     /// Repeat at this interval in seconds (0.05 to 86400), with rates, until Ctrl-C.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, value_name = "SECONDS", value_parser = parse_seconds)]
     every: Option<Duration>,
     /// Print one JSON object for each sample, with all counters of the devices.
     #[arg(long)]
@@ -293,7 +293,8 @@ pub(crate) struct ResetArguments {
     node: String,
 }
 
-fn seconds(text: &str) -> Result<Duration, String> {
+/// Parses a number of seconds, 0.05 to 86400.
+fn parse_seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| format!("{text} is no number of seconds"))?;
     if (0.05..=86_400.0).contains(&seconds) {
         Ok(Duration::from_secs_f64(seconds))

@@ -35,13 +35,13 @@ const MAX_REQUEST: usize = 4096;
 /// The longest answer in bytes.
 const MAX_RESPONSE: u64 = 64 << 20;
 /// The greatest number of open connections.
-const MAX_CONVERSATIONS: usize = 16;
+const MAX_CONNECTIONS: usize = 16;
 /// How long a client waits for the server.
-const TIMEOUT: Duration = Duration::from_secs(5);
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the server waits for a request to be complete.
-const PATIENCE: Duration = Duration::from_secs(1);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the server waits for a client to take its answer.
-const ANSWER: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long no connection is accepted after an accept has failed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -89,8 +89,8 @@ pub fn ask(directory: &Directory, request: &Request) -> Result<Response, Failure
     };
 
     let mut stream = UnixStream::connect(&path).context(description)?;
-    stream.set_read_timeout(Some(TIMEOUT)).context(description)?;
-    stream.set_write_timeout(Some(TIMEOUT)).context(description)?;
+    stream.set_read_timeout(Some(CLIENT_TIMEOUT)).context(description)?;
+    stream.set_write_timeout(Some(CLIENT_TIMEOUT)).context(description)?;
 
     let mut line = serde_json::to_vec(request).context(description)?;
     line.push(b'\n');
@@ -137,7 +137,8 @@ impl ControlServer {
         let thread = std::thread::Builder::new().name("control".into()).spawn({
             let stop = stop.clone();
             move || {
-                Conversations { listener, answer: &answer, open: Vec::new(), accept_at: None }.serve(&stop);
+                ControlConnections { listener, answer: &answer, open: Vec::new(), accept_at: None }
+                    .serve(&stop);
             }
         });
         thread.context(|| "the control socket's thread".into())?;
@@ -155,23 +156,24 @@ impl Drop for ControlServer {
 }
 
 /// The connection of one client, from its start to its answer.
-struct Conversation {
+struct ControlConnection {
     stream: UnixStream,
     state: State,
     /// The time at which the server closes the connection.
     until: Instant,
 }
 
+/// How far the exchange with a client has come.
 enum State {
     /// The received part of the request.
     Asking(Vec<u8>),
     /// The answer, and the number of its bytes that were sent.
-    Answering { answer: Vec<u8>, taken: usize },
+    Answering { answer: Vec<u8>, sent: usize },
 }
 
-impl Conversation {
+impl ControlConnection {
     fn new(fd: OwnedFd, now: Instant) -> Self {
-        Self { stream: fd.into(), state: State::Asking(Vec::new()), until: now + PATIENCE }
+        Self { stream: fd.into(), state: State::Asking(Vec::new()), until: now + REQUEST_TIMEOUT }
     }
 
     /// Returns the event that the connection waits for.
@@ -198,14 +200,14 @@ impl Conversation {
                 }
             };
 
-            self.state = State::Answering { answer: serde_json::to_vec(&response)?, taken: 0 };
-            self.until = now + ANSWER;
+            self.state = State::Answering { answer: serde_json::to_vec(&response)?, sent: 0 };
+            self.until = now + ANSWER_TIMEOUT;
         }
 
-        let State::Answering { answer, taken } = &mut self.state else { return Ok(true) };
-        while *taken < answer.len() {
-            match self.stream.write(&answer[*taken..]) {
-                Ok(count) => *taken += count,
+        let State::Answering { answer, sent } = &mut self.state else { return Ok(true) };
+        while *sent < answer.len() {
+            match self.stream.write(&answer[*sent..]) {
+                Ok(count) => *sent += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(true),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -234,19 +236,20 @@ fn read_request(stream: &mut UnixStream, line: &mut Vec<u8>) -> std::io::Result<
 }
 
 /// The open connections, the oldest first.
-struct Conversations<'a> {
+struct ControlConnections<'a> {
     listener: Listener,
     answer: &'a dyn Fn(Request) -> Response,
-    open: Vec<Conversation>,
+    open: Vec<ControlConnection>,
     /// No connection is accepted before this time, because the process had no free descriptor.
     accept_at: Option<Instant>,
 }
 
-impl Conversations<'_> {
+impl ControlConnections<'_> {
+    /// Serves connections until `stop` is signalled. It is the body of the thread.
     fn serve(&mut self, stop: &EventFd) {
         while let Some(ready) = self.wait(stop) {
             let now = Instant::now();
-            self.serve_ready(&ready.conversations, now);
+            self.serve_ready(&ready.connections, now);
             if ready.listener {
                 self.accept(now);
             }
@@ -260,7 +263,7 @@ impl Conversations<'_> {
         self.accept_at = self.accept_at.filter(|at| *at > now);
         let accepts = self.accept_at.is_none();
 
-        let first = self.open.iter().map(|conversation| conversation.until).chain(self.accept_at).min();
+        let first = self.open.iter().map(|connection| connection.until).chain(self.accept_at).min();
         let timeout = first.map_or(PollTimeout::NONE, |at| {
             // `poll` counts whole milliseconds. One more is added, so that the wait does not end
             // just before the time.
@@ -274,7 +277,7 @@ impl Conversations<'_> {
         fds.extend(
             self.open
                 .iter()
-                .map(|conversation| PollFd::new(conversation.stream.as_fd(), conversation.poll_events())),
+                .map(|connection| PollFd::new(connection.stream.as_fd(), connection.poll_events())),
         );
 
         // An interrupted poll counts as one that found nothing ready.
@@ -287,7 +290,7 @@ impl Conversations<'_> {
 
         Some(Ready {
             listener: accepts && is_ready(&fds[1]),
-            conversations: fds[2..].iter().map(is_ready).collect(),
+            connections: fds[2..].iter().map(is_ready).collect(),
         })
     }
 
@@ -295,10 +298,10 @@ impl Conversations<'_> {
     fn serve_ready(&mut self, ready: &[bool], now: Instant) {
         let mut ready = ready.iter();
         let answer = self.answer;
-        self.open.retain_mut(|conversation| {
+        self.open.retain_mut(|connection| {
             let is_ready = ready.next().copied().unwrap_or(false);
-            let continues = !is_ready || conversation.advance(answer, now).unwrap_or(false);
-            continues && conversation.until > now
+            let continues = !is_ready || connection.advance(answer, now).unwrap_or(false);
+            continues && connection.until > now
         });
     }
 
@@ -320,17 +323,17 @@ impl Conversations<'_> {
             return;
         }
 
-        let mut conversation = Conversation::new(fd, now);
-        if !conversation.advance(self.answer, now).unwrap_or(false) {
+        let mut connection = ControlConnection::new(fd, now);
+        if !connection.advance(self.answer, now).unwrap_or(false) {
             return;
         }
 
-        if self.open.len() >= MAX_CONVERSATIONS {
-            let silent = |conversation: &Conversation| matches!(conversation.state, State::Asking(_));
-            self.open.remove(self.open.iter().position(silent).unwrap_or(0));
+        if self.open.len() >= MAX_CONNECTIONS {
+            let is_incomplete = |connection: &ControlConnection| matches!(connection.state, State::Asking(_));
+            self.open.remove(self.open.iter().position(is_incomplete).unwrap_or(0));
         }
 
-        self.open.push(conversation);
+        self.open.push(connection);
     }
 }
 
@@ -338,7 +341,7 @@ impl Conversations<'_> {
 struct Ready {
     listener: bool,
     /// One entry for each connection, in their order.
-    conversations: Vec<bool>,
+    connections: Vec<bool>,
 }
 
 #[cfg(test)]

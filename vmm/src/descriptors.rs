@@ -13,19 +13,20 @@ use nix::{
 
 /// The greatest limit that this process sets. The kernel allocates a table for the open
 /// descriptors.
-const MAX: rlim_t = 1 << 20;
+const MAX_LIMIT: rlim_t = 1 << 20;
 
 /// Soft and hard limit before [`raise`] changed them.
-static BEFORE: OnceLock<(rlim_t, rlim_t)> = OnceLock::new();
+static ORIGINAL_LIMITS: OnceLock<(rlim_t, rlim_t)> = OnceLock::new();
 
 /// Raises the soft limit to the hard limit, or to 2^20 if the hard limit is higher. Each attachment
 /// has a socket. With a client it also has a connection, windows, interrupts and registered memory.
 pub fn raise() {
-    if let Err(errno) = raise_to(MAX) {
+    if let Err(errno) = raise_to(MAX_LIMIT) {
         tracing::warn!(%errno, "the limit on open files could not be raised");
     }
 }
 
+/// Raises the soft limit to the hard limit or to `maximum`, whichever is lower.
 fn raise_to(maximum: rlim_t) -> Result<(), Errno> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let expected = hard.min(maximum);
@@ -35,14 +36,14 @@ fn raise_to(maximum: rlim_t) -> Result<(), Errno> {
 
     // A second machine in this process finds the limit already raised. The first value is the one
     // to restore.
-    BEFORE.get_or_init(|| (soft, hard));
+    ORIGINAL_LIMITS.get_or_init(|| (soft, hard));
     setrlimit(Resource::RLIMIT_NOFILE, expected, hard)
 }
 
 /// Makes a program start with the limit that this process was started with. Some programs close
 /// every number up to the limit, and `select` cannot handle numbers above 1023.
 pub fn restore_in(command: &mut Command) {
-    let Some(&(soft, hard)) = BEFORE.get() else { return };
+    let Some(&(soft, hard)) = ORIGINAL_LIMITS.get() else { return };
     let restore = move || setrlimit(Resource::RLIMIT_NOFILE, soft, hard).map_err(io::Error::from);
 
     // SAFETY: between fork and exec only async-signal-safe calls are made: `setrlimit`, with

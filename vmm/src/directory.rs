@@ -27,7 +27,7 @@ const MAX_ATTEMPTS: usize = 16;
 pub struct Directory {
     path: PathBuf,
     /// The directories that were created, in this order.
-    made: Vec<PathBuf>,
+    created: Vec<PathBuf>,
     /// The lock, which the serving process holds.
     _lock: Option<Flock<File>>,
 }
@@ -38,7 +38,7 @@ impl Directory {
     pub fn default_for(name: &str) -> PathBuf {
         match std::env::var_os("XDG_RUNTIME_DIR") {
             Some(runtime) if !runtime.is_empty() => PathBuf::from(runtime).join("nicforge").join(name),
-            _ => Self::parent_in_temporary().join(name),
+            _ => Self::temporary_parent().join(name),
         }
     }
 
@@ -50,16 +50,16 @@ impl Directory {
     /// one, and its socket would be replaced.
     pub fn create(path: &Path) -> Result<Self, Failure> {
         let path = std::path::absolute(path).context(|| path.display().to_string())?;
-        let mut directory = Self { path: path.clone(), made: Vec::new(), _lock: None };
-        if let Some(parent) = path.parent().filter(|parent| *parent == Self::parent_in_temporary()) {
-            directory.make(parent)?;
+        let mut directory = Self { path: path.clone(), created: Vec::new(), _lock: None };
+        if let Some(parent) = path.parent().filter(|parent| *parent == Self::temporary_parent()) {
+            directory.create_private(parent)?;
         }
 
         for _ in 0..MAX_ATTEMPTS {
-            directory.make(&path)?;
+            directory.create_private(&path)?;
             directory._lock = lock(&path)?;
             if directory._lock.is_some() {
-                directory.make(&path.join("admin"))?;
+                directory.create_private(&path.join("admin"))?;
                 return Ok(directory);
             }
         }
@@ -68,9 +68,9 @@ impl Directory {
     }
 
     /// Creates a directory and its missing parents, and checks that only this user can write to it.
-    fn make(&mut self, path: &Path) -> Result<(), Failure> {
+    fn create_private(&mut self, path: &Path) -> Result<(), Failure> {
         let mut attempts = 0..MAX_ATTEMPTS;
-        while let Err(error) = self.make_missing(path) {
+        while let Err(error) = self.create_missing(path) {
             // Another server has removed a directory that it had created.
             if error.kind() != ErrorKind::NotFound || attempts.next().is_none() {
                 return Err(error).context(|| format!("can't make the directory {}", path.display()));
@@ -80,11 +80,12 @@ impl Directory {
         check_private(path)
     }
 
-    fn make_missing(&mut self, path: &Path) -> std::io::Result<()> {
+    /// Creates a directory and its missing parents, and notes each for [`Self::remove_created`].
+    fn create_missing(&mut self, path: &Path) -> std::io::Result<()> {
         let missing: Vec<_> = path.ancestors().take_while(|part| part.symlink_metadata().is_err()).collect();
         for part in missing.into_iter().rev() {
             match DirBuilder::new().mode(0o700).create(part) {
-                Ok(()) => self.made.push(part.to_owned()),
+                Ok(()) => self.created.push(part.to_owned()),
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
             }
@@ -93,7 +94,8 @@ impl Directory {
         Ok(())
     }
 
-    fn parent_in_temporary() -> PathBuf {
+    /// Returns the parent of default directories for a user without a runtime directory.
+    fn temporary_parent() -> PathBuf {
         std::env::temp_dir().join(format!("nicforge-{}", geteuid()))
     }
 
@@ -110,7 +112,7 @@ impl Directory {
             )));
         }
 
-        Ok(Self { path, made: Vec::new(), _lock: None })
+        Ok(Self { path, created: Vec::new(), _lock: None })
     }
 
     /// Returns whether a machine is, or was, served in a directory.
@@ -152,9 +154,9 @@ impl Directory {
     /// Returns a [`Failure`] that names a parent directory which only its own user can enter.
     pub fn allow_traversal(&self, owners: &[Uid]) -> Result<(), Failure> {
         let admin = self.path.join("admin");
-        for made in self.made.iter().filter(|made| **made != admin) {
-            std::fs::set_permissions(made, Permissions::from_mode(0o711))
-                .context(|| format!("can't set the mode of {}", made.display()))?;
+        for created in self.created.iter().filter(|created| **created != admin) {
+            std::fs::set_permissions(created, Permissions::from_mode(0o711))
+                .context(|| format!("can't set the mode of {}", created.display()))?;
         }
 
         // A parent is passable if its group or others may enter it, or if it belongs to an owner of
@@ -175,19 +177,19 @@ impl Directory {
 
     /// Removes the created directories, unless there are other files in them. Further calls have no
     /// effect.
-    pub fn remove_made(&mut self) {
+    pub fn remove_created(&mut self) {
         // Each is removed only once, because another server may create one of the same name at any
         // time.
-        for made in self.made.drain(..).rev() {
+        for created in self.created.drain(..).rev() {
             // The removal of a directory with files fails, and the directory stays.
-            let _ = std::fs::remove_dir(made);
+            let _ = std::fs::remove_dir(created);
         }
     }
 }
 
 impl Drop for Directory {
     fn drop(&mut self) {
-        self.remove_made();
+        self.remove_created();
     }
 }
 
@@ -212,9 +214,9 @@ impl SocketFile {
 
     /// Removes the file, unless another file has replaced it.
     pub fn remove(&self) {
-        let ours =
+        let is_own =
             self.path.symlink_metadata().is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.file);
-        if ours && let Err(error) = std::fs::remove_file(&self.path) {
+        if is_own && let Err(error) = std::fs::remove_file(&self.path) {
             tracing::warn!(path = %self.path.display(), %error, "the socket could not be removed");
         }
     }
@@ -240,10 +242,10 @@ fn lock(path: &Path) -> Result<Option<Flock<File>>, Failure> {
     };
 
     let locked = lock.metadata().context(description)?;
-    let same =
+    let is_same =
         path.symlink_metadata().is_ok_and(|there| (there.dev(), there.ino()) == (locked.dev(), locked.ino()));
 
-    Ok(same.then_some(lock))
+    Ok(is_same.then_some(lock))
 }
 
 /// Checks that only this user can change the contents of a directory.

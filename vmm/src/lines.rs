@@ -24,7 +24,7 @@ use nix::{
 /// The longest line that is passed on as one line, in bytes.
 const MAX_LINE: usize = 64 * 1024;
 /// The number of bytes that a writable pipe takes without blocking.
-const PIECE: usize = 4096;
+const PIPE_WRITE: usize = 4096;
 /// The interval between two checks whether a blocked writer may give up.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -56,18 +56,19 @@ impl Printer {
     /// Writes a line. While the output is blocked, it calls `give_up` repeatedly. Once that returns
     /// true, this line and all later ones are dropped.
     pub fn line(&self, name: &str, stream: Stream, line: &str, give_up: &dyn Fn() -> bool) {
-        self.text(stream, &format!("{name:width$} | {line}\n", width = self.width), give_up);
+        self.print(stream, &format!("{name:width$} | {line}\n", width = self.width), give_up);
     }
 
     /// Writes a line without a name, as [`Self::line`] does.
     pub fn unnamed(&self, stream: Stream, line: &str, give_up: &dyn Fn() -> bool) {
-        self.text(stream, &format!("{line}\n"), give_up);
+        self.print(stream, &format!("{line}\n"), give_up);
     }
 
-    fn text(&self, stream: Stream, text: &str, give_up: &dyn Fn() -> bool) {
+    /// Writes a text to a stream, unless the printer has given up.
+    fn print(&self, stream: Stream, text: &str, give_up: &dyn Fn() -> bool) {
         let _one_at_a_time = self.one_at_a_time.lock();
 
-        for piece in text.as_bytes().chunks(PIECE) {
+        for piece in text.as_bytes().chunks(PIPE_WRITE) {
             while !self.given_up.load(Ordering::Relaxed) && !is_writable(stream, CHECK_INTERVAL) {
                 self.given_up.fetch_or(give_up(), Ordering::Relaxed);
             }
@@ -92,6 +93,7 @@ pub fn is_writable(stream: Stream, within: Duration) -> bool {
     poll(&mut fds, PollTimeout::try_from(within).unwrap_or(PollTimeout::ZERO)).map_or(true, |ready| ready > 0)
 }
 
+/// Writes to a stream at once.
 fn write(stream: Stream, piece: &[u8]) -> std::io::Result<()> {
     match stream {
         Stream::Output => {
@@ -142,19 +144,19 @@ pub fn forward_lines(pipe: OwnedFd, shutdown: &PipeReader, mut line: impl FnMut(
 
         for piece in buffer[..received].split_inclusive(|&byte| byte == b'\n') {
             if pending.len() + piece.len() > MAX_LINE {
-                line(&text(&pending));
+                line(&to_line(&pending));
                 pending.clear();
             }
             pending.extend_from_slice(piece);
             if piece.ends_with(b"\n") {
-                line(&text(&pending));
+                line(&to_line(&pending));
                 pending.clear();
             }
         }
     }
 
     if !pending.is_empty() {
-        line(&text(&pending));
+        line(&to_line(&pending));
     }
 }
 
@@ -165,7 +167,8 @@ fn wait(pipe: BorrowedFd<'_>, shutdown: BorrowedFd<'_>) -> Result<(bool, bool), 
     Ok((fds[0].any().unwrap_or(true), fds[1].any().unwrap_or(true)))
 }
 
-fn text(line: &[u8]) -> String {
+/// Returns the text of a line, without its end.
+fn to_line(line: &[u8]) -> String {
     String::from_utf8_lossy(line).trim_end_matches(['\n', '\r']).to_owned()
 }
 
@@ -173,7 +176,9 @@ fn text(line: &[u8]) -> String {
 mod tests {
     use super::*;
 
-    fn passed_on(bytes: &[u8], close: bool) -> Vec<String> {
+    /// Returns the lines that are forwarded from a pipe with these bytes, which is closed or stays
+    /// open while `shutdown` is closed.
+    fn forwarded_lines(bytes: &[u8], close: bool) -> Vec<String> {
         let (reader, mut writer) = std::io::pipe().unwrap();
         let (shutdown, shutdown_writer) = std::io::pipe().unwrap();
         writer.write_all(bytes).unwrap();
@@ -189,8 +194,8 @@ mod tests {
     #[test]
     fn bytes_in_a_pipe_are_passed_on_although_it_stays_open() {
         for close in [true, false] {
-            assert_eq!(passed_on(b"one\ntwo\r\n\nthree", close), ["one", "two", "", "three"]);
-            assert!(passed_on(b"", close).is_empty());
+            assert_eq!(forwarded_lines(b"one\ntwo\r\n\nthree", close), ["one", "two", "", "three"]);
+            assert!(forwarded_lines(b"", close).is_empty());
         }
     }
 

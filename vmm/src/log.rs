@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// The greatest number of lines in the queue.
-const MAX_WAITING: usize = 1024;
+const MAX_QUEUED_LINES: usize = 1024;
 /// The longest line in bytes. The rest of a longer line is cut off. A writable pipe takes this many
 /// bytes without blocking.
 const MAX_LINE: usize = 4096;
@@ -46,10 +46,10 @@ pub struct LogQueue {
 
 impl LogQueue {
     /// Returns a queue and its receiving end.
-    fn new(capacity: usize) -> (Self, Waiting) {
-        let (lines, waiting) = mpsc::sync_channel(capacity);
+    fn new(capacity: usize) -> (Self, LogReceiver) {
+        let (lines, receiver) = mpsc::sync_channel(capacity);
         let dropped = Arc::new(AtomicU64::new(0));
-        (Self { lines, dropped: dropped.clone() }, Waiting { lines: waiting, dropped })
+        (Self { lines, dropped: dropped.clone() }, LogReceiver { lines: receiver, dropped })
     }
 
     /// Queues a line, or counts it as dropped.
@@ -88,12 +88,12 @@ impl Write for LogLine<'_> {
 }
 
 /// The receiving end of a [`LogQueue`].
-struct Waiting {
+struct LogReceiver {
     lines: Receiver<Vec<u8>>,
     dropped: Arc<AtomicU64>,
 }
 
-impl Waiting {
+impl LogReceiver {
     /// Writes lines until an empty one comes, which marks the end, or until all senders are
     /// dropped.
     fn write_all(&self, mut write: impl FnMut(&[u8])) {
@@ -149,14 +149,14 @@ impl Log {
     /// # Errors
     /// Returns the errors of `std::thread::Builder::spawn`.
     fn start() -> io::Result<Self> {
-        let (queue, waiting) = LogQueue::new(MAX_WAITING);
+        let (queue, receiver) = LogQueue::new(MAX_QUEUED_LINES);
         let (all_written, written) = mpsc::sync_channel(0);
 
         // A thread inherits the signal mask of its parent. All signals are blocked here, because
         // another thread will wait for them.
         let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
         let started = thread::Builder::new().name("log".into()).spawn(move || {
-            waiting.write_all(write_when_read);
+            receiver.write_all(write_when_writable);
             drop(all_written);
         });
         mask.thread_set_mask()?;
@@ -199,7 +199,7 @@ impl Drop for Log {
 
 /// Writes a line to standard error once that is writable. The lock of standard error is therefore
 /// held only for a moment.
-fn write_when_read(line: &[u8]) {
+fn write_when_writable(line: &[u8]) {
     while !is_writable(Stream::Error, MAX_SINGLE_WAIT) {}
     // Standard error may be closed, or on a full disk.
     let _ = io::stderr().write_all(line);
@@ -209,21 +209,22 @@ fn write_when_read(line: &[u8]) {
 mod tests {
     use super::*;
 
-    fn written(waiting: &Waiting) -> Vec<String> {
+    /// Returns the lines that are written until all senders are dropped.
+    fn written(receiver: &LogReceiver) -> Vec<String> {
         let mut lines = Vec::new();
-        waiting.write_all(|line| lines.push(String::from_utf8_lossy(line).into_owned()));
+        receiver.write_all(|line| lines.push(String::from_utf8_lossy(line).into_owned()));
         lines
     }
 
     #[test]
     fn lines_that_find_the_queue_full_are_dropped_and_counted() {
-        let (queue, waiting) = LogQueue::new(2);
+        let (queue, receiver) = LogQueue::new(2);
         for line in ["one\n", "two\n", "three\n", "four\n"] {
             queue.make_writer().write_all(line.as_bytes()).unwrap();
         }
 
         drop(queue);
-        let lines = written(&waiting);
+        let lines = written(&receiver);
 
         assert_eq!(lines[0], "one\n");
         assert!(lines[1].contains("2 lines of the log were dropped"), "{lines:?}");
@@ -232,10 +233,10 @@ mod tests {
 
     #[test]
     fn a_line_that_is_too_long_is_cut() {
-        let (queue, waiting) = LogQueue::new(2);
+        let (queue, receiver) = LogQueue::new(2);
         queue.make_writer().write_all(&[b'x'; 3 * MAX_LINE]).unwrap();
         drop(queue);
-        let lines = written(&waiting);
+        let lines = written(&receiver);
         assert_eq!(lines.len(), 1);
         assert!(lines[0].len() == MAX_LINE && lines[0].ends_with("x\n"));
     }

@@ -54,7 +54,7 @@ pub struct Program {
 }
 
 /// A program that was started.
-struct Started {
+struct RunningProgram {
     name: String,
     child: Child,
     /// Its process group, which has the number of its process. `None` when the group is empty.
@@ -65,11 +65,11 @@ struct Started {
 
 /// Running programs. Dropping this ends them.
 pub struct Processes {
-    programs: Vec<Started>,
+    programs: Vec<RunningProgram>,
     /// Receives the index of each program that has ended. It is closed when all programs have ended
     /// and all output has been passed on.
     ended: Receiver<usize>,
-    /// Closed when no more output is awaited than the pipes already contain.
+    /// Dropped when only the output that the pipes already contain is still read.
     shutdown: Option<PipeWriter>,
     /// Set when output that is not read must be dropped.
     give_up: Arc<AtomicBool>,
@@ -103,6 +103,7 @@ impl Processes {
         Self::start_with(programs, sink, Arc::default())
     }
 
+    /// Starts all programs. If one can't be started, those before it are ended.
     fn start_with(programs: Vec<Program>, sink: LineSink, give_up: Arc<AtomicBool>) -> Result<Self, Failure> {
         let (done_sender, ended) = channel();
         let (shutdown_reader, shutdown_writer) = std::io::pipe().context(|| "a pipe".into())?;
@@ -137,7 +138,12 @@ impl Processes {
         let pid = Pid::from_raw(child.id() as i32);
         let (out, err) = (child.stdout.take(), child.stderr.take());
         let (index, done_sender) = (self.programs.len(), handles.done_sender.clone());
-        self.programs.push(Started { name: program.name.clone(), child, group: Some(pid), ended: false });
+        self.programs.push(RunningProgram {
+            name: program.name.clone(),
+            child,
+            group: Some(pid),
+            ended: false,
+        });
         if let Some(pipe) = out {
             handles.spawn_output_reader(pipe.into(), &program.name, Stream::Output)?;
         }
@@ -186,7 +192,7 @@ impl Processes {
             }
 
             // All programs have ended. Their remaining descendants are ended next.
-            self.programs.iter_mut().for_each(Started::forget_empty_group);
+            self.programs.iter_mut().for_each(RunningProgram::forget_empty_group);
             // The threads that read outputs and wait for ends have all ended then.
             let all_output_read = matches!(event, Err(RecvTimeoutError::Disconnected));
 
@@ -269,7 +275,7 @@ enum Phase {
     },
 }
 
-impl Started {
+impl RunningProgram {
     /// Reaps a process that has ended, and returns its status.
     fn reap(&mut self) -> Result<ExitStatus, Failure> {
         let status = self.child.wait().context(|| format!("can't wait for {}", self.name))?;
@@ -292,7 +298,7 @@ impl Started {
 
 impl Drop for Processes {
     fn drop(&mut self) {
-        self.programs.iter_mut().for_each(Started::forget_empty_group);
+        self.programs.iter_mut().for_each(RunningProgram::forget_empty_group);
         self.signal_all(Signal::SIGKILL);
         for program in &mut self.programs {
             // The wait fails only when the process no longer exists.

@@ -139,12 +139,12 @@ pub(crate) fn in_virtual_time(
 /// role or node.
 fn parse(arguments: &[String]) -> Result<Vec<Section>, Failure> {
     let mut sections = Vec::new();
-    for part in arguments.split(|argument| argument == ":") {
-        let (target, command) = match part.split_first() {
+    for words in arguments.split(|argument| argument == ":") {
+        let (target, command) = match words.split_first() {
             Some((first, rest)) if first.len() > 2 && first.starts_with("--") => {
                 (Some(first[2..].to_owned()), rest)
             }
-            _ => (None, part),
+            _ => (None, words),
         };
 
         if command.is_empty() {

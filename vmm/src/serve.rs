@@ -25,7 +25,7 @@ use nicforge_machine::{
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::{
-    access::{SocketRules, Word},
+    access::{SocketGrant, SocketRules},
     cli::ServeOptions,
     control::ControlServer,
     descriptors,
@@ -36,7 +36,7 @@ use crate::{
 };
 
 /// How long the engine may take to end before its thread is abandoned.
-const LAST_TURN: Duration = Duration::from_millis(1200);
+const END_TIMEOUT: Duration = Duration::from_millis(1200);
 
 /// A machine that is being served by a thread of this process.
 pub struct Served {
@@ -61,6 +61,7 @@ struct EngineThread {
 }
 
 impl EngineThread {
+    /// Starts the thread that runs the engine until `stop` is signalled.
     fn start(mut engine: Engine, stop: Stop) -> Result<Self, Failure> {
         let (report, ended) = mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name("engine".into()).spawn(move || {
@@ -73,16 +74,16 @@ impl EngineThread {
         Ok(Self { thread: thread.context(|| "the engine's thread".into())?, ended })
     }
 
-    /// Waits until the thread has ended, for at most [`LAST_TURN`]. A thread that does not end is
+    /// Waits until the thread has ended, for at most [`END_TIMEOUT`]. A thread that does not end is
     /// abandoned.
     fn wait(self) -> Result<(), Failure> {
-        match self.ended.recv_timeout(LAST_TURN) {
+        match self.ended.recv_timeout(END_TIMEOUT) {
             Ok(result) => result,
             Err(RecvTimeoutError::Disconnected) => Err(Failure::panicked("the engine's thread panicked")),
             Err(RecvTimeoutError::Timeout) => Err(Failure {
                 message: format!(
                     "the engine did not end within {} ms: a client holds it in a system call; the sockets are removed",
-                    LAST_TURN.as_millis()
+                    END_TIMEOUT.as_millis()
                 ),
                 code: EXIT_HELD,
             }),
@@ -135,8 +136,8 @@ impl Served {
         machine: Machine,
         built: Built,
         options: &ServeOptions,
-        owners: &[Word],
-        groups: &[Word],
+        owners: &[SocketGrant],
+        groups: &[SocketGrant],
     ) -> Result<Self, Failure> {
         let rules = SocketRules::new(owners, groups, &built)?;
         let path = options.dir.clone().unwrap_or_else(|| Directory::default_for(&built.name));
@@ -249,11 +250,13 @@ impl Served {
         self.end()
     }
 
+    /// Stops serving, removes the sockets, and returns the engine's error. A further call has no
+    /// effect.
     fn end(&mut self) -> Result<(), Failure> {
         // The sockets are removed first, so that no further client connects.
         self.control = None;
         self.sockets.drain(..).for_each(|socket| socket.remove());
-        self.directory.remove_made();
+        self.directory.remove_created();
 
         self.stop.stop();
         self.engine.take().map_or(Ok(()), EngineThread::wait)
@@ -294,8 +297,8 @@ pub fn main(
     machine: &Path,
     families: &Families,
     options: &ServeOptions,
-    owners: &[Word],
-    groups: &[Word],
+    owners: &[SocketGrant],
+    groups: &[SocketGrant],
 ) -> Result<u8, Failure> {
     let signals = Signals::block().context(|| "signals".into())?;
     let (machine, built) = built(&read_plan(machine, families)?)?;
@@ -317,6 +320,9 @@ pub fn main(
     Ok(0)
 }
 
+/// Maximum number of nodes that the description of a served machine lists.
+const MAX_LISTED_NODES: usize = 8;
+
 /// Returns the description of the served machine for the terminal.
 fn startup_text(served: &Served) -> String {
     let directory = served.directory.path().display();
@@ -327,7 +333,7 @@ fn startup_text(served: &Served) -> String {
         served.event_loop
     );
 
-    for node in served.built.nodes.iter().take(8) {
+    for node in served.built.nodes.iter().take(MAX_LISTED_NODES) {
         let users: Vec<_> = node.users().map(|attachment| attachment.name.as_str()).collect();
         let (name, role) = (&node.name, node.role.name());
         if users.is_empty() {
@@ -337,8 +343,9 @@ fn startup_text(served: &Served) -> String {
         }
     }
 
-    if served.built.nodes.len() > 8 {
-        text.push_str(&format!("  ... and {} more nodes\n", served.built.nodes.len() - 8));
+    if served.built.nodes.len() > MAX_LISTED_NODES {
+        let others = served.built.nodes.len() - MAX_LISTED_NODES;
+        text.push_str(&format!("  ... and {others} more nodes\n"));
     }
 
     text.push_str(&format!(

@@ -51,6 +51,7 @@ impl Signals {
     }
 }
 
+/// Returns whether this process ignores a signal.
 fn is_ignored(signal: Signal) -> bool {
     let mut action = libc::sigaction {
         sa_sigaction: libc::SIG_DFL,

@@ -127,7 +127,7 @@ impl NodeSnapshot {
     }
 
     /// Returns the part of the node that is one of its functions.
-    fn part(&self, function: &str) -> Self {
+    fn function_part(&self, function: &str) -> Self {
         let is_own = |name: &str| name.split_once('.').is_some_and(|(first, _)| first == function);
         Self {
             name: format!("  {function}"),
@@ -171,14 +171,14 @@ pub struct AttachmentSnapshot {
 
 /// Runs `nicforge stat`.
 pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: bool) -> Result<u8, Failure> {
-    let directory = find(directory)?;
+    let directory = find_directory(directory)?;
     let signals = Signals::block().context(|| "signals".into())?;
     let mut last: Option<(Instant, Snapshot)> = None;
 
     loop {
         let mut snapshot = match ask(&directory, &Request::Stat)? {
             Response::Stat(snapshot) => snapshot,
-            other => return Err(unexpected(&other)),
+            other => return Err(unexpected_answer(&other)),
         };
 
         let now = Instant::now();
@@ -204,15 +204,15 @@ pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: 
 
 /// Runs `nicforge reset`.
 pub fn reset(directory: &Path, node: &str) -> Result<u8, Failure> {
-    match ask(&find(directory)?, &Request::Reset { node: node.to_owned() })? {
+    match ask(&find_directory(directory)?, &Request::Reset { node: node.to_owned() })? {
         Response::Done => Ok(0),
         Response::Refused { message, is_usage_error: true } => Err(Failure::usage(message)),
-        other => Err(unexpected(&other)),
+        other => Err(unexpected_answer(&other)),
     }
 }
 
 /// Returns a machine's directory, from its path or from the machine's name.
-fn find(target: &Path) -> Result<Directory, Failure> {
+fn find_directory(target: &Path) -> Result<Directory, Failure> {
     match target.to_str() {
         // A folder of that name may belong to something else, so it must contain a served machine.
         Some(name) if !name.contains('/') && !Directory::is_served(target) => {
@@ -222,7 +222,8 @@ fn find(target: &Path) -> Result<Directory, Failure> {
     }
 }
 
-fn unexpected(response: &Response) -> Failure {
+/// Returns the failure for an answer that does not fit the request, or refuses it.
+fn unexpected_answer(response: &Response) -> Failure {
     match response {
         Response::Refused { message, .. } => Failure::environment(message.clone()),
         _ => Failure::environment("the server gave an answer that does not fit; is it another version?"),
@@ -285,14 +286,15 @@ fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments
     for (index, node) in snapshot.nodes.iter().enumerate() {
         let mut row = node_row(node, &columns);
         if let Some((time, old)) = since {
-            let before = old.nodes.get(index).map_or(0, |node| packets(node, &columns));
-            let rate = packets(node, &columns).saturating_sub(before) as f64 / time.as_secs_f64().max(1e-9);
+            let before = old.nodes.get(index).map_or(0, |node| count_packets(node, &columns));
+            let rate =
+                count_packets(node, &columns).saturating_sub(before) as f64 / time.as_secs_f64().max(1e-9);
             row.push(format!("{rate:.0}"));
         }
         table.add_row(row);
 
         for function in &node.functions {
-            table.add_row(node_row(&node.part(function), &columns));
+            table.add_row(node_row(&node.function_part(function), &columns));
         }
         if attachments {
             for attachment in &node.attachments {
@@ -367,7 +369,7 @@ fn attachment_row(attachment: &AttachmentSnapshot, columns: &[ColumnSnapshot]) -
 }
 
 /// Returns the number of packets that a node has sent and received.
-fn packets(node: &NodeSnapshot, columns: &[ColumnSnapshot]) -> u64 {
+fn count_packets(node: &NodeSnapshot, columns: &[ColumnSnapshot]) -> u64 {
     columns
         .iter()
         .filter(|column| column.packets)
@@ -379,6 +381,7 @@ fn packets(node: &NodeSnapshot, columns: &[ColumnSnapshot]) -> u64 {
 mod tests {
     use super::*;
 
+    /// Returns a machine of one node with a client.
     fn snapshot() -> Snapshot {
         let counters = [("vc0_sent", 2), ("vc1_sent", 3), ("vc1_sent_twice", 100)];
         let client = AttachmentSnapshot { name: "core0".into(), pid: Some(7), ..Default::default() };

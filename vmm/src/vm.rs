@@ -1,7 +1,8 @@
 //! `nicforge vm`: runs one of our own virtual machines ([`nicforge_kvm`]) in this process. `boot`
 //! and users of `nicforge-guest` start it for each guest.
 //!
-//! - In: a kernel, an initramfs, sockets of served functions, and those of serial ports.
+//! - In: a kernel, an initramfs, sockets of served functions, those of serial ports, and an image
+//!   for `/share`.
 //! - Out: the exit code: 0 for a machine that ended by itself, by power-off or reset. With
 //!   `--reboots` a machine that resets itself starts anew.
 //! - The process gives up the system calls that a running machine does not need ([`confine`]).
@@ -21,7 +22,11 @@ use std::{
 };
 
 use clap::Args;
-use nicforge_kvm::{End, RemoteFunction, Running, Vm, VmConfig, confine};
+use nicforge_kvm::{End, LocalFunction, RemoteFunction, Running, Vm, VmConfig, confine};
+use nicforge_virtio_devices::blk::{
+    VirtioBlk,
+    image::{Access, Image},
+};
 
 use crate::failure::{ErrorContext, Failure};
 
@@ -29,6 +34,9 @@ use crate::failure::{ErrorContext, Failure};
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// The interval between two checks whether the guest takes input again.
 const CHECK_INTERVAL: Duration = Duration::from_millis(2);
+/// The slot of the disk for `/share`, where the guest's first process looks for it. Those of
+/// functions begin after it.
+const SHARE_SLOT: u8 = 2;
 /// The longest single wait for the machine's end.
 const WAIT: Duration = Duration::from_secs(3600);
 
@@ -56,6 +64,9 @@ pub(crate) struct VmOptions {
     /// A UNIX socket to connect to the next serial port; may be given up to three times.
     #[arg(long = "serial", value_name = "SOCKET")]
     serial_ports: Vec<PathBuf>,
+    /// The image of a file system: a read-only disk in slot 2, where guests have /share.
+    #[arg(long, value_name = "FILE")]
+    share: Option<PathBuf>,
     /// A served function for a slot of the bus; may be given several times.
     #[arg(long = "function", value_name = "SLOT=SOCKET")]
     functions: Vec<FunctionWord>,
@@ -166,6 +177,12 @@ fn make(options: &VmOptions) -> Result<Vm, Failure> {
         let function = RemoteFunction::connect(socket, CALL_TIMEOUT);
         let function = function.context(|| format!("slot {slot}: {}", socket.display()))?;
         vm.plug(*slot, Arc::new(function)).context(|| "the virtual machine".into())?;
+    }
+    if let Some(path) = &options.share {
+        let image = Image::open(path, Access::ReadOnly).context(|| "the disk for /share".into())?;
+        let disk = LocalFunction::of_device("share", Box::new(VirtioBlk::device(image, "share")));
+        let disk = disk.context(|| "the disk for /share".into())?;
+        vm.plug(SHARE_SLOT, Arc::new(disk)).context(|| "the virtual machine".into())?;
     }
     Ok(vm)
 }

@@ -405,8 +405,8 @@ impl FunctionSpec {
         if free { Ok(()) } else { Err(SpecError::Place { bar, offset, length }) }
     }
 
-    /// Checks that a range is page-aligned and lies in one area of `kind` that each attachment
-    /// owns.
+    /// Checks that a range is page-aligned and lies in one area of `kind`, in a BAR of which each
+    /// attachment has memory of its own.
     fn check_area(&self, bar: u8, offset: u64, length: u64, kind: AreaKind) -> Result<(), SpecError> {
         let inside = self.bar(bar).is_some_and(|spec| {
             offset.is_multiple_of(4096)

@@ -17,6 +17,7 @@
 //! | `link` | [`LinkSection`]: the values of a machine file for links |
 //! | `source` | [`DeviceSource`], which makes a device |
 //! | `plan` | [`Plan`] |
+//! | `plan_error` | [`PlanError`] |
 //!
 //! The crate depends on core, and names no NIC.
 //!
@@ -96,6 +97,7 @@ mod family;
 mod kind;
 mod link;
 mod plan;
+mod plan_error;
 mod registry;
 mod section;
 mod source;
@@ -107,9 +109,8 @@ pub use self::{
     family::{Column, Family, Role},
     kind::DeviceKind,
     link::LinkSection,
-    plan::{
-        FunctionKey, MAX_NAME, NodeKey, Plan, PlanError, PlannedFunction, PlannedLink, PlannedNode, PortKey,
-    },
+    plan::{FunctionKey, MAX_NAME, NodeKey, Plan, PlannedFunction, PlannedLink, PlannedNode, PortKey},
+    plan_error::PlanError,
     registry::Families,
     section::{Section, SectionError, check_range, list_of, range_or, refuse_value},
     source::{DeviceError, DeviceSource},

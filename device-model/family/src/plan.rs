@@ -4,23 +4,17 @@
 //! one by hand. Each call checks what it adds, so that a plan contains nothing twice and no link
 //! between ports that do not exist.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
-    ops::Range,
-};
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
-use nicforge_core::fabric::{
-    FabricError, LinkSpec, MAX_CHANNELS, MAX_CREDITS, MAX_FUNCTIONS, MAX_PACKET, MAX_PORTS,
-};
-use thiserror::Error;
+use nicforge_core::fabric::{LinkSpec, MAX_FUNCTIONS, MAX_PORTS};
 
-use crate::{Column, DeviceSource, Role, SectionError};
+use crate::{Column, DeviceSource, PlanError, Role};
 
 /// Longest name of a machine, node or function in bytes.
 pub const MAX_NAME: usize = 32;
 /// Maximum number of packets of buffer that all links of a machine have together. Each takes a few
 /// bytes from the start.
-const MAX_BUFFERS: u64 = 1 << 23;
+pub(crate) const MAX_BUFFERS: u64 = 1 << 23;
 /// Start of the names of the environment variables that nicforge itself sets.
 const OWN_VARIABLES: &str = "NICFORGE_";
 /// Maximum number of functions that an error names.
@@ -333,157 +327,9 @@ impl Plan {
     }
 }
 
+/// Checks the name of a machine, node or function: its length and its characters.
 fn check_name(name: &str) -> Result<(), PlanError> {
     let is_good = (1..=MAX_NAME).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
     if is_good { Ok(()) } else { Err(PlanError::Name { name: name.to_owned() }) }
-}
-
-impl From<FabricError> for PlanError {
-    /// Returns the error of a link that a fabric refuses.
-    fn from(reason: FabricError) -> Self {
-        match reason {
-            FabricError::Channels { count } => Self::Channels { channels: count },
-            FabricError::Credits { credits } => Self::Credits { credits },
-            FabricError::PacketSize { bytes } => Self::Packet { bytes },
-            reason => Self::LinkUnits { reason },
-        }
-    }
-}
-
-/// The reason why something cannot be added to a plan.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{} is {}; expected {}", self.parts().0, self.parts().1, self.parts().2)]
-pub enum PlanError {
-    /// A name of a machine, node or function is empty, too long, or has other characters than
-    /// letters, digits and `-`.
-    Name {
-        /// The name.
-        name: String,
-    },
-    /// Another node has the name.
-    NameTaken {
-        /// The name.
-        name: String,
-    },
-    /// Another function of the node has the name.
-    FunctionTaken {
-        /// The function's name.
-        name: String,
-        /// The node's name.
-        node: String,
-    },
-    /// The machine has as many functions as a fabric takes.
-    Functions,
-    /// The key is that of a node of another plan.
-    NoNode,
-    /// There is no function of the name.
-    NoFunction {
-        /// The name.
-        name: String,
-        /// Names of functions that exist.
-        some: String,
-    },
-    /// The number of the port is too large.
-    NoPort {
-        /// The function's name, and the port.
-        port: String,
-    },
-    /// The port has a link already.
-    PortTaken {
-        /// The function's name, and the port.
-        port: String,
-    },
-    /// Both ends of the link are the same port.
-    SamePort {
-        /// The function's name, and the port.
-        port: String,
-    },
-    /// The link has no virtual channel, or too many.
-    Channels {
-        /// Number of virtual channels.
-        channels: usize,
-    },
-    /// A virtual channel has no credit, or too many.
-    Credits {
-        /// Credits of the virtual channel.
-        credits: u32,
-    },
-    /// The packets of a link are too long, or have no bytes.
-    Packet {
-        /// Bytes of a packet.
-        bytes: usize,
-    },
-    /// The bytes of a link's cut-through or of its credits do not fit its packets.
-    LinkUnits {
-        /// Reason why a fabric refuses the link.
-        reason: FabricError,
-    },
-    /// All links together have too many packets of buffer.
-    Buffers {
-        /// Number of packets.
-        buffers: u64,
-    },
-    /// An environment variable has an impossible name or value, or one that nicforge sets itself.
-    Variable {
-        /// The variable's name.
-        name: String,
-    },
-}
-
-impl PlanError {
-    /// Returns the error with a position in the text of a machine file.
-    pub fn at(&self, span: Range<usize>) -> SectionError {
-        let (what, found, expected) = self.parts();
-        SectionError::value(span, what, found, expected)
-    }
-
-    /// Returns the name of the refused quantity, its value, and the expected values.
-    pub(crate) fn parts(&self) -> (String, String, String) {
-        let text = |description: &str, found: String, expected: &str| {
-            (description.to_owned(), found, expected.to_owned())
-        };
-
-        match self.clone() {
-            Self::Name { name } => text("name", name, "1 to 32 letters, digits and '-'"),
-            Self::NameTaken { name } => text("name", name, "a name that no other node has"),
-            Self::FunctionTaken { name, node } => {
-                text("name", name, &format!("a name that no other function of node {node} has"))
-            }
-            Self::Functions => {
-                text("the number of functions", "too large".into(), &format!("at most {MAX_FUNCTIONS}"))
-            }
-            Self::NoNode => text("a node", "of another plan".into(), "a node of this plan"),
-            Self::NoFunction { name, some } => {
-                text("the function", name, &format!("one of this machine: {some}"))
-            }
-            Self::NoPort { port } => {
-                text("a port", port, &format!("a number of 0 to {} behind the ':'", MAX_PORTS - 1))
-            }
-            Self::PortTaken { port } => text("a port", port, "a port that has no link yet"),
-            Self::SamePort { port } => text("the other end", port, "another port than the first end"),
-            Self::Channels { channels } => {
-                text("channels", channels.to_string(), &format!("1 to {MAX_CHANNELS}"))
-            }
-            Self::Credits { credits } => text("credits", credits.to_string(), &format!("1 to {MAX_CREDITS}")),
-            Self::Packet { bytes } => {
-                text("the longest packet", bytes.to_string(), &format!("1 to {MAX_PACKET} bytes"))
-            }
-            Self::LinkUnits { reason } => text(
-                "a link's cut-through or credit unit",
-                reason.to_string(),
-                "a head of at least 1 byte, and credits for the longest packet",
-            ),
-            Self::Buffers { buffers } => text(
-                "the packets of buffer of all links",
-                buffers.to_string(),
-                &format!("{MAX_BUFFERS} at most"),
-            ),
-            Self::Variable { name } => text(
-                "an environment variable",
-                name,
-                "letters, digits and '_', without the start NICFORGE_, and a value without a zero byte",
-            ),
-        }
-    }
 }

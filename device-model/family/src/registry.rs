@@ -46,6 +46,7 @@ impl Families {
         self
     }
 
+    /// Adds a family, or replaces that of the same table.
     fn put(&mut self, family: Arc<dyn Family>) {
         match self.families.iter_mut().find(|old| old.table() == family.table()) {
             Some(old) => *old = family,
@@ -53,6 +54,7 @@ impl Families {
         }
     }
 
+    /// Adds a kind of device, or replaces that of the same name.
     fn put_kind(&mut self, kind: DeviceKind) {
         match self.kinds.iter_mut().find(|old| old.name() == kind.name()) {
             Some(old) => *old = kind,

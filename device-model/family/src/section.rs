@@ -9,7 +9,7 @@ use toml::{
     de::{DeTable, DeValue, ValueDeserializer},
 };
 
-use crate::PlanError;
+use crate::{PlanError, plan_error::Refusal};
 
 /// A table of a machine file, with its position in the file's text.
 #[derive(Clone, Debug)]
@@ -179,8 +179,8 @@ impl SectionError {
 /// section.
 impl From<PlanError> for SectionError {
     fn from(error: PlanError) -> Self {
-        let (what, found, expected) = error.parts();
-        Self::Value { span: None, what, found, expected }
+        let Refusal { quantity, found, expected } = error.refusal();
+        Self::Value { span: None, what: quantity, found, expected }
     }
 }
 
@@ -210,18 +210,19 @@ pub fn check_range<T: PartialOrd + fmt::Display + Copy>(
         Err(refuse_value(description, value, format!("{minimum} to {maximum}")))
     }
 }
-/// Returns a value of the file that must be at least `least` and at most `maximum`, or `default` if
-/// the file leaves it out.
+
+/// Returns a value of the file that must be at least `minimum` and at most `maximum`, or `default`
+/// if the file leaves it out.
 ///
 /// # Errors
 /// The value is outside this range.
 pub fn range_or<T: PartialOrd + fmt::Display + Copy>(
     description: &str,
     value: Option<&Spanned<T>>,
-    (least, maximum): (T, T),
+    (minimum, maximum): (T, T),
     default: T,
 ) -> Result<T, SectionError> {
-    value.map_or(Ok(default), |value| check_range(description, value, least, maximum))
+    value.map_or(Ok(default), |value| check_range(description, value, minimum, maximum))
 }
 
 /// Returns a list of the file that must have `count` values, or an empty one if the file leaves it

@@ -19,7 +19,7 @@ pub mod control {
     /// Read: state of the selected ring. Bits 30..0 are the cell that the engine reads next, bit 31
     /// the phase that it expects there.
     pub const RING_STATE: u64 = 0x0c;
-    /// Read: the generation of this attachment, which increases with each new tenant and each
+    /// Read: the generation of this attachment, which increases with each new client and each
     /// reset. The answer comes after all records posted earlier are carried out: reading it is a
     /// flush.
     pub const GENERATION: u64 = 0x10;

@@ -269,11 +269,12 @@ const PUT_OFFSET: u64 = (1 << 37) - 1;
 const PACED: u16 = 1 << 5;
 
 impl UnitHeader {
-    /// Returns the number in the first word: FIFO or entry of the table.
+    /// Returns the number in the selector: of a FIFO, or of an entry of the base address table.
     fn number(&self) -> u16 {
         u16::from_le_bytes(self.selector) >> 6
     }
 
+    /// Sets the number in the selector, and keeps the selector's lower bits.
     fn set_number(&mut self, number: u16) {
         let word = u16::from_le_bytes(self.selector) & 0x3f | number << 6;
         self.selector = word.to_le_bytes();

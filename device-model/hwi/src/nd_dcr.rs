@@ -159,6 +159,7 @@ impl ClassRoute {
         of[0].half() << 32 | of[1].half()
     }
 
+    /// Returns the 32 bits of this class in a class register.
     const fn half(self) -> u64 {
         (self.input as u64 & 0x3fff) << 16 | self.output as u64 & 0xfff
     }
@@ -168,13 +169,14 @@ impl ClassRoute {
         [Self::of_half(value >> 32), Self::of_half(value)]
     }
 
+    /// Returns the class of 32 bits of a class register.
     const fn of_half(half: u64) -> Self {
         Self { input: (half >> 16) as u16 & 0x3fff, output: half as u16 & 0xfff }
     }
 }
 
-/// Returns a set of dimensions as registers have it, A in the highest of five bits, from one with
-/// A in bit 0; and the other way round.
+/// Reverses the bits of a set of dimensions. Registers have A in the highest of the five bits, and
+/// this crate's users have A in bit 0. The function converts each into the other.
 pub const fn reversed_set(set: u8) -> u8 {
     set.reverse_bits() >> (8 - DIMENSIONS)
 }

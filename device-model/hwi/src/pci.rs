@@ -8,7 +8,7 @@ pub const VENDOR_ID: u16 = 0x1efc;
 
 /// Device id of the Blue Gene tree NIC.
 pub const DEVICE_TREE: u16 = 0xb601;
-/// Device id of the proof device "slot FIFO".
+/// Device id of the proof device (for demonstration) "slot FIFO".
 pub const DEVICE_SLOT_FIFO: u16 = 0x0001;
 /// Device id of the proof device "DMA engine".
 pub const DEVICE_DMA_ENGINE: u16 = 0x0002;

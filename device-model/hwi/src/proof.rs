@@ -1,4 +1,5 @@
-//! Registers of the proof devices, which are examples of a device and its driver.
+//! Registers of the proof devices: devices for demonstration and tests, which are examples of a
+//! device and its driver.
 
 /// *Slot FIFO*: a loop-back FIFO of 64-byte slots in mapped memory with back-pressure, and a port
 /// to the same queue.

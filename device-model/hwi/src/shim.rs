@@ -241,11 +241,12 @@ pub struct DmaFree {
     pub reserved: u32,
 }
 
-/// Directions of an ioctl, as Linux encodes them on most processors: the caller writes the struct
-/// (`IN`), or reads it (`OUT`).
+/// Direction of an ioctl whose struct the caller fills in, as Linux encodes it on most processors.
 const IN: u32 = 1;
+/// Direction of an ioctl whose struct the module fills in.
 const OUT: u32 = 2;
 
+/// Returns the number of an ioctl with a struct of `size` bytes.
 const fn number(direction: u32, number: u32, size: usize) -> u32 {
     direction << 30 | (size as u32) << 16 | (IOCTL_TYPE as u32) << 8 | number
 }

@@ -192,9 +192,11 @@ pub mod opcode {
 #[repr(transparent)]
 pub struct Header(pub u32);
 
-/// Fields of a point-to-point packet's target: the node, whether a core is named, and its number.
+/// Bits of the node's address in a point-to-point packet's target.
 const NODE: u32 = 0x1f_ffff;
+/// Bit of a point-to-point packet's target: the target names a core.
 const FOR_CORE: u32 = 1 << 23;
+/// Lowest bit of the core's number in a point-to-point packet's target.
 const CORE_SHIFT: u32 = 21;
 
 impl Header {

@@ -71,6 +71,7 @@ pub mod status {
             | (limit(headers, 0xf) << RHD_SHIFT)
     }
 
+    /// Returns the smaller number. `u32::min` is not `const`.
     const fn limit(value: u32, maximum: u32) -> u32 {
         if value < maximum { value } else { maximum }
     }

@@ -13,7 +13,7 @@ type Expected = BTreeMap<String, u64>;
 
 macro_rules! structs {
     ($($rust:ident $c:literal { $($field:ident)* })*) => {
-        /// The size of each struct, and the offset and size of each field.
+        /// Returns the size of each Rust struct, and the offset and size of each of its fields.
         fn structs() -> Expected {
             let mut all = Expected::new();
             $(
@@ -58,7 +58,7 @@ structs! {
 
 macro_rules! constants {
     ($($name:ident)*) => {
-        /// The value of each macro of the header.
+        /// Returns the Rust value of each macro of the header.
         fn constants() -> Expected {
             Expected::from([$((concat!("NICFORGE_SHIM_", stringify!($name)).to_owned(), shim::$name as u64)),*])
         }
@@ -75,8 +75,9 @@ constants! {
 
 const HEADER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kmod-shim/include/uapi/nicforge_shim.h");
 
-/// The values that the C compiler computed.
-fn compiled(expressions: impl Iterator<Item = String>) -> Expected {
+/// Compiles and runs a C program that includes the header. Returns the values that it prints for
+/// the expressions.
+fn values_in_c(expressions: impl Iterator<Item = String>) -> Expected {
     let mut source =
         format!("#include <stddef.h>\n#include <stdio.h>\n#include \"{HEADER}\"\nint main(void)\n{{\n");
     for expression in expressions {
@@ -110,7 +111,7 @@ fn c_header_and_rust_structs_agree_on_every_size_offset_and_value() {
     let mut expected = structs();
     expected.extend(constants());
 
-    let layout = compiled(expected.keys().cloned());
+    let layout = values_in_c(expected.keys().cloned());
 
     assert_eq!(layout, expected);
 }

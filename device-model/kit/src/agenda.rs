@@ -119,6 +119,7 @@ mod tests {
     const TIMERS: usize = 4;
 
     #[derive(Clone, Debug)]
+    /// An action on an agenda: a timer's number, and nanoseconds after the current time.
     enum Action {
         Set(usize, u64),
         SetEarlier(usize, u64),
@@ -126,8 +127,9 @@ mod tests {
         Pass(u64),
     }
 
+    /// Generates an action.
     fn action() -> impl Strategy<Value = Action> {
-        // One number more than there are timers.
+        // The number `TIMERS` names no timer, so actions on it must change nothing.
         let timer = 0..=TIMERS;
         prop_oneof![
             (timer.clone(), 0..100_u64).prop_map(|(timer, after)| Action::Set(timer, after)),
@@ -167,11 +169,11 @@ mod tests {
                     }
                     Action::Pass(time) => {
                         now += time;
-                        let count: Vec<_> = std::iter::from_fn(|| agenda.take_due(Nanos(now))).collect();
+                        let taken: Vec<_> = std::iter::from_fn(|| agenda.take_due(Nanos(now))).collect();
                         expected.sort_unstable();
-                        let due = expected.iter().take_while(|(time, _)| *time <= now).count();
-                        let requested: Vec<_> = expected.drain(..due).map(|(_, timer)| timer).collect();
-                        prop_assert_eq!(count, requested);
+                        let count = expected.iter().take_while(|(time, _)| *time <= now).count();
+                        let due: Vec<_> = expected.drain(..count).map(|(_, timer)| timer).collect();
+                        prop_assert_eq!(taken, due);
                     }
                 }
 

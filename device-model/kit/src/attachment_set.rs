@@ -164,8 +164,8 @@ mod tests {
             prop_assert_eq!(ids(set), model.iter().copied().collect::<Vec<_>>());
             prop_assert_eq!(set.contains(AttachmentId(probe)), model.contains(&probe));
 
-            let behind = model.range(probe + 1..).next().copied();
-            prop_assert_eq!(set.next_after(AttachmentId(probe)).map(|id| id.0), behind);
+            let following = model.range(probe + 1..).next().copied();
+            prop_assert_eq!(set.next_after(AttachmentId(probe)).map(|id| id.0), following);
             let in_turn = model.range(probe..).next().or(model.first()).copied();
             prop_assert_eq!(set.in_turn(AttachmentId(probe)).map(|id| id.0), in_turn);
         }

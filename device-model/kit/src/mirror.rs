@@ -43,7 +43,7 @@ pub struct MirrorWord<W: Word> {
 }
 
 impl<W: Word> MirrorWord<W> {
-    /// Returns a word that is 0 in memory, as in the memory of a new tenant.
+    /// Returns a word that is 0 in memory, as in the windows of a new client.
     pub fn new(word: W) -> Self {
         Self { word, mirrored: W::Value::default() }
     }
@@ -54,7 +54,7 @@ impl<W: Word> MirrorWord<W> {
         self.mirrored
     }
 
-    /// Shows a value.
+    /// Makes a value visible to clients: stores it, unless they see it already.
     #[inline]
     pub fn show(&mut self, value: W::Value) {
         if value != self.mirrored {
@@ -63,8 +63,8 @@ impl<W: Word> MirrorWord<W> {
         }
     }
 
-    /// Shows 0. It is stored in any case, because the memory may have another content than this
-    /// word has shown.
+    /// Makes 0 visible to clients. It is stored in any case, because the memory may have another
+    /// content than the value that was stored last.
     pub fn clear(&mut self) {
         self.mirrored = W::Value::default();
         self.word.store_release(self.mirrored);

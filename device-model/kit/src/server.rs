@@ -57,9 +57,9 @@ impl Server {
 
     /// Adds a piece of work of some cycles at `now`.
     ///
-    /// It starts at the end of the last piece, or at `now` if that is later. Work that was waiting
-    /// comes in the nanosecond in which the last piece ends. It starts exactly at that end, so that
-    /// fractions of a nanosecond add up.
+    /// It starts at the end of the last piece, or at `now` if that is later. `now` is in whole
+    /// nanoseconds, and is up to one later than the exact end of the last piece for work that
+    /// waited for it. Such work starts at the exact end, so that fractions of a nanosecond add up.
     #[inline]
     pub fn work(&mut self, now: Nanos, clock: Clock, cycles: u32) {
         if clock.is_instant() {

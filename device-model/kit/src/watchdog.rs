@@ -6,7 +6,7 @@
 
 use nicforge_core::time::Nanos;
 
-/// Looks without progress before a limit is reached, at least.
+/// Least number of checks without progress before a limit is reached.
 const CHECKS_PER_LIMIT: u64 = 16;
 
 /// The limit of a watchdog in nanoseconds. 0, the default, disables the watchdog.

@@ -104,6 +104,7 @@ impl PeerPort {
         std::iter::from_fn(|| self.take(bed, channel)).collect()
     }
 
+    /// Returns the far end's ports, after the fabric has delivered what has arrived by now.
     fn ports(self, bed: &mut Testbed) -> Ports<'_> {
         let now = bed.now();
         bed.fabric().advance(now);

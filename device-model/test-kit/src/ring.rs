@@ -70,6 +70,7 @@ impl PostedRing {
     }
 }
 
+/// Returns a producer that starts at cell 0 of a ring.
 #[track_caller]
 fn producer(cells: &Window) -> Producer<SharedCells> {
     Producer::new(SharedCells::new(cells.clone()).unwrap())

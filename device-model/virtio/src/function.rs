@@ -81,7 +81,7 @@ impl Function {
         context.set_intx(USER, false);
     }
 
-    /// Makes a queue of its registers.
+    /// Creates a queue from its registers. If they describe no valid queue, the device stops.
     fn enable_queue(&mut self, context: &mut Context<'_>, index: usize) {
         let direction = self.transport.model().queues[index];
         let event_index = self.features() & feature::EVENT_INDEX != 0;

@@ -125,9 +125,12 @@ impl SplitQueue {
         })
     }
 
-    /// Takes the next buffer, if there is one, and asks the driver for no notifications from then
-    /// on.
-    /// [`SplitQueue::descriptors`] says how many descriptors the buffer has.
+    /// Takes the next buffer, if there is one, and asks the driver to send no notifications from
+    /// then on. [`SplitQueue::descriptors`] returns the number of the buffer's descriptors.
+    ///
+    /// # Errors
+    /// [`QueueError::Index`], [`QueueError::Memory`], [`QueueError::Chain`] and
+    /// [`QueueError::Buffer`].
     pub fn take(&mut self, memory: &GuestMemoryView<'_>) -> Result<Option<Buffer>, QueueError> {
         self.pieces.clear();
         let mut available = self.ring.iter(memory).map_err(|error| failure(memory, &error))?;
@@ -136,9 +139,9 @@ impl SplitQueue {
         };
 
         let mut buffer = Buffer { head: chain.head_index(), readable: 0, writable: 0 };
-        // A chain of `virtio-queue` ends at any error. It is whole if its last descriptor is one
-        // that no other follows.
-        let mut ended = false;
+        // The iterator of `virtio-queue` ends at the chain's end, but also at any error. The chain
+        // is complete if its last descriptor has no successor.
+        let mut is_complete = false;
         for descriptor in chain {
             if self.pieces.len() == MAX_CHAIN {
                 return Err(QueueError::Chain);
@@ -148,13 +151,13 @@ impl SplitQueue {
             self.pieces.push(piece, descriptor.is_write_only(), self.direction)?;
             let bytes = if descriptor.is_write_only() { &mut buffer.writable } else { &mut buffer.readable };
             *bytes += u64::from(piece.length);
-            ended = !descriptor.has_next();
+            is_complete = !descriptor.has_next();
         }
 
         if let Some(error) = memory.error() {
             return Err(QueueError::Memory(error));
         }
-        if !ended {
+        if !is_complete {
             return Err(QueueError::Chain);
         }
 
@@ -171,8 +174,9 @@ impl SplitQueue {
     /// Takes the next buffer as [`SplitQueue::take`] does. If there is none, the driver is asked
     /// for a notification of the next one, and the rings are not read again before it.
     ///
-    /// A driver that has stopped may use the memory of its rings for other data long before
-    /// another driver resets the device: firmware leaves a disk so to the kernel.
+    /// The rings are left alone because a driver that has stopped may use their memory for other
+    /// data long before another driver resets the device, as firmware does when it leaves a disk
+    /// to the kernel.
     ///
     /// # Errors
     /// Those of [`SplitQueue::take`].
@@ -249,7 +253,7 @@ impl SplitQueue {
         // then looks at the index again.
         fence(Ordering::SeqCst);
         let flags = memory.load::<u16>(GuestAddress(self.ring.avail_ring()), Ordering::Relaxed);
-        let flags = flags.map_err(|_| lost(memory))?;
+        let flags = flags.map_err(|_| access_failure(memory))?;
 
         Ok(u16::from_le(flags) & AVAILABLE_NO_INTERRUPT == 0)
     }
@@ -296,7 +300,8 @@ impl Pieces {
         self.readable.len() + self.writable.len()
     }
 
-    /// Adds a piece, unless it has no bytes or a direction that the queue does not have there.
+    /// Adds a piece. It fails if the piece has no bytes, if the queue has no buffers of its
+    /// direction, or if it is readable and follows a writable one.
     #[inline]
     fn push(&mut self, piece: Piece, is_writable: bool, direction: Direction) -> Result<(), QueueError> {
         let pieces = match (direction, is_writable) {
@@ -338,8 +343,8 @@ impl Pieces {
     }
 }
 
-/// Passes the parts of a buffer from `offset` on, `length` bytes together, to `copy`, each of at
-/// most [`MAX_DMA`] bytes.
+/// Calls `copy` with the address and length of each part of a buffer's bytes from `offset` to
+/// `offset + length`. A part has at most [`MAX_DMA`] bytes.
 #[inline]
 fn for_pieces(
     pieces: &[Piece],
@@ -377,13 +382,13 @@ fn failure(memory: &GuestMemoryView<'_>, error: &virtio_queue::Error) -> QueueEr
     match error {
         virtio_queue::Error::InvalidAvailRingIndex => QueueError::Index,
         virtio_queue::Error::InvalidDescriptorIndex => QueueError::Chain,
-        _ => lost(memory),
+        _ => access_failure(memory),
     }
 }
 
-/// Returns the reason for an access that failed. An access that crosses mappings or alignment has
-/// no error of the memory.
+/// Returns the reason why an access to the rings failed. The memory has recorded an error, unless
+/// the accessed word crosses two mappings or is misaligned.
 #[cold]
-fn lost(memory: &GuestMemoryView<'_>) -> QueueError {
+fn access_failure(memory: &GuestMemoryView<'_>) -> QueueError {
     memory.error().map_or(QueueError::Layout, QueueError::Memory)
 }

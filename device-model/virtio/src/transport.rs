@@ -103,7 +103,7 @@ pub(crate) enum Request {
     None,
     /// Return to the state of power-on.
     Reset,
-    /// Make a queue of its registers.
+    /// Create a queue from its registers.
     EnableQueue(usize),
     /// Look at a queue: it has new buffers.
     Notify(usize),
@@ -249,7 +249,7 @@ impl Transport {
             (common::DEVICE_FEATURE_SELECT, 4) => self.device_feature_select = value as u32,
             (common::DRIVER_FEATURE_SELECT, 4) => self.driver_feature_select = value as u32,
             (common::DRIVER_FEATURE, 4) => self.accept(value as u32),
-            (common::CONFIG_VECTOR, 2) => self.config_vector = self.vector(value),
+            (common::CONFIG_VECTOR, 2) => self.config_vector = self.existing_vector(value),
             (common::STATUS, 1) => return self.write_status(value as u8),
             (common::QUEUE_SELECT, 2) => self.queue_select = value as u16,
             (_, length) => return self.write_queue(offset, length, value),
@@ -258,7 +258,8 @@ impl Transport {
         Request::None
     }
 
-    /// Takes over one half of the driver's features. Later than the negotiation it is ignored.
+    /// Sets one half of the features that the driver accepts. Once the negotiation has ended with
+    /// `FEATURES_OK`, the write is ignored.
     fn accept(&mut self, value: u32) {
         if self.status & status::FEATURES_OK != 0 {
             return;
@@ -278,8 +279,9 @@ impl Transport {
         }
 
         let mut added = value & !(self.status | status::NEEDS_RESET);
-        let acceptable = self.accepted & !self.model.features == 0 && self.accepted & feature::VERSION_1 != 0;
-        if !acceptable {
+        // The driver sees that the device refuses its features by `FEATURES_OK`, which stays 0.
+        let only_offered = self.accepted & !self.model.features == 0;
+        if !only_offered || self.accepted & feature::VERSION_1 == 0 {
             added &= !status::FEATURES_OK;
         }
         self.status |= added;
@@ -290,7 +292,7 @@ impl Transport {
     /// Writes a register of the selected queue. An enabled queue keeps its layout until a reset.
     fn write_queue(&mut self, offset: u64, length: usize, value: u64) -> Request {
         let selected = usize::from(self.queue_select);
-        let vector = self.vector(value);
+        let vector = self.existing_vector(value);
         let Some(queue) = self.queues.get_mut(selected) else { return Request::None };
         if (offset, length) == (common::QUEUE_VECTOR, 2) {
             queue.vector = vector;
@@ -322,8 +324,8 @@ impl Transport {
         Request::None
     }
 
-    /// Returns the vector that a register takes: none if it does not exist (4.1.5.1.2).
-    fn vector(&self, value: u64) -> u16 {
+    /// Returns the vector of a written number, or [`NO_VECTOR`] if it does not exist (4.1.5.1.2).
+    fn existing_vector(&self, value: u64) -> u16 {
         if value < u64::from(self.model.vectors()) { value as u16 } else { NO_VECTOR }
     }
 
@@ -420,6 +422,7 @@ fn capabilities(model: &Model) -> Vec<VendorCapability> {
         capabilities.push(location(capability::DEVICE, DEVICE, config, &[]));
     }
     capabilities.push(VendorCapability {
+        // Offsets in the capability: of the BAR, offset and length of an access, and of its data.
         window: Some(BarWindow { bar: 4, offset: 8, length: 12, data: 16 }),
         ..location(capability::PCI, 0, 0, &[0; 4])
     });

@@ -102,11 +102,12 @@ impl fmt::Display for Report {
     }
 }
 
-/// The environment of one attacker; see the module.
+/// The environment of one attacker.
 #[derive(Debug)]
 pub struct Arena {
     directory: PathBuf,
     size: Size,
+    /// When the attacker's time is up.
     until: Instant,
     rounds: AtomicU64,
 }

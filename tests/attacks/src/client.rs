@@ -28,11 +28,12 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const SEND_BUFFER: usize = 4 << 20;
 /// Maximum size of a reply that is read, in bytes.
 const MAX_REPLY: usize = 16 << 20;
-/// The command register in configuration space, and its bits for memory and DMA.
+/// The command register in configuration space.
 const PCI_COMMAND: u64 = 4;
-const MEMORY_AND_MASTER: u16 = 1 << 1 | 1 << 2;
+/// The bits of that register that let the device use memory and DMA.
+const MEMORY_AND_DMA: u16 = 1 << 1 | 1 << 2;
 
-/// Readable and writable by the device.
+/// The flags of memory that the device may read and write.
 pub const READ_WRITE: u32 = nicforge_vfio_user::DMA_FLAG_READ | nicforge_vfio_user::DMA_FLAG_WRITE;
 
 /// A connection to one socket of the server.
@@ -99,6 +100,7 @@ pub fn raise() -> Vec<u8> {
     irqs(vfio::VFIO_IRQ_SET_DATA_NONE)
 }
 
+/// Returns the payload of a `SET_IRQS` for MSI-X vector 0 with a kind of data.
 fn irqs(data: u32) -> Vec<u8> {
     let payload = SetIrqsPayload {
         argsz: (size_of::<SetIrqsPayload>() as u32).into(),
@@ -230,7 +232,7 @@ impl Client {
         Ok(())
     }
 
-    /// Returns a number for the next request.
+    /// Returns the id of the next request.
     pub fn id(&mut self) -> u16 {
         self.next_id = self.next_id.wrapping_add(1);
         self.next_id
@@ -306,7 +308,7 @@ impl Client {
     /// # Errors
     /// As [`Client::ask`].
     pub fn enable(&mut self) -> io::Result<()> {
-        self.write_region(REGION_CONFIG, PCI_COMMAND, &MEMORY_AND_MASTER.to_le_bytes())
+        self.write_region(REGION_CONFIG, PCI_COMMAND, &MEMORY_AND_DMA.to_le_bytes())
     }
 
     /// Maps a file for DMA.

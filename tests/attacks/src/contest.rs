@@ -21,8 +21,9 @@ use crate::{
     server::{End, Server},
 };
 
-/// The polite tenant's socket, and that of newcomers on the same card.
+/// The polite tenant's socket.
 const TENANT: &str = "polite.user0";
+/// The socket of newcomers, on the polite tenant's card.
 const NEWCOMER: &str = "polite.user1";
 /// Lifetime of an attacker that is not killed.
 const LIFE: Duration = Duration::from_secs(900);
@@ -105,6 +106,7 @@ impl Attacker {
         self.reports()
     }
 
+    /// Kills the attacker's process, and waits for its last reports.
     fn end(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -120,6 +122,7 @@ impl Drop for Attacker {
     }
 }
 
+/// Adds a line of the attacker's output to its reports.
 fn note(reports: &mut Reports, line: &str) {
     match Report::parse(line) {
         Some(Report::Landed) => reports.landed += 1,
@@ -160,6 +163,7 @@ pub enum Tenant {
 }
 
 impl Tenant {
+    /// Starts a tenant of the card behind `socket`.
     fn start(setting: &Setting, socket: &Path) -> Result<Self, Failed> {
         match setting.guest {
             None => Ok(Self::Here(polite::Tenant::start(socket)?)),
@@ -255,6 +259,7 @@ impl Contest {
     /// The system's error.
     pub fn finish(mut self) -> io::Result<Outcome> {
         let attacker = self.attacker.reports();
+        // A tenant in this process may wait for the server, so its thread ends after the server.
         let tenant = match self.tenant {
             Tenant::Here(tenant) => {
                 tenant.ask_to_stop(TENANT_LIMIT);

@@ -80,11 +80,11 @@ impl Copier {
     /// # Errors
     /// As [`Client::ask`].
     pub fn access_all(&mut self, address: u64, size: u64) -> io::Result<()> {
-        let (half, most) = (size / 2, u64::from(MAX_LENGTH));
-        let pieces: Vec<_> = (0..half.div_ceil(most))
+        let (half, longest) = (size / 2, u64::from(MAX_LENGTH));
+        let pieces: Vec<_> = (0..half.div_ceil(longest))
             .map(|number| {
-                let at = address + number * most;
-                let length = most.min(half - number * most) as u32;
+                let at = address + number * longest;
+                let length = longest.min(half - number * longest) as u32;
                 Descriptor { source: at + half, destination: at, length, reserved: 0 }
             })
             .collect();

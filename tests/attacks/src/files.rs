@@ -17,6 +17,7 @@ use nix::{
     },
 };
 
+/// Name of the memory files, which only the system shows.
 const NAME: &CStr = c"attack";
 
 /// Returns a memory file of `size` bytes without allocated pages, which cannot grow: a server maps

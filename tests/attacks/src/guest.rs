@@ -51,6 +51,7 @@ impl Tenant {
     }
 }
 
+/// Returns a guest's error as the failure of an attack.
 fn failed(error: GuestError) -> Failed {
     Failed::Io(io::Error::other(error.to_string()))
 }

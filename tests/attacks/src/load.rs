@@ -33,9 +33,9 @@ pub struct Row {
     pub reasons: Vec<String>,
     /// Rounds of the polite tenant.
     pub rounds: u64,
-    /// Its longest pause in milliseconds.
+    /// The tenant's longest round, in milliseconds.
     pub worst_ms: f64,
-    /// The longest pause without the host's delays, in milliseconds.
+    /// The tenant's longest round without the host's delays, in milliseconds.
     pub worst_of_server_ms: f64,
     /// The duration that 99 of 100 rounds do not exceed, in milliseconds.
     pub p99_ms: f64,
@@ -92,6 +92,7 @@ pub fn run(
     Ok(add_missed_limits(row(setting, attack, &result), attack, &result, limits))
 }
 
+/// Returns the row of a finished contest, without missed limits.
 fn row(setting: &Setting, attack: &Attack, result: &contest::Outcome) -> Row {
     let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
     Row {

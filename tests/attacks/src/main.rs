@@ -136,7 +136,7 @@ fn main() -> ExitCode {
         Task::FileSystem { process } => serve_files(process),
         Task::List => {
             for attack in ATTACKS {
-                println!("{:<20} {}", attack.name, attack.after);
+                println!("{:<20} {}", attack.name, attack.aimed_at);
             }
             Ok(ExitCode::SUCCESS)
         }
@@ -148,6 +148,7 @@ fn main() -> ExitCode {
     })
 }
 
+/// Runs an attack in this process, and prints its reports.
 fn run_one(arguments: &One) -> Result<ExitCode, Failed> {
     // An attacker does not outlive the test that started it.
     prctl::set_pdeathsig(Signal::SIGKILL)?;
@@ -160,12 +161,14 @@ fn run_one(arguments: &One) -> Result<ExitCode, Failed> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Serves the file system of an attacker's process.
 fn serve_files(process: u32) -> Result<ExitCode, Failed> {
     prctl::set_pdeathsig(Signal::SIGKILL)?;
     attack::fuse::serve(process)?;
     Ok(ExitCode::SUCCESS)
 }
 
+/// Runs the polite tenant in this process, and prints its observations.
 fn run_polite(polite: &Polite) -> Result<ExitCode, Failed> {
     let address = match &polite.device {
         Some(name) => DeviceAddress::parse(name)?,
@@ -180,6 +183,7 @@ fn run_polite(polite: &Polite) -> Result<ExitCode, Failed> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Runs the load test. It fails if a limit was missed.
 fn run_load(load: &Load) -> Result<ExitCode, Failed> {
     let signals = Signals::block()?;
     let attacks = chosen(&load.only)?;
@@ -211,11 +215,12 @@ fn run_load(load: &Load) -> Result<ExitCode, Failed> {
         println!("{}", load::table(&rows));
     }
 
-    let is_held = rows.iter().all(|row| row.missed.is_empty());
-    Ok(if is_held { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let are_limits_kept = rows.iter().all(|row| row.missed.is_empty());
+    Ok(if are_limits_kept { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs one attack, and prints lines before and after. A failed one is a row, too.
+/// Runs one attack, and prints lines before and after. An attack that could not be started is a row
+/// too.
 fn run_attack(load: &Load, setting: &Setting, attack: &Attack, signals: &Signals) -> Result<Row, Failed> {
     eprint!("{:<20} {:<9} ", attack.name, setting.event_loop);
     let limits = Limits { times: !load.untimed };
@@ -236,10 +241,12 @@ fn run_attack(load: &Load, setting: &Setting, attack: &Attack, signals: &Signals
     Ok(row)
 }
 
+/// Returns the attacks with these names; all attacks if there is no name.
 fn chosen(only: &[String]) -> Result<Vec<&'static Attack>, Failed> {
     if only.is_empty() { Ok(ATTACKS.iter().collect()) } else { only.iter().map(|name| find(name)).collect() }
 }
 
+/// Returns the attack with this name. The error lists all names.
 fn find(name: &str) -> Result<&'static Attack, Failed> {
     attack::find(name).ok_or_else(|| {
         let names: Vec<_> = ATTACKS.iter().map(|attack| attack.name).collect();
@@ -251,6 +258,7 @@ fn find(name: &str) -> Result<&'static Attack, Failed> {
 struct Signals(SignalFd);
 
 impl Signals {
+    /// Blocks the signals in this thread and all later ones, so that they can be polled.
     fn block() -> Result<Self, Failed> {
         let mut set = SigSet::empty();
         set.add(Signal::SIGINT);

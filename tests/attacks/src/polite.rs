@@ -62,6 +62,7 @@ pub struct Tenant {
     thread: Option<JoinHandle<TenantObservations>>,
 }
 
+/// The progress of the tenant's thread.
 #[derive(Debug, Default)]
 struct Progress {
     rounds: std::sync::atomic::AtomicU64,
@@ -103,6 +104,7 @@ impl Tenant {
         self.end()
     }
 
+    /// Ends the thread, and returns its observations.
     fn end(&mut self) -> TenantObservations {
         self.stop.store(true, Ordering::Relaxed);
         let panicked = || TenantObservations {
@@ -131,6 +133,7 @@ pub fn work(address: &DeviceAddress, limit: Duration) -> Result<TenantObservatio
     Ok(Work::open(address)?.run(|| Instant::now() >= end, &Progress::default()))
 }
 
+/// The card and the memory that the rounds use.
 struct Work {
     device: Device,
     engine: DmaEngine,
@@ -139,6 +142,7 @@ struct Work {
 }
 
 impl Work {
+    /// Opens the card.
     fn open(address: &DeviceAddress) -> Result<Self, Failed> {
         let options = OpenOptions { timeout: TIMEOUT, heartbeat: None, ..OpenOptions::default() };
         let device = Device::open_at(address, options)?;
@@ -148,6 +152,7 @@ impl Work {
         Ok(Self { device, engine, source, target })
     }
 
+    /// Runs rounds until `is_stopped`, or until the card is lost.
     fn run(mut self, is_stopped: impl Fn() -> bool, progress: &Progress) -> TenantObservations {
         let naps = SleepDelays::start();
         let (mut observed, mut durations) = (TenantObservations::default(), Durations::default());
@@ -172,7 +177,7 @@ impl Work {
 
         observed.p99_ms = milliseconds(durations.percentile(99));
         let sleep_delays = naps.stop();
-        let longest = sleep_delays.iter().map(|(_, sleep_delays)| *sleep_delays).max().unwrap_or_default();
+        let longest = sleep_delays.iter().map(|(_, delay)| *delay).max().unwrap_or_default();
         observed.host_ms = milliseconds(longest);
 
         let without_delays = late_rounds.iter().map(|pause| without(pause, &sleep_delays)).max();
@@ -198,7 +203,8 @@ impl Work {
     }
 }
 
-/// Returns a pause without the delays that the host caused in it.
+/// Returns the duration of a round without the delays that the host caused in it. Both parameters
+/// have starts and durations.
 fn without((start, took): &(Instant, Duration), late: &[(Instant, Duration)]) -> Duration {
     let end = *start + *took;
     let host = late.iter().map(|(from, late)| {
@@ -208,6 +214,7 @@ fn without((start, took): &(Instant, Duration), late: &[(Instant, Duration)]) ->
     took.saturating_sub(host.sum())
 }
 
+/// Returns a duration in milliseconds.
 fn milliseconds(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e3
 }
@@ -220,6 +227,7 @@ struct SleepDelays {
 }
 
 impl SleepDelays {
+    /// Starts the thread.
     fn start() -> Self {
         let (stop, late) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
         let thread = std::thread::spawn({
@@ -240,6 +248,7 @@ impl SleepDelays {
         Self { stop, late, thread }
     }
 
+    /// Ends the thread. Returns when each delay began, and how long it took.
     fn stop(self) -> Vec<(Instant, Duration)> {
         self.stop.store(true, Ordering::Relaxed);
         let _ = self.thread.join();
@@ -260,6 +269,7 @@ impl Default for Durations {
 }
 
 impl Durations {
+    /// Counts a duration.
     fn add(&mut self, duration: Duration) {
         let steps = (duration.as_secs_f64() * 1e6).max(1.0).log2() * 8.0;
         self.counts[(steps as usize).min(BUCKETS - 1)] += 1;
@@ -294,14 +304,14 @@ mod tests {
         }
 
         durations.add(Duration::from_secs(1));
-        let (most, all) = (durations.percentile(99), durations.percentile(100));
+        let (p99, p100) = (durations.percentile(99), durations.percentile(100));
 
-        assert!(most >= Duration::from_micros(100) && most < Duration::from_micros(120), "{most:?}");
-        assert!(all >= Duration::from_secs(1) && all < Duration::from_millis(1200), "{all:?}");
+        assert!(p99 >= Duration::from_micros(100) && p99 < Duration::from_micros(120), "{p99:?}");
+        assert!(p100 >= Duration::from_secs(1) && p100 < Duration::from_millis(1200), "{p100:?}");
     }
 
     #[test]
-    fn late_naps_within_a_pause_are_subtracted_from_it() {
+    fn late_sleeps_within_a_round_are_subtracted_from_it() {
         let start = Instant::now();
         let ms = Duration::from_millis;
         let late = [(start, ms(10)), (start + ms(95), ms(100)), (start + ms(300), ms(10))];

@@ -40,8 +40,8 @@ pub struct End {
 }
 
 impl Server {
-    /// Starts `program` with an event loop, `epoll` or `io_uring`. Its log goes to `log`, or to a
-    /// pipe without a reader.
+    /// Starts `program` with an event loop, `epoll` or `io_uring`, and with more arguments and
+    /// environment variables. Its log goes to `log`, or to a pipe without a reader.
     ///
     /// # Errors
     /// When it cannot be started, or does not report that it serves.

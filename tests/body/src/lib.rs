@@ -1,7 +1,7 @@
 //! The attribute [`body`], which registers a test body where it is defined.
 //!
-//! - In: a function of `nicforge-tests`, the machines it runs on, and the doors it does not run
-//!   through, each with the reason.
+//! - In: a function of `nicforge-tests`, the machines it runs on, and the doors (ways to reach a
+//!   device) that it does not run through, each with the reason.
 //! - Out: the same function, and a `Body` in `nicforge_tests::bodies`, which test programs read.
 
 use proc_macro2::TokenStream;
@@ -192,7 +192,7 @@ impl Parse for Exclusion {
     }
 }
 
-/// Returns the doors of a name.
+/// Returns the doors that a name in the attribute stands for, as expressions.
 fn doors_of(name: &Ident) -> syn::Result<Vec<TokenStream>> {
     let guests = [quote! { Vfio }, quote! { Shim }, quote! { ShimIommu }, quote! { Own }];
     let guests = guests.map(|door| quote! { Door::Guest(GuestDoor::#door) });

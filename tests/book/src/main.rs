@@ -103,9 +103,9 @@ fn included<'a>(page: &'a Path, text: &'a str) -> impl Iterator<Item = (&'a str,
 fn prose(text: &str) -> impl Iterator<Item = &str> {
     let mut in_code = false;
     text.lines().filter(move |line| {
-        let fence = line.trim_start().starts_with("```");
-        in_code ^= fence;
-        !in_code && !fence
+        let is_fence = line.trim_start().starts_with("```");
+        in_code ^= is_fence;
+        !in_code && !is_fence
     })
 }
 
@@ -114,9 +114,9 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
 fn anchors(text: &str) -> impl Iterator<Item = String> {
     prose(text).filter(|line| line.starts_with('#')).map(|line| {
         let heading = line.trim_start_matches('#').trim().to_lowercase();
-        let allowed =
-            heading.chars().filter(|allowed| allowed.is_alphanumeric() || matches!(allowed, ' ' | '-' | '_'));
-        allowed.map(|allowed| if allowed == ' ' { '-' } else { allowed }).collect()
+        let kept =
+            heading.chars().filter(|letter| letter.is_alphanumeric() || matches!(letter, ' ' | '-' | '_'));
+        kept.map(|letter| if letter == ' ' { '-' } else { letter }).collect()
     })
 }
 
@@ -153,6 +153,7 @@ fn pages(folder: &Path) -> Result<Vec<PathBuf>, String> {
     Ok(pages)
 }
 
+/// Returns a relative path with `/` between its parts, without `.` and `..`.
 fn normal(path: &Path) -> String {
     let parts: Vec<_> = path
         .components()
@@ -165,6 +166,7 @@ fn normal(path: &Path) -> String {
     parts.join("/")
 }
 
+/// Returns the text of a file.
 fn read(path: &Path) -> Result<String, String> {
     std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
 }

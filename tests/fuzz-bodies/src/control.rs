@@ -28,7 +28,8 @@ pub fn body(data: &[u8]) {
         matches!(serde_json::from_slice(line), Ok(Request::Reset { node }) if node == "cn0");
     let answer = send_to_server(&request);
 
-    // Lines after the first are not part of the request, unless they came with the same piece.
+    // A request of more than one line may be refused: the server reads a piece, which may hold
+    // more than the first line.
     assert!(!is_reset_of_cn0 || request.len() > line.len() || matches!(answer, Response::Done));
     assert!(matches!(send_to_server(b"{\"reset\":{\"node\":\"cn0\"}}\n"), Response::Done));
 }
@@ -65,9 +66,9 @@ fn request(input: &mut Input<'_>) -> Vec<u8> {
     request
 }
 
+/// Sends a request on a connection of its own, and returns the server's answer.
 fn send_to_server(request: &[u8]) -> Response {
-    let (path, _, _) = server();
-    let mut stream = UnixStream::connect(path).unwrap();
+    let mut stream = UnixStream::connect(&server().path).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.set_write_timeout(Some(LIMIT)).unwrap();
     write_all(&mut stream, request);
@@ -76,14 +77,21 @@ fn send_to_server(request: &[u8]) -> Response {
     let _ = stream.shutdown(Shutdown::Write);
     let mut answer = Vec::new();
 
-    // The server closes with bytes unread when there are more after the line.
+    // The read fails after the answer if the server closed without having read all bytes.
     let _ = stream.read_to_end(&mut answer);
     serde_json::from_slice(&answer).expect("an answer")
 }
 
+/// A control server and its socket.
+struct Server {
+    path: PathBuf,
+    _server: ControlServer,
+    _folder: TempDir,
+}
+
 /// Returns the server, which all inputs share.
-fn server() -> &'static (PathBuf, ControlServer, TempDir) {
-    static SERVER: OnceLock<(PathBuf, ControlServer, TempDir)> = OnceLock::new();
+fn server() -> &'static Server {
+    static SERVER: OnceLock<Server> = OnceLock::new();
 
     SERVER.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
@@ -93,10 +101,10 @@ fn server() -> &'static (PathBuf, ControlServer, TempDir) {
             Request::Reset { node } => {
                 Response::Refused { message: format!("there is no node {node}"), is_usage_error: true }
             }
-            Request::Stat => Response::Refused { message: "nothing to tell".into(), is_usage_error: false },
+            Request::Stat => Response::Refused { message: "no statistics".into(), is_usage_error: false },
         })
         .unwrap();
 
-        (path, server, folder)
+        Server { path, _server: server, _folder: folder }
     })
 }

@@ -15,7 +15,7 @@ use nicforge_engine::{Engine, EngineConfig, Quotas, Stop};
 use nicforge_hwi::proof::slot_fifo;
 use nicforge_machine::build::build;
 use nicforge_vfio_user::{
-    Client,
+    Client, PCI_CONFIG_REGION,
     wire::{Command, HEADER_SIZE, Header, MessageType, VersionMessage, build_version},
 };
 use tempfile::TempDir;
@@ -67,7 +67,7 @@ pub fn body(data: &[u8]) {
         assert!(successor.device_info().unwrap().num_regions > 0);
 
         let mut vendor = [0; 2];
-        successor.region_read(nicforge_vfio_user::PCI_CONFIG_REGION, 0, &mut vendor).unwrap();
+        successor.region_read(PCI_CONFIG_REGION, 0, &mut vendor).unwrap();
         assert_eq!(u16::from_le_bytes(vendor), nicforge_hwi::pci::VENDOR_ID);
 
         successor.reset().unwrap();
@@ -77,6 +77,7 @@ pub fn body(data: &[u8]) {
     });
 }
 
+/// Connects the hostile client, which sends messages until the server or the input ends.
 fn attack(path: &Path, input: &mut Input<'_>) {
     let mut stream = UnixStream::connect(path).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -90,8 +91,9 @@ fn attack(path: &Path, input: &mut Input<'_>) {
     }
 
     if input.flag() {
-        // Enables bus mastering, so that the function can start DMA.
-        post(&mut stream, 7, 4, &6_u16.to_le_bytes());
+        // Enables memory and bus mastering in the PCI command register, so that the function can
+        // start DMA.
+        post(&mut stream, PCI_CONFIG_REGION, 4, &6_u16.to_le_bytes());
     }
 
     for number in 0..MAX {
@@ -130,9 +132,11 @@ fn deliver(stream: &mut UnixStream, message: Message) -> bool {
 /// Sends one more request and waits for its answer. Returns false when the server has closed the
 /// connection.
 fn is_served(stream: &mut UnixStream) -> bool {
-    let argsz = [16_u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    let header = Header::request(MARKER, Command::DeviceGetInfo, argsz.len(), false);
-    if stream.write_all(&[&header.to_bytes()[..], &argsz].concat()).is_err() {
+    // The payload is as long as the reply's. Its first word says so.
+    let mut payload = [0; 16];
+    payload[0] = payload.len() as u8;
+    let header = Header::request(MARKER, Command::DeviceGetInfo, payload.len(), false);
+    if stream.write_all(&[&header.to_bytes()[..], &payload].concat()).is_err() {
         return false;
     }
 
@@ -159,7 +163,7 @@ fn is_served(stream: &mut UnixStream) -> bool {
     }
 }
 
-/// Checks that the neighbour's device works.
+/// Checks that the neighbour's device takes a value and returns it.
 fn check_works(client: &Client, value: u32) {
     let mut bytes = [0; 4];
     client.region_write(0, slot_fifo::REG_HOLD, &value.to_le_bytes(), false).unwrap();
@@ -179,7 +183,7 @@ fn connect_after(path: &Path) -> Client {
     }
 }
 
-/// Returns a path for the sockets, which the inputs use one after the other.
+/// Returns the path of a socket, which the inputs use one after the other.
 fn socket(name: &str) -> PathBuf {
     static FOLDER: OnceLock<TempDir> = OnceLock::new();
     FOLDER.get_or_init(|| tempfile::tempdir().unwrap()).path().join(name)

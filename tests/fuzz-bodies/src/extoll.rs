@@ -32,10 +32,12 @@ const SHORT: Duration = Duration::from_millis(5);
 const SHARED: usize = 1 << 16;
 /// Bytes of unregistered memory.
 const PRIVATE: usize = 1 << 13;
+/// The value of bytes that no message may change.
 const UNTOUCHED: u8 = 0xc5;
 /// VPIDs of each card. The last one of node 0 is the hostile software's.
 const VPIDS: u16 = 3;
 
+/// Opens a VPID of a node's card.
 fn open(machine: &Arc<LocalMachine>, node: u32, vpid: u16, options: OpenOptions) -> Device {
     let backing = machine.open_named(&format!("ex{node}"), &format!("vpid{vpid}")).unwrap();
     Device::open(backing, options).unwrap()
@@ -86,12 +88,15 @@ pub fn body(data: &[u8]) {
 /// A well-behaved VPID.
 struct Side {
     port: Port,
+    /// The registration of `shared`.
     region: Region,
     shared: DmaBuffer,
+    /// Memory that is not registered.
     private: DmaBuffer,
 }
 
 impl Side {
+    /// Opens VPID 0 of a node, and registers memory.
     fn new(machine: &Arc<LocalMachine>, node: u32) -> Self {
         let device = open(machine, node, 0, OpenOptions::default());
         // Unregistered memory lies on both sides of the registered memory.
@@ -110,6 +115,7 @@ impl Side {
         while self.notification().is_some() {}
     }
 
+    /// Takes a notification, if one has arrived.
     fn notification(&mut self) -> Option<Notification> {
         // Lost notifications are reported once, as an error.
         let notification = self.port.probe().ok().flatten();
@@ -119,7 +125,8 @@ impl Side {
         notification
     }
 
-    /// Waits for a notification of this side's commands, or of its partner's.
+    /// Waits for a notification of `role` about a command between this side and VPID 0 of node
+    /// `other`. It drops other notifications.
     fn expect_notification(&mut self, role: Role, other: u32) -> Notification {
         let deadline = Deadline::after(LIMIT);
         loop {
@@ -133,6 +140,7 @@ impl Side {
         }
     }
 
+    /// Returns the other side as the target of this side's commands.
     fn to(&self, other: &Self) -> Target {
         self.port.connect(other.port.node(), other.port.vpid()).unwrap()
     }
@@ -180,6 +188,7 @@ struct Traffic {
 }
 
 impl Traffic {
+    /// Opens VPID 1 of both nodes, and connects them.
     fn new(machine: &Arc<LocalMachine>) -> Self {
         let port = |node| {
             let device = open(machine, node, 1, OpenOptions::default());
@@ -192,6 +201,7 @@ impl Traffic {
         Self { from, to, link, sent: 0, received: 0 }
     }
 
+    /// Sends a message if fewer than `maximum` were sent, and checks the received ones.
     fn poll_once(&mut self, maximum: u64) {
         if self.sent < maximum {
             match self.from.send_nb(self.link, 3, &self.sent.to_le_bytes()) {
@@ -210,11 +220,12 @@ impl Traffic {
         }
     }
 
+    /// Sends some more messages, and waits until all have arrived.
     fn finish(&mut self, machine: &LocalMachine) {
-        let (deadline, most) = (Deadline::after(LIMIT), self.sent + 100);
-        while self.received < most {
+        let (deadline, total) = (Deadline::after(LIMIT), self.sent + 100);
+        while self.received < total {
             assert!(!deadline.has_passed(), "{} sent, {} received", self.sent, self.received);
-            self.poll_once(most);
+            self.poll_once(total);
             machine.settle(8);
         }
 
@@ -227,7 +238,7 @@ struct Hostile {
     device: Device,
     poster: Poster,
     buffers: Vec<DmaBuffer>,
-    /// Registered memory: its own, and the others'.
+    /// Addresses of registered memory: of the two well-behaved sides', then of its own.
     regions: Vec<u64>,
 }
 
@@ -246,6 +257,7 @@ impl Hostile {
         hostile
     }
 
+    /// Sets up a receive ring of VELO and a notification queue of RMA, and registers memory.
     fn prepare(&mut self) {
         let buffer = |length| self.device.dma_buffer(length, HugePages::Never).unwrap();
         let (memory, ring, queue) = (buffer(SHARED), buffer(8192), buffer(4096));
@@ -271,6 +283,7 @@ impl Hostile {
         self.buffers = vec![memory, ring, queue];
     }
 
+    /// Performs one action of the software.
     fn act(&mut self, input: &mut Input<'_>) {
         match input.below(16) {
             // Registers
@@ -348,14 +361,15 @@ impl Hostile {
         }
     }
 
+    /// Returns the offset of a register, mostly of an existing one.
     fn register(input: &mut Input<'_>) -> u64 {
         match input.below(8) {
             0 => u64::from(input.u16()) % REGISTERS,
             1 => reg::ADMIN + u64::from(input.below(0x60)) * 8,
             2..=3 => reg::ATU + u64::from(input.below(6)) * 8,
-            4 => 0x200 + u64::from(input.below(3)) * 8,
-            5 => 0x180 + u64::from(input.below(3)) * 8,
-            _ => 0x100 + u64::from(input.below(4)) * 8,
+            4 => reg::INTERRUPT_ENABLE + u64::from(input.below(3)) * 8,
+            5 => reg::RMA_QUEUE_BASE + u64::from(input.below(3)) * 8,
+            _ => reg::VELO_RING_BASE + u64::from(input.below(4)) * 8,
         }
     }
 
@@ -401,6 +415,7 @@ impl Hostile {
         }
     }
 
+    /// Registers or deregisters memory, mostly by a command that could succeed.
     fn translate(&mut self, input: &mut Input<'_>) {
         let class = input.pick(&[0, 0, 0, 1, 2, 3]);
         let (operation, address) = if input.below(4) > 0 {
@@ -424,6 +439,7 @@ impl Hostile {
         }
     }
 
+    /// Returns an RMA command, mostly a correct transfer with one of the well-behaved sides.
     fn command(&self, input: &mut Input<'_>) -> Command {
         let (node, vpid) = match input.below(8) {
             0..=4 => (input.below(2), 0),
@@ -435,9 +451,13 @@ impl Hostile {
             _ => input.number32(),
         };
 
-        let (operation, notify) = (input.pick(&[1, 2, 3, 1, 2, 3, 0, 4]), input.u8() & 7);
+        // No operation has the numbers 0 and 4.
+        let [put, get, immediate] = [command::PUT, command::GET, command::IMMEDIATE_PUT];
+        let operation = input.pick(&[put, get, immediate, put, get, immediate, 0, 4]);
+        let notify = input.u8() & 7;
+
         let (source, destination) = if input.below(4) > 0 {
-            // A correct transfer between its own memory and the target's.
+            // A correct transfer between memory of this software and the target's.
             let [own_memory, target_memory] =
                 [self.regions[self.regions.len() - 1], self.regions[node as usize % 2]]
                     .map(|region| region + u64::from(input.below(4096)));
@@ -447,7 +467,9 @@ impl Hostile {
         };
 
         let mut command = Command::new(node, vpid, operation, notify, length, source, destination);
-        command.head |= u64::from(input.below(64) == 1) << 32;
+        if input.below(64) == 1 {
+            command.head |= Command::RESERVED;
+        }
         command
     }
 }

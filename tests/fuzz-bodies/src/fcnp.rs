@@ -33,24 +33,29 @@ const LIMIT: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(2);
 /// The longest message.
 const LONGEST: u32 = 4000;
-/// The compute core whose name no hostile process uses. A control packet names its core itself, as
-/// on the machine. FCNP therefore can't tell a forged packet that arrives after the core's own
-/// reset from a true one.
+/// The node of the compute core whose name no hostile process uses. As on Blue Gene/P, the sender
+/// of a control packet writes its core's name into it. FCNP therefore can't tell a forged packet
+/// that arrives after that core's own reset from a true one.
 const WELL_BEHAVED_NODE: u32 = 2;
+/// The number of that core on its node.
 const WELL_BEHAVED_CORE: u16 = 1;
 
+/// Returns the options of both sides, which give up on a lost peer soon.
 fn config() -> Config {
     Config { timeout: Some(LIMIT), open_timeout: LIMIT, recovery: SHORT, ..Config::default() }
 }
 
+/// Returns a pset whose FIFOs are of some depth.
 fn machine(input: &mut Input<'_>) -> Arc<LocalMachine> {
     LocalMachine::new(build(&world::plan(input.pick(&[8, 1, 2]))).unwrap().0)
 }
 
+/// Opens a core's attachment of a node's tree NIC. Node 0 is the I/O node.
 fn open(machine: &Arc<LocalMachine>, node: u32, core: u16) -> Device {
     Device::from_backing(machine.open(FunctionId(node), AttachmentId(core)).unwrap()).unwrap()
 }
 
+/// Returns the deadline of a call that depends on the hostile peer.
 fn short() -> Deadline {
     Deadline::after(SHORT)
 }
@@ -96,7 +101,7 @@ pub fn io(data: &[u8]) {
         machine.settle(8);
     }
 
-    // After the hostile process has ended, an honest core exchanges messages again.
+    // After the hostile process has ended, a well-behaved core exchanges messages.
     drop(hostile);
     let core = well_behaved_core(&machine);
     check_messages(&io, &core);
@@ -134,7 +139,7 @@ pub fn compute(data: &[u8]) {
         peer.join().unwrap();
     });
 
-    let io = open_io_node_again(&machine, core.as_ref());
+    let io = open_next_io_process(&machine, core.as_ref());
     let core = core.unwrap_or_else(|| well_behaved_core(&machine));
     check_messages(&io, &core);
 }
@@ -144,9 +149,12 @@ fn well_behaved_core(machine: &Arc<LocalMachine>) -> ComputeCore {
     ComputeCore::open(open(machine, WELL_BEHAVED_NODE, WELL_BEHAVED_CORE), config()).unwrap()
 }
 
-/// Opens the next I/O process. The report of its presence follows the last process's packets. Only
-/// a core's calls receive packets for that core, so an open core makes calls meanwhile.
-fn open_io_node_again(machine: &Arc<LocalMachine>, core: Option<&ComputeCore>) -> IoNode {
+/// Opens the I/O node for a process that follows the hostile one.
+///
+/// The opening waits until each core has seen the report of the new process's presence. That report
+/// comes behind the hostile process's packets, and only calls of a core take packets of that core.
+/// So an open core makes calls meanwhile.
+fn open_next_io_process(machine: &Arc<LocalMachine>, core: Option<&ComputeCore>) -> IoNode {
     let opened = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let io = scope.spawn(|| {
@@ -180,9 +188,9 @@ fn play_io_node(mut hostile: Hostile, corrupting_core: Option<Hostile>, script: 
         if let Some(corrupting_core) = &corrupting_core
             && !input.is_empty()
         {
-            // The cores of a node may corrupt the memory they share, but no process may panic
-            // because of it.
-            // The smaller of two numbers is mostly a word near the start, where FCNP's state lies.
+            // No process may panic because another core of its node has corrupted the memory that
+            // they share. The smaller of two numbers is mostly a word near the start, where FCNP's
+            // state lies.
             let word = u64::from(input.below((window::SRAM_SIZE / 4) as u32)).min(input.number());
             corrupting_core.channel.shared().store_u32_release(4 * word, input.number32()).unwrap();
         }
@@ -206,7 +214,7 @@ fn check_messages(io: &IoNode, core: &ComputeCore) {
             let sent: Vec<_> = (0..size).map(|index| index as u8).collect();
             let mut received = vec![0; size];
 
-            // Each direction, and a call that was cut short, may report the lost process once.
+            // The first call of each direction may report that the hostile process is gone.
             let count = core.write(&sent).or_else(|_| core.write(&sent)).unwrap();
             let back = core.read(&mut received).or_else(|_| core.read(&mut received)).unwrap();
 
@@ -218,6 +226,7 @@ fn check_messages(io: &IoNode, core: &ComputeCore) {
     }
 }
 
+/// Returns a rank, mostly the hostile core's.
 fn rank(input: &mut Input<'_>) -> u32 {
     if input.below(8) > 0 { 0 } else { input.number32() }
 }
@@ -228,34 +237,41 @@ struct Hostile {
 }
 
 impl Hostile {
+    /// Opens the packet layer of a core's attachment.
     fn new(device: Device) -> Self {
         Self { channel: TreeChannel::open(device).unwrap() }
     }
 
+    /// Returns whether the core is one of a compute node.
     fn is_compute(&self) -> bool {
         self.channel.info().pset_rank.is_some()
     }
 
+    /// Returns the core's true name.
     fn name(&self) -> CoreName {
         let info = self.channel.info();
         let rank_in_pset = info.pset_rank.unwrap_or(0) as u16;
         CoreName { node: info.address, core: info.core, rank_in_pset }
     }
 
+    /// Returns the node of the attacked core.
     fn peer(&self) -> u32 {
         if self.is_compute() { self.channel.info().io_node } else { 1 }
     }
 
+    /// Sends a packet, if there is room for it.
     fn send(&self, header: Header, payload: &[u8; PAYLOAD]) {
         let Some(guard) = self.channel.send_lock().try_lock(self.channel.owner()) else { return };
         // A packet lost in a full FIFO is an acceptable case.
         let _ = self.channel.send_batch(guard).try_send(header, payload);
     }
 
+    /// Sends a control packet to the attacked core.
     fn send_control(&self, control: &Control) {
         self.send(Header::point_to_point(0, self.peer(), true), &control.encode());
     }
 
+    /// Takes a packet, if one has arrived.
     fn receive(&self) -> Option<(Header, [u8; PAYLOAD])> {
         let guard = self.channel.receive_lock().try_lock(self.channel.owner())?;
         let mut receiver = self.channel.receiver(guard);
@@ -267,6 +283,7 @@ impl Hostile {
         Some((header, payload))
     }
 
+    /// Returns a true or false name of a core, but never that of the well-behaved one.
     fn any_name(&self, input: &mut Input<'_>) -> CoreName {
         let own_name = self.name();
         let name = match input.below(4) {
@@ -279,11 +296,13 @@ impl Hostile {
             _ => CoreName { node: input.number32(), core: input.u16(), rank_in_pset: input.u16() },
         };
 
-        let is_honest = name.core == WELL_BEHAVED_CORE
+        // Either of the two numbers may name the well-behaved core's node.
+        let is_well_behaved = name.core == WELL_BEHAVED_CORE
             && (name.node == WELL_BEHAVED_NODE || u32::from(name.rank_in_pset) + 1 == WELL_BEHAVED_NODE);
-        if is_honest { own_name } else { name }
+        if is_well_behaved { own_name } else { name }
     }
 
+    /// Sends a reset: the core's correct one if `is_valid`, otherwise any.
     fn send_reset(&self, input: &mut Input<'_>, is_valid: bool) {
         let name = if is_valid { self.name() } else { self.any_name(input) };
         let generation = if is_valid || input.below(4) > 0 {
@@ -331,8 +350,9 @@ impl Hostile {
                 }
             }
 
-            // Other targets too. A combining packet without its partners' would block the channel
-            // until the operator's reset, as on the machine. The body of packets covers those.
+            // Packets to other nodes too. Packets of collectives are missing: one that the other
+            // nodes do not answer would block the channel until the operator's reset, as on Blue
+            // Gene/P. The body in `packets` sends those.
             _ => self.send(Header::point_to_point(0, input.number32(), input.flag()), &[7; PAYLOAD]),
         }
     }
@@ -363,7 +383,7 @@ impl Hostile {
 
         self.send_control(&answer);
         if control.kind == Kind::Read {
-            // Sends its data, or a part, or more.
+            // Sends the data that the core reads, or a part of it, or more.
             let packets = (answer.size.min(LONGEST) as usize).div_ceil(PAYLOAD);
             let packets = if input.below(4) > 0 { packets } else { input.below(20) as usize };
             for _ in 0..packets.min(16) {

@@ -88,7 +88,7 @@ impl<'a> Input<'a> {
         }
     }
 
-    /// As [`Input::number`], with 32 bits.
+    /// Takes a number of 32 bits that is small, around a power of two, or arbitrary.
     pub fn number32(&mut self) -> u32 {
         let number = self.number();
         // The low half of a large number would nearly always be large too.

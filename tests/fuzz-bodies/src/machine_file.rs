@@ -36,7 +36,7 @@ pub fn body(data: &[u8]) {
         return;
     }
 
-    // To build these opens files that the text names.
+    // These devices are not built, because building them opens files that the text names.
     if ["virtio-blk", "virtio-console"].iter().any(|kind| text.contains(kind)) {
         return;
     }
@@ -47,6 +47,7 @@ pub fn body(data: &[u8]) {
     assert_eq!((names.len(), machine.fabric().links() as usize), (plan.nodes().len(), plan.links().len()));
     assert_eq!(machine.functions() as usize, plan.functions().len());
 
+    // A process of any node attaches, and the machine makes some steps.
     let node = &built.nodes[input.below(built.nodes.len() as u32) as usize];
     let user = node.users().next().expect("every node has a user's attachment");
     let (function, attachment) = (user.function, user.id);
@@ -59,7 +60,8 @@ pub fn body(data: &[u8]) {
     machine.detach(function, attachment, nicforge_core::device::Ended::Closed).unwrap();
 }
 
-/// Returns existing tables and fields, and some unknown ones, with values of all kinds.
+/// Returns the text of a file of existing tables and fields, and some unknown ones, with values of
+/// all kinds.
 fn well_formed_file(input: &mut Input<'_>) -> String {
     let mut text = String::new();
     if input.below(16) > 0 {
@@ -80,6 +82,7 @@ fn well_formed_file(input: &mut Input<'_>) -> String {
     text
 }
 
+/// Appends the table of a function.
 fn function(text: &mut String, input: &mut Input<'_>) {
     let kind = input.pick(&["slot-fifo", "dma-engine", "addressed-send", "idio-16", "tree", ""]);
     let _ = writeln!(text, "[[function]]\nname = {}\nkind = \"{kind}\"", name(input));
@@ -92,6 +95,7 @@ fn function(text: &mut String, input: &mut Input<'_>) {
     }
 }
 
+/// Appends the table of a link.
 fn link(text: &mut String, input: &mut Input<'_>) {
     let _ = writeln!(text, "[[link]]");
 
@@ -107,6 +111,7 @@ fn link(text: &mut String, input: &mut Input<'_>) {
     }
 }
 
+/// Appends the table of a pset.
 fn pset(text: &mut String, input: &mut Input<'_>) {
     let nodes = match input.below(8) {
         0..=5 => (1 + input.below(20)).to_string(),
@@ -127,6 +132,7 @@ fn pset(text: &mut String, input: &mut Input<'_>) {
     }
 }
 
+/// Returns the value of a field that names something.
 fn name(input: &mut Input<'_>) -> String {
     match input.below(4) {
         0 => format!("\"{}\"", input.pick(&["io0", "cn0", "cn19", "a", "", "a b", "../x", "n\\u0000"])),
@@ -136,6 +142,7 @@ fn name(input: &mut Input<'_>) -> String {
     }
 }
 
+/// Returns a value of any type, which may be no TOML.
 fn value(input: &mut Input<'_>) -> String {
     match input.below(10) {
         0 => input.number().to_string(),

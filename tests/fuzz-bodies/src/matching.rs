@@ -29,9 +29,15 @@ const ROOM: usize = 10_000;
 /// The context of the well-behaved ranks. The hostile one uses it too.
 const CONTEXT: u32 = 1;
 
+/// The rank that the hostile one attacks.
 const VICTIM: u32 = 0;
+/// The victim's other peer.
 const FRIEND: u32 = 1;
-const LIAR: u32 = 2;
+/// The rank that keeps no rule.
+const HOSTILE: u32 = 2;
+/// The tag of all messages between the well-behaved ranks, which therefore match in the order of
+/// their sends.
+const TAG: u64 = 7;
 
 /// Runs the test body on one fuzz input. The module's documentation describes the steps.
 pub fn body(data: &[u8]) {
@@ -86,36 +92,43 @@ struct Traffic {
     data: Vec<u8>,
 }
 
+/// Three ranks on a fabric.
 struct World {
     /// The victim and its friend.
     ranks: [Endpoint<FabricPort>; 2],
     hostile: HostileRank,
-    conversations: VecDeque<Traffic>,
+    /// Messages between the well-behaved ranks that are not finished, oldest first.
+    traffic: VecDeque<Traffic>,
+    /// Number of the next such message.
     next: u64,
     /// The victim's requests to the hostile rank, or to any rank.
     requests: Vec<Request>,
+    /// Messages that the victim has claimed, and not received.
     claimed: Vec<Message>,
     fabric: Fabric,
 }
 
 impl World {
+    /// Creates the ranks. Both well-behaved ones have the same configuration.
     fn new(config: Config, terms: Terms) -> Self {
         let (fabric, ports) = Fabric::new(3, terms);
         let mut ports = ports.into_iter();
         let mut port = || ports.next().unwrap();
         let ranks = [(); 2].map(|()| Endpoint::new(port(), config).unwrap());
         let hostile = HostileRank::new(port());
-        let (conversations, requests, claimed) = Default::default();
+        let (traffic, requests, claimed) = Default::default();
 
-        Self { ranks, hostile, conversations, next: 0, requests, claimed, fabric }
+        Self { ranks, hostile, traffic, next: 0, requests, claimed, fabric }
     }
 
+    /// Lets both well-behaved ranks progress, and checks the oldest message between them if it has
+    /// arrived.
     fn progress(&mut self) {
         for rank in &mut self.ranks {
             rank.progress().unwrap();
         }
 
-        let Some(traffic) = self.conversations.front() else { return };
+        let Some(traffic) = self.traffic.front() else { return };
         let (from, to) = (traffic.from, 1 - traffic.from);
         let Some(received) = self.ranks[to].test(traffic.receive).unwrap() else { return };
 
@@ -123,7 +136,7 @@ impl World {
         assert!(received.buffer.as_slice() == traffic.data, "the message came as it was sent");
         assert_eq!(received.envelope.peer, from as u32);
 
-        // The sender may need a notification.
+        // The send may complete only when the receiver has told the sender of the receipt.
         let send = traffic.send;
         let sent = (0..MAX_ROUNDS).find_map(|_| {
             self.ranks[to].progress().unwrap();
@@ -133,7 +146,7 @@ impl World {
 
         assert_eq!(sent.map(|sent| sent.result), Some(Ok(())));
 
-        self.conversations.pop_front();
+        self.traffic.pop_front();
     }
 
     /// Starts a message from one well-behaved rank to the other.
@@ -143,26 +156,26 @@ impl World {
         self.send_message(from, length, if input.flag() { Mode::Standard } else { Mode::Synchronous });
     }
 
+    /// Starts a message of `length` bytes from one well-behaved rank to the other.
     fn send_message(&mut self, from: usize, length: usize, mode: Mode) {
         let to = 1 - from;
-        // All messages have the same tag, so they match in the order of their sends.
-        let tag = 7;
         let data: Vec<u8> =
             (0..length as u64).map(|index| (index ^ self.next.wrapping_mul(31)) as u8).collect();
 
         self.next += 1;
-        let selector = Selector::exact(from as u32, CONTEXT, tag);
+        let selector = Selector::exact(from as u32, CONTEXT, TAG);
         let receive = self.ranks[to].irecv(selector, vec![0; length], 0).unwrap();
         let send =
-            self.ranks[from].isend(Envelope::new(to as u32, CONTEXT, tag), mode, data.clone(), 0).unwrap();
+            self.ranks[from].isend(Envelope::new(to as u32, CONTEXT, TAG), mode, data.clone(), 0).unwrap();
 
-        self.conversations.push_back(Traffic { from, send, receive, data });
+        self.traffic.push_back(Traffic { from, send, receive, data });
     }
 
+    /// Starts a message of the victim to the hostile rank, which learns the request's number.
     fn send_to_hostile_rank(&mut self, input: &mut Input<'_>) {
         let mode = if input.flag() { Mode::Standard } else { Mode::Synchronous };
         let length = input.pick(&[0, 8, 100, 3000, 9000]);
-        let envelope = Envelope::new(LIAR, input.below(3), input.below(4).into());
+        let envelope = Envelope::new(HOSTILE, input.below(3), input.below(4).into());
         let request = self.ranks[0].isend(envelope, mode, vec![1; length], 0).unwrap();
         self.requests.push(request);
         self.hostile.learnt.push(request.to_bits());
@@ -172,19 +185,21 @@ impl World {
     fn selector(input: &mut Input<'_>) -> Selector {
         let (context, tag) = (input.pick(&[0, 2]), input.below(4).into());
         match input.below(4) {
-            0 => Selector::exact(LIAR, context, tag),
-            1 => Selector::any_tag(LIAR, context),
+            0 => Selector::exact(HOSTILE, context, tag),
+            1 => Selector::any_tag(HOSTILE, context),
             2 => Selector::any(context),
             _ => Selector::any_source(context, tag).ignoring(input.number()),
         }
     }
 
+    /// Starts a receive of the victim.
     fn receive(&mut self, input: &mut Input<'_>) {
         let selector = Self::selector(input);
         let capacity = input.pick(&[0, 8, 100, 5000]);
         self.requests.push(self.ranks[0].irecv(selector, vec![0; capacity], 0).unwrap());
     }
 
+    /// Probes and claims a message of the victim, and checks that both find the same one.
     fn claim(&mut self, input: &mut Input<'_>) {
         let selector = Self::selector(input);
         let probed = self.ranks[0].probe(&selector);
@@ -193,7 +208,8 @@ impl World {
         self.claimed.extend(claimed.map(|(message, _)| message));
     }
 
-    /// Receives, discards, cancels or takes a request or message.
+    /// Discards or receives a claimed message of the victim, cancels one of its requests, or takes
+    /// the results of its requests.
     fn end_request(&mut self, input: &mut Input<'_>) {
         let victim = &mut self.ranks[0];
         match input.below(4) {
@@ -212,9 +228,9 @@ impl World {
         }
     }
 
-    /// With the hostile rank gone, all requests complete.
+    /// Ends the hostile rank, and checks that all requests complete.
     fn finish(mut self) {
-        self.fabric.kill(LIAR);
+        self.fabric.kill(HOSTILE);
         for from in [0, 1] {
             self.send_message(from, 100, Mode::Standard);
             self.send_message(from, 9000, Mode::Synchronous);
@@ -229,33 +245,35 @@ impl World {
             let victim = &mut self.ranks[0];
             self.requests.retain(|request| match victim.test(*request).unwrap() {
                 Some(_) => false,
-                // A receive from any source stays.
+                // A receive from any source does not end with the hostile rank.
                 None => !victim.cancel(*request).unwrap() || victim.test(*request).unwrap().is_none(),
             });
 
-            if self.conversations.is_empty() && self.requests.is_empty() {
+            if self.traffic.is_empty() && self.requests.is_empty() {
                 break;
             }
         }
 
-        assert_eq!((self.conversations.len(), self.requests.len()), (0, 0));
+        assert_eq!((self.traffic.len(), self.requests.len()), (0, 0));
         assert_eq!(self.ranks.each_ref().map(Endpoint::outstanding), [0, 0]);
     }
 }
 
-/// A rank without an endpoint.
+/// A rank that uses its port of the fabric without the library.
 struct HostileRank {
     port: FabricPort,
-    /// Its memory for others, and the destination of its gets.
+    /// Memory that others may get from.
     source: Region,
+    /// Memory that its gets write to.
     destination: Region,
     /// Numbers of requests and keys that it has seen.
     learnt: Vec<u64>,
-    /// Freed after the port, which must not use it any more.
+    /// The memory of both regions. Fields are dropped in order, so the port ends before it.
     _memory: Box<[u8]>,
 }
 
 impl HostileRank {
+    /// Registers the rank's memory.
     fn new(mut port: FabricPort) -> Self {
         let mut memory = vec![0; 2 * ROOM].into_boxed_slice();
         let (source, destination) = memory.split_at_mut(ROOM);
@@ -270,6 +288,7 @@ impl HostileRank {
         Self { port, source, destination, learnt: vec![source.remote.key], _memory: memory }
     }
 
+    /// Returns a number that names a request or a key, mostly one that the rank has seen.
     fn number(&self, input: &mut Input<'_>) -> u64 {
         match input.below(4) {
             0 => input.number(),
@@ -277,11 +296,13 @@ impl HostileRank {
         }
     }
 
+    /// Sends a packet of the library's protocol. Returns whether there was room for it.
     fn send(&mut self, to: u32, kind: u8, message: &[u8]) -> bool {
         let length = message.len().min(self.port.max_message_bytes());
         self.port.try_send(to, kind, &message[..length]).unwrap()
     }
 
+    /// Sends a packet of any kind, mostly to the victim, that nothing has asked for.
     fn send_unrequested(&mut self, input: &mut Input<'_>) {
         let to = input.pick(&[VICTIM, VICTIM, VICTIM, FRIEND]);
         match input.below(8) {
@@ -350,7 +371,7 @@ impl HostileRank {
         }
     }
 
-    /// Takes arrived messages, answers some of them, and starts a get.
+    /// Takes arrived packets, answers some of them, and starts a get.
     fn answer_messages(&mut self, input: &mut Input<'_>) {
         let mut answers = Vec::new();
         let learnt = &mut self.learnt;
@@ -381,6 +402,7 @@ impl HostileRank {
     }
 }
 
+/// Returns the header of the first packet of a message of `size` bytes.
 fn first(input: &mut Input<'_>, size: u32) -> Vec<u8> {
     let (context, tag) = (input.below(3).into(), u64::from(input.below(4)).into());
     First { context, size: size.into(), tag }.as_bytes().to_vec()

@@ -54,10 +54,11 @@ pub fn stream(data: &[u8]) {
     }
 
     while !input.is_empty() {
-        let (most, repaired) = (1 + usize::from(input.u8()), input.below(4) > 0);
-        let mut bytes = input.bytes(most).to_vec();
-        if repaired && let Some(header) = Header::parse(&bytes) {
-            // With arbitrary headers, the stream would end at nearly every first one.
+        let (maximum, is_repaired) = (1 + usize::from(input.u8()), input.below(4) > 0);
+        let mut bytes = input.bytes(maximum).to_vec();
+        if is_repaired && let Some(header) = Header::parse(&bytes) {
+            // An arbitrary header mostly ends the connection. This one gets the right size, and
+            // the message's type becomes a request or a reply.
             let size = bytes.len() as u32;
             bytes[..HEADER_SIZE]
                 .copy_from_slice(&Header { size, flags: header.flags & !0xe, ..header }.to_bytes());
@@ -70,7 +71,7 @@ pub fn stream(data: &[u8]) {
     }
 }
 
-/// Sends messages of every type.
+/// Sends correctly framed messages of every type to a server.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let config = ServerConfig {
@@ -95,7 +96,7 @@ pub fn body(data: &[u8]) {
         peer.queue(next);
         peer.reads = input.below(8) > 0;
         if input.below(4) == 0 {
-            peer.ask(&mut input);
+            peer.start_dma(&mut input);
         }
 
         let max_piece = if input.flag() { usize::MAX } else { 1 + input.below(64) as usize };
@@ -145,13 +146,14 @@ fn version(input: &mut Input<'_>) -> Message {
 
 /// Returns a correctly framed message of any type.
 pub fn message(input: &mut Input<'_>) -> Message {
-    let command = Command::from_number(match input.below(8) {
-        0 => input.u16(),
-        1 => 8,
-        2 => 9,
-        3 => 10,
-        _ => input.below(19) as u16,
-    });
+    // The numbers 1 to 18 are those of the commands.
+    let command = match input.below(8) {
+        0 => Command::from_number(input.u16()),
+        1 => Command::DeviceSetIrqs,
+        2 => Command::RegionRead,
+        3 => Command::RegionWrite,
+        _ => Command::from_number(input.below(19) as u16),
+    };
 
     let mut payload = payload(command, input);
     match input.below(16) {
@@ -180,15 +182,18 @@ pub fn message(input: &mut Input<'_>) -> Message {
     Message { bytes: [&header.to_bytes()[..], &payload].concat(), fds }
 }
 
+/// Returns a request with the id 0 and no descriptors.
 fn request(command: Command, payload: &[u8], no_reply: bool) -> Message {
     let header = Header::request(0, command, payload.len(), no_reply);
     Message { bytes: [&header.to_bytes()[..], payload].concat(), fds: Vec::new() }
 }
 
+/// Returns the bytes of 32-bit words.
 fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
+/// Returns the bytes of 64-bit words.
 fn longs(longs: &[u64]) -> Vec<u8> {
     longs.iter().flat_map(|long| long.to_le_bytes()).collect()
 }
@@ -198,10 +203,12 @@ fn pages(input: &mut Input<'_>) -> u64 {
     if input.below(4) > 0 { u64::from(input.below(8)) * 4096 } else { input.number() }
 }
 
+/// Returns the size that a payload names, mostly the right one.
 fn argsz(input: &mut Input<'_>, right: u32) -> u32 {
     if input.below(4) > 0 { right } else { input.number32() }
 }
 
+/// Returns a payload of a command's shape, with values that are often valid.
 fn payload(command: Command, input: &mut Input<'_>) -> Vec<u8> {
     match command {
         // Memory
@@ -235,9 +242,9 @@ fn payload(command: Command, input: &mut Input<'_>) -> Vec<u8> {
         }
 
         // Regions, with right or wrong counts
-        Command::RegionRead => access(input).0,
+        Command::RegionRead => region_access(input).0,
         Command::RegionWrite => {
-            let (head, count) = access(input);
+            let (head, count) = region_access(input);
             let mut data = vec![0; if input.below(8) > 0 { count.min(2000) as usize } else { 4 }];
             let bytes = input.bytes(data.len().min(16));
             data[..bytes.len()].copy_from_slice(bytes);
@@ -265,10 +272,12 @@ fn payload(command: Command, input: &mut Input<'_>) -> Vec<u8> {
     }
 }
 
+/// Returns the index of a region, mostly of an existing one.
 fn region(input: &mut Input<'_>) -> u32 {
     if input.below(8) > 0 { input.below(PCI_NUM_REGIONS + 1) } else { input.number32() }
 }
 
+/// Returns an offset in a region, mostly within it.
 fn offset(input: &mut Input<'_>) -> u64 {
     match input.below(4) {
         0 => 0,
@@ -278,7 +287,8 @@ fn offset(input: &mut Input<'_>) -> u64 {
     }
 }
 
-fn access(input: &mut Input<'_>) -> (Vec<u8>, u32) {
+/// Returns the first part of a region access's payload, and the count of bytes that it names.
+fn region_access(input: &mut Input<'_>) -> (Vec<u8>, u32) {
     let count = match input.below(4) {
         0 => 4,
         1 => 8,
@@ -309,6 +319,7 @@ fn descriptors(command: Command, input: &mut Input<'_>) -> Vec<OwnedFd> {
         .collect()
 }
 
+/// Returns a file of zeros.
 fn file(size: u64) -> OwnedFd {
     let fd = memfd_create(c"fuzz", MFdFlags::MFD_CLOEXEC).unwrap();
     nix::unistd::ftruncate(&fd, size as i64).unwrap();
@@ -331,21 +342,24 @@ struct Peer {
     reader: Framed,
     server: ServerConnection,
     device: Device,
+    /// Messages that are not sent yet.
     waiting: VecDeque<Message>,
-    /// Number of queued messages, including answers to the server's requests.
+    /// Number of messages sent and waiting, including answers to the server's requests.
     queued: u64,
     /// Whether the client reads what the server sends.
     reads: bool,
-    /// How requests of the server are answered.
+    /// A number that changes at each request of the server, and decides how it is answered.
     answers: u8,
 }
 
 impl Peer {
+    /// Connects a client to a new server.
     fn new(config: ServerConfig, input: &mut Input<'_>) -> Self {
         let (socket, server) = UnixStream::pair().unwrap();
         socket.set_nonblocking(true).unwrap();
         let reader = Framed::new(socket.try_clone().unwrap().into(), 8 << 20, 16);
-        let device = Device { gives_up: input.flag(), defers: input.u8(), ..Device::default() };
+        let (aborts_for_reset, deferred_bits) = (input.flag(), input.u8());
+        let device = Device { aborts_for_reset, deferred_bits, ..Device::default() };
 
         Self {
             socket,
@@ -359,17 +373,18 @@ impl Peer {
         }
     }
 
+    /// Lets the next run send a message.
     fn queue(&mut self, message: Message) {
         self.queued += 1;
         self.waiting.push_back(message);
     }
 
-    /// Grants the device access to the client's memory.
-    fn ask(&mut self, input: &mut Input<'_>) {
+    /// Lets the device read or write the client's memory. It may have to wait for the client.
+    fn start_dma(&mut self, input: &mut Input<'_>) {
         // The length is limited, since a client with a transfer size of one byte gets a message
         // for each byte.
         let (address, length, token) =
-            (pages(input), input.number() as usize % LONGEST_DMA, self.device.asked);
+            (pages(input), input.number() as usize % LONGEST_DMA, self.device.dma_started);
         let outstanding = self.server.dma_outstanding();
         let outcome = if input.flag() {
             self.server.dma_read(address, length, token)
@@ -379,7 +394,7 @@ impl Peer {
 
         assert_eq!(self.server.dma_outstanding(), outstanding + usize::from(outcome.is_ok()));
 
-        self.device.asked += u64::from(outcome.is_ok());
+        self.device.dma_started += u64::from(outcome.is_ok());
     }
 
     /// Sends queued messages in pieces of at most `max_piece` bytes, and runs the server in
@@ -429,12 +444,12 @@ impl Peer {
     /// Completes the deferred request, after an attempt with a wrong token that must fail.
     fn complete(&mut self) {
         let Some(token) = self.server.deferred() else { return };
-        let stranger = self.server.complete(token ^ 1, Ok(()));
+        let with_wrong_token = self.server.complete(token ^ 1, Ok(()));
 
-        assert!(matches!(stranger, Err(CompleteError::NotDeferred { .. })));
+        assert!(matches!(with_wrong_token, Err(CompleteError::NotDeferred { .. })));
 
-        self.device.ended = self.device.ended.wrapping_add(1);
-        if self.device.ended.is_multiple_of(3) {
+        self.device.completed = self.device.completed.wrapping_add(1);
+        if self.device.completed.is_multiple_of(3) {
             self.server.complete(token, Err(Errno::EIO)).unwrap();
         } else if let Err(CompleteError::Length { expected, .. }) = self.server.complete(token, Ok(())) {
             self.server.complete_read(token, Ok(&vec![3; expected])).unwrap();
@@ -488,14 +503,15 @@ impl Peer {
 
         self.server.fail_dma(Errno::ECANCELED, &mut self.device);
         assert_eq!(self.server.dma_outstanding(), 0);
-        assert_eq!(self.device.answered, self.device.asked, "each operation ends once");
+        assert_eq!(self.device.dma_ended, self.device.dma_started, "each operation ends once");
         assert_eq!(self.server.counters().messages, self.queued);
 
         // A connection that is closed between two messages ends in order.
         self.socket.shutdown(std::net::Shutdown::Both).unwrap();
-        let ends = (0..4).any(|_| matches!(self.server.on_readable(&mut self.device), Ok(Progress::Closed)));
+        let is_noticed =
+            (0..4).any(|_| matches!(self.server.on_readable(&mut self.device), Ok(Progress::Closed)));
 
-        assert!(ends, "the end is noticed");
+        assert!(is_noticed, "the server notices the end of the connection");
     }
 }
 
@@ -503,26 +519,30 @@ impl Peer {
 #[derive(Default)]
 struct Device {
     /// Whether deferred requests are aborted for a reset.
-    gives_up: bool,
-    /// Which requests are deferred.
-    defers: u8,
+    aborts_for_reset: bool,
+    /// Bit `n` defers the requests whose number is `n` modulo 8.
+    deferred_bits: u8,
     requests: u8,
-    ended: u8,
-    asked: Token,
-    answered: Token,
+    /// Deferred requests that were completed.
+    completed: u8,
+    /// DMA operations that were started, and those of them that have ended.
+    dma_started: Token,
+    dma_ended: Token,
 }
 
 impl Device {
+    /// Counts a request, and carries it out or defers it.
     fn outcome(&mut self) -> Outcome {
         self.requests = self.requests.wrapping_add(1);
-        if self.defers & (1 << (self.requests % 8)) != 0 {
+        if self.deferred_bits & (1 << (self.requests % 8)) != 0 {
             Outcome::Deferred(self.requests.into())
         } else {
             Outcome::Done
         }
     }
 
-    fn checked(&mut self, index: u32, offset: u64, length: usize) -> Outcome {
+    /// Returns the outcome of a region access, after a check that the server checks its range.
+    fn access_outcome(&mut self, index: u32, offset: u64, length: usize) -> Outcome {
         assert!(length > 0 && offset.checked_add(length as u64).is_some(), "the connection has checked that");
         if index >= PCI_NUM_REGIONS || offset + length as u64 > REGION {
             return Outcome::Failed(Errno::EINVAL);
@@ -561,11 +581,11 @@ impl Handler for Device {
 
     fn region_read(&mut self, index: u32, offset: u64, data: &mut [u8]) -> Outcome {
         data.fill(offset as u8);
-        self.checked(index, offset, data.len())
+        self.access_outcome(index, offset, data.len())
     }
 
     fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Outcome {
-        self.checked(index, offset, data.len())
+        self.access_outcome(index, offset, data.len())
     }
 
     fn dma_map(&mut self, map: DmaMap, _fd: Option<PeerFd>) -> Outcome {
@@ -599,15 +619,15 @@ impl Handler for Device {
     }
 
     fn reset_pending(&mut self, _token: Token) -> Option<Errno> {
-        self.gives_up.then_some(Errno::ECANCELED)
+        self.aborts_for_reset.then_some(Errno::ECANCELED)
     }
 
     fn dma_read_done(&mut self, _token: Token, _result: Result<&[u8], Errno>) {
-        self.answered += 1;
+        self.dma_ended += 1;
     }
 
     fn dma_write_done(&mut self, _token: Token, _result: Result<(), Errno>) {
-        self.answered += 1;
+        self.dma_ended += 1;
     }
 }
 

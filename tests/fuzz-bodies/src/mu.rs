@@ -24,16 +24,21 @@ use crate::{input::Input, world};
 const MAX: usize = 200;
 /// Time limit of operations that must succeed.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Bytes of a client's memory, and the areas in it.
+/// Bytes of a client's memory.
 const MEMORY: usize = 1 << 16;
+/// Offsets of the areas in it.
 const INJECTION: u64 = 0;
-const SLOTS: u64 = 16;
 const RECEPTION: u64 = 0x4000;
-const RECEPTION_BYTES: u64 = 0x1000;
 const COUNTER: u64 = 0x8000;
 const SOURCE: u64 = 0xa000;
 const SINK: u64 = 0xc000;
+/// Descriptors in the injection FIFO.
+const SLOTS: u64 = 16;
+/// Bytes of the reception FIFO.
+const RECEPTION_BYTES: u64 = 0x1000;
+/// Bytes of the longest message between the well-behaved clients.
 const LONGEST: u64 = 0x1800;
+/// The value of bytes that no message may change.
 const UNTOUCHED: u8 = 0xc5;
 
 /// A client of a subgroup.
@@ -41,11 +46,12 @@ struct Client {
     device: Device,
     mirror: Window,
     memory: DmaBuffer,
-    /// Descriptors posted.
+    /// Descriptors posted since the client set itself up.
     posted: u64,
 }
 
 impl Client {
+    /// Opens a subgroup of a node, with memory that the unit may reach.
     fn open(machine: &Arc<LocalMachine>, node: u32, subgroup: u16) -> Self {
         let backing = machine.open_named(&format!("bgq{node}"), &format!("s{subgroup}")).unwrap();
         let device = Device::open(backing, OpenOptions::default()).unwrap();
@@ -55,19 +61,23 @@ impl Client {
         Self { device, mirror, memory, posted: 0 }
     }
 
+    /// Writes a register.
     fn set(&self, register: u64, value: u64) {
         self.device.bar(BAR_REGISTERS).unwrap().write64(register, value).unwrap();
     }
 
+    /// Returns the address of a byte of the client's memory, for the unit.
     fn address(&self, offset: u64) -> u64 {
         self.memory.iova() + offset
     }
 
+    /// Returns a register as the mirror shows it.
     fn mirror_word(&self, register: u64) -> u64 {
         self.mirror.u64(register).unwrap().load(std::sync::atomic::Ordering::Acquire)
     }
 
-    /// Sets up injection FIFO 0, reception FIFO 0, and the entries of its sink and its counter.
+    /// Sets up injection FIFO 0 and reception FIFO 0. The first base address entry names the sink,
+    /// and the second one the counter, to which messages add.
     fn set_up(&mut self) {
         self.set_fifo(reg::INJECTION, INJECTION, SLOTS * DESCRIPTOR);
         self.set(reg::ENABLE, 1);
@@ -77,6 +87,7 @@ impl Client {
         self.set(reg::BASE_ADDRESS + 8, self.address(COUNTER) | atomic::INDICATOR | atomic::store::ADD);
     }
 
+    /// Sets up an empty FIFO. Its registers begin at `first`, and its memory at offset `start`.
     fn set_fifo(&self, first: u64, start: u64, bytes: u64) {
         let start = self.address(start);
         for (register, value) in
@@ -94,6 +105,7 @@ impl Client {
         self.set(reg::INJECTION + reg::TAIL, self.address(INJECTION + self.posted % SLOTS * DESCRIPTOR));
     }
 
+    /// Returns the counter that messages change.
     fn counter(&self) -> u64 {
         let mut word = [0; 8];
         self.memory.read(COUNTER, &mut word).unwrap();
@@ -101,7 +113,7 @@ impl Client {
     }
 }
 
-/// Returns a put to the other node's subgroup, by the torus.
+/// Returns a put from an address to a subgroup's sink at node `to`, over the torus.
 fn put(to: u8, subgroup: u16, from: u64, length: u64) -> Descriptor {
     let mut header = PacketHeader {
         data_packet_type: kind::POINT_TO_POINT,
@@ -122,13 +134,15 @@ fn put(to: u8, subgroup: u16, from: u64, length: u64) -> Descriptor {
     }
 }
 
-/// Messages from subgroup 0 of node 0 to subgroup 0 of node 1.
+/// Messages from a subgroup of node 0 to the same one of node 1.
 struct Traffic {
     ends: [Client; 2],
+    /// Messages sent so far.
     number: u64,
 }
 
 impl Traffic {
+    /// Opens the subgroup of both nodes, and sets it up.
     fn new(machine: &Arc<LocalMachine>, subgroup: u16) -> Self {
         let mut ends = [0, 1].map(|node| Client::open(machine, node, subgroup));
         ends.iter_mut().for_each(Client::set_up);
@@ -200,6 +214,7 @@ fn descriptor(input: &mut Input<'_>, own: &Client) -> Vec<u8> {
     };
 
     let mut bytes = descriptor.as_bytes().to_vec();
+    // One descriptor in four has up to three arbitrary bytes.
     for _ in 0..input.below(4) / 3 * input.below(4) {
         let at = input.below(DESCRIPTOR as u32) as usize;
         bytes[at] = input.u8();
@@ -211,12 +226,14 @@ fn descriptor(input: &mut Input<'_>, own: &Client) -> Vec<u8> {
 struct Hostile([Client; 2]);
 
 impl Hostile {
+    /// Opens subgroup 1 of both nodes, and sets it up.
     fn start(machine: &Arc<LocalMachine>) -> Self {
         let mut clients = [0, 1].map(|node| Client::open(machine, node, 1));
         clients.iter_mut().for_each(Client::set_up);
         Self(clients)
     }
 
+    /// Performs one action at either node.
     fn act(&mut self, input: &mut Input<'_>) {
         let client = &mut self.0[input.below(2) as usize];
         match input.below(16) {

@@ -67,6 +67,8 @@ pub fn body(data: &[u8]) {
     world.recover();
 }
 
+/// Performs one action of one of the clients, or lets the machine step. With the administrator's
+/// attachment, the clients can also reset a whole NIC.
 fn act(world: &mut World, clients: &mut [TreeClient], with_admin: bool, input: &mut Input<'_>) {
     let index = input.below(clients.len() as u32) as usize;
     let client = &clients[index];
@@ -81,7 +83,7 @@ fn act(world: &mut World, clients: &mut [TreeClient], with_admin: bool, input: &
             world.wake(client_id);
         }
         4 => {
-            // Every node sends the same collective, correctly.
+            // Every node sends a packet of the same collective.
             let (header, payload) = (collective(input), [input.u8(); PAYLOAD]);
             for client in clients.iter().filter(|client| client.client_id.1.0 < CORES) {
                 client.send(header, &payload);
@@ -93,7 +95,7 @@ fn act(world: &mut World, clients: &mut [TreeClient], with_admin: bool, input: &
             world.wake(client_id);
         }
         7 => {
-            // Writes a slot whose number is right or nearly right, torn or not.
+            // Writes a slot in pieces, with any number, so that the NIC may see it half written.
             let slot = window::SEND + u64::from(input.below(16)) * SLOT;
             client.store(slot + SLOT_CONTROL + 4, header(input).0);
             client.store(slot + SLOT_CONTROL, input.number32());
@@ -134,10 +136,12 @@ fn act(world: &mut World, clients: &mut [TreeClient], with_admin: bool, input: &
     }
 }
 
+/// Returns a pointer, in half of the cases a small one.
 fn pointer(input: &mut Input<'_>) -> u32 {
     if input.flag() { input.below(32) } else { input.number32() }
 }
 
+/// Returns a header of any packet.
 fn header(input: &mut Input<'_>) -> Header {
     match input.below(4) {
         0 | 1 => {
@@ -157,6 +161,7 @@ fn class(input: &mut Input<'_>) -> u32 {
     if input.below(8) > 0 { input.below(4) } else { input.below(16) }
 }
 
+/// Returns the header of a packet of a collective, mostly a valid one.
 fn collective(input: &mut Input<'_>) -> Header {
     let operation =
         input.pick(&[opcode::NONE, opcode::OR, opcode::AND, opcode::XOR, opcode::MAX, opcode::ADD, 4, 7]);
@@ -166,7 +171,8 @@ fn collective(input: &mut Input<'_>) -> Header {
     Header::collective(class, operation, words, input.below(3), irq)
 }
 
-/// Makes a trapped access: port, device control registers, global interrupts.
+/// Makes a trapped access to the packet port, a device control register, a register of the global
+/// interrupts, or any other register.
 fn port(world: &mut World, client: &TreeClient, input: &mut Input<'_>) {
     let (offset, width) = match input.below(7) {
         6 => (tree_dcr::REG_INT_ENABLE, 4),

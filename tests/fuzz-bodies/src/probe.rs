@@ -56,7 +56,6 @@ pub fn body(data: &[u8]) {
         let server = scope.spawn(move || serve(&listener, device, stop));
         let options = OpenOptions { timeout: SHORT, socket_spin: Duration::ZERO, ..OpenOptions::default() };
         if let Ok(device) = Device::open_vfio_user(&folder.0, options) {
-            // Each operation may fail.
             let _ = work(&device, &mut input);
         }
         stop.store(true, Ordering::Release);
@@ -64,6 +63,7 @@ pub fn body(data: &[u8]) {
     });
 }
 
+/// Uses every part of an opened device. Each operation may fail.
 fn work(device: &Device, input: &mut Input<'_>) -> Result<(), nicforge_driver::Error> {
     let _ = (device.identity(), device.attachment(), device.generation());
     for index in 0..6 {
@@ -137,16 +137,20 @@ fn folder() -> &'static (PathBuf, TempDir) {
 struct FalseDescription {
     config: Vec<u8>,
     regions: Vec<ReportedRegion>,
+    /// The first bytes of the files of all regions.
     mirror: Vec<u8>,
     interrupts: IrqInfo,
+    /// The value of every register.
     register: u32,
-    refuses: u8,
+    /// Bit `n` refuses the requests whose number is `n` modulo 8, after the first 32.
+    refused_bits: u8,
     requests: u8,
 }
 
 impl FalseDescription {
+    /// Returns the true description of a slot FIFO with some changes.
     fn new(input: &mut Input<'_>) -> Self {
-        let (mut config, mut regions) = truth().reported();
+        let (mut config, mut regions) = true_description().reported();
         for _ in 0..input.below(6) {
             // Most fields that the library reads are in the first 256 bytes.
             let at = input.below(256) as usize;
@@ -176,14 +180,15 @@ impl FalseDescription {
                 count: input.pick(&[2, 0, u32::MAX]),
             },
             register: if input.below(4) > 0 { 1 } else { input.u32() },
-            refuses: if input.flag() { 0 } else { input.u8() },
+            refused_bits: if input.flag() { 0 } else { input.u8() },
             requests: 0,
         }
     }
 
+    /// Counts a request, and returns whether it succeeds.
     fn outcome(&mut self) -> Outcome {
         self.requests = self.requests.wrapping_add(1);
-        let refused = self.refuses & 1 << (self.requests % 8) != 0;
+        let refused = self.refused_bits & 1 << (self.requests % 8) != 0;
         if refused && self.requests > 32 { Outcome::Failed(Errno::EIO) } else { Outcome::Done }
     }
 }
@@ -191,6 +196,7 @@ impl FalseDescription {
 /// A region's information without its file, and the file's length.
 type ReportedRegion = (RegionInfo, Option<u64>);
 
+/// Returns a region's information without its file.
 fn copy(info: &RegionInfo) -> RegionInfo {
     RegionInfo {
         flags: info.flags,
@@ -202,6 +208,7 @@ fn copy(info: &RegionInfo) -> RegionInfo {
     }
 }
 
+/// Changes one value of a region.
 fn falsify((info, file): &mut ReportedRegion, input: &mut Input<'_>) {
     let page = |input: &mut Input<'_>| match input.below(4) {
         0..=2 => u64::from(input.below(64)) * 4096,
@@ -220,18 +227,19 @@ fn falsify((info, file): &mut ReportedRegion, input: &mut Input<'_>) {
 }
 
 /// Returns the true description of a slot FIFO.
-fn truth() -> &'static TrueDescription {
-    static TRUTH: OnceLock<TrueDescription> = OnceLock::new();
-    TRUTH.get_or_init(TrueDescription::of_a_slot_fifo)
+fn true_description() -> &'static TrueDescription {
+    static DESCRIPTION: OnceLock<TrueDescription> = OnceLock::new();
+    DESCRIPTION.get_or_init(TrueDescription::of_a_slot_fifo)
 }
 
-/// Configuration space and regions.
+/// The configuration space and the regions of a device.
 struct TrueDescription {
     config: Vec<u8>,
     regions: Vec<ReportedRegion>,
 }
 
 impl TrueDescription {
+    /// Asks a machine for the description.
     fn of_a_slot_fifo() -> Self {
         let mut world = World::new(8);
         let client_id = (FIFO, AttachmentId(0));
@@ -259,6 +267,7 @@ impl TrueDescription {
         Self { config, regions }
     }
 
+    /// Returns a copy of the configuration space and of the regions.
     fn reported(&self) -> (Vec<u8>, Vec<ReportedRegion>) {
         let regions = self.regions.iter().map(|(info, file)| (copy(info), *file)).collect();
         (self.config.clone(), regions)
@@ -319,9 +328,9 @@ impl Handler for FalseDescription {
     }
 }
 
-/// Returns a file of that length that begins with `start`.
+/// Returns a file of `length` bytes that begins with `start`, as far as it fits.
 fn memory(length: u64, start: &[u8]) -> Result<OwnedFd, Errno> {
-    let fd = memfd_create(c"liar", MFdFlags::MFD_CLOEXEC)?;
+    let fd = memfd_create(c"region", MFdFlags::MFD_CLOEXEC)?;
     nix::sys::uio::pwrite(&fd, start, 0)?;
     nix::unistd::ftruncate(&fd, length as i64)?;
     Ok(fd)

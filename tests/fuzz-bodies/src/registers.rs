@@ -26,10 +26,11 @@ use crate::{
 const MAX: usize = 300;
 /// Granularity of DMA mappings.
 const PAGE: u64 = 4096;
-/// The client of the DMA engine.
-const LISTS: ClientId = (ENGINE, AttachmentId(0));
-/// The client that sends by address, and its receiver.
+/// The client of the DMA engine, which starts scatter lists.
+const ENGINE_CLIENT: ClientId = (ENGINE, AttachmentId(0));
+/// The client that sends messages by the address of a write.
 const SENDER: ClientId = (SEND, AttachmentId(0));
+/// The client that receives those messages.
 const RECEIVER: ClientId = (SEND, AttachmentId(1));
 
 /// Runs the test body on one fuzz input. The module's documentation describes the steps.
@@ -39,7 +40,8 @@ pub fn body(data: &[u8]) {
     let memory = SharedMemory::create("fuzz-dma", 16 * PAGE as usize).unwrap();
 
     // One client of each kind is attached from the start and set up as its driver does.
-    for client_id in [(FunctionId(1), AttachmentId(0)), (FIFO, AttachmentId(0)), LISTS, SENDER, RECEIVER] {
+    let (tree_client, fifo_client) = ((FunctionId(1), AttachmentId(0)), (FIFO, AttachmentId(0)));
+    for client_id in [tree_client, fifo_client, ENGINE_CLIENT, SENDER, RECEIVER] {
         world.attach(client_id);
         world.bind(client_id);
         world.enable_bus_master(client_id);
@@ -48,7 +50,8 @@ pub fn body(data: &[u8]) {
     world.attach((PORTS, AttachmentId(0)));
     let backing = DmaBacking::Memory(memory.whole());
     let length = memory.len() as u64;
-    world.machine.dma_map(LISTS.0, LISTS.1, 0, length, DmaPermission::READ_WRITE, backing).unwrap();
+    let (function, attachment) = ENGINE_CLIENT;
+    world.machine.dma_map(function, attachment, 0, length, DmaPermission::READ_WRITE, backing).unwrap();
 
     for _ in 0..MAX {
         if input.is_empty() {
@@ -97,6 +100,7 @@ fn target(input: &mut Input<'_>, client_id: ClientId) -> (u32, u64) {
     }
 }
 
+/// Returns the number of bytes of an access.
 fn width(input: &mut Input<'_>) -> usize {
     match input.below(8) {
         0..=3 => 4,
@@ -107,6 +111,7 @@ fn width(input: &mut Input<'_>) -> usize {
     }
 }
 
+/// Performs one action of any client or of the operator, or lets the machine step.
 fn act(world: &mut World, memory: &SharedMemory, input: &mut Input<'_>) {
     let client_id = client_id(input);
     match input.below(20) {
@@ -167,6 +172,7 @@ fn act(world: &mut World, memory: &SharedMemory, input: &mut Input<'_>) {
     world.check_bounds();
 }
 
+/// Returns the IOVA and the length of a range, mostly of whole pages.
 fn range(input: &mut Input<'_>) -> (u64, u64) {
     if input.below(4) > 0 {
         (u64::from(input.below(8)) * PAGE, u64::from(input.below(4)) * PAGE)
@@ -175,6 +181,7 @@ fn range(input: &mut Input<'_>) -> (u64, u64) {
     }
 }
 
+/// Maps a range of a client, to pages of `memory` or so that only messages reach it.
 fn map(world: &mut World, memory: &SharedMemory, client_id: ClientId, input: &mut Input<'_>) {
     let (iova, length) = range(input);
     let permission = match input.below(4) {
@@ -183,8 +190,8 @@ fn map(world: &mut World, memory: &SharedMemory, client_id: ClientId, input: &mu
         _ => DmaPermission::READ_WRITE,
     };
 
-    // The engine passes memory of exactly the mapping's length. It refuses a mapping that exceeds
-    // the client's file before.
+    // The window has exactly the mapping's length, as all that the engine passes to the machine:
+    // the engine refuses a mapping that exceeds the client's file.
     let window = memory.window(u64::from(input.below(8)) * PAGE, length);
     let backing = match window {
         Ok(window) if input.flag() => DmaBacking::Memory(window),
@@ -195,7 +202,7 @@ fn map(world: &mut World, memory: &SharedMemory, client_id: ClientId, input: &mu
 
 /// Writes a scatter list for the DMA engine, and starts it.
 fn start_scatter_list(world: &mut World, memory: &SharedMemory, client_id: ClientId, input: &mut Input<'_>) {
-    let client_id = if input.below(8) > 0 { LISTS } else { client_id };
+    let client_id = if input.below(8) > 0 { ENGINE_CLIENT } else { client_id };
     for index in 0..u64::from(input.below(5)) {
         let mut number = |limit: u32| match input.below(8) {
             0..=6 => u64::from(input.below(limit)),
@@ -207,13 +214,14 @@ fn start_scatter_list(world: &mut World, memory: &SharedMemory, client_id: Clien
         }
     }
 
-    let start_scatter_list = input.pick(&[0, 0, 0, PAGE, 8, 4]);
+    let list = input.pick(&[0, 0, 0, PAGE, 8, 4]);
     let count = input.pick(&[1, 2, 5, 1, 2, 0, 256, 257]);
-    let _ = world.write(client_id, 0, dma_engine::REG_LIST, &u64::to_le_bytes(start_scatter_list));
+    let _ = world.write(client_id, 0, dma_engine::REG_LIST, &u64::to_le_bytes(list));
     let _ = world.write(client_id, 0, dma_engine::REG_COUNT, &u32::to_le_bytes(count));
     let _ = world.write(client_id, 0, dma_engine::REG_START, &1_u32.to_le_bytes());
 }
 
+/// Binds, masks, unmasks, triggers or disables interrupts of a client.
 fn interrupts(world: &mut World, client_id: ClientId, input: &mut Input<'_>) {
     let (index, start) = (input.below(6), input.pick(&[0, 0, 1, 4, u32::MAX]));
     let count = input.below(6);

@@ -20,7 +20,7 @@ use crate::{
     messages::{message, write_all},
 };
 
-/// Time limit of a call, which ends earlier, since the server's end is closed already.
+/// Time limit of a call. All calls end earlier, since the server's end is closed already.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Bytes of the client's memory that the server may reach.
 const MEMORY: usize = 8192;
@@ -61,16 +61,16 @@ pub fn body(data: &[u8]) {
         assert!(!matches!(outcome, Err(ClientError::Timeout { .. })), "the server is gone: {outcome:?}");
         if matches!(outcome, Err(ClientError::Disconnected { .. })) {
             assert!(!client.is_alive());
-            assert!(matches!(client.reset(), Err(ClientError::Disconnected { .. })), "it stays so");
+            let next = client.reset();
+            assert!(matches!(next, Err(ClientError::Disconnected { .. })), "no later call succeeds");
             break;
         }
     }
 }
 
-/// Runs the parsers alone.
+/// Runs the parsers of messages, and checks that a parsed message can be built again.
 fn parse(data: &[u8]) {
     if let Ok((info, argsz)) = wire::parse_region_info(data) {
-        // Building a parsed message yields the same message.
         let rebuilt = wire::build_region_info(0, &info, u32::MAX);
         let (info_again, argsz_again) = wire::parse_region_info(&rebuilt).unwrap();
         assert_eq!((info.size, &info.areas), (info_again.size, &info_again.areas));
@@ -88,6 +88,7 @@ fn parse(data: &[u8]) {
     }
 }
 
+/// Makes the call with a number of the client's library. [`reply`] has the reply to each.
 fn make_call(client: &Client, call: u32) -> Result<(), ClientError> {
     let mut data = [0; 40];
     match call {
@@ -152,11 +153,14 @@ fn append_message(bytes: &mut Vec<u8>, id: u16, call: u32, input: &mut Input<'_>
     bytes.extend(payload);
 }
 
+/// Returns the bytes of 32-bit words.
 fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Returns a correct reply, or a payload of the same shape with any numbers.
+/// Returns the command and payload of a correct reply to the call with a number (see
+/// [`make_call`]), or a payload of the same shape with any numbers. Other numbers mean the version
+/// message.
 fn reply(call: u32, input: &mut Input<'_>) -> (Command, Vec<u8>) {
     let any = input.below(4) == 0;
     let mut number = |good: u32| if any { input.number32() } else { good };
@@ -193,6 +197,7 @@ fn reply(call: u32, input: &mut Input<'_>) -> (Command, Vec<u8>) {
     }
 }
 
+/// The client's memory from address 0 on, which the server may reach.
 struct Memory(Mutex<Vec<u8>>);
 
 impl GuestMemory for Memory {

@@ -22,12 +22,14 @@ use crate::{
 
 /// Maximum number of actions in one input.
 const MAX: usize = 400;
+/// The NIC of a compute node on the tree.
+const TREE_NIC: FunctionId = FunctionId(2);
 
 /// Runs the test body on one fuzz input. The module's documentation describes the steps.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let mut world = World::new(8);
-    let function = input.pick(&[FIFO, ENGINE, SEND, FunctionId(2)]);
+    let function = input.pick(&[FIFO, ENGINE, SEND, TREE_NIC]);
     let hostile = (function, AttachmentId(0));
 
     world.attach(hostile);
@@ -65,12 +67,13 @@ pub fn body(data: &[u8]) {
     world.recover();
 }
 
+/// Performs one action of the hostile client, or lets the machine step.
 fn act(world: &mut World, hostile: ClientId, input: &mut Input<'_>) {
     let ring = world.memory(hostile, BAR_RING).unwrap();
     match input.below(8) {
         0..=2 => write_cells(&ring, head(world, hostile), hostile, input),
         3 => {
-            // Arbitrary headers and data, also after the ring.
+            // Any bytes anywhere in the BAR, which is longer than the ring.
             let offset = u64::from(input.below(ring.len() as u32));
             let bytes = input.bytes(24);
             let available = (ring.len() as u64 - offset).min(bytes.len() as u64);
@@ -96,8 +99,10 @@ fn act(world: &mut World, hostile: ClientId, input: &mut Input<'_>) {
     check_ring_state(world, hostile);
 }
 
+/// Returns the offset of a client's control page in BAR 0. The tree NIC has other registers before
+/// it than the proof devices have.
 fn control_page(client_id: ClientId) -> u64 {
-    if client_id.0 == FunctionId(2) { tree_dcr::REGISTERS } else { 0x1000 }
+    if client_id.0 == TREE_NIC { tree_dcr::REGISTERS } else { 0x1000 }
 }
 
 /// Returns the number of cells that the machine has consumed, by the mirror.
@@ -130,7 +135,8 @@ fn write_cells(ring: &SharedMemory, head: u32, hostile: ClientId, input: &mut In
     let (bar, offset) = match input.below(4) {
         0 => (0, input.below(0x80)),
         1 if hostile.0 == SEND => {
-            // A send to itself, which takes no messages: the ninth stalls.
+            // A send to its own mailbox or to attachment 3. It takes no messages, so the ninth one
+            // to itself stalls.
             let (target, tag) = (input.pick(&[0, 0, 0, 3]), input.below(64));
             let offset = target << addressed_send::SEND_TARGET_SHIFT | tag << addressed_send::SEND_TAG_SHIFT;
             (addressed_send::SEND_BAR, offset)
@@ -140,6 +146,7 @@ fn write_cells(ring: &SharedMemory, head: u32, hostile: ClientId, input: &mut In
         _ => (input.u8(), input.number32()),
     };
 
+    // The phase is arbitrary, and sometimes a reserved bit is set.
     let header = posted::header(bar, offset, length) | u64::from(input.u8() & 0x81) << 56;
     let (cell, header) = if input.below(4) > 0 {
         // The cell that the consumer reads next, if it has consumed all earlier ones.

@@ -34,27 +34,34 @@ use crate::{input::Input, world};
 const MAX: usize = 150;
 /// Time limit of operations that must succeed.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Bytes of memory of the hostile software: of each buffer.
+/// Bytes of each buffer of the hostile software.
 const SHARED: usize = 1 << 14;
+/// The value of bytes that no message may change.
 const UNTOUCHED: u8 = 0xc5;
-/// Bytes of a message's buffer at its receiver, and of all memory there.
+/// Bytes that the receiver of the good messages has for each of them.
 const SLOT_BYTES: u64 = 4096;
+/// Bytes of a well-behaved process's memory.
 const SINK: u64 = 2 * SLOT_BYTES;
-/// Nodes of the network. The last one is the hostile software's if it has a trusted mailbox.
+/// Nodes of the network.
 const NODES: u32 = 3;
+/// The node of hostile software that has a trusted mailbox.
 const HOSTILE_NODE: u32 = NODES - 1;
 /// Events of the hostile kernel's queue.
 const KERNEL_EVENTS: u32 = 16;
 /// Handles and names of messages that the hostile software remembers.
 const REMEMBERED: usize = 16;
+/// The portal of all messages that fit the rules.
 const PORTAL: u8 = 4;
+/// The lowest match bits of the well-behaved processes' messages.
 const BITS: u64 = 0x1234;
 
+/// Opens an attachment of a node's SeaStar.
 fn open(machine: &Arc<LocalMachine>, node: u32, attachment: &str) -> Device {
     let backing = machine.open_named(&format!("ss{node}"), attachment).unwrap();
     Device::open(backing, OpenOptions::default()).unwrap()
 }
 
+/// Boots a node with a well-behaved kernel.
 fn boot(machine: &Arc<LocalMachine>, node: u32) -> Arc<Kernel> {
     Kernel::boot(open(machine, node, "kernel"), KernelConfig::default()).unwrap()
 }
@@ -144,6 +151,7 @@ struct Process {
 }
 
 impl Process {
+    /// Starts process `number` of the kernel's node.
     fn new(machine: &Arc<LocalMachine>, kernel: &Arc<Kernel>, number: u16, mode: Mode) -> Self {
         let device = open(machine, kernel.node(), &format!("p{number}"));
         let interface = Interface::open(kernel, device, mode).unwrap();
@@ -162,8 +170,9 @@ fn is_forged(event: &Event) -> bool {
 /// Messages from the first process to the second one.
 struct Traffic {
     ends: [Process; 2],
+    /// The sender's memory.
     from: MemoryDescriptor,
-    /// Match bits of this talk's messages.
+    /// Match bits of these messages.
     bits: u64,
     /// Messages that were sent, have ended at their sender, and have arrived.
     sent: u64,
@@ -172,13 +181,15 @@ struct Traffic {
 }
 
 impl Traffic {
+    /// Lets the second process receive, and the first one send.
     fn new(ends: [Process; 2]) -> Self {
         let [local, remote] = &ends;
         for (end, value) in ends.iter().zip([0, UNTOUCHED]) {
             end.memory.write(0, &[value; SINK as usize]).unwrap();
         }
 
-        // Earlier talks have entries of their own, for other initiators.
+        // A process that received earlier still has the match entry of those messages. It does not
+        // match here, since these bits depend on the sender.
         let ProcessId { node, process } = local.interface.id();
         let bits = BITS + u64::from(node) * 8 + u64::from(process);
         let initiator = Initiator { node: Some(node), process: Some(process) };
@@ -194,7 +205,7 @@ impl Traffic {
         Self { ends, from, bits, sent: 0, ended: 0, arrived: 0 }
     }
 
-    /// Returns the length of a message.
+    /// Returns the length of a message: another one for each number.
     fn length(number: u64) -> u64 {
         number * 613 % SLOT_BYTES
     }
@@ -240,28 +251,30 @@ impl Traffic {
 
     /// Sends some more messages, and waits for the end of all.
     fn finish(&mut self) {
-        let (deadline, most) = (Deadline::after(LIMIT), self.sent + 10);
+        let (deadline, total) = (Deadline::after(LIMIT), self.sent + 10);
         let device = self.ends[0].interface.device().clone();
         let mut relax = device.new_relax();
-        while self.arrived < most || self.ended < most {
+        while self.arrived < total || self.ended < total {
             assert!(!deadline.has_passed(), "{} sent, {} arrived", self.sent, self.arrived);
-            self.poll_once(most);
+            self.poll_once(total);
             device.relax(&mut relax).unwrap();
         }
     }
 }
 
-/// A mailbox by hand.
+/// A mailbox that is used without the library.
 struct Mailbox {
     device: Device,
     windows: Window,
     mirrors: Window,
+    /// Commands that the card has been told of.
     next: u32,
     /// Memory that the card may reach if the kernel's map allows it.
     memory: DmaBuffer,
 }
 
 impl Mailbox {
+    /// Continues with the commands of the mailbox's earlier user.
     fn new(device: Device) -> Self {
         let windows = device.bar(BAR_WINDOW).unwrap().window(window::BASE, window::SIZE).unwrap();
         let mirrors = device.bar(BAR_MIRROR).unwrap().window(mirror::BASE, mirror::SIZE).unwrap();
@@ -278,6 +291,7 @@ impl Mailbox {
         self.set_tail(self.next);
     }
 
+    /// Stores the count of commands, and rings the doorbell.
     fn set_tail(&self, value: u32) {
         self.windows.u32(window::COMMAND_TAIL).unwrap().store(value, Ordering::Release);
         self.device.doorbell().after_store().unwrap();
@@ -292,7 +306,7 @@ impl Mailbox {
         (result.number == self.next).then_some(result)
     }
 
-    /// Changes the count, the slots, registers or the device.
+    /// Stores or reads something arbitrary in the mailbox or in another region, or resets it.
     fn disturb(&mut self, input: &mut Input<'_>) {
         match input.below(8) {
             0..=1 => {
@@ -333,13 +347,14 @@ impl Mailbox {
 enum Rights {
     /// A process of a node whose kernel is well-behaved. The interface keeps the process started.
     Process { _interface: Interface, allowed: Region },
-    /// A node with its kernel.
+    /// A node with its kernel, which remembers the tokens of arrived messages.
     Node { kernel: Mailbox, taken_events: u32, tokens: VecDeque<u32> },
 }
 
 /// Hostile software.
 struct Hostile {
     process: Mailbox,
+    /// Handles that the process's commands have returned.
     handles: VecDeque<u32>,
     rights: Rights,
 }
@@ -443,6 +458,7 @@ impl Hostile {
         }
     }
 
+    /// Writes a command into one of the mailboxes, or disturbs one.
     fn act(&mut self, input: &mut Input<'_>) {
         self.remember_handles();
         match input.below(8) {
@@ -455,7 +471,7 @@ impl Hostile {
         }
     }
 
-    /// Remembers the handles in the results and events so far.
+    /// Remembers the handles in the last result, and the token in the next event if it has come.
     fn remember_handles(&mut self) {
         if let Some(result) = self.process.result().filter(|result| result.code == code::OK) {
             remember(&mut self.handles, result.value as u32);
@@ -596,7 +612,7 @@ impl Hostile {
         }
     }
 
-    /// Returns a range, mostly one within memory that the process may name.
+    /// Returns the address and length of a range, which the process mostly may name.
     fn range(&self, input: &mut Input<'_>) -> (u64, u64) {
         let allowed = self.allowed();
         match input.below(8) {

@@ -6,6 +6,7 @@ use crate::Body;
 struct Numbers(u64);
 
 impl Numbers {
+    /// Returns the next number.
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -14,6 +15,7 @@ impl Numbers {
         mixed ^ (mixed >> 31)
     }
 
+    /// Returns 0 to `longest` bytes.
     fn bytes(&mut self, longest: usize) -> Vec<u8> {
         let length = self.next() as usize % (longest + 1);
         let words = (0..length.div_ceil(8)).flat_map(|_| self.next().to_le_bytes());

@@ -22,12 +22,18 @@ const LIMIT: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(2);
 /// Number of messages that must pass both ways at the end.
 const LAST: u64 = 200;
+/// The kind of a control message that grants credit.
+const GRANT_OF_CREDIT: u64 = 2;
 
+/// The port that the hostile one attacks.
 const VICTIM: Address = Address { node: 0, vpid: 0 };
+/// The victim's other peer.
 const WELL_BEHAVED: Address = Address { node: 0, vpid: 1 };
-/// Alone on its node, since its uncounted messages share slots with its neighbours.
+/// The hostile port is alone on its node: ports of one node share slots, and this one sends more
+/// messages than it has credit for.
 const HOSTILE: Address = Address { node: 1, vpid: 0 };
 
+/// Opens the port with an address.
 fn open(machine: &Arc<LocalMachine>, address: Address, config: Config) -> Port {
     let names = (format!("ex{}", address.node), format!("vpid{}", address.vpid));
     let device = Device::from_backing(machine.open_named(&names.0, &names.1).unwrap()).unwrap();
@@ -89,15 +95,17 @@ struct World {
     machine: Arc<LocalMachine>,
     victim: Port,
     friend: Port,
-    /// From the friend to the victim, and back.
+    /// The friend's link to the victim, and the victim's link to the friend.
     links: [PeerLink; 2],
-    /// From the victim to the hostile port.
+    /// The victim's link to the hostile port.
     to_hostile: Option<PeerLink>,
+    /// Messages sent on each of `links`, and received from it.
     sent: [u64; 2],
     received: [u64; 2],
 }
 
 impl World {
+    /// Opens both ports, the victim's with `config`, and connects them.
     fn new(machine: &Arc<LocalMachine>, config: Config) -> Self {
         let mut victim = open(machine, VICTIM, config);
         let mut friend = open(machine, WELL_BEHAVED, Config::default());
@@ -114,7 +122,7 @@ impl World {
         }
     }
 
-    /// Connects to the hostile port, or disconnects.
+    /// Connects the victim to the hostile port, or disconnects it.
     fn connect_or_disconnect(&mut self, input: &mut Input<'_>) {
         match self.to_hostile.take() {
             Some(link) if input.flag() => self.victim.disconnect(link).unwrap(),
@@ -132,6 +140,7 @@ impl World {
         }
     }
 
+    /// Sends messages of the victim to the hostile port until it refuses one.
     fn send_to_hostile_vpid(&mut self, input: &mut Input<'_>) {
         let Some(link) = self.to_hostile else { return };
         for _ in 0..input.below(FLOOD) {
@@ -142,6 +151,7 @@ impl World {
         }
     }
 
+    /// Lets the victim wait for a message of some kind.
     fn receive(&mut self, input: &mut Input<'_>) {
         let filter = match input.below(4) {
             0 => Filter::ANY,
@@ -162,6 +172,7 @@ impl World {
         }
     }
 
+    /// Counts a message that the victim has received, if it is the friend's.
     fn record_message(&mut self, message: &nicforge_velo::Message) {
         if message.from == WELL_BEHAVED {
             assert_eq!(message.quadword(0), self.received[0], "the friend's messages come in order");
@@ -183,7 +194,8 @@ impl World {
             }
             match port.send_nb(link, 0, &sent.to_le_bytes()) {
                 Ok(()) => *sent += 1,
-                // The victim's messages to the hostile port may have been dropped.
+                // A device error says that messages were lost: those of the victim to the hostile
+                // port may have been.
                 Err(Error::WouldBlock | Error::Device { .. } | Error::PeerGone { .. }) => {}
                 Err(error) => panic!("{error}"),
             }
@@ -201,7 +213,7 @@ impl World {
         }
     }
 
-    /// With the hostile port gone, all messages pass.
+    /// Checks that all messages pass, after the end of the hostile port.
     fn finish(mut self) {
         let deadline = Deadline::after(LIMIT);
         let maximum = self.sent.map(|sent| sent + LAST);
@@ -241,6 +253,7 @@ struct Hostile {
 }
 
 impl Hostile {
+    /// Opens the port, and connects it to both others and to itself.
     fn new(machine: &Arc<LocalMachine>) -> Self {
         let config = Config { flow_control: false, slots: Some(64), ..Config::default() };
         let mut port = open(machine, HOSTILE, config);
@@ -263,19 +276,20 @@ impl Hostile {
         }
     }
 
-    /// Returns a control message; see the library's flow control.
+    /// Returns a control message, mostly with the tenants that the library's protocol asks for.
     fn control(&self, input: &mut Input<'_>, peer: usize) -> Vec<u8> {
         let kind = input.pick(&[1, 1, 2, 3, 0, 255]);
-        let of = |tenant: u8, input: &mut Input<'_>| if input.below(4) > 0 { tenant } else { input.u8() };
+        let mostly = |tenant: u8, input: &mut Input<'_>| if input.below(4) > 0 { tenant } else { input.u8() };
 
-        // A credit names its receiver where the other messages name the sender.
-        let generation = of(if kind == 2 { self.tenants[peer] } else { self.tenants[2] }, input);
-        let target = of(self.tenants[peer], input);
+        // A grant of credit names its receiver where the other messages name the sender.
+        let named = if kind == GRANT_OF_CREDIT { self.tenants[peer] } else { self.tenants[2] };
+        let named = mostly(named, input);
+        let target = mostly(self.tenants[peer], input);
         let number = match input.below(4) {
             0..=1 => 64,
             _ => input.number32(),
         };
-        let word = kind | u64::from(generation) << 8 | u64::from(target) << 16 | u64::from(number) << 32;
+        let word = kind | u64::from(named) << 8 | u64::from(target) << 16 | u64::from(number) << 32;
         let mut message = word.to_le_bytes().to_vec();
 
         if input.below(8) == 0 {
@@ -286,11 +300,13 @@ impl Hostile {
         message
     }
 
+    /// Takes all messages that have arrived.
     fn read(&mut self) {
         while self.port.poll().unwrap().is_some() {}
     }
 }
 
+/// Returns a message of any words that fits into a packet.
 fn any_message(input: &mut Input<'_>) -> Vec<u8> {
     let mut message = vec![0; 8 * (1 + input.below(8) as usize)];
     let bytes = input.bytes(message.len());

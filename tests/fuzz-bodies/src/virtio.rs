@@ -23,11 +23,13 @@ const MAX: usize = 300;
 const MANY_STEPS: usize = 10_000;
 /// Granularity of DMA mappings.
 const PAGE: u64 = 4096;
-/// The device with the arbitrary driver, the other one, and the switch.
+/// The device with the arbitrary driver.
 const VICTIM: FunctionId = FunctionId(0);
+/// The device whose driver keeps the rules.
 const OTHER: FunctionId = FunctionId(1);
+/// The switch between the two devices.
 const SWITCH: FunctionId = FunctionId(2);
-/// The only attachment of each.
+/// The only attachment of each device.
 const USER: AttachmentId = AttachmentId(0);
 /// Packets on a link in each direction.
 const CREDITS: u32 = 4;
@@ -46,7 +48,7 @@ const BUFFERS: u64 = 0x1000;
 /// Bytes of a buffer.
 const BUFFER: u64 = 0x600;
 
-/// Flags of a descriptor (2.7.5).
+/// Flags of a descriptor (virtio specification, 2.7.5).
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 
@@ -75,9 +77,12 @@ pub fn body(data: &[u8]) {
     net.recover();
 }
 
-/// Features of a driver that keeps the rules.
+/// The fewest features that a driver may accept.
 const LEAST: u64 = feature::VERSION_1;
+/// Value of the PCI command register that lets the device use memory and DMA.
+const MEMORY_AND_DMA: u16 = 6;
 
+/// Performs one action of the arbitrary driver, sends a frame to it, or lets the machine step.
 fn act(net: &mut Net, input: &mut Input<'_>) {
     match input.below(16) {
         0 | 1 => registers(net, input),
@@ -97,7 +102,7 @@ fn act(net: &mut Net, input: &mut Input<'_>) {
         }
         10 => remap(net, input),
         11 => {
-            let command = input.pick(&[6_u16, 6, 2, 0]);
+            let command = input.pick(&[MEMORY_AND_DMA, MEMORY_AND_DMA, 2, 0]);
             net.write(VICTIM, region::CONFIG, 4, &command.to_le_bytes());
         }
         12 => match input.below(8) {
@@ -222,6 +227,7 @@ impl Net {
         self.map_all(nic);
     }
 
+    /// Maps a driver's whole memory page by page, and lets the device reach it.
     fn map_all(&mut self, nic: FunctionId) {
         self.machine.dma_unmap_all(nic, USER).unwrap();
         for page in 0..PAGES {
@@ -229,7 +235,7 @@ impl Net {
             let (iova, backing) = (BASE + page * PAGE, DmaBacking::Memory(window));
             self.machine.dma_map(nic, USER, iova, PAGE, DmaPermission::READ_WRITE, backing).unwrap();
         }
-        self.write(nic, region::CONFIG, 4, &6_u16.to_le_bytes());
+        self.write(nic, region::CONFIG, 4, &MEMORY_AND_DMA.to_le_bytes());
     }
 
     /// Writes a register that takes the write.
@@ -237,6 +243,7 @@ impl Net {
         let _ = self.machine.write(nic, USER, region, offset, data).unwrap();
     }
 
+    /// Writes a descriptor with these four fields at an offset of the driver's memory.
     fn put_descriptor(&self, nic: FunctionId, at: u64, (iova, length, flags, next): (u64, u32, u16, u16)) {
         let mut bytes = iova.to_le_bytes().to_vec();
         bytes.extend(length.to_le_bytes());
@@ -250,8 +257,8 @@ impl Net {
         self.write(nic, 0, common::STATUS, &[0]);
         self.memories[nic.0 as usize].zero(0, PAGES * PAGE).unwrap();
 
-        for (queue_offset, value) in [(0_u32, features as u32), (1, (features >> 32) as u32)] {
-            self.write(nic, 0, common::DRIVER_FEATURE_SELECT, &queue_offset.to_le_bytes());
+        for (half, value) in [(0_u32, features as u32), (1, (features >> 32) as u32)] {
+            self.write(nic, 0, common::DRIVER_FEATURE_SELECT, &half.to_le_bytes());
             self.write(nic, 0, common::DRIVER_FEATURE, &value.to_le_bytes());
         }
         self.write(nic, 0, common::STATUS, &[status::FEATURES_OK]);

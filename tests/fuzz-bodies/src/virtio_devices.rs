@@ -31,8 +31,9 @@ const MAX: usize = 300;
 const MANY_STEPS: usize = 10_000;
 /// Granularity of DMA mappings.
 const PAGE: u64 = 4096;
-/// The device, and its only attachment.
+/// The only device of the machine.
 const DEVICE_UNDER_TEST: FunctionId = FunctionId(0);
+/// The device's only attachment.
 const USER: AttachmentId = AttachmentId(0);
 /// Entries of the queues of a driver that keeps the rules.
 const ENTRIES: u16 = 8;
@@ -49,7 +50,10 @@ const USED: u64 = 0x800;
 const TABLES: u64 = 0xc00;
 const BUFFERS: u64 = 0x1000;
 
-/// Flags of a descriptor (2.7.5).
+/// Value of the PCI command register that lets the device use memory and DMA.
+const MEMORY_AND_DMA: u16 = 6;
+
+/// Flags of a descriptor (virtio specification, 2.7.5).
 const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
@@ -88,6 +92,7 @@ pub fn body(data: &[u8]) {
 }
 
 impl World {
+    /// Creates a machine of one device of a kind, with an attached driver.
     fn new(kind: Kind) -> Self {
         let mut file = NamedTempFile::new().unwrap();
         file.write_all(&[0x5a; DISK]).unwrap();
@@ -111,17 +116,19 @@ impl World {
         world
     }
 
+    /// Attaches a client, and maps its memory.
     fn attach(&mut self) {
         self.machine.attach(DEVICE_UNDER_TEST, USER).unwrap();
         self.map_all();
     }
 
+    /// Maps the driver's whole memory page by page, and lets the device reach it.
     fn map_all(&mut self) {
         self.machine.dma_unmap_all(DEVICE_UNDER_TEST, USER).unwrap();
         for page in 0..PAGES {
             self.map(page, 1, DmaPermission::READ_WRITE, true);
         }
-        self.write(region::CONFIG, 4, &6_u16.to_le_bytes());
+        self.write(region::CONFIG, 4, &MEMORY_AND_DMA.to_le_bytes());
     }
 
     /// Maps pages, to memory or so that only messages reach them.
@@ -134,11 +141,12 @@ impl World {
         let _ = self.machine.dma_map(DEVICE_UNDER_TEST, USER, iova, length, permission, backing);
     }
 
-    /// Writes a register.
+    /// Writes a register, which may refuse the write or stall it.
     fn write(&mut self, region: u32, offset: u64, data: &[u8]) {
         let _ = self.machine.write(DEVICE_UNDER_TEST, USER, region, offset, data);
     }
 
+    /// Performs one action of the driver, or lets the machine step.
     fn act(&mut self, input: &mut Input<'_>) {
         match input.below(16) {
             0 | 1 => self.registers(input),
@@ -175,6 +183,7 @@ impl World {
         }
     }
 
+    /// Writes a descriptor with these four fields at an offset of the driver's memory.
     fn put_descriptor(&self, at: u64, (iova, length, flags, next): (u64, u32, u16, u16)) {
         let mut bytes = iova.to_le_bytes().to_vec();
         bytes.extend(length.to_le_bytes());
@@ -235,6 +244,7 @@ impl World {
         }
     }
 
+    /// Resets the device in one of its ways, replaces its client, or changes the command register.
     fn reset(&mut self, input: &mut Input<'_>) {
         match input.below(8) {
             0 => self.machine.reset_attachment(DEVICE_UNDER_TEST, USER).unwrap(),
@@ -243,17 +253,21 @@ impl World {
                 self.machine.detach(DEVICE_UNDER_TEST, USER, Ended::Closed).unwrap();
                 self.attach();
             }
-            3 => self.write(region::CONFIG, 4, &input.pick(&[6_u16, 6, 2, 0]).to_le_bytes()),
+            3 => {
+                let command = input.pick(&[MEMORY_AND_DMA, MEMORY_AND_DMA, 2, 0]);
+                self.write(region::CONFIG, 4, &command.to_le_bytes());
+            }
             _ => self.write(0, common::STATUS, &[0]),
         }
     }
 
-    /// Sets the device up by the rules. The disk's queue has a write of one sector in its table.
+    /// Sets the device up by the rules, with the descriptors of one buffer in each queue's table.
+    /// No buffer is made available.
     fn start(&mut self, features: u64) {
         self.write(0, common::STATUS, &[0]);
         self.memory.zero(0, PAGES * PAGE).unwrap();
-        for (queue_offset, value) in [(0_u32, features as u32), (1, (features >> 32) as u32)] {
-            self.write(0, common::DRIVER_FEATURE_SELECT, &queue_offset.to_le_bytes());
+        for (half, value) in [(0_u32, features as u32), (1, (features >> 32) as u32)] {
+            self.write(0, common::DRIVER_FEATURE_SELECT, &half.to_le_bytes());
             self.write(0, common::DRIVER_FEATURE, &value.to_le_bytes());
         }
         self.write(0, common::STATUS, &[status::FEATURES_OK]);
@@ -276,7 +290,8 @@ impl World {
         self.write(0, common::STATUS, &[status::DRIVER_OK]);
     }
 
-    /// Returns the descriptors of a buffer by the rules.
+    /// Returns the descriptors of a buffer by the rules: for the disk, a write of one sector. See
+    /// [`World::put_descriptor`] for their fields.
     fn request(&self) -> Vec<(u64, u32, u16, u16)> {
         let buffer = BASE + BUFFERS;
         match self.kind {

@@ -43,8 +43,11 @@ const COMMAND: u16 = 0x04;
 const BARS: u16 = 0x10;
 const MSIX: u16 = 0x40;
 const EXPRESS: u16 = 0x60;
-/// The second byte of device control, and its bit that resets the function.
+/// Bit of the PCI Express device capabilities: the function can be reset.
+const FUNCTION_RESET: u32 = 1 << 28;
+/// The second byte of PCI Express device control.
 const RESET: u16 = EXPRESS + 9;
+/// Bit of that byte that resets the function.
 const INITIATE: u8 = 1 << 7;
 
 /// The hypervisor.
@@ -57,15 +60,19 @@ struct Checker {
     calls: AtomicU32,
 }
 
+/// The state that the calls so far have set up. Events are named by their file descriptors.
 #[derive(Default)]
 struct Calls {
+    /// First address of each memory slot, and the address after it.
     slots: BTreeMap<u32, (u64, u64)>,
     doorbells: BTreeMap<ExitAddress, i32>,
     routes: Vec<(u32, Route)>,
+    /// The interrupt number of each connected event.
     connected: BTreeMap<i32, u32>,
 }
 
 impl Checker {
+    /// Fails if `refusals` says so of this call.
     fn refuse(&self) -> Result<(), VmError> {
         let call = self.calls.fetch_add(1, Ordering::Relaxed) % u64::BITS;
         match self.refusals >> call & 1 {
@@ -74,6 +81,7 @@ impl Checker {
         }
     }
 
+    /// Records that an event is connected to an interrupt number, and checks that it may be.
     fn connect_number(&self, event: &Event, number: u32) {
         let mut state = self.state.lock().unwrap();
         assert!(state.routes.iter().any(|(routed, _)| *routed == number), "number {number} has no route");
@@ -171,12 +179,13 @@ struct AnyFunction {
     config: Mutex<Vec<u8>>,
     bars: Vec<Bar>,
     doorbells: Vec<Doorbell>,
-    /// Every access fails whose number is a multiple of this, if it is not 0.
-    failing: u32,
+    /// Every access fails whose number is a multiple of this one. No access fails if it is 0.
+    failing_period: u32,
     accesses: AtomicU32,
 }
 
 impl AnyFunction {
+    /// Returns a function whose areas are parts of `file`.
     fn new(input: &mut Input<'_>, file: &Arc<File>) -> Self {
         let mut config = vec![0; 4096];
         config[0x34] = MSIX as u8;
@@ -189,7 +198,8 @@ impl AnyFunction {
 
         let next = input.pick(&[0, MSIX as u8, 0xfc]);
         put(&mut config, EXPRESS, &[0x10, next]);
-        put(&mut config, EXPRESS + 4, &(u32::from(input.below(4) > 0) << 28).to_le_bytes());
+        let capabilities = if input.below(4) > 0 { FUNCTION_RESET } else { 0 };
+        put(&mut config, EXPRESS + 4, &capabilities.to_le_bytes());
 
         let bars: Vec<_> = (0..input.below(4)).map(|number| bar(input, number as u8, file)).collect();
         let doorbells = (0..input.below(3)).map(|_| Doorbell {
@@ -198,16 +208,18 @@ impl AnyFunction {
             event: Event::new().unwrap(),
         });
         let doorbells = doorbells.collect();
-        let failing = input.pick(&[0, 0, 7, 50]);
-        Self { config: Mutex::new(config), bars, doorbells, failing, accesses: AtomicU32::new(0) }
+        let failing_period = input.pick(&[0, 0, 7, 50]);
+        Self { config: Mutex::new(config), bars, doorbells, failing_period, accesses: AtomicU32::new(0) }
     }
 
+    /// Counts an access, and fails if it is one of those that do.
     fn access(&self) -> Result<(), FunctionError> {
         let number = self.accesses.fetch_add(1, Ordering::Relaxed) + 1;
-        let fails = self.failing > 0 && number.is_multiple_of(self.failing);
+        let fails = self.failing_period > 0 && number.is_multiple_of(self.failing_period);
         if fails { Err(FunctionError::Malformed("it fails".into())) } else { Ok(()) }
     }
 
+    /// Checks that an access to a BAR has a natural width and lies in the BAR, and counts it.
     fn check_access(&self, bar: u8, offset: u64, length: usize) -> Result<(), FunctionError> {
         assert!(matches!(length, 1 | 2 | 4 | 8), "{length} bytes");
         let size = self.bars.iter().find(|found| found.index == bar).unwrap().size;
@@ -287,11 +299,12 @@ impl Function for AnyFunction {
     }
 }
 
+/// Stores bytes in a configuration space.
 fn put(config: &mut [u8], at: u16, bytes: &[u8]) {
     config[usize::from(at)..usize::from(at) + bytes.len()].copy_from_slice(bytes);
 }
 
-/// Runs one input; see the module.
+/// Runs the test body on one fuzz input. The module's documentation describes the steps.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let ram = Ram::new(input.pick(&[1 << 20, 4 << 20, 3 << 30, (3 << 30) + (1 << 20)])).unwrap();
@@ -330,6 +343,7 @@ fn at(slot: u64, register: u16) -> u64 {
     ECAM + (slot << 15) + u64::from(register)
 }
 
+/// Makes one or more accesses of the guest, to one of the first `slots` slots where it matters.
 fn act(devices: &Devices, input: &mut Input<'_>, slots: u64) {
     let slot = u64::from(input.below(8)) % slots;
     match input.below(16) {
@@ -378,11 +392,11 @@ fn width(input: &mut Input<'_>) -> usize {
     input.pick(&[4, 1, 2, 8, 3, 5, 7])
 }
 
-/// Resets a function, and checks that the bus has forgotten what the guest set.
+/// Resets a function, if it offers a reset, and checks that its BARs have no addresses then.
 fn check_reset(devices: &Devices, slot: u64) {
     let mut capabilities = [0; 4];
     devices.memory_read(at(slot, EXPRESS + 4), &mut capabilities);
-    if u32::from_le_bytes(capabilities) != 1 << 28 {
+    if u32::from_le_bytes(capabilities) != FUNCTION_RESET {
         return;
     }
 
@@ -390,6 +404,7 @@ fn check_reset(devices: &Devices, slot: u64) {
     for register in 0..6 {
         let mut bar = [0; 4];
         devices.memory_read(at(slot, BARS + 4 * register), &mut bar);
+        // The low four bits of a BAR are its kind.
         assert!(u32::from_le_bytes(bar) < 16, "BAR register {register} is reset");
     }
 }

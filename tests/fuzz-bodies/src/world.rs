@@ -65,7 +65,7 @@ pub struct World {
     now: Nanos,
 }
 
-/// A sink that counts.
+/// An interrupt sink that counts its signals.
 #[derive(Default)]
 pub struct Count(AtomicU64);
 
@@ -90,7 +90,7 @@ pub fn parsed(text: &str) -> Plan {
     plan
 }
 
-/// Returns the plan of the machine of [`World`].
+/// Returns the plan of the machine of [`World`], whose tree FIFOs hold `fifo_depth` packets.
 pub fn plan(fifo_depth: u32) -> Plan {
     let mut text =
         format!("name = \"world\"\n[[pset]]\ncompute_nodes = {COMPUTE_NODES}\nfifo_depth = {fifo_depth}\n");
@@ -121,7 +121,7 @@ impl World {
         self.machine.attach(client_id.0, client_id.1).unwrap();
     }
 
-    /// Returns whether it is attached.
+    /// Returns whether a client is attached.
     pub fn is_attached(&self, client_id: ClientId) -> bool {
         self.machine.is_attached(client_id.0, client_id.1)
     }
@@ -137,7 +137,7 @@ impl World {
         self.machine.region(client_id.0, client_id.1, bar).unwrap().memory
     }
 
-    /// Makes a trapped read.
+    /// Makes a trapped read, and checks that it is counted if it was done.
     pub fn read(&mut self, client_id: ClientId, region: u32, offset: u64, data: &mut [u8]) -> Outcome {
         let before = self.accesses(client_id);
         let outcome = self.machine.read(client_id.0, client_id.1, region, offset, data);
@@ -147,7 +147,7 @@ impl World {
         outcome
     }
 
-    /// Makes a trapped write.
+    /// Makes a trapped write, and checks that it is counted if it was done.
     pub fn write(&mut self, client_id: ClientId, region: u32, offset: u64, data: &[u8]) -> Outcome {
         let before = self.accesses(client_id);
         let outcome = self.machine.write(client_id.0, client_id.1, region, offset, data);
@@ -157,7 +157,7 @@ impl World {
         outcome
     }
 
-    /// Returns the numbers of trapped reads and writes counted so far.
+    /// Returns the numbers of trapped reads and of trapped writes counted so far.
     fn accesses(&self, client_id: ClientId) -> Option<(u64, u64)> {
         let counters = self.machine.attachment_counters(client_id.0, client_id.1)?;
         Some((counters.trapped_reads, counters.trapped_writes))
@@ -375,6 +375,7 @@ impl World {
         let backing = DmaBacking::Memory(memory.whole());
 
         self.machine.dma_map(function, attachment, 0, 4096, DmaPermission::READ_WRITE, backing).unwrap();
+        // One element of the list: source, destination and length.
         for (offset, value) in [(0, 64_u64), (8, 128), (16, 64)] {
             memory.write(offset, &value.to_le_bytes()).unwrap();
         }
@@ -392,7 +393,7 @@ impl World {
         self.detach(client_id, Ended::Closed);
     }
 
-    /// Checks that a message reaches the other attachment.
+    /// Checks that a message from attachment 0 reaches attachment 1.
     fn check_send(&mut self) {
         let [from, to] = [0, 1].map(|attachment| (SEND, AttachmentId(attachment)));
         self.attach(from);
@@ -457,6 +458,7 @@ pub fn client_ids() -> impl Iterator<Item = ClientId> {
     })
 }
 
+/// Returns the client that must answer a message.
 fn owner(message: &Outgoing) -> ClientId {
     match message {
         Outgoing::DmaRead { function, attachment, .. } | Outgoing::DmaWrite { function, attachment, .. } => {
@@ -507,10 +509,12 @@ impl TreeClient {
         self.mirror_word(mirror::NODE_ADDRESS)
     }
 
+    /// Loads a word of the mirror.
     fn mirror_word(&self, offset: u64) -> u32 {
         self.mirror.u32(offset).unwrap().load(Ordering::Acquire)
     }
 
+    /// Loads a word of the windows.
     fn window_word(&self, offset: u64) -> u32 {
         self.window.u32(offset).unwrap().load(Ordering::Acquire)
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use nicforge_fuzz_bodies::{BODIES, named, seed};
 
-/// Prints the input when its body panics, so that it can be kept.
+/// Prints an input and its number when a body panics, so that the input can be kept.
 struct PrintOnPanic<'a>(usize, &'a [u8]);
 
 impl Drop for PrintOnPanic<'_> {
@@ -17,6 +17,7 @@ impl Drop for PrintOnPanic<'_> {
     }
 }
 
+/// Runs a body with its inputs from the seed.
 fn seeded(name: &str) {
     let body = named(name);
     for (number, input) in seed::inputs(body).enumerate() {
@@ -25,6 +26,7 @@ fn seeded(name: &str) {
     }
 }
 
+/// Runs a body with the inputs in its folder of regressions, if it has one.
 fn regressions(name: &str) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions").join(name);
     let Ok(entries) = std::fs::read_dir(&folder) else { return };

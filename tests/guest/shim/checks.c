@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-/* Running a check, and what they share. */
+/* The program that runs one check, and the functions that several checks use. */
 #include "checks.h"
 
 #include <setjmp.h>
@@ -60,6 +60,7 @@ void *map_bar(const struct function *function, int bar, uint64_t offset,
 	return memory;
 }
 
+/* Returns the position in the device file of an offset in a BAR. */
 static off_t place(const struct function *function, int bar, uint64_t offset)
 {
 	return (off_t)(function->bars[bar].offset + offset);
@@ -148,6 +149,7 @@ uint64_t take(int fd)
 	return count;
 }
 
+/* Where a process continues after SIGBUS. */
 static sigjmp_buf after_fault;
 
 static void fault(int number)
@@ -189,7 +191,7 @@ void expect_signal(pid_t child, int signal)
 
 void slot_fifo_make_error(const struct function *fifo)
 {
-	/* Nothing is in the queue: a read of the port is an error. */
+	/* The queue is empty, so a read of the port is an error. */
 	get64(fifo, 0, NICFORGE_PROOF_SLOT_FIFO_REG_PORT);
 }
 
@@ -203,7 +205,7 @@ void slot_fifo_clear_error(const struct function *fifo)
 
 static const struct {
 	const char *name;
-	/* Device files it takes. */
+	/* Number of arguments, which are device files. */
 	int devices;
 	void (*run)(char **devices);
 } checks[] = {
@@ -228,7 +230,7 @@ static const struct {
 	{ "module-in-use", 1, check_module_in_use },
 	{ "end", 1, check_end },
 	{ "answers-no-more", 1, check_answers_no_more },
-	/* The file that ends it. */
+	/* Its argument is the file whose existence ends it. */
 	{ "race", 1, check_race },
 };
 
@@ -236,7 +238,7 @@ int main(int count, char **arguments)
 {
 	size_t i;
 
-	/* Whatever hangs ends here, and says so by its status. */
+	/* SIGALRM ends a check that hangs. */
 	alarm(100);
 	for (i = 0; i < sizeof(checks) / sizeof(checks[0]); i++) {
 		if (count < 2 || strcmp(arguments[1], checks[i].name))

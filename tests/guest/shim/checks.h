@@ -3,9 +3,9 @@
  * Checks of the kernel module nicforge-shim, for a guest in which it has bound
  * the proof devices.
  *
- * In: a check's name, the device files it wants. Out: exit status 0, or 1 and
- * a line that says what was not so. Each check is a process of its own and
- * leaves nothing behind.
+ * The arguments are a check's name and device files. The exit status is 0, or
+ * 1 after a line that says which condition was false. Each check is a process
+ * of its own and leaves nothing behind.
  */
 #ifndef CHECKS_H
 #define CHECKS_H
@@ -27,7 +27,7 @@
 
 #define PAGE 4096UL
 
-/* Ends the process with a line that says what was not so. */
+/* Prints a line about a failure, and ends the process with status 1. */
 void fail(const char *file, int line, const char *format, ...)
 	__attribute__((format(printf, 3, 4), noreturn));
 
@@ -37,7 +37,7 @@ void fail(const char *file, int line, const char *format, ...)
 			fail(__FILE__, __LINE__, "%s", #condition);            \
 	} while (0)
 
-/* Two integers are the same. */
+/* Fails unless two integers are equal. */
 #define CHECK_EQ(is, should)                                                   \
 	do {                                                                   \
 		long long is_ = (long long)(is), should_ = (long long)(should); \
@@ -46,7 +46,7 @@ void fail(const char *file, int line, const char *format, ...)
 			     #is, is_, #should, should_);                      \
 	} while (0)
 
-/* A call does not fail. */
+/* Fails unless a call succeeds. */
 #define CHECK_OK(call)                                                         \
 	do {                                                                   \
 		if ((call) < 0)                                                \
@@ -54,7 +54,7 @@ void fail(const char *file, int line, const char *format, ...)
 			     strerror(errno));                                 \
 	} while (0)
 
-/* A call fails with an error. */
+/* Fails unless a call fails with this error. */
 #define CHECK_ERROR(call, error)                                               \
 	do {                                                                   \
 		errno = 0;                                                     \
@@ -69,9 +69,11 @@ struct function {
 	struct nicforge_shim_region bars[NICFORGE_SHIM_REGION_BARS];
 };
 
+/* Opens a function. flags are those of open(), besides O_RDWR and O_CLOEXEC. */
 struct function open_function(const char *path, int flags);
-/* As open(), and waits while somebody who has just died has it. */
+/* Opens a function, and waits up to 20 s while another process has it. */
 int open_when_free(const char *path);
+/* Maps a part of a BAR. */
 void *map_bar(const struct function *function, int bar, uint64_t offset,
 	      size_t len, int protection);
 
@@ -84,25 +86,26 @@ void set64(const struct function *function, int bar, uint64_t offset,
 	   uint64_t value);
 struct nicforge_shim_info get_info(const struct function *function);
 
-/* Interrupts. */
+/* Interrupts. A kind is one of NICFORGE_SHIM_IRQ_*. */
 void bind_vectors(const struct function *function, uint32_t kind,
 		  uint32_t start, uint32_t count, int eventfd);
 int mask_vector(const struct function *function, bool mask, uint32_t kind,
 		uint32_t vector);
 int unbind_all(const struct function *function, uint32_t kind);
-/* Waits until poll() says any of events, for 20 s at most. */
+/* Waits up to 20 s until poll() returns any of the events. Returns all of them. */
 short wait_for(int fd, short events);
-/* What read() of 8 bytes gives, 0 for EAGAIN. */
+/* Takes the count of an eventfd or device file; 0 if nothing has happened. */
 uint64_t take(int fd);
 
-/* Whether touching the memory raises SIGBUS. */
+/* Returns whether a load from the memory raises SIGBUS. */
 bool touch_faults(volatile void *memory);
-/* Ends what a child process does well. */
+/* Wait for the end of a child process, and fail unless it ended like this. */
 void expect_exit(pid_t child, int status);
 void expect_signal(pid_t child, int signal);
 
-/* The slot FIFO sets an error bit, which asks for an interrupt. */
+/* Makes the slot FIFO set an error bit, which raises an interrupt. */
 void slot_fifo_make_error(const struct function *fifo);
+/* Clears that error bit, which must be the only one. */
 void slot_fifo_clear_error(const struct function *fifo);
 
 /* The checks, by file. */

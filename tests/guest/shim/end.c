@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-/* Resets, and the ends: of the file, the process, the module, the function. */
+/* Resets, and the end of a file, a process, the module and a function. */
 #include "checks.h"
 
 #include <pthread.h>
@@ -30,7 +30,7 @@ void check_reset(char **devices)
 	registers[REG_HOLD / 4] = 1;
 	CHECK_EQ(get32(&fifo, 0, REG_HOLD), 1);
 
-	/* By call: registers are new, everything else stays. */
+	/* A reset by ioctl() resets the registers, and changes nothing else. */
 	CHECK_OK(ioctl(fifo.fd, NICFORGE_SHIM_RESET));
 	CHECK_EQ(get_info(&fifo).resets, resets + 1);
 	CHECK_EQ(registers[REG_HOLD / 4], 0);
@@ -39,7 +39,7 @@ void check_reset(char **devices)
 	wait_for(events, POLLIN);
 	slot_fifo_clear_error(&fifo);
 
-	/* By the last close. */
+	/* The last close resets the function too. */
 	set32(&fifo, 0, REG_HOLD, 1);
 	close(fifo.fd);
 	CHECK_OK(munmap((void *)words, PAGE));
@@ -51,7 +51,7 @@ void check_reset(char **devices)
 	CHECK_EQ(get_info(&fifo).dma_used, 0);
 }
 
-/* A program that is killed while it has all of it, and blocks. */
+/* A process is killed while it has mappings, DMA memory and interrupts, and blocks in read(). */
 void check_killed(char **devices)
 {
 	int ready[2];
@@ -96,12 +96,13 @@ void check_module_in_use(char **devices)
 	volatile uint32_t *registers = map_bar(&fifo, 0, 0, PAGE, PROT_READ | PROT_WRITE);
 
 	CHECK_ERROR(syscall(SYS_delete_module, "nicforge_shim", O_NONBLOCK), EAGAIN);
-	/* A mapping is enough to keep it. */
+	/* A mapping alone keeps the module. */
 	close(fifo.fd);
 	CHECK_ERROR(syscall(SYS_delete_module, "nicforge_shim", O_NONBLOCK), EAGAIN);
 	CHECK_EQ(registers[REG_HOLD / 4], 0);
 }
 
+/* Blocks in read() until the function is gone. The argument is the descriptor. */
 static void *blocked_read(void *argument)
 {
 	uint64_t count;
@@ -110,7 +111,7 @@ static void *blocked_read(void *argument)
 	return NULL;
 }
 
-/* Everything that a function can be asked for fails cleanly. */
+/* Checks that every call on a function that is gone fails with ENODEV. */
 static void check_gone(const struct function *fifo)
 {
 	struct nicforge_shim_info info;
@@ -130,8 +131,8 @@ static void check_gone(const struct function *fifo)
 }
 
 /*
- * Says "ready" when it has all of it and blocks in read(). The function is
- * then taken away from outside.
+ * Prints "ready" when it has mappings, DMA memory and interrupts, and a thread
+ * blocks in read(). The test then removes the function.
  */
 void check_end(char **devices)
 {
@@ -166,7 +167,10 @@ void check_end(char **devices)
 	CHECK(touch_faults(registers));
 	CHECK(touch_faults(windows));
 	CHECK(touch_faults(never));
-	/* When the driver has left it, and not only it the machine. */
+	/*
+	 * The coherent memory goes when the driver has let go of the function,
+	 * which is later than the function's removal.
+	 */
 	while (!touch_faults(words))
 		usleep(10000);
 	CHECK(touch_faults(words + PAGE / 4));
@@ -176,7 +180,7 @@ void check_end(char **devices)
 	CHECK_EQ(pinned[0], 7);
 }
 
-/* A function whose device is dead, but which nobody has unplugged. */
+/* A function whose device answers no more, although Linux was told nothing. */
 void check_answers_no_more(char **devices)
 {
 	struct function fifo = open_function(devices[0], 0);
@@ -201,11 +205,15 @@ void check_answers_no_more(char **devices)
 	CHECK_ERROR(open(devices[0], O_RDWR), ENODEV);
 }
 
+/* Processes that use functions at once. */
 #define RACERS 3
-/* Device numbers that functions may get when they are bound again and again. */
+/* Device numbers that functions may get when they are bound repeatedly. */
 #define NUMBERS 8
 
-/* Opens a function, uses it in every way, and lets it go; false: it is not there, or another has it. */
+/*
+ * Opens a function, uses it in every way, and closes it. Returns false if it
+ * does not exist, or if another process has it.
+ */
 static bool use_briefly(unsigned int number)
 {
 	struct nicforge_shim_region bar = { .index = 1 };
@@ -221,12 +229,12 @@ static bool use_briefly(unsigned int number)
 	snprintf(path, sizeof(path), "/dev/nicforge%u", number);
 	fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
 	if (fd < 0) {
-		/* EAGAIN: who removes it holds the function that open() is to reset. */
+		/* EAGAIN: the function is being removed, so open() cannot reset it. */
 		CHECK(errno == ENOENT || errno == ENXIO || errno == ENODEV ||
 		      errno == EBUSY || errno == EAGAIN);
 		return false;
 	}
-	/* From here on it may go at any time: that is the only error. */
+	/* The function may be removed at any time, so ENODEV is the only error. */
 	if (ioctl(fd, NICFORGE_SHIM_GET_REGION, &bar) < 0)
 		CHECK_EQ(errno, ENODEV);
 	else
@@ -242,7 +250,7 @@ static bool use_briefly(unsigned int number)
 		CHECK_EQ(errno, ENODEV);
 	else if (read(fd, &count, 8) < 0)
 		CHECK(errno == ENODEV || errno == EAGAIN);
-	/* The mapping is what keeps it now. */
+	/* From here on only the mapping keeps the function. */
 	close(fd);
 	if (window != MAP_FAILED) {
 		touch_faults(window);
@@ -252,9 +260,9 @@ static bool use_briefly(unsigned int number)
 }
 
 /*
- * Processes open and use whatever functions there are, while these, their
- * driver and the module come and go, until there is a file. At least once in
- * all that time somebody had a function.
+ * Processes open and use all functions that exist, while the test removes and
+ * adds functions, their driver and the module, until a file exists. At least
+ * one use of a function must have succeeded.
  */
 void check_race(char **devices)
 {
@@ -264,7 +272,7 @@ void check_race(char **devices)
 	int i;
 
 	CHECK(uses != MAP_FAILED);
-	/* Whoever makes them come and go has a deadline of its own. */
+	/* The test has a deadline of its own. */
 	alarm(0);
 	for (i = 0; i < RACERS; i++) {
 		racers[i] = fork();
@@ -278,7 +286,7 @@ void check_race(char **devices)
 
 			for (number = 0; number < NUMBERS; number++)
 				uses[i] += use_briefly(number);
-			/* Nobody has anything for a moment. */
+			/* For a moment no process has a function, so the module can be removed. */
 			usleep(2000);
 		}
 		_exit(0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-/* What the function is, who has it open, its registers and mappings. */
+/* A function's identity, its only user, its registers and its mappings. */
 #include "checks.h"
 
 #include <sys/wait.h>
@@ -7,10 +7,11 @@
 #define REG_HOLD NICFORGE_PROOF_SLOT_FIFO_REG_HOLD
 #define REG_FILL NICFORGE_PROOF_SLOT_FIFO_REG_FILL
 
-/* Where FunctionSpec::nic() puts what the core adds to BAR 0. */
+/* Offsets in BAR 0 of the control page and of the MSI-X table. */
 #define CONTROL 0x1000
 #define MSIX_TABLE 0x2000
 
+/* Checks what a function says of itself, and that sysfs has its address. */
 static void check_identity(const char *path, uint16_t device)
 {
 	char address[32], link[128], text[64] = "";
@@ -94,7 +95,7 @@ void check_open_twice(char **devices)
 
 	CHECK_ERROR(open(devices[0], O_RDWR), EBUSY);
 
-	/* A child has the descriptor, and can do nothing with it. */
+	/* A child process inherits the descriptor, but cannot use it. */
 	memory = map_bar(&fifo, 1, 0, PAGE, PROT_READ);
 	child = fork();
 	CHECK_OK(child);
@@ -114,7 +115,7 @@ void check_open_twice(char **devices)
 	}
 	expect_exit(child, 0);
 
-	/* A mapping keeps the function, too. */
+	/* A mapping alone keeps the function. */
 	close(fifo.fd);
 	CHECK_ERROR(open(devices[0], O_RDWR), EBUSY);
 	CHECK_OK(munmap(memory, PAGE));
@@ -133,7 +134,7 @@ void check_registers(char **devices)
 	CHECK_OK(ioctl(fifo.fd, NICFORGE_SHIM_GET_REGION, &config));
 	CHECK_EQ(pread(fifo.fd, &vendor, 2, (off_t)config.offset), 2);
 	CHECK_EQ(vendor, NICFORGE_PCI_VENDOR_ID);
-	/* A capability is read at once. */
+	/* A read of configuration space may have any length and alignment. */
 	CHECK_EQ(pread(fifo.fd, bytes, 28, (off_t)config.offset + 1), 28);
 	CHECK_EQ(bytes[0], NICFORGE_PCI_VENDOR_ID >> 8);
 	CHECK_ERROR(pwrite(fifo.fd, &word, 4, (off_t)config.offset + 4), EPERM);
@@ -145,15 +146,15 @@ void check_registers(char **devices)
 	set32(&fifo, 0, REG_HOLD, 0);
 	CHECK_EQ(get32(&fifo, 0, CONTROL + NICFORGE_ATTACHMENT_CONTROL_ATTACHMENT), 0);
 
-	/* The mirror through pread(), and not to be written. */
+	/* pread() reads the mirror, which is never written. */
 	CHECK_EQ(get32(&fifo, 2, NICFORGE_ATTACHMENT_MIRROR_MAGIC),
 		 NICFORGE_ATTACHMENT_MIRROR_MAGIC_VALUE);
 	CHECK_ERROR(pwrite(fifo.fd, &word, 4, (off_t)fifo.bars[2].offset), EPERM);
-	/* MSI-X is the kernel's. */
+	/* Only the kernel accesses the MSI-X table. */
 	CHECK_ERROR(pread(fifo.fd, &word, 4, (off_t)fifo.bars[0].offset + MSIX_TABLE), EPERM);
 	CHECK_ERROR(pwrite(fifo.fd, &word, 4, (off_t)fifo.bars[0].offset + MSIX_TABLE), EPERM);
 	CHECK_ERROR(pread(fifo.fd, bytes, 8, (off_t)fifo.bars[0].offset + MSIX_TABLE - 4), EPERM);
-	/* Outside. */
+	/* Accesses outside of a region are refused. */
 	CHECK_ERROR(pread(fifo.fd, &word, 4, (off_t)(fifo.bars[0].offset + fifo.bars[0].size)), EINVAL);
 	CHECK_ERROR(pread(fifo.fd, &word, 4, (off_t)fifo.bars[3].offset), EINVAL);
 	CHECK_ERROR(pwrite(fifo.fd, &word, 4, 0), EINVAL);
@@ -180,7 +181,7 @@ void check_mappings(char **devices)
 	CHECK_EQ(registers[REG_HOLD / 4], 0);
 	CHECK_EQ(registers[(CONTROL + NICFORGE_ATTACHMENT_CONTROL_ATTACHMENT) / 4], 0);
 
-	/* No MSI-X, nothing outside, nothing private, nothing to execute. */
+	/* MSI-X, other offsets, private mappings and execution are refused. */
 	CHECK_ERROR(MAP(&fifo, PAGE, PROT_READ, MAP_SHARED, bar0 + MSIX_TABLE), EINVAL);
 	CHECK_ERROR(MAP(&fifo, 3 * PAGE, PROT_READ, MAP_SHARED, bar0), EINVAL);
 	CHECK_ERROR(MAP(&fifo, PAGE, PROT_READ, MAP_SHARED, bar0 + fifo.bars[0].size), EINVAL);
@@ -196,11 +197,12 @@ void check_mappings(char **devices)
 	CHECK_EQ(mirror[0], NICFORGE_ATTACHMENT_MIRROR_MAGIC_VALUE);
 	CHECK_ERROR(mprotect((void *)mirror, PAGE, PROT_READ | PROT_WRITE), EACCES);
 
-	/* Halves of a mapping go one by one. */
+	/* One half of a mapping can be removed. */
 	CHECK_OK(munmap((void *)registers, PAGE));
 	CHECK_EQ(registers[(CONTROL + NICFORGE_ATTACHMENT_CONTROL_ATTACHMENT) / 4], 0);
 }
 
+/* Checks that the page at an offset of the file can be mapped only for reading. */
 static void check_no_store(const struct function *function, uint64_t offset)
 {
 	volatile uint32_t *memory;
@@ -235,7 +237,7 @@ void check_read_only(char **devices)
 	CHECK_EQ(found, 2);
 }
 
-/* A message through mapped slots, without a call. */
+/* A message goes through mapped slots, without a system call. */
 void check_mapped_fifo(char **devices)
 {
 	struct function fifo = open_function(devices[0], 0);
@@ -260,7 +262,7 @@ void check_mapped_fifo(char **devices)
 		CHECK_EQ(receive[i], 0x0101010101010101ULL * (unsigned int)i);
 }
 
-/* Whether the kernel has a memory type for the range of a BAR. */
+/* Returns whether the kernel maps the memory from an address on with a type. */
 static bool has_memory_type(const char *type, uint64_t start)
 {
 	FILE *file = fopen("/sys/kernel/debug/x86/pat_memtype_list", "r");
@@ -278,6 +280,7 @@ static bool has_memory_type(const char *type, uint64_t start)
 	return found;
 }
 
+/* Returns the physical address of a BAR. */
 static uint64_t bar_address(const struct function *function, int bar)
 {
 	struct nicforge_shim_region config = { .index = NICFORGE_SHIM_REGION_CONFIG };
@@ -296,11 +299,11 @@ void check_caching(char **devices)
 	uint64_t address = bar_address(&fifo, 1);
 	volatile uint64_t *memory, *second;
 
-	/* Registers are never combined. */
+	/* Writes of registers are never combined. */
 	CHECK_EQ(fifo.bars[0].wc_offset, 0);
 	CHECK_ERROR(MAP(&fifo, PAGE, PROT_READ, MAP_SHARED, fifo.bars[0].offset | 1ULL << 44), EINVAL);
 
-	/* The kernel's own mapping makes way. */
+	/* The mapping by which the kernel serves pread() does not prevent another type. */
 	get64(&fifo, 1, 0x10000);
 	memory = MAP(&fifo, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, wc + 0x10000);
 	CHECK(memory != MAP_FAILED);
@@ -309,7 +312,7 @@ void check_caching(char **devices)
 	CHECK(has_memory_type("write-combining", address));
 	CHECK_EQ(get64(&fifo, 1, 0x10000 + 72), 77);
 
-	/* One kind at a time. */
+	/* A BAR has mappings of one type at a time. */
 	CHECK_ERROR(MAP(&fifo, PAGE, PROT_READ, MAP_SHARED, uc), EBUSY);
 	second = MAP(&fifo, PAGE, PROT_READ, MAP_SHARED, wc + 0x10000);
 	CHECK(second != MAP_FAILED);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-/* Interrupts: the dummy read, eventfds, masks, INTx. */
+/* Interrupts: by read() of the device file, eventfds, masks, INTx. */
 #include "checks.h"
 
 #include <sys/eventfd.h>
@@ -9,6 +9,7 @@
 #define INTX NICFORGE_SHIM_IRQ_INTX
 #define ERROR_VECTOR NICFORGE_PROOF_SLOT_FIFO_VECTOR_ERROR
 
+/* Returns whether a descriptor is readable, as poll() does. */
 static short poll_now(int fd)
 {
 	struct pollfd poll_fd = { .fd = fd, .events = POLLIN };
@@ -25,7 +26,7 @@ static int new_eventfd(void)
 	return fd;
 }
 
-/* Some time, so that what should not arrive had the chance to. */
+/* Waits for a time in which an interrupt that must not come would arrive. */
 static void settle(const struct function *fifo)
 {
 	int i;
@@ -36,7 +37,7 @@ static void settle(const struct function *fifo)
 	}
 }
 
-/* Interrupts of this function that Linux has counted since it was bound. */
+/* Returns how many interrupts of a function Linux has counted since it was bound. */
 static unsigned long counted(const char *path)
 {
 	FILE *file = fopen("/proc/interrupts", "r");
@@ -63,6 +64,7 @@ static unsigned long counted(const char *path)
 	return all;
 }
 
+/* Makes the slot FIFO raise an interrupt, and waits until Linux has counted it. */
 static void make_and_await_error(const struct function *fifo, const char *path)
 {
 	unsigned long before = counted(path);
@@ -87,14 +89,14 @@ void check_read(char **devices)
 	CHECK_ERROR(read(fifo.fd, &count, 7), EINVAL);
 	CHECK_EQ(poll_now(fifo.fd), 0);
 
-	/* One that is there already. */
+	/* A read returns at once when an interrupt has come already. */
 	slot_fifo_make_error(&fifo);
 	CHECK_EQ(wait_for(fifo.fd, POLLIN), POLLIN);
 	CHECK_EQ(read(fifo.fd, &count, 8), 8);
 	CHECK_EQ(count, 1);
 	slot_fifo_clear_error(&fifo);
 
-	/* Without blocking. */
+	/* A file with O_NONBLOCK never blocks. */
 	CHECK_OK(fcntl(fifo.fd, F_SETFL, flags | O_NONBLOCK));
 	CHECK_ERROR(read(fifo.fd, &count, 8), EAGAIN);
 	for (i = 0; i < 3; i++)
@@ -103,7 +105,7 @@ void check_read(char **devices)
 	CHECK_EQ(take(fifo.fd), 0);
 	CHECK_OK(fcntl(fifo.fd, F_SETFL, flags));
 
-	/* Kinds don't mix. */
+	/* Two kinds cannot be bound at once, and bad vectors or eventfds are refused. */
 	{
 		struct nicforge_shim_irq_bind intx = { .kind = INTX, .count = 1, .eventfd = -1 };
 
@@ -128,7 +130,7 @@ void check_eventfd(char **devices)
 	CHECK_EQ(take(first), 1);
 	slot_fifo_clear_error(&fifo);
 
-	/* Bound anew, without losing any. */
+	/* Another eventfd replaces the first one, and gets the next interrupt. */
 	bind_vectors(&fifo, MSIX, ERROR_VECTOR, 1, second);
 	slot_fifo_make_error(&fifo);
 	wait_for(second, POLLIN);
@@ -136,7 +138,7 @@ void check_eventfd(char **devices)
 	CHECK_EQ(take(first), 0);
 	slot_fifo_clear_error(&fifo);
 
-	/* The file counts the others. */
+	/* A vector that is bound to the file does not affect the vector of the eventfd. */
 	bind_vectors(&fifo, MSIX, 0, 1, NICFORGE_SHIM_IRQ_FILE);
 	slot_fifo_make_error(&fifo);
 	wait_for(second, POLLIN);
@@ -144,7 +146,7 @@ void check_eventfd(char **devices)
 	CHECK_EQ(poll_now(fifo.fd), 0);
 	slot_fifo_clear_error(&fifo);
 
-	/* Nobody hears an unbound one. */
+	/* An unbound vector signals nothing. */
 	CHECK_OK(unbind_all(&fifo, MSIX));
 	slot_fifo_make_error(&fifo);
 	settle(&fifo);
@@ -174,7 +176,7 @@ void check_masking(char **devices)
 	CHECK_EQ(take(events), 1);
 	slot_fifo_clear_error(&fifo);
 
-	/* As before. */
+	/* An unmasked vector signals as before. */
 	slot_fifo_make_error(&fifo);
 	wait_for(events, POLLIN);
 	slot_fifo_clear_error(&fifo);
@@ -189,10 +191,10 @@ void check_intx(char **devices)
 	slot_fifo_make_error(&fifo);
 	wait_for(events, POLLIN);
 	CHECK_EQ(take(events), 1);
-	/* It asks on, and has masked itself. */
+	/* INTx is still asserted, but has masked itself. */
 	settle(&fifo);
 	CHECK_EQ(take(events), 0);
-	/* Unmasked while it asks, it fires at once. */
+	/* Unmasked while it is asserted, it signals at once. */
 	CHECK_OK(mask_vector(&fifo, false, INTX, 0));
 	wait_for(events, POLLIN);
 	CHECK_EQ(take(events), 1);
@@ -201,7 +203,7 @@ void check_intx(char **devices)
 	settle(&fifo);
 	CHECK_EQ(take(events), 0);
 
-	/* Masked by hand. */
+	/* The process masks INTx. */
 	CHECK_OK(mask_vector(&fifo, true, INTX, 0));
 	slot_fifo_make_error(&fifo);
 	settle(&fifo);
@@ -210,7 +212,7 @@ void check_intx(char **devices)
 	wait_for(events, POLLIN);
 	slot_fifo_clear_error(&fifo);
 
-	/* And MSI-X after it. */
+	/* MSI-X works after INTx was unbound. */
 	CHECK_OK(unbind_all(&fifo, INTX));
 	take(events);
 	bind_vectors(&fifo, MSIX, ERROR_VECTOR, 1, events);

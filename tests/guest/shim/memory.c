@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 OR MIT
-/* DMA memory: coherent and pinned, what it is charged to, what takes it back. */
+/* DMA memory, coherent and pinned: its use, its limits, and its release. */
 #include "checks.h"
 
 #include <linux/capability.h>
@@ -34,14 +34,15 @@ static int free_dma(const struct function *engine, uint32_t handle)
 	return ioctl(engine->fd, NICFORGE_SHIM_FREE_DMA, &arguments);
 }
 
+/* Returns the bytes of DMA memory that a function's process uses. */
 static uint64_t used(const struct function *engine)
 {
 	return get_info(engine).dma_used;
 }
 
 /*
- * Lets the engine copy; the list is in coherent memory. Gives the status, of
- * which the interrupt tells that it is there.
+ * Lets the engine copy, with its list in coherent memory. Returns the status
+ * after the interrupt of the copy's end.
  */
 static uint32_t copy(const struct function *engine, const descriptor *pieces,
 		     uint32_t count)
@@ -62,6 +63,7 @@ static uint32_t copy(const struct function *engine, const descriptor *pieces,
 	return get32(engine, 0, NICFORGE_PROOF_DMA_ENGINE_REG_STATUS);
 }
 
+/* Fills memory with words that depend on a seed. */
 static void fill(uint64_t *words, size_t len, uint64_t seed)
 {
 	size_t i;
@@ -88,14 +90,14 @@ void check_coherent(char **devices)
 	CHECK_EQ(copy(&engine, &piece, 1), 0);
 	CHECK_EQ(memcmp(source, target, 16 * PAGE), 0);
 
-	/* A page of it, mapped once more. */
+	/* A page of the memory can be mapped a second time. */
 	page = mmap(NULL, PAGE, PROT_READ, MAP_SHARED, engine.fd, (off_t)(to.offset + 5 * PAGE));
 	CHECK(page != MAP_FAILED);
 	CHECK_EQ(memcmp(page, source + 5 * PAGE / 8, PAGE), 0);
 	CHECK_ERROR(mmap(NULL, PAGE, PROT_READ, MAP_SHARED, engine.fd,
 			 (off_t)(to.offset + 16 * PAGE)), EINVAL);
 
-	/* Freed memory lives as long as it is mapped. */
+	/* Freed memory exists, and counts, as long as it is mapped. */
 	CHECK_OK(free_dma(&engine, to.handle));
 	CHECK_ERROR(free_dma(&engine, to.handle), ENOENT);
 	CHECK_ERROR(mmap(NULL, PAGE, PROT_READ, MAP_SHARED, engine.fd, (off_t)to.offset), EINVAL);
@@ -115,6 +117,7 @@ void check_coherent(char **devices)
 	CHECK_ERROR(ioctl(engine.fd, NICFORGE_SHIM_ALLOC_DMA, &bad), EINVAL);
 }
 
+/* Pages of each pinned range. */
 #define PAGES 64
 
 static uint64_t *new_memory(size_t len)
@@ -144,8 +147,8 @@ static struct nicforge_shim_dma_pin pin(const struct function *engine, void *sta
 }
 
 /*
- * Makes a piece of each page, wherever its segments have it, and uses the
- * lists up. Returns the number of source segments.
+ * Makes a descriptor for each page of two pinned ranges, and changes the lists
+ * of their segments. Returns the number of source segments.
  */
 static uint32_t page_pieces(struct nicforge_shim_dma_segment *from,
 			    struct nicforge_shim_dma_segment *to,
@@ -175,7 +178,7 @@ void check_pinned(char **devices)
 	uint64_t len = 0;
 	uint32_t i;
 
-	/* Page by page in turns, so that they lie apart. */
+	/* The pages are allocated in turns, so that those of a range are not adjacent. */
 	for (i = 0; i < PAGES; i++)
 		source[i * PAGE / 8] = target[i * PAGE / 8] = 1;
 	fill(source, PAGES * PAGE, 2);
@@ -191,7 +194,10 @@ void check_pinned(char **devices)
 	CHECK_EQ(copy(&engine, pieces, PAGES), 0);
 	CHECK_EQ(memcmp(source, target, PAGES * PAGE), 0);
 
-	/* Too little room: how much would do; with an IOMMU one is enough. */
+	/*
+	 * Without room for segments, the call fails and returns the needed room.
+	 * With an IOMMU one segment is enough, which needs no room.
+	 */
 	bad = (struct nicforge_shim_dma_pin) {
 		.start = (uintptr_t)target,
 		.len = PAGES * PAGE,
@@ -211,7 +217,7 @@ void check_pinned(char **devices)
 	CHECK_OK(free_dma(&engine, target_pin.handle));
 	CHECK_EQ(used(&engine), 0);
 
-	/* What is no memory, is not whole pages, or may not be written. */
+	/* Addresses without memory, unaligned ones, and read-only memory are refused. */
 	bad.start = PAGE;
 	CHECK_ERROR(ioctl(engine.fd, NICFORGE_SHIM_PIN_DMA, &bad), EFAULT);
 	bad.start = (uintptr_t)target + 8;
@@ -227,7 +233,7 @@ void check_pinned(char **devices)
 	bad.start = (uintptr_t)source;
 	bad.flags = 4;
 	CHECK_ERROR(ioctl(engine.fd, NICFORGE_SHIM_PIN_DMA, &bad), EINVAL);
-	/* A list that can't be written leaves nothing pinned. */
+	/* If the list of segments cannot be written, no memory stays pinned. */
 	bad.flags = NICFORGE_SHIM_DMA_READ;
 	bad.segments = PAGE;
 	bad.capacity = 1;
@@ -235,7 +241,7 @@ void check_pinned(char **devices)
 	CHECK_EQ(used(&engine), 0);
 }
 
-/* A place for pages of different kinds, one behind the other. */
+/* Maps a page of some kind at an address. */
 static void map_at(char *place, int protection, int flags, int fd)
 {
 	CHECK(mmap(place, PAGE, protection, flags | MAP_FIXED, fd, 0) == place);
@@ -265,7 +271,7 @@ void check_untouched(char **devices)
 	pin(&engine, target, KINDS * PAGE, NICFORGE_SHIM_DMA_WRITE, to, KINDS);
 	page_pieces(from, to, pieces, KINDS);
 
-	/* Stores behind the pin: the function reads what the process reads. */
+	/* Stores after the pinning: the function reads what the process reads. */
 	memset(source + UNTOUCHED * PAGE, 1, PAGE);
 	memset(source + READ * PAGE, 2, PAGE);
 	memset(source + FILE_PAGE * PAGE, 3, PAGE);
@@ -275,7 +281,7 @@ void check_untouched(char **devices)
 	CHECK_EQ(memcmp(source, target, KINDS * PAGE), 0);
 }
 
-/* With an IOMMU: large memory, and what the function may not reach. */
+/* With an IOMMU: memory of 16 MiB, and accesses that the IOMMU refuses. */
 void check_iommu(char **devices)
 {
 	struct function engine = open_function(devices[0], 0);
@@ -298,7 +304,7 @@ void check_iommu(char **devices)
 	piece = (descriptor) { large.address + len - PAGE, target.address + PAGE, PAGE, 0 };
 	CHECK_EQ(copy(&engine, &piece, 1), 0);
 
-	/* Against the direction, and after the end. */
+	/* A write to memory that may only be read, and an access to freed memory. */
 	piece = (descriptor) { source.address, source.address + PAGE, PAGE, 0 };
 	CHECK_EQ(copy(&engine, &piece, 1), NICFORGE_PROOF_DMA_ENGINE_STATUS_DMA_ERROR);
 	CHECK_OK(free_dma(&engine, target.handle));
@@ -307,7 +313,7 @@ void check_iommu(char **devices)
 	CHECK_EQ(copy(&engine, &piece, 1), NICFORGE_PROOF_DMA_ENGINE_STATUS_DMA_ERROR);
 }
 
-/* Gives up the right to pin without limit. */
+/* Drops all capabilities, and so the right to pin without limit. */
 static void drop_capabilities(void)
 {
 	struct __user_cap_header_struct header = { _LINUX_CAPABILITY_VERSION_3, 0 };
@@ -328,11 +334,11 @@ void check_quota(char **devices)
 	};
 	uint64_t quota = get_info(&engine).dma_quota;
 
-	/* The function's; the test's guest has set it below 1 GiB. */
+	/* The function's quota, which the test has set below 1 GiB. */
 	CHECK(quota < large.len);
 	CHECK_ERROR(ioctl(engine.fd, NICFORGE_SHIM_ALLOC_DMA, &large), ENOMEM);
 
-	/* The process's. */
+	/* The process's limit. */
 	CHECK_OK(setrlimit(RLIMIT_MEMLOCK, &limit));
 	drop_capabilities();
 	CHECK_OK(ioctl(engine.fd, NICFORGE_SHIM_ALLOC_DMA, &five));

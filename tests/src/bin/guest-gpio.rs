@@ -19,6 +19,7 @@ use gpiocdev::{
 };
 use nicforge_hwi::idio16::{INPUTS_LOW, OUTPUTS_HIGH, OUTPUTS_LOW};
 
+/// The result of a check, or the text of its failure.
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
 /// Lines 0 to 15 are the outputs, 16 to 31 the inputs.
@@ -45,6 +46,7 @@ fn main() -> ExitCode {
     }
 }
 
+/// Checks levels, edges and interrupts of all lines by Linux's GPIO character device.
 fn lines(address: &str) -> Outcome {
     let chip = find(address)?;
     let path = chip.path().to_path_buf();
@@ -53,9 +55,9 @@ fn lines(address: &str) -> Outcome {
     let outputs =
         Request::builder().on_chip(&path).with_lines(&outputs).as_output(Value::Inactive).request()?;
 
-    let plugged = Request::builder().on_chip(&path).with_lines(&inputs).as_input().request()?;
-    levels(&outputs, &plugged)?;
-    drop(plugged);
+    let inputs = Request::builder().on_chip(&path).with_lines(&inputs).as_input().request()?;
+    check_levels(&outputs, &inputs)?;
+    drop(inputs);
     println!("ok: every level set at the outputs is read at the outputs and the inputs");
 
     for line in 0..OUTPUTS {
@@ -73,10 +75,10 @@ fn lines(address: &str) -> Outcome {
     outputs.set_value(0, Value::Active)?;
     outputs.set_value(0, Value::Inactive)?;
     if watched(&path, OUTPUTS)?.wait_edge_event(Duration::from_millis(100))? {
-        return Err("an edge from before anybody listened was reported".into());
+        return Err("an edge from before the request for events was reported".into());
     }
 
-    println!("ok: nobody is told of edges while nobody listens");
+    println!("ok: a request reports no edge from before it");
     Ok(())
 }
 
@@ -124,7 +126,8 @@ fn find(label: &str) -> Outcome<Chip> {
     Err(format!("there is no GPIO chip {label:?} of 32 lines").into())
 }
 
-fn levels(outputs: &Request, inputs: &Request) -> Outcome {
+/// Checks that inputs and outputs have the levels that are set, for patterns of all lines.
+fn check_levels(outputs: &Request, inputs: &Request) -> Outcome {
     let patterns = (0..OUTPUTS).map(|line| 1 << line).chain([0xa55a, 0x5aa5, 0xffff, 0]);
     for pattern in patterns {
         let mut expected = Values::default();
@@ -150,6 +153,8 @@ fn level_bits(request: &Request, first: u32) -> Outcome<u32> {
 }
 
 // ANCHOR: edges
+/// Requests the edges of one input line.
+///
 /// The card reports that an input changed and not which one, so its driver notifies all listeners.
 /// To learn which one, a program listens to a single line.
 fn watched(path: &Path, line: Offset) -> Outcome<Request> {
@@ -163,6 +168,7 @@ fn watched(path: &Path, line: Offset) -> Outcome<Request> {
     Ok(request)
 }
 
+/// Waits for one edge of a line, to `level`, and checks that no other one comes with it.
 fn expect_edge(input: &Request, line: Offset, level: Value) -> Outcome {
     if !input.wait_edge_event(LIMIT)? {
         return Err(format!("line {line}: no interrupt within {LIMIT:?}").into());

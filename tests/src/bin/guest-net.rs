@@ -16,6 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+/// The result of the program, or the text of its failure.
 type Outcome = Result<(), Box<dyn Error>>;
 
 /// Time limit of a connection, and of a wait for the next byte. It is generous enough for an
@@ -48,6 +49,7 @@ struct Stream {
 }
 
 impl Stream {
+    /// Returns the stream at its start.
     fn new() -> Self {
         Self { state: 0x9e37_79b9_7f4a_7c15, checksum: 0 }
     }
@@ -68,6 +70,7 @@ fn length(bytes: &str) -> Result<usize, Box<dyn Error>> {
     if bytes.is_multiple_of(8) { Ok(bytes) } else { Err("BYTES is no multiple of 8".into()) }
 }
 
+/// Accepts one connection, and checks that it carries the stream and no more.
 fn receive(port: &str, bytes: &str) -> Outcome {
     let (port, bytes) = (port.parse()?, length(bytes)?);
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?;
@@ -95,6 +98,7 @@ fn receive(port: &str, bytes: &str) -> Outcome {
     Ok(())
 }
 
+/// Sends the stream to a receiver, and waits until the receiver has ended the connection.
 fn send(address: &str, bytes: &str) -> Outcome {
     let (address, bytes) = (address.parse()?, length(bytes)?);
     let mut connection = connect(address)?;
@@ -109,7 +113,7 @@ fn send(address: &str, bytes: &str) -> Outcome {
         remaining -= now;
     }
 
-    // The end of the receiver's side says that it has got everything.
+    // The receiver ends its side after it has read and checked all bytes.
     connection.shutdown(Shutdown::Write)?;
     connection.set_read_timeout(Some(LIMIT))?;
     if connection.read(&mut [0])? != 0 {

@@ -1,24 +1,24 @@
 //! The reasons why several bodies or machines do not run through a door. The attribute
 //! [`body`](nicforge_test_body::body) names them; a reason of one body stands there itself.
 
-/// The body hands the operator code, or reads state that no counter shows.
-pub const OPERATORS_CODE: &str = "hands the operator code of its own, or asks what no counter tells";
+/// The body passes code to the operator, or reads state that no counter shows.
+pub const OPERATORS_CODE: &str = "passes code to the operator, or reads state that no counter shows";
 
 /// A guest's processor splits these accesses, so that the card sees several.
 pub const SPLIT_ACCESSES: &str = "makes accesses of widths that reach a card in pieces";
 
 /// QEMU does not connect again after an eviction.
-pub const EVICTION_IS_FINAL: &str = "QEMU never gets an attachment back that was taken away from it";
+pub const EVICTION_IS_FINAL: &str = "evicts a client, and QEMU does not connect again after an eviction";
 
 /// QEMU holds all attachments as long as the guest runs.
 pub const QEMU_HOLDS_ATTACHMENTS: &str =
-    "a client comes or goes: QEMU has all attachments, whatever its guest's programs do";
+    "a client attaches or detaches, and QEMU holds all attachments as long as its guest runs";
 
 /// All bodies in a guest share one machine.
 pub const FRESH_MACHINE: &str = "counts from the start of a machine, or needs one that was never used";
 
 /// Guests get no admin attachments: the host's operator has them.
-pub const OPERATORS_ADMIN: &str = "the admin is the operator's";
+pub const OPERATORS_ADMIN: &str = "uses an admin attachment, which the host's operator keeps";
 
 /// The body depends on times that an emulated processor exceeds.
 pub const REAL_PROCESSORS_TIMES: &str = "its times are not those of an emulated processor";
@@ -40,7 +40,7 @@ pub const VFIO_SPLITS_QUADS: &str =
 pub const SHIM_ALONE_IS_ENOUGH: &str = "all that it needs of the shim is there without an IOMMU";
 
 /// A nested guest is slow, so a few bodies stand for all.
-pub const FEW_BODIES_NESTED: &str = "a nested guest is slow, and others show our own virtual machine";
+pub const FEW_BODIES_NESTED: &str = "a nested guest is slow, so a few other bodies stand for all";
 
 /// The depth of FIFOs changes nothing between a guest's programs and the card.
 pub const ONE_DEPTH_IN_GUESTS: &str = "a guest runs these bodies with FIFOs of the usual depth";

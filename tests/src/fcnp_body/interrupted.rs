@@ -1,5 +1,5 @@
-//! Bodies of FCNP calls that end before their transfer does: by deadline, by token, or because the
-//! peer makes no progress.
+//! Bodies of FCNP calls that end before their transfer does: by deadline, by a
+//! [`Cancel`], or because the peer makes no progress.
 
 use std::{thread, time::Duration};
 
@@ -38,7 +38,7 @@ pub fn deadlines_before_the_transfer_change_nothing(rig: &dyn Rig) {
     check_both_directions(&io, &core);
 }
 
-/// A cancelled token ends calls on both sides.
+/// A read on either side ends when its [`Cancel`] is cancelled.
 #[body]
 pub fn cancelled_calls_end(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
@@ -46,17 +46,17 @@ pub fn cancelled_calls_end(rig: &dyn Rig) {
     let never = Deadline::never();
 
     thread::scope(|scope| {
-        let reads = scope.spawn(|| io.read_until(0, &mut [0; 4], never, Some(&cancel)));
-        let writes = scope.spawn(|| core.read_until(&mut [0; 4], never, Some(&cancel)));
+        let of_io = scope.spawn(|| io.read_until(0, &mut [0; 4], never, Some(&cancel)));
+        let of_core = scope.spawn(|| core.read_until(&mut [0; 4], never, Some(&cancel)));
         cancel.cancel();
-        assert!(matches!(reads.join().unwrap(), Err(Error::Cancelled { .. })));
-        assert!(matches!(writes.join().unwrap(), Err(Error::Cancelled { .. })));
+        assert!(matches!(of_io.join().unwrap(), Err(Error::Cancelled { .. })));
+        assert!(matches!(of_core.join().unwrap(), Err(Error::Cancelled { .. })));
     });
 
     check_both_directions(&io, &core);
 }
 
-/// A call of a compute core, with the token that ends it.
+/// A call of a compute core, with the [`Cancel`] that ends it.
 type CancelledCall<'a> = &'a (dyn Fn(&Cancel) -> Result<usize, Error> + Sync);
 
 /// Runs `call`. It is cancelled after its request has arrived, while `neighbour` holds the lock box
@@ -169,9 +169,9 @@ pub fn io_read_cancelled_in_the_middle_discards_the_rest(rig: &dyn Rig) {
     assert!(io.statistics().orphans > 0);
 }
 
-/// A call with a past deadline or a cancelled token takes no data of a message that is ready.
+/// A call whose deadline has passed or that is cancelled takes no data of a message that is ready.
 #[body]
-pub fn calls_with_a_past_deadline_or_cancelled_token_take_no_request(rig: &dyn Rig) {
+pub fn calls_with_a_past_deadline_or_cancelled_at_their_start_take_no_request(rig: &dyn Rig) {
     const SIZE: usize = 64 << 10;
 
     let (io, core) = (io_node(rig), compute_core(rig, 0));
@@ -209,11 +209,13 @@ impl Raw {
         raw
     }
 
+    /// Returns the core's name in control packets.
     fn name(&self) -> CoreName {
         let info = self.0.info();
         CoreName { node: info.address, core: info.core, rank_in_pset: info.pset_rank.unwrap() as u16 }
     }
 
+    /// Sends a control packet to the I/O node.
     fn send(&self, control: &Control) {
         let header = Header::point_to_point(0, self.0.info().io_node, true);
         eventually("room to send", || {
@@ -234,6 +236,7 @@ pub fn a_read_that_gets_no_data_serves_the_other_cores(rig: &dyn Rig) {
     let cancel = Cancel::new().unwrap();
     thread::scope(|scope| {
         let read = scope.spawn(|| io.read_until(4, &mut vec![0; LARGE], Deadline::never(), Some(&cancel)));
+        // The acknowledgements of RESET and of the request to write have arrived.
         eventually("the read begins", || silent.0.received() >= 2);
         let core = compute_core(rig, 0);
         let short_deadline = || Deadline::after(Duration::from_millis(5));

@@ -19,7 +19,7 @@ use crate::{
     random::runner,
 };
 
-/// A mailbox by hand.
+/// A process's mailbox without the library.
 struct RawMailbox {
     device: Device,
     windows: nicforge_shm::Window,
@@ -28,6 +28,7 @@ struct RawMailbox {
 }
 
 impl RawMailbox {
+    /// Returns the mailbox of a device, which continues after the library's last command.
     fn new(device: &Device) -> Self {
         let windows = device.bar(BAR_WINDOW).unwrap().window(window::BASE, window::SIZE).unwrap();
         let mirrors = device.bar(BAR_MIRROR).unwrap().window(mirror::BASE, mirror::SIZE).unwrap();
@@ -41,7 +42,7 @@ impl RawMailbox {
         let slot = u64::from(self.next.get() % SLOTS);
         self.windows.write(window::COMMANDS + slot * bytes.len() as u64, bytes).unwrap();
         self.next.set(self.next.get().wrapping_add(1));
-        self.tail(self.next.get());
+        self.set_tail(self.next.get());
 
         let entry_offset = mirror::RESULTS + slot * RESULT_BYTES as u64;
         let mut result = [0; RESULT_BYTES];
@@ -55,13 +56,14 @@ impl RawMailbox {
         CommandResult::read_from_bytes(&result).unwrap()
     }
 
-    fn tail(&self, value: u32) {
+    /// Stores the number of commands so far, and rings the doorbell.
+    fn set_tail(&self, value: u32) {
         self.windows.u32(window::COMMAND_TAIL).unwrap().store(value, Ordering::Release);
         self.device.doorbell().after_store().unwrap();
     }
 }
 
-/// Exchanges a message of the processes that are not hostile.
+/// Sends a message from one process that is not hostile to another, and checks it.
 fn exchange((local, source): (&Process, &Region), (remote, sink): (&Process, &Region), round: u64) {
     let bench = Bench { processes: &[local, remote] };
     let from = local.bind(source);
@@ -72,12 +74,12 @@ fn exchange((local, source): (&Process, &Region), (remote, sink): (&Process, &Re
     source.write(0, &bytes).unwrap();
 
     local.put(&from, (0, 3000), &Target::new(remote.id(), PORTAL, BITS));
-    let events = bench.events(remote, &[EventKind::PutEnd, EventKind::Unlink]);
+    let events = bench.wait_for_events(remote, &[EventKind::PutEnd, EventKind::Unlink]);
     assert_eq!((events[0].peer, events[0].failure), (local.id(), None));
     let mut arrived = vec![0; 3000];
     sink.read(0, &mut arrived).unwrap();
     assert!(arrived == bytes);
-    bench.events(local, &[EventKind::SendStart, EventKind::SendEnd]);
+    bench.wait_for_events(local, &[EventKind::SendStart, EventKind::SendEnd]);
     local.interface.unlink_descriptor(&from).unwrap();
 }
 
@@ -173,7 +175,7 @@ pub fn a_hostile_mailbox_does_not_disturb_other_processes(rig: &dyn Rig) {
 
     let next = mailbox.next.get();
     for invalid_tail in [next.wrapping_add(SLOTS + 1), next.wrapping_sub(1), next ^ 1 << 31] {
-        mailbox.tail(invalid_tail);
+        mailbox.set_tail(invalid_tail);
         exchange(1000);
     }
     drop(hostile);

@@ -1,4 +1,4 @@
-//! How much a process can have.
+//! The numbers of receives and events that a process can have.
 
 use nicforge_portals::{
     Ack, Criteria, Descriptor, Error, EventKind, MemoryDescriptor, Mode, Options, Position, Refusal, Target,
@@ -9,9 +9,9 @@ use nicforge_test_body::body;
 use super::{BITS, Bench, MACHINE, PORTAL, Process, kernel};
 use crate::backing::Rig;
 
-/// Receives that the host-based mode holds.
+/// Number of posted receives that the host-based mode has room for.
 const MANY: u64 = 10_000;
-/// Receives that the NIC-based mode holds at least.
+/// Least number of posted receives that the NIC-based mode has room for.
 const LEAST: u64 = 1_000;
 
 /// Posts up to `maximum` receives, each for match bits of its own. Returns those that found room,
@@ -63,7 +63,7 @@ pub fn many_receives_can_be_posted(rig: &dyn Rig) {
         }
 
         sender.put(&from, (0, 100), &Target::new(receiver.id(), PORTAL, BITS + count - 1));
-        let events = bench.events(&receiver, &[EventKind::PutEnd, EventKind::Unlink]);
+        let events = bench.wait_for_events(&receiver, &[EventKind::PutEnd, EventKind::Unlink]);
         assert_eq!(events[0].descriptor, posted[posted.len() - 1].id());
         // The unlinked entry makes room.
         assert_eq!(post_many(&receiver, &values, 1).0.len(), 1);
@@ -85,7 +85,7 @@ pub fn a_queue_that_is_not_read_reports_lost_events(rig: &dyn Rig) {
         for number in 0..20 {
             local.interface.put_region(&from, 0, 8, Ack::Requested, &target, number).unwrap();
             let kinds = [EventKind::SendStart, EventKind::SendEnd, EventKind::Ack];
-            bench.events(local, &kinds);
+            bench.wait_for_events(local, &kinds);
         }
 
         assert!(matches!(small.get(), Err(Error::EventsLost { .. })));

@@ -35,10 +35,10 @@ pub fn messages_match_in_the_order_of_the_list(rig: &dyn Rig) {
 
         for (bits, expected) in [(0x7a, 2), (5, 1), (5, 3), (99, 4)] {
             local.put(&from, (0, 8), &Target::new(remote.id(), PORTAL, bits));
-            assert_eq!(bench.event(remote).user_pointer, expected, "match bits {bits:#x}");
+            assert_eq!(bench.wait_for_event(remote).user_pointer, expected, "match bits {bits:#x}");
         }
         local.put(&from, (0, 8), &Target::new(remote.id(), PORTAL, 99));
-        bench.status(remote, Status::DropCount, 1);
+        bench.wait_for_status(remote, Status::DropCount, 1);
     });
 }
 
@@ -69,7 +69,7 @@ pub fn entries_are_inserted_before_and_after_others(rig: &dyn Rig) {
         attach(Position::After(third), 4);
         for number in 1..=5 {
             local.put(&from, (0, 8), &Target::new(remote.id(), PORTAL, number));
-            let events = bench.events(remote, &[EventKind::PutEnd, EventKind::Unlink]);
+            let events = bench.wait_for_events(remote, &[EventKind::PutEnd, EventKind::Unlink]);
             assert_eq!((events[0].user_pointer, events[0].unlinked), (number, true));
         }
 
@@ -100,7 +100,7 @@ pub fn messages_are_truncated_only_where_allowed(rig: &dyn Rig) {
         {
             let target = Target { offset, ..Target::new(remote.id(), PORTAL, BITS) };
             local.put(&from, (0, length), &target);
-            let events = bench.events(remote, &[EventKind::PutStart, EventKind::PutEnd]);
+            let events = bench.wait_for_events(remote, &[EventKind::PutStart, EventKind::PutEnd]);
             let message = events[1].message;
             assert_eq!((message.requested, message.moved), (length as u32, moved));
             assert_eq!((message.offset, events[1].user_pointer), (offset, number));
@@ -135,7 +135,7 @@ pub fn a_locally_managed_descriptor_is_filled_and_unlinked(rig: &dyn Rig) {
         let (mut sent, mut at) = (0, [0; 2]);
         for length in [300, 200, 220, 8, 290, 300, 150] {
             local.put(&from, (sent, length), &Target::new(remote.id(), PORTAL, BITS));
-            let event = bench.event(remote);
+            let event = bench.wait_for_event(remote);
             let which = usize::from(event.user_pointer != 0);
             assert_eq!((event.kind, event.message.offset), (EventKind::PutEnd, at[which]));
             let mut arrived = vec![0; length as usize];
@@ -147,7 +147,7 @@ pub fn a_locally_managed_descriptor_is_filled_and_unlinked(rig: &dyn Rig) {
             let is_full = at[which] > 700;
             assert_eq!(event.unlinked, is_full);
             if is_full {
-                assert_eq!(bench.event(remote).kind, EventKind::Unlink);
+                assert_eq!(bench.wait_for_event(remote).kind, EventKind::Unlink);
             }
         }
         assert_eq!(at, [720, 748]);
@@ -173,14 +173,14 @@ pub fn thresholds_count_operations_and_unlink(rig: &dyn Rig) {
         let second = bound(2);
         local.interface.put_region(&second, 0, 100, Ack::Requested, &target, 0).unwrap();
         let kinds = [EventKind::SendStart, EventKind::SendEnd, EventKind::Ack, EventKind::Unlink];
-        assert_eq!(bench.events(local, &kinds)[3].kind, EventKind::Unlink);
+        assert_eq!(bench.wait_for_events(local, &kinds)[3].kind, EventKind::Unlink);
         let unlinked = local.interface.put_region(&second, 0, 8, Ack::No, &target, 0).unwrap_err();
         assert_eq!(unlinked.refusal(), Some(Refusal::Descriptor));
 
         let first = bound(1);
         local.interface.get_region(&first, 0, 100, &target).unwrap();
         let kinds = [EventKind::ReplyStart, EventKind::ReplyEnd, EventKind::Unlink];
-        assert_eq!(bench.events(local, &kinds)[2].kind, EventKind::Unlink);
+        assert_eq!(bench.wait_for_events(local, &kinds)[2].kind, EventKind::Unlink);
         assert_eq!(
             local.interface.unlink_descriptor(&first).unwrap_err().refusal(),
             Some(Refusal::Descriptor)
@@ -200,18 +200,18 @@ pub fn access_control_permits_and_refuses(rig: &dyn Rig) {
         };
 
         put(0);
-        assert_eq!(bench.event(remote).kind, EventKind::PutEnd);
+        assert_eq!(bench.wait_for_event(remote).kind, EventKind::PutEnd);
         put(1);
-        bench.status(remote, Status::PermissionViolations, 1);
+        bench.wait_for_status(remote, Status::PermissionViolations, 1);
         remote
             .interface
             .set_access(1, Access { initiator: local.id().into(), portal: Some(PORTAL) })
             .unwrap();
         put(1);
-        assert_eq!(bench.event(remote).kind, EventKind::PutEnd);
+        assert_eq!(bench.wait_for_event(remote).kind, EventKind::PutEnd);
         remote.interface.set_access(0, Access { initiator: remote.id().into(), portal: None }).unwrap();
         put(0);
-        bench.status(remote, Status::PermissionViolations, 2);
+        bench.wait_for_status(remote, Status::PermissionViolations, 2);
         assert_eq!(remote.interface.status(Status::DropCount).unwrap(), 0);
 
         let no_access = Access { initiator: Initiator::ANY, portal: None };
@@ -251,10 +251,10 @@ pub fn updates_and_posts_test_a_queue(rig: &dyn Rig) {
         };
 
         local.put(&from, (0, 64), &Target::new(remote.id(), PORTAL, BITS));
-        bench.events(local, &[EventKind::SendStart, EventKind::SendEnd]);
-        let first = bench.event(remote);
-        assert!(post(&receive).is_none(), "the end process the unexpected message is not taken");
-        let second = bench.event(remote);
+        bench.wait_for_events(local, &[EventKind::SendStart, EventKind::SendEnd]);
+        let first = bench.wait_for_event(remote);
+        assert!(post(&receive).is_none(), "the tested queue still has the end of the unexpected message");
+        let second = bench.wait_for_event(remote);
         assert_eq!([first.kind, second.kind], [EventKind::PutStart, EventKind::PutEnd]);
         assert_eq!([first.user_pointer, second.user_pointer], [1, 1]);
 
@@ -262,6 +262,6 @@ pub fn updates_and_posts_test_a_queue(rig: &dyn Rig) {
         let is_updated = remote.interface.update_descriptor(&mut posted, &receive, Some(&remote.queue));
         assert_eq!(is_updated, Ok(true));
         local.put(&from, (0, 64), &Target::new(remote.id(), PORTAL, BITS));
-        assert_eq!(bench.event_of(&expected).user_pointer, 2);
+        assert_eq!(bench.wait_for_event_in(&expected).user_pointer, 2);
     });
 }

@@ -20,19 +20,19 @@ use crate::{
     pattern::pattern,
 };
 
-/// The byte that data to be damaged consist of.
+/// The byte that all data of a message to be damaged have.
 const FRAGILE: u8 = 0xdb;
-/// Bytes of it by which the link recognises a packet.
+/// Number of such bytes at the start of a packet by which the link recognises it.
 const MARK: usize = 32;
 
 /// The machine of the bodies of this file.
 pub static MACHINE: TestMachine = TestMachine {
     name: "portals_mpi_damage",
     make: machine,
-    guests: Guests::None("the link's errors are the machine's, and no door changes them"),
+    guests: Guests::None("the machine's links damage the data, whatever program receives them"),
 };
 
-/// Returns a machine whose links damage all packets that begin with the mark.
+/// Returns a machine whose links damage all packets that begin with [`MARK`] bytes [`FRAGILE`].
 fn machine() -> Machine {
     let text = "name = \"portals\"\n[[seastar]]\ntorus = [2]\nprocesses = 2\nend_to_end_crc = true\n";
     let mut machine = build(&parse(text, "portals.toml", &families()).unwrap()).unwrap().0;

@@ -26,6 +26,7 @@ pub fn requests_of_a_rank_that_has_ended_fail(rig: &dyn Rig) {
         let sends = [100, 9000].map(|length| world.send(3, 0, length as u64, &pattern(1, length)));
         world.await_unexpected(0, 2);
         drop(world.ranks.pop());
+        // The requests ended with their endpoint.
         let _ = sends;
 
         let stored = world.receive(0, Selector::exact(3, 0, 100), 100);
@@ -145,7 +146,8 @@ pub fn memory_of_messages_to_a_silent_rank_stays_until_their_puts_end(rig: &dyn 
     let mut world = World::of_modes(rig, modes, short_time_outs());
 
     // Ranks 2 and 3 make no calls, so that their kernel gives no message a destination. The first
-    // one holds up the reception of their card, and so the others, which fill the network.
+    // message holds up the reception of their card, and so the other messages, which fill the
+    // network.
     for (from, to) in [(1, 2), (1, 3), (0, 3)] {
         for tag in 0..16 {
             world.send(from, to, tag, &pattern(tag, 300));

@@ -15,17 +15,23 @@ use nicforge_test_body::body;
 use super::{MACHINE, World, bytes, small};
 use crate::{backing::Rig, pattern::pattern};
 
-/// Portals of the library.
+/// The library's portal for messages, and for headers of long messages.
 const MESSAGES: u8 = 4;
+/// The library's portal from which receivers get long messages.
 const EXPOSED: u8 = 5;
+/// The library's portal for messages that are put again, because they found no memory.
 const REPEATED: u8 = 6;
+/// The library's portal for control messages.
 const CONTROL: u8 = 7;
 /// A portal without entries.
 const NOWHERE: u8 = 20;
-/// Match bits of control messages.
+/// Match bits of a control message that asks whether a rank is there.
 const QUESTION: u64 = 1;
+/// Match bits of a control message that asks for a message to be put again.
 const REQUEST: u64 = 4;
+/// Match bits of a control message by which a receiver gives a message up.
 const GIVEN_UP: u64 = 5;
+/// Match bits of a control message by which a sender answers that it has the message no more.
 const NO_LONGER_THERE: u64 = 6;
 
 /// The stranger's rank.
@@ -33,7 +39,7 @@ const RANK: u32 = 3;
 /// Bytes of the stranger's memory.
 const MEMORY: u64 = 128 << 10;
 
-/// Returns the match bits of a long message of the stranger.
+/// Returns the match bits of a long message (kind 2) of the stranger in context 0.
 fn long_bits(tag: u64) -> u64 {
     2 << 62 | u64::from(RANK) << 32 | tag << 8
 }
@@ -72,7 +78,8 @@ impl Stranger {
         Self { interface, queue, memory, source, seen: VecDeque::new() }
     }
 
-    /// Puts `length` bytes of nothing to a rank of node 0, and waits until its card has taken them.
+    /// Puts `length` bytes of its memory to a rank of node 0, for a portal and with match bits, and
+    /// waits until the rank's card has taken them.
     fn put(&mut self, world: &mut World, to: u16, (portal, bits): (u8, u64), length: u64, id: u64) {
         let target = Target::new(ProcessId { node: 0, process: to }, portal, bits);
         self.interface.put_region(&self.source, 0, length, Ack::No, &target, id).unwrap();
@@ -133,8 +140,9 @@ fn world_with_stranger(rig: &dyn Rig) -> (World, Stranger) {
     (world, stranger)
 }
 
-/// Lets all further messages from node 0 to node 1 stand in line until rank 2 makes a call: its
-/// kernel's queue is full, so that the card refuses a message of rank 1, and those after it.
+/// Has all further messages from node 0 to node 1 wait until rank 2 makes a call: the queue of its
+/// kernel is full, so that the card refuses a message of rank 1, and those after it. Returns the
+/// send of that message.
 fn plug(rig: &dyn Rig, world: &mut World, stranger: &mut Stranger) -> Request {
     let target = Target::new(ProcessId { node: 1, process: 0 }, NOWHERE, 0);
     while rig.counter("ss1", "firmware_refused") == 0 {
@@ -144,7 +152,7 @@ fn plug(rig: &dyn Rig, world: &mut World, stranger: &mut Stranger) -> Request {
     world.send(1, 2, 77, b"plug")
 }
 
-/// Receives the message that the others stand behind.
+/// Receives the message of [`plug`], so that those after it arrive.
 fn unplug(world: &mut World, plug: Request) {
     let receive = world.receive(2, Selector::exact(1, 0, 77), 4);
     assert_eq!(bytes(&world.wait(2, receive)), b"plug");
@@ -169,8 +177,8 @@ fn exchange(world: &mut World) {
     }
 }
 
-/// Gets that a rank never answers leave room for other operations. A notice ends each of them, and
-/// its receive has its buffer back at once.
+/// Gets that a rank never answers leave room for other operations. Its notice that it no longer has
+/// the message ends the get, and the receive has its buffer back at once.
 #[body]
 pub fn gets_that_a_rank_never_answers_leave_room_for_others(rig: &dyn Rig) {
     const WINDOW: u64 = 16;
@@ -207,7 +215,8 @@ pub fn memory_of_a_failed_message_stays_until_its_get_ends(rig: &dyn Rig) {
     let id = stranger.event(&mut world, EventKind::PutEnd, MESSAGES).message.header_data;
     let plug = plug(rig, &mut world, &mut stranger);
 
-    // The reply stands in line. The notice comes after the get, as the card handles them in order.
+    // The reply waits behind the plug. The card handles the get before the notice, which came
+    // later.
     stranger.get(BYTES as u64, id);
     stranger.control(&mut world, GIVEN_UP, id);
     let done = world.drive_some_until(2, "the send", |ranks| ranks[0].test(send).unwrap());
@@ -258,8 +267,8 @@ pub fn requests_without_end_leave_room_for_others(rig: &dyn Rig) {
     assert!(stranger.read(BYTES) == data);
 }
 
-/// A send whose message was got is complete when the put has ended, too, that the receiver has
-/// asked for.
+/// A receiver gets a message and also asks for it to be put again. The send is complete only when
+/// both the get and the put have ended, because the card reads the memory until then.
 #[body]
 pub fn a_send_is_complete_when_the_card_reads_no_more(rig: &dyn Rig) {
     const BYTES: usize = 100_000;
@@ -269,7 +278,7 @@ pub fn a_send_is_complete_when_the_card_reads_no_more(rig: &dyn Rig) {
     let id = stranger.event(&mut world, EventKind::PutEnd, MESSAGES).message.header_data;
     let plug = plug(rig, &mut world, &mut stranger);
 
-    // The reply to the get, and the put after it, stand in line.
+    // The reply to the get, and the put after it, wait behind the plug.
     stranger.get(BYTES as u64, id);
     stranger.control(&mut world, REQUEST, id);
     world.ranks[0].progress().unwrap();

@@ -13,10 +13,11 @@ use proptest::{
 use super::{MACHINE, MODES, RANKS, World, bytes, small};
 use crate::{backing::Rig, pattern::pattern, random::runner};
 
-/// Tags and contexts of messages.
+/// Number of tags of messages.
 const TAGS: u64 = 3;
+/// Number of contexts of messages.
 const CONTEXTS: u32 = 2;
-/// Room of all receives.
+/// Bytes of each receive's buffer.
 const ROOM: usize = 10_000;
 
 /// A step of a case.
@@ -39,6 +40,7 @@ enum Step {
     Pause(u8),
 }
 
+/// Generates a step. Lengths are around the limits of the protocols.
 fn step() -> impl Strategy<Value = Step> {
     let rank = || 0..RANKS;
     let length = prop_oneof![0..20_usize, 240..270_usize, 4080..4110_usize, 0..ROOM];
@@ -86,7 +88,7 @@ fn check_order(rank: u32, receives: &[Receive], sent: &[Sent]) {
         for (earlier, earlier_message) in sent.iter().enumerate().take(message) {
             let is_of_pair = earlier_message.to == rank && earlier_message.envelope.peer == envelope.peer;
             if is_of_pair && receives[taker].selector.matches(&earlier_message.envelope) {
-                let before = takers.get(&earlier).is_some_and(|&earlier_message| earlier_message < taker);
+                let before = takers.get(&earlier).is_some_and(|&earlier_taker| earlier_taker < taker);
                 assert!(before, "message {message} overtook {earlier} at rank {rank}");
             }
         }
@@ -153,7 +155,7 @@ fn run(world: &mut World, steps: &[Step], round: u64) {
         (remaining == 0).then_some(())
     });
 
-    note(&mut receives, &sent, &contents, round);
+    record_taken(&mut receives, &sent, &contents, round);
     for (rank, receives) in (0..).zip(&receives) {
         check_order(rank, receives, &sent);
         for receive in receives.iter().filter(|receive| receive.taken.is_none()) {
@@ -167,9 +169,9 @@ fn run(world: &mut World, steps: &[Step], round: u64) {
     });
 }
 
-/// Finds the message that each receive took by its contents. A message of fewer than 4 bytes is the
-/// first one that fits and was not found.
-fn note(
+/// Records which message each receive took, found by its contents. A message of fewer than 4 bytes
+/// does not name itself: it is the first one that fits and was not found.
+fn record_taken(
     receives: &mut [Vec<Receive>],
     sent: &[Sent],
     contents: &[(u32, usize, Envelope, Vec<u8>)],
@@ -190,7 +192,7 @@ fn note(
         receives[*rank as usize][*at].taken = Some(message);
     }
 
-    // Equal ones are interchangeable: they are given out in the order of the receives.
+    // Equal messages are interchangeable: the receives get them in the order of their posts.
     short.sort_by_key(|(rank, at, ..)| (*rank, *at));
     for (rank, at, envelope, data) in short {
         let fits = |&message: &usize| {
@@ -200,7 +202,7 @@ fn note(
                 && (expected, to, length) == (envelope, rank, data.len())
                 && name.starts_with(data)
         };
-        let message = (0..sent.len()).find(fits).unwrap_or_else(|| panic!("nobody sent {data:?}"));
+        let message = (0..sent.len()).find(fits).unwrap_or_else(|| panic!("no rank sent {data:?}"));
         found[message] = true;
         receives[rank as usize][at].taken = Some(message);
     }

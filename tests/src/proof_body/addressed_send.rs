@@ -15,6 +15,7 @@ use crate::{
     random::runner,
 };
 
+/// Messages that a sender can send before the target takes one: a credit for each of its slots.
 const CREDITS: u64 = SLOTS;
 /// Cells of a client's ring; a message of at most 48 bytes takes one.
 const RING: u64 = 64;
@@ -25,12 +26,14 @@ const SHORT: Duration = Duration::from_millis(20);
 /// Number of messages to a receiver that waits for interrupts.
 const MANY: u64 = 4_000;
 
+/// Opens an attachment of the card, and its driver.
 fn open(rig: &dyn Rig, attachment: u16) -> (Device, AddressedSend) {
     let device = rig.open("send0", &format!("user{attachment}"));
     let send = AddressedSend::open(&device).unwrap();
     (device, send)
 }
 
+/// Asserts that a message has this source, tag and data.
 fn expect(message: &Message, source: u16, tag: u16, data: &[u8]) {
     assert_eq!((message.source, message.tag, message.data()), (source, tag, data));
 }
@@ -45,6 +48,7 @@ fn stall(rig: &dyn Rig, device: &Device, sender: &mut AddressedSend, target: u16
     wait_until(device, || rig.counter("send0", "stalls") == before + 1);
 }
 
+/// Returns the number of malformed records in an attachment's ring so far.
 fn malformed(rig: &dyn Rig, attachment: u16) -> u64 {
     ask(rig, move |machine| {
         machine.attachment_counters(SEND, AttachmentId(attachment)).unwrap().malformed_records
@@ -68,7 +72,7 @@ pub fn every_client_reaches_every_client(rig: &dyn Rig) {
     assert!(clients.iter_mut().all(|client| client.try_receive().unwrap().is_none()));
 }
 
-/// Every length from 1 to the longest.
+/// Messages of every length from 1 to the longest arrive, and others are refused.
 #[body]
 pub fn every_length_arrives(rig: &dyn Rig) {
     let (_device, mut client) = open(rig, 0);
@@ -423,6 +427,7 @@ enum Action {
     Receive { attachment: u16 },
 }
 
+/// Generates an action.
 fn action() -> impl Strategy<Value = Action> {
     let attachment = || 0..ATTACHMENTS;
     let data = prop::collection::vec(any::<u8>(), 1..=MAX_MESSAGE);

@@ -20,28 +20,32 @@ use crate::{
 
 /// The number of bytes that the engine moves at once.
 const PIECE: usize = 65536;
+/// The outcome of a list of one descriptor without errors.
 const GOOD: Outcome = Outcome { done: 1, errors: 0 };
 /// An address without a buffer: the driver allocates addresses from 1 MiB to 512 GiB.
 const NOWHERE: u64 = 1 << 40;
-/// Offset of the command register in configuration space, and its value with memory decoding but
-/// without DMA.
+/// Offset of the command register in configuration space.
 const COMMAND: u64 = 4;
+/// Value of the command register with memory decoding but without DMA.
 const MEMORY_ONLY: u16 = 0x0002;
 /// Offset of the MSI-X pending bits in BAR 0: after 4 KiB of registers, the control page, and the
 /// table.
 const PENDING: u64 = 0x3000;
 
+/// Opens an attachment of the card, and its driver.
 fn open(rig: &dyn Rig, user: &str) -> (Device, DmaEngine) {
     let device = rig.open("dma0", user);
     let engine = DmaEngine::open(&device).unwrap();
     (device, engine)
 }
 
+/// Returns memory for DMA, which the device maps, or accesses by DMA messages if it is private.
 fn buffer(device: &Device, len: usize, is_private: bool) -> DmaBuffer {
     if is_private { device.private_dma_buffer(len) } else { device.dma_buffer(len, HugePages::Never) }
         .unwrap()
 }
 
+/// Returns bytes of a buffer.
 fn read(buffer: &DmaBuffer, offset: u64, len: usize) -> Vec<u8> {
     let mut data = vec![0; len];
     buffer.read(offset, &mut data).unwrap();
@@ -74,6 +78,7 @@ fn copy_and_check(engine: &mut DmaEngine, from: &DmaBuffer, to: &DmaBuffer, offs
 const LENGTHS: [usize; 14] =
     [0, 1, 3, 63, 64, 4095, 4096, 4097, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5, 1_048_575, 1_048_576];
 
+/// Copies each of [`LENGTHS`] between two buffers, at unaligned offsets, and checks the result.
 fn copies(rig: &dyn Rig, private_source: bool, private_destination: bool) {
     let (device, mut engine) = open(rig, "user0");
     let available = MAX_LENGTH as usize + 4096;

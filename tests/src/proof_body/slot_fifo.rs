@@ -14,44 +14,49 @@ use crate::{
     random::runner,
 };
 
+/// Number of slots of each FIFO.
 const SLOT_COUNT: usize = SLOTS as usize;
 /// Long enough that only a blocked operation exceeds it, and short enough to wait for.
 const SHORT: Duration = Duration::from_millis(20);
 /// Number of messages to a receiver that waits for interrupts.
 const MANY: u64 = 4_000;
 
+/// Opens an attachment of the card, and its driver.
 fn open(rig: &dyn Rig, user: &str) -> (Device, SlotFifo) {
     let device = rig.open("fifo0", user);
     let fifo = SlotFifo::open(&device).unwrap();
     (device, fifo)
 }
 
+/// Returns the message with this number.
 fn message(number: u64) -> Message {
     let mut message = [number as u8; DATA];
     message[..8].copy_from_slice(&number.to_le_bytes());
     message
 }
 
+/// Returns the words of a message, as the port takes them.
 fn words(message: &Message) -> impl Iterator<Item = u64> {
     message.chunks_exact(8).map(|bytes| u64::from_le_bytes(bytes.try_into().unwrap()))
 }
 
+/// Pushes a message into the port.
 fn push(fifo: &SlotFifo, message: &Message) {
     words(message).for_each(|word| fifo.push_word(word).unwrap());
 }
 
-/// Sends messages `0..room`, which is as many as fit.
-fn fill_up(device: &Device, fifo: &mut SlotFifo, available: usize) -> u64 {
-    let available = available as u64;
-    for number in 0..available {
+/// Sends messages `0..capacity`, and checks that there is no room for one more. Returns `capacity`.
+fn fill_up(device: &Device, fifo: &mut SlotFifo, capacity: usize) -> u64 {
+    let capacity = capacity as u64;
+    for number in 0..capacity {
         fifo.send(&message(number), test_deadline(), None).unwrap();
     }
 
     wait_until(device, || fifo.fill().unwrap() as usize == QUEUE);
-    let more = fifo.send(&message(available), Deadline::after(SHORT), None);
-    assert!(matches!(more, Err(Error::Timeout { .. })), "message {available} was taken");
+    let more = fifo.send(&message(capacity), Deadline::after(SHORT), None);
+    assert!(matches!(more, Err(Error::Timeout { .. })), "message {capacity} was taken");
 
-    available
+    capacity
 }
 
 /// Every message comes back in order, also when there are more than all FIFOs hold.
@@ -333,8 +338,8 @@ pub fn a_second_client_is_refused(rig: &dyn Rig) {
     assert!(rig.try_open("fifo0", "user0").is_err());
 }
 
-/// The next tenant finds no state of the last one, and the last one's mappings do not reach the
-/// next one's memory.
+/// The next client finds no state of the previous one, whose mappings do not reach the next
+/// client's memory.
 #[body(not_through(guests) = "the kernel has a function end with its last mapping")]
 pub fn reattachment_sees_fresh_memory(rig: &dyn Rig) {
     let (device, mut fifo) = open(rig, "user0");
@@ -406,6 +411,7 @@ enum Action {
     Reset,
 }
 
+/// Generates an action.
 fn action() -> impl Strategy<Value = Action> {
     prop_oneof![
         6 => any::<u64>().prop_map(Action::Send),

@@ -13,7 +13,9 @@ use crate::{
     pattern::pattern,
 };
 
+/// Nodes of [`CUBE`].
 const NODES: u32 = 8;
+/// The class route of the collectives and barriers here.
 const CLASS: u8 = 5;
 
 /// The kernel and a subgroup of each node.
@@ -22,7 +24,8 @@ struct Job {
     nodes: Vec<Node>,
 }
 
-/// Returns a job whose nodes have class routes of all of them, for collectives and barriers.
+/// Returns a job in which each node has its part of a collective and of a barrier class route over
+/// all nodes.
 fn job(rig: &dyn Rig, nodes: u32) -> Job {
     let kernels: Vec<_> =
         (0..nodes).map(|node| Kernel::open(&rig.open(&format!("bgq{node}"), "kernel")).unwrap()).collect();
@@ -38,17 +41,18 @@ fn job(rig: &dyn Rig, nodes: u32) -> Job {
     Job { kernels, nodes }
 }
 
-/// Fills a word of a node's source with words of 8 bytes.
+/// Returns `count` words of 8 bytes that differ from node to node.
 fn words(node: u32, count: usize) -> Vec<u64> {
     let bytes = pattern(u64::from(node) + 100, 8 * count);
     bytes.chunks(8).map(|word| u64::from_le_bytes(word.try_into().unwrap())).collect()
 }
 
+/// Returns words as the bytes of a payload.
 fn bytes_of(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Combines a word of each node, as a scalar program does.
+/// Returns the result of an operation on a word of each node, as a scalar program computes it.
 fn combined(operation: Operation, of: &[u64]) -> u64 {
     let signed = |of: &u64| of.cast_signed();
     match operation {
@@ -72,11 +76,13 @@ fn combined(operation: Operation, of: &[u64]) -> u64 {
     }
 }
 
-/// Whole numbers below 2^20 as double-precision numbers, so that any order of additions is exact.
+/// Returns whole numbers below 2^20 as double-precision numbers, so that any order of additions is
+/// exact.
 fn floats(node: u32, count: usize) -> Vec<u64> {
     words(node, count).iter().map(|word| ((word >> 44) as f64 - 500_000.0).to_bits()).collect()
 }
 
+/// All operations of collectives.
 const OPERATIONS: [Operation; 12] = [
     Operation::And,
     Operation::Or,
@@ -316,7 +322,7 @@ pub fn the_kernels_ranges_bound_the_users_memory(rig: &dyn Rig) {
 }
 
 impl Drop for Job {
-    /// Class routes are the machine's, which bodies in a guest share.
+    /// Removes the class routes: they belong to the machine, which bodies in a guest share.
     fn drop(&mut self) {
         for kernel in &self.kernels {
             let _ = kernel.set_collective_route(CLASS, Default::default(), CollectiveChannel::SubComm);

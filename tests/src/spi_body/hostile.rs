@@ -15,8 +15,7 @@ use crate::{
     pattern::pattern,
 };
 
-/// Injects a descriptor, and returns the fault by which it stops its FIFO. The FIFO works again
-/// then.
+/// Injects a descriptor, returns the fault by which it stops its FIFO, and restarts the FIFO.
 fn fault_of(node: &mut Node, descriptor: &Descriptor) -> Fault {
     let number = node.inject(descriptor);
     let ended = node.subgroup.injection().wait_done(SEND, number, test_deadline(), None);
@@ -25,8 +24,8 @@ fn fault_of(node: &mut Node, descriptor: &Descriptor) -> Fault {
     fault
 }
 
-/// Injects a descriptor that the own unit carries out.
-fn sent(rig: &dyn Rig, node: &mut Node, build: impl FnOnce(&Node) -> Descriptor) {
+/// Injects a descriptor that the node's own unit accepts, and waits until the machine is at rest.
+fn send_and_settle(rig: &dyn Rig, node: &mut Node, build: impl FnOnce(&Node) -> Descriptor) {
     let descriptor = build(node);
     node.send(&descriptor);
     rig.settle();
@@ -78,22 +77,22 @@ pub fn a_users_packets_do_not_reach_the_systems_resources(rig: &dyn Rig) {
     let (mut local, remote) = pair(rig);
     let route = local.ordered(&remote);
     let fifo = MemoryFifo { fifo: system.reception_id(0), ..MemoryFifo::default() };
-    sent(rig, &mut local, |_| memory_fifo(Payload::NONE, route, &fifo).unwrap());
+    send_and_settle(rig, &mut local, |_| memory_fifo(Payload::NONE, route, &fifo).unwrap());
 
     let base = system.base_address_id(0);
     let counter = remote.counter(0);
     counter.set(1000);
     let put = DirectPut { payload_base: base, ..remote.target(64, &counter) };
-    sent(rig, &mut local, |local| direct_put(local.payload(SOURCE, 64), route, &put).unwrap());
+    send_and_settle(rig, &mut local, |local| direct_put(local.payload(SOURCE, 64), route, &put).unwrap());
     let put = DirectPut { counter_base: base, ..remote.target(SINK, &counter) };
-    sent(rig, &mut local, |local| direct_put(local.payload(SOURCE, 64), route, &put).unwrap());
+    send_and_settle(rig, &mut local, |local| direct_put(local.payload(SOURCE, 64), route, &put).unwrap());
 
     let get = RemoteGet { fifo: system.injection_id(0) };
     let target = local.target(SINK, &local.counter(0));
-    let loot = direct_put(Payload::memory(memory.iova(), 64), remote.ordered(&local), &target);
-    local.write(1024, loot.unwrap().as_bytes());
+    let put_of_system = direct_put(Payload::memory(memory.iova(), 64), remote.ordered(&local), &target);
+    local.write(1024, put_of_system.unwrap().as_bytes());
     local.write(SINK, &[0xaa; 64]);
-    sent(rig, &mut local, |local| remote_get(local.payload(1024, 64), route, &get).unwrap());
+    send_and_settle(rig, &mut local, |local| remote_get(local.payload(1024, 64), route, &get).unwrap());
 
     let mut bytes = vec![0; 4096];
     memory.read(0, &mut bytes).unwrap();
@@ -111,22 +110,25 @@ pub fn packets_for_absent_resources_are_dropped(rig: &dyn Rig) {
     let counter = remote.counter(0);
     counter.set(1000);
 
+    // Subgroup 60 has 4 reception FIFOs, 8 base addresses and 8 injection FIFOs, none of them open.
     let closed_fifo = MemoryFifo { fifo: remote.subgroup.reception_id(0), ..MemoryFifo::default() };
     let missing_fifo = MemoryFifo { fifo: 4 * 60, ..MemoryFifo::default() };
     for target in [closed_fifo, missing_fifo] {
-        sent(rig, &mut local, |_| memory_fifo(Payload::NONE, route, &target).unwrap());
+        send_and_settle(rig, &mut local, |_| memory_fifo(Payload::NONE, route, &target).unwrap());
     }
 
     for entry in [remote.subgroup.base_address_id(0), 8 * 60] {
         let put = DirectPut { payload_base: entry, ..remote.target(SINK, &counter) };
-        sent(rig, &mut local, |local| direct_put(local.payload(SOURCE, 64), route, &put).unwrap());
+        send_and_settle(rig, &mut local, |local| direct_put(local.payload(SOURCE, 64), route, &put).unwrap());
     }
     for fifo in [remote.subgroup.injection_id(SEND), remote.subgroup.injection_id(7), 8 * 60] {
         let get = RemoteGet { fifo };
-        sent(rig, &mut local, |local| remote_get(local.payload(SOURCE, 64), route, &get).unwrap());
+        send_and_settle(rig, &mut local, |local| remote_get(local.payload(SOURCE, 64), route, &get).unwrap());
     }
     let unmapped = DirectPut { offset: 0xf_0000_0000, ..remote.target(0, &counter) };
-    sent(rig, &mut local, |local| direct_put(local.payload(SOURCE, 64), route, &unmapped).unwrap());
+    send_and_settle(rig, &mut local, |local| {
+        direct_put(local.payload(SOURCE, 64), route, &unmapped).unwrap()
+    });
 
     assert_eq!(remote.subgroup.injection().injected(SEND), Ok(0));
     assert_eq!(remote.subgroup.has_packet(RECEIVE), Ok(false));
@@ -140,7 +142,7 @@ pub fn packets_for_absent_resources_are_dropped(rig: &dyn Rig) {
     assert_eq!(remote.subgroup.base_address(0), Ok(NO_BASE_ADDRESS));
 }
 
-/// A descriptor that a remote get brings is checked as one of its FIFO's owner.
+/// A descriptor that a remote get puts into a FIFO has the permissions of the FIFO's owner.
 #[body]
 pub fn a_remote_get_brings_no_permission(rig: &dyn Rig) {
     let (mut local, mut remote) = pair(rig);
@@ -157,7 +159,8 @@ pub fn a_remote_get_brings_no_permission(rig: &dyn Rig) {
     assert_eq!(local.subgroup.has_packet(RECEIVE), Ok(false));
 }
 
-/// Words that are no descriptors stop the FIFO, or are carried out. Others do not notice.
+/// Random descriptors stop their FIFO, or are carried out. They change no memory of other
+/// processes.
 #[body]
 pub fn random_descriptors_do_not_disturb_other_processes(rig: &dyn Rig) {
     let (mut local, remote) = pair(rig);
@@ -195,8 +198,8 @@ pub fn random_descriptors_do_not_disturb_other_processes(rig: &dyn Rig) {
     assert_eq!(bystander.subgroup.has_packet(RECEIVE), Ok(false));
 }
 
-/// A peer that dies with full FIFOs releases the network. Those who wait for it time out, and a
-/// successor gets nothing of it.
+/// A peer that dies with full FIFOs releases the network. Waits for its packets time out, and its
+/// successor gets none of the packets that were for it.
 #[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_peer_that_dies_releases_the_network(rig: &dyn Rig) {
     let (mut local, remote) = (Node::with_sizes(rig, 0, 0, 400, 4096), Node::with_sizes(rig, 1, 0, 8, 576));

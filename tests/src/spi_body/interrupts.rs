@@ -7,11 +7,13 @@ use nicforge_test_body::body;
 use super::{CUBE, MACHINE, Node, RECEIVE, SEND, SHORT};
 use crate::backing::{Rig, test_deadline};
 
-/// The class route of the global interrupts here, and the line.
+/// The class route of the global interrupts here.
 const CLASS: u8 = 6;
+/// The line of that class that most bodies use.
 const LINE: u8 = 1;
 
-/// Takes a class route away again: bodies in a guest share the machine.
+/// The kernels of all nodes, with the class route that [`set_routes`] set. Its drop removes the
+/// route, because bodies in a guest share the machine.
 struct Routes(Vec<Kernel>);
 
 impl Drop for Routes {
@@ -23,8 +25,8 @@ impl Drop for Routes {
     }
 }
 
-/// Sets the class route of all nodes of the machine.
-fn routes(rig: &dyn Rig) -> Routes {
+/// Sets the class route of all nodes of the machine, and enables the interrupts of [`LINE`].
+fn set_routes(rig: &dyn Rig) -> Routes {
     let first = Kernel::open(&rig.open("bgq0", "kernel")).unwrap();
     let nodes = first.position().nodes();
     let others = (1..nodes).map(|node| Kernel::open(&rig.open(&format!("bgq{node}"), "kernel")).unwrap());
@@ -42,7 +44,7 @@ fn routes(rig: &dyn Rig) -> Routes {
 /// A line that one node sets is set at all nodes, until the last one that sets it clears it.
 #[body(on(MACHINE, CUBE))]
 pub fn a_global_interrupt_reaches_all_nodes(rig: &dyn Rig) {
-    let routes = routes(rig);
+    let routes = set_routes(rig);
     let mut nodes: Vec<_> = (0..routes.0.len() as u32).map(|node| Node::new(rig, node, 0)).collect();
     let line = nodes[0].subgroup.global_interrupt(CLASS, LINE).unwrap();
     let of_all: Vec<_> =

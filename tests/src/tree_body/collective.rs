@@ -16,6 +16,7 @@ const CLASS_OWN: usize = 8;
 /// The combining operations.
 const OPERATIONS: [u32; 5] = [opcode::OR, opcode::AND, opcode::XOR, opcode::MAX, opcode::ADD];
 
+/// Returns the header of an operation of a class on operands of this size.
 fn header(class: usize, operation: u32, operand_bytes: usize) -> Header {
     Header::collective(class as u32, operation, operand_bytes as u32 / 2, 5, false)
 }
@@ -121,8 +122,8 @@ pub fn reductions_over_all_nodes_equal_big_arithmetic(rig: &dyn Rig) {
     reductions_equal_the_arithmetic_of_big_numbers(rig, CLASS_ALL, &[0, 1, 2, 3, 4]);
 }
 
-/// The same over the compute nodes. The I/O node, in the middle of the tree, forwards packets and
-/// does not participate.
+/// Reductions over the compute nodes equal the arithmetic of big integers. The I/O node, in the
+/// middle of the tree, forwards packets and does not participate.
 #[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn reductions_over_the_compute_nodes_equal_big_arithmetic(rig: &dyn Rig) {
     reductions_equal_the_arithmetic_of_big_numbers(rig, CLASS_COMPUTE, &[1, 2, 3, 4]);
@@ -167,7 +168,7 @@ pub fn a_broadcast_from_anywhere_reaches_every_node_once(rig: &dyn Rig) {
 pub fn a_slow_receiver_loses_no_broadcast(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let header = header(CLASS_ALL, opcode::NONE, 2);
-    let [sender, slow, others @ ..] = &nodes[..] else { panic!("the machine has nodes") };
+    let [sender, slow, others @ ..] = &nodes[..] else { panic!("the machine has too few nodes") };
     let mut sent = 0;
 
     // Every node but one reads.
@@ -183,7 +184,8 @@ pub fn a_slow_receiver_loses_no_broadcast(rig: &dyn Rig) {
         run_until_idle(rig);
     }
 
-    assert!(!sender.has_room() && slow.waiting() == 8);
+    // The slow node's FIFO of 8 packets is full, and so is all on the way to it.
+    assert!(!sender.has_room() && slow.unread_packets() == 8);
 
     slow.receive_numbers(0, sent);
 }
@@ -196,7 +198,7 @@ pub fn a_reduction_waits_for_its_last_contribution(rig: &dyn Rig) {
 
     for node in &nodes[..4] {
         run_until_idle(rig);
-        assert!(nodes.iter().all(|node| node.waiting() == 0));
+        assert!(nodes.iter().all(|node| node.unread_packets() == 0));
         node.send(header, &[1; PAYLOAD]);
     }
 
@@ -233,7 +235,7 @@ pub fn an_unfinished_reduction_does_not_block_the_other_channel(rig: &dyn Rig) {
     let contributions: Vec<_> = (0..5).map(payload).collect();
     assert_eq!(allreduce(&members, header, &contributions), reduce(opcode::XOR, 8, &contributions));
 
-    assert!(users.iter().all(|node| node.waiting() == 0));
+    assert!(users.iter().all(|node| node.unread_packets() == 0));
 
     users[0].send(header, &payload(2));
     users.iter().for_each(|node| assert_eq!(node.receive(), (header, payload(2))));
@@ -278,7 +280,7 @@ pub fn contributions_of_different_classes_wait_for_their_own(rig: &dyn Rig) {
     }
 
     run_until_idle(rig);
-    assert!(nodes.iter().all(|node| node.waiting() == 0));
+    assert!(nodes.iter().all(|node| node.unread_packets() == 0));
     assert_eq!(counter(rig, "cn0", "vc1_combined"), 0);
 }
 
@@ -310,10 +312,12 @@ pub fn psets_reduce_concurrently_in_their_own_classes(rig: &dyn Rig) {
     assert_eq!(allreduce(&all, whole, &contributions), reduce(opcode::ADD, 16, &contributions));
 }
 
-/// Numbers of a packet in the floating-point sum, in operands of 16 bytes.
+/// Count of floating-point numbers that a packet sums, in operands of 16 bytes.
 const NUMBERS: usize = PAYLOAD / 16;
 /// Maximum left shift of the mantissas. It keeps the bits of numbers smaller than the largest.
 const HEADROOM: i32 = 60;
+/// Offset that makes all exponents positive, so that they compare as unsigned operands.
+const EXPONENT_BIAS: i32 = 2000;
 
 /// Splits a number into {mantissa, exponent}: mantissa times 2 to the exponent.
 fn split(number: f64) -> (i128, i32) {
@@ -332,15 +336,16 @@ fn sum(members: &[&Core], numbers: &[[f64; NUMBERS]]) -> [f64; NUMBERS] {
         .map(|numbers| {
             let mut bytes = [0; PAYLOAD];
             for (operand, number) in bytes.as_chunks_mut::<2>().0.iter_mut().zip(numbers) {
-                *operand = ((split(*number).1 + 2000) as u16).to_be_bytes();
+                *operand = ((split(*number).1 + EXPONENT_BIAS) as u16).to_be_bytes();
             }
             bytes
         })
         .collect();
 
     let greatest = allreduce(members, header(CLASS_ALL, opcode::MAX, 2), &exponents);
-    let scale =
-        |index: usize| i32::from(u16::from_be_bytes(greatest.as_chunks::<2>().0[index])) - 2000 - HEADROOM;
+    let scale = |index: usize| {
+        i32::from(u16::from_be_bytes(greatest.as_chunks::<2>().0[index])) - EXPONENT_BIAS - HEADROOM
+    };
 
     let mantissas: Vec<Payload> = numbers
         .iter()

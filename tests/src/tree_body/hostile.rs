@@ -52,6 +52,7 @@ enum Action {
     Settle,
 }
 
+/// Generates an action.
 fn action() -> impl Strategy<Value = Action> {
     let width = || prop_oneof![Just(4_usize), Just(8), Just(16), 1_usize..64];
     // Registers, and after them the control page and the MSI-X table.
@@ -72,6 +73,7 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
+/// Performs an action, and rings the doorbell.
 fn perform(rig: &dyn Rig, core: &Core, ring: &Window, action: Action) {
     let (window, backing) = (&core.window, core.device.backing());
     match action {
@@ -131,7 +133,7 @@ pub fn a_hostile_node_breaks_no_other(rig: &dyn Rig) {
         }
 
         run_until_idle(rig);
-        prop_assert!(users.iter().chain(&admins).all(|core| core.waiting() == 0));
+        prop_assert!(users.iter().chain(&admins).all(|core| core.unread_packets() == 0));
 
         for group in [&users, &admins] {
             transfer(&group[1], &group[0], &numbered(0, 60, 20));
@@ -204,12 +206,12 @@ pub fn a_flood_ends_with_a_reset_of_its_target(rig: &dyn Rig) {
 
 /// A client maps the mirror read-only and cannot write it.
 #[body(
-    not_through(vfio) = "stores to what only the device writes: VFIO lets any program, and QEMU ends"
+    not_through(vfio) = "stores to memory that only the device writes: VFIO permits that, and QEMU ends"
 )]
 pub fn the_mirror_cannot_be_written(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     io.send(to(1), &payload(1));
-    node.wait_until(|| node.waiting() == 1);
+    node.wait_until(|| node.unread_packets() == 1);
 
     for offset in [mirror::RECV_TAIL, mirror::RECV + SLOT_PAYLOAD, mirror::PRESENCE, mirror::STATUS] {
         assert!(node.mirror.store_u32_release(offset, 77).is_err());

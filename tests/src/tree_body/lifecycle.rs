@@ -10,12 +10,12 @@ use super::{
 use crate::backing::Rig;
 
 /// A core that attaches, detaches and attaches again increments its generation at every node, on
-/// both channels.
+/// the users' channel (`core0`) and on the system's (`admin`).
 #[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_core_counts_its_generation_up_at_every_node(rig: &dyn Rig) {
     let users = Core::everywhere(rig, "core0");
     let admins = Core::everywhere(rig, "admin");
-    let observed = |generation: u8| {
+    let wait_for_generation = |generation: u8| {
         for observer in users.iter().chain(&admins) {
             observer.wait_until(|| observer.presence(3, 2) == generation);
             // The generations of all other cores are unchanged.
@@ -26,15 +26,15 @@ pub fn a_core_counts_its_generation_up_at_every_node(rig: &dyn Rig) {
     };
 
     let core = Core::open(rig, "cn2", "core2");
-    observed(1);
+    wait_for_generation(1);
     drop(core);
-    observed(2);
+    wait_for_generation(2);
 
     let _core = Core::open(rig, "cn2", "core2");
-    observed(3);
+    wait_for_generation(3);
 }
 
-/// Each change is counted, on each channel.
+/// Each core that attaches or detaches is counted as one presence change.
 #[body(not_through(guests) = QEMU_HOLDS_ATTACHMENTS)]
 pub fn presence_changes_are_counted(rig: &dyn Rig) {
     let [io] = Core::of(rig, ["io0"]);
@@ -90,10 +90,10 @@ pub fn a_presence_change_arrives_after_the_packets_sent_before_it(rig: &dyn Rig)
     assert_eq!(received, sent);
 }
 
-/// The next tenant's packets come after the report of its presence, which comes after the last
-/// tenant's packets, however slowly they are read.
+/// The next client's packets come after the report of its presence, which comes after the previous
+/// client's packets, however slowly they are read.
 #[body(not_through(guests) = EVICTION_IS_FINAL)]
-pub fn the_next_tenants_packets_arrive_after_its_presence_change(rig: &dyn Rig) {
+pub fn the_next_clients_packets_arrive_after_its_presence_change(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let sent = node.send_until_full(rig, to(0), 0);
     rig.evict("cn2", "core0");
@@ -145,40 +145,44 @@ pub fn packets_wait_for_the_first_core_of_a_node(rig: &dyn Rig) {
     node.receive_numbers(0, sent);
 }
 
-/// The next tenant of a node has windows of its own: the last one's content and later stores do not
-/// reach it.
+/// The next client of a node has windows of its own: neither the content of the previous client's
+/// windows nor its later stores reach them.
 #[body(not_through(guests) = OPERATORS_ADMIN)]
-pub fn the_next_tenant_has_fresh_windows(rig: &dyn Rig) {
+pub fn the_next_client_has_windows_of_its_own(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     // An attachment on the system channel does not keep the user channel's state alive.
     let _admin = Core::open(rig, "cn0", "admin");
     io.send(irq_to(1), &payload(1));
-    node.wait_until(|| node.waiting() == 1);
+    node.wait_until(|| node.unread_packets() == 1);
     node.store(window::SRAM, 0x1234);
 
     assert!(node.lock(window::LOCK_SEND));
 
-    let old = (node.window.clone(), node.mirror.clone());
+    let (old_window, old_mirror) = (node.window.clone(), node.mirror.clone());
     rig.evict("cn0", "core0");
     drop(node);
 
     let node = Core::open(rig, "cn0", "core0");
     run_until_idle(rig);
-    old.0.store_u32_release(window::RECV_HEAD, 77).unwrap();
-    old.0.store_u32_release(window::LOCK, 4).unwrap();
-    old.0.store_u64_release(window::SEND + SLOT_CONTROL, 1 | u64::from(to(0).0) << 32).unwrap();
-    old.0.store_u64_release(window::SEND + SLOT + SLOT_CONTROL, 2 | u64::from(to(0).0) << 32).unwrap();
+    old_window.store_u32_release(window::RECV_HEAD, 77).unwrap();
+    old_window.store_u32_release(window::LOCK, 4).unwrap();
+    for (number, slot) in [(1, window::SEND), (2, window::SEND + SLOT)] {
+        old_window.store_u64_release(slot + SLOT_CONTROL, number | u64::from(to(0).0) << 32).unwrap();
+    }
     run_until_idle(rig);
 
     assert_eq!((node.window_word(window::SRAM), node.locked_by(0), node.locked_by(1)), (0, 0, 0));
-    assert_eq!((node.waiting(), node.word(mirror::RECV_IRQ), node.word(mirror::ERROR) & 0xffff), (0, 0, 0));
+    assert_eq!(
+        (node.unread_packets(), node.word(mirror::RECV_IRQ), node.word(mirror::ERROR) & 0xffff),
+        (0, 0, 0)
+    );
     assert!(io.try_receive().is_none());
     assert_eq!(io.presence(1, 0), 3);
 
     transfer(&io, &node, &numbered(1, 10, 20));
     transfer(&node, &io, &numbered(0, 30, 20));
 
-    assert_eq!(old.1.load_u32_acquire(mirror::RECV_TAIL).unwrap(), 1);
+    assert_eq!(old_mirror.load_u32_acquire(mirror::RECV_TAIL).unwrap(), 1);
 }
 
 /// A core that detaches while another one of its node stays leaves FIFOs and memory, which are the
@@ -236,7 +240,7 @@ pub fn data_for_a_dead_reader_is_discarded_until_the_next_one_attaches(rig: &dyn
 
     transfer(&io, &reader, &numbered(1, 0, 3));
     (3..5).for_each(|number| io.send(to(1), &payload(number)));
-    reader.wait_until(|| reader.waiting() == 2);
+    reader.wait_until(|| reader.unread_packets() == 2);
 
     rig.evict("cn0", "core0");
     next.wait_until(|| next.presence(1, 0) == 2);
@@ -247,7 +251,7 @@ pub fn data_for_a_dead_reader_is_discarded_until_the_next_one_attaches(rig: &dyn
 
     io.send(irq_to(1), &payload(200));
     (201..206).for_each(|number| io.send(to(1), &payload(number)));
-    next.wait_until(|| next.waiting() == 6);
+    next.wait_until(|| next.unread_packets() == 6);
 
     assert_eq!(counter(rig, "cn0", "vc1_discarded"), 102);
     assert!(next.lock(window::LOCK_RECV));
@@ -266,7 +270,7 @@ pub fn a_dead_core_without_the_receive_lock_costs_no_packet(rig: &dyn Rig) {
     assert!(dead.lock(window::LOCK_SEND));
 
     (0..5).for_each(|number| io.send(to(1), &payload(number)));
-    next.wait_until(|| next.waiting() == 5);
+    next.wait_until(|| next.unread_packets() == 5);
 
     rig.evict("cn0", "core0");
     next.wait_until(|| next.locked_by(window::LOCK_SEND) == 0);
@@ -289,7 +293,7 @@ pub fn a_core_that_resets_itself_spares_its_node(rig: &dyn Rig) {
     assert!(first.lock(7) && second.lock(8));
 
     io.send(to(1), &payload(5));
-    first.wait_until(|| first.waiting() == 1);
+    first.wait_until(|| first.unread_packets() == 1);
     first.enable(&[0]);
 
     first.device.reset().unwrap();

@@ -22,6 +22,7 @@ fn push_quad(core: &Core, quad: &[u8]) {
     core.registers.write_burst16(port::DI, quad.try_into().unwrap()).unwrap();
 }
 
+/// Pushes one header.
 fn push_header(core: &Core, header: Header) {
     core.write(port::HI, header.0);
 }
@@ -335,7 +336,7 @@ pub fn status_word_and_mirror_agree(rig: &dyn Rig) {
         let irq = received > 2;
         assert_eq!(io.read(port::SX), status::word(0, 0, 16 * received, irq, received), "{packets} packets");
         assert_eq!(node.read(port::SX), status::word(16 * sent, sent, 0, false, 0), "{packets} packets");
-        assert_eq!(io.waiting(), received);
+        assert_eq!(io.unread_packets(), received);
     };
 
     let maximum = 8 + CREDITS + 8;
@@ -400,8 +401,8 @@ pub fn the_error_word_shows_the_exception_registers(rig: &dyn Rig) {
     assert_eq!(admin.errors(), (prx::HFU0, 0));
 }
 
-/// A core can read the control registers. Its writes are ignored and noted, the admin's have
-/// effect.
+/// A core can read the control registers. Its writes are ignored and set an error bit, and the
+/// admin's have effect.
 #[body(not_through(guests) = OPERATORS_ADMIN)]
 pub fn a_core_cannot_write_control_registers(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
@@ -461,14 +462,14 @@ pub fn a_soft_reset_empties_the_node(rig: &dyn Rig) {
     push_header(&node, to(0));
     let presence = io.presence(1, 0);
 
-    assert_eq!(node.waiting(), 1);
+    assert_eq!(node.unread_packets(), 1);
     assert_ne!(node.word(mirror::ERROR) & error_word(0, pix::HFO1), 0);
 
     admin.write(dcr(ARB_RCFG), rcfg::RST);
     run_until_idle(rig);
 
     assert_eq!(admin.read(dcr(ARB_RCFG)), 0);
-    assert_eq!((node.read(port::SX), node.waiting(), node.errors()), (0, 0, (0, 0)));
+    assert_eq!((node.read(port::SX), node.unread_packets(), node.errors()), (0, 0, (0, 0)));
 
     kept_registers.iter().for_each(|&(number, value)| assert_eq!(admin.read(dcr(number)), value));
     // Packets in flight beyond the node arrive, and after them the presence report.

@@ -92,7 +92,7 @@ pub fn a_receiver_that_does_not_read_fills_all_fifos_and_loses_no_packet(rig: &d
 
     let sent = node.send_until_full(rig, to(0), 0);
     assert_eq!(sent, depth + CREDITS + depth);
-    assert_eq!((io.word(mirror::RECV_TAIL), io.waiting()), (depth, depth));
+    assert_eq!((io.word(mirror::RECV_TAIL), io.unread_packets()), (depth, depth));
     assert_eq!(node.word(mirror::SEND_HEAD), depth + CREDITS);
 
     io.receive_numbers(0, 1);
@@ -108,7 +108,7 @@ pub fn a_receiver_that_does_not_read_fills_all_fifos_and_loses_no_packet(rig: &d
     assert!(io.try_receive().is_none() && node.has_room());
 }
 
-/// Returning many read pointers at once frees as many slots.
+/// A read pointer that advances over many packets at once frees their slots.
 #[body(on(MACHINE, DEPTH_1, DEPTH_256))]
 pub fn a_pointer_over_many_packets_frees_them_all(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
@@ -117,7 +117,7 @@ pub fn a_pointer_over_many_packets_frees_them_all(rig: &dyn Rig) {
 
     io.store(window::RECV_HEAD, depth);
     run_until_idle(rig);
-    assert_eq!(io.waiting(), depth.min(sent - depth));
+    assert_eq!(io.unread_packets(), depth.min(sent - depth));
 
     io.receive_numbers(depth, sent - depth);
 }
@@ -127,7 +127,7 @@ pub fn a_pointer_over_many_packets_frees_them_all(rig: &dyn Rig) {
 #[body]
 pub fn a_blocked_node_delays_only_its_own_packets(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
-    let [io, cn0, cn1, cn2, cn3] = &nodes[..] else { panic!("the usual machine has five nodes") };
+    let [io, cn0, cn1, cn2, cn3] = &nodes[..] else { panic!("the usual machine does not have five nodes") };
     let sent = cn2.send_until_full(rig, to(0), 0);
 
     assert_eq!(sent, 2 * 8 + 2 * CREDITS);
@@ -173,13 +173,13 @@ pub fn packets_in_transit_do_not_reach_clients_of_the_nodes_between(rig: &dyn Ri
     assert_eq!(counter(rig, "cn0", "vc1_forwarded") - before, 50);
     assert_eq!((counter(rig, "cn0", "vc1_received"), counter(rig, "cn0", "vc1_sent")), (0, 0));
     assert_eq!((between.word(mirror::RECV_TAIL), between.word(mirror::SEND_HEAD)), (0, 0));
-    assert_eq!((between.word(mirror::STATUS), between.waiting()), (0, 0));
+    assert_eq!((between.word(mirror::STATUS), between.unread_packets()), (0, 0));
     assert_eq!(counter(rig, "cn3", "vc1_received"), 50);
 }
 
-/// Invalid read pointers are noted, free no slot, and do not prevent a later valid one.
+/// Invalid read pointers set an error bit, free no slot, and do not prevent a later valid one.
 #[body]
-pub fn a_bad_read_pointer_is_noted_and_ignored(rig: &dyn Rig) {
+pub fn a_bad_read_pointer_is_reported_and_ignored(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let sent = node.send_until_full(rig, to(0), 0);
     io.receive_numbers(0, 3);
@@ -210,7 +210,8 @@ pub fn a_bad_read_pointer_is_noted_and_ignored(rig: &dyn Rig) {
     transfer(&node, &io, &numbered(0, 100, 20));
 }
 
-/// A packet for an address outside the machine is discarded and noted, and the next one passes.
+/// A packet for an address outside the machine is discarded, sets an error bit and is counted. The
+/// next one passes.
 #[body]
 pub fn a_packet_for_an_absent_node_is_discarded_and_counted(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);

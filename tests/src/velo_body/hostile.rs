@@ -28,11 +28,13 @@ enum Action {
     Piece { node: u32, vpid: u16, tag: u8, quadwords: usize, position: u64, data: Vec<u8> },
 }
 
+/// Generates the data of a write, mostly of a plausible width.
 fn data() -> impl Strategy<Value = Vec<u8>> {
     let width = prop_oneof![Just(8_usize), Just(16), Just(64), 1_usize..70];
     (width, any::<u8>()).prop_map(|(width, byte)| vec![byte; width])
 }
 
+/// Generates an action.
 fn action() -> impl Strategy<Value = Action> {
     let offset = prop_oneof![0_u64..0x900, 0x1000_u64..0x1100, 0x2000_u64..0x2180, 0_u64..REGISTERS];
     let ring = u64::from(RING_CELLS) * CELL as u64;
@@ -59,6 +61,7 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
+/// Performs an action.
 fn perform(device: &Device, action: Action) {
     let backing = device.backing();
     match action {
@@ -130,18 +133,21 @@ pub fn a_hostile_process_cannot_forge_messages_of_others(rig: &dyn Rig) {
     }
 }
 
-/// Returns a forged connection message of the library's flow control, which asks for 64 credits.
-fn connect(tenant: u64, target: u8) -> u64 {
-    1 | tenant << 8 | u64::from(target) << 16 | 64 << 32
+/// Returns a forged connection message of the library's flow control (kind 1). It asks for 64
+/// credits, from a sender of one generation to a receiver of another.
+fn connect(sender: u64, receiver: u8) -> u64 {
+    1 | sender << 8 | u64::from(receiver) << 16 | 64 << 32
 }
 
-fn close(tenant: u64) -> u64 {
-    3 | tenant << 8
+/// Returns a forged message (kind 3) by which a sender closes its connection.
+fn close(sender: u64) -> u64 {
+    3 | sender << 8
 }
 
 /// Sends `messages` from `victim` to `neighbour` and back, while a process that never reads floods
-/// the victim with `forge`. The arguments of `forge` are its own tenant, the victim's tenant, and
-/// the number of forged messages so far. Returns the number of forged messages.
+/// the victim with messages that `forge` returns. The arguments of `forge` are the generations of
+/// the flooding port and of the victim, and the number of forged messages so far. Returns the
+/// number of forged messages.
 fn exchange_during_flood(
     rig: &dyn Rig,
     victim: &mut Port,
@@ -170,7 +176,8 @@ fn exchange_during_flood(
             sent += 1;
         }
 
-        // Neither waits for the other: messages for the victim are taken meanwhile.
+        // The neighbour keeps an answer that it can't send yet, so that the victim's messages are
+        // taken meanwhile.
         while let Some(message) = unsent_reply.take().or_else(|| neighbour.poll().unwrap()) {
             match neighbour.send_nb(back, 1, message.bytes()) {
                 Err(Error::WouldBlock) => {
@@ -206,16 +213,17 @@ pub fn a_peer_that_connects_repeatedly_and_never_reads_blocks_no_other(rig: &dyn
     let (mut victim, mut neighbour) = (port(rig, at(0, 0)), port(rig, at(1, 1)));
     let links = (link(&mut victim, &mut neighbour), link(&mut neighbour, &mut victim));
     exchange_during_flood(rig, &mut victim, &mut neighbour, links, 10_000, |own, target, forged| {
-        // A message that names another tenant has no effect either.
+        // A message that names another generation has no effect either.
         connect(if forged % 4 == 3 { own ^ (forged & 0xfe) } else { own }, target)
     });
 
     assert_eq!((victim.statistics().stalls, victim.check()), (0, Ok(())));
 }
 
-/// A process that also closes each connection, so that each answer is due, stalls its victim's card
-/// until the watchdog drops the answer. It then gets no more answers, and after three such tenants
-/// its address gets none. Messages of the victim to others do not fail.
+/// A process that also closes each connection must be answered each time, and so stalls its
+/// victim's card until the watchdog drops an answer. It then gets no more answers. After three such
+/// clients of its address, no further one is answered. Messages of the victim to others do not
+/// fail.
 #[body]
 pub fn a_peer_that_disconnects_and_connects_repeatedly_is_ignored(rig: &dyn Rig) {
     let (mut victim, mut neighbour) = (port(rig, at(0, 0)), port(rig, at(1, 1)));
@@ -260,12 +268,12 @@ pub fn a_flood_without_a_connection_blocks_no_call(rig: &dyn Rig) {
             });
         }
 
-        let (deadline, mut most, mut relax) = (test_deadline(), 0, Relax::new());
+        let (deadline, mut most_by_a_call, mut relax) = (test_deadline(), 0, Relax::new());
         while victim.statistics().dropped < DROPPED && !deadline.has_passed() {
             for call in [|port: &mut Port| port.poll_for(Filter::ANY).map(drop), Port::progress] {
                 let before = victim.statistics().dropped;
                 call(&mut victim).unwrap();
-                most = most.max(victim.statistics().dropped - before);
+                most_by_a_call = most_by_a_call.max(victim.statistics().dropped - before);
             }
             victim.device().relax(&mut relax).unwrap();
         }
@@ -274,7 +282,7 @@ pub fn a_flood_without_a_connection_blocks_no_call(rig: &dyn Rig) {
         stop.store(true, Ordering::Relaxed);
 
         assert!(victim.statistics().dropped >= DROPPED, "{:?}", victim.statistics());
-        assert!(most <= SLOTS.into(), "one call took {most} messages");
+        assert!(most_by_a_call <= SLOTS.into(), "one call took {most_by_a_call} messages");
         assert!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
     });
 }

@@ -40,12 +40,13 @@ struct Torn {
     inner: Arc<dyn Backing>,
     /// Offset of the number of rings in configuration space.
     ring_count: u64,
-    how: AtomicU64,
+    frequency: AtomicU64,
     random: AtomicU64,
 }
 
 impl Torn {
-    fn new(inner: Arc<dyn Backing>, how: TearFrequency) -> Arc<Self> {
+    /// Returns a backing that hides the posted-write rings of `inner`.
+    fn new(inner: Arc<dyn Backing>, frequency: TearFrequency) -> Arc<Self> {
         let byte = |at: u64| {
             let mut byte = [0];
             inner.read(REGION_CONFIG, at, &mut byte).unwrap();
@@ -59,12 +60,13 @@ impl Torn {
         }
 
         let ring_count = capability + std::mem::offset_of!(AttachmentCapability, ring_count) as u64;
-        let (how, random) = (AtomicU64::new(how as u64), AtomicU64::new(0x9e37_79b9_7f4a_7c15));
-        Arc::new(Self { inner, ring_count, how, random })
+        let (frequency, random) = (AtomicU64::new(frequency as u64), AtomicU64::new(0x9e37_79b9_7f4a_7c15));
+        Arc::new(Self { inner, ring_count, frequency, random })
     }
 
-    fn set(&self, how: TearFrequency) {
-        self.how.store(how as u64, Ordering::SeqCst);
+    /// Sets the frequency of torn messages.
+    fn set_frequency(&self, frequency: TearFrequency) {
+        self.frequency.store(frequency as u64, Ordering::SeqCst);
     }
 
     /// Returns the next pseudo-random number.
@@ -78,7 +80,8 @@ impl Torn {
     fn pieces<'a>(&self, data: &'a [u8]) -> Vec<(usize, &'a [u8])> {
         let (front, back) = data.split_at(data.len() / 16 * 8);
         let quadwords = || data.chunks(8).enumerate().map(|(index, piece)| (index * 8, piece));
-        let choice = match self.how.load(Ordering::SeqCst) {
+        // 0 leaves the message whole, 1 and 2 split it, and 3 to 6 tear it.
+        let choice = match self.frequency.load(Ordering::SeqCst) {
             0 => 0,
             1 => self.random() % 7,
             _ => 3 + self.random() % 4,
@@ -183,8 +186,8 @@ impl Backing for Torn {
 }
 
 /// Opens a port whose messages are torn, and returns it with its backing.
-fn torn_port(rig: &dyn Rig, node: u32, how: TearFrequency) -> (Port, Arc<Torn>) {
-    let torn = Torn::new(rig.open(&format!("ex{node}"), "vpid0").backing().clone(), how);
+fn torn_port(rig: &dyn Rig, node: u32, frequency: TearFrequency) -> (Port, Arc<Torn>) {
+    let torn = Torn::new(rig.open(&format!("ex{node}"), "vpid0").backing().clone(), frequency);
     let options = OpenOptions { heartbeat: None, ..OpenOptions::default() };
     let device = Device::open(torn.clone(), options).unwrap();
     assert_eq!(device.ring_count(), 0);
@@ -201,14 +204,14 @@ pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
     let (mut remote, _) = torn_port(rig, 1, TearFrequency::Often);
     let mut intact = port(rig, at(0, 1));
     let (to, back) = (link(&mut local, &mut remote), link(&mut remote, &mut local));
-    let whole_link = link(&mut intact, &mut remote);
+    let intact_link = link(&mut intact, &mut remote);
     let message = |number: u64| {
         let mut bytes = pattern(number, 8 * (1 + number as usize % 8));
         bytes[..8].copy_from_slice(&number.to_le_bytes());
         bytes
     };
 
-    let directions = [(0, to), (1, back), (2, whole_link)];
+    let directions = [(0, to), (1, back), (2, intact_link)];
     let (mut sent, mut expected) = ([0; 3], [0; 3]);
 
     while expected != [MESSAGES; 3] {
@@ -233,7 +236,7 @@ pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
                     assert_eq!(
                         (received.tag, received.bytes()),
                         (1, &message(expected[direction])[..]),
-                        "way {direction}"
+                        "direction {direction}"
                     );
                     expected[direction] += 1;
                     moved = true;
@@ -248,7 +251,7 @@ pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
     for port in [&mut local, &mut remote, &mut intact] {
         assert_eq!(drain(port), []);
         port.device().flush().unwrap();
-        assert_eq!(port.check(), Ok(()), "what was repaired is no error");
+        assert_eq!(port.check(), Ok(()), "a message that was repaired is no error");
     }
 
     let replayed = [&local, &remote, &intact].map(|port| port.statistics().replayed);
@@ -264,10 +267,10 @@ pub fn a_message_that_is_torn_each_time_is_an_error(rig: &dyn Rig) {
     let to = link(&mut local, &mut remote);
 
     for round in 0..3_u64 {
-        torn.set(TearFrequency::Always);
+        torn.set_frequency(TearFrequency::Always);
         let result = local.send(to, 2, &[9; 32], test_deadline(), None);
         assert!(matches!(result, Err(Error::Device { error: DeviceError::Torn, .. })), "{result:?}");
-        torn.set(TearFrequency::Never);
+        torn.set_frequency(TearFrequency::Never);
         local.send(to, 3, &round.to_le_bytes(), test_deadline(), None).unwrap();
         let received = remote.recv(Filter::ANY, test_deadline(), None).unwrap();
         assert_eq!((received.tag, received.quadword(0)), (3, round));

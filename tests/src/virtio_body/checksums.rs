@@ -10,14 +10,15 @@ use super::{
 };
 use crate::backing::Rig;
 
-/// Offsets in a frame: of what a checksum covers, and of its field after that.
+/// Offset in a frame of the first byte that the checksum covers.
 const START: usize = 34;
+/// Offset of the checksum's field after [`START`].
 const FIELD: usize = 16;
 /// Bytes of the frame: the last word of the sum is half a word.
 const LENGTH: usize = 133;
 
-/// Returns a header that leaves a checksum open.
-fn open_header() -> FrameHeader {
+/// Returns the header of a frame with a partial checksum.
+fn partial_header() -> FrameHeader {
     FrameHeader {
         flags: NEEDS_CHECKSUM,
         checksum_start: (START as u16).to_le_bytes(),
@@ -38,29 +39,29 @@ fn completed(mut frame: Vec<u8>) -> Vec<u8> {
     frame
 }
 
-/// A driver that takes open checksums gets them open, with the frame as it was sent.
+/// A driver that takes partial checksums gets the frame and its header as they were sent.
 #[body(on(MACHINE, DIRECT))]
-pub fn an_open_checksum_travels_with_its_frame(rig: &dyn Rig) {
+pub fn a_partial_checksum_travels_with_its_frame(rig: &dyn Rig) {
     let (mut sender, mut receiver) = (Nic::open(rig, "en0", ALL), Nic::open(rig, "en1", ALL));
     let sent = frame(mac(1), mac(0), LENGTH, 7);
 
-    sender.send_as(open_header(), &sent, &[], Shape::Direct);
+    sender.send_as(partial_header(), &sent, &[], Shape::Direct);
 
     let (header, received) = receiver.receive();
-    assert_eq!(header, FrameHeader { buffers: [1, 0], ..open_header() });
+    assert_eq!(header, FrameHeader { buffers: [1, 0], ..partial_header() });
     assert_eq!(received, sent);
     assert_eq!(rig.counter("en1", "checksums"), 0);
 }
 
-/// A driver that takes none gets the frame with its checksum, and also when the switch has copied
-/// the frame.
+/// A driver that takes no partial checksums gets the frame with its checksum completed, also when
+/// the switch has copied the frame.
 #[body(on(MACHINE, DIRECT))]
-pub fn an_open_checksum_is_completed_for_a_driver_that_takes_none(rig: &dyn Rig) {
+pub fn a_partial_checksum_is_completed_for_a_driver_that_takes_none(rig: &dyn Rig) {
     let (mut sender, mut receiver) = (Nic::open(rig, "en0", ALL), Nic::open(rig, "en1", LEAST));
 
     for seed in 0..5 {
         let sent = frame(mac(1), mac(0), LENGTH, seed);
-        sender.send_as(open_header(), &sent, &[], Shape::Direct);
+        sender.send_as(partial_header(), &sent, &[], Shape::Direct);
 
         let (header, received) = receiver.receive();
         assert_eq!(header.flags, 0);
@@ -78,7 +79,7 @@ pub fn a_checksum_outside_its_frame_is_dropped(rig: &dyn Rig) {
     let starts = [LENGTH - FIELD - 1, LENGTH, usize::from(u16::MAX)];
 
     for start in starts {
-        let header = FrameHeader { checksum_start: (start as u16).to_le_bytes(), ..open_header() };
+        let header = FrameHeader { checksum_start: (start as u16).to_le_bytes(), ..partial_header() };
         sender.send_as(header, &good, &[], Shape::Direct);
     }
     sender.send(&good);
@@ -87,14 +88,14 @@ pub fn a_checksum_outside_its_frame_is_dropped(rig: &dyn Rig) {
     assert_eq!(rig.counter("en0", "bad_header"), starts.len() as u64);
 }
 
-/// Without the feature, the flag has no meaning.
+/// The flag of a partial checksum has no meaning for a driver that has not accepted the feature.
 #[body]
-pub fn the_flag_is_ignored_without_the_feature(rig: &dyn Rig) {
+pub fn the_flag_of_a_partial_checksum_is_ignored_without_the_feature(rig: &dyn Rig) {
     let mut sender = Nic::open(rig, "en0", ALL & !feature::CSUM);
     let mut receiver = Nic::open(rig, "en1", ALL);
     let sent = frame(mac(1), mac(0), LENGTH, 7);
 
-    sender.send_as(open_header(), &sent, &[], Shape::Direct);
+    sender.send_as(partial_header(), &sent, &[], Shape::Direct);
 
     let (header, received) = receiver.receive();
     assert_eq!((header.flags, received), (0, sent));

@@ -18,22 +18,29 @@ pub(crate) const ENTRIES: u16 = 64;
 pub(crate) const SLOT: u64 = 2048;
 /// Features of a driver that takes all that the device offers.
 pub(crate) const ALL: u64 = feature::OFFERED;
-/// Features without which a driver can't do.
+/// The features that a driver must accept.
 pub(crate) const LEAST: u64 = feature::VERSION_1;
 
-/// Offsets in a queue's memory.
+/// Offset of the descriptor table in a queue's memory.
 pub(crate) const DESCRIPTORS: u64 = 0x0000;
+/// Offset of the available ring.
 pub(crate) const AVAILABLE: u64 = 0x1000;
+/// Offset of the used ring.
 pub(crate) const USED: u64 = 0x2000;
+/// Offset of the entries' indirect tables.
 pub(crate) const TABLES: u64 = 0x3000;
+/// Offset of the entries' buffers.
 const SLOTS: u64 = 0x1_0000;
 /// Bytes of each entry's indirect table.
 const TABLE: u64 = 512;
+/// Bytes of a queue's memory.
 const MEMORY: usize = SLOTS as usize + ENTRIES as usize * SLOT as usize;
 
-/// Flags of a descriptor (2.7.5).
+/// Flag of a descriptor (2.7.5): another one follows.
 pub(crate) const NEXT: u16 = 1;
+/// Flag of a descriptor: the device writes its memory.
 pub(crate) const WRITE: u16 = 2;
+/// Flag of a descriptor: its memory is an indirect table.
 pub(crate) const INDIRECT: u16 = 4;
 
 /// How the pieces of a frame lie in descriptors.
@@ -61,6 +68,7 @@ pub(crate) struct DriverQueue {
 }
 
 impl DriverQueue {
+    /// Returns a queue with memory of its own. [`enable`] makes it known to the device.
     pub(crate) fn new(device: &Device, index: usize, event_index: bool) -> Self {
         Self {
             index,
@@ -78,10 +86,12 @@ impl DriverQueue {
         SLOTS + u64::from(entry) * SLOT
     }
 
+    /// Loads a 16-bit word of the queue's memory.
     pub(crate) fn load16(&self, offset: u64) -> u16 {
         self.memory.window().load_u16_relaxed(offset).unwrap()
     }
 
+    /// Stores a 16-bit word of the queue's memory.
     pub(crate) fn store16(&self, offset: u64, value: u16) {
         self.memory.window().store_u16_relaxed(offset, value).unwrap();
     }
@@ -207,6 +217,7 @@ impl Nic {
         add_status(&self.bar, bits)
     }
 
+    /// Returns the device status.
     pub(crate) fn status(&self) -> u8 {
         self.bar.read8(common::STATUS).unwrap()
     }

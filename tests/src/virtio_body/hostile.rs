@@ -198,7 +198,7 @@ pub fn bad_receive_buffers_need_a_reset(rig: &dyn Rig) {
 /// The layout of a queue is checked when it is enabled, and its addresses when it is used.
 #[body]
 pub fn a_queue_of_a_wrong_shape_needs_a_reset(rig: &dyn Rig) {
-    let shape = |entries: u16, register: u64, address: Option<u64>| {
+    let expect_failure = |entries: u16, register: u64, address: Option<u64>| {
         let device = rig.open("en0", "user0");
         let bar = device.bar(BAR).unwrap();
         negotiate(&device, &bar, ALL);
@@ -218,7 +218,7 @@ pub fn a_queue_of_a_wrong_shape_needs_a_reset(rig: &dyn Rig) {
     };
 
     for entries in [0, 3, 2 * MAX_QUEUE_SIZE, u16::MAX] {
-        shape(entries, 0, None);
+        expect_failure(entries, 0, None);
     }
     for (register, address) in [
         (common::QUEUE_DESCRIPTORS, 8),
@@ -227,7 +227,7 @@ pub fn a_queue_of_a_wrong_shape_needs_a_reset(rig: &dyn Rig) {
         (common::QUEUE_DRIVER, NOWHERE),
         (common::QUEUE_DRIVER, u64::MAX - 1),
     ] {
-        shape(ENTRIES, register, Some(address));
+        expect_failure(ENTRIES, register, Some(address));
     }
 }
 
@@ -242,7 +242,7 @@ pub fn memory_that_only_messages_reach_needs_a_reset(rig: &dyn Rig) {
     });
 }
 
-/// A queue that the device has not got enabled is no error: it has no buffers.
+/// A queue that the driver has not enabled is no error: it has no buffers.
 #[body]
 pub fn a_queue_may_stay_disabled(rig: &dyn Rig) {
     let mut sender = Nic::open(rig, "en1", ALL);

@@ -15,8 +15,9 @@ use crate::backing::{Rig, test_deadline};
 
 /// Long enough that only an event that does not come exceeds it.
 const SHORT: Duration = Duration::from_millis(20);
-/// Vectors of the queues.
+/// Vector of the receive queue.
 const RECEIVED: u32 = RECEIVE as u32 + 1;
+/// Vector of the transmit queue.
 const SENT: u32 = TRANSMIT as u32 + 1;
 
 /// Each queue interrupts by its own vector.
@@ -126,6 +127,7 @@ pub fn a_change_of_the_link_is_reported(rig: &dyn Rig) {
     let (mut sender, mut receiver) = (Nic::open(rig, "en0", ALL), Nic::open(rig, "en1", ALL));
     let changed = sender.device.interrupt(0).unwrap();
     let bar = sender.bar.clone();
+    // The status follows the address in the device's configuration.
     let status = || bar.read16(DEVICE + 6).unwrap();
     assert_eq!(status(), LINK_UP);
     let generation = sender.bar.read8(common::GENERATION).unwrap();

@@ -11,6 +11,7 @@ use super::{
 };
 use crate::backing::Rig;
 
+/// Opens the three devices at the switch.
 fn open(rig: &dyn Rig) -> [Nic; 3] {
     ["en0", "en1", "en2"].map(|name| Nic::open(rig, name, ALL))
 }

@@ -15,10 +15,14 @@ use super::{
 };
 use crate::{backing::Rig, virtio_body::driver::SLOT};
 
+/// Status of a request that is done.
 pub(super) const OK: u8 = Status::Ok as u8;
+/// Status of a request that failed.
 pub(super) const IO_ERROR: u8 = Status::IoError as u8;
+/// Status of a request of an unknown kind.
 const UNSUPPORTED: u8 = Status::Unsupported as u8;
 
+/// Returns the header of a request.
 pub(super) fn header(kind: u32, sector: u64) -> Vec<u8> {
     [&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes()].concat()
 }
@@ -49,16 +53,19 @@ fn request(disk: &mut Virtio, kind: u32, sector: u64, out: &[u8], available: usi
     (status, data)
 }
 
+/// Reads sectors, and asserts that the disk returns them.
 fn read(disk: &mut Virtio, first: u64, count: u64) -> Vec<u8> {
     let (status, data) = request(disk, IN, first, &[], (count * SECTOR) as usize);
     assert_eq!((status, data.len() as u64), (OK, count * SECTOR));
     data
 }
 
+/// Writes sectors. Returns the status.
 fn write(disk: &mut Virtio, first: u64, data: &[u8]) -> u8 {
     request(disk, OUT, first, data, 0).0
 }
 
+/// Returns the content of sectors in the file.
 fn original(first: u64, count: u64) -> Vec<u8> {
     (first..first + count).flat_map(sector).collect()
 }
@@ -162,7 +169,8 @@ pub fn a_disk_has_a_name(rig: &dyn Rig) {
     assert_eq!(request(&mut disk, GET_ID, 0, &[], 0), (OK, Vec::new()));
 }
 
-/// Offers a read of one sector for each of `sectors`, and returns the heads.
+/// Offers a read of one sector for each of `sectors`. Returns the head of each chain with its
+/// sector.
 fn offer_reads(disk: &mut Virtio, sectors: impl Iterator<Item = u64>) -> Vec<(u16, u64)> {
     let read = |number| {
         let header = header(IN, number);

@@ -126,6 +126,7 @@ impl Virtio {
         queue.free.extend(chain);
     }
 
+    /// Returns the device status.
     pub(super) fn status(&self) -> u8 {
         self.bar.read8(common::STATUS).unwrap()
     }

@@ -32,8 +32,9 @@ pub static TROUBLE: TestMachine = TestMachine {
     guests: Guests::None("in a guest, Linux drives the devices with its own drivers"),
 };
 
-/// The sector whose read panics, and the one whose read waits for the test.
+/// The sector whose read panics.
 const PANICS: u64 = 13;
+/// The sector whose read waits for the test.
 const WAITS: u64 = 14;
 
 thread_local! {
@@ -41,7 +42,7 @@ thread_local! {
     static RELEASE: RefCell<Option<Sender<()>>> = const { RefCell::new(None) };
 }
 
-/// Contents that are trouble to read.
+/// Contents of a disk with a sector whose read panics, and one whose read waits.
 struct Trouble {
     release: Mutex<Receiver<()>>,
 }
@@ -88,7 +89,7 @@ fn offer(disk: &mut Virtio, sector: u64) -> u16 {
 }
 
 /// Waits for the next answer. Returns its head and status.
-fn answer(disk: &mut Virtio) -> (u16, u8) {
+fn wait_for_answer(disk: &mut Virtio) -> (u16, u8) {
     let (head, _) = disk.wait_used(0);
     let status = disk.piece(0, head, 2, 1)[0];
     disk.free(0, head);
@@ -102,13 +103,13 @@ pub fn requests_fail_while_the_companion_is_halted(rig: &dyn Rig) {
     let mut disk = Virtio::open(rig, "disk0");
     for _ in 0..3 {
         let head = offer(&mut disk, 1);
-        assert_eq!(answer(&mut disk), (head, OK));
+        assert_eq!(wait_for_answer(&mut disk), (head, OK));
 
         offer(&mut disk, PANICS);
         offer(&mut disk, 2);
-        assert_eq!([answer(&mut disk).1, answer(&mut disk).1], [IO_ERROR; 2]);
+        assert_eq!([wait_for_answer(&mut disk).1, wait_for_answer(&mut disk).1], [IO_ERROR; 2]);
         let head = offer(&mut disk, 1);
-        assert_eq!(answer(&mut disk), (head, IO_ERROR));
+        assert_eq!(wait_for_answer(&mut disk), (head, IO_ERROR));
         disk = disk.restart(ALL);
     }
     assert_eq!(rig.counter("disk0", "queue_errors"), 0);
@@ -135,6 +136,6 @@ pub fn a_slow_disk_holds_up_only_its_own_driver(rig: &dyn Rig) {
     let head = offer(&mut disk, 3);
     assert_eq!(disk.queues[0].take_used(), None);
     RELEASE.with_borrow(|release| release.as_ref().unwrap().send(()).unwrap());
-    assert_eq!(answer(&mut disk), (head, OK));
+    assert_eq!(wait_for_answer(&mut disk), (head, OK));
     assert_eq!(disk.queues[0].take_used(), None);
 }

@@ -28,6 +28,7 @@ struct Victim<'a> {
 }
 
 impl<'a> Victim<'a> {
+    /// Opens a device by its name and the number of the queue to break, and the other device.
     fn open(rig: &'a dyn Rig, (name, queue): (&'static str, usize)) -> Self {
         let (driver, other) = (Some(Virtio::open(rig, name)), Virtio::open(rig, "disk1"));
         Self { rig, name, queue, driver, other }
@@ -54,6 +55,7 @@ impl<'a> Victim<'a> {
 
     /// Checks that the device returns a buffer.
     fn check_works(&self, driver: &mut Virtio) {
+        // A request for the disk's name.
         let header = [[8, 0, 0, 0], [0; 4], [0; 4], [0; 4]].concat();
         let pieces: &[Piece<'_>] = match self.name {
             "rng0" => &[Piece::In(64)],
@@ -70,7 +72,8 @@ impl<'a> Victim<'a> {
     }
 }
 
-/// Chains without an end, also in indirect tables, and descriptors outside their table.
+/// A chain without an end, also in an indirect table, and a descriptor outside its table make the
+/// device report that it needs a reset.
 #[body]
 pub fn chains_without_an_end_need_a_reset(rig: &dyn Rig) {
     for of in QUEUES {
@@ -94,7 +97,8 @@ pub fn chains_without_an_end_need_a_reset(rig: &dyn Rig) {
     }
 }
 
-/// Indirect tables that name themselves, have no whole descriptors, or lie nowhere.
+/// An indirect table that names itself, has no whole descriptors, or does not lie in memory makes
+/// the device report that it needs a reset.
 #[body]
 pub fn bad_indirect_tables_need_a_reset(rig: &dyn Rig) {
     for of in QUEUES {
@@ -114,7 +118,8 @@ pub fn bad_indirect_tables_need_a_reset(rig: &dyn Rig) {
     }
 }
 
-/// Pieces without bytes, of the wrong direction, or outside the driver's memory.
+/// A piece without bytes, of the wrong direction, or outside the driver's memory makes the device
+/// report that it needs a reset.
 #[body]
 pub fn bad_pieces_need_a_reset(rig: &dyn Rig) {
     for of in QUEUES {

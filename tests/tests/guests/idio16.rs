@@ -53,7 +53,7 @@ fn linux_drives_the_card_with_its_own_driver() {
     guest.power_off(LIMIT).unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Runs a script that must succeed. It knows the card's PCI address.
+/// Runs a script that must succeed. `$CARD` in it is the card's PCI address.
 fn run(guest: &Guest, script: &str) {
     let script = format!("CARD=${{NICFORGE_DEVICES#gpio0.user0=}}\n[ -n \"$CARD\" ] || exit 99\n{script}");
     let output = guest.run(script.as_str(), LIMIT).unwrap_or_else(|error| panic!("{error}"));

@@ -1,7 +1,8 @@
-//! Two of our own virtual machines inside a guest with nested virtualisation: their Linux drives
-//! virtio network devices of one served machine, and a card with an interrupt line, by its own
-//! drivers. A third machine runs the test bodies of FCNP, VELO and RMA. Its programs and its
-//! network device then meet those of a guest of QEMU, which runs beside it.
+//! Two of our own virtual machines inside a guest with nested virtualisation, one from an unpacked
+//! kernel and one from a bzImage. Their Linux drives virtio network devices of one served machine,
+//! a card with an interrupt line, and devices of a machine's own, by its own drivers. A third
+//! machine runs the test bodies of FCNP, VELO and RMA. Its programs and its network device then
+//! meet those of a guest of QEMU, which runs beside it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -11,19 +12,27 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nicforge_guest::{GuestConfig, Progress};
+use nicforge_guest::{Guest, GuestConfig, Progress};
 use nicforge_tests::{
     backing::PATIENCE,
-    guest::{boot, run, toolkit},
+    guest::{boot, printed, toolkit},
     own_vm,
 };
 
 /// Time limit of the guest's boot, generous enough for emulation on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(300);
+/// Time limit of a command in the outer guest. One boots machines, and does all work with them: on
+/// a machine with a load of 20 for two processors it took six minutes.
+const COMMAND: Duration = Duration::from_secs(3000);
 /// Bytes of the longer transfer between two of our own virtual machines, and between one of them
 /// and QEMU's guest.
 const OWN_BYTES: u64 = 1 << 20;
 const BYTES: u64 = 8 << 20;
+/// Writes that are posted while exits are counted.
+const POSTS: u64 = 20_000;
+
+/// Bytes of an inner guest's log that a failure shows.
+const LOG_END: usize = 4096;
 
 /// Copies QEMU, and links to the other prepared files. The shared folder is slow for programs: each
 /// page is read when it is needed.
@@ -44,12 +53,17 @@ fn own_virtual_machines_reach_each_other() {
 
     // The host provisions what the inner machines start, and the guest finds it in a folder.
     let folder = tempfile::tempdir().unwrap();
-    std::fs::copy(kernel, folder.path().join("vmlinux")).unwrap();
+    for (kernel, name) in [(kernel, "vmlinux"), (toolkit.kernel.image.as_path(), "vmlinuz")] {
+        std::fs::copy(kernel, folder.path().join(name)).unwrap();
+    }
     let station = concat!(env!("CARGO_MANIFEST_DIR"), "/guest/nested/station");
     let inner = GuestConfig::new("inner")
         .module("virtio_pci")
         .module("virtio_net")
         .module("gpio-pci-idio-16")
+        .module("virtio_blk")
+        .module("virtio-rng")
+        .module("virtio_console")
         .program(stripped(env!("CARGO_BIN_EXE_guest-net")))
         .program(stripped(env!("CARGO_BIN_EXE_guest-gpio")))
         .file(station, "/root/station");
@@ -59,8 +73,12 @@ fn own_virtual_machines_reach_each_other() {
     // Another folder has QEMU, and the files of the guests in which test bodies and programs run.
     let own = folder.path().join("own");
     std::fs::create_dir(&own).unwrap();
+    let share = tempfile::tempdir().unwrap();
+    own_vm::fill_shared(share.path()).unwrap();
     let configs = [
-        own_vm::config(|_, _| "inside".into()).program(stripped(env!("CARGO_BIN_EXE_guest_bodies"))),
+        own_vm::config(|_, _| "inside".into())
+            .program(stripped(env!("CARGO_BIN_EXE_guest_bodies")))
+            .share(share.path()),
         own_vm::qemu_config(|_, _| "inside".into()),
     ];
     let configs = configs.map(|config| {
@@ -70,7 +88,9 @@ fn own_virtual_machines_reach_each_other() {
     let prepared = toolkit.prepare(&configs, &own, &Progress::on_stderr());
     prepared.unwrap_or_else(|error| panic!("{error}"));
 
+    // The guests in the outer one write their logs into the folder.
     let logs = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("guest-logs").join("nested");
+    let _inner_logs = InnerLogs::new(folder.path().join("logs"), &logs);
     let outer = GuestConfig::new("outer")
         .processors(2)
         .memory(1536)
@@ -85,12 +105,57 @@ fn own_virtual_machines_reach_each_other() {
     let begin = Instant::now();
     let guest = boot(&outer);
     println!("the outer guest boots in {:.1?}", begin.elapsed());
-    run(&guest, &format!("guest-vms /share/vmlinux /share/initrd {OWN_BYTES}"));
+    run(&guest, &format!("guest-vms /share /share/logs {OWN_BYTES}"));
     println!("the two machines end after {:.1?}", begin.elapsed());
     run(&guest, COPY);
-    run(&guest, &format!("{PATIENCE}=10 guest-own /tmp/own /root/own-devices {BYTES}"));
+    run(&guest, &format!("{PATIENCE}=10 guest-own /tmp/own /root/own-devices /share/logs {BYTES} {POSTS}"));
     println!("in all {:.1?}", begin.elapsed());
     guest.power_off(LIMIT).unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Runs a command, prints its lines as they come, and checks that it succeeds.
+fn run(guest: &Guest, script: &str) {
+    let output = guest.run(printed(script), COMMAND).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(output.status, 0, "{script}");
+}
+
+/// The folder in which guests inside the outer one keep their logs. They are beside the outer
+/// guest's at the end, however that is.
+struct InnerLogs {
+    from: PathBuf,
+    to: PathBuf,
+}
+
+impl InnerLogs {
+    fn new(from: PathBuf, to: &Path) -> Self {
+        std::fs::create_dir(&from).unwrap();
+        Self { from, to: to.to_owned() }
+    }
+
+    fn copy(&self) -> std::io::Result<()> {
+        std::fs::create_dir_all(&self.to)?;
+        for entry in std::fs::read_dir(&self.from)? {
+            let entry = entry?;
+            std::fs::copy(entry.path(), self.to.join(entry.file_name()))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for InnerLogs {
+    fn drop(&mut self) {
+        if let Err(error) = self.copy() {
+            eprintln!("the inner guests' logs: {error}");
+        }
+        if !std::thread::panicking() {
+            return;
+        }
+        for entry in std::fs::read_dir(&self.from).into_iter().flatten().flatten() {
+            let text = std::fs::read(entry.path()).unwrap_or_default();
+            let text = String::from_utf8_lossy(&text[text.len().saturating_sub(LOG_END)..]).into_owned();
+            eprintln!("--- the end of {}:\n{text}", entry.path().display());
+        }
+    }
 }
 
 /// Copies a program into a folder without its debug information. Returns the path of the copy.

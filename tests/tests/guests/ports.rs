@@ -13,6 +13,7 @@ use nicforge_tests::{
     guest,
 };
 
+/// The description of the served machine.
 const MACHINE: &str = r#"
 name = "ports"
 [[pset]]
@@ -22,7 +23,7 @@ mesh = 2
 vpids = 4
 "#;
 
-/// The functions, and the number of BARs of each: the node's and the card's.
+/// Some attachments of the machine's functions, each with its number of BARs.
 const FUNCTIONS: [(&str, usize); 5] =
     [("io0.core0", 5), ("cn0.core0", 5), ("ex0.vpid1", 5), ("ex1.vpid2", 5), ("ex0.vpid3", 5)];
 

@@ -44,10 +44,12 @@ struct Rig {
     guest: Guest,
     /// The server of the functions.
     _served: Served,
+    /// Descriptions of failed checks.
     failures: Vec<String>,
 }
 
 impl Rig {
+    /// Boots a guest with two functions on the root bus and one behind a root port.
     fn boot(name: &str, configure: impl FnOnce(GuestConfig) -> GuestConfig) -> Self {
         let served = Served::new(proof_body::machine(), EventLoopKind::Auto);
         let progress = Progress::on_stderr();
@@ -74,7 +76,7 @@ impl Rig {
         let rig = Self { guest, _served: served, failures: Vec::new() };
         rig.shell("mount -t debugfs none /sys/kernel/debug");
 
-        // A quota below the size that the quota's check requests.
+        // The check of the quota requests more memory than this.
         rig.shell("echo 256 > /sys/module/nicforge_shim/parameters/dma_quota_mb");
         rig
     }
@@ -96,6 +98,7 @@ impl Rig {
         format!("/dev/{}", self.shell(&format!("ls /sys/bus/pci/devices/{address}/nicforge")))
     }
 
+    /// Prints a check's output, and records its failure.
     fn note(&mut self, check: &str, output: &nicforge_guest::Output) {
         print!("{}", output.stdout);
         if output.status != 0 {
@@ -103,12 +106,13 @@ impl Rig {
         }
     }
 
+    /// Runs a check on one or more device files.
     fn run_check(&mut self, check: &str, files: &str) {
         let output = self.guest.run(format!("shim-checks {check} {files}").as_str(), LIMIT).unwrap();
         self.note(check, &output);
     }
 
-    /// Starts a check and returns when it reports that it waits for its function's end.
+    /// Starts a check, and returns when it reports that it has begun.
     fn start(&self, check: &str, file: &str) -> Running {
         let (sender, lines) = mpsc::channel();
         let sink = Arc::new(move |_, line: &str| {
@@ -124,7 +128,7 @@ impl Rig {
         running
     }
 
-    /// Removes the function while a check has it open.
+    /// Starts a check, calls `remove` while the check uses its file, and waits for the check's end.
     fn check_during_removal(&mut self, check: &str, file: &str, remove: impl FnOnce(&Self)) {
         let running = self.start(check, file);
         remove(self);
@@ -223,8 +227,8 @@ fn a_function_removed_while_open_fails_with_errors() {
     let file = rig.file(&fifo);
     rig.run_check("read", &file);
 
-    // The link fails without a notification to Linux: the port in front of the function stops
-    // decoding its registers and its bus.
+    // The link fails without a notification to Linux: the command register of the port in front of
+    // the function is cleared, and the port's last bus number becomes wrong.
     let (hot, port) = (rig.address("fifo0.user1"), "/sys/bus/pci/devices/0000:00:05.0/config");
     rig.check_during_removal("answers-no-more", &rig.file(&hot), |rig| {
         for (bytes, offset) in [("\\000\\000", 4), ("\\377\\377", 25)] {
@@ -246,6 +250,7 @@ fn functions_and_the_module_can_be_removed_while_two_processors_open_them() {
 
     assert_eq!(rig.shell("nproc"), "2");
 
+    // The check opens and closes the functions until the file exists.
     rig.check_during_removal("race", "/tmp/enough", |rig| {
         rig.shell(&format!(
             "cd /sys/bus/pci
@@ -253,7 +258,7 @@ fn functions_and_the_module_can_be_removed_while_two_processors_open_them() {
             while [ $round -lt {ROUNDS} ]; do
                 echo {fifo} > drivers/nicforge-shim/unbind && echo {fifo} > drivers/nicforge-shim/bind || exit
                 echo 1 > devices/{engine}/remove && echo 1 > rescan || exit
-                # Refused while somebody has a file or a mapping.
+                # The kernel refuses while a process has a function open or mapped.
                 if rmmod nicforge_shim 2>/dev/null; then insmod /nicforge/shim.ko || exit; fi
                 round=$((round + 1))
             done

@@ -26,8 +26,9 @@ const PORT: u16 = 7000;
 /// A guest with one network device.
 struct Station {
     guest: Guest,
-    /// The function's name, and the address of the interface.
+    /// The name of the function.
     function: &'static str,
+    /// The IP address of the guest's interface.
     address: &'static str,
 }
 
@@ -97,6 +98,7 @@ fn transfer(served: &Served, from: &Station, to: &Station, disturb: impl FnOnce(
 }
 
 impl Station {
+    /// Boots a guest with a function, whose interface is not set up yet.
     fn boot(served: &Served, function: &'static str, address: &'static str) -> Self {
         let name = format!("{function}.user0");
         let logs = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("guest-logs").join("virtio");
@@ -132,6 +134,7 @@ impl Station {
         self.set_up();
     }
 
+    /// Starts a script in the guest.
     fn start(&self, script: &str) -> Running {
         self.guest.start(script).unwrap_or_else(|error| panic!("{error}"))
     }

@@ -36,11 +36,11 @@ const STREAM: usize = 64 << 10;
 /// The functions.
 const FUNCTIONS: [&str; 4] = ["rng0", "disk0", "disk1", "con0"];
 
-/// Defines `disk NAME`, which prints the block device with a serial number.
+/// Shell text that defines `disk SERIAL`, which prints the block device with this serial number.
 const DISK_OF: &str = "disk() { for d in /sys/block/vd*; do
     test $(cat $d/serial) = $1 && echo /dev/${d##*/}; done; }\n";
 
-/// Returns a machine with all of the devices, whose disks have the contents of a file in `folder`.
+/// Returns a machine with all of the devices, and the file in `folder` that both disks show.
 fn machine(folder: &Path) -> (Machine, PathBuf) {
     let file = folder.join("disk.img");
     let mut state = 1_u64;
@@ -70,13 +70,13 @@ fn stock_linux_has_random_bytes_disks_and_a_console() {
     let served = Served::new(machine, EventLoopKind::Auto);
     let guest = boot(&served);
 
-    has_random_bytes(&guest);
-    has_disks(&guest, &file);
-    has_a_file_system(&guest);
+    check_random_bytes(&guest);
+    check_disks(&guest, &file);
+    check_file_system(&guest);
     let mut host_end = UnixStream::connect(folder.path().join("con0")).unwrap();
     host_end.set_read_timeout(Some(LIMIT)).unwrap();
-    has_a_console(&guest, &mut host_end);
-    drivers_come_and_go(&guest, &mut host_end);
+    check_console(&guest, &mut host_end);
+    check_new_drivers(&guest, &mut host_end);
 
     assert!(std::fs::read(&file).unwrap() == original, "the file of the disks is as it was");
     for function in FUNCTIONS {
@@ -87,6 +87,7 @@ fn stock_linux_has_random_bytes_disks_and_a_console() {
     guest.power_off(LIMIT).unwrap_or_else(|error| panic!("{error}"));
 }
 
+/// Boots a guest with all functions and their drivers.
 fn boot(served: &Served) -> Guest {
     let logs = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("guest-logs").join("virtio-devices");
     let mut config = GuestConfig::new("devices").driver(Driver::None).logs(logs);
@@ -115,7 +116,8 @@ fn run(guest: &Guest, script: &str) -> String {
     output.stdout
 }
 
-fn has_random_bytes(guest: &Guest) {
+/// Checks that two reads of the random number generator differ.
+fn check_random_bytes(guest: &Guest) {
     run(
         guest,
         "grep -q virtio_rng /sys/class/misc/hw_random/rng_current
@@ -125,9 +127,9 @@ fn has_random_bytes(guest: &Guest) {
     );
 }
 
-/// Both disks have the file's contents. One keeps what is written to it, and the other takes no
-/// writes.
-fn has_disks(guest: &Guest, file: &Path) {
+/// Checks that both disks have the file's contents, that one keeps what is written to it, and that
+/// the other takes no writes.
+fn check_disks(guest: &Guest, file: &Path) {
     let checksum = std::process::Command::new("sha256sum").arg(file).output().unwrap().stdout;
     let checksum = String::from_utf8(checksum).unwrap();
     let checksum = checksum.split_whitespace().next().unwrap();
@@ -149,7 +151,8 @@ fn has_disks(guest: &Guest, file: &Path) {
     );
 }
 
-fn has_a_file_system(guest: &Guest) {
+/// Makes a file system on a disk, and checks that it keeps a file.
+fn check_file_system(guest: &Guest) {
     run(
         guest,
         "mke2fs $(disk changing) >/dev/null; mkdir -p /mnt; mount -t ext4 $(disk changing) /mnt
@@ -158,8 +161,8 @@ fn has_a_file_system(guest: &Guest) {
     );
 }
 
-/// The guest answers a line, and sends a stream that arrives as it was.
-fn has_a_console(guest: &Guest, host_end: &mut UnixStream) {
+/// Checks that the guest answers a line on the console, and that a stream of it arrives unchanged.
+fn check_console(guest: &Guest, host_end: &mut UnixStream) {
     let answer =
         guest.start("exec 3<>/dev/hvc0; stty raw -echo <&3; echo ready >&3; head -n 1 <&3 | tr a-z A-Z >&3");
     let answer = answer.unwrap_or_else(|error| panic!("{error}"));
@@ -180,8 +183,9 @@ fn has_a_console(guest: &Guest, host_end: &mut UnixStream) {
     assert_eq!(stream.wait(LIMIT).unwrap().status, 0);
 }
 
-/// Another driver instance finds each device as after power-on, and the disk as it was.
-fn drivers_come_and_go(guest: &Guest, host_end: &mut UnixStream) {
+/// Binds each device to its driver again, and checks that the devices work and that the disk is
+/// unchanged.
+fn check_new_drivers(guest: &Guest, host_end: &mut UnixStream) {
     run(
         guest,
         "for card in $(echo $NICFORGE_DEVICES | tr ' ,' '\\n\\n' | sed 's/.*=//'); do

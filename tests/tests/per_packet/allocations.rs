@@ -19,8 +19,10 @@ static BEGUN: AtomicU64 = AtomicU64::new(0);
 /// second one; [`NEVER`] before.
 static AT: [AtomicU64; 2] = [AtomicU64::new(NEVER), AtomicU64::new(NEVER)];
 
+/// The number at a mark that was not passed yet.
 const NEVER: u64 = u64::MAX;
 
+/// The system's allocator, with a count of allocations.
 struct Counting;
 
 // SAFETY: every call is passed on to the system's allocator.
@@ -61,6 +63,7 @@ pub(crate) fn check(test: &str) {
     assert_eq!(line.as_deref(), Some("allocations 0"), "while {PACKETS} packets went by");
 }
 
+/// Records that a caller passes a mark.
 pub(crate) fn mark(mark: Mark) {
     let now = ALLOCATIONS.load(Ordering::SeqCst);
     match mark {

@@ -13,6 +13,7 @@ use crate::{
 /// The variable that selects what a process counts.
 const COUNTED: &str = "NICFORGE_TEST_COUNTED";
 
+/// The kind of events that a process counts.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Counted {
     Allocations,
@@ -42,6 +43,7 @@ impl Process {
         Self { child, output }
     }
 
+    /// Lets the process begin with its stream.
     pub(crate) fn begin(&mut self) {
         self.child.stdin.take().unwrap().write_all(b"begin\n").unwrap();
     }

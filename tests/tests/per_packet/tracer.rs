@@ -27,10 +27,11 @@ use crate::{
     workload::{CALLERS, Door, Mark, PACKETS},
 };
 
-/// No process has these ids: `getpgid` of them has no effect, and marks begin and end.
+/// The arguments of `getpgid` that mark begin and end. No process has these ids, so the calls have
+/// no effect.
 const MARK: [i32; 2] = [0x7fff_0001, 0x7fff_0002];
 /// Limit of a caller's system calls other than for waiting, in 100,000 packets.
-const HANDFUL: u64 = 80;
+const MAX_OTHER_CALLS: u64 = 80;
 
 /// Calls by thread name and number of the call.
 type Calls = BTreeMap<(String, u64), u64>;
@@ -76,25 +77,30 @@ pub(crate) fn check(test: &str, door: Door) {
         let polls = sum(caller, &|number| {
             matches!(number, libc::SYS_poll | libc::SYS_ppoll | libc::SYS_recvmsg | libc::SYS_futex)
         });
-        assert!(polls <= HANDFUL + yields, "{polls} polls of the {caller} in {yields} waiting iterations");
+        assert!(
+            polls <= MAX_OTHER_CALLS + yields,
+            "{polls} polls of the {caller} in {yields} waiting iterations"
+        );
         let all = sum(caller, &|_| true);
-        assert!(all <= HANDFUL + yields + polls, "{all} system calls of the {caller}");
+        assert!(all <= MAX_OTHER_CALLS + yields + polls, "{all} system calls of the {caller}");
     }
 
     let of_daemon = sum("fcnp", &|number| !matches!(number, libc::SYS_futex | libc::SYS_sched_yield));
     assert_eq!(of_daemon, 0, "system calls of FCNP's daemon");
 
     let known = ["engine", "source", "target", "fcnp", "nicforge-map"];
-    let stranger = calls.keys().find(|(thread, _)| !known.contains(&thread.as_str()));
+    let unknown = calls.keys().find(|(thread, _)| !known.contains(&thread.as_str()));
 
-    assert_eq!(stranger, None, "a thread that should rest");
+    assert_eq!(unknown, None, "another thread makes system calls");
 }
 
+/// Returns whether the kernel has what the engine needs of io_uring.
 fn io_uring_works() -> bool {
     let config = EngineConfig { event_loop: EventLoopKind::IoUring, ..EngineConfig::default() };
     Engine::new(Machine::new(), config).is_ok()
 }
 
+/// Returns the name of a system call; its number if it is not one of the expected ones.
 fn name(number: u64) -> String {
     match number as i64 {
         libc::SYS_sched_yield => "sched_yield".into(),
@@ -155,7 +161,7 @@ fn trace(mut traced: Process) -> Calls {
             WaitStatus::PtraceEvent(thread, ..) => (thread, None),
             WaitStatus::Stopped(thread, signal) => (thread, Some(signal)),
             WaitStatus::Exited(thread, code) if thread == process => {
-                assert_eq!(code, 0, "what is traced failed");
+                assert_eq!(code, 0, "the traced process failed");
                 break;
             }
             WaitStatus::Signaled(thread, signal, _) if thread == process => panic!("killed by {signal}"),
@@ -184,6 +190,7 @@ fn entered(thread: Pid) -> Option<(u64, u64)> {
     Some((entry.nr, entry.args[0]))
 }
 
+/// Returns the mark that a system call is, if it is one.
 fn marked(number: u64, argument: u64) -> Option<Mark> {
     if number != libc::SYS_getpgid as u64 {
         return None;
@@ -192,6 +199,7 @@ fn marked(number: u64, argument: u64) -> Option<Mark> {
     Some([Mark::Begin, Mark::End][which])
 }
 
+/// Returns the names of a process's threads.
 fn thread_names(process: Pid) -> BTreeMap<Pid, String> {
     let tasks = std::fs::read_dir(format!("/proc/{process}/task")).unwrap();
     tasks

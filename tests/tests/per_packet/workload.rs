@@ -22,7 +22,7 @@ use nicforge_tests::{
 
 /// Number of packets, or posted writes, between the marks.
 pub(crate) const PACKETS: usize = 100_000;
-/// Number of packets before, after which all buffers have reached their final size.
+/// Number of packets before the first mark. After them, all buffers have their final sizes.
 const WARM_UP: usize = 10_000;
 /// Bytes of a message: the payload of 256 packets.
 const MESSAGE: usize = 65_536;
@@ -39,7 +39,9 @@ const STALL: Duration = Duration::from_millis(200);
 /// How the machine is reached.
 #[derive(Clone, Copy)]
 pub(crate) enum Door {
+    /// Over sockets of an engine in this process.
     Served(EventLoopKind),
+    /// By calls of the machine.
     InProcess,
 }
 
@@ -115,6 +117,7 @@ pub(crate) fn run(door: Door, stream: Stream, mark: &(dyn Fn(Mark) + Sync)) {
 /// marks [`Mark::Begin`] and [`Mark::End`].
 type RunCounted<'a> = dyn Fn(&mut dyn FnMut(), &mut dyn FnMut()) + Sync + 'a;
 
+/// Sends packets of the tree's packet layer.
 fn packets(source: Device, target: Device, run_counted: &RunCounted<'_>) {
     let [source, target] = [source, target].map(|device| TreeChannel::open(device).unwrap());
     std::thread::scope(|scope| {
@@ -127,6 +130,7 @@ fn packets(source: Device, target: Device, run_counted: &RunCounted<'_>) {
     });
 }
 
+/// Sends packets to the I/O node, in batches.
 fn send(channel: &TreeChannel, packets: usize) {
     let (deadline, mut relax) = (Deadline::after(LIMIT), channel.device().new_relax());
     let header = Header::point_to_point(0, channel.info().io_node, false);
@@ -141,6 +145,7 @@ fn send(channel: &TreeChannel, packets: usize) {
     }
 }
 
+/// Takes packets, in batches.
 fn receive(channel: &TreeChannel, packets: usize) {
     let (deadline, mut relax) = (Deadline::after(LIMIT), channel.device().new_relax());
     let mut data = [0; BATCH * PAYLOAD];
@@ -170,7 +175,9 @@ fn relax_if_idle(
     }
 }
 
+/// Sends FCNP's messages.
 fn messages(source: Device, target: Device, run_counted: &RunCounted<'_>) {
+    /// Messages before the first mark, and between the marks.
     const COUNT: [usize; 2] = [WARM_UP.div_ceil(MESSAGE / PAYLOAD), PACKETS.div_ceil(MESSAGE / PAYLOAD)];
 
     let config = Config { timeout: Some(LIMIT), open_timeout: LIMIT, ..Config::default() };
@@ -215,7 +222,7 @@ fn posted_writes(devices: [Device; 2], run_counted: &RunCounted<'_>) {
     });
 }
 
-/// A subgroup that sends memory-FIFO packets to another one, and receives that one's.
+/// A subgroup that exchanges memory-FIFO packets with one other subgroup.
 struct End {
     subgroup: Subgroup,
     packet: Descriptor,
@@ -224,6 +231,7 @@ struct End {
 }
 
 impl End {
+    /// Opens two subgroups, whose packets go to each other.
     fn pair(devices: [&Device; 2]) -> [Self; 2] {
         let subgroups = devices.map(|device| {
             let mut subgroup = Subgroup::open(device, Options::default()).unwrap();
@@ -254,6 +262,7 @@ impl End {
     }
 }
 
+/// Sends memory-FIFO packets from one Message Unit to another one.
 fn memory_fifo_packets(source: &Device, target: &Device, run_counted: &RunCounted<'_>) {
     let [mut sender, mut receiver] = End::pair([source, target]);
     // The network is filled once, so that its buffers reach their final size.
@@ -273,6 +282,8 @@ fn memory_fifo_packets(source: &Device, target: &Device, run_counted: &RunCounte
     });
 }
 
+/// Sends messages over the matching layer's transport. The `fillers` are other subgroups of the
+/// same nodes, which fill the network once.
 fn transport_messages(devices: [&Device; 2], fillers: [&Device; 2], run_counted: &RunCounted<'_>) {
     // The network is filled in both directions at once, because grants go the other way.
     let [mut first, mut second] = End::pair(fillers);

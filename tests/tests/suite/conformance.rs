@@ -33,16 +33,18 @@ fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
 
+/// Returns the cells of a table's row.
 fn cells(row: &str) -> Vec<&str> {
     row.trim().trim_matches('|').split('|').map(str::trim).collect()
 }
 
+/// Returns whether a name could be a function's.
 fn is_snake_case(name: &str) -> bool {
     name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
 }
 
-/// Returns the mistakes of a page.
-fn complaints(page: &str, known: &BTreeSet<String>) -> Vec<String> {
+/// Returns the mistakes of a page: tests that are not `known`, and rows that name none.
+fn mistakes_of(page: &str, known: &BTreeSet<String>) -> Vec<String> {
     let mut mistakes = Vec::new();
     // The column of the current table that names tests, if there is one.
     let mut column = None;
@@ -83,7 +85,7 @@ fn every_row_of_the_conformance_tables_names_tests_that_exist() {
     }
 
     let page = fs::read_to_string(root.join("docs/src/vfio-user.md")).unwrap();
-    let mistakes = complaints(&page, &known);
+    let mistakes = mistakes_of(&page, &known);
 
     assert!(mistakes.is_empty(), "docs/src/vfio-user.md:\n{}", mistakes.join("\n"));
 }
@@ -93,7 +95,7 @@ fn a_row_without_a_test_and_a_test_that_does_not_exist_are_found() {
     let known = BTreeSet::from(["a_b".to_owned()]);
     let table = "| what | test |\n| --- | --- |\n| good | `a_b` |\n| none | |\n| gone | `a_c` |\n\n`one_of_so_many_words`\n";
 
-    let mistakes = complaints(table, &known);
+    let mistakes = mistakes_of(table, &known);
     let expected =
         ["4: the row names no test", "5: there is no test a_c", "7: there is no test one_of_so_many_words"];
 

@@ -21,6 +21,7 @@ const START: u64 = 1 << 50;
 /// More messages than a link takes in a pass.
 const WINDOW: u32 = 256;
 
+/// Two processes, one of which sends messages to the other one.
 struct Pair {
     sender: Port,
     receiver: Port,
@@ -29,12 +30,14 @@ struct Pair {
     received: u64,
 }
 
+/// Opens a VPID of a node with more slots than messages arrive in a pass.
 fn open_port(machine: &Arc<LocalMachine>, node: u32, vpid: u16) -> Port {
     let backing = machine.open_named(&format!("ex{node}"), &format!("vpid{vpid}")).unwrap();
     let config = Config { slots: Some(2048), window: WINDOW, ..Config::default() };
     Port::open(Device::from_backing(backing).unwrap(), config).unwrap()
 }
 
+/// Connects a process of node 0 to another one of `node`.
 fn pair(machine: &Arc<LocalMachine>, vpid: u16, node: u32) -> Pair {
     let to = Address { node, vpid: vpid + 4 };
     let (mut sender, receiver) = (open_port(machine, 0, vpid), open_port(machine, to.node, to.vpid));
@@ -63,7 +66,8 @@ impl Pair {
     }
 }
 
-/// Four pairs send continuously to `node`; each must get its share.
+/// Lets four pairs send continuously to `node`, and checks that none gets less than half of what
+/// another one gets.
 fn each_pair_gets_a_fair_share(node: u32) {
     let (machine, _) = build(&parse(MACHINE, "a test", &families()).unwrap()).unwrap();
     let machine = LocalMachine::new(machine);
@@ -79,9 +83,9 @@ fn each_pair_gets_a_fair_share(node: u32) {
     }
 
     let received: Vec<_> = pairs.iter().map(|pair| pair.received).collect();
-    let (least, maximum) = (received.iter().min().unwrap(), received.iter().max().unwrap());
+    let (minimum, maximum) = (received.iter().min().unwrap(), received.iter().max().unwrap());
 
-    assert!(*least > 0 && 2 * least >= *maximum, "{received:?}");
+    assert!(*minimum > 0 && 2 * minimum >= *maximum, "{received:?}");
 }
 
 #[test]

@@ -51,15 +51,18 @@ packet_bytes = 64
 credits = 2
 "#;
 
+/// Returns the plan of an accepted machine file.
 fn plan(text: &str) -> Plan {
     parse(text, "m.toml", &families()).unwrap()
 }
 
+/// Returns the error of a refused machine file.
 fn error(text: &str) -> String {
     parse(text, "m.toml", &families()).unwrap_err().to_string()
 }
 
-fn node_names(plan: &Plan) -> Vec<(&str, &str, u32)> {
+/// Returns the name, the role and the rank of each node.
+fn names_roles_and_ranks(plan: &Plan) -> Vec<(&str, &str, u32)> {
     plan.nodes().iter().map(|node| (node.name.as_str(), node.role.name(), node.rank)).collect()
 }
 
@@ -81,7 +84,7 @@ fn sections_of_a_family_become_nodes_in_its_roles() {
         ("hub1", "hub", 1),
         ("star1-0", "station", 2),
     ];
-    assert_eq!(node_names(&plan), expected);
+    assert_eq!(names_roles_and_ranks(&plan), expected);
     assert_eq!(plan.links().len(), 3);
     assert_eq!(plan.nodes()[4].environment, [("STAR".to_owned(), "1".to_owned())]);
 }
@@ -297,22 +300,24 @@ fn the_families_of_a_list_replace_earlier_ones() {
     assert!(["compute", "device", "hub", "station"].iter().all(|role| roles.contains(role)), "{roles:?}");
 }
 
-/// Ends a process when it is dropped.
-struct Ended(Child);
+/// A process that is killed on drop.
+struct KilledOnDrop(Child);
 
-impl Drop for Ended {
+impl Drop for KilledOnDrop {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
+/// Returns a command of the program `own-devices`.
 fn own_devices_program(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_own-devices"));
     command.args(arguments).stdin(Stdio::null());
     command
 }
 
+/// Runs the program `own-devices`. Returns its exit status, its output, and its errors.
 fn output(arguments: &[&str]) -> (Option<i32>, String, String) {
     let Output { status, stdout, stderr } = own_devices_program(arguments).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
@@ -330,7 +335,7 @@ fn star(folder: &Path) -> String {
 fn own_program_serves_its_devices_and_shows_them() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("m").display().to_string();
-    let mut server = Ended(
+    let mut server = KilledOnDrop(
         own_devices_program(&["serve", &star(folder.path()), "--dir", &directory])
             .stdout(Stdio::piped())
             .spawn()

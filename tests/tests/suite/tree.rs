@@ -37,6 +37,7 @@ struct Slots {
 }
 
 impl Clocked {
+    /// Creates the machine, whose links have a delay in nanoseconds.
     fn new(delay: u64) -> Self {
         let link = format!("delay_ns = {delay}\ngbit_s = 6.8\n");
         let machine = described(&format!("[[pset]]\ncompute_nodes = 2\n[pset.link]\n{link}"));
@@ -72,8 +73,8 @@ impl Clocked {
         next != Nanos::NEVER
     }
 
-    /// Sends packets, {sender, target, count}, while all nodes read. Returns the time until
-    /// `arrivals`, {receiver, count}, have arrived.
+    /// Sends packets (sender, target and count) while the receivers read. Returns the time until
+    /// the `arrivals` (receiver and count) have arrived.
     fn run(&mut self, packets: &[(&Slots, u32, u32)], arrivals: &[(&Slots, u32)]) -> u64 {
         let start = self.now;
         while arrivals.iter().any(|(to, count)| to.received() < *count) {
@@ -89,26 +90,32 @@ impl Clocked {
 }
 
 impl Slots {
+    /// Loads a word.
     fn word(memory: &SharedMemory, offset: u64) -> u32 {
         memory.u32(offset).unwrap().load(Ordering::Acquire)
     }
 
+    /// Stores a word of the windows.
     fn store(&self, offset: u64, value: u32) {
         self.window.u32(offset).unwrap().store(value, Ordering::Release);
     }
 
+    /// Returns the number of packets sent so far.
     fn sent(&self) -> u32 {
         Self::word(&self.window, window::SEND_TAIL)
     }
 
+    /// Returns the number of packets received so far.
     fn received(&self) -> u32 {
         Self::word(&self.mirror, mirror::RECV_TAIL)
     }
 
+    /// Frees the slots of all received packets.
     fn read_all(&self) {
         self.store(window::RECV_HEAD, self.received());
     }
 
+    /// Sends a packet. Returns false if no slot is free.
     fn try_send(&self, target: u32) -> bool {
         let (tail, depth) = (self.sent(), Self::word(&self.mirror, mirror::SEND_DEPTH));
         if tail - Self::word(&self.mirror, mirror::SEND_HEAD) >= depth {

@@ -12,6 +12,7 @@ use std::{
 
 use crate::steps::Failed;
 
+/// The folder of the book's pages.
 const BOOK: &str = "docs/src";
 
 /// A name that the book cites, and the file that it stands in according to the book.
@@ -71,6 +72,7 @@ fn is_name(text: &str) -> bool {
 struct Sources(HashMap<PathBuf, Vec<String>>);
 
 impl Sources {
+    /// Reads all Rust files that git knows.
     fn read(root: &Path) -> Result<Self, Failed> {
         let mut sources = HashMap::new();
         for file in files(root, "*.rs")? {
@@ -95,6 +97,7 @@ fn files(root: &Path, pattern: &str) -> Result<Vec<PathBuf>, Failed> {
     Ok(String::from_utf8_lossy(&listed.stdout).lines().map(PathBuf::from).collect())
 }
 
+/// Returns the text of a file.
 fn read(path: &Path) -> Result<String, Failed> {
     fs::read_to_string(path).map_err(|error| Failed::new(format!("{}: {error}", path.display())))
 }

@@ -9,8 +9,8 @@ const MAX_LINES: usize = 200;
 #[derive(Default)]
 pub(crate) struct Failures {
     lines: Vec<String>,
-    /// Lines kept of the program whose failures are being read.
-    of_program: Option<usize>,
+    /// Lines read so far of the failures of a program; `None` outside of failures.
+    lines_of_program: Option<usize>,
 }
 
 impl Failures {
@@ -29,15 +29,17 @@ impl Failures {
         Ok(failures)
     }
 
+    /// Returns the kept lines.
     pub(crate) fn lines(&self) -> &[String] {
         &self.lines
     }
 
+    /// Keeps a line of the output, if it belongs to failures.
     fn note(&mut self, line: &str) {
         if line == "failures:" {
-            self.of_program.get_or_insert(0);
+            self.lines_of_program.get_or_insert(0);
         }
-        let Some(count) = &mut self.of_program else { return };
+        let Some(count) = &mut self.lines_of_program else { return };
         let is_last = line.starts_with("test result:");
 
         *count += 1;
@@ -47,7 +49,7 @@ impl Failures {
             self.lines.push("... (the rest is above)".to_owned());
         }
         if is_last {
-            self.of_program = None;
+            self.lines_of_program = None;
         }
     }
 }
@@ -56,7 +58,8 @@ impl Failures {
 mod tests {
     use super::*;
 
-    fn copied(text: &str) -> Vec<String> {
+    /// Returns the lines kept of a text, after a check that all of it was copied.
+    fn kept_lines(text: &str) -> Vec<String> {
         let mut copy = Vec::new();
         let failures = Failures::copy(text.as_bytes(), &mut copy).unwrap();
         assert_eq!(copy, text.as_bytes());
@@ -70,16 +73,17 @@ mod tests {
             "failures:\n\n---- b stdout ----\nno\n\nfailures:\n    b\n\ntest result: FAILED. 1 failed\n";
         let expected: Vec<_> = failed.lines().collect();
 
-        assert_eq!(copied(&[passed, failed, passed].concat()), expected);
-        assert_eq!(copied(&[passed, passed].concat()), Vec::<String>::new());
+        assert_eq!(kept_lines(&[passed, failed, passed].concat()), expected);
+        assert_eq!(kept_lines(&[passed, passed].concat()), Vec::<String>::new());
     }
 
     #[test]
     fn long_failures_are_cut_and_keep_their_result() {
         let text = format!("failures:\n{}test result: FAILED\n", "line\n".repeat(MAX_LINES * 2));
-        let copied_lines = copied(&text);
+        let lines = kept_lines(&text);
 
-        assert_eq!(copied_lines.len(), MAX_LINES + 2);
-        assert_eq!(copied_lines.last().unwrap(), "test result: FAILED");
+        // The lines, the remark that some are missing, and the result.
+        assert_eq!(lines.len(), MAX_LINES + 2);
+        assert_eq!(lines.last().unwrap(), "test result: FAILED");
     }
 }

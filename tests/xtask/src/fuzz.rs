@@ -56,8 +56,11 @@ pub(crate) struct Fuzz {
 /// The result of a body.
 struct Done {
     body: String,
+    /// Inputs that were run, if the log tells.
     runs: Option<u64>,
+    /// Elapsed time.
     wall: Duration,
+    /// Seconds of processor time.
     processor: f64,
     status: ExitStatus,
     findings: Vec<PathBuf>,
@@ -79,7 +82,9 @@ struct Running {
     body: String,
     child: Fuzzer,
     start: Instant,
+    /// Seconds of processor time so far.
     processor: f64,
+    /// The artifacts of earlier runs.
     before: BTreeSet<PathBuf>,
 }
 
@@ -126,6 +131,7 @@ fn chosen(names: &str, expected: &[String]) -> Result<Vec<String>, Failed> {
     Ok(if expected.is_empty() { all } else { distinct.collect() })
 }
 
+/// Builds the fuzz target with a sanitizer and coverage.
 fn build(steps: &Steps) -> Result<(), Failed> {
     let built = steps.cargo_with(
         "build the fuzz target",
@@ -145,7 +151,7 @@ fn build(steps: &Steps) -> Result<(), Failed> {
 
     built.map_err(|failed| {
         Failed::new(format!(
-            "{failed}\nit takes a compiler with AddressSanitizer for {TARGET} (rustup's stable and nightly have it) and a C++ \
+            "{failed}\nthe fuzz target needs a compiler with AddressSanitizer for {TARGET} (rustup's stable and nightly have it) and a C++ \
              compiler (c++) for libFuzzer"
         ))
     })
@@ -165,11 +171,11 @@ fn run_all(steps: &Steps, folder: &Path, bodies: Vec<String>, fuzz: &Fuzz) -> Re
         }
         thread::sleep(POLL_INTERVAL);
 
-        let mut still = Vec::new();
+        let mut still_running = Vec::new();
         for mut one in running {
             one.processor = processor_time(one.child.0.id()).unwrap_or(one.processor);
             match one.child.0.try_wait() {
-                Ok(None) => still.push(one),
+                Ok(None) => still_running.push(one),
                 Ok(Some(status)) => {
                     let one = finish(folder, one, status)?;
                     steps.print_heading(&format!("{}: {}", one.body, one.verdict()));
@@ -179,13 +185,14 @@ fn run_all(steps: &Steps, folder: &Path, bodies: Vec<String>, fuzz: &Fuzz) -> Re
             }
         }
 
-        running = still;
+        running = still_running;
     }
 
     done.sort_by(|a, b| a.body.cmp(&b.body));
     Ok(done)
 }
 
+/// Starts the process of a body, with its log and artifacts below `folder`.
 fn start(steps: &Steps, folder: &Path, body: String, seconds: u64) -> Result<Running, Failed> {
     let (corpus, artifacts) = (folder.join("corpus").join(&body), folder.join("artifacts").join(&body));
     let logs = folder.join("logs");
@@ -221,6 +228,7 @@ fn start(steps: &Steps, folder: &Path, body: String, seconds: u64) -> Result<Run
     Ok(Running { body, child: Fuzzer(child), start: Instant::now(), processor: 0.0, before })
 }
 
+/// Returns the result of a body whose process has ended.
 fn finish(folder: &Path, one: Running, status: ExitStatus) -> Result<Done, Failed> {
     let log = fs::read(folder.join("logs").join(format!("{}.log", one.body))).unwrap_or_default();
     let is_finding = |path: &PathBuf| {
@@ -248,17 +256,20 @@ fn executed(log: &str) -> Option<u64> {
 /// Returns the seconds of processor time that a process has used.
 fn processor_time(process: u32) -> Option<f64> {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
-    // The name in parentheses may contain any characters.
+    // The name in parentheses may contain any characters. After it, fields 11 and 12 are the times
+    // in user mode and in the kernel.
     let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |index: usize| fields.get(index)?.parse::<f64>().ok();
     Some((ticks(11)? + ticks(12)?) / TICKS)
 }
 
 impl Done {
+    /// Returns whether the process failed or found a defect.
     fn has_failed(&self) -> bool {
         !self.status.success() || !self.findings.is_empty()
     }
 
+    /// Returns a short description of the result.
     fn verdict(&self) -> String {
         match (self.status.success(), self.findings.len()) {
             (true, 0) => "nothing found".to_owned(),
@@ -268,6 +279,7 @@ impl Done {
     }
 }
 
+/// Prints the results as a table.
 fn print(done: &[Done]) {
     println!("{:<14} {:>12} {:>9} {:>9}  found", "body", "runs", "wall s", "CPU s");
     for one in done {
@@ -288,10 +300,12 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>, Failed> {
     Ok(files)
 }
 
+/// Returns the failure at a file.
 fn failed(path: &Path, error: &std::io::Error) -> Failed {
     Failed::new(format!("{}: {error}", path.display()))
 }
 
+/// Returns a path as the text of an argument.
 fn text(path: &Path) -> Result<&str, Failed> {
     path.to_str().ok_or_else(|| Failed::new(format!("{} is not UTF-8", path.display())))
 }

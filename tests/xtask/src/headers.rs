@@ -49,6 +49,7 @@ pub(crate) fn check(root: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
+/// Generates all headers.
 fn generate(root: &Path) -> Result<Vec<Generated>, Failed> {
     let library = root.join(LIBRARY);
     let mut headers = vec![Generated {

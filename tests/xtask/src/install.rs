@@ -154,6 +154,7 @@ impl Target {
         Ok(())
     }
 
+    /// Installs a copy of a file with these permissions.
     fn copy(&self, from: &Path, name: &Path, mode: u32) -> Result<(), Failed> {
         self.put(name, |path| {
             fs::copy(from, path)?;

@@ -115,6 +115,7 @@ fn body<'a>(lines: &'a [&'a str]) -> &'a [&'a str] {
 mod tests {
     use super::*;
 
+    /// Returns the text of a function, perhaps with a blank line after one of its body's lines.
     fn function(body_lines: usize, blank_after: Option<usize>) -> String {
         let mut text = "    pub(crate) fn long(\n        &self,\n    ) -> u32 {\n".to_owned();
         for line in 0..body_lines {

@@ -2,7 +2,7 @@
 //!
 //! - `test`: all tests, after setting up what they need; `--fast` for those that take seconds
 //! - `lint`: formatting, clippy, layout, rooms, and whether generated files are up to date
-//! - `doc`: the API documentation and the book; it checks the former's links, and the links of all
+//! - `doc`: the API documentation and the book; it checks the links in both, and the links of all
 //!   Markdown files to files and headings
 //! - `headers`: writes the generated C headers
 //! - `new`: copies the template of a device
@@ -79,6 +79,7 @@ fn main() -> ExitCode {
     }
 }
 
+/// Runs a task.
 fn run(task: &Task) -> Result<(), Failed> {
     let steps = Steps::new(root()?);
     match task {
@@ -95,11 +96,12 @@ fn run(task: &Task) -> Result<(), Failed> {
     }
 }
 
+/// Runs all checks that run no test.
 fn lint(steps: &Steps) -> Result<(), Failed> {
     steps.cargo("formatting", &["fmt", "--all", "--", "--check"])?;
-    // Virtual time compiles hooks into the libraries, and is checked apart from what is served.
-    let served = ["--workspace", "--exclude", "nicforge-sim"];
-    for packages in [&served[..], &["-p", "nicforge-sim"]] {
+    // Virtual time compiles hooks into the libraries, so it is checked apart from the other crates.
+    let others = ["--workspace", "--exclude", "nicforge-sim"];
+    for packages in [&others[..], &["-p", "nicforge-sim"]] {
         let arguments = [&["clippy"], packages, &["--all-targets", "--", "-D", "warnings"]].concat();
         steps.cargo("clippy", &arguments)?;
     }
@@ -118,6 +120,7 @@ fn lint(steps: &Steps) -> Result<(), Failed> {
     headers::check(steps.root())
 }
 
+/// Builds the API documentation and the book.
 fn doc(steps: &Steps) -> Result<(), Failed> {
     steps.cargo_with(
         "API documentation",
@@ -127,6 +130,7 @@ fn doc(steps: &Steps) -> Result<(), Failed> {
     steps.cargo("the book", &["run", "--quiet", "-p", "nicforge-book"])
 }
 
+/// Returns the root of the workspace.
 fn root() -> Result<PathBuf, Failed> {
     // The folder tests/xtask is two levels below the workspace's root.
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));

@@ -13,7 +13,9 @@ use crate::{
     svg::{LINE, Svg},
 };
 
+/// The folder of the texts.
 const SOURCES: &str = "docs/pictures";
+/// The folder of the drawn pictures.
 const PICTURES: &str = "docs/src/pictures";
 
 /// A picture's source. Each kind has its own key.
@@ -39,6 +41,7 @@ struct Bar {
     areas: Vec<(String, String, Reach)>,
 }
 
+/// How a client reaches an area.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum Reach {
@@ -48,6 +51,7 @@ enum Reach {
 }
 
 impl Reach {
+    /// Returns the colour of areas that are reached like this.
     fn colour(self) -> &'static str {
         match self {
             Self::Trapped => "#f8e6d8",
@@ -90,6 +94,7 @@ pub(crate) fn check(root: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
+/// Returns the path and the text of each picture.
 fn draw_all(root: &Path) -> Result<Vec<(PathBuf, String)>, Failed> {
     let folder = root.join(SOURCES);
     let failed = |error: &dyn std::fmt::Display| Failed::new(format!("{}: {error}", folder.display()));
@@ -107,6 +112,7 @@ fn draw_all(root: &Path) -> Result<Vec<(PathBuf, String)>, Failed> {
     Ok(pictures)
 }
 
+/// Draws the picture of a source, whose kind depends on its keys.
 fn draw(source: &Source) -> String {
     if !source.bar.is_empty() {
         draw_bars(&source.title, &source.bar)
@@ -206,6 +212,7 @@ fn head(nested: &Nested) -> usize {
     LINE * (nested.holds.len() + 1) + MARGIN
 }
 
+/// Draws a box and all boxes in it. The depth selects its colour.
 fn draw_box(svg: &mut Svg, nested: &Nested, (x, y): (usize, usize), depth: usize) {
     const FILLS: [&str; 3] = ["#f4f4f4", "#e8eef6", "#dcefdc"];
     svg.rect((x, y), size(nested), FILLS[depth.min(FILLS.len() - 1)]);

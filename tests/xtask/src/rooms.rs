@@ -15,16 +15,19 @@ use crate::{
     svg::{LINE, Svg},
 };
 
+/// The file that lists the rooms.
 const SOURCE: &str = "docs/rooms.toml";
 /// Folders whose crates are rooms. Tests may use everything.
 const FOLDERS: [&str; 3] = ["device-model", "userlib", "vmm"];
 
+/// The contents of the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Rooms {
     room: Vec<Room>,
 }
 
+/// A crate and the crates that it may use.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Room {
@@ -32,7 +35,9 @@ struct Room {
     name: String,
     /// Row in the picture, the lowest first.
     level: Option<usize>,
+    /// The text in the picture.
     holds: String,
+    /// The crates that it uses.
     uses: Vec<String>,
     /// Modules in order: each may name only those before it.
     #[serde(default)]
@@ -75,12 +80,14 @@ pub(crate) fn check(root: &Path) -> Result<(), Failed> {
     if errors.is_empty() { Ok(()) } else { Err(Failed::new(format!("{SOURCE}:\n{}", errors.join("\n")))) }
 }
 
+/// Reads the list of rooms.
 fn read(root: &Path) -> Result<Rooms, Failed> {
     let path = root.join(SOURCE);
     let text = fs::read_to_string(&path).map_err(|error| at(&path, &error))?;
     toml::from_str(&text).map_err(|error| at(&path, &error))
 }
 
+/// Returns the failure at a file.
 fn at(path: &Path, error: &dyn std::fmt::Display) -> Failed {
     Failed::new(format!("{}: {error}", path.display()))
 }
@@ -128,7 +135,7 @@ fn dependencies(folder: &Path) -> Result<(String, BTreeSet<String>), Failed> {
     Ok((manifest.package.name, uses))
 }
 
-/// Returns which modules of a crate name one that comes after them.
+/// Returns an error for each module of a crate that names a later one, or that is not listed.
 fn check_modules(room: &Room, source: &Path) -> Result<Vec<String>, Failed> {
     let mut errors = Vec::new();
     let entries = fs::read_dir(source).map_err(|error| at(source, &error))?;
@@ -222,8 +229,8 @@ const BOX: (usize, usize) = (172, 58);
 /// Space between boxes, across and down.
 const GAP: (usize, usize) = (16, 44);
 
-/// Returns the picture: a box for each room, and a line to each room that it uses unless another
-/// one that it uses does so.
+/// Returns the picture: a box for each room, and lines to the rooms that it uses. A room that it
+/// also uses through another room gets no line.
 pub(crate) fn draw(root: &Path) -> Result<String, Failed> {
     let rooms = read(root)?;
     let drawn: Vec<_> = rooms.room.iter().filter(|room| room.level.is_some()).collect();
@@ -266,18 +273,19 @@ pub(crate) fn draw(root: &Path) -> Result<String, Failed> {
     Ok(svg.finish(title, (width, rows.len() * (BOX.1 + GAP.1))))
 }
 
-/// Returns the rooms that a room uses, without those that one of these uses in turn.
+/// Returns the rooms that a room uses, without those that it also uses through another room.
 fn direct_uses<'a>(room: &'a Room, rooms: &Rooms) -> Vec<&'a str> {
-    let uses_it = |by: &String, used: &String| {
-        rooms.room.iter().any(|other| other.name == *by && reaches(other, used, rooms))
+    let is_used_through = |between: &String, used: &String| {
+        rooms.room.iter().any(|other| other.name == *between && reaches(other, used, rooms))
     };
     room.uses
         .iter()
-        .filter(|used| !room.uses.iter().any(|by| by != *used && uses_it(by, used)))
+        .filter(|used| !room.uses.iter().any(|other| other != *used && is_used_through(other, used)))
         .map(String::as_str)
         .collect()
 }
 
+/// Returns whether a room uses another one, directly or through others.
 fn reaches(room: &Room, target: &String, rooms: &Rooms) -> bool {
     room.uses.contains(target)
         || rooms.room.iter().any(|other| room.uses.contains(&other.name) && reaches(other, target, rooms))

@@ -15,6 +15,7 @@ use crate::failures::Failures;
 pub(crate) struct Failed(String);
 
 impl Failed {
+    /// Returns a failure with a message for the user.
     pub(crate) fn new(message: impl Into<String>) -> Self {
         Self(message.into())
     }
@@ -32,22 +33,27 @@ pub(crate) struct Steps {
 }
 
 impl Steps {
+    /// Returns the steps of a workspace.
     pub(crate) fn new(root: PathBuf) -> Self {
         Self { root }
     }
 
+    /// Returns the root of the workspace.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
 
+    /// Prints the heading of a step.
     pub(crate) fn print_heading(&self, description: &str) {
         eprintln!("=== {description}");
     }
 
+    /// Runs cargo, which must succeed.
     pub(crate) fn cargo(&self, description: &str, arguments: &[&str]) -> Result<(), Failed> {
         self.cargo_with(description, arguments, &[])
     }
 
+    /// Runs cargo with more environment variables. It must succeed.
     pub(crate) fn cargo_with(
         &self,
         description: &str,
@@ -84,7 +90,7 @@ impl Steps {
         let failures = failures.map_err(|error| Failed::new(format!("{description}: {error}")))?;
 
         if !status.success() {
-            self.print_heading(&format!("description failed of {description}"));
+            self.print_heading(&format!("the failures of {description}"));
             failures.iter().flat_map(Failures::lines).for_each(|line| eprintln!("{line}"));
         }
 
@@ -115,6 +121,7 @@ impl Steps {
         host.map(str::to_owned).ok_or_else(|| Failed::new("cargo does not name its host"))
     }
 
+    /// Returns a command of the same cargo as this program's, in the workspace.
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
         command.args(arguments).current_dir(&self.root);
@@ -122,7 +129,7 @@ impl Steps {
     }
 }
 
-/// Reports how a command of cargo ended.
+/// Prints how long a step took. Fails if its command of cargo failed.
 fn ended(description: &str, arguments: &[&str], status: ExitStatus, start: Instant) -> Result<(), Failed> {
     if !status.success() {
         return Err(Failed::new(format!("{description} failed (cargo {}): {status}", arguments.join(" "))));

@@ -13,7 +13,7 @@ const EXEMPT: [&str; 4] = [
     "userlib/driver/src/wait.rs",
     "userlib/c-api/",
 ];
-/// Words that no library may contain, each with the item of the runtime that replaces it.
+/// Words that no library may contain, and what it uses of the runtime instead.
 const FORBIDDEN: [(&str, &str); 11] = [
     ("std::thread", "runtime::spawn, runtime::sleep or runtime::pause"),
     ("yield_now", "runtime::pause"),
@@ -55,7 +55,7 @@ pub(crate) fn check(root: &Path) -> Result<(), Failed> {
         return Ok(());
     }
     Err(Failed::new(format!(
-        "{} calls of the libraries would not pass virtual time:\n{}",
+        "{} calls of the libraries would not work in virtual time:\n{}",
         calls.len(),
         calls.join("\n")
     )))
@@ -90,6 +90,7 @@ fn findings(text: &str) -> Vec<(usize, String)> {
     found
 }
 
+/// Returns whether an import begins in a line.
 fn is_import(line: &str) -> bool {
     let line = line.trim_start();
     line.starts_with("use ") || line.starts_with("pub use ")

@@ -13,6 +13,7 @@ pub(crate) struct Svg {
 }
 
 impl Svg {
+    /// Begins an empty picture.
     pub(crate) fn new() -> Self {
         Self { body: String::new() }
     }
@@ -31,19 +32,23 @@ impl Svg {
         self.styled(x, y, "", text);
     }
 
+    /// Draws a line of bold text, as [`Svg::text`] does.
     pub(crate) fn bold(&mut self, (x, y): (usize, usize), text: &str) {
         self.styled(x, y, " font-weight=\"bold\"", text);
     }
 
+    /// Draws a line of text whose middle is at the position.
     pub(crate) fn centred(&mut self, (x, y): (usize, usize), text: &str) {
         self.styled(x, y, " text-anchor=\"middle\"", text);
     }
 
+    /// Draws a line of text with more attributes of the element.
     fn styled(&mut self, x: usize, y: usize, style: &str, text: &str) {
         let text = text.replace('&', "&amp;").replace('<', "&lt;");
         let _ = writeln!(self.body, "<text x=\"{x}\" y=\"{y}\" fill=\"{INK}\"{style}>{text}</text>");
     }
 
+    /// Draws a line with more attributes of the element.
     pub(crate) fn line(&mut self, from: (usize, usize), to: (usize, usize), style: &str) {
         let _ = writeln!(
             self.body,

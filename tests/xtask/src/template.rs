@@ -9,11 +9,12 @@ use clap::Args;
 
 use crate::steps::{Failed, Steps};
 
+/// The folder of the template.
 const TEMPLATE: &str = "docs/template";
 /// The name of the template's package, and of the card in it.
 const NAME: &str = "courier";
-/// Names in the template's folder that a build makes.
-const MADE: [&str; 2] = ["target", "Cargo.lock"];
+/// Names in the template's folder that a build makes, and that are not copied.
+const BUILD_OUTPUT: [&str; 2] = ["target", "Cargo.lock"];
 /// How the template's manifest names the folder of nicforge.
 const ROOT: &str = "../..";
 /// Names that a package can't have: words of Rust, crates that every crate sees, and types that the
@@ -155,12 +156,13 @@ pub(crate) fn copy(steps: &Steps, new: &New) -> Result<(), Failed> {
     Ok(())
 }
 
+/// Copies a folder of the template, with the package's name and the folder of nicforge replaced.
 fn copy_folder(from: &Path, to: &Path, name: &str, root: &Path) -> Result<(), Failed> {
     fs::create_dir_all(to).map_err(|error| at(to, &error))?;
     for entry in fs::read_dir(from).map_err(|error| at(from, &error))? {
         let entry = entry.map_err(|error| at(from, &error))?;
         let file = entry.file_name().to_string_lossy().into_owned();
-        if MADE.contains(&file.as_str()) {
+        if BUILD_OUTPUT.contains(&file.as_str()) {
             continue;
         }
 
@@ -183,11 +185,13 @@ fn renamed(text: &str, name: &str) -> String {
     text.replace(NAME, name).replace(&capitalized(NAME), &capitalized(name))
 }
 
+/// Returns a name with an upper-case first letter.
 fn capitalized(name: &str) -> String {
     let (first, rest) = name.split_at(1.min(name.len()));
     first.to_uppercase() + rest
 }
 
+/// Returns the failure at a file.
 fn at(path: &Path, error: &dyn std::fmt::Display) -> Failed {
     Failed::new(format!("{}: {error}", path.display()))
 }

@@ -14,7 +14,7 @@ use crate::{
     template,
 };
 
-/// A failure in one program does not hide those in the others.
+/// The command that runs tests. A failing program does not keep later ones from running.
 const TEST: [&str; 2] = ["test", "--no-fail-fast"];
 /// The packages of all tests but those of virtual time. The book's program has none.
 const PACKAGES: [&str; 5] = ["--workspace", "--exclude", "nicforge-book", "--exclude", "nicforge-sim"];
@@ -25,8 +25,8 @@ const BUILT: (&str, &str) = ("NICFORGE_BUILT", "1");
 /// Test programs that the fast selection leaves out: they boot guests, or make long random runs.
 const SLOW: [&str; 3] = ["guests", "guest_programs", "seeded"];
 
-/// Allocated and freed memory is filled with a pattern, so that uses of uninitialised or freed
-/// memory show.
+/// Lets the C library fill allocated and freed memory with a pattern, so that uses of uninitialised
+/// or freed memory show.
 const FILL: (&str, &str) = ("MALLOC_PERTURB_", "165");
 
 #[derive(Args)]
@@ -137,7 +137,7 @@ fn loom(steps: &Steps) -> Result<(), Failed> {
 /// Prepares guests for the tests: QEMU, a kernel and the kernel module once for each user, and the
 /// KVM trial once for each boot of the host.
 fn guests(steps: &Steps) -> Result<(), Failed> {
-    steps.print_heading("what guests are created of");
+    steps.print_heading("QEMU, kernel and root file system of the guests");
     let progress = nicforge_guest::Progress::on_stderr();
     let created = nicforge_guest::Provision::from_environment().provide(&progress).and_then(|toolkit| {
         if toolkit.has_shim() {

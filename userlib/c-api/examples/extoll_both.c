@@ -14,11 +14,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { ROUNDS = 100, BLOCK = 65536, WORDS = BLOCK / 8, PATIENCE_MS = 20000 };
+enum { ROUNDS = 100, BLOCK = 65536, WORDS = BLOCK / 8, TIMEOUT_MS = 20000 };
 
 /* Tags: the address of the sender's memory; the arrival of the block, with the number of the round. */
-enum { ADDRESS = 1, THERE = 2 };
+enum { ADDRESS = 1, ARRIVED = 2 };
 
+/* Ends the program with the last error of the library, unless `good`. */
 static void check(int good, const char *what)
 {
     if (!good) {
@@ -27,12 +28,14 @@ static void check(int good, const char *what)
     }
 }
 
-static void tell(struct velo_port *velo, int to, uint8_t tag, uint64_t word)
+/* Sends a word over a connection. */
+static void send_word(struct velo_port *velo, int to, uint8_t tag, uint64_t word)
 {
     check(velo_send(velo, to, tag, &word, sizeof word) == 0, "velo_send");
 }
 
-static uint64_t hear(struct velo_port *velo, int32_t tag)
+/* Receives the next word with a tag. */
+static uint64_t receive_word(struct velo_port *velo, int32_t tag)
 {
     uint64_t words[VELO_MAX_MESSAGE / 8];
 
@@ -43,10 +46,10 @@ static uint64_t hear(struct velo_port *velo, int32_t tag)
 int main(void)
 {
     const char *size = getenv("NICFORGE_SIZE");
-    struct velo_options patient = { .timeout_ms = PATIENCE_MS };
+    struct velo_options options = { .timeout_ms = TIMEOUT_MS };
     struct nicforge_extoll *extoll;
-    struct velo_port *velo, *second = NULL;
-    struct rma_port *rma, *third = NULL;
+    struct velo_port *velo, *second_velo = NULL;
+    struct rma_port *rma, *second_rma = NULL;
     struct rma_buffer *buffer;
     struct rma_region *region;
     struct rma_target target;
@@ -54,10 +57,10 @@ int main(void)
     int node, nodes, next, before;
 
     check(nicforge_extoll_open(NULL, &extoll) == 0, "nicforge_extoll_open");
-    check(velo_open_on(extoll, &patient, &velo) == 0, "velo_open_on");
+    check(velo_open_on(extoll, &options, &velo) == 0, "velo_open_on");
     check(rma_open_on(extoll, NULL, &rma) == 0, "rma_open_on");
-    check(velo_open_on(extoll, NULL, &second) == -EBUSY && second == NULL, "VELO twice on one VPID");
-    check(rma_open_on(extoll, NULL, &third) == -EBUSY && third == NULL, "RMA twice on one VPID");
+    check(velo_open_on(extoll, NULL, &second_velo) == -EBUSY && second_velo == NULL, "VELO twice on one VPID");
+    check(rma_open_on(extoll, NULL, &second_rma) == -EBUSY && second_rma == NULL, "RMA twice on one VPID");
 
     /* The ports keep the device open. */
     nicforge_extoll_close(extoll);
@@ -76,17 +79,17 @@ int main(void)
     check(next >= 0 && before >= 0, "velo_connect");
     check(rma_connect(rma, (uint32_t)((node + 1) % nodes), 0, &target) == 0, "rma_connect");
 
-    tell(velo, before, ADDRESS, rma_address(region));
-    theirs = hear(velo, ADDRESS);
+    send_word(velo, before, ADDRESS, rma_address(region));
+    theirs = receive_word(velo, ADDRESS);
 
     for (round = 0; round < ROUNDS; ++round) {
-        struct rma_notification told;
+        struct rma_notification notification;
 
         /* Number of nodes that the block has passed. */
         uint64_t passed = node == 0 ? (uint64_t)nodes : (uint64_t)node;
 
         if (node != 0) {
-            check(hear(velo, THERE) == round, "another round");
+            check(receive_word(velo, ARRIVED) == round, "another round");
             for (at = 0; at < WORDS; ++at)
                 check(block[at] == (round << 32 | at << 8 | passed), "another block");
         }
@@ -94,11 +97,11 @@ int main(void)
         for (at = 0; at < WORDS; ++at)
             block[at] = round << 32 | at << 8 | ((uint64_t)node + 1);
         check(rma_put(rma, target, rma_address(region), theirs, BLOCK, RMA_NOTIFY_REQUESTER) == 1, "rma_put");
-        check(rma_next(rma, PATIENCE_MS, &told) == 0 && told.status == RMA_DONE, "the put");
-        tell(velo, next, THERE, round);
+        check(rma_next(rma, TIMEOUT_MS, &notification) == 0 && notification.status == RMA_DONE, "the put");
+        send_word(velo, next, ARRIVED, round);
 
         if (node == 0) {
-            check(hear(velo, THERE) == round, "another round");
+            check(receive_word(velo, ARRIVED) == round, "another round");
             for (at = 0; at < WORDS; ++at)
                 check(block[at] == (round << 32 | at << 8 | passed), "another block");
         }

@@ -14,6 +14,7 @@
 
 enum { SHORT = 100, LONG = 1000000, TAG = 7 };
 
+/* Prints the last error of the library, and returns the program's exit code. */
 static int fail(const char *what)
 {
     fprintf(stderr, "%s: %s\n", what, matching_last_error());
@@ -22,7 +23,8 @@ static int fail(const char *what)
 
 static unsigned char out[LONG], in[LONG];
 
-static int round_of(struct matching_endpoint *endpoint, int rank, int size, size_t bytes)
+/* Passes a message of `bytes` bytes on to the next rank. Rank 0 begins, and checks what comes back. */
+static int run_round(struct matching_endpoint *endpoint, int rank, int size, size_t bytes)
 {
     struct matching_status status;
     uint64_t request;
@@ -74,7 +76,7 @@ int main(void)
 
     rank = matching_rank(endpoint);
     size = matching_size(endpoint);
-    if (round_of(endpoint, rank, size, SHORT) != 0 || round_of(endpoint, rank, size, LONG) != 0)
+    if (run_round(endpoint, rank, size, SHORT) != 0 || run_round(endpoint, rank, size, LONG) != 0)
         return 1;
 
     /* No message arrives for this receive, so it can be cancelled. */

@@ -7,8 +7,8 @@
  *      -Wl,-rpath,$(pkg-config --variable=libdir nicforge)
  *   nicforge run machines/bgq.toml -- ./mu_ring
  *
- * All nodes lay their memory out in the same way, so that a node knows the offsets at the others. The
- * payload of a remote get's reply has an address of the other node, which the nodes tell each other.
+ * All nodes lay their memory out in the same way, so that a node knows the offsets at the other nodes. A
+ * remote get also needs the address of the other node's memory, which the nodes send each other.
  */
 #define _POSIX_C_SOURCE 200809L
 
@@ -19,16 +19,20 @@
 #include <string.h>
 #include <time.h>
 
-enum { BYTES = 65536, SHARED = 4096, MESSAGE = 3000, CLASS = 0, LINE = 2, SUBGROUP = 0 };
+/* Bytes of the block that is put, of the broadcast, and of the message. */
+enum { BYTES = 65536, SHARED = 4096, MESSAGE = 3000 };
 
-/* Numbers of the FIFOs: for sending, for remote gets of others, and for reception. */
+/* Numbers of the class route, of its global interrupt, and of the subgroup. */
+enum { CLASS = 0, LINE = 2, SUBGROUP = 0 };
+
+/* Numbers of the FIFOs: for sending, for remote gets of other nodes, and for reception. */
 enum { SEND, GETS, INJECTION_FIFOS };
 enum { RECEIVE };
 
-/* Functions of memory-FIFO messages. */
+/* Numbers of the functions that receive messages. */
 enum { READY = 5, START = 6, TAKE = 7 };
 
-/* Most nodes, and the time between two questions. */
+/* Maximum number of nodes; time between two messages READY of a node, and their maximum number. */
 enum { MAX_NODES = 4096, RETRY_NS = 5000000, RETRIES = 12000 };
 
 /* The longest wait. */
@@ -37,10 +41,11 @@ enum { MAX_NODES = 4096, RETRY_NS = 5000000, RETRIES = 12000 };
 
 /* A node's memory: the same offsets at all nodes. */
 struct area {
-    unsigned char own[BYTES];                     /* what the node puts */
-    unsigned char taken[BYTES];                   /* what the node before has put */
+    unsigned char own[BYTES];                     /* the block that the node puts */
+    unsigned char taken[BYTES];                   /* the block that the previous node has put */
     unsigned char back[BYTES];                    /* the own block, fetched from the next node */
     unsigned char shared[SHARED];                 /* the broadcast */
+    /* Counters of the bytes that have not arrived. */
     volatile uint64_t put_left, get_left, broadcast_left, address_left;
     uint64_t own_address, next_address;           /* addresses of the area for the unit */
     MUHWI_Descriptor_t reply __attribute__((aligned(64)));
@@ -65,12 +70,14 @@ static unsigned char is_ready[MAX_NODES];
 static uint32_t ready_nodes;
 static int is_started;
 
+/* Prints the last error of the library, and ends the program. */
 static void fail(const char *what)
 {
     fprintf(stderr, "node %u: %s: %s\n", own_rank, what, nicforge_spi_last_error());
     exit(1);
 }
 
+/* The present time in seconds. */
 static uint64_t seconds(void)
 {
     struct timespec now;
@@ -80,8 +87,8 @@ static uint64_t seconds(void)
 }
 
 /*
- * Returns whether a polling loop makes one more turn. The first turn sets the loop's end. Many nodes share
- * the processors of the host.
+ * Returns whether a polling loop makes one more turn. The first turn sets the time at which the loop ends.
+ * The loop yields its processor from time to time, because many nodes share the processors of the host.
  */
 static int goes_on(uint64_t turn, uint64_t *end)
 {
@@ -92,6 +99,7 @@ static int goes_on(uint64_t turn, uint64_t *end)
     return turn % 1024 != 1023 || seconds() < *end;
 }
 
+/* Ends the program if a call of the library has failed. */
 static void check(int32_t result, const char *what)
 {
     if (result != 0)
@@ -110,11 +118,13 @@ static uint64_t counter_offset(size_t offset)
     return MUSPI_GetAtomicOffsetFromBaseAddress(&table, 0, physical(offset), MUHWI_ATOMIC_OPCODE_STORE_ADD);
 }
 
+/* The byte at an offset of the block of a node. */
 static unsigned char expected(uint32_t rank, size_t at)
 {
     return (unsigned char)(rank * 7 + at * 3);
 }
 
+/* Checks that the bytes are the beginning of a node's block. */
 static void verify(const unsigned char *bytes, size_t length, uint32_t rank, const char *what)
 {
     size_t at;
@@ -127,7 +137,7 @@ static void verify(const unsigned char *bytes, size_t length, uint32_t rank, con
     }
 }
 
-/* Numbers nodes, A fastest, and sets the destination of one of them. */
+/* Sets the destination of the node with a rank. Dimension A varies fastest in the order of the ranks. */
 static void destination(MUHWI_Destination_t *dest, const Personality_Networks_t *network, uint32_t rank)
 {
     uint32_t a, b, c, d;
@@ -220,7 +230,7 @@ static void fill_point_to_point(MUSPI_BaseDescriptorInfoFields_t *base, MUSPI_Pt
     way->Misc2 = MUHWI_PACKET_VIRTUAL_CHANNEL_DETERMINISTIC;
 }
 
-/* Makes the descriptor of a put to a field of another node's area. */
+/* Makes the descriptor of a put to the offsets `to` and `counter` of another node's area. */
 static void make_put(MUHWI_Descriptor_t *descriptor, MUHWI_Destination_t dest, uint64_t address, size_t length,
                      size_t to, size_t counter)
 {
@@ -252,6 +262,7 @@ static void inject(MUHWI_Descriptor_t *descriptor)
         fail("MUSPI_CheckDescComplete");
 }
 
+/* Waits until all bytes that a counter counts have arrived. */
 static void await_zero(volatile uint64_t *counter, const char *what)
 {
     uint64_t end, turns;
@@ -280,6 +291,7 @@ static void tell(MUHWI_Destination_t dest, uint8_t function)
     inject(&descriptor);
 }
 
+/* Receives a message READY: the node that has sent it is ready. */
 static int note_ready(void *param, MUHWI_PacketHeader_t *packet, uint32_t bytes)
 {
     uint32_t rank;
@@ -293,6 +305,7 @@ static int note_ready(void *param, MUHWI_PacketHeader_t *packet, uint32_t bytes)
     return 0;
 }
 
+/* Receives a message START: all nodes are ready. */
 static int note_start(void *param, MUHWI_PacketHeader_t *packet, uint32_t bytes)
 {
     (void)param, (void)packet, (void)bytes;
@@ -300,8 +313,8 @@ static int note_start(void *param, MUHWI_PacketHeader_t *packet, uint32_t bytes)
     return 0;
 }
 
-/* Waits until all nodes have opened their FIFOs and set their class routes. Until the first node has,
- * it drops the others' messages, so that they repeat them. */
+/* Waits until all nodes have opened their FIFOs and set their class routes. The first node drops messages
+ * until it is ready itself, so the other nodes repeat theirs. */
 static void start(const Personality_Networks_t *network, uint32_t nodes)
 {
     const struct timespec pause = { 0, RETRY_NS };
@@ -329,12 +342,13 @@ static void start(const Personality_Networks_t *network, uint32_t nodes)
     }
 }
 
+/* Waits until all nodes are here. */
 static void meet(void)
 {
     check(MUSPI_GIBarrierEnterAndWaitWithTimeout(&barrier, WAIT_CYCLES), "a barrier");
 }
 
-/* Takes a packet of a message, whose put offset says how many bytes are in front of it. */
+/* Receives a packet of a message. The packet's put offset is the position of its payload in the message. */
 static int take(void *param, MUHWI_PacketHeader_t *packet, uint32_t bytes)
 {
     const unsigned char *payload = (const unsigned char *)packet + MUHWI_PACKET_HEADER_SIZE_IN_BYTES;
@@ -351,7 +365,7 @@ static int take(void *param, MUHWI_PacketHeader_t *packet, uint32_t bytes)
     return 0;
 }
 
-/* Tells the node before where this node's area is, and puts the own block to the next node. */
+/* Sends the previous node the address of this node's area, and puts the own block to the next node. */
 static void put_round(void)
 {
     MUHWI_Descriptor_t descriptor;
@@ -368,7 +382,7 @@ static void put_round(void)
     verify(area->taken, BYTES, before_rank, "the put");
 }
 
-/* Sends the next node a descriptor, by which its unit puts the block back. */
+/* Sends the next node a descriptor by which its unit puts the block back. */
 static void get_back(MUHWI_Destination_t own)
 {
     MUSPI_Pt2PtRemoteGetDescriptorInfo_t info;
@@ -385,7 +399,7 @@ static void get_back(MUHWI_Destination_t own)
     verify(area->back, BYTES, own_rank, "the get");
 }
 
-/* Sends the next node a message, and takes that of the node before. */
+/* Sends the next node a message, and receives that of the previous node. */
 static void send_round(void)
 {
     MUSPI_Pt2PtMemoryFIFODescriptorInfo_t info;
@@ -401,10 +415,10 @@ static void send_round(void)
     check(MUSPI_CreatePt2PtMemoryFIFODescriptor(&descriptor, &info), "MUSPI_CreatePt2PtMemoryFIFODescriptor");
     inject(&descriptor);
 
-    /* The packets stay in order, so that the last one is there with all others. */
+    /* The packets stay in order, so the last one arrives after all others. */
     check(nicforge_spi_wait_interrupts(SUBGROUP, NICFORGE_SPI_INTERRUPT_PACKET << RECEIVE, WAIT_CYCLES, &come),
           "nicforge_spi_wait_interrupts");
-    /* Repeated messages of the start may be in front of it. */
+    /* Repeated messages READY may be in front of the message. */
     while (received < MESSAGE && MUSPI_RecFifoPoll(MUSPI_IdToRecFifo(RECEIVE, &reception), MAX_NODES) != 0)
         ;
     if (received != MESSAGE)

@@ -14,16 +14,17 @@
 
 enum { BYTES = 65536, PORTAL = 4, EVENTS = 256, WAIT_MS = 20000, RETRY_MS = 20, TRIES = 1000 };
 
-/* Match bits of a block that is put, of one that is fetched, and of the question for readiness. */
+/* Match bits of a block that is put, of one that is fetched, and of a put that asks for readiness. */
 enum { BLOCK = 1, FETCH = 2, READY = 3 };
 
-/* Parts of a node's memory: its own block, that of the node before, and its own one again. */
+/* Parts of a node's memory: its own block, the previous node's block, and its own one fetched back. */
 enum { OWN, TAKEN, BACK, PARTS };
 
 static ptl_handle_ni_t network;
 static ptl_handle_eq_t queue;
 static unsigned char *memory;
 
+/* Ends the program if a call of the library has failed. */
 static void check(int code, const char *what)
 {
     if (code == PTL_OK)
@@ -32,6 +33,7 @@ static void check(int code, const char *what)
     exit(1);
 }
 
+/* Returns a descriptor of a part of the memory. */
 static ptl_md_t part(int number, int threshold, unsigned int options)
 {
     ptl_md_t md;
@@ -45,7 +47,7 @@ static ptl_md_t part(int number, int threshold, unsigned int options)
     return md;
 }
 
-/* Offers a part of the memory for one operation of `from`, if no event has arrived yet. */
+/* Adds an entry that offers a part of the memory for one operation of `from`. */
 static void offer(ptl_handle_me_t base, ptl_process_id_t from, ptl_match_bits_t bits, int number,
                   unsigned int options)
 {
@@ -69,9 +71,10 @@ static int next_event(ptl_event_t *event, ptl_time_t timeout)
     return 1;
 }
 
-/* What the node before has done here: the put, and the get behind it. */
+/* Whether the previous node has put its block here, and has fetched it back. */
 static int is_taken, is_served;
 
+/* Records what the previous node has done. */
 static void note_served(const ptl_event_t *event)
 {
     is_taken |= event->type == PTL_EVENT_PUT_END && event->match_bits == BLOCK;
@@ -97,8 +100,8 @@ static void await(ptl_event_kind_t type, ptl_match_bits_t bits)
     exit(1);
 }
 
-/* Asks the next node for an acknowledgement until it has offered its memory. Until then it drops
- * the questions, or is not booted. */
+/* Repeats a put to the next node until that acknowledges it, and thus has offered its memory. Before, the
+ * next node is not booted, or drops the put. */
 static void await_ready(ptl_handle_md_t from, ptl_process_id_t target)
 {
     ptl_event_t event;
@@ -119,6 +122,7 @@ static void await_ready(ptl_handle_md_t from, ptl_process_id_t target)
     exit(1);
 }
 
+/* Checks that a part of the memory has the block of a node. */
 static void verify(int number, ptl_nid_t owner)
 {
     size_t at;
@@ -162,7 +166,7 @@ int main(int count, char **words)
     for (at = 0; at < BYTES; ++at)
         memory[(size_t)OWN * BYTES + at] = (unsigned char)(own.nid + 3 * at);
 
-    /* The last entry of the list answers the questions, as soon as it has a descriptor. */
+    /* The last entry of the list acknowledges puts that ask for readiness, as soon as it has a descriptor. */
     check(PtlMEAttach(network, PORTAL, anyone, READY, 0, PTL_RETAIN, PTL_INS_AFTER, &base), "PtlMEAttach");
     offer(base, before, BLOCK, TAKEN, PTL_MD_OP_PUT);
     offer(base, before, FETCH, TAKEN, PTL_MD_OP_GET);
@@ -182,7 +186,7 @@ int main(int count, char **words)
     check(PtlGet(back, after, PORTAL, 0, FETCH, 0), "PtlGet");
     await(PTL_EVENT_REPLY_END, FETCH);
 
-    /* The node before has its block again when its get was answered. */
+    /* This node's part in the previous node's put and get must be done before it ends. */
     while (!is_taken || !is_served) {
         ptl_event_t event;
 

@@ -18,21 +18,23 @@
 #include <string.h>
 #include <time.h>
 
-enum { ROUNDS = 100, BLOCK = 65536, WORDS = BLOCK / 8, PATIENCE_MS = 20000 };
+enum { ROUNDS = 100, BLOCK = 65536, WORDS = BLOCK / 8, TIMEOUT_MS = 20000 };
 
-/* Offsets in the buffer: the block, the next node's block, and a word that announces the end. */
+/* Offsets in the buffer: the block, the next node's block, and a word (a token) that announces the end. */
 enum { AT_BLOCK = 0, AT_OTHER = BLOCK, AT_TOKEN = 2 * BLOCK, BYTES = 2 * BLOCK + 4096 };
 
 static struct rma_port *port;
 static struct rma_target next;
 static uint64_t mine, theirs;
 
+/* Ends the program with the last error of the library. */
 static void fail(const char *what)
 {
     fprintf(stderr, "%s: %s\n", what, rma_last_error());
     exit(1);
 }
 
+/* Ends the program unless `good`. */
 static void check(int good, const char *what)
 {
     if (!good) {
@@ -52,14 +54,14 @@ static void publish(const char *directory, int node)
     file = fopen(temporary, "w");
     check(file != NULL, "the directory can't be written");
     fprintf(file, "%" PRIx64 "\n", mine);
-    check(fclose(file) == 0 && rename(temporary, name) == 0, "the address can't be told");
+    check(fclose(file) == 0 && rename(temporary, name) == 0, "the address can't be published");
 }
 
 /* Returns the address of a node's memory, as soon as the node has published it. */
 static uint64_t find(const char *directory, int node)
 {
     char name[4096];
-    time_t end = time(NULL) + PATIENCE_MS / 1000;
+    time_t end = time(NULL) + TIMEOUT_MS / 1000;
 
     snprintf(name, sizeof name, "%s/address%d", directory, node);
     do {
@@ -74,19 +76,20 @@ static uint64_t find(const char *directory, int node)
             return address;
         }
     } while (time(NULL) < end);
-    check(0, "the next node tells no address");
+    check(0, "the next node has not published its address");
     return 0;
 }
 
-/* Waits for a notification as `role` and takes it. */
+/* Takes the next notification, which must be that of `role` for a command of this kind and status. */
 static void expect(uint8_t role, uint8_t kind, uint8_t status)
 {
-    struct rma_notification told;
+    struct rma_notification notification;
 
-    if (rma_next(port, PATIENCE_MS, &told) < 0)
+    if (rma_next(port, TIMEOUT_MS, &notification) < 0)
         fail("rma_next");
-    if (told.role != role || told.kind != kind || told.status != status) {
-        fprintf(stderr, "told as %d of %d: %d\n", told.role, told.kind, told.status);
+    if (notification.role != role || notification.kind != kind || notification.status != status) {
+        fprintf(stderr, "a notification of role %d, kind %d, status %d\n", notification.role, notification.kind,
+                notification.status);
         exit(1);
     }
 }
@@ -95,7 +98,7 @@ static void expect(uint8_t role, uint8_t kind, uint8_t status)
  * Tests a get from this node itself, and the errors of the calls. No other node knows this node's
  * memory yet, so no other notification arrives.
  */
-static void alone(struct rma_buffer *buffer, struct rma_target self)
+static void test_alone(struct rma_buffer *buffer, struct rma_target self)
 {
     struct rma_target nowhere;
     struct rma_region *region = NULL;
@@ -109,7 +112,7 @@ static void alone(struct rma_buffer *buffer, struct rma_target self)
     if (rma_get(port, self, mine + AT_BLOCK, mine + AT_OTHER, 8, RMA_NOTIFY_REQUESTER) != 1)
         fail("rma_get");
 
-    if (rma_wait(port, PATIENCE_MS, &seen) < 0)
+    if (rma_wait(port, TIMEOUT_MS, &seen) < 0)
         fail("rma_wait");
     check(seen.kind == RMA_GET && seen.role == RMA_NOTIFY_REQUESTER && seen.status == RMA_DONE, "another command");
     check(seen.length == 8 && seen.address == mine + AT_OTHER, "another get");
@@ -168,7 +171,7 @@ int main(int count, char **words)
 
     if (rma_connect(port, (uint32_t)node, 0, &self) < 0)
         fail("rma_connect");
-    alone(buffer, self);
+    test_alone(buffer, self);
 
     publish(words[1], node);
     theirs = find(words[1], (node + 1) % nodes);
@@ -196,7 +199,7 @@ int main(int count, char **words)
             fail("rma_put");
     }
 
-    if (rma_drain(port, PATIENCE_MS) < 0)
+    if (rma_drain(port, TIMEOUT_MS) < 0)
         fail("rma_drain");
     check(rma_in_flight(port) == 0, "commands are under way");
 
@@ -206,7 +209,7 @@ int main(int count, char **words)
      */
     if (rma_get(port, next, theirs + AT_BLOCK, mine + AT_OTHER, BLOCK, RMA_NOTIFY_NONE) != 1)
         fail("rma_get");
-    if (rma_drain(port, PATIENCE_MS) < 0)
+    if (rma_drain(port, TIMEOUT_MS) < 0)
         fail("rma_drain");
 
     for (at = 0; at < WORDS; ++at)
@@ -223,7 +226,7 @@ int main(int count, char **words)
             fail("rma_put_immediate");
     }
 
-    if (rma_drain(port, PATIENCE_MS) < 0)
+    if (rma_drain(port, TIMEOUT_MS) < 0)
         fail("rma_drain");
     if (rma_deregister(region) < 0)
         fail("rma_deregister");

@@ -16,6 +16,7 @@ enum { MESSAGES = 1000 };
 
 static _Alignas(64) unsigned char sent[65536], received[65536];
 
+/* Prints the last error of the library, and returns the program's exit code. */
 static int fail(const char *what)
 {
     fprintf(stderr, "%s: %s\n", what, nicforge_fcnp_last_error());

@@ -13,6 +13,7 @@
 
 static _Alignas(64) unsigned char buffer[65536];
 
+/* Prints the last error of the library, and returns the program's exit code. */
 static int fail(const char *what)
 {
     fprintf(stderr, "%s: %s\n", what, nicforge_fcnp_last_error());

@@ -16,6 +16,7 @@
 
 enum { ROUNDS = 1000, TAG = 3 };
 
+/* Prints the last error of the library, and returns the program's exit code. */
 static int fail(const char *what)
 {
     fprintf(stderr, "%s: %s\n", what, velo_last_error());

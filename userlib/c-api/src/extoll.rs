@@ -36,25 +36,26 @@ pub struct nicforge_extoll {
     rma: Mutex<Weak<()>>,
 }
 
-/// Calls `open` with a token that the new port holds, unless a port of `protocol` has one.
+/// Calls `open`, unless a port of `protocol` is open. The new port keeps the marker that `open` is
+/// passed; `open_port` refers to the marker of the last port, which exists as long as that is open.
 ///
 /// # Errors
 /// `EBUSY` while such a port is open, or being opened by another thread; the errors of `open`.
 fn open_once<P>(
-    present: &Mutex<Weak<()>>,
+    open_port: &Mutex<Weak<()>>,
     protocol: &str,
     open: impl FnOnce(Arc<()>) -> Result<P, Failure>,
 ) -> Result<P, Failure> {
     let busy = || Failure::new(libc::EBUSY, format!("{protocol} is open on this VPID, or being opened"));
 
-    let mut present = present.try_lock().map_err(|_| busy())?;
-    if present.upgrade().is_some() {
+    let mut open_port = open_port.try_lock().map_err(|_| busy())?;
+    if open_port.upgrade().is_some() {
         return Err(busy());
     }
 
-    let token = Arc::new(());
-    *present = Arc::downgrade(&token);
-    open(token)
+    let marker = Arc::new(());
+    *open_port = Arc::downgrade(&marker);
+    open(marker)
 }
 
 /// Returns the text of the calling thread's last error in any call of libnicforge; an empty text
@@ -83,6 +84,7 @@ pub unsafe extern "C" fn nicforge_extoll_open(
     })
 }
 
+/// Opens a VPID without ports.
 fn open(socket: Option<OsString>) -> Result<nicforge_extoll, Failure> {
     let device = open_device(socket)?;
     let poster = SharedPoster::new(device.poster(0)?);
@@ -120,7 +122,7 @@ pub unsafe extern "C" fn velo_open_on(
         let options = unsafe { options_or_default(options) };
 
         let shared = Some(extoll.poster.clone());
-        let open = |token| velo::open_device_as(extoll.device.clone(), shared, token, &options);
+        let open = |marker| velo::open_device_as(extoll.device.clone(), shared, marker, &options);
         // SAFETY: NULL or valid by this function's contract.
         unsafe { store_opened(port, "port", || open_once(&extoll.velo, "VELO", open)) }
     })
@@ -144,7 +146,7 @@ pub unsafe extern "C" fn rma_open_on(
         let options = unsafe { options_or_default(options) };
 
         let shared = Some(extoll.poster.clone());
-        let open = |token| rma::open_device_as(&extoll.device, shared, token, &options);
+        let open = |marker| rma::open_device_as(&extoll.device, shared, marker, &options);
         // SAFETY: NULL or valid by this function's contract.
         unsafe { store_opened(port, "port", || open_once(&extoll.rma, "RMA", open)) }
     })
@@ -173,17 +175,17 @@ mod tests {
     }
 
     #[test]
-    fn a_vpid_has_one_port_of_a_protocol_also_while_it_is_opened() {
-        let present = Mutex::default();
-        let opened = open_once(&present, "RMA", |token| {
-            assert!(open_once(&present, "RMA", Ok).is_err_and(|failure| failure.errno() == libc::EBUSY));
-            Ok(token)
+    fn a_second_port_of_a_protocol_is_refused_while_the_first_is_open_or_being_opened() {
+        let open_port = Mutex::default();
+        let opened = open_once(&open_port, "RMA", |marker| {
+            assert!(open_once(&open_port, "RMA", Ok).is_err_and(|failure| failure.errno() == libc::EBUSY));
+            Ok(marker)
         });
 
         assert!(opened.is_ok());
-        assert!(open_once(&present, "RMA", Ok).is_err());
+        assert!(open_once(&open_port, "RMA", Ok).is_err());
         drop(opened);
-        assert!(open_once(&present, "RMA", Ok).is_ok());
+        assert!(open_once(&open_port, "RMA", Ok).is_ok());
     }
 
     #[test]

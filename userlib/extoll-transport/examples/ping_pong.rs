@@ -31,12 +31,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let mut times = side[0].times().to_vec();
             times.sort_unstable();
 
-            if let (Some(half), Some(most)) = (times.get(times.len() / 2), times.get(times.len() * 99 / 100))
-            {
+            if let (Some(p50), Some(p99)) = (times.get(times.len() / 2), times.get(times.len() * 99 / 100)) {
                 println!(
                     "{bytes:>8} {:>12.2} {:>12.2}",
-                    half.as_nanos() as f64 / 1e3,
-                    most.as_nanos() as f64 / 1e3
+                    p50.as_nanos() as f64 / 1e3,
+                    p99.as_nanos() as f64 / 1e3
                 );
             }
         }

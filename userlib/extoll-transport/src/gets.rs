@@ -122,6 +122,7 @@ impl Gets {
     }
 }
 
+/// Description of the error of a get whose source rank is gone.
 const GONE: &str = "the rank that a get was for is gone";
 
 impl ExtollTransport {
@@ -133,7 +134,7 @@ impl ExtollTransport {
             return refused("there is no such rank to get from", get.peer.into());
         };
 
-        if peer.health != Health::Alive || peer.tenant == 0 {
+        if peer.health != Health::Alive || peer.generation == 0 {
             return refused(GONE, get.peer.into());
         }
 
@@ -154,11 +155,11 @@ impl ExtollTransport {
 
         let slot = &mut self.gets.chunks[usize::from(chunk)];
         let Some(to) = slot.region.as_ref().map(Region::address) else { return Ok(false) };
-        let ends = (get.remote.offset, to);
+        let addresses = (get.remote.offset, to);
 
         let (rma, target) = (&mut self.rma, peer.target);
         let posted = self.velo.with_poster(|poster| {
-            rma.try_get_through(poster, target, ends, get.length as u32, Notify::REQUESTER)
+            rma.try_get_through(poster, target, addresses, get.length as u32, Notify::REQUESTER)
         });
 
         if !matches!(posted, Ok(true)) {
@@ -179,7 +180,7 @@ impl ExtollTransport {
                 Ok(true)
             }
             Ok(false) => Ok(false),
-            // The invalid address is the peer's.
+            // The length was checked, so the range of the peer's memory exceeds the address space.
             Err(RmaError::Length { .. }) => refused("a get's source makes no sense", get.remote.offset),
             Err(error) => Err(self.fail(error.into())),
         }
@@ -240,8 +241,8 @@ impl ExtollTransport {
             Status::Done => {
                 let peer = &self.peers[flight.rank as usize];
                 let destination = flight.destination.and_then(|handle| self.registered.destination(handle));
-                if self.velo.tenant_of(peer.address) != peer.tenant {
-                    // A successor's memory may have been the source.
+                if self.velo.tenant_of(peer.address) != peer.generation {
+                    // The data may come from the memory of the process that has the address now.
                     refused(GONE, flight.rank.into())
                 } else if let Some(destination) = destination {
                     let (from, memory) = (self.gets.offset(chunk), &self.gets.memory);

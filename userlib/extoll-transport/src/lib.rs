@@ -57,12 +57,13 @@
 //! each other with their messages.
 //!
 //! # Death of a peer
-//! A rank is one tenant of its VPID. When the card's directory shows another tenant, messages that
-//! have arrived are offered first, and the rank is reported then. Gets from the rank end with
-//! errors. A successor at the same VPID is not a rank of this job, and its messages are dropped.
+//! A rank is one process at its VPID. The card's directory has a generation for each VPID, which
+//! changes with the process. When it changes, messages that have arrived are offered first, and the
+//! rank is reported then. Gets from the rank end with errors. A successor at the same VPID is not a
+//! rank of this job, and its messages are dropped.
 //!
-//! A tenant that goes before it has answered or connected was a process of an earlier job, whose
-//! end travelled while this job began. The rank is then the next tenant of the address.
+//! A process that goes before it has answered or connected belonged to an earlier job: its end was
+//! not known here yet when this job began. The rank is then the next process at the address.
 
 mod config;
 mod error;

@@ -23,7 +23,7 @@ pub(crate) struct Framed<'a> {
 
 /// Returns whether a message needs no padding.
 #[inline]
-pub(crate) fn is_whole(tag: u8, message: &[u8]) -> bool {
+pub(crate) fn needs_no_padding(tag: u8, message: &[u8]) -> bool {
     message.len().wrapping_sub(8) <= MAX_MESSAGE - 8
         && message.len().is_multiple_of(8)
         && tag.wrapping_sub(1) < TAGS
@@ -33,7 +33,7 @@ pub(crate) fn is_whole(tag: u8, message: &[u8]) -> bool {
 /// the message needs no padding, or is invalid.
 pub(crate) fn pad<'a>(tag: u8, message: &[u8], buffer: &'a mut [u8; MAX_MESSAGE]) -> Option<Framed<'a>> {
     let length = message.len();
-    if length > MAX_MESSAGE || !(1..=TAGS).contains(&tag) || is_whole(tag, message) {
+    if length > MAX_MESSAGE || !(1..=TAGS).contains(&tag) || needs_no_padding(tag, message) {
         return None;
     }
 
@@ -70,7 +70,7 @@ mod tests {
             for length in 0..=MAX_MESSAGE {
                 let mut buffer = [0xff; MAX_MESSAGE];
                 let message = &data[..length];
-                let framed = match is_whole(tag, message) {
+                let framed = match needs_no_padding(tag, message) {
                     true => Framed { tag, bytes: message },
                     false => pad(tag, message, &mut buffer).unwrap(),
                 };
@@ -85,18 +85,21 @@ mod tests {
 
         let mut buffer = [0; MAX_MESSAGE];
         for (tag, length) in [(0, 0), (0, 8), (TAGS + 1, 8), (1, MAX_MESSAGE + 1), (1, MAX_MESSAGE + 8)] {
-            assert!(!is_whole(tag, &[0; 100][..length]), "{tag}, {length}");
+            assert!(!needs_no_padding(tag, &[0; 100][..length]), "{tag}, {length}");
             assert!(pad(tag, &[0; 100][..length], &mut buffer).is_none(), "{tag}, {length}");
         }
     }
 
     #[test]
     fn invalid_frames_are_refused() {
+        // Tags that no message has.
         assert_eq!(unframe(0, &[1; 8]), None);
-        assert_eq!(unframe(15, &[1; 8]), None);
-        assert_eq!(unframe(9, &[0; 8]), None);
-        assert_eq!(unframe(9, &[9; 8]), None);
-        assert_eq!(unframe(9, &[9; 16]), None);
-        assert_eq!(unframe(9, &[]), None);
+        assert_eq!(unframe(PADDED + TAGS, &[1; 8]), None);
+
+        // Padded messages whose last byte is not a number of padding bytes, or is missing.
+        assert_eq!(unframe(PADDED + 1, &[0; 8]), None);
+        assert_eq!(unframe(PADDED + 1, &[9; 8]), None);
+        assert_eq!(unframe(PADDED + 1, &[9; 16]), None);
+        assert_eq!(unframe(PADDED + 1, &[]), None);
     }
 }

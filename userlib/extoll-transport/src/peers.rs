@@ -1,9 +1,10 @@
 //! State of the ranks: absent, connected, gone.
 //!
 //! The transport checks each rank now and then. It connects to a rank that has come. It marks a
-//! rank as lost when the directory shows another tenant. The directory changes after everything
-//! that the rank has sent. So the loss is reported after the messages that were in the receive ring
-//! at that time have been offered.
+//! rank as lost when the directory shows another generation for its address: the process has ended
+//! or was replaced. The directory changes only after everything that the process has sent is in the
+//! receive ring. So the loss is reported after the messages that are then in the ring have been
+//! offered.
 
 use std::{
     collections::VecDeque,
@@ -24,8 +25,8 @@ const BAR_REGISTERS: u8 = 0;
 /// Number of ranks checked in one call.
 const RANKS_PER_CHECK: usize = 4;
 
-/// Returns the loss of a rank that was the tenant `before`. The directory shows the generation
-/// `now`, odd while there is a tenant.
+/// Returns the loss of a rank of generation `before`. The directory shows the generation `now`,
+/// which is odd while a process has the address.
 fn loss_of(before: u8, now: u8) -> Loss {
     if now & 1 == 0 { Loss::Ended } else { Loss::Replaced { before: before.into(), tenant: now.into() } }
 }
@@ -34,8 +35,8 @@ fn loss_of(before: u8, now: u8) -> Loss {
 pub(crate) struct Peer {
     pub(crate) address: Address,
     pub(crate) target: Target,
-    /// Generation of the tenant that the rank is; 0 while it has not come.
-    pub(crate) tenant: u8,
+    /// Generation of the process that is this rank; 0 while none has come.
+    pub(crate) generation: u8,
     pub(crate) link: Option<PeerLink>,
     pub(crate) health: Health,
     /// Messages that the matching layer has refused so far.
@@ -62,9 +63,9 @@ impl ExtollTransport {
             return None;
         }
 
-        if peer.tenant != sender {
-            if peer.tenant == 0 {
-                peer.tenant = sender;
+        if peer.generation != sender {
+            if peer.generation == 0 {
+                peer.generation = sender;
             } else if sender != 0 && !self.has_connected(rank) {
                 self.await_successor(rank, sender);
             } else if sender != 0 {
@@ -94,12 +95,12 @@ impl ExtollTransport {
         Ok(())
     }
 
-    /// Returns whether the tenant that is a rank still has its address. This may be so after the
+    /// Returns whether the process that is a rank still has its address. This may be so after the
     /// rank was given up.
-    pub(crate) fn is_tenant_attached(&self, rank: Rank) -> bool {
-        self.peers
-            .get(rank as usize)
-            .is_some_and(|peer| peer.tenant & 1 != 0 && self.velo.tenant_of(peer.address) == peer.tenant)
+    pub(crate) fn is_process_attached(&self, rank: Rank) -> bool {
+        self.peers.get(rank as usize).is_some_and(|peer| {
+            peer.generation & 1 != 0 && self.velo.tenant_of(peer.address) == peer.generation
+        })
     }
 
     /// Frees abandoned sources of ranks that are gone.
@@ -107,7 +108,7 @@ impl ExtollTransport {
     fn free_abandoned(&mut self) {
         let Self { registered, peers, velo, .. } = self;
         registered.free_abandoned(|rank| {
-            peers.get(rank as usize).is_none_or(|peer| velo.tenant_of(peer.address) != peer.tenant)
+            peers.get(rank as usize).is_none_or(|peer| velo.tenant_of(peer.address) != peer.generation)
         });
     }
 
@@ -122,11 +123,11 @@ impl ExtollTransport {
 
         let now = self.velo.tenant_of(peer.address);
         if rank == self.rank {
-            return if peer.tenant == now { Ok(()) } else { self.fail_as_former_tenant() };
+            return if peer.generation == now { Ok(()) } else { self.fail_without_address() };
         }
 
-        if peer.tenant != 0 && peer.tenant != now {
-            let why = loss_of(peer.tenant, now);
+        if peer.generation != 0 && peer.generation != now {
+            let why = loss_of(peer.generation, now);
             if self.has_connected(rank) {
                 self.mark_lost(rank, why);
             } else {
@@ -143,29 +144,28 @@ impl ExtollTransport {
         Ok(())
     }
 
-    /// Returns whether the tenant that counts as a rank has answered this rank, or has connected to
-    /// it.
+    /// Returns whether the process that counts as a rank has answered this rank, or has connected
+    /// to it.
     ///
-    /// Another tenant may be a process of an earlier job, whose end the directory did not show yet
-    /// when this rank connected to it.
+    /// A process that has done neither may belong to an earlier job: the directory did not show its
+    /// end yet when this rank connected to it.
     fn has_connected(&self, rank: Rank) -> bool {
         let peer = &self.peers[rank as usize];
         peer.link.is_some_and(|link| self.velo.has_answered(link))
-            || self.velo.sender_of(peer.address) == peer.tenant
+            || self.velo.sender_of(peer.address) == peer.generation
     }
 
-    /// Forgets a tenant that has gone before it came. The rank is the next tenant of its address;
-    /// `tenant` is its generation, or 0 if it is not known.
+    /// Forgets a process of an earlier job. The rank is the next process at its address, of
+    /// generation `generation`, or 0 if it is not known.
     #[cold]
-    fn await_successor(&mut self, rank: Rank, tenant: u8) {
+    fn await_successor(&mut self, rank: Rank, generation: u8) {
         let peer = &mut self.peers[rank as usize];
-        (peer.tenant, peer.link) = (tenant, None);
+        (peer.generation, peer.link) = (generation, None);
     }
 
-    /// Fails the transport: this rank is no longer the tenant of its address, so no rank can send
-    /// to it.
+    /// Fails the transport: this process no longer has its address, so no rank can send to it.
     #[cold]
-    fn fail_as_former_tenant(&mut self) -> Result<(), TransportError> {
+    fn fail_without_address(&mut self) -> Result<(), TransportError> {
         // A device that was removed does not answer.
         let device_error =
             self.velo.device().bar(BAR_REGISTERS).and_then(|registers| registers.read64(reg::IDENTITY));
@@ -178,13 +178,13 @@ impl ExtollTransport {
         let peer = &mut self.peers[rank as usize];
         match self.velo.connect(peer.address, Deadline::after(Duration::ZERO), None) {
             Ok(link) => {
-                if peer.tenant == 0 {
-                    peer.tenant = link.tenant();
+                if peer.generation == 0 {
+                    peer.generation = link.tenant();
                 }
-                if peer.tenant == link.tenant() {
+                if peer.generation == link.tenant() {
                     peer.link = Some(link);
                 } else {
-                    let why = loss_of(peer.tenant, link.tenant());
+                    let why = loss_of(peer.generation, link.tenant());
                     self.mark_lost(rank, why);
                 }
                 Ok(())

@@ -20,7 +20,7 @@ use crate::{
     gets::Gets,
     job::{NetworkPosition, RankTable},
     memory::{RegisteredMemory, staging},
-    messages::{is_whole, pad, unframe},
+    messages::{needs_no_padding, pad, unframe},
     peers::Peer,
 };
 
@@ -67,16 +67,25 @@ impl RefusedRanks {
     }
 }
 
-/// Returns the number of slots of a receive ring, and the credits of each rank. The ring grants
-/// `window` credits to each of `ranks_per_node` ranks of a node, or as many as fit.
-fn ring(nodes: u32, vpids: u32, ranks_per_node: u32, window: u32) -> (u32, u32) {
+/// The size of a receive ring.
+#[derive(Debug, PartialEq, Eq)]
+struct RingSize {
+    /// Number of slots.
+    slots: u32,
+    /// Credits that each rank gets.
+    credits: u32,
+}
+
+/// Returns the size of a receive ring that grants `window` credits to each of `ranks_per_node`
+/// ranks of a node, or as many as fit.
+fn ring_size(nodes: u32, vpids: u32, ranks_per_node: u32, window: u32) -> RingSize {
     // VELO grants less than half of a node's share, and reserves part of that for control messages.
     let half = ranks_per_node.saturating_mul(window).saturating_add(CONTROL_SLOTS * vpids);
     let slots = nodes.saturating_mul(half.saturating_mul(2)).clamp(512, MAX_SLOTS).next_power_of_two();
 
     let half = slots / nodes.max(1) / 2;
     let budget = half.saturating_sub((CONTROL_SLOTS * vpids).min(half / 2));
-    (slots, window.min(budget / ranks_per_node.max(1)).max(1))
+    RingSize { slots, credits: window.min(budget / ranks_per_node.max(1)).max(1) }
 }
 
 impl ExtollTransport {
@@ -95,7 +104,8 @@ impl ExtollTransport {
         let rank = job.rank(position.address).ok_or(not_of_job)?;
 
         let rma = nicforge_rma::Port::without_poster(&device, nicforge_rma::Options::default())?;
-        let (slots, window) = ring(position.nodes, position.vpids, job.max_ranks_per_node(), config.window);
+        let RingSize { slots, credits: window } =
+            ring_size(position.nodes, position.vpids, job.max_ranks_per_node(), config.window);
         let registered = staging(&device, &rma, &config)?;
         let gets = Gets::new(&device, &rma, &config)?;
 
@@ -104,7 +114,7 @@ impl ExtollTransport {
             .map(|address| {
                 let target = rma.connect(address.node, address.vpid)?;
                 let held = VecDeque::new();
-                Ok(Peer { address, target, tenant: 0, link: None, health: Health::Alive, held })
+                Ok(Peer { address, target, generation: 0, link: None, health: Health::Alive, held })
             })
             .collect::<Result<_, Error>>()?;
 
@@ -115,7 +125,7 @@ impl ExtollTransport {
         // credits.
         velo.admit(|address| job.rank(address).is_some());
 
-        peers[rank as usize].tenant = velo.tenant_of(position.address);
+        peers[rank as usize].generation = velo.tenant_of(position.address);
         Ok(Self {
             gets,
             registered,
@@ -269,8 +279,9 @@ impl ExtollTransport {
         }
     }
 
-    /// Handles an error that prevented a send, perhaps one of an earlier message. Returns true when
-    /// the rank is lost: the message is dropped. Otherwise the matching layer sends it again.
+    /// Handles an error that prevented a send. An earlier message may have caused it. Returns
+    /// whether the rank is lost: the message is dropped then, and otherwise the matching layer
+    /// sends it again.
     #[cold]
     fn not_sent(&mut self, to: Rank, error: VeloError) -> Result<bool, TransportError> {
         self.handle_velo_error(error)?;
@@ -300,7 +311,7 @@ unsafe impl Transport for ExtollTransport {
     }
 
     fn try_send(&mut self, to: Rank, tag: u8, message: &[u8]) -> Result<bool, TransportError> {
-        if is_whole(tag, message) {
+        if needs_no_padding(tag, message) {
             return self.send_framed(to, tag, message);
         }
 
@@ -393,9 +404,10 @@ unsafe impl Transport for ExtollTransport {
     }
 
     fn abandon(&mut self, region: Region, peer: Rank) {
-        match self.is_tenant_attached(peer) {
-            true => self.registered.abandon(region.handle, peer),
-            false => self.deregister(region),
+        if self.is_process_attached(peer) {
+            self.registered.abandon(region.handle, peer);
+        } else {
+            self.deregister(region);
         }
     }
 
@@ -451,11 +463,13 @@ mod tests {
     #[test]
     fn every_rank_is_granted_its_window_while_the_ring_can_be_long_enough() {
         for (nodes, vpids, ranks_per_node) in [(2, 4, 1), (8, 8, 8), (8, 16, 1), (1, 256, 256)] {
-            let (slots, window) = ring(nodes, vpids, ranks_per_node, 64);
+            let RingSize { slots, credits } = ring_size(nodes, vpids, ranks_per_node, 64);
             assert!(slots.is_power_of_two() && slots <= MAX_SLOTS);
-            assert_eq!(window, 64, "{nodes} nodes, {ranks_per_node} of {vpids} VPIDs");
+            assert_eq!(credits, 64, "{nodes} nodes, {ranks_per_node} of {vpids} VPIDs");
         }
-        assert_eq!(ring(2048, 256, 256, 64), (65_536, 1));
-        assert_eq!(ring(64, 64, 64, 64), (65_536, 4));
+
+        // Rings of the greatest length, in which fewer credits fit.
+        assert_eq!(ring_size(2048, 256, 256, 64), RingSize { slots: MAX_SLOTS, credits: 1 });
+        assert_eq!(ring_size(64, 64, 64, 64), RingSize { slots: MAX_SLOTS, credits: 4 });
     }
 }

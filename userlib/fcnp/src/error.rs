@@ -97,12 +97,12 @@ pub enum Error {
     },
     /// Another process serves FCNP on this I/O node.
     #[error("attachment {owner} of this I/O node serves FCNP already; only one process of a pset can")]
-    Served {
+    AlreadyServed {
         /// Number of the attachment that serves it.
         owner: u32,
     },
-    /// The device shows invalid values.
-    #[error("the device shows {what} {value}, which does not work; FIFO depths must be powers of two")]
+    /// The device reports an invalid value.
+    #[error("the device reports {what} {value}, which does not work; FIFO depths must be powers of two")]
     BadDevice {
         /// The value's name.
         what: &'static str,
@@ -137,8 +137,8 @@ impl Error {
         matches!(self, Error::Device(error) if error.is_gone())
     }
 
-    /// Returns whether the call was ended by its deadline or its token.
-    pub fn is_interrupted(&self) -> bool {
+    /// Returns whether the call was ended by its deadline or its cancellation token.
+    pub fn is_timeout_or_cancel(&self) -> bool {
         matches!(self, Error::Timeout { .. } | Error::Cancelled { .. })
     }
 }

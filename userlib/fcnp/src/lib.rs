@@ -48,8 +48,8 @@
 //! that request. The node's other cores discard the data of such a read in their calls. A call of
 //! the I/O node that takes such a write waits until its deadline, or until the core's process ends.
 //!
-//! A transfer checks its deadline and its token whenever it waits, and every 1024 packets when it
-//! does not.
+//! A transfer checks its deadline and its cancellation token whenever it waits, and every 1024
+//! packets when it does not.
 //!
 //! A process that dies at any point leaves nothing that blocks the others, even if it holds the
 //! node's lock boxes.

@@ -35,16 +35,16 @@ impl Counter {
     }
 }
 
-/// Adds to a counter on behalf of one transfer, in few large steps. An addition that other threads
-/// see makes the processor wait for its stores.
+/// Adds to a counter on behalf of one transfer, in few large steps, because an atomic addition
+/// makes the processor wait for its earlier stores.
 pub(crate) struct Tally<'a> {
     counter: &'a Counter,
     pending: u64,
 }
 
 impl<'a> Tally<'a> {
-    /// The largest number that is held back.
-    const PIECE: u64 = 64;
+    /// The sum from which on it is added to the counter.
+    const STEP: u64 = 64;
 
     pub(crate) fn of(counter: &'a Counter) -> Self {
         Self { counter, pending: 0 }
@@ -53,7 +53,7 @@ impl<'a> Tally<'a> {
     #[inline]
     pub(crate) fn add(&mut self, n: usize) {
         self.pending += n as u64;
-        if self.pending >= Self::PIECE {
+        if self.pending >= Self::STEP {
             self.counter.add(std::mem::take(&mut self.pending));
         }
     }

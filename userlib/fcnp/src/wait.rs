@@ -7,12 +7,12 @@ use nicforge_hwi::tree::PAYLOAD;
 
 use crate::{Error, tree::TreeChannel};
 
-/// Number of packets that a transfer moves between two checks of its deadline and its token. A
-/// transfer at full speed never waits, so it needs checks of its own.
+/// Number of packets that a transfer moves between two checks of its deadline and its cancellation
+/// token. A transfer at full speed never waits, so it needs checks of its own.
 pub(crate) const PACKETS_PER_CHECK: usize = 1024;
 
-/// Returns the next part of a message, which may be received without a check.
-pub(crate) fn part(body: &mut [u8], at: usize) -> &mut [u8] {
+/// Returns the part of a message from `at` on that a transfer may receive before its next check.
+pub(crate) fn until_next_check(body: &mut [u8], at: usize) -> &mut [u8] {
     let end = body.len().min(at.saturating_add(PACKETS_PER_CHECK * PAYLOAD));
     body.get_mut(at..end).unwrap_or_default()
 }
@@ -88,7 +88,7 @@ mod tests {
         TreeChannel::open(device).unwrap()
     }
 
-    /// Moves packets in batches until the call ends.
+    /// Counts batches of packets until the call ends. Returns the number of packets and the error.
     fn move_packets_until_the_call_ends(waiter: &mut Waiter<'_>, batch: usize) -> (usize, Error) {
         let mut packets = 0;
         loop {
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn transfer_that_never_waits_checks_its_token_and_its_deadline() {
+    fn transfer_that_never_waits_checks_its_cancellation_and_its_deadline() {
         let (channel, cancel) = (channel(), Cancel::new().unwrap());
         let mut cancelled = Waiter::new(&channel, Deadline::never(), Some(&cancel));
         cancel.cancel();
@@ -127,7 +127,7 @@ mod tests {
 
         let mut sizes = Vec::new();
         while at < message.len() {
-            sizes.push(part(&mut message, at).len());
+            sizes.push(until_next_check(&mut message, at).len());
             at += sizes.last().unwrap();
         }
         assert_eq!(sizes, [PACKETS_PER_CHECK * PAYLOAD, PACKETS_PER_CHECK * PAYLOAD, 300]);

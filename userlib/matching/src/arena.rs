@@ -20,7 +20,8 @@ impl Part {
     }
 }
 
-/// The free parts: one bit for each part, by order.
+/// The free parts. For each order there is a bit for each part of that size: set while that part as
+/// a whole is free, and was not split or merged.
 pub(crate) struct Arena {
     free: Vec<Vec<u64>>,
 }
@@ -72,10 +73,12 @@ impl Arena {
         self.toggle(order, index);
     }
 
+    /// Returns whether a part is free and not split or merged.
     fn is_free(&self, order: usize, index: usize) -> bool {
         self.free[order][index / 64] >> (index % 64) & 1 != 0
     }
 
+    /// Marks a free part as not free, or the reverse.
     fn toggle(&mut self, order: usize, index: usize) {
         self.free[order][index / 64] ^= 1 << (index % 64);
     }
@@ -97,6 +100,7 @@ mod tests {
         let mut taken: Vec<(Part, usize)> = Vec::new();
 
         for _ in 0..5_000 {
+            // A linear congruential generator.
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let bytes = 1 + (state >> 40) as usize % (SIZE / 8);
 

@@ -89,8 +89,9 @@ impl Buffer {
         if count > 0 {
             let to = self.start.as_ptr().wrapping_add(offset);
             if let Some(quadword) = data.first_chunk::<8>().filter(|_| count == 8) {
-                // SAFETY: as below. The shortest messages are the most frequent ones, and a call
-                // costs more than the move.
+                // The shortest messages are the most frequent ones, and a call of `memcpy` costs
+                // more than a move.
+                // SAFETY: as below.
                 unsafe { to.cast::<[u8; 8]>().write(*quadword) };
                 return count;
             }

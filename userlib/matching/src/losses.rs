@@ -8,8 +8,8 @@ use crate::{Loss, Rank};
 pub enum Health {
     /// The rank is there, or has not come yet.
     Alive,
-    /// The rank is gone. The mark is that of the loss; messages of the rank may still be in the
-    /// ring.
+    /// The rank is gone, and messages of the rank may still be in the ring. The mark says how far
+    /// the ring had been read when the loss was noticed.
     Lost(ReadMark, Loss),
     /// The loss was reported.
     Gone,
@@ -30,7 +30,7 @@ pub struct ReadMark {
 /// then have been offered.
 #[derive(Debug)]
 pub struct LossWatch {
-    /// The present mark, which the transport advances.
+    /// How far the ring has been read by now. The transport advances it.
     pub mark: ReadMark,
     /// Number of messages after which everything that was in the receive ring, or kept by VELO, has
     /// been taken.

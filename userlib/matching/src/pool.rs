@@ -2,7 +2,8 @@
 
 use crate::lists::NONE;
 
-/// Names one value for ever: the handle of a removed value finds nothing.
+/// Names one value. Once the value is removed, the handle finds nothing, even if the slot is used
+/// again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Handle {
     pub(crate) index: u32,
@@ -19,6 +20,7 @@ impl Handle {
     }
 }
 
+/// A slot of the table, taken or free.
 #[derive(Debug)]
 struct Slot<T> {
     /// Odd while the slot is taken, so that no handle is 0.
@@ -31,6 +33,7 @@ struct Slot<T> {
 #[derive(Debug)]
 pub(crate) struct Pool<T> {
     slots: Vec<Slot<T>>,
+    /// The first free slot.
     free: u32,
     used: usize,
 }
@@ -78,7 +81,7 @@ impl<T: Default> Pool<T> {
         Some(())
     }
 
-    /// Frees a taken slot. Its value stays for the next [`Pool::allocate`]. The caller of that
+    /// Frees a taken slot. Its value stays there, and the caller of the next [`Pool::allocate`]
     /// must set every field that differs from a new value.
     #[inline]
     pub(crate) fn release(&mut self, index: u32) {

@@ -27,17 +27,17 @@ pub struct TransportError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Loss {
-    /// Its address has no tenant any more.
+    /// No process has its address any more.
     #[error("its process has ended, closed its endpoint or reset its device")]
     Ended,
-    /// Its address has another tenant.
+    /// Another process has its address.
     #[error(
         "its address has another owner: it was reset or its process replaced (tenant {tenant} after {before})"
     )]
     Replaced {
-        /// The transport's number of the lost tenant.
+        /// The transport's number of the lost process.
         before: u64,
-        /// The transport's number of the present tenant.
+        /// The transport's number of the process that has the address now.
         tenant: u64,
     },
     /// It has no room for messages from this rank.

@@ -37,9 +37,9 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Posts receives before and after their messages, exact and with wildcards, of several sizes, up
-/// to a hundred of each kind waiting.
-fn round(endpoint: &mut Endpoint<FabricPort>, memory: &mut Vec<Vec<u8>>) {
+/// Sends 200 messages of several sizes to the rank itself: for the first hundred the receives are
+/// posted before the sends, for the rest after them. `memory` holds the buffers.
+fn exchange_messages(endpoint: &mut Endpoint<FabricPort>, memory: &mut Vec<Vec<u8>>) {
     for posted_first in [true, false] {
         for receive in [posted_first, !posted_first] {
             for tag in 0..100 {
@@ -69,15 +69,15 @@ fn messages_of_a_warm_endpoint_allocate_nothing() {
     let mut endpoint = Endpoint::new(ports.remove(0), config).unwrap();
     let mut memory: Vec<_> = (0..200).map(|_| vec![0; 2100]).collect();
 
-    // Twenty rounds use each slot of a pool for every purpose.
+    // After twenty exchanges each slot of a pool has been used for every purpose.
     for _ in 0..20 {
-        round(&mut endpoint, &mut memory);
+        exchange_messages(&mut endpoint, &mut memory);
     }
 
     let before = ALLOCATIONS.get();
 
     for _ in 0..10 {
-        round(&mut endpoint, &mut memory);
+        exchange_messages(&mut endpoint, &mut memory);
     }
 
     assert_eq!(ALLOCATIONS.get(), before);

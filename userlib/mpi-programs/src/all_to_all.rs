@@ -30,7 +30,7 @@ fn spread(value: u64) -> u64 {
     value ^ value >> 31
 }
 
-/// Returns a word of the block of a round from one rank to another.
+/// Returns word `index` of the block that `from` sends to `to` in a round.
 fn word(from: Rank, to: Rank, round: u32, index: usize) -> u64 {
     let pair = u64::from(from) << 32 | u64::from(to);
     spread(spread(pair ^ 0x9e37_79b9_7f4a_7c15) ^ u64::from(round) << 40 ^ index as u64)
@@ -42,11 +42,13 @@ pub struct Blocks<'a, E: Endpoint> {
     terms: Terms,
     /// The other ranks, in the order in which blocks are sent to them.
     order: Vec<Rank>,
-    /// Blocks whose sends were started.
+    /// Number of blocks whose sends were started.
     started: usize,
+    /// Number of sends that are not complete.
     sending: usize,
+    /// Buffers for further sends.
     free: Vec<E::Buffer>,
-    /// Blocks that have not arrived.
+    /// Number of blocks that have not arrived.
     missing: usize,
 }
 
@@ -58,6 +60,7 @@ impl<'a, E: Endpoint> Blocks<'a, E> {
     pub fn new(endpoint: &'a mut E, terms: Terms) -> Result<Self, ErrorOf<E>> {
         let (own_rank, size) = (endpoint.rank(), endpoint.size());
         let mut order: Vec<_> = (0..size).filter(|rank| *rank != own_rank).collect();
+        // The pattern of a round that is never sent serves as a random number for each pair.
         order.sort_by_key(|rank| word(own_rank, *rank, u32::MAX, 0));
 
         let free = (0..SENDS).map(|_| endpoint.buffer(terms.bytes)).collect::<Result<_, _>>()?;
@@ -177,6 +180,7 @@ mod tests {
     use super::*;
     use crate::drive;
 
+    /// Returns the endpoints of `size` ranks, connected by memory.
     fn endpoints(size: u32) -> Vec<Endpoint<FabricPort>> {
         let ports = Fabric::new(size, FabricTerms::default()).1;
         ports.into_iter().map(|port| Endpoint::new(port, Config::default()).unwrap()).collect()

@@ -10,17 +10,20 @@ use crate::{Buffer, Endpoint, ErrorOf, succeeded};
 /// The matching context of these messages, the last one of 14 bits.
 const CONTEXT: u32 = 0x3fff;
 
+/// Starts a send of `value` to rank `to`.
 fn send<E: Endpoint>(endpoint: &mut E, to: u32, value: u64) -> Result<E::Request, ErrorOf<E>> {
     let mut buffer = endpoint.buffer(size_of::<u64>())?;
     buffer.write(0, &value.to_le_bytes());
     Ok(endpoint.isend(Envelope::new(to, CONTEXT, 0), buffer, 0)?)
 }
 
+/// Posts a receive of a value from rank `from`.
 fn post_receive<E: Endpoint>(endpoint: &mut E, from: u32) -> Result<E::Request, ErrorOf<E>> {
     let buffer = endpoint.buffer(size_of::<u64>())?;
     Ok(endpoint.irecv(Selector::exact(from, CONTEXT, 0), buffer, 0)?)
 }
 
+/// Waits for a value from rank `from`.
 fn receive<E: Endpoint>(endpoint: &mut E, from: u32, deadline: Deadline) -> Result<u64, ErrorOf<E>> {
     let request = post_receive(endpoint, from)?;
     let done = succeeded(endpoint.wait(request, deadline)?)?;
@@ -78,6 +81,7 @@ pub struct Barrier<R> {
     stage: Stage<R>,
 }
 
+/// How far this rank's part of a barrier has come.
 #[derive(Debug)]
 enum Stage<R> {
     /// No message of this barrier is sent or expected.
@@ -141,7 +145,8 @@ impl<R: Copy> Barrier<R> {
         Ok(())
     }
 
-    /// Posts rank 0's receive of the message of `from`, or its answers when there is no such rank.
+    /// Posts rank 0's receive of the message of rank `from`. Starts its answers when there is no
+    /// such rank, because then all messages have come.
     fn gather_from<E>(endpoint: &mut E, from: u32) -> Result<Stage<R>, ErrorOf<E>>
     where
         E: Endpoint<Request = R>,

@@ -93,7 +93,7 @@ pub trait Endpoint {
     /// The network has failed.
     fn progress(&mut self) -> Result<usize, Self::Error>;
 
-    /// Makes one turn of a loop that waits for the network.
+    /// Pauses for one iteration of a loop that waits for the network.
     ///
     /// # Errors
     /// The network has failed.
@@ -213,7 +213,7 @@ impl<T: Transport> Endpoint for MatchingEndpoint<T> {
     }
 }
 
-/// Returns a completion of the matching layer, whose requests here own vectors.
+/// Translates a completion of the matching layer. The buffers of these requests are vectors.
 #[inline]
 fn of_matching<T: Transport>(completion: matching::Completion) -> Completion<MatchingEndpoint<T>> {
     let matching::Completion { request, kind, cookie, envelope, length, result, buffer } = completion;
@@ -311,6 +311,7 @@ impl Endpoint for portals_mpi::Endpoint {
     }
 }
 
+/// Translates a completion of the library over Portals.
 fn of_portals(completion: portals_mpi::Completion) -> Completion<portals_mpi::Endpoint> {
     let portals_mpi::Completion { request, kind, cookie, envelope, length, result, buffer } = completion;
     Completion { request, kind, cookie, envelope, length, result, buffer }

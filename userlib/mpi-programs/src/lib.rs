@@ -87,8 +87,8 @@ pub trait Program {
 /// Error of a program on endpoints of type `E`.
 pub type ErrorOf<E> = Error<<E as Endpoint>::Error>;
 
-/// Rounds of steps between two checks of the clock.
-const STEPS: u32 = 256;
+/// Number of steps of each rank between two checks of the deadline.
+const STEPS_PER_CHECK: u32 = 256;
 
 /// Drives several ranks in turn until all are done.
 ///
@@ -100,7 +100,7 @@ pub fn drive<P: Program>(
     relax: &mut Relax,
 ) -> Result<(), ErrorOf<P::Endpoint>> {
     loop {
-        for _ in 0..STEPS {
+        for _ in 0..STEPS_PER_CHECK {
             let (mut steps, mut done) = (0, true);
             for rank in ranks.iter_mut() {
                 steps += rank.step()?;

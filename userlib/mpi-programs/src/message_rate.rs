@@ -12,8 +12,9 @@ use crate::{Buffer, Completion, Endpoint, Error, ErrorOf, Program};
 /// Tags of messages, and of the answers to windows.
 const MESSAGE: u64 = 1;
 const ANSWER: u64 = 2;
-/// Cookie of the requests for answers.
-const ANSWERS: u64 = u64::MAX;
+/// Cookie of the requests that send or receive answers. Those for messages have the message's
+/// number in its window.
+const ANSWER_COOKIE: u64 = u64::MAX;
 /// Bytes of an answer.
 const ANSWER_BYTES: usize = 4;
 
@@ -62,6 +63,7 @@ pub struct Side<'a, E: Endpoint> {
     completed: u64,
     /// Buffers that no request uses.
     free: Vec<E::Buffer>,
+    /// The buffer for answers, unless a request uses it.
     answer: Option<E::Buffer>,
 }
 
@@ -99,7 +101,7 @@ impl<'a, E: Endpoint> Side<'a, E> {
         Ok(side)
     }
 
-    /// Starts a window.
+    /// Starts the sends of a window and the receive of its answer, or the receives of a window.
     fn start(&mut self) -> Result<(), ErrorOf<E>> {
         self.started += 1;
 
@@ -121,7 +123,7 @@ impl<'a, E: Endpoint> Side<'a, E> {
 
         if self.end == End::Sender {
             let answer = self.take_answer()?;
-            self.endpoint.irecv(Selector::exact(self.peer, terms.context, ANSWER), answer, ANSWERS)?;
+            self.endpoint.irecv(Selector::exact(self.peer, terms.context, ANSWER), answer, ANSWER_COOKIE)?;
             self.answers += 1;
         }
         Ok(())
@@ -143,14 +145,14 @@ impl<'a, E: Endpoint> Side<'a, E> {
 
         let answer = self.take_answer()?;
         let to = Envelope::new(self.peer, self.terms.context, ANSWER);
-        self.endpoint.isend(to, answer, ANSWERS)?;
+        self.endpoint.isend(to, answer, ANSWER_COOKIE)?;
         self.answers += 1;
         Ok(())
     }
 
     /// Handles the completion of a request.
     fn complete(&mut self, cookie: u64, data: E::Buffer) -> Result<(), ErrorOf<E>> {
-        if cookie == ANSWERS {
+        if cookie == ANSWER_COOKIE {
             self.answers -= 1;
             self.answer = Some(data);
             return Ok(());
@@ -231,7 +233,7 @@ impl<E: Endpoint> Program for Side<'_, E> {
             self.complete(cookie, buffer)?;
 
             // A receiver starts no window before the previous one is complete.
-            if self.end == End::Receiver && cookie != ANSWERS && self.messages == 0 {
+            if self.end == End::Receiver && cookie != ANSWER_COOKIE && self.messages == 0 {
                 self.answer()?;
             }
         }

@@ -17,7 +17,9 @@ pub struct Side<'a, E: Endpoint> {
     rounds: u32,
     /// Rounds whose message has arrived.
     received: u32,
+    /// Number of requests that are not complete.
     outstanding: u32,
+    /// Buffers for further sends.
     to_send: Vec<E::Buffer>,
     sent_at: Instant,
     /// Half of each round trip.

@@ -43,9 +43,10 @@ const RECEIVES: usize = 8;
 const SENDS: usize = 4;
 const WORD: usize = size_of::<u64>();
 
-/// Tags of updates, and of the announcement of a rank's end.
-const SOME: u64 = 1;
-const END: u64 = 2;
+/// Tag of messages with updates.
+const UPDATES_TAG: u64 = 1;
+/// Tag of the announcement of a rank's end.
+const END_TAG: u64 = 2;
 
 /// Returns the next number of the sequence.
 #[inline]
@@ -71,9 +72,9 @@ fn number_at(index: u64) -> u64 {
 
     let mut result = 2_u64;
     for bit in (0..index.ilog2()).rev() {
-        let of_bits = (0..64).filter(|at| result >> at & 1 != 0);
+        let set_bits = (0..64).filter(|at| result >> at & 1 != 0);
 
-        result = of_bits.fold(0, |sum, at| sum ^ squares[at]);
+        result = set_bits.fold(0, |sum, at| sum ^ squares[at]);
         if index >> bit & 1 != 0 {
             result = next(result);
         }
@@ -169,10 +170,13 @@ pub struct Updates<'a, E: Endpoint> {
     left: u64,
     /// Stored updates for each rank.
     buckets: Vec<Vec<u64>>,
+    /// Number of updates in all buckets.
     stored: usize,
-    /// Buffers for messages. Updates in all buckets.
+    /// Buffers for further sends.
     free: Vec<E::Buffer>,
+    /// Number of sends that are not complete.
     sending: usize,
+    /// Posted receives.
     receives: Vec<E::Request>,
     /// Number of other ranks to which this rank has announced its end.
     announced: u32,
@@ -239,6 +243,7 @@ impl<'a, E: Endpoint> Updates<'a, E> {
         self.endpoint.size() - 1
     }
 
+    /// Posts a receive of any message of this pass.
     fn receive(&mut self, buffer: E::Buffer) -> Result<(), ErrorOf<E>> {
         let request = self.endpoint.irecv(Selector::any(self.context), buffer, 0)?;
         self.receives.push(request);
@@ -266,7 +271,8 @@ impl<'a, E: Endpoint> Updates<'a, E> {
         Ok(made)
     }
 
-    /// Sends updates of the fullest bucket.
+    /// Sends up to [`MAX_SENT`] updates of the fullest bucket, if a buffer is free. Returns the
+    /// number of messages.
     fn send(&mut self) -> Result<usize, ErrorOf<E>> {
         let Some(mut data) = self.free.pop() else { return Ok(0) };
 
@@ -286,7 +292,7 @@ impl<'a, E: Endpoint> Updates<'a, E> {
         self.sending += 1;
         self.sent[rank] += 1;
 
-        self.endpoint.isend(Envelope::new(rank as u32, self.context, SOME), data, 0)?;
+        self.endpoint.isend(Envelope::new(rank as u32, self.context, UPDATES_TAG), data, 0)?;
         Ok(1)
     }
 
@@ -299,7 +305,7 @@ impl<'a, E: Endpoint> Updates<'a, E> {
         data.append(&self.sent[rank as usize].to_le_bytes());
         self.announced += 1;
         self.sending += 1;
-        self.endpoint.isend(Envelope::new(rank, self.context, END), data, 0)?;
+        self.endpoint.isend(Envelope::new(rank, self.context, END_TAG), data, 0)?;
         Ok(1)
     }
 
@@ -330,7 +336,7 @@ impl<'a, E: Endpoint> Updates<'a, E> {
             u64::from_le_bytes(bytes)
         };
 
-        if tag == END {
+        if tag == END_TAG {
             self.ended += 1;
             self.expected += if length == WORD { word_at(0) } else { 0 };
         } else {
@@ -413,11 +419,11 @@ mod tests {
         assert_eq!(number_at(PERIOD), 1);
     }
 
-    /// Applies the same updates twice, on ranks whose endpoints have this configuration.
+    /// Applies the same updates twice on `size` ranks, and asserts that this restores the table.
     fn assert_restored(size: u32, seed: u64, config: Config) {
         let (_fabric, ports) = Fabric::new(size, Terms { seed, ..Terms::default() });
         let mut endpoints: Vec<_> =
-            ports.into_iter().map(|port| Endpoint::new(port, config.clone()).unwrap()).collect();
+            ports.into_iter().map(|port| Endpoint::new(port, config).unwrap()).collect();
         let mut tables: Vec<_> = (0..size).map(|rank| Table::new(rank, size, 10).unwrap()).collect();
 
         for pass in 0..2 {

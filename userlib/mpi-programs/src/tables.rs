@@ -101,8 +101,8 @@ pub fn latencies<E: Endpoint>(
         let mut times = side[0].times().to_vec();
         times.sort_unstable();
         let micros = |time: &Duration| time.as_nanos() as f64 / 1e3;
-        if let (Some(half), Some(most)) = (times.get(times.len() / 2), times.get(times.len() * 99 / 100)) {
-            print(format!("{bytes:>8} {:>12.2} {:>12.2}", micros(half), micros(most)));
+        if let (Some(p50), Some(p99)) = (times.get(times.len() / 2), times.get(times.len() * 99 / 100)) {
+            print(format!("{bytes:>8} {:>12.2} {:>12.2}", micros(p50), micros(p99)));
         }
     }
     Ok(())
@@ -144,7 +144,7 @@ pub fn updates<E: Endpoint>(
     Ok(wrong * 100 <= words)
 }
 
-/// Turns the error of a parameter into one of a program on endpoints.
+/// Turns an error of [`Table::new`], which uses no endpoint, into one of a program on endpoints.
 fn of_parameter<E>(error: crate::Error<std::convert::Infallible>) -> crate::Error<E> {
     match error {
         crate::Error::BadParameter { what, value, rule } => crate::Error::BadParameter { what, value, rule },

@@ -48,6 +48,7 @@ pub struct AddressedSend {
     poster: Poster,
     doorbell: Doorbell,
     mailbox: Window,
+    /// Number of messages taken, where the card reads it.
     head: SharedU64,
     received: u64,
 }
@@ -109,8 +110,9 @@ impl AddressedSend {
     pub fn try_receive(&mut self) -> Result<Option<Message>, Error> {
         let slot = self.mailbox.window(self.received % SLOTS * SLOT, SLOT)?;
         if slot.load_u64_acquire(0)? != self.received + 1 {
-            // Either the card sees that the earlier slots were returned, or the second check sees
-            // the next message.
+            // The card raises no interrupt for a message while earlier slots are not returned.
+            // After the fence either the card sees that they were returned, or the second check
+            // sees the message.
             fence(Ordering::SeqCst);
             if slot.load_u64_acquire(0)? != self.received + 1 {
                 return Ok(None);

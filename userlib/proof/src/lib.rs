@@ -1,5 +1,5 @@
-//! Drivers of the three proof devices, as examples of how to write a driver. Read them in this
-//! order:
+//! Drivers of the three proof devices: demonstration devices that prove the mechanisms of the
+//! device model. The drivers are examples of how to write one. Read them in this order:
 //!
 //! 1. [`slot_fifo`]: registers, mapped slots, the return of a read pointer, the wake of a sleeping
 //!    device;

@@ -110,8 +110,9 @@ impl SlotFifo {
     pub fn try_receive(&mut self) -> Result<Option<Message>, Error> {
         let mut message = self.peek()?;
         if message.is_none() {
-            // Either the device sees that the earlier slots were returned, or this second check
-            // sees the next message.
+            // The device raises no interrupt for a message while earlier slots are not returned.
+            // After the fence either the device sees that they were returned, or this second check
+            // sees the message.
             fence(Ordering::SeqCst);
             message = self.peek()?;
         }

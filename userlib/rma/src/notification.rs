@@ -62,7 +62,7 @@ pub enum Status {
     /// The target's address is not registered, belongs to another VPID, or is not registered for
     /// this access. Nothing was moved.
     RemoteAddress,
-    /// The target VPID has no tenant, or does not exist.
+    /// No process has the target VPID, or it does not exist.
     NoReceiver,
     /// The memory of one side was deregistered or unmapped, or its owner ended. Some of the data
     /// may have been moved.

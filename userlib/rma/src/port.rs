@@ -95,7 +95,7 @@ pub struct Port {
     /// Value of [`Device::resets`] when the port was opened.
     resets: u32,
     epoch: VpidEpoch,
-    /// The token that ends a wait for room.
+    /// The cancellation token that ends a wait for room.
     cancel: Option<Cancel>,
 }
 
@@ -115,7 +115,7 @@ impl Port {
     /// # Errors
     /// As [`Port::open`].
     pub fn with_poster(device: &Device, poster: SharedPoster, options: Options) -> Result<Self, Error> {
-        Self::with(device, Some(poster), options)
+        Self::open_with(device, Some(poster), options)
     }
 
     /// As [`Port::open`], without a ring. Only [`Port::try_get_through`] posts commands.
@@ -123,10 +123,11 @@ impl Port {
     /// # Errors
     /// [`Error::NotExtoll`], [`Error::QueueLength`], [`Error::QueueRefused`].
     pub fn without_poster(device: &Device, options: Options) -> Result<Self, Error> {
-        Self::with(device, None, options)
+        Self::open_with(device, None, options)
     }
 
-    fn with(device: &Device, poster: Option<SharedPoster>, options: Options) -> Result<Self, Error> {
+    /// Opens RMA with the ring for commands, if the port has one.
+    fn open_with(device: &Device, poster: Option<SharedPoster>, options: Options) -> Result<Self, Error> {
         let resets = device.resets();
 
         let registers = device.bar(BAR_REGISTERS)?;
@@ -178,7 +179,7 @@ impl Port {
         })
     }
 
-    /// Sets the token that ends a wait for room in [`Port::put`], [`Port::get`] and
+    /// Sets the cancellation token that ends a wait for room in [`Port::put`], [`Port::get`] and
     /// [`Port::put_immediate`].
     pub fn set_cancel(&mut self, cancel: Option<Cancel>) {
         self.cancel = cancel;
@@ -216,8 +217,8 @@ impl Port {
         self.translation.register(iova, length, access)
     }
 
-    /// Returns the target for a VPID. Nothing is exchanged with it; only a command shows whether
-    /// the VPID has a tenant.
+    /// Returns the target for a VPID. Nothing is exchanged with it; only a command shows whether a
+    /// process has the VPID.
     ///
     /// # Errors
     /// [`Error::NoSuchTarget`].
@@ -239,7 +240,7 @@ impl Port {
     /// # Errors
     /// - [`Error::Length`], [`Error::Reset`].
     /// - [`DriverError::Timeout`] when there is no room for a command within 5 s.
-    /// - [`DriverError::Cancelled`] by the token of [`Port::set_cancel`].
+    /// - [`DriverError::Cancelled`] by the cancellation token of [`Port::set_cancel`].
     /// - [`Error::QueueGone`] when there will never be room.
     ///
     /// Commands posted before the error stay posted.
@@ -363,7 +364,7 @@ impl Port {
         &mut self,
         target: Target,
         command: u8,
-        ends: (u64, u64),
+        (source, destination): (u64, u64),
         length: u32,
         notify: Notify,
     ) -> Result<(), Error> {
@@ -374,7 +375,7 @@ impl Port {
             self.wait_for_room()?;
         }
 
-        let command = Command::new(target.node, target.vpid, command, notify.0, length, ends.0, ends.1);
+        let command = Command::new(target.node, target.vpid, command, notify.0, length, source, destination);
         match poster.with(|ring| ring.try_post(BAR_REGISTERS, reg::RMA_COMMAND, command.as_bytes())) {
             Err(DriverError::RingFull { .. }) => self.post_when_room(poster, &command)?,
             posted => posted?,
@@ -384,7 +385,8 @@ impl Port {
         Ok(())
     }
 
-    /// Posts a command when the posted-write ring has room, whose lock is free meanwhile.
+    /// Waits until the posted-write ring has room, and posts a command. Other threads can lock the
+    /// ring meanwhile.
     #[cold]
     fn post_when_room(&self, poster: &SharedPoster, command: &Command) -> Result<(), Error> {
         let bytes = command.as_bytes();
@@ -410,8 +412,8 @@ impl Port {
         if self.device.resets() == self.resets { Ok(()) } else { Err(Error::Reset) }
     }
 
-    /// Waits for room. Further commands would make the card stall the ring, and everything else
-    /// that is posted there.
+    /// Waits until fewer commands are in flight than the card accepts. Without this wait, the card
+    /// would stall the ring, and with it everything else that is posted there.
     #[cold]
     fn wait_for_room(&self) -> Result<(), Error> {
         self.wait_for_ends(MAX_COMMANDS as u64 - 1, Deadline::after(ROOM_TIMEOUT), self.cancel.as_ref())

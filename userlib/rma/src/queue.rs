@@ -15,6 +15,7 @@ const ENTRY: u64 = size_of::<hw::Notification>() as u64;
 pub(crate) struct Queue {
     buffer: DmaBuffer,
     entries: u64,
+    /// Number of entries taken so far.
     taken: u64,
     /// The read pointer, which the card reads to find free entries.
     pointer: SharedU64,

@@ -46,6 +46,7 @@ pub(crate) struct Translation {
 pub(crate) struct VpidEpoch {
     device: Device,
     resets: u32,
+    /// The card's counter of resets of the VPID, and its value when the epoch began.
     starts: SharedU64,
     start: u64,
 }
@@ -174,6 +175,7 @@ impl Region {
         self.end()
     }
 
+    /// Deregisters the memory, if it is still registered.
     fn end(&mut self) -> Result<(), Error> {
         if !std::mem::take(&mut self.registered) {
             return Ok(());

@@ -16,7 +16,7 @@ use nicforge_shm::{Consumer, Peek, Producer, PushError, SharedCells, SharedMemor
 use crate::{machine::never_sleeping_wait, placement::pin};
 
 /// Number of records that the consumer takes before it publishes its count, as the engine does.
-const BUDGET: u32 = 64;
+const RECORDS_PER_PUBLISH: u32 = 64;
 
 /// The writing end of a ring whose records have `N` bytes of data, at most 8, and the thread that
 /// reads them.
@@ -110,7 +110,7 @@ fn consume<const N: usize>(cells: SharedCells, consumed: &SharedU32, stop: &Atom
 
     loop {
         let mut count = 0;
-        while count < BUDGET
+        while count < RECORDS_PER_PUBLISH
             && let Peek::Record(record) = ring.peek()
         {
             if let Ok(data) = <[u8; N]>::try_from(record.data) {

@@ -10,16 +10,15 @@ use crate::row::Outcome;
 /// A benchmark.
 #[derive(Clone, Copy, Debug)]
 pub struct Bench {
-    /// The word for it on the command line, and in the names of files.
+    /// The bench's name on the command line, and in the names of files.
     pub name: &'static str,
     /// One line about what it measures.
     pub about: &'static str,
     /// Whether `all` runs it.
     pub is_in_all: bool,
-    /// Measures.
+    /// Measures, and returns the figures.
     pub run: fn(&Run<'_>) -> Result<Outcome, Failure>,
-    /// Runs one of its child processes, if it has any, and returns the exit code. The argument is
-    /// the child's task in the bench's own format.
+    /// The function of the bench's child processes, if it has any.
     pub part: Option<RunPart>,
 }
 
@@ -37,13 +36,13 @@ impl Bench {
         Self { name, about, is_in_all: true, run, part: None }
     }
 
-    /// Adds the function of its child processes.
+    /// Adds the function of the bench's child processes.
     #[must_use]
     pub const fn with_part(self, part: RunPart) -> Self {
         Self { part: Some(part), ..self }
     }
 
-    /// Leaves it out of `all`.
+    /// Leaves the bench out of `all`.
     #[must_use]
     pub const fn not_in_all(self) -> Self {
         Self { is_in_all: false, ..self }

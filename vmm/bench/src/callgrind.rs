@@ -20,7 +20,7 @@ use crate::{bench::Run, process, row::Outcome};
 
 /// The name of the program.
 const VALGRIND: &str = "valgrind";
-/// The file name of the counts.
+/// The file name of the counts of all threads.
 const COUNTS: &str = "counts";
 /// The file name of the first thread's counts, where callgrind writes one file for each thread.
 const FIRST_THREAD: &str = "counts-01";
@@ -32,7 +32,7 @@ pub struct Callgrind {
 
 /// A child process, and the functions to be counted in it.
 pub struct Count<'a> {
-    /// Its name in messages.
+    /// The name of the count in messages.
     pub name: &'a str,
     /// The benchmark whose child process is counted.
     pub bench: &'a str,
@@ -86,8 +86,8 @@ impl Callgrind {
         Ok(Self { version: String::from_utf8_lossy(&output.stdout).trim().to_owned() })
     }
 
-    /// Counts where valgrind is installed. Elsewhere the outcome is a note that `description` is
-    /// missing, such as "instructions a message are ".
+    /// Calls `count` if valgrind is installed. Otherwise the outcome is a note that begins with
+    /// `description`, such as "instructions a message are ", and says that they were left out.
     ///
     /// # Errors
     /// Returns the errors of `count`.
@@ -135,7 +135,7 @@ impl Callgrind {
 
         let status = process::status(run, &mut command)?;
         if !status.success() {
-            return Err(failed(count.name, status, &errors));
+            return Err(child_failure(count.name, status, &errors));
         }
 
         let file = if count.first_thread_only { directory.path().join(FIRST_THREAD) } else { counts };
@@ -151,8 +151,11 @@ impl Callgrind {
     }
 }
 
+/// Number of lines of a failed child's output that its error contains.
+const SHOWN_LINES: usize = 8;
+
 /// Returns the error of a child under callgrind, with the end of its output.
-fn failed(name: &str, status: ExitStatus, errors: &Path) -> Failure {
+fn child_failure(name: &str, status: ExitStatus, errors: &Path) -> Failure {
     let errors = fs::read_to_string(errors).unwrap_or_default();
     let hint = if errors.contains("unhandled instruction") || errors.contains("Illegal opcode") {
         "; valgrind does not know an instruction of this build: build for a simpler target-cpu, without AVX-512"
@@ -160,7 +163,7 @@ fn failed(name: &str, status: ExitStatus, errors: &Path) -> Failure {
         ""
     };
 
-    let last: Vec<_> = errors.lines().rev().take(8).collect();
+    let last: Vec<_> = errors.lines().rev().take(SHOWN_LINES).collect();
     let last: Vec<_> = last.into_iter().rev().collect();
 
     Failure::environment(format!(

@@ -70,6 +70,7 @@ pub fn main(benches: &[&Bench]) -> Result<u8, Failure> {
     }
 }
 
+/// Returns the bench of a name.
 fn find<'a>(benches: &[&'a Bench], name: &str) -> Result<&'a Bench, Failure> {
     benches.iter().copied().find(|bench| bench.name == name).ok_or_else(|| {
         let names: Vec<_> = benches.iter().map(|bench| bench.name).collect();
@@ -77,7 +78,7 @@ fn find<'a>(benches: &[&'a Bench], name: &str) -> Result<&'a Bench, Failure> {
     })
 }
 
-/// Runs a child process.
+/// Carries out the task of a child process. Returns its exit code.
 fn run_part(bench: &Bench, part: &str) -> Result<u8, Failure> {
     let body = bench
         .part
@@ -135,6 +136,7 @@ fn run(benches: &[&Bench], arguments: &Arguments) -> Result<u8, Failure> {
     Ok(if arguments.check && missed { EXIT_RESULT } else { 0 })
 }
 
+/// Runs a bench, and returns its report.
 fn measure(bench: &Bench, arguments: &Arguments, signals: &Signals, host: &Host) -> Result<Report, Failure> {
     let mut run = Run::new(bench, arguments.event_loop, signals, arguments.json);
     run.quick = arguments.quick;

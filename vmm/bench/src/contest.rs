@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_is_of_medians_or_the_median_of_the_rounds() {
+    fn ratio_divides_medians_and_ratio_in_rounds_is_the_median_of_ratios() {
         let measurements = |rates: [f64; 3]| rates.map(Measurement::of_rate);
         let (numerator, denominator) = (measurements([2.0, 8.0, 30.0]), measurements([1.0, 16.0, 10.0]));
         assert_eq!(ratio(&numerator, &denominator), 0.8);
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_has_exactly_the_samples_of_its_rounds() {
+    fn a_row_has_only_the_figures_that_were_measured() {
         let rated = Row::new("rate").with_measurements(&[Measurement::of_rate(1e6)]).with_bandwidth(1000);
         assert_eq!((rated.rate_per_s, rated.gbit_s, rated.p50_us), (Some(1e6), Some(8.0), None));
 

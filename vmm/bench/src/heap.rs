@@ -13,7 +13,7 @@ use std::{
 };
 
 /// Whether the allocator counts.
-static COUNTS: AtomicBool = AtomicBool::new(false);
+static IS_COUNTING: AtomicBool = AtomicBool::new(false);
 /// Bytes allocated, less the bytes freed.
 static BYTES: AtomicIsize = AtomicIsize::new(0);
 
@@ -28,9 +28,9 @@ static ALLOCATOR: Counting = Counting;
 /// other threads count, too.
 pub fn count<T>(f: impl FnOnce() -> T) -> (T, isize) {
     let before = BYTES.load(Ordering::Relaxed);
-    COUNTS.store(true, Ordering::Relaxed);
+    IS_COUNTING.store(true, Ordering::Relaxed);
     let result = f();
-    COUNTS.store(false, Ordering::Relaxed);
+    IS_COUNTING.store(false, Ordering::Relaxed);
 
     (result, BYTES.load(Ordering::Relaxed) - before)
 }
@@ -38,7 +38,7 @@ pub fn count<T>(f: impl FnOnce() -> T) -> (T, isize) {
 /// Adds to the count while the allocator counts.
 #[inline]
 fn add(bytes: isize) {
-    if COUNTS.load(Ordering::Relaxed) {
+    if IS_COUNTING.load(Ordering::Relaxed) {
         BYTES.fetch_add(bytes, Ordering::Relaxed);
     }
 }

@@ -59,8 +59,8 @@ pub fn serve(run: &Run<'_>, plan: &Plan, placement: &Placement) -> Result<Served
     placement.within("engine", || Served::start_plan(plan, &options))
 }
 
-/// Returns the address of an attachment of a served machine: a node's name, and the attachment's
-/// index in the node.
+/// Returns the address of an attachment of a served machine, by its node's name and its index in
+/// the node.
 ///
 /// # Errors
 /// Returns an error when the machine has no such attachment.
@@ -71,7 +71,7 @@ pub fn served_at(server: &Served, node: &str, attachment: usize) -> Result<Devic
     server.socket(node, attachment).map(DeviceAddress::VfioUser)
 }
 
-/// Opens the device of a machine in this process: a node's name, and the attachment's name.
+/// Opens an attachment of a machine in this process, by its node's name and its own name.
 ///
 /// # Errors
 /// Returns an error when the machine has no such attachment, or when it is open already.
@@ -81,7 +81,7 @@ pub fn open_in_process(machine: &Arc<LocalMachine>, node: &str, attachment: &str
     Device::from_backing(backing).context(context)
 }
 
-/// Opens a device whose previous client may still be detaching, within `patience`.
+/// Opens a device whose previous client may still be detaching. It retries for at most `patience`.
 ///
 /// # Errors
 /// Returns the error of the last attempt. Only an error that may pass is retried.
@@ -89,7 +89,7 @@ pub fn open(address: &DeviceAddress, options: OpenOptions, patience: Duration) -
     let start = Instant::now();
     loop {
         match Device::open_at(address, options) {
-            Err(error) if may_pass(address, &error) && start.elapsed() < patience => {
+            Err(error) if is_transient(address, &error) && start.elapsed() < patience => {
                 std::thread::sleep(RETRY_INTERVAL);
             }
             device => return device.context(|| address.to_string()),
@@ -102,7 +102,7 @@ pub fn open(address: &DeviceAddress, options: OpenOptions, patience: Duration) -
 ///
 /// A server refuses a client until it has noticed the disconnect of the previous one, by EBUSY, by
 /// EAGAIN during a back-off, or by closing the connection when it is refusing many.
-fn may_pass(address: &DeviceAddress, error: &Error) -> bool {
+fn is_transient(address: &DeviceAddress, error: &Error) -> bool {
     match error {
         Error::Refused { errno, .. } => matches!(Errno::from_raw(*errno), Errno::EBUSY | Errno::EAGAIN),
         Error::DeviceGone { cause: GoneCause::HungUp } => true,
@@ -112,7 +112,7 @@ fn may_pass(address: &DeviceAddress, error: &Error) -> bool {
     }
 }
 
-/// A machine that is reached by either door.
+/// A machine of a bench that measures with both kinds.
 pub enum Host {
     /// In this process. A waiting thread steps it.
     InProcess(Arc<LocalMachine>),
@@ -179,7 +179,7 @@ pub struct SteppedMachine {
 }
 
 impl SteppedMachine {
-    /// Returns a machine whose clock has not moved yet.
+    /// Wraps a machine. Its first step follows the start of the simulated clock.
     pub fn new(machine: Machine) -> Self {
         Self { machine: LocalMachine::new(machine), now: START }
     }
@@ -222,12 +222,12 @@ mod tests {
         let is_closed = Error::DeviceGone { cause: GoneCause::HungUp };
 
         for error in [refused(Errno::EBUSY), refused(Errno::EAGAIN), is_busy, is_closed] {
-            assert!(may_pass(&existing, &error), "{error}");
+            assert!(is_transient(&existing, &error), "{error}");
         }
-        assert!(may_pass(&missing, &no_server));
+        assert!(is_transient(&missing, &no_server));
 
         for error in [refused(Errno::EACCES), refused(Errno::ENOMEM), no_server] {
-            assert!(!may_pass(&existing, &error), "{error}");
+            assert!(!is_transient(&existing, &error), "{error}");
         }
     }
 

@@ -1,4 +1,5 @@
-//! Child processes of benches: this program again, with a task of a bench, and programs that count.
+//! Child processes of benches: this program again, with a task of a bench, or a program that counts
+//! instructions.
 
 use std::{
     env,
@@ -149,16 +150,17 @@ pub fn carry_out_orders<O: DeserializeOwned, A: Serialize>(
     failed: fn(String) -> A,
     mut execute: impl FnMut(O) -> Result<A, Failure>,
 ) -> Result<u8, Failure> {
-    answer(ready)?;
+    print_answer(ready)?;
     for line in std::io::stdin().lock().lines() {
         let line = line.context(|| "the bench's orders".into())?;
         let order = serde_json::from_str(&line).context(|| "the bench's orders".into())?;
-        answer(&execute(order).unwrap_or_else(|failure| failed(failure.message)))?;
+        print_answer(&execute(order).unwrap_or_else(|failure| failed(failure.message)))?;
     }
 
     Ok(0)
 }
 
-fn answer(answer: &impl Serialize) -> Result<(), Failure> {
+/// Prints an answer as a line.
+fn print_answer(answer: &impl Serialize) -> Result<(), Failure> {
     print_line(serde_json::to_string(answer).context(|| "an answer".into())?)
 }

@@ -9,7 +9,7 @@ use nicforge_matching::{Config, Endpoint, Taken, Transport};
 use crate::machine::never_sleeping_wait;
 
 /// Maximum number of events of a rank that one poll takes.
-const EVENTS: usize = 64;
+const MAX_EVENTS: usize = 64;
 
 /// Waits until all ranks of a job have found each other, and returns their endpoints.
 /// `is_complete` asks a rank whether it has found all others.
@@ -25,7 +25,7 @@ pub fn endpoints_of<T: Transport>(
     while !ranks.iter().all(&is_complete) {
         for rank in &mut ranks {
             rank.poll_gone();
-            rank.poll(EVENTS, &mut |_, _, _| Taken::NotNow).context(|| "a rank".into())?;
+            rank.poll(MAX_EVENTS, &mut |_, _, _| Taken::NotNow).context(|| "a rank".into())?;
             rank.relax(&mut idle).context(|| "the machine".into())?;
         }
         if deadline.has_passed() {

@@ -58,7 +58,7 @@ impl Report {
         let mut text = format!("## `nicforge bench {}`\n\n{}\n\n", self.bench, self.host_line());
         let bandwidths = self.outcome.rows.iter().all(|row| row.gbit_s.is_some());
         let data = if self.outcome.rows.len() > MAX_PLAIN_ROWS && bandwidths {
-            side_by_side(&self.outcome.rows)
+            bandwidth_table(&self.outcome.rows)
         } else {
             rows(&self.outcome.rows)
         };
@@ -112,11 +112,11 @@ fn rows(rows: &[Row]) -> TableData {
         ("placement", false, |row| row.placement.clone()),
         ("FIFO", true, |row| row.fifo_depth.map(|depth| depth.to_string())),
         ("direction", false, |row| row.direction.map(str::to_owned)),
-        ("bytes", true, |row| row.bytes.map(size)),
-        ("Gb/s", true, |row| row.gbit_s.map(figure)),
-        ("p50 us", true, |row| row.p50_us.map(figure)),
-        ("p99 us", true, |row| row.p99_us.map(figure)),
-        ("rate/s", true, |row| row.rate_per_s.map(figure)),
+        ("bytes", true, |row| row.bytes.map(format_size)),
+        ("Gb/s", true, |row| row.gbit_s.map(format_figure)),
+        ("p50 us", true, |row| row.p50_us.map(format_figure)),
+        ("p99 us", true, |row| row.p99_us.map(format_figure)),
+        ("rate/s", true, |row| row.rate_per_s.map(format_figure)),
     ];
 
     let used: Vec<_> =
@@ -131,7 +131,7 @@ fn rows(rows: &[Row]) -> TableData {
     columns.extend(figures.iter().map(|name| Column::new(name.replace('_', " "), true)));
     let cells = |row: &Row| {
         let fixed = used.iter().map(|(_, _, cell)| cell(row));
-        let figures = figures.iter().map(|name| row.figures.get(name).copied().map(figure));
+        let figures = figures.iter().map(|name| row.figures.get(name).copied().map(format_figure));
         fixed.chain(figures).map(|cell| cell.unwrap_or_else(|| "-".into())).collect()
     };
 
@@ -140,11 +140,16 @@ fn rows(rows: &[Row]) -> TableData {
 
 /// Returns a table of bandwidths in Gb/s, with a column for each path. The first columns hold the
 /// other properties of a row.
-fn side_by_side(rows: &[Row]) -> TableData {
+fn bandwidth_table(rows: &[Row]) -> TableData {
+    // The rows with the same key share a line, and those with the same label a column.
     let key = |row: &Row| {
         // Rows without this figure have one outstanding request.
         let outstanding = row.figures.get("outstanding").map_or(1, |&count| count as u64).to_string();
-        [row.direction.unwrap_or("-").to_owned(), row.bytes.map_or_else(|| "-".into(), size), outstanding]
+        [
+            row.direction.unwrap_or("-").to_owned(),
+            row.bytes.map_or_else(|| "-".into(), format_size),
+            outstanding,
+        ]
     };
 
     let label = |row: &Row| {
@@ -169,7 +174,7 @@ fn side_by_side(rows: &[Row]) -> TableData {
     let line = |expected: &[String; 3]| {
         let cell = |wanted_label: &String| {
             let found = rows.iter().find(|row| key(row) == *expected && label(row) == *wanted_label);
-            found.and_then(|row| row.gbit_s).map_or_else(|| "-".into(), figure)
+            found.and_then(|row| row.gbit_s).map_or_else(|| "-".into(), format_figure)
         };
         expected.iter().cloned().chain(labels.iter().map(cell)).collect()
     };
@@ -191,14 +196,19 @@ fn goals(goals: &[Goal]) -> TableData {
             Wanted::AtLeast => "at least",
         };
         let met = if goal.met { "met" } else { "MISSED" };
-        vec![goal.what.clone(), format!("{sign} {}", figure(goal.limit)), figure(goal.measured), met.into()]
+        vec![
+            goal.what.clone(),
+            format!("{sign} {}", format_figure(goal.limit)),
+            format_figure(goal.measured),
+            met.into(),
+        ]
     };
 
     TableData { columns, rows: goals.iter().map(line).collect() }
 }
 
 /// Formats a number with three significant digits, and large numbers with a suffix.
-fn figure(value: f64) -> String {
+fn format_figure(value: f64) -> String {
     let (value, suffix) = match value.abs() {
         large if large >= 1e9 => (value / 1e9, " G"),
         large if large >= 1e6 => (value / 1e6, " M"),
@@ -217,7 +227,7 @@ fn figure(value: f64) -> String {
 }
 
 /// Formats a number of bytes: 16, 4 K, 1 M.
-fn size(bytes: u64) -> String {
+fn format_size(bytes: u64) -> String {
     match bytes {
         mega if mega >= 1 << 20 && mega % (1 << 20) == 0 => format!("{} M", mega >> 20),
         kilo if kilo >= 1 << 10 && kilo % (1 << 10) == 0 => format!("{} K", kilo >> 10),
@@ -231,13 +241,13 @@ mod tests {
 
     #[test]
     fn figures_have_three_digits() {
-        let texts = [0.0, 0.5, 12.34, 123.4, 9999.0, 12_345.0, 61_000_000.0].map(figure);
+        let texts = [0.0, 0.5, 12.34, 123.4, 9999.0, 12_345.0, 61_000_000.0].map(format_figure);
         assert_eq!(texts, ["0", "0.50", "12.3", "123", "9999", "12.3 k", "61.0 M"]);
     }
 
     #[test]
     fn sizes_are_short() {
-        assert_eq!([16, 1000, 4096, 1 << 20].map(size), ["16", "1000", "4 K", "1 M"]);
+        assert_eq!([16, 1000, 4096, 1 << 20].map(format_size), ["16", "1000", "4 K", "1 M"]);
     }
 
     #[test]
@@ -251,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn many_bandwidths_stand_side_by_side() {
+    fn bandwidths_of_different_paths_stand_side_by_side() {
         let row = |path: &str, bytes, gbit_s| Row {
             bytes: Some(bytes),
             gbit_s: Some(gbit_s),
@@ -259,8 +269,8 @@ mod tests {
             ..Row::new(path)
         };
 
-        let text =
-            side_by_side(&[row("raw", 16, 1.0), row("unix", 16, 2.0), row("raw", 1 << 20, 3.0)]).markdown();
+        let text = bandwidth_table(&[row("raw", 16, 1.0), row("unix", 16, 2.0), row("raw", 1 << 20, 3.0)])
+            .markdown();
         let expected = "| direction | bytes | outstanding | raw | unix |\n| --- | --: | --: | --: | --: |\n\
             | both | 16 | 1 | 1.00 | 2.00 |\n| both | 1 M | 1 | 3.00 | - |\n";
 

@@ -106,34 +106,38 @@ impl Engine {
         }
     }
 
-    /// Returns whether a connection may be taken from the kernel's queue now. If not, a later event
-    /// tries again: the end of the client that has gone, or the wake-up when items of other clients
-    /// were closed.
+    /// Returns whether a connection may be taken from the kernel's queue now. If not, the engine
+    /// tries again when the attachment's client has ended, or when enough items of earlier clients
+    /// have been closed.
     fn may_accept(&mut self, index: usize, now: Instant) -> bool {
         let attachment = &mut self.attachments[index];
         if let Some(client) = &mut attachment.client {
-            // A client that has gone unnoticed is first served to its end, within its turns.
-            let is_noticed = client.hung_up;
-            client.hung_up = is_noticed || socket::is_hung_up(client.connection.as_fd());
+            // A client that has hung up is first served to its end, in its own turns, because the
+            // requests that it sent before are still carried out.
+            let was_known = client.hung_up;
+            client.hung_up = was_known || socket::is_hung_up(client.connection.as_fd());
             if client.hung_up {
-                if !is_noticed {
+                if !was_known {
                     self.queue_client(index);
                 }
                 return false;
             }
         }
 
-        let is_refused = attachment.client.is_some() || !attachment.back_off.is_over(now);
-        let is_authorized =
-            if is_refused { attachment.closing.admits_refusal() } else { attachment.closing.admits_client() };
-        if !is_authorized {
+        let will_be_refused = attachment.client.is_some() || !attachment.back_off.is_over(now);
+        let is_admitted = if will_be_refused {
+            attachment.closing.admits_refusal()
+        } else {
+            attachment.closing.admits_client()
+        };
+        if !is_admitted {
             self.queues.hold(index);
         }
-        is_authorized
+        is_admitted
     }
 
-    /// Handles a lack of descriptors. The reserve lets one connection in, which is closed at once,
-    /// so that it does not wait in vain.
+    /// Handles a lack of descriptors. The descriptor of the reserve is freed to accept one
+    /// connection and close it at once, because its client would otherwise wait in vain.
     fn close_without_descriptors(&mut self, index: usize, errno: SystemErrno, now: Instant) {
         tracing::warn!(%errno, "no descriptor is left for a client");
         let attachment = &mut self.attachments[index];
@@ -186,7 +190,7 @@ impl Engine {
         tracing::debug!(path = %attachment.listener.path().display(), pid, "a client came");
 
         let (watches, watched) = ClientWatches::start(&mut *self.events, &fd, key);
-        let closing = attachment.closing.queue(self.cleanup.closers());
+        let closing = attachment.closing.new_queue(self.cleanup.closers());
         let mut connection = ServerConnection::new(fd, self.config.connection());
         connection.set_closer(Arc::new(DescriptorCloser(Arc::clone(&closing))));
 

@@ -133,7 +133,7 @@ impl IndexMut<usize> for ServedAttachments {
     }
 }
 
-/// Time in which an attachment takes no client, after it was taken from one that held the engine.
+/// The time in which an attachment takes no client, because its last client held up the engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BackOff {
     until: Option<Instant>,
@@ -177,18 +177,18 @@ pub(crate) struct Closing {
 }
 
 impl Closing {
-    /// Items at which a client is no longer served.
+    /// Number of unclosed items from which on the attachment's client is not served.
     const MAX_OF_CLIENT: usize = 64;
-    /// Items of earlier clients at which no new client is accepted.
+    /// Number of unclosed items of earlier clients from which on no new client is accepted.
     const MAX_OF_PREDECESSORS: usize = 16;
     /// Maximum number of refused connections that are answered at a time.
     const MAX_ANSWERED: usize = 8;
-    /// Refused connections at which no more are accepted.
+    /// Number of unclosed refused connections from which on no more are accepted.
     const MAX_REFUSED: usize = 64;
 
     pub(crate) fn new(waker: &Waker, closers: &Closers) -> Self {
         let (clients, refused) = (Backlog::new(waker.clone()), Backlog::new(waker.clone()));
-        let unanswered = closers.queue(&refused);
+        let unanswered = closers.new_queue(&refused);
         Self { clients, refused, unanswered }
     }
 
@@ -207,16 +207,16 @@ impl Closing {
         self.clients.admits(Self::MAX_OF_CLIENT)
     }
 
-    /// Makes the queue of a client.
-    pub(crate) fn queue(&self, closers: &Closers) -> Arc<CloseQueue> {
-        closers.queue(&self.clients)
+    /// Makes the queue in which everything of a new client is closed.
+    pub(crate) fn new_queue(&self, closers: &Closers) -> Arc<CloseQueue> {
+        closers.new_queue(&self.clients)
     }
 
     /// Answers a connection's first message with an error and closes it. When too many are being
     /// answered, it is closed without an answer.
     pub(crate) fn refuse(&self, closers: &Closers, fd: OwnedFd, errno: Errno) {
         if self.refused.len() < Self::MAX_ANSWERED {
-            closers.queue(&self.refused).refuse(Refusal::new(fd, errno));
+            closers.new_queue(&self.refused).refuse(Refusal::new(fd, errno));
         } else {
             self.close_unanswered(fd);
         }

@@ -62,8 +62,9 @@ impl AttachmentHandler<'_> {
         }
     }
 
-    /// Defers an access that stalled. The engine offers it to the device again in each of the
-    /// client's turns, for at most the stall limit.
+    /// Defers an access, which the engine offers to the device again in each round, for at most the
+    /// stall limit. `refused` says whether the device has refused it already; a long read that has
+    /// only not begun is not refused.
     fn defer_access(&mut self, region: u32, offset: u64, kind: AccessKind, refused: bool) -> Outcome {
         let token = self.client.next_token();
         let deadline = Instant::now() + self.stall_limit;
@@ -72,7 +73,7 @@ impl AttachmentHandler<'_> {
         Outcome::Deferred(token)
     }
 
-    /// Reads more than one piece, in as many turns as there are pieces.
+    /// Defers a read of more than [`READ_PIECE`] bytes, of which one piece is read in each round.
     fn long_read(&mut self, index: u32, offset: u64, length: usize) -> Outcome {
         // A refused access has no effect, so the whole range is checked first.
         match self.machine.region(self.client.function, self.client.attachment, index) {
@@ -101,8 +102,9 @@ impl AttachmentHandler<'_> {
             .map_err(|error| errno::of_machine(&error))
     }
 
-    /// Counts a client whose memory cannot be mapped. It logs the first, second, fourth and so on
-    /// of this attachment, so that a client that reconnects again and again does not fill the log.
+    /// Counts a client whose memory cannot be mapped. Of these clients of an attachment the first,
+    /// second, fourth, eighth and so on are logged, so that a client that reconnects again and
+    /// again does not fill the log.
     fn report_unmappable(&mut self) {
         self.counters.unmappable += 1;
         if !self.counters.unmappable.is_power_of_two() {
@@ -280,13 +282,14 @@ impl Handler for AttachmentHandler<'_> {
     }
 
     fn reset_pending(&mut self, token: Token) -> Option<Errno> {
-        // A read that is carried out in pieces ends by itself.
-        let waits = |stalled: &mut StalledAccess| stalled.token == token && stalled.refused;
-        self.client.stalled.take_if(waits).map(|_| Errno::ECANCELED)
+        // The reset waits for a read in pieces, which ends by itself. An access that the device
+        // refuses might never end, so it is cancelled.
+        let is_refused = |stalled: &mut StalledAccess| stalled.token == token && stalled.refused;
+        self.client.stalled.take_if(is_refused).map(|_| Errno::ECANCELED)
     }
 
     fn dma_read_done(&mut self, token: Token, result: Result<&[u8], Errno>) {
-        self.client.answered(token);
+        self.client.remove_answered(token);
         let (function, attachment) = (self.client.function, self.client.attachment);
         if let Err(error) =
             self.machine.dma_read_done(function, attachment, token, result.map_err(errno::refused))
@@ -296,7 +299,7 @@ impl Handler for AttachmentHandler<'_> {
     }
 
     fn dma_write_done(&mut self, token: Token, result: Result<(), Errno>) {
-        self.client.answered(token);
+        self.client.remove_answered(token);
         let (function, attachment) = (self.client.function, self.client.attachment);
         if let Err(error) =
             self.machine.dma_write_done(function, attachment, token, result.map_err(errno::refused))

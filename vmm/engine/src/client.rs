@@ -117,6 +117,7 @@ impl ClientWatches {
         watched
     }
 
+    /// Stops watching all descriptors of the client.
     fn stop(&self, events: &mut dyn EventLoop, connection: &ServerConnection) {
         events.unwatch(connection.as_fd(), Watched::Client(self.key).token());
         if let Some(second_socket) = connection.second_socket().filter(|_| self.second_socket.is_some()) {

@@ -21,8 +21,8 @@ use crate::{
     stats::ServerCounters,
 };
 
-/// Maximum number of DMA messages that wait to be sent. A machine has at most half of it in flight,
-/// unless it was reset.
+/// Maximum number of DMA messages that wait to be sent. A machine has at most half as many in
+/// flight for an attachment, except after a reset, which lets it start new ones at once.
 const MAX_UNSENT: usize = 4 * MAX_REMOTE;
 
 /// Maximum number of bytes of a region that are read in one piece. Registers are read in accesses
@@ -115,8 +115,8 @@ impl ClientState {
         self.next_token
     }
 
-    /// Offers the waiting access to the device again. Returns true when the connection has work
-    /// now.
+    /// Offers the waiting access to the device again, or reads the next piece of a long read.
+    /// Returns whether the access has ended, so that its answer waits in the connection to be sent.
     pub(crate) fn retry(
         &mut self,
         machine: &mut Machine,
@@ -175,8 +175,8 @@ impl ClientState {
         true
     }
 
-    /// Takes a DMA message for the client, to be sent by [`ClientState::send`]. The client's time
-    /// starts now: how long the message waits for the socket is up to the client as well.
+    /// Takes a DMA message for the client, to be sent by [`ClientState::send`]. Its time limit
+    /// starts now, because a message that waits for the socket waits for the client too.
     pub(crate) fn queue(&mut self, machine: &mut Machine, message: Outgoing, now: Instant) {
         if self.unsent.len() < MAX_UNSENT {
             self.unsent.push_back(Unsent { message, until: now + self.dma_limit });
@@ -186,8 +186,8 @@ impl ClientState {
         }
     }
 
-    /// Sends the waiting messages, as far as the connection takes them and until the time is over.
-    /// Returns whether it stopped for the time.
+    /// Sends the waiting messages, as far as the connection takes them and until `turn_end`.
+    /// Returns whether the end of the turn left messages that the connection might have taken.
     pub(crate) fn send(
         &mut self,
         machine: &mut Machine,
@@ -201,7 +201,8 @@ impl ClientState {
                 return true;
             }
             let sent = match message {
-                // The device's writes become visible in its order.
+                // The device's writes must become visible in the order in which the device made
+                // them.
                 Outgoing::DmaWrite { .. } if connection.has_unsent_writes() => break,
                 Outgoing::DmaRead { id, iova, length, .. } => connection.dma_read(*iova, *length, *id),
                 Outgoing::DmaWrite { id, iova, data, .. } => connection.dma_write(*iova, data, *id),
@@ -233,11 +234,11 @@ impl ClientState {
     }
 
     /// Removes a DMA message that was answered.
-    pub(crate) fn answered(&mut self, id: u64) {
+    pub(crate) fn remove_answered(&mut self, id: u64) {
         self.outstanding.retain(|outstanding| outstanding.id != id);
     }
 
-    /// Fails the DMA messages that were due, sent or not. Returns when the next one is due, if
+    /// Fails the DMA messages whose time is over, sent or not. Returns when the next one is due, if
     /// there is one.
     pub(crate) fn expire(
         &mut self,
@@ -261,8 +262,8 @@ impl ClientState {
         self.first_deadline()
     }
 
-    /// Takes the messages that the machine has for the client by now, so that all unsent ones are
-    /// here.
+    /// Moves the messages that the machine still holds for the client to `unsent`, so that a caller
+    /// that fails messages fails those too.
     fn collect_unsent(&mut self, machine: &mut Machine) {
         let now = Instant::now();
         for message in machine.take_outgoing(self.function, self.attachment) {
@@ -270,8 +271,9 @@ impl ClientState {
         }
     }
 
-    /// Fails the unsent DMA messages that touch memory which the client has unmapped. The client
-    /// must answer those that were sent: they are in front of the answer to its unmap.
+    /// Fails the unsent DMA messages that touch memory which the client has unmapped. Messages that
+    /// were sent stay: they precede the answer to the unmap on the socket, so the client must still
+    /// answer them.
     pub(crate) fn withdraw(&mut self, machine: &mut Machine, unmap: &DmaUnmap) {
         self.collect_unsent(machine);
 

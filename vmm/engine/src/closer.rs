@@ -45,7 +45,8 @@ enum Job {
 }
 
 impl Job {
-    fn end(self) {
+    /// Closes the item, or answers the refused connection. This may block.
+    fn carry_out(self) {
         match self {
             Self::Descriptor(fd) => drop(fd),
             Self::Socket(fd) => {
@@ -67,7 +68,7 @@ impl Job {
 #[derive(Debug)]
 pub(crate) struct Backlog {
     items: AtomicUsize,
-    /// Whether the engine waits for the backlog to become shorter.
+    /// Whether the engine must be woken when an item is closed, because it found the backlog full.
     is_awaited: AtomicBool,
     waker: Waker,
 }
@@ -98,6 +99,7 @@ impl Backlog {
         self.items.fetch_add(1, Ordering::AcqRel);
     }
 
+    /// Counts an item less, and wakes the engine if it waits for that.
     fn remove(&self) {
         self.items.fetch_sub(1, Ordering::SeqCst);
         if self.is_awaited.swap(false, Ordering::SeqCst) {
@@ -124,6 +126,7 @@ pub(crate) struct CloseQueue {
     pool: Arc<Pool>,
 }
 
+/// The items of a [`CloseQueue`], the oldest first.
 #[derive(Debug, Default)]
 struct QueueState {
     jobs: VecDeque<Job>,
@@ -144,8 +147,9 @@ impl CloseQueue {
         }
     }
 
-    /// Counts work for the client on another thread, until the result is dropped. The work can go
-    /// on after the client has gone, so it bounds its successors as an item to be closed does.
+    /// Counts work of another thread for the client in the backlog, until the result is dropped.
+    /// The work can outlast the client, so it must hold back the next clients as an unclosed item
+    /// does.
     pub(crate) fn count_item(&self) -> BacklogItem {
         self.backlog.add();
         BacklogItem(Arc::clone(&self.backlog))
@@ -156,6 +160,7 @@ impl CloseQueue {
         self.push(Job::Refusal(refusal));
     }
 
+    /// Adds an item, and schedules the queue unless it is scheduled already.
     fn push(self: &Arc<Self>, job: Job) {
         self.backlog.add();
         let mut state = self.lock();
@@ -178,7 +183,7 @@ impl CloseQueue {
             };
             drop(state);
 
-            job.end();
+            job.carry_out();
             self.backlog.remove();
         }
     }
@@ -202,12 +207,14 @@ impl Closer for DescriptorCloser {
 #[derive(Debug)]
 pub(crate) struct Closers(Arc<Pool>);
 
+/// Threads that process queues. They start and end as there is work.
 #[derive(Debug, Default)]
 struct Pool {
     state: Mutex<PoolState>,
     work: Condvar,
 }
 
+/// The queues that no thread processes yet.
 #[derive(Debug, Default)]
 struct PoolState {
     waiting: VecDeque<Arc<CloseQueue>>,
@@ -222,13 +229,13 @@ impl Closers {
     }
 
     /// Makes a queue whose items count in an attachment's backlog.
-    pub(crate) fn queue(&self, backlog: &Arc<Backlog>) -> Arc<CloseQueue> {
+    pub(crate) fn new_queue(&self, backlog: &Arc<Backlog>) -> Arc<CloseQueue> {
         let (backlog, pool) = (Arc::clone(backlog), Arc::clone(&self.0));
         Arc::new(CloseQueue { state: Mutex::default(), backlog, pool })
     }
 
-    /// Starts a thread when a queue waits that none is coming for, because one could not be started
-    /// before. The engine calls this every now and then.
+    /// Starts a thread if more queues wait than threads are idle, because a thread could not be
+    /// started before. The engine calls this at each check of all memory.
     pub(crate) fn start_missing(&self) {
         let state = self.0.lock();
         let is_thread_missing = state.waiting.len() > state.idle;
@@ -268,6 +275,7 @@ impl Pool {
         }
     }
 
+    /// Starts a thread of the pool.
     fn start_thread(self: &Arc<Self>) {
         let pool = Arc::clone(self);
         let started =
@@ -321,7 +329,7 @@ mod tests {
 
     /// Returns a refused connection that sends nothing: it holds its thread for as long as a
     /// refusal takes.
-    fn silent() -> (Refusal, UnixStream) {
+    fn silent_connection() -> (Refusal, UnixStream) {
         let (local_end, remote_end) = UnixStream::pair().unwrap();
         (Refusal::new(local_end.into(), nicforge_vfio_user::Errno::EBUSY), remote_end)
     }
@@ -337,8 +345,8 @@ mod tests {
     #[test]
     fn blocked_queue_delays_no_other_queue() {
         let closers = Closers::new();
-        let (blocked, other) = (closers.queue(&backlog()), closers.queue(&backlog()));
-        let (refusal, _refused_client) = silent();
+        let (blocked, other) = (closers.new_queue(&backlog()), closers.new_queue(&backlog()));
+        let (refusal, _refused_client) = silent_connection();
         blocked.refuse(refusal);
         let (reader, writer) = pipe().unwrap();
         write(&writer, &[1]).unwrap();
@@ -352,10 +360,10 @@ mod tests {
     }
 
     #[test]
-    fn jobs_of_a_queue_end_in_order_and_leave_the_backlog() {
+    fn closed_socket_is_shut_down_and_closed_items_leave_the_backlog() {
         let closers = Closers::new();
         let backlog = backlog();
-        let queue = closers.queue(&backlog);
+        let queue = closers.new_queue(&backlog);
         let (local_end, mut remote_end) = UnixStream::pair().unwrap();
         let held = local_end.try_clone().unwrap();
         queue.close_socket(local_end.into());
@@ -372,8 +380,8 @@ mod tests {
         let closers = Closers::new();
         let waker = Waker::new().unwrap();
         let backlog = Backlog::new(waker.clone());
-        let queue = closers.queue(&backlog);
-        let (refusal, remote_end) = silent();
+        let queue = closers.new_queue(&backlog);
+        let (refusal, remote_end) = silent_connection();
         queue.refuse(refusal);
         assert!(!backlog.admits(1));
         drop(remote_end);

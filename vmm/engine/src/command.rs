@@ -60,7 +60,8 @@ impl Engine {
             let Ok(command) = self.commands.receiver.try_recv() else { return };
             command(&mut Control { engine: self });
         }
-        // There may be more commands than the queue holds at a time.
+        // Callers may refill the queue as fast as it is emptied, so the rest waits for the next
+        // round.
         self.commands.waker.wake();
     }
 }

@@ -34,9 +34,9 @@ pub struct Quotas {
     pub files: usize,
     /// DMA ranges at a time.
     pub ranges: usize,
-    /// Time from which on a system call for a client is charged to it. A client whose calls are
-    /// often that long loses its attachment. Where a hypervisor takes the engine's processor away,
-    /// a call is long by no fault of the client.
+    /// Length from which on a system call for a client is charged to that client. A client whose
+    /// calls are often that long loses its attachment. A longer limit suits hosts whose hypervisor
+    /// takes the engine's processor away, because calls are long there by no fault of the client.
     pub long_call: Duration,
 }
 
@@ -100,12 +100,13 @@ pub struct EngineConfig {
     pub dma_limit: Duration,
     /// Companions of devices.
     pub companions: CompanionConfig,
-    /// Longest sleep of the engine while it has clients; covers a store without a wake-up.
+    /// Longest sleep of the engine while it has clients. It bounds how long a client's store waits
+    /// when the wake-up for it gets lost.
     pub safety_timeout: Duration,
 }
 
-/// Processors from which on a spinning engine disturbs no one: one for it, two for applications,
-/// and one for the rest.
+/// Number of processors from which on a spinning engine takes none from its clients: one for the
+/// engine, two for clients, and one for all other processes.
 const MIN_UNSHARED_PROCESSORS: usize = 4;
 
 impl Default for EngineConfig {

@@ -7,6 +7,7 @@ use nicforge_core::{
 use nicforge_shm::MemoryError;
 use nicforge_vfio_user::Errno;
 
+/// Returns the error number for a client whose request the machine refused.
 pub(crate) fn of_machine(error: &MachineError) -> Errno {
     match error {
         MachineError::NotAttached { .. } | MachineError::NoSuchAttachment { .. } => Errno::ENODEV,
@@ -18,6 +19,7 @@ pub(crate) fn of_machine(error: &MachineError) -> Errno {
     }
 }
 
+/// Returns the error number for a client whose access of a region was refused.
 pub(crate) fn of_access(error: &AccessError) -> Errno {
     match error {
         AccessError::Machine(error) => of_machine(error),
@@ -26,6 +28,7 @@ pub(crate) fn of_access(error: &AccessError) -> Errno {
     }
 }
 
+/// Returns the error number for a client whose map or unmap of a DMA range was refused.
 fn of_dma_map(error: &DmaMapError) -> Errno {
     match error {
         DmaMapError::Overlap { .. } => Errno::EEXIST,

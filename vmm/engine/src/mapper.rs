@@ -68,6 +68,8 @@ impl Drop for Mapper {
     }
 }
 
+/// Maps the requested files until the engine drops its end of a queue. It is the body of the
+/// thread.
 fn map_requested(inbox: &mpsc::Receiver<MapRequest>, outbox: &mpsc::Sender<Mapped>, waker: &Waker) {
     while let Ok(MapRequest { client, file, backlog }) = inbox.recv() {
         let result = SharedMemory::map_guarded(file.fd.as_fd(), 0, file.length, file.access);
@@ -95,7 +97,7 @@ mod tests {
     fn mapping_counts_in_the_backlog_until_its_result_is_taken() {
         let (waker, closers) = (Waker::new().unwrap(), Closers::new());
         let backlog = Backlog::new(waker.clone());
-        let queue = closers.queue(&backlog);
+        let queue = closers.new_queue(&backlog);
         let memory = SharedMemory::create("test", 0x1000).unwrap();
         let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
         let mapper = Mapper::start(waker).unwrap();
@@ -107,7 +109,7 @@ mod tests {
 
         let deadline = Instant::now() + Duration::from_secs(20);
         let mapped = loop {
-            // The request counts, whichever thread has it.
+            // The mapping counts while it waits, while it is made, and until its result is dropped.
             assert_eq!(backlog.len(), 1);
             if let Some(mapped) = mapper.take_done() {
                 break mapped;

@@ -29,7 +29,7 @@ use crate::config::Quotas;
 /// millisecond, one of 1 GiB a tenth of a second.
 const MAX_PAGE: i64 = 2 << 20;
 
-/// Bytes that a file counts at least if no seal keeps it from growing.
+/// Least number of bytes by which a file counts against the quota if no seal keeps it from growing.
 const MIN_GROWABLE_CHARGE: u64 = 1 << 30;
 
 /// Identity of a file: device and inode.
@@ -75,7 +75,7 @@ pub(crate) struct MappingSource {
     charge: u64,
 }
 
-/// Backing of a range.
+/// Where the bytes of a range are: how the device reaches them.
 #[derive(Debug)]
 pub(crate) enum Backing {
     /// Messages: the range has no file.
@@ -186,7 +186,7 @@ impl ClientMemory {
         Backing::Unmappable { first: !std::mem::replace(&mut self.had_unmappable, true) }
     }
 
-    /// Returns a mapped file with these bytes, and their window.
+    /// Returns the number of a mapped file that contains these bytes, and their window in it.
     fn find(&self, key: FileKey, offset: u64, length: u64, write: bool) -> Option<(FileId, Window)> {
         self.files.iter().filter(|file| file.key == key).find_map(|file| {
             let window = file.memory.window(offset, length).ok()?;
@@ -194,7 +194,8 @@ impl ClientMemory {
         })
     }
 
-    /// Takes a requested mapping, for one of its ranges.
+    /// Adds a mapping that [`Self::prepare`] asked for. Returns its number and the window of the
+    /// range `map` in it.
     pub(crate) fn adopt(
         &mut self,
         source: MappingSource,
@@ -349,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_held_on_to_counts_and_serves_new_ranges() {
+    fn a_file_that_a_device_holds_counts_against_the_quotas_and_serves_new_ranges() {
         let mut memory = ClientMemory::new(Quotas { files: 1, ..Quotas::default() });
         let (_keep, fd) = file(0x2000);
         let (_other, other) = file(0x1000);
@@ -438,7 +439,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_can_not_be_written_is_no_target() {
+    fn a_file_opened_for_reading_is_refused_for_a_writable_range() {
         let mut memory = ClientMemory::new(Quotas::default());
         let (keep, _) = file(0x1000);
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&keep.fd().unwrap()));

@@ -27,11 +27,12 @@ const SLOW_TIME: Duration = Duration::from_secs(1);
 /// A system call that takes longer than this is charged to its client, unless the engine's settings
 /// say otherwise.
 pub(crate) const LONG_CALL: Duration = Duration::from_millis(10);
-/// Time that the long calls of a client may take at once. It covers several calls that were long
-/// by chance. A client that hangs 200,000 watches on its socket spends it in two.
+/// Time that the long calls of a client may take together before the budget is refilled. It covers
+/// several calls that were long by chance. A client that hangs 200,000 watches on its socket
+/// spends it in two calls.
 pub(crate) const CALL_BUDGET: Duration = Duration::from_millis(100);
-/// Time that must pass for a refill of the budget, for each nanosecond of the refill.
-const REFILL: u32 = 10;
+/// Nanoseconds that must pass until the budget is refilled by one nanosecond.
+const TIME_PER_REFILL: u32 = 10;
 
 /// Resources that this thread has used, as the kernel accounts them.
 #[derive(Clone, Copy, Debug)]
@@ -68,7 +69,7 @@ fn duration(time: TimeVal) -> Duration {
     Duration::from_micros(u64::try_from(microseconds).unwrap_or(0))
 }
 
-/// Time that long calls for a client have taken, less a tenth of the time since.
+/// Time that long calls for a client have taken, less a tenth of the time that has passed since.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CallBudget {
     spent: Duration,
@@ -79,7 +80,8 @@ pub(crate) struct CallBudget {
 impl CallBudget {
     /// Charges a call that ended now. Returns whether the budget is overspent.
     pub(crate) fn charge(&mut self, call: Duration, now: Instant) -> bool {
-        let refill = self.refilled.map_or(Duration::ZERO, |at| now.saturating_duration_since(at) / REFILL);
+        let refill =
+            self.refilled.map_or(Duration::ZERO, |at| now.saturating_duration_since(at) / TIME_PER_REFILL);
         self.spent = self.spent.saturating_sub(refill).saturating_add(call);
         self.refilled = Some(now);
 
@@ -167,8 +169,9 @@ mod tests {
         }
     }
 
-    /// Takes a turn whose slowest call took `call` by the clock, and was the client's doing.
-    fn proven(pace: &mut Pace, call: Duration) -> Verdict {
+    /// Takes a turn whose slowest call took `call` by the clock, and whose processor time proves
+    /// that the call itself took long.
+    fn finish_turn_with_proven_call(pace: &mut Pace, call: Duration) -> Verdict {
         let start = pace.start(Instant::now());
         use_processor();
         pace.finish(start, call).1
@@ -178,18 +181,20 @@ mod tests {
     fn first_long_call_makes_a_client_slow_and_only_further_ones_are_charged() {
         let mut pace = Pace::default();
 
-        assert_eq!(proven(&mut pace, CALL_BUDGET * 2), Verdict::GoesOn);
+        assert_eq!(finish_turn_with_proven_call(&mut pace, CALL_BUDGET * 2), Verdict::GoesOn);
         assert!(pace.is_slow());
-        assert_eq!(proven(&mut pace, CALL_BUDGET * 2), Verdict::HoldsEngine);
+        assert_eq!(finish_turn_with_proven_call(&mut pace, CALL_BUDGET * 2), Verdict::HoldsEngine);
     }
 
     #[test]
     fn long_calls_end_a_client_when_they_add_up_to_more_than_its_budget() {
         let mut pace = Pace { slow_until: Some(Instant::now() + SLOW_TIME * 20), ..Pace::default() };
 
-        assert_eq!(proven(&mut pace, CALL_BUDGET), Verdict::GoesOn);
+        assert_eq!(finish_turn_with_proven_call(&mut pace, CALL_BUDGET), Verdict::GoesOn);
         // On a loaded machine the budget is refilled while the test waits for a processor.
-        assert!((0..20).any(|_| proven(&mut pace, CALL_BUDGET) == Verdict::HoldsEngine));
+        assert!(
+            (0..20).any(|_| finish_turn_with_proven_call(&mut pace, CALL_BUDGET) == Verdict::HoldsEngine)
+        );
     }
 
     #[test]
@@ -198,7 +203,7 @@ mod tests {
         let mut pace = Pace { slow_until: Some(later), ..Pace::new(CALL_BUDGET * 4) };
 
         for _ in 0..3 {
-            assert_eq!(proven(&mut pace, CALL_BUDGET * 2), Verdict::GoesOn);
+            assert_eq!(finish_turn_with_proven_call(&mut pace, CALL_BUDGET * 2), Verdict::GoesOn);
         }
     }
 

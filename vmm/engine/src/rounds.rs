@@ -55,9 +55,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Takes one step of the machine. After each `safety_timeout` it checks everything, since a
-    /// client's wake-up can get lost. If the whole machine was asleep, functions without work go
-    /// back to sleep at once.
+    /// Takes one step of the machine. After each `safety_timeout` the step checks the mapped memory
+    /// of all functions, because a client's wake-up can get lost. If the whole machine was asleep,
+    /// functions in whose memory the check finds no work go back to sleep at once.
     fn step(&mut self, now: Duration, was_asleep: bool) -> Next {
         let time = Nanos(nanoseconds(now));
         if !self.needs_scans() || !self.clock.is_scan_due(now, self.config.safety_timeout) {
@@ -76,8 +76,8 @@ impl Engine {
         next
     }
 
-    /// Whether everything is checked every now and then: there are clients, or memory of earlier
-    /// ones.
+    /// Returns whether all mapped memory must be checked at each `safety_timeout`: there are
+    /// clients, or devices hold memory of earlier clients.
     fn needs_scans(&self) -> bool {
         self.attachments.has_clients() || self.cleanup.has_held_memory()
     }

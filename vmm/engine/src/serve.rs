@@ -206,11 +206,12 @@ impl Engine {
         let Mapped { client: key, result, backlog } = mapped;
         let Some(client) = self.attachments.client_mut(key) else {
             // The client that asked for it has gone, and its queue with it.
-            let closing = self.attachments[key.index].closing.queue(self.cleanup.closers());
+            let closing = self.attachments[key.index].closing.new_queue(self.cleanup.closers());
             closing.drop_memory(result.into_iter().collect());
             return;
         };
-        // The mapping is no longer in progress; what becomes of its memory counts by itself.
+        // The mapping is no longer in progress; its memory counts again when it is queued to be
+        // closed.
         drop(backlog);
 
         let state = &mut client.state;

@@ -51,7 +51,7 @@ pub(crate) struct ServiceQueues {
     accepting: UniqueQueue,
     /// Attachments with an access that waits for the device.
     stalled: UniqueQueue,
-    /// Attachments that wait until fewer of their items are to be closed.
+    /// Attachments that are neither served nor accepted at until some of their items are closed.
     held: UniqueQueue,
 }
 

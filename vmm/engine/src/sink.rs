@@ -6,8 +6,8 @@
 //!
 //! So the [watchdog](crate::watchdog) checks the engine's writes, and ends one that blocks by a
 //! signal to the engine's thread. Each write is also timed. A client whose write had to be ended,
-//! or who slows writes down, is *given up*. None of its eventfds is written or bound any more until
-//! the engine takes the attachment from it.
+//! or whose eventfds slow writes down, is *given up*: none of its eventfds is written or bound any
+//! more, and the engine takes the attachment from it.
 //!
 //! A write can take long by chance: a hypervisor may take the processor away, and the kernel may
 //! account that time to the thread. An eventfd with many watches is slow each time. So two long
@@ -79,7 +79,8 @@ impl Owner {
     }
 
     /// Charges a long write that ended now. Returns whether the client has overspent its budget. A
-    /// single write does not, as a whole machine can be stopped during it.
+    /// single write is charged at most half the budget, because the whole host can be stopped
+    /// during it.
     fn charge(&self, length: Duration, now: Instant) -> bool {
         let mut budget = self.long_writes.lock().unwrap_or_else(PoisonError::into_inner);
         budget.charge(length.min(CALL_BUDGET / 2), now)
@@ -104,7 +105,8 @@ pub(crate) struct Signals {
     writes: AtomicU64,
     /// Number of clients that were given up.
     given_up_count: AtomicU64,
-    next: AtomicU64,
+    /// Number of the eventfd that was bound last.
+    last_id: AtomicU64,
     /// The owner of each sink.
     sinks: Mutex<HashMap<u64, Arc<Owner>>>,
     /// Whether the watchdog checks often. If not, the next write wakes it.
@@ -221,7 +223,7 @@ impl EventFdSink {
         check_eventfd(&fd)?;
         set_nonblocking(&fd)?;
 
-        let id = signals.next.fetch_add(1, Ordering::Relaxed) + 1;
+        let id = signals.last_id.fetch_add(1, Ordering::Relaxed) + 1;
         signals.sinks().insert(id, Arc::clone(owner));
         signals.wake_watchdog();
         Ok(Arc::new(Self {
@@ -315,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn a_blocked_write_is_ended_and_its_client_abandoned() {
+    fn a_blocked_write_is_ended_and_its_client_given_up() {
         interrupt::prepare().unwrap();
         let signals = Arc::new(Signals::default());
         let (full, copy) = eventfd();
@@ -357,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_to_a_full_eventfd_counts_as_signalled() {
+    fn a_signal_to_a_full_eventfd_returns_and_leaves_its_count() {
         let signals = Arc::new(Signals::default());
         let (full, copy) = eventfd();
         let sink = sink(copy, &signals);

@@ -146,8 +146,8 @@ impl Listener {
         }
     }
 
-    /// Returns the process of a client that may use the socket: one of the server's user, of root,
-    /// or of the configured owner or group. The result is `None` for any other client. The
+    /// Returns the process id of a client that may use the socket: a client of the server's user,
+    /// of root, or of the configured owner or group. The result is `None` for any other client. The
     /// credentials are those that the client had when it connected.
     pub fn authorize(&self, client: &OwnedFd) -> Option<i32> {
         let peer = getsockopt(client, sockopt::PeerCredentials).ok()?;
@@ -236,7 +236,7 @@ fn remove_stale(path: &Path, address: &UnixAddr) -> Result<(), EngineError> {
         Err(SystemErrno::ENOENT) => return Ok(()),
         // The kernel may hold the socket of a killed server for a moment, while it tears its
         // io_uring down.
-        Ok(()) if listener_is_dead(&trial) => {}
+        Ok(()) if has_dead_listener(&trial) => {}
         // The server answers, or would if it were less busy.
         Ok(()) | Err(SystemErrno::EAGAIN | SystemErrno::EPROTOTYPE) => {
             return Err(EngineError::SocketInUse { path: path.to_owned() });
@@ -251,7 +251,7 @@ fn remove_stale(path: &Path, address: &UnixAddr) -> Result<(), EngineError> {
 }
 
 /// Returns whether the process that listens at the other end has ended.
-fn listener_is_dead(connected: &OwnedFd) -> bool {
+fn has_dead_listener(connected: &OwnedFd) -> bool {
     getsockopt(connected, sockopt::PeerCredentials)
         .is_ok_and(|peer| kill(Pid::from_raw(peer.pid()), None) == Err(SystemErrno::ESRCH))
 }

@@ -191,6 +191,7 @@ impl Engine {
 }
 
 impl ClientSnapshot {
+    /// Returns the state of a client at this moment.
     fn of(client: &Client) -> Self {
         Self {
             pid: client.pid,

@@ -26,21 +26,22 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 pub(crate) const TIMEOUT: Duration = Duration::from_millis(10);
 /// Time without an interrupt after which the watchdog checks less often.
 const IDLE_AFTER: Duration = Duration::from_secs(1);
-/// Longest time between two checks then. The engine wakes the watchdog without a fence, so a
-/// wake-up can get lost; this bounds how long one write can block in that case.
+/// Longest time between two checks while no interrupts are sent. The engine wakes the watchdog
+/// without a fence, so a wake-up can get lost; this bounds how long a write can block then.
 const MAX_IDLE_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The eventfds of an engine, and the thread that checks the writes to them. Dropping this value
 /// ends the thread.
 pub(crate) struct Watchdog {
     signals: Arc<Signals>,
-    /// Rescues that [`Self::take_newly_given_up`] has returned.
+    /// Clients given up by the last call of [`Self::take_newly_given_up`].
     seen_given_up: u64,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watchdog {
+    /// Starts the thread that checks writes to eventfds.
     pub(crate) fn start() -> Result<Self, EngineError> {
         let signals = Arc::new(Signals::default());
         let stop = Arc::new(AtomicBool::new(false));
@@ -92,8 +93,8 @@ fn check_writes(signals: &Signals, stop: &AtomicBool) {
         }
         let is_idle = now.saturating_duration_since(last_write.1) >= IDLE_AFTER;
         signals.set_watchdog_checks_often(!is_idle && signals.has_sinks());
-        // A second check: an eventfd that was bound before `set_watchdog_checks_often` has sent no
-        // wake-up.
+        // The eventfds are checked again, because one that was bound before the call above, while
+        // the flag still said that the watchdog checks often, has sent no wake-up.
         if signals.has_sinks() {
             std::thread::park_timeout(if is_idle { MAX_IDLE_INTERVAL } else { CHECK_INTERVAL });
         } else {
@@ -122,7 +123,7 @@ impl Watch {
                 // The same write is in progress before and after the thread was seen asleep, so it
                 // sleeps in that write. The signal is sent at each check, because a signal just
                 // before the call ends nothing.
-                if is_late && sleeps(signals.writer()) && signals.write_in_progress() == Some(write) {
+                if is_late && is_asleep(signals.writer()) && signals.write_in_progress() == Some(write) {
                     signals.end_blocked_write(write);
                 }
             }
@@ -133,7 +134,7 @@ impl Watch {
 
 /// Returns whether a thread of this process sleeps. A thread that only lost its processor is ready
 /// to run. A thread with unknown state counts as asleep.
-fn sleeps(thread: i32) -> bool {
+fn is_asleep(thread: i32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/self/task/{thread}/stat")) else { return true };
     // The state follows the name, which is in parentheses and may contain any character.
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
@@ -147,7 +148,7 @@ mod tests {
 
     #[test]
     fn thread_that_runs_does_not_sleep_and_one_that_waits_does() {
-        assert!(!sleeps(interrupt::this_thread()));
+        assert!(!is_asleep(interrupt::this_thread()));
 
         let (number_sender, numbers) = std::sync::mpsc::channel();
         let (release, released) = std::sync::mpsc::channel::<()>();
@@ -157,7 +158,7 @@ mod tests {
         });
         let number = numbers.recv().unwrap();
         let deadline = Instant::now() + Duration::from_secs(20);
-        while !sleeps(number) {
+        while !is_asleep(number) {
             assert!(Instant::now() < deadline);
             std::thread::yield_now();
         }

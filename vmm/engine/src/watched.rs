@@ -23,6 +23,7 @@ pub(crate) enum Watched {
     SecondSocket(ClientKey),
 }
 
+/// Bits of an attachment's index in a token.
 const INDEX_BITS: u32 = 24;
 /// Maximum number of attachments that an engine serves.
 pub(crate) const MAX_ATTACHMENTS: usize = 1 << INDEX_BITS;

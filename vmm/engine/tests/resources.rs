@@ -28,19 +28,19 @@ use nix::{
 /// Greatest share of a processor that an engine with idle clients may take.
 const MAXIMUM_IDLE_SHARE: f64 = 0.02;
 
-static ALONE: Mutex<()> = Mutex::new(());
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-fn lock_out_other_tests() -> MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+fn hold_other_tests_back() -> MutexGuard<'static, ()> {
+    ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 both_loops! {
-    holding lock_out_other_tests;
+    holding hold_other_tests_back;
 
     fn ten_thousand_connections_leak_nothing_and_disturb_no_client(config) {
         let neighbour = Neighbour::start(config);
         let served = &neighbour.served;
-        let connect = |count| {
+        let connect_and_leave = |count| {
             for _ in 0..count {
                 drop(UnixStream::connect(served.path(A)).unwrap());
             }
@@ -49,10 +49,10 @@ both_loops! {
             served.wait_until_free(A);
         };
 
-        connect(100);
-        let before = descriptors();
+        connect_and_leave(100);
+        let before = count_descriptors();
         for _ in 0..10 {
-            connect(1_000);
+            connect_and_leave(1_000);
             neighbour.assert_served();
         }
 
@@ -64,10 +64,10 @@ both_loops! {
         let client = neighbour.served.client(A);
         let files: Vec<_> = (0..config.quotas.files).map(|_| memory(0x1000)).collect();
 
-        // When the server answers again, it has closed its copy of the descriptor in its first
-        // answer.
+        // The server's first answer passed a descriptor. It has closed its own copy of that
+        // descriptor when it gives the next answer.
         assert_eq!(read32(&client, reg::SCRATCH), 0);
-        let before = descriptors();
+        let before = count_descriptors();
         for (address, file) in (0..).step_by(0x1000).zip(&files) {
             client.dma_map(range(address, 0, 0x1000), file.fd()).unwrap();
         }
@@ -93,7 +93,7 @@ both_loops! {
     fn a_thousand_whole_clients_leak_nothing(config) {
         let served = Served::start(config);
         let memory = memory(0x2000);
-        let connect = |count| {
+        let connect_and_leave = |count| {
             for _ in 0..count {
                 let client = served.client(A);
                 client.dma_map(range(0, 0, 0x2000), memory.fd()).unwrap();
@@ -103,14 +103,14 @@ both_loops! {
             served.wait_until_free(A);
         };
 
-        connect(10);
-        let (before, mappings) = (descriptors(), maps());
-        connect(1_000);
+        connect_and_leave(10);
+        let (before, mappings) = (count_descriptors(), count_mappings());
+        connect_and_leave(1_000);
         assert_descriptors(before);
         // A thread of the engine unmaps later.
         let deadline = Instant::now() + LONG;
-        while maps() > mappings + 8 {
-            assert!(Instant::now() < deadline, "{} mappings, {mappings} before", maps());
+        while count_mappings() > mappings + 8 {
+            assert!(Instant::now() < deadline, "{} mappings, {mappings} before", count_mappings());
             std::thread::yield_now();
         }
     }
@@ -118,7 +118,7 @@ both_loops! {
     fn connections_beyond_the_first_are_all_refused(config) {
         let served = Served::start(config);
         let first = served.client(A);
-        let before = descriptors();
+        let before = count_descriptors();
         let crowd: Vec<_> = (0..200).map(|_| UnixStream::connect(served.path(A)).unwrap()).collect();
 
         for mut second in crowd {
@@ -209,25 +209,25 @@ fn patient_client(served: &Served) -> Client {
 
 /// Asserts that soon at most this many descriptors are open.
 ///
-/// Other threads close the descriptors of clients, also those of the test before: a count may fall
-/// by itself.
+/// Other threads close the descriptors of clients, also those of the test before, so a count may
+/// fall by itself.
 #[track_caller]
 fn assert_descriptors(maximum: usize) {
     let deadline = Instant::now() + LONG;
-    while descriptors() > maximum {
+    while count_descriptors() > maximum {
         assert!(
             Instant::now() < deadline,
-            "{} descriptors are open, at maximum {maximum} should be",
-            descriptors()
+            "{} descriptors are open; expected at most {maximum}",
+            count_descriptors()
         );
         std::thread::yield_now();
     }
 }
 
-fn descriptors() -> usize {
+fn count_descriptors() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-fn maps() -> usize {
+fn count_mappings() -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
 }

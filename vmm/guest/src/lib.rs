@@ -55,6 +55,7 @@ mod modules;
 mod progress;
 mod provision;
 mod qemu;
+mod share;
 mod shim;
 mod tool;
 
@@ -68,3 +69,4 @@ pub use modules::ModuleTree;
 pub use progress::Progress;
 pub use provision::{Kernel, Provision, Toolkit};
 pub use qemu::Qemu;
+pub use share::Share;

@@ -5,7 +5,10 @@ use std::{fs::File, path::Path};
 use crate::{
     aliases::AliasIndex,
     error::GuestError,
-    guest::config::{Driver, ModuleRequest, Software},
+    guest::{
+        GuestConfig, Vmm,
+        config::{Driver, ModuleRequest, Software},
+    },
     identity::{PciIdentity, matches},
     modinfo::ModInfo,
     modules::{Module, ModuleTree, canonical},
@@ -13,10 +16,15 @@ use crate::{
     provision::Toolkit,
 };
 
-/// Modules for `/share`: a 9P file system of the host, behind a virtio device. The console, the
-/// agent's channel and the terminal need none, because a kernel has the driver of serial lines
+/// Modules for QEMU's `/share`: a 9P file system of the host, behind a virtio device. The console,
+/// the agent's channel and the terminal need none, because a kernel has the driver of serial lines
 /// built in.
-const SHARE_MODULES: [&str; 3] = ["virtio_pci", "9pnet_virtio", "9p"];
+const QEMU_SHARE_MODULES: [&str; 3] = ["virtio_pci", "9pnet_virtio", "9p"];
+/// Modules for `/share` of our own virtual machine: a disk with an image.
+const OWN_SHARE_MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", CHECKSUM, "erofs"];
+/// A checksum that the module of the file system asks for by another name, in a kernel that has it
+/// as a module.
+const CHECKSUM: &str = "crc32c_generic";
 /// Modules for [`Driver::Vfio`]. The agent loads them, and binds the functions.
 const VFIO_MODULES: [&str; 2] = ["vfio_iommu_type1", "vfio_pci"];
 
@@ -36,7 +44,8 @@ impl ModulePlan {
     /// Finds the modules of a guest.
     ///
     /// Modules that the configuration names come first, then those by modalias. A function that
-    /// `shim`, the built kernel module, has in its own aliases is left to it.
+    /// `shim`, the built kernel module, has in its own aliases is left to it. Those that `/share`
+    /// needs come last.
     ///
     /// # Errors
     /// [`GuestError::Request`] when a name or parameter is impossible, and
@@ -44,12 +53,13 @@ impl ModulePlan {
     pub(crate) fn new(
         toolkit: &Toolkit,
         software: &Software,
+        share: &[&str],
         shim: Option<&Path>,
         progress: &Progress,
     ) -> Result<Self, GuestError> {
         let named = merged(&software.modules)?;
         let Some(tree) = &toolkit.kernel.modules else {
-            return Self::without_tree(toolkit, software, &named);
+            return Self::without_tree(toolkit, share, &named);
         };
 
         let found = toolkit.drivers_not_in_shim(shim, &software.identities, progress)?;
@@ -62,21 +72,19 @@ impl ModulePlan {
             }
         }
 
-        let infrastructure: Vec<&str> = infrastructure(software).filter(|name| tree.has(name)).collect();
+        let vfio = (software.driver == Driver::Vfio).then_some(VFIO_MODULES).into_iter().flatten();
+        let infrastructure: Vec<&str> =
+            share.iter().copied().chain(vfio).filter(|name| tree.has(name)).collect();
         let names: Vec<&str> =
             wanted.iter().map(|request| request.name.as_str()).chain(infrastructure).collect();
         let included = tree.closure(&names, progress)?;
 
-        wanted.extend(share_requests(software));
+        wanted.extend(share_requests(share).filter(|module| module.name != CHECKSUM || tree.has(CHECKSUM)));
         Ok(Self { included, load: load_lines(&wanted, Some(tree))? })
     }
 
     /// Returns the plan for a kernel of whose modules no directory is known.
-    fn without_tree(
-        toolkit: &Toolkit,
-        software: &Software,
-        named: &[ModuleRequest],
-    ) -> Result<Self, GuestError> {
+    fn without_tree(toolkit: &Toolkit, share: &[&str], named: &[ModuleRequest]) -> Result<Self, GuestError> {
         if let Some(ModuleRequest { name, .. }) = named.first() {
             let problem =
                 format!("module {name} is required, but no module directory is known for this kernel");
@@ -84,7 +92,7 @@ impl ModulePlan {
         }
 
         // The caller's initramfs may have the modules for `/share`.
-        let wanted: Vec<_> = share_requests(software).collect();
+        let wanted: Vec<_> = share_requests(share).filter(|module| module.name != CHECKSUM).collect();
         Ok(Self { included: Vec::new(), load: load_lines(&wanted, None)? })
     }
 }
@@ -130,17 +138,20 @@ impl Toolkit {
     }
 }
 
-/// Returns the modules that nicforge itself needs in the guest.
-fn infrastructure(software: &Software) -> impl Iterator<Item = &'static str> {
-    let share = software.share.is_some().then_some(SHARE_MODULES).into_iter().flatten();
-    let vfio = (software.driver == Driver::Vfio).then_some(VFIO_MODULES).into_iter().flatten();
-    share.chain(vfio)
+impl GuestConfig {
+    /// Returns the modules for `/share`, if there is one.
+    pub(crate) fn share_modules(&self) -> &'static [&'static str] {
+        match (&self.software.share, self.hardware.vmm) {
+            (None, _) => &[],
+            (Some(_), Vmm::Qemu) => &QEMU_SHARE_MODULES,
+            (Some(_), Vmm::Own) => &OWN_SHARE_MODULES,
+        }
+    }
 }
 
-/// Returns the modules for `/share` as requests to init, if there is one.
-fn share_requests(software: &Software) -> impl Iterator<Item = ModuleRequest> {
-    let names = software.share.is_some().then_some(SHARE_MODULES).into_iter().flatten();
-    names.map(|name| ModuleRequest { name: name.into(), parameters: Vec::new() })
+/// Returns the modules for `/share` as requests to init.
+fn share_requests(modules: &[&str]) -> impl Iterator<Item = ModuleRequest> {
+    modules.iter().map(|&name| ModuleRequest { name: name.into(), parameters: Vec::new() })
 }
 
 /// Checks requests, and makes one of those for the same module.
@@ -288,13 +299,12 @@ mod tests {
     }
 
     #[test]
-    fn infrastructure_modules_match_the_guests_software() {
-        let names = |software: &Software| infrastructure(software).collect::<Vec<_>>();
-        let with_share = Software { share: Some("/srv".into()), ..Software::default() };
-        let with_vfio = Software { driver: Driver::Vfio, ..Software::default() };
+    fn modules_for_the_shared_directory_match_the_virtual_machine() {
+        let config = GuestConfig::new("n").vmm(Vmm::Own);
+        assert!(config.share_modules().is_empty());
 
-        assert!(names(&Software::default()).is_empty());
-        assert_eq!(names(&with_share), SHARE_MODULES);
-        assert_eq!(names(&with_vfio), VFIO_MODULES);
+        let with_share = config.share("/srv");
+        assert_eq!(with_share.share_modules(), OWN_SHARE_MODULES);
+        assert_eq!(with_share.vmm(Vmm::Qemu).share_modules(), QEMU_SHARE_MODULES);
     }
 }

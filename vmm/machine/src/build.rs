@@ -144,7 +144,8 @@ pub enum BuildError {
 /// Builds a machine. Its devices are new: a plan can be built several times.
 ///
 /// # Errors
-/// [`BuildError`]. No plan of the families and kinds that come with nicforge has one.
+/// [`BuildError`]. Plans of the families and kinds that come with nicforge cause none, except where
+/// a device's file or socket is not accessible.
 pub fn build(plan: &Plan) -> Result<(Machine, Built), BuildError> {
     let mut machine = Machine::new();
     let mut nodes: Vec<Node> = plan

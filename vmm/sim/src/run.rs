@@ -20,7 +20,7 @@ use serde::Serialize;
 use crate::{
     cluster::{
         Cards, Cluster, ClusterError, RankError, RankProgram, mu,
-        programs::{Updated, echo, rate_of, time_of_messages},
+        programs::{Updated, half_round_trip, rate_of, time_of_messages},
     },
     interrupted::Interrupted,
     paper::{extoll, seastar},
@@ -38,9 +38,9 @@ Programs:
 
 /// Messages of a window.
 const WINDOW: u32 = 64;
-/// Sizes of messages as powers of two.
+/// Sizes of the messages of `message_rate` and of `ping_pong`, as powers of two.
 const RATE_SIZES: std::ops::RangeInclusive<u32> = 0..=12;
-const ECHO_SIZES: std::ops::RangeInclusive<u32> = 0..=20;
+const PING_PONG_SIZES: std::ops::RangeInclusive<u32> = 0..=20;
 /// Maximum number of windows or round trips.
 const MAX_COUNT: u32 = 10_000;
 /// Maximum number of words of a rank, as a power of two.
@@ -84,6 +84,7 @@ pub enum Software {
 }
 
 impl Software {
+    /// Returns the costs of the software for these cards.
     fn profile(self, cards: Cards) -> Profile {
         match (self, cards) {
             (Self::Opteron, Cards::Extoll) => extoll::opteron(),
@@ -169,6 +170,7 @@ enum Rows {
 }
 
 impl Rows {
+    /// Returns the row of RandomAccess.
     fn of_updates(updated: Updated) -> Self {
         Self::RandomAccess([UpdatesRow {
             words: updated.words,
@@ -188,6 +190,7 @@ impl Rows {
         }
     }
 
+    /// Returns the rows as a table.
     fn table(&self) -> TableData {
         let (names, rows): (&[&str], Vec<Vec<String>>) = match self {
             Self::MessageRate(rows) => {
@@ -247,6 +250,7 @@ struct Report {
 }
 
 impl Report {
+    /// Returns the report for a terminal.
     fn text(&self) -> String {
         let Self { machine, program, ranks, virtual_us, .. } = self;
         let mut text = format!("{program} on {machine}, {ranks} ranks\n{}\n", self.results.table().table());
@@ -268,7 +272,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let signals = Signals::block().context(|| "signals".into())?;
     let interrupted = || signals.take().is_some();
     let mut cluster =
-        Cluster::read(&arguments.machine, Profile::default(), arguments.seed).map_err(wrong_machine)?;
+        Cluster::read(&arguments.machine, Profile::default(), arguments.seed).map_err(to_failure)?;
     match &mut cluster.cards {
         Cards::SeaStar(mode) if arguments.host_based => *mode = Mode::HostBased,
         Cards::Extoll | Cards::MessageUnit if arguments.host_based => {
@@ -285,7 +289,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     let ranks = cluster.nodes() * usize::from(per_node);
     check_ranks(program, ranks)?;
 
-    let (results, end) = carry_out(program, &cluster, per_node).map_err(wrong_machine)?;
+    let (results, end) = run_on(program, &cluster, per_node).map_err(to_failure)?;
     let cost = |(kind, time): (Cost, Picos)| CostRow { work: name_of(kind), ns: time.as_nanos() };
     let report = Report {
         machine: cluster.name().to_owned(),
@@ -318,7 +322,7 @@ fn name_of(kind: Cost) -> String {
 }
 
 /// Returns the failure of a cluster. Most are defects of the machine file.
-fn wrong_machine(error: ClusterError) -> Failure {
+fn to_failure(error: ClusterError) -> Failure {
     match error {
         ClusterError::World(_) | ClusterError::Rank { .. } => error.into(),
         _ => Failure::usage(error.to_string()),
@@ -339,7 +343,7 @@ fn check_ranks(program: Program, ranks: usize) -> Result<(), Failure> {
 }
 
 /// Runs a program. Returns its result, and the virtual time at its end.
-fn carry_out(program: Program, cluster: &Cluster, per_node: u16) -> Result<(Rows, Picos), ClusterError> {
+fn run_on(program: Program, cluster: &Cluster, per_node: u16) -> Result<(Rows, Picos), ClusterError> {
     match program {
         Program::MessageRate { windows } => {
             let (times, end) = cluster.run_program(per_node, MessageRates { windows })?;
@@ -349,7 +353,7 @@ fn carry_out(program: Program, cluster: &Cluster, per_node: u16) -> Result<(Rows
             let (times, end) = cluster.run_program(per_node, Latencies { rounds })?;
             let times = times.into_iter().next().unwrap_or_default();
             let row = |(order, us)| LatencyRow { bytes: 1_usize << order, us };
-            Ok((Rows::PingPong(ECHO_SIZES.zip(times).map(row).collect()), end))
+            Ok((Rows::PingPong(PING_PONG_SIZES.zip(times).map(row).collect()), end))
         }
         Program::RandomAccess { order } => {
             let (updated, end) = cluster.random_access(per_node, order, true)?;
@@ -358,13 +362,15 @@ fn carry_out(program: Program, cluster: &Cluster, per_node: u16) -> Result<(Rows
     }
 }
 
-/// Returns the numbers of pairs of a number of ranks, each with all sizes of messages.
+/// Returns the exchanges of `message_rate` on a number of ranks, as numbers of pairs and sizes of
+/// messages: one pair, two, four and so on, each with all sizes.
 fn exchanges(ranks: u32) -> impl Iterator<Item = (u32, usize)> {
     let doubled = std::iter::successors(Some(1_u32), |pairs| pairs.checked_mul(2));
     let counts = doubled.take_while(move |pairs| *pairs <= ranks / 2);
     counts.flat_map(|pairs| RATE_SIZES.map(move |order| (pairs, 1 << order)))
 }
 
+/// Returns the terms of an exchange in which each pair sends `windows` windows of messages.
 fn terms(bytes: usize, windows: u32, context: u32) -> Terms {
     Terms { bytes, window: WINDOW, windows, context }
 }
@@ -410,8 +416,9 @@ impl RankProgram for Latencies {
 
     fn run<E: Endpoint>(&self, endpoint: &mut E) -> Result<Vec<f64>, RankError> {
         let last = endpoint.size() - 1;
-        let of_size = |order: u32| Ok(echo(endpoint, last, 1 << order, self.rounds)?.as_secs_f64() * 1e6);
-        ECHO_SIZES.map(of_size).collect()
+        let of_size =
+            |order: u32| Ok(half_round_trip(endpoint, last, 1 << order, self.rounds)?.as_secs_f64() * 1e6);
+        PING_PONG_SIZES.map(of_size).collect()
     }
 }
 

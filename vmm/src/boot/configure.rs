@@ -199,7 +199,7 @@ pub(super) fn guest_config(
     }
 
     if let Some(share) = &options.contents.share {
-        config = config.share(share);
+        config = config.share(share.clone());
     }
     if let Some(logs) = &options.logs {
         config = config.logs(logs);

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, str::FromStr, time::Duration};
 
 use clap::Args;
-use nicforge_guest::Provision;
+use nicforge_guest::{Provision, Share};
 
 use crate::cli::ServeOptions;
 
@@ -89,9 +89,10 @@ pub enum VmmChoice {
 /// Files of the host for the guests.
 #[derive(Clone, Debug, Args)]
 pub struct HostFiles {
-    /// A directory of this host that the guests have as /share.
+    /// A directory of this host that the guests have as /share. Guests of our own virtual machine
+    /// have a copy, which they cannot change.
     #[arg(long, value_name = "DIR")]
-    pub share: Option<PathBuf>,
+    pub share: Option<Share>,
     /// A program of this host that the guests have in /root, with its libraries; may be given
     /// several times.
     #[arg(long = "program", value_name = "FILE")]

@@ -45,6 +45,10 @@ fn choose_by_host(options: &Options, obstacle: Option<&'static str>) -> (Vmm, St
     if let Some(option) = obstacle {
         return (Vmm::Qemu, format!("our own virtual machine has no {option}"));
     }
+    // The user may want the files that guests write there.
+    if options.contents.share.is_some() {
+        return (Vmm::Qemu, "its guests can write to --share".into());
+    }
     if options.provision.qemu.is_some() {
         return (Vmm::Qemu, "it is named".into());
     }
@@ -82,7 +86,6 @@ pub(super) fn obstacle(options: &Options) -> Option<&'static str> {
         (guest.driver == DriverChoice::Vfio, "--driver vfio"),
         (guest.root_ports, "--root-ports"),
         (guest.accel == AcceleratorChoice::Tcg, "--accel tcg"),
-        (options.contents.share.is_some(), "--share"),
     ];
     only_qemu.into_iter().find_map(|(is_given, option)| is_given.then_some(option))
 }

@@ -18,7 +18,7 @@ struct DemoArguments {
     #[arg(long)]
     interrupts: bool,
     /// Packets in each FIFO of the machine: a power of two, at most 256.
-    #[arg(long, value_name = "PACKETS", default_value_t = 8, value_parser = depth)]
+    #[arg(long, value_name = "PACKETS", default_value_t = 8, value_parser = parse_depth)]
     fifo_depth: u32,
     /// Print the result as JSON, and no progress.
     #[arg(long)]
@@ -53,7 +53,8 @@ pub(super) fn options(matches: &ArgMatches) -> Result<Options, Failure> {
     })
 }
 
-fn depth(text: &str) -> Result<u32, String> {
+/// Parses the number of packets of a FIFO.
+fn parse_depth(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(depth @ 1u32..=256) if depth.is_power_of_two() => Ok(depth),
         _ => Err("a power of two, at most 256, is possible".into()),

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::failure::{ErrorContext, Failure};
 
+/// Runs the cores of a compute node until their streams end. Returns the exit code.
 pub(super) fn main(plan: &Plan) -> Result<u8, Failure> {
     let devices = environment::devices(environment::SOCKET).context(|| "started by hand?".into())?;
     std::thread::scope(|scope| {
@@ -30,14 +31,14 @@ pub(super) fn main(plan: &Plan) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Runs one core. The node's first core answers round trips. Then each core changes its stream and
-/// sends it back.
-fn run(plan: &Plan, address: &DeviceAddress, first: bool) -> Result<(), Failure> {
+/// Runs one core. It changes its stream and sends it back. The core that `answers_round_trips`
+/// first answers those of the latency measurement.
+fn run(plan: &Plan, address: &DeviceAddress, answers_round_trips: bool) -> Result<(), Failure> {
     let device = Device::open_at(address, Default::default()).context(|| address.to_string())?;
     let core = ComputeCore::open(device, Config::default()).context(|| "opening FCNP".into())?;
     let rank = core.rank();
 
-    if first {
+    if answers_round_trips {
         let mut message = [0; ROUND_TRIP_BYTES];
         for _ in 0..ROUND_TRIPS {
             core.read(&mut message).context(|| "a round trip".into())?;

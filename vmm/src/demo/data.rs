@@ -17,6 +17,7 @@ const MAX_ENTRIES: usize = 200_000;
 /// The data: files that are read one after the other.
 pub(super) struct Data {
     named: Option<PathBuf>,
+    /// Paths and lengths.
     files: Vec<(PathBuf, u64)>,
 }
 

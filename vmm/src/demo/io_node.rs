@@ -19,6 +19,8 @@ use crate::failure::{ErrorContext, Failure};
 /// The interval between two progress messages to the parent.
 const PROGRESS: Duration = Duration::from_millis(100);
 
+/// Measures the latencies, and streams the data to the compute nodes and back. Returns the exit
+/// code.
 pub(super) fn main(plan: &Plan, data: &Data) -> Result<u8, Failure> {
     let devices = environment::devices(environment::SOCKET).context(|| "started by hand?".into())?;
     let Some(address) = devices.first() else { return Err(Failure::environment("no device was given")) };
@@ -131,7 +133,7 @@ fn receive(node: &IoNode, plan: &Plan, total: u64, cancel: &Cancel) -> Result<u6
     Ok(bytes)
 }
 
-/// A digest for each core.
+/// For each core, the number of bytes and the digest of its data.
 struct Digests(BTreeMap<u32, (u64, Sha256)>);
 
 impl Digests {
@@ -139,6 +141,7 @@ impl Digests {
         Self(ranks.iter().map(|&rank| (rank, (0, Sha256::new()))).collect())
     }
 
+    /// Adds data of a core.
     fn add(&mut self, rank: u32, data: &[u8]) {
         if let Some((bytes, digest)) = self.0.get_mut(&rank) {
             *bytes += data.len() as u64;
@@ -146,6 +149,7 @@ impl Digests {
         }
     }
 
+    /// Prints all digests as messages to the parent.
     fn print(self, view: View) {
         for (rank, (bytes, digest)) in self.0 {
             Message::Digest { rank, view, bytes, digest: super::hexadecimal(&digest.finalize()) }.print();

@@ -218,6 +218,7 @@ fn collector(collected: &Arc<Mutex<Collected>>, bar: &ProgressBar) -> LineSink {
     })
 }
 
+/// Returns bytes as hexadecimal digits.
 fn hexadecimal(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::new(), |mut text, byte| {

@@ -78,15 +78,25 @@ impl Message {
     }
 }
 
+/// The end of the streaming: bytes in each direction, and the time that they took.
+#[derive(Clone, Copy, Debug)]
+struct Streamed {
+    bytes: u64,
+    nanoseconds: u64,
+}
+
 /// All collected messages.
 #[derive(Debug, Default)]
 pub(super) struct Collected {
+    /// For each core and view, the number of bytes and their digest.
     digests: BTreeMap<u32, BTreeMap<View, (u64, String)>>,
+    /// For each core, half of its round trip in nanoseconds.
     latencies: BTreeMap<u32, u64>,
-    streamed: Option<(u64, u64)>,
+    streamed: Option<Streamed>,
 }
 
 impl Collected {
+    /// Collects a message of a node's process.
     pub(super) fn add(&mut self, message: Message) {
         match message {
             Message::Progress { .. } => {}
@@ -96,12 +106,14 @@ impl Collected {
             Message::Digest { rank, view, bytes, digest } => {
                 self.digests.entry(rank).or_default().insert(view, (bytes, digest));
             }
-            Message::Streamed { bytes, nanoseconds } => self.streamed = Some((bytes, nanoseconds)),
+            Message::Streamed { bytes, nanoseconds } => {
+                self.streamed = Some(Streamed { bytes, nanoseconds });
+            }
         }
     }
 
     /// Returns the ranks whose three digests do not agree.
-    fn wrong(&self, plan: &Plan) -> Vec<u32> {
+    fn ranks_with_wrong_digests(&self, plan: &Plan) -> Vec<u32> {
         let agree = |rank: &u32| {
             self.digests.get(rank).is_some_and(|views| {
                 views.len() == 3 && views.values().all(|view| Some(view) == views.values().next())
@@ -131,19 +143,19 @@ pub(super) fn print(
     plan: &Plan,
     json: bool,
 ) -> Result<u8, Failure> {
-    let Some((bytes, nanoseconds)) = collected.streamed else {
+    let Some(Streamed { bytes, nanoseconds }) = collected.streamed else {
         return Err(Failure::result("the I/O node did not say how long the streaming took"));
     };
 
     let seconds = (nanoseconds as f64 / 1e9).max(1e-9);
-    let wrong = collected.wrong(plan);
+    let ranks_with_wrong_digests = collected.ranks_with_wrong_digests(plan);
     let rows: Vec<Row> = snapshot.nodes.iter().map(|node| node_row(collected, node, seconds)).collect();
     let total = bytes as f64 * 8.0 / seconds / 1e9;
 
     if json {
         let report = serde_json::json!({
             "demo": { "bytes": bytes, "seconds": seconds, "gbit_s_each_way": total, "message": plan.message,
-                "digests_agree": wrong.is_empty() },
+                "digests_agree": ranks_with_wrong_digests.is_empty() },
             "nodes": rows,
         });
         print_line(report)?;
@@ -154,13 +166,13 @@ pub(super) fn print(
             bytes as f64 / 1e6,
             plan.message
         ))?;
-        match wrong.as_slice() {
+        match ranks_with_wrong_digests.as_slice() {
             [] => print_line("every digest agrees: what was sent, what each core received, what came back")?,
             ranks => print_line(format_args!("DIGESTS DIFFER for the cores of rank {ranks:?}"))?,
         }
     }
 
-    Ok(if wrong.is_empty() { 0 } else { EXIT_RESULT })
+    Ok(if ranks_with_wrong_digests.is_empty() { 0 } else { EXIT_RESULT })
 }
 
 /// Returns the row of a node. Its bytes are those that its cores have received. For the I/O node,
@@ -237,7 +249,8 @@ mod tests {
         Message::Digest { rank, view, bytes: 1, digest: digest.into() }
     }
 
-    fn all(rank: u32, returned: &str) -> [Message; 3] {
+    /// Returns the three digests of a core, of which the last one may differ.
+    fn messages_of(rank: u32, returned: &str) -> [Message; 3] {
         [
             digest(rank, View::Sent, "a"),
             digest(rank, View::Received, "a"),
@@ -249,17 +262,17 @@ mod tests {
     fn digests_that_agree_for_all_ranks_are_right() {
         let mut collected = Collected::default();
         for rank in PLAN.ranks() {
-            all(rank, "a").into_iter().for_each(|message| collected.add(message));
+            messages_of(rank, "a").into_iter().for_each(|message| collected.add(message));
         }
-        assert!(collected.wrong(&PLAN).is_empty());
+        assert!(collected.ranks_with_wrong_digests(&PLAN).is_empty());
     }
 
     #[test]
     fn a_digest_that_differs_or_is_missing_is_wrong() {
         let mut collected = Collected::default();
-        all(0, "b").into_iter().for_each(|message| collected.add(message));
-        all(4, "a").into_iter().take(2).for_each(|message| collected.add(message));
-        assert_eq!(collected.wrong(&PLAN), PLAN.ranks());
+        messages_of(0, "b").into_iter().for_each(|message| collected.add(message));
+        messages_of(4, "a").into_iter().take(2).for_each(|message| collected.add(message));
+        assert_eq!(collected.ranks_with_wrong_digests(&PLAN), PLAN.ranks());
     }
 
     #[test]

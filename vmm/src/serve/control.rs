@@ -13,7 +13,8 @@ use crate::{
 /// How long the engine may take to answer. It answers between two steps.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-fn failed(message: String) -> Response {
+/// Returns the answer to a request that could not be carried out.
+fn refused(message: String) -> Response {
     Response::Refused { message, is_usage_error: false }
 }
 
@@ -22,7 +23,7 @@ pub(super) fn answer(built: &Built, handle: &EngineHandle, request: &Request) ->
     match request {
         Request::Stat => match snapshot(built, handle) {
             Ok(snapshot) => Response::Stat(snapshot),
-            Err(message) => failed(message),
+            Err(message) => refused(message),
         },
         Request::Reset { node } => match built.node(node) {
             Some(node) => reset(node, handle),
@@ -42,8 +43,8 @@ fn reset(node: &Node, handle: &EngineHandle) -> Response {
     for function in &node.functions {
         match handle.reset_function(function.id, TIMEOUT) {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => return failed(error.to_string()),
-            Err(error) => return failed(error.to_string()),
+            Ok(Err(error)) => return refused(error.to_string()),
+            Err(error) => return refused(error.to_string()),
         }
     }
     Response::Done
@@ -112,11 +113,12 @@ fn name_in_node(function: &NodeFunction, name: &str) -> String {
     }
 }
 
+/// Returns the longest turn with the name of its client's attachment.
 fn longest_turn(built: &Built, turn: &nicforge_engine::LongestTurn) -> LongestTurn {
     let name = |(function, id)| {
         let node = built.nodes.iter().find(|node| node.has_function(function))?;
-        let is_it = |attachment: &&NodeAttachment| (attachment.function, attachment.id) == (function, id);
-        let attachment = node.attachments.iter().find(is_it)?;
+        let is_client = |attachment: &&NodeAttachment| (attachment.function, attachment.id) == (function, id);
+        let attachment = node.attachments.iter().find(is_client)?;
         Some(format!("{}.{}", node.name, attachment.name))
     };
     LongestTurn { us: microseconds(turn.time), attachment: turn.client.and_then(name), pid: turn.pid }

@@ -41,7 +41,7 @@ pub(crate) fn shared_library() -> PathBuf {
 }
 
 /// Returns the text after the start of a line of nicforge.pc, with the values of variables.
-fn package(start: &str) -> String {
+fn package_field(start: &str) -> String {
     let text = std::fs::read_to_string(INSTALLED.join("lib/pkgconfig/nicforge.pc")).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(start));
     let mut value = line.unwrap_or_else(|| panic!("nicforge.pc has no {start}")).trim().to_owned();
@@ -53,13 +53,14 @@ fn package(start: &str) -> String {
     value
 }
 
+/// Returns the value of a variable of nicforge.pc.
 fn variable(name: &str) -> String {
-    package(&format!("{name}="))
+    package_field(&format!("{name}="))
 }
 
 /// Returns the flags of some fields, one after another.
 fn flags(fields: &[&str]) -> Vec<String> {
-    let values: Vec<_> = fields.iter().map(|field| package(&format!("{field}:"))).collect();
+    let values: Vec<_> = fields.iter().map(|field| package_field(&format!("{field}:"))).collect();
     values.iter().flat_map(|value| value.split_whitespace()).map(str::to_owned).collect()
 }
 

@@ -26,7 +26,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Serves the machine that `text` describes, with an event loop: `auto` or `epoll`.
+    /// Serves the machine of a machine file's text, with an event loop: `auto` or `epoll`.
     pub(crate) fn of_text(text: &str, event_loop: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("machine.toml");

@@ -16,6 +16,7 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use sha2::{Digest, Sha256};
 
 /// `nicforge boot` of a machine, with sockets and temporary files in a folder of its own.
 struct Boot {
@@ -29,10 +30,12 @@ impl Boot {
         Self::of("pset.toml")
     }
 
+    /// One of the project's machines.
     fn of(machine: &'static str) -> Self {
         Self { folder: tempfile::tempdir().unwrap(), machine }
     }
 
+    /// Returns the command `nicforge boot` of the machine.
     fn command(&self, arguments: &[&str]) -> Command {
         let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines").join(self.machine);
         let temporary = self.folder.path().join("tmp");
@@ -76,10 +79,11 @@ impl Boot {
     }
 }
 
-fn text(bytes: &[u8]) -> String {
+fn to_text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// Waits for the end of a program, and returns its exit code.
 fn wait(child: &mut Child) -> Option<i32> {
     let start = Instant::now();
     while start.elapsed() < LIMIT {
@@ -93,7 +97,7 @@ fn wait(child: &mut Child) -> Option<i32> {
 }
 
 /// Starts a guest whose command reports that it runs, and waits for the report.
-fn started(boot: &Boot) -> Child {
+fn start_running_guest(boot: &Boot) -> Child {
     let mut child =
         boot.command(&["--node", "cn0", "--", "sh", "-c", "echo runs; sleep 1000"]).spawn().unwrap();
     let mut line = String::new();
@@ -129,7 +133,7 @@ fn commands_run_in_two_guests_and_the_exit_code_is_that_of_the_first_that_failed
         script,
     ]);
 
-    let (stdout, errors) = (text(&output.stdout), text(&output.stderr));
+    let (stdout, errors) = (to_text(&output.stdout), to_text(&output.stderr));
     assert_eq!(output.status.code(), Some(5), "{stdout}{errors}");
     assert!(stdout.contains("io0 | from the host\n") && stdout.contains("cn1 | from the host\n"), "{stdout}");
 
@@ -155,7 +159,7 @@ fn stock_driver_is_found_by_modalias_and_a_named_module_has_its_parameters() {
     let module = ["--module", "dummy:numdummies=2"];
     let output = boot.run(&[&module[..], &["--", "sh", "-c", script]].concat());
 
-    let (stdout, errors) = (text(&output.stdout), text(&output.stderr));
+    let (stdout, errors) = (to_text(&output.stdout), to_text(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{stdout}{errors}");
     assert_eq!(
         stdout,
@@ -172,25 +176,34 @@ fn nested_boot_runs_a_command_in_our_own_virtual_machine_and_has_its_exit_code()
     let folder = tempfile::tempdir().unwrap();
     let logs = logs("nested-boot");
     let machine = Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines/pset.toml");
-    let script = "echo $NICFORGE_DEVICES; lspci -n -d 1efc:; ls /dev/nicforge0; exit 7";
+    let share = tempfile::tempdir().unwrap();
+    let content = "a line of a file that is not empty\n".repeat(1000);
+    std::fs::write(share.path().join("file"), &content).unwrap();
+    let sum: String = Sha256::digest(content).iter().map(|byte| format!("{byte:02x}")).collect();
+    let script = "echo $NICFORGE_DEVICES; lspci -n -d 1efc:; ls /dev/nicforge0; sha256sum </share/file
+                  echo new >/share/file || exit 7";
     let output = Command::new(env!("CARGO_BIN_EXE_nicforge"))
         .arg("boot")
         .arg(machine)
         .args(["--node", "cn0", "--memory", "256", "--nested", "--logs"])
         .arg(&logs)
+        .arg("--share")
+        .arg(share.path())
         .args(["--driver", "shim", "--", "sh", "-c", script])
         .env("TMPDIR", folder.path())
         .stdin(Stdio::null())
         .output()
         .unwrap();
 
-    let (stdout, errors) = (text(&output.stdout), text(&output.stderr));
+    let (stdout, errors) = (to_text(&output.stdout), to_text(&output.stderr));
     assert_eq!(output.status.code(), Some(7), "{stdout}{errors}");
     assert!(stdout.contains("cn0 | cn0.core0=0000:00:03.0,cn0.core1=0000:00:04.0"), "{stdout}");
     assert!(
         stdout.contains("cn0 | 00:03.0 0280: 1efc:b601") && stdout.contains("/dev/nicforge0"),
         "{stdout}"
     );
+    assert!(stdout.contains(&format!("cn0 | {sum}")), "{stdout}{errors}");
+    assert!(errors.contains("Read-only file system"), "{errors}");
     for log in ["nested.console.log", "nested.qemu.log", "cn0.console.log", "cn0.vm.log"] {
         assert!(logs.join(log).exists(), "{log}");
     }
@@ -202,7 +215,7 @@ fn module_that_the_kernel_does_not_have_is_named() {
     toolkit();
     let boot = Boot::of("idio16.toml");
     let output = boot.run(&["--driver", "none", "--module", "no-such", "--", "true"]);
-    let errors = text(&output.stderr);
+    let errors = to_text(&output.stderr);
 
     assert_eq!(output.status.code(), Some(2), "{errors}");
     assert!(errors.contains("the kernel has no module no_such"), "{errors}");
@@ -239,7 +252,7 @@ fn a_guest_runs_until_the_commands_of_all_guests_have_ended() {
     let share_options = ["--share", share.to_str().unwrap(), "--", "sh", "-c", script];
     let output = boot.run(&[&options[..], &share_options[..]].concat());
 
-    let (stdout, errors) = (text(&output.stdout), text(&output.stderr));
+    let (stdout, errors) = (to_text(&output.stdout), to_text(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{stdout}{errors}");
     assert!(errors.contains("cn1 | nicforge-barrier: end: the command in cn0 has ended\n"), "{errors}");
     boot.wait_for_no_guest();
@@ -258,7 +271,7 @@ fn guest_that_ends_while_it_is_held_ends_the_others() {
     let options = ["--node", "cn0", "--node", "cn1", "--hold", "--driver", "none", "--", "sh", "-c", script];
     let output = boot.run(&options);
 
-    let errors = text(&output.stderr);
+    let errors = to_text(&output.stderr);
     assert_eq!(output.status.code(), Some(3), "{errors}");
     assert!(errors.contains("cn0: the guest ended during staying for the other guests"), "{errors}");
     boot.wait_for_no_guest();
@@ -268,7 +281,7 @@ fn guest_that_ends_while_it_is_held_ends_the_others() {
 fn ctrl_c_ends_guests_and_removes_sockets_and_a_killed_program_leaves_no_guest() {
     toolkit();
     let boot = Boot::new();
-    let mut child = started(&boot);
+    let mut child = start_running_guest(&boot);
     kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
 
     assert_eq!(wait(&mut child), Some(130));
@@ -278,7 +291,7 @@ fn ctrl_c_ends_guests_and_removes_sockets_and_a_killed_program_leaves_no_guest()
     let remaining = std::fs::read_dir(boot.folder.path().join("tmp")).unwrap().count();
     assert_eq!(remaining, 0, "temporary files are remaining");
 
-    let mut child = started(&boot);
+    let mut child = start_running_guest(&boot);
     child.kill().unwrap();
     child.wait().unwrap();
 
@@ -301,7 +314,7 @@ fn a_shell_takes_commands_and_its_exit_code_is_that_of_the_program() {
         .unwrap();
 
     let output = child.wait_with_output().unwrap();
-    let (stdout, errors) = (text(&output.stdout), text(&output.stderr));
+    let (stdout, errors) = (to_text(&output.stdout), to_text(&output.stderr));
 
     assert_eq!(output.status.code(), Some(4), "{stdout}{errors}");
     assert!(
@@ -317,11 +330,11 @@ fn a_command_that_takes_too_long_is_ended() {
     let boot = Boot::new();
     let output = boot.run(&["--node", "cn0", "--timeout", "1", "--", "sleep", "1000"]);
 
-    assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+    assert_eq!(output.status.code(), Some(3), "{}", to_text(&output.stderr));
     assert!(
-        text(&output.stderr).contains("the command (--timeout) took longer than 1s"),
+        to_text(&output.stderr).contains("the command (--timeout) took longer than 1s"),
         "{}",
-        text(&output.stderr)
+        to_text(&output.stderr)
     );
 
     boot.wait_for_no_guest();
@@ -356,37 +369,49 @@ fn ctrl_c_and_the_time_limit_end_guests_whose_output_is_not_read() {
 fn impossible_options_are_refused_before_any_download() {
     let boot = Boot::new();
     let cache = boot.folder.path().join("cache");
-    let fails = |command: &mut Command, code: i32, words: &[&str]| {
+    let assert_fails = |command: &mut Command, code: i32, words: &[&str]| {
         let output = command.env("NICFORGE_CACHE", &cache).output().unwrap();
-        let errors = text(&output.stderr);
+        let errors = to_text(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{errors}");
         for word in words {
             assert!(errors.contains(word), "{word:?} is not in {errors}");
         }
     };
 
-    fails(&mut boot.command(&[]), 2, &["--shell", "--lspci"]);
-    fails(&mut boot.command(&["--node", "cn9", "--", "true"]), 2, &["there is no node cn9", "cn3"]);
-    fails(&mut boot.command(&["--shell", "--node", "cn0", "--node", "cn1"]), 2, &["--shell is for one node"]);
-    fails(&mut boot.command(&["--shell", "--hold"]), 2, &["--hold", "--shell"]);
-    fails(&mut boot.command(&["--module", "a:b", "--", "true"]), 2, &["NAME:PARAM=VALUE"]);
-    fails(&mut boot.command(&["--qemu", "/bin/false", "--", "true"]), 3, &["/bin/false", "failed"]);
-    fails(
+    assert_fails(&mut boot.command(&[]), 2, &["--shell", "--lspci"]);
+    assert_fails(&mut boot.command(&["--node", "cn9", "--", "true"]), 2, &["there is no node cn9", "cn3"]);
+    assert_fails(
+        &mut boot.command(&["--shell", "--node", "cn0", "--node", "cn1"]),
+        2,
+        &["--shell is for one node"],
+    );
+    assert_fails(&mut boot.command(&["--shell", "--hold"]), 2, &["--hold", "--shell"]);
+    assert_fails(&mut boot.command(&["--module", "a:b", "--", "true"]), 2, &["NAME:PARAM=VALUE"]);
+    assert_fails(&mut boot.command(&["--qemu", "/bin/false", "--", "true"]), 3, &["/bin/false", "failed"]);
+    assert_fails(
         &mut boot.command(&["--qemu", "/bin/true", "--", "true"]),
         2,
         &["has no device vfio-user-pci", "10.1"],
     );
-    fails(&mut boot.command(&["--kernel", "/no/kernel", "--", "true"]), 2, &["/no/kernel: is not a file"]);
+    assert_fails(
+        &mut boot.command(&["--kernel", "/no/kernel", "--", "true"]),
+        2,
+        &["/no/kernel: is not a file"],
+    );
     // The host has no apt and no QEMU in this `PATH`.
     let empty_path = boot.folder.path().join("bin");
     let words = ["there is no QEMU here", "no relative of Debian", "--qemu", "--kernel"];
-    fails(boot.command(&["--", "true"]).env("PATH", empty_path), 3, &words);
+    assert_fails(boot.command(&["--", "true"]).env("PATH", empty_path), 3, &words);
 
     // The mirror does not exist.
     let mirror = format!("file:{}/mirror", boot.folder.path().display());
     let words = ["no mirror of Debian gave its lists", "NICFORGE_DEBIAN_MIRROR"];
     let mut command = boot.command(&["--", "true"]);
-    fails(command.env("NICFORGE_DEBIAN_MIRROR", mirror).env("PATH", path_without_qemu(&boot)), 3, &words);
+    assert_fails(
+        command.env("NICFORGE_DEBIAN_MIRROR", mirror).env("PATH", path_without_qemu(&boot)),
+        3,
+        &words,
+    );
 }
 
 /// Returns a `PATH` without QEMU, because the host's QEMU may be new enough.

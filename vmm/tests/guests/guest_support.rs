@@ -80,6 +80,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
+    /// Serves the machine of a machine file's text, with a log in the folder `logs`.
     pub(crate) fn start(machine: &str, logs: &Path) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("machine.toml");

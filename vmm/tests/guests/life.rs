@@ -31,8 +31,8 @@ fn config(server: &Server) -> GuestConfig {
     })
 }
 
-/// Returns a script that enables the function, and sets `register` to the address of its read-write
-/// register.
+/// Returns a script that enables the function, sets `register` to the address of its read-write
+/// register, and continues with `then`.
 fn with_register(then: &str) -> String {
     format!(
         "function=/sys/bus/pci/devices/0000:00:03.0\necho 1 >$function/enable\n\

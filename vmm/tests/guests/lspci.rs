@@ -89,7 +89,7 @@ fn lspci_decodes_every_kind_of_function_without_a_complaint() {
         let bars = regions(section);
         assert!(!bars.is_empty(), "{section}");
         check_msix(section, &bars);
-        memory.extend(bars.into_iter().filter(|bar| bar.memory).map(|bar| bar.range));
+        memory.extend(bars.into_iter().filter(|bar| bar.is_memory).map(|bar| bar.range));
     }
 
     memory.sort_by_key(|range| range.start);
@@ -98,9 +98,10 @@ fn lspci_decodes_every_kind_of_function_without_a_complaint() {
     }
 }
 
+/// A BAR, as `lspci` shows it.
 struct Bar {
     number: u64,
-    memory: bool,
+    is_memory: bool,
     range: Range<u64>,
 }
 
@@ -125,7 +126,7 @@ fn regions(section: &str) -> Vec<Bar> {
 
             let size: u64 = digits.parse::<u64>().unwrap() * unit;
             assert_eq!(start % size, 0, "{line}: not aligned to its size");
-            Bar { number: number.parse().unwrap(), memory: kind == "Memory", range: start..start + size }
+            Bar { number: number.parse().unwrap(), is_memory: kind == "Memory", range: start..start + size }
         })
         .collect()
 }
@@ -148,6 +149,7 @@ fn check_msix(section: &str, bars: &[Bar]) {
         (bar, offset..offset + length)
     };
 
+    // A vector has 16 bytes in the table, and a bit in words of 64 pending bits.
     let (table, pending) =
         (location("Vector table: ", count * 16), location("PBA: ", count.div_ceil(64) * 8));
     let do_not_overlap =

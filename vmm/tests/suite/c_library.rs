@@ -18,7 +18,7 @@ fn headers_in(folder: &Path) -> Vec<PathBuf> {
 
 /// Returns the functions that a generated header declares. Its only other parentheses outside its
 /// comments are those of function pointers, which have no name in front.
-fn declared(header: &Path) -> BTreeSet<String> {
+fn declared_functions(header: &Path) -> BTreeSet<String> {
     let text = std::fs::read_to_string(header).unwrap();
     let outside =
         |part: &str| part.split_once("*/").map_or_else(|| part.to_owned(), |(_, code)| code.to_owned());
@@ -35,7 +35,7 @@ fn declared(header: &Path) -> BTreeSet<String> {
 }
 
 /// Runs a program of the linker's package on the shared library, and returns its output.
-fn inspected(program: &str, options: &[&str]) -> String {
+fn inspect_library(program: &str, options: &[&str]) -> String {
     let output =
         Command::new(program).args(options).arg(shared_library()).env("LC_ALL", "C").output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -67,10 +67,10 @@ fn every_header_compiles_by_itself() {
 #[test]
 fn shared_library_exports_exactly_the_functions_of_the_headers() {
     let mut protocols = headers_in(&headers().join("nicforge"));
-    // Its functions are inline.
+    // The functions of this header are inline, so the library does not export them.
     protocols.retain(|header| !header.ends_with("muhwi.h"));
-    let expected: BTreeSet<_> = protocols.iter().flat_map(|header| declared(header)).collect();
-    let symbols = inspected("nm", &["--dynamic", "--defined-only"]);
+    let expected: BTreeSet<_> = protocols.iter().flat_map(|header| declared_functions(header)).collect();
+    let symbols = inspect_library("nm", &["--dynamic", "--defined-only"]);
     let exported = symbols.lines().map(|line| line.rsplit(' ').next().unwrap().to_owned()).collect();
 
     assert!(expected.contains("velo_send") && expected.contains("nicforge_fcnp_cn_init"));
@@ -79,6 +79,6 @@ fn shared_library_exports_exactly_the_functions_of_the_headers() {
 
 #[test]
 fn programs_record_the_name_of_the_shared_library_with_its_major_version() {
-    let dynamic = inspected("readelf", &["--dynamic"]);
+    let dynamic = inspect_library("readelf", &["--dynamic"]);
     assert!(dynamic.contains("Library soname: [libnicforge.so.0]"), "{dynamic}");
 }

@@ -5,6 +5,7 @@
 
 use crate::c_program::{archive, compile, run, sanitizers, shared};
 
+/// Compiles the example with these options, and checks its output on eight nodes.
 fn run_example(options: &[String]) {
     let folder = tempfile::tempdir().unwrap();
     let program = compile("extoll_both", folder.path(), options);

@@ -10,7 +10,9 @@ use crate::{
     c_program::{archive, compile, run, sanitizers, shared},
 };
 
-fn echo_comes_back(options: &[String]) {
+/// Compiles the examples with these options, and checks that all messages of one come back from
+/// the other.
+fn run_examples(options: &[String]) {
     let folder = tempfile::tempdir().unwrap();
     let io_node = compile("stream_ion", folder.path(), options);
     let compute_node = compile("stream_cn", folder.path(), options);
@@ -20,17 +22,17 @@ fn echo_comes_back(options: &[String]) {
 
 #[test]
 fn c_examples_linked_with_the_archive_echo_a_stream() {
-    echo_comes_back(&archive());
+    run_examples(&archive());
 }
 
 #[test]
 fn c_examples_linked_with_the_shared_library_echo_a_stream() {
-    echo_comes_back(&shared());
+    run_examples(&shared());
 }
 
 #[test]
 fn c_examples_under_address_sanitizer_echo_a_stream() {
-    echo_comes_back(&[sanitizers(), shared()].concat());
+    run_examples(&[sanitizers(), shared()].concat());
 }
 
 #[test]

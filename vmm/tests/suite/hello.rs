@@ -11,6 +11,7 @@ fn hello() -> PathBuf {
     built(&["--package", "nicforge-fcnp", "--example", "hello"]).join("examples/hello")
 }
 
+/// Runs the example on all nodes of a machine, and checks that each compute node's greeting came.
 fn check_greetings(machine: &str, compute_nodes: usize) {
     let folder = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_nicforge"))

@@ -1,7 +1,8 @@
 //! Tests of the program in processes and of the programs that it serves, in one test program. Each
 //! file has its own topic.
 //!
-//! The test program is also the process on a node, when it runs only a function `part`.
+//! The test program is also the process on a node, when it runs only a function
+//! `child_process_body`.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -13,8 +14,8 @@
 mod built;
 #[path = "../common/c_program.rs"]
 mod c_program;
-#[path = "../common/part.rs"]
-mod part;
+#[path = "../common/child_process.rs"]
+mod child_process;
 #[path = "../common/server.rs"]
 mod server;
 

@@ -9,6 +9,7 @@ fn run_example(options: &[String]) {
     run_example_on("extoll.toml", 8, options);
 }
 
+/// Compiles the example with these options, and checks its output on a machine.
 fn run_example_on(machine: &str, ranks: u32, options: &[String]) {
     let folder = tempfile::tempdir().unwrap();
     let program = compile("matching_ring", folder.path(), options);

@@ -1,7 +1,7 @@
 //! Matching over the EXTOLL card between processes. One is killed during a rendezvous, and its
 //! neighbours must continue. Other tests run the transport's programs with `nicforge run`.
 //!
-//! The test binary itself is the process that is killed, when it runs only [`part`].
+//! The test binary itself is the process that is killed, when it runs only [`child_process_body`].
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
@@ -19,7 +19,7 @@ use nicforge_velo::Address;
 
 use crate::{
     built::{built, workspace},
-    part::{Part, report},
+    child_process::{ChildProcess, report},
     server::Server,
 };
 
@@ -43,7 +43,7 @@ const RANKS: [Address; 3] =
 
 type Rank = Endpoint<ExtollTransport>;
 
-/// Opens a rank. It retries, because the server notices the end of the rank's last process only
+/// Opens a rank. It retries, because the server notices the end of the rank's previous process only
 /// after some time.
 fn open(folder: &Path, rank: usize) -> Rank {
     let Address { node, vpid } = RANKS[rank];
@@ -74,7 +74,7 @@ fn receive(rank: &mut Rank, from: u32, tag: u64, length: usize) -> Request {
 /// This is no test. It is the process that is killed, when the environment selects a role. It sends
 /// or receives long messages until then.
 #[test]
-fn part() {
+fn child_process_body() {
     let (Some(folder), Ok(role)) = (std::env::var_os("MPI_FOLDER"), std::env::var("MPI_ROLE")) else {
         return;
     };
@@ -91,8 +91,8 @@ fn part() {
         let done = rank.wait(request, Deadline::after(LIMIT), None).unwrap();
         done.result.unwrap();
         data = done.buffer.into_vec().unwrap();
-        if number == MESSAGES_BEFORE_KILL {
-            report("moving");
+        if number + 1 == MESSAGES_BEFORE_KILL {
+            report("transferring");
         }
     }
 }
@@ -105,13 +105,13 @@ enum Role {
 }
 
 /// Starts the process that is killed.
-fn victim(folder: &Path, role: Role) -> Part {
+fn victim(folder: &Path, role: Role) -> ChildProcess {
     let role = match role {
         Role::Source => SOURCE,
         Role::Target => "target",
     };
 
-    Part::start("mpi_processes", &[("MPI_FOLDER", folder.as_os_str()), ("MPI_ROLE", role.as_ref())])
+    ChildProcess::start("mpi_processes", &[("MPI_FOLDER", folder.as_os_str()), ("MPI_ROLE", role.as_ref())])
 }
 
 /// A pair of ranks that continuously exchange short and long messages.
@@ -123,6 +123,7 @@ struct Neighbours {
 }
 
 impl Neighbours {
+    /// Returns the bytes of the next message.
     fn length(&self) -> usize {
         [8, 2048, 100_000][self.exchanged as usize % 3]
     }
@@ -159,6 +160,7 @@ impl Neighbours {
         self.pending = [Some(sent), Some(receive(two, 0, tag, length))];
     }
 
+    /// Drives both ranks until `attempt` returns a value.
     fn drive_until<R>(&mut self, description: &str, mut attempt: impl FnMut(&mut Self) -> Option<R>) -> R {
         let (deadline, mut relax) = (Deadline::after(LIMIT), Relax::new());
         loop {
@@ -172,6 +174,7 @@ impl Neighbours {
         }
     }
 
+    /// Drives both ranks until they have exchanged this many further messages.
     fn exchange(&mut self, messages: u64) {
         let total = self.exchanged + messages;
         self.drive_until("messages", |pair| (pair.exchanged >= total).then_some(()));
@@ -180,7 +183,11 @@ impl Neighbours {
 
 /// Exchanges long messages with the victim until one fails, and returns that one's completion. The
 /// victim is killed in the middle of a message, after [`MESSAGES_BEFORE_KILL`] complete ones.
-fn exchange_until_victim_is_killed(pair: &mut Neighbours, victim: &mut Part, role: Role) -> Completion {
+fn exchange_until_victim_is_killed(
+    pair: &mut Neighbours,
+    victim: &mut ChildProcess,
+    role: Role,
+) -> Completion {
     let mut is_killed = false;
     let mut data = vec![PATTERN; LONG];
 
@@ -196,7 +203,7 @@ fn exchange_until_victim_is_killed(pair: &mut Neighbours, victim: &mut Part, rol
             // has begun. A sender does not see the gets of its receiver.
             let gets = pair.ranks[0].transport().statistics().gets;
             let has_begun = role == Role::Target || gets > before.gets;
-            if !is_killed && has_begun && number > MESSAGES_BEFORE_KILL && victim.next().is_some() {
+            if !is_killed && has_begun && number >= MESSAGES_BEFORE_KILL && victim.next().is_some() {
                 victim.kill();
                 is_killed = true;
             }
@@ -218,6 +225,7 @@ fn exchange_until_victim_is_killed(pair: &mut Neighbours, victim: &mut Part, rol
     unreachable!("numbers do not end")
 }
 
+/// Kills a rank again and again in the middle of a rendezvous, and checks what the others see.
 fn check_kill_in_the_middle(event_loop: &str) {
     let server = Server::of_text(MACHINE, event_loop);
     let folder = server.directory();

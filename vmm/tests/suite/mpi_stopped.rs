@@ -1,7 +1,7 @@
 //! A stopped rank is not a lost rank: its process is stopped for longer than the card's watchdog,
 //! and then continues. A rank that is killed while it is stopped is lost.
 //!
-//! The test binary itself is the process that is stopped, when it runs only [`part`].
+//! The test binary itself is the process that is stopped, when it runs only [`child_process_body`].
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
@@ -33,11 +33,11 @@ const STOP_TIME: Duration = Duration::from_secs(2);
 const LIMIT: Duration = Duration::from_secs(60);
 /// The greatest number of messages in flight. It exceeds the credits that a rank is granted.
 const MAX_UNANSWERED: u64 = 200;
-/// Number of messages before the process is stopped, and in total.
-const ANSWERED_BEFORE_STOP: u64 = 300;
+/// Number of answered messages between two stops of the process, and number of messages in all.
+const ANSWERED_BETWEEN_STOPS: u64 = 300;
 const MESSAGES: u64 = 3_000;
 /// The tag of the answers.
-const ANSWER: u64 = 1 << 40;
+const ANSWER_TAG: u64 = 1 << 40;
 
 type Rank = Endpoint<ExtollTransport>;
 
@@ -50,12 +50,14 @@ fn length(number: u64) -> usize {
     }
 }
 
+/// Returns the data of a message.
 fn data(number: u64) -> Vec<u8> {
     let mut data = vec![number as u8; length(number)];
     data[..8].copy_from_slice(&number.to_le_bytes());
     data
 }
 
+/// Opens a rank. It retries until the device is free.
 fn open(folder: &Path, rank: u32) -> Rank {
     let socket = folder.join(format!("ex{rank}.vpid0"));
     let started = Instant::now();
@@ -76,7 +78,7 @@ fn open(folder: &Path, rank: u32) -> Rank {
 /// This is no test. It is the process that is stopped, when the environment names a folder. It
 /// receives messages in order and answers each.
 #[test]
-fn part() {
+fn child_process_body() {
     let Some(folder) = std::env::var_os("STOPPED_FOLDER") else { return };
     let mut rank = open(Path::new(&folder), 1);
 
@@ -85,7 +87,8 @@ fn part() {
         let done = rank.wait(receive, Deadline::after(LIMIT), None).unwrap();
         done.result.unwrap();
         assert!(done.buffer.as_slice()[..done.length] == data(number), "message {number}");
-        let answer = rank.isend(Envelope::new(0, 0, ANSWER), Mode::Standard, data(number)[..8].to_vec(), 0);
+        let answer =
+            rank.isend(Envelope::new(0, 0, ANSWER_TAG), Mode::Standard, data(number)[..8].to_vec(), 0);
         let done = rank.wait(answer.unwrap(), Deadline::after(LIMIT), None).unwrap();
         done.result.unwrap();
     }
@@ -100,9 +103,10 @@ fn part() {
 struct StoppedProcess(Child);
 
 impl StoppedProcess {
+    /// Starts the process of rank 1, whose reports are shown.
     fn start(folder: &Path) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "mpi_stopped::part", "--nocapture", "--test-threads=1"])
+            .args(["--exact", "mpi_stopped::child_process_body", "--nocapture", "--test-threads=1"])
             .env("STOPPED_FOLDER", folder)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
@@ -152,12 +156,13 @@ struct Source {
 impl Source {
     fn open(folder: &Path) -> Self {
         let mut rank = open(folder, 0);
-        let answer = Self::expect(&mut rank);
+        let answer = Self::receive_answer(&mut rank);
         Self { rank, sends: Vec::new(), answer, sent: 0, answered: 0 }
     }
 
-    fn expect(rank: &mut Rank) -> Request {
-        rank.irecv(Selector::exact(1, 0, ANSWER), vec![0; 8], 0).unwrap()
+    /// Posts the receive of the next answer.
+    fn receive_answer(rank: &mut Rank) -> Request {
+        rank.irecv(Selector::exact(1, 0, ANSWER_TAG), vec![0; 8], 0).unwrap()
     }
 
     /// Sends what flow control allows, makes progress and checks the answers. Returns the error of
@@ -185,7 +190,7 @@ impl Source {
             done.result?;
             assert_eq!(done.buffer.as_slice(), self.answered.to_le_bytes());
             self.answered += 1;
-            self.answer = Self::expect(&mut self.rank);
+            self.answer = Self::receive_answer(&mut self.rank);
         }
 
         self.rank.transport_mut().relax(relax).unwrap();
@@ -203,6 +208,7 @@ impl Source {
     }
 }
 
+/// Stops the receiver twice, and checks that the sender waits for it and that all messages arrive.
 fn check_stop_and_resume(event_loop: &str) {
     let server = Server::of_text(MACHINE, event_loop);
     let folder = server.directory();
@@ -210,7 +216,7 @@ fn check_stop_and_resume(event_loop: &str) {
     let mut source = Source::open(&folder);
 
     for stop in 1..=2 {
-        source.drive_until_answered(stop * ANSWERED_BEFORE_STOP);
+        source.drive_until_answered(stop * ANSWERED_BETWEEN_STOPS);
         other.stop();
         let (stopped, mut relax) = (Instant::now(), Relax::new());
 
@@ -250,7 +256,7 @@ fn a_rank_killed_while_stopped_is_reported_lost() {
     let folder = server.directory();
     let other = StoppedProcess::start(&folder);
     let mut source = Source::open(&folder);
-    source.drive_until_answered(ANSWERED_BEFORE_STOP);
+    source.drive_until_answered(ANSWERED_BETWEEN_STOPS);
     other.stop();
     kill(other.pid(), Signal::SIGKILL).unwrap();
     let (deadline, mut relax) = (Deadline::after(LIMIT), Relax::new());

@@ -1,7 +1,7 @@
 //! Matching over Blue Gene/Q's Message Unit on a served machine: all-to-all and RandomAccess on 32
 //! nodes with the data checked, and ranks that are killed in the middle of transfers.
 //!
-//! The test binary itself is the process that is killed, when it runs only [`part`].
+//! The test binary itself is the process that is killed, when it runs only [`child_process_body`].
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
@@ -24,26 +24,28 @@ use nicforge_mu_transport::{Config, Job, MuTransport, RankAddress};
 use crate::{
     built::built,
     c_program::run,
-    part::{Part, report},
+    child_process::{ChildProcess, report},
     server::Server,
 };
 
 /// The longest wait.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Time after which a rank that is gone is given up.
-const TIMEOUT: Duration = Duration::from_secs(3);
+const RANK_TIMEOUT: Duration = Duration::from_secs(3);
 /// Nodes of `machines/bgq.toml`.
 const NODES: u32 = 32;
 /// Bytes of a message that is fetched, and of one that is sent eagerly in three packets.
 const LONG: usize = 4 << 20;
 const SHORT: usize = 1_500;
-/// Messages that the killed process exchanges before.
-const BEFORE: u64 = 3;
+/// The value of each byte of a message with the killed process.
+const PATTERN: u8 = 0x5a;
+/// Number of complete messages after which the process is killed.
+const MESSAGES_BEFORE_KILL: u64 = 3;
 
 type Rank = Endpoint<MuTransport>;
 
-/// Opens a rank. It retries, because the server notices the end of a subgroup's last process only
-/// after some time.
+/// Opens a rank. It retries, because the server notices the end of a subgroup's previous process
+/// only after some time.
 fn open(folder: &Path, job: &Job, rank: u32, config: Config) -> Rank {
     let RankAddress { node, subgroup } = job.address(rank).unwrap();
     let socket = folder.join(format!("bgq{node}.s{subgroup}"));
@@ -111,20 +113,23 @@ enum Role {
 const ROLES: [(&str, Role); 3] = [("eager", Role::Eager), ("source", Role::Source), ("target", Role::Target)];
 
 impl Role {
-    /// Returns the ranks of its job: 0 and 2 live, and 1 is killed.
+    /// Returns the ranks of its job: ranks 0 and 2 stay, and rank 1 is killed. Each role has
+    /// subgroups of its own.
     fn job(self) -> Job {
         let subgroup = self as u16;
         let at = |node, subgroup| RankAddress { node, subgroup };
         Job::new(vec![at(0, subgroup), at(1, subgroup), at(1, subgroup + 3)])
     }
 
+    /// Returns the bytes of a message with the killed rank.
     fn bytes(self) -> usize {
         if self == Self::Eager { SHORT } else { LONG }
     }
 }
 
-fn patient() -> Config {
-    Config { patience: TIMEOUT, ..Config::default() }
+/// Returns the settings of ranks that give a rank up after [`RANK_TIMEOUT`].
+fn short_patience() -> Config {
+    Config { patience: RANK_TIMEOUT, ..Config::default() }
 }
 
 fn send(rank: &mut Rank, to: u32, tag: u64, data: Vec<u8>) -> Request {
@@ -138,22 +143,22 @@ fn receive(rank: &mut Rank, from: u32, tag: u64, length: usize) -> Request {
 /// This is no test. It is the process that is killed, when the environment selects a role. It sends
 /// or receives messages until then.
 #[test]
-fn part() {
+fn child_process_body() {
     let (Some(folder), Ok(name)) = (std::env::var_os("MU_FOLDER"), std::env::var("MU_ROLE")) else {
         return;
     };
     let (_, role) = ROLES.into_iter().find(|(role, _)| *role == name).unwrap();
-    let mut rank = open(Path::new(&folder), &role.job(), 1, patient());
+    let mut rank = open(Path::new(&folder), &role.job(), 1, short_patience());
 
     for number in 0.. {
         let request = match role {
             Role::Target => receive(&mut rank, 0, 0, LONG),
-            _ => send(&mut rank, 0, 0, vec![0x5a; role.bytes()]),
+            _ => send(&mut rank, 0, 0, vec![PATTERN; role.bytes()]),
         };
         let done = rank.wait(request, Deadline::after(LIMIT), None).unwrap();
         done.result.unwrap();
-        if number == BEFORE {
-            report("moving");
+        if number + 1 == MESSAGES_BEFORE_KILL {
+            report("transferring");
         }
     }
 }
@@ -161,7 +166,7 @@ fn part() {
 /// Three ranks of which one is killed, while the others also exchange messages with each other.
 struct Scenario {
     role: Role,
-    victim: Part,
+    victim: ChildProcess,
     is_killed: bool,
     /// Ranks 0 and 2.
     ranks: [Rank; 2],
@@ -176,9 +181,9 @@ struct Scenario {
 impl Scenario {
     fn new(folder: &Path, name: &str, role: Role) -> Self {
         let job = role.job();
-        let ranks = [0, 2].map(|rank| open(folder, &job, rank, patient()));
+        let ranks = [0, 2].map(|rank| open(folder, &job, rank, short_patience()));
         let variables = [("MU_FOLDER", folder.as_os_str()), ("MU_ROLE", name.as_ref())];
-        let victim = Part::start("mu_mpi", &variables);
+        let victim = ChildProcess::start("mu_mpi", &variables);
         Self {
             role,
             victim,
@@ -224,7 +229,7 @@ impl Scenario {
         }
 
         let request = *self.with_victim.get_or_insert_with(|| match role {
-            Role::Target => send(zero, 1, 0, vec![0x5a; LONG]),
+            Role::Target => send(zero, 1, 0, vec![PATTERN; LONG]),
             _ => receive(zero, 1, 0, role.bytes()),
         });
         if !self.is_killed && self.victim.next().is_some() {
@@ -238,7 +243,7 @@ impl Scenario {
             assert!(self.is_killed, "{role:?}: {:?}", done.result);
             self.failed = Some(done);
         } else if role != Role::Target {
-            assert!(done.buffer.as_slice().iter().all(|byte| *byte == 0x5a));
+            assert!(done.buffer.as_slice().iter().all(|byte| *byte == PATTERN));
         }
     }
 }
@@ -333,7 +338,7 @@ fn reopen_and_exchange(folder: &Path, job: &Job) {
     finish(ranks.iter_mut().map(|rank| Blocks::new(rank, terms).unwrap()).collect());
 }
 
-/// Runs the example on each node of a machine, and returns its output.
+/// Runs the example on each of four nodes, and returns its output.
 fn example(words: &[&str]) -> String {
     let folder = built(&["--package", "nicforge-mu-transport", "--example", "mu_mpi"]);
     let program = folder.join("examples/mu_mpi");

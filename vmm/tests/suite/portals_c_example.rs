@@ -7,6 +7,8 @@ use crate::c_program::{archive, compile, run, sanitizers, shared};
 
 const NODES: u32 = 8;
 
+/// Compiles the example with these options, runs it with the arguments `words`, and checks each
+/// node's output.
 fn run_example(options: &[String], words: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let program = compile("portals_ring", folder.path(), options);

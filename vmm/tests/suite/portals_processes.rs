@@ -5,7 +5,7 @@
 //! once and in order, and what was cut fails. A message that was reported as sent may be lost: the
 //! chapter about the SeaStar's flow control describes when.
 //!
-//! The test program itself is the process on node 1, when it runs only [`part`].
+//! The test program itself is the process on node 1, when it runs only [`child_process_body`].
 
 use std::{
     ffi::OsStr,
@@ -22,7 +22,7 @@ use nicforge_portals::{
 };
 
 use crate::{
-    part::{Part, report},
+    child_process::{ChildProcess, report},
     server::Server,
 };
 
@@ -44,7 +44,7 @@ fn test_deadline() -> Deadline {
     Deadline::after(LIMIT)
 }
 
-/// Opens an attachment. It retries, because the server notices the end of the last client only
+/// Opens an attachment. It retries, because the server notices the end of the previous client only
 /// after some time.
 fn open(directory: &Path, name: &str) -> Device {
     let started = Instant::now();
@@ -57,13 +57,14 @@ fn open(directory: &Path, name: &str) -> Device {
     }
 }
 
+/// Boots a node.
 fn boot(directory: &Path, node: u32) -> Arc<Kernel> {
     let device = open(directory, &format!("admin/ss{node}.kernel"));
     Kernel::boot(device, KernelConfig::default()).unwrap()
 }
 
-/// Events of a queue: more than come while a process has no processor for seconds.
-const QUEUE: u32 = 60_000;
+/// Events that a queue holds: more than come while a process has no processor for seconds.
+const QUEUE_EVENTS: u32 = 60_000;
 
 /// A process with a queue, and with memory that messages are sent from and received into.
 struct Process {
@@ -81,11 +82,12 @@ impl Process {
     }
 
     fn of(interface: Interface) -> Self {
-        let queue = interface.allocate_queue(QUEUE).unwrap();
+        let queue = interface.allocate_queue(QUEUE_EVENTS).unwrap();
         let memory = interface.allocate(BYTES).unwrap();
         Self { interface, queue, memory }
     }
 
+    /// Returns the values of a descriptor of the memory, whose events go to the queue.
     fn descriptor(&self, options: Options) -> Descriptor<'_> {
         Descriptor {
             options: options | Options::START_DISABLE,
@@ -102,15 +104,18 @@ impl Process {
         posted.unwrap().unwrap();
     }
 
+    /// Binds a descriptor of the memory to send from.
     fn bind(&self) -> MemoryDescriptor {
         self.interface.bind_descriptor(&self.descriptor(Options::empty())).unwrap()
     }
 
+    /// Sends message `number` of a round, without waiting for its end.
     fn put(&self, from: &MemoryDescriptor, node: u32, round: u64, number: u64) -> Result<(), Error> {
         let target = Target::new(ProcessId { node, process: 0 }, PORTAL, round);
         self.interface.put_region(from, 0, BYTES, Ack::No, &target, number)
     }
 
+    /// Waits for the next event, which must be of this kind.
     fn event(&self, kind: EventKind) -> Event {
         let event = self.queue.wait(test_deadline(), None).unwrap();
         assert_eq!(event.kind, kind);
@@ -120,7 +125,7 @@ impl Process {
 
 /// This is no test. It is the process on node 1, when the environment selects it.
 #[test]
-fn part() {
+fn child_process_body() {
     let variable = |name: &str| std::env::var(format!("PORTALS_{name}")).unwrap_or_default();
     let Some(directory) = std::env::var_os("PORTALS_DIRECTORY") else { return };
     let directory = Path::new(&directory);
@@ -133,7 +138,7 @@ fn part() {
             receive(&Process::of(Interface::attach(device, test_deadline()).unwrap()));
         }
         "send" => send(&Process::open(directory, 1, mode), variable("ROUND").parse().unwrap()),
-        other => panic!("no part {other}"),
+        other => panic!("unknown role {other}"),
     }
 }
 
@@ -168,7 +173,8 @@ fn send(process: &Process, round: u64) {
     }
 }
 
-fn start(directory: &Path, role: &str, mode: &str, round: u64) -> Part {
+/// Starts the process on node 1 in a role.
+fn start(directory: &Path, role: &str, mode: &str, round: u64) -> ChildProcess {
     let round = round.to_string();
     let variables: [(&str, &OsStr); 4] = [
         ("PORTALS_DIRECTORY", directory.as_ref()),
@@ -176,18 +182,18 @@ fn start(directory: &Path, role: &str, mode: &str, round: u64) -> Part {
         ("PORTALS_MODE", mode.as_ref()),
         ("PORTALS_ROUND", round.as_ref()),
     ];
-    Part::start("portals_processes", &variables)
+    ChildProcess::start("portals_processes", &variables)
 }
 
 /// Messages of a round, as their receiver has reported them.
-struct Arrived {
+struct ArrivedMessages {
     round: u64,
     count: u64,
 }
 
-impl Arrived {
-    /// Records a report. Each message is the next one of the round.
-    fn note(&mut self, line: &str) {
+impl ArrivedMessages {
+    /// Checks that a report names the next message of the round, and counts it.
+    fn check_report(&mut self, line: &str) {
         if line != "gone" {
             self.count += 1;
             assert_eq!(line, format!("{} {}", self.round, self.count));
@@ -211,6 +217,7 @@ impl<'a> Stream<'a> {
         Self { process, from, round, put: 0, ended: 0, failed: 0 }
     }
 
+    /// Sends messages until [`WINDOW`] are in flight.
     fn fill(&mut self) {
         while self.put - self.ended < WINDOW {
             self.put += 1;
@@ -227,15 +234,15 @@ impl<'a> Stream<'a> {
     }
 
     /// Sends messages until the receiver has reported `count` of them.
-    fn send_until_received(&mut self, part: &Part, arrived: &mut Arrived, count: u64) {
+    fn send_until_received(&mut self, child: &ChildProcess, arrived: &mut ArrivedMessages, count: u64) {
         let deadline = test_deadline();
         while arrived.count < count {
             assert!(!deadline.has_passed(), "{} of {count} messages have come", arrived.count);
             self.fill();
             self.await_send_end();
             assert_eq!(self.failed, 0);
-            while let Some(line) = part.next() {
-                arrived.note(&line);
+            while let Some(line) = child.next() {
+                arrived.check_report(&line);
             }
         }
     }
@@ -252,25 +259,27 @@ impl<'a> Stream<'a> {
     }
 }
 
-/// Ends the receiver again and again while messages come, by `end`, which returns its last reports.
-fn end_receivers(end: impl Fn(&Server, Part) -> Vec<String>) {
-    for (mode, word) in MODES {
+/// Lets `end` end the receiver again and again while messages come, and checks what has arrived.
+/// `end` returns the receiver's last reports.
+fn check_ended_receivers(end: impl Fn(&Server, ChildProcess) -> Vec<String>) {
+    for (mode, mode_name) in MODES {
         let server = Server::of_text(MACHINE, "auto");
         let directory = server.directory();
         let local = Process::open(&directory, 0, mode);
         let from = local.bind();
 
         for round in 1..=ROUNDS {
-            let part = start(&directory, "receive", word, round);
-            part.expect("ready");
-            let (mut stream, mut arrived) = (Stream::new(&local, &from, round), Arrived { round, count: 0 });
+            let child = start(&directory, "receive", mode_name, round);
+            child.expect("ready");
+            let (mut stream, mut arrived) =
+                (Stream::new(&local, &from, round), ArrivedMessages { round, count: 0 });
             // The first one ends before a message has arrived.
             stream.fill();
-            stream.send_until_received(&part, &mut arrived, (round - 1) * 3);
+            stream.send_until_received(&child, &mut arrived, (round - 1) * 3);
 
-            let last = end(&server, part);
+            let last = end(&server, child);
             stream.send_until_node_is_lost();
-            last.iter().for_each(|line| arrived.note(line));
+            last.iter().for_each(|line| arrived.check_report(line));
             assert!(arrived.count <= stream.put);
         }
     }
@@ -278,23 +287,23 @@ fn end_receivers(end: impl Fn(&Server, Part) -> Vec<String>) {
 
 #[test]
 fn killed_receiver_gets_each_message_at_most_once_and_its_successor_none_of_them() {
-    end_receivers(|_, mut part| part.kill());
+    check_ended_receivers(|_, mut child| child.kill());
 }
 
 #[test]
 fn reset_receiver_gets_each_message_at_most_once_and_its_successor_none_of_them() {
-    end_receivers(|server, part| {
+    check_ended_receivers(|server, child| {
         let reset = Command::new(env!("CARGO_BIN_EXE_nicforge"))
             .args([OsStr::new("reset"), server.directory().as_os_str(), OsStr::new("ss1")])
             .status();
         assert!(reset.unwrap().success());
-        part.finish()
+        child.finish()
     });
 }
 
 #[test]
 fn messages_of_a_killed_sender_arrive_at_most_once_and_the_cut_ones_fail() {
-    for (mode, word) in MODES {
+    for (mode, mode_name) in MODES {
         let server = Server::of_text(MACHINE, "auto");
         let directory = server.directory();
         let local = Process::open(&directory, 0, mode);
@@ -303,18 +312,18 @@ fn messages_of_a_killed_sender_arrive_at_most_once_and_the_cut_ones_fail() {
         // Round and number of the last message, and whether it was cut.
         let (mut round, mut number, mut is_cut) = (0, 0, false);
         for current in 1..=ROUNDS {
-            let mut part = start(&directory, "send", word, current);
+            let mut child = start(&directory, "send", mode_name, current);
             loop {
                 let Event { message, failure, .. } = local.event(EventKind::PutEnd);
                 if message.match_bits != round {
-                    // Nothing of a former sender comes after the first message of the next one.
+                    // No message of a previous sender comes after the first one of its successor.
                     assert_eq!((round, message.match_bits), (current - 1, current));
                     (round, number, is_cut) = (current, 0, false);
                 }
                 number += 1;
                 assert_eq!(message.header_data, number);
                 // The card may begin more of the dead process's messages. All of them fail.
-                assert!(!is_cut || failure.is_some(), "message {number} came whole behind a cut one");
+                assert!(!is_cut || failure.is_some(), "message {number} came whole after a cut one");
                 is_cut = failure.is_some();
 
                 if is_cut {
@@ -323,23 +332,23 @@ fn messages_of_a_killed_sender_arrive_at_most_once_and_the_cut_ones_fail() {
                     break;
                 }
             }
-            part.kill();
+            child.kill();
         }
     }
 }
 
 #[test]
 fn without_a_restart_each_message_arrives_exactly_once() {
-    for (mode, word) in MODES {
+    for (mode, mode_name) in MODES {
         let server = Server::of_text(MACHINE, "auto");
         let directory = server.directory();
         let local = Process::open(&directory, 0, mode);
         let from = local.bind();
-        let part = start(&directory, "receive", word, 1);
-        part.expect("ready");
+        let child = start(&directory, "receive", mode_name, 1);
+        child.expect("ready");
 
         let mut stream = Stream::new(&local, &from, 1);
-        stream.send_until_received(&part, &mut Arrived { round: 1, count: 0 }, 100);
+        stream.send_until_received(&child, &mut ArrivedMessages { round: 1, count: 0 }, 100);
         while stream.ended < stream.put {
             stream.await_send_end();
         }
@@ -361,14 +370,15 @@ fn programs_without_a_kernel_use_a_granted_process_one_after_the_other() {
     kernel.grant(0).unwrap();
     assert!(matches!(kernel.grant(0), Err(Error::Refused { .. })));
     for round in 1..=ROUNDS {
-        let mut part = start(&directory, "attached", "nic", round);
-        part.expect("ready");
-        let (mut stream, mut arrived) = (Stream::new(&local, &from, round), Arrived { round, count: 0 });
-        stream.send_until_received(&part, &mut arrived, 3 * round);
+        let mut child = start(&directory, "attached", "nic", round);
+        child.expect("ready");
+        let (mut stream, mut arrived) =
+            (Stream::new(&local, &from, round), ArrivedMessages { round, count: 0 });
+        stream.send_until_received(&child, &mut arrived, 3 * round);
 
         // The node keeps running: messages to the process that has ended are dropped.
         stream.fill();
-        part.kill().iter().for_each(|line| arrived.note(line));
+        child.kill().iter().for_each(|line| arrived.check_report(line));
         stream.fill();
         while stream.ended < stream.put {
             stream.await_send_end();

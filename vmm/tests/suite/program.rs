@@ -25,6 +25,7 @@ use crate::server::{self, Server};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
+/// Returns the command `nicforge` with these arguments and an empty input.
 fn nicforge(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_nicforge"));
     command.args(arguments).stdin(Stdio::null());
@@ -39,10 +40,12 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
+/// Returns the path of one of the project's machine files.
 fn machine(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines").join(name).display().to_string()
 }
 
+/// Returns the JSON output of `nicforge stat`.
 fn stat(server: &Server) -> serde_json::Value {
     let directory = server.directory();
     let output = output(&mut nicforge(&["stat", directory.to_str().unwrap(), "--json"]));
@@ -50,6 +53,7 @@ fn stat(server: &Server) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
+/// Waits for the end of a program, and returns its exit code.
 fn wait(child: &mut Child) -> Option<i32> {
     let start = Instant::now();
     while start.elapsed() < LIMIT {
@@ -128,8 +132,8 @@ fn own_virtual_machine_refuses_what_only_qemu_does_before_anything_is_served() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("served");
     let pset = machine("pset.toml");
-    let only_qemu: [&[&str]; 5] =
-        [&["--iommu"], &["--driver", "vfio"], &["--root-ports"], &["--accel", "tcg"], &["--share", "/tmp"]];
+    let only_qemu: [&[&str]; 4] =
+        [&["--iommu"], &["--driver", "vfio"], &["--root-ports"], &["--accel", "tcg"]];
 
     for options in only_qemu {
         let command = ["boot", &pset, "--vmm", "own", "--dir", directory.to_str().unwrap(), "--lspci"];
@@ -144,7 +148,7 @@ fn own_virtual_machine_refuses_what_only_qemu_does_before_anything_is_served() {
 #[test]
 fn nested_boot_refuses_what_only_qemu_does() {
     let pset = machine("pset.toml");
-    for options in [["--vmm", "qemu"], ["--share", "/tmp"], ["--driver", "vfio"], ["--dir", "/tmp/x"]] {
+    for options in [["--vmm", "qemu"], ["--accel", "tcg"], ["--driver", "vfio"], ["--dir", "/tmp/x"]] {
         let output = output(nicforge(&["boot", &pset, "--nested", "--lspci"]).args(options));
         assert_eq!(output.status.code(), Some(2), "{options:?}");
         assert!(text(&output.stderr).contains(options[0]), "{}", text(&output.stderr));
@@ -203,6 +207,7 @@ fn reset_of_an_unknown_node_fails_and_lists_the_nodes() {
     assert!(text(&unknown.stderr).contains("there are io0, cn0"));
 }
 
+/// Runs programs on the nodes of a pset with `nicforge run`.
 fn run(programs: &[&str]) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("m").display().to_string();
@@ -316,7 +321,8 @@ fn run_ends_its_programs_and_removes_its_sockets_on_ctrl_c() {
     }
 }
 
-fn data(bytes: usize) -> (tempfile::TempDir, String) {
+/// Makes a file of random bytes. Returns its folder and its path.
+fn random_file(bytes: usize) -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("data");
     let mut content = vec![0; bytes];
@@ -325,6 +331,7 @@ fn data(bytes: usize) -> (tempfile::TempDir, String) {
     (folder, file.display().to_string())
 }
 
+/// Runs `nicforge demo` with a file, and returns its report.
 fn demo(file: &str, more: &[&str]) -> serde_json::Value {
     let mut arguments = vec!["demo", "--json", file];
     arguments.extend(more);
@@ -335,7 +342,7 @@ fn demo(file: &str, more: &[&str]) -> serde_json::Value {
 
 #[test]
 fn demo_brings_a_file_out_and_back_unchanged() {
-    let (_folder, file) = data(3_000_001);
+    let (_folder, file) = random_file(3_000_001);
     let report = demo(&file, &["--message", "100000"]);
     assert_eq!(report["demo"]["digests_agree"], true);
     assert_eq!(report["demo"]["bytes"], 3_000_001);
@@ -344,7 +351,7 @@ fn demo_brings_a_file_out_and_back_unchanged() {
 
 #[test]
 fn demo_works_with_interrupts_a_deep_fifo_and_epoll() {
-    let (_folder, file) = data(1_000_000);
+    let (_folder, file) = random_file(1_000_000);
     let report =
         demo(&file, &["--interrupts", "--fifo-depth", "64", "--event-loop", "epoll", "--message", "65536"]);
     assert_eq!(report["demo"]["digests_agree"], true);
@@ -353,7 +360,7 @@ fn demo_works_with_interrupts_a_deep_fifo_and_epoll() {
 #[test]
 fn demo_of_an_empty_file_and_of_one_byte_ends_well() {
     for bytes in [0, 1] {
-        let (_folder, file) = data(bytes);
+        let (_folder, file) = random_file(bytes);
         assert_eq!(demo(&file, &[])["demo"]["bytes"], bytes);
     }
 }

@@ -40,6 +40,7 @@ fn open(server: &Server, index: usize) -> Device {
 /// A wait that continues until the device is lost.
 type Wait = fn(&Device) -> Result<(), Error>;
 
+/// The waits, each with a name for messages.
 const WAITS: [(&str, Wait); 8] = [
     ("a condition", |device| device.wait_until(Deadline::never(), None, || false)),
     ("a loop of its own that always has something to do", |device| {
@@ -76,7 +77,8 @@ const WAITS: [(&str, Wait); 8] = [
     }),
 ];
 
-fn every_wait_ends(event_loop: &str) {
+/// Kills the server while clients wait in every way, and checks that all waits end soon.
+fn check_every_wait_ends(event_loop: &str) {
     for _ in 0..ROUNDS {
         let mut server = Server::of_text(MACHINE, event_loop);
         let devices: Vec<_> = (0..WAITS.len()).map(|index| open(&server, index)).collect();
@@ -109,12 +111,12 @@ fn every_wait_ends(event_loop: &str) {
 
 #[test]
 fn every_wait_ends_soon_with_io_uring_if_available() {
-    every_wait_ends("auto");
+    check_every_wait_ends("auto");
 }
 
 #[test]
 fn every_wait_ends_soon_with_epoll() {
-    every_wait_ends("epoll");
+    check_every_wait_ends("epoll");
 }
 
 /// Returns whether the thread sleeps in the kernel.
@@ -123,8 +125,9 @@ fn is_asleep(thread: Pid) -> bool {
     stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('S'))
 }
 
-/// The server is stopped first, so that it is killed between the request and its reply.
-fn outstanding_access_ends(event_loop: &str) {
+/// Kills the server while a client waits for the reply to a read. The server is stopped first, so
+/// that it is killed between the request and its reply.
+fn check_outstanding_access_ends(event_loop: &str) {
     for _ in 0..ROUNDS {
         let mut server = Server::of_text(MACHINE, event_loop);
         let device = open(&server, 0);
@@ -157,17 +160,17 @@ fn outstanding_access_ends(event_loop: &str) {
 
 #[test]
 fn outstanding_access_ends_soon_with_io_uring_if_available() {
-    outstanding_access_ends("auto");
+    check_outstanding_access_ends("auto");
 }
 
 #[test]
 fn outstanding_access_ends_soon_with_epoll() {
-    outstanding_access_ends("epoll");
+    check_outstanding_access_ends("epoll");
 }
 
 /// A stopped server is not a dead one. Only waits with a deadline end.
 #[test]
-fn stopped_server_is_waited_for() {
+fn a_wait_for_a_stopped_server_ends_at_its_deadline_and_the_device_works_afterwards() {
     let server = Server::of_text(MACHINE, "auto");
     let device = open(&server, 0);
     server.stop();

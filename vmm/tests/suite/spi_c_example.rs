@@ -7,6 +7,7 @@ use crate::c_program::{archive, compile, run, sanitizers, shared};
 
 const NODES: u32 = 32;
 
+/// Compiles the example with these options, and checks each node's output.
 fn run_example(options: &[String]) {
     let folder = tempfile::tempdir().unwrap();
     let program = compile("mu_ring", folder.path(), options);

@@ -1,7 +1,7 @@
 //! VELO between processes of a served machine. One is killed while its neighbours send to it, and
 //! its VPID gets a new owner.
 //!
-//! The test binary itself is the program on the node, when it runs only [`part`].
+//! The test binary itself is the program on the node, when it runs only [`child_process_body`].
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
@@ -17,7 +17,7 @@ use nicforge_driver::{Deadline, Device, OpenOptions, Relax};
 use nicforge_velo::{Address, Config, Error, Filter, Port};
 
 use crate::{
-    part::{Part, report},
+    child_process::{ChildProcess, report},
     server::Server,
 };
 
@@ -32,8 +32,8 @@ fn test_deadline() -> Deadline {
     Deadline::after(LIMIT)
 }
 
-/// Opens a VPID. It retries, because the server notices the end of the last client only after some
-/// time.
+/// Opens a VPID. It retries, because the server notices the end of the previous client only after
+/// some time.
 fn open(socket: &Path) -> Port {
     let started = Instant::now();
     loop {
@@ -48,7 +48,7 @@ fn open(socket: &Path) -> Port {
 /// This is no test. It is the process on the node, when the environment selects it. It receives
 /// messages of its own round until it is killed.
 #[test]
-fn part() {
+fn child_process_body() {
     let (Some(socket), Ok(round)) = (std::env::var_os("VELO_SOCKET"), std::env::var("VELO_ROUND")) else {
         return;
     };
@@ -56,33 +56,34 @@ fn part() {
     let mut port = open(Path::new(&socket));
     report("ready");
     let mut counts = BTreeMap::<Address, u32>::new();
-    let mut moving = false;
+    let mut has_reported = false;
 
     loop {
         let message = port.recv(Filter::ANY, test_deadline(), None).unwrap();
         if message.quadword(0) != round {
-            report(format_args!("old: {}", message.quadword(0)));
+            report(format_args!("message of round {}", message.quadword(0)));
             return;
         }
 
         *counts.entry(message.from).or_default() += 1;
         // Both neighbours are in the middle of sending.
-        if !moving && counts.len() == 2 && counts.values().all(|count| *count >= 300) {
-            moving = true;
-            report("moving");
+        if !has_reported && counts.len() == 2 && counts.values().all(|count| *count >= 300) {
+            has_reported = true;
+            report("transferring");
         }
     }
 }
 
-/// Starts the process on the node.
-fn victim(socket: &Path, round: u64) -> Part {
+/// Starts the process that receives messages of a round and is killed.
+fn victim(socket: &Path, round: u64) -> ChildProcess {
     let round = OsString::from(round.to_string());
-    Part::start("velo_processes", &[("VELO_SOCKET", socket.as_os_str()), ("VELO_ROUND", &round)])
+    ChildProcess::start("velo_processes", &[("VELO_SOCKET", socket.as_os_str()), ("VELO_ROUND", &round)])
 }
 
 /// A machine with two cards.
 const MACHINE: &str = "name = \"velo\"\n[[extoll]]\nmesh = 2\nvpids = 4\n";
 
+/// Returns the socket of a VPID.
 fn socket(server: &Server, at: Address) -> PathBuf {
     server.socket(&format!("ex{}.vpid{}", at.node, at.vpid))
 }
@@ -130,6 +131,8 @@ fn none_if_victim_ended<T>(result: Result<T, Error>) -> Option<T> {
     }
 }
 
+/// Kills the victim again and again while both neighbours send to it, and checks that they see its
+/// end, still reach each other, and that its successor gets no message of an earlier round.
 fn check_kill_while_neighbours_send(event_loop: &str) {
     let server = Server::of_text(MACHINE, event_loop);
     let neighbours = [Address { node: 0, vpid: 0 }, Address { node: 1, vpid: 1 }];
@@ -143,7 +146,7 @@ fn check_kill_while_neighbours_send(event_loop: &str) {
                 .iter_mut()
                 .map(|port| scope.spawn(move || send_until_victim_ends(port, round)))
                 .collect();
-            victim.expect("moving");
+            victim.expect("transferring");
             drop(victim);
             for sender in senders {
                 sender.join().unwrap();

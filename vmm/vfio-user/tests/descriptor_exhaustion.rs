@@ -15,7 +15,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 fn map_without_a_free_descriptor_is_refused_and_nothing_leaks() {
     let mut pair = Pair::negotiated();
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
-    pair.send_fds(&request(Command::DmaMap, &map_payload(3, 0, 0, 4096)), &[memfd(4096)]);
+    pair.send_fds(&request(Command::DmaMap, &map_payload(READ_WRITE, 0, 0, 4096)), &[memfd(4096)]);
     let mut taken = vec![memfd(1)];
     let highest = std::os::fd::AsRawFd::as_raw_fd(&taken[0]) as u64;
     setrlimit(Resource::RLIMIT_NOFILE, highest + 1, hard).unwrap();
@@ -30,6 +30,7 @@ fn map_without_a_free_descriptor_is_refused_and_nothing_leaks() {
     // Two of four descriptors find room: all are closed again, and the request is refused.
     let (read, write) = nix::unistd::pipe().unwrap();
     let fds: Vec<OwnedFd> = (0..4).map(|_| write.try_clone().unwrap()).collect();
+    // Four eventfds for the first four MSI-X vectors.
     let irqs = words(&[20, 4 | 32, 2, 0, 4]);
     pair.send_fds(&request(Command::DeviceSetIrqs, &irqs), &fds);
     drop((write, fds));

@@ -20,7 +20,7 @@ use super::{
 use crate::{panic::message_of, progress::Progress};
 
 /// About how many commands one poll on a thread may handle.
-const BUDGET: u32 = 64;
+const POLL_BUDGET: u32 = 64;
 /// Longest sleep of a companion's thread. It bounds the delay of a companion that looks at
 /// something else than its commands.
 const LONGEST_PARK: Duration = Duration::from_millis(250);
@@ -47,18 +47,20 @@ pub(super) struct MachineFlags {
 pub(super) struct Incarnation {
     epoch: u32,
     machine: Arc<MachineFlags>,
-    /// The machine's notes: of work, if it polls the companion, and of the end of an incarnation.
+    /// The companion's work flag, which tells the machine to poll the companion or to end it.
     notes: Notes,
-    /// The companion has sent an event or halted since the machine looked.
+    /// Raised when the companion has sent an event or halted, until the machine takes it.
     signal: Signal,
     /// The machine's steps poll the companion.
     is_stepped: bool,
     /// The device has dropped its end.
     has_ended: AtomicBool,
+    /// A poll on the companion's thread took longer than the limit.
     is_hung: AtomicBool,
+    /// A [`Phase`].
     phase: AtomicU8,
-    /// Counts polls.
-    beats: AtomicU64,
+    /// Number of polls so far. The machine sees by it that a thread has not stayed in one poll.
+    polls: AtomicU64,
     /// Message of the companion's panic.
     panic: OnceLock<String>,
     /// The companion's thread, if it has one.
@@ -78,16 +80,18 @@ impl Incarnation {
             has_ended: AtomicBool::new(false),
             is_hung: AtomicBool::new(false),
             phase: AtomicU8::new(Phase::Polling as u8),
-            beats: AtomicU64::new(0),
+            polls: AtomicU64::new(0),
             panic: OnceLock::new(),
             thread: OnceLock::new(),
         }
     }
 
+    /// Returns the incarnation's number among those of its companion.
     pub(super) fn epoch(&self) -> u32 {
         self.epoch
     }
 
+    /// Returns whether the companion runs, or why it has halted.
     pub(super) fn status(&self) -> CompanionStatus {
         if self.is_hung() {
             return CompanionStatus::Halted(Halt::Hung);
@@ -109,6 +113,7 @@ impl Incarnation {
         !self.is_hung() && !self.has_ended() && self.panic.get().is_none()
     }
 
+    /// Returns whether a poll took too long, so that the companion counts as halted.
     #[inline]
     pub(super) fn is_hung(&self) -> bool {
         self.is_hung.load(Ordering::Acquire)
@@ -119,6 +124,7 @@ impl Incarnation {
         self.is_hung.store(true, Ordering::Release);
     }
 
+    /// Returns whether the device has ended the incarnation.
     #[inline]
     pub(super) fn has_ended(&self) -> bool {
         self.has_ended.load(Ordering::Acquire)
@@ -131,6 +137,7 @@ impl Incarnation {
         self.wake_companion();
     }
 
+    /// Returns what the companion does at present.
     pub(super) fn phase(&self) -> Phase {
         match self.phase.load(Ordering::Acquire) {
             0 => Phase::Polling,
@@ -143,17 +150,19 @@ impl Incarnation {
         self.phase.store(phase as u8, Ordering::Release);
     }
 
-    pub(super) fn beats(&self) -> u64 {
-        self.beats.load(Ordering::Acquire)
+    /// Returns the number of polls so far.
+    pub(super) fn polls(&self) -> u64 {
+        self.polls.load(Ordering::Acquire)
     }
 
-    /// Sets the companion's thread. The machine and the thread itself do that, whichever is first.
+    /// Sets the companion's thread. The machine and the thread itself both do that, since either
+    /// may need it first.
     pub(super) fn set_thread(&self, thread: Thread) {
         let _ = self.thread.set(thread);
     }
 
-    /// Has the companion polled soon. An unpark comes to a thread that is awake as a token, which
-    /// its next park takes, so no wake-up is lost.
+    /// Requests a poll of the companion. If its thread is awake, the unpark makes its next park
+    /// return at once, so no wake-up is lost.
     #[inline]
     pub(super) fn wake_companion(&self) {
         if self.is_stepped {
@@ -163,7 +172,8 @@ impl Incarnation {
         }
     }
 
-    /// Has the machine call the device soon.
+    /// Requests that the machine calls the device in its next step, and wakes the machine if it may
+    /// sleep.
     #[inline]
     pub(super) fn wake_device(&self) {
         if self.signal.raise(&self.machine.awake) {
@@ -171,12 +181,12 @@ impl Incarnation {
         }
     }
 
-    /// Polls the companion once. A panic halts it. Returns [`Progress::Idle`] when it is over.
+    /// Polls the companion once. A panic halts it, and [`Progress::Idle`] is returned.
     pub(super) fn poll(&self, body: &mut dyn Body, budget: u32) -> Progress {
         self.set_phase(Phase::Polling);
-        self.beats.fetch_add(1, Ordering::Release);
+        self.polls.fetch_add(1, Ordering::Release);
 
-        // A companion that panicked is not polled again, only dropped.
+        // Unwind safety: the callers do not poll a companion that panicked again, only drop it.
         match panic::catch_unwind(AssertUnwindSafe(|| body.poll(budget))) {
             Ok(progress) => {
                 self.set_phase(Phase::Waiting);
@@ -189,7 +199,7 @@ impl Incarnation {
         }
     }
 
-    /// Drops the companion. It has ended then.
+    /// Drops the companion, after which nothing of it runs any more.
     pub(super) fn drop_body(&self, body: Box<dyn Body>) {
         if let Err(payload) = panic::catch_unwind(AssertUnwindSafe(|| drop(body))) {
             self.note_panic(message_of(payload));
@@ -198,11 +208,13 @@ impl Incarnation {
         self.wake_device();
     }
 
+    /// Keeps the message of the companion's first panic.
     fn note_panic(&self, message: String) {
-        // The first panic is the one that counts.
+        // An error means that there is an earlier message, which stays.
         let _ = self.panic.set(message);
     }
 
+    /// Returns whether the companion has panicked, so that it must not be polled again.
     pub(super) fn has_panicked(&self) -> bool {
         self.panic.get().is_some()
     }
@@ -212,7 +224,7 @@ impl Incarnation {
         self.set_thread(thread::current());
 
         while !self.has_ended() {
-            let progress = self.poll(body.as_mut(), BUDGET);
+            let progress = self.poll(body.as_mut(), POLL_BUDGET);
             if self.has_panicked() {
                 break;
             }
@@ -227,10 +239,11 @@ impl Incarnation {
 
 /// A companion with its end of the FIFOs, whatever its types.
 pub(super) trait Body: Send {
+    /// Polls the companion. It handles about `budget` commands at most.
     fn poll(&mut self, budget: u32) -> Progress;
 }
 
-/// A companion of one type.
+/// The [`Body`] of one type of companions.
 pub(super) struct Typed<C: Companion> {
     pub(super) companion: C,
     pub(super) end: CompanionEnd<C::Command, C::Event>,

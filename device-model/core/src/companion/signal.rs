@@ -110,9 +110,10 @@ mod tests {
         incarnations: [Incarnation; 2],
     }
 
+    /// The companion's end of an incarnation.
     struct Incarnation {
         signal: Signal,
-        /// Number of events. Nothing but the signal orders it.
+        /// Number of events. The accesses are relaxed, so only the signal orders them.
         sent: AtomicU32,
     }
 

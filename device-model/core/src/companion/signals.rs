@@ -11,24 +11,24 @@ use std::sync::{
 
 use super::signal::{self, Signal, Word};
 
-/// Companions of a group.
+/// Number of companions that share a word of flags.
 const GROUP: usize = u64::BITS as usize;
 
-/// The notes of up to [`GROUP`] companions.
+/// The flags of up to [`GROUP`] companions.
 struct Group {
-    /// The machine should poll these, or end them.
+    /// One bit for each companion that the machine should poll, or end.
     work: AtomicU64,
-    /// These have unreported events for their device: see [`Signal`].
+    /// One [`Signal`] for each companion that has an unreported event for its device.
     signals: Word,
 }
 
-/// The notes of all companions of a machine.
+/// The flags of all companions of a machine.
 #[derive(Default)]
 pub(super) struct Signals {
     groups: Vec<Arc<Group>>,
 }
 
-/// The notes of one companion. Its incarnations share them.
+/// The flags of one companion, which all its incarnations share.
 #[derive(Clone)]
 pub(super) struct Notes {
     group: Arc<Group>,
@@ -36,7 +36,8 @@ pub(super) struct Notes {
 }
 
 impl Notes {
-    /// Has the machine look at the companion in its next step.
+    /// Sets the companion's work flag: the machine polls the companion in its next step, or ends
+    /// it.
     #[inline]
     pub(super) fn note_work(&self) {
         // Release: the machine's poll sees what was sent before.
@@ -50,8 +51,7 @@ impl Notes {
 }
 
 impl Signals {
-    /// Returns the notes of companion `index`, and allocates its group of 64 companions if
-    /// necessary.
+    /// Returns the flags of companion `index`, and allocates its group if necessary.
     pub(super) fn of(&mut self, index: usize) -> Notes {
         let group = index / GROUP;
         if group >= self.groups.len() {
@@ -71,23 +71,27 @@ impl Signals {
         self.groups.iter().any(|group| signal::is_any_raised(&group.signals))
     }
 
-    /// Passes the companions with work to `take`, in ascending order, and forgets that.
+    /// Calls `take` with each companion that has work, in ascending order, and clears the work
+    /// flags.
     #[inline]
     pub(super) fn take_work(&self, take: impl FnMut(usize)) {
         let is_any = |group: &Group| group.work.load(Ordering::Relaxed) != 0;
-        self.pass(|group| if is_any(group) { group.work.swap(0, Ordering::Acquire) } else { 0 }, take);
+        self.for_each_taken(
+            |group| if is_any(group) { group.work.swap(0, Ordering::Acquire) } else { 0 },
+            take,
+        );
     }
 
-    /// Passes the companions to `take` that have unreported events for their device, in ascending
-    /// order, and forgets that.
+    /// Calls `take` with each companion that has an unreported event for its device, in ascending
+    /// order, and lowers the signals.
     #[inline]
     pub(super) fn take_signals(&self, take: impl FnMut(usize)) {
-        self.pass(|group| signal::take_all(&group.signals), take);
+        self.for_each_taken(|group| signal::take_all(&group.signals), take);
     }
 
-    /// Passes the companions whose bits `take_bits` returns for their group.
+    /// Calls `take` with the index of each companion whose bit `take_bits` returns for its group.
     #[inline]
-    fn pass(&self, take_bits: impl Fn(&Group) -> u64, mut take: impl FnMut(usize)) {
+    fn for_each_taken(&self, take_bits: impl Fn(&Group) -> u64, mut take: impl FnMut(usize)) {
         for (number, group) in self.groups.iter().enumerate() {
             let mut bits = take_bits(group);
             while bits != 0 {
@@ -102,6 +106,7 @@ impl Signals {
 mod tests {
     use super::*;
 
+    /// Returns the indices with which `take` calls the function that it is passed.
     fn taken(take: impl FnOnce(&mut dyn FnMut(usize))) -> Vec<usize> {
         let mut taken = Vec::new();
         take(&mut |index| taken.push(index));
@@ -109,13 +114,13 @@ mod tests {
     }
 
     #[test]
-    fn notes_of_several_groups_are_taken_once_in_ascending_order() {
+    fn work_flags_of_several_groups_are_taken_once_in_ascending_order() {
         let mut signals = Signals::default();
-        let of: Vec<_> = [200, 64, 63, 0].map(|index| signals.of(index)).into();
+        let notes = [200, 64, 63, 0].map(|index| signals.of(index));
         assert!(!signals.is_any());
 
-        of.iter().for_each(Notes::note_work);
-        of[1].note_work();
+        notes.iter().for_each(Notes::note_work);
+        notes[1].note_work();
         assert!(signals.is_any() && !signals.is_any_signalled());
         assert_eq!(taken(|take| signals.take_work(take)), [0, 63, 64, 200]);
         assert!(taken(|take| signals.take_work(take)).is_empty());

@@ -12,9 +12,10 @@ use super::{
 };
 use crate::{ids::FunctionId, progress::Progress, time::Nanos};
 
-/// Looks at a thread within its limit. Time in which the machine did not look counts as at most one
-/// part of the limit, since the thread may not have run then either.
-const LOOKS: u64 = 8;
+/// Number of times that the machine checks a thread within the limit of a poll. The time between
+/// two checks counts as at most this fraction of the limit: if the machine was not running for
+/// longer, the thread may not have run either.
+const CHECKS_PER_LIMIT: u64 = 8;
 
 /// The companions of all functions of a machine.
 pub(crate) struct Companions {
@@ -27,8 +28,8 @@ pub(crate) struct Companions {
     signals: Signals,
     /// A companion has been started on a thread.
     has_threads: bool,
-    /// Time of the next look at the threads.
-    look_at: Nanos,
+    /// Time of the next check of the threads.
+    next_check: Nanos,
 }
 
 /// A companion, with all of its incarnations that are not over.
@@ -48,10 +49,11 @@ struct Supervised {
     mode: CompanionMode,
     /// The companion, if the machine's steps poll it and it has not panicked.
     stepped: Option<Box<dyn Body>>,
-    /// Polls at the last look, and the time for which there was no other one.
-    beats: u64,
-    silent: u64,
-    looked_at: Nanos,
+    /// Number of polls at the last check.
+    polls: u64,
+    /// Nanoseconds that the poll in progress has taken, as far as the checks measured.
+    time_in_poll: u64,
+    last_check: Nanos,
 }
 
 impl Companions {
@@ -63,7 +65,7 @@ impl Companions {
             companions: Vec::new(),
             signals: Signals::default(),
             has_threads: false,
-            look_at: Nanos::ZERO,
+            next_check: Nanos::ZERO,
         }
     }
 
@@ -73,9 +75,9 @@ impl Companions {
         self.flags = flags(waker);
     }
 
-    /// Sets the longest poll on a thread, at least [`LOOKS`] nanoseconds.
+    /// Sets the longest poll on a thread, at least [`CHECKS_PER_LIMIT`] nanoseconds.
     pub(crate) fn set_limit(&mut self, nanoseconds: u64) {
-        self.limit = nanoseconds.max(LOOKS);
+        self.limit = nanoseconds.max(CHECKS_PER_LIMIT);
     }
 
     /// Returns whether no function has a companion.
@@ -122,17 +124,23 @@ impl Companions {
                 None
             }
         };
-        entry.current =
-            Some(Supervised { incarnation, mode, stepped, beats: 0, silent: 0, looked_at: Nanos::NEVER });
-        self.look_at = Nanos::ZERO;
+        entry.current = Some(Supervised {
+            incarnation,
+            mode,
+            stepped,
+            polls: 0,
+            time_in_poll: 0,
+            last_check: Nanos::NEVER,
+        });
+        self.next_check = Nanos::ZERO;
 
         Ok(device_end)
     }
 
     /// Returns the index of a companion, and adds it if it is new.
     fn index_of(&mut self, function: FunctionId, name: &'static str) -> Result<usize, CompanionError> {
-        let is_it = |entry: &NamedCompanion| entry.function == function && entry.name == name;
-        if let Some(index) = self.companions.iter().position(is_it) {
+        let has_name = |entry: &NamedCompanion| entry.function == function && entry.name == name;
+        if let Some(index) = self.companions.iter().position(has_name) {
             return Ok(index);
         }
 
@@ -169,7 +177,7 @@ impl Companions {
         self.signals.is_any()
     }
 
-    /// Passes the functions to `wake` whose companions have sent events or halted.
+    /// Calls `wake` with each function whose companion has sent an event or halted.
     pub(crate) fn take_woken(&mut self, mut wake: impl FnMut(FunctionId)) {
         self.signals.take_signals(|index| {
             if let Some(entry) = self.companions.get(index) {
@@ -178,14 +186,14 @@ impl Companions {
         });
     }
 
-    /// Looks at the threads if that is due: declares those hung that have been in one poll for too
-    /// long, and forgets incarnations that are over.
+    /// Checks the threads if that is due: declares those hung that have been in one poll for too
+    /// long, and removes incarnations that are over.
     pub(crate) fn supervise(&mut self, now: Nanos) {
-        if now < self.look_at {
+        if now < self.next_check {
             return;
         }
 
-        self.look_at = now.after(self.limit / LOOKS);
+        self.next_check = now.after(self.limit / CHECKS_PER_LIMIT);
         for entry in &mut self.companions {
             entry.earlier.retain(|incarnation| incarnation.phase() != Phase::Over);
             if let Some(current) = &mut entry.current
@@ -208,7 +216,7 @@ impl Companions {
 
         let mut current = self.companions.iter().filter_map(|entry| entry.current.as_ref());
         let is_watched = self.has_threads && current.any(Supervised::is_watched);
-        Some(if is_watched { time.min(self.look_at) } else { time })
+        Some(if is_watched { time.min(self.next_check) } else { time })
     }
 
     /// Returns the companions of a function.
@@ -264,24 +272,26 @@ impl Supervised {
         busy
     }
 
-    /// Returns whether a thread is in a poll, so that the machine must look at it again.
+    /// Returns whether the companion is in a poll on its thread, so that the machine must check
+    /// again.
     fn is_watched(&self) -> bool {
         self.stepped.is_none() && !self.incarnation.is_hung() && self.incarnation.phase() == Phase::Polling
     }
 
-    /// Adds the time since the last look to that of the poll in progress. Returns whether the poll
+    /// Adds the time since the last check to that of the poll in progress. Returns whether the poll
     /// has become too long.
     fn measure_poll(&mut self, now: Nanos, limit: u64) -> bool {
-        let beats = self.incarnation.beats();
-        let passed = now.0.saturating_sub(self.looked_at.0).min(limit / LOOKS);
-        self.looked_at = now;
-        if !self.is_watched() || beats != self.beats {
-            (self.beats, self.silent) = (beats, 0);
+        let polls = self.incarnation.polls();
+        let passed = now.0.saturating_sub(self.last_check.0).min(limit / CHECKS_PER_LIMIT);
+        self.last_check = now;
+        if !self.is_watched() || polls != self.polls {
+            (self.polls, self.time_in_poll) = (polls, 0);
             return false;
         }
 
-        self.silent += passed;
-        self.silent >= limit / LOOKS * LOOKS
+        self.time_in_poll += passed;
+        // The limit, rounded down to what whole checks can add up to.
+        self.time_in_poll >= limit / CHECKS_PER_LIMIT * CHECKS_PER_LIMIT
     }
 }
 
@@ -294,6 +304,7 @@ impl Drop for Supervised {
     }
 }
 
+/// Returns the flags of a machine that is awake and whose holder has this waker.
 fn flags(waker: Waker) -> Arc<MachineFlags> {
     Arc::new(MachineFlags { awake: Awake::new(), waker })
 }

@@ -21,9 +21,9 @@ impl Context<'_> {
     ///
     /// # Errors
     /// [`DmaError::Remote`] if a part is reached by messages only. The device then calls
-    /// [`Context::dma_read`], where the access counts; this answer counts as no error. Every other
+    /// [`Context::dma_read`], which counts the access, so this error is not counted. Every other
     /// error is final, and the device should set its error bit. After [`DmaError::Faulted`], the
-    /// content of `out` is arbitrary; after the others it is unchanged.
+    /// content of `out` is arbitrary; after the other errors it is unchanged.
     pub fn copy_from(
         &mut self,
         attachment_id: AttachmentId,
@@ -46,9 +46,9 @@ impl Context<'_> {
     ///
     /// # Errors
     /// [`DmaError::Remote`] if a part is reached by messages only, before anything is copied. The
-    /// device then calls [`Context::dma_write`], where the access counts; this answer counts as no
-    /// error. [`DmaError::Busy`] while an earlier write by message has no reply. Every other error
-    /// is final, and the device should set its error bit.
+    /// device then calls [`Context::dma_write`], which counts the access, so this error is not
+    /// counted. [`DmaError::Busy`] while an earlier write by message has no reply. Every other
+    /// error is final, and the device should set its error bit.
     pub fn copy_to(&mut self, attachment_id: AttachmentId, iova: u64, data: &[u8]) -> Result<(), DmaError> {
         let attachment =
             self.function.attachments.get_mut(usize::from(attachment_id.0)).ok_or(DmaError::Gone)?;
@@ -94,8 +94,8 @@ impl Context<'_> {
         self.finish(attachment_id, WORD, result, &events)
     }
 
-    /// Charges an access to the step, counts its error, and traces it. An access that the device
-    /// must repeat, or carry out by messages, leaves no trace.
+    /// Charges an access to the step, counts its error, and traces it. It does none of that for an
+    /// access that the device must repeat, or carry out by messages.
     #[inline]
     fn finish<T>(
         &mut self,

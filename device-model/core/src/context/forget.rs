@@ -27,12 +27,13 @@ impl Context<'_> {
         let attachment = self.function.attachments.get_mut(usize::from(attachment_id.0));
         let Some(tenant) = attachment.and_then(|attachment| attachment.tenant.as_mut()) else { return };
         let reads = &mut tenant.remote_reads;
-        let before = reads.iter().filter(|read| read.token.is_none()).count();
+        // A forgotten read has no token.
+        let forgotten_before = reads.iter().filter(|read| read.token.is_none()).count();
         for read in &mut *reads {
             read.token = read.token.filter(|&token| !forgets(token));
         }
 
-        if reads.iter().filter(|read| read.token.is_none()).count() == before {
+        if reads.iter().filter(|read| read.token.is_none()).count() == forgotten_before {
             return;
         }
 

@@ -13,6 +13,10 @@ use crate::{
     time::Nanos,
 };
 
+/// The share of [`Attachment::recent_records`](crate::attachment::Attachment) that a turn with
+/// competing clients forgets: an eighth.
+const RECENT_DECAY: u64 = 8;
+
 /// The head of a client's posted-write ring, which a turn looks at.
 pub(crate) struct WatchedRing {
     pub(crate) attachment_id: AttachmentId,
@@ -25,8 +29,8 @@ pub(crate) struct WatchedRing {
 #[repr(C)]
 pub(crate) struct FunctionState {
     pub(crate) id: FunctionId,
-    /// True when a record stalled in the last turn and several clients exist. Only turns drain the
-    /// rings then, so that the scheduler shares out what the device has.
+    /// A record stalled in the last turn and several clients exist. Only turns drain the rings
+    /// then, so that the scheduler can share out the device's resource for which they compete.
     pub(crate) contended: bool,
     pub(crate) wake_at: Nanos,
     pub(crate) completions: VecDeque<Completion>,
@@ -66,8 +70,8 @@ impl FunctionState {
 
     /// Returns the next ring from `from` on that has records, and moves `from` past it.
     ///
-    /// The search is on the packet path: most functions there have no client, and most clients no
-    /// records. Each look reads one entry of the list and a header.
+    /// The search is on the packet path, where most functions have no client and most clients have
+    /// no records. So it reads no more than one list entry and one ring header for each ring.
     #[inline(always)]
     pub(crate) fn next_posted(&self, from: &mut usize) -> Option<(AttachmentId, usize)> {
         let remaining = self.rings.get(*from..)?;
@@ -80,9 +84,9 @@ impl FunctionState {
     /// that carried out at most `maximum` records of each.
     ///
     /// Clients that compete for the same resource of a device thus share it, whatever the resource
-    /// and however often some of it becomes free. A client that received none moves towards the
-    /// front with each turn. A client that received more than another moves behind it. What one
-    /// client does not use, the next one gets.
+    /// and however often some of it becomes free. A client none of whose records was carried out
+    /// moves towards the front with each turn. A client with more records than another moves behind
+    /// it. What one client does not use is left for the next one.
     #[cold]
     pub(crate) fn reorder_clients(&mut self, maximum: u32) {
         let Self { attachments, clients, .. } = self;
@@ -90,9 +94,9 @@ impl FunctionState {
             let Some(attachment) = attachments.get_mut(usize::from(attachment_id.0)) else { continue };
             let posted = attachment.counters.posted_writes;
             // Records carried out while no client had to wait count as one turn's at most.
-            let given = posted.saturating_sub(attachment.posted_at_update).min(maximum.into());
-            attachment.recent_records =
-                attachment.recent_records - attachment.recent_records.div_ceil(8) + given;
+            let carried_out = posted.saturating_sub(attachment.posted_at_update).min(maximum.into());
+            let forgotten = attachment.recent_records.div_ceil(RECENT_DECAY);
+            attachment.recent_records = attachment.recent_records - forgotten + carried_out;
             attachment.posted_at_update = posted;
         }
 

@@ -123,9 +123,9 @@ impl Context<'_> {
 
     /// Starts a read of at most [`MAX_DMA`] bytes of client memory at `iova`.
     ///
-    /// The data or the error comes to [`crate::device::Device::dma_done`] with `token`, after the
-    /// device has returned from this call. [`Context::forget_reads`] cancels that. Where the memory
-    /// is mapped, [`Context::copy_from`] returns the data at once.
+    /// [`crate::device::Device::dma_done`] receives the data or the error with `token`, after the
+    /// call of the device in which the read starts. [`Context::forget_reads`] prevents the call of
+    /// `dma_done`. Where the memory is mapped, [`Context::copy_from`] returns the data at once.
     ///
     /// The data are those of mapped memory at the time of this call, and those of other memory at
     /// the time of the client's reply. A doorbell that comes before the delivery may announce data
@@ -133,7 +133,7 @@ impl Context<'_> {
     ///
     /// # Errors
     /// [`DmaError::Busy`] when [`MAX_REMOTE`] reads of the attachment are in flight, or no buffer
-    /// is free. The device should retry in a later step. All other errors come to `dma_done`.
+    /// is free. The device should retry in a later step. `dma_done` receives all other errors.
     pub fn dma_read(
         &mut self,
         attachment_id: AttachmentId,
@@ -276,9 +276,9 @@ impl Context<'_> {
         attachment.dma.lease(iova, length, write)
     }
 
-    /// Returns the longest prefix of `length` bytes of client memory at `iova` that is of one kind.
-    /// A device uses it to hold a range whose parts may be of several kinds. Unmapping any part of
-    /// the prefix ends `term`.
+    /// Returns the longest prefix of `length` bytes of client memory at `iova` that is of one kind:
+    /// either mapped with one permission, or reached by messages only. A device uses it to hold a
+    /// range whose parts may be of several kinds. Unmapping any part of the prefix ends `term`.
     ///
     /// # Errors
     /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and those of [`crate::dma::DmaMap::piece`].
@@ -374,6 +374,7 @@ impl Context<'_> {
         self.shared.companions.start(self.function.id, spec, body)
     }
 
+    /// Returns the state of an attachment, or `None` if the function has no such attachment.
     fn attachment(&self, attachment_id: AttachmentId) -> Option<&Attachment> {
         self.function.attachments.get(usize::from(attachment_id.0))
     }

@@ -48,6 +48,7 @@ pub enum Outgoing {
 }
 
 impl Outgoing {
+    /// Returns the function and attachment whose operation this is.
     fn owner(&self) -> (FunctionId, AttachmentId) {
         match self {
             Self::DmaRead { function, attachment, .. } | Self::DmaWrite { function, attachment, .. } => {
@@ -76,7 +77,7 @@ pub(crate) struct Shared {
     pub(crate) outgoing: VecDeque<Outgoing>,
     pub(crate) next_id: u64,
     pub(crate) trace: Option<Box<dyn TraceSink>>,
-    /// Bytes of client memory that DMA has touched in the current step of the machine.
+    /// Bytes of client memory that DMA has read or written in the current step of the machine.
     pub(crate) touched: usize,
     pub(crate) companions: Companions,
     buffers: Vec<Box<[u8]>>,
@@ -97,6 +98,7 @@ impl Shared {
         }
     }
 
+    /// Passes an event to the trace sink, if there is one.
     pub(crate) fn trace(&mut self, function: FunctionId, attachment: AttachmentId, event: Event) {
         if let Some(sink) = &mut self.trace {
             sink.event(self.now, function, attachment, event);

@@ -92,10 +92,12 @@ impl<'a> GuestMemoryView<'a> {
         if self.write_in_flight { Err(self.keep(DmaError::Busy)) } else { Ok(()) }
     }
 
+    /// Charges the bytes of an access to the machine's step, and adds them to a counter of the
+    /// attachment.
     #[inline]
-    fn count(&self, bytes: usize, of_client: &Cell<u64>) {
+    fn count(&self, bytes: usize, counter: &Cell<u64>) {
         self.touched.set(self.touched.get().saturating_add(bytes));
-        of_client.set(of_client.get().wrapping_add(bytes as u64));
+        counter.set(counter.get().wrapping_add(bytes as u64));
     }
 
     /// Keeps the first error, and returns this one.
@@ -107,7 +109,7 @@ impl<'a> GuestMemoryView<'a> {
 }
 
 impl GuestMemory for GuestMemoryView<'_> {
-    /// There is none: [`GuestMemory::physical_memory`] returns `None`.
+    /// Not used: [`GuestMemory::physical_memory`] returns `None`.
     type PhysicalMemory = GuestMemoryMmap<()>;
     type Bitmap = ();
 
@@ -144,7 +146,7 @@ impl GuestMemory for GuestMemoryView<'_> {
     }
 }
 
-/// The mapped pieces of an access in ascending order. An error ends them.
+/// Iterator over the mapped pieces of an access in ascending order. It ends after an error.
 struct Slices<'a> {
     memory: &'a GuestMemoryView<'a>,
     segments: Segments<'a>,
@@ -152,6 +154,7 @@ struct Slices<'a> {
 }
 
 impl<'a> Slices<'a> {
+    /// Returns the bytes of a segment for access by `vm-memory`.
     fn slice(&self, segment: &Segment<'a>) -> Result<VolatileSlice<'a>, DmaError> {
         let window = map::window_of(segment)?;
         map::check_not_truncated(window, segment)?;

@@ -55,12 +55,12 @@ pub(super) enum LeaseTerms {
 /// The terms of a mapping with several leases.
 pub(super) struct TermList {
     pub(super) terms: Vec<Weak<AtomicBool>>,
-    /// Number of terms at which those without a lease are removed. It is twice the number left by
-    /// the last removal, so that a removal costs no more than the additions before it.
+    /// Number of terms at which those that no lease uses any more are removed. It is twice the
+    /// number left by the last removal, so that a removal costs no more than the additions before.
     prune_at: usize,
 }
 
-/// Number of terms up to which a mapping does not search for terms without a lease.
+/// Number of terms up to which a mapping does not search for terms that no lease uses.
 const MIN_PRUNE: usize = 4;
 
 impl LeaseTerms {
@@ -131,6 +131,7 @@ pub struct DmaLease {
     term: Term,
 }
 
+/// The memory of a lease: one window, or the windows of several adjacent mappings.
 #[derive(Clone, Debug)]
 enum LeaseMemory {
     One(Window),
@@ -151,8 +152,7 @@ impl DmaLease {
         Self { memory: LeaseMemory::One(memory), term }
     }
 
-    /// Returns a lease of adjacent windows, none of them empty, or `None` if one of them is
-    /// missing.
+    /// Returns a lease of adjacent windows, none of them empty, or `None` if one of them is `None`.
     pub(super) fn of_many(
         windows: impl ExactSizeIterator<Item = Option<Window>>,
         term: Term,
@@ -192,8 +192,8 @@ impl DmaLease {
     }
 
     /// Returns the part that contains `offset`, or `None` if the lease is over or the part's file
-    /// was truncated. A lease with a single part returns it for any offset; accesses to it are
-    /// checked.
+    /// was truncated. A lease with a single part returns that part for any offset, because the
+    /// window checks each access.
     #[inline]
     pub(super) fn part(&self, offset: u64) -> Option<Part<'_>> {
         if self.term.is_over() {
@@ -300,8 +300,8 @@ impl DmaLease {
         if inside { Ok(()) } else { Err(MemoryError::OutOfBounds { offset, len: length, size }) }
     }
 
-    /// Calls `access` for each part of a range, with its memory, the offset in that, and the
-    /// length.
+    /// Calls `access` for each part of a range, with the part's memory, the offset in that memory,
+    /// and the number of bytes to access there.
     #[inline]
     fn for_each_part<E>(
         &self,
@@ -340,17 +340,17 @@ struct MappedPart {
     memory: Window,
 }
 
-/// Adjacent mappings of a lease.
+/// The adjacent mappings of a lease that lies in several.
 #[derive(Debug)]
 struct LeaseParts {
     parts: Box<[MappedPart]>,
     length: u64,
-    /// Set if all mappings have one length that is a power of two. The first and the last may be
-    /// shorter.
+    /// Set if all mappings have one length that is a power of two, as pages have. The first and the
+    /// last may be shorter.
     pages: Option<PageLayout>,
 }
 
-/// Sizes that turn an offset into a page number.
+/// Sizes by which an offset in the lease gives the index of its mapping.
 #[derive(Clone, Copy, Debug)]
 struct PageLayout {
     /// Log2 of the page size in bytes.
@@ -360,6 +360,7 @@ struct PageLayout {
 }
 
 impl LeaseParts {
+    /// Returns the parts with these windows, or `None` if one of them is `None`.
     fn new(windows: impl ExactSizeIterator<Item = Option<Window>>) -> Option<Self> {
         let mut parts = Vec::with_capacity(windows.len());
         let mut length = 0;

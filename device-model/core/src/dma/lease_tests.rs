@@ -8,10 +8,12 @@ use super::{lease::LeaseTerms, *};
 const PAGE: u64 = 4096;
 const BOTH: DmaPermission = DmaPermission::READ_WRITE;
 
+/// Returns new memory with a file of `len` bytes, all zero.
 fn memory(len: u64) -> SharedMemory {
     SharedMemory::create("lease-test", len as usize).unwrap()
 }
 
+/// Returns a part of `memory` as the backing of a mapping.
 fn backing(memory: &SharedMemory, offset: u64, len: u64) -> DmaBacking {
     DmaBacking::Memory(memory.window(offset, len).unwrap())
 }
@@ -29,7 +31,8 @@ fn side_by_side(map: &mut DmaMap, iova: u64, lengths: &[u64]) -> SharedMemory {
     memory
 }
 
-fn is_good(lease: &DmaLease) -> bool {
+/// Returns whether the lease is valid.
+fn is_valid(lease: &DmaLease) -> bool {
     lease.part(0).is_some()
 }
 
@@ -41,11 +44,11 @@ fn a_lease_ends_with_each_of_its_mappings_and_with_no_other() {
         let all = map.lease(0x1800, 3 * PAGE, true).unwrap();
         let each: Vec<_> = (0..4).map(|page| map.lease(0x1000 + page * PAGE, PAGE, false).unwrap()).collect();
         map.unmap(0x1000 + gone * PAGE, PAGE).unwrap();
-        assert!(!is_good(&all) && all.write(3 * PAGE - 8, &[1; 8]) == Err(LeaseError::Over));
-        let good: Vec<_> = each.iter().map(is_good).collect();
+        assert!(!is_valid(&all) && all.write(3 * PAGE - 8, &[1; 8]) == Err(LeaseError::Over));
+        let good: Vec<_> = each.iter().map(is_valid).collect();
         assert_eq!(good, [0, 1, 2, 3].map(|page| page != gone));
         drop(map);
-        assert!(!each.iter().any(is_good));
+        assert!(!each.iter().any(is_valid));
     }
 }
 
@@ -154,28 +157,32 @@ fn ending_a_term_ends_its_own_leases_only() {
     let (first, second) = (lease(&one), lease(&two));
     one.end();
 
-    assert!(!is_good(&first) && is_good(&second));
+    assert!(!is_valid(&first) && is_valid(&second));
 
     map.revoke_leases();
-    assert!(!is_good(&second));
-    assert!(is_good(&map.lease(0x1000, PAGE, false).unwrap()));
+    assert!(!is_valid(&second));
+    assert!(is_valid(&map.lease(0x1000, PAGE, false).unwrap()));
 }
 
 #[test]
 fn a_word_in_two_mappings_is_refused_as_keeps_whole_predicts() {
-    for (boundary, whole) in [(4, 4), (8, 8), (24, 8), (4096, 4096)] {
+    // The second mapping begins at the boundary, so units of more than `largest_unit` bytes cross
+    // it.
+    for (boundary, largest_unit) in [(4, 4), (8, 8), (24, 8), (4096, 4096)] {
         let mut map = DmaMap::new(2);
         let _memory = side_by_side(&mut map, 0x1000, &[boundary, 8192 - boundary]);
         let lease = map.lease(0x1000, 8192, true).unwrap();
-        assert!(lease.keeps_whole(whole) && !lease.keeps_whole(2 * whole), "{boundary}");
-        let at = boundary & !7;
-        assert_eq!(lease.store_u64_release(at, 1).is_ok(), boundary != 4);
+        assert!(
+            lease.keeps_whole(largest_unit) && !lease.keeps_whole(2 * largest_unit),
+            "the second mapping begins at {boundary}"
+        );
+        let word_at_boundary = boundary & !7;
+        assert_eq!(lease.store_u64_release(word_at_boundary, 1).is_ok(), lease.keeps_whole(8));
         assert!(matches!(lease.store_u64_release(8192, 1), Err(LeaseError::Over | LeaseError::Memory(_))));
     }
 
-    let lease = DmaLease::new(memory(PAGE).whole(), Term::default());
-
-    assert!(lease.keeps_whole(1 << 40));
+    let in_one_window = DmaLease::new(memory(PAGE).whole(), Term::default());
+    assert!(in_one_window.keeps_whole(1 << 40));
 }
 
 #[test]
@@ -223,35 +230,42 @@ fn a_mapping_drops_terms_without_a_lease() {
     assert!(kept.iter().all(Term::is_over));
 }
 
-/// Number of addresses in the property test, and length of the mappings that come in rows.
+/// Number of addresses in the property test.
 const ADDRESSES: u64 = 512;
-const ROW: u64 = 16;
+/// Length of adjacent mappings that have one length, as pages have.
+const MODEL_PAGE: u64 = 16;
 
-/// Mapping of one address.
+/// The mapping of one address.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct AddressMapping {
+    /// Number of the mapping that the address belongs to.
     mapping: u64,
     permission: DmaPermission,
     /// Offset in the file, or `None` if only messages reach the address.
     byte: Option<usize>,
 }
 
-/// A lease: the offsets of its bytes in the file, and its mappings.
+/// A lease in the reference.
 struct ModelLease {
+    /// Offset in the file of each byte of the lease.
     bytes: Vec<usize>,
+    /// Number of the mapping of each byte.
     mappings: Vec<u64>,
-    good: bool,
+    valid: bool,
 }
 
-/// The reference map: the mapping of each address.
+/// The reference: what each address is mapped to, the content of the file, and all leases.
 struct Model {
     addresses: Vec<Option<AddressMapping>>,
     file: Vec<u8>,
     leases: Vec<ModelLease>,
-    next: u64,
+    /// Number of the newest mapping.
+    newest: u64,
 }
 
 impl Model {
+    /// Adds a mapping to the file from offset `byte` on, or to memory that only messages reach.
+    /// Returns false if the addresses do not exist or are mapped already.
     fn map(&mut self, iova: u64, length: u64, permission: DmaPermission, byte: Option<usize>) -> bool {
         let Some(range) = self.addresses.get_mut(iova as usize..(iova + length) as usize) else {
             return false;
@@ -261,10 +275,13 @@ impl Model {
             return false;
         }
 
-        self.next += 1;
+        self.newest += 1;
         for (offset, address) in range.iter_mut().enumerate() {
-            *address =
-                Some(AddressMapping { mapping: self.next, permission, byte: byte.map(|byte| byte + offset) });
+            *address = Some(AddressMapping {
+                mapping: self.newest,
+                permission,
+                byte: byte.map(|byte| byte + offset),
+            });
         }
 
         true
@@ -274,45 +291,50 @@ impl Model {
     /// start and length.
     fn unmap(&mut self, iova: u64) -> Option<(u64, u64)> {
         let removed = self.addresses[iova as usize]?.mapping;
-        let is_removed = |address: &Option<AddressMapping>| address.is_some_and(|it| it.mapping == removed);
+        let is_removed =
+            |address: &Option<AddressMapping>| address.is_some_and(|address| address.mapping == removed);
         let first = self.addresses.iter().position(is_removed)?;
         let length = self.addresses.iter().filter(|address| is_removed(address)).count();
         self.addresses[first..first + length].fill(None);
         for lease in self.leases.iter_mut().filter(|lease| lease.mappings.contains(&removed)) {
-            lease.good = false;
+            lease.valid = false;
         }
 
         Some((first as u64, length as u64))
     }
 
+    /// Adds a lease of `length` bytes, if all of them are mapped to the file and permitted. Returns
+    /// whether it did.
     fn lease(&mut self, iova: u64, length: u64, write: bool) -> bool {
-        let places: Option<Vec<_>> = (iova..iova + length)
+        let leased: Option<Vec<_>> = (iova..iova + length)
             .map(|at| {
-                let place = (*self.addresses.get(at as usize)?)?;
-                let allowed = if write { place.permission.write } else { place.permission.read };
-                Some((place.byte.filter(|_| allowed)?, place))
+                let address = (*self.addresses.get(at as usize)?)?;
+                let allowed = if write { address.permission.write } else { address.permission.read };
+                Some((address.byte.filter(|_| allowed)?, address.mapping))
             })
             .collect();
-        let Some(places) = places.filter(|places| !places.is_empty()) else { return false };
+        let Some(leased) = leased.filter(|leased| !leased.is_empty()) else { return false };
         self.leases.push(ModelLease {
-            bytes: places.iter().map(|(byte, _)| *byte).collect(),
-            mappings: places.iter().map(|(_, place)| place.mapping).collect(),
-            good: true,
+            bytes: leased.iter().map(|(byte, _)| *byte).collect(),
+            mappings: leased.iter().map(|(_, mapping)| *mapping).collect(),
+            valid: true,
         });
 
         true
     }
 }
 
+/// One operation of the property test, on the map and on the reference.
 #[derive(Clone, Debug)]
 enum Step {
-    /// Adjacent mappings, as long as there is room.
-    Row {
+    /// Maps adjacent ranges to the file. Those that overlap earlier mappings are left out.
+    MapAdjacent {
         iova: u64,
         lengths: Vec<u64>,
         permission: DmaPermission,
     },
-    Remote {
+    /// Maps memory that only messages reach.
+    MapRemote {
         iova: u64,
         length: u64,
     },
@@ -320,17 +342,21 @@ enum Step {
     Unmap {
         iova: u64,
     },
+    /// Ends all leases.
     Revoke,
+    /// Takes a lease.
     Lease {
         iova: u64,
         length: u64,
         write: bool,
     },
+    // The following use the leases taken so far, whether they are valid or not.
     Write {
         lease: prop::sample::Index,
         offset: u64,
         data: Vec<u8>,
     },
+    /// Stores a word.
     Word {
         lease: prop::sample::Index,
         word: u64,
@@ -354,14 +380,15 @@ fn step() -> impl Strategy<Value = Step> {
     let any_lease = any::<prop::sample::Index>;
     let permission =
         prop_oneof![8 => Just(BOTH), 1 => Just(DmaPermission::READ), 1 => Just(DmaPermission::WRITE)];
-    let pages = (1..24_usize).prop_map(|pages| vec![ROW; pages]);
+    let pages = (1..24_usize).prop_map(|pages| vec![MODEL_PAGE; pages]);
     let lengths = prop_oneof![2 => pages, 1 => prop::collection::vec(1..40_u64, 1..12)];
-    let start = prop_oneof![2 => (0..ADDRESSES / ROW).prop_map(|row| row * ROW), 1 => iova.clone()];
+    let start =
+        prop_oneof![2 => (0..ADDRESSES / MODEL_PAGE).prop_map(|page| page * MODEL_PAGE), 1 => iova.clone()];
 
     prop_oneof![
         6 => (start, lengths, permission)
-            .prop_map(|(iova, lengths, permission)| Step::Row { iova, lengths, permission }),
-        1 => (iova.clone(), 1..32_u64).prop_map(|(iova, length)| Step::Remote { iova, length }),
+            .prop_map(|(iova, lengths, permission)| Step::MapAdjacent { iova, lengths, permission }),
+        1 => (iova.clone(), 1..32_u64).prop_map(|(iova, length)| Step::MapRemote { iova, length }),
         4 => iova.clone().prop_map(|iova| Step::Unmap { iova }),
         1 => Just(Step::Revoke),
         12 => (iova, 0..200_u64, any::<bool>())
@@ -377,7 +404,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Size of the file in bytes. All steps together map less.
+/// Size of the file in bytes. All steps of a run together map less.
 const FILE: u64 = 1 << 20;
 
 /// The map under test and the reference.
@@ -397,11 +424,12 @@ impl Harness {
             addresses: vec![None; ADDRESSES as usize],
             file: vec![0; FILE as usize],
             leases: Vec::new(),
-            next: 0,
+            newest: 0,
         };
         Self { map: DmaMap::new(1000), memory: memory(FILE), leases: Vec::new(), model, used: FILE }
     }
 
+    /// Maps the next bytes of the file, unless the range overlaps a mapping.
     fn map(&mut self, iova: u64, length: u64, permission: DmaPermission) {
         let at = self.used - length;
         if self.model.map(iova, length, permission, Some(at as usize)) {
@@ -414,20 +442,21 @@ impl Harness {
     fn access(&self, lease: usize, offset: u64, length: u64) -> Option<&[usize]> {
         let lease = &self.model.leases[lease];
         let bytes = lease.bytes.get(offset as usize..(offset + length) as usize)?;
-        (lease.good || length == 0).then_some(bytes)
+        (lease.valid || length == 0).then_some(bytes)
     }
 
+    /// Carries out a step on both, and checks that results and valid leases agree.
     fn step(&mut self, step: Step) -> Result<(), TestCaseError> {
         let count = self.leases.len();
         match step {
-            Step::Row { iova, lengths, permission } => {
+            Step::MapAdjacent { iova, lengths, permission } => {
                 let mut at = iova;
                 for length in lengths {
                     self.map(at, length, permission);
                     at += length;
                 }
             }
-            Step::Remote { iova, length } => {
+            Step::MapRemote { iova, length } => {
                 if self.model.map(iova, length, BOTH, None) {
                     self.map.map(iova, length, BOTH, DmaBacking::Remote).unwrap();
                 }
@@ -438,7 +467,7 @@ impl Harness {
             },
             Step::Revoke => {
                 self.map.revoke_leases();
-                self.model.leases.iter_mut().for_each(|lease| lease.good = false);
+                self.model.leases.iter_mut().for_each(|lease| lease.valid = false);
             }
             Step::Lease { iova, length, write } => {
                 let lease = self.map.lease(iova, length, write);
@@ -450,20 +479,21 @@ impl Harness {
                 let lease = lease.index(count);
                 let bytes = self.access(lease, offset, data.len() as u64).map(<[usize]>::to_vec);
                 prop_assert_eq!(self.leases[lease].write(offset, &data).is_ok(), bytes.is_some());
-                for (place, byte) in bytes.into_iter().flatten().zip(data) {
-                    self.model.file[place] = byte;
+                for (offset, byte) in bytes.into_iter().flatten().zip(data) {
+                    self.model.file[offset] = byte;
                 }
             }
             Step::Word { lease, word, value } => {
                 let lease = lease.index(count);
                 let bytes =
                     self.access(lease, word * 8, 8).and_then(|bytes| bytes.first_chunk::<8>().copied());
+                // The bytes must be adjacent in the file, from a multiple of 8 on.
                 let bytes =
                     bytes.filter(|bytes| bytes[0] % 8 == 0 && bytes.is_sorted() && bytes[7] - bytes[0] == 7);
                 let stored = self.leases[lease].store_u64_release(word * 8, value);
                 prop_assert_eq!(stored.is_ok(), bytes.is_some());
-                for (place, byte) in bytes.into_iter().flatten().zip(value.to_ne_bytes()) {
-                    self.model.file[place] = byte;
+                for (offset, byte) in bytes.into_iter().flatten().zip(value.to_ne_bytes()) {
+                    self.model.file[offset] = byte;
                 }
             }
             Step::Read { lease, offset, length } => {
@@ -473,33 +503,34 @@ impl Harness {
                 let bytes = self.access(lease, offset, length as u64);
                 prop_assert_eq!(read.is_ok(), bytes.is_some());
                 if let Some(bytes) = bytes {
-                    let expected: Vec<_> = bytes.iter().map(|&place| self.model.file[place]).collect();
+                    let expected: Vec<_> = bytes.iter().map(|&offset| self.model.file[offset]).collect();
                     prop_assert_eq!(out, expected);
                 }
             }
             Step::Copy { from, to, offsets, length } => {
                 let (from, to) = (from.index(count), to.index(count));
-                let places = self.access(from, offsets.0, length).zip(self.access(to, offsets.1, length));
-                let places = places.map(|(source, target)| (source.to_vec(), target.to_vec()));
-                if let Some((source, target)) = &places
-                    && source.iter().any(|place| target.contains(place))
+                let ranges = self.access(from, offsets.0, length).zip(self.access(to, offsets.1, length));
+                let ranges = ranges.map(|(source, target)| (source.to_vec(), target.to_vec()));
+                // The result of a copy between overlapping ranges is unspecified.
+                if let Some((source, target)) = &ranges
+                    && source.iter().any(|byte| target.contains(byte))
                 {
                     return Ok(());
                 }
                 let copied = self.leases[from].copy_to(offsets.0, &self.leases[to], offsets.1, length);
-                prop_assert_eq!(copied.is_ok(), places.is_some());
+                prop_assert_eq!(copied.is_ok(), ranges.is_some());
                 for (source, target) in
-                    places.into_iter().flat_map(|(source, target)| source.into_iter().zip(target))
+                    ranges.into_iter().flat_map(|(source, target)| source.into_iter().zip(target))
                 {
                     self.model.file[target] = self.model.file[source];
                 }
             }
         }
 
-        let good: Vec<_> = self.leases.iter().map(is_good).collect();
-        let expected: Vec<_> = self.model.leases.iter().map(|lease| lease.good).collect();
+        let valid: Vec<_> = self.leases.iter().map(is_valid).collect();
+        let expected: Vec<_> = self.model.leases.iter().map(|lease| lease.valid).collect();
 
-        prop_assert_eq!(good, expected);
+        prop_assert_eq!(valid, expected);
 
         Ok(())
     }

@@ -70,7 +70,7 @@ impl DmaMap {
     }
 
     /// Removes every mapping within `length` bytes at `iova`, and ends their leases. Returns
-    /// whether there were any.
+    /// whether a lease of them was still in use.
     ///
     /// # Errors
     /// [`DmaMapError::Zero`], [`DmaMapError::Wraps`], [`DmaMapError::NotFound`] if no mapping is
@@ -97,7 +97,7 @@ impl DmaMap {
         Ok(had_leases)
     }
 
-    /// Removes every mapping, and ends their leases. Returns whether there were any.
+    /// Removes every mapping, and ends all leases. Returns whether a lease was still in use.
     pub fn unmap_all(&mut self) -> bool {
         let had_leases = self.mappings.iter().any(|mapping| mapping.lease_terms.in_use());
         self.mappings.clear();
@@ -185,7 +185,7 @@ impl DmaMap {
     }
 
     /// Returns the number of mappings from the one at `iova` to the one that holds the last of
-    /// `length` bytes (at least 1). A lease or a piece of the range would visit as many.
+    /// `length` bytes (at least 1). Taking a lease or the pieces of the range visits as many.
     ///
     /// The call does not visit the mappings, and accepts gaps between them.
     ///

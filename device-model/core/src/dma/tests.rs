@@ -11,10 +11,12 @@ use super::*;
 const PAGE: u64 = 4096;
 const BOTH: DmaPermission = DmaPermission::READ_WRITE;
 
+/// Returns new memory with a file of `len` bytes, all zero.
 fn memory(len: u64) -> SharedMemory {
     SharedMemory::create("dma-test", len as usize).unwrap()
 }
 
+/// Returns a part of `memory` as the backing of a mapping.
 fn backing(memory: &SharedMemory, offset: u64, len: u64) -> DmaBacking {
     DmaBacking::Memory(memory.window(offset, len).unwrap())
 }
@@ -30,13 +32,15 @@ fn mapped() -> (DmaMap, SharedMemory) {
     (map, memory)
 }
 
-fn pieces(map: &DmaMap, iova: u64, length: usize) -> Vec<(u64, usize, u64)> {
+/// Returns the address and length of each segment of a read, and its offset in its mapping.
+fn segments(map: &DmaMap, iova: u64, length: usize) -> Vec<(u64, usize, u64)> {
     map.segments(iova, length, false)
         .unwrap()
         .map(|segment| (segment.iova, segment.length, segment.offset))
         .collect()
 }
 
+/// Returns the first address of each mapping.
 fn starts(map: &DmaMap) -> Vec<u64> {
     map.ranges().map(|range| range.iova).collect()
 }
@@ -45,10 +49,10 @@ fn starts(map: &DmaMap) -> Vec<u64> {
 fn overlapping_map_is_refused_and_names_the_existing_mapping() {
     let (mut map, _memory) = mapped();
 
-    let in_the_way = Err(DmaMapError::Overlap { iova: 0x3000, length: PAGE });
+    let overlap = Err(DmaMapError::Overlap { iova: 0x3000, length: PAGE });
 
-    assert_eq!(map.map(0x3000, PAGE, BOTH, DmaBacking::Remote), in_the_way);
-    assert_eq!(map.map(0x3fff, 1, BOTH, DmaBacking::Remote), in_the_way);
+    assert_eq!(map.map(0x3000, PAGE, BOTH, DmaBacking::Remote), overlap);
+    assert_eq!(map.map(0x3fff, 1, BOTH, DmaBacking::Remote), overlap);
     assert_eq!(
         map.map(0, u64::MAX, BOTH, DmaBacking::Remote),
         Err(DmaMapError::Overlap { iova: 0x1000, length: 2 * PAGE })
@@ -67,7 +71,7 @@ fn map_of_nothing_or_past_the_end_is_refused() {
         Err(DmaMapError::Wraps { iova: u64::MAX, length: 2 })
     );
     assert_eq!(map.map(u64::MAX, 1, BOTH, DmaBacking::Remote), Ok(()), "the last address");
-    assert_eq!(pieces(&map, u64::MAX, 1), [(u64::MAX, 1, 0)]);
+    assert_eq!(segments(&map, u64::MAX, 1), [(u64::MAX, 1, 0)]);
     assert_eq!(
         map.segments(u64::MAX, 2, false).err(),
         Some(DmaError::Unmapped { iova: u64::MAX, length: 2 })
@@ -169,7 +173,7 @@ fn whole_address_space_in_two_ranges_counts_without_overflow() {
     map.map(1 << 63, 1 << 63, BOTH, DmaBacking::Remote).unwrap();
 
     assert_eq!(map.bytes(), u64::MAX);
-    assert_eq!(pieces(&map, (1 << 63) - 1, 2), [((1 << 63) - 1, 1, (1 << 63) - 1), (1 << 63, 1, 0)]);
+    assert_eq!(segments(&map, (1 << 63) - 1, 2), [((1 << 63) - 1, 1, (1 << 63) - 1), (1 << 63, 1, 0)]);
 
     map.unmap(0, 1 << 63).unwrap();
     assert_eq!(map.bytes(), 1 << 63);
@@ -179,9 +183,9 @@ fn whole_address_space_in_two_ranges_counts_without_overflow() {
 fn segments_split_an_access_at_the_ends_of_mappings() {
     let (map, _memory) = mapped();
 
-    assert_eq!(pieces(&map, 0x2ff0, 0x20), [(0x2ff0, 0x10, 0x1ff0), (0x3000, 0x10, 0)]);
-    assert_eq!(pieces(&map, 0x1000, 0x3000), [(0x1000, 0x2000, 0), (0x3000, 0x1000, 0)]);
-    assert_eq!(pieces(&map, 0x9999, 0), []);
+    assert_eq!(segments(&map, 0x2ff0, 0x20), [(0x2ff0, 0x10, 0x1ff0), (0x3000, 0x10, 0)]);
+    assert_eq!(segments(&map, 0x1000, 0x3000), [(0x1000, 0x2000, 0), (0x3000, 0x1000, 0)]);
+    assert_eq!(segments(&map, 0x9999, 0), []);
 }
 
 #[test]
@@ -284,8 +288,9 @@ fn resizable_file() -> File {
     file
 }
 
-/// Bytes of the file that belong to a mapping at each address.
-const SHARE: u64 = 64;
+/// Bytes of the file that are set apart for each address, for a mapping that begins there. Mappings
+/// thus never share bytes of the file.
+const FILE_SHARE: u64 = 64;
 /// Number of addresses in the property test.
 const ADDRESSES: u64 = 256;
 
@@ -304,29 +309,33 @@ impl Model {
             .map(|at| {
                 let (start, permission) = self.addresses[at as usize]?;
                 let allowed = if write { permission.write } else { permission.read };
-                allowed.then_some((start * SHARE + at - start) as usize)
+                allowed.then_some((start * FILE_SHARE + at - start) as usize)
             })
             .collect()
     }
 
+    /// Removes the mappings in a range. Returns false if there are none, or one lies there in part
+    /// only.
     fn unmap(&mut self, iova: u64, length: u64) -> bool {
         let range = iova as usize..(iova + length) as usize;
         let starts: Vec<u64> =
             self.addresses[range.clone()].iter().flatten().map(|&(start, _)| start).collect();
-        let of_these = |address: &Option<(u64, DmaPermission)>| {
+        let is_hit = |address: &Option<(u64, DmaPermission)>| {
             address.is_some_and(|(start, _)| starts.contains(&start))
         };
 
-        let all = self.addresses.iter().filter(|address| of_these(address)).count();
-        let whole = !starts.is_empty() && all == starts.len();
-        if whole {
+        // The addresses of the hit mappings outside the range count here and not in `starts`.
+        let hit = self.addresses.iter().filter(|address| is_hit(address)).count();
+        let are_whole = !starts.is_empty() && hit == starts.len();
+        if are_whole {
             self.addresses[range].fill(None);
         }
 
-        whole
+        are_whole
     }
 }
 
+/// One operation of the property test, on the map and on the reference.
 #[derive(Clone, Debug)]
 enum Step {
     Map { iova: u64, length: u64, permission: DmaPermission },
@@ -342,7 +351,7 @@ fn permission() -> impl Strategy<Value = DmaPermission> {
 fn step() -> impl Strategy<Value = Step> {
     let iova = 0..ADDRESSES;
     prop_oneof![
-        4 => (iova.clone(), 0..SHARE, permission())
+        4 => (iova.clone(), 0..FILE_SHARE, permission())
             .prop_map(|(iova, length, permission)| Step::Map { iova, length, permission }),
         1 => (iova.clone(), 0_u64..128).prop_map(|(iova, length)| Step::Unmap { iova, length }),
         3 => (iova.clone(), prop::collection::vec(any::<u8>(), 0..64))
@@ -357,7 +366,7 @@ proptest! {
     #[test]
     fn map_behaves_like_an_array_of_bytes(steps in prop::collection::vec(step(), 1..120)) {
         const QUOTA: usize = 12;
-        let memory = memory(ADDRESSES * SHARE);
+        let memory = memory(ADDRESSES * FILE_SHARE);
         let mut map = DmaMap::new(QUOTA);
         let mut model = Model { addresses: vec![None; 512], file: vec![0; memory.len()] };
 
@@ -366,10 +375,10 @@ proptest! {
                 Step::Map { iova, length, permission } => {
                     let range = iova as usize..(iova + length) as usize;
                     let free = length > 0 && model.addresses[range.clone()].iter().all(Option::is_none);
-                    let fine = free && map.len() < QUOTA;
-                    let result = map.map(iova, length, permission, backing(&memory, iova * SHARE, length));
-                    prop_assert_eq!(result.is_ok(), fine);
-                    if fine {
+                    let is_accepted = free && map.len() < QUOTA;
+                    let result = map.map(iova, length, permission, backing(&memory, iova * FILE_SHARE, length));
+                    prop_assert_eq!(result.is_ok(), is_accepted);
+                    if is_accepted {
                         model.addresses[range].fill(Some((iova, permission)));
                     }
                 }

@@ -301,7 +301,8 @@ impl<'a> Ports<'a> {
         if lane.visible == 0 { None } else { lane.queue.front_mut() }
     }
 
-    /// Takes the first packet that arrived. Its credit returns to the sender.
+    /// Takes the first packet that arrived. Its credits return to the sender, after the delay of
+    /// the link if it has one.
     #[inline]
     pub fn take(&mut self, port: u8, channel: usize) -> Option<Packet> {
         let index = self.lane_in(port, channel)?;

@@ -9,8 +9,7 @@ const RETURNS: usize = 3;
 
 /// Credits on their way back, in order of time.
 ///
-/// The fabric's links and networks without a machine (`nicforge_network`) share this queue. Most
-/// virtual channels have up to three returns in progress, which take no memory of their own.
+/// Most virtual channels have up to three returns in progress, which take no memory of their own.
 #[derive(Debug)]
 pub struct Returns {
     /// Times of the first credits, in order. Those after the last are [`Nanos::NEVER`].

@@ -47,7 +47,7 @@ impl OccupiedSlots {
         self.summary &= !(u64::from(*word == 0) << (slot / WORD));
     }
 
-    /// Returns the time of the first slot with events on a wheel whose first time is `base`.
+    /// Returns the time of the earliest event of a wheel that starts at the time `base`.
     #[inline]
     pub fn first_time(&self, base: u64) -> Option<u64> {
         if self.summary == 0 {

@@ -129,6 +129,8 @@ pub struct InterruptCounters {
 struct IntxLine {
     sink: Sink,
     asserted: bool,
+    /// The sink is not signalled: the client has masked the line, or has not unmasked it since the
+    /// last delivery.
     masked: bool,
 }
 
@@ -143,7 +145,8 @@ pub struct Interrupts {
     request: Sink,
     /// DMA writes are in flight, and interrupts wait for them.
     holding: bool,
-    /// Held interrupts in order, each once. After a release it holds the vectors that had no sink.
+    /// Held interrupts in order, each once: MSI-X vectors and [`HELD_INTX`]. After a release, the
+    /// vectors among them that had no sink.
     held: Vec<u16>,
     /// Bit mask of the MSI-X vectors in `held`, or nothing before the first hold.
     is_held: Vec<u64>,
@@ -187,13 +190,13 @@ impl Interrupts {
     /// [`IrqError::Index`], [`IrqError::Empty`], [`IrqError::Range`].
     pub fn bind(&mut self, index: u32, start: u32, sinks: Vec<Sink>) -> Result<(), IrqError> {
         let count = u32::try_from(sinks.len()).unwrap_or(u32::MAX);
-        let range = self.range(index, start, count)?;
+        let range = self.check_range(index, start, count)?;
         if index == MSIX {
             self.sinks.resize(self.vectors.into(), None);
         }
 
-        for (slot, sink) in self.slots(index, range).iter_mut().zip(sinks) {
-            *slot = sink;
+        for (bound, sink) in self.sinks_of(index, range).iter_mut().zip(sinks) {
+            *bound = sink;
         }
 
         if index == INTX {
@@ -217,8 +220,8 @@ impl Interrupts {
     /// # Errors
     /// [`IrqError::Index`], [`IrqError::Empty`], [`IrqError::Range`].
     pub fn disable_range(&mut self, index: u32, start: u32, count: u32) -> Result<(), IrqError> {
-        let range = self.range(index, start, count)?;
-        self.slots(index, range).fill(None);
+        let range = self.check_range(index, start, count)?;
+        self.sinks_of(index, range).fill(None);
         if index == INTX {
             self.unmask_line();
         }
@@ -271,8 +274,8 @@ impl Interrupts {
         which: impl Into<Selection<'a>>,
     ) -> Result<(), IrqError> {
         let which = which.into();
-        let range = self.range(index, start, which.count())?;
-        for (position, sink) in self.slots(index, range).iter().enumerate() {
+        let range = self.check_range(index, start, which.count())?;
+        for (position, sink) in self.sinks_of(index, range).iter().enumerate() {
             if which.selects(position) {
                 signal(sink);
             }
@@ -283,7 +286,7 @@ impl Interrupts {
 
     /// Raises an MSI-X vector. A vector raised again while it is held is delivered once.
     pub fn raise_msix(&mut self, vector: u16) -> Raised {
-        let Some(sink) = self.sinks.get(usize::from(vector)).or_else(|| self.unbound(vector)) else {
+        let Some(sink) = self.sinks.get(usize::from(vector)).or_else(|| self.unbound_sink(vector)) else {
             self.counters.spurious += 1;
             return Raised::Spurious;
         };
@@ -308,9 +311,10 @@ impl Interrupts {
         }
     }
 
-    /// Returns the sink of a vector that exists, before any vector is bound.
+    /// Returns the sink of a vector, which is `None`, before any vector is bound. The outer `None`
+    /// stands for a vector that does not exist.
     #[cold]
-    fn unbound(&self, vector: u16) -> Option<&Sink> {
+    fn unbound_sink(&self, vector: u16) -> Option<&Sink> {
         (vector < self.vectors).then_some(&None)
     }
 
@@ -359,6 +363,7 @@ impl Interrupts {
         self.holding = false;
         self.is_held.fill(0);
 
+        // The vectors without a sink move to the front.
         let mut unbound = 0;
         for position in 0..self.held.len() {
             let vector = self.held[position];
@@ -425,8 +430,8 @@ impl Interrupts {
         }
     }
 
-    /// Checks that a range of interrupts exists and is not empty.
-    fn range(&self, index: u32, start: u32, count: u32) -> Result<Range<usize>, IrqError> {
+    /// Checks that a range of interrupts exists and is not empty, and returns it.
+    fn check_range(&self, index: u32, start: u32, count: u32) -> Result<Range<usize>, IrqError> {
         let available = self.available(index).ok_or(IrqError::Index { index })?;
         if count == 0 {
             return Err(IrqError::Empty { index });
@@ -438,8 +443,8 @@ impl Interrupts {
         }
     }
 
-    /// Returns the sinks of a range that was checked.
-    fn slots(&mut self, index: u32, range: Range<usize>) -> &mut [Sink] {
+    /// Returns the sinks of a range that [`Interrupts::check_range`] has accepted.
+    fn sinks_of(&mut self, index: u32, range: Range<usize>) -> &mut [Sink] {
         let all = match index {
             INTX => self.line.as_mut().map_or(&mut [][..], |line| slice::from_mut(&mut line.sink)),
             MSIX => &mut self.sinks[..],
@@ -453,10 +458,11 @@ impl Interrupts {
 
     /// Checks a mask request, and returns whether it selects the INTx line.
     fn selects_intx(&self, index: u32, start: u32, which: Selection<'_>) -> Result<bool, IrqError> {
-        self.range(index, start, which.count())?;
+        self.check_range(index, start, which.count())?;
         if index == INTX { Ok(which.selects(0)) } else { Err(IrqError::NotMaskable { index }) }
     }
 
+    /// Unmasks INTx, and signals it if it is asserted.
     fn unmask_line(&mut self) {
         if let Some(line) = &mut self.line {
             line.masked = false;

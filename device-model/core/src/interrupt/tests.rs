@@ -7,8 +7,12 @@ use proptest::prelude::*;
 use super::*;
 use crate::spec::{AttachmentSpec, FunctionSpec, Identity};
 
+/// Number of MSI-X vectors. [`bound`] binds vector `i` to the sink named `i`.
 const VECTORS: u16 = 4;
+/// Name of the sink to which [`bound`] binds INTx.
+const INTX_SINK: u32 = 100;
 
+/// Returns a function with [`VECTORS`] vectors, and with an INTx line or without.
 fn function(intx: bool) -> FunctionSpec {
     let identity =
         Identity { vendor: 1, device: 2, subsystem_vendor: 3, subsystem: 4, class: 0x02_80_00, revision: 0 };
@@ -21,6 +25,7 @@ fn function(intx: bool) -> FunctionSpec {
 struct Log(Arc<Mutex<Vec<u32>>>);
 
 impl Log {
+    /// Returns a sink that adds `name` to the log at each signal.
     fn sink(&self, name: u32) -> Sink {
         Some(Arc::new(Named { name, log: self.clone() }))
     }
@@ -29,11 +34,13 @@ impl Log {
         names.into_iter().map(|name| self.sink(name)).collect()
     }
 
+    /// Returns the names since the last call, and removes them.
     fn take(&self) -> Vec<u32> {
         std::mem::take(&mut *self.0.lock().unwrap())
     }
 }
 
+/// A sink of [`Log::sink`].
 struct Named {
     name: u32,
     log: Log,
@@ -45,12 +52,12 @@ impl InterruptSink for Named {
     }
 }
 
-/// Returns interrupts whose vectors are bound to sinks 0 to 3, and INTx to sink 100.
+/// Returns interrupts whose vectors and INTx line are bound to sinks of the log.
 fn bound() -> (Interrupts, Log) {
     let mut interrupts = Interrupts::new(&function(true));
     let log = Log::default();
     interrupts.bind(MSIX, 0, log.sinks(0..VECTORS.into())).unwrap();
-    interrupts.bind(INTX, 0, log.sinks([100])).unwrap();
+    interrupts.bind(INTX, 0, log.sinks([INTX_SINK])).unwrap();
     (interrupts, log)
 }
 
@@ -188,7 +195,7 @@ fn disable_unbinds_all_vectors_of_its_index_and_no_others() {
     interrupts.set_intx(true);
 
     assert_eq!(interrupts.raise_msix(0), Raised::Pending);
-    assert_eq!(log.take(), [100]);
+    assert_eq!(log.take(), [INTX_SINK]);
 }
 
 #[test]
@@ -200,7 +207,7 @@ fn intx_fires_once_until_unmasked() {
     interrupts.set_intx(false);
     interrupts.set_intx(true);
 
-    assert_eq!(log.take(), [100]);
+    assert_eq!(log.take(), [INTX_SINK]);
     assert_eq!(interrupts.counters(), InterruptCounters { delivered: 1, pending: 1, spurious: 0 });
 }
 
@@ -211,7 +218,7 @@ fn intx_unmasked_while_asserted_fires_again() {
     interrupts.set_intx(true);
     interrupts.unmask(INTX, 0, 1).unwrap();
 
-    assert_eq!(log.take(), [100, 100]);
+    assert_eq!(log.take(), [INTX_SINK, INTX_SINK]);
 }
 
 #[test]
@@ -226,7 +233,7 @@ fn intx_unmasked_while_not_asserted_waits_for_the_next_assertion() {
     interrupts.set_intx(true);
 
     assert!(after_unmask.is_empty());
-    assert_eq!(log.take(), [100]);
+    assert_eq!(log.take(), [INTX_SINK]);
 }
 
 #[test]
@@ -270,20 +277,20 @@ fn trigger_signals_the_selected_sinks_and_passes_over_the_unbound() {
     interrupts.trigger(MSIX, 0, 2).unwrap();
     interrupts.trigger(INTX, 0, 1).unwrap();
 
-    assert_eq!(log.take(), [1, 0, 1, 100]);
+    assert_eq!(log.take(), [1, 0, 1, INTX_SINK]);
     assert_eq!(interrupts.counters(), InterruptCounters::default());
 }
 
 #[test]
 fn a_request_reaches_its_bound_sink() {
     let (mut interrupts, log) = bound();
-    let unheard = interrupts.raise_request();
+    let before_binding = interrupts.raise_request();
 
     interrupts.bind(ERROR, 0, log.sinks([50])).unwrap();
     interrupts.bind(REQUEST, 0, log.sinks([60])).unwrap();
-    let heard = interrupts.raise_request();
+    let after_binding = interrupts.raise_request();
 
-    assert_eq!((unheard, heard), (false, true));
+    assert_eq!((before_binding, after_binding), (false, true));
     assert_eq!(log.take(), [60]);
 }
 
@@ -300,13 +307,13 @@ fn held_interrupts_are_delivered_in_order_at_release() {
     let unbound = interrupts.release().to_vec();
 
     assert_eq!((raised, before), ([Raised::Held; 3], vec![]));
-    assert_eq!((log.take(), unbound), (vec![3, 0, 100, 1], vec![]));
+    assert_eq!((log.take(), unbound), (vec![3, 0, INTX_SINK, 1], vec![]));
     assert!(!interrupts.is_holding());
     assert_eq!(interrupts.raise_msix(3), Raised::Delivered);
 }
 
 #[test]
-fn held_vectors_that_nothing_is_bound_to_are_named_at_release() {
+fn release_returns_the_held_vectors_without_a_sink() {
     let (mut interrupts, log) = bound();
     interrupts.disable_range(MSIX, 0, 1).unwrap();
 
@@ -317,13 +324,13 @@ fn held_vectors_that_nothing_is_bound_to_are_named_at_release() {
     interrupts.disable_range(MSIX, 2, 1).unwrap();
 
     assert_eq!(interrupts.release(), [0, 2]);
-    assert!(interrupts.release().is_empty(), "a second release has nothing to say");
+    assert!(interrupts.release().is_empty(), "the second release delivers nothing");
     assert_eq!(log.take(), [1]);
     assert_eq!(interrupts.counters(), InterruptCounters { delivered: 1, pending: 2, spurious: 0 });
 }
 
 #[test]
-fn held_intx_that_is_withdrawn_does_not_fire_at_release() {
+fn held_intx_that_is_deasserted_does_not_fire_at_release() {
     let (mut interrupts, log) = bound();
 
     interrupts.hold();
@@ -380,20 +387,20 @@ fn reset_unbinds_everything_and_releases_the_sinks() {
 
     interrupts.set_intx(true);
     interrupts.bind(INTX, 0, log.sinks([9])).unwrap();
-    assert_eq!(log.take(), [9], "the new tenant finds it unmasked");
+    assert_eq!(log.take(), [9], "the next client finds the line unmasked");
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// After any requests, exactly the vectors that a plain array calls bound are delivered.
+    /// After each request, exactly the vectors are delivered that an array of flags calls bound.
     #[test]
     fn random_requests_keep_bindings_exact(
         requests in prop::collection::vec((0_u32..7, 0_u32..6, 0_u32..6, any::<bool>()), 1..60),
     ) {
         let mut interrupts = Interrupts::new(&function(true));
         let log = Log::default();
-        let mut model = [false; VECTORS as usize];
+        let mut is_bound = [false; VECTORS as usize];
 
         for (index, start, count, bind) in requests {
             let sinks = log.sinks(start..start + count);
@@ -405,11 +412,11 @@ proptest! {
             let available = interrupts.info(index).map_or(0, |info| info.count);
             prop_assert_eq!(result.is_ok(), count > 0 && start + count <= available);
             if index == MSIX && result.is_ok() {
-                model[start as usize..(start + count) as usize].fill(bind);
+                is_bound[start as usize..(start + count) as usize].fill(bind);
             }
             let delivered: Vec<bool> =
                 (0..VECTORS).map(|vector| interrupts.raise_msix(vector) == Raised::Delivered).collect();
-            prop_assert_eq!(&delivered[..], &model[..]);
+            prop_assert_eq!(&delivered[..], &is_bound[..]);
         }
     }
 }

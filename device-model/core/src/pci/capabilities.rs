@@ -10,9 +10,11 @@ use crate::spec::{BarKind, BarSpec, FunctionSpec, Identity, MsixSpec, RingSpec, 
 
 use super::config::{Image, header};
 
+// Capability IDs (PCI Code and ID Assignment).
 const ID_POWER: u8 = 0x01;
 const ID_EXPRESS: u8 = 0x10;
 const ID_MSIX: u8 = 0x11;
+/// ID of an extended capability.
 const ID_SERIAL_NUMBER: u16 = 0x0003;
 
 /// Offset of the first capability, after the header.
@@ -71,8 +73,8 @@ impl List<'_> {
     }
 }
 
-/// Writes all capabilities. The core's take at most 0x40 to 0xac, and 0x100 to 0x10c. Those of the
-/// device fit between.
+/// Writes all capabilities, and returns where their registers are. Those of the core take at most
+/// 0x40 to 0xac, and 0x100 to 0x10c. Those of the device lie between.
 pub(super) fn put(image: &mut Image, spec: &FunctionSpec) -> RegisterOffsets {
     let mut list = List { image, link: header::CAPABILITIES, free: FIRST };
     let power_control = put_power(&mut list);
@@ -99,7 +101,8 @@ pub(super) fn put(image: &mut Image, spec: &FunctionSpec) -> RegisterOffsets {
     }
 }
 
-/// Writes power management, version 3: D0 and D3hot, no PME, no soft reset between them.
+/// Writes power management, version 3: D0 and D3hot, no PME, no soft reset between the states.
+/// Returns the offset of the control register.
 fn put_power(list: &mut List<'_>) -> usize {
     const CONTROL: usize = 4;
     const NO_SOFT_RESET: u8 = 0x08;
@@ -112,6 +115,7 @@ fn put_power(list: &mut List<'_>) -> usize {
 
 /// Writes PCI Express, version 2: an endpoint behind a link of eight lanes at 5 GT/s that is up,
 /// without ASPM. Only a *legacy* endpoint may request I/O ports (PCI Express Base 4.0, 1.3.2).
+/// Returns the offset of the device control register.
 fn put_express(list: &mut List<'_>, legacy: bool) -> usize {
     const VERSION: u16 = 2;
     const LEGACY_ENDPOINT: u16 = 1 << 4;
@@ -182,9 +186,11 @@ fn put_express(list: &mut List<'_>, legacy: bool) -> usize {
     at + DEVICE_CONTROL
 }
 
-/// Writes MSI-X: table size, and the locations of the table and of the pending bits.
+/// Writes MSI-X: table size, and the locations of the table and of the pending bits. Returns the
+/// offset of the message control register.
 fn put_msix(list: &mut List<'_>, msix: MsixSpec) -> usize {
     let at = list.add(ID_MSIX, 12);
+    // The 11-bit field holds the number of vectors minus one.
     let size = msix.vectors.saturating_sub(1) & 0x7ff;
     list.image.field(at + 2, size.to_le_bytes(), (MSIX_ENABLE | MSIX_FUNCTION_MASK).to_le_bytes());
     list.image.put(at + 4, (msix.table | u32::from(msix.bar)).to_le_bytes());
@@ -249,6 +255,8 @@ fn put_vendor(list: &mut List<'_>, capability: &VendorCapability) -> Option<Wind
 /// The number is a locally administered EUI-64 made from the identity. Every function with the same
 /// identity has the same number.
 fn put_serial_number(image: &mut Image, identity: &Identity) {
+    const VERSION: u32 = 1 << 16;
+
     let [device_high, device_low] = identity.device.to_be_bytes();
     let [vendor_high, vendor_low] = identity.vendor.to_be_bytes();
     let number = u64::from_be_bytes([
@@ -262,6 +270,7 @@ fn put_serial_number(image: &mut Image, identity: &Identity) {
         identity.revision,
     ]);
 
-    image.put(EXTENDED, (u32::from(ID_SERIAL_NUMBER) | 1 << 16).to_le_bytes());
+    // The pointer to the next capability, bits 20 to 31, is 0.
+    image.put(EXTENDED, (u32::from(ID_SERIAL_NUMBER) | VERSION).to_le_bytes());
     image.put(EXTENDED + 4, number.to_le_bytes());
 }

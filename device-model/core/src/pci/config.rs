@@ -75,9 +75,10 @@ pub(crate) struct WindowAccess {
 /// One byte for each byte of configuration space.
 pub(super) type Bytes = Box<[u8]>;
 
-/// Values at power-on, and rules.
+/// Configuration space at power-on: the value of each bit, and what may change it.
 #[derive(PartialEq)]
 pub(super) struct Image {
+    /// Values at power-on.
     pub(super) value: Bytes,
     /// Bits that software can write.
     pub(super) writable: Bytes,
@@ -88,6 +89,7 @@ pub(super) struct Image {
 }
 
 impl Image {
+    /// Returns an image whose bits are all zero and read-only.
     fn new() -> Self {
         let zeros = || vec![0; CONFIG_SIZE].into_boxed_slice();
         Self { value: zeros(), writable: zeros(), clears: zeros(), sticky: zeros() }
@@ -131,8 +133,8 @@ impl ConfigLayouts {
     /// functions.
     const MAX: usize = 32;
 
-    /// Returns the configuration space of a function without a client, which has no values of its
-    /// own.
+    /// Returns the configuration space of a function without a client. It reads as the power-on
+    /// values of the layout, and has no others.
     pub(crate) fn config_space(&mut self, spec: &FunctionSpec) -> ConfigSpace {
         let layout = ConfigLayout::new(spec);
         let shared = self.0.iter().find(|known| ***known == layout).cloned();
@@ -151,7 +153,7 @@ impl ConfigLayouts {
 /// Configuration space of a function as one attachment sees it. A clone belongs to the same
 /// function and has its own values.
 ///
-/// Without a client it has the power-on values, no memory for others, and takes no changes.
+/// Without a client it has the power-on values, and ignores changes.
 #[derive(Clone)]
 pub struct ConfigSpace {
     /// The values, or nothing without a client.
@@ -251,10 +253,10 @@ impl ConfigSpace {
     /// if there is no such BAR.
     pub fn bar_address(&self, bar: u8) -> Option<u64> {
         let index = usize::from(bar);
-        let wide = *self.layout.offsets.bars.get(index)?;
+        let kind = *self.layout.offsets.bars.get(index)?;
         let at = header::BARS + 4 * index;
         let low = u64::from(u32::from_le_bytes(self.get(at)));
-        match wide? {
+        match kind? {
             BarKind::Io => Some(low & !0x3),
             BarKind::Memory32 => Some(low & !0xf),
             BarKind::Memory64 { .. } => {
@@ -264,9 +266,9 @@ impl ConfigSpace {
     }
 
     /// Returns the access to a BAR that an access of `length` bytes at `offset` performs through
-    /// the window, or `None` if it does not lie in the data register of the window, or the window's
-    /// registers name none. An access that covers other registers too is one of configuration space
-    /// alone.
+    /// the window. Returns `None` if the access does not lie in the window's data register, or the
+    /// window's other registers name no valid access. An access that also covers other registers
+    /// does not reach the BAR.
     pub(crate) fn window_access(&self, offset: u64, length: usize) -> Option<WindowAccess> {
         let window = self.layout.offsets.window?;
         let data = window.data as u64;
@@ -296,8 +298,8 @@ impl ConfigSpace {
         }
     }
 
-    /// Shows in the status register whether the function asserts INTx. *INTx disable* does not hide
-    /// this bit.
+    /// Sets the bit of the status register that says whether the function asserts INTx. *INTx
+    /// disable* has no effect on this bit.
     pub fn set_interrupt_status(&mut self, asserted: bool) {
         let status = u16::from_le_bytes(self.get(header::STATUS));
         let status = if asserted { status | STATUS_INTERRUPT } else { status & !STATUS_INTERRUPT };
@@ -340,6 +342,7 @@ impl ConfigSpace {
         self.command() & bit != 0 && self.power_state() == PowerState::D0
     }
 
+    /// Returns the command register.
     fn command(&self) -> u16 {
         u16::from_le_bytes(self.get(header::COMMAND))
     }
@@ -354,7 +357,7 @@ impl ConfigSpace {
         (self.intx_disabled(), self.msix_control())
     }
 
-    /// Returns a field at an offset that the layout fixed.
+    /// Returns a field, which must lie in configuration space.
     fn get<const N: usize>(&self, at: usize) -> [u8; N] {
         let mut out = [0; N];
         match self.value.get(at..at + N) {
@@ -364,7 +367,7 @@ impl ConfigSpace {
         out
     }
 
-    /// Returns a field of a configuration space without a client.
+    /// Returns the power-on value of a field.
     #[cold]
     fn power_on_value(&self, at: usize, length: usize) -> &[u8] {
         &self.layout.power_on.value[at..at + length]

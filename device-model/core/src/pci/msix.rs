@@ -75,8 +75,10 @@ impl MsixTable {
             let Some(entry) = self.entries.get_mut(at / ENTRY) else { break };
 
             let writable = match at % ENTRY {
+                // The message address is a multiple of 4.
                 0 => 0xfc,
                 CONTROL => MASK,
+                // The other bytes of vector control are reserved.
                 13..=15 => 0,
                 _ => 0xff,
             };
@@ -116,11 +118,11 @@ impl MsixTable {
 
     /// Clears a vector's pending bit. Returns whether it was set.
     pub fn clear_pending(&mut self, vector: u16) -> bool {
-        let was = self.is_pending(vector);
-        if was {
+        let was_pending = self.is_pending(vector);
+        if was_pending {
             self.pending[usize::from(vector) / 64] &= !(1 << (vector % 64));
         }
-        was
+        was_pending
     }
 
     /// Returns whether a vector's pending bit is set.
@@ -165,6 +167,7 @@ fn byte_offset(offset: u64, position: usize) -> Option<usize> {
     usize::try_from(offset).ok()?.checked_add(position)
 }
 
+/// Returns `N` bytes of a table entry. `range` has this length.
 fn bytes<const N: usize>(entry: &[u8; ENTRY], range: Range<usize>) -> [u8; N] {
     let mut out = [0; N];
     for (out, byte) in out.iter_mut().zip(&entry[range]) {

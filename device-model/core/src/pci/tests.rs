@@ -8,9 +8,24 @@ use super::*;
 use crate::spec::{AttachmentSpec, BarKind, BarSpec, BarWindow, FunctionSpec, Identity, VendorCapability};
 
 const VECTORS: u16 = 5;
+
+// Offsets in the header.
 const COMMAND: u64 = 0x04;
 const STATUS: u64 = 0x06;
 const BAR0: u64 = 0x10;
+
+// Capability IDs.
+const POWER: u8 = 0x01;
+const EXPRESS: u8 = 0x10;
+const MSIX: u8 = 0x11;
+
+// Offsets in the PCI Express capability.
+const DEVICE_CONTROL: u64 = 0x08;
+const DEVICE_STATUS: u64 = 0x0a;
+const LINK_CONTROL: u64 = 0x10;
+
+/// Bytes of an MSI-X table entry.
+const ENTRY: u64 = 16;
 
 /// Returns a NIC with BARs 0 to 2, a 64-bit BAR 3 of 8 GiB, and I/O ports in BAR 5.
 fn nic() -> FunctionSpec {
@@ -40,6 +55,7 @@ fn plain() -> FunctionSpec {
     FunctionSpec { bars, msix: None, intx: false, rings: None, ..nic() }
 }
 
+/// Reads `N` bytes of configuration space.
 fn get<const N: usize>(config: &ConfigSpace, at: u64) -> [u8; N] {
     let mut out = [0; N];
     config.read(at, &mut out);
@@ -67,10 +83,12 @@ fn capabilities(config: &ConfigSpace) -> Vec<(u8, u64)> {
     found
 }
 
+/// Returns the offset of the first capability with this ID.
 fn capability(config: &ConfigSpace, id: u8) -> u64 {
     capabilities(config).iter().find(|&&(other, _)| other == id).unwrap().1
 }
 
+/// Writes ones to a BAR register and reads it back, as software does to learn the BAR's size.
 fn size_bar(config: &mut ConfigSpace, index: u64) -> u32 {
     config.write(BAR0 + 4 * index, &[0xff; 4]);
     get32(config, BAR0 + 4 * index)
@@ -96,19 +114,19 @@ fn capability_list_is_terminated_aligned_and_disjoint() {
 
     let ids: Vec<u8> = list.iter().map(|&(id, _)| id).collect();
 
-    assert_eq!(ids, [0x01, 0x10, 0x11, CAP_ID_VENDOR]);
+    assert_eq!(ids, [POWER, EXPRESS, MSIX, CAP_ID_VENDOR]);
 
     let length = |id| match id {
-        0x01 => 8,
-        0x10 => 0x3c,
-        0x11 => 12,
+        POWER => 8,
+        EXPRESS => 0x3c,
+        MSIX => 12,
         _ => 28,
     };
 
     let mut free = 0x40;
     for (id, at) in list {
         assert_eq!(at % 4, 0);
-        assert!(at >= free, "capability {id:#x} at {at:#x} overlaps what is before it");
+        assert!(at >= free, "capability {id:#x} at {at:#x} overlaps the one before");
         free = at + length(id);
     }
 
@@ -117,6 +135,7 @@ fn capability_list_is_terminated_aligned_and_disjoint() {
 
 #[test]
 fn vendor_capabilities_fill_the_space_behind_those_of_the_core() {
+    // Without rings, the core has no vendor capability of its own, which takes 28 bytes.
     for (rings, space) in [(nic().rings, 84), (None, 112)] {
         let vendor = |length: usize| VendorCapability { content: vec![0xab; length - 3], window: None };
         let capabilities = vec![vendor(56), vendor(space - 56)];
@@ -142,20 +161,20 @@ fn window_names_an_access_by_its_registers() {
     spec.validate().unwrap();
     let mut config = ConfigSpace::new(&spec);
     let at = capabilities(&config).last().unwrap().1;
-    let aim = |config: &mut ConfigSpace, bar: u8, offset: u32, length: u32| {
+    let set_window = |config: &mut ConfigSpace, bar: u8, offset: u32, length: u32| {
         config.write(at + 4, &[bar]);
         config.write(at + 8, &offset.to_le_bytes());
         config.write(at + 12, &length.to_le_bytes());
         config.window_access(at + 16, 4).map(|access| (access.bar, access.offset, access.length))
     };
 
-    assert_eq!(aim(&mut config, 2, 0x1234, 4), Some((2, 0x1234, 4)));
-    assert_eq!(aim(&mut config, 5, 0xffff_ffff, 1), Some((5, 0xffff_ffff, 1)));
+    assert_eq!(set_window(&mut config, 2, 0x1234, 4), Some((2, 0x1234, 4)));
+    assert_eq!(set_window(&mut config, 5, 0xffff_ffff, 1), Some((5, 0xffff_ffff, 1)));
     for (bar, offset, length) in [(6, 0, 4), (0, 2, 4), (0, 1, 2), (0, 0, 0), (0, 0, 3), (0, 0, 8)] {
-        assert_eq!(aim(&mut config, bar, offset, length), None);
+        assert_eq!(set_window(&mut config, bar, offset, length), None);
     }
 
-    aim(&mut config, 0, 0, 2);
+    set_window(&mut config, 0, 0, 2);
     let is_access = |offset: u64, length| config.window_access(offset, length).is_some();
     assert!(is_access(at + 16, 4) && is_access(at + 18, 2) && is_access(at + 19, 1));
     assert!(!is_access(at + 12, 5) && !is_access(at + 19, 2) && !is_access(at, 64));
@@ -172,7 +191,7 @@ fn capability_list_of_a_plain_function_has_power_and_express_only() {
 
     let ids: Vec<u8> = capabilities(&config).iter().map(|&(id, _)| id).collect();
 
-    assert_eq!(ids, [0x01, 0x10]);
+    assert_eq!(ids, [POWER, EXPRESS]);
     assert!(!config.msix_enabled());
 }
 
@@ -216,7 +235,7 @@ fn msix_capability_says_where_the_table_is() {
     let msix = spec.msix.unwrap();
     let config = ConfigSpace::new(&spec);
 
-    let at = capability(&config, 0x11);
+    let at = capability(&config, MSIX);
 
     assert_eq!(get16(&config, at + 2), VECTORS - 1);
     assert_eq!(get32(&config, at + 4), msix.table);
@@ -227,7 +246,7 @@ fn msix_capability_says_where_the_table_is() {
 fn express_capability_is_a_version_2_endpoint_that_can_be_reset() {
     let config = ConfigSpace::new(&nic());
 
-    let at = capability(&config, 0x10);
+    let at = capability(&config, EXPRESS);
 
     assert_eq!(get16(&config, at + 2) & 0xf, 2);
 
@@ -246,7 +265,7 @@ fn express_capability_is_a_version_2_endpoint_that_can_be_reset() {
 fn only_a_function_with_io_ports_is_a_legacy_endpoint() {
     let kind = |spec| {
         let config = ConfigSpace::new(&spec);
-        get16(&config, capability(&config, 0x10) + 2) >> 4
+        get16(&config, capability(&config, EXPRESS) + 2) >> 4
     };
 
     assert_eq!((kind(plain()), kind(nic())), (0, 1));
@@ -294,7 +313,7 @@ fn bar_address_joins_the_halves_of_a_64_bit_bar() {
 #[test]
 fn command_bits_are_seen_only_in_d0() {
     let mut config = ConfigSpace::new(&nic());
-    let power = capability(&config, 0x01) + 4;
+    let power = capability(&config, POWER) + 4;
 
     config.write(COMMAND, &0x0007_u16.to_le_bytes());
     let on = (config.io_enabled(), config.memory_enabled(), config.bus_master(), config.power_state());
@@ -310,7 +329,7 @@ fn command_bits_are_seen_only_in_d0() {
 #[test]
 fn power_state_that_does_not_exist_is_not_entered() {
     let mut config = ConfigSpace::new(&nic());
-    let power = capability(&config, 0x01) + 4;
+    let power = capability(&config, POWER) + 4;
 
     config.write(power, &[3]);
     let effect = config.write(power, &[1]);
@@ -332,7 +351,7 @@ fn io_enable_of_a_function_without_ports_stays_clear() {
 #[test]
 fn status_errors_are_cleared_by_writing_ones_each_byte_alone() {
     let mut config = ConfigSpace::new(&nic());
-    let device_status = capability(&config, 0x10) + 0x0a;
+    let device_status = capability(&config, EXPRESS) + DEVICE_STATUS;
 
     config.set_master_abort();
     let set = (get16(&config, STATUS) & 0x2000, get16(&config, device_status));
@@ -363,7 +382,7 @@ fn interrupt_status_follows_the_line_and_cannot_be_written() {
 #[test]
 fn function_level_reset_bit_takes_effect_and_reads_as_zero() {
     let mut config = ConfigSpace::new(&nic());
-    let control = capability(&config, 0x10) + 8;
+    let control = capability(&config, EXPRESS) + DEVICE_CONTROL;
 
     let none = config.write(control, &0x2810_u16.to_le_bytes());
     let reset = config.write(control, &0xa810_u16.to_le_bytes());
@@ -376,7 +395,7 @@ fn function_level_reset_bit_takes_effect_and_reads_as_zero() {
 #[test]
 fn function_level_reset_bit_in_a_byte_write_takes_effect() {
     let mut config = ConfigSpace::new(&nic());
-    let control = capability(&config, 0x10) + 8;
+    let control = capability(&config, EXPRESS) + DEVICE_CONTROL;
 
     assert!(!config.write(control, &[0x80]).function_level_reset);
     assert!(config.write(control + 1, &[0x80]).function_level_reset);
@@ -385,7 +404,7 @@ fn function_level_reset_bit_in_a_byte_write_takes_effect() {
 #[test]
 fn changed_interrupt_controls_are_reported() {
     let mut config = ConfigSpace::new(&nic());
-    let msix = capability(&config, 0x11);
+    let msix = capability(&config, MSIX);
 
     let enable = config.write(msix + 2, &0xc000_u16.to_le_bytes());
     let again = config.write(msix + 2, &0xc000_u16.to_le_bytes());
@@ -401,19 +420,19 @@ fn changed_interrupt_controls_are_reported() {
 #[test]
 fn reset_gives_power_on_values_but_keeps_payload_size_and_link() {
     let mut config = ConfigSpace::new(&nic());
-    let express = capability(&config, 0x10);
+    let express = capability(&config, EXPRESS);
     config.write(COMMAND, &[0x07, 0x04]);
     config.write(BAR0, &[0xff; 24]);
-    config.write(express + 8, &0x0020_u16.to_le_bytes());
-    config.write(express + 0x10, &0x0040_u16.to_le_bytes());
+    config.write(express + DEVICE_CONTROL, &0x0020_u16.to_le_bytes());
+    config.write(express + LINK_CONTROL, &0x0040_u16.to_le_bytes());
 
     config.reset();
 
     let fresh = ConfigSpace::new(&nic());
 
     assert_eq!(get::<64>(&config, 0), get::<64>(&fresh, 0));
-    assert_eq!(get16(&config, express + 8), 0x2810 & !0xe0 | 0x20);
-    assert_eq!(get16(&config, express + 0x10), 0x0040);
+    assert_eq!(get16(&config, express + DEVICE_CONTROL), 0x2810 & !0xe0 | 0x20, "payload size, bits 5-7");
+    assert_eq!(get16(&config, express + LINK_CONTROL), 0x0040);
 }
 
 #[test]
@@ -434,8 +453,8 @@ fn table_starts_masked_and_keeps_address_and_data() {
     let mut table = MsixTable::new(VECTORS);
     let masked_at_first = table.is_masked(4, false);
 
-    table.write(4 * 16, &0xfee0_1003_u64.to_le_bytes());
-    table.write(4 * 16 + 8, &[0x41, 0, 0, 0, 0xfe, 0xff, 0xff, 0xff]);
+    table.write(4 * ENTRY, &0xfee0_1003_u64.to_le_bytes());
+    table.write(4 * ENTRY + 8, &[0x41, 0, 0, 0, 0xfe, 0xff, 0xff, 0xff]);
 
     assert!(masked_at_first);
     assert!(!table.is_masked(4, false));
@@ -444,7 +463,7 @@ fn table_starts_masked_and_keeps_address_and_data() {
     assert_eq!(table.address_data(4), (0xfee0_1000, 0x41), "the address is dword aligned");
 
     let mut control = [0xff; 4];
-    table.read(4 * 16 + 12, &mut control);
+    table.read(4 * ENTRY + 12, &mut control);
     assert_eq!(control, [0; 4], "reserved bits of vector control stay zero");
 }
 
@@ -455,8 +474,9 @@ fn unmasking_write_names_the_pending_vectors_it_unmasked() {
     table.set_pending(3);
     table.set_pending(4);
 
-    let unmasked: Vec<u16> = table.write(16, &[0; 3 * 16]).collect();
-    let again: Vec<u16> = table.write(16, &[0; 3 * 16]).collect();
+    let entries_1_to_3 = [0; 3 * ENTRY as usize];
+    let unmasked: Vec<u16> = table.write(ENTRY, &entries_1_to_3).collect();
+    let again: Vec<u16> = table.write(ENTRY, &entries_1_to_3).collect();
 
     assert_eq!(unmasked, [1, 3]);
     assert_eq!(again, [0; 0], "they were not masked any more");
@@ -510,8 +530,8 @@ fn reset_masks_every_vector_and_clears_pending_bits() {
     assert_eq!(table.address_data(2), (0, 0));
 }
 
-/// Returns the bits of configuration space that software can change. It writes both values to find
-/// them.
+/// Returns the bits of configuration space that software can change: those that writes of ones and
+/// of zeros to every byte change.
 fn changeable(spec: &FunctionSpec) -> Vec<u8> {
     let mut config = ConfigSpace::new(spec);
     let mut bits = get::<CONFIG_SIZE>(&config, 0);
@@ -534,26 +554,28 @@ fn writable_registers_are_the_expected_ones() {
     let spec = nic();
     let config = ConfigSpace::new(&spec);
     let (power, express, msix) =
-        (capability(&config, 0x01), capability(&config, 0x10), capability(&config, 0x11));
+        (capability(&config, POWER), capability(&config, EXPRESS), capability(&config, MSIX));
 
-    let places: Vec<u64> =
+    let writable: Vec<u64> =
         (0..).zip(changeable(&spec)).filter(|&(_, bits)| bits != 0).map(|(at, _)| at).collect();
 
     let bars = [(0x11..=0x13), (0x15..=0x17), (0x19..=0x1b), (0x20..=0x27)];
-    let mut expected = vec![0x04, 0x05, 0x0c];
+    let (cache_line, interrupt_line) = (0x0c, 0x3c);
+    let mut expected = vec![COMMAND, COMMAND + 1, cache_line];
     expected.extend(bars.into_iter().flatten());
     expected.extend([
-        0x3c,
+        interrupt_line,
         power + 4,
-        express + 8,
-        express + 9,
-        express + 0x10,
+        express + DEVICE_CONTROL,
+        express + DEVICE_CONTROL + 1,
+        express + LINK_CONTROL,
+        // Device control 2 and link control 2.
         express + 0x28,
         express + 0x30,
+        msix + 3,
     ]);
-    expected.push(msix + 3);
 
-    assert_eq!(places, expected);
+    assert_eq!(writable, expected);
 }
 
 proptest! {
@@ -617,8 +639,8 @@ proptest! {
         }
 
         let deliverable = table.deliverable().count();
-        let open = (0..vectors).filter(|&vector| !table.is_masked(vector, false)).count();
+        let unmasked = (0..vectors).filter(|&vector| !table.is_masked(vector, false)).count();
 
-        prop_assert_eq!(deliverable, open);
+        prop_assert_eq!(deliverable, unmasked);
     }
 }

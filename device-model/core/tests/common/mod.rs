@@ -30,11 +30,13 @@ pub const A: AttachmentId = AttachmentId(0);
 pub const B: AttachmentId = AttachmentId(1);
 pub const C: AttachmentId = AttachmentId(2);
 
-/// Offsets in the BARs of [`spec`].
+/// Offsets in BAR 0 of [`spec`].
 pub const CONTROL: u64 = 0x1000;
 pub const MSIX_TABLE: u64 = 0x2000;
 pub const PENDING_BITS: u64 = 0x3000;
+/// Offset of the windows in BAR 1, which has the ring before them.
 pub const WINDOWS: u64 = 0x1_0000;
+/// Number of cells of the ring, and of interrupt vectors.
 pub const RING_CELLS: u32 = 64;
 pub const VECTORS: u16 = 4;
 /// BAR of the group's memory, and BAR with an area between registers.
@@ -86,7 +88,7 @@ type Action = Box<dyn FnOnce(&mut Context<'_>) + Send>;
 #[derive(Default)]
 pub struct Script {
     pub calls: Vec<Call>,
-    /// Actions for the next call that brings work: a step, or a write of the device's registers.
+    /// Actions that the device carries out in its next step, or in the next write of its registers.
     pub actions: VecDeque<Action>,
     /// Attachments whose writes stall.
     pub stalled: Vec<AttachmentId>,
@@ -101,33 +103,36 @@ pub struct Script {
 pub struct Probe(Arc<Mutex<Script>>);
 
 impl Probe {
+    /// Locks the shared state.
     pub fn script(&self) -> MutexGuard<'_, Script> {
         self.0.lock().unwrap()
     }
 
-    /// Adds an action for the device's next call.
+    /// Adds an action for the device's next step or register write.
     pub fn queue_action(&self, action: impl FnOnce(&mut Context<'_>) + Send + 'static) {
         self.script().actions.push_back(Box::new(action));
     }
 
-    /// Returns the calls except steps since the last query.
+    /// Takes the calls since the last query of any kind, and returns those that are not steps.
     pub fn calls(&self) -> Vec<Call> {
         let calls = std::mem::take(&mut self.script().calls);
         calls.into_iter().filter(|call| !matches!(call, Call::Step(_))).collect()
     }
 
+    /// Takes the calls since the last query of any kind, and returns the number of steps.
     pub fn steps(&self) -> usize {
         let calls = std::mem::take(&mut self.script().calls);
         calls.iter().filter(|call| matches!(call, Call::Step(_))).count()
     }
 
-    /// Returns the data of the writes that the device accepted since the last query.
+    /// Takes the calls since the last query of any kind, and returns the data of accepted writes.
     pub fn written(&self) -> Vec<Vec<u8>> {
         let write = |call| if let Call::Write(_, _, data) = call { Some(data) } else { None };
         self.calls().into_iter().filter_map(write).collect()
     }
 
-    /// Returns the DMA reads that ended since the last query.
+    /// Takes the calls since the last query of any kind, and returns the DMA reads that ended, by
+    /// their tokens.
     pub fn done(&self) -> Vec<(u64, Result<Vec<u8>, DmaError>)> {
         let done =
             |call| if let Call::Done(_, token, result) = call { Some((token.0, result)) } else { None };
@@ -232,11 +237,13 @@ pub fn attached() -> (Machine, Probe) {
     (machine, probe)
 }
 
+/// Attaches a client to the first function, and permits DMA.
 #[track_caller]
 pub fn attach(machine: &mut Machine, attachment_id: AttachmentId) {
     Client::attach(machine, F, attachment_id);
 }
 
+/// Permits DMA of a client of the first function, for example after a reset.
 pub fn set_bus_master(machine: &mut Machine, attachment_id: AttachmentId) {
     client(attachment_id).enable_bus_master(machine);
 }
@@ -263,6 +270,7 @@ pub fn read<const N: usize>(
     client(attachment_id).read(machine, region, offset)
 }
 
+/// Reads `length` bytes as the client of the first attachment, and returns only the outcome.
 pub fn try_read(
     machine: &mut Machine,
     region: u32,
@@ -272,11 +280,13 @@ pub fn try_read(
     client(A).try_read(machine, region, offset, &mut vec![0; length])
 }
 
+/// Reads a register of the control page.
 #[track_caller]
 pub fn read_control(machine: &mut Machine, attachment_id: AttachmentId, register: u64) -> u32 {
     client(attachment_id).read32(machine, 0, CONTROL + register)
 }
 
+/// Writes a register of the control page.
 #[track_caller]
 pub fn write_control(machine: &mut Machine, attachment_id: AttachmentId, register: u64, value: u32) {
     client(attachment_id).write32(machine, 0, CONTROL + register, value);
@@ -293,6 +303,7 @@ pub fn mirror_word(memory: &SharedMemory, offset: u64) -> u32 {
     memory.u32(offset).unwrap().load(Ordering::Acquire)
 }
 
+/// Returns whether a client's mirror says that the machine does not poll its memory.
 pub fn is_sleeping(memory: &SharedMemory) -> bool {
     mirror_word(memory, mirror::SLEEPING) != 0
 }
@@ -345,7 +356,8 @@ pub fn step_until_idle(machine: &mut Machine, now: u64) -> Next {
     nicforge_test_kit::settle(machine, Nanos(now))
 }
 
-/// Lets all functions go cold. Returns the time at which they are.
+/// Steps the machine until all functions are cold: their memory is no longer polled. Returns the
+/// time at which they are.
 pub fn go_cold(machine: &mut Machine, now: u64) -> u64 {
     step_until_idle(machine, now);
     let later = now + 1_000_000;

@@ -9,6 +9,7 @@ use nicforge_core::{
 };
 use nicforge_hwi::attachment::control;
 
+/// Returns what the device returns for a read at this offset.
 fn pattern(offset: u64, length: usize) -> Vec<u8> {
     (0..length).map(|index| (offset as usize + index) as u8).collect()
 }
@@ -42,6 +43,7 @@ fn io_ports_are_sized_by_configuration_space_and_reach_the_device() {
     write(&mut machine, A, 5, 8, &[0x5a]);
     let word = read::<2>(&mut machine, A, 5, 30);
 
+    // 32 ports, and the bit of I/O BARs.
     assert_eq!(size, !31 | 1);
     assert_eq!(word.to_vec(), pattern(30, 2));
 

@@ -29,7 +29,7 @@ fn attach_gives_each_client_zeroed_memory_of_its_own() {
 }
 
 #[test]
-fn next_tenant_does_not_see_memory_that_the_last_one_keeps() {
+fn next_client_does_not_see_memory_that_the_previous_one_keeps() {
     let (mut machine, _) = attached();
     let old_memory = memory(&machine, A, 1);
     old_memory.write(WINDOWS, b"old").unwrap();
@@ -184,7 +184,7 @@ fn eviction_raises_vfios_request_interrupt_and_not_that_of_errors() {
 }
 
 #[test]
-fn generation_counts_tenants_and_resets_in_the_mirror_too() {
+fn generation_rises_with_each_client_and_reset_and_so_does_its_copy_in_the_mirror() {
     let (mut machine, _) = attached();
     let first = read_control(&mut machine, A, GENERATION);
 
@@ -312,6 +312,7 @@ fn function_reset_works_without_clients_and_with_clients_that_stall() {
     );
 }
 
+/// Returns the generation in a client's mirror.
 fn read_mirror_generation(machine: &Machine, attachment_id: AttachmentId) -> u32 {
     mirror_word(&memory(machine, attachment_id, 2), mirror::GENERATION)
 }
@@ -328,7 +329,7 @@ fn reset_clears_the_dead_flag() {
 }
 
 #[test]
-fn next_tenant_gets_no_message_mapping_or_interrupt_of_the_last_one() {
+fn next_client_gets_no_message_mapping_or_interrupt_of_the_previous_one() {
     let (mut machine, probe) = attached();
     map_remote(&mut machine, A, 0x1000, 0x1000);
     let sink = bind(&mut machine, A, nicforge_core::interrupt::MSIX, 0);

@@ -26,7 +26,7 @@ use crate::common::*;
 
 /// Longest wait of a test.
 const LONG: Duration = Duration::from_secs(20);
-const BOTH: [CompanionMode; 2] = [CompanionMode::Stepped, CompanionMode::Threads];
+const BOTH_MODES: [CompanionMode; 2] = [CompanionMode::Stepped, CompanionMode::Threads];
 const SPEC: CompanionSpec =
     CompanionSpec { name: "echo", commands: 4, events: 4, mode: CompanionMode::Threads };
 
@@ -75,9 +75,9 @@ impl Companion for Echo {
             match end.receive() {
                 Some(Order::Send(number)) => self.unsent = Some(number),
                 Some(Order::Panic) => panic!("broken companion"),
-                Some(Order::Wait(begun, step_until)) => {
+                Some(Order::Wait(begun, released)) => {
                     let _ = begun.send(());
-                    let _ = step_until.recv();
+                    let _ = released.recv();
                 }
                 None => return Progress::Idle,
             }
@@ -109,6 +109,7 @@ impl Rig {
         Self { machine, probe, started: Instant::now() }
     }
 
+    /// Has the device start an [`Echo`], and returns the device's end.
     fn start(&mut self, spec: CompanionSpec) -> Result<End, CompanionError> {
         self.start_with(spec, Echo::default())
     }
@@ -121,6 +122,7 @@ impl Rig {
         receiver.recv().unwrap()
     }
 
+    /// Steps the machine at the present time.
     fn step(&mut self) -> Next {
         self.machine.step(Nanos(self.started.elapsed().as_nanos() as u64), 64)
     }
@@ -144,6 +146,7 @@ impl Rig {
         self.step_until(|_| end.halt())
     }
 
+    /// Returns the report about the function's first companion.
     fn report(&self) -> CompanionReport {
         self.machine.companions(F).remove(0)
     }
@@ -151,16 +154,16 @@ impl Rig {
 
 /// Has a companion on a thread wait within its poll. It continues when the result is dropped.
 fn hold(end: &mut End) -> Sender<()> {
-    let (release, step_until) = mpsc::channel();
+    let (release, released) = mpsc::channel();
     let (begun_sender, begun) = mpsc::channel();
-    assert!(end.send(Order::Wait(begun_sender, step_until)).is_ok());
+    assert!(end.send(Order::Wait(begun_sender, released)).is_ok());
     begun.recv_timeout(LONG).unwrap();
     release
 }
 
 #[test]
 fn events_come_in_order_through_fifos_of_one_message() {
-    for mode in BOTH {
+    for mode in BOTH_MODES {
         let mut rig = Rig::new(mode);
         let mut end = rig.start(CompanionSpec { commands: 1, events: 1, ..SPEC }).unwrap();
 
@@ -205,7 +208,7 @@ fn stepped_companion_keeps_the_machine_awake_until_its_events_are_received() {
 
 #[test]
 fn new_incarnation_has_the_next_epoch_and_nothing_of_the_earlier_one() {
-    for mode in BOTH {
+    for mode in BOTH_MODES {
         let mut rig = Rig::new(mode);
         let mut earlier = rig.start(SPEC).unwrap();
         assert!(earlier.send(Order::Send(1)).is_ok());
@@ -262,7 +265,7 @@ fn machine_that_sleeps_is_woken_and_then_calls_the_device() {
 
 #[test]
 fn companion_that_panics_is_halted_until_its_next_incarnation() {
-    for mode in BOTH {
+    for mode in BOTH_MODES {
         let mut rig = Rig::new(mode);
         let mut end = rig.start(SPEC).unwrap();
         assert!(end.send(Order::Panic).is_ok());
@@ -330,7 +333,7 @@ fn end_of_the_machine_does_not_wait_for_a_companion() {
 
 #[test]
 fn companion_is_dropped_once_and_a_panic_there_is_contained() {
-    for mode in BOTH {
+    for mode in BOTH_MODES {
         for panics in [false, true] {
             let mut rig = Rig::new(mode);
             let count = Arc::new(AtomicU32::new(0));
@@ -348,7 +351,7 @@ fn companion_is_dropped_once_and_a_panic_there_is_contained() {
 
 #[test]
 fn companion_of_a_device_that_panics_ends() {
-    for mode in BOTH {
+    for mode in BOTH_MODES {
         let mut rig = Rig::new(mode);
         let count = Arc::new(AtomicU32::new(0));
         let drops = Drops { panics: false, count: count.clone() };

@@ -22,6 +22,7 @@ use proptest::prelude::*;
 /// A deadline that no healthy machine misses.
 const DEADLINE: Duration = Duration::from_secs(60);
 
+/// Has the device copy `length` bytes of client memory in a step.
 fn copy_from(machine: &mut Machine, probe: &Probe, iova: u64, length: usize) -> Result<Vec<u8>, DmaError> {
     in_step(machine, probe, move |context| {
         let mut out = vec![0xee; length];
@@ -29,11 +30,13 @@ fn copy_from(machine: &mut Machine, probe: &Probe, iova: u64, length: usize) -> 
     })
 }
 
+/// Has the device copy bytes to client memory in a step.
 fn copy_to(machine: &mut Machine, probe: &Probe, iova: u64, data: &[u8]) -> Result<(), DmaError> {
     let data = data.to_vec();
     in_step(machine, probe, move |context| context.copy_to(A, iova, &data))
 }
 
+/// Has the device update a word of client memory in a step. Returns the previous value.
 fn update(machine: &mut Machine, probe: &Probe, iova: u64, update: WordUpdate) -> Result<u64, DmaError> {
     in_step(machine, probe, move |context| context.update_u64(A, iova, update))
 }
@@ -111,7 +114,7 @@ fn updates_of_misaligned_or_split_words_are_refused() {
 }
 
 #[test]
-fn remote_answers_count_as_no_errors_and_messages_serve_the_device() {
+fn copies_of_remote_memory_are_refused_without_an_error_and_messages_reach_it() {
     let (mut machine, probe) = attached();
     map_remote(&mut machine, A, 0x1000, 0x1000);
 
@@ -203,6 +206,7 @@ fn writes_to_mapped_memory_wait_for_writes_by_message() {
     assert_eq!(machine.attachment_counters(F, A).unwrap().dma_errors, 0);
 }
 
+/// The events of a trace.
 #[derive(Clone, Default)]
 struct Trace(Arc<Mutex<Vec<Event>>>);
 
@@ -283,12 +287,12 @@ fn race(
     driver.join().unwrap();
 }
 
-/// Words that the driver looks at, of data that begin at this offset.
+/// Offset of the data. The word that announces them is at offset 0.
 const DATA: u64 = 0x80;
 
 /// Checks that a driver that sees the word of a round also sees its data. The data lie in two
 /// mappings if they have more than 0x80 bytes.
-fn data_before_word(length: usize, writes_by_update: bool) {
+fn check_data_before_word(length: usize, writes_by_update: bool) {
     let rig = attached();
     let (mut machine, probe) = rig;
     let memory = SharedMemory::create("client", 0x3000).unwrap();
@@ -326,20 +330,20 @@ fn data_before_word(length: usize, writes_by_update: bool) {
 /// copied before it.
 #[test]
 fn driver_that_sees_the_word_sees_one_word_of_data() {
-    data_before_word(8, false);
-    data_before_word(8, true);
+    check_data_before_word(8, false);
+    check_data_before_word(8, true);
 }
 
 #[test]
 fn driver_that_sees_the_word_sees_data_in_two_mappings() {
-    data_before_word(0x180, false);
-    data_before_word(0x180, true);
+    check_data_before_word(0x180, false);
+    check_data_before_word(0x180, true);
 }
 
 #[test]
 fn driver_that_sees_the_word_sees_data_of_string_copies() {
-    data_before_word(0x2000, false);
-    data_before_word(0x2000, true);
+    check_data_before_word(0x2000, false);
+    check_data_before_word(0x2000, true);
 }
 
 #[test]
@@ -429,7 +433,7 @@ fn updates_of_device_and_driver_lose_nothing() {
     assert_eq!(word.load(std::sync::atomic::Ordering::Relaxed), UPDATES << 32 | UPDATES);
 }
 
-/// A piece of the map of the property test.
+/// The kind of a piece of the DMA map of the property test.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     Mapped,
@@ -441,11 +445,15 @@ enum Kind {
 /// An access of the property test.
 #[derive(Clone, Copy, Debug)]
 enum Access {
+    /// A copy from client memory.
     From,
+    /// A copy of bytes to client memory that begin with this value and count up.
     To(u8),
+    /// An addition to a word of client memory.
     Add(u64),
 }
 
+/// First IOVA of the map.
 const BASE: u64 = 0x10_0000;
 
 /// Returns the result that an access of `length` bytes at `at` must have. `map` has the kind of
@@ -469,6 +477,7 @@ fn expected_result(map: &[(Kind, usize)], at: usize, length: usize, write: bool)
     }
 }
 
+/// Pieces of a map, with their lengths.
 fn pieces() -> impl Strategy<Value = Vec<(Kind, usize)>> {
     let kind = prop_oneof![
         6 => Just(Kind::Mapped),
@@ -480,6 +489,7 @@ fn pieces() -> impl Strategy<Value = Vec<(Kind, usize)>> {
     prop::collection::vec((kind, length), 1..8)
 }
 
+/// Accesses, with their positions and lengths.
 fn accesses() -> impl Strategy<Value = Vec<(Access, prop::sample::Index, usize)>> {
     let access = prop_oneof![
         Just(Access::From),

@@ -39,6 +39,7 @@ fn read_dma(machine: &mut Machine, probe: &Probe, iova: u64, length: usize) -> R
     done.remove(0).1
 }
 
+/// Has the device write bytes to client memory in a step.
 fn write_dma(machine: &mut Machine, probe: &Probe, iova: u64, data: &[u8]) -> Result<(), DmaError> {
     let data = data.to_vec();
     in_step(machine, probe, move |context| context.dma_write(A, iova, &data))
@@ -151,7 +152,7 @@ fn no_dma_without_bus_master_or_client() {
 
     let read = read_dma(&mut machine, &probe, 0x1000, 4);
     let write = write_dma(&mut machine, &probe, 0x1000, &[1]);
-    let nobody = in_step(&mut machine, &probe, |context| {
+    let without_client = in_step(&mut machine, &probe, |context| {
         context.dma_read(B, 0, 4, DmaToken(1)).unwrap();
         context.dma_read(AttachmentId(77), 0, 4, DmaToken(2)).unwrap();
         [B, AttachmentId(77)].map(|attachment_id| context.dma_write(attachment_id, 0, &[1]))
@@ -160,7 +161,7 @@ fn no_dma_without_bus_master_or_client() {
     step_until_idle(&mut machine, 0);
 
     assert_eq!((read, write), (Err(DmaError::NotBusMaster), Err(DmaError::NotBusMaster)));
-    assert_eq!(nobody, [Err(DmaError::Gone); 2]);
+    assert_eq!(without_client, [Err(DmaError::Gone); 2]);
     assert_eq!(probe.done(), [(1, Err(DmaError::Gone)), (2, Err(DmaError::Gone))]);
 }
 

@@ -22,6 +22,8 @@ fn with_memory(
     in_step(machine, probe, |context| action(&context.guest_memory(A).unwrap()))
 }
 
+/// Runs an action with the device's context in a step, and asserts that it ran. Returns the result
+/// of the step.
 fn in_step(
     machine: &mut Machine,
     probe: &Probe,
@@ -46,7 +48,7 @@ fn scattered() -> (Machine, Probe, Vec<SharedMemory>) {
 }
 
 #[test]
-fn an_access_goes_on_in_the_next_mapping() {
+fn an_access_continues_in_the_next_mapping() {
     let (mut machine, probe, pages) = scattered();
     let data: Vec<u8> = (0..0x3000_u32).map(|at| (at ^ (at >> 8)) as u8).collect();
     let sent = data.clone();
@@ -111,7 +113,7 @@ fn unmapped_and_forbidden_accesses_are_refused_and_the_first_error_is_kept() {
 }
 
 #[test]
-fn words_across_mappings_or_alignment_are_refused() {
+fn words_that_are_split_or_misaligned_are_refused() {
     let (mut machine, probe, _) = scattered();
 
     with_memory(&mut machine, &probe, |memory| {
@@ -122,7 +124,7 @@ fn words_across_mappings_or_alignment_are_refused() {
 }
 
 #[test]
-fn bytes_and_errors_are_counted_and_shown() {
+fn bytes_and_errors_are_counted_and_an_error_sets_received_master_abort() {
     let (mut machine, probe, _) = scattered();
 
     in_step(&mut machine, &probe, |context| {
@@ -160,12 +162,13 @@ fn writes_wait_for_an_earlier_write_by_message() {
     });
 }
 
+/// Accessed bytes use up the step's allowance: functions after this one wait for the next step.
 #[test]
-fn a_step_that_touches_much_memory_lets_others_wait() {
+fn bytes_accessed_count_against_the_step() {
     let (mut machine, probe) = attached();
     map_local(&mut machine, A, 0, MAX_DMA);
     let (other, other_probe) = add(&mut machine, "node1", spec());
-    step_until_idle(&mut machine, 0);
+    let now = go_cold(&mut machine, 0);
     other_probe.steps();
 
     probe.queue_action(|context| {
@@ -178,20 +181,23 @@ fn a_step_that_touches_much_memory_lets_others_wait() {
     machine.wake(F);
     machine.wake(other);
 
-    // The order of the two is open: the second one in the queue waits if it is the other.
-    assert_eq!(machine.step(Nanos(0), 64), Next::Now);
+    let next = machine.step(Nanos(now), 64);
+    let in_same_step = other_probe.steps();
+    machine.step(Nanos(now), 64);
+
+    assert_eq!((next, in_same_step, other_probe.steps()), (Next::Now, 0, 1));
 }
 
 #[test]
 fn without_bus_mastering_or_client_there_is_no_memory() {
     let (mut machine, probe) = machine();
-    let is = |expected: DmaError| {
+    let refuses_with = |expected: DmaError| {
         move |context: &mut Context<'_>| assert_eq!(context.guest_memory(A).err(), Some(expected))
     };
 
-    in_step(&mut machine, &probe, is(DmaError::Gone));
+    in_step(&mut machine, &probe, refuses_with(DmaError::Gone));
     machine.attach(F, A).unwrap();
-    in_step(&mut machine, &probe, is(DmaError::NotBusMaster));
+    in_step(&mut machine, &probe, refuses_with(DmaError::NotBusMaster));
     set_bus_master(&mut machine, A);
     with_memory(&mut machine, &probe, |memory| assert_eq!(memory.error(), None));
 }

@@ -20,10 +20,12 @@ fn act(machine: &mut Machine, probe: &Probe, action: impl FnOnce(&mut Context<'_
     machine.step(Nanos(0), 64);
 }
 
+/// Returns the pending bits of MSI-X of the first attachment.
 fn pending_bits(machine: &mut Machine) -> u64 {
     u64::from_le_bytes(read(machine, A, 0, PENDING_BITS))
 }
 
+/// Answers DMA writes by message, as the client does.
 fn answer_writes(machine: &mut Machine, ids: &[u64]) {
     for &id in ids {
         machine.dma_write_done(F, A, id, Ok(())).unwrap();
@@ -165,13 +167,14 @@ fn intx_does_not_overtake_remote_writes_and_they_wait_for_it() {
     assert_eq!((ids.len(), early, sink.get()), (1, 0, 1));
 }
 
-/// Raises an interrupt that can't be delivered yet, and starts a DMA write. Then the client makes
-/// the interrupt deliverable. The next write must wait for it: otherwise a device that always has a
-/// write in flight would delay it without end.
-fn next_write_waits(
+/// Raises an interrupt that can't be delivered yet, and starts two DMA writes. Then the client
+/// makes the interrupt deliverable. The next write must wait for the interrupt: otherwise a device
+/// that always has a write in flight would delay the interrupt without end. `prepare` or
+/// `make_deliverable` returns the count of the interrupt.
+fn check_next_write_waits(
     prepare: impl FnOnce(&mut Machine) -> Option<Arc<Count>>,
     raise: impl FnOnce(&mut Context<'_>) + Send + 'static,
-    let_come: impl FnOnce(&mut Machine) -> Option<Arc<Count>>,
+    make_deliverable: impl FnOnce(&mut Machine) -> Option<Arc<Count>>,
 ) {
     let (mut machine, probe) = attached();
     map_remote(&mut machine, A, 0x1000, 0x1000);
@@ -182,7 +185,7 @@ fn next_write_waits(
         context.dma_write(A, 0x1000, &[2]).unwrap();
     });
 
-    let sink = let_come(&mut machine).or(prepared).unwrap();
+    let sink = make_deliverable(&mut machine).or(prepared).unwrap();
     act(&mut machine, &probe, |context| {
         assert_eq!(context.dma_write(A, 0x1000, &[3]), Err(DmaError::Busy));
     });
@@ -197,7 +200,7 @@ fn next_write_waits(
 
 #[test]
 fn remote_writes_wait_for_a_line_that_is_unmasked() {
-    next_write_waits(
+    check_next_write_waits(
         |machine| {
             let sink = bind(machine, A, INTX, 0);
             machine.interrupts(F, A).unwrap().mask(INTX, 0, 1).unwrap();
@@ -213,7 +216,7 @@ fn remote_writes_wait_for_a_line_that_is_unmasked() {
 
 #[test]
 fn remote_writes_wait_for_a_line_that_is_enabled() {
-    next_write_waits(
+    check_next_write_waits(
         |machine| {
             write(machine, A, region::CONFIG, 0x04, &0x0406u16.to_le_bytes());
             Some(bind(machine, A, INTX, 0))
@@ -228,12 +231,16 @@ fn remote_writes_wait_for_a_line_that_is_enabled() {
 
 #[test]
 fn remote_writes_wait_for_a_line_or_a_vector_that_is_bound() {
-    next_write_waits(
+    check_next_write_waits(
         |_| None,
         |context| context.set_intx(A, true),
         |machine| Some(bind(machine, A, INTX, 0)),
     );
-    next_write_waits(|_| None, |context| context.interrupt(A, 1), |machine| Some(bind(machine, A, MSIX, 1)));
+    check_next_write_waits(
+        |_| None,
+        |context| context.interrupt(A, 1),
+        |machine| Some(bind(machine, A, MSIX, 1)),
+    );
 }
 
 #[test]
@@ -334,7 +341,8 @@ fn reset_deasserts_the_line_and_keeps_bindings() {
     assert_eq!((after_reset, intx.get(), vector.get()), (1, 2, 1));
 }
 
-/// A guest's kernel does not take part in this reset, and sets nothing up again.
+/// A guest's kernel does not take part in an operator's reset of the function, so it sets nothing
+/// up again afterwards.
 #[test]
 fn an_operators_reset_leaves_what_the_system_has_set_up() {
     let (mut machine, probe) = attached();

@@ -70,7 +70,7 @@ impl Device for Watcher {
 }
 
 /// Returns a machine with two functions and `links` links between them, which have settled.
-fn two(links: u8) -> (Machine, [Watcher; 2]) {
+fn two_functions(links: u8) -> (Machine, [Watcher; 2]) {
     let watchers = [Watcher::default(), Watcher::default()];
     let mut machine = Machine::new();
     let functions = [0, 1].map(|index: usize| {
@@ -84,7 +84,7 @@ fn two(links: u8) -> (Machine, [Watcher; 2]) {
 
 #[test]
 fn new_links_are_reported_in_the_first_step() {
-    let (mut machine, watchers) = two(1);
+    let (mut machine, watchers) = two_functions(1);
 
     assert_eq!(watchers[0].take_reports(), []);
     machine.step(Nanos(0), 64);
@@ -95,7 +95,7 @@ fn new_links_are_reported_in_the_first_step() {
 
 #[test]
 fn changes_of_a_link_are_reported_to_both_ends_hot_or_cold() {
-    let (mut machine, watchers) = two(2);
+    let (mut machine, watchers) = two_functions(2);
     let mut now = 0;
     for cold in [false, true] {
         if cold {
@@ -120,7 +120,7 @@ fn changes_of_a_link_are_reported_to_both_ends_hot_or_cold() {
 
 #[test]
 fn changes_between_two_steps_are_one_report_of_the_last_state() {
-    let (mut machine, watchers) = two(1);
+    let (mut machine, watchers) = two_functions(1);
     step_until_idle(&mut machine, 0);
     watchers.iter().for_each(|watcher| drop(watcher.take_reports()));
 
@@ -137,7 +137,7 @@ fn changes_between_two_steps_are_one_report_of_the_last_state() {
 
 #[test]
 fn resets_change_no_link() {
-    let (mut machine, watchers) = two(1);
+    let (mut machine, watchers) = two_functions(1);
     step_until_idle(&mut machine, 0);
     watchers.iter().for_each(|watcher| drop(watcher.take_reports()));
 

@@ -49,6 +49,7 @@ struct Handle {
 }
 
 impl Handle {
+    /// Returns the device, which also panics in its drop if `breaks_in_drop`.
     fn device(&self, breaks_in_drop: bool) -> Box<Fragile> {
         Box::new(Fragile {
             breaks_in: self.breaks_in.clone(),
@@ -59,12 +60,14 @@ impl Handle {
         })
     }
 
+    /// Has the device panic in `method` from now on.
     fn break_in(&self, method: DeviceMethod) {
         *self.breaks_in.lock().unwrap() = Some(method);
     }
 }
 
 impl Fragile {
+    /// Panics if the device is broken in `method`, which it has just entered.
     fn enter(&mut self, method: DeviceMethod) {
         self.calls_after.fetch_add(u32::from(self.has_panicked), Ordering::Relaxed);
         if self.is_broken(method) {
@@ -140,7 +143,7 @@ impl Drop for Fragile {
 }
 
 /// Returns a machine whose first function is fragile, and linked to a second one. Both have a
-/// client at their first attachment.
+/// client at their first attachment. The probe is that of the second function.
 fn fragile(breaks_in_drop: bool) -> (Machine, Handle, Probe) {
     let (mut machine, handle) = (Machine::new(), Handle::default());
     machine.add_function("node0", handle.device(breaks_in_drop)).unwrap();
@@ -153,6 +156,7 @@ fn fragile(breaks_in_drop: bool) -> (Machine, Handle, Probe) {
     (machine, handle, other)
 }
 
+/// Returns whether the link at a function's port 0 is up.
 fn is_up(machine: &mut Machine, function: FunctionId) -> bool {
     machine.fabric().ports(function, Nanos::ZERO).is_up(0)
 }
@@ -326,7 +330,7 @@ fn records_behind_the_one_that_panicked_are_consumed() {
 fn buffer_of_a_read_returns_to_the_pool_after_a_panic() {
     const BUFFERS: usize = 64;
     let mut machine = Machine::new();
-    let fragile: Vec<_> = (0..BUFFERS as u32 + 1)
+    let functions: Vec<_> = (0..BUFFERS as u32 + 1)
         .map(|number| {
             let (id, probe) = add(&mut machine, &format!("node{number}"), spec());
             machine.attach(id, A).unwrap();
@@ -335,7 +339,7 @@ fn buffer_of_a_read_returns_to_the_pool_after_a_panic() {
         .collect();
     let memory = nicforge_shm::SharedMemory::create("client", 0x1000).unwrap();
     let read = |context: &mut Context<'_>| context.dma_read(A, 0, 8, DmaToken(0));
-    for (id, probe) in &fragile {
+    for (id, probe) in &functions {
         let backing = nicforge_core::dma::DmaBacking::Memory(memory.whole());
         let permission = nicforge_core::dma::DmaPermission::READ_WRITE;
         machine.dma_map(*id, A, 0, 0x1000, permission, backing).unwrap();
@@ -344,14 +348,14 @@ fn buffer_of_a_read_returns_to_the_pool_after_a_panic() {
         probe.script().panics_in_done = true;
     }
 
-    // Each function but the last one panics with a buffer in its hands.
-    for (id, probe) in &fragile[..BUFFERS] {
+    // Each function but the last one panics while it is given the buffer of a read.
+    for (id, probe) in &functions[..BUFFERS] {
         probe.queue_action(move |context| read(context).unwrap());
         machine.wake(*id);
         step_until_idle(&mut machine, 0);
         assert_eq!(machine.device_panic(*id).unwrap().method, DeviceMethod::DmaDone);
     }
-    let (last, probe) = &fragile[BUFFERS];
+    let (last, probe) = &functions[BUFFERS];
     probe.script().panics_in_done = false;
     probe.queue_action(move |context| read(context).unwrap());
     machine.wake(*last);
@@ -360,8 +364,8 @@ fn buffer_of_a_read_returns_to_the_pool_after_a_panic() {
     assert_eq!(probe.done(), [(0, Ok(vec![0; 8]))]);
 }
 
-/// A middle function between two others, to whose ports 0 and 1 it is linked. Each end sends three
-/// packets to the middle.
+/// Returns a machine whose first function is linked by its ports 0 and 1 to port 0 of two others,
+/// each of which has sent three packets to it. The probe is that of the first function.
 fn chain(spec_of_links: &LinkSpec) -> (Machine, Probe) {
     let mut machine = Machine::new();
     let (middle, probe) = add(&mut machine, "node0", spec());
@@ -382,8 +386,9 @@ fn chain(spec_of_links: &LinkSpec) -> (Machine, Probe) {
     (machine, probe)
 }
 
-/// Asserts that every packet is in the pool, and that the neighbours have all credits again, once
-/// the second end has taken what it received.
+/// Asserts that the first function of a [`chain`] has panicked after it had forwarded a number of
+/// packets to the second end, and that no packet is lost: each is in the pool once the second end
+/// has taken what it received, and both ends have all their credits.
 #[track_caller]
 fn assert_no_packet_is_lost(machine: &mut Machine, forwarded: usize) {
     step_until_idle(machine, 10_000);
@@ -411,9 +416,9 @@ fn assert_no_packet_is_lost(machine: &mut Machine, forwarded: usize) {
 }
 
 #[test]
-fn packets_stay_accounted_for_when_a_closure_of_a_row_panics() {
+fn no_packet_is_lost_when_a_device_panics_while_it_handles_arrivals() {
     let timed = LinkSpec { delay: 100, ..LinkSpec::default() };
-    for (links, number) in [(LinkSpec::default(), 0), (timed, 1_000)] {
+    for (links, time) in [(LinkSpec::default(), 0), (timed, 1_000)] {
         let panic_at = |limit: u8| {
             move |packet: &Packet| {
                 assert!(packet.bytes()[0] < limit, "broken");
@@ -421,6 +426,7 @@ fn packets_stay_accounted_for_when_a_closure_of_a_row_panics() {
             }
         };
         type Action = Box<dyn FnOnce(&mut Context<'_>) + Send>;
+        // What the device does, with the number of packets that it has forwarded when it panics.
         let acts: [(usize, Action); 5] = [
             (
                 2,
@@ -465,7 +471,7 @@ fn packets_stay_accounted_for_when_a_closure_of_a_row_panics() {
         for (forwarded, act) in acts {
             let (mut machine, probe) = chain(&links);
             probe.queue_action(act);
-            machine.step(Nanos(number), 64);
+            machine.step(Nanos(time), 64);
 
             assert_no_packet_is_lost(&mut machine, forwarded);
         }

@@ -18,13 +18,17 @@ use proptest::prelude::*;
 
 const FUNCTIONS: u32 = 3;
 const ATTACHMENTS: u16 = 3;
+/// IOVA of each client's memory that devices access directly.
 const LOCAL: u64 = 0x1_0000;
+/// IOVA of each client's memory that devices access by messages.
 const REMOTE: u64 = 0x2_0000;
 /// Offset that [`Ring::push_number`] writes. The model's trapped writes use others.
 const NUMBERS: u64 = 0x10;
 
-type Who = (FunctionId, AttachmentId);
+/// A client, by its function and attachment.
+type ClientId = (FunctionId, AttachmentId);
 
+/// An operation of one client, of its device, of the operator, or of time.
 #[derive(Clone, Debug)]
 enum Operation {
     Attach,
@@ -32,20 +36,30 @@ enum Operation {
     Reset,
     ResetFunction,
     ResetRing,
+    /// Post this many numbers.
     Push(u8),
+    /// Post a record to a BAR and an offset.
     PushElsewhere(u8, u32),
+    /// Read a number of bytes at an offset of a region.
     Read(u32, u64, usize),
+    /// Write 8 bytes at an offset of BAR 0.
     Write(u64),
+    /// The device stalls this client's writes, until it resumes them.
     Stall,
     Resume,
+    /// The device starts this many DMA reads at an IOVA.
     StartReads(u8, u64),
     ForgetReads,
+    /// The device starts this many DMA writes.
     StartWrites(u8),
     Interrupt(u16),
+    /// Clients answer this many messages, in one of several ways.
     Answer(u8, u8),
     Wake,
+    /// Step the machine this much later, with a budget.
     Step(u64, u32),
     Rescan,
+    /// The device sets its timer to a later time.
     WakeAt(u64),
 }
 
@@ -87,10 +101,12 @@ struct Client {
     reads: BTreeSet<u64>,
 }
 
+/// A machine, and the state in which the model expects it.
 struct World {
     machine: Machine,
     probes: Vec<Probe>,
-    clients: HashMap<Who, Client>,
+    clients: HashMap<ClientId, Client>,
+    /// Messages that no client has answered.
     sent: VecDeque<Outgoing>,
     next_number: u32,
     next_token: u64,
@@ -114,19 +130,16 @@ impl World {
         }
     }
 
-    fn probe(&self, attachment_id: Who) -> Probe {
-        self.probes[attachment_id.0.0 as usize].clone()
+    fn probe(&self, id: ClientId) -> Probe {
+        self.probes[id.0.0 as usize].clone()
     }
 
-    fn attach(&mut self, attachment_id: Who) {
-        let (function, attachment) = attachment_id;
+    fn attach(&mut self, id: ClientId) {
+        let (function, attachment) = id;
 
-        assert_eq!(
-            self.machine.attach(function, attachment).is_ok(),
-            !self.clients.contains_key(&attachment_id)
-        );
+        assert_eq!(self.machine.attach(function, attachment).is_ok(), !self.clients.contains_key(&id));
 
-        if self.clients.contains_key(&attachment_id) {
+        if self.clients.contains_key(&id) {
             return;
         }
 
@@ -138,12 +151,12 @@ impl World {
         }
 
         let ring = Ring::new(&self.machine, function, attachment);
-        self.clients.insert(attachment_id, Client { ring, posted: VecDeque::new(), reads: BTreeSet::new() });
-        self.set_bus_master(attachment_id);
+        self.clients.insert(id, Client { ring, posted: VecDeque::new(), reads: BTreeSet::new() });
+        self.set_bus_master(id);
     }
 
-    fn set_bus_master(&mut self, attachment_id: Who) {
-        let _ = self.machine.write(attachment_id.0, attachment_id.1, region::CONFIG, 4, &[6, 0]).unwrap();
+    fn set_bus_master(&mut self, id: ClientId) {
+        let _ = self.machine.write(id.0, id.1, region::CONFIG, 4, &[6, 0]).unwrap();
     }
 
     /// Checks the calls that the devices received: posted numbers come in order, each once, and
@@ -153,13 +166,13 @@ impl World {
             let function = FunctionId(function as u32);
             for call in probe.calls() {
                 match call {
-                    Call::Write(attachment_id, at, data) if at.bar == 0 && at.offset == NUMBERS => {
+                    Call::Write(id, at, data) if at.bar == 0 && at.offset == NUMBERS => {
                         let number = u32::from_le_bytes(data.try_into().unwrap());
-                        let client = self.clients.get_mut(&(function, attachment_id)).unwrap();
+                        let client = self.clients.get_mut(&(function, id)).unwrap();
                         assert_eq!(client.posted.pop_front(), Some(number));
                     }
-                    Call::Done(attachment_id, token, _) => {
-                        let client = self.clients.get_mut(&(function, attachment_id)).unwrap();
+                    Call::Done(id, token, _) => {
+                        let client = self.clients.get_mut(&(function, id)).unwrap();
                         assert!(client.reads.remove(&token.0), "{token:?} ended twice, or after a reset");
                     }
                     _ => {}
@@ -169,62 +182,63 @@ impl World {
     }
 
     /// Drops a client's expectations after a reset, and restarts its ring.
-    fn clear_expectations(&mut self, attachment_id: Who, ring_only: bool) {
-        if let Some(client) = self.clients.get_mut(&attachment_id) {
+    fn clear_expectations(&mut self, id: ClientId, ring_only: bool) {
+        if let Some(client) = self.clients.get_mut(&id) {
             client.posted.clear();
             client.ring.restart();
             if !ring_only {
                 client.reads.clear();
-                self.set_bus_master(attachment_id);
+                self.set_bus_master(id);
             }
         }
     }
 
     /// Has the device start reads during a trapped write. Reads that it could not start are not
     /// expected to end.
-    fn start_reads(&mut self, attachment_id: Who, count: u8, iova: u64) {
+    fn start_reads(&mut self, id: ClientId, count: u8, iova: u64) {
         let started = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
         let (first, list) = (self.next_token, started.clone());
         self.next_token += u64::from(count);
         let tokens = first..self.next_token;
-        self.probe(attachment_id).queue_action(move |context| {
-            let accepted =
-                tokens.filter(|&token| context.dma_read(attachment_id.1, iova, 8, DmaToken(token)).is_ok());
+        self.probe(id).queue_action(move |context| {
+            let accepted = tokens.filter(|&token| context.dma_read(id.1, iova, 8, DmaToken(token)).is_ok());
             list.lock().unwrap().extend(accepted);
         });
 
-        self.act(attachment_id);
+        self.act(id);
         let started = started.lock().unwrap().clone();
-        self.clients.get_mut(&attachment_id).unwrap().reads.extend(started);
+        self.clients.get_mut(&id).unwrap().reads.extend(started);
     }
 
     /// Has the device forget its reads during a trapped write. None of them may end afterwards.
-    fn forget_reads(&mut self, attachment_id: Who) {
+    fn forget_reads(&mut self, id: ClientId) {
         let done = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
         let flag = done.clone();
-        self.probe(attachment_id).queue_action(move |context| {
-            context.forget_reads(attachment_id.1);
+        self.probe(id).queue_action(move |context| {
+            context.forget_reads(id.1);
             flag.store(true, std::sync::atomic::Ordering::Relaxed);
         });
 
-        self.act(attachment_id);
+        self.act(id);
         self.check_calls();
         // The write stalls after a record that does.
         if done.load(std::sync::atomic::Ordering::Relaxed) {
-            self.clients.get_mut(&attachment_id).unwrap().reads.clear();
+            self.clients.get_mut(&id).unwrap().reads.clear();
         }
     }
 
     /// Runs the device's actions during a trapped write.
-    fn act(&mut self, attachment_id: Who) {
-        let probe = self.probe(attachment_id);
+    fn act(&mut self, id: ClientId) {
+        let probe = self.probe(id);
         let stalled = std::mem::take(&mut probe.script().stalled);
         // The write also drains the ring.
-        let _ = self.machine.write(attachment_id.0, attachment_id.1, 0, 0x8, &[1]).unwrap();
+        let _ = self.machine.write(id.0, id.1, 0, 0x8, &[1]).unwrap();
         probe.script().stalled = stalled;
         probe.script().actions.clear();
     }
 
+    /// Has clients answer `count` messages: a read with too many bytes (kind 0), with its data (1),
+    /// or with an error.
     fn answer(&mut self, count: u8, kind: u8) {
         while let Some(message) = self.machine.pop_outgoing() {
             self.sent.push_back(message);
@@ -254,21 +268,22 @@ impl World {
         }
     }
 
-    fn run(&mut self, attachment_id: Who, operation: Operation) {
-        let (function, attachment) = attachment_id;
-        let is_attached = self.clients.contains_key(&attachment_id);
+    /// Carries out an operation, and checks its result and the calls of the devices.
+    fn run(&mut self, id: ClientId, operation: Operation) {
+        let (function, attachment) = id;
+        let is_attached = self.clients.contains_key(&id);
         match operation {
-            Operation::Attach => self.attach(attachment_id),
+            Operation::Attach => self.attach(id),
             Operation::Detach(why) => {
                 assert_eq!(self.machine.detach(function, attachment, why).is_ok(), is_attached);
                 // The records of the ring were carried out, unless one stalled.
                 self.check_calls();
-                self.clients.remove(&attachment_id);
+                self.clients.remove(&id);
             }
             Operation::Reset => {
                 assert_eq!(self.machine.reset_attachment(function, attachment).is_ok(), is_attached);
                 self.check_calls();
-                self.clear_expectations(attachment_id, false);
+                self.clear_expectations(id, false);
             }
             Operation::ResetFunction => {
                 self.machine.reset_function(function).unwrap();
@@ -281,10 +296,10 @@ impl World {
                 let at = CONTROL + control::RING_RESET;
                 let _ = self.machine.write(function, attachment, 0, at, &[0; 4]).unwrap();
                 self.check_calls();
-                self.clear_expectations(attachment_id, true);
+                self.clear_expectations(id, true);
             }
             Operation::Push(count) => {
-                let Some(client) = self.clients.get_mut(&attachment_id) else { return };
+                let Some(client) = self.clients.get_mut(&id) else { return };
                 for _ in 0..count {
                     let number = self.next_number;
                     if client.ring.push(0, NUMBERS as u32, &number.to_le_bytes()).is_ok() {
@@ -294,7 +309,7 @@ impl World {
                 }
             }
             Operation::PushElsewhere(bar, offset) => {
-                if let Some(client) = self.clients.get_mut(&attachment_id) {
+                if let Some(client) = self.clients.get_mut(&id) {
                     let _ = client.ring.push(bar & 7, offset, &[0; 9]);
                 }
             }
@@ -305,21 +320,21 @@ impl World {
             Operation::Write(offset) if is_attached => {
                 let _ = self.machine.write(function, attachment, 0, offset, &[0; 8]).unwrap();
             }
-            Operation::Stall => self.probe(attachment_id).script().stalled.push(attachment),
-            Operation::Resume => self.probe(attachment_id).script().stalled.clear(),
-            Operation::StartReads(count, iova) if is_attached => self.start_reads(attachment_id, count, iova),
-            Operation::ForgetReads if is_attached => self.forget_reads(attachment_id),
+            Operation::Stall => self.probe(id).script().stalled.push(attachment),
+            Operation::Resume => self.probe(id).script().stalled.clear(),
+            Operation::StartReads(count, iova) if is_attached => self.start_reads(id, count, iova),
+            Operation::ForgetReads if is_attached => self.forget_reads(id),
             Operation::StartWrites(count) if is_attached => {
-                self.probe(attachment_id).queue_action(move |context| {
+                self.probe(id).queue_action(move |context| {
                     for _ in 0..count {
                         let _ = context.dma_write(attachment, REMOTE, &[1; 8]);
                     }
                 });
-                self.act(attachment_id);
+                self.act(id);
             }
             Operation::Interrupt(vector) if is_attached => {
-                self.probe(attachment_id).queue_action(move |context| context.interrupt(attachment, vector));
-                self.act(attachment_id);
+                self.probe(id).queue_action(move |context| context.interrupt(attachment, vector));
+                self.act(id);
             }
             Operation::Answer(count, kind) => self.answer(count, kind),
             Operation::Wake => self.machine.wake(function),
@@ -330,8 +345,8 @@ impl World {
             Operation::Rescan => self.machine.rescan(),
             Operation::WakeAt(later) if is_attached => {
                 let time = Nanos(self.now + later);
-                self.probe(attachment_id).queue_action(move |context| context.wake_at(time));
-                self.act(attachment_id);
+                self.probe(id).queue_action(move |context| context.wake_at(time));
+                self.act(id);
             }
             _ => {}
         }

@@ -101,6 +101,7 @@ fn accesses_wait_behind_a_stalled_record_and_the_control_page_passes() {
     write_control(&mut machine, A, control::WAKE, 1);
 
     assert_eq!([read_waits, memory_waits, write_waits], [Access::Stalled; 3]);
+    // The engine reads cell 0 next. Bit 31 is the phase that it expects there.
     assert_eq!(state, 1 << 31);
     assert_eq!(read::<1>(&mut machine, A, 7, 0), [0x34]);
 }

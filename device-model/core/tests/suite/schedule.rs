@@ -319,6 +319,7 @@ fn records_taken_before_a_stall_count_as_work() {
     assert_eq!((next, numbers(&probe)), (Next::Now, vec![1]));
 }
 
+/// The events of a trace.
 #[derive(Clone, Default)]
 struct Events(Arc<Mutex<Vec<(FunctionId, AttachmentId, Event)>>>);
 
@@ -329,6 +330,7 @@ impl TraceSink for Events {
 }
 
 impl Events {
+    /// Takes all events, and returns those of an attachment of any function.
     fn of_attachment(&self, attachment_id: AttachmentId) -> Vec<Event> {
         let events = std::mem::take(&mut *self.0.lock().unwrap());
         events.into_iter().filter(|event| event.1 == attachment_id).map(|event| event.2).collect()

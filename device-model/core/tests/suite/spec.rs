@@ -7,12 +7,14 @@ use nicforge_core::spec::{
     VendorCapability,
 };
 
+/// Validates the description of the tests after a change.
 fn changed(change: impl FnOnce(&mut FunctionSpec)) -> Result<(), SpecError> {
     let mut spec = spec();
     change(&mut spec);
     spec.validate()
 }
 
+/// Returns a BAR that the description has.
 fn bar(spec: &mut FunctionSpec, index: usize) -> &mut BarSpec {
     spec.bars[index].as_mut().unwrap()
 }

@@ -15,9 +15,11 @@ use nicforge_core::{
     time::Nanos,
 };
 
+/// Limits that only an endless loop reaches.
 const LIMITS: TurnLimits = TurnLimits { budget: 64, turns: 100 };
 
-/// Calls of devices, in order: the function, the time, and a number.
+/// Steps of bouncers, in order: the function, the time, and the header of the packet that it sent,
+/// or `u64::MAX` for none.
 type Log = Arc<Mutex<Vec<(u32, u64, u64)>>>;
 
 /// A device that sends each packet back whose header is not yet 0, and counts it down.
@@ -64,8 +66,8 @@ fn link(delay: u64) -> LinkSpec {
     LinkSpec { delay, bits_per_second: 8_000_000_000, ..LinkSpec::default() }
 }
 
-/// Returns a machine with two bouncers and a link. The first sends a packet that is sent `bounces`
-/// times.
+/// Returns a machine with two bouncers and a link. The first bouncer sends a packet that crosses
+/// the link `bounces` times.
 fn bouncers(spec: &LinkSpec, bounces: u64) -> (Machine, Log) {
     let (mut machine, log) = (Machine::new(), Log::default());
     let first = [Some(bounces - 1), None];
@@ -78,6 +80,7 @@ fn bouncers(spec: &LinkSpec, bounces: u64) -> (Machine, Log) {
     (machine, log)
 }
 
+/// Takes the functions that ran since the last call.
 fn active(machine: &mut Machine) -> Vec<u32> {
     let mut active = Vec::new();
     machine.take_active(|function| active.push(function.0));

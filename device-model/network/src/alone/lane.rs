@@ -1,7 +1,7 @@
 //! A virtual channel of a link in one direction: its buffer, its credits, and what its receiver has
 //! been shown.
 
-use nicforge_core::{fabric::returns::Returns, time::Nanos};
+use nicforge_core::{fabric::MAX_CREDITS, time::Nanos};
 
 use crate::router::Carried;
 
@@ -49,92 +49,59 @@ pub(super) enum Shown {
     Nothing,
     /// The head.
     Head,
-    /// The head, and the receiver waits for the tail.
-    HeadAndTail,
     /// All of it.
     Whole,
 }
 
-/// The packets of a lane, in order. The memory grows to the most packets that it has held.
-#[derive(Debug, Default)]
-struct Buffer {
-    /// A ring, whose length is a power of two.
-    slots: Box<[Parcel]>,
-    first: u32,
-    length: u32,
-}
-
-impl Buffer {
-    #[inline]
-    fn front(&self) -> Option<&Parcel> {
-        if self.length == 0 { None } else { self.slots.get(self.first as usize) }
-    }
-
-    #[inline(always)]
-    fn push(&mut self, parcel: Parcel) {
-        if self.length as usize == self.slots.len() {
-            self.grow();
-        }
-        let mask = self.slots.len().wrapping_sub(1);
-        if let Some(slot) = self.slots.get_mut((self.first + self.length) as usize & mask) {
-            *slot = parcel;
-            self.length += 1;
-        }
-    }
-
-    /// Removes the first packet, if there is one.
-    #[inline]
-    fn skip(&mut self) {
-        self.first = (self.first + 1) & (self.slots.len() as u32).wrapping_sub(1);
-        self.length = self.length.saturating_sub(1);
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn grow(&mut self) {
-        let mut slots: Vec<_> = self.slots.to_vec();
-        slots.rotate_left(self.first as usize);
-        slots.resize((2 * slots.len()).max(2), Parcel::default());
-        (self.slots, self.first) = (slots.into_boxed_slice(), 0);
-    }
-}
-
 /// A lane.
 ///
-/// The fields of the receiving end come first, and those of the sending end behind them, each on a
-/// cache line. Large networks have more lanes than a cache holds.
+/// Its packets are in a ring, in order. The places of packets that have left stay in the ring until
+/// the sender has counted their credits: [`Parcel::head`] of such a place is the time at which the
+/// credits are back. The memory grows to the most packets and returns that it has held.
+///
+/// Large networks have more lanes than a cache holds. One has one cache line.
 #[derive(Debug)]
-#[repr(C, align(64))]
+#[repr(align(64))]
 pub(super) struct Lane {
-    buffer: Buffer,
-    /// Receiving node, and the bit of its input.
+    /// The ring, whose length is a power of two.
+    slots: Box<[Parcel]>,
+    /// Place of the first packet.
+    first: u32,
+    /// Number of packets.
+    length: u32,
+    /// Number of places before the first packet whose credits the sender has not counted. They are
+    /// in order of the time at which the credits are back.
+    returning: u32,
+    /// Credits that the sender has left, without those that are back and that it has not looked at.
+    pub(super) credits: u32,
+    /// Time at which the receiver is to be shown a part of the first packet, or [`Nanos::NEVER`].
+    pub(super) due: Nanos,
+    /// Time of the first event for credits, or [`Nanos::NEVER`].
+    credit_event: Nanos,
+    /// The sender waits for credits while it has fewer than this. Their return is an event then.
+    wake_at: u16,
+    /// Receiving node, and the number of its input.
     pub(super) receiver: u32,
     pub(super) input: u8,
     pub(super) shown: Shown,
-    /// There is an event for the first packet. It is not later than the packet's next time.
+    /// There is an event for the first packet. It is not later than [`Lane::due`].
     pub(super) has_event: bool,
-    /// Sending node and port.
+    /// Sending port and node.
     pub(super) port: u8,
     pub(super) sender: u32,
-    /// Credits that the sender has left, without those that are back and that it has not looked at.
-    pub(super) credits: u32,
-    /// Number of credits at which the sender is woken, or 0.
-    wake_at: u32,
-    /// Arrival time of the last packet's tail.
-    pub(super) last_arrival: Nanos,
-    returns: Returns,
-    /// Time of the first event for credits, or [`Nanos::NEVER`].
-    credit_event: Nanos,
-    /// Packets sent.
-    pub(super) packets: u64,
 }
 
-const _: () = assert!(size_of::<Lane>() == 128);
+const _: () = assert!(size_of::<Lane>() == 64);
+const _: () = assert!(MAX_CREDITS <= u16::MAX as u32);
 
 impl Lane {
     pub(super) fn new((sender, port): (u32, u8), (receiver, input): (u32, u8), credits: u32) -> Self {
         Self {
-            buffer: Buffer::default(),
+            slots: Box::default(),
+            first: 0,
+            length: 0,
+            returning: 0,
+            wake_at: 1,
             receiver,
             input,
             shown: Shown::Nothing,
@@ -142,98 +109,160 @@ impl Lane {
             port,
             sender,
             credits,
-            wake_at: 0,
-            last_arrival: Nanos::ZERO,
-            returns: Returns::default(),
+            due: Nanos::NEVER,
             credit_event: Nanos::NEVER,
-            packets: 0,
         }
     }
 
-    /// Returns the first packet.
-    #[inline]
-    pub(super) fn first(&self) -> Option<&Parcel> {
-        self.buffer.front()
+    /// Returns the place that is so many places after the first packet.
+    #[inline(always)]
+    fn place(&self, after: u32) -> usize {
+        self.first.wrapping_add(after) as usize & self.slots.len().wrapping_sub(1)
     }
 
     /// Returns the first packet if its head has been shown.
-    #[inline]
-    pub(super) fn shown_first(&self) -> Option<&Parcel> {
-        if self.shown == Shown::Nothing { None } else { self.buffer.front() }
-    }
-
-    /// Removes the first packet. Returns the time at which the head of the next one arrives.
-    #[inline]
-    pub(super) fn pop(&mut self) -> Option<Nanos> {
-        self.shown = Shown::Nothing;
-        self.buffer.skip();
-        self.first().map(|next| next.head)
-    }
-
-    /// Adds a packet, which takes its credits.
     #[inline(always)]
-    pub(super) fn push(&mut self, parcel: Parcel) {
+    pub(super) fn shown_first(&self) -> Option<&Parcel> {
+        if self.shown == Shown::Nothing { None } else { self.slots.get(self.first as usize) }
+    }
+
+    /// Removes the first packet, whose credits are back at `due`. Returns the time at which the
+    /// head of the next one arrives.
+    #[inline(always)]
+    pub(super) fn pop(&mut self, due: Nanos) -> Option<Nanos> {
+        self.shown = Shown::Nothing;
+        self.due = Nanos::NEVER;
+        if let Some(slot) = self.slots.get_mut(self.first as usize) {
+            slot.head = due;
+        }
+        if self.returning > 0 && self.slots.get(self.place(u32::MAX)).is_some_and(|last| last.head > due) {
+            self.sort_returns();
+        }
+
+        self.first = self.place(1) as u32;
+        self.returning += 1;
+        self.length -= 1;
+        if self.length == 0 { None } else { self.slots.get(self.first as usize).map(|next| next.head) }
+    }
+
+    /// Moves the return at the first place, which is the latest one, to its place in order of time.
+    /// Packets can leave in another order than that in which their transmissions end.
+    #[cold]
+    #[inline(never)]
+    fn sort_returns(&mut self) {
+        let mut at = 0_u32;
+        for _ in 0..self.returning {
+            let (here, before) = (self.place(at), self.place(at.wrapping_sub(1)));
+            if self.slots[before].head <= self.slots[here].head {
+                break;
+            }
+            // Only the time and the credits of these places count.
+            self.slots.swap(before, here);
+            at = at.wrapping_sub(1);
+        }
+    }
+
+    /// Adds a packet at `now`, which takes its credits. Returns whether it is the only one.
+    #[inline(always)]
+    pub(super) fn push(&mut self, parcel: Parcel, now: Nanos) -> bool {
+        if (self.length + self.returning) as usize == self.slots.len() {
+            self.make_room(now);
+        }
+
         self.credits -= parcel.credits;
-        self.last_arrival = parcel.tail;
-        self.packets += 1;
-        self.buffer.push(parcel);
+        let last = self.place(self.length);
+        if let Some(slot) = self.slots.get_mut(last) {
+            *slot = parcel;
+        }
+        self.length += 1;
+        self.length == 1
+    }
+
+    /// Has a place for another packet.
+    #[cold]
+    #[inline(never)]
+    fn make_room(&mut self, now: Nanos) {
+        // Those that are back need no place any more. If few are left, there is room for a while.
+        self.count_returns(now);
+        let used = (self.length + self.returning) as usize;
+        if used < self.slots.len() && used <= self.slots.len() / 4 {
+            return;
+        }
+
+        let places = (2 * self.slots.len()).max(4);
+        let oldest = self.place(self.returning.wrapping_neg());
+
+        let mut slots = Vec::with_capacity(places);
+        let (end, begin) = self.slots.split_at(oldest);
+        slots.extend_from_slice(begin);
+        slots.extend_from_slice(end);
+        slots.resize(places, Parcel::default());
+
+        self.slots = slots.into_boxed_slice();
+        self.first = self.returning;
     }
 
     /// Returns whether the sender waits for credits, so that their return is an event.
-    #[inline]
-    fn is_watched(&self) -> bool {
-        self.credits == 0 || self.wake_at > 0
+    #[inline(always)]
+    pub(super) fn is_watched(&self) -> bool {
+        self.credits < self.wake_at.into()
+    }
+
+    /// Returns the place of the first credits that are on their way back, if there are some.
+    #[inline(always)]
+    fn next_return(&self) -> Option<&Parcel> {
+        if self.returning == 0 { None } else { self.slots.get(self.place(self.returning.wrapping_neg())) }
+    }
+
+    /// Removes the first credits that are back at `now`, and returns their number.
+    #[inline(always)]
+    fn take_return(&mut self, now: Nanos) -> Option<u32> {
+        let credits = self.next_return().filter(|back| back.head <= now)?.credits;
+        self.returning -= 1;
+        Some(credits)
     }
 
     /// Counts the credits that are back at `now`. A sender that waits for some has an event for
-    /// that.
+    /// that, which has come before.
     #[inline(always)]
     pub(super) fn count_returns(&mut self, now: Nanos) {
-        while self.returns.next() <= now && !self.is_watched() {
-            self.credits += self.returns.pop(now).unwrap_or(0);
+        while let Some(credits) = self.take_return(now) {
+            self.credits += credits;
         }
+    }
+
+    /// Counts the credits that are back at `now`, and returns those that the sender has.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn credits_after_returns(&mut self, now: Nanos) -> u32 {
+        self.count_returns(now);
+        self.credits
     }
 
     /// Returns the credits that the sender has at `now`.
     #[inline]
     pub(super) fn credits_at(&self, now: Nanos) -> u32 {
-        let is_counted = self.returns.next() > now || self.is_watched();
-        if is_counted { self.credits } else { self.credits + self.returns.count(now) }
+        let returns = (1..=self.returning).rev().map(|before| &self.slots[self.place(before.wrapping_neg())]);
+        let back = returns.take_while(|back| back.head <= now);
+        self.credits + back.map(|back| back.credits).sum::<u32>()
     }
 
-    /// Adds credits that are back at `due`.
-    #[inline(always)]
-    pub(super) fn return_later(&mut self, credits: u32, now: Nanos, due: Nanos) {
-        // Those that are back need no place any more.
-        if self.returns.is_full() {
-            self.count_returns(now);
-        }
-        self.returns.push(due, credits);
-    }
-
-    /// Lets the sender wake when it has `credits` credits, or a smaller number that it already
-    /// waits for.
+    /// Lets the sender wake when it has `credits` credits, which it does not have now, or a smaller
+    /// number that it already waits for.
     pub(super) fn wake_sender_at(&mut self, credits: u32) {
         // A sender without credits is woken at the first one in any case.
-        if credits > 1 {
-            self.wake_at = if self.wake_at == 0 { credits } else { self.wake_at.min(credits) };
-        }
+        let wake_at = if self.wake_at > 1 { credits.min(self.wake_at.into()) } else { credits };
+        self.wake_at = wake_at.clamp(1, MAX_CREDITS) as u16;
     }
 
-    /// Returns the time of an event to add for credits, if the sender waits for some.
-    #[inline(always)]
+    /// Returns the time of an event to add for the next return: none if there is an event for it.
     pub(super) fn next_credit_event(&mut self) -> Option<Nanos> {
-        if self.is_watched() { self.earlier_credit_event() } else { None }
-    }
-
-    /// Returns the time of the next return, unless there is an event for it.
-    #[inline(never)]
-    fn earlier_credit_event(&mut self) -> Option<Nanos> {
-        if self.returns.next() >= self.credit_event {
+        let due = self.next_return()?.head;
+        if due >= self.credit_event {
             return None;
         }
-        self.credit_event = self.returns.next();
-        Some(self.credit_event)
+        self.credit_event = due;
+        Some(due)
     }
 
     /// Returns the credits that are due to the sender. Returns whether it is to be woken.
@@ -243,12 +272,12 @@ impl Lane {
         }
 
         let mut wakes = false;
-        while let Some(credits) = self.returns.pop(due) {
+        while let Some(credits) = self.take_return(due) {
             let had_none = self.credits == 0;
             self.credits += credits;
-            let has_enough = self.wake_at > 0 && self.credits >= self.wake_at;
+            let has_enough = self.wake_at > 1 && !self.is_watched();
             if has_enough {
-                self.wake_at = 0;
+                self.wake_at = 1;
             }
             wakes |= had_none || has_enough;
         }

@@ -4,25 +4,21 @@ use nicforge_core::{fabric::PortChannel, time::Nanos};
 
 use super::{
     lane::{Lane, Parcel, Shown},
-    net::{LinkProperties, NO_LANE, NodeStatus, Wire},
+    net::{LinkProperties, Marks, NO_LANE, NodeStatus, Wire, wire_of},
     wheel::{Kind, Wheel},
 };
-use crate::router::Links;
+use crate::router::{LinkInput, Links};
 
 /// The links of a network as one node sees them.
 #[derive(Debug)]
 pub struct NodeLinks<'a> {
     pub(super) properties: &'a LinkProperties,
-    /// The wires out of the node's ports.
-    pub(super) wires: &'a mut [Wire],
     /// The lanes of the network.
     pub(super) lanes: &'a mut [Lane],
     pub(super) status: &'a mut NodeStatus,
     pub(super) wheel: &'a mut Wheel,
     pub(super) now: Nanos,
     pub(super) node: u32,
-    /// Index of the wire out of the node's first port.
-    pub(super) first: u32,
 }
 
 impl NodeLinks<'_> {
@@ -31,16 +27,23 @@ impl NodeLinks<'_> {
         self.node
     }
 
-    /// Returns the index of a lane out of a port.
+    /// Returns the index of a lane out of a port, which need not exist.
     #[inline(always)]
     fn lane_out(&self, port: u8, vc: usize) -> usize {
-        (self.first as usize + usize::from(port)) * self.properties.vcs + vc
+        self.status.wires.get(usize::from(port)).map_or(NO_LANE, |wire| wire.outward) as usize
+            + vc * self.properties.ports
     }
 
     /// Returns the index of a lane into a port, which need not exist.
     #[inline(always)]
     fn lane_in(&self, port: u8, vc: usize) -> usize {
-        self.wires.get(usize::from(port)).map_or(NO_LANE, |wire| wire.inward) as usize + vc
+        let LinkProperties { ports, vcs, .. } = *self.properties;
+        let exists = usize::from(port) < ports && vc < vcs;
+        if exists {
+            self.status.first_lane as usize + vc * ports + usize::from(port)
+        } else {
+            NO_LANE as usize
+        }
     }
 
     /// Returns whether a lane out has the credits for a packet. The node is woken when it has.
@@ -56,18 +59,44 @@ impl NodeLinks<'_> {
         false
     }
 
+    /// Has the node woken when the wire of a port falls idle.
+    #[inline(never)]
+    fn watch_wire(&mut self, port: u8, idle_at: Nanos) {
+        if let Some(wire) = self.status.wires.get_mut(usize::from(port))
+            && idle_at < Nanos::NEVER
+        {
+            wire.has_event = true;
+            self.wheel.add(idle_at, Kind::Idle(wire_of(self.node, port)));
+        }
+    }
+
     /// Returns the lanes, and what else a packet concerns that leaves by a port.
     #[inline(always)]
     fn parts(&mut self, port: u8) -> Option<(&mut [Lane], Parts<'_>)> {
-        let wire = self.wires.get_mut(usize::from(port))?;
-        let parts = Parts {
-            properties: self.properties,
-            wire,
-            status: self.status,
-            wheel: self.wheel,
-            now: self.now,
-        };
+        let NodeStatus { wires, marks, .. } = self.status;
+        let wire = wires.get_mut(usize::from(port))?;
+        let parts = Parts { properties: self.properties, wire, marks, wheel: self.wheel, now: self.now };
         Some((self.lanes, parts))
+    }
+
+    /// Forwards the first packet of a lane to another lane, if that has `least` credits or more.
+    /// Returns whether another head can be seen then.
+    #[inline(never)]
+    fn forward_lane(&mut self, from: usize, port: u8, vc: usize, least: u32) -> Option<bool> {
+        let (now, out) = (self.now, self.lane_out(port, vc));
+        let (lanes, mut parts) = self.parts(port)?;
+        let [lane, out_lane] = lanes.get_disjoint_mut([from, out]).ok()?;
+        let parcel = lane.shown_first()?;
+        let credits = parcel.credits;
+
+        let needed = credits.max(least);
+        if out_lane.credits < needed && out_lane.credits_after_returns(now) < needed {
+            return None;
+        }
+
+        let tail = if parcel.tail > now { parcel.tail } else { Nanos::ZERO };
+        let end = parts.transmit(out_lane, out, parcel, credits, tail);
+        Some(parts.pop(lane, from, end))
     }
 }
 
@@ -76,40 +105,47 @@ struct Parts<'a> {
     properties: &'a LinkProperties,
     /// The wire out.
     wire: &'a mut Wire,
-    status: &'a mut NodeStatus,
+    marks: &'a mut Marks,
     wheel: &'a mut Wheel,
     now: Nanos,
 }
 
 impl Parts<'_> {
-    /// Removes the first packet of a lane in, and shows the head of the next one. Returns whether
-    /// that can be seen now.
+    /// Removes the first packet of a lane in, which leaves the buffer at `end`, and shows the head
+    /// of the next one. Returns whether that can be seen now.
     #[inline(always)]
-    fn pop(&mut self, lane: &mut Lane, index: usize) -> bool {
-        let next = lane.pop();
+    fn pop(&mut self, lane: &mut Lane, index: usize, end: Nanos) -> bool {
         let bit = 1 << (lane.input % 64);
-        self.status.whole &= !bit;
-        self.status.heads &= !bit;
+        let next = lane.pop(end.after(self.properties.delay));
+        watch_credits(lane, index, self.wheel);
 
-        let Some(due) = next else { return false };
-        if due <= self.now {
-            lane.shown = Shown::Head;
-            self.status.heads |= bit;
-            return true;
+        self.marks.whole &= !bit;
+        match next {
+            Some(due) if due <= self.now => {
+                lane.shown = Shown::Head;
+                self.marks.heads |= bit;
+                true
+            }
+            Some(due) => {
+                self.marks.heads &= !bit;
+                self.show_at(lane, index, due);
+                false
+            }
+            None => {
+                self.marks.heads &= !bit;
+                false
+            }
         }
+    }
+
+    /// Has a part of a lane's first packet shown to the receiver at a time.
+    #[inline(always)]
+    fn show_at(&mut self, lane: &mut Lane, index: usize, due: Nanos) {
+        lane.due = due;
         if !lane.has_event {
             lane.has_event = true;
             self.wheel.add(due, Kind::Arrival(index as u32));
         }
-        false
-    }
-
-    /// Returns the credits of a packet that leaves a lane's buffer at `end`.
-    #[inline(always)]
-    fn return_credits(&mut self, lane: &mut Lane, index: usize, credits: u32, end: Nanos) {
-        let due = end.max(self.now).after(self.properties.delay);
-        lane.return_later(credits, self.now, due);
-        watch_credits(lane, index, self.wheel);
     }
 
     /// Transmits a packet over a lane that has the credits. The packet's tail comes in at `tail`,
@@ -127,13 +163,17 @@ impl Parts<'_> {
         let (passage, busy_until) = self.properties.speed.transmit_alike(start, parcel.bytes.into(), tail);
         self.wire.busy_until = busy_until;
 
-        let head = passage.head.max(lane.last_arrival);
-        lane.push(Parcel { head, tail: passage.tail.max(head), credits, ..*parcel });
-        if lane.shown == Shown::Nothing && !lane.has_event {
-            lane.has_event = true;
-            self.wheel.add(head, Kind::Arrival(index as u32));
+        // A wire carries one packet after the other, so that they arrive in their order.
+        let (head, tail) = (passage.head, passage.tail);
+        let is_only = lane.push(Parcel { head, tail, credits, ..*parcel }, self.now);
+        self.marks.sent += 1;
+        if is_only {
+            self.show_at(lane, index, head);
         }
-        watch_credits(lane, index, self.wheel);
+        if lane.is_watched() {
+            lane.credits_after_returns(self.now);
+            watch_credits(lane, index, self.wheel);
+        }
         passage.end
     }
 }
@@ -141,6 +181,15 @@ impl Parts<'_> {
 /// Adds the event for the return of a lane's credits, if the sender waits for it.
 #[inline(always)]
 fn watch_credits(lane: &mut Lane, index: usize, wheel: &mut Wheel) {
+    if lane.is_watched() {
+        add_credit_event(lane, index, wheel);
+    }
+}
+
+/// Adds the event for the next return of a lane's credits.
+#[cold]
+#[inline(never)]
+fn add_credit_event(lane: &mut Lane, index: usize, wheel: &mut Wheel) {
     if let Some(due) = lane.next_credit_event() {
         wheel.add(due, Kind::Credit(index as u32));
     }
@@ -156,17 +205,17 @@ impl Links for NodeLinks<'_> {
 
     #[inline]
     fn arrived_inputs(&self, _: u8, _: u8) -> [u64; 2] {
-        [self.status.whole, self.status.heads]
+        [self.status.marks.whole, self.status.marks.heads]
     }
 
     #[inline]
     fn take_freed(&mut self) -> u64 {
-        std::mem::take(&mut self.status.freed)
+        std::mem::take(&mut self.status.marks.freed)
     }
 
-    #[inline]
-    fn route_head(&mut self, port: u8, vc: u8) -> Option<(u64, u32)> {
-        let lane = self.lanes.get(self.lane_in(port, vc.into()))?;
+    #[inline(always)]
+    fn route_head(&mut self, input: LinkInput) -> Option<(u64, u32)> {
+        let lane = self.lanes.get(self.status.first_lane as usize + usize::from(input.number))?;
         lane.shown_first().map(|parcel| (parcel.word, parcel.bytes))
     }
 
@@ -180,24 +229,21 @@ impl Links for NodeLinks<'_> {
     fn await_tail(&mut self, port: u8, vc: u8) -> bool {
         let index = self.lane_in(port, vc.into());
         let Some(lane) = self.lanes.get_mut(index) else { return false };
-        match (lane.shown, lane.first().map(|parcel| parcel.tail)) {
-            (Shown::Whole, _) => true,
-            (Shown::Head, Some(tail)) if tail <= self.now => {
-                lane.shown = Shown::Whole;
-                let bit = 1 << (lane.input % 64);
-                self.status.heads &= !bit;
-                self.status.whole |= bit;
-                true
-            }
-            (Shown::Head, Some(tail)) => {
-                lane.shown = Shown::HeadAndTail;
-                if !std::mem::replace(&mut lane.has_event, true) {
-                    self.wheel.add(tail, Kind::Arrival(index as u32));
-                }
-                false
-            }
-            _ => false,
+        let Some(tail) = lane.shown_first().map(|parcel| parcel.tail) else { return false };
+        if lane.shown == Shown::Whole {
+            return true;
         }
+
+        if tail > self.now {
+            lane.due = tail;
+            if !std::mem::replace(&mut lane.has_event, true) {
+                self.wheel.add(tail, Kind::Arrival(index as u32));
+            }
+            return false;
+        }
+        lane.shown = Shown::Whole;
+        self.status.marks.whole |= 1 << (lane.input % 64);
+        true
     }
 
     fn tail_due(&self, port: u8, vc: u8) -> Option<Nanos> {
@@ -220,6 +266,13 @@ impl Links for NodeLinks<'_> {
         lane.credits
     }
 
+    #[inline(always)]
+    fn update_room(&mut self, port: u8, vc: u8, least: u32) -> bool {
+        let index = self.lane_out(port, vc.into());
+        let Some(lane) = self.lanes.get_mut(index) else { return least == 0 };
+        lane.credits >= least || lane.credits_after_returns(self.now) >= least
+    }
+
     fn request_credits(&mut self, port: u8, vc: u8, credits: u32) {
         let index = self.lane_out(port, vc.into());
         // A virtual channel never has more credits than at first, so the node would never wake.
@@ -230,45 +283,44 @@ impl Links for NodeLinks<'_> {
 
     #[inline(always)]
     fn await_wire(&mut self, port: u8) -> Nanos {
-        let Some(wire) = self.wires.get_mut(usize::from(port)) else { return Nanos::NEVER };
+        let Some(wire) = self.status.wires.get_mut(usize::from(port)) else { return Nanos::NEVER };
         let idle_at = wire.busy_until.rounded_up();
         if idle_at <= self.now {
             return self.now;
         }
 
-        if !wire.has_event && idle_at < Nanos::NEVER {
-            wire.has_event = true;
-            self.wheel.add(idle_at, Kind::Idle(self.first + u32::from(port)));
+        if !wire.has_event {
+            self.watch_wire(port, idle_at);
         }
         idle_at
     }
 
-    #[inline(always)]
+    #[inline]
     fn forward_first(&mut self, from: PortChannel, to: PortChannel) -> Option<bool> {
-        let (index, out) = (self.lane_in(from.port, from.channel), self.lane_out(to.port, to.channel));
-        let now = self.now;
-        let (lanes, mut parts) = self.parts(to.port)?;
-        let [lane, out_lane] = lanes.get_disjoint_mut([index, out]).ok()?;
-        let parcel = lane.shown_first()?;
-        let credits = parcel.credits;
-
-        // A router has counted the returns before.
-        if out_lane.credits < credits {
-            self.await_credits(out, credits);
-            return None;
+        let index = self.lane_in(from.port, from.channel);
+        let forwarded = self.forward_lane(index, to.port, to.channel, 0);
+        if forwarded.is_none() {
+            let credits = self.lanes.get(index)?.shown_first()?.credits;
+            self.await_credits(self.lane_out(to.port, to.channel), credits);
         }
+        forwarded
+    }
 
-        let tail = if parcel.tail > now { parcel.tail } else { Nanos::ZERO };
-        let end = parts.transmit(out_lane, out, parcel, credits, tail);
-        let is_followed = parts.pop(lane, index);
-        parts.return_credits(lane, index, credits, end);
-        Some(is_followed)
+    #[inline(always)]
+    fn forward_within(&mut self, from: LinkInput, to: PortChannel, least: u32) -> Option<bool> {
+        self.forward_lane(
+            self.status.first_lane as usize + usize::from(from.number),
+            to.port,
+            to.channel,
+            least,
+        )
     }
 
     fn send(&mut self, to: PortChannel, parcel: Parcel) -> Result<(), Parcel> {
         let out = self.lane_out(to.port, to.channel);
         let credits = self.properties.unit.needed(parcel.bytes.into());
-        if !self.await_credits(out, credits) {
+        if self.lanes.get(out).is_none_or(|lane| lane.credits < credits) && !self.await_credits(out, credits)
+        {
             return Err(parcel);
         }
 
@@ -284,8 +336,7 @@ impl Links for NodeLinks<'_> {
         let (lanes, mut parts) = self.parts(port)?;
         let lane = lanes.get_mut(index).filter(|lane| lane.shown == Shown::Whole)?;
         let parcel = *lane.shown_first()?;
-        parts.pop(lane, index);
-        parts.return_credits(lane, index, parcel.credits, now);
+        parts.pop(lane, index, now);
         Some(parcel)
     }
 

@@ -14,12 +14,13 @@
 //!
 //! # What is the same as in a machine
 //!
-//! - The times of a transmission ([`nicforge_core::fabric::timing`]) and the returns of credits
-//!   ([`nicforge_core::fabric::returns`]) are the fabric's own.
+//! - The times of a transmission are the fabric's own ([`nicforge_core::fabric::timing`]).
+//! - Credits are back when a packet's tail has left the buffer, and the delay has passed.
 //! - A packet is shown when its head has arrived and the one before it has left; a router asks for
 //!   its tail. A sender is woken when a wire falls idle or enough credits are there.
 //! - All events of a time come before the turns of that time. A node has a turn after each of its
-//!   events, and as long as it asks for another.
+//!   events, and as long as it asks for another. It can leave out those after heads that have to
+//!   wait ([`Node::arrive`]), in which its router would do nothing more.
 //!
 //! Each packet thus arrives at the same time as in a machine of such nodes. The test
 //! `networks_alone_and_machines_deliver_the_same_packets` runs both and compares them.

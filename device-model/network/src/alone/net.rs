@@ -27,22 +27,54 @@ pub(super) struct Wire {
     pub(super) busy_until: Start,
     /// There is an event for the time at which it falls idle.
     pub(super) has_event: bool,
-    /// First lane of the wire into the port, or [`NO_LANE`].
-    pub(super) inward: u32,
+    /// Its lane of the first virtual channel, or [`NO_LANE`]. The others follow at a distance of
+    /// the number of ports.
+    pub(super) outward: u32,
 }
 
-/// The state of a node: the packets that it has been shown, and its next turn.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct NodeStatus {
-    /// Inputs with a whole packet, and those with the head of one.
+/// Inputs with packets, ports whose waits have ended, and packets sent by a node.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Marks {
+    /// Inputs with a whole packet, and those with the head of one, which include the former.
     pub(super) whole: u64,
     pub(super) heads: u64,
     /// Ports at which a wait has ended.
     pub(super) freed: u64,
+    /// Packets sent over links.
+    pub(super) sent: u64,
+}
+
+/// The state of a node: the wires out of its ports, the packets that it has been shown, and its
+/// next turn.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(super) struct NodeStatus {
+    /// The wires out of its ports.
+    pub(super) wires: Box<[Wire]>,
+    /// Index of the first lane into the node.
+    pub(super) first_lane: u32,
+    pub(super) marks: Marks,
     /// Time of the node's first timer event, or [`Nanos::NEVER`].
     pub(super) timer: Nanos,
     /// The node is in [`Net::woken`].
     pub(super) is_woken: bool,
+}
+
+const _: () = assert!(size_of::<NodeStatus>() == 64);
+
+/// Bits of a port in the number of a wire.
+const PORT_BITS: u32 = u8::BITS;
+
+/// Returns the number of the wire out of a port.
+#[inline(always)]
+pub(super) const fn wire_of(node: u32, port: u8) -> u32 {
+    node << PORT_BITS | port as u32
+}
+
+/// Returns the node and the port of a wire.
+#[inline(always)]
+const fn port_of(wire: u32) -> (u32, u8) {
+    (wire >> PORT_BITS, wire as u8)
 }
 
 /// The properties that all links of a network have.
@@ -60,9 +92,7 @@ pub(super) struct LinkProperties {
 #[derive(Debug)]
 pub(super) struct Net {
     properties: LinkProperties,
-    /// By node and port.
-    wires: Vec<Wire>,
-    /// By node, port and virtual channel: the lanes out of the node.
+    /// By node, virtual channel and port: the lanes into the node.
     lanes: Vec<Lane>,
     status: Vec<NodeStatus>,
     wheel: Wheel,
@@ -74,8 +104,6 @@ impl Net {
     /// Returns nodes of `ports` ports without cables. The router serves `vcs` virtual channels.
     pub(super) fn new(nodes: u32, ports: u8, vcs: usize, link: &LinkSpec) -> Self {
         let (nodes, ports) = (nodes as usize, usize::from(ports));
-        let wire = Wire { busy_until: Start::NEVER, has_event: false, inward: NO_LANE };
-        let status = NodeStatus { whole: 0, heads: 0, freed: 0, timer: Nanos::NEVER, is_woken: false };
         let properties = LinkProperties {
             speed: WireSpeed::new(link),
             delay: link.delay,
@@ -85,15 +113,24 @@ impl Net {
             vcs,
         };
 
-        let mut lanes = Vec::with_capacity(nodes * ports * vcs);
-        for _ in 0..nodes * ports {
-            lanes.extend(link.credits.iter().take(vcs).map(|&credits| Lane::new((0, 0), (0, 0), credits)));
-        }
+        let wire = Wire { busy_until: Start::NEVER, has_event: false, outward: NO_LANE };
+        let inputs = ports * vcs;
+        let status = (0..nodes).map(|node| NodeStatus {
+            wires: vec![wire; ports].into_boxed_slice(),
+            first_lane: (node * inputs) as u32,
+            marks: Marks::default(),
+            timer: Nanos::NEVER,
+            is_woken: false,
+        });
+        let lanes = (0..nodes * inputs).map(|lane| {
+            let credits = link.credits.get(lane % inputs / ports).copied().unwrap_or(0);
+            Lane::new((0, 0), (0, 0), credits)
+        });
+
         Self {
             properties,
-            wires: vec![wire; nodes * ports],
-            lanes,
-            status: vec![status; nodes],
+            lanes: lanes.collect(),
+            status: status.collect(),
             wheel: Wheel::new(),
             woken: Vec::with_capacity(nodes),
         }
@@ -102,36 +139,41 @@ impl Net {
     /// Returns whether the events have numbers for the lanes of a network.
     pub(super) fn has_room(nodes: u32, ports: u8, vcs: usize) -> bool {
         (nodes as usize).saturating_mul(usize::from(ports) * vcs.max(1)) < Event::INDICES
+            && nodes as usize <= Event::INDICES >> PORT_BITS
     }
 
     /// Adds the wire from one port to another.
     pub(super) fn connect(&mut self, from: (u32, u8), to: (u32, u8)) {
-        let [wire, inward] =
-            [from, to].map(|(node, port)| node as usize * self.properties.ports + usize::from(port));
-        self.wires[wire].busy_until = Start::FIRST;
+        let LinkProperties { ports, vcs, .. } = self.properties;
+        let first = to.0 as usize * ports * vcs + usize::from(to.1);
+        let wire = &mut self.status[from.0 as usize].wires[usize::from(from.1)];
+        (wire.busy_until, wire.outward) = (Start::FIRST, first as u32);
 
-        let first = wire * self.properties.vcs;
-        self.wires[inward].inward = first as u32;
-        for vc in 0..self.properties.vcs {
-            let input = (vc * self.properties.ports + usize::from(to.1)) as u8;
-            self.lanes[first + vc] = Lane::new(from, (to.0, input), self.properties.credits[vc]);
+        for vc in 0..vcs {
+            let input = (vc * ports + usize::from(to.1)) as u8;
+            self.lanes[first + vc * ports] = Lane::new(from, (to.0, input), self.properties.credits[vc]);
         }
     }
 
-    /// Returns the links as a node sees them, at the beginning of its turn.
+    /// Records the begin of a node's turn.
+    #[inline(always)]
+    pub(super) fn begin_turn(&mut self, node: u32) {
+        if let Some(status) = self.status.get_mut(node as usize) {
+            status.is_woken = false;
+        }
+    }
+
+    /// Returns the links as a node sees them.
     #[inline(always)]
     pub(super) fn of_node(&mut self, node: u32, now: Nanos) -> Option<NodeLinks<'_>> {
-        let Self { properties, wires, lanes, status, wheel, .. } = self;
-        let first = node as usize * properties.ports;
+        let Self { properties, lanes, status, wheel, .. } = self;
         let status = status.get_mut(node as usize)?;
-        status.is_woken = false;
-        let wires = wires.get_mut(first..first + properties.ports)?;
-        Some(NodeLinks { properties, wires, lanes, first: first as u32, status, wheel, node, now })
+        Some(NodeLinks { properties, status, lanes, wheel, now, node })
     }
 
     /// Returns the number of packets sent over all links.
     pub(super) fn hops(&self) -> u64 {
-        self.lanes.iter().map(|lane| lane.packets).sum()
+        self.status.iter().map(|node| node.marks.sent).sum()
     }
 
     /// Wakes a node.
@@ -152,12 +194,6 @@ impl Net {
         }
     }
 
-    /// Moves the events of the next time to `events` if that time is at most `limit`. Returns the
-    /// time.
-    pub(super) fn take_events(&mut self, limit: Nanos, events: &mut Vec<Event>) -> Option<Nanos> {
-        self.wheel.take(limit, events)
-    }
-
     /// Has the processor load what an event concerns. The tables of a large network are in no
     /// cache.
     #[inline(always)]
@@ -165,30 +201,31 @@ impl Net {
         match event.kind() {
             Kind::Arrival(lane) | Kind::Credit(lane) => {
                 if let Some(lane) = self.lanes.get(lane as usize) {
-                    prefetch_lines::<2, _>(lane);
+                    prefetch(lane);
                 }
             }
             Kind::Idle(wire) => {
-                if let Some(wire) = self.wires.get(wire as usize) {
-                    prefetch(wire);
-                }
-                // Its sender looks at the credits.
-                if let Some(lane) = self.lanes.get(wire as usize * self.properties.vcs) {
-                    prefetch_lines::<2, _>(lane);
+                let (node, _) = port_of(wire);
+                if let Some(status) = self.status.get(node as usize) {
+                    prefetch(status);
                 }
             }
             Kind::Timer(_) => {}
         }
     }
 
+    /// Returns the inputs of a node with the head of a packet, and the ports at which a wait has
+    /// ended.
+    #[inline(always)]
+    pub(super) fn waits_ended(&self, node: u32) -> (u64, u64) {
+        self.status.get(node as usize).map_or((0, 0), |status| (status.marks.heads, status.marks.freed))
+    }
+
     /// Has the processor load the links of a node that is to have a turn.
     #[inline(always)]
     pub(super) fn prefetch_node(&self, node: u32) {
         if let Some(status) = self.status.get(node as usize) {
-            prefetch(status);
-        }
-        if let Some(wire) = self.wires.get(node as usize * self.properties.ports) {
-            prefetch_lines::<3, _>(wire);
+            prefetch_lines::<3, _>(&*status.wires);
         }
     }
 
@@ -201,21 +238,32 @@ impl Net {
         }
     }
 
-    /// Carries out the events of one time.
-    pub(super) fn carry_out_all(&mut self, now: Nanos, events: &[Event]) {
-        for (index, &event) in events.iter().enumerate() {
-            if let Some(&ahead) = events.get(index + AHEAD) {
-                self.prefetch_event(ahead);
-            }
-            self.carry_out(now, event);
+    /// Returns the events of the next time, and that time, if it is at most `limit`. The caller
+    /// must return the memory: [`Net::recycle_events`].
+    #[inline]
+    pub(super) fn take_events(&mut self, limit: Nanos) -> Option<(Nanos, Vec<Event>)> {
+        self.wheel.take(limit)
+    }
+
+    /// Keeps the memory of events that were carried out.
+    pub(super) fn recycle_events(&mut self, events: Vec<Event>) {
+        self.wheel.recycle(events);
+    }
+
+    /// Has the processor load what an event concerns which is to be carried out soon.
+    #[inline(always)]
+    pub(super) fn prefetch_ahead(&self, events: &[Event], index: usize) {
+        if let Some(&ahead) = events.get(index + AHEAD) {
+            self.prefetch_event(ahead);
         }
     }
 
-    /// Carries out an event.
+    /// Carries out an event. Returns the node and its input if a head has arrived at a node that
+    /// has no turn yet.
     #[inline(always)]
-    fn carry_out(&mut self, now: Nanos, event: Event) {
+    pub(super) fn carry_out(&mut self, now: Nanos, event: Event) -> Option<(u32, u8)> {
         match event.kind() {
-            Kind::Arrival(lane) => self.arrive(now, lane),
+            Kind::Arrival(lane) => return self.arrive(now, lane),
             Kind::Idle(wire) => self.fall_idle(now, wire),
             Kind::Credit(lane) => self.return_credits(now, lane),
             Kind::Timer(node) => {
@@ -223,58 +271,56 @@ impl Net {
                 self.wake(node);
             }
         }
+        None
     }
 
     /// Shows the receiver of a lane what has arrived. The event may be that of a former packet.
-    #[inline]
-    fn arrive(&mut self, now: Nanos, index: u32) {
+    /// Returns the receiver and its input if that is a head, and the receiver has no turn yet.
+    #[inline(always)]
+    fn arrive(&mut self, now: Nanos, index: u32) -> Option<(u32, u8)> {
         let lane = &mut self.lanes[index as usize];
+        if lane.due > now {
+            lane.has_event = lane.due < Nanos::NEVER;
+            if lane.has_event {
+                self.wheel.add(lane.due, Kind::Arrival(index));
+            }
+            return None;
+        }
         lane.has_event = false;
-        let Some(parcel) = lane.first() else { return };
+        lane.due = Nanos::NEVER;
 
-        let (is_head, due) = match lane.shown {
-            Shown::Nothing => (true, parcel.head),
-            Shown::HeadAndTail => (false, parcel.tail),
-            Shown::Head | Shown::Whole => return,
-        };
-        if due > now {
-            lane.has_event = true;
-            return self.wheel.add(due, Kind::Arrival(index));
-        }
-
-        let (receiver, bit) = (lane.receiver, 1 << lane.input);
+        let (receiver, input) = (lane.receiver, lane.input);
         let status = &mut self.status[receiver as usize];
-        if is_head {
+        if lane.shown == Shown::Nothing {
             lane.shown = Shown::Head;
-            status.heads |= bit;
-        } else {
-            lane.shown = Shown::Whole;
-            status.heads &= !bit;
-            status.whole |= bit;
+            status.marks.heads |= 1 << (input % 64);
+            return if status.is_woken { None } else { Some((receiver, input)) };
         }
+        lane.shown = Shown::Whole;
+        status.marks.whole |= 1 << (input % 64);
         self.wake(receiver);
+        None
     }
 
     /// Wakes the sender of a wire that has fallen idle.
     #[inline]
     fn fall_idle(&mut self, now: Nanos, index: u32) {
-        let wire = &mut self.wires[index as usize];
+        let (node, port) = port_of(index);
+        let wire = &mut self.status[node as usize].wires[usize::from(port)];
         let due = wire.busy_until.rounded_up();
         if due > now {
             return self.wheel.add(due, Kind::Idle(index));
         }
 
         wire.has_event = false;
-        // The wires are in the order of their nodes and ports, of which there are at most 255.
-        let ports = self.properties.ports as u32;
-        self.free(index / ports, (index % ports) as u8);
+        self.free(node, port);
     }
 
     /// Returns credits to the sender of a lane, which waits for some.
     fn return_credits(&mut self, now: Nanos, index: u32) {
         let lane = &mut self.lanes[index as usize];
         let wakes = lane.return_due(now);
-        let next = lane.next_credit_event();
+        let next = if lane.is_watched() { lane.next_credit_event() } else { None };
         let (sender, port) = (lane.sender, lane.port);
 
         if let Some(due) = next {
@@ -288,7 +334,7 @@ impl Net {
     /// Records the end of a wait at a node's port, and wakes the node.
     #[inline]
     fn free(&mut self, node: u32, port: u8) {
-        self.status[node as usize].freed |= 1 << (port % 64);
+        self.status[node as usize].marks.freed |= 1 << (port % 64);
         self.wake(node);
     }
 }

@@ -7,7 +7,7 @@ use nicforge_core::{
 };
 use thiserror::Error;
 
-use super::{links::NodeLinks, net::Net, wheel::Event};
+use super::{links::NodeLinks, net::Net};
 use crate::shape::Cabling;
 
 /// Cache lines at the begin of a node that are loaded before its turn. Routers have most of their
@@ -22,10 +22,21 @@ pub trait Node {
     /// step of its router.
     fn turn(&mut self, links: &mut NodeLinks<'_>) -> Turn;
 
-    /// Has the processor load the tables of the node, which has a turn soon:
+    /// Lets the node's router decide on a packet whose head has arrived at an input, before the
+    /// turns of the present time: [`crate::router::Router::arrive`]. Returns whether the node needs
+    /// a turn for that.
+    #[inline(always)]
+    fn arrive(&mut self, links: &mut NodeLinks<'_>, input: u8) -> bool {
+        let _ = (links, input);
+        true
+    }
+
+    /// Has the processor load the tables of the node, which has a turn soon, with these arguments:
     /// [`crate::router::Router::prefetch`].
     #[inline(always)]
-    fn prefetch(&self) {}
+    fn prefetch(&self, arrived: u64, freed: u64) {
+        let _ = (arrived, freed);
+    }
 }
 
 /// Result of [`Node::turn`].
@@ -90,8 +101,7 @@ pub struct Network<N> {
     nodes: Vec<N>,
     net: Net,
     now: Nanos,
-    /// Memory for the events and turns of one time.
-    events: Vec<Event>,
+    /// Memory for the turns of one time.
     turns: Vec<u32>,
 }
 
@@ -123,7 +133,7 @@ impl<N: Node> Network<N> {
             net.connect(b, a);
         }
         (0..count).for_each(|node| net.wake(node));
-        Ok(Self { nodes, net, now: Nanos::ZERO, events: Vec::new(), turns: Vec::new() })
+        Ok(Self { nodes, net, now: Nanos::ZERO, turns: Vec::new() })
     }
 
     /// Returns the present time.
@@ -155,21 +165,34 @@ impl<N: Node> Network<N> {
     /// # Errors
     /// [`Endless`] if a node always asks for another turn. A further call goes on with the work.
     pub fn run_until(&mut self, time: Nanos) -> Result<(), Endless> {
-        let mut events = std::mem::take(&mut self.events);
-        loop {
-            self.run_woken()?;
-            let Some(due) = self.net.take_events(time, &mut events) else { break };
-
+        self.run_woken()?;
+        while let Some((due, events)) = self.net.take_events(time) {
             self.now = self.now.max(due);
-            self.net.carry_out_all(due, &events);
-            events.clear();
+            for (index, &event) in events.iter().enumerate() {
+                self.net.prefetch_ahead(&events, index);
+                if let Some((node, input)) = self.net.carry_out(due, event) {
+                    self.show_head(node, input);
+                }
+            }
+            self.net.recycle_events(events);
+            self.run_woken()?;
         }
 
-        self.events = events;
         if time < Nanos::NEVER {
             self.now = self.now.max(time);
         }
         Ok(())
+    }
+
+    /// Shows a node a head that has arrived.
+    #[inline(always)]
+    fn show_head(&mut self, number: u32, input: u8) {
+        let (node, links) = (self.nodes.get_mut(number as usize), self.net.of_node(number, self.now));
+        if let (Some(node), Some(mut links)) = (node, links)
+            && node.arrive(&mut links, input)
+        {
+            self.net.wake(number);
+        }
     }
 
     /// Runs the turns of all woken nodes.
@@ -201,7 +224,8 @@ impl<N: Node> Network<N> {
         if let Some(&next) = turns.get(1)
             && let Some(node) = self.nodes.get(next as usize)
         {
-            node.prefetch();
+            let (arrived, freed) = self.net.waits_ended(next);
+            node.prefetch(arrived, freed);
         }
     }
 
@@ -234,6 +258,7 @@ impl<N: Node> Network<N> {
     /// Runs a turn of a node.
     #[inline(always)]
     fn run_turn(&mut self, number: u32) -> Turn {
+        self.net.begin_turn(number);
         let node = self.nodes.get_mut(number as usize);
         match (node, self.net.of_node(number, self.now)) {
             (Some(node), Some(mut links)) => node.turn(&mut links),

@@ -60,8 +60,11 @@ impl Event {
 pub(super) struct Wheel {
     /// Events of the wheel are from this time on, and before this time plus [`SLOTS`].
     base: u64,
+    /// A slot without events has no memory.
     slots: Box<[Vec<Event>; SLOTS]>,
     occupied: OccupiedSlots,
+    /// Memory that slots have had. The last one is the most likely to be in a cache.
+    spare: Vec<Vec<Event>>,
     /// Events that are not on the wheel.
     far: BinaryHeap<Reverse<(u64, Event)>>,
 }
@@ -72,6 +75,7 @@ impl Wheel {
             base: 0,
             slots: Box::new([const { Vec::new() }; SLOTS]),
             occupied: OccupiedSlots::default(),
+            spare: Vec::new(),
             far: BinaryHeap::new(),
         }
     }
@@ -85,11 +89,22 @@ impl Wheel {
             return self.add_far(time, event);
         }
 
+        if self.slots[slot].len() == self.slots[slot].capacity() {
+            self.make_room(slot);
+        }
+        self.slots[slot].push(event);
+    }
+
+    /// Makes room for another event in a slot.
+    #[cold]
+    #[inline(never)]
+    fn make_room(&mut self, slot: usize) {
         let events = &mut self.slots[slot];
         if events.is_empty() {
+            *events = self.spare.pop().unwrap_or_default();
             self.occupied.insert(slot);
         }
-        events.push(event);
+        events.reserve(1);
     }
 
     /// Adds an event that is not on the wheel.
@@ -99,9 +114,9 @@ impl Wheel {
         self.far.push(Reverse((time, event)));
     }
 
-    /// Moves the events of the next time to `events`, which is empty, if that time is at most
-    /// `limit`. Returns the time.
-    pub(super) fn take(&mut self, limit: Nanos, events: &mut Vec<Event>) -> Option<Nanos> {
+    /// Returns the events of the next time, and that time, if it is at most `limit`. The caller
+    /// must return the memory: [`Wheel::recycle`].
+    pub(super) fn take(&mut self, limit: Nanos) -> Option<(Nanos, Vec<Event>)> {
         let near = self.occupied.first_time(self.base).unwrap_or(u64::MAX);
         let far = self.far.peek().map_or(u64::MAX, |Reverse((time, _))| *time);
         let time = near.min(far);
@@ -109,9 +124,10 @@ impl Wheel {
             return None;
         }
 
+        let mut events = Vec::new();
         if near == time {
             let slot = time as usize % SLOTS;
-            std::mem::swap(&mut self.slots[slot], events);
+            events = std::mem::take(&mut self.slots[slot]);
             self.occupied.remove(slot);
         }
         while let Some(Reverse((due, event))) = self.far.peek()
@@ -122,6 +138,12 @@ impl Wheel {
         }
 
         self.base = time;
-        Some(Nanos(time))
+        Some((Nanos(time), events))
+    }
+
+    /// Keeps the memory of events that were carried out.
+    pub(super) fn recycle(&mut self, mut events: Vec<Event>) {
+        events.clear();
+        self.spare.push(events);
     }
 }

@@ -24,7 +24,7 @@ pub(super) enum Kind {
     Lines(u8),
 }
 
-/// A symbol.
+/// A packet without content between the collective units of neighbours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Symbol {
     pub(super) class: usize,

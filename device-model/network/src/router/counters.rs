@@ -16,8 +16,11 @@ impl Level {
     /// Sets the number from now on.
     #[inline]
     pub(super) fn set(&mut self, value: u64, now: Nanos) {
-        self.integral = self.integral_until(now);
-        (self.value, self.since) = (value, now);
+        if now > self.since {
+            self.integral = self.integral_until(now);
+            self.since = now;
+        }
+        self.value = value;
     }
 
     /// Returns the number.

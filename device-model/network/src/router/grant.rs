@@ -3,7 +3,7 @@
 use nicforge_core::fabric::PortChannel;
 
 use super::{
-    Candidates, Carried, Decision, Links, Policy, Router, Source, Targets,
+    Candidates, Carried, Decision, Links, MAX_INPUTS, Policy, Router, Source, Targets,
     outputs::Choice,
     plan::Plan,
     requests::{Inputs, bits},
@@ -40,7 +40,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
 
     /// Returns whether the wire of a port is idle. The function is woken when it falls idle.
     #[inline]
-    fn await_output<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
+    pub(super) fn await_output<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
         let idle_at = ports.await_wire(port);
         let is_idle = idle_at <= ports.now();
         if !is_idle {
@@ -59,48 +59,87 @@ impl<P: Policy, K: Carried> Router<P, K> {
     #[inline(always)]
     fn serve_idle_output<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
         // The adaptive channels are those that packets have wanted so far.
-        if self.outputs.adaptive_vcs == 0 {
-            let inputs = self.fixed_inputs(ports, port);
-            if inputs != 0 && self.send_fixed(ports, port, inputs) {
-                return true;
-            }
-        }
-        self.serve_one_of(ports, port)
+        (self.outputs.adaptive_vcs == 0 && self.send_fixed(ports, port)) || self.serve_one_of(ports, port)
     }
 
-    /// Sends the packet of one of the inputs that have room behind a port, if the one whose turn it
-    /// is has one exit without the bubble rule. Otherwise, nothing has changed.
+    /// Sends the packet of one of the inputs that want a port, if the one whose turn it is has one
+    /// exit without the bubble rule and room behind it. Otherwise, nothing has changed.
     ///
-    /// This is what [`Router::serve_one_of`] does with such a packet, without the search for other
-    /// decisions. Most packets of a busy network go this way.
+    /// This is what [`Router::serve_one_of`] does with such a packet, without a look at the room of
+    /// the others. Most packets of a busy network go this way.
     #[inline(always)]
-    fn send_fixed<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8, inputs: Inputs) -> bool {
-        let is_only = inputs & inputs.wrapping_sub(1) == 0;
-        let choice = if is_only {
-            self.only_choice(inputs.trailing_zeros() as usize)
+    fn send_fixed<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
+        let wants = self.outputs.fixed(port);
+        let choice = if wants & wants.wrapping_sub(1) == 0 {
+            self.only_choice(wants.trailing_zeros() as usize % MAX_INPUTS)
         } else {
-            self.outputs.choose(&self.plan.rules, inputs, port)
+            self.outputs.choose(&self.plan.rules, wants, port)
         };
 
         let input = choice.input;
-        let Decision::One(exit) = self.heads.of[input].decision else { return false };
-        if self.plan.tracked.has(exit.vc.into()) {
+        if self.heads.single >> input & 1 == 0 {
+            return false;
+        }
+        let Some(vc) = self.heads.exits.get(input).map(|exit| exit.vc) else { return false };
+        // An input without room has no part in the choice. That makes a difference only if none of
+        // those that the choice competes with has room.
+        if self.plan.tracked.has(vc.into())
+            || (choice.competes && !self.competes_with_room(ports, port, (wants, choice)))
+        {
             return false;
         }
 
-        let to = PortChannel { port, channel: exit.vc.into() };
+        let to = PortChannel { port, channel: vc.into() };
+        if choice.is_injected {
+            return self.send_fixed_injected(ports, choice, to);
+        }
+        let (from, least) = (self.plan.layout.link_input(input), self.plan.longest_credits);
+        let Some(is_followed) = ports.forward_within(from, to, least) else { return false };
+
+        self.heads.exposed |= Inputs::from(is_followed) << input;
+        self.outputs.remove_sent(choice, port, vc);
+        self.heads.leave(input, ports.now());
+        true
+    }
+
+    /// Returns whether a choice among inputs with one exit each competes with an input that has
+    /// room: one from a link with one that injects, or the other way round.
+    #[inline(never)]
+    fn competes_with_room<L: Links<Packet = K>>(
+        &mut self,
+        ports: &mut L,
+        port: u8,
+        (wants, choice): (Inputs, Choice),
+    ) -> bool {
+        let rules = &self.plan.rules;
+        let (_, first) = rules.highest(wants);
+        let others = if choice.is_injected { first & !rules.injection } else { first & rules.injection };
+        bits(others).any(|input| {
+            let exit = self.heads.single_exit(input.into());
+            exit.is_some_and(|exit| {
+                !self.plan.tracked.has(exit.vc.into())
+                    && ports.update_room(port, exit.vc, self.plan.longest_credits)
+            })
+        })
+    }
+
+    /// Sends the chosen packet of an injection FIFO as [`Router::send_fixed`] does.
+    #[inline(never)]
+    fn send_fixed_injected<L: Links<Packet = K>>(
+        &mut self,
+        ports: &mut L,
+        choice: Choice,
+        to: PortChannel,
+    ) -> bool {
+        let (input, vc) = (choice.input, to.channel as u8);
         let source = self.plan.layout.source(input);
-        match source {
-            Source::Link { port, vc } => {
-                let from = PortChannel { port, channel: vc.into() };
-                let Some(is_followed) = ports.forward_first(from, to) else { return false };
-                self.heads.exposed |= Inputs::from(is_followed) << input;
-            }
-            Source::Injection { fifo } if !self.send_injected(ports, fifo, to) => return false,
-            Source::Injection { .. } => {}
+        let Source::Injection { fifo } = source else { return false };
+        if !ports.update_room(to.port, vc, self.plan.longest_credits) || !self.send_injected(ports, fifo, to)
+        {
+            return false;
         }
 
-        self.outputs.remove_sent(choice, exit);
+        self.outputs.remove_sent(choice, to.port, vc);
         self.heads.leave(input, ports.now());
         self.show_next_injected(source, input, ports.now());
         true
@@ -109,7 +148,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
     /// Returns the choice of an input with which none competes.
     #[inline(always)]
     fn only_choice(&self, input: usize) -> Choice {
-        Choice::only(input, self.plan.rules.priority(input), self.plan.layout.source(input))
+        Choice::only(&self.plan.rules, input)
     }
 
     /// Sends the packet of one of the inputs that want a port. The wire is idle. Returns false if
@@ -139,7 +178,8 @@ impl<P: Policy, K: Carried> Router<P, K> {
     #[inline]
     fn inputs_with_room<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> Offer {
         if self.outputs.adaptive_vcs == 0 {
-            let inputs = self.fixed_inputs(ports, port);
+            let wants = self.outputs.fixed(port);
+            let inputs = self.fixed_inputs(ports, port, wants);
             Offer { inputs, has_early_escapes: false, least_loaded: None }
         } else {
             self.mixed_offer(ports, port)
@@ -176,28 +216,10 @@ impl<P: Policy, K: Carried> Router<P, K> {
         Offer { inputs, has_early_escapes: early != 0, least_loaded: best.map(|(_, vc)| vc) }
     }
 
-    /// Returns the inputs that want a port and have room behind it, in a router that has no
-    /// adaptive packets.
-    #[inline(always)]
-    fn fixed_inputs<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> Inputs {
-        let wants = self.outputs.fixed(port);
-        if wants & wants.wrapping_sub(1) == 0
-            && let Some(head) = self.heads.of.get(wants.trailing_zeros() as usize)
-            && let Decision::One(exit) = head.decision
-        {
-            return self.fixed_with_room(ports, port, exit.vc, wants);
-        }
-        self.fixed_inputs_of_many(ports, port, wants)
-    }
-
-    /// Does the work of [`Router::fixed_inputs`] for several inputs, or for packets with copies.
+    /// Returns those of the inputs that want a port which have room behind it, in a router that has
+    /// no adaptive packets.
     #[inline(never)]
-    fn fixed_inputs_of_many<L: Links<Packet = K>>(
-        &mut self,
-        ports: &mut L,
-        port: u8,
-        wants: Inputs,
-    ) -> Inputs {
+    fn fixed_inputs<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8, wants: Inputs) -> Inputs {
         let (mut inputs, mut left) = (0, wants);
         for vc in 0..self.plan.layout.vcs {
             let wants = left & self.outputs.of_vc(vc);
@@ -222,7 +244,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
 
         let mut early = 0;
         for input in bits(inputs) {
-            if let Decision::Any(candidates) = self.heads.of[usize::from(input)].decision
+            if let Decision::Any(candidates) = self.heads.decision(input.into())
                 && candidates.ports >> port & 1 == 0
             {
                 let vcs = || bits(candidates.vcs.into());
@@ -243,11 +265,11 @@ impl<P: Policy, K: Carried> Router<P, K> {
         vc: u8,
         wants: Inputs,
     ) -> Inputs {
-        let credits = ports.update_credits(port, vc);
         let tracked = &self.plan.tracked;
         if !tracked.has(vc.into()) {
-            return if credits >= self.plan.longest_credits { wants } else { 0 };
+            return if ports.update_room(port, vc, self.plan.longest_credits) { wants } else { 0 };
         }
+        let credits = ports.update_credits(port, vc);
         match self.outputs.slots.free(tracked, port, vc.into(), credits) {
             0 => 0,
             1 => wants & !self.outputs.entering,
@@ -264,7 +286,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
             return if open == 0 { 0 } else { inputs };
         }
 
-        let has_room = |input: &u8| match self.heads.of[usize::from(*input)].decision {
+        let has_room = |input: &u8| match self.heads.decision(usize::from(*input)) {
             Decision::Any(candidates) => candidates.vcs & open != 0,
             _ => false,
         };
@@ -303,7 +325,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
         port: u8,
         least_loaded: Option<u8>,
     ) -> bool {
-        match self.heads.of[input].decision {
+        match self.heads.decision(input) {
             Decision::One(exit) => self.move_to(ports, input, port, exit.vc),
             decision => self.send_one_of(ports, input, (port, decision), least_loaded),
         }
@@ -383,7 +405,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
     }
 
     /// Sends the first packet of an injection FIFO.
-    #[inline(never)]
+    #[inline]
     fn send_injected<L: Links<Packet = K>>(&mut self, ports: &mut L, fifo: u8, to: PortChannel) -> bool {
         let now = ports.now();
         let queue = &mut self.fifos.injection[usize::from(fifo)];

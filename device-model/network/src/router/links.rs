@@ -18,6 +18,17 @@ pub trait Carried {
     fn wire_bytes(&self) -> u32;
 }
 
+/// An input of a router that is a virtual channel of a link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LinkInput {
+    /// `vc * ports + port`, with the number of the router's ports.
+    pub number: u8,
+    /// The port.
+    pub port: u8,
+    /// The virtual channel.
+    pub vc: u8,
+}
+
 /// The links at the ports of a node, and the packets on them.
 ///
 /// The methods do what those of [`Ports`] with the same names do.
@@ -31,16 +42,16 @@ pub trait Links {
     /// Returns the present time.
     fn now(&self) -> Nanos;
 
-    /// Returns the inputs with a whole packet, and those with the head of one. The bit of a port's
-    /// virtual channel is `vc * ports + port`.
+    /// Returns the inputs with a whole packet, and those with the head of one. A whole packet can
+    /// be in both. The bit of a port's virtual channel is [`LinkInput::number`].
     fn arrived_inputs(&self, ports: u8, vcs: u8) -> [Inputs; 2];
 
     /// Returns a bit mask of the ports at which a wait has ended since the last call.
     fn take_freed(&mut self) -> u64;
 
-    /// Returns the route word of the first packet of a virtual channel, and its bytes with the
-    /// framing, if its head has arrived. Only heads are shown from then on.
-    fn route_head(&mut self, port: u8, vc: u8) -> Option<(u64, u32)>;
+    /// Returns the route word of the first packet of an input, and its bytes with the framing, if
+    /// its head has arrived. Only heads are shown from then on.
+    fn route_head(&mut self, input: LinkInput) -> Option<(u64, u32)>;
 
     /// Lets the first packet of a virtual channel arrive as a whole. Returns whether it has.
     fn await_tail(&mut self, port: u8, vc: u8) -> bool;
@@ -67,6 +78,22 @@ pub trait Links {
     /// Forwards the first packet of a virtual channel, whose head has arrived. Returns whether the
     /// head of another packet can be seen there then, or `None` if no packet was forwarded.
     fn forward_first(&mut self, from: PortChannel, to: PortChannel) -> Option<bool>;
+
+    /// Forwards the first packet as [`Links::forward_first`] does, if the virtual channel out has
+    /// `least` credits or more.
+    #[inline(always)]
+    fn forward_within(&mut self, from: LinkInput, to: PortChannel, least: u32) -> Option<bool> {
+        let has_room = self.update_credits(to.port, to.channel as u8) >= least;
+        let LinkInput { port, vc, .. } = from;
+        if has_room { self.forward_first(PortChannel { port, channel: vc.into() }, to) } else { None }
+    }
+
+    /// Returns whether a virtual channel out has `least` credits or more, for a caller that sends
+    /// next.
+    #[inline(always)]
+    fn update_room(&mut self, port: u8, vc: u8, least: u32) -> bool {
+        self.update_credits(port, vc) >= least
+    }
 
     /// Sends a packet.
     ///
@@ -130,6 +157,25 @@ impl Carried for Packet {
     }
 }
 
+/// Returns the inputs of the ports in the masks of all virtual channels.
+#[inline(always)]
+fn inputs_of(masks: &[u64; MAX_CHANNELS], ports: u8, vcs: u8) -> Inputs {
+    if masks.iter().fold(0, |all, mask| all | mask) == 0 {
+        return 0;
+    }
+
+    // Most routers have one or two virtual channels, for which a loop costs more than its body.
+    let all_ports = u64::MAX >> (64 - u32::from(ports.max(1)));
+    let mut inputs = masks[0] & all_ports;
+    if vcs > 1 {
+        inputs |= (masks[1] & all_ports) << ports;
+    }
+    for vc in 2..vcs {
+        inputs |= (masks[usize::from(vc) % MAX_CHANNELS] & all_ports) << (vc * ports % 64);
+    }
+    inputs
+}
+
 impl Links for Ports<'_> {
     type Packet = Packet;
 
@@ -142,19 +188,8 @@ impl Links for Ports<'_> {
 
     #[inline(always)]
     fn arrived_inputs(&self, ports: u8, vcs: u8) -> [Inputs; 2] {
-        let all_ports = u64::MAX >> (64 - u32::from(ports.max(1)));
-        self.arrivals_and_heads().map(|masks| {
-            // Most routers have one or two virtual channels, for which a loop costs more than its
-            // body.
-            let mut inputs = masks[0] & all_ports;
-            if vcs > 1 {
-                inputs |= (masks[1] & all_ports) << ports;
-            }
-            for vc in 2..vcs {
-                inputs |= (masks[usize::from(vc) % MAX_CHANNELS] & all_ports) << (vc * ports % 64);
-            }
-            inputs
-        })
+        let [whole, heads] = self.arrivals_and_heads();
+        [inputs_of(whole, ports, vcs), inputs_of(heads, ports, vcs)]
     }
 
     #[inline]
@@ -163,7 +198,7 @@ impl Links for Ports<'_> {
     }
 
     #[inline]
-    fn route_head(&mut self, port: u8, vc: u8) -> Option<(u64, u32)> {
+    fn route_head(&mut self, LinkInput { port, vc, .. }: LinkInput) -> Option<(u64, u32)> {
         Ports::route_head(self, port, vc.into()).map(|packet| (packet.header, packet.wire_bytes()))
     }
 

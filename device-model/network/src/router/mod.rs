@@ -50,6 +50,7 @@
 //! | `plan` | the part that routers of one description share |
 //! | `requests`, `outputs` | inputs that want an output, and the choice among them |
 //! | `links` | the links and packets that a router needs |
+//! | `heads` | the first packets of the inputs, with the decisions on them |
 //! | `grant` | room behind an output, and the sending |
 //! | `slots` | places on rings with the bubble rule |
 //! | `step` | the work of a step |
@@ -59,6 +60,7 @@
 mod counters;
 pub(crate) mod fifo;
 mod grant;
+mod heads;
 mod links;
 mod outputs;
 mod plan;
@@ -77,7 +79,7 @@ use thiserror::Error;
 
 pub use self::{
     counters::{InputCounters, Level, OutputCounters, RouterCounters},
-    links::{Carried, Links},
+    links::{Carried, LinkInput, Links},
     plan::RouterPlan,
     policy::{Candidates, Decision, Exit, Policy, Room, Source, Targets},
     rows::Row,
@@ -85,9 +87,10 @@ pub use self::{
 };
 use self::{
     fifo::{InjectionFifo, ReceptionFifo},
+    heads::Heads,
     outputs::Outputs,
     plan::Plan,
-    requests::{Inputs, bits},
+    requests::bits,
 };
 
 /// Result of [`Router::step`].
@@ -136,85 +139,6 @@ pub struct NotInjected<K = Packet> {
     pub packet: K,
     /// Reason for the refusal.
     pub reason: InjectionRefusal,
-}
-
-/// An input: its first packet, and its counters.
-///
-/// The inputs of a large network are more than a cache holds. One has one cache line.
-#[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
-struct Head {
-    decision: Decision,
-    /// Time at which it became the first.
-    since: Nanos,
-    /// Bytes of the packet with its framing.
-    bytes: u32,
-    /// Reception FIFO for the packet or its copy.
-    fifo: u8,
-    /// The packet was counted in [`RouterCounters::full`].
-    found_full: bool,
-    counters: InputCounters,
-}
-
-// A head has one cache line.
-const _: () = assert!(size_of::<Head>() == 64);
-
-impl Head {
-    /// Returns an input without packets.
-    fn new() -> Self {
-        Self {
-            decision: Decision::Drop,
-            since: Nanos::ZERO,
-            bytes: 0,
-            fifo: 0,
-            found_full: false,
-            counters: InputCounters::default(),
-        }
-    }
-
-    /// Records the packet that has become the first one.
-    #[inline]
-    fn become_first(&mut self, decision: Decision, now: Nanos, bytes: u32, fifo: u8) {
-        (self.decision, self.since) = (decision, now);
-        (self.bytes, self.fifo, self.found_full) = (bytes, fifo, false);
-    }
-}
-
-/// The first packets of all inputs, as far as the policy has decided on them.
-#[derive(Debug)]
-struct Heads {
-    of: Vec<Head>,
-    /// Inputs whose first packet has a decision.
-    decided: Inputs,
-    /// Inputs whose first packet is to be delivered here, or a copy of it.
-    local: Inputs,
-    /// Inputs whose first packet is to be dropped.
-    dropped: Inputs,
-    /// Inputs from which a packet has left in this step, and whose next packet can be seen.
-    exposed: Inputs,
-    /// Inputs whose first packet has arrived as a whole, as far as that concerns deliveries.
-    arrived: Inputs,
-}
-
-impl Heads {
-    fn new(inputs: usize) -> Self {
-        Self { of: vec![Head::new(); inputs], decided: 0, local: 0, dropped: 0, exposed: 0, arrived: 0 }
-    }
-
-    /// Records that the first packet of an input has left it.
-    #[inline(always)]
-    fn leave(&mut self, input: usize, now: Nanos) {
-        let head = &mut self.of[input];
-        head.counters.packets += 1;
-        head.counters.bytes += u64::from(head.bytes);
-        head.counters.waited += now.0 - head.since.0;
-        self.decided &= !(1 << input);
-    }
-
-    /// Forgets all decisions.
-    fn clear(&mut self) {
-        (self.decided, self.local, self.dropped) = (0, 0, 0);
-    }
 }
 
 /// The FIFOs between the router and its device.

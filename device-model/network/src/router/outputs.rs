@@ -3,7 +3,7 @@
 use nicforge_core::{fabric::MAX_CHANNELS, time::Nanos};
 
 use super::{
-    Links, OutputCounters, PRIORITIES, Source,
+    Links, MAX_INPUTS, OutputCounters, PRIORITIES,
     plan::{Layout, Plan, Rules},
     requests::{Inputs, PortRequests, next_in_turn},
     slots::Slots,
@@ -29,9 +29,9 @@ pub(super) struct Output {
 pub(super) struct Choice {
     pub(super) input: usize,
     priority: usize,
-    is_injected: bool,
+    pub(super) is_injected: bool,
     /// Packets from links and from injection FIFOs were both waiting.
-    competes: bool,
+    pub(super) competes: bool,
 }
 
 /// Ports that cannot send now, so that a step does not look at them.
@@ -72,7 +72,9 @@ impl Output {
             self.run[choice.priority] = 0;
             self.counters.injected += 1;
         } else {
-            self.run[choice.priority] = self.run[choice.priority].saturating_add(choice.competes.into());
+            if choice.competes {
+                self.run[choice.priority] = self.run[choice.priority].saturating_add(1);
+            }
             self.counters.through += 1;
         }
     }
@@ -93,9 +95,9 @@ impl Output {
 impl Choice {
     /// Returns the choice of an input with which none competes.
     #[inline(always)]
-    pub(super) fn only(input: usize, priority: usize, source: Source) -> Self {
-        let is_injected = matches!(source, Source::Injection { .. });
-        Self { input, priority: priority % PRIORITIES, is_injected, competes: false }
+    pub(super) fn only(rules: &Rules, input: usize) -> Self {
+        let is_injected = rules.injection >> (input % MAX_INPUTS) & 1 == 1;
+        Self { input, priority: rules.priority(input) % PRIORITIES, is_injected, competes: false }
     }
 }
 
@@ -148,6 +150,12 @@ impl Outputs {
     #[inline]
     pub(super) fn maybe_idle(&self, ports: u64) -> u64 {
         ports & !self.blocked.busy
+    }
+
+    /// Returns whether the wire of a port is known to be busy.
+    #[inline(always)]
+    pub(super) fn is_busy(&self, port: u8) -> bool {
+        self.blocked.busy >> (port % 64) & 1 == 1
     }
 
     /// Returns whether a port can't send now, as far as that is known.

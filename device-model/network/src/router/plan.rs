@@ -5,7 +5,8 @@ use std::sync::Arc;
 use nicforge_core::fabric::{CreditUnit, LinkSpec};
 
 use super::{
-    MAX_INPUTS, PRIORITIES, RouterError, RouterSpec, Source, requests::Inputs, slots::TrackedChannels,
+    LinkInput, MAX_INPUTS, PRIORITIES, RouterError, RouterSpec, Source, requests::Inputs,
+    slots::TrackedChannels,
 };
 
 /// The part that the routers of one description share: the numbers of their inputs, and the rules.
@@ -91,6 +92,15 @@ impl Layout {
     #[inline(always)]
     pub(super) fn source(&self, input: usize) -> Source {
         self.sources[input % MAX_INPUTS]
+    }
+
+    /// Returns an input that is a virtual channel.
+    #[inline(always)]
+    pub(super) fn link_input(&self, input: usize) -> LinkInput {
+        let Source::Link { port, vc } = self.source(input) else {
+            return LinkInput { number: input as u8, port: 0, vc: 0 };
+        };
+        LinkInput { number: input as u8, port, vc }
     }
 
     /// Returns the sources of all inputs, in their order.

@@ -20,6 +20,13 @@ pub trait Policy {
         }
     }
 
+    /// Returns whether the policy can decide [`Decision::Any`]. The ports that such a packet finds
+    /// idle depend on the order in which a router decides, so that it decides in its steps alone.
+    #[inline]
+    fn has_candidates(&self) -> bool {
+        true
+    }
+
     /// Returns the reception FIFO for packets with this route word. The router delivers to no FIFO
     /// that does not exist: it drops such packets and counts them.
     #[inline]
@@ -48,6 +55,7 @@ pub enum Source {
 
 /// A virtual channel by which a packet leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[repr(align(4))]
 pub struct Exit {
     /// The port.
     pub port: u8,

@@ -55,16 +55,18 @@ pub(super) struct PortRequests {
 }
 
 impl Outputs {
-    /// Removes the request of a choice for its exit, by which it was sent, and counts it.
+    /// Removes the request of a choice for a virtual channel of a port, its exit by which it was
+    /// sent, and counts it.
     #[inline(always)]
-    pub(super) fn remove_sent(&mut self, choice: Choice, exit: Exit) {
-        self.forget_vc(choice.input, exit.vc);
+    pub(super) fn remove_sent(&mut self, choice: Choice, port: u8, vc: u8) {
+        self.forget_vc(choice.input, vc);
 
-        let output = &mut self.of[usize::from(exit.port)];
+        let Some(output) = self.of.get_mut(usize::from(port)) else { return };
         output.requests.fixed &= !(1 << choice.input);
-        let is_wanted = output.requests.fixed | output.requests.adaptive != 0;
+        if output.requests.fixed | output.requests.adaptive == 0 {
+            self.wanted &= !(1 << port);
+        }
         output.count_sent(choice);
-        self.wanted &= !(u64::from(!is_wanted) << exit.port);
     }
 
     /// Adds the request of an input for its exit.
@@ -149,7 +151,9 @@ impl Outputs {
     fn want(&mut self, input: usize, exit: Exit) -> u64 {
         self.of[usize::from(exit.port)].requests.fixed |= 1 << input;
         self.of_vc[usize::from(exit.vc) % MAX_CHANNELS] |= 1 << input;
-        self.entering |= u64::from(exit.room == Room::Two) << input;
+        if exit.room == Room::Two {
+            self.entering |= 1 << input;
+        }
         1 << exit.port
     }
 

@@ -11,7 +11,8 @@
 use nicforge_core::{fabric::PortChannel, time::Nanos};
 
 use super::{
-    Carried, Decision, Exit, Head, Links, Policy, Room, Router, Source, outputs::Choice, requests::Inputs,
+    Carried, Decision, Exit, LinkInput, Links, Policy, Room, Router, Source, outputs::Choice,
+    requests::Inputs,
 };
 
 /// Packets that have moved in a row.
@@ -159,7 +160,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
     #[inline]
     fn resume_row<L: Links<Packet = K>>(&mut self, ports: &mut L, budget: u32) -> (Row, Inputs) {
         let input = self.heads.decided.trailing_zeros() as usize;
-        let Head { decision, since, .. } = self.heads.of[input];
+        let (decision, since) = (self.heads.decision(input), self.heads.of[input].since);
         let Some((word, exit)) = self.exit_of(ports, input) else { return (Row::default(), 0) };
         // The policy may have changed since the decision.
         if decision != Decision::One(exit) {
@@ -185,7 +186,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
     fn exit_of<L: Links<Packet = K>>(&self, ports: &mut L, input: usize) -> Option<(u64, Exit)> {
         let source = self.plan.layout.source(input);
         let (word, _) = match source {
-            Source::Link { port, vc } => ports.route_head(port, vc)?,
+            Source::Link { port, vc } => ports.route_head(LinkInput { number: input as u8, port, vc })?,
             Source::Injection { fifo } => self.fifos.first(fifo)?,
         };
         match self.policy.decide(word, source) {
@@ -223,7 +224,8 @@ impl<P: Policy, K: Carried> Router<P, K> {
     fn deliver_row<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize, budget: u32) -> Row {
         let source = self.plan.layout.source(input);
         let Source::Link { port, vc } = source else { return Row::default() };
-        let Some((word, _)) = ports.route_head(port, vc) else { return Row::default() };
+        let from = LinkInput { number: input as u8, port, vc };
+        let Some((word, _)) = ports.route_head(from) else { return Row::default() };
         if self.policy.decide(word, source) != Decision::Local {
             return Row::default();
         }
@@ -315,7 +317,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
                 self.outputs.slots.take(&self.plan.tracked, exit.port, exit.vc.into(), 1);
             }
         }
-        let choice = Choice::only(input, self.plan.rules.priority(input), self.plan.layout.source(input));
+        let choice = Choice::only(&self.plan.rules, input);
         self.outputs.of[usize::from(exit.port)].count_row(choice, row.packets);
         self.heads.of[input].counters.add(row);
     }

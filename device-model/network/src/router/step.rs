@@ -14,24 +14,30 @@ use super::{
 const STARVED_RETRY: u64 = 1000;
 
 impl<P: Policy, K: Carried> Router<P, K> {
-    /// Has the processor load the tables of the router, which is to have a step soon. The routers
-    /// of a large network are in no cache.
+    /// Has the processor load the tables of the router, which is to have a step soon, with a packet
+    /// in each of some inputs and after the end of a wait at some ports. The routers of a large
+    /// network are in no cache.
     #[inline(always)]
-    pub fn prefetch(&self) {
-        let mut inputs = self.heads.decided;
+    pub fn prefetch(&self, arrived: u64, freed: u64) {
+        prefetch_lines::<1, _>(self.heads.exits.as_slice());
+        let mut inputs = arrived & !self.heads.decided;
         while inputs != 0 {
             if let Some(head) = self.heads.of.get(inputs.trailing_zeros() as usize) {
                 prefetch(head);
             }
             inputs &= inputs - 1;
         }
-
-        // Most networks have six ports or fewer.
-        prefetch_lines::<6, _>(self.outputs.of.as_slice());
+        let mut ports = freed & self.outputs.wanted;
+        while ports != 0 {
+            if let Some(output) = self.outputs.of.get(ports.trailing_zeros() as usize) {
+                prefetch(output);
+            }
+            ports &= ports - 1;
+        }
     }
 
     /// Moves packets, until none can move or `budget` are moved. The last round may move more.
-    #[inline(always)]
+    #[inline]
     pub fn step<L: Links<Packet = K>>(&mut self, ports: &mut L, budget: u32) -> Outcome {
         self.counters.lacked_packets = false;
         self.outputs.update_blocked(&self.plan.rules, ports);
@@ -68,6 +74,37 @@ impl<P: Policy, K: Carried> Router<P, K> {
         };
 
         Outcome { moved, has_more, wake: self.next_wake(ports.now()) }
+    }
+
+    /// Decides on the packet whose head has arrived at an input, ahead of the next step. Returns
+    /// whether the router needs a step for it now: a packet that waits for a wire or for its tail
+    /// needs none before the function is woken for that.
+    ///
+    /// The call is not needed. It costs less than a step. Routers whose policy has packets with
+    /// several exits to choose from decide in their steps alone.
+    #[inline]
+    pub fn arrive<L: Links<Packet = K>>(&mut self, ports: &mut L, input: u8) -> bool {
+        let (layout, input) = (&self.plan.layout, usize::from(input));
+        let is_decided = input >= layout.links || self.heads.decided >> input & 1 == 1;
+        if self.plan.rules.has_rows || self.policy.has_candidates() || is_decided {
+            return true;
+        }
+
+        let from = layout.link_input(input);
+        let source = Source::Link { port: from.port, vc: from.vc };
+        let Some((word, bytes)) = ports.route_head(from) else { return true };
+        if let Some(exit) = self.policy.only_exit(word, source)
+            && exit.port < layout.ports
+            && exit.vc < layout.vcs
+        {
+            self.outputs.add_one(input, exit);
+            self.heads.become_single(input, exit, ports.now(), bytes);
+            return !self.outputs.is_busy(exit.port) && self.await_output(ports, exit.port);
+        }
+
+        let is_local = self.policy.decide(word, source) == Decision::Local;
+        let is_to_deliver = is_local && self.decide_to_deliver(ports, (input, source), (word, bytes));
+        !is_to_deliver || self.heads.arrived >> input & 1 == 1
     }
 
     /// Returns the time at which the router has to run again.
@@ -111,31 +148,48 @@ impl<P: Policy, K: Carried> Router<P, K> {
     /// Decides on the first packet of an input. Returns whether a packet has left by that.
     #[inline(always)]
     fn decide<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize) -> bool {
-        let source = self.plan.layout.source(input);
-        let head = match source {
-            Source::Link { port, vc } => ports.route_head(port, vc),
-            Source::Injection { fifo } => {
-                self.fifos.waiting &= !(1 << fifo);
-                self.fifos.first(fifo)
-            }
-        };
-        let Some(head) = head else { return false };
+        if input >= self.plan.layout.links {
+            return self.decide_on_injected(ports, input);
+        }
+        let from = self.plan.layout.link_input(input);
+        let Some(head) = ports.route_head(from) else { return false };
+        let source = Source::Link { port: from.port, vc: from.vc };
+        self.decide_on(ports, (input, source), head)
+    }
 
-        // Most packets have one exit.
+    /// Decides on the first packet of an injection FIFO.
+    #[inline(never)]
+    fn decide_on_injected<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize) -> bool {
+        let source = self.plan.layout.source(input);
+        let Source::Injection { fifo } = source else { return false };
+        self.fifos.waiting &= !(1 << fifo);
+        let Some(head) = self.fifos.first(fifo) else { return false };
+        self.decide_on(ports, (input, source), head)
+    }
+
+    /// Decides on a packet that has become the first of its input. Returns whether a packet has
+    /// left by that.
+    #[inline(always)]
+    fn decide_on<L: Links<Packet = K>>(
+        &mut self,
+        ports: &mut L,
+        (input, source): (usize, Source),
+        (word, bytes): (u64, u32),
+    ) -> bool {
+        // Most packets have one exit. One that does not exist is dropped further down.
         let layout = &self.plan.layout;
-        if let Some(exit) = self.policy.only_exit(head.0, source)
+        if let Some(exit) = self.policy.only_exit(word, source)
             && exit.port < layout.ports
             && exit.vc < layout.vcs
         {
-            self.heads.decided |= 1 << input;
             self.outputs.add_one(input, exit);
-            self.heads.of[input].become_first(Decision::One(exit), ports.now(), head.1, 0);
+            self.heads.become_single(input, exit, ports.now(), bytes);
             return false;
         }
-        self.decide_other(ports, input, head)
+        self.decide_other(ports, input, (word, bytes))
     }
 
-    /// Decides on a packet that need not have one exit.
+    /// Decides on a packet that need not have one exit. Returns whether a packet has left by that.
     #[inline(never)]
     fn decide_other<L: Links<Packet = K>>(
         &mut self,
@@ -144,10 +198,13 @@ impl<P: Policy, K: Carried> Router<P, K> {
         (word, bytes): (u64, u32),
     ) -> bool {
         let source = self.plan.layout.source(input);
-        let mut decision = self.checked(self.policy.decide(word, source));
+        let decision = self.policy.decide(word, source);
+        if decision == Decision::Local && self.decide_to_deliver(ports, (input, source), (word, bytes)) {
+            return false;
+        }
+        let mut decision = self.checked(decision);
 
         let bit = 1 << input;
-        self.heads.decided |= bit;
         let mut fifo = 0;
         match decision {
             Decision::One(_) | Decision::Any(_) | Decision::Many(Targets { local: false, .. }) => {}
@@ -172,12 +229,34 @@ impl<P: Policy, K: Carried> Router<P, K> {
         }
 
         self.outputs.add(input, &decision);
-        self.heads.of[input].become_first(decision, ports.now(), bytes, fifo);
+        self.heads.become_first(input, decision, ports.now(), bytes, fifo);
 
         match decision {
             Decision::Any(candidates) => self.prefer(ports, &candidates),
             _ => false,
         }
+    }
+
+    /// Decides to deliver a packet, if its reception FIFO exists.
+    #[inline(always)]
+    fn decide_to_deliver<L: Links<Packet = K>>(
+        &mut self,
+        ports: &mut L,
+        (input, source): (usize, Source),
+        (word, bytes): (u64, u32),
+    ) -> bool {
+        let fifo = self.policy.reception(word, source);
+        if usize::from(fifo) >= self.fifos.reception.len() {
+            return false;
+        }
+
+        self.heads.local |= 1 << input;
+        self.heads.become_first(input, Decision::Local, ports.now(), bytes, fifo);
+        if let Source::Link { port, vc } = source {
+            let is_whole = ports.await_tail(port, vc);
+            self.heads.arrived = self.heads.arrived & !(1 << input) | Inputs::from(is_whole) << input;
+        }
+        true
     }
 
     /// Returns a decision without the ports and virtual channels that the router does not have.
@@ -251,17 +330,16 @@ impl<P: Policy, K: Carried> Router<P, K> {
         let mut full_fifos = 0_u64;
         let mut waiting = self.heads.local & complete;
 
+        if waiting & waiting.wrapping_sub(1) == 0 && waiting != 0 {
+            return u32::from(self.deliver_from(ports, waiting.trailing_zeros() as usize));
+        }
         while waiting != 0 {
             // Inputs of one reception FIFO take turns.
             let first = waiting.trailing_zeros() as usize;
             let fifo = self.heads.of[first].fifo;
-            let same = if waiting & (waiting - 1) == 0 {
-                waiting
-            } else {
-                bits(waiting)
-                    .filter(|&input| self.heads.of[usize::from(input)].fifo == fifo)
-                    .fold(0, |set, input| set | 1 << input)
-            };
+            let same = bits(waiting)
+                .filter(|&input| self.heads.of[usize::from(input)].fifo == fifo)
+                .fold(0, |set, input| set | 1 << input);
             let input = next_in_turn(same, self.fifos.reception[usize::from(fifo)].last);
 
             if full_fifos >> fifo & 1 == 0 && self.deliver_from(ports, input) {
@@ -280,19 +358,17 @@ impl<P: Policy, K: Carried> Router<P, K> {
     #[inline]
     fn deliver_from<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize) -> bool {
         let now = ports.now();
+        let decision = self.heads.decision(input);
         let head = &mut self.heads.of[input];
-        let (fifo, decision) = (usize::from(head.fifo), head.decision);
+        let fifo = usize::from(head.fifo);
         if !self.fifos.reception[fifo].has_room(head.bytes) {
             self.counters.router.full += u64::from(!head.found_full);
             head.found_full = true;
             return false;
         }
 
-        let packet = if decision == Decision::Local {
-            self.take_first(ports, input)
-        } else {
-            self.copy_first(ports, input)
-        };
+        let is_last = decision == Decision::Local;
+        let packet = if is_last { self.take_first(ports, input) } else { self.copy_first(ports, input) };
         let Some(packet) = packet else { return false };
 
         let queue = &mut self.fifos.reception[fifo];
@@ -301,8 +377,10 @@ impl<P: Policy, K: Carried> Router<P, K> {
         self.fifos.received |= 1 << fifo;
         self.counters.router.delivered += 1;
         self.heads.local &= !(1 << input);
-        if decision == Decision::Local {
-            self.leave(input, now);
+        if is_last {
+            // The packet has wanted no output.
+            self.heads.leave(input, now);
+            self.show_next_injected(self.plan.layout.source(input), input, now);
         }
         true
     }
@@ -323,7 +401,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
     }
 
     /// Takes the first packet of an input, if it is complete.
-    #[inline]
+    #[inline(always)]
     fn take_first<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize) -> Option<K> {
         match self.plan.layout.source(input) {
             Source::Link { port, vc } => {
@@ -356,7 +434,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
     /// Records that the first packet of an input has left it.
     #[inline(always)]
     pub(super) fn leave(&mut self, input: usize, now: Nanos) {
-        self.outputs.remove(input, &self.heads.of[input].decision);
+        self.outputs.remove(input, &self.heads.decision(input));
         self.heads.leave(input, now);
         self.show_next_injected(self.plan.layout.source(input), input, now);
     }

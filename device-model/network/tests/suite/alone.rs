@@ -19,9 +19,11 @@ use crate::{
     strategies,
 };
 
-/// A node that does what those of [`Bed`] do.
+/// A node of a network without a machine. It does what the nodes of [`Bed`] do.
 struct AloneNode<P> {
     router: Router<P, Parcel>,
+    /// The router decides on packets ahead of the node's turns.
+    decides_ahead: bool,
     to_send: VecDeque<Message>,
     received: Vec<Receipt>,
 }
@@ -45,13 +47,23 @@ impl<P: Policy> nicforge_network::alone::Node for AloneNode<P> {
         let outcome = self.router.step(links, 64);
         Turn { wake: outcome.wake, has_more: outcome.moved > 0 }
     }
+
+    fn arrive(&mut self, links: &mut NodeLinks<'_>, input: u8) -> bool {
+        !self.decides_ahead || self.router.arrive(links, input)
+    }
 }
 
 /// Returns a torus of nodes without messages.
-fn alone(torus: &Torus, spec: &RouterSpec, rules: TorusRules) -> Network<AloneNode<TorusPolicy>> {
+fn alone(
+    torus: &Torus,
+    spec: &RouterSpec,
+    rules: TorusRules,
+    decides_ahead: bool,
+) -> Network<AloneNode<TorusPolicy>> {
     let plan = RouterPlan::new(spec).unwrap();
     let nodes = (0..torus.nodes()).map(|node| AloneNode {
         router: Router::of_packets(&plan, TorusPolicy::new(torus, node, rules).unwrap()),
+        decides_ahead,
         to_send: VecDeque::new(),
         received: Vec::new(),
     });
@@ -112,6 +124,7 @@ proptest! {
         delay in 1_u64..40,
         cut_through in proptest::option::of(8_u32..LONGEST as u32 + 8),
         counts_packets in any::<bool>(),
+        decides_ahead in any::<bool>(),
         through_ratio in 1_u8..4,
     ) {
         let mut link = LinkSpec { bits_per_second, delay, cut_through, ..link(&packets) };
@@ -124,7 +137,7 @@ proptest! {
 
         let (expected, counters) = in_a_machine(&torus, &spec, rules, &picks);
 
-        let mut network = alone(&torus, &spec, rules);
+        let mut network = alone(&torus, &spec, rules, decides_ahead);
         for (mark, pick) in picks.iter().enumerate() {
             let (from, message) = message(&torus, mark, pick);
             network.node_mut(from).unwrap().to_send.push_back(message);
@@ -145,7 +158,7 @@ fn times_of_a_run_do_not_depend_on_its_slices() {
     let rules = TorusRules::shared(ChannelClass { fixed: Fixed::Dateline { vcs: [0, 1] }, adaptive: 0 });
     let spec = spec(torus.ports(), &link(&[1, 1]), 0);
     let run = |slice: u64| {
-        let mut network = alone(&torus, &spec, rules);
+        let mut network = alone(&torus, &spec, rules, true);
         for from in 0..torus.nodes() {
             for mark in 0..40 {
                 let to = (from + 5) % torus.nodes();
@@ -154,7 +167,7 @@ fn times_of_a_run_do_not_depend_on_its_slices() {
                 network.node_mut(from).unwrap().to_send.push_back(message);
             }
         }
-        // Times beyond the wheel are among the slices.
+        // Some slices end at times beyond the range of the timing wheel.
         for end in (0..100_000).step_by(slice as usize) {
             network.run_until(Nanos(end)).unwrap();
         }

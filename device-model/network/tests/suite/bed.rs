@@ -207,7 +207,7 @@ impl Bed {
         self.machine.wake(self.functions[node as usize]);
     }
 
-    /// Lets a node look at its orders again.
+    /// Wakes a node after a change of its [`Node`].
     pub(crate) fn wake(&mut self, node: u32) {
         self.machine.wake(self.functions[node as usize]);
     }

@@ -32,10 +32,12 @@ use crate::{
 /// Class of all operations here.
 const CLASS: u8 = 5;
 
-/// Work of a node, and its time.
+/// The task of a node.
 #[derive(Clone, Debug)]
 enum Order {
+    /// Send a contribution into the collective unit.
     Contribute { word: CollectiveWord, bytes: Vec<u8> },
+    /// Enter the barrier.
     Enter,
 }
 
@@ -50,6 +52,7 @@ struct Output {
 /// The test's side of a node.
 #[derive(Debug, Default)]
 struct Node {
+    /// The work, each with the time at which it begins.
     orders: VecDeque<(Nanos, Order)>,
     outputs: Vec<Output>,
     /// Times at which barriers were complete.
@@ -135,6 +138,7 @@ impl Device for UnitNode {
     }
 }
 
+/// Returns a collective unit with one injection and one reception FIFO, and a barrier channel.
 fn spec(node: u32, ports: u8, link: &LinkSpec) -> CollectiveSpec {
     let fifo = FifoSpec { bytes: 4 * LONGEST as u32, packets: 4, priority: 0 };
     CollectiveSpec {
@@ -293,15 +297,23 @@ proptest! {
     }
 }
 
-/// Returns orders in which each node contributes its number with a word, at time 0.
+/// Returns the number that a node contributes. It is not 0, so that each contribution counts in a
+/// sum.
+fn value_of(node: u32) -> u64 {
+    u64::from(node) + 1
+}
+
+/// Returns orders in which each node contributes [`value_of`] it, at time 0 and with the word that
+/// `word` returns for the node, or nothing.
 fn contributions(nodes: u32, word: impl Fn(u32) -> Option<CollectiveWord>) -> Vec<Vec<(Nanos, Order)>> {
     let of = |node: u32| {
-        let bytes = u64::from(node + 1).to_le_bytes().to_vec();
+        let bytes = value_of(node).to_le_bytes().to_vec();
         word(node).map(|word| (Nanos(0), Order::Contribute { word, bytes })).into_iter().collect()
     };
     (0..nodes).map(of).collect()
 }
 
+/// The word of a sum of 64-bit numbers whose result all nodes receive.
 const SUM: CollectiveWord = CollectiveWord::allreduce(
     CLASS,
     Operation::Add,
@@ -310,27 +322,30 @@ const SUM: CollectiveWord = CollectiveWord::allreduce(
 
 #[test]
 fn reduce_gives_its_result_to_one_node() {
+    const TARGET: u32 = 7;
     let tree = Tree::new(13, 3).unwrap();
-    let word = CollectiveWord { kind: Kind::Reduce, target: 7, ..SUM };
+    let word = CollectiveWord { kind: Kind::Reduce, target: TARGET, ..SUM };
 
     let nodes = run(&tree, &contributions(13, |_| Some(word)));
 
-    for (number, node) in nodes.iter().enumerate() {
-        assert_eq!(node.outputs.len(), usize::from(number == 7), "node {number}");
+    for (number, node) in (0..).zip(&nodes) {
+        assert_eq!(node.outputs.len(), usize::from(number == TARGET), "node {number}");
     }
-    assert_eq!(nodes[7].outputs[0].bytes, (1..=13_u64).sum::<u64>().to_le_bytes());
+    let sum: u64 = (0..13).map(value_of).sum();
+    assert_eq!(nodes[TARGET as usize].outputs[0].bytes, sum.to_le_bytes());
 }
 
 #[test]
 fn broadcast_reaches_all_nodes_once() {
+    const SENDER: u32 = 11;
     let tree = Tree::new(13, 3).unwrap();
     let word = CollectiveWord { kind: Kind::Broadcast, ..SUM };
 
-    let nodes = run(&tree, &contributions(13, |node| (node == 11).then_some(word)));
+    let nodes = run(&tree, &contributions(13, |node| (node == SENDER).then_some(word)));
 
     for node in &nodes {
         assert_eq!(node.outputs.len(), 1);
-        assert_eq!(node.outputs[0].bytes, 12_u64.to_le_bytes());
+        assert_eq!(node.outputs[0].bytes, value_of(SENDER).to_le_bytes());
     }
 }
 
@@ -346,7 +361,8 @@ fn operations_of_one_class_follow_each_other() {
 
     for node in &nodes {
         let sums: Vec<_> = node.outputs.iter().map(|output| output.bytes.clone()).collect();
-        assert_eq!(sums, vec![28_u64.to_le_bytes().to_vec(); 10]);
+        let expected: u64 = (0..7).map(value_of).sum();
+        assert_eq!(sums, vec![expected.to_le_bytes().to_vec(); 10]);
     }
 }
 

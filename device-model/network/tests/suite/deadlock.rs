@@ -13,12 +13,12 @@ use proptest::prelude::*;
 
 use crate::strategies;
 
-/// One virtual channel, no FIFO.
-const ONE: NodeChannels = NodeChannels { vcs: 1, fifos: 0 };
+/// One virtual channel on each link, and no FIFO that packets wait for.
+const ONE_CHANNEL: NodeChannels = NodeChannels { vcs: 1, fifos: 0 };
 
 /// Returns the graph of a routing on one virtual channel.
 fn graph(cabling: &impl Cabling, routing: &impl Routing) -> WaitGraph {
-    let mut graph = WaitGraph::new(cabling, ONE).unwrap();
+    let mut graph = WaitGraph::new(cabling, ONE_CHANNEL).unwrap();
     graph.add_routes(routing).unwrap();
     graph
 }
@@ -36,7 +36,7 @@ fn cycle_of(checked: Result<(), DeadlockError>) -> Cycle {
     }
 }
 
-/// Returns the channel 0 of a port.
+/// Returns virtual channel 0 of the link at a port.
 fn link(node: u32, port: u8) -> Channel {
     Channel::Link { node, port, vc: 0 }
 }
@@ -264,9 +264,9 @@ fn bubble_rule_does_not_cover_a_cycle_through_two_dimensions() {
     let cycle = cycle_of(graph(&torus, &mixed).check_with(bubble(&torus, 0)));
 
     assert_connected(&torus, &cycle);
-    let turns = cycle.channels().iter().any(|channel| matches!(channel, Channel::Link { port: 2.., .. }));
-    let goes = cycle.channels().iter().any(|channel| matches!(channel, Channel::Link { port: ..2, .. }));
-    assert!(turns && goes, "{cycle}");
+    let in_first = cycle.channels().iter().any(|channel| matches!(channel, Channel::Link { port: ..2, .. }));
+    let in_second = cycle.channels().iter().any(|channel| matches!(channel, Channel::Link { port: 2.., .. }));
+    assert!(in_first && in_second, "{cycle}");
 }
 
 #[test]
@@ -280,7 +280,7 @@ fn route_that_passes_its_target_on_a_ring_is_refused_despite_the_bubble_rule() {
         }
     });
 
-    let refused = WaitGraph::new(&ring, ONE).unwrap().add_routes(&passes);
+    let refused = WaitGraph::new(&ring, ONE_CHANNEL).unwrap().add_routes(&passes);
 
     assert!(matches!(refused, Err(DeadlockError::Endless { word: 2, .. })), "{refused:?}");
     assert_eq!(cycle_of(refused).channels(), [link(0, 0), link(1, 0), link(2, 0), link(3, 0)]);
@@ -295,7 +295,7 @@ fn wrong_routes_are_refused_with_their_place() {
             Some(port) => exits.link(port, 0),
             None => exits.deliver(),
         });
-        WaitGraph::new(&mesh, ONE).unwrap().add_routes(&routing)
+        WaitGraph::new(&mesh, ONE_CHANNEL).unwrap().add_routes(&routing)
     };
 
     assert_eq!(with(|_| ()), Err(DeadlockError::NoRoute { node: 1, word: 2 }));
@@ -323,7 +323,7 @@ fn route_to_a_port_without_a_cable_is_refused() {
             if node == target { exits.deliver() } else { exits.link(node as u8, 0) }
         },
     );
-    assert_eq!(WaitGraph::new(&mesh, ONE).unwrap().add_routes(&outwards), Ok(()));
+    assert_eq!(WaitGraph::new(&mesh, ONE_CHANNEL).unwrap().add_routes(&outwards), Ok(()));
 
     let wrong = by_target(
         2,
@@ -331,7 +331,7 @@ fn route_to_a_port_without_a_cable_is_refused() {
             if node == target { exits.deliver() } else { exits.link(1 - node as u8, 0) }
         },
     );
-    let refused = WaitGraph::new(&mesh, ONE).unwrap().add_routes(&wrong);
+    let refused = WaitGraph::new(&mesh, ONE_CHANNEL).unwrap().add_routes(&wrong);
     assert_eq!(refused, Err(DeadlockError::NoChannel { channel: link(1, 0) }));
 }
 
@@ -370,7 +370,7 @@ fn requests_that_wait_for_replies_on_their_own_channel_are_refused() {
 #[test]
 fn protocol_edges_between_channels_that_do_not_meet_are_refused() {
     let mesh = Torus::new(&[Dimension::mesh(3)]).unwrap();
-    let mut graph = WaitGraph::new(&mesh, ONE).unwrap();
+    let mut graph = WaitGraph::new(&mesh, ONE_CHANNEL).unwrap();
 
     assert_eq!(graph.add_wait(link(0, 0), link(1, 0)), Ok(()));
     assert_eq!(
@@ -384,7 +384,7 @@ fn protocol_edges_between_channels_that_do_not_meet_are_refused() {
 #[test]
 fn looped_cable_waits_for_itself_unless_it_has_the_bubble_rule() {
     let looped = Torus::new(&[Dimension::torus(1)]).unwrap();
-    let mut graph = WaitGraph::new(&looped, ONE).unwrap();
+    let mut graph = WaitGraph::new(&looped, ONE_CHANNEL).unwrap();
     graph.add_wait(link(0, 0), link(0, 0)).unwrap();
 
     assert_eq!(cycle_of(graph.check()).channels(), [link(0, 0)]);
@@ -394,10 +394,10 @@ fn looped_cable_waits_for_itself_unless_it_has_the_bubble_rule() {
 #[test]
 fn networks_beyond_the_limits_are_refused_with_their_numbers() {
     let mesh = FullMesh::new(66).unwrap();
-    assert_eq!(WaitGraph::new(&mesh, ONE).map(|_| ()), Err(DeadlockError::Channels { channels: 65 }));
+    assert_eq!(WaitGraph::new(&mesh, ONE_CHANNEL).map(|_| ()), Err(DeadlockError::Channels { channels: 65 }));
 
     let large = Torus::new(&[Dimension::mesh(1 << 17)]).unwrap();
-    let mut graph = WaitGraph::new(&large, ONE).unwrap();
+    let mut graph = WaitGraph::new(&large, ONE_CHANNEL).unwrap();
     let many = by_target(1 << 18, |_, _, exits: &mut Exits| exits.deliver());
     assert_eq!(graph.add_routes(&many), Err(DeadlockError::Lookups { nodes: 1 << 17, words: 1 << 18 }));
 }

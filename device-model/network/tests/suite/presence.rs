@@ -8,16 +8,16 @@ use proptest::prelude::*;
 
 use crate::properties::cases;
 
-/// Nanoseconds for which a packet is in flight.
+/// Nanoseconds for which a packet is in flight at most.
 const DRAIN: u64 = 100;
 
-/// Returns the generation that peers see at node 0.
+/// Returns the generation of node 0 that its peers see.
 fn seen(presence: &Presence, now: u64) -> Option<u32> {
     presence.generation(0, Nanos(now)).map(|generation| generation.0)
 }
 
 #[test]
-fn first_life_is_shown_at_once() {
+fn first_incarnation_is_visible_at_once() {
     let mut presence = Presence::new(2, DRAIN, 0);
 
     assert_eq!(presence.join(0, Nanos(7)), Ok((Generation(1), Nanos(7))));
@@ -26,7 +26,7 @@ fn first_life_is_shown_at_once() {
 }
 
 #[test]
-fn end_is_shown_when_the_packets_of_the_life_have_arrived() {
+fn end_is_visible_when_the_packets_of_the_incarnation_have_arrived() {
     let mut presence = Presence::new(1, DRAIN, 0);
     presence.join(0, Nanos(0)).unwrap();
 
@@ -37,7 +37,7 @@ fn end_is_shown_when_the_packets_of_the_life_have_arrived() {
 }
 
 #[test]
-fn next_life_is_shown_when_the_packets_to_the_former_one_have_arrived() {
+fn next_incarnation_is_visible_when_the_packets_to_the_previous_one_have_arrived() {
     let mut presence = Presence::new(1, DRAIN, 0);
     presence.join(0, Nanos(0)).unwrap();
     presence.leave(0, Nanos(50)).unwrap();
@@ -51,7 +51,7 @@ fn next_life_is_shown_when_the_packets_to_the_former_one_have_arrived() {
 }
 
 #[test]
-fn life_that_ends_before_it_was_shown_is_never_shown() {
+fn incarnation_that_ends_before_it_was_visible_is_never_visible() {
     let mut presence = Presence::new(1, DRAIN, 0);
     presence.join(0, Nanos(0)).unwrap();
     presence.leave(0, Nanos(50)).unwrap();
@@ -64,7 +64,7 @@ fn life_that_ends_before_it_was_shown_is_never_shown() {
 }
 
 #[test]
-fn drained_network_does_not_wait() {
+fn changes_are_visible_at_once_when_the_network_is_drained() {
     let mut presence = Presence::new(1, DRAIN, 0);
     presence.join(0, Nanos(0)).unwrap();
     presence.leave(0, Nanos(50)).unwrap();
@@ -76,7 +76,7 @@ fn drained_network_does_not_wait() {
 }
 
 #[test]
-fn changes_are_shown_at_barriers() {
+fn changes_become_visible_at_multiples_of_the_period() {
     let mut presence = Presence::new(1, DRAIN, 64);
 
     assert_eq!(presence.join(0, Nanos(1)), Ok((Generation(1), Nanos(64))));
@@ -98,10 +98,10 @@ fn changes_that_make_no_sense_are_refused() {
 proptest! {
     #![proptest_config(cases(64))]
 
-    /// A model of packets: each life sends while it is shown, and each peer sends to the life that
-    /// it sees. No packet of one life arrives in another.
+    /// A model of packets: each incarnation of a node sends while peers see it, and each peer sends
+    /// to the incarnation that it sees. No packet of one incarnation arrives in another.
     #[test]
-    fn no_packet_of_a_life_arrives_in_another(
+    fn no_packet_of_an_incarnation_arrives_in_another(
         steps in proptest::collection::vec(1_u64..150, 1..40),
         period in prop_oneof![Just(0_u64), Just(16), Just(64)],
         flight in 0..=DRAIN,
@@ -111,8 +111,8 @@ proptest! {
         let mut changes = steps.iter().scan(0, |time, step| { *time += step; Some(*time) }).peekable();
         let end = steps.iter().sum::<u64>() + 6 * DRAIN;
 
-        // Packets in flight: by time of arrival, the generations of the life at the node and of the
-        // life that the peer sees when they leave.
+        // Packets in flight by their time of arrival. A packet to the node has the generation that
+        // the peer saw when it left, and a packet to the peer has that of its sender.
         let mut to_node = BTreeMap::new();
         let mut to_peer = BTreeMap::new();
         let mut last = None;
@@ -124,21 +124,21 @@ proptest! {
                 };
             }
 
-            let shown = presence.generation(0, Nanos(now));
-            prop_assert!(shown.is_none() || last <= shown, "generations go backwards");
-            last = last.max(shown);
+            let visible = presence.generation(0, Nanos(now));
+            prop_assert!(visible.is_none() || last <= visible, "generations go backwards");
+            last = last.max(visible);
 
-            if let Some(sent_to) = to_node.remove(&now) && let Some(own) = own && Some(own) == shown {
-                prop_assert_eq!(sent_to, own, "a packet to a former life");
+            if let Some(sent_to) = to_node.remove(&now) && let Some(own) = own && Some(own) == visible {
+                prop_assert_eq!(sent_to, own, "a packet to an earlier incarnation");
             }
             if let Some(sent_by) = to_peer.remove(&now) {
-                prop_assert_eq!(Some(sent_by), shown, "a packet of a life that is not seen");
+                prop_assert_eq!(Some(sent_by), visible, "a packet of an incarnation that is not visible");
             }
 
-            if let Some(shown) = shown {
-                to_node.insert(now + flight, shown);
+            if let Some(visible) = visible {
+                to_node.insert(now + flight, visible);
             }
-            if let Some(own) = own && Some(own) == shown {
+            if let Some(own) = own && Some(own) == visible {
                 to_peer.insert(now + flight, own);
             }
         }

@@ -42,16 +42,18 @@ pub(crate) fn rules() -> impl Strategy<Value = (TorusRules, Vec<u32>)> {
 /// A packet of random traffic.
 #[derive(Clone, Debug)]
 pub(crate) struct Pick {
+    /// The nodes, modulo the number of nodes.
     pub(crate) from: u32,
     pub(crate) to: u32,
+    /// The directions in dimensions in which both are equally short, one bit for each.
     pub(crate) ties: u8,
     pub(crate) bytes: usize,
     pub(crate) is_adaptive: bool,
     pub(crate) class: u8,
 }
 
-/// Up to `most` packets between random nodes, with random lengths.
-pub(crate) fn traffic(most: usize) -> impl Strategy<Value = Vec<Pick>> {
+/// Up to `maximum` packets between random nodes, with random lengths.
+pub(crate) fn traffic(maximum: usize) -> impl Strategy<Value = Vec<Pick>> {
     let pick = (any::<u32>(), any::<u32>(), any::<u8>(), 8..=LONGEST, any::<bool>(), 0_u8..2);
     let pick = pick.prop_map(|(from, to, ties, bytes, is_adaptive, class)| Pick {
         from,
@@ -61,7 +63,7 @@ pub(crate) fn traffic(most: usize) -> impl Strategy<Value = Vec<Pick>> {
         is_adaptive,
         class,
     });
-    proptest::collection::vec(pick, 1..=most)
+    proptest::collection::vec(pick, 1..=maximum)
 }
 
 /// Returns the routers of a torus.
@@ -81,8 +83,8 @@ fn send_all(bed: &mut Bed, torus: &Torus, picks: &[Pick]) {
     }
 }
 
-/// Returns the node that is a share of each ring away, from 1/8 to 4/8.
-fn opposite(torus: &Torus, from: u32, shares: &[u32]) -> u32 {
+/// Returns the node that is `shares` eighths of each dimension's length away from another.
+fn node_at_distance(torus: &Torus, from: u32, shares: &[u32]) -> u32 {
     let mut at = torus.coordinates(from).unwrap().to_vec();
     for ((at, dimension), share) in at.iter_mut().zip(torus.dimensions()).zip(shares) {
         *at = (*at + dimension.length * share / 8) % dimension.length;
@@ -140,7 +142,7 @@ proptest! {
 
         let nodes = torus.nodes();
         for from in 0..nodes {
-            let to = opposite(&torus, from, &shares);
+            let to = node_at_distance(&torus, from, &shares);
             for (mark, &bytes) in lengths.iter().enumerate() {
                 let word = TorusWord::between(&torus, from, to, mark as u8).unwrap();
                 let word = if adaptive { word.adaptive() } else { word };

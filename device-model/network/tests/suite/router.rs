@@ -19,6 +19,7 @@ use crate::bed::{Bed, LONGEST, Message, link, spec};
 const BUBBLE: TorusRules =
     TorusRules::shared(ChannelClass { fixed: Fixed::Bubble { vc: 0 }, adaptive: 0b10 });
 
+/// Returns a torus of one dimension.
 fn ring(nodes: u32) -> Torus {
     Torus::new(&[Dimension::torus(nodes)]).unwrap()
 }
@@ -155,6 +156,8 @@ fn word_without_a_route_is_dropped_and_counted() {
     let torus = Torus::new(&[Dimension::mesh(3)]).unwrap();
     let mut bed = torus_bed(&torus, BUBBLE, &[2, 2], |_| ());
 
+    // The target of the first word is no node of the mesh. The second leads around a ring, where
+    // the mesh has no cable.
     let outside = TorusWord(200).0;
     let outwards = TorusWord::between(&ring(3), 0, 2, 0).unwrap().0;
     for word in [outside, outwards] {
@@ -171,6 +174,7 @@ fn packet_after_a_dropped_one_is_forwarded() {
     let torus = Torus::new(&[Dimension::mesh(3)]).unwrap();
     let mut bed = torus_bed(&torus, BUBBLE, &[2, 2], |_| ());
 
+    // The target of this word is no node of the mesh.
     bed.send(0, Message { fifo: 0, word: TorusWord(200).0, bytes: 32, mark: 0 });
     bed.send(0, message(&torus, 0, 1, LONGEST, 1));
     bed.run();
@@ -328,6 +332,7 @@ fn zones_order_the_dimensions_of_adaptive_packets() {
     let mut rules = BUBBLE;
     rules.zones[1] = [0b100, 0b011, 0, 0, 0];
     let policy = TorusPolicy::new(&torus, 0, rules).unwrap();
+    // Bit 2d of a set of ports leads up in dimension d.
     let ports = |to: u32, zone: u8| {
         let word = TorusWord::between(&torus, 0, to, 0).unwrap().adaptive().with_zone(zone);
         match policy.decide(word.0, Source::Injection { fifo: 0 }) {
@@ -398,7 +403,7 @@ fn line_broadcast_waits_for_a_full_node_and_goes_on() {
 }
 
 #[test]
-fn packets_to_reception_fifos_by_port() {
+fn packets_go_to_the_reception_fifo_of_the_port_by_which_they_came() {
     let torus = Torus::new(&[Dimension::mesh(3)]).unwrap();
     let mut spec = spec(torus.ports(), &link(&[2, 2]), 1);
     spec.reception = vec![spec.reception[0]; 3];
@@ -413,7 +418,8 @@ fn packets_to_reception_fifos_by_port() {
 
     let mut fifos: Vec<_> = bed.node(1).received.iter().map(|receipt| (receipt.mark, receipt.fifo)).collect();
     fifos.sort_unstable();
-    // Port 0 leads up, so packets from node 2 come by it.
+    // FIFO 0 is that of port 0, which leads up, so packets from node 2 come by it. Packets of the
+    // node itself go to the last FIFO.
     assert_eq!(fifos, [(0, 1), (1, 2), (2, 0)]);
 }
 

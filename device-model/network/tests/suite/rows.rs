@@ -1,4 +1,5 @@
-//! Packets in rows, over links that take no time, give the results of packets one by one.
+//! Rows of packets: packets with the same way that move in one operation. Over links that take no
+//! time they give the results of packets that move one by one.
 
 use nicforge_core::fabric::{CreditUnit, Direction, Fault, LinkId, LinkSpec};
 use nicforge_network::{
@@ -24,8 +25,8 @@ fn instant(credits: u32) -> LinkSpec {
     }
 }
 
-/// Returns routers of a torus with such links. Faults that change nothing keep packets from being
-/// sent in rows.
+/// Returns routers of a torus with links of [`instant`]. Without `has_rows`, each link has a fault
+/// function that changes nothing, because such links send packets one by one.
 fn bed(torus: &Torus, rules: TorusRules, credits: u32, has_rows: bool) -> Bed {
     let bubbles = u16::from(matches!(rules.classes[0].fixed, Fixed::Bubble { .. }));
     let spec = spec(torus.ports(), &instant(credits), bubbles);
@@ -44,14 +45,19 @@ fn bed(torus: &Torus, rules: TorusRules, credits: u32, has_rows: bool) -> Bed {
 #[derive(Debug, PartialEq, Eq)]
 struct Results {
     flows: Vec<Vec<u64>>,
+    /// Packets delivered by each node.
     delivered: Vec<u64>,
+    /// Packets and bytes of each input of each node.
     inputs: Vec<(u64, u64)>,
+    /// Through packets and injected packets of each output of each node.
     outputs: Vec<(u64, u64)>,
+    /// Packets and bytes of each direction of each link.
     links: Vec<(u64, u64)>,
+    /// Packets left in the fabric.
     in_use: usize,
 }
 
-/// Sends packets, each repeated so that there are rows, and returns the results.
+/// Sends packets, each `repeats` times so that there are rows, and returns the results.
 fn results(torus: &Torus, bed: &mut Bed, picks: &[Pick], repeats: u64) -> Results {
     let nodes = torus.nodes();
     for (number, pick) in picks.iter().enumerate() {

@@ -66,7 +66,7 @@ struct Attachment {
 /// All attachments of a card.
 pub(crate) struct Attachments {
     list: PerClient<Attachment>,
-    /// Attachments whose counters must be shown at the end of the step.
+    /// Attachments whose counters must be written to their mirrors at the end of the step.
     with_changed_counters: Set,
     /// Number of errors of all attachments and tenants.
     errors: u64,
@@ -92,6 +92,7 @@ impl Attachments {
         self.list.open(id);
     }
 
+    /// Returns an attachment, if it has or had a client.
     fn get(&mut self, id: AttachmentId) -> Option<&mut Attachment> {
         self.list.get_mut(id)
     }
@@ -113,8 +114,8 @@ impl Attachments {
         attachment.map_or(0, |attachment| attachment.errors.count)
     }
 
-    /// Begins a tenancy with the state of power-on, and shows it in the client's mirror, if there
-    /// is a client.
+    /// Returns an attachment to the state of power-on, and writes that state to the client's
+    /// mirror, if there is a client.
     pub(crate) fn power_on(&mut self, config: &CardConfig, id: AttachmentId, mirror: Option<Mirror>) {
         let Some(attachment) = self.get(id) else { return };
 
@@ -132,7 +133,8 @@ impl Attachments {
         }
     }
 
-    /// Counts an error of an attachment and raises its error interrupt.
+    /// Counts an error of an attachment and raises its error interrupt. `about` is what the error
+    /// is about, such as the offset of a register; the last error word holds 32 bits of it.
     #[cold]
     pub(crate) fn fail(&mut self, context: &mut Context<'_>, id: AttachmentId, code: u8, about: u64) {
         self.errors += 1;
@@ -144,7 +146,8 @@ impl Attachments {
         self.raise(context, id, vector::ERROR);
     }
 
-    /// Raises an interrupt if it is enabled, and disables it.
+    /// Raises an interrupt if it is enabled, and then disables it: the client enables it again when
+    /// it has handled the interrupt.
     pub(crate) fn raise(&mut self, context: &mut Context<'_>, id: AttachmentId, vector: u16) {
         let Some(attachment) = self.get(id) else { return };
         if attachment.interrupts.take(vector) {

@@ -1,8 +1,9 @@
 //! The state of a card, and the changes that concern all its units.
 //!
-//! Each unit owns its state: VELO messages and rings, RMA commands and notifications, the ATU
-//! registrations, the switch queues of packets, the attachments error words and interrupts. The
-//! card owns the units, builds their context for a call, and hands register accesses on to them.
+//! Each unit owns its state: VELO its messages and rings, RMA its commands and notifications, the
+//! ATU the registrations, the switch the queues of packets, and `Attachments` the error words and
+//! interrupts. The card owns the units, builds their context for a call, and passes register
+//! accesses on to them.
 
 use nicforge_core::{context::Context, ids::AttachmentId};
 use nicforge_hwi::extoll::{error, reg, vector};
@@ -120,7 +121,7 @@ impl Card {
         data: &mut [u8],
     ) {
         let code = match Register::decode(&self.parts.config, from, offset, data.len()) {
-            Ok(register) => match self.register(context, from, register) {
+            Ok(register) => match self.register_value(context, from, register) {
                 Some(value) => return value.answer_read(data),
                 None => error::REGISTER_ACCESS,
             },
@@ -131,7 +132,12 @@ impl Card {
     }
 
     /// Returns the value of a register; `None` if it can't be read.
-    fn register(&mut self, context: &mut Context<'_>, from: AttachmentId, register: Register) -> Option<u64> {
+    fn register_value(
+        &mut self,
+        context: &mut Context<'_>,
+        from: AttachmentId,
+        register: Register,
+    ) -> Option<u64> {
         let selected = self.selected;
         let (velo, rma, mut unit) = self.units(context);
 
@@ -230,6 +236,9 @@ impl Card {
     }
 
     /// Resets a VPID on the admin's behalf, with the same effect as the client's own reset.
+    ///
+    /// # Errors
+    /// There is no such VPID.
     fn reset_vpid(&mut self, context: &mut Context<'_>, vpid: u64) -> Result<(), NotWritable> {
         let vpid =
             u16::try_from(vpid).ok().filter(|&vpid| vpid < self.parts.config.vpids).ok_or(NotWritable)?;

@@ -36,8 +36,8 @@ pub struct CardConfig {
     /// Maximum number of bytes of data that an RMA packet carries: a multiple of 8, 64 to
     /// [`MAX_RMA_MTU`].
     pub rma_mtu: u32,
-    /// The clock of the core, whose cycles VELO and RMA take for their work. The data path is 32
-    /// bits wide. By default their work takes no time.
+    /// The clock of the core. VELO and RMA take its cycles for their work, with a data path of 32
+    /// bits. By default the clock is instant: their work takes no time.
     pub clock: Clock,
 }
 

@@ -29,18 +29,20 @@ impl Entry {
 pub(crate) struct Directory {
     nodes: u32,
     vpids: u16,
-    /// By node, the entries of its VPIDs. It is empty until the first announcement of any node.
+    /// By node, the entries of its VPIDs. The list is empty until the first announcement of any
+    /// node.
     entries: Vec<Option<Box<[Entry]>>>,
-    /// The memory in which clients see the generations, while there are clients.
-    shown: Option<Window>,
+    /// The memory in which clients read the generations, while there are clients.
+    client_memory: Option<Window>,
 }
 
 impl Directory {
+    /// Returns the directory of a network in which no ring was announced yet.
     pub(crate) fn new(nodes: u32, vpids: u16) -> Self {
-        Self { nodes, vpids, entries: Vec::new(), shown: None }
+        Self { nodes, vpids, entries: Vec::new(), client_memory: None }
     }
 
-    /// Returns the size of the memory that clients see, in bytes.
+    /// Returns the size in bytes of the memory in which clients read the generations.
     pub(crate) fn bytes(nodes: u32) -> u64 {
         (u64::from(nodes) * STRIDE).next_power_of_two().max(4096)
     }
@@ -78,11 +80,11 @@ impl Directory {
         if let Some(known) = self.entry(node, vpid).filter(|known| known.generation != entry.generation) {
             *known = entry;
             // The offset is below the size that `bytes` returns.
-            let _ = self.show(node, vpid, entry.generation);
+            let _ = self.write_generation(node, vpid, entry.generation);
         }
     }
 
-    /// Adds returned credit. Credit of an earlier generation is void.
+    /// Adds returned credit. Credit of an earlier generation is ignored.
     #[inline]
     pub(crate) fn add_credit(&mut self, node: u32, vpid: u16, generation: u8, credit: u32) {
         if let Some(entry) = self.entry(node, vpid).filter(|entry| entry.generation == generation) {
@@ -90,23 +92,25 @@ impl Directory {
         }
     }
 
-    /// Shows a VPID's generation to the clients.
-    fn show(&self, node: u32, vpid: u16, generation: u8) -> Result<(), MemoryError> {
-        match &self.shown {
+    /// Writes a VPID's generation to the memory in which clients read it, if there is any.
+    fn write_generation(&self, node: u32, vpid: u16, generation: u8) -> Result<(), MemoryError> {
+        match &self.client_memory {
             Some(window) => window.store_u8_relaxed(u64::from(node) * STRIDE + u64::from(vpid), generation),
             None => Ok(()),
         }
     }
 
-    /// Shows the directory in this memory from now on.
+    /// Writes all generations to this memory, and changes of them from now on. `None` stands for no
+    /// memory, while there are no clients.
     pub(crate) fn show_in(&mut self, memory: Option<SharedMemory>) {
         let bytes = Self::bytes(self.nodes);
-        self.shown = memory.and_then(|memory| memory.window(0, bytes).ok());
+        self.client_memory = memory.and_then(|memory| memory.window(0, bytes).ok());
 
         for node in 0..self.nodes {
             for vpid in 0..self.vpids {
                 let generation = self.entry(node, vpid).map_or(0, |entry| entry.generation);
-                let _ = self.show(node, vpid, generation);
+                // The offset is below the size that `bytes` returns.
+                let _ = self.write_generation(node, vpid, generation);
             }
         }
     }

@@ -38,7 +38,7 @@ use crate::{Card, MAX_RMA_MTU, R1_RMA_MTU, Topology, TopologyError, wire};
 /// Packets of buffer at the receiving end of each virtual channel of a link, unless the file says
 /// otherwise.
 const CREDITS: u32 = 64;
-/// The longest watchdog in milliseconds.
+/// The longest time of a watchdog in milliseconds.
 const MAX_WATCHDOG: u64 = 60_000;
 /// The highest frequency of a core in MHz.
 const MAX_CLOCK: u32 = 10_000;
@@ -118,8 +118,8 @@ impl Network {
     /// Returns the checked values of a section.
     fn network_values(&self, section: &Section<'_>) -> Result<NetworkValues, SectionError> {
         let vpids = range_or("vpids", self.vpids.as_ref(), (1, MAX_VPIDS), DEFAULT_VPIDS)?;
-        let watchdog = watchdog("watchdog_ms", self.watchdog_ms.as_ref())?;
-        let rma_watchdog = self::watchdog("rma_watchdog_ms", self.rma_watchdog_ms.as_ref())?;
+        let watchdog = watchdog_nanoseconds("watchdog_ms", self.watchdog_ms.as_ref())?;
+        let rma_watchdog = watchdog_nanoseconds("rma_watchdog_ms", self.rma_watchdog_ms.as_ref())?;
         let (clock, link) = self.clock_and_link()?;
         let rma_mtu = match &self.rma_mtu {
             Some(bytes) if !bytes.get_ref().is_multiple_of(8) => {
@@ -143,7 +143,8 @@ impl Network {
         Ok(NetworkValues { topology, vpids, watchdog, rma_watchdog, rma_mtu, clock, link })
     }
 
-    /// Checks the clock of the cores, and the links, whose bandwidth and delay follow from it.
+    /// Checks the clock and the links, and returns them. Unless the file says otherwise, the links'
+    /// bandwidth follows from the clock. The hop's cycles are added to their delay.
     fn clock_and_link(&self) -> Result<(Clock, LinkSpec), SectionError> {
         let mhz = range_or("core_mhz", self.core_mhz.as_ref(), (1, MAX_CLOCK), 0)?;
         let hop_cycles = range_or("hop_cycles", self.hop_cycles.as_ref(), (0, MAX_HOP_CYCLES), 0)?;
@@ -157,10 +158,10 @@ impl Network {
     }
 }
 
-/// Returns a watchdog in nanoseconds, if the file has it.
-fn watchdog(description: &str, milliseconds: Option<&Spanned<u64>>) -> Result<Option<u64>, SectionError> {
+/// Returns the time of a watchdog in nanoseconds, if the file gives it. `key` is its name there.
+fn watchdog_nanoseconds(key: &str, milliseconds: Option<&Spanned<u64>>) -> Result<Option<u64>, SectionError> {
     milliseconds
-        .map(|milliseconds| Ok(check_range(description, milliseconds, 0, MAX_WATCHDOG)? * MILLISECOND))
+        .map(|milliseconds| Ok(check_range(key, milliseconds, 0, MAX_WATCHDOG)? * MILLISECOND))
         .transpose()
 }
 
@@ -247,7 +248,8 @@ mod tests {
     }
 
     #[test]
-    fn the_clock_gives_the_links_their_bandwidth_and_hop() {
+    fn the_clock_determines_the_links_bandwidth_and_the_delay_of_a_hop() {
+        // Ten cycles of the clock take `hop` nanoseconds, rounded up.
         for (mhz, bits, hop) in [(156, 4_992_000_000, 65), (117, 3_744_000_000, 86)] {
             let lines = format!("core_mhz = {mhz}\nhop_cycles = 10\n[link]\ndelay_ns = 200\n");
             let values = network(&lines).unwrap();
@@ -280,7 +282,7 @@ mod tests {
             ("core_mhz = 0", "1 to 10000"),
             ("hop_cycles = 2000000", "0 to 1048576"),
         ] {
-            let Err(message) = network(line) else { panic!("{line} is taken") };
+            let Err(message) = network(line) else { panic!("{line} is accepted") };
             assert!(message.contains(expected), "{message}");
         }
     }

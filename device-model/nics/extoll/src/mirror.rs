@@ -7,7 +7,7 @@ use nicforge_shm::{MemoryError, SharedMemory, SharedU64, Window};
 
 use crate::{attachment::ErrorWords, config::CardConfig, rma, velo};
 
-/// A word of the mirror that changes.
+/// A word of the mirror that changes, with the value that it holds.
 type Word = MirrorWord<SharedU64>;
 
 /// The card's page of a client's mirror.
@@ -58,8 +58,8 @@ impl Mirror {
         })
     }
 
-    /// Shows a client's identity, and all counters as 0. The page may hold values of an earlier
-    /// tenancy before.
+    /// Writes a client's node, VPID and number of starts to the page, and sets all counters in it
+    /// to 0, because the page may hold values from before the reset.
     pub(crate) fn show_identity(&mut self, config: &CardConfig, attachment: AttachmentId, starts: u64) {
         self.store(mirror::NODE, u64::from(config.node) | u64::from(attachment.0) << 32);
         self.store(mirror::NODES, u64::from(config.nodes) | u64::from(config.vpids) << 32);
@@ -84,7 +84,7 @@ impl Mirror {
         }
     }
 
-    /// Shows the counters that have changed.
+    /// Writes the counters that have changed to the page.
     pub(crate) fn show_changes(&mut self, velo: &velo::Counts, rma: &rma::Counts, errors: &ErrorWords) {
         self.velo_sent.show(velo.sent);
         self.velo_received.show(velo.received);
@@ -94,17 +94,17 @@ impl Mirror {
         self.rma_notifications.show(rma.notifications);
         self.rma_overflows.show(rma.overflows);
 
-        let shown = &mut self.errors;
-        if errors.count != shown.count.mirrored() || velo.undelivered != shown.undelivered.mirrored() {
-            shown.last.show(errors.last);
-            shown.undelivered.show(velo.undelivered);
-            // The error count comes last: a reader that sees it grow sees the matching other
-            // values.
-            shown.count.show(errors.count);
+        let words = &mut self.errors;
+        if errors.count != words.count.mirrored() || velo.undelivered != words.undelivered.mirrored() {
+            words.last.show(errors.last);
+            words.undelivered.show(velo.undelivered);
+            // The error count comes last: a reader that sees it grow also sees the values that
+            // belong to it.
+            words.count.show(errors.count);
         }
     }
 
-    /// Stores a word that does not change during a tenancy.
+    /// Stores a word that does not change until the attachment's next start.
     fn store(&self, offset: u64, value: u64) {
         // The hardware interface's offsets all lie inside the page.
         let _ = self.page.store_u64_release(offset - mirror::NODE, value);

@@ -1,7 +1,7 @@
 //! The register file: which register an access of BAR 0 names, and the unit that it belongs to.
 //!
 //! In: offsets and lengths of accesses. Out: [`Register`], or the error code of a refusal. The
-//! units know their registers' values; the card hands accesses on to them.
+//! units know their registers' values; the card passes accesses on to them.
 
 use nicforge_core::ids::AttachmentId;
 use nicforge_hwi::{
@@ -15,7 +15,7 @@ use crate::{
     wire::CHANNELS,
 };
 
-/// A register can't be written, or not in the present state of its unit.
+/// Error: a register can't be written, or not in the present state of its unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct NotWritable;
 
@@ -117,19 +117,20 @@ impl Register {
 impl NetworkRegister {
     /// Returns the register at an offset.
     fn at(config: &CardConfig, offset: u64) -> Option<Self> {
-        let within = |base: u64, count: u64| {
+        // Returns the index in an array of `count` registers at `base`, if the offset lies in it.
+        let index_in = |base: u64, count: u64| {
             let index = offset.checked_sub(base)? / 8;
             (index < count).then_some(index)
         };
 
         // The indices fit: they are below the counts.
-        if let Some(link) = within(reg::LINK_STATE, LINKS as u64) {
+        if let Some(link) = index_in(reg::LINK_STATE, LINKS as u64) {
             return Some(Self::LinkState(link as u8));
         }
-        if let Some(link) = within(reg::LINK_RETRIES, LINKS as u64) {
+        if let Some(link) = index_in(reg::LINK_RETRIES, LINKS as u64) {
             return Some(Self::LinkRetries(link as u8));
         }
-        within(reg::ROUTE, config.nodes.into()).map(|node| Self::Route(node as u32))
+        index_in(reg::ROUTE, config.nodes.into()).map(|node| Self::Route(node as u32))
     }
 
     /// Returns the register's value.
@@ -144,6 +145,7 @@ impl NetworkRegister {
             }
             Self::LinkRetries(link) => (0..CHANNELS).map(|vc| ports.sent(link, vc).retransmissions).sum(),
             Self::Route(node) => match unit.parts.switch.route(node) {
+                // Numbers that are no port, as `reg::ROUTE` defines them.
                 Route::None => 15,
                 Route::Local => 14,
                 Route::Port { port, lane } => u64::from(port) | u64::from(lane) << 4,

@@ -16,10 +16,10 @@ pub(crate) enum RingRegister {
     Enable,
 }
 
-/// The rings that a unit can use.
+/// The sizes of rings that a unit can use.
 #[derive(Clone, Debug)]
 pub(crate) struct RingLimits {
-    /// Numbers of entries. A number must also be a power of two.
+    /// The possible numbers of entries. A number must also be a power of two.
     pub(crate) entries: RangeInclusive<u64>,
     /// Bytes of an entry.
     pub(crate) entry: u64,

@@ -27,13 +27,13 @@ pub(crate) struct Sharing {
     wanted: OutputChannels,
     /// Output channels that transit packets waited for at the end of the last step.
     contended: OutputChannels,
-    /// Contended output channels whose allowance for this pass is in `left`.
-    opened: OutputChannels,
+    /// Contended output channels whose allowance in this pass has been set.
+    with_allowance: OutputChannels,
     /// Output channels whose last packet was a client's. Where credits come one at a time, the next
-    /// one is for a transit packet.
-    own_last: OutputChannels,
-    /// Packets that clients may still send by each opened output channel in this pass.
-    left: [[u32; LINKS]; CHANNELS],
+    /// credit is for a transit packet.
+    last_was_clients: OutputChannels,
+    /// Packets that clients may still send in this pass by each output channel of `with_allowance`.
+    allowances: [[u32; LINKS]; CHANNELS],
 }
 
 impl Sharing {
@@ -58,7 +58,7 @@ impl Sharing {
     /// Begins a step. The clients' packets of this pass have been sent.
     #[inline]
     pub(crate) fn begin_step(&mut self) {
-        (self.contended, self.opened) = ([0; CHANNELS], [0; CHANNELS]);
+        (self.contended, self.with_allowance) = ([0; CHANNELS], [0; CHANNELS]);
     }
 
     /// Records that a transit packet has to wait for an output channel.
@@ -70,7 +70,7 @@ impl Sharing {
     /// Records that a transit packet has left by an output channel.
     #[inline]
     pub(crate) fn note_forwarded(&mut self, port: u8, vc: usize) {
-        self.own_last[vc] &= !(1 << port);
+        self.last_was_clients[vc] &= !(1 << port);
     }
 
     /// Ends a step. Transit packets have moved as far as they could.
@@ -83,18 +83,23 @@ impl Sharing {
     /// the output channel has `credits` credits now.
     #[inline]
     pub(crate) fn allowance(&mut self, port: u8, vc: usize, credits: u32) -> u32 {
-        if self.contended[vc] & (1 << port) == 0 { u32::MAX } else { self.part(port, vc, credits) }
+        if self.contended[vc] & (1 << port) == 0 {
+            u32::MAX
+        } else {
+            self.contended_allowance(port, vc, credits)
+        }
     }
 
     /// Returns the allowance for a contended output channel. The first call of a pass sets it to
-    /// half of the credits.
+    /// half of the credits, rounded down if the last packet was a client's, and else up.
     #[cold]
-    fn part(&mut self, port: u8, vc: usize, credits: u32) -> u32 {
-        let remaining = &mut self.left[vc][usize::from(port) % LINKS];
+    fn contended_allowance(&mut self, port: u8, vc: usize, credits: u32) -> u32 {
+        let remaining = &mut self.allowances[vc][usize::from(port) % LINKS];
 
-        if self.opened[vc] & (1 << port) == 0 {
-            self.opened[vc] |= 1 << port;
-            *remaining = (credits + u32::from(self.own_last[vc] & (1 << port) == 0)) / 2;
+        if self.with_allowance[vc] & (1 << port) == 0 {
+            self.with_allowance[vc] |= 1 << port;
+            let rounds_up = self.last_was_clients[vc] & (1 << port) == 0;
+            *remaining = (credits + u32::from(rounds_up)) / 2;
         }
 
         *remaining
@@ -103,9 +108,9 @@ impl Sharing {
     /// Records that clients have sent packets by an output channel.
     #[inline]
     pub(crate) fn spend(&mut self, port: u8, vc: usize, packets: u32) {
-        self.own_last[vc] |= 1 << port;
+        self.last_was_clients[vc] |= 1 << port;
         if self.contended[vc] & (1 << port) != 0 {
-            let remaining = &mut self.left[vc][usize::from(port) % LINKS];
+            let remaining = &mut self.allowances[vc][usize::from(port) % LINKS];
             *remaining = remaining.saturating_sub(packets);
         }
     }

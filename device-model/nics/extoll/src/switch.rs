@@ -2,8 +2,9 @@
 //!
 //! In: packets of this card ([`Switch::send`]) and packets that have arrived at the links. Out:
 //! packets on links, and packets for this card ([`Switch::next_arrival`], [`Switch::take_packet`]).
-//! The switch reads only the target node of a header. Callers that send or take many packets in a
-//! row ask for the output channel alone ([`Switch::output_channel`], [`Switch::take_run`]).
+//! Of a transit packet's header, the switch reads only the target node. A caller that sends many
+//! packets to one target asks for the output channel once ([`Switch::output_channel`]). A caller
+//! that receives many packets takes them together ([`Switch::take_run`]).
 //!
 //! A packet that can't leave waits in the queue of its output port and virtual channel, which holds
 //! [`OUTPUT_QUEUE`] packets. There it does not block packets that leave elsewhere (a variant of
@@ -29,9 +30,9 @@ use crate::{
     wire::{CHANNELS, Class, LANES, Wire, channel},
 };
 
-/// Packets that wait for an output port and virtual channel at most.
+/// Maximum number of packets that wait for an output port and virtual channel.
 pub const OUTPUT_QUEUE: usize = 8;
-/// Packets of a class from this card to itself that wait at most.
+/// Maximum number of packets of a class that wait from this card to itself.
 pub const LOOPBACK_QUEUE: usize = 16;
 
 /// Reasons why a packet was not taken; each returns the packet.
@@ -54,7 +55,7 @@ pub struct Switch {
     /// Packets from this card to itself, by class.
     loopback: [VecDeque<Packet>; Class::ALL.len()],
     /// The input whose transit packets are moved first; it advances by one in each step.
-    first: u8,
+    first_input: u8,
     /// The input whose packets for this card are taken first; [`LINKS`] is the card itself.
     next_source: u8,
     sharing: Sharing,
@@ -73,7 +74,7 @@ impl Switch {
             output: std::array::from_fn(|_| std::array::from_fn(|_| VecDeque::new())),
             queued: [0; CHANNELS],
             loopback: std::array::from_fn(|_| VecDeque::new()),
-            first: 0,
+            first_input: 0,
             next_source: 0,
             sharing: Sharing::default(),
             forwarded: 0,
@@ -187,8 +188,8 @@ impl Switch {
         }
     }
 
-    /// Returns the number of packets, of any sender, that have left by the first output channel to
-    /// a node. While it grows, the network moves and a waiting packet will be served.
+    /// Returns the number of packets, of any sender, that have left by this card's output channel
+    /// toward a node. While the number grows, a packet that waits for the channel will be served.
     pub fn departed(&self, ports: &Ports<'_>, target: u32, class: Class) -> u64 {
         match self.route(target) {
             Route::Port { port, lane } => ports.sent(port, channel(class, lane)).packets,
@@ -199,8 +200,8 @@ impl Switch {
 
     /// Requests room for a packet of a class to a node. Returns whether the packet can be sent now,
     /// at least into the queue. If not, the caller counts as waiting for the output channel, and
-    /// transit packets leave room. Without a route there is always room, because the packet will be
-    /// refused for good.
+    /// transit packets leave room. Without a route there is always room, because sending will fail
+    /// for good.
     #[inline]
     pub fn request_room(&mut self, target: u32, class: Class) -> bool {
         self.request_output(target, class, |waiting, maximum| waiting < maximum)
@@ -208,7 +209,8 @@ impl Switch {
 
     /// Requests an output channel without waiting packets for a class. Returns whether no packet
     /// waits on it now. If not, the caller counts as waiting for the output channel. Bulk data are
-    /// sent only on an idle way, so that the queue remains for small messages.
+    /// sent only by an output channel with an empty queue, so that the queue has room for small
+    /// messages.
     #[inline]
     pub fn request_idle_output(&mut self, target: u32, class: Class) -> bool {
         self.request_output(target, class, |waiting, _| waiting == 0)
@@ -224,17 +226,18 @@ impl Switch {
         class: Class,
         is_short_enough: impl Fn(usize, usize) -> bool,
     ) -> bool {
-        let may_send =
-            self.waiting(target, class).is_none_or(|(waiting, most)| is_short_enough(waiting, most));
+        let queue = self.queue_length_and_bound(target, class);
+        let may_send = queue.is_none_or(|(length, bound)| is_short_enough(length, bound));
         if !may_send {
             self.note_waiting_send(target, class);
         }
         may_send
     }
 
-    /// Returns the length and the bound of the first queue toward a node.
+    /// Returns the length and the bound of this card's queue toward a node, or `None` without a
+    /// route.
     #[inline]
-    fn waiting(&self, target: u32, class: Class) -> Option<(usize, usize)> {
+    fn queue_length_and_bound(&self, target: u32, class: Class) -> Option<(usize, usize)> {
         match self.route(target) {
             Route::Port { port, lane } => {
                 Some((self.output[usize::from(port)][channel(class, lane)].len(), OUTPUT_QUEUE))
@@ -244,8 +247,9 @@ impl Switch {
         }
     }
 
-    /// Returns the port and virtual channel by which a packet to a node leaves at once, if it has a
-    /// credit. Returns `None` if no port leads there, or if other packets wait for it.
+    /// Returns the port and virtual channel by which a packet to a node leaves at once, if the
+    /// channel has a credit. Returns `None` if no port leads to the node, or if other packets wait
+    /// for the output channel.
     #[inline]
     pub fn output_channel(&self, target: u32, class: Class) -> Option<(u8, usize)> {
         let Route::Port { port, lane } = self.route(target) else { return None };
@@ -253,7 +257,8 @@ impl Switch {
         (self.queued[vc] & (1 << port) == 0).then_some((port, vc))
     }
 
-    /// Sends a packet through a port, or puts it into the port's queue.
+    /// Sends a packet by an output channel, or puts it into the channel's queue. Returns the packet
+    /// if the queue is full.
     #[inline]
     fn output(&mut self, ports: &mut Ports<'_>, port: u8, vc: usize, packet: Packet) -> Result<(), Packet> {
         if self.queued[vc] & (1 << port) != 0 {
@@ -265,7 +270,7 @@ impl Switch {
         }
     }
 
-    /// Puts a packet into the queue of a port.
+    /// Puts a packet into the queue of an output channel. Returns the packet if the queue is full.
     fn queue(&mut self, port: u8, vc: usize, packet: Packet) -> Result<(), Packet> {
         let queue = &mut self.output[usize::from(port)][vc];
         if queue.len() >= OUTPUT_QUEUE {
@@ -304,18 +309,19 @@ impl Switch {
 
         for vc in 0..CHANNELS {
             let mut arrived = (ports.arrived(vc) | ports.heads(vc)) & ((1 << LINKS) - 1);
-            while let Some(input) = in_turn(arrived, self.first) {
+            while let Some(input) = in_turn(arrived, self.first_input) {
                 arrived &= !(1 << input);
                 moved += self.pass(ports, input, vc, budget.saturating_sub(moved));
             }
         }
 
         self.sharing.end_step();
-        self.first = if usize::from(self.first) + 1 == LINKS { 0 } else { self.first + 1 };
+        self.first_input = if usize::from(self.first_input) + 1 == LINKS { 0 } else { self.first_input + 1 };
         moved
     }
 
     /// Sends the packets in the output queues of a virtual channel as far as there are credits.
+    /// Returns their number.
     fn drain(&mut self, ports: &mut Ports<'_>, vc: usize) -> u32 {
         let mut moved = 0;
         for port in 0..LINKS as u8 {
@@ -339,7 +345,8 @@ impl Switch {
         moved
     }
 
-    /// Moves the transit packets of an input, up to one that is for this card or has to wait.
+    /// Moves the first transit packets of an input, at most `budget`, until one is for this card or
+    /// has to wait. Returns their number.
     fn pass(&mut self, ports: &mut Ports<'_>, input: u8, vc: usize, budget: u32) -> u32 {
         let mut moved = 0;
         while moved < budget {
@@ -350,7 +357,7 @@ impl Switch {
             }
 
             let Route::Port { port, lane } = self.route(target) else {
-                // A packet without a route comes from no card with a checked table.
+                // Not reached with tables that were checked; the packet is dropped.
                 let Some(packet) = ports.take(input, vc) else { break };
                 ports.recycle(packet);
                 continue;
@@ -376,8 +383,8 @@ impl Switch {
         moved
     }
 
-    /// Forwards the first packets of an input that go to one target, at most `maximum`, by an
-    /// output channel on which none waits. Returns their number.
+    /// Forwards the first packets of an input that go to one target, at most `maximum`, if no other
+    /// packet waits for the output channel. Returns their number.
     fn pass_directly(
         &self,
         ports: &mut Ports<'_>,
@@ -391,8 +398,8 @@ impl Switch {
         }
 
         let (from, to) = (PortChannel { port: input, channel: vc }, PortChannel { port, channel: out });
-        let same = |packet: &Packet| Wire::target_of(packet.header) == target;
-        ports.forward_row_between(from, maximum, |_| Some((to, same))).map_or(0, |(moved, _)| moved)
+        let has_target = |packet: &Packet| Wire::target_of(packet.header) == target;
+        ports.forward_row_between(from, maximum, |_| Some((to, has_target))).map_or(0, |(moved, _)| moved)
     }
 
     /// Moves the first packet of an input to the queue of its output channel, if all of it has
@@ -408,7 +415,7 @@ impl Switch {
             return 0;
         }
 
-        // Not more than a head may have arrived.
+        // There is no packet to take if only its head has arrived.
         let Some(packet) = ports.take(input, vc) else { return 0 };
         self.queue(port, out, packet).map_or_else(|packet| ports.recycle(packet), drop);
         1
@@ -442,8 +449,12 @@ impl Switch {
 
         (0..LANES as u8).find_map(|lane| {
             let header = ports.peek(source, channel(class, lane))?.header;
-            let here = Wire::target_of(header) == self.node;
-            here.then(|| Arrival { input: Some((source, lane)), class, wire: Wire::decode(header) })
+            let is_for_this_card = Wire::target_of(header) == self.node;
+            is_for_this_card.then(|| Arrival {
+                input: Some((source, lane)),
+                class,
+                wire: Wire::decode(header),
+            })
         })
     }
 

@@ -73,19 +73,21 @@ impl UnitContext<'_, '_> {
         attachment == self.parts.config.admin()
     }
 
-    /// Returns whether a part of the card is idle. If it is not, asks for a step once it is.
+    /// Returns whether a part of the card, such as a DMA engine, is idle. If it is not, requests a
+    /// step of the card for the time at which it will be.
     #[inline]
     pub(crate) fn request_idle(&mut self, server: &Server) -> bool {
         retry::is_due(self.context, server.idle_at())
     }
 
-    /// Adds a piece of work to a part of the card, which takes some cycles of the core's clock.
+    /// Records that a part of the card begins work that takes some cycles of the core's clock.
     #[inline]
     pub(crate) fn work(&self, server: &mut Server, cycles: u32) {
         server.work(self.context.now(), self.parts.config.clock, cycles);
     }
 
-    /// Counts an error of an attachment and raises its error interrupt.
+    /// Counts an error of an attachment and raises its error interrupt. `about` is what the error
+    /// is about, such as the offset of a register; the last error word holds 32 bits of it.
     #[cold]
     pub(crate) fn fail(&mut self, attachment: AttachmentId, code: u8, about: u64) {
         self.parts.attachments.fail(self.context, attachment, code, about);
@@ -95,8 +97,8 @@ impl UnitContext<'_, '_> {
     /// cost. Returns `None` if the registers are invalid, if the memory can't be used, and for the
     /// admin, which has no rings.
     ///
-    /// A slot or an entry may lie in two mappings, but a word of it may not: each is written in one
-    /// access.
+    /// A slot or an entry may lie in two mappings, but none of its words may, because each word is
+    /// written in one access.
     pub(crate) fn lease_ring(
         &mut self,
         attachment: AttachmentId,
@@ -112,7 +114,7 @@ impl UnitContext<'_, '_> {
         self.context.dma_lease(attachment, base, length, true).ok().filter(|memory| memory.keeps_whole(8))
     }
 
-    /// Raises an interrupt if it is enabled, and disables it.
+    /// Raises an interrupt if it is enabled, and then disables it, as [`Attachments::raise`] does.
     pub(crate) fn raise(&mut self, attachment: AttachmentId, vector: u16) {
         self.parts.attachments.raise(self.context, attachment, vector);
     }
@@ -120,7 +122,8 @@ impl UnitContext<'_, '_> {
 
 /// Sends a packet with `length` bytes of content, which `fill` must write.
 ///
-/// This is not a method of [`UnitContext`], so that a caller can hold other parts of it.
+/// This is not a method of [`UnitContext`], so that a caller can borrow other parts of the card
+/// during the call.
 ///
 /// # Errors
 /// [`Unsent`]. Then the packet's buffer is back in the pool.

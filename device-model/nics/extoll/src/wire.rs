@@ -50,7 +50,7 @@ pub const LANES: usize = 2;
 /// Number of virtual channels of a link.
 pub const CHANNELS: usize = Class::ALL.len() * LANES;
 
-/// Returns the virtual channel of a class and lane.
+/// Returns the number of the virtual channel of a class and lane.
 #[inline]
 pub const fn channel(class: Class, lane: u8) -> usize {
     class as usize * LANES + (lane as usize & 1)

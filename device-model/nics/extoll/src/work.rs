@@ -5,15 +5,15 @@
 //! other clients wait.
 //!
 //! So a card has a budget of *visits* in each pass for the commands of all its clients. A visit is
-//! a read of one mapping or of one row of the table's entries. A command that finds the budget used
-//! up waits for a later pass, like a send without credit.
+//! the work of reading one mapping, or a few dozen entries of the ATU's table. A command that finds
+//! the budget used up waits for a later pass, like a send without credit.
 //!
 //! Waiting attachments form a queue. The first is admitted when the budget is refilled; with
 //! further commands it joins the queue at the end. An attachment with an endless supply of
 //! expensive commands thus delays another one's by one command in each pass. An attachment that
 //! stops retrying loses its position.
 //!
-//! In: requests and the cost of commands. Out: admission. May touch: its own state.
+//! In: requests and the cost of commands. Out: admission.
 
 use std::collections::VecDeque;
 
@@ -21,7 +21,7 @@ use nicforge_core::{context::Context, dma::MAX_LEASE, ids::AttachmentId};
 use nicforge_hwi::{extoll::reg, extoll_atu::command};
 
 /// Visits of a card in a pass. The command that uses up the budget is carried out completely, so
-/// every command makes progress. It exceeds the budget by about as much again at most.
+/// that every command makes progress. It exceeds the budget by at most about the same number.
 pub(crate) const PASS_BUDGET: u32 = 1 << 14;
 /// Passes for which an attachment that does not retry keeps its position. Trapped accesses are not
 /// retried in every pass.
@@ -49,6 +49,7 @@ struct Waiting {
 /// The budget of a card in the present pass.
 #[derive(Debug)]
 pub(crate) struct Work {
+    /// Visits left in the pass.
     left: u32,
     /// The attachments that wait, each at most once.
     queue: VecDeque<Waiting>,
@@ -64,7 +65,7 @@ impl Default for Work {
 
 impl Work {
     /// Returns whether a command of `attachment` may be carried out now. If not, `attachment` gets
-    /// or keeps a position in the line.
+    /// or keeps a position in the queue.
     pub(crate) fn admit(&mut self, attachment: u16) -> bool {
         if self.left > 0 && self.queue.front().is_none_or(|first| first.attachment == attachment) {
             self.queue.pop_front();
@@ -78,7 +79,7 @@ impl Work {
         false
     }
 
-    /// Charges the admitted command with its cost.
+    /// Charges the cost of the admitted command to the budget.
     pub(crate) fn spend(&mut self, visits: u32) {
         self.left = self.left.saturating_sub(visits);
         self.visits += u64::from(visits);

@@ -14,6 +14,7 @@ thread_local! {
     static BYTES: Cell<isize> = const { Cell::new(0) };
 }
 
+/// An allocator that counts.
 struct Counting;
 
 // SAFETY: every call is passed on to the system's allocator.

@@ -41,7 +41,7 @@ pub const CREDITS: u32 = 7;
 /// tokens. With them, a link carries at most 90 % of its raw bandwidth as payload (section II.A).
 pub const PROTOCOL_BYTES: u32 = 24;
 /// Maximum number of bytes of client memory that a packet refers to, on links without a bandwidth.
-pub const MAX_REFERENCE: u32 = 64 << 10;
+pub const MAX_REFERENCE: u32 = 256 << 10;
 /// Maximum number of compute nodes to which an I/O node is attached.
 pub const MAX_EXITS: usize = 3;
 /// Ports of an I/O node to its compute nodes: the I/O link, D+ and D-.
@@ -251,9 +251,10 @@ impl Cabling for Cables {
     }
 
     fn far_end(&self, node: u32, port: u8) -> Option<CableEnd> {
+        // The nodes behind those of the torus are I/O nodes.
         if node >= self.torus.nodes() {
-            let exit = EXIT_PORTS.iter().position(|&exit| exit == port)?;
-            let compute = *self.attached_to(node).get(exit)?;
+            let index = EXIT_PORTS.iter().position(|&exit_port| exit_port == port)?;
+            let compute = *self.attached_to(node).get(index)?;
             return Some(CableEnd::new(compute, IO_PORT));
         }
         match port {

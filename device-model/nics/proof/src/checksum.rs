@@ -176,6 +176,7 @@ impl Checksum {
         self.companion.as_ref().is_some_and(|companion| companion.halt().is_none())
     }
 
+    /// Starts a sum, or refuses to if the registers are invalid or a sum is in progress.
     fn start(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
         let channel = &mut self.channels[usize::from(attachment.0)];
         let is_idle = matches!(channel.state, State::Idle);
@@ -203,7 +204,8 @@ impl Checksum {
         context.interrupt(attachment, VECTOR_ERROR);
     }
 
-    /// Carries out the steps of a channel that need neither the companion nor the memory.
+    /// Takes a channel's next step unless it waits for an answer: starts the DMA read of its bytes,
+    /// or sends its job to the companion.
     fn advance(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
         let channel = &mut self.channels[usize::from(attachment.0)];
         match std::mem::take(&mut channel.state) {
@@ -212,7 +214,7 @@ impl Checksum {
                 let started = context.dma_read(attachment, channel.address, channel.length as usize, token);
                 channel.state = match started {
                     Ok(()) => State::Reading(serial),
-                    // The other errors come to `dma_done`.
+                    // The memory is busy. All other errors come to `dma_done`.
                     Err(_) => {
                         context.wake_at(context.now() + retry::MEMORY_BUSY);
                         State::Begin(serial)

@@ -102,7 +102,7 @@ impl DmaEngine {
             Next::Nothing => {}
             Next::Read { iova, length } => match context.dma_read(attachment, iova, length, TOKEN) {
                 Ok(()) => channel.set_in_flight(true),
-                // The other errors come to `dma_done`.
+                // The memory is busy. All other errors come to `dma_done`.
                 Err(_) => channel.retry_later(context),
             },
             Next::Finish => self.end(context, attachment, 0),
@@ -309,10 +309,10 @@ impl Channel {
     }
 
     /// Records whether a read is in flight.
-    fn set_in_flight(&mut self, now: bool) {
+    fn set_in_flight(&mut self, is_in_flight: bool) {
         match &mut self.state {
             State::Idle => {}
-            State::List { under_way } | State::Copy { under_way, .. } => *under_way = now,
+            State::List { under_way } | State::Copy { under_way, .. } => *under_way = is_in_flight,
         }
     }
 

@@ -1,4 +1,5 @@
-//! Small devices that exercise the device contract and show how to write one, in this order:
+//! The proof devices: small devices for demonstration and tests, which exercise the device contract
+//! and show how to write a device, in this order:
 //!
 //! 1. [`slot_fifo`]: registers, mapped slots with sequence words, a port on the same queue,
 //!    back-pressure, error bits;

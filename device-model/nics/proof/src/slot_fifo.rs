@@ -34,6 +34,7 @@ use nicforge_shm::{MemoryError, SharedU64, Window};
 
 use crate::{identity, users};
 
+/// The data of a message.
 type Message = [u8; DATA];
 
 /// The device; the module's documentation describes it.

@@ -22,22 +22,31 @@ use nicforge_hwi::proof::checksum::*;
 use nicforge_proof::{Checksum, checksum::fnv1a};
 use nicforge_shm::SharedMemory;
 
+/// The card.
 const CARD: FunctionId = FunctionId(0);
+/// The client of most tests.
 const USER: AttachmentId = AttachmentId(0);
 /// IOVA of each client's memory.
 const ADDRESS: u64 = 0x1_0000;
-/// Longest wait of a test.
+/// Longest wait of a test, and time limit of a companion unless a test sets another.
 const LONG: Duration = Duration::from_secs(20);
+/// Both ways to run a companion.
 const BOTH: [CompanionMode; 2] = [CompanionMode::Stepped, CompanionMode::Threads];
-/// First byte of data at which the companion panics, or waits until the test lets it continue.
+/// First byte of data at which the companion panics.
 const PANIC: u8 = 1;
+/// First byte of data at which the companion waits until the test lets it continue.
 const WAIT: u8 = 2;
+/// Offset of the command register in configuration space.
+const COMMAND: u64 = 0x04;
+/// The command register's bits for memory accesses and for bus mastering.
+const MEMORY_AND_BUS_MASTER: u16 = 0x0006;
 
+/// A machine with one card, stepped in real time.
 struct Rig {
     machine: Machine,
     memories: Vec<SharedMemory>,
     started: Instant,
-    /// Its drop lets companions continue that wait.
+    /// A drop of this end lets companions at [`WAIT`] continue.
     release: Option<Sender<()>>,
 }
 
@@ -64,19 +73,27 @@ impl Rig {
         rig
     }
 
+    /// Attaches a client with memory of its own at [`ADDRESS`].
     fn attach(&mut self, attachment: AttachmentId) {
         self.machine.attach(CARD, attachment).unwrap();
-        self.write(attachment, region::CONFIG, 0x04, &0x0006_u16.to_le_bytes());
+        self.enable_bus_master(attachment);
         let memory = SharedMemory::create("client", MAX_LENGTH as usize).unwrap();
         let (length, backing) = (u64::from(MAX_LENGTH), DmaBacking::Memory(memory.whole()));
         self.machine.dma_map(CARD, attachment, ADDRESS, length, DmaPermission::READ_WRITE, backing).unwrap();
         self.memories.push(memory);
     }
 
+    /// Enables memory accesses and DMA, which a reset disables.
+    fn enable_bus_master(&mut self, attachment: AttachmentId) {
+        self.write(attachment, region::CONFIG, COMMAND, &MEMORY_AND_BUS_MASTER.to_le_bytes());
+    }
+
+    /// Writes bytes of a region by a trapped access.
     fn write(&mut self, attachment: AttachmentId, region: u32, offset: u64, data: &[u8]) {
         assert_eq!(self.machine.write(CARD, attachment, region, offset, data).unwrap(), Access::Done);
     }
 
+    /// Reads a 32-bit register.
     fn read(&mut self, attachment: AttachmentId, offset: u64) -> u32 {
         let mut data = [0; 4];
         assert_eq!(
@@ -94,15 +111,18 @@ impl Rig {
         self.write(attachment, region::BAR0, REG_START, &1_u32.to_le_bytes());
     }
 
+    /// Returns a 64-bit word of a client's mirror.
     fn mirror(&self, attachment: AttachmentId, offset: u64) -> u64 {
         let mirror = self.machine.region(CARD, attachment, 2).unwrap().memory.unwrap();
         mirror.u64(offset).unwrap().load(std::sync::atomic::Ordering::Acquire)
     }
 
+    /// Steps the machine at the present time.
     fn step(&mut self) {
         self.machine.step(Nanos(self.started.elapsed().as_nanos() as u64), 64);
     }
 
+    /// Steps the machine until a condition holds, for [`LONG`] at most.
     #[track_caller]
     fn step_until(&mut self, mut condition: impl FnMut(&mut Self) -> bool) {
         let deadline = Instant::now() + LONG;
@@ -113,7 +133,8 @@ impl Rig {
         }
     }
 
-    /// Waits for the end of a number of starts. Returns the status after them.
+    /// Steps the machine until `starts` starts of the client have ended in all. Returns the status
+    /// after the last.
     #[track_caller]
     fn step_until_ended(&mut self, attachment: AttachmentId, starts: u64) -> u32 {
         self.step_until(|rig| rig.mirror(attachment, MIRROR_ENDED) == starts);
@@ -211,7 +232,7 @@ fn sum_in_progress_at_the_reset_of_its_client_does_not_complete_a_later_start() 
     rig.step();
 
     rig.machine.reset_attachment(CARD, USER).unwrap();
-    rig.write(USER, region::CONFIG, 0x04, &0x0006_u16.to_le_bytes());
+    rig.enable_bus_master(USER);
     rig.start(USER, &[7; 64]);
     rig.release = None;
 
@@ -222,7 +243,7 @@ fn sum_in_progress_at_the_reset_of_its_client_does_not_complete_a_later_start() 
 }
 
 #[test]
-fn machine_ends_while_the_companion_waits() {
+fn drop_of_the_machine_does_not_wait_for_a_companion_that_hangs() {
     let mut rig = Rig::new(CompanionMode::Threads);
     rig.start(USER, &[WAIT; 8]);
     rig.step();

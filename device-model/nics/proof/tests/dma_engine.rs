@@ -11,10 +11,11 @@ use nicforge_proof::DmaEngine;
 use nicforge_test_kit::{Client, Testbed, take_messages};
 use zerocopy::IntoBytes;
 
-/// IOVA of the list, which is mapped, as is the source. The destination is accessed by DMA
-/// messages.
+/// IOVA of the list, in mapped memory.
 const LIST: u64 = 0x1_0000;
+/// IOVA of the bytes to copy, in mapped memory.
 const SOURCE: u64 = 0x2_0000;
+/// IOVA of the copies, in memory that is accessed by DMA messages.
 const DESTINATION: u64 = 0x8_0000;
 /// Number of copies: more than the writes that may be in flight.
 const COPIES: usize = MAX_REMOTE + 8;
@@ -33,7 +34,7 @@ fn step_until_idle(bed: &mut Testbed) -> Vec<u64> {
             return writes;
         }
     }
-    panic!("it goes on without the answers that it waits for");
+    panic!("the machine does not come to rest, though the engine waits for answers");
 }
 
 #[test]

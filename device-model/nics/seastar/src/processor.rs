@@ -226,7 +226,7 @@ struct Wired<'a> {
     end: &'a mut CompanionEnd<Input, Effect>,
     /// Calls of this poll so far.
     calls: usize,
-    /// The program has made more than [`MAX_CALLS`] calls.
+    /// The program has made more than [`MAX_CALLS`] calls, or a call with too many bytes.
     is_overrun: bool,
 }
 

@@ -390,7 +390,8 @@ impl Receiver {
         Some(index)
     }
 
-    /// Takes a packet of data. Returns false if it has to wait.
+    /// Takes the packet of data in front of the FIFO. Returns false if it has to stay there; the
+    /// next call continues where this one has stopped.
     fn take_body(
         &mut self,
         parts: &mut Parts,

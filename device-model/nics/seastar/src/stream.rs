@@ -235,8 +235,9 @@ impl Destination {
         (self.posted != 0).then(|| AttachmentId(self.posted.trailing_zeros() as u16))
     }
 
-    /// Copies `bytes` of a lease to a piece's begin. Returns false if nothing is known to have
-    /// arrived there.
+    /// Copies `bytes` at `from` of the sender's lease to a piece's begin, through a lease of the
+    /// receiver's memory that is kept for the next call. Returns false if that failed; a part of
+    /// the bytes may be there.
     #[inline]
     fn copy(
         &mut self,

@@ -85,13 +85,14 @@ mod tests {
 
     use super::*;
 
+    /// Generates a payload.
     fn payload() -> impl Strategy<Value = [u8; PAYLOAD]> {
         // Runs of ones and zeros make long carries, which random bytes almost never do.
         let byte = prop_oneof![Just(0u8), Just(0xff), any::<u8>()];
         prop::collection::vec(byte, PAYLOAD).prop_map(|bytes| bytes.try_into().unwrap())
     }
 
-    /// One operand, byte by byte, with a carry in a wide integer.
+    /// Returns the expected result for one pair of operands, computed byte by byte.
     fn model(operation: u32, a: &[u8], b: &[u8]) -> Vec<u8> {
         match operation {
             opcode::MAX => a.max(b).to_vec(),
@@ -138,14 +139,14 @@ mod tests {
             let bytes = |numbers: &[u128; 16]| -> [u8; PAYLOAD] {
                 numbers.iter().flat_map(|number| number.to_be_bytes()).collect::<Vec<u8>>().try_into().unwrap()
             };
-            let (mut sum, mut most) = (bytes(&a), bytes(&a));
+            let (mut sum, mut maximum) = (bytes(&a), bytes(&a));
 
             combine(opcode::ADD, 16, &mut sum, &bytes(&b));
-            combine(opcode::MAX, 16, &mut most, &bytes(&b));
+            combine(opcode::MAX, 16, &mut maximum, &bytes(&b));
 
             let expect = |f: fn(u128, u128) -> u128| bytes(&std::array::from_fn(|i| f(a[i], b[i])));
             prop_assert_eq!(sum, expect(u128::wrapping_add));
-            prop_assert_eq!(most, expect(u128::max));
+            prop_assert_eq!(maximum, expect(u128::max));
         }
 
         #[test]

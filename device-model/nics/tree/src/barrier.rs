@@ -3,11 +3,14 @@
 use nicforge_core::fabric::{Combine, Ports};
 use nicforge_hwi::{tree::VC_USER, tree_dcr::gi};
 
+/// The bits of all global interrupt channels.
+const ALL_CHANNELS: u8 = (1 << gi::CHANNELS) - 1;
+
 /// Returns the global interrupt channels that interrupt the clients of a virtual channel, one bit
 /// for each global interrupt channel.
 pub(crate) fn gi_channels_seen_by(vc: usize) -> u8 {
     let user = (1u8 << gi::PRIVILEGED) - 1;
-    if vc == VC_USER { user } else { 0xf }
+    if vc == VC_USER { user } else { ALL_CHANNELS }
 }
 
 /// The global interrupts of a node: its unit, and what the clients have seen of it.
@@ -31,7 +34,7 @@ pub(crate) struct GlobalInterrupts {
 pub(crate) struct Update {
     /// Channels whose interrupt was set just now, one bit for each channel.
     pub(crate) fired: u8,
-    /// The status word, if it has to be shown.
+    /// The status word, if it differs from the one in the mirrors.
     pub(crate) status: Option<u32>,
 }
 
@@ -118,7 +121,7 @@ struct Barrier {
 impl Barrier {
     /// Returns to the state of power-on, taking part in the channels of `participates`.
     fn reset(&mut self, participates: u8, ports: &mut Ports<'_>) {
-        *self = Self { participates: participates & 0xf, ..Self::default() };
+        *self = Self { participates: participates & ALL_CHANNELS, ..Self::default() };
 
         for channel in 0..gi::CHANNELS as u8 {
             ports.join_wire(channel, participates & (1 << channel) != 0);
@@ -163,6 +166,8 @@ impl Barrier {
             }
             gi::STICKY if on => {
                 if self.sticky & self.participates & bit != 0 && self.active & bit == 0 {
+                    // Earlier rises of an AND wire completed earlier barriers. An earlier rise of
+                    // an OR wire is a notification that is still to be reported.
                     let and = self.and & bit != 0;
                     if and {
                         self.count_rises_as_reported(channel, ports);
@@ -177,6 +182,7 @@ impl Barrier {
                 ports.drive_wire(channel, false);
                 self.count_rises_as_reported(channel, ports);
             }
+            // `gi::ARM_TYPE`
             _ => {
                 self.sticky |= bit;
                 self.active &= !bit;

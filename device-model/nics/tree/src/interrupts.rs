@@ -59,8 +59,8 @@ impl Interrupts {
         self.states[usize::from(attachment.0)].presence_unreported
     }
 
-    /// Raises those of an attachment's `events` that are enabled, and keeps a presence change that
-    /// is not.
+    /// Raises those of an attachment's `events` that are enabled. A presence change whose interrupt
+    /// is not enabled stays unreported, and is raised when it is enabled.
     pub(crate) fn report(&mut self, context: &mut Context<'_>, attachment: AttachmentId, events: u32) {
         let state = &mut self.states[usize::from(attachment.0)];
         state.presence_unreported |= events & (1 << vector::PRESENCE) != 0;

@@ -68,6 +68,7 @@ impl TreeNic {
         })
     }
 
+    /// Returns whether an attachment has a client.
     fn is_attached(&self, attachment: AttachmentId) -> bool {
         self.attached.contains(attachment)
     }
@@ -77,10 +78,13 @@ impl TreeNic {
         self.attached.iter().filter(move |attachment| channel_of(*attachment) == channel)
     }
 
-    /// Advances a core's generation by `by` and queues a presence symbol after the packets the
-    /// core has sent.
-    fn announce(&mut self, core: AttachmentId, by: u8) {
-        if let Some(generation) = self.presence.advance_own(core.0, by) {
+    /// Advances a core's generation, and queues a presence symbol with it after the packets that
+    /// the core has sent.
+    ///
+    /// A generation is odd while the core has a client. An `advance` of 1 thus shows a client that
+    /// came or left, 2 the restart of a client, and 0 sends the symbol once more.
+    fn send_presence(&mut self, core: AttachmentId, advance: u8) {
+        if let Some(generation) = self.presence.advance_own(core.0, advance) {
             for channel in &mut self.channels {
                 channel.append(SideItem::Presence { core: core.0 as u8, generation });
             }
@@ -164,17 +168,19 @@ impl TreeNic {
     /// As [`TreeNic::publish_state`], with the fabric's count of wire changes as `changes`.
     #[inline(always)]
     fn publish_state_after(&mut self, context: &mut Context<'_>, changes: u64) {
-        let wires = self.global_interrupts.needs_update(changes);
-        let events = self.channels.iter().any(|channel| channel.events.is_any_noted());
+        let wires_changed = self.global_interrupts.needs_update(changes);
+        let has_events = self.channels.iter().any(|channel| channel.events.is_any_noted());
 
-        if wires || !self.attached.is_empty() || events {
-            self.publish_changes(context, wires);
+        if wires_changed || !self.attached.is_empty() || has_events {
+            self.publish_changes(context, wires_changed);
         }
     }
 
+    /// Stores the mirror words that have changed, and raises the interrupts that were requested.
+    /// `wires_changed` says whether to read the global interrupts first.
     #[inline(always)]
-    fn publish_changes(&mut self, context: &mut Context<'_>, wires: bool) {
-        if wires {
+    fn publish_changes(&mut self, context: &mut Context<'_>, wires_changed: bool) {
+        if wires_changed {
             self.update_global_interrupts(context);
         }
 
@@ -203,10 +209,10 @@ impl TreeNic {
         }
         self.halves = Default::default();
 
-        // The clear may have dropped queued presence symbols, so every core is announced again. A
-        // core with a client counts as a new one, because its packets were lost.
+        // The clear may have dropped queued presence symbols, so they are sent again for every
+        // core. A client counts as restarted, because its packets were lost.
         for core in (0..CORES).map(AttachmentId) {
-            self.announce(core, if self.is_attached(core) { 2 } else { 0 });
+            self.send_presence(core, if self.is_attached(core) { 2 } else { 0 });
         }
     }
 
@@ -219,8 +225,8 @@ impl TreeNic {
 
         if self.is_attached(attachment) {
             self.channels[channel_of(attachment)].free_locks(attachment.0);
-            // Peers must drop their state about the earlier tenant of this core.
-            self.announce(attachment, 2);
+            // Peers must drop their state about the earlier client of this core.
+            self.send_presence(attachment, 2);
         }
     }
 }
@@ -279,7 +285,7 @@ impl Device for TreeNic {
         self.attached.add(attachment);
         if attachment.0 < CORES {
             self.channels[number].core_attached(attachment.0);
-            self.announce(attachment, 1);
+            self.send_presence(attachment, 1);
         }
 
         self.publish_state(context);
@@ -307,7 +313,7 @@ impl Device for TreeNic {
         }
 
         if attachment.0 < CORES {
-            self.announce(attachment, 1);
+            self.send_presence(attachment, 1);
         }
 
         self.publish_state(context);
@@ -337,8 +343,8 @@ impl Device for TreeNic {
 
         let wire_changes = {
             let mut ports = context.ports();
-            // In a node without clients only the router has work: packets that the last client left
-            // after.
+            // In a node without clients, only the router has work: it forwards packets, and sends
+            // those that the last client left behind.
             if !self.attached.is_empty() {
                 for channel in &mut self.channels {
                     let discarded = channel.begin_step(&mut ports);
@@ -386,7 +392,7 @@ impl Device for TreeNic {
             ("vc0_combined", system.combined),
             ("vc0_mismatched", system.mismatched),
             ("vc0_stalls", system.stalls),
-            ("vc0_discarded", system.sunk + discarded[VC_SYSTEM]),
+            ("vc0_discarded", system.discarded + discarded[VC_SYSTEM]),
             ("vc0_no_target", system.no_target),
             ("vc0_presence", system.presence),
             ("vc1_sent", user.sent),
@@ -395,7 +401,7 @@ impl Device for TreeNic {
             ("vc1_combined", user.combined),
             ("vc1_mismatched", user.mismatched),
             ("vc1_stalls", user.stalls),
-            ("vc1_discarded", user.sunk + discarded[VC_USER]),
+            ("vc1_discarded", user.discarded + discarded[VC_USER]),
             ("vc1_no_target", user.no_target),
             ("vc1_presence", user.presence),
             ("errors", self.errors),

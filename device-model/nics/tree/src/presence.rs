@@ -40,6 +40,7 @@ struct Waiting {
 }
 
 impl Waiting {
+    /// Adds a node to the queue, unless it is queued already.
     fn add(&mut self, node: u32) {
         let (word, bit) = ((node / 64) as usize, 1u64 << (node % 64));
 
@@ -53,6 +54,7 @@ impl Waiting {
         }
     }
 
+    /// Removes the first node.
     fn pop(&mut self) {
         if let Some(node) = self.queue.pop_front() {
             self.queued[usize::from(node) / 64] &= !(1 << (node % 64));

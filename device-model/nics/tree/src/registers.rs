@@ -198,8 +198,8 @@ impl TreeNic {
             GLOB_VCFG1 => self.channels[1].config.value(),
             REC_PRXEN => self.enabled_exceptions.receive,
             INJ_PIXEN => self.enabled_exceptions.inject,
-            REC_PRXF => self.fold(from, admin, Channel::take_receive_exceptions),
-            INJ_PIXF => self.fold(from, admin, Channel::take_inject_exceptions),
+            REC_PRXF => self.or_of_channels(from, admin, Channel::take_receive_exceptions),
+            INJ_PIXF => self.or_of_channels(from, admin, Channel::take_inject_exceptions),
             INJ_CSPY0 => self.channels[0].checksums.payload,
             INJ_CSHD0 => self.channels[0].checksums.header,
             INJ_CSPY1 => self.channels[1].checksums.payload,
@@ -219,14 +219,20 @@ impl TreeNic {
         Some(value)
     }
 
-    /// Returns the OR of `f` over the channel of `from`, or over both channels.
-    fn fold(&mut self, from: AttachmentId, of_both_channels: bool, f: impl Fn(&mut Channel) -> u32) -> u32 {
+    /// Returns the OR of the words that `take_word` returns for both channels, or for the channel
+    /// of `from` alone.
+    fn or_of_channels(
+        &mut self,
+        from: AttachmentId,
+        of_both_channels: bool,
+        take_word: impl Fn(&mut Channel) -> u32,
+    ) -> u32 {
         let own_channel = channel_of(from);
 
         let channels = self.channels.iter_mut().enumerate();
         channels
             .filter(|(number, _)| of_both_channels || *number == own_channel)
-            .fold(0, |word, (_, channel)| word | f(channel))
+            .fold(0, |word, (_, channel)| word | take_word(channel))
     }
 
     /// Writes a device control register. Returns false if none of that number can be written.
@@ -257,7 +263,7 @@ impl TreeNic {
         true
     }
 
-    /// Returns the arbiter status word: sources that have a packet, and targets without room.
+    /// Returns the router status word: sources that have a packet, and targets without room.
     fn router_status(&mut self, context: &mut Context<'_>) -> u32 {
         let ports = context.ports();
         let mut word = 0;
@@ -276,7 +282,9 @@ impl TreeNic {
         word
     }
 
-    /// Returns the header of the packet that waits first at a source, or 0.
+    /// Returns the header of the packet that waits first at a source, or 0. `index` is the number
+    /// of the register after [`ARB_HD00`]: two for each port, one of each virtual channel, and then
+    /// those of the send FIFOs.
     fn waiting_header(&mut self, context: &mut Context<'_>, index: u64) -> u32 {
         let (source, channel) = ((index / 2) as u8, (index % 2) as usize);
 
@@ -293,7 +301,7 @@ impl TreeNic {
         }
     }
 
-    /// Returns the FIFO pointer word.
+    /// Returns the FIFO pointer word. Packets move whole, so payload and header pointers are equal.
     fn fifo_pointers(&mut self) -> u32 {
         let mut word = 0;
         for (number, channel) in self.channels.iter_mut().enumerate() {

@@ -47,14 +47,16 @@ pub const DEFAULT_CHANGES_MIB: u64 = 1024;
 /// The most that a machine file can allow a disk's changes, in MiB.
 pub const MAX_CHANGES_MIB: u64 = 1 << 20;
 
-/// Columns of `stat`.
+/// Columns of `stat` for an entropy device.
 const RNG_COLUMNS: &[Column] =
     &[Column::new("buffers", &["buffers"]), Column::new("errors", &["queue_errors", "failures"])];
+/// Columns of `stat` for a disk.
 const BLK_COLUMNS: &[Column] = &[
     Column::new("reads", &["reads"]),
     Column::new("writes", &["writes"]),
     Column::new("errors", &["queue_errors", "io_errors", "unsupported"]),
 ];
+/// Columns of `stat` for a console.
 const CONSOLE_COLUMNS: &[Column] = &[
     Column::new("sent", &["sent_bytes"]),
     Column::new("received", &["received_bytes"]),
@@ -102,6 +104,7 @@ impl Disk {
         }
     }
 
+    /// Returns the source of the disk, which opens the file.
     fn source(self) -> Result<DeviceSource, SectionError> {
         let access = self.access()?;
         let is_long = |serial: &&Spanned<String>| serial.get_ref().len() > ID_BYTES;
@@ -118,6 +121,7 @@ impl Disk {
 }
 
 impl Console {
+    /// Returns the source of the console, which makes the socket or opens the file.
     fn source(self, section: &Section<'_>) -> Result<DeviceSource, SectionError> {
         let line: fn(&Path) -> Result<Line, LineError> =
             if self.socket.is_some() { Line::listen } else { Line::append_to };

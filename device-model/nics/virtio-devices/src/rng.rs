@@ -30,6 +30,7 @@ pub const BLOCK: usize = 1024;
 /// Delay before the host is asked again when it had no random bytes, in nanoseconds.
 pub const RETRY: u64 = 10_000_000;
 
+/// The type of device.
 const MODEL: Model = Model {
     device_type: DEVICE_TYPE,
     class: CLASS,
@@ -42,6 +43,7 @@ const MODEL: Model = Model {
 const SOURCE: CompanionSpec =
     CompanionSpec { name: "entropy", commands: 1, events: 1, mode: CompanionMode::Threads };
 
+/// The bytes of a block.
 type Block = Box<[u8; BLOCK]>;
 
 /// A block that the companion returns.
@@ -90,6 +92,7 @@ enum Supply {
 }
 
 impl Supply {
+    /// Returns a new block, which the companion may get at once.
     fn empty() -> Self {
         Self::Empty(Box::new([0; BLOCK]), Nanos::ZERO)
     }

@@ -6,19 +6,19 @@
 /// Bytes of a checksum field.
 const FIELD: usize = 2;
 
-/// A checksum that is still open.
+/// The place of a partial checksum: its field holds only the sum of the pseudo-header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct OpenChecksum {
+pub(crate) struct PartialChecksum {
     /// Offset in the frame of the first byte to sum.
     pub(crate) start: u16,
     /// Offset of the field after `start`.
     pub(crate) offset: u16,
 }
 
-/// Bit of a packet's header word that says that the other bits are an open checksum.
-const OPEN: u64 = 1 << 32;
+/// Bit of a packet's header word: the lower bits are the place of a partial checksum.
+const PRESENT: u64 = 1 << 32;
 
-impl OpenChecksum {
+impl PartialChecksum {
     /// Returns the offset of the field in the frame.
     fn field(self) -> usize {
         usize::from(self.start) + usize::from(self.offset)
@@ -29,16 +29,16 @@ impl OpenChecksum {
         self.field() + FIELD <= length
     }
 
-    /// Returns the word by which a packet carries an open checksum, or none.
-    pub(crate) fn to_word(open: Option<Self>) -> u64 {
-        open.map_or(0, |open| OPEN | u64::from(open.start) << 16 | u64::from(open.offset))
+    /// Returns the word by which a packet carries a partial checksum, or none.
+    pub(crate) fn to_word(partial: Option<Self>) -> u64 {
+        partial.map_or(0, |partial| PRESENT | u64::from(partial.start) << 16 | u64::from(partial.offset))
     }
 
-    /// Returns the open checksum of a packet with this word. A checksum outside the frame counts as
-    /// none.
+    /// Returns the partial checksum of a packet with this word. A checksum outside the frame counts
+    /// as none.
     pub(crate) fn from_word(word: u64, length: usize) -> Option<Self> {
-        let open = Self { start: (word >> 16) as u16, offset: word as u16 };
-        (word & OPEN != 0 && open.fits(length)).then_some(open)
+        let partial = Self { start: (word >> 16) as u16, offset: word as u16 };
+        (word & PRESENT != 0 && partial.fits(length)).then_some(partial)
     }
 
     /// Completes the checksum of a frame. A frame that does not hold the field stays as it is.
@@ -86,7 +86,7 @@ mod tests {
     #[test]
     fn a_sum_of_zero_is_written_as_ones() {
         let mut frame = [0xff, 0xff, 0, 0];
-        OpenChecksum { start: 0, offset: 2 }.complete(&mut frame);
+        PartialChecksum { start: 0, offset: 2 }.complete(&mut frame);
 
         assert_eq!(frame, [0xff; 4]);
     }
@@ -101,29 +101,29 @@ mod tests {
             let start = start.index(frame.len() - 1);
             // The field is at an even distance, as in every protocol that has one.
             let offset = offset.index(frame.len() - start - 1) & !1;
-            let open = OpenChecksum { start: start as u16, offset: offset as u16 };
-            let before = frame.clone();
+            let partial = PartialChecksum { start: start as u16, offset: offset as u16 };
+            let original = frame.clone();
 
             // The field holds the sum of a pseudo-header, which is part of what is summed.
             let field = start + offset;
             let pseudo_header = u16::from_be_bytes([frame[field], frame[field + 1]]);
-            open.complete(&mut frame);
+            partial.complete(&mut frame);
 
             let mut whole = frame[start..].to_vec();
             whole.resize(whole.len().next_multiple_of(2), 0);
             whole.extend(pseudo_header.to_be_bytes());
             prop_assert_eq!(sum(&whole), u16::MAX);
-            frame[field..field + 2].copy_from_slice(&before[field..field + 2]);
-            prop_assert_eq!(frame, before);
+            frame[field..field + 2].copy_from_slice(&original[field..field + 2]);
+            prop_assert_eq!(frame, original);
         }
 
         #[test]
         fn a_word_carries_a_checksum_that_fits(start: u16, offset: u16, length in 0..70_000usize) {
-            let open = OpenChecksum { start, offset };
-            let carried = OpenChecksum::from_word(OpenChecksum::to_word(Some(open)), length);
+            let partial = PartialChecksum { start, offset };
+            let carried = PartialChecksum::from_word(PartialChecksum::to_word(Some(partial)), length);
 
-            prop_assert_eq!(carried, open.fits(length).then_some(open));
-            prop_assert_eq!(OpenChecksum::from_word(OpenChecksum::to_word(None), length), None);
+            prop_assert_eq!(carried, partial.fits(length).then_some(partial));
+            prop_assert_eq!(PartialChecksum::from_word(PartialChecksum::to_word(None), length), None);
         }
     }
 }

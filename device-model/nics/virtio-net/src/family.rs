@@ -248,10 +248,12 @@ fn numbered(series: &str, count: &mut u32) -> String {
     name
 }
 
+/// Returns the source of a network device.
 fn nic(config: NicConfig) -> DeviceSource {
     DeviceSource::fallible(move || VirtioNet::new(config))
 }
 
+/// Returns the source of a switch.
 fn switch(config: SwitchConfig) -> DeviceSource {
     DeviceSource::fallible(move || Switch::new(config))
 }

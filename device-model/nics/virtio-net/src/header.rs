@@ -1,7 +1,7 @@
 //! The header in front of each frame in client memory (5.1.6).
 
 use crate::{
-    checksum::OpenChecksum,
+    checksum::PartialChecksum,
     registers::{FrameHeader, NEEDS_CHECKSUM, NO_SEGMENTATION, feature},
 };
 
@@ -10,17 +10,17 @@ use crate::{
 pub(crate) struct BadHeader;
 
 impl FrameHeader {
-    /// Returns the open checksum of a frame of `length` bytes to send, for a driver that accepted
-    /// `features`.
+    /// Returns the partial checksum of a frame of `length` bytes to send, for a driver that
+    /// accepted `features`.
     ///
     /// # Errors
     /// [`BadHeader`] if the header asks for segmentation, which the device does not offer, or the
     /// checksum lies outside the frame.
-    pub(crate) fn open_checksum(
+    pub(crate) fn partial_checksum(
         &self,
         features: u64,
         length: usize,
-    ) -> Result<Option<OpenChecksum>, BadHeader> {
+    ) -> Result<Option<PartialChecksum>, BadHeader> {
         if self.gso_type != NO_SEGMENTATION {
             return Err(BadHeader);
         }
@@ -28,21 +28,21 @@ impl FrameHeader {
             return Ok(None);
         }
 
-        let open = OpenChecksum {
+        let partial = PartialChecksum {
             start: u16::from_le_bytes(self.checksum_start),
             offset: u16::from_le_bytes(self.checksum_offset),
         };
 
-        if open.fits(length) { Ok(Some(open)) } else { Err(BadHeader) }
+        if partial.fits(length) { Ok(Some(partial)) } else { Err(BadHeader) }
     }
 
     /// Returns the header of a received frame.
-    pub(crate) fn received(open: Option<OpenChecksum>) -> Self {
+    pub(crate) fn received(partial: Option<PartialChecksum>) -> Self {
         let whole = Self { buffers: 1_u16.to_le_bytes(), ..Self::default() };
-        open.map_or(whole, |open| Self {
+        partial.map_or(whole, |partial| Self {
             flags: NEEDS_CHECKSUM,
-            checksum_start: open.start.to_le_bytes(),
-            checksum_offset: open.offset.to_le_bytes(),
+            checksum_start: partial.start.to_le_bytes(),
+            checksum_offset: partial.offset.to_le_bytes(),
             ..whole
         })
     }
@@ -52,22 +52,22 @@ impl FrameHeader {
 mod tests {
     use super::*;
 
-    const OPEN: OpenChecksum = OpenChecksum { start: 34, offset: 16 };
+    const PARTIAL: PartialChecksum = PartialChecksum { start: 34, offset: 16 };
 
     #[test]
-    fn an_open_checksum_is_received_as_it_was_sent() {
-        let header = FrameHeader::received(Some(OPEN));
+    fn partial_checksum_survives_the_header_and_must_fit_the_frame() {
+        let header = FrameHeader::received(Some(PARTIAL));
 
-        assert_eq!(header.open_checksum(feature::CSUM, 60), Ok(Some(OPEN)));
-        assert_eq!(header.open_checksum(feature::CSUM, 51), Err(BadHeader));
-        assert_eq!(header.open_checksum(0, 60), Ok(None));
-        assert_eq!(FrameHeader::received(None).open_checksum(feature::CSUM, 60), Ok(None));
+        assert_eq!(header.partial_checksum(feature::CSUM, 60), Ok(Some(PARTIAL)));
+        assert_eq!(header.partial_checksum(feature::CSUM, 51), Err(BadHeader));
+        assert_eq!(header.partial_checksum(0, 60), Ok(None));
+        assert_eq!(FrameHeader::received(None).partial_checksum(feature::CSUM, 60), Ok(None));
     }
 
     #[test]
     fn a_frame_for_segmentation_is_refused() {
         let header = FrameHeader { gso_type: 1, ..FrameHeader::received(None) };
 
-        assert_eq!(header.open_checksum(feature::OFFERED, 60), Err(BadHeader));
+        assert_eq!(header.partial_checksum(feature::OFFERED, 60), Err(BadHeader));
     }
 }

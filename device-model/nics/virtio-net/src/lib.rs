@@ -15,8 +15,9 @@
 //! | [`switch`] | the switch |
 //! | [`family`] | the tables of machine files |
 //!
-//! A frame is one packet of the fabric, without the frame check sequence. A checksum that the
-//! sender left open travels in [`Contents::header`](nicforge_core::fabric::Contents::header).
+//! A frame is one packet of the fabric, without the frame check sequence. The place of a checksum
+//! that its sender left partial travels in
+//! [`Contents::header`](nicforge_core::fabric::Contents::header).
 //!
 //! Source of all registers and rules: *Virtual I/O Device (VIRTIO) Version 1.2*, whose sections are
 //! named at each item.

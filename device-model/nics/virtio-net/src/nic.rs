@@ -34,7 +34,7 @@ use zerocopy::IntoBytes;
 use self::statistics::{Dropped, Statistics};
 use crate::{
     CHANNEL, ETHERNET_FRAMING, ETHERNET_HEADER, MacAddress,
-    checksum::OpenChecksum,
+    checksum::PartialChecksum,
     max_frame,
     registers::{
         CLASS_ETHERNET, DEVICE_BASE, DEVICE_NET, DeviceConfig, FRAME_HEADER, FrameHeader, LINK_UP, MAX_SEND,
@@ -107,7 +107,7 @@ pub struct VirtioNet {
     longest_packet: Option<usize>,
     /// Time of the last work or notification.
     last_work: Nanos,
-    /// Time from which on no buffer was there for a received frame.
+    /// Time since which the first received frame waits for a buffer.
     starved_since: Option<Nanos>,
     statistics: Statistics,
 }
@@ -218,7 +218,7 @@ impl VirtioNet {
 
     /// Puts frames from the port into buffers of the receive queue. Returns the descriptors used.
     fn receive(&mut self, context: &mut Context<'_>, budget: u32) -> Result<u32, QueueError> {
-        let takes_open = self.function.features() & feature::GUEST_CSUM != 0;
+        let takes_partial = self.function.features() & feature::GUEST_CSUM != 0;
         let Some(queue) = self.function.queue(RECEIVE) else { return Ok(self.drop_arrived(context, budget)) };
         let Ok((memory, mut ports)) = context.guest_memory_and_ports(USER) else {
             return Ok(self.wait_for_buffer(context, budget));
@@ -245,13 +245,13 @@ impl VirtioNet {
                 queue.put_back();
                 self.statistics.short_buffer += 1;
             } else {
-                let mut open = OpenChecksum::from_word(packet.header, length);
-                if let Some(checksum) = open.take_if(|_| !takes_open) {
+                let mut partial = PartialChecksum::from_word(packet.header, length);
+                if let Some(checksum) = partial.take_if(|_| !takes_partial) {
                     checksum.complete(packet.bytes_mut());
                     self.statistics.checksums += 1;
                 }
 
-                queue.write(&memory, 0, FrameHeader::received(open).as_bytes())?;
+                queue.write(&memory, 0, FrameHeader::received(partial).as_bytes())?;
                 queue.write(&memory, FRAME_HEADER as u64, packet.bytes())?;
                 queue.give_back(&memory, buffer, written as u32)?;
                 self.statistics.received += 1;
@@ -334,7 +334,7 @@ fn send(
     if !(ETHERNET_HEADER..=max_frame).contains(&length) {
         return Ok(Err(Dropped::BadLength));
     }
-    let Ok(open) = header.open_checksum(features, length) else { return Ok(Err(Dropped::BadHeader)) };
+    let Ok(partial) = header.partial_checksum(features, length) else { return Ok(Err(Dropped::BadHeader)) };
     if !link_up {
         return Ok(Err(Dropped::NoLink));
     }
@@ -347,7 +347,7 @@ fn send(
         ports.recycle(packet);
         return Err(error);
     }
-    packet.header = OpenChecksum::to_word(open);
+    packet.header = PartialChecksum::to_word(partial);
     packet.framing = ETHERNET_FRAMING;
 
     match ports.send(PORT, CHANNEL, packet) {

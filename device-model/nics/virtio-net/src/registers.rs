@@ -20,7 +20,7 @@ pub mod feature {
 
     /// The device completes checksums of sent frames.
     pub const CSUM: u64 = 1 << 0;
-    /// The driver takes received frames with an open checksum.
+    /// The driver takes received frames with a partial checksum.
     pub const GUEST_CSUM: u64 = 1 << 1;
     /// The device says the network's MTU.
     pub const MTU: u64 = 1 << 3;

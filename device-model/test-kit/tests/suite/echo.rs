@@ -19,8 +19,11 @@ pub(crate) const REG_TIMER: u64 = 0x10;
 /// 64 bits. A write sends a packet with this header through port 0.
 pub(crate) const REG_SEND: u64 = 0x18;
 
+/// MSI-X vector: the eight bytes were reversed.
 pub(crate) const DONE: usize = 0;
+/// MSI-X vector: the eight bytes could not be read or written.
 pub(crate) const FAILED: usize = 1;
+/// MSI-X vector: the time of [`REG_TIMER`] has come.
 pub(crate) const DUE: usize = 2;
 
 /// The device. It answers each packet with one whose header is one higher.

@@ -113,7 +113,7 @@ fn a_wait_for_an_event_that_never_comes_fails() {
 }
 
 #[test]
-fn a_stalled_access_is_the_test_s_to_see() {
+fn try_write_returns_a_stall_to_the_test() {
     let (mut bed, client) = attached();
     let _peer = bed.peer((client.function, 0), LinkSpec { credits: vec![1], ..LinkSpec::default() });
 

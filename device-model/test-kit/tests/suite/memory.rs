@@ -51,7 +51,7 @@ fn messages_reach_memory_that_is_not_mapped() {
 }
 
 #[test]
-fn a_message_may_touch_both_kinds_of_memory() {
+fn one_dma_access_may_cross_from_mapped_memory_to_memory_behind_messages() {
     let (mut bed, client, memory) = with_memory();
     let interrupts = client.bind_msix(&mut bed);
     memory.write(REMOTE - 4, &[1, 2, 3, 4, 5, 6, 7, 8]);
@@ -81,7 +81,7 @@ fn a_message_for_unmapped_memory_is_refused() {
 }
 
 #[test]
-fn a_test_can_hold_messages_back() {
+fn a_test_can_answer_taken_messages_later() {
     let (mut bed, client, memory) = with_memory();
     client.write64(&mut bed, 0, REG_REVERSE, REMOTE);
 

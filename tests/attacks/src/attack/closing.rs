@@ -16,8 +16,8 @@ use crate::{
     files,
 };
 
-/// Maximum number of peers that keep their lingering sockets' close waiting. The oldest are
-/// dropped.
+/// Maximum number of lingering sockets whose peers are kept. The close of a socket waits only while
+/// its peer exists. The oldest peers are dropped.
 const PEERS: usize = 32;
 
 /// How a descriptor reaches the server and is closed there.
@@ -38,7 +38,8 @@ enum ClosePath {
     OutOfBand,
 }
 
-const WAYS: [ClosePath; 6] = [
+/// All paths. The rounds use them in turn.
+const PATHS: [ClosePath; 6] = [
     ClosePath::Unwanted,
     ClosePath::OutOfBand,
     ClosePath::RefusedMap,
@@ -60,7 +61,7 @@ pub(super) fn sockets(arena: &Arena) -> Round {
         if peers.len() > PEERS {
             peers.pop_front();
         }
-        let path = WAYS[arena.rounds() as usize % WAYS.len()];
+        let path = PATHS[arena.rounds() as usize % PATHS.len()];
         Ok(pass(arena, path, socket)?)
     })
 }
@@ -73,13 +74,13 @@ pub(super) fn memory(arena: &Arena) -> Round {
     let size = arena.size().pick(256 << 20, 3 << 30);
     arena.repeat(|| {
         let file = files::populated(size)?;
-        let path = WAYS[arena.rounds() as usize % WAYS.len()];
+        let path = PATHS[arena.rounds() as usize % PATHS.len()];
         Ok(pass(arena, path, file)?)
     })
 }
 
-/// Maps such a file and disconnects. The end of the attachment unmaps it and drops its last
-/// reference.
+/// Maps a large memory file with all pages allocated, and disconnects. The end of the attachment
+/// unmaps the file and drops its last reference.
 ///
 /// A correct server unmaps on a thread that does not delay other clients' mappings.
 pub(super) fn mapped(arena: &Arena) -> Round {
@@ -93,7 +94,7 @@ pub(super) fn mapped(arena: &Arena) -> Round {
     })
 }
 
-/// Passes a file so that the server has its last descriptor.
+/// Passes a file to the server on a path. The server then has its last descriptor.
 fn pass(arena: &Arena, path: ClosePath, file: impl AsFd) -> io::Result<()> {
     let socket = arena.socket("target.user0");
     let mut client = match path {
@@ -111,6 +112,7 @@ fn pass(arena: &Arena, path: ClosePath, file: impl AsFd) -> io::Result<()> {
     }
 }
 
+/// Sends the messages of a path.
 fn send(client: &mut Client, path: ClosePath, file: BorrowedFd<'_>) -> io::Result<()> {
     let id = client.id();
     let info = client::request(id, Command::DeviceGetInfo, &client::info());

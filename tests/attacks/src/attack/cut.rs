@@ -18,16 +18,17 @@ const SOURCE: u64 = 0x1000_0000;
 const TARGET: u64 = 0x4000_0000;
 /// Number of copied bytes.
 const LENGTH: u64 = 1 << 20;
-/// The card's memory, and the length of a read request: more than the server reads in a turn.
+/// The region of the card's memory.
 const REGION: u32 = 2;
+/// Bytes of a read of that region: more than the server reads in a turn.
 const LONG_READ: usize = 8192;
 /// Length of the protocol's longest message, which makes the server's receive buffer as large as
 /// possible.
 const LONGEST: usize = 1 << 20;
 
-/// Accepts one byte of data in a message and has the card write 1 MiB. It sends the replies to tens
-/// of thousands of these messages at once, after a request that is deferred and one that waits for
-/// it.
+/// Accepts only one byte of data in a message, and has the card write 1 MiB, which takes a message
+/// for each byte. It sends tens of thousands of replies to such messages at once, behind a request
+/// that is deferred and one that waits for it.
 ///
 /// A correct server charges each reply to the client's budget, and refuses so small a size.
 pub(super) fn transfers(arena: &Arena) -> Round {

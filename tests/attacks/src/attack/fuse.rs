@@ -47,11 +47,13 @@ const ATTR: usize = 88;
 const MAX_REQUEST: usize = 1 << 17;
 /// The version of the FUSE protocol.
 const VERSION: [u32; 2] = [7, 31];
-/// The inode numbers of the directory and of the file.
+/// The inode number of the directory.
 const ROOT: u64 = 1;
+/// The inode number of the file.
 const FILE: u64 = 2;
-/// Types and permissions of both.
+/// Type and permissions of the directory.
 const DIRECTORY_MODE: u32 = 0o40_755;
+/// Type and permissions of the file.
 const FILE_MODE: u32 = 0o100_644;
 
 /// Passes a file of its own file system. Each close asks that file system to flush, and waits
@@ -124,14 +126,19 @@ pub fn serve(exempt_process: u32) -> io::Result<()> {
     Ok(())
 }
 
+/// The fields of `struct fuse_in_header` that the file system uses.
 struct Request {
     opcode: u32,
+    /// The number that the reply repeats.
     unique: u64,
+    /// The inode number.
     node: u64,
+    /// The process that makes the request.
     process: u32,
 }
 
 impl Request {
+    /// Parses a request. `None` if it is too short.
     fn parse(bytes: &[u8]) -> Option<Self> {
         let word = |at: usize| Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?));
         let long = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
@@ -176,7 +183,7 @@ fn entry() -> [u8; 40] {
     bytes
 }
 
-/// Returns `struct fuse_attr`.
+/// Returns `struct fuse_attr` of the directory or the file.
 fn attributes(node: u64) -> [u8; ATTR] {
     let (mode, links) = if node == ROOT { (DIRECTORY_MODE, 2_u32) } else { (FILE_MODE, 1) };
     let mut bytes = [0; ATTR];

@@ -7,9 +7,10 @@ use crate::{
     client::{self, Client},
 };
 
-/// Distance of two ranges, and size of each: no two of them are adjacent.
-const STRIDE: u64 = 0x2000;
+/// Bytes of a range.
 const SIZE: u64 = 0x1000;
+/// Distance of the starts of two ranges, which are therefore not adjacent.
+const STRIDE: u64 = 2 * SIZE;
 
 /// Adds tens of thousands of ranges, each in front of all existing ones.
 ///
@@ -21,7 +22,7 @@ pub(super) fn descending(arena: &Arena) -> Round {
     arena.repeat(|| flood(arena, &maps))
 }
 
-/// Adds ranges in the same order and removes some in between, from the far end.
+/// Adds ranges as [`descending`] does, and removes ranges further up in between.
 ///
 /// A correct server acts as with maps alone.
 pub(super) fn mixed(arena: &Arena) -> Round {
@@ -38,10 +39,12 @@ pub(super) fn mixed(arena: &Arena) -> Round {
     arena.repeat(|| flood(arena, &messages))
 }
 
+/// Returns the message that adds a range.
 fn map(number: u64) -> Vec<u8> {
     client::posted(Command::DmaMap, &client::map(number * STRIDE, 0, SIZE))
 }
 
+/// Returns the message that removes a range.
 fn unmap(number: u64) -> Vec<u8> {
     client::posted(Command::DmaUnmap, &client::unmap(number * STRIDE, SIZE))
 }

@@ -21,7 +21,7 @@ use crate::{
 
 /// DMA address of the attackers' memory.
 const BASE: u64 = 0x1_0000_0000;
-/// The largest file that a client of `nicforge serve` has mapped, beside a list of descriptors.
+/// Bytes of a file that a client of `nicforge serve` may map beside its scatter list.
 const MAPPED: u64 = 120 << 20;
 /// A huge page.
 const GIGABYTE: u64 = 1 << 30;

@@ -19,8 +19,8 @@ use crate::arena::{Arena, Round};
 pub struct Attack {
     /// Its name on the command line and in the table.
     pub name: &'static str,
-    /// The server's resource that it exhausts.
-    pub after: &'static str,
+    /// The part of the server that it is aimed at.
+    pub aimed_at: &'static str,
     /// The environment of the attacked server.
     pub environment: &'static [(&'static str, &'static str)],
     /// Whether the server's operator lets clients map files of gigabytes.
@@ -34,10 +34,11 @@ pub struct Attack {
     pub run: fn(&Arena) -> Round,
 }
 
-const fn attack(name: &'static str, after: &'static str, run: fn(&Arena) -> Round) -> Attack {
+/// Returns an attack on a server with the usual options.
+const fn attack(name: &'static str, aimed_at: &'static str, run: fn(&Arena) -> Round) -> Attack {
     Attack {
         name,
-        after,
+        aimed_at,
         environment: &[],
         maps_large_files: false,
         log_is_unread: false,

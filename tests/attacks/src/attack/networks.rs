@@ -16,14 +16,16 @@ use crate::arena::{Arena, Failed, Round};
 const TIMEOUT: Duration = Duration::from_millis(100);
 /// Records, slots or words that are written in a round.
 const WRITES: u64 = 4096;
-/// The BAR of registers, and the BAR of the client's own ring and windows.
+/// The BAR of registers.
 const REGISTERS: u8 = 0;
+/// The BAR of the client's own ring and windows.
 const WINDOWS: u8 = 1;
 
 /// Pseudo-random numbers, the same in each run.
 struct Random(u64);
 
 impl Random {
+    /// Returns the next number.
     fn next(&mut self) -> u64 {
         // Steele, Lea and Flood: SplitMix64.
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -53,10 +55,10 @@ pub(super) fn tree(arena: &Arena) -> Round {
     })
 }
 
-/// Attacks by a VELO sender that floods a receiver that reads nothing, and every other address. It
-/// writes garbage and resets itself as on the tree.
+/// Attacks by a VELO sender that floods a receiver that reads nothing, and random addresses. It
+/// writes garbage and resets itself as the cores of [`tree`] do.
 ///
-/// A correct server acts as on the tree.
+/// A correct server does only as much of that in a turn as its budget allows.
 pub(super) fn velo(arena: &Arena) -> Round {
     let mut random = Random(2);
     arena.repeat(|| {
@@ -83,6 +85,7 @@ pub(super) fn velo(arena: &Arena) -> Round {
     })
 }
 
+/// Opens the device behind a socket.
 fn open(arena: &Arena, name: &str) -> Result<Device, Failed> {
     let options = OpenOptions { heartbeat: None, ..OpenOptions::default() };
     Ok(Device::open_vfio_user(arena.socket(name), options)?)
@@ -95,7 +98,7 @@ fn poster(device: &Device) -> Result<Poster, Failed> {
     Ok(poster)
 }
 
-/// Fills the send slots with packets with valid numbers and random headers.
+/// Fills the send slots repeatedly with packets of valid numbers and random headers.
 fn send_packets(core: &Device, random: &mut Random) -> Round {
     let (windows, mirrors) = (core.bar(tree::BAR_WINDOW)?, core.bar(tree::BAR_MIRROR)?);
     let depth = u64::from(mirrors.read32(mirror::SEND_DEPTH)?).max(1);

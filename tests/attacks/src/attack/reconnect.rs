@@ -15,14 +15,16 @@ pub(super) fn resets(arena: &Arena) -> Round {
     repeat_connections(arena, &client::posted(Command::DeviceReset, &[]))
 }
 
-/// Does the same with reads of 4 KiB of the card's memory. They ask for no reply, since a socket
-/// that is closed with unread replies loses its requests.
+/// Fills the socket with reads of 4 KiB of the card's memory, disconnects, and connects again,
+/// repeatedly. The reads ask for no reply, since a socket that is closed with unread replies loses
+/// its requests.
 ///
-/// A correct server acts as with resets.
+/// A correct server acts as against [`resets`].
 pub(super) fn reads(arena: &Arena) -> Round {
     repeat_connections(arena, &client::posted(Command::RegionRead, &client::access(2, 0, 4096, &[])))
 }
 
+/// Connects, fills the socket with copies of a message, and disconnects, repeatedly.
 fn repeat_connections(arena: &Arena, message: &[u8]) -> Round {
     let messages = message.repeat(arena.size().pick(2_048, 16_384));
     arena.repeat(|| {

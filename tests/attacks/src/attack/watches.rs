@@ -47,9 +47,9 @@ pub(super) fn socket(arena: &Arena) -> Round {
     })
 }
 
-/// Attaches the watches to the eventfd of an interrupt, and raises it.
+/// Attaches as many watches to the eventfd of an interrupt, and raises the interrupt repeatedly.
 ///
-/// A correct server acts as with a socket.
+/// A correct server acts as against [`socket`].
 pub(super) fn eventfd(arena: &Arena) -> Round {
     let count = arena.size().pick(20_000, 200_000);
     let raises = client::posted(Command::DeviceSetIrqs, &client::raise()).repeat(REQUESTS.into());

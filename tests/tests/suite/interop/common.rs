@@ -1,4 +1,4 @@
-//! Common parts of the tests of both directions: a deadline, eventfds, and a tap for the first two
+//! Common parts of the tests of both directions: a deadline, eventfds, and a look at the first two
 //! messages on a socket.
 
 use std::{
@@ -48,6 +48,7 @@ pub(crate) fn poll_until(description: &str, mut condition: impl FnMut() -> bool)
     }
 }
 
+/// Creates an eventfd that does not block.
 pub(crate) fn eventfd() -> EventFd {
     EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC).unwrap()
 }
@@ -64,6 +65,7 @@ pub(crate) fn signals(fd: &EventFd) -> u64 {
     fd.read().unwrap()
 }
 
+/// Returns whether no signal has come since the last one was taken.
 pub(crate) fn is_idle(fd: &EventFd) -> bool {
     fd.read().is_err()
 }
@@ -75,22 +77,23 @@ pub(crate) struct Version {
 }
 
 /// Connects `client` to the server at `path` through a socket in `directory`. Returns the request
-/// and the reply that passed over it. No further message passes: for the client the server then
-/// disconnects.
+/// and the reply that passed over it. No further message passes: the client then sees the server
+/// disconnect.
 pub(crate) fn version_exchange(path: &Path, directory: &Path, client: impl FnOnce(&Path)) -> [Version; 2] {
     let between = directory.join("between");
     let listener = UnixListener::bind(&between).unwrap();
     let server = path.to_owned();
-    let tap = thread::spawn(move || {
+    let relay = thread::spawn(move || {
         let (mut client, _) = listener.accept().unwrap();
         let mut server = UnixStream::connect(server).unwrap();
         [forward_version(&mut client, &mut server), forward_version(&mut server, &mut client)]
     });
 
     client(&between);
-    tap.join().unwrap()
+    relay.join().unwrap()
 }
 
+/// Passes one `VERSION` message on, and returns it.
 fn forward_version(from: &mut UnixStream, to: &mut UnixStream) -> Version {
     from.set_read_timeout(Some(LIMIT)).unwrap();
     let mut header = [0; HEADER_SIZE];

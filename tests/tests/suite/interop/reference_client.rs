@@ -17,7 +17,7 @@ use std::{
     },
 };
 
-use nicforge_hwi::proof::dma_engine::*;
+use nicforge_hwi::{pci::VENDOR_ID, proof::dma_engine::*};
 use nicforge_shm::{Access, SharedMemory};
 use nicforge_tests::{
     backing::{EventLoopKind, LIMIT, Served},
@@ -43,13 +43,15 @@ const TRANSFER: u64 = 1024;
 /// Number of descriptors that the client accepts in one message.
 const CLIENT_FDS: usize = 32;
 
+/// The reference implementation's client.
 struct Reference {
     stream: UnixStream,
-    /// Its memory: address and offset in the file are equal.
+    /// The client's memory. DMA addresses are offsets in the file.
     file: File,
 }
 
 impl Reference {
+    /// Connects, and sends no message.
     fn connect(served: &Served, function: &str, attachment: &str) -> Self {
         let stream = UnixStream::connect(served.socket(function, attachment)).unwrap();
         stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -92,6 +94,7 @@ impl Reference {
         }
     }
 
+    /// Receives the payload after a header.
     fn body(&self, header: &Header) -> Vec<u8> {
         let mut payload = vec![0; header.size as usize - HEADER_SIZE];
         (&self.stream).read_exact(&mut payload).unwrap();
@@ -126,6 +129,8 @@ impl Reference {
         reply
     }
 
+    /// Negotiates the version. Returns the number of descriptors that the server takes in a
+    /// message.
     fn negotiate(&self) -> u64 {
         let json = r#"{"capabilities":{"max_msg_fds":32,"max_data_xfer_size":1024}}"#;
         let payload = [&[0, 0, 1, 0], json.as_bytes(), &[0]].concat();
@@ -140,6 +145,7 @@ impl Reference {
         capabilities.max_msg_fds.unwrap()
     }
 
+    /// Reads bytes of a region.
     fn read(&self, region: u32, offset: u64, length: usize) -> Result<Vec<u8>, Errno> {
         let access = access(region, offset, length);
         let reply = self.ask(0xf00f, Command::RegionRead, &access, &[])?;
@@ -148,6 +154,7 @@ impl Reference {
         Ok(reply[16..].to_vec())
     }
 
+    /// Writes bytes of a region.
     fn write(&self, region: u32, offset: u64, data: &[u8]) {
         let access = access(region, offset, data.len());
         let reply = self.get(0xf00e, Command::RegionWrite, &[&access, data].concat(), 16);
@@ -166,6 +173,7 @@ impl Reference {
         }
     }
 
+    /// Binds an eventfd to the first interrupt of a type.
     fn bind(&self, index: u32, fd: &EventFd) {
         let flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_TRIGGER;
         let set = [20, flags, index, 0, 1].map(u32::to_le_bytes).concat();
@@ -177,7 +185,7 @@ impl Reference {
         let header = self.header();
         let payload = self.body(&header);
         let [address, count] =
-            [&payload[..8], &payload[8..16]].map(|it| u64::from_le_bytes(it.try_into().unwrap()));
+            [&payload[..8], &payload[8..16]].map(|word| u64::from_le_bytes(word.try_into().unwrap()));
 
         assert!(count <= TRANSFER);
 
@@ -195,16 +203,19 @@ impl Reference {
     }
 }
 
+/// Returns the payload of a region access, without data.
 fn access(region: u32, offset: u64, length: usize) -> Vec<u8> {
     [&offset.to_le_bytes()[..], &region.to_le_bytes(), &(length as u32).to_le_bytes()].concat()
 }
 
+/// Returns the payload of a request for a region's information, with room for `argsz` bytes.
 fn region_info(index: u32, argsz: u32) -> Vec<u8> {
     let mut payload = [argsz, 0, index, 0].map(u32::to_le_bytes).concat();
     payload.resize(argsz as usize, 0);
     payload
 }
 
+/// Serves the proof devices.
 fn proof() -> Served {
     Served::new(proof_body::machine(), EventLoopKind::Auto)
 }
@@ -267,7 +278,7 @@ fn the_references_client_sets_up_memory_and_interrupts_and_gets_no_dirty_pages()
         let client = Reference::connect(&served, "fifo0", "user0");
         let fds = client.negotiate();
 
-        assert_eq!(client.read(PCI_CONFIG_REGION, 0, 64).unwrap()[..2], [0xfc, 0x1e]);
+        assert_eq!(client.read(PCI_CONFIG_REGION, 0, 64).unwrap()[..2], VENDOR_ID.to_le_bytes());
         assert_eq!(client.ask(1, Command::DeviceReset, &[], &[]), Ok(Vec::new()));
 
         client.map_pages(fds * 2);
@@ -284,7 +295,7 @@ fn the_references_client_sets_up_memory_and_interrupts_and_gets_no_dirty_pages()
         let start = [[24, 6 | 1 << 17].map(u32::to_le_bytes).concat(), vec![0; 16]].concat();
 
         assert_eq!(client.ask(0, Command::DeviceFeature, &start, &[]), Err(Errno::EINVAL));
-        assert_eq!(client.read(PCI_CONFIG_REGION, 0, 2).unwrap(), [0xfc, 0x1e]);
+        assert_eq!(client.read(PCI_CONFIG_REGION, 0, 2).unwrap(), VENDOR_ID.to_le_bytes());
     });
 }
 

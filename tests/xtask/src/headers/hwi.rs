@@ -15,6 +15,7 @@ use crate::steps::Failed;
 
 /// Keywords of C that are names in Rust.
 const KEYWORDS: [&str; 8] = ["auto", "char", "default", "double", "inline", "int", "register", "short"];
+/// The text before the first module's.
 const HEAD: &str = "\
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
@@ -32,6 +33,7 @@ const HEAD: &str = "\
 #endif
 ";
 
+/// Returns the header of a crate whose sources are in `folder`.
 pub(crate) fn generate(folder: &Path) -> Result<String, Failed> {
     let mut text = HEAD.to_owned();
     for module in modules(folder)? {
@@ -71,10 +73,12 @@ fn items_of(folder: &Path, module: &str) -> Result<Vec<Item>, Failed> {
     Ok(found)
 }
 
+/// Returns whether a module is declared without `pub`.
 fn is_private(module: &syn::ItemMod) -> bool {
     matches!(module.vis, Visibility::Inherited)
 }
 
+/// Parses a file of Rust.
 fn parse(path: &Path) -> Result<syn::File, Failed> {
     let source =
         std::fs::read_to_string(path).map_err(|error| Failed::new(format!("{}: {error}", path.display())))?;
@@ -94,6 +98,7 @@ fn modules(folder: &Path) -> Result<Vec<String>, Failed> {
         .collect())
 }
 
+/// Writes the constants and structures of a module whose path is `scope`, and of the modules in it.
 fn items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Failed> {
     for item in items {
         match item {
@@ -101,7 +106,7 @@ fn items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Fail
                 self::constant(text, scope, scope, &constant.ident, &constant.expr, &constant.attrs)?;
             }
 
-            // A trait's constants are the trait's.
+            // Constants of a trait are no constants of the type.
             Item::Impl(implementation) if implementation.trait_.is_none() => {
                 let Type::Path(of) = &*implementation.self_ty else { continue };
                 let mut inner = scope.to_vec();
@@ -170,6 +175,7 @@ fn constant(
     Ok(())
 }
 
+/// Returns the name of the macro for an item in `scope`.
 fn macro_name(scope: &[String], name: &str) -> String {
     let mut full = "NICFORGE".to_owned();
     for part in scope {
@@ -179,6 +185,7 @@ fn macro_name(scope: &[String], name: &str) -> String {
     full
 }
 
+/// Returns whether a structure is public and laid out as in C.
 fn is_repr_c(structure: &syn::ItemStruct) -> bool {
     matches!(structure.vis, Visibility::Public(_))
         && structure.attrs.iter().any(|attribute| {
@@ -246,6 +253,7 @@ fn wrapped(text: &str) -> Vec<String> {
     lines
 }
 
+/// Returns an expression in C. The paths in it begin in the module `scope`.
 fn expression(expression: &Expr, scope: &[String]) -> Result<String, String> {
     match expression {
         Expr::Lit(literal) => match &literal.lit {
@@ -318,6 +326,7 @@ fn c_name(name: Option<String>) -> String {
     if KEYWORDS.contains(&name.as_str()) { name + "_" } else { name }
 }
 
+/// Returns the C type of a field, and the dimensions of an array, which stand behind the name.
 fn c_type(kind: &Type, scope: &[String]) -> Result<(String, String), String> {
     match kind {
         Type::Path(path) => {
@@ -345,6 +354,7 @@ fn c_type(kind: &Type, scope: &[String]) -> Result<(String, String), String> {
     }
 }
 
+/// Returns the name of a type in lower case, with underscores between its words.
 fn snake(name: &str) -> String {
     let mut snake = String::new();
     for character in name.chars() {

@@ -1,5 +1,6 @@
 /*
- * Portals 3.3 on the Cray SeaStar: one-sided messages whose place at the target is found by matching.
+ * Portals 3.3 on the Cray SeaStar: one-sided messages. Matching at the target determines where their
+ * data go.
  *
  * Names and values are those of the standard (SAND2006-0420); names with nicforge_ or NICFORGE_ are
  * additions. Calls return PTL_OK or another of the standard's codes. Threads may make calls at the
@@ -882,8 +883,8 @@ int nicforge_portals_init(const char *kernel,
 int nicforge_portals_grant(ptl_pid_t pid);
 
 /*
- Takes one initialisation back. The last one ends all interfaces and their memory, and the node
- takes no messages any more.
+ Undoes one initialisation. When none is left, all interfaces and their memory end, and the node
+ accepts no messages any more.
  */
 void PtlFini(void);
 
@@ -893,8 +894,9 @@ void PtlFini(void);
  NICFORGE_PORTALS_IFACE_HOST_BASED by the node's kernel, for which this library starts a thread.
  Each process has one interface.
 
- The limits are those of the mode, whatever `desired` has; `*actual` gets them. In NIC-based mode
- the card's memory may hold fewer match entries and descriptors. Both may be NULL.
+ The limits are those of the mode, whatever `desired` has, and are stored in `*actual`. In
+ NIC-based mode the card's memory may hold fewer match entries and descriptors. `desired` and
+ `actual` may be NULL.
 
  Returns PTL_OK, PTL_NO_INIT, PTL_IFACE_INVALID, PTL_PID_INVALID, PTL_NI_INVALID without a grant,
  PTL_NO_SPACE, PTL_SEGV, or PTL_FAIL.

@@ -23,7 +23,7 @@
 #define RMA_MAX_IMMEDIATE 8
 
 /*
- Bytes that one command moves at most. Longer transfers take several commands.
+ Maximum number of bytes that one command moves. Longer transfers take several commands.
  */
 #define RMA_MAX_LENGTH 8388608
 
@@ -90,13 +90,13 @@
 #define RMA_REMOTE_ADDRESS 2
 
 /*
- Status of a command: the target VPID has no tenant.
+ Status of a command: no process has opened the target VPID.
  */
 #define RMA_NO_RECEIVER 3
 
 /*
- Status of a command: memory of one side was withdrawn meanwhile. Some of the data may have been
- moved.
+ Status of a command: memory of one side was deregistered or unmapped before the command ended.
+ Some of the data may have been moved.
  */
 #define RMA_WITHDRAWN 4
 
@@ -235,9 +235,9 @@ int32_t rma_node(const struct rma_port *port);
 int32_t rma_vpid(const struct rma_port *port);
 
 /*
- Determines the target for a VPID. Nothing is exchanged with it; only a command shows whether the
- VPID has a tenant. Returns 0 and stores the target in `*target`, or returns a negative error
- number.
+ Determines the target for a VPID. Nothing is exchanged with the VPID; only a command shows
+ whether a process has opened it. Returns 0 and stores the target in `*target`, or returns a
+ negative error number.
 
  # Safety
  `port` is a handle; `target` is valid.
@@ -373,8 +373,8 @@ int32_t rma_allocate(const struct rma_port *port, size_t size, struct rma_buffer
 void rma_release(struct rma_buffer *buffer);
 
 /*
- Returns the address of a buffer's memory; NULL for NULL. Others write to it by puts, so the data
- of a put is valid after its notification.
+ Returns the address of a buffer's memory; NULL for NULL. Other processes write to the memory by
+ puts. The data of a put is valid after the put's notification.
 
  # Safety
  `buffer` is NULL or a handle.

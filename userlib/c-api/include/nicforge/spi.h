@@ -86,12 +86,12 @@
 #define NICFORGE_SPI_INTERRUPT_RECEPTION (1 << 8)
 
 /*
- For nicforge_spi_wait_interrupts: a packet that asked for it is in reception FIFO 0.
+ For nicforge_spi_wait_interrupts: a packet that asks for an interrupt is in reception FIFO 0.
  */
 #define NICFORGE_SPI_INTERRUPT_PACKET (1 << 12)
 
 /*
- Cycles of a microsecond, as times in cycles count.
+ Cycles of a microsecond, where a call takes a time in cycles.
  */
 #define NICFORGE_SPI_CYCLES_PER_US 1600
 
@@ -301,7 +301,7 @@ typedef struct Kernel_RecFifoInterrupts_t {
    */
   uint32_t Threshold_Crossing;
   /*
-   1: it interrupts when a packet comes that asks for it.
+   1: the FIFO interrupts when a packet comes that asks for an interrupt.
    */
   uint32_t Packet_Arrival;
 } Kernel_RecFifoInterrupts_t;
@@ -371,7 +371,8 @@ typedef struct Kernel_InjFifoAttributes_t {
    */
   uint32_t RemoteGet;
   /*
-   1: the FIFO belongs to the system. Subgroups 64 to 67 have such ones, and the others do not.
+   1: the FIFO belongs to the system. Subgroups 64 to 67 have only such FIFOs, and the others
+   have none.
    */
   uint32_t System;
   /*
@@ -395,11 +396,11 @@ typedef struct Kernel_RecFifoAttributes_t {
  */
 typedef struct MUSPI_BaseDescriptorInfoFields_t {
   /*
-   1: the payload is only read.
+   1: the payload is only read from memory, and not sent.
    */
   uint32_t Pre_Fetch_Only;
   /*
-   Address of the payload for the unit, or an atomic address.
+   Address of the payload for the unit, or one that stands for an atomic load.
    */
   uint64_t Payload_Address;
   /*
@@ -487,7 +488,7 @@ typedef struct MUSPI_Pt2PtMemoryFIFODescriptorInfo_t {
  */
 typedef struct MUSPI_DirectPutDescriptorInfoFields_t {
   /*
-   Number in its node of the entry for the payload.
+   Number of the base address for the payload, counted over all subgroups of the node.
    */
   uint16_t Rec_Payload_Base_Address_Id;
   /*
@@ -495,7 +496,7 @@ typedef struct MUSPI_DirectPutDescriptorInfoFields_t {
    */
   uint64_t Rec_Payload_Offset;
   /*
-   Number in its node of the entry for the counter.
+   Number of the base address for the counter, counted over all subgroups of the node.
    */
   uint16_t Rec_Counter_Base_Address_Id;
   /*
@@ -673,8 +674,8 @@ int32_t MUSPI_GIBarrierEnter(struct MUSPI_GIBarrier_t *GIBarrier);
 int32_t MUSPI_GIBarrierPoll(struct MUSPI_GIBarrier_t *GIBarrier);
 
 /*
- Waits until the barrier is complete, at most `timeoutInCycles` of 1.6 GHz. Returns 0, or -EAGAIN
- when it is not.
+ Waits until the barrier is complete, at most `timeoutInCycles` cycles of 1.6 GHz. Returns 0, or
+ -EAGAIN when the barrier is not complete.
 
  # Safety
  `GIBarrier` is NULL, or from MUSPI_GIBarrierInit.
@@ -690,8 +691,8 @@ int32_t MUSPI_GIBarrierPollWithTimeout(struct MUSPI_GIBarrier_t *GIBarrier, uint
 int32_t MUSPI_GIBarrierEnterAndWait(struct MUSPI_GIBarrier_t *GIBarrier);
 
 /*
- Enters a barrier, and waits until it is complete, at most `timeoutInCycles` of 1.6 GHz. Returns
- 0, or -EAGAIN when it is not.
+ Enters a barrier, and waits until it is complete, at most `timeoutInCycles` cycles of 1.6 GHz.
+ Returns 0, or -EAGAIN when the barrier is not complete.
 
  # Safety
  `GIBarrier` is NULL, or from MUSPI_GIBarrierInit.
@@ -739,11 +740,10 @@ int32_t Kernel_DeallocateGlobalInterruptClassRoute(int32_t id);
 int32_t Kernel_SetGlobalInterruptClassRoute(int32_t id, struct ClassRoute_t *cr);
 
 /*
- Stores this node's part of the class route that spans a box of nodes: a range of coordinates in
- each dimension. The route's tree follows the dimensions in the order A to E, so that `dims` must
- be NULL and `dim0` 0. The node's own contribution
- is an input. The caller adds channel bits. Only the box and the root count of the public
- function's first arguments, so that `world` may be NULL.
+ Stores this node's part of the class route that spans a box of nodes (`comm`): a range of
+ coordinates in each dimension. The route's tree follows the dimensions in the order A to E, so
+ that `dims` must be NULL and `dim0` 0. The node's own contribution is one of the inputs. The
+ caller adds the bits of the virtual channel. `world` is not used, and may be NULL.
 
  # Safety
  `world` is not used; `worldroot`, `me`, `comm` and `cr` are NULL or valid.
@@ -795,14 +795,14 @@ int32_t Kernel_InjFifoActivate(struct MUSPI_InjFifoSubGroup_t *sg_ptr,
                                uint32_t activate);
 
 /*
- Enables reception FIFOs of a group of four subgroups. Bit 15 of `enableBits` is FIFO 0
- of the group's first subgroup, and bit 0 is FIFO 3 of its last one.
+ Enables reception FIFOs of a group of four subgroups. Bit 15 of `enableBits` is FIFO 0 of the
+ group's first subgroup, and bit 0 is FIFO 3 of its last one.
  */
 int32_t Kernel_RecFifoEnable(uint32_t groupid, uint64_t enableBits);
 
 /*
- Disables reception FIFOs of a group of four subgroups, as Kernel_RecFifoEnable
- names them.
+ Disables reception FIFOs of a group of four subgroups. The bits are those of
+ Kernel_RecFifoEnable.
  */
 int32_t Kernel_RecFifoDisable(uint32_t groupid, uint64_t disableBits);
 
@@ -835,8 +835,9 @@ uint64_t MUSPI_GetOffsetFromBaseAddress(struct MUSPI_BaseAddressTableSubGroup_t 
                                         uint64_t pa);
 
 /*
- Returns the offset by which a put names the 8 aligned bytes at an address, from a plain entry of
- a base address table, for MUHWI_ATOMIC_OPCODE_STORE_...; all ones after an error.
+ Returns the offset by which a put applies the atomic operation `op`, one of
+ MUHWI_ATOMIC_OPCODE_STORE_..., to the 8 aligned bytes at an address. The entry of the base
+ address table must be an address without an operation. Returns all ones after an error.
 
  # Safety
  `bat` is NULL, or from Kernel_AllocateBaseAddressTable.
@@ -880,8 +881,8 @@ int32_t MUSPI_GISendClear(struct MUSPI_GI_t *GI);
 int32_t MUSPI_GIPollForArrival(struct MUSPI_GI_t *GI);
 
 /*
- Waits until a line is set, at most `timeoutInCycles` of 1.6 GHz. Returns 0, or -EAGAIN when it
- is not.
+ Waits until a line is set, at most `timeoutInCycles` cycles of 1.6 GHz. Returns 0, or -EAGAIN
+ when the line is not set.
 
  # Safety
  `GI` is NULL, or from MUSPI_GIInit.
@@ -897,8 +898,8 @@ int32_t MUSPI_GIPollForArrivalWithTimeout(struct MUSPI_GI_t *GI, uint64_t timeou
 int32_t MUSPI_GIPollForClear(struct MUSPI_GI_t *GI);
 
 /*
- Waits until a line is clear, at most `timeoutInCycles` of 1.6 GHz. Returns 0, or -EAGAIN when it
- is not.
+ Waits until a line is clear, at most `timeoutInCycles` cycles of 1.6 GHz. Returns 0, or -EAGAIN
+ when the line is not clear.
 
  # Safety
  `GI` is NULL, or from MUSPI_GIInit.
@@ -906,8 +907,8 @@ int32_t MUSPI_GIPollForClear(struct MUSPI_GI_t *GI);
 int32_t MUSPI_GIPollForClearWithTimeout(struct MUSPI_GI_t *GI, uint64_t timeoutInCycles);
 
 /*
- Enables (KERNEL_GI_INTERRUPT_FLAG_ENABLE) or disables a line's wake-up interrupt. It
- opens the node's kernel. Waits see the line without it, a little later.
+ Enables (KERNEL_GI_INTERRUPT_FLAG_ENABLE) or disables the interrupt by which a line wakes waits.
+ It opens the node's kernel. Without the interrupt, waits see the line a little later.
  */
 int32_t Kernel_ConfigureGIInterrupts(uint32_t id, uint32_t giId, uint32_t interruptFlag);
 
@@ -977,8 +978,8 @@ int32_t Kernel_ConfigureInjFifoInterrupts(struct MUSPI_InjFifoSubGroup_t *sg_ptr
                                           struct Kernel_InjFifoInterrupts_t *fifoInterrupts);
 
 /*
- Chooses the reception FIFOs whose thresholds, and whose packets that ask for it, wake
- nicforge_spi_wait_interrupts.
+ Chooses the reception FIFOs whose thresholds wake nicforge_spi_wait_interrupts, and those whose
+ packets do if they ask for an interrupt.
 
  # Safety
  `sg_ptr` is NULL, or from Kernel_AllocateRecFifos; `fifoids` and `fifoInterrupts` are NULL or
@@ -990,9 +991,9 @@ int32_t Kernel_ConfigureRecFifoInterrupts(struct MUSPI_RecFifoSubGroup_t *sg_ptr
                                           struct Kernel_RecFifoInterrupts_t *fifoInterrupts);
 
 /*
- Sets the thresholds of the injection FIFOs of all subgroups: the free space in descriptors above
- which one interrupts, and in descriptors below which one for remote gets does. NULL leaves one
- as it is. It opens the node's kernel.
+ Sets the thresholds of the injection FIFOs of all subgroups, in descriptors of free space. A
+ FIFO interrupts above `*normalThreshold`; one for remote gets interrupts below
+ `*remoteGetThreshold`. NULL leaves a threshold as it is. It opens the node's kernel.
 
  # Safety
  `normalThreshold` and `remoteGetThreshold` are NULL or valid.
@@ -1001,7 +1002,7 @@ int32_t Kernel_ConfigureInjFifoThresholds(uint64_t *normalThreshold, uint64_t *r
 
 /*
  Sets the threshold of the reception FIFOs of all subgroups: the free space in chunks of 32 bytes
- below which one interrupts. It opens the node's kernel.
+ below which a FIFO interrupts. It opens the node's kernel.
  */
 int32_t Kernel_ConfigureRecFifoThreshold(uint64_t threshold);
 
@@ -1028,9 +1029,9 @@ int32_t nicforge_spi_wait_interrupts(uint32_t subgrpid,
 const char *nicforge_spi_last_error(void);
 
 /*
- Closes all subgroups and the kernel that this process has opened. Memory and structures of them
- are not valid any more. Calls of other threads must have ended, and functions of packets must
- not call it.
+ Closes all subgroups and the kernel that this process has opened. Their memory and structures
+ are not valid any more. Calls of other threads must have ended. A function that receives packets
+ must not call it.
  */
 void nicforge_spi_close(void);
 
@@ -1255,11 +1256,12 @@ struct MUSPI_RecFifo_t *MUSPI_IdToRecFifo(int32_t fifoid, struct MUSPI_RecFifoSu
  and also after an error, which sets the text of nicforge_spi_last_error.
 
  A registered function may call all functions of this header except nicforge_spi_close, also for
- this FIFO. The outer call has then removed up to 8 packets already, so a call from within a
- registered function passes on later packets before the rest of those.
+ this FIFO. MUSPI_RecFifoPoll removes up to 8 packets before it passes on the first of them. So
+ when a registered function calls it, later packets are passed on before the rest of those 8.
 
  # Safety
- `rec_fifo` is NULL, or from MUSPI_IdToRecFifo. Functions are registered as they must be.
+ `rec_fifo` is NULL, or from MUSPI_IdToRecFifo. The contract of MUSPI_RegisterRecvFunction holds
+ for all registered functions.
  */
 uint32_t MUSPI_RecFifoPoll(struct MUSPI_RecFifo_t *rec_fifo, uint32_t npackets);
 

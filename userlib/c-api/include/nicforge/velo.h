@@ -18,7 +18,7 @@
 #include <stdlib.h>
 
 /*
- Length of the longest message in bytes, and least size of a buffer that receives one.
+ Length of the longest message in bytes, and minimum size of a buffer that receives one.
  */
 #define VELO_MAX_MESSAGE 64
 
@@ -128,8 +128,8 @@ int32_t velo_node(const struct velo_port *port);
 int32_t velo_vpid(const struct velo_port *port);
 
 /*
- Connects to a VPID of a node, and waits until it has a tenant. Returns the number of the
- connection, or a negative error number.
+ Connects to a VPID of a node, and waits until a process receives messages there. Returns the
+ number of the connection, or a negative error number.
 
  # Safety
  `port` is a handle.
@@ -148,8 +148,8 @@ int32_t velo_disconnect(const struct velo_port *port, int32_t connection);
  Sends `size` bytes with a tag of 0 to 14. `size` is a multiple of 8, 8 to 64. Waits while the
  connection has no credit. Returns 0, or a negative error number:
  - -ECONNRESET: the receiver is gone;
- - -ENOBUFS: no more messages can be kept, and the credit may be after the next one. The caller
-   must receive some.
+ - -ENOBUFS: the library can't keep more received messages, and the credit may arrive after them.
+   The caller must receive some.
 
  # Safety
  `port` is a handle; `data` has `size` readable bytes.

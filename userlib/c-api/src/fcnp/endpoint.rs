@@ -12,10 +12,12 @@ use nicforge_fcnp::{ComputeCore, Config, IoNode, Mode};
 use super::{failure::failure, nicforge_fcnp_options};
 use crate::support::{Failure, open_device, timeout};
 
-/// An endpoint, with the token that ends its calls.
+/// An endpoint of FCNP: a [`ComputeCore`] or an [`IoNode`].
 pub(crate) struct Endpoint<T> {
-    side: T,
+    inner: T,
+    /// Cancellation token of all calls.
     cancel: Cancel,
+    /// Time limit of each call.
     timeout: Option<Duration>,
 }
 
@@ -30,14 +32,16 @@ impl<T> Endpoint<T> {
         let device = open_device(socket)?;
         let config = config(options);
 
-        let side = open(device, config).map_err(failure)?;
-        Ok(Arc::new(Self { side, cancel: Cancel::new()?, timeout: config.timeout }))
+        let inner = open(device, config).map_err(failure)?;
+        Ok(Arc::new(Self { inner, cancel: Cancel::new()?, timeout: config.timeout }))
     }
 
+    /// Returns the deadline of a call that begins now.
     fn deadline(&self) -> Deadline {
         self.timeout.map_or(Deadline::never(), Deadline::after)
     }
 
+    /// Cancels running and later calls with `on`, and permits them again without.
     pub(crate) fn cancel(&self, on: bool) {
         if on { self.cancel.cancel() } else { self.cancel.rearm() }
     }
@@ -45,42 +49,45 @@ impl<T> Endpoint<T> {
 
 impl Endpoint<ComputeCore> {
     pub(crate) fn read(&self, buffer: &mut [u8]) -> Result<usize, Failure> {
-        self.side.read_until(buffer, self.deadline(), Some(&self.cancel)).map_err(failure)
+        self.inner.read_until(buffer, self.deadline(), Some(&self.cancel)).map_err(failure)
     }
 
     pub(crate) fn write(&self, data: &[u8]) -> Result<usize, Failure> {
-        self.side.write_until(data, self.deadline(), Some(&self.cancel)).map_err(failure)
+        self.inner.write_until(data, self.deadline(), Some(&self.cancel)).map_err(failure)
     }
 
     pub(crate) fn rank(&self) -> u32 {
-        self.side.rank()
+        self.inner.rank()
     }
 }
 
 impl Endpoint<IoNode> {
     pub(crate) fn read(&self, core: u32, buffer: &mut [u8]) -> Result<usize, Failure> {
-        self.side.read_until(core, buffer, self.deadline(), Some(&self.cancel)).map_err(failure)
+        self.inner.read_until(core, buffer, self.deadline(), Some(&self.cancel)).map_err(failure)
     }
 
     pub(crate) fn write(&self, core: u32, data: &[u8]) -> Result<usize, Failure> {
-        self.side.write_until(core, data, self.deadline(), Some(&self.cancel)).map_err(failure)
+        self.inner.write_until(core, data, self.deadline(), Some(&self.cancel)).map_err(failure)
     }
 
     pub(crate) fn cores(&self) -> u32 {
-        self.side.cores()
+        self.inner.cores()
     }
 }
 
 /// Converts the options. A value of 0 means the default.
 fn config(options: &nicforge_fcnp_options) -> Config {
-    let or = |value: u64, default| if value == 0 { default } else { value };
+    let non_zero_or = |value: u64, default| if value == 0 { default } else { value };
     let default = Config::default();
 
     Config {
         mode: if options.use_interrupts { Mode::Interrupt } else { Mode::Polling },
-        poll_phase: Duration::from_micros(or(options.poll_us, default.poll_phase.as_micros() as u64)),
+        poll_phase: Duration::from_micros(non_zero_or(
+            options.poll_us,
+            default.poll_phase.as_micros() as u64,
+        )),
         timeout: timeout(options.timeout_ms),
-        open_timeout: Duration::from_millis(or(
+        open_timeout: Duration::from_millis(non_zero_or(
             options.open_timeout_ms,
             default.open_timeout.as_millis() as u64,
         )),
@@ -92,10 +99,12 @@ fn config(options: &nicforge_fcnp_options) -> Config {
 pub(crate) struct Singleton<T>(RwLock<Option<Arc<Endpoint<T>>>>);
 
 impl<T> Singleton<T> {
+    /// Returns a singleton without an endpoint.
     pub(crate) const fn new() -> Self {
         Self(RwLock::new(None))
     }
 
+    /// Returns the process's endpoint.
     pub(crate) fn get(&self) -> Result<Arc<Endpoint<T>>, Failure> {
         let only = self.0.read().unwrap_or_else(PoisonError::into_inner);
         only.clone().ok_or_else(|| Failure::new(libc::ENOTCONN, "fcnp_init has not been called"))

@@ -14,7 +14,7 @@ pub(crate) fn failure(error: Error) -> Failure {
         Error::Busy { .. } => libc::EBUSY,
         Error::NoSuchCore { .. } => libc::EINVAL,
         Error::WrongDevice { .. } => libc::ENXIO,
-        Error::Served { .. } => libc::EADDRINUSE,
+        Error::AlreadyServed { .. } => libc::EADDRINUSE,
         Error::BadDevice { .. } | Error::BadPeer { .. } => libc::EPROTO,
         Error::Thread { .. } => libc::EAGAIN,
         Error::Device(error) => driver_errno(error),

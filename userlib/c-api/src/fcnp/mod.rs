@@ -49,6 +49,7 @@ pub struct nicforge_fcnp_compute(Arc<Endpoint<ComputeCore>>);
 /// An endpoint of FCNP on an I/O node.
 pub struct nicforge_fcnp_io(Arc<Endpoint<IoNode>>);
 
+// The endpoints of the paper's calls, which have no handle.
 static COMPUTE_NODE: Singleton<ComputeCore> = Singleton::new();
 static IO_NODE: Singleton<IoNode> = Singleton::new();
 
@@ -330,6 +331,7 @@ mod tests {
 
     use super::*;
 
+    /// Returns the text of this thread's last error.
     fn last_text() -> String {
         let text = nicforge_fcnp_last_error();
         // SAFETY: the text is valid until this thread's next error.

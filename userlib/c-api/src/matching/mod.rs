@@ -82,6 +82,7 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
+    /// Returns the deadline of a call that begins now.
     fn deadline(&self) -> Deadline {
         self.timeout.map_or(Deadline::never(), Deadline::after)
     }
@@ -95,7 +96,7 @@ impl Inner {
             Err(error) => error,
         };
 
-        // The last call of `progress` may have completed the request.
+        // The request may have been completed after the wait had seen the deadline or the error.
         if let Some(done) = self.rank.test(request).map_err(failure)? {
             return Ok(done);
         }
@@ -142,6 +143,7 @@ pub unsafe extern "C" fn matching_open(
     })
 }
 
+/// Opens the rank of this program.
 fn open(options: &matching_options) -> Result<matching_endpoint, Failure> {
     let timeout = timeout(options.timeout_ms);
     let deadline = timeout.map_or(Deadline::never(), Deadline::after);
@@ -382,7 +384,6 @@ pub unsafe extern "C" fn matching_recv(
     endpoint: *const matching_endpoint,
     from: i32,
     context: u32,
-
     tag: u64,
     ignore: u64,
     data: *mut c_void,

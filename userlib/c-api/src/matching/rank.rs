@@ -57,14 +57,17 @@ impl Rank {
         Ok(Self::Mu(Box::new(Endpoint::new(transport, config).map_err(failure)?)))
     }
 
+    /// Returns the number of this rank.
     pub(super) fn number(&self) -> u32 {
         of_each!(self, endpoint => endpoint.rank())
     }
 
+    /// Returns the number of ranks.
     pub(super) fn size(&self) -> u32 {
         of_each!(self, endpoint => endpoint.size())
     }
 
+    // The following are the endpoint's functions of the same names.
     pub(super) fn isend(&mut self, to: Envelope, data: Buffer) -> Result<Request, Error> {
         of_each!(self, endpoint => endpoint.isend(to, Mode::Standard, data, 0))
     }
@@ -94,7 +97,7 @@ impl Rank {
         of_each!(self, endpoint => endpoint.progress())
     }
 
-    /// Waits until all ranks wait for their barrier.
+    /// Waits until all ranks have entered the barrier.
     pub(super) fn wait_for_barrier(
         &mut self,
         barrier: &mut Barrier<Request>,

@@ -9,7 +9,8 @@ use nicforge_nics::families;
 
 use super::*;
 
-/// Returns a device of a machine in this process.
+/// Returns a device of a machine in this process. `table` is the part of the machine file that
+/// describes the network.
 fn device(table: &str, node: &str, attachment: &str) -> Device {
     let text = format!("name = \"alone\"\n{table}\n");
     let machine = build(&parse(&text, "alone.toml", &families()).unwrap()).unwrap().0;
@@ -42,6 +43,7 @@ fn an_interrupted_wait_leaves_its_request_outstanding() {
     single_ranks().iter().for_each(interrupt_a_wait);
 }
 
+/// Interrupts the wait for a receive, then sends the message to this rank itself and waits again.
 fn interrupt_a_wait(endpoint: &matching_endpoint) {
     let handle = std::ptr::from_ref(endpoint);
     let (mut received, sent, mut request) = ([0_u8; 8], [7_u8; 8], 0);

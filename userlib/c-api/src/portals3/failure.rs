@@ -35,6 +35,7 @@ pub(super) fn driver_failure(error: DriverError) -> Failure {
     refused(PTL_FAIL, error.to_string())
 }
 
+/// Returns the standard's code for an error of the library.
 fn code(error: &Error) -> c_int {
     match error {
         Error::Refused { reason, .. } => refusal_code(*reason),
@@ -47,6 +48,7 @@ fn code(error: &Error) -> c_int {
     }
 }
 
+/// Returns the standard's code for a command that the card or the kernel has refused.
 fn refusal_code(reason: Refusal) -> c_int {
     match reason {
         Refusal::NoSpace => PTL_NO_SPACE,

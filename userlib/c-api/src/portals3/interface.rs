@@ -8,8 +8,9 @@ use nicforge_portals::{Error, EventKind, EventQueue, Interface, Mode, Region};
 use super::{failure::failure, library::with};
 use crate::support::Failure;
 
-/// Maximum number of descriptors of a process in each mode.
+/// Maximum number of descriptors of a process in NIC-based mode.
 pub(super) const NIC_BASED_DESCRIPTORS: u32 = 4096;
+/// Maximum number of descriptors of a process in host-based mode.
 pub(super) const HOST_BASED_DESCRIPTORS: u32 = 16_384;
 
 /// Memory that the program has allocated.
@@ -19,10 +20,10 @@ struct Allocation {
     region: Region,
 }
 
-/// A network interface. Its watch is dropped before it, and its memory after it.
+/// A network interface. The order of the fields is that of their drop.
 pub(super) struct NetworkInterface {
-    /// The queue of descriptors that the program has given none, and that are unlinked
-    /// automatically. It tells when their handles become invalid.
+    /// The library's own event queue, for descriptors that are unlinked automatically and have no
+    /// queue of the program. Its events tell when the handles of such descriptors become invalid.
     watch: OnceLock<EventQueue>,
     interface: Interface,
     /// Ordered by address.
@@ -30,6 +31,7 @@ pub(super) struct NetworkInterface {
 }
 
 impl NetworkInterface {
+    /// Returns a network interface without memory.
     pub(super) fn new(interface: Interface) -> Self {
         Self { watch: OnceLock::new(), interface, memory: Mutex::default() }
     }
@@ -39,7 +41,7 @@ impl NetworkInterface {
         &self.interface
     }
 
-    /// Returns the most descriptors that the mode allows.
+    /// Returns the maximum number of descriptors in the interface's mode.
     pub(super) fn descriptors(&self) -> u32 {
         match self.interface.mode() {
             Mode::NicBased => NIC_BASED_DESCRIPTORS,
@@ -78,6 +80,7 @@ impl NetworkInterface {
         Ok(self.find(any, 0))
     }
 
+    /// Returns the region that contains a range of memory, and the range's offset there.
     fn find(&self, start: usize, length: u64) -> Option<(Region, u64)> {
         let memory = lock(&self.memory);
         let after = memory.partition_point(|allocation| allocation.start <= start);
@@ -87,13 +90,13 @@ impl NetworkInterface {
         fits.then(|| (allocation.region.clone(), offset))
     }
 
-    /// Returns the watch. Without room for a queue there is none. The handles of descriptors that
-    /// need it then stay valid until the program unlinks them.
+    /// Returns the watch, or `None` if there is no room for its queue. The handles of descriptors
+    /// that need the watch then stay valid until the program unlinks them.
     pub(super) fn watch(&self) -> Option<&EventQueue> {
         if self.watch.get().is_none()
             && let Ok(queue) = self.interface.allocate_queue(self.descriptors() - 1)
         {
-            // Another thread may have been faster. Its queue stays then.
+            // If another thread has set the watch first, that queue stays.
             let _ = self.watch.set(queue);
         }
         self.watch.get()

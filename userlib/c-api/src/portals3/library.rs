@@ -1,6 +1,6 @@
 //! The library in this process: the node's kernel, and the objects that C names.
 //!
-//! Two locks keep it. [`SETUP`] is held by calls that begin or end something. [`LIBRARY`] is held
+//! It has two locks. [`SETUP`] is held by calls that begin or end something. [`LIBRARY`] is held
 //! for the time of a look-up, and never while the card or the kernel works.
 
 use std::{
@@ -87,6 +87,7 @@ impl Node for Sockets {
     }
 }
 
+/// Returns the failure of a call that names a process which the node does not have.
 fn no_process(process: usize) -> Failure {
     refused(PTL_PID_INVALID, format!("the node has no process {process}"))
 }
@@ -99,12 +100,13 @@ struct Service {
 }
 
 impl Service {
+    /// Starts the thread.
     fn start(kernel: &Arc<Kernel>) -> Result<Self, Failure> {
         let cancel = Arc::new(Cancel::new().map_err(driver_failure)?);
-        let (kernel, token) = (kernel.clone(), cancel.clone());
+        let (kernel, cancel_of_thread) = (kernel.clone(), cancel.clone());
         let name = "portals-kernel".to_owned();
         // An error of a lost card is also the result of the calls that need the card.
-        let serve = move || drop(kernel.serve(&token));
+        let serve = move || drop(kernel.serve(&cancel_of_thread));
 
         let thread = std::thread::Builder::new().name(name).spawn(serve);
         let thread = thread.map_err(|error| refused(PTL_NO_SPACE, format!("no thread: {error}")))?;
@@ -122,13 +124,14 @@ impl Drop for Service {
     }
 }
 
+/// The state of the initialised library.
 struct Library {
-    /// Calls of PtlInit without their PtlFini.
+    /// Number of calls of PtlInit, less those of PtlFini.
     starts: u32,
     node: Arc<dyn Node>,
-    /// `None` if another program has it.
+    /// The node's kernel; `None` if another program has it.
     kernel: Option<Arc<Kernel>>,
-    /// From the first interface in host-based mode on.
+    /// The thread that matches messages, from the first interface in host-based mode on.
     service: Option<Service>,
     objects: Objects,
 }
@@ -144,6 +147,7 @@ pub(super) fn with<T>(call: impl FnOnce(&mut Objects) -> Result<T, Failure>) -> 
     }
 }
 
+/// Returns the failure of a call before PtlInit.
 fn no_init() -> Failure {
     refused(PTL_NO_INIT, "Portals is not initialised: call PtlInit first")
 }
@@ -166,7 +170,7 @@ pub(super) fn init(node: impl FnOnce() -> Result<Arc<dyn Node>, Failure>) -> Res
     Ok(processes)
 }
 
-/// Takes one initialisation back. The last one ends everything.
+/// Undoes one initialisation. When none is left, everything ends.
 pub(super) fn fini() {
     let _setup = lock(&SETUP);
     let mut library = lock(&LIBRARY);
@@ -233,7 +237,8 @@ fn open_free(
         }
     }
 
-    // Any of them may be granted. Between the polls, other programs can open them.
+    // Any of these processes may be granted. They are closed between the polls, so that other
+    // programs can open them.
     while !ungranted.is_empty() && !deadline.has_passed() {
         runtime::sleep(GRANT_POLL_INTERVAL);
         for &process in &ungranted {
@@ -246,7 +251,7 @@ fn open_free(
     Err(last)
 }
 
-/// Opens a process. One that another program's kernel grants is waited for until the deadline.
+/// Opens a process. If another program has the kernel, waits for its grant until the deadline.
 fn open_process(
     node: &dyn Node,
     kernel: Option<&Arc<Kernel>>,

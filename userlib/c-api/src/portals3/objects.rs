@@ -37,7 +37,7 @@ pub(super) struct Values {
 }
 
 impl Values {
-    /// The values that an event shows when those of its descriptor are not known any more.
+    /// The values of an event whose descriptor's values are not known any more.
     pub(super) const UNKNOWN: Self =
         Self { start: 0, length: 0, threshold: 0, max_size: 0, options: 0, user_ptr: 0, queue: PTL_EQ_NONE };
 }
@@ -71,7 +71,8 @@ impl From<Values> for ptl_md_t {
     }
 }
 
-/// Number of times that a call checks for an event after lost ones.
+/// Number of times that a call tries to read an event while the card overwrites events in the
+/// queue.
 const TRIES: usize = 4;
 
 /// An event queue.
@@ -81,13 +82,14 @@ pub(super) struct Queue {
     /// The process that it belongs to, and its device.
     pub(super) owner: ProcessId,
     pub(super) device: Device,
-    /// Its handle became invalid while a thread waits for an event.
+    /// The queue's handle has become invalid. Threads that wait for an event see it.
     is_closed: AtomicBool,
-    /// Events before the next one were lost.
+    /// Events were lost, which the next event will report.
     has_lost: AtomicBool,
 }
 
 impl Queue {
+    /// Returns an open queue.
     pub(super) fn new(
         interface: ptl_handle_ni_t,
         events: EventQueue,
@@ -109,7 +111,7 @@ impl Queue {
             return Err(no_queue());
         }
 
-        // A queue that is written round meanwhile may lose events more than once.
+        // The card may overwrite unread events more than once during this call.
         for _ in 0..TRIES {
             match self.events.get() {
                 Ok(Some(event)) => {
@@ -153,13 +155,15 @@ pub(super) struct Objects {
     pub(super) descriptors: Table<Descriptor>,
 }
 
-/// Removed queues and interfaces. Their drop waits for the card, so it happens without a lock.
+/// Removed queues and interfaces. Their drop waits for the card, so the caller drops them without a
+/// lock.
 pub(super) struct Ended {
     _queues: Vec<Arc<Queue>>,
     _interfaces: Vec<Arc<NetworkInterface>>,
 }
 
 impl Objects {
+    /// Returns tables without objects.
     pub(super) fn new() -> Self {
         Self {
             interfaces: Table::new(Kind::Interface),
@@ -174,6 +178,7 @@ impl Objects {
         self.interfaces.iter().map(|interface| interface.calls().id().process).collect()
     }
 
+    // The following four add an object and return its handle.
     pub(super) fn add_interface(&mut self, interface: NetworkInterface) -> Result<ptl_handle_ni_t, Failure> {
         self.interfaces.insert(Arc::new(interface)).ok_or_else(no_room)
     }
@@ -210,7 +215,7 @@ impl Objects {
         found.ok_or_else(|| refused(PTL_ME_INVALID, "there is no such match entry"))
     }
 
-    /// Returns the match entry of a handle, and its interface with that one's handle.
+    /// Returns the match entry of a handle, and the handle and state of the entry's interface.
     pub(super) fn entry_with_interface(
         &self,
         handle: ptl_handle_me_t,
@@ -239,8 +244,8 @@ impl Objects {
         found.ok_or_else(|| refused(PTL_HANDLE_INVALID, "the handle names no object"))
     }
 
-    /// Makes the handle of a descriptor invalid, and that of its entry if it is unlinked with it.
-    /// Events that are still in a queue find the descriptor's values.
+    /// Makes the handle of a descriptor invalid, and that of its entry if the entry is unlinked
+    /// with it. Events that are still in a queue find the descriptor's values.
     pub(super) fn retire_descriptor(&mut self, handle: ptl_handle_md_t) {
         let Some(descriptor) = self.descriptors.retire(handle) else { return };
         descriptor.made = None;
@@ -293,10 +298,12 @@ impl Objects {
     }
 }
 
+/// Returns the failure of a call without a free handle.
 fn no_room() -> Failure {
     refused(PTL_NO_SPACE, "the table of handles is full: unlink what is not used")
 }
 
+/// Returns the failure of a call whose handle names no event queue.
 fn no_queue() -> Failure {
     refused(PTL_EQ_INVALID, "there is no such event queue")
 }

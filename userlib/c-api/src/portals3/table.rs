@@ -1,8 +1,8 @@
 //! Tables of objects that C names by numbers.
 //!
-//! A handle has the kind of its table, the index of a slot, and the slot's generation. A slot is
-//! used again only when many others have become free after it, so that stale handles are
-//! recognised.
+//! A handle consists of the kind of its table, the generation of a slot, and the slot's index, from
+//! the highest bits to the lowest. A slot is used again only when many others have become free
+//! after it, so that outdated handles are recognised.
 
 use std::collections::VecDeque;
 
@@ -38,8 +38,9 @@ impl Kind {
     }
 }
 
+/// The place of one object at a time.
 struct Slot<T> {
-    /// From 1, so that no handle is 0.
+    /// Number of the object that the slot holds or held. It counts from 1, so that no handle is 0.
     generation: u32,
     /// Whether the handle is valid. The value of a retired object stays until the slot is used
     /// again.
@@ -56,6 +57,7 @@ pub(super) struct Table<T> {
 }
 
 impl<T> Table<T> {
+    /// Returns a table without objects.
     pub(super) fn new(kind: Kind) -> Self {
         Self { kind, slots: Vec::new(), free: VecDeque::new() }
     }
@@ -76,6 +78,7 @@ impl<T> Table<T> {
         Some(self.handle(index, generation))
     }
 
+    /// Returns the handle of an object in a slot.
     fn handle(&self, index: usize, generation: u32) -> ptl_handle_any_t {
         ((self.kind as u32) << KIND_SHIFT) | (generation << INDEX_BITS) | index as u32
     }

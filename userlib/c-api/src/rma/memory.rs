@@ -58,8 +58,8 @@ pub unsafe extern "C" fn rma_release(buffer: *mut rma_buffer) {
     });
 }
 
-/// Returns the address of a buffer's memory; NULL for NULL. Others write to it by puts, so the data
-/// of a put is valid after its notification.
+/// Returns the address of a buffer's memory; NULL for NULL. Other processes write to the memory by
+/// puts. The data of a put is valid after the put's notification.
 ///
 /// # Safety
 /// `buffer` is NULL or a handle.

@@ -44,7 +44,7 @@ pub use self::notification::{
 
 /// Longest immediate put in bytes.
 pub const RMA_MAX_IMMEDIATE: usize = 8;
-/// Bytes that one command moves at most. Longer transfers take several commands.
+/// Maximum number of bytes that one command moves. Longer transfers take several commands.
 pub const RMA_MAX_LENGTH: u64 = 8_388_608;
 
 const _: () = assert!(RMA_MAX_IMMEDIATE == MAX_IMMEDIATE as usize && RMA_MAX_LENGTH == MAX_LENGTH as u64);
@@ -116,7 +116,7 @@ pub unsafe extern "C" fn rma_open(
 }
 
 /// Opens a device that other libraries may use too; they then share its posted-write ring. The port
-/// holds `open` until it is closed.
+/// keeps `open` until it is closed, so that a caller can see that the port is open.
 pub(crate) fn open_device_as(
     device: &Device,
     shared: Option<SharedPoster>,
@@ -178,9 +178,9 @@ pub unsafe extern "C" fn rma_vpid(port: *const rma_port) -> i32 {
     guarded_number(|| unsafe { with_object(port, |port, _| Ok(port.vpid().into())) })
 }
 
-/// Determines the target for a VPID. Nothing is exchanged with it; only a command shows whether the
-/// VPID has a tenant. Returns 0 and stores the target in `*target`, or returns a negative error
-/// number.
+/// Determines the target for a VPID. Nothing is exchanged with the VPID; only a command shows
+/// whether a process has opened it. Returns 0 and stores the target in `*target`, or returns a
+/// negative error number.
 ///
 /// # Safety
 /// `port` is a handle; `target` is valid.
@@ -202,7 +202,7 @@ pub unsafe extern "C" fn rma_connect(
     })
 }
 
-/// Returns the target of the library for one of C.
+/// Returns the library's type for a target of C.
 fn connect(port: &Port, target: rma_target) -> Result<Target, Failure> {
     port.connect(target.node, target.vpid).map_err(failure)
 }

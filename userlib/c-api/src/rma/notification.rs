@@ -30,10 +30,10 @@ pub const RMA_LOCAL_ADDRESS: u8 = 1;
 /// Status of a command: the target's address is not registered, belongs to another VPID, or is not
 /// registered for this access. Nothing was moved.
 pub const RMA_REMOTE_ADDRESS: u8 = 2;
-/// Status of a command: the target VPID has no tenant.
+/// Status of a command: no process has opened the target VPID.
 pub const RMA_NO_RECEIVER: u8 = 3;
-/// Status of a command: memory of one side was withdrawn meanwhile. Some of the data may have been
-/// moved.
+/// Status of a command: memory of one side was deregistered or unmapped before the command ended.
+/// Some of the data may have been moved.
 pub const RMA_WITHDRAWN: u8 = 4;
 /// Status of a command: the card rejected it as invalid.
 pub const RMA_COMMAND: u8 = 5;

@@ -6,6 +6,7 @@ use nicforge_rma::{Error, Kind, Notification, Role, Status};
 
 use super::*;
 
+/// Returns the text of this thread's last error.
 fn last_text() -> String {
     // SAFETY: valid until this thread's next error.
     unsafe { CStr::from_ptr(rma_last_error()) }.to_str().unwrap().to_owned()
@@ -95,7 +96,7 @@ fn notifications_are_translated_field_by_field() {
 }
 
 #[test]
-fn errors_have_distinct_numbers() {
+fn errors_have_the_documented_numbers() {
     let errno = |error| failure(error).errno();
     assert_eq!(errno(Error::Length { length: 0, most: 8 }), libc::EINVAL);
     assert_eq!(errno(Error::Overflow { lost: 1 }), libc::EOVERFLOW);

@@ -17,16 +17,17 @@ use super::{
 };
 use crate::support::Failure;
 
-/// Bit of an atomic address.
+/// Bit of an address that stands for an atomic operation. The operation is in the lowest three
+/// bits.
 const ATOMIC: u64 = nicforge_hwi::mu::atomic::INDICATOR;
 
-/// The way of a message, with the bytes of its header that the library's types do not have.
+/// The public information on a message's route.
 pub(super) enum Route<'a> {
     PointToPoint(&'a MUSPI_Pt2PtDescriptorInfoFields_t),
     Collective(&'a MUSPI_CollectiveDescriptorInfoFields_t),
 }
 
-/// The target of a message.
+/// The public information on a message's target.
 pub(super) enum Target<'a> {
     MemoryFifo(&'a MUSPI_MemoryFIFODescriptorInfoFields_t),
     DirectPut(&'a MUSPI_DirectPutDescriptorInfoFields_t),
@@ -52,6 +53,7 @@ pub(super) fn build(
     };
     let mut descriptor = built.map_err(descriptor_failure)?;
 
+    // The fields that the library's builders do not have.
     descriptor.prefetch_only = base.Pre_Fetch_Only & 1;
     let header = &mut descriptor.packet_header;
     match route {
@@ -64,12 +66,13 @@ pub(super) fn build(
         Route::Collective(fields) => header.skip = fields.Skip as u8,
     }
     if let Target::MemoryFifo(fields) = target {
-        // The software's bit is where a put has its pacing.
+        // The software's bit has the place of a put's pacing bit.
         header.unit.set_paced(fields.SoftwareBit & 1 == 1);
     }
     Ok(descriptor)
 }
 
+/// Returns the payload of a message: memory, or a word that an atomic operation loads.
 fn payload(base: &MUSPI_BaseDescriptorInfoFields_t) -> Result<Payload, Failure> {
     let (address, length) = (base.Payload_Address, base.Message_Length);
     if address & ATOMIC == 0 {
@@ -92,10 +95,12 @@ fn payload(base: &MUSPI_BaseDescriptorInfoFields_t) -> Result<Payload, Failure> 
     Ok(Payload::Load { address: address & !(ATOMIC | 7), operation })
 }
 
-fn destination(of: MUHWI_Destination_t) -> Destination {
-    Destination(of.Destination.into())
+/// Returns the library's type for a destination.
+fn destination(node: MUHWI_Destination_t) -> Destination {
+    Destination(node.Destination.into())
 }
 
+/// Returns the library's route of a point-to-point message.
 fn point_to_point(
     base: &MUSPI_BaseDescriptorInfoFields_t,
     fields: &MUSPI_Pt2PtDescriptorInfoFields_t,
@@ -112,6 +117,7 @@ fn point_to_point(
     Ok(PointToPoint { routing, fifo_map: base.Torus_FIFO_Map, ..route })
 }
 
+/// Returns the library's route of a collective message.
 fn collective(
     base: &MUSPI_BaseDescriptorInfoFields_t,
     fields: &MUSPI_CollectiveDescriptorInfoFields_t,
@@ -131,6 +137,7 @@ fn collective(
     Ok(Collective { class: fields.Class_Route, kind, channel })
 }
 
+/// Returns the operation of a collective message and the size of its words.
 fn reduction(fields: &MUSPI_CollectiveDescriptorInfoFields_t) -> Result<Reduction, Failure> {
     let all = [
         Operation::And,
@@ -153,6 +160,7 @@ fn reduction(fields: &MUSPI_CollectiveDescriptorInfoFields_t) -> Result<Reductio
     Ok(Reduction { operation, word: fields.Word_Length })
 }
 
+/// Returns the library's target of a memory-FIFO message.
 fn fifo_target(fields: &MUSPI_MemoryFIFODescriptorInfoFields_t) -> MemoryFifo {
     let mut software = [0; 13];
     software.copy_from_slice(&fields.SoftwareBytes[1..]);
@@ -165,6 +173,7 @@ fn fifo_target(fields: &MUSPI_MemoryFIFODescriptorInfoFields_t) -> MemoryFifo {
     }
 }
 
+/// Returns the library's target of a direct put.
 fn put_target(fields: &MUSPI_DirectPutDescriptorInfoFields_t) -> DirectPut {
     DirectPut {
         payload_base: fields.Rec_Payload_Base_Address_Id,
@@ -175,6 +184,7 @@ fn put_target(fields: &MUSPI_DirectPutDescriptorInfoFields_t) -> DirectPut {
     }
 }
 
+/// Returns the library's target of a remote get.
 fn get_target(fields: &MUSPI_RemoteGetDescriptorInfoFields_t) -> Result<RemoteGet, Failure> {
     match fields.Type >> 6 {
         packet_type::GET => Ok(RemoteGet { fifo: fields.Rget_Inj_FIFO_Id }),

@@ -32,7 +32,7 @@ pub(super) fn descriptor_failure(error: DescriptorError) -> Failure {
     failure(error.into())
 }
 
-/// Returns the failure of an argument without a meaning.
+/// Returns the failure of a call with an invalid argument.
 pub(super) fn invalid(text: impl Into<String>) -> Failure {
     Failure::new(libc::EINVAL, text)
 }

@@ -42,6 +42,7 @@ struct Sockets {
 }
 
 impl Sockets {
+    /// Opens the device behind a socket.
     fn open(path: PathBuf) -> Result<Device, Failure> {
         Ok(Device::open_named(OsString::from(path), OpenOptions::default())?)
     }
@@ -57,6 +58,7 @@ impl Node for Sockets {
     }
 }
 
+/// The devices of a node that this process has opened.
 struct Library {
     node: Arc<dyn Node>,
     kernel: Option<Arc<Kernel>>,
@@ -64,10 +66,12 @@ struct Library {
 }
 
 impl Library {
+    /// Returns a library that has opened no device of the node.
     fn new(node: Arc<dyn Node>) -> Self {
         Self { node, kernel: None, subgroups: BTreeMap::new() }
     }
 
+    /// Returns the kernel, which is opened if necessary.
     fn kernel(&mut self) -> Result<Arc<Kernel>, Failure> {
         if let Some(kernel) = &self.kernel {
             return Ok(kernel.clone());
@@ -77,6 +81,7 @@ impl Library {
         Ok(self.kernel.insert(Arc::new(Kernel::open(&device).map_err(failure)?)).clone())
     }
 
+    /// Returns a subgroup, which is opened if necessary.
     fn subgroup(&mut self, number: u32) -> Result<Arc<nicforge_spi_subgroup>, Failure> {
         if let Some(subgroup) = self.subgroups.get(&number) {
             return Ok(subgroup.clone());
@@ -95,7 +100,7 @@ impl Library {
     }
 }
 
-/// Calls `call` with the library, which takes the node of the environment at first.
+/// Calls `call` with the library. The first call begins with the node that the environment names.
 fn with<T>(call: impl FnOnce(&mut Library) -> Result<T, Failure>) -> Result<T, Failure> {
     let mut library = lock(&LIBRARY);
     let library = match &mut *library {
@@ -137,7 +142,7 @@ pub(super) fn begin(node: Arc<dyn Node>) {
     *lock(&LIBRARY) = Some(Library::new(node));
 }
 
-/// Closes all.
+/// Closes all devices.
 pub(super) fn close() {
     let ended = lock(&LIBRARY).take();
     drop(ended);

@@ -23,6 +23,7 @@ impl HasHandle for nicforge_spi_subgroup {
 }
 
 impl nicforge_spi_subgroup {
+    /// Returns the handle of an open subgroup.
     pub(super) fn new(subgroup: Subgroup) -> Result<Self, Failure> {
         Ok(Self(Handle::new(Inner::new(subgroup))?))
     }
@@ -31,15 +32,17 @@ impl nicforge_spi_subgroup {
 /// The Rust side of a [`nicforge_spi_subgroup`].
 pub(crate) struct Inner {
     pub(super) subgroup: Subgroup,
-    /// Memory, with the addresses of its first bytes in this process.
+    /// Memory that the program has allocated.
     memory: Vec<Arc<DmaBuffer>>,
     /// Allocated injection FIFOs, reception FIFOs and base addresses, one bit for each.
     allocated: [u8; 3],
+    /// Attributes of the injection FIFOs, which their initialisation uses.
     pub(super) attributes: [InjectionAttributes; BGQ_MU_NUM_INJ_FIFOS_PER_SUBGROUP],
+    /// The barriers of the class routes that the program has used.
     barriers: [Option<Barrier>; BGQ_COLL_CLASS_MAX_CLASSROUTES as usize],
 }
 
-/// Returns the index in [`Inner::allocated`].
+/// Returns the index of a resource in [`Inner::allocated`].
 fn index(resource: Resource) -> usize {
     match resource {
         Resource::InjectionFifo => 0,
@@ -49,6 +52,7 @@ fn index(resource: Resource) -> usize {
 }
 
 impl Inner {
+    /// Returns a subgroup of which nothing is allocated.
     fn new(subgroup: Subgroup) -> Self {
         Self {
             subgroup,
@@ -59,7 +63,7 @@ impl Inner {
         }
     }
 
-    /// Returns the bits of numbers.
+    /// Returns a bit mask of numbers. Refuses numbers that the resource does not have.
     fn bits(resource: Resource, numbers: &[u32]) -> Result<u8, Failure> {
         let mut bits = 0;
         for &number in numbers {
@@ -102,7 +106,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Returns the bits of `numbers`. Refuses numbers that the subgroup has not allocated.
+    /// Returns a bit mask of numbers. Refuses numbers that are not allocated.
     pub(super) fn allocated_bits(&self, resource: Resource, numbers: &[u32]) -> Result<u8, Failure> {
         let bits = Self::bits(resource, numbers)?;
         let missing = bits & !self.allocated[index(resource)];

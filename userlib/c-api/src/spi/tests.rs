@@ -17,21 +17,31 @@ use super::{
 };
 use crate::support::Failure;
 
-/// The library is one for the whole process, so one test at a time uses it.
+/// The process has one library, so one test at a time uses it.
 static ONE_TEST_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Turns of a test's wait.
+/// Number of times that a test checks a condition before it fails.
 const TURNS: u32 = 100_000;
+/// Length of the memory.
 const BYTES: usize = 64 << 10;
-/// Offsets in the memory: a FIFO, another one, a counter, what is sent, and what comes.
-const INJECTION: usize = 0;
-const RECEPTION: usize = 4096;
+// Offsets in the memory.
+const INJECTION_FIFO: usize = 0;
+const RECEPTION_FIFO: usize = 4096;
 const COUNTER: usize = 16 << 10;
 const SOURCE: usize = 20 << 10;
 const SINK: usize = 40 << 10;
-/// The way through the first local FIFO.
+/// Map of network injection FIFOs with the first one for messages of a node to itself.
 const LOCAL0: u64 = 0x20;
+/// The virtual channel of deterministic routing, as in `Misc2`.
 const DETERMINISTIC: u8 = 0x20;
+/// Bytes of a packet's header.
+const PACKET_HEADER: usize = 32;
+/// Atomic operation of a put's counter: the unit adds the negative number of bytes.
+const STORE_ADD: u64 = 2;
+/// First software byte of the messages, which is the number of the receiving function.
+const FUNCTION_ID: u8 = 200;
+/// Cycles of a second.
+const SECOND: u64 = 1_000_000 * NICFORGE_SPI_CYCLES_PER_US;
 
 /// Calls a function of the API.
 macro_rules! call {
@@ -45,6 +55,7 @@ macro_rules! call {
 struct LocalNode(Arc<LocalMachine>);
 
 impl LocalNode {
+    /// Opens an attachment of the first node's unit.
     fn open(&self, attachment: &str) -> Result<Device, Failure> {
         Ok(Device::from_backing(self.0.open_named("bgq0", attachment).unwrap()).unwrap())
     }
@@ -60,24 +71,27 @@ impl Node for LocalNode {
     }
 }
 
+/// Returns the text of this thread's last error.
 fn last_text() -> String {
     // SAFETY: valid until this thread's next error.
     unsafe { CStr::from_ptr(nicforge_spi_last_error()) }.to_string_lossy().into_owned()
 }
 
-/// The library with the FIFOs of subgroup 0, in memory of the library.
+/// The library with one injection FIFO, one reception FIFO and one base address of subgroup 0, all
+/// with number 0. The base address is that of the memory.
 struct Session {
     memory: *mut u8,
     region: Kernel_MemoryRegion_t,
     injection: MUSPI_InjFifoSubGroup_t,
     reception: MUSPI_RecFifoSubGroup_t,
     table: MUSPI_BaseAddressTableSubGroup_t,
-    /// A device by which the machine's time passes.
+    /// A device that the test uses to let the machine's time pass.
     clock: Device,
     _exclusive: MutexGuard<'static, ()>,
 }
 
 impl Session {
+    /// Begins with a node of a new machine.
     fn new() -> Self {
         let exclusive = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         let text = "name = \"node\"\n[[bgq]]\ntorus = [2]\nsubgroups = 2\n";
@@ -97,14 +111,14 @@ impl Session {
         let mut injection = MUSPI_InjFifoSubGroup_t { _injfifos: [injfifo; 8], subgroupid: 0 };
         let fifos = &raw mut zero;
         assert_eq!(call!(Kernel_AllocateInjFifos(0, &mut injection, 1, fifos, &mut attributes)), 0);
-        assert_eq!(call!(Kernel_InjFifoInit(&mut injection, 0, &mut region, INJECTION as u64, 1023)), 0);
+        assert_eq!(call!(Kernel_InjFifoInit(&mut injection, 0, &mut region, INJECTION_FIFO as u64, 1023)), 0);
         assert_eq!(call!(Kernel_InjFifoActivate(&mut injection, 1, fifos, KERNEL_INJ_FIFO_ACTIVATE)), 0);
 
         let recfifo = MUSPI_RecFifo_t { owner, number: 0 };
         let mut reception = MUSPI_RecFifoSubGroup_t { _recfifos: [recfifo; 4], subgroupid: 0 };
         let mut attributes = Kernel_RecFifoAttributes_t::default();
         assert_eq!(call!(Kernel_AllocateRecFifos(0, &mut reception, 1, fifos, &mut attributes)), 0);
-        assert_eq!(call!(Kernel_RecFifoInit(&mut reception, 0, &mut region, RECEPTION as u64, 4095)), 0);
+        assert_eq!(call!(Kernel_RecFifoInit(&mut reception, 0, &mut region, RECEPTION_FIFO as u64, 4095)), 0);
         assert_eq!(Kernel_RecFifoEnable(0, 1 << 15), 0, "{}", last_text());
 
         let mut table = MUSPI_BaseAddressTableSubGroup_t { owner, subgrpid: 0, permissions: 0 };
@@ -125,16 +139,19 @@ impl Session {
         panic!("not within {TURNS} turns; {}", last_text());
     }
 
+    /// Returns the injection FIFO.
     fn fifo(&mut self) -> *mut MUSPI_InjFifo_t {
         call!(MUSPI_IdToInjFifo(0, &mut self.injection))
     }
 
+    /// Returns bytes of the memory.
     fn bytes(&self, at: usize, length: usize) -> Vec<u8> {
         // SAFETY: the range lies in the memory. The unit writes it only while a message to it is
         // sent.
         (at..at + length).map(|at| unsafe { self.memory.wrapping_add(at).read_volatile() }).collect()
     }
 
+    /// Writes bytes to the memory.
     fn fill(&self, at: usize, bytes: &[u8]) {
         for (at, byte) in (at..).zip(bytes) {
             // SAFETY: the range lies in the memory, and no message uses it now.
@@ -142,6 +159,7 @@ impl Session {
         }
     }
 
+    /// Returns the fields of a message of `length` bytes from [`SOURCE`] to the node itself.
     fn base(&self, length: usize) -> MUSPI_BaseDescriptorInfoFields_t {
         MUSPI_BaseDescriptorInfoFields_t {
             Payload_Address: self.region.BasePa.addr() as u64 + SOURCE as u64,
@@ -166,10 +184,12 @@ impl Drop for Session {
     }
 }
 
-fn empty() -> MUHWI_Descriptor_t {
+/// Returns memory for a descriptor.
+fn empty_descriptor() -> MUHWI_Descriptor_t {
     MUHWI_Descriptor_t(nicforge_spi::Descriptor::default())
 }
 
+/// Returns the route of a message of the node to itself.
 fn local_route() -> MUSPI_Pt2PtDescriptorInfoFields_t {
     MUSPI_Pt2PtDescriptorInfoFields_t { Misc2: DETERMINISTIC, ..Default::default() }
 }
@@ -182,7 +202,7 @@ fn a_put_arrives_and_counts() {
     session.fill(COUNTER, &700_u64.to_le_bytes());
 
     let counter = session.region.BasePa.addr() as u64 + COUNTER as u64;
-    let offset = call!(MUSPI_GetAtomicOffsetFromBaseAddress(&mut session.table, 0, counter, 2));
+    let offset = call!(MUSPI_GetAtomicOffsetFromBaseAddress(&mut session.table, 0, counter, STORE_ADD));
     let mut info = MUSPI_Pt2PtDirectPutDescriptorInfo_t {
         Base: session.base(data.len()),
         Pt2Pt: local_route(),
@@ -192,7 +212,7 @@ fn a_put_arrives_and_counts() {
             ..Default::default()
         },
     };
-    let mut descriptor = empty();
+    let mut descriptor = empty_descriptor();
     assert_eq!(call!(MUSPI_CreatePt2PtDirectPutDescriptor(&mut descriptor, &mut info)), 0, "{}", last_text());
 
     session.send(descriptor);
@@ -200,14 +220,17 @@ fn a_put_arrives_and_counts() {
     assert_eq!(session.bytes(SINK, 700), data);
 }
 
-/// Packets that the receiving function has seen.
+/// The packets that the receiving function has received.
 #[derive(Default)]
 struct ReceivedPackets {
     packets: u32,
+    /// The payloads.
     bytes: Vec<u8>,
-    again: *mut MUSPI_RecFifo_t,
+    /// The FIFO of the packets, which the function polls from within the poll.
+    fifo: *mut MUSPI_RecFifo_t,
 }
 
+/// Receiving function that adds a packet to a [`ReceivedPackets`].
 unsafe extern "C" fn count_packet(
     param: *mut c_void,
     packet: *mut MUHWI_PacketHeader_t,
@@ -219,9 +242,9 @@ unsafe extern "C" fn count_packet(
     // SAFETY: a packet has as many bytes by the contract of MUSPI_RecvFunction_t.
     let packet = unsafe { std::slice::from_raw_parts(packet.cast::<u8>(), bytes as usize) };
     received.packets += 1;
-    received.bytes.extend_from_slice(&packet[32..]);
-    // SAFETY: the FIFO is the test's. It is empty, or the call takes later packets.
-    assert_eq!(unsafe { MUSPI_RecFifoPoll(received.again, 0) }, 0);
+    received.bytes.extend_from_slice(&packet[PACKET_HEADER..]);
+    // SAFETY: the FIFO is the test's. The call takes no packets.
+    assert_eq!(unsafe { MUSPI_RecFifoPoll(received.fifo, 0) }, 0);
     0
 }
 
@@ -231,18 +254,18 @@ fn a_message_is_dispatched_by_its_first_software_byte() {
     let data: Vec<_> = (0..600).map(|at| (at * 3) as u8).collect();
     session.fill(SOURCE, &data);
     let fifo = call!(MUSPI_IdToRecFifo(0, &mut session.reception));
-    let mut received = ReceivedPackets { again: fifo, ..ReceivedPackets::default() };
+    let mut received = ReceivedPackets { fifo, ..ReceivedPackets::default() };
     let param = (&raw mut received).cast();
-    assert_eq!(call!(MUSPI_RegisterRecvFunction(Some(count_packet), param, 200)), 0);
+    assert_eq!(call!(MUSPI_RegisterRecvFunction(Some(count_packet), param, FUNCTION_ID.into())), 0);
 
     let mut software = [0; 14];
-    software[0] = 200;
+    software[0] = FUNCTION_ID;
     let mut info = MUSPI_Pt2PtMemoryFIFODescriptorInfo_t {
         Base: session.base(data.len()),
         Pt2Pt: local_route(),
         MemFIFO: MUSPI_MemoryFIFODescriptorInfoFields_t { SoftwareBytes: software, ..Default::default() },
     };
-    let mut descriptor = empty();
+    let mut descriptor = empty_descriptor();
     assert_eq!(call!(MUSPI_CreatePt2PtMemoryFIFODescriptor(&mut descriptor, &mut info)), 0);
     session.send(descriptor);
 
@@ -251,7 +274,7 @@ fn a_message_is_dispatched_by_its_first_software_byte() {
         count += call!(MUSPI_RecFifoPoll(fifo, 10));
         count == 2
     });
-    assert_eq!(MUSPI_DeRegisterReceiveFunction(200), 0);
+    assert_eq!(MUSPI_DeRegisterReceiveFunction(FUNCTION_ID.into()), 0);
     // SAFETY: the function that shared it is not registered any more.
     let received = unsafe { &*param.cast::<ReceivedPackets>() };
     assert_eq!((received.packets, &received.bytes[..600]), (2, &data[..]));
@@ -302,7 +325,7 @@ fn resources_are_allocated_once() {
 }
 
 #[test]
-fn memory_of_others_and_fields_without_meaning_are_refused() {
+fn other_memory_and_invalid_fields_are_refused() {
     let mut session = Session::new();
     let (mut local, mut region) = ([0_u8; 64], session.region);
     assert_eq!(call!(Kernel_CreateMemoryRegion(&mut region, local.as_mut_ptr().cast(), 64)), -libc::EFAULT);
@@ -321,14 +344,16 @@ fn memory_of_others_and_fields_without_meaning_are_refused() {
         Pt2Pt: local_route(),
         ..Default::default()
     };
-    let mut descriptor = empty();
+    let mut descriptor = empty_descriptor();
     let mut create = |info: &mut _| call!(MUSPI_CreatePt2PtDirectPutDescriptor(&mut descriptor, info));
     assert_eq!(create(&mut info), -libc::EINVAL);
     info.Base = session.base(8);
     assert_eq!(create(&mut info), 0);
-    info.Pt2Pt.Misc2 = 0xe0;
+    // There is no virtual channel 7.
+    info.Pt2Pt.Misc2 = 7 << 5;
     assert_eq!(create(&mut info), -libc::EINVAL);
     info.Pt2Pt = local_route();
+    // A node has base addresses 0 to 543.
     info.DirectPut.Rec_Payload_Base_Address_Id = 544;
     assert_eq!(create(&mut info), -libc::EINVAL);
 }
@@ -358,16 +383,15 @@ fn a_node_knows_its_coordinates_and_waits_in_a_barrier() {
     let mut barrier = MUSPI_GIBarrier_t { classRouteId: 0, owner: std::ptr::null() };
     assert_eq!(call!(MUSPI_GIBarrierInit(&mut barrier, 3)), 0);
     assert_eq!(call!(MUSPI_GIBarrierInit(&mut barrier, 16)), -libc::EINVAL);
-    let second = 1_000_000 * NICFORGE_SPI_CYCLES_PER_US;
     for _ in 0..3 {
-        assert_eq!(call!(MUSPI_GIBarrierEnterAndWaitWithTimeout(&mut barrier, 20 * second)), 0);
+        assert_eq!(call!(MUSPI_GIBarrierEnterAndWaitWithTimeout(&mut barrier, 20 * SECOND)), 0);
     }
 
     // Both nodes: the other one does not enter.
     assert_eq!(call!(Kernel_SetGlobalInterruptClassRoute(3, &mut route)), 0);
     assert_eq!(call!(MUSPI_GIBarrierEnter(&mut barrier)), 0);
     assert_eq!(call!(MUSPI_GIBarrierPoll(&mut barrier)), -libc::EAGAIN);
-    assert_eq!(call!(MUSPI_GIBarrierPollWithTimeout(&mut barrier, second / 100)), -libc::EAGAIN);
+    assert_eq!(call!(MUSPI_GIBarrierPollWithTimeout(&mut barrier, SECOND / 100)), -libc::EAGAIN);
     assert_eq!(call!(MUSPI_GIBarrierEnter(&mut barrier)), -libc::EBUSY);
     assert_eq!(Kernel_DeallocateGlobalInterruptClassRoute(3), 0);
     drop(session);
@@ -384,13 +408,12 @@ fn a_line_of_global_interrupts_is_sent_and_cleared() {
     let mut line = MUSPI_GI_t { classRouteId: 0, GIId: 0, owner: std::ptr::null() };
     assert_eq!(call!(MUSPI_GIInit(&mut line, 4, 3)), -libc::EINVAL);
     assert_eq!(call!(MUSPI_GIInit(&mut line, 4, 2)), 0, "{}", last_text());
-    let second = 1_000_000 * NICFORGE_SPI_CYCLES_PER_US;
     assert_eq!(call!(MUSPI_GIPollForArrival(&mut line)), -libc::EAGAIN);
     assert_eq!(call!(MUSPI_GIPollForClear(&mut line)), 0);
     assert_eq!(call!(MUSPI_GISend(&mut line)), 0, "{}", last_text());
-    assert_eq!(call!(MUSPI_GIPollForArrivalWithTimeout(&mut line, 60 * second)), 0, "{}", last_text());
+    assert_eq!(call!(MUSPI_GIPollForArrivalWithTimeout(&mut line, 60 * SECOND)), 0, "{}", last_text());
     assert_eq!(call!(MUSPI_GISendClear(&mut line)), 0);
-    assert_eq!(call!(MUSPI_GIPollForClearWithTimeout(&mut line, 60 * second)), 0, "{}", last_text());
+    assert_eq!(call!(MUSPI_GIPollForClearWithTimeout(&mut line, 60 * SECOND)), 0, "{}", last_text());
 
     // A class without a route takes no line.
     assert_eq!(call!(MUSPI_GIInit(&mut line, 5, 0)), 0);
@@ -425,12 +448,12 @@ fn interrupts_of_fifos_end_a_wait() {
         Pt2Pt: local_route(),
         MemFIFO: MUSPI_MemoryFIFODescriptorInfoFields_t::default(),
     };
-    let mut descriptor = empty();
+    let mut descriptor = empty_descriptor();
     let created = call!(MUSPI_CreatePt2PtMemoryFIFODescriptor(&mut descriptor, &mut info));
     assert_eq!(created, 0, "{}", last_text());
     session.send(descriptor);
-    let cycles = 60_000_000 * NICFORGE_SPI_CYCLES_PER_US;
-    assert_eq!(call!(nicforge_spi_wait_interrupts(0, expected, cycles, &mut come)), 0, "{}", last_text());
+    let waited = call!(nicforge_spi_wait_interrupts(0, expected, 60 * SECOND, &mut come));
+    assert_eq!(waited, 0, "{}", last_text());
     assert_eq!(come, expected);
     assert_eq!(call!(nicforge_spi_wait_interrupts(0, expected, 0, &mut come)), -libc::EAGAIN, "cleared");
     assert_eq!(call!(nicforge_spi_wait_interrupts(0, 0, 0, &mut come)), -libc::EINVAL);
@@ -460,7 +483,7 @@ fn null_gives_an_error() {
     ];
     assert_eq!(results, [-libc::EFAULT; 15]);
 
-    let mut descriptor = empty();
+    let mut descriptor = empty_descriptor();
     assert_eq!(call!(MUSPI_InjFifoInject(null_mut(), (&raw mut descriptor).cast())), u64::MAX);
     assert_eq!(call!(MUSPI_RecFifoPoll(null_mut(), 1)), 0);
     assert!(call!(MUSPI_IdToInjFifo(0, null_mut())).is_null());

@@ -32,9 +32,9 @@ pub const KERNEL_GI_INTERRUPT_FLAG_ENABLE: u32 = 1;
 pub const NICFORGE_SPI_INTERRUPT_INJECTION: u32 = 1;
 /// For nicforge_spi_wait_interrupts: free space of reception FIFO 0 has fallen below its threshold.
 pub const NICFORGE_SPI_INTERRUPT_RECEPTION: u32 = 1 << 8;
-/// For nicforge_spi_wait_interrupts: a packet that asked for it is in reception FIFO 0.
+/// For nicforge_spi_wait_interrupts: a packet that asks for an interrupt is in reception FIFO 0.
 pub const NICFORGE_SPI_INTERRUPT_PACKET: u32 = 1 << 12;
-/// Cycles of a microsecond, as times in cycles count.
+/// Cycles of a microsecond, where a call takes a time in cycles.
 pub const NICFORGE_SPI_CYCLES_PER_US: u64 = 1600;
 
 /// A descriptor. Its fields are in nicforge/muhwi.h.
@@ -80,7 +80,8 @@ pub struct Kernel_MemoryRegion_t {
 pub struct Kernel_InjFifoAttributes_t {
     /// 1: remote gets may use the FIFO, and software must not inject into it.
     pub RemoteGet: u32,
-    /// 1: the FIFO belongs to the system. Subgroups 64 to 67 have such ones, and the others do not.
+    /// 1: the FIFO belongs to the system. Subgroups 64 to 67 have only such FIFOs, and the others
+    /// have none.
     pub System: u32,
     /// 1: the FIFO has high priority.
     pub Priority: u32,
@@ -108,7 +109,7 @@ pub struct Kernel_InjFifoInterrupts_t {
 pub struct Kernel_RecFifoInterrupts_t {
     /// 1: the FIFO interrupts when its free space crosses the threshold.
     pub Threshold_Crossing: u32,
-    /// 1: it interrupts when a packet comes that asks for it.
+    /// 1: the FIFO interrupts when a packet comes that asks for an interrupt.
     pub Packet_Arrival: u32,
 }
 
@@ -182,9 +183,9 @@ pub type MUSPI_RecvFunction_t = Option<
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MUSPI_BaseDescriptorInfoFields_t {
-    /// 1: the payload is only read.
+    /// 1: the payload is only read from memory, and not sent.
     pub Pre_Fetch_Only: u32,
-    /// Address of the payload for the unit, or an atomic address.
+    /// Address of the payload for the unit, or one that stands for an atomic load.
     pub Payload_Address: u64,
     /// Bytes of the payload.
     pub Message_Length: u64,
@@ -244,11 +245,11 @@ pub struct MUSPI_MemoryFIFODescriptorInfoFields_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MUSPI_DirectPutDescriptorInfoFields_t {
-    /// Number in its node of the entry for the payload.
+    /// Number of the base address for the payload, counted over all subgroups of the node.
     pub Rec_Payload_Base_Address_Id: u16,
     /// Offset of the first byte.
     pub Rec_Payload_Offset: u64,
-    /// Number in its node of the entry for the counter.
+    /// Number of the base address for the counter, counted over all subgroups of the node.
     pub Rec_Counter_Base_Address_Id: u16,
     /// Offset of the counter, from MUSPI_GetAtomicOffsetFromBaseAddress.
     pub Rec_Counter_Offset: u64,

@@ -64,6 +64,7 @@ fn open_errno(problem: &OpenProblem) -> i32 {
 }
 
 thread_local! {
+    /// Text of the thread's last failure.
     static LAST: RefCell<CString> = RefCell::default();
 }
 
@@ -74,6 +75,7 @@ pub(crate) fn last_error() -> *const c_char {
     LAST.try_with(|last| last.try_borrow().map_or(c"".as_ptr(), |text| text.as_ptr())).unwrap_or(c"".as_ptr())
 }
 
+/// Stores the text of a failure as the calling thread's last one.
 #[cold]
 fn remember(failure: &Failure) {
     let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
@@ -118,6 +120,7 @@ mod tests {
 
     use super::*;
 
+    /// Returns the text of this thread's last failure.
     fn last() -> String {
         LAST.with(|last| last.borrow().to_string_lossy().into_owned())
     }

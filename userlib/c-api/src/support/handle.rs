@@ -27,7 +27,7 @@ impl<T> Handle<T> {
         Ok(Self { inner: Mutex::new(inner), cancel: Cancel::new()? })
     }
 
-    /// Calls `call` with the object, and the token that cancels the call.
+    /// Calls `call` with the object and its cancellation token.
     ///
     /// # Errors
     /// Returns `EBUSY` while another thread is in a call, `EIO` after an earlier call has panicked,
@@ -48,7 +48,7 @@ impl<T> Handle<T> {
         call(&mut inner, &self.cancel)
     }
 
-    /// Cancels waiting calls while `on`.
+    /// Cancels waiting calls with `on`, and permits them again without.
     pub(crate) fn cancel(&self, on: bool) {
         if on { self.cancel.cancel() } else { self.cancel.rearm() }
     }
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn cancellation_ends_calls_until_it_is_withdrawn() {
+    fn a_handle_is_cancelled_until_cancellation_is_cleared() {
         let handle = Handle::new(()).unwrap();
         let cancelled = || handle.with(|(), cancel| Ok(cancel.is_cancelled())).unwrap();
 

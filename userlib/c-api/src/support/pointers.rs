@@ -35,7 +35,7 @@ pub(crate) unsafe fn reference<'a, T>(handle: *const T) -> Result<&'a T, Failure
     unsafe { handle.as_ref() }.ok_or_else(|| Failure::new(libc::EFAULT, "the handle is NULL"))
 }
 
-/// Calls `call` with the object behind a handle of C, and the token that cancels the call.
+/// Calls `call` with the object behind a handle of C and its cancellation token.
 ///
 /// # Errors
 /// Returns `EFAULT` for NULL, and the errors of [`super::Handle::with`].
@@ -157,6 +157,7 @@ pub(crate) unsafe fn output<'a>(pointer: *mut c_void, size: usize) -> Result<&'a
 mod tests {
     use super::*;
 
+    /// Returns the error number of a result, 0 for success.
     fn errno<T>(result: Result<T, Failure>) -> i32 {
         result.map_or_else(|failure| failure.errno(), |_| 0)
     }

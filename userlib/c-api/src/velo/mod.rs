@@ -27,7 +27,7 @@ use crate::support::{
     options_or_default, path, reference, release, store_opened, timeout, with_object,
 };
 
-/// Length of the longest message in bytes, and least size of a buffer that receives one.
+/// Length of the longest message in bytes, and minimum size of a buffer that receives one.
 pub const VELO_MAX_MESSAGE: usize = 64;
 /// In place of a tag, for the functions that receive: any tag.
 pub const VELO_ANY_TAG: i32 = -1;
@@ -88,10 +88,12 @@ pub(crate) struct Inner {
 }
 
 impl Inner {
+    /// Returns the deadline of a call that begins now.
     fn deadline(&self) -> Deadline {
         self.timeout.map_or(Deadline::never(), Deadline::after)
     }
 
+    /// Returns the link of a connection's number.
     fn link(&self, number: i32) -> Result<PeerLink, Failure> {
         let link = usize::try_from(number).ok().and_then(|number| self.links.get(number));
         link.copied().ok_or_else(|| Failure::new(libc::EBADF, "there is no such connection"))
@@ -130,7 +132,7 @@ pub unsafe extern "C" fn velo_open(
 }
 
 /// Opens a device that other libraries may use too; they then share its posted-write ring. The port
-/// holds `open` until it is closed.
+/// keeps `open` until it is closed, so that a caller can see that the port is open.
 pub(crate) fn open_device_as(
     device: Device,
     shared: Option<SharedPoster>,
@@ -190,8 +192,8 @@ pub unsafe extern "C" fn velo_vpid(port: *const velo_port) -> i32 {
     guarded_number(|| unsafe { with_object(port, |inner, _| Ok(inner.port.address().vpid.into())) })
 }
 
-/// Connects to a VPID of a node, and waits until it has a tenant. Returns the number of the
-/// connection, or a negative error number.
+/// Connects to a VPID of a node, and waits until a process receives messages there. Returns the
+/// number of the connection, or a negative error number.
 ///
 /// # Safety
 /// `port` is a handle.
@@ -236,8 +238,8 @@ pub unsafe extern "C" fn velo_disconnect(port: *const velo_port, connection: i32
 /// Sends `size` bytes with a tag of 0 to 14. `size` is a multiple of 8, 8 to 64. Waits while the
 /// connection has no credit. Returns 0, or a negative error number:
 /// - -ECONNRESET: the receiver is gone;
-/// - -ENOBUFS: no more messages can be kept, and the credit may be after the next one. The caller
-///   must receive some.
+/// - -ENOBUFS: the library can't keep more received messages, and the credit may arrive after them.
+///   The caller must receive some.
 ///
 /// # Safety
 /// `port` is a handle; `data` has `size` readable bytes.

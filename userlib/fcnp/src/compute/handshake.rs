@@ -32,8 +32,8 @@ impl ComputeCore {
                 (Some(_), None) => {}
                 (Some(_), Some(direction)) => self.reset(direction.scope(), &mut token, waiter)?,
                 (None, _) => {
-                    // A RESET of everything must not overtake data that the other thread still
-                    // sends to the process that is gone.
+                    // A RESET of everything must not overtake data that another thread of this core
+                    // still sends to the process that is gone.
                     fence(Ordering::SeqCst);
                     while self.directions.iter().any(|state| state.running.load(Ordering::Acquire)) {
                         waiter.pause("the other call of this core to notice that the I/O node is gone")?;
@@ -52,6 +52,7 @@ impl ComputeCore {
             .find(|direction| self.state(*direction).needs_reset.load(Ordering::Acquire))
     }
 
+    /// Waits until no other thread is in a handshake, and locks the token of the last RESET.
     fn lock_handshake(&self, waiter: &mut Waiter<'_>) -> Result<MutexGuard<'_, u32>, Error> {
         loop {
             match self.handshake.try_lock() {
@@ -62,8 +63,8 @@ impl ComputeCore {
         }
     }
 
-    /// Withdraws the request of a failed call. If that does not succeed in time, the next call
-    /// repeats it.
+    /// Withdraws the request of a failed call. If that does not succeed within
+    /// [`Config::recovery`](crate::Config::recovery), the next call repeats it.
     pub(super) fn withdraw(&self, direction: Direction) {
         let mut waiter = Waiter::new(&self.node.channel, Deadline::after(self.config.recovery), None);
         let done = self
@@ -75,7 +76,8 @@ impl ComputeCore {
         }
     }
 
-    /// Performs the RESET handshake.
+    /// Performs the RESET handshake. A RESET of everything is repeated until a process on the I/O
+    /// node has acknowledged it. Another RESET fails when the linked process is gone.
     fn reset(&self, scope: Scope, token: &mut u32, waiter: &mut Waiter<'_>) -> Result<(), Error> {
         let io_node = self.node.channel.info().io_node;
         let linked = self.link();
@@ -159,7 +161,8 @@ impl ComputeCore {
     }
 }
 
-/// Returns the first token. Tokens of successive processes on a core should differ.
+/// Returns the first token. It is random, so that an acknowledgement for an earlier process on the
+/// core is not taken for one of this process.
 pub(super) fn first_token() -> u32 {
     runtime::random() as u32
 }

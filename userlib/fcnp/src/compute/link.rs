@@ -5,8 +5,10 @@ use crate::tree::Generation;
 /// The process that serves FCNP on the I/O node, and the generation by which it knows this core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct IoNodeLink {
+    /// Core of the I/O node that the process has, and the generation of that core.
     pub(super) core: u16,
     pub(super) generation: Generation,
+    /// Generation of this core when the link was made.
     pub(super) own: Generation,
     /// [`nicforge_driver::Device::resets`] when the link was made, modulo 256.
     pub(super) resets: u8,

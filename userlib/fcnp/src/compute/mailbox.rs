@@ -5,9 +5,9 @@
 //! which the others can continue.
 //!
 //! - *Mailboxes*: one for each core and kind of acknowledgement. Only the owner of the receive lock
-//!   writes them. It writes into a mailbox *before* it frees the packet's slot. If it dies in
-//!   between, the next owner finds the packet again and delivers it again. The packet's number in
-//!   its FIFO, which is stored with it, shows that it is the same one.
+//!   writes them. It writes into a mailbox *before* it frees the packet's slot. If it dies between
+//!   these steps, the next owner finds the packet again and delivers it again. The packet's number
+//!   in its FIFO, which is stored with it, shows that it is the same packet.
 //! - The *stream word* names the core that receives the data packets. It is set before the READ
 //!   acknowledgement is delivered, and its owner clears it after the last packet. No other core
 //!   touches the receive FIFO meanwhile, unless that core is down or a newer process has it. In
@@ -39,11 +39,13 @@ use nicforge_shm::{SharedU32, Window};
 
 use crate::{Error, protocol::Kind, tree::Generation};
 
+// Offsets in the shared memory, and the size of a mailbox.
 const STREAM: u64 = 0x0;
 const READERS: u64 = 0x40;
 const BOXES: u64 = 0x100;
 const BOX: u64 = 0x200;
 const KINDS: u64 = 3;
+// Offsets in a mailbox.
 const DELIVERING: u64 = 0x00;
 const DELIVERED: u64 = 0x04;
 const TAKEN: u64 = 0x40;
@@ -212,6 +214,7 @@ mod tests {
         let sram = sram();
         let mailbox = Mailbox::new(&sram, 0, Kind::Read).unwrap();
         mailbox.deliver(4, &[4; PAYLOAD]).unwrap();
+        // The core that delivers packet 5 has written its number (plus 1), and dies.
         mailbox.delivering.store(6, Ordering::Relaxed);
         let torn = mailbox.take();
         mailbox.deliver(5, &[5; PAYLOAD]).unwrap();

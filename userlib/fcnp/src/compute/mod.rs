@@ -50,6 +50,7 @@ impl Direction {
         }
     }
 
+    /// Returns the name of a call of this direction, for errors.
     fn call(self) -> &'static str {
         match self {
             Direction::Read => "a read",
@@ -58,6 +59,7 @@ impl Direction {
     }
 }
 
+/// The state of the core's calls of one direction.
 #[derive(Debug, Default)]
 struct DirectionState {
     /// A thread is in a call of this direction.
@@ -71,10 +73,11 @@ struct DirectionState {
     known: AtomicU32,
 }
 
-/// Sets a flag, and clears it when dropped.
+/// A flag that this value has set, and clears when it is dropped.
 struct Flag<'a>(&'a AtomicBool);
 
 impl<'a> Flag<'a> {
+    /// Sets the flag, or returns `None` if it is set already.
     fn set(flag: &'a AtomicBool) -> Option<Self> {
         (!flag.swap(true, Ordering::AcqRel)).then_some(Self(flag))
     }
@@ -115,7 +118,7 @@ impl ComputeCore {
         Self::open_until(device, config, deadline, None)
     }
 
-    /// Opens the core as [`ComputeCore::open`] does, with a deadline and a token.
+    /// Opens the core as [`ComputeCore::open`] does, with a deadline and a cancellation token.
     ///
     /// # Errors
     /// Returns the errors of [`ComputeCore::open`], and [`Error::Cancelled`].
@@ -157,7 +160,7 @@ impl ComputeCore {
         self.write_until(data, self.deadline(), None)
     }
 
-    /// Sends `data` as [`ComputeCore::write`] does, with a deadline and a token.
+    /// Sends `data` as [`ComputeCore::write`] does, with a deadline and a cancellation token.
     ///
     /// # Errors
     /// Returns [`Error::PeerGone`], also once for each direction when the process on the I/O node
@@ -183,7 +186,7 @@ impl ComputeCore {
         self.read_until(buffer, self.deadline(), None)
     }
 
-    /// Receives as [`ComputeCore::read`] does, with a deadline and a token.
+    /// Receives as [`ComputeCore::read`] does, with a deadline and a cancellation token.
     ///
     /// # Errors
     /// Returns the errors of [`ComputeCore::write_until`], and [`Error::Aborted`]. After an error,
@@ -225,8 +228,8 @@ impl ComputeCore {
         &self.directions[direction as usize]
     }
 
-    /// Runs one call. It is the only one of its kind, has a valid link, and withdraws its request
-    /// if it fails.
+    /// Runs `transfer` as one call. It fails with [`Error::Busy`] if a call of the same direction
+    /// runs, waits for a valid link, and withdraws the request if the transfer fails.
     fn call(
         &self,
         direction: Direction,
@@ -270,8 +273,9 @@ impl ComputeCore {
         Err(error)
     }
 
-    /// Returns the link for a call. Each direction reports the loss of its peer once, even if
-    /// another process is there already: agreements with the old process do not bind the new one.
+    /// Returns the link for a call, or [`Error::PeerGone`] once for each direction when the process
+    /// of the last call is gone. That error is needed even if another process is there already:
+    /// agreements with the old process do not bind the new one.
     fn link_for(&self, direction: Direction, waiter: &mut Waiter<'_>) -> Result<IoNodeLink, Error> {
         let known = IoNodeLink::from_word(self.state(direction).known.load(Ordering::Relaxed));
         if let Some(known) = known.filter(|known| self.peer_is_gone(*known)) {
@@ -307,6 +311,7 @@ impl ComputeCore {
         }
     }
 
+    /// Returns the current link, if it is still valid.
     fn link(&self) -> Option<IoNodeLink> {
         IoNodeLink::from_word(self.link.load(Ordering::Acquire)).filter(|link| !self.is_gone(*link))
     }
@@ -318,8 +323,8 @@ impl ComputeCore {
         self.peer_is_gone(link) || self.was_reset_since(link)
     }
 
-    /// Checks as [`ComputeCore::is_gone`] does, for a transfer, which checks after each batch of
-    /// packets.
+    /// Returns the result of [`ComputeCore::is_gone`] at little cost, because a transfer asks for
+    /// it after each batch of packets: the presence table is read only after a change.
     #[inline]
     fn check_gone(&self, watch: &mut PresenceWatch, link: IoNodeLink) -> bool {
         self.resets() != link.resets || watch.check_gone(&self.node.channel, || self.is_gone(link))
@@ -336,6 +341,7 @@ impl ComputeCore {
         self.node.channel.device().resets() as u8
     }
 
+    /// Returns whether the process of `link` on the I/O node is gone or was replaced.
     #[inline]
     fn peer_is_gone(&self, link: IoNodeLink) -> bool {
         self.node.channel.presence(self.node.channel.info().io_node, link.core) != link.generation
@@ -357,7 +363,7 @@ impl ComputeCore {
     }
 }
 
-/// The packets that a failed call has sent.
+/// Whether a failed call has sent its request, which must then be withdrawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sent {
     /// The request has not left.

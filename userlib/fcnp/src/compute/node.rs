@@ -28,7 +28,7 @@ use nicforge_hwi::tree::{CORES, PAYLOAD};
 /// A receiver that holds the node's receive lock.
 pub(super) type LockedReceiver<'a> = Receiver<'a, Held<&'a LockBox>>;
 
-/// The kind of the first packet in the FIFO.
+/// The result of [`Node::poll`].
 #[allow(clippy::large_enum_variant, reason = "lives on the stack for a moment")]
 pub(super) enum Polled {
     /// The FIFO is empty.
@@ -46,9 +46,10 @@ pub(super) enum Polled {
 enum FifoAccess {
     /// No stream is in the way.
     Free,
-    /// The stream has ended without a clear stream word, which the core must clear.
+    /// The process that the stream word names is gone or has given up its read. The core must clear
+    /// the stream word first.
     AfterClear,
-    /// Another core receives its stream.
+    /// Another core, or another thread of this core, receives its stream.
     Refused,
 }
 
@@ -59,9 +60,9 @@ pub(super) enum Interruption {
     None,
     /// The I/O node aborted the read.
     Aborted,
-    /// Another read begins, and its acknowledgement is still first in the FIFO. No process sends
-    /// that in the middle of a read. So it comes from the next process, and the end of the stream
-    /// was lost with the previous one.
+    /// Another read begins, and its acknowledgement is still first in the FIFO. No process sends an
+    /// acknowledgement in the middle of a read. So it comes from the I/O node's next process, and
+    /// the rest of the stream was lost with the process before.
     Replaced,
 }
 
@@ -115,8 +116,9 @@ impl Node {
         self.channel.presence(self.name.node, core)
     }
 
-    /// Enters this core into [`Readers`]. It is called before the request of a read is sent.
-    pub(super) fn reading(&self) -> ReaderEntry<'_> {
+    /// Enters this core into [`Readers`] until the result is dropped. It is called before the
+    /// request of a read is sent.
+    pub(super) fn enter_readers(&self) -> ReaderEntry<'_> {
         self.readers.set(self.name.core, Some(self.generation(self.name.core)));
         ReaderEntry(self)
     }
@@ -132,7 +134,7 @@ impl Node {
 
     /// Takes this core's acknowledgement of `kind`, if another core has delivered it.
     #[inline]
-    pub(super) fn delivered(&self, kind: Kind) -> Result<Option<Control>, Error> {
+    pub(super) fn take_delivered(&self, kind: Kind) -> Result<Option<Control>, Error> {
         let Some(payload) = self.mailbox(self.name.core, kind).take()? else { return Ok(None) };
         // The packet was decoded before it was delivered.
         Ok(Control::decode(&payload).ok())
@@ -195,7 +197,8 @@ impl Node {
         self.stream.set(None);
     }
 
-    /// Handles the first packet in the FIFO.
+    /// Handles the first packet in the FIFO. It takes the acknowledgement of kind `want` for this
+    /// core, delivers one for another core or call to its mailbox, and discards other packets.
     pub(super) fn poll(&self, receiver: &mut LockedReceiver<'_>, want: Kind) -> Result<Polled, Error> {
         let Some(header) = receiver.peek() else {
             self.counters.polls.add(1);
@@ -209,14 +212,14 @@ impl Node {
             return Ok(Polled::Other);
         }
 
-        let Some((control, payload)) = self.control(receiver) else { return Ok(Polled::Other) };
+        let Some((control, payload)) = self.first_control(receiver) else { return Ok(Polled::Other) };
 
         let number = receiver.position();
         let is_awaited = control.core == self.name && control.kind == want;
-        let streams = control.kind == Kind::Read && Split::new(control.size, control.size).packets != 0;
+        let has_data = control.kind == Kind::Read && Split::new(control.size, control.size).packets != 0;
         let generation = self.generation(control.core.core);
         let core = control.core.core;
-        // The core has given up this read. Its data have no reader and are orphans.
+        // The core has given up this read, so its data have no reader and are orphans.
         let unwanted = control.kind == Kind::Read && !self.is_reading(core, generation);
         if control.kind == Kind::Read && control.size == ABORT || !generation.is_up() || unwanted {
             receiver.advance();
@@ -224,7 +227,7 @@ impl Node {
             return Ok(Polled::Other);
         }
 
-        if streams {
+        if has_data {
             self.stream.set(Some(Stream { core, generation }));
         }
 
@@ -236,7 +239,7 @@ impl Node {
         self.mailbox(core, control.kind).deliver(number, &payload)?;
         self.counters.hand_overs.add(1);
 
-        if streams && core != self.name.core {
+        if has_data && core != self.name.core {
             receiver.publish();
             receiver.held().hand_over(core);
             return Ok(Polled::StreamHandedOver);
@@ -244,12 +247,15 @@ impl Node {
 
         receiver.advance();
         receiver.publish();
-        Ok(if streams { Polled::StreamHandedOver } else { Polled::Other })
+        Ok(if has_data { Polled::StreamHandedOver } else { Polled::Other })
     }
 
     /// Handles the control packet that interrupts this core's stream.
-    pub(super) fn interruption(&self, receiver: &mut LockedReceiver<'_>) -> Result<Interruption, Error> {
-        let Some((control, payload)) = self.control(receiver) else {
+    pub(super) fn handle_interruption(
+        &self,
+        receiver: &mut LockedReceiver<'_>,
+    ) -> Result<Interruption, Error> {
+        let Some((control, payload)) = self.first_control(receiver) else {
             self.counters.packets_received.add(1);
             return Ok(Interruption::None);
         };
@@ -275,9 +281,9 @@ impl Node {
         Ok(Interruption::None)
     }
 
-    /// Returns the control packet at the head of the FIFO, read once. Skips it and returns `None`
-    /// if it is not for this node, or if a dead core had delivered it already.
-    fn control(&self, receiver: &mut LockedReceiver<'_>) -> Option<(Control, [u8; PAYLOAD])> {
+    /// Returns the control packet at the head of the FIFO, and its payload. Skips the packet and
+    /// returns `None` if it is not for this node, or if a core delivered it before it died.
+    fn first_control(&self, receiver: &mut LockedReceiver<'_>) -> Option<(Control, [u8; PAYLOAD])> {
         let mut payload = [0; PAYLOAD];
         receiver.payload(&mut payload);
         cost(Cost::ControlPacket, 1);

@@ -11,7 +11,7 @@ use crate::{
     protocol::{Control, Kind, Split, request_size},
     statistics::Tally,
     tree::PresenceWatch,
-    wait::{Waiter, part},
+    wait::{Waiter, until_next_check},
 };
 
 /// Number of packets that are sent in a row under the send lock (paper, IV).
@@ -92,7 +92,7 @@ impl ComputeCore {
         let request = Control::new(Kind::Read, self.name(), requested);
 
         // The core enters itself before the acknowledgement can arrive.
-        let _reading = self.node.reading();
+        let _reading = self.node.enter_readers();
         self.send_control(&request, || self.is_gone(link), waiter).map_err(|error| (error, Sent::Nothing))?;
 
         self.transfer_in_requested(buffer, requested, link, waiter).map_err(|error| (error, Sent::Request))
@@ -164,12 +164,12 @@ impl ComputeCore {
                 return Err(Error::PeerGone { peer: self.peer() });
             }
 
-            let count = receiver.take_data(part(body, at));
+            let count = receiver.take_data(until_next_check(body, at));
             at = body.len().min(at + count.packets * PAYLOAD);
             packets.add(count.packets);
 
             if count.control {
-                match self.node.interruption(receiver)? {
+                match self.node.handle_interruption(receiver)? {
                     Interruption::None => waiter.progress(),
                     Interruption::Aborted => return Err(Error::Aborted { peer: self.peer() }),
                     Interruption::Replaced => return Err(Error::PeerGone { peer: self.peer() }),
@@ -238,7 +238,7 @@ impl ComputeCore {
         let mut received = self.node.channel.received();
 
         loop {
-            if let Some(control) = self.node.delivered(wanted)? {
+            if let Some(control) = self.node.take_delivered(wanted)? {
                 return Ok((control, None));
             }
 
@@ -253,7 +253,7 @@ impl ComputeCore {
             if let Some(mut receiver) = self.node.try_receiver_for(wanted) {
                 // The last lock owner may have delivered the packet between the check above and the
                 // lock.
-                if let Some(control) = self.node.delivered(wanted)? {
+                if let Some(control) = self.node.take_delivered(wanted)? {
                     return Ok((control, Some(receiver)));
                 }
 

@@ -17,11 +17,11 @@ use crate::{
     protocol::{Control, Kind, Split, request_size},
     statistics::Tally,
     tree::PresenceWatch,
-    wait::{Waiter, part},
+    wait::{Waiter, until_next_check},
 };
 
-/// How long a sleeping call goes without a check of its token.
-const SLICE: Duration = Duration::from_millis(10);
+/// How long a sleeping call goes without a check of its cancellation token.
+const CANCEL_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// One call on the I/O node.
 pub(super) struct Call<'a> {
@@ -48,7 +48,8 @@ impl Drop for Call<'_> {
 }
 
 impl<'a> Call<'a> {
-    /// Begins a call for a core. One call for each core and direction may run.
+    /// Begins a call for a core, or returns [`Error::Busy`] if a call for the same core and
+    /// direction runs.
     pub(super) fn begin(
         inner: &'a Inner,
         core: u32,
@@ -89,9 +90,9 @@ impl<'a> Call<'a> {
         let received = if split.packets == 0 { Ok(()) } else { self.receive_data(body, link) };
 
         match received {
-            Err(error) if error.is_interrupted() => return Err(error),
+            Err(error) if error.is_timeout_or_cancel() => return Err(error),
             received => {
-                self.inner.end(self.core, self.direction);
+                self.inner.end_transfer(self.core, self.direction);
                 received?;
             }
         }
@@ -110,7 +111,7 @@ impl<'a> Call<'a> {
         self.acknowledge(&Control::new(Kind::Read, link.name, agreed).with_head(head), request, link, false)?;
 
         match self.send_data(body, link) {
-            Err(error) if error.is_interrupted() => {
+            Err(error) if error.is_timeout_or_cancel() => {
                 // The core receives an abort. The slot is free as soon as that message has left.
                 spin_lock(&self.inner.cores[self.core as usize].state).abort = true;
                 self.inner.queue_reply(self.core);
@@ -119,7 +120,7 @@ impl<'a> Call<'a> {
                 return Err(error);
             }
             sent => {
-                self.inner.end(self.core, self.direction);
+                self.inner.end_transfer(self.core, self.direction);
                 sent?;
             }
         }
@@ -129,7 +130,8 @@ impl<'a> Call<'a> {
         Ok(agreed as usize)
     }
 
-    /// Waits for the core's request, then for the slot. The transfer runs from then on.
+    /// Waits for the core's request and for the pset's slot. When it returns, the transfer counts
+    /// as running: a RESET of the core is acknowledged only after its end.
     fn start(&mut self) -> Result<(Request, CoreLink), Error> {
         // A call that has already ended must not take a request.
         self.waiter.check("a request of the core")?;
@@ -173,10 +175,13 @@ impl<'a> Call<'a> {
         }
     }
 
+    /// Returns whether the core has an outstanding request of this direction.
     fn has_request(&self) -> bool {
         spin_lock(&self.inner.cores[self.core as usize].state).requests[self.direction as usize].is_some()
     }
 
+    /// Takes the core's request and marks the transfer as running. Returns `None` if the request
+    /// was withdrawn meanwhile.
     fn take_request(&mut self) -> Option<(Request, CoreLink)> {
         let core = &self.inner.cores[self.core as usize];
         let mut state = spin_lock(&core.state);
@@ -212,9 +217,9 @@ impl<'a> Call<'a> {
         answer: &Control,
         request: Request,
         link: CoreLink,
-        reads: bool,
+        receives_data: bool,
     ) -> Result<(), Error> {
-        let sent = self.try_acknowledge(answer, link, reads);
+        let sent = self.try_acknowledge(answer, link, receives_data);
 
         if sent.is_err() {
             let core = &self.inner.cores[self.core as usize];
@@ -223,28 +228,33 @@ impl<'a> Call<'a> {
                 state.requests[self.direction as usize] = Some(request);
             }
             drop(state);
-            self.inner.end(self.core, self.direction);
+            self.inner.end_transfer(self.core, self.direction);
         }
         sent
     }
 
-    /// Sends the acknowledgement of the transfer when there is room. With `reads`, only this call
-    /// receives data from then on.
-    fn try_acknowledge(&mut self, answer: &Control, link: CoreLink, reads: bool) -> Result<(), Error> {
+    /// Sends the acknowledgement of the transfer when there is room. With `receives_data`, only
+    /// this call takes data packets from then on.
+    fn try_acknowledge(
+        &mut self,
+        answer: &Control,
+        link: CoreLink,
+        receives_data: bool,
+    ) -> Result<(), Error> {
         loop {
             self.check_transfer(link)?;
 
-            if reads {
+            if receives_data {
                 // The flag is set before the core can send data, so that no other thread takes
                 // them.
-                self.inner.receive.set_read(true);
+                self.inner.receive.set_has_reader(true);
             }
 
             if self.inner.try_send(answer, link) {
                 self.inner.daemon.count_acknowledged();
                 return Ok(());
             }
-            if reads {
+            if receives_data {
                 self.stop_reading();
             }
 
@@ -327,7 +337,8 @@ impl<'a> Call<'a> {
     #[inline]
     fn has_either_ended(&self, watch: &mut PresenceWatch, link: CoreLink) -> bool {
         self.inner.is_reset()
-            || watch.check_gone(&self.inner.channel, || !self.inner.has_boxes() || self.inner.is_gone(link))
+            || watch
+                .check_gone(&self.inner.channel, || !self.inner.owns_lock_boxes() || self.inner.is_gone(link))
     }
 
     /// Receives data packets until `body` is full, and frees the receive FIFO. If the call is
@@ -336,8 +347,8 @@ impl<'a> Call<'a> {
         // The lock's holder sees the flag `reading`, and frees the lock.
         let mut receiver = self.inner.channel.receiver(spin_lock(&self.inner.receive.incoming));
 
-        // The lock's former holder may have received the core's RESET after the last check, and the
-        // core sends no data then. From here on only this call receives control packets.
+        // The previous holder of the lock may have received the core's RESET after the last check.
+        // The core sends no data then. From here on only this call receives control packets.
         if self.inner.cores[self.core as usize].is_revoked(self.direction) {
             drop(receiver);
             self.stop_reading();
@@ -361,7 +372,7 @@ impl<'a> Call<'a> {
                 break Err(error);
             }
 
-            let count = receiver.take_data(part(body, at));
+            let count = receiver.take_data(until_next_check(body, at));
             at = body.len().min(at + count.packets * PAYLOAD);
             packets.add(count.packets);
 
@@ -370,7 +381,7 @@ impl<'a> Call<'a> {
                 receiver.payload(&mut payload);
                 receiver.advance();
                 self.inner.counters.packets_received.add(1);
-                self.inner.control(&payload, receiver.held());
+                self.inner.handle_control(&payload, receiver.held());
                 if self.inner.cores[self.core as usize].is_revoked(self.direction) {
                     break Err(Error::Aborted { peer: Peer::Core { rank: self.core } });
                 }
@@ -402,7 +413,7 @@ impl<'a> Call<'a> {
             }
         };
 
-        if result.as_ref().is_err_and(Error::is_interrupted) {
+        if result.as_ref().is_err_and(Error::is_timeout_or_cancel) {
             let remaining = (body.len() - at).div_ceil(PAYLOAD);
             let drain = Drain { core: self.core, packets: remaining };
             self.inner.receive.begin_drain(receiver.held(), drain);
@@ -414,8 +425,10 @@ impl<'a> Call<'a> {
         result
     }
 
-    /// Makes one iteration of a loop that waits for a packet. In interrupt mode it sleeps, once the
-    /// loop has polled for [`Config::poll_phase`](crate::Config::poll_phase).
+    /// Makes one iteration of a loop that waits for a packet. It sleeps if only the daemon polls,
+    /// or in interrupt mode once the loop has polled for
+    /// [`Config::poll_phase`](crate::Config::poll_phase). `count` is the event's count before the
+    /// loop checked its condition.
     fn wait_once(&mut self, count: u32, operation: &'static str) -> Result<(), Error> {
         if self.inner.config.poller == Poller::Daemon {
             self.inner.check_own()?;
@@ -451,17 +464,21 @@ impl<'a> Call<'a> {
 
     /// Permits other threads to take data packets again, and wakes the daemon if only it polls.
     fn stop_reading(&self) {
-        self.inner.receive.set_read(false);
+        self.inner.receive.set_has_reader(false);
         if self.inner.config.poller == Poller::Daemon {
             self.inner.daemon.wake();
         }
     }
 
-    /// Sleeps until the daemon has handled a packet since `count` was read.
+    /// Sleeps until a thread has handled a packet since `count` was read, or until the next check
+    /// of the cancellation token is due.
     fn sleep(&self, count: u32) -> Result<(), Error> {
-        self.inner
-            .event
-            .sleep(count, self.waiter.remaining().map_or(SLICE, |remaining| remaining.min(SLICE)));
+        self.inner.event.sleep(
+            count,
+            self.waiter
+                .remaining()
+                .map_or(CANCEL_CHECK_INTERVAL, |remaining| remaining.min(CANCEL_CHECK_INTERVAL)),
+        );
         // Nothing else on this path notices that the device is lost, and the daemon does not report
         // it.
         match self.inner.channel.device().gone_cause() {

@@ -80,13 +80,14 @@ pub(super) struct Request {
     pub(super) head: [u8; HEAD],
 }
 
-/// A RESET that has not been acknowledged.
+/// A RESET whose acknowledgement has not been sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Answer {
+pub(super) struct PendingReset {
     pub(super) scope: Scope,
     pub(super) token: u32,
 }
 
+/// The state of a compute core. Its arrays have an element for each [`Direction`].
 #[derive(Debug, Default)]
 pub(super) struct CoreState {
     /// The process that has sent a RESET.
@@ -97,11 +98,12 @@ pub(super) struct CoreState {
     /// A transfer is running.
     pub(super) running: [bool; 2],
     /// An acknowledgement of a RESET is due once the transfers in its scope have ended.
-    pub(super) answer: Option<Answer>,
+    pub(super) pending_reset: Option<PendingReset>,
     /// The message that aborts a read is due. The pset's slot stays taken until it has left.
     pub(super) abort: bool,
 }
 
+/// A compute core: its locked state, and flags that are read without the lock.
 #[derive(Debug, Default)]
 pub(super) struct Core {
     pub(super) state: Mutex<CoreState>,
@@ -114,6 +116,7 @@ pub(super) struct Core {
 }
 
 impl Core {
+    /// Returns whether the core has withdrawn the running transfer of `direction`.
     pub(super) fn is_revoked(&self, direction: Direction) -> bool {
         self.revoked[direction as usize].load(Ordering::Acquire)
     }

@@ -61,8 +61,8 @@ impl DaemonControl {
         self.callers.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Counts an acknowledged request. The daemon's time of polling starts again: the core's next
-    /// request often follows soon.
+    /// Counts an acknowledged request. The daemon's poll phase then starts again, because the
+    /// core's next request often follows soon.
     pub(super) fn count_acknowledged(&self) {
         self.acknowledged.fetch_add(1, Ordering::Relaxed);
     }
@@ -87,7 +87,7 @@ impl DaemonControl {
 /// Runs until the endpoint stops or the device is gone. Calls detect the loss of the device
 /// themselves.
 pub(super) fn run(inner: &Inner, interrupt: Option<&Interrupt>) {
-    // A call that polls meets the device's error itself. One that sleeps gets it from here.
+    // A call that polls gets the device's error itself. A sleeping call gets it from here.
     if let Err(error) = serve(inner, interrupt) {
         let _ = inner.daemon.failure.set(error);
         inner.event.notify();
@@ -105,7 +105,7 @@ fn serve(inner: &Inner, interrupt: Option<&Interrupt>) -> Result<(), Error> {
 
     while !control.stop.is_cancelled() {
         let count = control.wakeup.count();
-        if control.callers.load(Ordering::Acquire) != 0 || inner.receive.is_read() {
+        if control.callers.load(Ordering::Acquire) != 0 || inner.receive.has_reader() {
             control.wakeup.sleep(count, DAEMON_PAUSE);
             relax.reset();
             idle_since = Instant::now();
@@ -143,9 +143,9 @@ fn may_sleep(inner: &Inner) -> bool {
     inner.config.mode == Mode::Interrupt && !draining && !inner.replies.is_pending()
 }
 
-/// Sleeps until the interrupt: the dummy read. Enabling raises the interrupt at once if an
-/// irq-marked packet is anywhere in the FIFO, so none is missed. The call may return for a packet
-/// that another thread has taken, which is harmless.
+/// Sleeps until the interrupt, as the paper's dummy read does. Enabling raises the interrupt at
+/// once if an irq-marked packet is anywhere in the FIFO, so none is missed. The sleep may end for a
+/// packet that another thread has taken, which is harmless.
 fn sleep(inner: &Inner, interrupt: &Interrupt) -> Result<(), Error> {
     interrupt.take();
 

@@ -10,10 +10,10 @@ use nicforge_driver::runtime;
 use super::cores::{spin_lock, try_lock};
 use crate::tree::{Held, HoldsLock, LockBox};
 
-/// Turns for which the lock of the send FIFO stays free for a thread that waits for it. They are
-/// few, since that thread may not run at all.
-const WAITER_TURNS: u32 = 8;
-/// A value that no packet count has.
+/// Number of pauses for which the lock of the send FIFO stays free for a thread that waits for it.
+/// They are few, because that thread may not be running at all.
+const PAUSES_FOR_WAITER: u32 = 8;
+/// A value of [`ReceiveFifo::empty_at`] that no packet count has, since these have 32 bits.
 const NOT_EMPTY: u64 = u64::MAX;
 
 /// A core's write that no call receives any more. Its data are discarded as they arrive.
@@ -50,6 +50,7 @@ impl SendLock {
         Self { held: Mutex::new(guard), wanted: AtomicU32::new(0) }
     }
 
+    /// Spins until it has locked the send FIFO. [`SendLock::has_waiter`] is true meanwhile.
     pub(super) fn lock(&self) -> MutexGuard<'_, Held<LockBox>> {
         if let Some(guard) = try_lock(&self.held) {
             return guard;
@@ -64,7 +65,7 @@ impl SendLock {
     /// Pauses while the lock is free, so that a waiting thread takes it. A caller that locked it
     /// again at once would starve that thread.
     pub(super) fn let_waiter_take(&self) {
-        for pause in 1..=WAITER_TURNS {
+        for pause in 1..=PAUSES_FOR_WAITER {
             if !self.has_waiter() {
                 break;
             }
@@ -107,13 +108,13 @@ impl ReceiveFifo {
 
     /// Returns whether a thread receives data or is about to.
     #[inline]
-    pub(super) fn is_read(&self) -> bool {
+    pub(super) fn has_reader(&self) -> bool {
         self.reading.load(Ordering::Acquire)
     }
 
     /// Sets whether a thread receives data or is about to.
     #[inline]
-    pub(super) fn set_read(&self, reading: bool) {
+    pub(super) fn set_has_reader(&self, reading: bool) {
         self.reading.store(reading, Ordering::Release);
     }
 
@@ -124,7 +125,7 @@ impl ReceiveFifo {
     }
 
     /// Records that the FIFO was found empty, without a drain, when the NIC had counted `received`
-    /// packets.
+    /// packets. `_incoming` proves that the caller holds the FIFO's lock.
     pub(super) fn set_empty_at(&self, _incoming: &Incoming, received: u64) {
         self.empty_at.store(received, Ordering::Release);
     }

@@ -39,7 +39,7 @@ use crate::{
 };
 
 /// How long opening waits for the lock boxes of a process that has just died.
-const TAKE_OVER: Duration = Duration::from_secs(1);
+const LOCK_WAIT: Duration = Duration::from_secs(1);
 
 /// FCNP on the I/O node of a pset.
 ///
@@ -60,8 +60,8 @@ impl IoNode {
     /// the node's user channel.
     ///
     /// # Errors
-    /// Returns [`Error::WrongDevice`], [`Error::BadDevice`], [`Error::Served`], [`Error::Device`]
-    /// or [`Error::Thread`].
+    /// Returns [`Error::WrongDevice`], [`Error::BadDevice`], [`Error::AlreadyServed`],
+    /// [`Error::Device`] or [`Error::Thread`].
     pub fn open(device: Device, config: Config) -> Result<Self, Error> {
         let channel = TreeChannel::open(device)?;
         let info = *channel.info();
@@ -83,8 +83,8 @@ impl IoNode {
             waiter.pause("this core's own entry in the presence table")?;
         }
 
-        let guard = lock_while_serving(&channel, channel.receive_lock())?;
-        let send = lock_while_serving(&channel, channel.send_lock())?;
+        let guard = lock_for_serving(&channel, channel.receive_lock())?;
+        let send = lock_for_serving(&channel, channel.send_lock())?;
 
         let cores = (info.pset_size * u32::from(CORES)) as usize;
         let inner = Arc::new(Inner {
@@ -119,14 +119,14 @@ impl IoNode {
         self.read_until(core, buffer, self.deadline(), None)
     }
 
-    /// Receives as [`IoNode::read`] does, with a deadline and a token.
+    /// Receives as [`IoNode::read`] does, with a deadline and a cancellation token.
     ///
     /// # Errors
     /// Returns [`Error::NoSuchCore`], [`Error::Busy`], [`Error::PeerGone`], [`Error::Timeout`],
     /// [`Error::Cancelled`] or [`Error::Device`]. [`Error::Aborted`] means that the core has
-    /// withdrawn its write in the middle. If the deadline, the token or the device ends the call in
-    /// the middle of a message, the rest is discarded as it arrives. After an error, `buffer` may
-    /// have been written.
+    /// withdrawn its write in the middle. If the deadline, the cancellation token or the device
+    /// ends the call in the middle of a message, the rest is discarded as it arrives. After an
+    /// error, `buffer` may have been written.
     pub fn read_until(
         &self,
         core: u32,
@@ -147,7 +147,7 @@ impl IoNode {
         self.write_until(core, data, self.deadline(), None)
     }
 
-    /// Sends as [`IoNode::write`] does, with a deadline and a token.
+    /// Sends as [`IoNode::write`] does, with a deadline and a cancellation token.
     ///
     /// # Errors
     /// Returns the errors of [`IoNode::read_until`]. If a message is interrupted in the middle, the
@@ -191,9 +191,10 @@ impl Drop for IoNode {
     }
 }
 
-/// Takes a lock box, for as long as this process serves.
-fn lock_while_serving(channel: &TreeChannel, lock: &LockBox) -> Result<Held<LockBox>, Error> {
-    let mut waiter = Waiter::new(channel, Deadline::after(TAKE_OVER), None);
+/// Locks a lock box for as long as this process serves the node. Returns [`Error::AlreadyServed`]
+/// if another process holds it for [`LOCK_WAIT`].
+fn lock_for_serving(channel: &TreeChannel, lock: &LockBox) -> Result<Held<LockBox>, Error> {
+    let mut waiter = Waiter::new(channel, Deadline::after(LOCK_WAIT), None);
     loop {
         if let Some(guard) = lock.try_lock_owned(channel.owner()) {
             return Ok(guard);
@@ -201,7 +202,7 @@ fn lock_while_serving(channel: &TreeChannel, lock: &LockBox) -> Result<Held<Lock
 
         if let Err(error) = waiter.pause("a lock box of the node") {
             let owner = lock.attachment().unwrap_or(channel.info().core).into();
-            return Err(if error.is_interrupted() { Error::Served { owner } } else { error });
+            return Err(if error.is_timeout_or_cancel() { Error::AlreadyServed { owner } } else { error });
         }
     }
 }

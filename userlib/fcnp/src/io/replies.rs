@@ -26,7 +26,7 @@ impl ReplyQueue {
         Self { queue: Mutex::new(VecDeque::with_capacity(cores)), pending: AtomicUsize::new(0) }
     }
 
-    /// Adds a core. The caller has set its flag.
+    /// Adds a core. The caller has set the core's `queued` flag.
     pub(super) fn push(&self, core: u32) {
         let mut queue = spin_lock(&self.queue);
         queue.push_back(core);
@@ -44,7 +44,7 @@ impl ReplyQueue {
         try_lock(&self.queue)
     }
 
-    /// Counts the cores that its holder leaves in the queue.
+    /// Updates `pending` before the holder of the queue unlocks it.
     pub(super) fn finish(&self, queue: &VecDeque<u32>) {
         self.pending.store(queue.len(), Ordering::Release);
     }

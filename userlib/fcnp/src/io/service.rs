@@ -12,7 +12,7 @@ use nicforge_driver::{
 use nicforge_hwi::tree::{CORES, Header, PAYLOAD};
 
 use super::{
-    cores::{Answer, Core, CoreLink, CoreState, Direction, Request, Slot, spin_lock, try_lock},
+    cores::{Core, CoreLink, CoreState, Direction, PendingReset, Request, Slot, spin_lock, try_lock},
     daemon::DaemonControl,
     fifos::{Incoming, ReceiveFifo, SendLock},
     replies::ReplyQueue,
@@ -25,8 +25,8 @@ use crate::{
     tree::{Generation, TreeChannel},
 };
 
-/// Number of packets that are taken in a row before other work.
-const SERVICE: usize = 16;
+/// Number of packets that one call of [`Inner::service`] takes from the receive FIFO.
+const MAX_PACKETS_PER_SERVICE: usize = 16;
 
 /// The state that the threads of an I/O node share.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ pub(super) struct Inner {
     pub(super) counters: Counters,
 }
 
-/// Marks by which this process recognizes that it still owns the node.
+/// Values by which this process recognizes that it still owns the node.
 #[derive(Debug)]
 pub(super) struct Ownership {
     /// [`nicforge_driver::Device::resets`] when the node was opened.
@@ -56,7 +56,7 @@ pub(super) struct Ownership {
 }
 
 impl Ownership {
-    /// Returns the marks of a process that has just opened the node.
+    /// Returns the values of a process that has just opened the node.
     pub(super) fn of(channel: &TreeChannel) -> Self {
         Self { resets: channel.device().resets(), owner: channel.owner() }
     }
@@ -72,7 +72,7 @@ impl Inner {
     /// Returns whether this process still owns the node's lock boxes. It does not after the
     /// operator has reset the node.
     #[inline]
-    pub(super) fn has_boxes(&self) -> bool {
+    pub(super) fn owns_lock_boxes(&self) -> bool {
         self.channel.receive_lock().is_owned_by(self.ownership.owner)
     }
 
@@ -91,15 +91,15 @@ impl Inner {
     /// frees the node's lock boxes and makes this process a new one to the compute cores.
     #[inline]
     pub(super) fn check_own(&self) -> Result<(), Error> {
-        if !self.is_reset() && self.has_boxes() {
+        if !self.is_reset() && self.owns_lock_boxes() {
             Ok(())
         } else {
             Err(DriverError::DeviceGone { cause: GoneCause::Reset }.into())
         }
     }
 
-    /// Takes a few packets from the receive FIFO, and sends the packets that are due. Returns
-    /// whether it did either.
+    /// Takes at most [`MAX_PACKETS_PER_SERVICE`] packets from the receive FIFO, unless another
+    /// thread does, and sends the packets that are due. Returns whether it did either.
     pub(super) fn service(&self) -> Result<bool, Error> {
         self.check_own()?;
         let mut worked = false;
@@ -108,17 +108,17 @@ impl Inner {
         // FIFO.
         let received = u64::from(self.channel.received());
         if !self.receive.is_empty_at(received)
-            && !self.receive.is_read()
+            && !self.receive.has_reader()
             && let Some(incoming) = try_lock(&self.receive.incoming)
         {
             let mut receiver = self.channel.receiver(incoming);
             let drain = receiver.held().drain;
             // The check precedes the read of the FIFO. Once a core is seen down, all packets that
             // it sent are in the FIFO.
-            let drained = drain.filter(|drain| self.is_lost(drain.core));
+            let drain_of_dead_core = drain.filter(|drain| self.is_lost(drain.core));
             let mut empty = false;
 
-            for _ in 0..SERVICE {
+            for _ in 0..MAX_PACKETS_PER_SERVICE {
                 let Some(header) = receiver.peek() else {
                     empty = true;
                     break;
@@ -128,20 +128,20 @@ impl Inner {
                     let mut payload = [0; PAYLOAD];
                     receiver.payload(&mut payload);
                     receiver.advance();
-                    self.control(&payload, receiver.held());
+                    self.handle_control(&payload, receiver.held());
                 } else {
-                    if self.receive.is_read() {
+                    if self.receive.has_reader() {
                         break;
                     }
                     receiver.advance();
-                    self.orphan(receiver.held());
+                    self.count_orphan(receiver.held());
                 }
 
                 self.counters.packets_received.add(1);
                 worked = true;
             }
 
-            if empty && let Some(drain) = drained {
+            if empty && let Some(drain) = drain_of_dead_core {
                 self.end_drain(receiver.held(), drain.core);
             }
 
@@ -158,7 +158,8 @@ impl Inner {
         spin_lock(&self.cores[core as usize].state).link.is_none_or(|link| self.is_gone(link))
     }
 
-    fn orphan(&self, incoming: &mut Incoming) {
+    /// Counts a data packet that no call receives, and ends the drain after its last one.
+    fn count_orphan(&self, incoming: &mut Incoming) {
         self.counters.orphans.add(1);
         if let Some(drain) = &mut incoming.drain {
             drain.packets = drain.packets.saturating_sub(1);
@@ -169,18 +170,19 @@ impl Inner {
         }
     }
 
+    /// Ends the drain of the write of `core`, if that is the current one, and the transfer with it.
     fn end_drain(&self, incoming: &mut Incoming, core: u32) {
         if incoming.drain.take_if(|drain| drain.core == core).is_some() {
-            self.end(core, Direction::Write);
+            self.end_transfer(core, Direction::Write);
         }
     }
 
     /// Ends a transfer: frees the slot, and lets a RESET that waits for it be acknowledged.
-    pub(super) fn end(&self, core: u32, direction: Direction) {
+    pub(super) fn end_transfer(&self, core: u32, direction: Direction) {
         let pending = {
             let mut state = spin_lock(&self.cores[core as usize].state);
             state.running[direction as usize] = false;
-            state.answer.is_some()
+            state.pending_reset.is_some()
         };
 
         self.slots[direction as usize].release(core);
@@ -192,7 +194,7 @@ impl Inner {
     }
 
     /// Handles a control packet.
-    pub(super) fn control(&self, payload: &[u8; PAYLOAD], incoming: &mut Incoming) {
+    pub(super) fn handle_control(&self, payload: &[u8; PAYLOAD], incoming: &mut Incoming) {
         cost(Cost::ControlPacket, 1);
         let known = Control::decode(payload).ok().and_then(|control| Some((self.rank(&control)?, control)));
         let Some((rank, control)) = known else {
@@ -200,13 +202,13 @@ impl Inner {
             return;
         };
 
-        let taken = match control.kind {
-            Kind::Read => self.request(rank, Direction::Read, &control),
-            Kind::Write => self.request(rank, Direction::Write, &control),
-            Kind::Reset => self.reset(rank, &control, incoming),
+        let accepted = match control.kind {
+            Kind::Read => self.store_request(rank, Direction::Read, &control),
+            Kind::Write => self.store_request(rank, Direction::Write, &control),
+            Kind::Reset => self.handle_reset(rank, &control, incoming),
         };
 
-        if taken {
+        if accepted {
             self.event.notify();
         } else {
             self.counters.strays.add(1);
@@ -222,7 +224,9 @@ impl Inner {
         fits.then(|| u32::from(name.rank_in_pset) * u32::from(CORES) + u32::from(name.core))
     }
 
-    fn request(&self, rank: u32, direction: Direction, control: &Control) -> bool {
+    /// Stores the request of a core until a call takes it. Returns `false` if the core is not
+    /// linked, or its process is gone.
+    fn store_request(&self, rank: u32, direction: Direction, control: &Control) -> bool {
         let mut state = spin_lock(&self.cores[rank as usize].state);
         let linked = state.link.is_some_and(|link| link.name == control.core && !self.is_gone(link));
 
@@ -233,9 +237,9 @@ impl Inner {
         linked
     }
 
-    /// Handles a RESET of a core: drops its requests, revokes its running transfers, and answers.
-    /// Returns whether the RESET was valid.
-    fn reset(&self, rank: u32, control: &Control, incoming: &mut Incoming) -> bool {
+    /// Handles a RESET of a core: drops its requests, revokes its running transfers, and queues the
+    /// acknowledgement. Returns whether the RESET was valid.
+    fn handle_reset(&self, rank: u32, control: &Control, incoming: &mut Incoming) -> bool {
         let Some(scope) = Scope::from_size(control.size) else { return false };
 
         let head = ResetHead::of(control);
@@ -259,12 +263,12 @@ impl Inner {
             }
         }
 
-        state.answer = Some(Answer { scope, token: head.token.get() });
+        state.pending_reset = Some(PendingReset { scope, token: head.token.get() });
         let aborted = scope.has_read() && std::mem::take(&mut state.abort);
         drop(state);
 
         if aborted {
-            self.end(rank, Direction::Read);
+            self.end_transfer(rank, Direction::Read);
         }
 
         if scope.has_write() {
@@ -292,7 +296,7 @@ impl Inner {
         state.link = None;
         state.requests = [None; 2];
         state.lost = [true; 2];
-        state.answer = None;
+        state.pending_reset = None;
         self.counters.peers_lost.add(1);
     }
 
@@ -330,7 +334,8 @@ impl Inner {
         sent
     }
 
-    /// Sends the packets that are due to `core`. Returns `false` if some must wait.
+    /// Sends the packets that are due to `core`: an abort, and the acknowledgement of a RESET.
+    /// Returns `false` if one of them must wait.
     fn send_replies(&self, core: u32) -> bool {
         let mut state = spin_lock(&self.cores[core as usize].state);
         let link = state.link.filter(|link| !self.is_gone(*link));
@@ -344,15 +349,15 @@ impl Inner {
                 return false;
             }
 
-            // These are the steps of `end`, which would queue the core again.
+            // These are the steps of `end_transfer`, which would queue the core again.
             state.abort = false;
             state.running[Direction::Read as usize] = false;
             self.slots[Direction::Read as usize].release(core);
             self.event.notify();
         }
 
-        let (Some(answer), Some(link)) = (state.answer, link) else {
-            state.answer = None;
+        let (Some(answer), Some(link)) = (state.pending_reset, link) else {
+            state.pending_reset = None;
             return true;
         };
 
@@ -372,7 +377,7 @@ impl Inner {
 
         let sent = self.try_send(&reply, link);
         if sent {
-            state.answer = None;
+            state.pending_reset = None;
         }
         sent
     }

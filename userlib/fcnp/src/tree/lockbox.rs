@@ -134,8 +134,9 @@ pub struct Held<L: AsRef<LockBox>> {
 }
 
 impl<L: AsRef<LockBox>> Held<L> {
-    /// Hands the lock box to core `core`, which locks it with [`LockBox::try_adopt`]. It is never
-    /// free in between, so no other core gets it. The caller must do nothing more under this lock.
+    /// Hands the lock box to core `core`, which locks it with [`LockBox::try_adopt`]. The lock box
+    /// is not free at any time, so no other core gets it. From here on the caller must not access
+    /// what the lock guards.
     pub fn hand_over(&mut self, core: u16) {
         let word = &self.lock.as_ref().word;
         let handed = owner(core, NO_THREAD);

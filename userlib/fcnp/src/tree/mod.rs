@@ -95,7 +95,7 @@ impl TreeChannel {
     pub fn open(device: Device) -> Result<Self, Error> {
         let windows = device.bar(BAR_WINDOW)?.window(0, window::SIZE)?;
         let mirrors = device.bar(BAR_MIRROR)?.window(0, mirror::SIZE)?;
-        let info = info(&device, &mirrors)?;
+        let info = read_info(&device, &mirrors)?;
         let doorbell = device.doorbell();
 
         Ok(Self {
@@ -186,7 +186,7 @@ impl TreeChannel {
         self.presence_changes.load(Ordering::Acquire)
     }
 
-    /// Makes one turn of a waiting loop.
+    /// Pauses for one iteration of a waiting loop.
     ///
     /// # Errors
     /// Returns [`Error::Device`] when the device is gone.
@@ -203,7 +203,8 @@ impl TreeChannel {
         Ok(self.device.interrupt(vector::RECV_IRQ.into())?)
     }
 
-    /// Enables or disables that interrupt. Enabling raises it at once if there is such a packet.
+    /// Enables or disables the interrupt of [`TreeChannel::receive_interrupt`]. Enabling raises it
+    /// at once if an irq-marked packet is in the receive FIFO.
     ///
     /// # Errors
     /// Returns [`Error::Device`].
@@ -214,8 +215,8 @@ impl TreeChannel {
     }
 }
 
-/// Reads the mirror and checks its values.
-fn info(device: &Device, mirrors: &Window) -> Result<NodeInfo, Error> {
+/// Reads the channel's position from the mirror, and checks its values.
+fn read_info(device: &Device, mirrors: &Window) -> Result<NodeInfo, Error> {
     let load = |offset| mirrors.load_u32_acquire(offset);
     let checked = |what, offset, minimum: u32, maximum: u32| -> Result<u32, Error> {
         let value = load(offset)?;

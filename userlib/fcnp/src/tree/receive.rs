@@ -38,9 +38,9 @@ impl ReceivePort {
 
     /// Frees the slots from packet `from` up to packet `to`.
     ///
-    /// It does nothing if the head has changed. The device was then reset: the NIC has freed the
-    /// lock and discarded these packets. The NIC would not know an older head, and the node's FIFO
-    /// would be lost.
+    /// It does nothing if the head has changed, because the device was then reset: the NIC has
+    /// freed the lock and discarded these packets. An older head would be invalid to the NIC, and
+    /// the node's FIFO would stop.
     #[inline]
     fn free(&self, from: u32, to: u32, doorbell: &Doorbell) {
         let _ = self.head.compare_exchange(from, to, Ordering::Release, Ordering::Relaxed);
@@ -126,8 +126,8 @@ impl<'a, G> Receiver<'a, G> {
     }
 
     /// Takes packets without the irq bit, and copies their payloads one after the other into `out`.
-    /// It stops when `out` is full or no such packet is first. The last packet may fill its part of
-    /// `out` only partly.
+    /// It stops when `out` is full or no such packet is first. A last packet that is longer than
+    /// the rest of `out` is cut.
     #[inline]
     pub fn take_data(&mut self, out: &mut [u8]) -> Taken {
         let (full, rest) = out.as_chunks_mut::<PAYLOAD>();

@@ -40,6 +40,7 @@ pub struct SendBatch<'a, G> {
     tail: u32,
     /// Number of slots known to be free.
     free: u32,
+    /// The tail at the beginning.
     started: u32,
     /// The last field, so that the lock is freed after the tail is stored.
     _held: G,
@@ -56,8 +57,8 @@ impl<'a, G> SendBatch<'a, G> {
         let mut tail = started;
         let mut used = tail.wrapping_sub(head);
 
-        // The last owner of the lock died before it stored the tail word. The slots and the NIC's
-        // head are right.
+        // The previous owner of the lock died after it had filled slots, and before it stored the
+        // tail word. The slots and the NIC's head are right.
         if used > depth || port.slots.holds(tail).is_some() {
             tail = first_empty_slot(port, if used > depth { head } else { tail });
             used = tail.wrapping_sub(head);
@@ -86,7 +87,8 @@ impl<'a, G> SendBatch<'a, G> {
 
         self.port.slots.put(self.tail, header.0, payload);
         note_store();
-        // The NIC transmits the packet while the core stores it.
+        // Virtual time passes after the store, because the NIC transmits the packet while the core
+        // stores it.
         cost(Cost::SendPacket, 1);
         self.tail = self.tail.wrapping_add(1);
         self.free -= 1;

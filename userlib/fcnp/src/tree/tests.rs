@@ -9,6 +9,7 @@ use nicforge_shm::SharedMemory;
 
 use super::*;
 
+/// Number of slots of each FIFO.
 const DEPTH: u32 = 8;
 /// A few packet numbers before the wrap-around.
 const FIRST: u32 = u32::MAX - 7;
@@ -24,7 +25,8 @@ fn memory(size: u64) -> Window {
     SharedMemory::create("fifo", size as usize).unwrap().window(0, size).unwrap()
 }
 
-/// Moves the sent packets to the receive slots, and returns the number of the next packet.
+/// Moves packets from the send slots to the receive slots as the NIC does, from number `next` on,
+/// while there are any and the receive FIFO has room. Returns the number of the next packet.
 fn move_packets(windows: &Window, mirrors: &Window, mut next: u32) -> u32 {
     loop {
         let slot = u64::from(next % DEPTH) * SLOT;

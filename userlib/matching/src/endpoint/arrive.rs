@@ -242,7 +242,7 @@ impl Core {
         let message = self.unexpected.add(&mut peer.unexpected, unexpected)?;
 
         peer.window_used += cost;
-        self.queues.store(message, envelope);
+        self.queues.add_unexpected(message, envelope);
         Some(message)
     }
 

@@ -39,7 +39,8 @@ impl Core {
     pub(super) fn new(config: Config, rank: Rank, size: u32, max_message: usize, max_get: usize) -> Self {
         let max_short = config.eager_threshold.min(max_message.min(MAX_SHORT) - size_of::<First>());
         let limits = Limits { config, window: config.window_units(), max_message, max_get, max_short };
-        let assembled = max_message.min(config.eager_threshold.saturating_add(64)).max(64);
+        // Room for the longest header and eager data, so that the buffer never grows.
+        let scratch_bytes = max_message.min(config.eager_threshold.saturating_add(64)).max(64);
 
         Self {
             peers: Peers::new(rank, size, limits.window),
@@ -48,7 +49,7 @@ impl Core {
             unexpected: UnexpectedMessages::new(),
             acks: Acknowledgements::new(),
             queues: Queues::new(),
-            scratch: Vec::with_capacity(assembled),
+            scratch: Vec::with_capacity(scratch_bytes),
             statistics: Statistics::default(),
         }
     }

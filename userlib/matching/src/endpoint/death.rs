@@ -95,12 +95,13 @@ impl<T: Transport> Endpoint<T> {
             State::Deregistering | State::Done => return,
         }
 
-        // The receiver knows the memory of a rendezvous send.
-        let is_known = kind == Kind::Send && state == State::Offered;
+        // The receiver of an offered rendezvous knows the memory, and may still fetch from it.
+        let may_be_fetched = kind == Kind::Send && state == State::Offered;
         if let Some(region) = core.requests[slot].region.take() {
-            match is_known {
-                true => self.transport.abandon(region, peer),
-                false => self.transport.deregister(region),
+            if may_be_fetched {
+                self.transport.abandon(region, peer);
+            } else {
+                self.transport.deregister(region);
             }
         }
 
@@ -109,7 +110,8 @@ impl<T: Transport> Endpoint<T> {
 }
 
 impl Core {
-    /// Marks `peer` as lost, and discards its incomplete messages.
+    /// Marks `peer` as lost, and discards its incomplete messages. The requests that wait for the
+    /// peer fail later, in [`Endpoint::fail_waiting_requests`].
     pub(super) fn mark_lost(&mut self, peer: Rank, health: Health) {
         let state = &mut self.peers[peer];
         if state.health != Health::Alive {
@@ -120,7 +122,7 @@ impl Core {
         state.incoming = None;
         self.acks.clear(&mut self.peers[peer]);
 
-        // The peer's window bounds the number of messages.
+        // The peer's window bounds the number of its messages, and so this loop.
         let mut next = self.peers[peer].unexpected.first();
         while let Some(message) = next {
             next = self.unexpected.links.next(message);
@@ -131,9 +133,11 @@ impl Core {
                 Content::Remote(..) => {}
             }
 
+            // A claimed message stays until the application receives or discards it. It is in no
+            // queue any more.
             self.unexpected[message].content = Content::Lost;
             if !self.unexpected[message].claimed {
-                self.queues.unstore(message);
+                self.queues.remove_unexpected(message);
                 self.free_message(message);
             }
         }

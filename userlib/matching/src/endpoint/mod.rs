@@ -256,7 +256,7 @@ impl<T: Transport> Endpoint<T> {
 
     /// Returns the message that a receive with `selector` would take, if it has arrived.
     pub fn probe(&mut self, selector: &Selector) -> Option<Arrived> {
-        self.core.queues.find(selector).map(|message| self.core.unexpected.arrived(message))
+        self.core.queues.find_unexpected(selector).map(|message| self.core.unexpected.arrived(message))
     }
 
     /// As [`Endpoint::probe`], but removes the message from matching (`MPI_Improbe`, libfabric's
@@ -277,7 +277,7 @@ impl<T: Transport> Endpoint<T> {
         buffer: impl Into<Buffer>,
         cookie: u64,
     ) -> Result<Request, Error> {
-        let found = self.core.claimed(message.0)?;
+        let found = self.core.find_claimed(message.0)?;
         let handle = self.core.new_receive(buffer.into(), cookie, Envelope::default())?;
         self.core.receive_unexpected(handle.index, found);
         Ok(Request(handle))
@@ -288,7 +288,7 @@ impl<T: Transport> Endpoint<T> {
     /// # Errors
     /// [`Error::NoSuchMessage`].
     pub fn discard(&mut self, message: Message) -> Result<(), Error> {
-        let found = self.core.claimed(message.0)?;
+        let found = self.core.find_claimed(message.0)?;
         self.core.discard(found);
         Ok(())
     }
@@ -352,8 +352,8 @@ impl<T: Transport> Endpoint<T> {
         self.wait_until("any request", deadline, cancel, |endpoint| Ok(endpoint.next_completion()))
     }
 
-    /// Makes progress until `attempt` returns a result. A cancelled token ends the wait even if the
-    /// same round of progress has completed something.
+    /// Makes progress until `attempt` returns a result. A cancellation ends the wait even if the
+    /// same call of `progress` has completed something.
     fn wait_until<R>(
         &mut self,
         operation: &'static str,
@@ -411,7 +411,8 @@ impl<T: Transport> Endpoint<T> {
         let Self { transport, core } = self;
         let messages =
             transport.poll(budget, &mut |from, kind, bytes| core.handle_message(from, kind, bytes))?;
-        let gets = transport.poll_gets(budget, &mut |cookie, result| core.get_ended(cookie, result))?;
+        let gets =
+            transport.poll_gets(budget, &mut |cookie, result| core.handle_get_completion(cookie, result))?;
         Ok(messages + gets)
     }
 

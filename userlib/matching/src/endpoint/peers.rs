@@ -14,16 +14,22 @@ use crate::{
 /// Whether a peer takes part in the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Health {
+    /// It takes part, as far as this rank knows.
     Alive,
+    /// The transport has reported its loss.
     Gone(Loss),
+    /// It has violated the protocol: the rule, and the invalid value.
     Bad(&'static str, u64),
 }
 
 /// Destination of the remaining data of an eager message.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Target {
+    /// The buffer of a receive.
     Request(u32),
+    /// The store of unexpected messages.
     Message(u32),
+    /// None: the application has discarded the message.
     Discard,
 }
 
@@ -137,7 +143,7 @@ pub(super) struct Peers {
     states: Vec<Peer>,
     /// Peers with messages to send.
     active: VecDeque<Rank>,
-    /// Lost peers that may still have requests.
+    /// Lost peers for which requests may still wait.
     pub(super) lost: VecDeque<LostPeer>,
 }
 

@@ -32,8 +32,8 @@ impl Core {
     /// Starts a new receive: attaches it to an unexpected message, or posts it.
     #[inline]
     pub(super) fn receive(&mut self, slot: u32, selector: Selector) {
-        if let Some(message) = self.queues.find(&selector) {
-            self.queues.unstore(message);
+        if let Some(message) = self.queues.find_unexpected(&selector) {
+            self.queues.remove_unexpected(message);
             return self.receive_unexpected(slot, message);
         }
 
@@ -77,7 +77,8 @@ impl Core {
         self.free_message(message);
     }
 
-    /// Starts to fetch a rendezvous message.
+    /// Starts to fetch a rendezvous message from `remote`. The acknowledgement returns `ack`, the
+    /// sender's handle of its request.
     pub(super) fn start_fetch(
         &mut self,
         slot: u32,
@@ -115,14 +116,14 @@ impl Core {
 
     /// Removes the message that `selector` matches from the queues.
     pub(super) fn claim(&mut self, selector: &Selector) -> Option<Handle> {
-        let message = self.queues.find(selector)?;
-        self.queues.unstore(message);
+        let message = self.queues.find_unexpected(selector)?;
+        self.queues.remove_unexpected(message);
         self.unexpected[message].claimed = true;
         Some(self.unexpected.pool.handle(message))
     }
 
     /// Returns the message that was claimed as `handle`.
-    pub(super) fn claimed(&self, handle: Handle) -> Result<u32, Error> {
+    pub(super) fn find_claimed(&self, handle: Handle) -> Result<u32, Error> {
         self.unexpected
             .pool
             .find(handle)

@@ -97,7 +97,7 @@ impl<T: Transport> Endpoint<T> {
         *header = zerocopy::transmute!(first_header(&request.envelope, data.len()));
 
         match data.first_chunk::<8>().filter(|_| data.len() == 8) {
-            // A call costs more than the move.
+            // A move, because a call of `memcpy` costs more for such a short message.
             Some(quadword) => *rest.first_chunk_mut()? = *quadword,
             None => rest.get_mut(..data.len())?.copy_from_slice(data),
         }
@@ -197,13 +197,13 @@ impl<T: Transport> Endpoint<T> {
         let request = &self.core.requests[slot];
         let length = request.buffer.len();
         if request.state == State::Sending {
-            let part = length.min(request.moved + self.core.limits.max_message);
-            let data = &request.buffer.as_slice()[request.moved..part];
+            let end = length.min(request.moved + self.core.limits.max_message);
+            let data = &request.buffer.as_slice()[request.moved..end];
             if !self.transport.try_send(rank, wire::MORE, data)? {
                 return Ok(Step::NoRoom);
             }
 
-            self.core.record_sent(rank, slot, part);
+            self.core.record_sent(rank, slot, end);
             return Ok(Step::Done);
         }
 
@@ -282,12 +282,13 @@ fn first_header(envelope: &Envelope, length: usize) -> First {
 }
 
 impl Core {
-    /// Records that an eager send has reached byte `part`, and completes it at the end.
-    fn record_sent(&mut self, rank: Rank, slot: u32, part: usize) {
+    /// Records that the bytes of an eager send before `end` have left, and completes the send if
+    /// these are all.
+    fn record_sent(&mut self, rank: Rank, slot: u32, end: usize) {
         let request = &mut self.requests[slot];
-        request.moved = part;
+        request.moved = end;
 
-        if part == request.buffer.len() {
+        if end == request.buffer.len() {
             self.requests.links.remove(&mut self.peers[rank].sends, slot);
             self.complete(slot);
         }
@@ -307,12 +308,12 @@ impl Core {
         self.statistics.unexpected += 1;
         let cost = wire::cost(size);
         let peer = &self.peers[envelope.peer];
-        let store = request.mode == Mode::Standard
+        let is_stored = request.mode == Mode::Standard
             && request.buffer.len() <= self.limits.config.eager_threshold
             && peer.window_used + cost <= self.limits.window;
 
-        if !store {
-            // It uses none of the window, since the application holds the memory.
+        if !is_stored {
+            // The message uses none of the window, since the application holds the memory.
             self.requests[slot].state = State::Offered;
             let unexpected =
                 UnexpectedMessage { envelope, size, cost: 0, claimed: false, content: Content::ToSelf(slot) };

@@ -137,7 +137,7 @@ fn start_draining(core: &mut Core, slot: u32, error: Option<TransportError>) {
 
 impl Core {
     /// Handles the completion of a get.
-    pub(super) fn get_ended(&mut self, cookie: u64, result: Result<(), TransportError>) {
+    pub(super) fn handle_get_completion(&mut self, cookie: u64, result: Result<(), TransportError>) {
         let Some(slot) = self.requests.pool.find(Handle::from_bits(cookie)) else { return };
 
         let state = self.requests[slot].state;

@@ -46,10 +46,13 @@ pub(super) struct Bins {
     /// Shift that yields the chain of a hash from the upper bits.
     shift: u32,
     bins: Vec<Bin>,
+    /// The first free bin.
     free: u32,
+    /// Number of bins in use.
     used: usize,
     /// Bins made since the last change of the secret.
     made: usize,
+    /// Number of changes of the secret because of a long chain.
     rekeyed: u64,
     nodes: Lists,
     /// Bin of each node.
@@ -167,7 +170,8 @@ impl Bins {
         bin.is_some_and(|bin| bin.key == *key && !bin.nodes.is_empty())
     }
 
-    /// Returns the bin of `key`, or the length of the chain that it would be in.
+    /// Returns the bin of `key` and the number of bins before it in its chain. Without such a bin,
+    /// the number is the length of the chain.
     #[inline]
     fn find(&self, key: &Key, hash: u32) -> (Option<u32>, u32) {
         let (mut index, mut length) = (self.chains[(hash >> self.shift) as usize], 0);

@@ -115,13 +115,13 @@ impl Queues {
 
     /// Returns the oldest message that `selector` takes.
     #[inline]
-    pub(crate) fn find(&mut self, selector: &Selector) -> Option<u32> {
-        if self.order.is_empty() { None } else { self.find_stored(selector) }
+    pub(crate) fn find_unexpected(&mut self, selector: &Selector) -> Option<u32> {
+        if self.order.is_empty() { None } else { self.search_unexpected(selector) }
     }
 
-    /// As [`Queues::find`], with messages in the queue.
-    fn find_stored(&mut self, selector: &Selector) -> Option<u32> {
-        let class = self.class(selector);
+    /// Searches a queue that is not empty for [`Queues::find_unexpected`].
+    fn search_unexpected(&mut self, selector: &Selector) -> Option<u32> {
+        let class = self.class_number(selector);
         match self.tables.get(class).and_then(Option::as_ref) {
             Some(table) => {
                 let key = table.class.key(class, &envelope_of(selector));
@@ -133,7 +133,7 @@ impl Queues {
     }
 
     /// Adds an unexpected message.
-    pub(crate) fn store(&mut self, message: u32, envelope: Envelope) {
+    pub(crate) fn add_unexpected(&mut self, message: u32, envelope: Envelope) {
         if message as usize >= self.stored.len() {
             self.stored.resize(message as usize + 1, envelope);
         }
@@ -149,7 +149,7 @@ impl Queues {
     }
 
     /// Removes an unexpected message.
-    pub(crate) fn unstore(&mut self, message: u32) {
+    pub(crate) fn remove_unexpected(&mut self, message: u32) {
         self.arrivals.remove(&mut self.order, message);
         for (number, table) in self.tables.iter().enumerate() {
             if table.is_some() {
@@ -158,9 +158,9 @@ impl Queues {
         }
     }
 
-    /// Posts a receive for which [`Queues::find`] has found no message.
+    /// Posts a receive for which [`Queues::find_unexpected`] has found no message.
     pub(crate) fn post(&mut self, receive: u32, selector: Selector) {
-        let class = self.class(&selector);
+        let class = self.class_number(&selector);
 
         self.clock += 1;
         let posted = Posted { selector, sequence: self.clock, class };
@@ -253,10 +253,10 @@ impl Queues {
         }
     }
 
-    /// Returns the number of a selector's class. A new class takes over a table if one is free or
-    /// unused.
+    /// Returns the number of a selector's class. A new class gets a table if one is free, or no
+    /// posted receive uses it.
     #[inline]
-    fn class(&mut self, selector: &Selector) -> usize {
+    fn class_number(&mut self, selector: &Selector) -> usize {
         let class = Class::of(selector);
         if class == (Class { any_source: false, ignore: 0 }) {
             return EXACT;

@@ -11,6 +11,7 @@ struct Model {
     stored: Vec<(u32, Envelope)>,
 }
 
+/// One operation on the queues.
 #[derive(Clone, Debug)]
 enum Step {
     Receive(Selector),
@@ -45,18 +46,19 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 0..300)
 }
 
+/// Applies the steps to the queues and to the model, and asserts that each has the same result.
 fn run(steps: Vec<Step>) {
     let (mut queues, mut model) = (Queues::new(), Model::default());
     for (number, step) in (0..).zip(steps) {
         match step {
             Step::Receive(selector) => {
                 let expected = model.stored.iter().position(|(_, envelope)| selector.matches(envelope));
-                let found = queues.find(&selector);
+                let found = queues.find_unexpected(&selector);
                 assert_eq!(found, expected.map(|position| model.stored[position].0));
 
                 match (found, expected) {
                     (Some(message), Some(position)) => {
-                        queues.unstore(message);
+                        queues.remove_unexpected(message);
                         model.stored.remove(position);
                     }
                     _ => {
@@ -73,13 +75,13 @@ fn run(steps: Vec<Step>) {
                 if let Some(position) = expected {
                     model.posted.remove(position);
                 } else {
-                    queues.store(number, envelope);
+                    queues.add_unexpected(number, envelope);
                     model.stored.push((number, envelope));
                 }
             }
             Step::Probe(selector) => {
                 let expected = model.stored.iter().find(|(_, envelope)| selector.matches(envelope));
-                assert_eq!(queues.find(&selector), expected.map(|&(message, _)| message));
+                assert_eq!(queues.find_unexpected(&selector), expected.map(|&(message, _)| message));
             }
             Step::Cancel(which) if !model.posted.is_empty() => {
                 let (receive, _) = model.posted.remove(which % model.posted.len());
@@ -87,7 +89,7 @@ fn run(steps: Vec<Step>) {
             }
             Step::Claim(which) if !model.stored.is_empty() => {
                 let (message, _) = model.stored.remove(which % model.stored.len());
-                queues.unstore(message);
+                queues.remove_unexpected(message);
             }
             Step::Cancel(_) | Step::Claim(_) => {}
         }
@@ -130,7 +132,7 @@ fn receives_without_a_table_keep_their_order() {
     let mut queues = Queues::new();
 
     for bit in 0..20 {
-        assert_eq!(queues.find(&Selector::exact(0, 0, 0).ignoring(1 << bit)), None);
+        assert_eq!(queues.find_unexpected(&Selector::exact(0, 0, 0).ignoring(1 << bit)), None);
         queues.post(bit, Selector::exact(0, 0, 0).ignoring(1 << bit));
     }
 

@@ -55,10 +55,12 @@ impl World {
         panic!("{request:?} of rank {rank} does not complete: {:?}", self.ranks[rank].statistics());
     }
 
+    /// Starts a standard send of `data` to rank `to` in context 0.
     pub fn send(&mut self, from: usize, to: u32, tag: u64, data: &[u8]) -> Request {
         self.ranks[from].isend(Envelope::new(to, 0, tag), Mode::Standard, data.to_vec(), 0).unwrap()
     }
 
+    /// Posts a receive of at most `capacity` bytes.
     pub fn receive(&mut self, rank: usize, selector: Selector, capacity: usize) -> Request {
         self.ranks[rank].irecv(selector, vec![0xee; capacity], 0).unwrap()
     }

@@ -100,8 +100,10 @@ unsafe impl Transport for Recorder {
 }
 
 const RANKS: u32 = 3;
+/// Lengths around those of a message of the transport and of the eager threshold.
 const LENGTHS: [usize; 12] = [0, 1, 31, 32, 33, 48, 49, 199, 200, 201, 1000, 5000];
 
+/// One operation. `which` selects an outstanding request or a claimed message, modulo their number.
 #[derive(Clone, Debug)]
 enum Step {
     Send { from: Rank, to: Rank, context: u32, tag: u64, length: usize, synchronous: bool },
@@ -206,7 +208,8 @@ impl Harness {
         }
     }
 
-    fn number(&mut self) -> u64 {
+    /// Returns a new number for a request.
+    fn new_number(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
@@ -223,6 +226,7 @@ impl Harness {
         }
     }
 
+    /// Makes progress on `rank`, repeats its arrivals in the model, and checks its completions.
     fn progress(&mut self, rank: Rank) {
         self.ranks[rank as usize].progress().unwrap();
 
@@ -238,12 +242,13 @@ impl Harness {
                     self.sends.retain(|&(id, ..)| id != completion.cookie);
                     assert!(matches!(completion.result, Ok(()) | Err(Error::Cancelled)));
                 }
-                Kind::Receive => self.received(&completion),
+                Kind::Receive => self.check_receive(&completion),
             }
         }
     }
 
-    fn received(&mut self, completion: &Completion) {
+    /// Checks that a completed receive has the message that the model has matched with it.
+    fn check_receive(&mut self, completion: &Completion) {
         let position = self.receives.iter().position(|&(id, ..)| id == completion.cookie).unwrap();
         let (id, _, _, capacity) = self.receives.swap_remove(position);
 
@@ -271,7 +276,7 @@ impl Harness {
     fn step(&mut self, step: Step) {
         match step {
             Step::Send { from, to, context, tag, length, synchronous } => {
-                let id = self.number();
+                let id = self.new_number();
 
                 let sent = Sent { id, from, context, tag, length };
                 let mode = if synchronous { Mode::Synchronous } else { Mode::Standard };
@@ -288,7 +293,7 @@ impl Harness {
                 }
             }
             Step::Receive { rank, selector, capacity } => {
-                let id = self.number();
+                let id = self.new_number();
                 let request = self.ranks[rank as usize].irecv(selector, vec![0; capacity], id).unwrap();
                 self.receives.push((id, rank, request, capacity));
 
@@ -358,7 +363,7 @@ impl Harness {
     }
 
     /// Receives all remaining messages, and asserts that nothing is left.
-    fn end(&mut self) {
+    fn finish(&mut self) {
         for _ in 0..self.claimed.len() {
             self.step(Step::TakeClaimed { which: 0, capacity: Some(100) });
         }
@@ -406,7 +411,7 @@ fn run(steps: Vec<Step>, terms: Terms, config: Config) {
         harness.step(step);
     }
 
-    harness.end();
+    harness.finish();
 }
 
 proptest! {
@@ -428,8 +433,7 @@ proptest! {
     }
 }
 
-/// Runs every order of two messages and two receives of these kinds, each with progress in between
-/// or not.
+/// Runs every sequence of four of these sends, receives and calls of `progress`.
 #[test]
 fn every_short_interleaving_matches_as_two_lists_do() {
     let receive = |selector| Step::Receive { rank: 1, selector, capacity: 300 };

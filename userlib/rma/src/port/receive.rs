@@ -56,8 +56,10 @@ impl Port {
         }
     }
 
-    /// Enables the interrupt and sleeps until it comes, for a bounded time. The caller polls for a
-    /// notification again, and checks its token then.
+    /// Enables the interrupt and sleeps until it comes, but at most for [`Options::sleep`]. The
+    /// caller then polls for a notification again, and checks for a cancellation.
+    ///
+    /// [`Options::sleep`]: crate::Options::sleep
     #[cold]
     fn sleep(&mut self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
         self.check_queue()?;

@@ -32,18 +32,21 @@ use crate::{
 pub const BENCH: Bench =
     Bench::new("matching", "what matching a message costs, by the number of others that wait", run);
 
+/// Numbers of entries in the searched queue.
 const DEPTHS: [u32; 5] = [1, 10, 100, 1_000, 10_000];
 /// Bytes of a message.
 const BYTES: usize = 8;
 /// The tag of the operation. The other tags are smaller.
 const TAG: u64 = 1 << 40;
 /// Bits that the wildcards ignore.
-const IGNORE: u64 = 0xff << 48;
+const IGNORED_BITS: u64 = 0xff << 48;
 /// The greatest ratio of the time at the largest depth to the time at small depths.
-const FLAT: f64 = 1.5;
+const MAX_DEPTH_RATIO: f64 = 1.5;
 /// Nanoseconds that SeaStar's firmware took for each list entry that it searched.
-const SEASTAR_PER_ENTRY: f64 = 30.0;
+const SEASTAR_NANOSECONDS: f64 = 30.0;
 
+/// A searched queue, and the kind of receive that takes part. The book uses the names of
+/// [`Path::name`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {
     Posted,
@@ -57,6 +60,7 @@ const PATHS: [Path; 5] =
     [Path::Posted, Path::PostedWildcard, Path::Unexpected, Path::UnexpectedWildcard, Path::List];
 
 impl Path {
+    /// Returns the name in the rows.
     fn name(self) -> &'static str {
         match self {
             Self::Posted => "posted",
@@ -71,7 +75,7 @@ impl Path {
     fn selector(self, tag: u64) -> Selector {
         match self {
             Self::PostedWildcard | Self::UnexpectedWildcard if tag == TAG => {
-                Selector::any_source(0, tag).ignoring(IGNORE)
+                Selector::any_source(0, tag).ignoring(IGNORED_BITS)
             }
             Self::PostedWildcard => Selector::any_source(0, tag),
             _ => Selector::exact(0, 0, tag),
@@ -83,12 +87,12 @@ impl Path {
 struct Contestant {
     path: Path,
     depth: u32,
-    scene: QueueScenario,
+    queue: Queue,
 }
 
 impl Contestant {
     fn new(path: Path, depth: u32) -> Result<Self, Error> {
-        Ok(Self { path, depth, scene: QueueScenario::new(path, depth)? })
+        Ok(Self { path, depth, queue: Queue::new(path, depth)? })
     }
 }
 
@@ -100,11 +104,11 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
         .iter()
         .flat_map(|&path| DEPTHS.map(|depth| Contestant::new(path, depth).map_err(failure)))
         .collect();
-    let times = contest::run(run, rounds, contestants?, |Contestant { path, depth, scene }, _| {
+    let times = contest::run(run, rounds, contestants?, |Contestant { path, depth, queue }, _| {
         run.step(format!("{}, {depth} deep", path.name()))?;
         // The search of a list of 10,000 is slow, so it is repeated less often.
         let operations = if *path == Path::List { operations.div_ceil(1 + *depth / 100) } else { operations };
-        scene.measure(operations).map_err(failure)
+        queue.measure(operations).map_err(failure)
     })?;
 
     let mut rows = Vec::new();
@@ -112,7 +116,7 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
 
     for (&Contestant { path, depth, .. }, times) in times.iter() {
         let median = median(times);
-        medians.push((path, depth, median));
+        medians.push(MedianTime { path, depth, nanoseconds: median });
 
         rows.push(
             Row {
@@ -130,8 +134,8 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let notes = vec![
         "one operation is a receive, a send of the rank to itself, and both completions; list-posted is the search alone".into(),
         format!(
-            "SeaStar's list took {SEASTAR_PER_ENTRY} ns an entry: {} us at a depth of 10,000",
-            SEASTAR_PER_ENTRY * 10_000.0 / 1e3
+            "SeaStar's list took {SEASTAR_NANOSECONDS} ns an entry: {} us at a depth of 10,000",
+            SEASTAR_NANOSECONDS * 10_000.0 / 1e3
         ),
         "one thread; medians of rounds, taken in turns; the operation's own entries stay in the cache".into(),
     ];
@@ -139,31 +143,43 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     Ok(Outcome { rows, goals, notes })
 }
 
-/// Returns the goal for one path: the search time at a depth of 10,000 entries is at most [`FLAT`]
-/// times the mean of those at 1 and at 10.
-fn goal(path: Path, medians: &[(Path, u32, f64)]) -> Goal {
+/// The median time of one operation.
+struct MedianTime {
+    path: Path,
+    depth: u32,
+    nanoseconds: f64,
+}
+
+/// Returns the goal for one path: the search time at a depth of 10,000 entries is at most
+/// [`MAX_DEPTH_RATIO`] times the mean of those at 1 and at 10.
+fn goal(path: Path, medians: &[MedianTime]) -> Goal {
     let median_at = |expected: u32| {
         medians
             .iter()
-            .find(|&&(other, depth, _)| other == path && depth == expected)
-            .map_or(f64::NAN, |&(.., nanoseconds)| nanoseconds)
+            .find(|median| median.path == path && median.depth == expected)
+            .map_or(f64::NAN, |median| median.nanoseconds)
     };
 
     let ratio = median_at(10_000) / f64::midpoint(median_at(1), median_at(10));
-    Goal::at_most(format!("{}: time at a depth of 10,000, times that at 1 and 10", path.name()), FLAT, ratio)
+    Goal::at_most(
+        format!("{}: time at a depth of 10,000, times that at 1 and 10", path.name()),
+        MAX_DEPTH_RATIO,
+        ratio,
+    )
 }
 
+/// Returns the failure of an endpoint's error.
 fn failure(error: Error) -> Failure {
     Failure::environment(error.to_string())
 }
 
 /// A queue of one depth.
-enum QueueScenario {
+enum Queue {
     Endpoint { path: Path, endpoint: Box<Endpoint<FabricPort>>, memory: Vec<Vec<u8>> },
     List { list: LinkedList<Selector> },
 }
 
-impl QueueScenario {
+impl Queue {
     /// Creates the queue, with all entries but the last of `depth`.
     fn new(path: Path, depth: u32) -> Result<Self, Error> {
         let tags = 1..u64::from(depth);
@@ -190,11 +206,11 @@ impl QueueScenario {
         }
 
         let memory = vec![vec![0; BYTES], vec![0; BYTES]];
-        let mut scene = Self::Endpoint { path, endpoint, memory };
+        let mut queue = Self::Endpoint { path, endpoint, memory };
         // Tables and pools grow to their final sizes before the measurement.
-        scene.measure(10)?;
+        queue.measure(10)?;
 
-        Ok(scene)
+        Ok(queue)
     }
 
     /// Returns the nanoseconds that one of `operations` operations takes on average.

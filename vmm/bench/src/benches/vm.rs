@@ -50,6 +50,7 @@ struct Measured {
     process_mb: f64,
 }
 
+/// Runs the benchmark.
 fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let machines = if run.quick { 5 } else { 50 };
     run.steps(FUNCTIONS.len() as u64);
@@ -106,7 +107,7 @@ fn measure_in_child(task: &Task) -> Result<Measured, Failure> {
     serde_json::from_slice(&output.stdout).context(|| "the machines' figures".into())
 }
 
-/// Runs in the child process.
+/// Carries out a task in the child process, and prints its result.
 fn part(text: &str) -> Result<u8, Failure> {
     let task: Task = serde_json::from_str(text).context(|| "the task".into())?;
     let folder = tempfile::tempdir().context(|| "a temporary folder".into())?;
@@ -173,14 +174,15 @@ fn bare_program() -> Vec<u8> {
     let mut file = vec![0; CODE_OFFSET];
     let mut put = |offset: usize, bytes: &[u8]| file[offset..offset + bytes.len()].copy_from_slice(bytes);
 
-    // The file's header, and two program headers of 56 bytes at 64.
+    // The file's header: it identifies a 64-bit little-endian program for x86-64, and names its
+    // entry and the two program headers of 56 bytes at offset 64.
     put(0, b"\x7fELF\x02\x01\x01");
     put(16, &[2, 0, 62, 0, 1]);
     put(24, &CODE.to_le_bytes());
     put(32, &64_u64.to_le_bytes());
     put(52, &[64, 0, 56, 0, 2]);
 
-    // The code, which is loaded, and the note that names the entry.
+    // The program headers: the code, which is loaded, and the note at offset 176.
     for (at, kind, offset, size) in [(64, 1_u32, CODE_OFFSET as u64, code.len() as u64), (120, 4, 176, 20)] {
         put(at, &kind.to_le_bytes());
         put(at + 8, &offset.to_le_bytes());
@@ -188,6 +190,8 @@ fn bare_program() -> Vec<u8> {
         put(at + 32, &size.to_le_bytes());
         put(at + 40, &size.to_le_bytes());
     }
+    // The note: bytes of its name, bytes of its contents, its type (18, the PVH entry), its name,
+    // and as contents the entry's address.
     for (at, word) in
         [(176, 4), (180, 4), (184, 18), (188, u32::from_le_bytes(*b"Xen\0")), (192, CODE as u32)]
     {

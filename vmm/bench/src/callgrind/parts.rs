@@ -36,7 +36,7 @@ impl Parts {
     /// - `fl=`, `fi=` and `fe=` change the source file.
     /// - `calls=` is followed by a line with the cost of the called function, which is counted
     ///   there.
-    /// - Other lines that begin with a position end with a count.
+    /// - Other lines that begin with a position have a count after it.
     pub(super) fn count(&self, text: &str) -> HashMap<&'static str, u64> {
         // The parts of each file: for code of a function's own source, and for inlined code.
         let mut names: HashMap<&str, [Option<&'static str>; 2]> = HashMap::new();

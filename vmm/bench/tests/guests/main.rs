@@ -40,9 +40,9 @@ fn guests_write_and_send_without_the_server_and_without_an_exit() {
     }
 
     for end in ["io@guest", "io@host"] {
-        let of_end =
+        let is_of_end =
             |row: &&Value| row["placement"].as_str().is_some_and(|placement| placement.starts_with(end));
-        assert!(report["rows"].as_array().unwrap().iter().any(|row| of_end(&row)), "{end}");
+        assert!(report["rows"].as_array().unwrap().iter().any(|row| is_of_end(&row)), "{end}");
     }
 
     let goals = report["goals"].as_array().unwrap();

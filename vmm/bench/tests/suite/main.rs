@@ -91,23 +91,25 @@ fn messages_over_extoll_are_measured_by_pairs_and_sizes() {
     let report = quick("extoll-mpi");
     assert_report(&report, "extoll-mpi", &["message-rate", "ping-pong", "random-access", "velo"]);
     let rows = report["rows"].as_array().unwrap();
-    let of = |path: &'static str| rows.iter().filter(move |row| row["path"] == path);
-    let rates: BTreeSet<_> = of("message-rate")
+    let rows_of = |path: &'static str| rows.iter().filter(move |row| row["path"] == path);
+    let rates: BTreeSet<_> = rows_of("message-rate")
         .map(|row| (row["pairs"].as_f64().unwrap() as u64, row["bytes"].as_u64().unwrap()))
         .collect();
     let expected: BTreeSet<_> =
         [1, 2, 4, 8].into_iter().flat_map(|pairs| (0..=12).map(move |power| (pairs, 1 << power))).collect();
 
     assert_eq!(rates, expected);
-    assert!(of("message-rate").chain(of("velo")).all(|row| row["rate_per_s"].as_f64().unwrap() > 0.0));
-    assert!(of("ping-pong").all(|row| row["p50_us"].as_f64() > Some(0.0)));
+    assert!(
+        rows_of("message-rate").chain(rows_of("velo")).all(|row| row["rate_per_s"].as_f64().unwrap() > 0.0)
+    );
+    assert!(rows_of("ping-pong").all(|row| row["p50_us"].as_f64() > Some(0.0)));
 
-    for row in of("random-access") {
+    for row in rows_of("random-access") {
         assert!(row["gups"].as_f64().unwrap() > 0.0 && row["wrong_percent"] == 0.0, "{row:#}");
     }
 
     // There are no such rows without valgrind.
-    for row in of("mpi-instructions") {
+    for row in rows_of("mpi-instructions") {
         let parts = ["program", "requests", "match", "protocol", "transport", "velo", "posting", "machine"];
         let counts = parts.map(|part| row[part].as_f64().unwrap());
         let (sum, all): (f64, _) = (counts.iter().sum(), row["instructions"].as_f64().unwrap());
@@ -123,16 +125,16 @@ fn portals_are_measured_on_seastars() {
     assert_report(&report, "seastar", &paths);
 
     let rows = report["rows"].as_array().unwrap();
-    let of = |path: &'static str| rows.iter().filter(move |row| row["path"] == path);
-    for row in paths.iter().flat_map(|path| of(path)) {
+    let rows_of = |path: &'static str| rows.iter().filter(move |row| row["path"] == path);
+    for row in paths.iter().flat_map(|path| rows_of(path)) {
         let measured = row["rate_per_s"].as_f64().or(row["receives"].as_f64());
         assert!(measured > Some(0.0), "{row:#}");
     }
-    assert!(of("posted-nic-based").all(|row| row["receives"].as_f64() >= Some(1_000.0)));
-    assert!(of("posted-host-based").all(|row| row["receives"] == 10_000.0));
+    assert!(rows_of("posted-nic-based").all(|row| row["receives"].as_f64() >= Some(1_000.0)));
+    assert!(rows_of("posted-host-based").all(|row| row["receives"] == 10_000.0));
 
     // There are no such rows without valgrind.
-    for row in of("put8") {
+    for row in rows_of("put8") {
         for part in ["library_put", "library_event", "driver", "machine", "network", "device", "firmware"] {
             assert!((10.0..100_000.0).contains(&row[part].as_f64().unwrap()), "{row:#}");
         }
@@ -169,17 +171,17 @@ fn register_accesses_and_their_peers_are_measured_at_each_placement() {
             "{row:#}"
         );
 
-        let device = registers.contains(&path) || path.starts_with("vfio_user-crate");
-        assert_eq!(row["backing"] == "vfio-user", device, "{row:#}");
+        let has_device = registers.contains(&path) || path.starts_with("vfio_user-crate");
+        assert_eq!(row["backing"] == "vfio-user", has_device, "{row:#}");
         if ["posted-write", "bare-ring", "trapped-read-hot", "trapped-write"].contains(&path) {
             assert!(row["rate_per_s"].as_f64() > Some(0.0), "{row:#}");
         }
     }
 
     let placements: BTreeSet<_> = rows.iter().map(|row| row["placement"].as_str().unwrap()).collect();
-    let of_each_path = |path: &str| rows.iter().filter(|row| row["path"] == path).count();
+    let count_rows = |path: &str| rows.iter().filter(|row| row["path"] == path).count();
 
-    assert!(registers.iter().chain(&bare).all(|path| of_each_path(path) == placements.len()), "{report:#}");
+    assert!(registers.iter().chain(&bare).all(|path| count_rows(path) == placements.len()), "{report:#}");
 
     let goals = if cfg!(feature = "bench-peers") { 4 } else { 3 };
     assert_eq!(report["goals"].as_array().unwrap().len(), goals * placements.len());
@@ -202,16 +204,16 @@ fn fcnp_packets_and_sockets_are_measured() {
     for path in trees {
         for depth in [8, 256] {
             for direction in ["io-to-compute", "compute-to-io", "both"] {
-                let is_there = |row: &&Value| {
+                let is_expected = |row: &&Value| {
                     row["path"] == path && row["fifo_depth"] == depth && row["direction"] == direction
                 };
-                assert!(rows.iter().filter(is_there).count() >= 3, "{path}, {depth}, {direction}");
+                assert!(rows.iter().filter(is_expected).count() >= 3, "{path}, {depth}, {direction}");
             }
         }
     }
 
-    let two = rows.iter().find(|row| row["path"] == "fcnp-poll" && row["outstanding"] == 2.0);
-    assert_eq!(two.unwrap()["bytes"], 65536);
+    let two_outstanding = rows.iter().find(|row| row["path"] == "fcnp-poll" && row["outstanding"] == 2.0);
+    assert_eq!(two_outstanding.unwrap()["bytes"], 65536);
 }
 
 #[test]
@@ -228,7 +230,7 @@ fn the_list_names_every_bench_and_an_unknown_one_is_refused_with_the_names() {
 }
 
 #[test]
-fn results_are_written_into_a_directory_and_shown_as_without_it() {
+fn results_are_written_into_a_directory_and_also_printed() {
     let folder = tempfile::TempDir::new().unwrap();
     let directory = folder.path().join("results");
     let output = bench(&["rest", "--quick", "--markdown", "--results"]).arg(&directory).output().unwrap();
@@ -249,14 +251,14 @@ fn message_units_copies_and_velo_are_measured() {
     assert_report(&report, "mu", &paths);
 
     let rows = report["rows"].as_array().unwrap();
-    let of = |path: &'static str| rows.iter().filter(move |row| row["path"] == path);
-    for row in paths.iter().flat_map(|path| of(path)) {
+    let rows_of = |path: &'static str| rows.iter().filter(move |row| row["path"] == path);
+    for row in paths.iter().flat_map(|path| rows_of(path)) {
         let measured = row["rate_per_s"].as_f64().or(row["p50_us"].as_f64());
         assert!(measured > Some(0.0), "{row:#}");
     }
 
     // There are no such rows without valgrind.
-    for row in of("fifo8") {
+    for row in rows_of("fifo8") {
         for part in ["program", "library", "driver", "machine", "network", "device"] {
             assert!((10.0..100_000.0).contains(&row[part].as_f64().unwrap()), "{row:#}");
         }

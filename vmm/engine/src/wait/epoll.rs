@@ -12,6 +12,7 @@ use super::{Event, EventLoop, Interest};
 /// Events that one system call collects.
 const BATCH: usize = 64;
 
+/// The event loop on `epoll`, with edge-triggered watches.
 pub(crate) struct Epoll {
     set: Set,
     batch: [EpollEvent; BATCH],
@@ -43,6 +44,7 @@ impl Epoll {
     }
 }
 
+/// Returns the flags of an edge-triggered watch.
 fn flags(interest: Interest) -> EpollFlags {
     let mut flags = EpollFlags::EPOLLET | EpollFlags::EPOLLRDHUP;
     flags.set(EpollFlags::EPOLLIN, interest.read);

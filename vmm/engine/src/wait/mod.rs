@@ -36,6 +36,7 @@ pub(crate) struct Event {
 
 /// Watches descriptors, each with a token of its own.
 pub(crate) trait EventLoop: Send {
+    /// Returns the name for reports.
     fn name(&self) -> &'static str;
 
     /// Reports `fd` as `token` from now on. The caller must call [`EventLoop::unwatch`] before it
@@ -45,6 +46,7 @@ pub(crate) trait EventLoop: Send {
     /// Changes the events that `fd` is watched for, and reports it again if it is ready.
     fn rewatch(&mut self, fd: BorrowedFd<'_>, token: u64, interest: Interest) -> io::Result<()>;
 
+    /// Ends the watch of `fd`, which was watched as `token`.
     fn unwatch(&mut self, fd: BorrowedFd<'_>, token: u64);
 
     /// Collects the reports that are there now, without waiting.
@@ -53,7 +55,8 @@ pub(crate) trait EventLoop: Send {
     /// Whether [`EventLoop::poll`] costs no system call when nothing is ready.
     fn poll_is_cheap(&self) -> bool;
 
-    /// A shorter sleep does not end in time, or is not worth its system calls.
+    /// Returns the shortest time that is worth a sleep. A shorter sleep would not end in time, or
+    /// would save less than its system calls cost.
     fn shortest_sleep(&self) -> Duration;
 
     /// Sleeps until a descriptor is ready or the time is over (`None`: without limit).
@@ -95,7 +98,7 @@ mod tests {
     const TOKEN: u64 = 7;
     const LONG: Option<Duration> = Some(Duration::from_secs(20));
 
-    fn loops() -> Vec<Box<dyn EventLoop>> {
+    fn available_loops() -> Vec<Box<dyn EventLoop>> {
         let kinds = [EventLoopKind::Epoll, EventLoopKind::IoUring];
         kinds.into_iter().filter_map(|kind| choose(kind).ok()).collect()
     }
@@ -112,7 +115,7 @@ mod tests {
         panic!("not reported: {found:?}");
     }
 
-    fn none(events: &mut dyn EventLoop) {
+    fn assert_no_event(events: &mut dyn EventLoop) {
         let mut found = Vec::new();
         events.poll(&mut found).unwrap();
         assert_eq!(found, []);
@@ -120,13 +123,13 @@ mod tests {
 
     #[test]
     fn readiness_is_reported_when_it_changes_and_not_again() {
-        for mut events in loops() {
+        for mut events in available_loops() {
             let (mut local_end, mut remote_end) = UnixStream::pair().unwrap();
             events.watch(local_end.as_fd(), TOKEN, Interest::READ).unwrap();
-            none(&mut *events);
+            assert_no_event(&mut *events);
             remote_end.write_all(&[1]).unwrap();
             wait_for_event(&mut *events, |event| event.token == TOKEN && event.readable && !event.hangup);
-            none(&mut *events);
+            assert_no_event(&mut *events);
             local_end.read_exact(&mut [0]).unwrap();
             remote_end.write_all(&[2]).unwrap();
             wait_for_event(&mut *events, |event| event.readable);
@@ -135,8 +138,8 @@ mod tests {
     }
 
     #[test]
-    fn watching_again_reports_readiness_of_before() {
-        for mut events in loops() {
+    fn rewatching_reports_a_descriptor_that_was_ready_before() {
+        for mut events in available_loops() {
             let (local_end, mut remote_end) = UnixStream::pair().unwrap();
             events.watch(local_end.as_fd(), TOKEN, Interest::READ).unwrap();
             remote_end.write_all(&[1]).unwrap();
@@ -148,7 +151,7 @@ mod tests {
 
     #[test]
     fn a_hang_up_is_reported_without_any_interest() {
-        for mut events in loops() {
+        for mut events in available_loops() {
             let (local_end, remote_end) = UnixStream::pair().unwrap();
             events.watch(local_end.as_fd(), TOKEN, Interest { read: false, write: false }).unwrap();
             drop(remote_end);
@@ -158,12 +161,12 @@ mod tests {
 
     #[test]
     fn unwatched_descriptors_are_not_reported() {
-        for mut events in loops() {
+        for mut events in available_loops() {
             let (local_end, mut remote_end) = UnixStream::pair().unwrap();
             events.watch(local_end.as_fd(), TOKEN, Interest::READ).unwrap();
             remote_end.write_all(&[1]).unwrap();
             events.unwatch(local_end.as_fd(), TOKEN);
-            none(&mut *events);
+            assert_no_event(&mut *events);
             drop(local_end);
             // The event loop holds nothing open.
             assert_eq!(remote_end.read(&mut [0]).unwrap_or(0), 0);

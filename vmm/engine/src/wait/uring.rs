@@ -74,6 +74,7 @@ impl Watch {
     }
 }
 
+/// The event loop on io_uring, with a multishot poll for each watch.
 pub(crate) struct Uring {
     ring: IoUring,
     /// By the number of the poll in the kernel. Each poll has its own number, so that a late report
@@ -135,6 +136,7 @@ impl Uring {
         }
     }
 
+    /// Queues an entry for the kernel. It calls into the kernel while the queue is full.
     fn push(&mut self, entry: &squeue::Entry) -> io::Result<()> {
         for _ in 0..ATTEMPTS {
             // SAFETY: the callers push a poll or the removal of one, which point to no memory.
@@ -146,6 +148,7 @@ impl Uring {
         Err(io::Error::new(io::ErrorKind::WouldBlock, "the submission queue stays full"))
     }
 
+    /// Hands the queued entries to the kernel.
     fn submit(&mut self) -> io::Result<()> {
         match self.ring.submit() {
             Ok(_) => Ok(()),
@@ -156,6 +159,7 @@ impl Uring {
         }
     }
 
+    /// Starts the multishot poll `id` of a descriptor.
     fn arm(&mut self, id: u64, fd: RawFd, interest: Interest) -> io::Result<()> {
         let mut flags = libc::POLLRDHUP as u32;
         if interest.read {

@@ -41,6 +41,12 @@ use nix::{
 /// Longest wait in a test.
 pub const LONG: Duration = Duration::from_secs(20);
 
+/// The region of the configuration space, and the PCI command register in it with two of its bits.
+pub const CONFIG_REGION: u32 = 7;
+pub const COMMAND: u64 = 4;
+pub const MEMORY_DECODE: u16 = 2;
+pub const BUS_MASTER: u16 = 4;
+
 /// Registers of the test device in BAR 0, 32 or 64 bits wide.
 pub mod reg {
     /// Keeps the written value, for each attachment.
@@ -59,6 +65,8 @@ pub mod reg {
     pub const COPY: u64 = 0x30;
     /// Reads as the number of copies that succeeded (low half) and failed (high half).
     pub const COPIED: u64 = 0x38;
+    /// Value of [`COPIED`] after a single copy, which failed.
+    pub const ONE_COPY_FAILED: u64 = 1 << 32;
     /// A write drives INTx.
     pub const LINE: u64 = 0x40;
     /// A write makes the device report work until 0 is written.
@@ -66,15 +74,15 @@ pub mod reg {
     /// A write leases the page at the written address, and keeps the lease.
     pub const LEASE: u64 = 0x50;
     /// A write releases all leases.
-    pub const LET_GO: u64 = 0x58;
+    pub const RELEASE_LEASES: u64 = 0x58;
     /// A write makes the device panic when one of its methods is called next: that at this index of
     /// [`super::METHODS`].
-    pub const BREAK: u64 = 0x60;
+    pub const PANIC_IN: u64 = 0x60;
     /// A write makes the drop of the device panic.
-    pub const BREAK_DROP: u64 = 0x68;
+    pub const PANIC_IN_DROP: u64 = 0x68;
 }
 
-/// The methods that [`reg::BREAK`] names.
+/// The methods that [`reg::PANIC_IN`] names.
 pub const METHODS: [DeviceMethod; 9] = [
     DeviceMethod::Read,
     DeviceMethod::Write,
@@ -87,21 +95,23 @@ pub const METHODS: [DeviceMethod; 9] = [
     DeviceMethod::Counters,
 ];
 
+/// Bytes of an attachment's windows.
 const WINDOW: u64 = 0x1_0000;
 
+/// The registers of one attachment.
 #[derive(Clone, Copy, Default)]
-struct Side {
+struct AttachmentState {
     scratch: u32,
     source: u64,
     target: u64,
-    good: u32,
-    bad: u32,
+    copies_done: u32,
+    copies_failed: u32,
 }
 
 /// Two attachments, credits shared between them, and a DMA engine for each.
 #[derive(Default)]
 pub struct TestDevice {
-    sides: [Side; 2],
+    attachments: [AttachmentState; 2],
     leases: [Vec<DmaLease>; 2],
     credits: u64,
     busy: bool,
@@ -109,20 +119,20 @@ pub struct TestDevice {
     closed: u64,
     evicted: u64,
     resets: u64,
-    breaks_in: Option<DeviceMethod>,
-    breaks_in_drop: bool,
+    panics_in: Option<DeviceMethod>,
+    panics_in_drop: bool,
 }
 
 impl TestDevice {
     /// Panics if the test asked for it.
-    fn enter(&self, method: DeviceMethod) {
-        assert!(self.breaks_in != Some(method), "broken in {}", method.name());
+    fn panic_if_requested(&self, method: DeviceMethod) {
+        assert!(self.panics_in != Some(method), "broken in {}", method.name());
     }
 }
 
 impl Drop for TestDevice {
     fn drop(&mut self) {
-        assert!(!self.breaks_in_drop, "broken in drop");
+        assert!(!self.panics_in_drop, "broken in drop");
     }
 }
 
@@ -141,11 +151,11 @@ impl Device for TestDevice {
     }
 
     fn read(&mut self, _: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
-        self.enter(DeviceMethod::Read);
-        let side = &self.sides[usize::from(from.0)];
+        self.panic_if_requested(DeviceMethod::Read);
+        let state = &self.attachments[usize::from(from.0)];
         let value = match at.offset {
-            reg::SCRATCH => u64::from(side.scratch),
-            reg::COPIED => u64::from(side.bad) << 32 | u64::from(side.good),
+            reg::SCRATCH => u64::from(state.scratch),
+            reg::COPIED => u64::from(state.copies_failed) << 32 | u64::from(state.copies_done),
             _ => return,
         };
         let length = data.len().min(8);
@@ -153,15 +163,15 @@ impl Device for TestDevice {
     }
 
     fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write {
-        self.enter(DeviceMethod::Write);
-        let side = &mut self.sides[usize::from(from.0)];
+        self.panic_if_requested(DeviceMethod::Write);
+        let state = &mut self.attachments[usize::from(from.0)];
         let mut bytes = [0; 8];
         let length = data.len().min(8);
         bytes[..length].copy_from_slice(&data[..length]);
         let value = u64::from_le_bytes(bytes);
 
         match at.offset {
-            reg::SCRATCH => side.scratch = value as u32,
+            reg::SCRATCH => state.scratch = value as u32,
             reg::SEND if self.credits == 0 => return Write::Stalled,
             reg::SEND => {
                 self.credits -= 1;
@@ -169,27 +179,27 @@ impl Device for TestDevice {
             }
             reg::CREDITS => self.credits += value,
             reg::RAISE => context.interrupt(from, value as u16),
-            reg::SOURCE => side.source = value,
-            reg::TARGET => side.target = value,
+            reg::SOURCE => state.source = value,
+            reg::TARGET => state.target = value,
             reg::COPY => {
-                let started = context.dma_read(from, side.source, value as usize, DmaToken(side.target));
-                side.bad += u32::from(started.is_err());
+                let started = context.dma_read(from, state.source, value as usize, DmaToken(state.target));
+                state.copies_failed += u32::from(started.is_err());
             }
             reg::BUSY => self.busy = value != 0,
             reg::LEASE => {
                 self.leases[usize::from(from.0)].extend(context.dma_lease(from, value, 0x1000, true))
             }
-            reg::LET_GO => self.leases[usize::from(from.0)].clear(),
+            reg::RELEASE_LEASES => self.leases[usize::from(from.0)].clear(),
             reg::LINE => context.set_intx(from, value != 0),
-            reg::BREAK => self.breaks_in = Some(METHODS[value as usize]),
-            reg::BREAK_DROP => self.breaks_in_drop = true,
+            reg::PANIC_IN => self.panics_in = Some(METHODS[value as usize]),
+            reg::PANIC_IN_DROP => self.panics_in_drop = true,
             _ => {}
         }
         Write::Accepted
     }
 
     fn drain(&mut self, context: &mut Context<'_>, from: AttachmentId, posted: &mut Posted<'_>) -> Write {
-        self.enter(DeviceMethod::Drain);
+        self.panic_if_requested(DeviceMethod::Drain);
         while let Some((at, data)) = posted.next(context) {
             if self.write(context, from, at, data) == Write::Stalled {
                 return Write::Stalled;
@@ -200,11 +210,11 @@ impl Device for TestDevice {
     }
 
     fn attached(&mut self, _: &mut Context<'_>, _: AttachmentId) {
-        self.enter(DeviceMethod::Attached);
+        self.panic_if_requested(DeviceMethod::Attached);
     }
 
     fn detached(&mut self, _: &mut Context<'_>, _: AttachmentId, why: Ended) {
-        self.enter(DeviceMethod::Detached);
+        self.panic_if_requested(DeviceMethod::Detached);
         match why {
             Ended::Closed => self.closed += 1,
             Ended::Evicted => self.evicted += 1,
@@ -212,15 +222,15 @@ impl Device for TestDevice {
     }
 
     fn reset(&mut self, _: &mut Context<'_>, reach: Reset) {
-        self.enter(DeviceMethod::Reset);
+        self.panic_if_requested(DeviceMethod::Reset);
         self.resets += 1;
         match reach {
             Reset::Attachment(attachment) => {
-                self.sides[usize::from(attachment.0)] = Side::default();
+                self.attachments[usize::from(attachment.0)] = AttachmentState::default();
                 self.leases[usize::from(attachment.0)].clear();
             }
             Reset::Function => {
-                self.sides = Default::default();
+                self.attachments = Default::default();
                 self.leases = Default::default();
             }
         }
@@ -233,27 +243,27 @@ impl Device for TestDevice {
         token: DmaToken,
         result: Result<&[u8], DmaError>,
     ) {
-        self.enter(DeviceMethod::DmaDone);
+        self.panic_if_requested(DeviceMethod::DmaDone);
         let done = match result {
             Ok(data) => context.dma_write(attachment, token.0, data),
             Err(error) => Err(error),
         };
 
-        let side = &mut self.sides[usize::from(attachment.0)];
+        let state = &mut self.attachments[usize::from(attachment.0)];
         match done {
-            Ok(()) => side.good += 1,
-            Err(_) => side.bad += 1,
+            Ok(()) => state.copies_done += 1,
+            Err(_) => state.copies_failed += 1,
         }
         context.interrupt(attachment, 0);
     }
 
     fn step(&mut self, _: &mut Context<'_>, _: u32) -> Progress {
-        self.enter(DeviceMethod::Step);
+        self.panic_if_requested(DeviceMethod::Step);
         if self.busy { Progress::Busy } else { Progress::Idle }
     }
 
     fn counters(&self) -> Vec<Counter> {
-        self.enter(DeviceMethod::Counters);
+        self.panic_if_requested(DeviceMethod::Counters);
         vec![
             Counter { name: "sent", value: self.sent },
             Counter { name: "closed", value: self.closed },
@@ -281,6 +291,7 @@ impl Served {
         Self::start_nodes(config, 1)
     }
 
+    /// Serves a machine of several nodes, each with attachments [`A`] and [`B`].
     pub fn start_nodes(config: EngineConfig, nodes: u32) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let mut machine = Machine::new();
@@ -423,21 +434,22 @@ pub fn copy(client: &Client, source: u64, target: u64, length: u32) -> Result<()
 
 /// Enables memory decode and bus mastering.
 pub fn enable(client: &Client) {
-    client.region_write(7, 4, &6_u16.to_le_bytes(), false).unwrap();
+    let command = (MEMORY_DECODE | BUS_MASTER).to_le_bytes();
+    client.region_write(CONFIG_REGION, COMMAND, &command, false).unwrap();
 }
 
 pub fn eventfd() -> EventFd {
     EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC).unwrap()
 }
 
-/// Binds an eventfd to an interrupt.
+/// Makes an eventfd and binds it to interrupt `vector` of type `index`.
 pub fn bind(client: &Client, index: u32, vector: u32) -> EventFd {
     let fd = eventfd();
     client.set_irqs(index, vector, IrqAction::Trigger, IrqPayload::EventFd(&[Some(fd.as_fd())])).unwrap();
     fd
 }
 
-/// Waits for a signal and returns the count.
+/// Waits for a signal of the eventfd, clears its count and returns it.
 pub fn wait_for(fd: &EventFd) -> u64 {
     let mut fds = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
     let ready = poll(&mut fds, PollTimeout::try_from(LONG).unwrap()).unwrap();
@@ -445,7 +457,7 @@ pub fn wait_for(fd: &EventFd) -> u64 {
     fd.read().unwrap()
 }
 
-pub fn is_idle(fd: &EventFd) -> bool {
+pub fn is_unsignalled(fd: &EventFd) -> bool {
     fd.read().is_err()
 }
 
@@ -501,10 +513,10 @@ impl GuestMemory for UnmappedMemory {
     }
 }
 
-/// The default guard of tests.
-pub struct Nothing;
+/// The guard of tests that need none: see [`both_loops`].
+pub struct NoGuard;
 
-impl Nothing {
+impl NoGuard {
     pub fn hold() -> Self {
         Self
     }
@@ -515,7 +527,7 @@ impl Nothing {
 #[macro_export]
 macro_rules! both_loops {
     ($(fn $name:ident($config:ident) $body:block)*) => {
-        $crate::both_loops! { holding $crate::common::Nothing::hold; $(fn $name($config) $body)* }
+        $crate::both_loops! { holding $crate::common::NoGuard::hold; $(fn $name($config) $body)* }
     };
     (holding $guard:path; $(fn $name:ident($config:ident) $body:block)*) => {$(
         mod $name {

@@ -30,6 +30,7 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
+    /// Serves a machine, and starts the neighbour as the client of attachment [`B`].
     pub fn start(config: EngineConfig) -> Self {
         let served = Served::start(config);
         let client = served.client(B);
@@ -75,6 +76,7 @@ impl Drop for Neighbour {
     }
 }
 
+/// Uses registers, DMA and an interrupt in rounds until `stop` is set, and counts the rounds.
 fn work(client: &Client, rounds: &AtomicU64, stop: &AtomicBool) {
     let memory = memory(2 * PAGE as usize);
     client.dma_map(range(SOURCE, 0, PAGE), memory.fd()).unwrap();

@@ -20,6 +20,7 @@ use super::{LONG, negotiated};
 /// Message ID of the requests.
 const ID: u16 = 9;
 
+/// The client's end of a connection.
 pub struct Raw(pub UnixStream);
 
 /// Returns a request with its header.
@@ -40,6 +41,11 @@ pub fn version(major: u16, minor: u16, rest: &[u8]) -> Vec<u8> {
 
 pub fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Returns a DEVICE_GET_INFO request.
+pub fn device_info() -> Vec<u8> {
+    request(Command::DeviceGetInfo, &words(&[16, 0, 0, 0]))
 }
 
 /// Returns the payload of an access: offset, region, count, data.
@@ -67,6 +73,7 @@ impl Raw {
         self.0.write_all(bytes).unwrap();
     }
 
+    /// Sends bytes with descriptors.
     pub fn send_fds(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
         let fds: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
         let rights = [ControlMessage::ScmRights(&fds)];
@@ -85,7 +92,7 @@ impl Raw {
         (header, payload)
     }
 
-    /// Sends a request and returns the errno of its reply, if it failed.
+    /// Sends a request, and returns the error number in its reply; `None` if the request succeeded.
     pub fn ask(&mut self, command: Command, payload: &[u8]) -> Option<Errno> {
         self.send(&request(command, payload));
         let (header, _) = self.reply();

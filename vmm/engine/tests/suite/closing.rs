@@ -10,7 +10,7 @@ use std::{
 
 use crate::common::{
     neighbour::Neighbour,
-    raw::{Raw, access, request, version, words},
+    raw::{Raw, access, device_info, request, version},
     *,
 };
 use nicforge_vfio_user::{Errno, wire::Command};
@@ -121,8 +121,4 @@ both_loops! {
         assert_eq!(third.reply().0.reply_error(), Some(Errno::EBUSY));
         assert_eq!(read32(&first, reg::SCRATCH), 0);
     }
-}
-
-fn device_info() -> Vec<u8> {
-    request(Command::DeviceGetInfo, &words(&[16, 0, 0, 0]))
 }

@@ -21,7 +21,7 @@ use nicforge_vfio_user::{Client, PCI_MSIX_IRQ};
 use nix::sys::eventfd::EventFd;
 
 const ADDRESS: u64 = 0x10_0000;
-/// First byte of data at which the companion panics, or waits until the test lets it continue.
+/// First bytes of data that make the companion panic, or wait until the test lets it continue.
 const PANIC: u8 = 1;
 const WAIT: u8 = 2;
 
@@ -35,6 +35,8 @@ struct Card {
 }
 
 impl Card {
+    /// Serves a device whose companion panics at data that begin with [`PANIC`], and hangs at data
+    /// that begin with [`WAIT`] until it is released.
     fn serve(mut config: EngineConfig, mode: CompanionMode, limit: Duration) -> Self {
         let (release, released) = mpsc::channel::<()>();
         let released = Mutex::new(released);
@@ -61,6 +63,7 @@ impl Card {
         Self { handle, stop, dir, thread: Some(thread), release: Some(release) }
     }
 
+    /// Connects a client to attachment `number`, with mapped memory and both interrupts bound.
     fn user(&self, number: u16) -> User {
         let client = Client::connect(self.dir.path().join(format!("{number}.sock")), LONG).unwrap();
         let memory = memory(MAX_LENGTH as usize);
@@ -100,6 +103,7 @@ struct User {
 }
 
 impl User {
+    /// Starts the checksum of `bytes`.
     fn start(&self, bytes: &[u8]) {
         self.memory.write(0, bytes).unwrap();
         write64(&self.client, REG_ADDRESS, ADDRESS);
@@ -107,6 +111,7 @@ impl User {
         write32(&self.client, REG_START, 1);
     }
 
+    /// Asserts that the card returns the right checksum ten times.
     #[track_caller]
     fn assert_sums(&self) {
         for round in 0..10 {
@@ -119,7 +124,7 @@ impl User {
 }
 
 both_loops! {
-    fn sums_come_in_both_modes(config) {
+    fn companions_return_checksums_in_both_modes(config) {
         for mode in [CompanionMode::Stepped, CompanionMode::Threads] {
             let card = Card::serve(config, mode, LONG);
             let (user, other) = (card.user(0), card.user(1));

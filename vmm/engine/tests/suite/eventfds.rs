@@ -40,7 +40,7 @@ both_loops! {
         raw.send_fds(&bind_request(), &[first.as_fd()]);
         assert_eq!(raw.reply().0.reply_error(), None);
         for fd in [&first, &second] {
-            block(fd);
+            make_blocking(fd);
             fd.write(FULL).unwrap();
         }
         // All requests are served in one turn: the first eventfd is given up long before the turn
@@ -61,7 +61,7 @@ both_loops! {
 
         raw.send_fds(&bind_request(), &[fd.as_fd()]);
         assert_eq!(raw.reply().0.reply_error(), None);
-        block(&fd);
+        make_blocking(&fd);
         let fillers = CounterFillers::start(fd.as_fd());
         raw.send(&trigger_request());
         let snapshot = served.wait_until_free(A);
@@ -80,7 +80,7 @@ both_loops! {
 
         raw.send_fds(&bind_request(), &[fd.as_fd()]);
         assert_eq!(raw.reply().0.reply_error(), None);
-        block(&fd);
+        make_blocking(&fd);
         fd.write(FULL).unwrap();
         raw.send(&trigger_request());
         served.wait_until_free(A);
@@ -97,22 +97,28 @@ both_loops! {
     }
 }
 
+/// Returns the request that binds vector 0 to the eventfd that comes with it.
 fn bind_request() -> Vec<u8> {
     request(Command::DeviceSetIrqs, &words(&[20, DATA_EVENTFD | ACTION_TRIGGER, PCI_MSIX_IRQ, 0, 1]))
 }
 
+/// Returns the request that triggers vector 0.
 fn trigger_request() -> Vec<u8> {
     request(Command::DeviceSetIrqs, &words(&[20, DATA_NONE | ACTION_TRIGGER, PCI_MSIX_IRQ, 0, 1]))
 }
 
-fn block(fd: &EventFd) {
+fn make_blocking(fd: &EventFd) {
     fcntl(fd, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
 }
 
+/// Returns whether a write to an eventfd would block.
 fn is_full(fd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::POLLOUT)];
     poll(&mut fds, PollTimeout::ZERO).unwrap() == 0
 }
+
+/// Number of threads of [`CounterFillers`].
+const FILLERS: usize = 200;
 
 /// Many threads that fill a counter as soon as it is emptied.
 struct CounterFillers {
@@ -122,6 +128,7 @@ struct CounterFillers {
 }
 
 impl CounterFillers {
+    /// Starts threads that fill the eventfd's counter, and waits until it is full.
     fn start(fd: BorrowedFd<'_>) -> Self {
         let copy = || File::from(fd.try_clone_to_owned().unwrap());
         let stop = Arc::new(AtomicBool::new(false));
@@ -133,7 +140,7 @@ impl CounterFillers {
                 }
             })
         };
-        let threads = (0..200).map(fill).collect();
+        let threads = (0..FILLERS).map(fill).collect();
         let deadline = Instant::now() + LONG;
 
         while !is_full(fd) {

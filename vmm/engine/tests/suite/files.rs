@@ -52,7 +52,7 @@ fn map(client: &Client, address: u64, offset: u64, size: u64, file: &OwnedFd) ->
 
 /// Copies from `source` to `target` until the connection ends, because the file behind the second
 /// terabyte is truncated.
-fn cut_while_copying(config: EngineConfig, source: u64, target: u64) {
+fn assert_truncation_costs_its_client(config: EngineConfig, source: u64, target: u64) {
     let neighbour = Neighbour::start(config);
     let client = neighbour.served.client(A);
     let (safe, cut_short) = (file(PAGES * PAGE), file(PAGES * PAGE));
@@ -86,7 +86,7 @@ fn truncate_and_restore(file: &OwnedFd) {
 
 /// Checks that a range of each of these files is accessed by DMA messages, for reading only and for
 /// writing too, and that none is mapped.
-fn none_is_mapped(config: EngineConfig, files: &[(&str, BorrowedFd<'_>)]) {
+fn assert_none_is_mapped(config: EngineConfig, files: &[(&str, BorrowedFd<'_>)]) {
     let neighbour = Neighbour::start(config);
     let client = neighbour.served.client(A);
 
@@ -94,8 +94,8 @@ fn none_is_mapped(config: EngineConfig, files: &[(&str, BorrowedFd<'_>)]) {
         for flags in [DMA_FLAG_READ, range(0, 0, PAGE).flags] {
             let mapped = client.dma_map(DmaMap { flags, ..range(0, 0, PAGE) }, Some(*fd));
             assert!(mapped.is_ok(), "{name}: {mapped:?}");
-            let client_row = client_of(&neighbour.served.snapshot(), A).unwrap();
-            assert_eq!((client_row.ranges, client_row.mapped_bytes), (1, 0), "{name}");
+            let usage = client_of(&neighbour.served.snapshot(), A).unwrap();
+            assert_eq!((usage.ranges, usage.mapped_bytes), (1, 0), "{name}");
             client.dma_unmap(DmaUnmap::All).unwrap();
         }
     }
@@ -121,8 +121,8 @@ both_loops! {
 
         for (number, (name, file, mapped)) in (0..).zip(&files) {
             assert_eq!(map(&client, number * PAGE, 0, PAGE, file), Ok(()), "{name}");
-            let client_row = client_of(&neighbour.served.snapshot(), A).unwrap();
-            assert_eq!((client_row.ranges as u64, client_row.mapped_bytes), (number + 1, *mapped), "{name}");
+            let usage = client_of(&neighbour.served.snapshot(), A).unwrap();
+            assert_eq!((usage.ranges as u64, usage.mapped_bytes), (number + 1, *mapped), "{name}");
         }
         assert_eq!(server_of(&neighbour.served.snapshot(), A).unmappable, 1);
         client.dma_unmap(DmaUnmap::All).unwrap();
@@ -182,11 +182,11 @@ both_loops! {
     }
 
     fn a_file_cut_short_while_the_device_reads_it_costs_its_client(config) {
-        cut_while_copying(config, TERABYTE, 0);
+        assert_truncation_costs_its_client(config, TERABYTE, 0);
     }
 
     fn a_file_cut_short_while_the_device_writes_it_costs_its_client(config) {
-        cut_while_copying(config, 0, TERABYTE);
+        assert_truncation_costs_its_client(config, 0, TERABYTE);
     }
 
     fn windows_and_mirror_can_not_be_cut_short_or_sealed(config) {
@@ -223,9 +223,9 @@ both_loops! {
         for (address, offset) in [(0, 0), (PAGE, TERABYTE / 2), (2 * PAGE, TERABYTE - PAGE)] {
             map(&client, address, offset, PAGE, &huge).unwrap();
         }
-        let client_row = client_of(&neighbour.served.snapshot(), A).unwrap();
+        let usage = client_of(&neighbour.served.snapshot(), A).unwrap();
 
-        assert_eq!((client_row.ranges, client_row.mapped_bytes), (3, 0));
+        assert_eq!((usage.ranges, usage.mapped_bytes), (3, 0));
         assert_eq!(nix::sys::stat::fstat(&huge).unwrap().st_blocks, 0, "no page was touched");
         drop(client);
         neighbour.assert_served_and_reusable();
@@ -260,7 +260,7 @@ both_loops! {
         let (socket, _other) = UnixStream::pair().unwrap();
         let event = eventfd();
 
-        none_is_mapped(
+        assert_none_is_mapped(
             config,
             &[
                 ("a program on a disk", disk.as_fd()),
@@ -285,7 +285,7 @@ both_loops! {
             // The whole workspace is on tmpfs, where the file is as good as a memfd.
             return;
         }
-        none_is_mapped(config, &[("a file on a disk", on_disk.as_fd())]);
+        assert_none_is_mapped(config, &[("a file on a disk", on_disk.as_fd())]);
     }
 
     fn a_file_sealed_against_writing_serves_for_reading_only(config) {
@@ -298,7 +298,7 @@ both_loops! {
         client.dma_map(read_only, Some(sealed_file.as_fd())).unwrap();
         enable(&client);
         copy(&client, 0, 0x800, 64).unwrap();
-        neighbour.served.wait_until("the copy fails", |_| read64(&client, reg::COPIED) == 1 << 32);
+        neighbour.served.wait_until("the copy fails", |_| read64(&client, reg::COPIED) == reg::ONE_COPY_FAILED);
 
         drop(client);
         neighbour.assert_served_and_reusable();
@@ -337,9 +337,9 @@ both_loops! {
             map(&client, index * 2 * PAGE, 0, PAGE, &shared).unwrap();
         }
         assert_eq!(map(&client, 2 * ranges * PAGE, 0, PAGE, &shared), Err(Errno::ENOSPC));
-        let client_row = client_of(&neighbour.served.snapshot(), A).unwrap();
+        let usage = client_of(&neighbour.served.snapshot(), A).unwrap();
 
-        assert_eq!((client_row.ranges as u64, client_row.mapped_bytes), (ranges, PAGE));
+        assert_eq!((usage.ranges as u64, usage.mapped_bytes), (ranges, PAGE));
         neighbour.assert_served();
         drop(client);
         neighbour.assert_served_and_reusable();

@@ -9,7 +9,7 @@ use std::{
         unix::{fs::PermissionsExt, net::UnixStream},
     },
     process::{Command, Stdio},
-    sync::{Arc, atomic::AtomicBool},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -67,7 +67,7 @@ both_loops! {
         assert_eq!(server_of(&served.snapshot(), A).stall_timeouts, 1);
     }
 
-    fn a_reset_passes_a_stalled_write(config) {
+    fn a_clients_reset_cancels_its_stalled_write(config) {
         config.stall_limit = LONG * 10;
         let served = Served::start(config);
         let client = served.client(A);
@@ -218,9 +218,9 @@ both_loops! {
 
         assert_eq!((leased, map_and_lease()), (4, Err(Errno::ENOSPC)));
         assert_eq!(client_of(&served.snapshot(), A).unwrap().mapped_bytes, 0x4000);
-        write32(&client, reg::LET_GO, 0);
+        write32(&client, reg::RELEASE_LEASES, 0);
         assert_eq!(map_and_lease(), Ok(()));
-        write32(&client, reg::LET_GO, 0);
+        write32(&client, reg::RELEASE_LEASES, 0);
         // The server unmaps even when the client sends no more requests.
         served.wait_until("all is unmapped", |snapshot| client_of(snapshot, A).unwrap().mapped_bytes == 0);
     }
@@ -273,10 +273,9 @@ both_loops! {
     fn a_dma_message_without_an_answer_is_an_error_for_the_device(config) {
         config.dma_limit = Duration::from_millis(30);
         let served = Served::start(config);
-        let silent = Arc::new(Silent::default());
         let client_config = ClientConfig {
             timeout: LONG,
-            memory: Some(silent.clone()),
+            memory: Some(Arc::new(Inaccessible)),
             twin_socket: false,
             ..ClientConfig::default()
         };
@@ -290,7 +289,7 @@ both_loops! {
         wait_for(&done);
 
         assert_eq!(server_of(&served.snapshot(), A).dma_timeouts, 1);
-        assert_eq!(read64(&client, reg::COPIED), 1 << 32);
+        assert_eq!(read64(&client, reg::COPIED), reg::ONE_COPY_FAILED);
     }
 
     fn a_client_whose_eventfd_blocks_loses_the_attachment_and_no_other_does(config) {
@@ -433,6 +432,7 @@ fn hold_an_attachment_until_killed() {
     client.poll_incoming(LONG).unwrap();
 }
 
+/// Returns an engine with a machine of one node.
 fn engine() -> Engine {
     let mut machine = Machine::new();
     machine.add_function("node", Box::<TestDevice>::default()).unwrap();
@@ -453,13 +453,11 @@ fn region_read(length: u32) -> Vec<u8> {
     message
 }
 
-/// Memory whose client never serves a message.
-#[derive(Default)]
-struct Silent(AtomicBool);
+/// Memory that refuses every DMA message.
+struct Inaccessible;
 
-impl GuestMemory for Silent {
+impl GuestMemory for Inaccessible {
     fn read(&self, _: u64, _: &mut [u8]) -> Result<(), Errno> {
-        self.0.store(true, std::sync::atomic::Ordering::Relaxed);
         Err(Errno::EFAULT)
     }
 

@@ -12,19 +12,16 @@ use nicforge_core::context::MAX_REMOTE;
 use nicforge_engine::Snapshot;
 use nicforge_vfio_user::{DMA_FLAG_READ, DMA_FLAG_WRITE, wire::Command};
 
-/// Long enough for a fault to show first, short enough for a test.
+/// Time-out of DMA messages. It is long enough that a message sent by mistake would come first.
 const SHORT: Duration = Duration::from_millis(30);
 /// A page of client memory without a descriptor.
 const PAGE: u64 = 0x1000;
-/// Bits of the command register: memory decode, bus master.
-const MEMORY: u16 = 2;
-const MASTER: u16 = 4;
 
 both_loops! {
     fn unanswered_messages_time_out_whatever_their_number(config) {
         config.dma_limit = SHORT;
         let served = Served::start(config);
-        let mut raw = ready(&served);
+        let mut raw = client_with_dma(&served);
 
         for round in 1..=3 {
             raw.send(&doorbell(64).repeat(MAX_REMOTE));
@@ -32,7 +29,7 @@ both_loops! {
             served.wait_until("all have ended", |snapshot| server_of(snapshot, A).dma_timeouts == all);
         }
 
-        assert_eq!(errors(&served.snapshot()), 3 * MAX_REMOTE as u64);
+        assert_eq!(dma_errors(&served.snapshot()), 3 * MAX_REMOTE as u64);
     }
 
     fn a_message_that_could_not_be_sent_ends_too(config) {
@@ -41,26 +38,27 @@ both_loops! {
         config.messages = 256;
         config.client_turn = LONG;
         let served = Served::start(config);
-        let mut raw = ready(&served);
+        let mut raw = client_with_dma(&served);
 
         fill_the_socket(&mut raw);
-        let snapshot = served.wait_until("it has ended", |snapshot| server_of(snapshot, A).dma_timeouts == 1);
+        let snapshot = served
+        .wait_until("the message times out", |snapshot| server_of(snapshot, A).dma_timeouts == 1);
 
-        assert_eq!((errors(&snapshot), server_of(&snapshot, A).dma_messages), (1, 0));
+        assert_eq!((dma_errors(&snapshot), server_of(&snapshot, A).dma_messages), (1, 0));
     }
 
     fn no_message_follows_the_answer_to_an_unmap(config) {
         let served = Served::start(config);
-        let mut raw = ready(&served);
+        let mut raw = client_with_dma(&served);
 
         for round in 1..=2 {
-            let unmap = request(Command::DmaUnmap, &unmap());
+            let unmap = request(Command::DmaUnmap, &unmap_payload());
             raw.send(&[doorbell(64), unmap].concat());
             assert_eq!(raw.reply().0.command, Command::DmaUnmap);
             raw.assert_served();
-            let snapshot = served.wait_until("the device gets an error", |snapshot| errors(snapshot) == round);
+            let snapshot = served.wait_until("the device gets an error", |snapshot| dma_errors(snapshot) == round);
             assert_eq!(server_of(&snapshot, A).dma_messages, 0);
-            assert_eq!(raw.ask(Command::DmaMap, &map()), None);
+            assert_eq!(raw.ask(Command::DmaMap, &map_payload()), None);
         }
     }
 
@@ -69,29 +67,29 @@ both_loops! {
         config.messages = 256;
         config.client_turn = LONG;
         let served = Served::start(config);
-        let mut raw = ready(&served);
+        let mut raw = client_with_dma(&served);
 
         fill_the_socket(&mut raw);
         served.wait_until("the socket is full", |snapshot| client_of(snapshot, A).unwrap().messages > 40);
-        raw.send(&request(Command::DmaUnmap, &unmap()));
+        raw.send(&request(Command::DmaUnmap, &unmap_payload()));
         let mut commands = Vec::new();
         while commands.last() != Some(&Command::DmaUnmap) {
             commands.push(raw.reply().0.command);
         }
-        let snapshot = served.wait_until("the device gets an error", |snapshot| errors(snapshot) == 1);
+        let snapshot = served.wait_until("the device gets an error", |snapshot| dma_errors(snapshot) == 1);
 
         assert_eq!(server_of(&snapshot, A).dma_messages, 0, "{commands:?}");
     }
 
     fn no_message_follows_the_end_of_bus_mastering(config) {
         let served = Served::start(config);
-        let mut raw = ready(&served);
-        let off = request(Command::RegionWrite, &access(4, 7, 2, &MEMORY.to_le_bytes()));
+        let mut raw = client_with_dma(&served);
+        let off = request(Command::RegionWrite, &access(COMMAND, CONFIG_REGION, 2, &MEMORY_DECODE.to_le_bytes()));
 
         raw.send(&[doorbell(64), off].concat());
         assert_eq!(raw.reply().0.command, Command::RegionWrite);
         raw.assert_served();
-        let snapshot = served.wait_until("the device gets an error", |snapshot| errors(snapshot) == 1);
+        let snapshot = served.wait_until("the device gets an error", |snapshot| dma_errors(snapshot) == 1);
 
         assert_eq!(server_of(&snapshot, A).dma_messages, 0);
     }
@@ -99,24 +97,26 @@ both_loops! {
 
 /// Returns a client that has mapped [`PAGE`] and lets the device start DMA, which copies from
 /// there.
-fn ready(served: &Served) -> Raw {
+fn client_with_dma(served: &Served) -> Raw {
     let mut raw = Raw::negotiated(&served.path(A));
 
-    assert_eq!(raw.ask(Command::DmaMap, &map()), None);
-    let command = (MEMORY | MASTER).to_le_bytes();
-    assert_eq!(raw.ask(Command::RegionWrite, &access(4, 7, 2, &command)), None);
+    assert_eq!(raw.ask(Command::DmaMap, &map_payload()), None);
+    let command = (MEMORY_DECODE | BUS_MASTER).to_le_bytes();
+    assert_eq!(raw.ask(Command::RegionWrite, &access(COMMAND, CONFIG_REGION, 2, &command)), None);
     for offset in [reg::SOURCE, reg::TARGET] {
         assert_eq!(raw.ask(Command::RegionWrite, &access(offset, 0, 8, &PAGE.to_le_bytes())), None);
     }
     raw
 }
 
-fn map() -> Vec<u8> {
+/// Returns the payload of a DMA_MAP of [`PAGE`] for reading and writing.
+fn map_payload() -> Vec<u8> {
     let flags = DMA_FLAG_READ | DMA_FLAG_WRITE;
     [&words(&[32, flags])[..], &[0, PAGE, PAGE].map(u64::to_le_bytes).concat()].concat()
 }
 
-fn unmap() -> Vec<u8> {
+/// Returns the payload of a DMA_UNMAP of [`PAGE`].
+fn unmap_payload() -> Vec<u8> {
     [&words(&[24, 0])[..], &[PAGE, PAGE].map(u64::to_le_bytes).concat()].concat()
 }
 
@@ -132,6 +132,7 @@ fn doorbell(length: u32) -> Vec<u8> {
     posted(Command::RegionWrite, &access(reg::COPY, 0, 4, &length.to_le_bytes()))
 }
 
-fn errors(snapshot: &Snapshot) -> u64 {
+/// Returns how many DMA operations of attachment A have failed.
+fn dma_errors(snapshot: &Snapshot) -> u64 {
     snapshot.functions[0].attachments[0].counters.dma_errors
 }

@@ -28,6 +28,7 @@ struct Victim {
 }
 
 impl Victim {
+    /// Connects the victim, with memory, an eventfd and mapped windows.
     fn of(served: &Served) -> Self {
         let client = served.client(A);
         let memory = memory(PAGE as usize);
@@ -43,7 +44,7 @@ impl Victim {
     fn break_in(&self, served: &Served, method: DeviceMethod) {
         let second = served.client(B);
         let index = METHODS.iter().position(|&other| other == method).unwrap();
-        write64(&self.client, reg::BREAK, index as u64);
+        write64(&self.client, reg::PANIC_IN, index as u64);
         match method {
             // The answer of ones is checked with the others.
             DeviceMethod::Read => drop(read32(&self.client, reg::SCRATCH)),
@@ -93,19 +94,19 @@ fn assert_works(client: &Client) {
 }
 
 /// Has the device of one function panic in a method, while another function has a client.
-fn contains_panic_in(config: EngineConfig, method: DeviceMethod, also_in_drop: bool) {
+fn assert_contains_panic_in(config: EngineConfig, method: DeviceMethod, also_in_drop: bool) {
     let served = Served::start_nodes(config, 2);
     let other = Client::connect(served.path_of(1, A), LONG).unwrap();
     let victim = Victim::of(&served);
     if also_in_drop {
-        write64(&victim.client, reg::BREAK_DROP, 1);
+        write64(&victim.client, reg::PANIC_IN_DROP, 1);
     }
 
     victim.break_in(&served, method);
 
-    let text = format!("panicked in {0}: broken in {0}", method.name());
+    let expected = format!("panicked in {0}: broken in {0}", method.name());
     served.wait_until("the function is out of service", |snapshot| {
-        snapshot.functions[0].panic.as_ref().is_some_and(|panic| panic.to_string() == text)
+        snapshot.functions[0].panic.as_ref().is_some_and(|panic| panic.to_string() == expected)
     });
     assert_eq!(wait_for(&victim.request), 1);
     assert!(victim.is_dead());
@@ -115,7 +116,7 @@ fn contains_panic_in(config: EngineConfig, method: DeviceMethod, also_in_drop: b
     served.wait_until_free(B);
     assert_eq!(Client::connect(served.path(B), LONG).err().unwrap().errno(), Errno::EIO);
     let refused = served.handle.reset_function(FUNCTION, LONG).unwrap().unwrap_err().to_string();
-    assert!(refused.starts_with(&format!("device node0 {text}")), "{refused}");
+    assert!(refused.starts_with(&format!("device node0 {expected}")), "{refused}");
     assert_works(&other);
 
     drop(victim);
@@ -125,48 +126,48 @@ fn contains_panic_in(config: EngineConfig, method: DeviceMethod, also_in_drop: b
 
 both_loops! {
     fn panic_in_read(config) {
-        contains_panic_in(config, DeviceMethod::Read, false);
+        assert_contains_panic_in(config, DeviceMethod::Read, false);
     }
 
     fn panic_in_write(config) {
-        contains_panic_in(config, DeviceMethod::Write, false);
+        assert_contains_panic_in(config, DeviceMethod::Write, false);
     }
 
     fn panic_in_drain(config) {
-        contains_panic_in(config, DeviceMethod::Drain, false);
+        assert_contains_panic_in(config, DeviceMethod::Drain, false);
     }
 
     fn panic_in_step(config) {
-        contains_panic_in(config, DeviceMethod::Step, false);
+        assert_contains_panic_in(config, DeviceMethod::Step, false);
     }
 
     fn panic_in_dma_done(config) {
-        contains_panic_in(config, DeviceMethod::DmaDone, false);
+        assert_contains_panic_in(config, DeviceMethod::DmaDone, false);
     }
 
     fn panic_in_attached(config) {
-        contains_panic_in(config, DeviceMethod::Attached, false);
+        assert_contains_panic_in(config, DeviceMethod::Attached, false);
     }
 
     fn panic_in_detached(config) {
-        contains_panic_in(config, DeviceMethod::Detached, false);
+        assert_contains_panic_in(config, DeviceMethod::Detached, false);
     }
 
     fn panic_in_reset(config) {
-        contains_panic_in(config, DeviceMethod::Reset, false);
+        assert_contains_panic_in(config, DeviceMethod::Reset, false);
     }
 
     fn panic_in_counters(config) {
-        contains_panic_in(config, DeviceMethod::Counters, false);
+        assert_contains_panic_in(config, DeviceMethod::Counters, false);
     }
 
     fn panic_in_a_method_and_in_the_drop(config) {
-        contains_panic_in(config, DeviceMethod::Step, true);
+        assert_contains_panic_in(config, DeviceMethod::Step, true);
     }
 
     fn panic_in_the_drop_at_the_end_of_the_engine(config) {
         let served = Served::start_nodes(config, 2);
-        write64(&served.client(A), reg::BREAK_DROP, 1);
+        write64(&served.client(A), reg::PANIC_IN_DROP, 1);
 
         // The engine's thread has ended without a panic.
         drop(served);

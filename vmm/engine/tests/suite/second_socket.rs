@@ -9,7 +9,7 @@ use std::{
 
 use crate::common::{
     neighbour::Neighbour,
-    raw::{access, posted, request, words},
+    raw::{access, device_info, posted, request, words},
     *,
 };
 use nicforge_engine::Snapshot;
@@ -21,9 +21,9 @@ use nicforge_vfio_user::{
 
 /// A page of client memory without a descriptor.
 const PAGE: u64 = 0x1000;
-/// Answers that are more bytes than a socket holds.
+/// A number of error replies that are more bytes than a socket holds.
 const MANY: usize = 16_384;
-/// Long enough for a fault to show first, short enough for a test.
+/// Time-out of DMA messages, and the time in which an idle engine is observed.
 const SHORT: Duration = Duration::from_millis(50);
 
 both_loops! {
@@ -62,33 +62,33 @@ both_loops! {
         }
     }
 
-    fn an_unmap_waits_for_the_answer_on_the_second_socket_or_for_its_time(config) {
+    fn an_unmap_waits_until_an_unanswered_dma_message_times_out(config) {
         config.dma_limit = SHORT;
         let served = Served::start(config);
-        let mut sockets = TwoSockets::ready(&served);
+        let mut sockets = TwoSockets::with_dma(&served);
         for _ in 0..2 {
             sockets.send(&doorbell(64));
             let read = sockets.message();
             assert_eq!(read.command, Command::DmaRead);
 
             // Without an answer the unmap continues when the engine has given the message up.
-            sockets.send(&request(Command::DmaUnmap, &unmap()));
+            sockets.send(&request(Command::DmaUnmap, &unmap_payload()));
             assert_eq!(sockets.reply(), (Command::DmaUnmap, None));
-            sockets.ask(Command::DmaMap, &map());
+            sockets.ask(Command::DmaMap, &map_payload());
         }
         assert_eq!(server_of(&served.snapshot(), A).dma_timeouts, 2);
     }
 
     fn a_client_that_closes_its_second_socket_gets_errors_and_causes_few_turns(config) {
         let served = Served::start(config);
-        let mut sockets = TwoSockets::ready(&served);
+        let mut sockets = TwoSockets::with_dma(&served);
         sockets.send(&doorbell(64));
         sockets.message();
 
         let TwoSockets { main, second_socket } = sockets;
         drop(second_socket);
 
-        let snapshot = served.wait_until("the device gets an error", |snapshot| errors(snapshot) == 1);
+        let snapshot = served.wait_until("the device gets an error", |snapshot| dma_errors(snapshot) == 1);
         assert!(client_of(&snapshot, A).is_some());
         let other = served.client(B);
         let before = served.snapshot().turns;
@@ -102,7 +102,7 @@ both_loops! {
 
     fn a_client_with_bad_framing_on_its_second_socket_loses_the_attachment(config) {
         let served = Served::start(config);
-        let mut sockets = TwoSockets::ready(&served);
+        let mut sockets = TwoSockets::with_dma(&served);
 
         sockets.second_socket.send(&[0xff; 64], &[], &[]).unwrap();
 
@@ -112,10 +112,10 @@ both_loops! {
 
     fn a_client_that_never_reads_its_full_second_socket_delays_no_other(config) {
         let neighbour = Neighbour::start(config);
-        let mut sockets = TwoSockets::ready(&neighbour.served);
+        let mut sockets = TwoSockets::with_dma(&neighbour.served);
         sockets.fill(&neighbour.served);
 
-        sockets.send(&request(Command::DeviceGetInfo, &words(&[16, 0, 0, 0])));
+        sockets.send(&device_info());
         neighbour.assert_served();
 
         // The request waits for the second socket, and its client keeps the attachment.
@@ -127,7 +127,7 @@ both_loops! {
 
     fn a_full_second_socket_causes_few_turns(config) {
         let served = Served::start(config);
-        let (mut sockets, other) = (TwoSockets::ready(&served), served.client(B));
+        let (mut sockets, other) = (TwoSockets::with_dma(&served), served.client(B));
         sockets.fill(&served);
 
         let before = served.snapshot().turns;
@@ -142,7 +142,7 @@ both_loops! {
 
     fn a_client_that_floods_its_second_socket_does_not_delay_another(config) {
         let served = Served::start(config);
-        let sockets = TwoSockets::ready(&served);
+        let sockets = TwoSockets::with_dma(&served);
         let TwoSockets { main, mut second_socket } = sockets;
         let flood = std::thread::spawn(move || {
             let stray = Header::reply(1, Command::DmaRead, 0).to_bytes().repeat(256);
@@ -173,7 +173,7 @@ struct TwoSockets {
 impl TwoSockets {
     /// Makes a client that has mapped [`PAGE`] and lets the device start DMA, which copies from
     /// there.
-    fn ready(served: &Served) -> Self {
+    fn with_dma(served: &Served) -> Self {
         let stream = UnixStream::connect(served.path(A)).unwrap();
         let mut main = Framed::new(stream.into(), 1 << 21, 8);
         let json = br#"{"capabilities":{"max_msg_fds":8,"twin_socket":{"supported":true}}}"#;
@@ -185,8 +185,9 @@ impl TwoSockets {
         });
         let mut sockets = Self { main, second_socket: Framed::new(fds.remove(0).into(), 1 << 21, 0) };
 
-        sockets.ask(Command::DmaMap, &map());
-        sockets.ask(Command::RegionWrite, &access(4, 7, 2, &6_u16.to_le_bytes()));
+        sockets.ask(Command::DmaMap, &map_payload());
+        let command = (MEMORY_DECODE | BUS_MASTER).to_le_bytes();
+        sockets.ask(Command::RegionWrite, &access(COMMAND, CONFIG_REGION, 2, &command));
         for offset in [reg::SOURCE, reg::TARGET] {
             sockets.ask(Command::RegionWrite, &access(offset, 0, 8, &PAGE.to_le_bytes()));
         }
@@ -230,12 +231,13 @@ impl TwoSockets {
     }
 }
 
-fn wait<T>(socket: &mut Framed, take: impl FnOnce(Header, &[u8], Vec<PeerFd>) -> T) -> T {
+/// Waits for the next message of a socket, and returns the result of `read` for its parts.
+fn wait<T>(socket: &mut Framed, read: impl FnOnce(Header, &[u8], Vec<PeerFd>) -> T) -> T {
     let deadline = Instant::now() + LONG;
 
     loop {
         if let Some(message) = socket.next_message().unwrap() {
-            return take(message.header, message.payload, message.fds);
+            return read(message.header, message.payload, message.fds);
         }
         assert_ne!(socket.fill().unwrap(), ReadOutcome::End);
         assert!(Instant::now() < deadline, "no message came");
@@ -243,12 +245,14 @@ fn wait<T>(socket: &mut Framed, take: impl FnOnce(Header, &[u8], Vec<PeerFd>) ->
     }
 }
 
-fn map() -> Vec<u8> {
+/// Returns the payload of a DMA_MAP of [`PAGE`] for reading and writing.
+fn map_payload() -> Vec<u8> {
     let flags = DMA_FLAG_READ | DMA_FLAG_WRITE;
     [&words(&[32, flags])[..], &[0, PAGE, PAGE].map(u64::to_le_bytes).concat()].concat()
 }
 
-fn unmap() -> Vec<u8> {
+/// Returns the payload of a DMA_UNMAP of [`PAGE`].
+fn unmap_payload() -> Vec<u8> {
     [&words(&[24, 0])[..], &[PAGE, PAGE].map(u64::to_le_bytes).concat()].concat()
 }
 
@@ -257,6 +261,7 @@ fn doorbell(length: u32) -> Vec<u8> {
     posted(Command::RegionWrite, &access(reg::COPY, 0, 4, &length.to_le_bytes()))
 }
 
-fn errors(snapshot: &Snapshot) -> u64 {
+/// Returns how many DMA operations of attachment A have failed.
+fn dma_errors(snapshot: &Snapshot) -> u64 {
     snapshot.functions[0].attachments[0].counters.dma_errors
 }

@@ -86,7 +86,7 @@ both_loops! {
         let fds = [0, 1].map(|vector| bind(&client, PCI_MSIX_IRQ, vector));
         write32(&client, reg::RAISE, 1);
         assert_eq!(wait_for(&fds[1]), 1);
-        assert!(is_idle(&fds[0]));
+        assert!(is_unsignalled(&fds[0]));
     }
 
     fn a_disabled_vector_does_not_signal(config) {
@@ -99,7 +99,7 @@ both_loops! {
         write32(&client, reg::RAISE, 1);
 
         assert_eq!(wait_for(&fds[1]), 1);
-        assert!(is_idle(&fds[0]));
+        assert!(is_unsignalled(&fds[0]));
     }
 
     fn intx_fires_again_when_it_is_unmasked_by_eventfd(config) {
@@ -142,9 +142,9 @@ both_loops! {
         let mut bytes = [0; 256];
         memory.read(0x3000, &mut bytes).unwrap();
         assert_eq!(bytes, [5; 256]);
-        let client_row = client_of(&served.snapshot(), A).unwrap();
+        let usage = client_of(&served.snapshot(), A).unwrap();
 
-        assert_eq!((client_row.ranges, client_row.mapped_bytes), (2, 0x4000));
+        assert_eq!((usage.ranges, usage.mapped_bytes), (2, 0x4000));
     }
 
     fn dma_reaches_memory_without_a_file_by_messages(config) {
@@ -176,10 +176,10 @@ both_loops! {
         let done = bind(&client, PCI_MSIX_IRQ, 0);
         copy(&client, 0x1000, 0x2000, 16).unwrap();
         wait_for(&done);
-        assert_eq!(read64(&client, reg::COPIED), 1 << 32);
-        let client_row = client_of(&served.snapshot(), A).unwrap();
+        assert_eq!(read64(&client, reg::COPIED), reg::ONE_COPY_FAILED);
+        let usage = client_of(&served.snapshot(), A).unwrap();
 
-        assert_eq!((client_row.ranges, client_row.mapped_bytes), (0, 0));
+        assert_eq!((usage.ranges, usage.mapped_bytes), (0, 0));
     }
 
     fn unmapping_an_unmapped_range_is_enoent_and_the_connection_stays_usable(config) {
@@ -241,12 +241,12 @@ both_loops! {
         for index in 0..RANGES {
             client.dma_map(range(index * 0x2000, index * 0x1000, 0x1000), memory.fd()).unwrap();
         }
-        let client_row = client_of(&served.snapshot(), A).unwrap();
-        assert_eq!((client_row.ranges, client_row.mapped_bytes), (RANGES as usize, RANGES * 0x1000));
+        let usage = client_of(&served.snapshot(), A).unwrap();
+        assert_eq!((usage.ranges, usage.mapped_bytes), (RANGES as usize, RANGES * 0x1000));
         client.dma_unmap(DmaUnmap::Range { address: 0, size: RANGES * 0x2000 }).unwrap();
-        let client_row = client_of(&served.snapshot(), A).unwrap();
+        let usage = client_of(&served.snapshot(), A).unwrap();
 
-        assert_eq!((client_row.ranges, client_row.mapped_bytes), (0, 0));
+        assert_eq!((usage.ranges, usage.mapped_bytes), (0, 0));
     }
 
     fn requests_that_are_sent_ahead_are_answered_in_order(config) {

@@ -24,16 +24,16 @@ const ACTION_TRIGGER: u32 = 32;
 /// Type bits of a reply's header.
 const REPLY: u32 = 1;
 
-fn set_irqs(flags: u32, start: u32, count: u32) -> Vec<u8> {
+fn set_irqs_payload(flags: u32, start: u32, count: u32) -> Vec<u8> {
     words(&[20, flags, PCI_MSIX_IRQ, start, count])
 }
 
-fn header(command: u16, size: u32, flags: u32) -> Vec<u8> {
+fn header_bytes(command: u16, size: u32, flags: u32) -> Vec<u8> {
     [&9_u16.to_le_bytes()[..], &command.to_le_bytes(), &words(&[size, flags, 0])].concat()
 }
 
 /// Asserts that the negotiation succeeds with these bytes after the version's numbers.
-fn negotiates(config: nicforge_engine::EngineConfig, rest: &[u8]) {
+fn assert_negotiates(config: nicforge_engine::EngineConfig, rest: &[u8]) {
     let neighbour = Neighbour::start(config);
     let mut raw = Raw::connect(&neighbour.served.path(A));
 
@@ -46,7 +46,7 @@ fn negotiates(config: nicforge_engine::EngineConfig, rest: &[u8]) {
 }
 
 /// Asserts that these bytes, after the negotiation, end the connection.
-fn ends(config: nicforge_engine::EngineConfig, bytes: &[u8]) {
+fn assert_ends_connection(config: nicforge_engine::EngineConfig, bytes: &[u8]) {
     let neighbour = Neighbour::start(config);
     let mut raw = Raw::negotiated(&neighbour.served.path(A));
     // The connection may end before all bytes are written.
@@ -58,19 +58,19 @@ fn ends(config: nicforge_engine::EngineConfig, bytes: &[u8]) {
 }
 
 both_loops! {
-    fn version_without_json(config) {
-        negotiates(config, b"");
+    fn version_without_json_is_accepted(config) {
+        assert_negotiates(config, b"");
     }
 
-    fn version_with_json_that_lacks_its_nul(config) {
-        negotiates(config, br#"{"capabilities":{"max_msg_fds":8}}"#);
+    fn version_with_json_that_lacks_its_nul_is_accepted(config) {
+        assert_negotiates(config, br#"{"capabilities":{"max_msg_fds":8}}"#);
     }
 
-    fn version_with_an_empty_object(config) {
-        negotiates(config, b"{}\0");
+    fn version_with_an_empty_object_is_accepted(config) {
+        assert_negotiates(config, b"{}\0");
     }
 
-    fn version_with_another_major_number(config) {
+    fn version_with_another_major_number_is_refused(config) {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::connect(&neighbour.served.path(A));
         raw.send(&version(7, 0, b"{}\0"));
@@ -79,15 +79,15 @@ both_loops! {
         neighbour.assert_served_and_reusable();
     }
 
-    fn message_size_under_the_headers(config) {
-        ends(config, &header(4, 15, 0));
+    fn message_size_below_that_of_a_header_ends_the_connection(config) {
+        assert_ends_connection(config, &header_bytes(4, 15, 0));
     }
 
-    fn message_size_past_the_limit(config) {
-        ends(config, &header(4, u32::MAX, 0));
+    fn message_size_past_the_limit_ends_the_connection(config) {
+        assert_ends_connection(config, &header_bytes(4, u32::MAX, 0));
     }
 
-    fn a_count_of_all_ones(config) {
+    fn sizes_and_counts_of_all_ones_are_refused(config) {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
         let flags = DATA_NONE | ACTION_TRIGGER;
@@ -95,8 +95,8 @@ both_loops! {
         for (command, payload) in [
             (Command::RegionRead, access(0, 0, u32::MAX, &[])),
             (Command::RegionWrite, access(0, 0, u32::MAX, &[0; 4])),
-            (Command::DeviceSetIrqs, set_irqs(flags, 0, u32::MAX)),
-            (Command::DeviceSetIrqs, set_irqs(flags, u32::MAX, u32::MAX)),
+            (Command::DeviceSetIrqs, set_irqs_payload(flags, 0, u32::MAX)),
+            (Command::DeviceSetIrqs, set_irqs_payload(flags, u32::MAX, u32::MAX)),
             (Command::DmaMap, words(&[u32::MAX; 8])),
             (Command::DmaUnmap, words(&[u32::MAX; 6])),
             (Command::DeviceGetInfo, words(&[0, 0, 0, 0])),
@@ -110,7 +110,7 @@ both_loops! {
         neighbour.assert_served_and_reusable();
     }
 
-    fn an_unknown_command_with_its_payload(config) {
+    fn an_unknown_command_is_refused_and_its_payload_skipped(config) {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
 
@@ -118,7 +118,7 @@ both_loops! {
             // The payload looks like another message.
             let inner = request(Command::DeviceReset, &[]);
             let size = (HEADER_SIZE + inner.len()) as u32;
-            raw.send(&[header(command, size, 0), inner].concat());
+            raw.send(&[header_bytes(command, size, 0), inner].concat());
             let (reply, _) = raw.reply();
             assert!(reply.reply_error().is_some());
             raw.assert_served();
@@ -129,12 +129,12 @@ both_loops! {
         neighbour.assert_served_and_reusable();
     }
 
-    fn a_reply_to_nothing(config) {
+    fn a_reply_without_a_request_is_ignored(config) {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
 
         for command in [11, 12, 4, 77] {
-            raw.send(&[header(command, 32, REPLY), vec![0xff; 16]].concat());
+            raw.send(&[header_bytes(command, 32, REPLY), vec![0xff; 16]].concat());
         }
 
         raw.assert_served();
@@ -142,7 +142,7 @@ both_loops! {
         neighbour.assert_served_and_reusable();
     }
 
-    fn a_request_in_single_bytes(config) {
+    fn a_request_that_arrives_byte_by_byte_is_carried_out(config) {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
 
@@ -159,7 +159,7 @@ both_loops! {
         neighbour.assert_served_and_reusable();
     }
 
-    fn several_requests_in_one_write(config) {
+    fn requests_sent_in_one_write_are_answered_in_order(config) {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
         let write = |value: u32| request(Command::RegionWrite, &access(reg::SCRATCH, 0, 4, &value.to_le_bytes()));
@@ -176,7 +176,7 @@ both_loops! {
         neighbour.assert_served_and_reusable();
     }
 
-    fn a_request_that_fails_and_wants_no_reply(config) {
+    fn a_failing_request_that_wants_no_reply_gets_none(config) {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
 
@@ -191,12 +191,12 @@ both_loops! {
         neighbour.assert_served_and_reusable();
     }
 
-    fn interrupts_past_the_end(config) {
+    fn interrupts_past_the_last_are_refused(config) {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
 
         for (start, count) in [(4, 1), (0, 5), (3, 2), (u32::MAX, 1), (1, u32::MAX)] {
-            let refused = raw.ask(Command::DeviceSetIrqs, &set_irqs(DATA_NONE | ACTION_TRIGGER, start, count));
+            let refused = raw.ask(Command::DeviceSetIrqs, &set_irqs_payload(DATA_NONE | ACTION_TRIGGER, start, count));
             assert_eq!(refused, Some(Errno::EINVAL));
         }
 
@@ -205,14 +205,14 @@ both_loops! {
         neighbour.assert_served_and_reusable();
     }
 
-    fn interrupts_with_too_few_or_too_many_descriptors(config) {
+    fn interrupts_with_too_few_or_too_many_descriptors_are_refused(config) {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
         let fd = eventfd();
 
         for (count, descriptors) in [(3, 1), (3, 2), (1, 2), (2, 4)] {
             let fds = vec![fd.as_fd(); descriptors];
-            let message = request(Command::DeviceSetIrqs, &set_irqs(DATA_EVENTFD | ACTION_TRIGGER, 0, count));
+            let message = request(Command::DeviceSetIrqs, &set_irqs_payload(DATA_EVENTFD | ACTION_TRIGGER, 0, count));
             raw.send_fds(&message, &fds);
             assert!(raw.reply().0.reply_error().is_some());
         }
@@ -220,7 +220,7 @@ both_loops! {
         raw.send(&request(Command::RegionWrite, &access(reg::RAISE, 0, 4, &0_u32.to_le_bytes())));
 
         assert_eq!(raw.reply().0.reply_error(), None);
-        assert!(is_idle(&fd));
+        assert!(is_unsignalled(&fd));
         drop(raw);
         neighbour.assert_served_and_reusable();
     }
@@ -230,7 +230,7 @@ both_loops! {
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
         let fds = [(); 4].map(|()| eventfd());
         let each: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        let bind = |start, count| request(Command::DeviceSetIrqs, &set_irqs(DATA_EVENTFD | ACTION_TRIGGER, start, count));
+        let bind = |start, count| request(Command::DeviceSetIrqs, &set_irqs_payload(DATA_EVENTFD | ACTION_TRIGGER, start, count));
 
         raw.send_fds(&bind(0, 4), &each);
         assert_eq!(raw.reply().0.reply_error(), None);
@@ -243,12 +243,12 @@ both_loops! {
         }
 
         assert_eq!((wait_for(&fds[0]), wait_for(&fds[3])), (1, 1));
-        assert!(is_idle(&fds[1]) && is_idle(&fds[2]));
+        assert!(is_unsignalled(&fds[1]) && is_unsignalled(&fds[2]));
         drop(raw);
         neighbour.assert_served_and_reusable();
     }
 
-    fn descriptors_with_requests_that_take_none(config) {
+    fn descriptors_with_requests_that_take_none_are_closed(config) {
         let neighbour = Neighbour::start(config);
         let mut raw = Raw::negotiated(&neighbour.served.path(A));
         let (mut reader, writer) = std::io::pipe().unwrap();
@@ -334,7 +334,7 @@ both_loops! {
         neighbour.assert_served_and_reusable();
     }
 
-    fn garbage_of_every_length(config) {
+    fn garbage_of_random_length_disturbs_no_neighbour(config) {
         let neighbour = Neighbour::start(config);
         let mut state = 0x9e37_79b9_7f4a_7c15_u64;
         let mut random = || {
@@ -358,6 +358,6 @@ both_loops! {
 
 #[test]
 fn requests_have_the_headers_that_the_library_writes() {
-    let written = header(4, 16, 0);
+    let written = header_bytes(4, 16, 0);
     assert_eq!(written, Header::request(9, Command::DeviceGetInfo, 0, false).to_bytes());
 }

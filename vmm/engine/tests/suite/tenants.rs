@@ -38,7 +38,7 @@ const ROUNDS: u32 = 200;
 /// Environment variables that pass to [`hold_all_resources_and_fork`] its socket, and whether the
 /// fork keeps the connection.
 const SOCKET: &str = "NICFORGE_TEST_TENANT_SOCKET";
-const KEEPS: &str = "NICFORGE_TEST_TENANT_KEEPS_CONNECTION";
+const KEEPS_CONNECTION: &str = "NICFORGE_TEST_TENANT_KEEPS_CONNECTION";
 
 /// Everything that a tenant keeps besides its connection.
 struct TenantResources {
@@ -112,7 +112,8 @@ fn assert_next_tenant_is_isolated(neighbour: &Neighbour) {
     neighbour.assert_served_and_reusable();
 }
 
-/// Ends an attachment by `end`, while the tenant continues to write, and checks the next tenant.
+/// Lets `end` take attachment A from its tenant, which continues to write to all it had, and checks
+/// that the next tenant sees nothing of it.
 fn check_with_continuous_writes(config: EngineConfig, end: impl FnOnce(&Served, Client)) {
     let neighbour = Neighbour::start(config);
     let (client, resources) = TenantResources::of(&neighbour.served.path(A));
@@ -120,7 +121,7 @@ fn check_with_continuous_writes(config: EngineConfig, end: impl FnOnce(&Served, 
     resources.write_everywhere(true);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
-        let _stop = Set(&stop);
+        let _stop = SetOnDrop(&stop);
         scope.spawn(|| {
             for phase in (0_u32..).map(|round| round % 2 == 0) {
                 resources.write_everywhere(phase);
@@ -136,13 +137,13 @@ fn check_with_continuous_writes(config: EngineConfig, end: impl FnOnce(&Served, 
         assert_next_tenant_is_isolated(&neighbour);
     });
 
-    assert!(is_idle(&resources.interrupt), "an old tenant got the next one's interrupts");
+    assert!(is_unsignalled(&resources.interrupt), "an old tenant got the next one's interrupts");
 }
 
 /// Sets a flag when it is dropped, also in a test that fails.
-struct Set<'a>(&'a AtomicBool);
+struct SetOnDrop<'a>(&'a AtomicBool);
 
-impl Drop for Set<'_> {
+impl Drop for SetOnDrop<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -156,11 +157,12 @@ struct Fork {
 }
 
 impl Fork {
+    /// Starts a client that forks, and waits until it has forked.
     fn start(path: &Path, keeps_connection: bool) -> Self {
         let mut parent = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture", "tenants::hold_all_resources_and_fork"])
             .env(SOCKET, path)
-            .env(KEEPS, if keeps_connection { "1" } else { "0" })
+            .env(KEEPS_CONNECTION, if keeps_connection { "1" } else { "0" })
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -221,7 +223,7 @@ both_loops! {
 #[test]
 fn hold_all_resources_and_fork() {
     let Some(path) = std::env::var_os(SOCKET) else { return };
-    let keeps_connection = std::env::var(KEEPS).unwrap() == "1";
+    let keeps_connection = std::env::var(KEEPS_CONNECTION).unwrap() == "1";
     let (client, resources) = TenantResources::of(Path::new(&path));
     let connection = client.socket_fd().as_raw_fd();
     let input = std::io::stdin();

@@ -66,13 +66,17 @@ impl Guest {
                 let command = qemu_command(toolkit.qemu()?, toolkit.kernel.file(), config, &site)?;
                 site.start(config, command, initrd, progress)
             }
-            Vmm::Own => site.start_own(config, &toolkit.own_machine()?, initrd, progress),
+            Vmm::Own => {
+                let machine = toolkit.own_machine()?;
+                let share = config.software.share.as_ref().map(|share| share.open(progress)).transpose()?;
+                site.start_own(config, &machine, initrd, share, progress)
+            }
         }
     }
 
-    /// Boots a guest from prepared files, and waits until it accepts jobs. Its programs, modules
-    /// and variables are those of the configuration with which it was prepared. QEMU is there if
-    /// the files were prepared for a guest of QEMU.
+    /// Boots a guest from prepared files, and waits until it accepts jobs. Its programs, modules,
+    /// variables and `/share` are those of the configuration with which it was prepared. QEMU is
+    /// there if the files were prepared for a guest of QEMU.
     ///
     /// # Errors
     /// As [`Self::boot`]; [`GuestError::Io`] when a file is missing.
@@ -89,7 +93,10 @@ impl Guest {
                 let command = qemu_command(&prepared.qemu()?, prepared.kernel(), config, &site)?;
                 site.start(config, command, initrd, progress)
             }
-            Vmm::Own => site.start_own(config, &prepared.own_machine()?, initrd, progress),
+            Vmm::Own => {
+                let share = prepared.share(config.node())?;
+                site.start_own(config, &prepared.own_machine()?, initrd, share, progress)
+            }
         }
     }
 }
@@ -117,17 +124,24 @@ impl Site {
         Ok(Self { functions, folder, logs })
     }
 
-    /// Starts our own virtual machine.
+    /// Starts our own virtual machine. It opens the image of `/share` by its standard output, to
+    /// which it prints nothing.
     fn start_own(
         self,
         config: &GuestConfig,
         machine: &OwnMachine,
         initrd: File,
+        share: Option<File>,
         progress: &Progress,
     ) -> Result<Guest, GuestError> {
-        let files = own::Files { machine, initrd: STANDARD_INPUT, sockets: self.folder.path() };
+        let files = own::Files {
+            machine,
+            initrd: STANDARD_INPUT,
+            share: share.is_some().then_some(STANDARD_OUTPUT),
+            sockets: self.folder.path(),
+        };
         let mut command = own::command(config, &self.functions, &files);
-        command.stdout(Stdio::null());
+        command.stdout(share.map_or_else(Stdio::null, Stdio::from));
         self.start(config, command, initrd, progress)
     }
 
@@ -203,7 +217,8 @@ fn write_initramfs(
         Driver::Shim => Some(toolkit.shim(progress)?),
         Driver::None | Driver::Vfio => None,
     };
-    let modules = ModulePlan::new(toolkit, &config.software, shim.as_deref(), progress)?;
+    let modules =
+        ModulePlan::new(toolkit, &config.software, config.share_modules(), shim.as_deref(), progress)?;
 
     let contents = Contents {
         extras: &config.software.extras,
@@ -379,7 +394,11 @@ fn settings(config: &GuestConfig, functions: &[PluggedFunction]) -> String {
         .collect();
     let users = functions.iter().filter(|plugged| plugged.function.user);
     let users: Vec<_> = users.map(|plugged| plugged.function.name.as_str()).collect();
-    let share = if config.software.share.is_some() { "yes" } else { "" };
+    let share = match (&config.software.share, config.hardware.vmm) {
+        (None, _) => "",
+        (Some(_), Vmm::Qemu) => "9p",
+        (Some(_), Vmm::Own) => own::SHARE_ADDRESS,
+    };
 
     format!(
         "NF_DRIVER={}\nNF_FUNCTIONS={}\nNF_USERS={}\nNF_SHARE={share}\n",

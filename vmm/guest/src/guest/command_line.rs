@@ -101,7 +101,7 @@ pub(crate) fn command(config: &GuestConfig, functions: &[PluggedFunction], files
         command
             .args([
                 "-fsdev",
-                &format!("local,id=share,path={},security_model=none", escape_option_value(share)),
+                &format!("local,id=share,path={},security_model=none", escape_option_value(share.folder())),
             ])
             .args(["-device", "virtio-9p-pci,fsdev=share,mount_tag=share,addr=2"]);
     }

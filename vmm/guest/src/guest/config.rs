@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use super::vmm::Vmm;
-use crate::{accel::Accelerator, error::GuestError, identity::PciIdentity, initramfs::Extra};
+use crate::{accel::Accelerator, error::GuestError, identity::PciIdentity, initramfs::Extra, share::Share};
 
 /// The first and the last slot of the guest's root bus for functions.
 const SLOTS: std::ops::RangeInclusive<u8> = 3..=0x1c;
@@ -111,7 +111,7 @@ pub(crate) struct Software {
     /// Files and programs of the host.
     pub(crate) extras: Vec<Extra>,
     /// A directory of the host for `/share`.
-    pub(crate) share: Option<PathBuf>,
+    pub(crate) share: Option<Share>,
     /// Variables for all commands.
     pub(crate) environment: Vec<(String, String)>,
 }
@@ -276,9 +276,11 @@ impl GuestConfig {
         self
     }
 
-    /// Mounts a directory of the host at `/share`.
-    pub fn share(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.software.share = Some(folder.into());
+    /// Mounts a directory of the host at `/share`. A guest of QEMU reads and writes the directory
+    /// itself. One of our own virtual machine reads a copy, which is made when the first guest with
+    /// a clone of this [`Share`] is booted.
+    pub fn share(mut self, share: impl Into<Share>) -> Self {
+        self.software.share = Some(share.into());
         self
     }
 

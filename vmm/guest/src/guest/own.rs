@@ -11,11 +11,15 @@ use super::{
 
 /// The command of the program.
 const COMMAND: &str = "vm";
+/// The address of the disk for `/share`, by the slot that the command gives it.
+pub(crate) const SHARE_ADDRESS: &str = "0000:00:02.0";
 
 /// The files that a machine starts from.
 pub(crate) struct Files<'a> {
     pub(crate) machine: &'a OwnMachine,
     pub(crate) initrd: &'a str,
+    /// The image of `/share`.
+    pub(crate) share: Option<&'a str>,
     /// The directory of the sockets that the program connects to.
     pub(crate) sockets: &'a Path,
 }
@@ -40,6 +44,10 @@ pub(crate) fn command(config: &GuestConfig, functions: &[PluggedFunction], files
 
     for plugged in functions {
         command.arg("--function").arg(format!("{}={}", plugged.slot, plugged.function.socket.display()));
+    }
+
+    if let Some(share) = files.share {
+        command.args(["--share", share]);
     }
 
     command.arg("--kernel").arg(&files.machine.kernel).args(["--initrd", files.initrd]);

@@ -1,6 +1,10 @@
 //! Files for guests that start where nothing can be provisioned, for example in another guest.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::File,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
 
 use super::{config::GuestConfig, vmm::Vmm};
 use crate::{
@@ -77,11 +81,22 @@ impl Prepared {
     pub(super) fn initrd(&self, node: &str) -> PathBuf {
         initrd(&self.folder, node)
     }
+
+    /// Returns the image of a guest's `/share`, if it was prepared with one.
+    pub(super) fn share(&self, node: &str) -> Result<Option<File>, GuestError> {
+        let path = share(&self.folder, node);
+        match File::open(&path) {
+            Ok(image) => Ok(Some(image)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).context(|| path.display().to_string()),
+        }
+    }
 }
 
 impl Toolkit {
     /// Writes an unpacked kernel and the initramfs of each guest into a folder, for
-    /// [`Guest::boot_prepared`](crate::Guest::boot_prepared) on another system. If one of them is a
+    /// [`Guest::boot_prepared`](crate::Guest::boot_prepared) on another system, and for guests of
+    /// our own virtual machine the image of `/share`. If one of them is a
     /// guest of QEMU, QEMU is copied too (about 70 MB).
     ///
     /// # Errors
@@ -98,6 +113,9 @@ impl Toolkit {
         for config in configs {
             config.check_vmm()?;
             self.write_initramfs(config, &initrd(folder, config.node()), progress)?;
+            if let (Vmm::Own, Some(image)) = (config.hardware.vmm, &config.software.share) {
+                image.copy_to(&share(folder, config.node()), progress)?;
+            }
         }
         if configs.iter().any(|config| config.hardware.vmm == Vmm::Qemu) {
             self.qemu()?.copy_to(&folder.join(QEMU), progress)?;
@@ -122,4 +140,8 @@ impl Toolkit {
 
 fn initrd(folder: &Path, node: &str) -> PathBuf {
     folder.join(format!("{node}.initrd"))
+}
+
+fn share(folder: &Path, node: &str) -> PathBuf {
+    folder.join(format!("{node}.share"))
 }

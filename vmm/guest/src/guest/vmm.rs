@@ -33,7 +33,6 @@ impl GuestConfig {
             (hardware.iommu || self.software.driver == Driver::Vfio, "IOMMU"),
             (hardware.functions.iter().any(|function| function.hotplug), "ports for hot-plug"),
             (!hardware.devices.is_empty() || !hardware.networks.is_empty(), "devices of QEMU"),
-            (self.software.share.is_some(), "shared directory"),
             (!self.logging.trace.is_empty(), "trace of QEMU"),
         ];
         needs.into_iter().find_map(|(is_needed, what)| is_needed.then_some(what))
@@ -60,15 +59,12 @@ mod tests {
     #[test]
     fn own_virtual_machine_refuses_what_only_qemu_does() {
         let own = || GuestConfig::new("n").vmm(Vmm::Own);
-        assert!(own().user_function("a", "/s").terminal(true).reboots(true).check_vmm().is_ok());
+        assert!(
+            own().user_function("a", "/s").terminal(true).reboots(true).share("/tmp").check_vmm().is_ok()
+        );
 
-        let wrong = [
-            own().iommu(true),
-            own().driver(Driver::Vfio),
-            own().device("edu"),
-            own().share("/tmp"),
-            own().trace("vfio_*"),
-        ];
+        let wrong =
+            [own().iommu(true), own().driver(Driver::Vfio), own().device("edu"), own().trace("vfio_*")];
         for config in wrong {
             let error = config.check_vmm().unwrap_err().to_string();
             assert!(error.contains("--vmm qemu"), "{error}");

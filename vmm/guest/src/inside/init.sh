@@ -24,8 +24,12 @@ done </nicforge/modules
 set +f
 if [ -n "$NF_SHARE" ]; then
 	mkdir -p /share
-	mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144 share /share ||
-		echo "/share: not mounted" >>/nicforge/run/problems
+	case $NF_SHARE in
+	9p) mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144 share /share ;;
+	# The PCI address of a disk with the image of a file system.
+	*) mount -t erofs -o ro "/dev/$(cd /sys/bus/pci/devices/$NF_SHARE/virtio*/block && echo *)" /share ;;
+	esac 2>/nicforge/run/mount ||
+		echo "/share: not mounted ($(cat /nicforge/run/mount))" >>/nicforge/run/problems
 fi
 ip link set lo up 2>/dev/null
 sh /nicforge/agent

@@ -5,13 +5,14 @@ use nicforge_nics::families;
 use super::*;
 use crate::description::parse;
 
-fn built(text: &str) -> Built {
+/// Returns the nodes of the machine of a machine file.
+fn build_text(text: &str) -> Built {
     build(&parse(text, "m.toml", &families()).unwrap()).unwrap().1
 }
 
 #[test]
 fn a_pset_has_an_io_node_and_its_compute_nodes_with_four_cores_and_an_admin() {
-    let built = built("name = \"p\"\n[[pset]]\ncompute_nodes = 2\n");
+    let built = build_text("name = \"p\"\n[[pset]]\ncompute_nodes = 2\n");
     let names: Vec<_> =
         built.nodes.iter().map(|node| (node.name.as_str(), node.role.name(), node.rank)).collect();
     assert_eq!(names, [("io0", "io", 0), ("cn0", "compute", 0), ("cn1", "compute", 1)]);
@@ -20,8 +21,8 @@ fn a_pset_has_an_io_node_and_its_compute_nodes_with_four_cores_and_an_admin() {
 }
 
 #[test]
-fn names_count_through_all_psets() {
-    let built = built("name = \"p\"\n[[pset]]\ncompute_nodes = 1\n[[pset]]\ncompute_nodes = 2\n");
+fn node_numbers_continue_from_one_pset_to_the_next() {
+    let built = build_text("name = \"p\"\n[[pset]]\ncompute_nodes = 1\n[[pset]]\ncompute_nodes = 2\n");
     for name in ["io0", "io1", "cn0", "cn1", "cn2"] {
         assert!(built.node(name).is_some(), "{name}");
     }
@@ -31,7 +32,7 @@ fn names_count_through_all_psets() {
 #[test]
 fn a_network_has_cards_with_their_vpids_and_an_admin() {
     let text = "name = \"p\"\n[[extoll]]\ntorus = [2, 2]\nvpids = 3\n[[extoll]]\nmesh = 2\n";
-    let built = built(text);
+    let built = build_text(text);
     let names: Vec<_> = built.nodes.iter().map(|node| node.name.as_str()).collect();
     assert_eq!(names, ["ex0", "ex1", "ex2", "ex3", "ex4", "ex5"]);
     assert_eq!(built.nodes[3].users().count(), 3);
@@ -41,13 +42,13 @@ fn a_network_has_cards_with_their_vpids_and_an_admin() {
 
 #[test]
 fn single_functions_are_devices() {
-    let built = built("name = \"p\"\n[[function]]\nname = \"x\"\nkind = \"addressed-send\"\n");
+    let built = build_text("name = \"p\"\n[[function]]\nname = \"x\"\nkind = \"addressed-send\"\n");
     assert_eq!(built.nodes[0].role, Role::DEVICE);
     assert_eq!(built.nodes[0].users().count(), 4);
 }
 
 #[test]
 fn the_largest_pset_is_built() {
-    let built = built("name = \"p\"\n[[pset]]\ncompute_nodes = 256\n");
+    let built = build_text("name = \"p\"\n[[pset]]\ncompute_nodes = 256\n");
     assert_eq!(built.nodes.len(), 257);
 }

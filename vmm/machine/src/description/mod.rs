@@ -55,15 +55,17 @@ const DEFAULT_CREDITS: u32 = 16;
 /// The file cannot be read, or [`parse`] refuses its text.
 pub fn read(path: &Path, families: &Families) -> Result<Plan, DescriptionError> {
     let displayed_path = path.display().to_string();
-    let read = |source| DescriptionError::Read { path: displayed_path.clone(), source };
-    let metadata = std::fs::metadata(path).map_err(read)?;
+    let unreadable = |source| DescriptionError::Read { path: displayed_path.clone(), source };
+    let metadata = std::fs::metadata(path).map_err(unreadable)?;
 
     if !metadata.is_file() {
         return Err(DescriptionError::NoFile { path: displayed_path });
     }
 
     let mut text = String::new();
-    File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text)).map_err(read)?;
+    File::open(path)
+        .and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text))
+        .map_err(unreadable)?;
     if text.len() as u64 > MAX_FILE {
         return Err(DescriptionError::TooLarge { path: displayed_path, bytes: metadata.len() });
     }
@@ -74,7 +76,7 @@ pub fn read(path: &Path, families: &Families) -> Result<Plan, DescriptionError> 
 /// name in messages.
 ///
 /// # Errors
-/// The first thing that is wrong, with its line.
+/// The first error in the text, with its line.
 pub fn parse(text: &str, path: &str, families: &Families) -> Result<Plan, DescriptionError> {
     plan_of(text, families).map_err(|problem| DescriptionError::in_file(path, text, problem))
 }
@@ -177,8 +179,8 @@ struct LinkTable {
 }
 
 impl LinkTable {
-    /// Returns the link's properties.
-    fn link(&self) -> Result<LinkSpec, SectionError> {
+    /// Returns the link's properties, with defaults for those that the table does not name.
+    fn spec(&self) -> Result<LinkSpec, SectionError> {
         let channels = self.channels.as_ref();
         let channels = range_or("channels", channels, (1, MAX_CHANNELS as u32), DEFAULT_CHANNELS)?;
         let packet = self.packet_bytes.as_ref();
@@ -197,7 +199,7 @@ impl LinkTable {
 /// Adds one `[[link]]`.
 fn add_link(plan: &mut Plan, table: &Section<'_>) -> Result<(), SectionError> {
     let table: LinkTable = table.parse()?;
-    let link = table.link()?;
+    let link = table.spec()?;
 
     let a = port(plan, "a", &table.a)?;
     let b = port(plan, "b", &table.b)?;

@@ -4,7 +4,8 @@ use nicforge_nics::families;
 
 use super::*;
 
-fn error(text: &str) -> String {
+/// Returns the error text of a machine file that must be refused.
+fn refusal(text: &str) -> String {
     parse(text, "m.toml", &families()).unwrap_err().to_string()
 }
 
@@ -15,39 +16,39 @@ fn a_pset_with_defaults_is_accepted() {
 }
 
 #[test]
-fn a_value_out_of_range_names_line_and_expectation() {
-    let message = error("name = \"p\"\n[[pset]]\ncompute_nodes = 4\nfifo_depth = 0\n");
+fn a_value_out_of_range_is_refused_with_its_line_and_the_expected_range() {
+    let message = refusal("name = \"p\"\n[[pset]]\ncompute_nodes = 4\nfifo_depth = 0\n");
     assert_eq!(message, "m.toml, line 4: fifo_depth is 0; expected a power of two, at most 256");
 }
 
 #[test]
-fn an_unknown_field_names_its_line() {
-    let message = error("name = \"p\"\n[[pset]]\ncompute_nodes = 4\ncores = 4\n");
+fn an_unknown_field_is_refused_with_its_line() {
+    let message = refusal("name = \"p\"\n[[pset]]\ncompute_nodes = 4\ncores = 4\n");
     assert!(message.starts_with("m.toml, line 4: unknown field `cores`"), "{message}");
 }
 
 #[test]
-fn text_that_is_no_toml_names_its_line() {
-    let message = error("name = \"p\"\n[[pset\n");
+fn text_that_is_no_toml_is_refused_with_its_line() {
+    let message = refusal("name = \"p\"\n[[pset\n");
     assert!(message.starts_with("m.toml, line 2: "), "{message}");
 }
 
 #[test]
 fn a_path_that_is_no_regular_file_is_refused_unread() {
     for path in ["/dev/zero", "/"] {
-        let error = read(Path::new(path), &families()).unwrap_err();
-        assert!(matches!(error, DescriptionError::NoFile { .. }), "{error}");
+        let refusal = read(Path::new(path), &families()).unwrap_err();
+        assert!(matches!(refusal, DescriptionError::NoFile { .. }), "{refusal}");
     }
 }
 
 #[test]
 fn a_machine_without_devices_is_refused() {
-    assert!(error("name = \"p\"\n").contains("expected at least one [[pset]], "));
+    assert!(refusal("name = \"p\"\n").contains("expected at least one [[pset]], "));
 }
 
 #[test]
 fn a_network_needs_exactly_one_possible_shape() {
-    let network = |shape: &str| error(&format!("name = \"p\"\n[[extoll]]\n{shape}\n"));
+    let network = |shape: &str| refusal(&format!("name = \"p\"\n[[extoll]]\n{shape}\n"));
     let message = network("vpids = 4");
     assert!(message.contains("shape is none or several; expected one of torus"), "{message}");
     let message = network("mesh = 2\nhypercube = 1");
@@ -63,27 +64,27 @@ fn a_network_needs_exactly_one_possible_shape() {
 #[test]
 fn two_functions_of_one_name_are_refused() {
     let function = "[[function]]\nname = \"a\"\nkind = \"slot-fifo\"\n";
-    let message = error(&format!("name = \"p\"\n{function}{function}"));
+    let message = refusal(&format!("name = \"p\"\n{function}{function}"));
     assert_eq!(message, "m.toml, line 6: name is a; expected a name that no other node has");
 }
 
 #[test]
 fn a_function_with_the_name_of_a_psets_node_is_refused() {
-    let message = error(
+    let message = refusal(
         "name = \"p\"\n[[pset]]\ncompute_nodes = 2\n[[function]]\nname = \"cn1\"\nkind = \"slot-fifo\"\n",
     );
     assert_eq!(message, "m.toml, line 5: name is cn1; expected a name that no other node has");
 }
 
 #[test]
-fn an_infinite_bandwidth_is_refused() {
-    let message = error("name = \"p\"\n[[pset]]\ncompute_nodes = 1\n[pset.link]\ngbit_s = nan\n");
+fn a_bandwidth_that_is_no_number_is_refused() {
+    let message = refusal("name = \"p\"\n[[pset]]\ncompute_nodes = 1\n[pset.link]\ngbit_s = nan\n");
     assert!(message.starts_with("m.toml, line 5: gbit_s is NaN"), "{message}");
 }
 
 #[test]
 fn a_bandwidth_of_less_than_a_bit_a_second_is_refused_and_not_taken_for_no_limit() {
-    let message = error("name = \"p\"\n[[pset]]\ncompute_nodes = 1\n[pset.link]\ngbit_s = 1e-10\n");
+    let message = refusal("name = \"p\"\n[[pset]]\ncompute_nodes = 1\n[pset.link]\ngbit_s = 1e-10\n");
     assert!(message.ends_with("expected 0 (no limit), or 1e-9 to 10000"), "{message}");
 }
 
@@ -106,7 +107,7 @@ fn an_ethernet_has_stations_at_a_switch() {
 
 #[test]
 fn an_ethernet_refuses_impossible_values_with_their_lines() {
-    let network = |values: &str| error(&format!("name = \"e\"\n[[ethernet]]\nstations = 2\n{values}\n"));
+    let network = |values: &str| refusal(&format!("name = \"e\"\n[[ethernet]]\nstations = 2\n{values}\n"));
 
     for (values, message) in [
         ("mtu = 67", "mtu is 67; expected 68 to 9000"),
@@ -131,7 +132,7 @@ fn an_ethernet_refuses_impossible_values_with_their_lines() {
         ("65", "m.toml, line 3: stations is 65; expected 2 to 64"),
         ("3\nswitch = false", "m.toml, line 4: switch is false; expected true, unless there are 2 stations"),
     ] {
-        assert_eq!(error(&format!("name = \"e\"\n[[ethernet]]\nstations = {stations}\n")), message);
+        assert_eq!(refusal(&format!("name = \"e\"\n[[ethernet]]\nstations = {stations}\n")), message);
     }
 }
 
@@ -150,7 +151,7 @@ fn single_network_devices_are_linked_by_the_file() {
 
     assert_eq!((plan.functions().len(), plan.links().len()), (3, 2));
     crate::build::build(&plan).unwrap();
-    let message = error("name = \"e\"\n[[function]]\nname = \"n\"\nkind = \"virtio-net\"\nmac = \"1\"\n");
+    let message = refusal("name = \"e\"\n[[function]]\nname = \"n\"\nkind = \"virtio-net\"\nmac = \"1\"\n");
     assert!(message.starts_with("m.toml, line 5: mac is 1; expected an address of one station"), "{message}");
 }
 
@@ -182,7 +183,7 @@ fn virtio_devices_name_files_of_the_host() {
         ("console", "", "a console needs `socket` or `file`"),
         ("console", "socket = \"s\"\nfile = \"f\"\n", "expected no value, because there is a socket"),
     ] {
-        let found = error(&function(kind, values));
+        let found = refusal(&function(kind, values));
         assert!(found.contains(message), "{found}");
     }
 

@@ -46,6 +46,7 @@ impl LocalAttachment {
         Self { machine, function, attachment, tenant, is_lost }
     }
 
+    /// Returns whether no eviction has given the attachment to another client.
     fn holds_attachment(&self, inner: &Inner) -> bool {
         inner.tenants.get(&(self.function, self.attachment)).is_some_and(|tenant| tenant.id == self.tenant)
     }
@@ -66,8 +67,8 @@ impl LocalAttachment {
         result
     }
 
-    /// Performs a trapped access. It retries a stalled access after a step of the machine, for at
-    /// most [`STALL_LIMIT`].
+    /// Performs a trapped access. An access that stalls is tried again after each step of the
+    /// machine, for at most [`STALL_LIMIT`], and until the client resets its attachment.
     fn access(
         &self,
         operation: &'static str,
@@ -105,10 +106,12 @@ impl LocalAttachment {
         }
     }
 
+    /// Returns how often the client has reset its attachment.
     fn tenant_resets(&self, inner: &Inner) -> u64 {
         inner.tenants.get(&(self.function, self.attachment)).map_or(0, |tenant| tenant.resets)
     }
 
+    /// Calls `f` with the attachment's interrupts, under the machine's lock.
     fn interrupts<R>(&self, f: impl FnOnce(&mut Interrupts) -> Result<R, IrqError>) -> Result<R, Error> {
         self.with(|inner| {
             let interrupts =
@@ -291,6 +294,7 @@ fn machine_error(error: MachineError) -> Error {
     }
 }
 
+/// Converts an error of a request for interrupts to one of the driver library.
 fn irq_error(error: IrqError) -> Error {
     match error {
         IrqError::Range { start, available, .. } => {
@@ -302,6 +306,7 @@ fn irq_error(error: IrqError) -> Error {
     }
 }
 
+/// Converts an error of an access to one of the driver library.
 fn access_error(error: AccessError) -> Error {
     match error {
         AccessError::Machine(error) => machine_error(error),

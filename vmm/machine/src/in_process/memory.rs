@@ -20,6 +20,7 @@ pub(super) struct ClientMemory {
     ranges: BTreeMap<u64, Range>,
 }
 
+/// A registered range. The map has its first address.
 struct Range {
     length: u64,
     memory: Arc<dyn PrivateMemory>,
@@ -35,9 +36,9 @@ impl ClientMemory {
         self.ranges.retain(|start, _| !(iova..=last).contains(start));
     }
 
-    /// Calls `f` for each range of an access, with the memory, the offset in it and the range's
-    /// part of the access.
-    fn for_each_range(
+    /// Cuts an access at the borders of ranges, and calls `f` for each piece: with the range's
+    /// memory, the offset in it, and the piece's bytes within the access.
+    fn for_each_piece(
         &self,
         iova: u64,
         length: usize,
@@ -60,11 +61,11 @@ impl ClientMemory {
     }
 
     fn read(&self, iova: u64, out: &mut [u8]) -> Result<(), DmaError> {
-        self.for_each_range(iova, out.len(), |memory, offset, part| memory.read(offset, &mut out[part]))
+        self.for_each_piece(iova, out.len(), |memory, offset, part| memory.read(offset, &mut out[part]))
     }
 
     fn write(&self, iova: u64, data: &[u8]) -> Result<(), DmaError> {
-        self.for_each_range(iova, data.len(), |memory, offset, part| memory.write(offset, &data[part]))
+        self.for_each_piece(iova, data.len(), |memory, offset, part| memory.write(offset, &data[part]))
     }
 }
 
@@ -76,9 +77,9 @@ fn refused() -> DmaError {
 impl Inner {
     /// Answers the messages to clients. Returns whether there were any.
     pub(super) fn answer_messages(&mut self) -> bool {
-        let mut any = false;
+        let mut has_answered = false;
         while let Some(message) = self.machine.pop_outgoing() {
-            any = true;
+            has_answered = true;
 
             // The machine refuses an answer after the end of its attachment, and no call waits for
             // it.
@@ -100,6 +101,6 @@ impl Inner {
                 }
             };
         }
-        any
+        has_answered
     }
 }

@@ -50,13 +50,14 @@ pub const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 pub const STALL_LIMIT: Duration = Duration::from_secs(2);
 /// Work budget of each function in one pause of a waiting thread, in packets.
 const BUDGET: u32 = 64;
-/// Turns of a waiting loop, about half a microsecond each, before it sleeps while the machine does.
-const PAUSES_AWAKE: u32 = 256;
+/// Pauses of a waiting loop, about half a microsecond each, before the loop sleeps when the machine
+/// has no work.
+const PAUSES_BEFORE_SLEEP: u32 = 256;
 /// A thread waits awake for a timer that expires within this time. A sleep would overrun it.
-const NEAR: Duration = Duration::from_micros(100);
+const TOO_NEAR_TO_SLEEP: Duration = Duration::from_micros(100);
 /// Time between two scans of all mapped memory while threads sleep, for clients that the engine's
 /// memory barrier does not reach.
-const RESCAN: Duration = Duration::from_millis(10);
+const RESCAN_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The reason why an attachment could not be opened.
 #[derive(Debug, Error)]
@@ -119,7 +120,7 @@ struct Tenant {
     /// Counts the client's own resets, which end stalled accesses.
     resets: u64,
     memory: ClientMemory,
-    /// Set when the attachment ends, for the threads that wait.
+    /// Set when the attachment ends. Waiting threads check it.
     is_lost: Arc<AtomicBool>,
 }
 
@@ -131,6 +132,7 @@ struct Sleepers {
 }
 
 impl Sleepers {
+    /// Wakes all threads that sleep.
     fn wake(&self) {
         // Sleepers count themselves under the machine's lock, and the changes they wait for are
         // made under it.
@@ -152,6 +154,7 @@ impl LocalMachine {
         Self::create(machine, Some(clock))
     }
 
+    /// Returns a machine with this clock, or with the real time.
     fn create(machine: Machine, clock: Option<Box<dyn Clock>>) -> Arc<Self> {
         let started = Instant::now();
         let tenants = HashMap::new();
@@ -302,7 +305,7 @@ impl LocalMachine {
                 pause(next);
             }
             Next::At(time) => match self.sleep_until(time) {
-                Some(limit) if relax.pauses() > PAUSES_AWAKE => self.sleep(inner, limit)?,
+                Some(limit) if relax.pauses() > PAUSES_BEFORE_SLEEP => self.sleep(inner, limit)?,
                 _ => {
                     drop(inner);
                     pause(next);
@@ -316,7 +319,7 @@ impl LocalMachine {
     /// Returns how long to sleep for an event at `time`, or `None` when the event is too near.
     fn sleep_until(&self, time: Nanos) -> Option<Duration> {
         let remaining = Duration::from_nanos(time.0.saturating_sub(self.now().0));
-        (remaining > NEAR).then(|| (remaining - NEAR).min(LONGEST_SLEEP))
+        (remaining > TOO_NEAR_TO_SLEEP).then(|| (remaining - TOO_NEAR_TO_SLEEP).min(LONGEST_SLEEP))
     }
 
     /// Sleeps until another thread has driven the machine, or for `limit`. It rescans mapped memory
@@ -327,7 +330,7 @@ impl LocalMachine {
         self.sleepers.count.fetch_sub(1, Ordering::Relaxed);
         let Ok((mut inner, timed_out)) = outcome else { return Err(broken()) };
 
-        if timed_out.timed_out() && inner.last_rescan.elapsed() >= RESCAN {
+        if timed_out.timed_out() && inner.last_rescan.elapsed() >= RESCAN_INTERVAL {
             inner.last_rescan = Instant::now();
             inner.machine.rescan();
         }
@@ -343,7 +346,8 @@ impl LocalMachine {
     fn lock_now(&self) -> Result<MutexGuard<'_, Inner>, Error> {
         let mut inner = self.lock()?;
         if let Some(clock) = &self.clock {
-            // Work that does not end comes to the notice of the machine's driver.
+            // Whether the work ended within the limits is left to the clock's owner, who drives the
+            // machine too and sees the same.
             let _ = inner.machine.run_until(clock.now(), TurnLimits::default());
         }
         Ok(inner)

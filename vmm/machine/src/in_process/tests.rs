@@ -21,6 +21,7 @@ const SEND: FunctionId = FunctionId(2);
 /// A time limit above any answer's delay, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(10);
 
+/// Returns a machine with a FIFO, a DMA engine and a card that sends to addresses.
 fn machine() -> Arc<LocalMachine> {
     let mut machine = Machine::new();
     machine.add_function("fifo0", Box::new(SlotFifo::new())).unwrap();
@@ -66,7 +67,7 @@ fn registers_are_read_and_written() {
 }
 
 #[test]
-fn a_waiting_thread_drives_the_machine() {
+fn a_thread_that_waits_for_its_data_drives_the_machine() {
     let device = open(&machine(), FIFO, 0);
     let send = device.bar(1).unwrap().window(slot_fifo::WIN_SEND, slot_fifo::SLOT).unwrap();
     let receive = device.bar(2).unwrap().window(slot_fifo::MIRROR_RECEIVE, slot_fifo::SLOT).unwrap();
@@ -82,7 +83,7 @@ fn a_waiting_thread_drives_the_machine() {
 }
 
 #[test]
-fn a_store_wakes_a_machine_and_a_thread_that_sleep() {
+fn a_doorbell_wakes_a_sleeping_machine_and_the_thread_that_waits() {
     let machine = machine();
     let device = open(&machine, FIFO, 0);
     let other = device.clone();
@@ -185,7 +186,10 @@ fn a_stalled_trapped_write_is_overtaken_by_a_reset() {
     let stalled = backing.clone();
     let stalling = std::thread::spawn(move || write(&stalled));
     let deadline = Deadline::after(LIMIT);
-    while machine.with(|machine| machine.counters(SEND))[1].value == 0 {
+    let stalls = |machine: &mut Machine| {
+        machine.counters(SEND).iter().find(|counter| counter.name == "stalls").unwrap().value
+    };
+    while machine.with(stalls) == 0 {
         assert!(!deadline.has_passed());
         std::thread::yield_now();
     }

@@ -13,7 +13,7 @@ use nicforge_spi::{Counter, DirectPut, InjectionAttributes, Payload, RandomOrder
 
 use super::{
     BlueGene, BlueGeneError, Node, NodeError, mean_since,
-    programs::{end_sends, patience},
+    programs::{end_sends, message_deadline},
 };
 use crate::world::Picos;
 
@@ -23,14 +23,14 @@ const FIFOS: u8 = 8;
 /// Bytes of an injection FIFO: `INJ_MEMORY_FIFO_SIZE`.
 const FIFO_BYTES: u64 = 64 << 10;
 /// Bytes of a direct put: `window_size`.
-const ROUND: u64 = 2048;
+const ROUND_BYTES: u64 = 2048;
 /// Packets from links between two injected ones: the most that the register has. With fewer, the
 /// network fills with packets.
 pub(crate) const THROUGH_RATIO: u8 = 16;
 /// Entry of the base address table of the first subgroup.
 const ENTRY: u8 = 0;
-/// Bytes in front of the source: the counter.
-const SOURCE: u64 = 4096;
+/// Offset of the source in a node's memory. The counter lies in front of it.
+const SOURCE_OFFSET: u64 = 4096;
 
 impl BlueGene<'_> {
     /// Returns the time of an all-to-all of messages of `bytes` bytes, by dynamic direct puts in a
@@ -51,10 +51,10 @@ impl BlueGene<'_> {
             node.wait_for_begin();
 
             let began = Instant::now();
-            for round in (0..bytes).step_by(ROUND as usize) {
-                memory.send(node, &order, ROUND.min(bytes - round))?;
+            for round in (0..bytes).step_by(ROUND_BYTES as usize) {
+                memory.send(node, &order, ROUND_BYTES.min(bytes - round))?;
             }
-            node.subgroup.wait_counter(&memory.counter, patience(), None)?;
+            node.subgroup.wait_counter(&memory.counter, message_deadline(), None)?;
             let time = mean_since(began, 1);
 
             for subgroup in node.all_subgroups() {
@@ -78,10 +78,10 @@ struct NodeMemory {
 impl NodeMemory {
     /// Allocates memory for messages of `bytes` bytes, and opens the injection FIFOs.
     fn new(node: &mut Node, bytes: u64) -> Result<Self, NodeError> {
-        let target = SOURCE + bytes.next_multiple_of(SOURCE);
-        let fifos = target + bytes.next_multiple_of(SOURCE);
-        let of_subgroup = u64::from(FIFOS) * FIFO_BYTES;
-        let length = fifos + node.all_subgroups().count() as u64 * of_subgroup;
+        let target = SOURCE_OFFSET + bytes.next_multiple_of(SOURCE_OFFSET);
+        let fifos = target + bytes.next_multiple_of(SOURCE_OFFSET);
+        let bytes_of_subgroup = u64::from(FIFOS) * FIFO_BYTES;
+        let length = fifos + node.all_subgroups().count() as u64 * bytes_of_subgroup;
 
         let memory = Arc::new(node.subgroup.memory(length as usize)?);
         let mut buffers = vec![memory.clone()];
@@ -91,9 +91,9 @@ impl NodeMemory {
             buffers.push(Arc::new(buffer));
         }
 
-        let firsts = (fifos..).step_by(of_subgroup as usize);
-        for ((subgroup, buffer), first) in node.all_subgroups().zip(&buffers).zip(firsts) {
-            open_fifos(subgroup, buffer, first)?;
+        let offsets = (fifos..).step_by(bytes_of_subgroup as usize);
+        for ((subgroup, buffer), offset) in node.all_subgroups().zip(&buffers).zip(offsets) {
+            open_fifos(subgroup, buffer, offset)?;
         }
 
         node.subgroup.set_base_address(ENTRY, memory.iova())?;
@@ -121,17 +121,17 @@ impl NodeMemory {
             let (subgroup, fifo) = (number / usize::from(FIFOS), number % usize::from(FIFOS));
             let (subgroup, buffer) = &mut subgroups[subgroup];
 
-            let source = Payload::memory(buffer.iova() + SOURCE, bytes);
+            let source = Payload::memory(buffer.iova() + SOURCE_OFFSET, bytes);
             let put = direct_put(source, position.dynamic(to), &self.target)?;
-            subgroup.inject(fifo as u8, &put, patience(), None)?;
+            subgroup.inject(fifo as u8, &put, message_deadline(), None)?;
         }
         Ok(())
     }
 }
 
-/// Opens the injection FIFOs of a subgroup, with memory from `first` on.
-fn open_fifos(subgroup: &mut Subgroup, buffer: &Arc<DmaBuffer>, first: u64) -> Result<(), NodeError> {
-    for (fifo, offset) in (0..FIFOS).zip((first..).step_by(FIFO_BYTES as usize)) {
+/// Opens the injection FIFOs of a subgroup, with memory from `first_offset` on.
+fn open_fifos(subgroup: &mut Subgroup, buffer: &Arc<DmaBuffer>, first_offset: u64) -> Result<(), NodeError> {
+    for (fifo, offset) in (0..FIFOS).zip((first_offset..).step_by(FIFO_BYTES as usize)) {
         subgroup.init_injection(fifo, buffer.clone(), offset, FIFO_BYTES, InjectionAttributes::default())?;
     }
     Ok(subgroup.set_injection_enabled(u8::MAX, true)?)

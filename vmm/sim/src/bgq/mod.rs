@@ -118,7 +118,7 @@ pub struct Node {
 }
 
 /// The result of a node, with its number.
-type End<R> = (u32, Result<R, NodeError>);
+type NodeResult<R> = (u32, Result<R, NodeError>);
 
 impl BlueGene<'_> {
     /// Returns the number of nodes.
@@ -151,7 +151,7 @@ impl BlueGene<'_> {
         let (machine, built) = build::build(&plan)?;
         let mut world = World::new(machine, self.seed);
         let program = Rc::new(program);
-        let ends: Rc<RefCell<Vec<End<R>>>> = Rc::default();
+        let ends: Rc<RefCell<Vec<NodeResult<R>>>> = Rc::default();
 
         for number in nodes {
             let name = format!("bgq{number}");
@@ -169,7 +169,7 @@ impl BlueGene<'_> {
             });
         }
 
-        // The other nodes would wait for one that has failed.
+        // Nodes would wait in vain for one that has failed, so its failure ends the run.
         let has_failed = || ends.borrow().iter().any(|(_, end)| end.is_err());
         let ended = world.run_unless(LIMIT, &|| has_failed() || self.interrupted.is_interrupted());
         results(ends.take(), ended)
@@ -177,7 +177,7 @@ impl BlueGene<'_> {
 }
 
 /// Returns the results of all nodes in their order, or the first error.
-fn results<R>(ends: Vec<End<R>>, ended: Result<(), WorldError>) -> Result<Vec<R>, BlueGeneError> {
+fn results<R>(ends: Vec<NodeResult<R>>, ended: Result<(), WorldError>) -> Result<Vec<R>, BlueGeneError> {
     let mut results = Vec::new();
     for (node, end) in ends {
         results.push((node, end.map_err(|error| BlueGeneError::Node { node, error })?));
@@ -189,6 +189,7 @@ fn results<R>(ends: Vec<End<R>>, ended: Result<(), WorldError>) -> Result<Vec<R>
 }
 
 impl Node {
+    /// Opens the kernel's attachment and the subgroups of the node called `name`.
     fn open(devices: &Devices, name: &str, subgroups: u16) -> Result<Self, NodeError> {
         let began = Instant::now();
         let kernel = Kernel::open(&devices.open(name, "kernel")?)?;

@@ -13,8 +13,8 @@ use crate::world::Picos;
 
 /// Time after which a message counts as lost.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Bytes in front of the data: the counters.
-const DATA: u64 = 4096;
+/// Offset of the data in a subgroup's memory. The counters lie in front of it.
+const DATA_OFFSET: u64 = 4096;
 /// Descriptors that an injection FIFO holds.
 const DESCRIPTORS: u32 = 64;
 /// Entry of the base address table that all programs use.
@@ -22,11 +22,12 @@ const ENTRY: u8 = 0;
 /// The class route of collective operations.
 const CLASS: u8 = 0;
 const CHANNEL: CollectiveChannel = CollectiveChannel::CommWorld;
-/// Operation of collectives, and the bytes of its words.
+/// Operation of collectives, and the bytes of its operands.
 const SUM: Operation = Operation::FloatingAdd;
-const WORD: u16 = 8;
-/// Links of a subgroup, half of those of a node. Each has an injection FIFO.
-const LOOPS: usize = 5;
+const WORD_BYTES: u16 = 8;
+/// Links that a subgroup uses, half of those of a node. Each has an injection FIFO.
+const LINKS_OF_SUBGROUP: usize = 5;
+
 /// A subgroup's memory: counters, a source and a target.
 struct Area {
     memory: DmaBuffer,
@@ -36,7 +37,7 @@ struct Area {
 impl Area {
     /// Allocates memory for messages of `bytes` bytes, and opens some injection FIFOs.
     fn new(subgroup: &mut Subgroup, bytes: u64, fifos: u8) -> Result<Self, NodeError> {
-        let memory = subgroup.memory((DATA + 2 * bytes.next_multiple_of(DATA)) as usize)?;
+        let memory = subgroup.memory((DATA_OFFSET + 2 * bytes.next_multiple_of(DATA_OFFSET)) as usize)?;
         subgroup.set_base_address(ENTRY, memory.iova())?;
         for fifo in 0..fifos {
             subgroup.open_injection(fifo, DESCRIPTORS, InjectionAttributes::default())?;
@@ -44,20 +45,21 @@ impl Area {
         Ok(Self { memory, bytes })
     }
 
+    /// Returns a counter of the area.
     fn counter(&self, number: usize) -> Result<Counter, NodeError> {
         Ok(Counter::new(&self.memory, 8 * number as u64)?)
     }
 
     /// Returns the first bytes of the source.
     fn source(&self, bytes: u64) -> Payload {
-        Payload::memory(self.memory.iova() + DATA, bytes)
+        Payload::memory(self.memory.iova() + DATA_OFFSET, bytes)
     }
 
     /// Returns the target with a counter. All nodes have the same.
     fn target(&self, base: u16, counter: &Counter) -> Result<DirectPut, NodeError> {
         Ok(DirectPut {
             payload_base: base,
-            offset: DATA + self.bytes.next_multiple_of(DATA),
+            offset: DATA_OFFSET + self.bytes.next_multiple_of(DATA_OFFSET),
             counter_base: base,
             counter_offset: counter.offset(self.memory.iova())?,
             ..DirectPut::default()
@@ -65,15 +67,17 @@ impl Area {
     }
 }
 
-pub(super) fn patience() -> Deadline {
+/// Returns the time at which a message that is waited for from now on counts as lost.
+pub(super) fn message_deadline() -> Deadline {
     Deadline::after(TIMEOUT)
 }
 
-/// Waits until the unit has sent the messages of the first FIFOs, which end with the subgroup.
+/// Waits until the unit has sent the messages in the first `fifos` injection FIFOs of a subgroup.
+/// The FIFOs end with the subgroup, so a message that is unsent then would be lost.
 pub(super) fn end_sends(subgroup: &mut Subgroup, fifos: u8) -> Result<(), NodeError> {
     for fifo in 0..fifos {
         let last = subgroup.injection().injected(fifo)?;
-        subgroup.injection().wait_done(fifo, last, patience(), None)?;
+        subgroup.injection().wait_done(fifo, last, message_deadline(), None)?;
     }
     Ok(())
 }
@@ -155,7 +159,7 @@ impl BlueGene<'_> {
             let area = Area::new(subgroup, longest, 1)?;
             let counter = area.counter(0)?;
             let target = area.target(subgroup.base_address_id(ENTRY), &counter)?;
-            let way = Collective { channel: CHANNEL, ..Collective::allreduce(CLASS, SUM, WORD) };
+            let collective = Collective { channel: CHANNEL, ..Collective::allreduce(CLASS, SUM, WORD_BYTES) };
 
             let position = subgroup.position();
             let route = Box5::whole(position.shape).route(position.own, true)?;
@@ -165,12 +169,12 @@ impl BlueGene<'_> {
             let subgroup = &mut node.subgroup;
             let mut times = Vec::new();
             for &bytes in &of_nodes {
-                let put = direct_put(area.source(bytes), way, &target)?;
+                let put = direct_put(area.source(bytes), collective, &target)?;
                 let began = Instant::now();
                 for _ in 0..rounds {
                     counter.set(bytes);
-                    subgroup.inject(0, &put, patience(), None)?;
-                    subgroup.wait_counter(&counter, patience(), None)?;
+                    subgroup.inject(0, &put, message_deadline(), None)?;
+                    subgroup.wait_counter(&counter, message_deadline(), None)?;
                 }
                 times.push(mean_since(began, rounds));
             }
@@ -190,75 +194,84 @@ struct PingPong {
 }
 
 impl PingPong {
-    /// Sends 8 bytes and waits for 8 bytes, some times. Returns the mean time of one way.
+    /// Sends 8 bytes and waits for 8 bytes, `rounds` times. Returns the mean time of one way.
     fn ping(&self, subgroup: &mut Subgroup, other: u32, rounds: u32) -> Result<Picos, NodeError> {
         let put = self.put(subgroup, other)?;
         let began = Instant::now();
         for _ in 0..rounds {
-            subgroup.inject(0, &put, patience(), None)?;
-            subgroup.wait_counter(&self.counter, patience(), None)?;
+            subgroup.inject(0, &put, message_deadline(), None)?;
+            subgroup.wait_counter(&self.counter, message_deadline(), None)?;
             self.counter.set(8);
         }
         Ok(mean_since(began, 2 * rounds))
     }
 
-    /// Waits for 8 bytes of node 0 and sends 8 bytes back, some times.
+    /// Waits for 8 bytes of node 0 and sends 8 bytes back, `rounds` times.
     fn pong(&self, subgroup: &mut Subgroup, rounds: u32) -> Result<(), NodeError> {
         let put = self.put(subgroup, 0)?;
         for _ in 0..rounds {
-            subgroup.wait_counter(&self.counter, patience(), None)?;
+            subgroup.wait_counter(&self.counter, message_deadline(), None)?;
             self.counter.set(8);
-            subgroup.inject(0, &put, patience(), None)?;
+            subgroup.inject(0, &put, message_deadline(), None)?;
         }
         Ok(())
     }
 
+    /// Returns the descriptor of a direct put of 8 bytes to a node, in dimension order.
     fn put(&self, subgroup: &Subgroup, to: u32) -> Result<Descriptor, NodeError> {
         let position = subgroup.position();
-        let way = position.ordered(position.coordinates(to).unwrap_or(position.own));
+        let route = position.ordered(position.coordinates(to).unwrap_or(position.own));
         let target = self.area.target(subgroup.base_address_id(ENTRY), &self.counter)?;
-        Ok(direct_put(self.area.source(8), way, &target)?)
+        Ok(direct_put(self.area.source(8), route, &target)?)
     }
 }
 
 /// The messages of a subgroup to its own node, one on each of half of the links.
 struct LoopEnds {
     area: Area,
-    puts: Vec<(Descriptor, Counter)>,
+    messages: Vec<LoopMessage>,
+}
+
+/// A message over one link, and the counter that shows its arrival.
+struct LoopMessage {
+    put: Descriptor,
+    counter: Counter,
 }
 
 impl LoopEnds {
     /// Prepares the first or the second half of the links.
     fn new(subgroup: &mut Subgroup, half: usize, bytes: u64) -> Result<Self, NodeError> {
-        let area = Area::new(subgroup, bytes, LOOPS as u8)?;
+        let area = Area::new(subgroup, bytes, LINKS_OF_SUBGROUP as u8)?;
         let own = subgroup.position().destination();
         let base = subgroup.base_address_id(ENTRY);
 
-        let mut puts = Vec::new();
-        for number in 0..LOOPS {
-            let link = half * LOOPS + number;
-            let mut way = PointToPoint::ordered(own);
-            way.fifo_map = fifo_map::EP << link;
-            way.hints[link / 2] = if link.is_multiple_of(2) { Hint::Minus } else { Hint::Plus };
+        let mut messages = Vec::new();
+        for number in 0..LINKS_OF_SUBGROUP {
+            let link = half * LINKS_OF_SUBGROUP + number;
+            let mut route = PointToPoint::ordered(own);
+            route.fifo_map = fifo_map::EP << link;
+            route.hints[link / 2] = if link.is_multiple_of(2) { Hint::Minus } else { Hint::Plus };
 
             let counter = area.counter(number)?;
-            let put = direct_put(area.source(bytes), way, &area.target(base, &counter)?)?;
-            puts.push((put, counter));
+            let put = direct_put(area.source(bytes), route, &area.target(base, &counter)?)?;
+            messages.push(LoopMessage { put, counter });
         }
-        Ok(Self { area, puts })
+        Ok(Self { area, messages })
     }
 
+    /// Sends the messages of all links.
     fn send(&self, subgroup: &mut Subgroup) -> Result<(), NodeError> {
-        for (fifo, (put, counter)) in self.puts.iter().enumerate() {
-            counter.set(self.area.bytes);
-            subgroup.inject(fifo as u8, put, patience(), None)?;
+        for (fifo, message) in self.messages.iter().enumerate() {
+            message.counter.set(self.area.bytes);
+            subgroup.inject(fifo as u8, &message.put, message_deadline(), None)?;
         }
         Ok(())
     }
 
+    /// Waits until the messages of all links have arrived.
     fn wait(&self, subgroup: &Subgroup) -> Result<(), NodeError> {
-        for (_, counter) in &self.puts {
-            subgroup.wait_counter(counter, patience(), None)?;
+        for message in &self.messages {
+            subgroup.wait_counter(&message.counter, message_deadline(), None)?;
         }
         Ok(())
     }

@@ -286,7 +286,7 @@ impl Cluster<'_> {
         let (machine, built) = build::build(&self.plan)?;
         let mut world = World::new(machine, self.seed);
         let body = Rc::new(body);
-        let ends: Rc<RefCell<Vec<End<R>>>> = Rc::default();
+        let ends: Rc<RefCell<Vec<RankResult<R>>>> = Rc::default();
 
         let mut rank = 0;
         for node in &self.nodes {
@@ -320,7 +320,7 @@ impl Cluster<'_> {
 }
 
 /// The result of a rank, with its number.
-type End<R> = (u32, Result<R, RankError>);
+type RankResult<R> = (u32, Result<R, RankError>);
 
 /// Where a rank runs.
 struct RankSite {
@@ -330,7 +330,7 @@ struct RankSite {
 }
 
 /// Returns the results of all ranks in their order, or the first error.
-fn results<R>(ends: Vec<End<R>>, ended: Result<(), WorldError>) -> Result<Vec<R>, ClusterError> {
+fn results<R>(ends: Vec<RankResult<R>>, ended: Result<(), WorldError>) -> Result<Vec<R>, ClusterError> {
     let mut results = Vec::new();
     for (rank, end) in ends {
         results.push((rank, end.map_err(|error| ClusterError::Rank { rank, error })?));

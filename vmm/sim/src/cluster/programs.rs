@@ -17,13 +17,13 @@ use crate::world::{Picos, mix};
 const CONTEXT: u32 = 1;
 /// Windows before a measurement.
 const WARM_UP_WINDOWS: u32 = 1;
-/// The earliest place in the sequence of RandomAccess at which a run begins: it is a part of a long
-/// one.
-const POSITION: u64 = 1_000_000_000_000_007;
-/// Bits of the number by which the seed moves that place.
+/// The earliest position at which a run begins in the random sequence of RandomAccess. A short run
+/// makes the updates of a part of that long sequence.
+const FIRST_POSITION: u64 = 1_000_000_000_000_007;
+/// Bits of the number that the seed adds to that position.
 const POSITION_BITS: u32 = 40;
-/// Round trips before a measurement, and after it: messages of a barrier can meet the first and the
-/// last one.
+/// Round trips before a measurement and after it that are not counted, because messages of a
+/// barrier can delay the first and the last one.
 const EXTRA_ROUNDS: u32 = 1;
 
 /// Messages of one direction between pairs of ranks on two nodes (`osu_mbw_mr`).
@@ -100,7 +100,7 @@ impl Cluster<'_> {
         order: u32,
         verifies: bool,
     ) -> Result<(Updated, Picos), ClusterError> {
-        let position = POSITION + (mix(self.seed) >> (u64::BITS - POSITION_BITS));
+        let position = FIRST_POSITION + (mix(self.seed) >> (u64::BITS - POSITION_BITS));
         let (results, end) = self.run_program(per_node, RandomAccess { order, position, verifies })?;
         let sum = |of: fn(&Updated) -> u64| results.iter().map(of).sum::<u64>();
 
@@ -115,6 +115,7 @@ impl Cluster<'_> {
         Ok((updated, end))
     }
 
+    /// Returns the error of a cluster with too few nodes for a program.
     fn size_error(&self, program: &'static str, needed: &'static str) -> ClusterError {
         ClusterError::Size { what: "nodes", found: self.nodes(), program, needed }
     }
@@ -145,7 +146,7 @@ impl RankProgram for PingPong {
     type Output = Duration;
 
     fn run<E: Endpoint>(&self, endpoint: &mut E) -> Result<Duration, RankError> {
-        echo(endpoint, self.to, self.bytes, self.rounds)
+        half_round_trip(endpoint, self.to, self.bytes, self.rounds)
     }
 }
 
@@ -167,7 +168,7 @@ impl RankProgram for RandomAccess {
 /// Measures the exchange of messages between pairs, after a warm-up and a barrier of all ranks.
 /// Rank i sends to rank i + `distance`. Returns the time on the ranks of the pairs.
 ///
-/// The contexts are twice that of `terms`, and the next one.
+/// The warm-up has twice the context of `terms`, and the measurement the context after that.
 pub(crate) fn time_of_messages<E: Endpoint>(
     endpoint: &mut E,
     pairs: u32,
@@ -212,7 +213,7 @@ fn send_messages<E: Endpoint>(
 
 /// Takes part in round trips between rank 0 and rank `to`. Returns half of the mean time on rank 0,
 /// and zero on other ranks.
-pub(crate) fn echo<E: Endpoint>(
+pub(crate) fn half_round_trip<E: Endpoint>(
     endpoint: &mut E,
     to: u32,
     bytes: usize,

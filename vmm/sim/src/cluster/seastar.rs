@@ -15,9 +15,9 @@ use crate::world::Picos;
 /// Name of a kernel's attachment.
 const KERNEL: &str = "kernel";
 /// Name of the attachment of a node's first process, whose rank boots the node.
-const FIRST: &str = "p0";
-/// Time between two looks of a rank at its node's kernel.
-const LOOK: Duration = Duration::from_micros(10);
+const FIRST_PROCESS: &str = "p0";
+/// Time between two checks of a rank that waits for its node's kernel, or only handles messages.
+const CHECK_INTERVAL: Duration = Duration::from_micros(10);
 /// Time for which a rank stays after the last barrier, so that its last messages are acknowledged.
 const LINGER: Duration = Duration::from_millis(1);
 
@@ -61,7 +61,7 @@ fn run_rank<P: RankProgram>(
 
     while began.elapsed() < end + LINGER {
         endpoint.progress()?;
-        runtime::sleep(LOOK);
+        runtime::sleep(CHECK_INTERVAL);
     }
     Ok((result, end))
 }
@@ -69,7 +69,7 @@ fn run_rank<P: RankProgram>(
 /// Opens the interface of a rank. The rank of a node's first process boots it for all.
 fn open(site: &RankSite, kernels: &Kernels, mode: Mode) -> Result<Interface, RankError> {
     let RankSite { devices, node, attachment } = site;
-    if attachment == FIRST {
+    if attachment == FIRST_PROCESS {
         let kernel = Kernel::boot(devices.open(node, KERNEL)?, KernelConfig::default())?;
         kernels.borrow_mut().insert(node.clone(), kernel);
     }
@@ -78,7 +78,7 @@ fn open(site: &RankSite, kernels: &Kernels, mode: Mode) -> Result<Interface, Ran
         if let Some(kernel) = kernels.borrow().get(node) {
             break kernel.clone();
         }
-        runtime::sleep(LOOK);
+        runtime::sleep(CHECK_INTERVAL);
     };
     Ok(Interface::open(&kernel, devices.open(node, attachment)?, mode)?)
 }

@@ -19,13 +19,16 @@ use crate::{
     world::{Picos, Profile},
 };
 
-const SOFTWARE_COST: Mechanism = Mechanism { name: "software-cost", about: "software takes no time" };
+/// The time of software.
+const SOFTWARE_COST: Mechanism = Mechanism { name: "software-cost", without: "software takes no time" };
+/// The acknowledgements and tokens of links.
 const PROTOCOL: Mechanism = Mechanism {
     name: "protocol-bytes",
-    about: "no acknowledgements and tokens between the packets of a link",
+    without: "no acknowledgements and tokens between the packets of a link",
 };
+/// The cycles of the collective logic.
 const LOGIC: Mechanism =
-    Mechanism { name: "collective-logic", about: "the collective logic adds no cycles to a packet" };
+    Mechanism { name: "collective-logic", without: "the collective logic adds no cycles to a packet" };
 
 /// The experiments of the paper.
 pub const BGQ: Experiment = Experiment {
@@ -38,33 +41,34 @@ pub const BGQ: Experiment = Experiment {
 };
 
 /// Frequencies of the Message Unit and of the network in MHz (section II.A).
-const UNIT: u32 = 800;
-const NETWORK: u32 = 500;
+const UNIT_MHZ: u32 = 800;
+const NETWORK_MHZ: u32 = 500;
 /// Rate of a link in Gb/s, and the bytes after which a packet is forwarded.
-const LINK: f64 = 16.0;
-const HEAD: u32 = 32;
+const LINK_GBIT_S: f64 = 16.0;
+const HEAD_BYTES: u32 = 32;
 /// Calibrated by the hardware latencies of 1 and 13 hops: delay of a link in nanoseconds, beyond
 /// the 16 of a packet's head, and the latencies of memory and ports at both ends.
-const HOP: u32 = 29;
-const LATENCY: u32 = 526;
-/// Calibrated by the sum on 2 nodes: the same for a contribution and its result.
-const SUM_LATENCY: u32 = 361;
+const HOP_NS: u32 = 29;
+const LATENCY_NS: u32 = 526;
+/// Calibrated by the sum on 2 nodes: latencies of memory and ports in nanoseconds, for a
+/// contribution to a sum and its result.
+const SUM_LATENCY_NS: u32 = 361;
 /// Calibrated by the sum of 1 MB: cycles of the collective logic between two packets. A packet
 /// takes 150 cycles with them.
-const RECOVERY: u32 = 6;
+const COLLECTIVE_CYCLES: u32 = 6;
 /// Calibrated by the software in the latency: time in which software injects a descriptor, and that
 /// in which it sees and ends a wait, in nanoseconds.
-const SEND: f64 = 48.0;
-const RECEIVE: f64 = 48.0;
+const SEND_NS: f64 = 48.0;
+const RECEIVE_NS: f64 = 48.0;
 /// Calibrated by 4 KB on ten links: the time of a descriptor in that benchmark.
-const LOOP_SEND: f64 = 174.0;
+const LOOP_SEND_NS: f64 = 174.0;
 /// Calibrated by 256 MB on ten links: what the Message Unit reads and writes in memory in MB/s when
 /// the messages do not fit into the L2.
-const MEMORY_RATE: u32 = 25_000;
+const MEMORY_MB_S: u32 = 25_000;
 /// Bytes of the L2, by the compute chip's description (the paper's reference 1).
-const L2: u64 = 32 << 20;
+const L2_BYTES: u64 = 32 << 20;
 
-/// The model, as far as the run has its mechanisms.
+/// The mechanisms of the model that this run has, and its seed.
 #[derive(Clone, Copy)]
 struct Model {
     software: bool,
@@ -85,19 +89,20 @@ struct Benchmark {
     /// Time of a descriptor in nanoseconds.
     send: f64,
     /// The messages do not fit into the L2.
-    spills: bool,
-    /// Nanoseconds between two looks of a waiting process.
+    exceeds_l2: bool,
+    /// Nanoseconds between two polls of a waiting process.
     poll: u64,
 }
 
 impl Benchmark {
     /// Returns a benchmark of messages from node to node.
-    fn of(shape: [u32; 5], wraps: [bool; 5]) -> Self {
-        Self { shape, wraps, subgroups: 1, latency: LATENCY, send: SEND, spills: false, poll: 1 }
+    fn of_messages(shape: [u32; 5], wraps: [bool; 5]) -> Self {
+        Self { shape, wraps, subgroups: 1, latency: LATENCY_NS, send: SEND_NS, exceeds_l2: false, poll: 1 }
     }
 }
 
 impl Model {
+    /// Returns the model with the mechanisms that this run has.
     fn of(run: &Run<'_>) -> Self {
         Self {
             software: run.has(&SOFTWARE_COST),
@@ -113,11 +118,11 @@ impl Model {
 
     /// Returns the nodes of a benchmark with their software.
     fn nodes<'a>(self, run: &Run<'a>, benchmark: Benchmark) -> BlueGene<'a> {
-        let Benchmark { shape, wraps, subgroups, latency, send, spills, poll } = benchmark;
-        let (network, recovery) = if self.logic { (NETWORK, RECOVERY) } else { (0, 0) };
-        let memory = if spills { MEMORY_RATE } else { 0 };
+        let Benchmark { shape, wraps, subgroups, latency, send, exceeds_l2, poll } = benchmark;
+        let (network, recovery) = if self.logic { (NETWORK_MHZ, COLLECTIVE_CYCLES) } else { (0, 0) };
+        let memory = if exceeds_l2 { MEMORY_MB_S } else { 0 };
         let protocol = if self.protocol { "" } else { "protocol_bytes = 0\n" };
-        let costs = [(Cost::SendMessage, send), (Cost::ReceiveMessage, RECEIVE)];
+        let costs = [(Cost::SendMessage, send), (Cost::ReceiveMessage, RECEIVE_NS)];
         let profile = if self.software { Profile::of_nanos(costs) } else { Profile::default() };
 
         BlueGene {
@@ -125,10 +130,10 @@ impl Model {
             wraps,
             subgroups,
             unit: format!(
-                "mu_mhz = {UNIT}\nnetwork_mhz = {network}\nlatency_ns = {latency}\nmemory_mbytes_s = {memory}\n\
+                "mu_mhz = {UNIT_MHZ}\nnetwork_mhz = {network}\nlatency_ns = {latency}\nmemory_mbytes_s = {memory}\n\
                  collective_cycles = {recovery}\nzones = [\"ABCD E\"]\n{protocol}"
             ),
-            link: format!("delay_ns = {HOP}\ngbit_s = {LINK:.1}\ncut_through_bytes = {HEAD}"),
+            link: format!("delay_ns = {HOP_NS}\ngbit_s = {LINK_GBIT_S:.1}\ncut_through_bytes = {HEAD_BYTES}"),
             profile: profile.with_poll(Picos::nanos(poll)),
             seed: self.seed,
             interrupted: run.interrupted(),
@@ -136,6 +141,7 @@ impl Model {
     }
 }
 
+/// Measures all rows and figures.
 fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     let model = Model::of(run);
     let hop = messages::latencies(run, model)?;
@@ -144,5 +150,5 @@ fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     sums::throughputs(run, model)?;
     network::all_to_all(run, model)?;
     network::zones(run, model)?;
-    projections::print(run, &hop, &sum_hop)
+    projections::record(run, &hop, &sum_hop)
 }

@@ -49,7 +49,7 @@ pub struct Arguments {
 /// Returns an error when the command line is wrong, when an experiment fails, and when the user has
 /// ended the run. A row that is out is no error.
 pub fn main(experiments: &[&Experiment], arguments: &Arguments) -> Result<u8, Failure> {
-    let chosen = match arguments.name.as_str() {
+    let selected = match arguments.name.as_str() {
         "list" => {
             check_list(arguments)?;
             return list(experiments, arguments.json);
@@ -57,14 +57,14 @@ pub fn main(experiments: &[&Experiment], arguments: &Arguments) -> Result<u8, Fa
         "all" => experiments,
         name => &[find(experiments, name)?],
     };
-    check_mechanisms(chosen, &arguments.without)?;
+    check_mechanisms(selected, &arguments.without)?;
     if let Some(directory) = &arguments.plot {
         plot::make_directory(directory)?;
     }
 
     let signals = Signals::block().context(|| "signals".into())?;
     let mut tables = Vec::new();
-    let ended = run(chosen, arguments, &signals, &mut tables);
+    let ended = run(selected, arguments, &signals, &mut tables);
 
     // The finished tables are printed also when a later experiment failed.
     if arguments.json {
@@ -119,6 +119,7 @@ fn check_list(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
+/// Returns the experiment called `name`.
 fn find<'a>(experiments: &[&'a Experiment], name: &str) -> Result<&'a Experiment, Failure> {
     experiments.iter().copied().find(|experiment| experiment.name == name).ok_or_else(|| {
         let names: String = experiments.iter().map(|experiment| format!("{}, ", experiment.name)).collect();
@@ -149,7 +150,7 @@ fn check_mechanisms(experiments: &[&Experiment], without: &[String]) -> Result<(
 /// Prints the experiments, as text or as JSON.
 fn list(experiments: &[&Experiment], json: bool) -> Result<u8, Failure> {
     if json {
-        let papers: Vec<_> = experiments.iter().map(|experiment| described(experiment)).collect();
+        let papers: Vec<_> = experiments.iter().map(|experiment| description_of(experiment)).collect();
         print_line(serde_json::json!({ "papers": papers }))?;
         return Ok(0);
     }
@@ -158,7 +159,7 @@ fn list(experiments: &[&Experiment], json: bool) -> Result<u8, Failure> {
         print_line(format_args!("{:8} {}", experiment.name, experiment.title))?;
         print_line(format_args!("{:8} {}", "", experiment.citation))?;
         for mechanism in experiment.mechanisms {
-            print_line(format_args!("{:8} --without {:16} {}", "", mechanism.name, mechanism.about))?;
+            print_line(format_args!("{:8} --without {:16} {}", "", mechanism.name, mechanism.without))?;
         }
     }
 
@@ -166,11 +167,11 @@ fn list(experiments: &[&Experiment], json: bool) -> Result<u8, Failure> {
 }
 
 /// Returns an experiment's description in JSON.
-fn described(experiment: &Experiment) -> serde_json::Value {
+fn description_of(experiment: &Experiment) -> serde_json::Value {
     let mechanisms: Vec<_> = experiment
         .mechanisms
         .iter()
-        .map(|mechanism| serde_json::json!({ "name": mechanism.name, "about": mechanism.about }))
+        .map(|mechanism| serde_json::json!({ "name": mechanism.name, "about": mechanism.without }))
         .collect();
 
     serde_json::json!({

@@ -12,13 +12,13 @@ use super::{
 };
 use crate::interrupted::Interrupted;
 
-/// A part of the model that can be taken away, to show that the table notices it.
+/// A part of the model that a run can switch off, to show that rows of the table then fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mechanism {
-    /// The word for it on the command line, such as `protocol-bytes`.
+    /// The mechanism's name on the command line, such as `protocol-bytes`.
     pub name: &'static str,
-    /// One line about what a model without it does.
-    pub about: &'static str,
+    /// The behaviour of the model without the mechanism, in one line.
+    pub without: &'static str,
 }
 
 /// The experiments of one paper.
@@ -176,7 +176,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Checks that the row was checked with all others of the experiment.
+    /// Checks that the experiment names the row, so that [`Expected::check`] has accepted it.
     fn check_row(&self, expected: &Expected) -> Result<(), RowError> {
         match self.rows.contains(expected) {
             true => Ok(()),
@@ -195,7 +195,8 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Returns the progress of an experiment on standard error. Its number of rows is not known before.
+/// Returns the progress of an experiment on standard error. It has no total, because the number of
+/// rows depends on the run.
 fn progress(experiment: &Experiment) -> ProgressBar {
     let progress = ProgressBar::new_spinner();
     if let Ok(style) = ProgressStyle::with_template("{spinner} {prefix}: {pos} rows, {elapsed}, {msg}") {

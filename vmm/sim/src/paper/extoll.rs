@@ -17,7 +17,7 @@ use nicforge::failure::Failure;
 
 pub use self::model::opteron;
 use self::{
-    model::{CLOCK, COPY, Model, RANKS, UPDATE},
+    model::{CLOCK_MHZ, COPY_BYTE_NS, Model, RANKS_OF_NODE, UPDATE_NS},
     rows::{DELAYS, FREQUENCIES},
 };
 use super::{
@@ -29,12 +29,15 @@ use crate::cluster::{
     programs::{Pairs, window_of},
 };
 
+/// The bytes of headers and framing.
 const PROTOCOL_BYTES: Mechanism =
-    Mechanism { name: "protocol-bytes", about: "packets have no header, framing and gap on the link" };
+    Mechanism { name: "protocol-bytes", without: "packets have no header, framing and gap on the link" };
+/// The time of software.
 const SOFTWARE_COST: Mechanism =
-    Mechanism { name: "software-cost", about: "software takes no time: only cards and links do" };
+    Mechanism { name: "software-cost", without: "software takes no time: only cards and links do" };
+/// Forwarding a packet whose end has not arrived.
 const CUT_THROUGH: Mechanism =
-    Mechanism { name: "cut-through", about: "a card forwards a packet when all of it has arrived" };
+    Mechanism { name: "cut-through", without: "a card forwards a packet when all of it has arrived" };
 
 /// The experiments of the paper.
 pub const EXTOLL: Experiment = Experiment {
@@ -57,12 +60,13 @@ const WINDOWS_OF_FOUR: u32 = 150;
 const ROUNDS: u32 = 4;
 /// Ranks of all nodes in RandomAccess.
 const ALL_RANKS: f64 = 64.0;
-/// Words of a rank in the two runs of RandomAccess, as powers of two. The difference is that of a
-/// long run, without its beginning and its end.
-const ORDERS: [u32; 2] = [9, 11];
+/// Words of a rank in the two runs of RandomAccess, as powers of two. The difference of the runs
+/// stands for the middle of a long run, because it cancels their beginnings and ends.
+const TABLE_ORDERS: [u32; 2] = [9, 11];
 /// Length of most messages of RandomAccess, in bytes.
 const UPDATES_BYTES: usize = 256;
 
+/// Measures all rows and figures.
 fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     let model = Model::of(run);
 
@@ -75,7 +79,7 @@ fn run(run: &mut Run<'_>) -> Result<(), Failure> {
         draw_curves(run, model)?;
     }
 
-    run.note(format!("assumed, because the paper does not name it: {COPY} ns to copy a byte"));
+    run.note(format!("assumed, because the paper does not name it: {COPY_BYTE_NS} ns to copy a byte"));
     Ok(())
 }
 
@@ -128,7 +132,7 @@ fn measure_hop(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
 /// Sizes of the messages whose means Table III is read as: powers of two from 8 bytes to 1 MB.
 const SIZES: std::ops::RangeInclusive<u32> = 3..=20;
 
-/// Measurements of messages of one size.
+/// The quantities that are measured with messages of one size.
 #[derive(Clone, Copy)]
 struct SizeMeasurement {
     /// Millions of messages per second.
@@ -167,7 +171,7 @@ fn measure_rates(run: &mut Run<'_>, model: Model, peak: f64) -> Result<Vec<Point
 }
 
 /// Measures bandwidth and latency at each lower frequency, as means over all sizes of messages.
-/// Returns each in percent of that at [`CLOCK`], by the frequency in MHz.
+/// Returns each in percent of that at [`CLOCK_MHZ`], by the frequency in MHz.
 fn measure_means(run: &mut Run<'_>, model: Model) -> Result<[Vec<Point>; 2], Failure> {
     let fast = measure_sizes(run, model)?;
     let mut curves = [Vec::new(), Vec::new()];
@@ -195,7 +199,7 @@ fn measure_means(run: &mut Run<'_>, model: Model) -> Result<[Vec<Point>; 2], Fai
 /// Draws Table III: message rate, bandwidth and latency by frequency.
 fn draw_frequencies(run: &mut Run<'_>, curves: [Vec<Point>; 3]) {
     let names = ["message rate", "bandwidth", "latency"];
-    let full = (f64::from(CLOCK), 100.0);
+    let full = (f64::from(CLOCK_MHZ), 100.0);
 
     let series = names.iter().enumerate().zip(curves).map(|((index, name), mut simulated)| {
         let paper = FREQUENCIES.map(|(mhz, paper)| (f64::from(mhz), paper[index]));
@@ -223,31 +227,35 @@ fn measure_sizes(run: &Run<'_>, model: Model) -> Result<Vec<SizeMeasurement>, Fa
     SIZES.map(measure).collect()
 }
 
-/// Updates of RandomAccess, in a long run.
+/// Results of a long run of RandomAccess.
 #[derive(Clone, Copy)]
 struct Updates {
     /// Billions of updates per second of all ranks.
     gups: f64,
     /// Share of the time that is spent in MPI.
-    mpi: f64,
+    time_in_mpi: f64,
 }
 
 impl Updates {
-    fn of(model: Model) -> Result<Self, Failure> {
+    /// Measures RandomAccess with tables of both [`TABLE_ORDERS`], and takes their difference.
+    fn measure(model: Model) -> Result<Self, Failure> {
         let cluster = model.torus()?;
-        let [short, long] = ORDERS.map(|order| cluster.random_access(RANKS, order, false));
+        let [short, long] = TABLE_ORDERS.map(|order| cluster.random_access(RANKS_OF_NODE, order, false));
         let ((short, _), (long, _)) = (short?, long?);
         let updates = (long.updates - short.updates) as f64;
         let seconds = long.seconds - short.seconds;
-        Ok(Self { gups: updates / seconds / 1e9, mpi: 1.0 - updates / ALL_RANKS * UPDATE / 1e9 / seconds })
+        Ok(Self {
+            gups: updates / seconds / 1e9,
+            time_in_mpi: 1.0 - updates / ALL_RANKS * UPDATE_NS / 1e9 / seconds,
+        })
     }
 }
 
 /// Measures RandomAccess on eight nodes, and with lower message rates and frequencies.
 fn measure_random_access(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     run.show("RandomAccess")?;
-    let base = Updates::of(model)?;
-    run.record(rows::time_in_mpi(), 100.0 * base.mpi)?;
+    let base = Updates::measure(model)?;
+    run.record(rows::time_in_mpi(), 100.0 * base.time_in_mpi)?;
     run.record(rows::updates(), base.gups)?;
 
     if run.is_quick() {
@@ -255,7 +263,10 @@ fn measure_random_access(run: &mut Run<'_>, model: Model) -> Result<(), Failure>
     }
     measure_delays(run, model, base)?;
     for (mhz, _) in FREQUENCIES {
-        run.measure(rows::updates_at(mhz), |_| Ok(100.0 * Updates::of(model.at(mhz))?.gups / base.gups))?;
+        run.measure(
+            rows::updates_at(mhz),
+            |_| Ok(100.0 * Updates::measure(model.at(mhz))?.gups / base.gups),
+        )?;
     }
 
     run.note(
@@ -275,7 +286,7 @@ fn measure_delays(run: &mut Run<'_>, model: Model, base: Updates) -> Result<(), 
         })?;
 
         run.show("RandomAccess with delays")?;
-        let simulated = 100.0 * Updates::of(slower)?.gups / base.gups;
+        let simulated = 100.0 * Updates::measure(slower)?.gups / base.gups;
         run.record(rows::updates_with_delay(delayed), simulated)?;
     }
     Ok(())
@@ -307,7 +318,7 @@ fn draw_curves(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     });
 
     let mut by_pairs = Vec::new();
-    for pairs in 1..=RANKS {
+    for pairs in 1..=RANKS_OF_NODE {
         run.show(format!("figure 4, {pairs} pairs"))?;
         by_pairs.push((f64::from(pairs), million_messages_per_s(&cluster, pairs, 8)?));
     }

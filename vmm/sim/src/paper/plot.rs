@@ -84,6 +84,7 @@ pub fn svg(figure: &Figure, table: &Table) -> Result<String, Failure> {
     Ok(text)
 }
 
+/// Returns the title of a figure, with the mechanisms that the run lacked.
 fn heading(figure: &Figure, table: &Table) -> String {
     match table.without.as_slice() {
         [] => figure.title.clone(),
@@ -287,6 +288,7 @@ fn size_text(value: f64) -> String {
 mod tests {
     use super::*;
 
+    /// Returns the range and the texts of the ticks of an axis for these values.
     fn plotted(scale: Scale, values: &[f64]) -> (Range<f64>, Vec<String>) {
         let plotted = PlotAxis::new(&Axis::new("", scale), values);
         let ticks = plotted.ticks.iter().map(|&position| plotted.tick_text(position)).collect();

@@ -413,6 +413,7 @@ impl Serialize for Row {
 mod tests {
     use super::*;
 
+    /// Returns an unjudged row whose null model is 11.2 us away.
     fn latency() -> Expected {
         Expected::predicted("latency", "us", 13.3).null_model("software cost", 2.1)
     }

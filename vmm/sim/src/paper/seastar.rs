@@ -24,11 +24,14 @@ use crate::{
     world::{Picos, Profile},
 };
 
-const INTERRUPTS: Mechanism = Mechanism { name: "interrupts", about: "an interrupt takes no time" };
+/// The time of interrupts.
+const INTERRUPTS: Mechanism = Mechanism { name: "interrupts", without: "an interrupt takes no time" };
+/// The firmware's flow control.
 const PROTOCOL: Mechanism =
-    Mechanism { name: "protocol", about: "no message is acknowledged or repeated by flow control" };
+    Mechanism { name: "protocol", without: "no message is acknowledged or repeated by flow control" };
+/// The time of software.
 const SOFTWARE_COST: Mechanism =
-    Mechanism { name: "software-cost", about: "software takes no time, on the host and on the card" };
+    Mechanism { name: "software-cost", without: "software takes no time, on the host and on the card" };
 
 /// The experiments of the paper.
 pub const SEASTAR: Experiment = Experiment {
@@ -42,40 +45,40 @@ pub const SEASTAR: Experiment = Experiment {
 };
 
 /// Frequency of the embedded processor in MHz.
-const FIRMWARE: u32 = 500;
+const FIRMWARE_MHZ: u32 = 500;
 /// Rate of a link's payload in Gb/s, and the delay of a hop in nanoseconds. The paper does not name
 /// the delay; it calls the router's share of the latency small.
-const LINK: f64 = 20.0;
-const HOP: u32 = 60;
+const LINK_GBIT_S: f64 = 20.0;
+const HOP_NS: u32 = 60;
 /// Rate in Gb/s of a link that takes next to no time.
-const MAX_LINK: f64 = 10_000.0;
+const INSTANT_LINK_GBIT_S: f64 = 10_000.0;
 /// Time of a system call of Catamount in nanoseconds (section *MPI receive posting*).
-const SYSTEM_CALL: f64 = 65.0;
+const SYSTEM_CALL_NS: f64 = 65.0;
 
 /// Calibrated by the peak bandwidth: rate of the host interface in MB/s.
-const HOST_RATE: u32 = 1_150;
+const HOST_MB_S: u32 = 1_150;
 /// Calibrated by the round trip of a call: time of 64 bytes from the processor to the card's
 /// memory, and of a load of that memory, in nanoseconds.
-const STORE: f64 = 150.0;
-const LOAD: f64 = 310.0;
+const STORE_NS: f64 = 150.0;
+const LOAD_NS: f64 = 310.0;
 /// Calibrated by the difference of the modes' latencies for long messages: time of an interrupt in
 /// nanoseconds.
-const INTERRUPT: f64 = 1_250.0;
+const INTERRUPT_NS: f64 = 1_250.0;
 /// Calibrated by the length of the queue at which the modes are equally fast: time in which the
 /// host compares a message with a posted receive, in nanoseconds.
-const HOST_MATCH: f64 = 9.5;
+const HOST_MATCH_NS: f64 = 9.5;
 /// Time of a library's path for a message, in nanoseconds. The paper calls MPI's share of the
 /// latency small.
-const LIBRARY: f64 = 150.0;
-/// Time of one look of a waiting process, in nanoseconds. The paper does not name it.
-const POLL: u64 = 20;
+const LIBRARY_NS: f64 = 150.0;
+/// Time between two polls of a waiting process, in nanoseconds. The paper does not name it.
+const POLL_NS: u64 = 20;
 
 /// Round trips of a measurement. The simulation is deterministic.
 const ROUNDS: u32 = 4;
 /// Messages of a stream. The receiver has posted receives for all of them.
 const MESSAGES: u32 = 64;
 
-/// The model, as far as the run has its mechanisms.
+/// The mechanisms of the model that this run has, and its seed.
 #[derive(Clone, Copy)]
 struct Model {
     software: bool,
@@ -87,6 +90,7 @@ struct Model {
 }
 
 impl Model {
+    /// Returns the model with the mechanisms that this run has.
     fn of(run: &Run<'_>) -> Self {
         Self {
             software: run.has(&SOFTWARE_COST),
@@ -102,6 +106,7 @@ impl Model {
         Self { protocol: false, ..self }
     }
 
+    /// Returns whether a stage of a message's way takes time.
     fn has_stage(self, stage: Stage) -> bool {
         self.left_out != Some(stage)
     }
@@ -109,26 +114,27 @@ impl Model {
     /// Returns the costs of software on the host.
     fn profile(self) -> Profile {
         let of = |stage, time| if self.has_stage(stage) { time } else { 0.0 };
-        let interrupt = if self.interrupts { INTERRUPT } else { 0.0 };
+        let interrupt = if self.interrupts { INTERRUPT_NS } else { 0.0 };
         let costs = [
-            (Cost::SystemCall, of(Stage::Kernel, SYSTEM_CALL)),
+            (Cost::SystemCall, of(Stage::Kernel, SYSTEM_CALL_NS)),
             (Cost::InterruptWake, of(Stage::Interrupts, interrupt)),
-            (Cost::Burst, of(Stage::HostInterface, STORE)),
-            (Cost::TrappedAccess, of(Stage::HostInterface, LOAD)),
-            (Cost::Match, of(Stage::Kernel, HOST_MATCH)),
-            (Cost::SendMessage, of(Stage::Library, LIBRARY)),
-            (Cost::ReceiveMessage, of(Stage::Library, LIBRARY)),
+            (Cost::Burst, of(Stage::HostInterface, STORE_NS)),
+            (Cost::TrappedAccess, of(Stage::HostInterface, LOAD_NS)),
+            (Cost::Match, of(Stage::Kernel, HOST_MATCH_NS)),
+            (Cost::SendMessage, of(Stage::Library, LIBRARY_NS)),
+            (Cost::ReceiveMessage, of(Stage::Library, LIBRARY_NS)),
         ];
 
         let profile = Profile::of_nanos(costs);
-        if self.has_stage(Stage::HostInterface) { profile.with_poll(Picos::nanos(POLL)) } else { profile }
+        if self.has_stage(Stage::HostInterface) { profile.with_poll(Picos::nanos(POLL_NS)) } else { profile }
     }
 
     /// Returns nodes on a line, with further keys of the section of their cards.
     fn nodes(self, nodes: u32, mode: Mode, keys: &str) -> SeaStars {
-        let mhz = if self.software && self.has_stage(Stage::Firmware) { FIRMWARE } else { 0 };
-        let rate = if self.has_stage(Stage::HostInterface) { HOST_RATE } else { 0 };
-        let (hop, link) = if self.has_stage(Stage::Router) { (HOP, LINK) } else { (0, MAX_LINK) };
+        let mhz = if self.software && self.has_stage(Stage::Firmware) { FIRMWARE_MHZ } else { 0 };
+        let rate = if self.has_stage(Stage::HostInterface) { HOST_MB_S } else { 0 };
+        let (hop, link) =
+            if self.has_stage(Stage::Router) { (HOP_NS, LINK_GBIT_S) } else { (0, INSTANT_LINK_GBIT_S) };
         let protocol = self.protocol;
 
         SeaStars {
@@ -144,6 +150,7 @@ impl Model {
         }
     }
 
+    /// Returns two nodes.
     fn pair(self, mode: Mode) -> SeaStars {
         self.nodes(2, mode, "")
     }
@@ -166,33 +173,35 @@ impl From<SeaStarsError> for Failure {
 /// The modes, in the order of the paper's figures.
 const MODES: [(Mode, &str); 2] = [(Mode::HostBased, "host-based"), (Mode::NicBased, "NIC-based")];
 
+/// Returns a time in microseconds.
 fn micros(time: Picos) -> f64 {
     time.as_nanos() / 1e3
 }
 
+/// Measures all rows and figures.
 fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     let model = Model::of(run);
-    posting(run, model)?;
-    latency(run, model)?;
-    bandwidth(run, model)?;
-    rates(run, model)?;
-    queues(run, model)?;
-    collectives(run, model)?;
+    measure_posting(run, model)?;
+    measure_latency(run, model)?;
+    measure_bandwidth(run, model)?;
+    measure_rates(run, model)?;
+    measure_queues(run, model)?;
+    measure_collectives(run, model)?;
     protocol::measure(run, model)?;
     stages::measure(run, model)?;
     if !run.is_quick() {
-        curves(run, model)?;
+        draw_curves(run, model)?;
     }
 
     run.note(format!(
-        "assumed, because the paper does not name them: {HOP} ns a hop, {LIBRARY} ns a message in the library, \
-         {POLL} ns a look at memory"
+        "assumed, because the paper does not name them: {HOP_NS} ns a hop, {LIBRARY_NS} ns a message in the library, \
+         {POLL_NS} ns a look at memory"
     ));
     Ok(())
 }
 
 /// Measures the time in which a receive is posted (Figure 3).
-fn posting(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
+fn measure_posting(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     let nic = model.pair(Mode::NicBased);
     let one = micros(nic.post_time(false, 16)?);
     run.record(rows::posting_with_one_call(), one)?;
@@ -206,12 +215,13 @@ fn posting(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Latencies of small messages (Figure 4).
-fn latency(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
-    let half =
+/// Measures latencies of small messages (Figure 4).
+fn measure_latency(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
+    let one_way_time =
         |mode, bytes| -> Result<f64, Failure> { Ok(micros(model.pair(mode).ping_pong(bytes, ROUNDS, 0)?)) };
-    let advantage =
-        |bytes| -> Result<f64, Failure> { Ok(half(Mode::HostBased, bytes)? - half(Mode::NicBased, bytes)?) };
+    let advantage = |bytes| -> Result<f64, Failure> {
+        Ok(one_way_time(Mode::HostBased, bytes)? - one_way_time(Mode::NicBased, bytes)?)
+    };
 
     run.measure(rows::advantage_of_1_kb(), |_| advantage(1024))?;
 
@@ -222,14 +232,15 @@ fn latency(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     // The growth from 16 to 32 bytes, without that of 16 further bytes in packets of data.
     for (mode, name) in MODES {
         run.measure(rows::second_packet(name), |_| {
-            Ok((half(mode, 32)? - half(mode, 16)?) - (half(mode, 48)? - half(mode, 32)?))
+            Ok((one_way_time(mode, 32)? - one_way_time(mode, 16)?)
+                - (one_way_time(mode, 48)? - one_way_time(mode, 32)?))
         })?;
     }
     Ok(())
 }
 
 /// Measures bandwidths of long messages (Figures 5 and 7).
-fn bandwidth(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
+fn measure_bandwidth(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     const BYTES: usize = 1 << 20;
     let rate = |time: Picos| BYTES as f64 / time.as_nanos();
 
@@ -241,8 +252,8 @@ fn bandwidth(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Rates of messages in a stream (Figure 6).
-fn rates(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
+/// Measures rates of messages in a stream (Figure 6).
+fn measure_rates(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     let time = |nodes: SeaStars, bytes| -> Result<f64, Failure> {
         Ok(nodes.stream(bytes, MESSAGES, false)?.as_nanos())
     };
@@ -258,17 +269,17 @@ fn rates(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Latencies after posted receives that do not match (Figure 11).
-fn queues(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
+/// Measures latencies behind posted receives that do not match (Figure 11).
+fn measure_queues(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     const QUEUED: u32 = 100;
-    let half = |mode, queued| -> Result<f64, Failure> {
+    let one_way_time = |mode, queued| -> Result<f64, Failure> {
         Ok(model.pair(mode).ping_pong(8, ROUNDS, queued)?.as_nanos())
     };
 
     run.show("queues of posted receives")?;
     let [host, nic] = [Mode::HostBased, Mode::NicBased].map(|mode| -> Result<_, Failure> {
-        let empty = half(mode, 0)?;
-        Ok((empty, (half(mode, QUEUED)? - empty) / f64::from(QUEUED)))
+        let empty = one_way_time(mode, 0)?;
+        Ok((empty, (one_way_time(mode, QUEUED)? - empty) / f64::from(QUEUED)))
     });
     let ((host, host_item), (nic, nic_item)) = (host?, nic?);
 
@@ -277,12 +288,12 @@ fn queues(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     run.record(rows::equal_queues(), (host - nic) / (nic_item - host_item))
 }
 
-/// Collective operations (Figures 8 and 9).
-fn collectives(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
+/// Measures collective operations (Figures 8 and 9).
+fn measure_collectives(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     let time = |mode, nodes, collective| -> Result<f64, Failure> {
         Ok(micros(model.nodes(nodes, mode, "").collective(collective, 2)?))
     };
-    let part = |collective| -> Result<f64, Failure> {
+    let ratio = |collective| -> Result<f64, Failure> {
         Ok(100.0 * time(Mode::NicBased, 16, collective)? / time(Mode::HostBased, 16, collective)?)
     };
     let advantage = |nodes, collective| -> Result<f64, Failure> {
@@ -290,10 +301,10 @@ fn collectives(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     };
 
     for (collective, name) in Collective::ALL {
-        run.measure(rows::collective(name), |_| part(collective))?;
+        run.measure(rows::collective(name), |_| ratio(collective))?;
     }
     run.measure(rows::reduce_of_allreduce(), |_| {
-        Ok(100.0 * part(Collective::Reduce)? / part(Collective::Allreduce)?)
+        Ok(100.0 * ratio(Collective::Reduce)? / ratio(Collective::Allreduce)?)
     })?;
     run.note(
         "the paper's reduce gains more than its allreduce, and here less: the host's arithmetic, with which \
@@ -306,8 +317,8 @@ fn collectives(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Figures 4 and 11.
-fn curves(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
+/// Draws figures 4 and 11.
+fn draw_curves(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     let mut by_size = Vec::new();
     let mut by_queue = Vec::new();
     for (mode, name) in MODES {

@@ -77,12 +77,12 @@ impl Verdict {
 }
 
 impl Table {
-    /// Returns the table of an experiment, without rows. It lacks the mechanisms of the options
-    /// that the experiment has.
+    /// Returns the table of an experiment, without rows. `without` lists those mechanisms of the
+    /// experiment that the options switch off.
     pub(super) fn new(experiment: &Experiment, options: &Options) -> Self {
         let Experiment { name, title, citation, mechanisms, .. } = *experiment;
-        let taken = |name: &&str| options.without.iter().any(|without| without == name);
-        let without = mechanisms.iter().map(|mechanism| mechanism.name).filter(taken).collect();
+        let is_off = |name: &&str| options.without.iter().any(|without| without == name);
+        let without = mechanisms.iter().map(|mechanism| mechanism.name).filter(is_off).collect();
 
         Self {
             name,
@@ -100,7 +100,7 @@ impl Table {
     /// Returns the table for a terminal: two lines of heading, the rows, the notes, and the verdict
     /// in the last line.
     pub fn text(&self) -> String {
-        let mut text = format!("{}\n{}\n{}\n", self.heading(), self.citation, self.data().table());
+        let mut text = format!("{}\n{}\n{}\n", self.heading(), self.citation, self.table_data().table());
         self.write_notes(&mut text);
         text.push_str(&Verdict::of(std::slice::from_ref(self)).sentence());
 
@@ -109,7 +109,8 @@ impl Table {
 
     /// Returns the table as a section of a Markdown document.
     pub fn markdown(&self) -> String {
-        let mut text = format!("## {}\n\n{}\n\n{}\n", self.heading(), self.citation, self.data().markdown());
+        let mut text =
+            format!("## {}\n\n{}\n\n{}\n", self.heading(), self.citation, self.table_data().markdown());
         self.write_notes(&mut text);
         if !self.notes.is_empty() {
             text.push('\n');
@@ -130,6 +131,7 @@ impl Table {
         format!("{}{without}, seed {}{quick}", self.title, self.seed)
     }
 
+    /// Appends the notes as a list.
     fn write_notes(&self, text: &mut String) {
         for note in &self.notes {
             // Writing to a string cannot fail.
@@ -137,7 +139,8 @@ impl Table {
         }
     }
 
-    fn data(&self) -> TableData {
+    /// Returns the columns and cells of the table.
+    fn table_data(&self) -> TableData {
         let columns = [
             ("", false),
             ("paper", true),
@@ -161,7 +164,7 @@ impl Table {
 /// Returns the cells of a row.
 fn cells(row: &Row) -> Vec<String> {
     let expected = row.expected();
-    let value = |value| number(value, expected.paper);
+    let value = |value| value_text(value, expected.paper);
     let null_model = expected.null_model.as_ref();
     let verdict = match row.holds() {
         Some(true) => "holds",
@@ -183,7 +186,7 @@ fn cells(row: &Row) -> Vec<String> {
         format!("{bound}{}", value(expected.paper)),
         value(row.simulated()),
         expected.unit.to_owned(),
-        error(row),
+        error_text(row),
         allowed,
         null_model.map_or_else(|| "-".into(), |model| value(model.value)),
         null_model.map_or_else(String::new, |model| model.without.clone()),
@@ -194,7 +197,7 @@ fn cells(row: &Row) -> Vec<String> {
 
 /// Returns the difference between the simulated value and the paper's, in the unit of the
 /// tolerance.
-fn error(row: &Row) -> String {
+fn error_text(row: &Row) -> String {
     match row.expected().judgement {
         Judgement::Within(Tolerance::Points(_)) => format!("{:+.2} points", rounded(row.difference(), 2)),
         Judgement::Within(Tolerance::Microseconds(_)) => format!("{:+.2} us", rounded(row.difference(), 2)),
@@ -205,7 +208,7 @@ fn error(row: &Row) -> String {
 }
 
 /// Formats a value with the decimals of the paper's, and with three digits at least.
-fn number(value: f64, paper: f64) -> String {
+fn value_text(value: f64, paper: f64) -> String {
     let significant = match value.abs() {
         large if large >= 100.0 => 0,
         middle if middle >= 10.0 => 1,
@@ -225,7 +228,7 @@ fn number(value: f64, paper: f64) -> String {
 
 /// The object of [`json()`].
 #[derive(Serialize)]
-struct All<'a> {
+struct TablesReport<'a> {
     papers: &'a [Table],
     complete: bool,
     #[serde(flatten)]
@@ -238,7 +241,7 @@ struct All<'a> {
 /// # Errors
 /// Returns an error when a value has no form in JSON.
 pub fn json(tables: &[Table], is_complete: bool) -> Result<String, Failure> {
-    let all = All { papers: tables, complete: is_complete, verdict: Verdict::of(tables) };
+    let all = TablesReport { papers: tables, complete: is_complete, verdict: Verdict::of(tables) };
     serde_json::to_string_pretty(&all).context(|| "the tables".into())
 }
 
@@ -248,12 +251,12 @@ mod tests {
 
     #[test]
     fn values_have_the_decimals_of_the_papers_and_three_digits_at_least() {
-        assert_eq!(number(0.208_91, 0.208_53), "0.20891");
-        assert_eq!(number(13.412, 13.3), "13.4");
-        assert_eq!(number(2.027, 2.0), "2.03");
-        assert_eq!(number(1166.4, 1166.0), "1166");
-        assert_eq!(number(86.0, 86.0), "86");
-        assert_eq!(number(-0.000_4, 0.0), "0.000");
-        assert_eq!(number(f64::NAN, 1.0), "NaN");
+        assert_eq!(value_text(0.208_91, 0.208_53), "0.20891");
+        assert_eq!(value_text(13.412, 13.3), "13.4");
+        assert_eq!(value_text(2.027, 2.0), "2.03");
+        assert_eq!(value_text(1166.4, 1166.0), "1166");
+        assert_eq!(value_text(86.0, 86.0), "86");
+        assert_eq!(value_text(-0.000_4, 0.0), "0.000");
+        assert_eq!(value_text(f64::NAN, 1.0), "NaN");
     }
 }

@@ -103,6 +103,7 @@ impl Socket {
         }
     }
 
+    /// Waits until the number of bytes in the socket fulfils a condition, and returns it.
     fn wait_until(&self, condition: impl Fn(usize) -> bool) -> usize {
         loop {
             let count = self.changed.count();
@@ -114,6 +115,7 @@ impl Socket {
         }
     }
 
+    /// Sets the number of bytes in the socket, and wakes the other side.
     fn set(&self, bytes: usize) {
         self.bytes.store(bytes, Ordering::Release);
         self.changed.notify();

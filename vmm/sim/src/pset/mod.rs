@@ -77,6 +77,7 @@ pub enum Waiting {
 }
 
 impl Waiting {
+    /// Returns the library's settings for this way to wait.
     fn config(self) -> Config {
         let (mode, poller) = match self {
             Self::Polling => (Mode::Polling, Poller::Calls),

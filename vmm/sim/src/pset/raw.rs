@@ -16,8 +16,7 @@ const BATCH: usize = 8;
 const WARM_UP: usize = 64;
 
 impl Pset<'_> {
-    /// Returns the mean time from one packet to the next, as it arrives, of `packets` packets in a
-    /// row.
+    /// Returns the mean time between the arrivals of two successive packets, of `packets` packets.
     ///
     /// # Errors
     /// [`PsetError`].
@@ -56,9 +55,9 @@ pub(super) fn send(channel: &TreeChannel, packets: usize) -> Result<(), Box<dyn 
     while sent < packets {
         let maximum = BATCH.min(packets - sent);
         let guard = channel.send_lock().try_lock(channel.owner()).ok_or("the send lock is taken")?;
-        let now = channel.send_batch(guard).send_data(header, &data, maximum);
-        sent += now;
-        if now == 0 {
+        let accepted = channel.send_batch(guard).send_data(header, &data, maximum);
+        sent += accepted;
+        if accepted == 0 {
             channel.relax(&mut relax)?;
         }
     }

@@ -97,8 +97,8 @@ impl<'a> PsetRun<'a> {
     ) {
         self.start(self.compute, "a compute core", move |devices| {
             let device = devices.open("cn0", &format!("core{core}"))?;
-            let late = runtime::random() % (LATE_START.as_nanos() as u64 + 1);
-            runtime::sleep(Duration::from_nanos(late));
+            let delay = runtime::random() % (LATE_START.as_nanos() as u64 + 1);
+            runtime::sleep(Duration::from_nanos(delay));
             Ok(body(&ComputeCore::open(device, config)?)?)
         });
     }
@@ -117,6 +117,8 @@ impl<'a> PsetRun<'a> {
         });
     }
 
+    /// Starts a program of a process. The first failure of any program is kept for
+    /// [`Self::finish`].
     fn start(
         &mut self,
         process: Process,

@@ -23,8 +23,8 @@ use crate::world::{DeviceError, Profile, World, WorldError};
 const LIMIT: Duration = Duration::from_secs(20);
 /// Time after which all nodes have booted. Messages to a node that has not booted fail.
 const BOOT: Duration = Duration::from_millis(2);
-/// Time between two looks of a node that only stays.
-const STAY: Duration = Duration::from_micros(10);
+/// Time between two calls for progress of a node that only handles messages of others.
+const PROGRESS_INTERVAL: Duration = Duration::from_micros(10);
 /// Time for which a node stays after its program, so that the last messages are acknowledged.
 const LINGER: Duration = Duration::from_millis(1);
 
@@ -94,7 +94,7 @@ pub struct Node {
 }
 
 /// The result of a node, with its number.
-type End<R> = (u32, Result<R, NodeError>);
+type NodeResult<R> = (u32, Result<R, NodeError>);
 
 impl SeaStars {
     /// Returns the text of the machine file.
@@ -117,7 +117,7 @@ impl SeaStars {
         let (machine, built) = build::build(&plan)?;
         let mut world = World::new(machine, self.seed);
         let program = Rc::new(program);
-        let ends: Rc<RefCell<Vec<End<R>>>> = Rc::default();
+        let ends: Rc<RefCell<Vec<NodeResult<R>>>> = Rc::default();
 
         for number in 0..self.nodes {
             let name = format!("ss{number}");
@@ -167,7 +167,7 @@ impl Node {
             && !remaining.is_zero()
         {
             self.interface.progress()?;
-            runtime::sleep(remaining.min(STAY));
+            runtime::sleep(remaining.min(PROGRESS_INTERVAL));
         }
         Ok(())
     }

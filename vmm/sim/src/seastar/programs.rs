@@ -14,52 +14,53 @@ use crate::world::Picos;
 
 /// The portal of all messages.
 const PORTAL: u8 = 4;
-/// Match bits of receives that no message takes.
-const NEVER: u64 = u64::MAX;
+/// Match bits of receives that no message matches.
+const UNMATCHED_BITS: u64 = u64::MAX;
 /// Time since the beginning at which all nodes have posted their receives.
-const POSTING: Duration = Duration::from_millis(20);
+const POSTING_END: Duration = Duration::from_millis(20);
 /// Time after which a message counts as lost.
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// Receives that a streaming benchmark posts at the beginning (the benchmark of Ohio State
 /// University).
-const POSTED: u32 = 64;
+const INITIAL_RECEIVES: u32 = 64;
 /// Bytes of a node's data in a collective operation (Figure 9).
-const ELEMENT: usize = 16;
+const ELEMENT_BYTES: usize = 16;
 /// Messages of a stream in flight.
-const WINDOW: u32 = 32;
+const MAX_IN_FLIGHT: u32 = 32;
 
 /// A process's memory, its queue of receives, and its descriptor for sends.
 struct Endpoint<'a> {
     interface: &'a Interface,
     memory: Region,
-    received: EventQueue,
-    /// Covers the memory.
-    whole: MemoryDescriptor,
+    receive_events: EventQueue,
+    /// Descriptor of all sends, which covers the memory.
+    send_descriptor: MemoryDescriptor,
     /// Events of the sends.
-    sent: EventQueue,
+    send_events: EventQueue,
 }
 
 impl<'a> Endpoint<'a> {
     fn new(node: &'a Node, bytes: usize) -> Result<Self, NodeError> {
         let interface = &node.interface;
         let memory = interface.allocate(bytes.max(1) as u64)?;
-        let (received, sent) = (interface.allocate_queue(1024)?, interface.allocate_queue(1024)?);
-        let whole = interface.bind_descriptor(&Descriptor {
+        let (receive_events, send_events) =
+            (interface.allocate_queue(1024)?, interface.allocate_queue(1024)?);
+        let send_descriptor = interface.bind_descriptor(&Descriptor {
             options: Options::START_DISABLE,
-            queue: Some(&sent),
+            queue: Some(&send_events),
             ..Descriptor::over(&memory)
         })?;
-        Ok(Self { interface, memory, received, whole, sent })
+        Ok(Self { interface, memory, receive_events, send_descriptor, send_events })
     }
 
-    /// The values of a receive's descriptor.
+    /// Returns the descriptor of a receive.
     fn receive(&self, bytes: usize) -> Descriptor<'_> {
         Descriptor {
             length: bytes as u64,
             threshold: Threshold::Operations(1),
             options: Options::PUT | Options::START_DISABLE,
             unlink: Unlink::Automatic,
-            queue: Some(&self.received),
+            queue: Some(&self.receive_events),
             ..Descriptor::over(&self.memory)
         }
     }
@@ -88,21 +89,22 @@ impl<'a> Endpoint<'a> {
         Ok(())
     }
 
+    /// Sends the first `bytes` bytes of the memory to a node.
     fn send(&self, node: u32, bytes: usize, match_bits: u64) -> Result<(), NodeError> {
         let target = Target::new(ProcessId { node, process: 0 }, PORTAL, match_bits);
-        self.interface.put_region(&self.whole, 0, bytes as u64, Ack::No, &target, 0)?;
+        self.interface.put_region(&self.send_descriptor, 0, bytes as u64, Ack::No, &target, 0)?;
         Ok(())
     }
 
     /// Waits for the end of the next receive.
     fn wait_received(&self) -> Result<(), NodeError> {
-        wait_for(&self.received, EventKind::PutEnd)
+        wait_for(&self.receive_events, EventKind::PutEnd)
     }
 
     /// Waits for the next event of a receive or a send, and returns its kind.
     fn wait_any(&self) -> Result<EventKind, NodeError> {
         let deadline = Deadline::after(TIMEOUT);
-        let (_, event) = Interface::poll(&[&self.received, &self.sent], deadline, None)?;
+        let (_, event) = Interface::poll(&[&self.receive_events, &self.send_events], deadline, None)?;
         match event.failure {
             None => Ok(event.kind),
             Some(_) => Err(NodeError::Event(format!("{event:?}"))),
@@ -159,8 +161,8 @@ impl Collective {
     fn longest(self, nodes: u32) -> usize {
         match self {
             Self::Barrier => 0,
-            Self::Allreduce | Self::Reduce => ELEMENT,
-            Self::Allgather => ELEMENT * nodes as usize,
+            Self::Allreduce | Self::Reduce => ELEMENT_BYTES,
+            Self::Allgather => ELEMENT_BYTES * nodes as usize,
         }
     }
 
@@ -170,10 +172,10 @@ impl Collective {
         let exchange = |to, bytes| Exchange { to: Some(to), is_received: true, bytes };
         match self {
             Self::Barrier => distances.map(|distance| exchange((node + distance) % nodes, 0)).collect(),
-            Self::Allreduce => distances.map(|distance| exchange(node ^ distance, ELEMENT)).collect(),
-            Self::Allgather => {
-                distances.map(|distance| exchange(node ^ distance, ELEMENT * distance as usize)).collect()
-            }
+            Self::Allreduce => distances.map(|distance| exchange(node ^ distance, ELEMENT_BYTES)).collect(),
+            Self::Allgather => distances
+                .map(|distance| exchange(node ^ distance, ELEMENT_BYTES * distance as usize))
+                .collect(),
             Self::Reduce => {
                 let mut steps = Vec::new();
                 for distance in distances {
@@ -181,11 +183,11 @@ impl Collective {
                         steps.push(Exchange {
                             to: Some(node - distance),
                             is_received: false,
-                            bytes: ELEMENT,
+                            bytes: ELEMENT_BYTES,
                         });
                         break;
                     }
-                    steps.push(Exchange { to: None, is_received: true, bytes: ELEMENT });
+                    steps.push(Exchange { to: None, is_received: true, bytes: ELEMENT_BYTES });
                 }
                 steps
             }
@@ -193,8 +195,8 @@ impl Collective {
     }
 }
 
-/// Returns the first result that is not nothing.
-fn first<R: Default + Copy>(results: &[Option<R>]) -> R {
+/// Returns the result of the first node that measured one.
+fn first_result<R: Default + Copy>(results: &[Option<R>]) -> R {
     results.iter().flatten().next().copied().unwrap_or_default()
 }
 
@@ -209,13 +211,13 @@ impl SeaStars {
         let times = self.run(move |node| {
             let endpoint = Endpoint::new(node, bytes)?;
             for _ in 0..queued {
-                endpoint.post(bytes, NEVER)?;
+                endpoint.post(bytes, UNMATCHED_BITS)?;
             }
             for _ in 0..=rounds {
                 endpoint.post(bytes, 1)?;
             }
             // At this time, every node has posted its receives.
-            node.stay_until(POSTING)?;
+            node.stay_until(POSTING_END)?;
 
             let (is_first, other) = (node.number == 0, 1 - node.number.min(1));
             if node.number > 1 {
@@ -237,7 +239,7 @@ impl SeaStars {
             }
             Ok(is_first.then(|| began.elapsed() / (2 * rounds)))
         })?;
-        Ok(first(&times).into())
+        Ok(first_result(&times).into())
     }
 
     /// Returns the mean time of a message in a stream from the first node to the second, or in
@@ -251,17 +253,17 @@ impl SeaStars {
             let endpoint = Endpoint::new(node, bytes)?;
             let (sends, receives) = (node.number == 0 || both_ways, node.number == 1 || both_ways);
             if receives {
-                for _ in 0..POSTED.min(messages) {
+                for _ in 0..INITIAL_RECEIVES.min(messages) {
                     endpoint.post(bytes, 1)?;
                 }
             }
-            node.stay_until(POSTING)?;
+            node.stay_until(POSTING_END)?;
 
             let began = Instant::now();
             let other = 1 - node.number.min(1);
             let (mut sent, mut ended, mut received) = (0, 0, 0);
             loop {
-                while sends && sent < messages && sent - ended < WINDOW {
+                while sends && sent < messages && sent - ended < MAX_IN_FLIGHT {
                     endpoint.send(other, bytes, 1)?;
                     sent += 1;
                 }
@@ -273,7 +275,7 @@ impl SeaStars {
                     EventKind::SendEnd => ended += 1,
                     EventKind::PutEnd => {
                         received += 1;
-                        if received + POSTED <= messages {
+                        if received + INITIAL_RECEIVES <= messages {
                             endpoint.post(bytes, 1)?;
                         }
                     }
@@ -282,7 +284,7 @@ impl SeaStars {
             }
             Ok(receives.then(|| began.elapsed() / messages))
         })?;
-        Ok(first(&times).into())
+        Ok(first_result(&times).into())
     }
 
     /// Returns the time in which a process posts a receive, by `PtlPost` or by three calls.
@@ -302,7 +304,7 @@ impl SeaStars {
             }
             Ok(Some(began.elapsed() / count))
         })?;
-        Ok(first(&times).into())
+        Ok(first_result(&times).into())
     }
 
     /// Returns the mean time of a collective operation on all nodes, whose number is a power of
@@ -326,7 +328,7 @@ impl SeaStars {
                     }
                 }
             }
-            node.stay_until(POSTING)?;
+            node.stay_until(POSTING_END)?;
 
             let mut began = Instant::now();
             for round in 0..=rounds {
@@ -344,6 +346,6 @@ impl SeaStars {
             }
             Ok(Some(began.elapsed() / rounds))
         })?;
-        Ok(first(&times).into())
+        Ok(first_result(&times).into())
     }
 }

@@ -16,13 +16,13 @@ use nicforge_network::{
 use super::{Curve, Experiment, Network, Pattern, Point, TrafficError, Windows, run, uniform_capacity};
 
 /// Bytes of a credit. Longer packets than 8 KiB have longer credits.
-const CREDIT: u32 = 32;
+const CREDIT_BYTES: u32 = 32;
 /// Credits of a packet at most.
-const PACKET_CREDITS: u32 = 256;
+const MAX_PACKET_CREDITS: u32 = 256;
 /// Packets that the buffers of a link hold, over all virtual channels.
-const BUFFERED: u32 = 12;
+const BUFFERED_PACKETS: u32 = 12;
 /// Bytes after which a router forwards a packet.
-const HEAD: u32 = 32;
+const HEAD_BYTES: u32 = 32;
 
 /// The arguments of `nicforge traffic`.
 #[derive(Clone, Debug, Args)]
@@ -85,6 +85,7 @@ pub enum PatternName {
 }
 
 impl PatternName {
+    /// Returns the pattern of a name.
     fn pattern(self) -> Pattern {
         match self {
             Self::Uniform => Pattern::Uniform,
@@ -97,6 +98,7 @@ impl PatternName {
     }
 }
 
+/// Parses dimensions such as `4x4x2m`.
 fn parse_dimensions(text: &str) -> Result<Dimensions, String> {
     let dimension = |part: &str| {
         let (digits, is_mesh) = part.strip_suffix('m').map_or((part, false), |digits| (digits, true));
@@ -110,6 +112,7 @@ fn parse_dimensions(text: &str) -> Result<Dimensions, String> {
     text.split('x').map(dimension).collect::<Result<_, String>>().map(Dimensions)
 }
 
+/// Parses an offered load in percent.
 fn parse_load(text: &str) -> Result<f64, String> {
     let load: Option<f64> = text.parse().ok();
     load.filter(|load| *load > 0.0 && load.is_finite())
@@ -119,8 +122,8 @@ fn parse_load(text: &str) -> Result<f64, String> {
 impl Arguments {
     /// Returns the experiment at one load, which is a fraction of a link's bandwidth.
     fn experiment(&self, load: f64) -> Experiment {
-        let unit = self.packet.div_ceil(PACKET_CREDITS).next_multiple_of(CREDIT);
-        let credits = BUFFERED * self.packet.div_ceil(unit);
+        let unit = self.packet.div_ceil(MAX_PACKET_CREDITS).next_multiple_of(CREDIT_BYTES);
+        let credits = BUFFERED_PACKETS * self.packet.div_ceil(unit);
 
         // The first channel is the escape from the others.
         let (credits, adaptive) = match self.adaptive {
@@ -136,7 +139,7 @@ impl Arguments {
                 credits,
                 credit_unit: CreditUnit::Bytes(unit),
                 max_packet: self.packet as usize,
-                cut_through: (!self.store_and_forward).then_some(HEAD),
+                cut_through: (!self.store_and_forward).then_some(HEAD_BYTES),
             },
             framing: 0,
             rules: TorusRules::shared(ChannelClass { fixed: Fixed::Bubble { vc: 0 }, adaptive }),
@@ -146,7 +149,8 @@ impl Arguments {
             fifo_packets: 4,
         };
 
-        let window = self.window_us * 500;
+        // The measurement is two windows, so each has half of its nanoseconds.
+        let window = self.window_us * 1000 / 2;
         Experiment {
             network,
             pattern: self.pattern.pattern(),
@@ -197,6 +201,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     Ok(0)
 }
 
+/// Returns the results as a table, with loads in percent of `capacity`.
 fn table(curve: &Curve, capacity: f64) -> TableData {
     let columns =
         ["offered %", "accepted %", "mean ns", "50 % ns", "99 % ns", "longest ns", "packets", "hops"];

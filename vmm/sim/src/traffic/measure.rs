@@ -6,7 +6,7 @@ use nicforge_core::time::Nanos;
 
 use super::Latency;
 
-/// Buckets of a power of two.
+/// Buckets for the times between two successive powers of two, and the bits of their number.
 const SUB_BUCKETS: u64 = 64;
 const SUB_BITS: u32 = SUB_BUCKETS.trailing_zeros();
 /// Number of buckets for all times.
@@ -44,6 +44,7 @@ impl Histogram {
         (first << power) + (1 << power) - 1
     }
 
+    /// Adds a packet's time.
     fn add(&self, time: u64) {
         self.buckets[Self::bucket(time)].fetch_add(1, Relaxed);
         self.count.fetch_add(1, Relaxed);
@@ -64,6 +65,7 @@ impl Histogram {
         0
     }
 
+    /// Returns the mean, the percentiles and the maximum of all times.
     fn summary(&self) -> Latency {
         let count = self.count.load(Relaxed);
         Latency {
@@ -128,14 +130,14 @@ impl Collector {
 
     /// Counts a packet that a node has put into its injection FIFO. It was created before, and
     /// waited for room.
-    pub(super) fn injected(&self, created: Nanos) {
+    pub(super) fn count_injected(&self, created: Nanos) {
         if self.spans.window_of(created).is_some() {
             self.created.fetch_add(1, Relaxed);
         }
     }
 
     /// Counts a packet that a node has received.
-    pub(super) fn received(&self, created: Nanos, now: Nanos, bytes: u64) {
+    pub(super) fn count_received(&self, created: Nanos, now: Nanos, bytes: u64) {
         if let Some(window) = self.spans.window_of(now) {
             self.received[window].fetch_add(bytes, Relaxed);
         }

@@ -17,6 +17,8 @@ use super::{measure::Collector, pattern::Targets, random::Random};
 const BUDGET: u32 = 64;
 /// Picoseconds of a nanosecond.
 const PICOSECONDS: f64 = 1000.0;
+/// Number of the router's reception FIFO.
+const RECEPTION: u8 = 0;
 
 /// Packets of one node.
 #[derive(Debug)]
@@ -85,8 +87,8 @@ impl TrafficNode {
 
     /// Takes the packets that have arrived.
     fn receive(&mut self, now: Nanos) {
-        while let Some(parcel) = self.router.take(0, now) {
-            self.collector.received(Nanos(parcel.tag), now, parcel.bytes.into());
+        while let Some(parcel) = self.router.take(RECEPTION, now) {
+            self.collector.count_received(Nanos(parcel.tag), now, parcel.bytes.into());
         }
     }
 
@@ -106,7 +108,7 @@ impl TrafficNode {
             if !self.inject_one(now, pending.word, time) {
                 return Nanos::NEVER;
             }
-            self.collector.injected(time);
+            self.collector.count_injected(time);
 
             let created = pending.created + self.source.random.interval(self.source.interval);
             self.pending = self.source.next_word().map(|word| Pending { word, created });
@@ -137,12 +139,16 @@ impl Node for TrafficNode {
         let outcome = self.router.step(links, BUDGET);
 
         // Room in an injection FIFO comes with an event of its link.
-        let has_arrivals = self.router.front(0, now).is_some();
+        let has_arrivals = self.router.front(RECEPTION, now).is_some();
         Turn { wake: outcome.wake.min(next), has_more: outcome.has_more || has_arrivals }
     }
 
+    fn arrive(&mut self, links: &mut NodeLinks<'_>, input: u8) -> bool {
+        self.router.arrive(links, input)
+    }
+
     #[inline(always)]
-    fn prefetch(&self) {
-        self.router.prefetch();
+    fn prefetch(&self, arrived: u64, freed: u64) {
+        self.router.prefetch(arrived, freed);
     }
 }

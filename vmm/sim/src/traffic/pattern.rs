@@ -64,7 +64,7 @@ impl Targets {
             Pattern::Uniform => self.random_other_node(random),
             Pattern::PermutationWalk => self.next_in_order(u32::MAX, random)?,
             Pattern::AllToAll { packets } => self.next_in_order(packets, random)?,
-            Pattern::NearestNeighbour => return self.neighbour(),
+            Pattern::NearestNeighbour => return self.next_neighbour_word(),
             Pattern::Bisection => self.opposite()?,
             Pattern::HotSpot { node, percent } => {
                 let is_hot = random.below(100) < u32::from(percent) && node != self.node;
@@ -98,7 +98,7 @@ impl Targets {
     }
 
     /// Returns the word of a packet to the next neighbour, by the port that leads there.
-    fn neighbour(&mut self) -> Option<Result<TorusWord, WordError>> {
+    fn next_neighbour_word(&mut self) -> Option<Result<TorusWord, WordError>> {
         let ports = u32::from(self.torus.ports());
         for _ in 0..ports {
             let port = self.position as u8;

@@ -90,6 +90,7 @@ impl Permutation {
         number
     }
 
+    /// Returns the number that takes the place of `number`, by a Feistel network on its halves.
     fn permute(&self, number: u32) -> u32 {
         let mask = (1_u64 << self.half) - 1;
         let (mut left, mut right) = (u64::from(number) >> self.half, u64::from(number) & mask);

@@ -9,8 +9,8 @@ use super::{Picos, Profile, fiber::Fiber};
 /// Number of a simulated thread.
 pub(super) type ThreadId = u32;
 
-/// The longest time that a polling thread goes without a look at its device. It bounds the delay of
-/// a deadline, and of a store that the library does not report.
+/// The longest time between two polls of a thread that the simulation carries out. It bounds the
+/// delay of a deadline, and of a store that the library does not report.
 const LONGEST_POLL: Picos = Picos::nanos(2_000);
 
 /// The latest time at which a thread can run. It is after the end of every run.
@@ -62,7 +62,7 @@ pub(super) struct Agenda {
     polled: BTreeMap<FunctionId, Polled>,
 }
 
-/// The threads that poll a function, and what there has been to see.
+/// The threads that poll a function, and when the function has run.
 #[derive(Default)]
 struct Polled {
     threads: Vec<ThreadId>,
@@ -96,7 +96,7 @@ impl Agenda {
 
     /// Removes the thread that runs next from the order. The caller runs it, and then calls
     /// [`Agenda::end_turn`].
-    pub(super) fn pop(&mut self) -> Option<(ThreadId, Fiber)> {
+    pub(super) fn take_next(&mut self) -> Option<(ThreadId, Fiber)> {
         let (_, id) = self.order.pop_first()?;
         let thread = &mut self.threads[id as usize];
         if let Wait::Poll { function, .. } = std::mem::replace(&mut thread.wait, Wait::Time)
@@ -121,7 +121,7 @@ impl Agenda {
     }
 
     /// Puts a thread that runs back into the order, until `at` at the latest.
-    pub(super) fn put(&mut self, id: ThreadId, wait: Wait, at: Picos) {
+    pub(super) fn schedule(&mut self, id: ThreadId, wait: Wait, at: Picos) {
         let at = at.min(LATEST);
         let thread = &mut self.threads[id as usize];
         (thread.wait, thread.at) = (wait, at);
@@ -133,19 +133,19 @@ impl Agenda {
 
     /// Puts a thread that runs back into the order, as one that polls a function.
     ///
-    /// The thread may have looked before the function's last activity. It then looks again after
-    /// one period, and otherwise after the function's next activity.
-    pub(super) fn put_poller(&mut self, id: ThreadId, function: FunctionId, now: Picos) {
+    /// If the thread has not polled since the function's last activity, it polls again after one
+    /// period, and otherwise after the function's next activity.
+    pub(super) fn schedule_poll(&mut self, id: ThreadId, function: FunctionId, now: Picos) {
         let (activity, last) =
-            self.polled.get(&function).map_or((0, Picos::ZERO), |it| (it.activity, it.last));
+            self.polled.get(&function).map_or((0, Picos::ZERO), |polled| (polled.activity, polled.last));
         let has_seen = self.threads[id as usize].seen.get(&function) == Some(&activity);
         let time = if has_seen { now + LONGEST_POLL } else { last };
 
         let at = next_poll(now, self.profile(id).poll(), time);
-        self.put(id, Wait::Poll { function, since: now }, at);
+        self.schedule(id, Wait::Poll { function, since: now }, at);
     }
 
-    /// Counts that a function has run at `time`, and lets the threads that poll it look after that.
+    /// Records that a function has run at `time`, so that the threads that poll it poll after that.
     pub(super) fn note_activity(&mut self, function: FunctionId, time: Picos) {
         let polled = self.polled.entry(function).or_default();
         polled.activity += 1;

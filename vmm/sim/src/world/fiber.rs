@@ -28,12 +28,12 @@ pub(super) struct Fiber {
 
 /// Restores the running coroutine's yielder when it is dropped, also after a panic.
 struct Resumed {
-    former: *const Suspender,
+    previous: *const Suspender,
 }
 
 impl Drop for Resumed {
     fn drop(&mut self) {
-        RUNNING.set(self.former);
+        RUNNING.set(self.previous);
     }
 }
 
@@ -41,7 +41,7 @@ impl Drop for Fiber {
     /// Unwinds a suspended coroutine. Its destructors run on its stack. They can suspend neither it
     /// nor the coroutine that drops it.
     fn drop(&mut self) {
-        let _resumed = Resumed { former: RUNNING.replace(ptr::null()) };
+        let _resumed = Resumed { previous: RUNNING.replace(ptr::null()) };
         if self.coroutine.started() && !self.coroutine.done() {
             self.coroutine.force_unwind();
         }
@@ -69,7 +69,7 @@ impl Fiber {
             return true;
         }
 
-        let _resumed = Resumed { former: RUNNING.replace(self.yielder.get()) };
+        let _resumed = Resumed { previous: RUNNING.replace(self.yielder.get()) };
         matches!(self.coroutine.resume(()), CoroutineResult::Return(()))
     }
 }

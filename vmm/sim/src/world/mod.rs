@@ -78,6 +78,7 @@ impl From<WorldError> for Failure {
     }
 }
 
+/// Returns the message for threads that did not end.
 fn describe_limit(limit: Duration, waiting: &[String]) -> String {
     let names = first_names(waiting);
     match limit {
@@ -174,12 +175,13 @@ impl World {
         let _current = self.shared.make_current();
         match self.shared.run_until(end, is_stopped) {
             Ok(RunEnd::AllEnded) => Ok(()),
-            Ok(RunEnd::Late) => Err(WorldError::TimeLimit { limit, waiting: self.shared.waiting() }),
+            Ok(RunEnd::TimeOver) => Err(WorldError::TimeLimit { limit, waiting: self.shared.waiting() }),
             Ok(RunEnd::Stopped) => Err(WorldError::Stopped),
             Err(endless) => Err(self.name_endless(endless)),
         }
     }
 
+    /// Returns the error for endless work, with the name of the function that does it.
     fn name_endless(&self, endless: Endless) -> WorldError {
         let name = match endless {
             Endless::Function { function, .. } => {

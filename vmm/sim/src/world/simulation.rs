@@ -77,19 +77,19 @@ pub(super) enum RunEnd {
     /// All threads have ended.
     AllEnded,
     /// The end of its time has come.
-    Late,
+    TimeOver,
     /// The caller has stopped it.
     Stopped,
 }
 
 /// The time in which a world runs on this thread. The former world continues afterwards.
 pub(super) struct CurrentWorld {
-    former: Option<Rc<WorldState>>,
+    previous: Option<Rc<WorldState>>,
 }
 
 impl Drop for CurrentWorld {
     fn drop(&mut self) {
-        CURRENT.replace(self.former.take());
+        CURRENT.replace(self.previous.take());
     }
 }
 
@@ -110,7 +110,7 @@ impl WorldState {
     }
 
     pub(super) fn make_current(self: &Rc<Self>) -> CurrentWorld {
-        CurrentWorld { former: CURRENT.replace(Some(self.clone())) }
+        CurrentWorld { previous: CURRENT.replace(Some(self.clone())) }
     }
 
     /// Adds a function to the process of the thread that runs, whose stores then reach it.
@@ -155,7 +155,7 @@ impl WorldState {
             let event = Picos::from(self.machine.with(|machine| machine.next_event()));
             let next = thread.min(event);
             if next > end {
-                return Ok(RunEnd::Late);
+                return Ok(RunEnd::TimeOver);
             }
 
             if self.is_check_due() {
@@ -185,15 +185,15 @@ impl WorldState {
 
     /// Runs the thread whose time has come, until it waits or has ended.
     fn resume_next(&self) {
-        let Some((id, mut fiber)) = self.agenda.borrow_mut().pop() else { return };
+        let Some((id, mut fiber)) = self.agenda.borrow_mut().take_next() else { return };
         self.running.set(id);
         let has_ended = fiber.resume();
-        self.show_stores();
+        self.publish_stores();
 
         self.agenda.borrow_mut().end_turn(id, fiber, has_ended, self.now.get());
     }
 
-    /// Runs the machine until now, and lets threads look at what it did.
+    /// Runs the machine until now, and lets the threads that poll its functions poll again.
     fn run_machine(&self) {
         let now = self.now.get().round_up();
         let mut agenda = self.agenda.borrow_mut();
@@ -207,7 +207,7 @@ impl WorldState {
 
     /// Makes the running thread's stores visible to the machine. A thread calls it before it waits,
     /// lets time pass, or ends.
-    fn show_stores(&self) {
+    fn publish_stores(&self) {
         if !self.has_stored.take() {
             return;
         }
@@ -230,14 +230,14 @@ impl WorldState {
         self.run_machine();
     }
 
-    /// Lets the running thread wait.
+    /// Lets the running thread wait for an event, until `at` at the latest.
     fn wait_for(&self, wait: Wait, at: Picos) {
         if std::thread::panicking() {
             return self.pass_unwinding(at);
         }
 
         let id = self.running.get();
-        self.agenda.borrow_mut().put(id, wait, at);
+        self.agenda.borrow_mut().schedule(id, wait, at);
         suspend();
     }
 
@@ -262,21 +262,21 @@ impl WorldState {
 
     /// Passes the time of a turn of a loop that waits for a function.
     fn poll(&self, function: FunctionId) {
-        self.show_stores();
+        self.publish_stores();
         let (id, now) = (self.running.get(), self.now.get());
         if std::thread::panicking() {
             let period = self.agenda.borrow().profile(id).poll();
             return self.pass_unwinding(now + period);
         }
 
-        self.agenda.borrow_mut().put_poller(id, function, now);
+        self.agenda.borrow_mut().schedule_poll(id, function, now);
         suspend();
     }
 
     /// Lets `time` pass for this thread. The thread continues without a switch if no event and no
     /// other thread is due until then.
     fn pass(&self, time: Picos) {
-        self.show_stores();
+        self.publish_stores();
         let at = self.now.get() + time;
         if std::thread::panicking() {
             return self.pass_unwinding(at);
@@ -319,7 +319,7 @@ impl Simulation for WorldState {
     }
 
     fn wait(&self, event: usize, maximum: Duration) {
-        self.show_stores();
+        self.publish_stores();
         self.wait_for(Wait::Event(event), self.now.get() + maximum.into());
     }
 
@@ -340,7 +340,7 @@ impl Simulation for WorldState {
         let has_ended =
             |agenda: &Agenda| agenda.threads.get(thread as usize).is_none_or(|thread| thread.has_ended);
 
-        self.show_stores();
+        self.publish_stores();
         while !has_ended(&self.agenda.borrow()) && !std::thread::panicking() {
             self.wait_for(Wait::End(thread), Picos::NEVER);
         }

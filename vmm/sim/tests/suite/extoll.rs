@@ -188,7 +188,7 @@ fn run_ends_soon_after_an_interrupt() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let mut program = Killed(program);
+    let mut program = KillOnDrop(program);
 
     // The program blocks the signal before it begins.
     let limit = Instant::now() + Duration::from_secs(60);
@@ -209,9 +209,9 @@ fn run_ends_soon_after_an_interrupt() {
 }
 
 /// A program that is killed on drop.
-struct Killed(Child);
+struct KillOnDrop(Child);
 
-impl Drop for Killed {
+impl Drop for KillOnDrop {
     fn drop(&mut self) {
         // The program may have ended.
         let _ = self.0.kill();

@@ -24,7 +24,7 @@ fn pset() -> Pset<'static> {
 }
 
 #[test]
-fn a_message_of_n_packets_takes_their_time_and_a_constant() {
+fn each_further_packet_of_a_message_takes_its_time_on_the_link() {
     let pset = pset();
     for direction in [Direction::ToCompute, Direction::ToIo] {
         let time = |packets: usize| pset.stream(direction, 240 + 256 * packets, 4).unwrap().0;
@@ -36,7 +36,7 @@ fn a_message_of_n_packets_takes_their_time_and_a_constant() {
 }
 
 #[test]
-fn messages_of_both_directions_share_nothing_but_the_nodes() {
+fn a_stream_is_not_slower_while_the_other_direction_is_busy() {
     let pset = pset();
     let one_way = pset.stream(Direction::ToCompute, 256 << 10, 4).unwrap().as_nanos();
     for time in pset.both_ways(256 << 10, 4).unwrap() {
@@ -49,7 +49,7 @@ fn messages_of_both_directions_share_nothing_but_the_nodes() {
 }
 
 #[test]
-fn bytes_through_ciod_take_time_at_every_size() {
+fn a_message_through_ciod_takes_at_least_the_time_of_its_packets() {
     let pset = pset();
     for bytes in [1, 256, 65_536, 65_537, 100_000] {
         let time = pset.ciod(bytes, 4).unwrap().as_nanos();

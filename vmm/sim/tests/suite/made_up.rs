@@ -10,9 +10,9 @@ use nicforge_sim::paper::{
 
 /// The mechanism behind the bandwidth.
 const PROTOCOL_BYTES: Mechanism =
-    Mechanism { name: "protocol-bytes", about: "a packet is as long as its payload" };
+    Mechanism { name: "protocol-bytes", without: "a packet is as long as its payload" };
 /// The mechanism behind the latency.
-const SOFTWARE_COST: Mechanism = Mechanism { name: "software-cost", about: "software takes no time" };
+const SOFTWARE_COST: Mechanism = Mechanism { name: "software-cost", without: "software takes no time" };
 
 /// The paper whose rows all hold, unless a mechanism is taken away.
 pub(crate) const LINK: Experiment = Experiment {
@@ -25,8 +25,13 @@ pub(crate) const LINK: Experiment = Experiment {
 };
 
 /// A paper with a row that no result can put out.
-pub(crate) const CANNOT_FAIL: Experiment =
-    Experiment { name: "cannot-fail", mechanisms: &[], rows: || vec![wide()], run: measure_nothing, ..LINK };
+pub(crate) const CANNOT_FAIL: Experiment = Experiment {
+    name: "cannot-fail",
+    mechanisms: &[],
+    rows: || vec![row_with_a_wide_tolerance()],
+    run: measure_nothing,
+    ..LINK
+};
 
 /// A paper that measures a row which it does not name.
 pub(crate) const UNNAMED: Experiment = Experiment { name: "unnamed", rows: Vec::new, ..LINK };
@@ -52,10 +57,11 @@ fn share() -> Expected {
     Expected::derived("share", "%", 98.5)
 }
 
-fn wide() -> Expected {
+fn row_with_a_wide_tolerance() -> Expected {
     Expected::predicted("wide", "us", 2.0).within(Tolerance::Percent(40.0)).null_model("nothing", 1.0)
 }
 
+/// The experiment of a made-up paper: it computes a latency, a bandwidth and a share of it.
 fn measure_link(run: &mut Run<'_>) -> Result<(), Failure> {
     run.measure(latency(), |run| Ok(0.5 + if run.has(&SOFTWARE_COST) { 1.5 } else { 0.0 }))?;
     let simulated =

@@ -25,7 +25,7 @@ fn run(arguments: &[&str]) -> Output {
 }
 
 /// Runs a program, and returns the rows of its result.
-fn rows(arguments: &[&str]) -> Vec<serde_json::Value> {
+fn result_rows(arguments: &[&str]) -> Vec<serde_json::Value> {
     let output = run(arguments);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{stderr}");
@@ -42,7 +42,7 @@ fn random_access_over_the_message_unit_restores_its_table() {
 }
 
 #[test]
-fn messages_over_the_message_unit_take_the_times_of_their_protocols() {
+fn longer_messages_over_the_message_unit_take_longer_and_approach_the_rate_of_a_link() {
     let cluster = pair();
     let micros = |bytes| cluster.ping_pong(1, bytes, 4).unwrap() * 1e6;
     let (one, packet, eager, long) = (micros(1), micros(400), micros(2_000), micros(1 << 20));
@@ -54,7 +54,7 @@ fn messages_over_the_message_unit_take_the_times_of_their_protocols() {
 }
 
 #[test]
-fn windows_of_messages_of_all_protocols_arrive() {
+fn message_rates_of_one_pair_and_two_stay_within_the_bandwidth_of_a_link() {
     for bytes in [8, 2_000, 200_000] {
         let rate = |pairs| pair().message_rate(Pairs { pairs, bytes, window: 8, windows: 2 }).unwrap();
         let (first, second) = (rate(1), rate(2));
@@ -65,11 +65,11 @@ fn windows_of_messages_of_all_protocols_arrive() {
 
 #[test]
 fn run_carries_out_the_programs_on_message_units() {
-    let latencies = rows(&[TORUS, "--json", "--", "ping_pong", "1"]);
+    let latencies = result_rows(&[TORUS, "--json", "--", "ping_pong", "1"]);
     assert_eq!(latencies.len(), 21);
     assert!(latencies.iter().all(|row| row["us"].as_f64().unwrap() > 0.3), "{latencies:?}");
 
-    let updates = rows(&[TORUS, "--json", "--", "random_access", "4"]);
+    let updates = result_rows(&[TORUS, "--json", "--", "random_access", "4"]);
     assert_eq!(updates[0]["wrong_words"], 0);
 
     let output = run(&[TORUS, "--host-based", "--", "ping_pong"]);

@@ -18,6 +18,7 @@ fn run(options: &Options) -> Table {
     Run::of(&LINK, options, &|| false).unwrap()
 }
 
+/// Returns the options of a run without a mechanism.
 fn without(mechanism: &str) -> Options {
     Options { without: vec![mechanism.to_owned()], ..Options::default() }
 }
@@ -100,7 +101,7 @@ fn row_that_the_experiment_does_not_name_is_refused() {
 }
 
 #[test]
-fn ended_run_measures_no_further_row() {
+fn run_that_the_user_ends_at_any_check_fails_as_interrupted() {
     // The first check is that before the experiment, and each row has one.
     for checks in 0_u32..3 {
         let remaining = Cell::new(checks);

@@ -12,13 +12,13 @@ use nicforge_proof::SlotFifo;
 use nicforge_shm::Window;
 use nicforge_sim::world::{Devices, Picos, Process, Profile, World};
 
-/// The time between two looks of a thread that polls, in nanoseconds.
+/// The time between two polls of a thread, in nanoseconds.
 const PERIOD: u64 = 10;
 /// The time of a unit of the threads' own work, in nanoseconds.
 const WORK: u64 = 7_000;
 
 /// A world with a FIFO that answers a message in the instant in which it is sent.
-struct Fifo {
+struct FifoWorld {
     world: World,
     process: Process,
     seen: Rc<Cell<Option<Duration>>>,
@@ -32,6 +32,7 @@ struct Client {
 }
 
 impl Client {
+    /// Opens the FIFO device.
     fn open(devices: &Devices) -> Self {
         let device = devices.open("fifo", "user0").unwrap();
         let send = device.bar(1).unwrap().window(slot_fifo::WIN_SEND, slot_fifo::SLOT).unwrap();
@@ -58,7 +59,7 @@ impl Client {
     }
 }
 
-impl Fifo {
+impl FifoWorld {
     fn new() -> Self {
         let mut machine = Machine::new();
         machine.add_function("fifo", Box::new(SlotFifo::new())).unwrap();
@@ -87,7 +88,7 @@ impl Fifo {
 
 #[test]
 fn an_answer_in_the_instant_of_the_store_is_seen_at_the_next_poll() {
-    let time = Fifo::new().run(|client| {
+    let time = FifoWorld::new().run(|client| {
         // The first poll is over when the message is sent.
         client.device.relax(&mut Relax::new()).unwrap();
         let start = Instant::now();
@@ -99,8 +100,8 @@ fn an_answer_in_the_instant_of_the_store_is_seen_at_the_next_poll() {
 }
 
 #[test]
-fn an_answer_during_the_work_after_a_look_is_seen_at_the_next_poll() {
-    let time = Fifo::new().run(|client| {
+fn an_answer_during_the_work_after_a_poll_is_seen_at_the_next_poll() {
+    let time = FifoWorld::new().run(|client| {
         let sender = client.send.clone();
         let device = client.device.clone();
         let thread = runtime::spawn("a sender", move || {
@@ -116,8 +117,8 @@ fn an_answer_during_the_work_after_a_look_is_seen_at_the_next_poll() {
 }
 
 #[test]
-fn a_thread_without_an_answer_looks_again_after_two_microseconds() {
-    let time = Fifo::new().run(|client| {
+fn a_thread_without_an_answer_polls_again_after_two_microseconds() {
+    let time = FifoWorld::new().run(|client| {
         for _ in 0..3 {
             client.device.relax(&mut Relax::new()).unwrap();
         }

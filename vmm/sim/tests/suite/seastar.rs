@@ -15,6 +15,7 @@ const TORUS: &str = "../../machines/seastar-timed.toml";
 const PAIR: &str = "name = \"pair\"\n[[seastar]]\ntorus = [2]\nprocesses = 2\nfirmware_mhz = 500\nht_mbytes_s = 2400\n\
                     [seastar.link]\ndelay_ns = 30\ngbit_s = 20.0\n";
 
+/// Returns two nodes whose cards work in `mode`.
 fn pair(mode: Mode) -> Cluster<'static> {
     let mut cluster = Cluster::parse(PAIR, Profile::default(), 1).unwrap();
     assert_eq!(cluster.cards, Cards::SeaStar(Mode::NicBased));
@@ -27,7 +28,7 @@ fn run(arguments: &[&str]) -> Output {
 }
 
 /// Runs a program, and returns the rows of its result.
-fn rows(arguments: &[&str]) -> Vec<serde_json::Value> {
+fn result_rows(arguments: &[&str]) -> Vec<serde_json::Value> {
     let output = run(arguments);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(0), "{stderr}");
@@ -46,7 +47,7 @@ fn random_access_over_portals_restores_its_table() {
 }
 
 #[test]
-fn messages_over_portals_take_the_times_of_their_protocols() {
+fn longer_messages_over_portals_take_longer_and_approach_the_rate_of_the_host_interface() {
     let cluster = pair(Mode::NicBased);
     let micros = |bytes| cluster.ping_pong(1, bytes, 4).unwrap() * 1e6;
     let (one, packet, medium, long) = (micros(1), micros(64), micros(65_536), micros(1 << 20));
@@ -58,7 +59,7 @@ fn messages_over_portals_take_the_times_of_their_protocols() {
 }
 
 #[test]
-fn both_modes_carry_windows_of_messages_of_all_protocols() {
+fn a_second_pair_raises_the_message_rate_in_both_modes() {
     for mode in [Mode::NicBased, Mode::HostBased] {
         for bytes in [8, 4096, 200_000] {
             let rate =
@@ -75,15 +76,15 @@ fn both_modes_carry_windows_of_messages_of_all_protocols() {
 
 #[test]
 fn run_carries_out_the_programs_on_seastars() {
-    let latencies = rows(&[TORUS, "--json", "--", "ping_pong", "1"]);
+    let latencies = result_rows(&[TORUS, "--json", "--", "ping_pong", "1"]);
     assert_eq!(latencies.len(), 21);
     assert!(latencies.iter().all(|row| row["us"].as_f64().unwrap() > 1.0), "{latencies:?}");
 
-    let rates = rows(&[TORUS, "--json", "--", "message_rate", "1"]);
+    let rates = result_rows(&[TORUS, "--json", "--", "message_rate", "1"]);
     assert_eq!(rates.len(), 3 * 13);
     assert!(rates.iter().all(|row| row["messages_per_s"].as_f64().unwrap() > 1e4), "{rates:?}");
 
-    let updates = rows(&[TORUS, "--json", "--host-based", "--", "random_access", "6"]);
+    let updates = result_rows(&[TORUS, "--json", "--host-based", "--", "random_access", "6"]);
     assert_eq!((&updates[0]["words"], &updates[0]["wrong_words"]), (&512.into(), &0.into()));
 }
 
@@ -94,7 +95,7 @@ fn the_same_run_on_seastars_prints_the_same_bytes() {
 }
 
 #[test]
-fn the_kernel_matches_no_messages_of_extoll_cards() {
+fn host_based_mode_is_refused_on_extoll_cards() {
     let output = run(&["../../machines/extoll-timed.toml", "--host-based", "--", "ping_pong"]);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{stderr}");

@@ -175,25 +175,31 @@ fn wrong_experiments_are_refused_with_their_values() {
         run(&experiment).unwrap_err()
     };
 
-    assert_eq!(refused(&|it| it.loads.push(0.0)), TrafficError::Load { load: 0.0 });
-    assert_eq!(refused(&|it| it.packet_bytes = 0), TrafficError::Packet { bytes: 0, longest: 128 });
-    assert_eq!(refused(&|it| it.packet_bytes = 129), TrafficError::Packet { bytes: 129, longest: 128 });
-    assert_eq!(refused(&|it| it.network.link.bits_per_second = 0), TrafficError::Bandwidth);
-    assert_eq!(refused(&|it| it.network.injection_fifos = 0), TrafficError::NoFifo);
-    assert_eq!(refused(&|it| it.windows.windows = 0), TrafficError::Windows { windows: 0, window: 5_000 });
+    assert_eq!(refused(&|changed| changed.loads.push(0.0)), TrafficError::Load { load: 0.0 });
+    assert_eq!(refused(&|changed| changed.packet_bytes = 0), TrafficError::Packet { bytes: 0, longest: 128 });
     assert_eq!(
-        refused(&|it| it.network.dimensions = vec![Dimension::mesh(1)]),
+        refused(&|changed| changed.packet_bytes = 129),
+        TrafficError::Packet { bytes: 129, longest: 128 }
+    );
+    assert_eq!(refused(&|changed| changed.network.link.bits_per_second = 0), TrafficError::Bandwidth);
+    assert_eq!(refused(&|changed| changed.network.injection_fifos = 0), TrafficError::NoFifo);
+    assert_eq!(
+        refused(&|changed| changed.windows.windows = 0),
+        TrafficError::Windows { windows: 0, window: 5_000 }
+    );
+    assert_eq!(
+        refused(&|changed| changed.network.dimensions = vec![Dimension::mesh(1)]),
         TrafficError::TooFew { nodes: 1 }
     );
     assert_eq!(
-        refused(&|it| it.pattern = Pattern::HotSpot { node: 16, percent: 50 }),
+        refused(&|changed| changed.pattern = Pattern::HotSpot { node: 16, percent: 50 }),
         TrafficError::HotSpot { node: 16, percent: 50, nodes: 16 }
     );
 
     let plain = ChannelClass { fixed: Fixed::Plain { vc: 0 }, adaptive: 0 };
-    let deadlock = refused(&|it| {
-        it.network.dimensions = vec![Dimension::torus(8)];
-        it.network.rules = TorusRules::shared(plain);
+    let deadlock = refused(&|changed| {
+        changed.network.dimensions = vec![Dimension::torus(8)];
+        changed.network.rules = TorusRules::shared(plain);
     });
     assert!(matches!(deadlock, TrafficError::Deadlock(DeadlockError::Deadlock { .. })), "{deadlock}");
 }

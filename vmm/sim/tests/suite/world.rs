@@ -212,7 +212,7 @@ fn a_function_that_works_for_ever_is_named() {
 }
 
 #[test]
-fn a_wait_without_an_end_is_no_end_of_the_world() {
+fn a_thread_that_waits_for_ever_is_reported_as_late_by_any_limit() {
     let (mut world, event) = (World::new(Machine::new(), 1), Event::default());
     let process = world.add_process(Vec::new(), Profile::default());
     world.start(process, "the sleeper", move || event.sleep(event.count(), Duration::MAX));
@@ -317,7 +317,7 @@ fn panic_with_a_lock_of_a_suspended_thread() {
 
 #[test]
 #[should_panic(expected = "a defect of the program")]
-fn the_panic_of_a_thread_is_that_of_the_run() {
+fn a_panic_of_a_thread_is_passed_on_by_the_run() {
     struct Sleeper;
     impl Drop for Sleeper {
         fn drop(&mut self) {

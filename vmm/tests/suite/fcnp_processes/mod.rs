@@ -1,6 +1,6 @@
 //! FCNP between processes of a served pset. The tests kill and stop processes during transfers.
 //!
-//! The test binary itself is the program on the nodes, when it runs only [`part`].
+//! The test binary itself is the program on the nodes, when it runs only [`child_process_body`].
 //!
 //! - `packets.rs`: packets of the system channel;
 //! - `program.rs`: the program on the nodes;
@@ -25,21 +25,23 @@ use nicforge_fcnp::{Error, Mode, Peer};
 use nix::sys::signal::Signal;
 
 use self::{
-    packets::{Admin, both_ways},
-    program::{SIZES, Side, answer, may_be_repeated, pattern},
-    rig::{Process, Server, eventually},
+    packets::{Admin, exchange_packets},
+    program::{SIZES, Side, answer, is_repeatable, pattern},
+    rig::{Process, Server, wait_until},
 };
 
+/// Number of further stalls after which a writer counts as blocked.
+const STALLS: u64 = 200;
 /// A transfer of this size is still in progress when its first packets have been seen.
-const LARGE: usize = 64 << 20;
+const LARGE_BYTES: usize = 64 << 20;
 
 /// This is no test. It is the program on a node when the environment selects a role.
 #[test]
-fn part() {
+fn child_process_body() {
     program::run();
 }
 
-/// Exchanges messages between this process's I/O node and a core's process.
+/// Checks that this process's I/O node and a core's process exchange messages.
 fn check_both_directions(io: &Side, core: &mut Process, rank: u32) {
     core.send_command(&format!("exchange {rank} {}", SIZES.len()));
     let mut buffer = vec![0; 100_000];
@@ -49,21 +51,22 @@ fn check_both_directions(io: &Side, core: &mut Process, rank: u32) {
     core.expect("exchange ok");
 }
 
+/// Returns the error of a call whose core has ended.
 fn core_gone(rank: u32) -> Error {
     Error::PeerGone { peer: Peer::Core { rank } }
 }
 
-/// An I/O node in this process, in `mode`, reads from core 0, whose process is killed during its
-/// write.
-fn writer_killed(mode: Mode) {
+/// Kills the process of core 0 during its write to an I/O node in this process, which reads in
+/// `mode`. The read must fail soon, and other cores and a new process must be served.
+fn check_killed_writer(mode: Mode) {
     let server = Server::start(2);
     let io = Side::Io(server.io_node(mode));
     let (mut writer, mut other) =
         (Process::start(&server, "compute", "cn0", 0), Process::start(&server, "compute", "cn1", 2));
     thread::scope(|scope| {
-        let read = scope.spawn(|| io.read(0, &mut vec![0; LARGE]));
-        writer.send_command(&format!("write 0 {LARGE}"));
-        writer.expect("moving");
+        let read = scope.spawn(|| io.read(0, &mut vec![0; LARGE_BYTES]));
+        writer.send_command(&format!("write 0 {LARGE_BYTES}"));
+        writer.expect("transferring");
         writer.kill();
         let killed = Instant::now();
         assert_eq!(read.join().unwrap(), Err(core_gone(0)));
@@ -76,12 +79,12 @@ fn writer_killed(mode: Mode) {
 
 #[test]
 fn core_killed_in_its_write_ends_the_read_with_polling() {
-    writer_killed(Mode::Polling);
+    check_killed_writer(Mode::Polling);
 }
 
 #[test]
 fn core_killed_in_its_write_ends_the_read_with_interrupts() {
-    writer_killed(Mode::Interrupt);
+    check_killed_writer(Mode::Interrupt);
 }
 
 #[test]
@@ -91,11 +94,11 @@ fn killing_a_core_in_its_read_ends_the_write_and_other_cores_continue() {
     let mut reader = Process::start(&server, "compute", "cn0", 0);
     let mut others =
         [Process::start(&server, "compute", "cn0", 1), Process::start(&server, "compute", "cn1", 0)];
-    let data = pattern(0, LARGE);
+    let data = pattern(0, LARGE_BYTES);
     thread::scope(|scope| {
         let write = scope.spawn(|| io.write(0, &data));
-        reader.send_command(&format!("read 0 {LARGE}"));
-        reader.expect("moving");
+        reader.send_command(&format!("read 0 {LARGE_BYTES}"));
+        reader.expect("transferring");
         // Another core of the node waits at the same time, without the right to receive.
         others[0].send_command("read 1 1000");
         reader.kill();
@@ -120,15 +123,15 @@ fn io_node_killed_in_transfers_fails_them_and_its_successor_serves() {
     io.expect("ready");
 
     for command in ["read 0", "write 5"] {
-        io.send_command(&format!("{command} {LARGE}"));
+        io.send_command(&format!("{command} {LARGE_BYTES}"));
     }
 
-    writer.send_command(&format!("write 0 {LARGE}"));
-    writer.expect("moving");
+    writer.send_command(&format!("write 0 {LARGE_BYTES}"));
+    writer.expect("transferring");
     // The writer is stopped so that its transfer does not end while the other one begins.
     writer.signal(Signal::SIGSTOP);
-    reader.send_command(&format!("read 5 {LARGE}"));
-    reader.expect("moving");
+    reader.send_command(&format!("read 5 {LARGE_BYTES}"));
+    reader.expect("transferring");
     io.kill();
     writer.signal(Signal::SIGCONT);
 
@@ -162,7 +165,7 @@ fn an_io_node_killed_between_calls_is_reported_in_each_direction() {
 }
 
 #[test]
-fn cores_of_a_node_in_processes_of_their_own_hand_acknowledgements_over() {
+fn cores_of_a_node_in_separate_processes_hand_acknowledgements_to_each_other() {
     let server = Server::start(1);
     let io = Side::Io(server.io_node(Mode::Interrupt));
     let mut cores: Vec<_> = (0..4).map(|core| Process::start(&server, "compute", "cn0", core)).collect();
@@ -195,32 +198,32 @@ fn stopped_reader_blocks_the_writer_and_loses_nothing() {
     let io = Side::Io(server.io_node(Mode::Polling));
     let (mut reader, mut other) =
         (Process::start(&server, "compute", "cn0", 0), Process::start(&server, "compute", "cn1", 0));
-    let data = pattern(0, LARGE);
+    let data = pattern(0, LARGE_BYTES);
     thread::scope(|scope| {
         let write = scope.spawn(|| io.write(0, &data));
-        reader.send_command(&format!("read 0 {LARGE}"));
-        reader.expect("moving");
+        reader.send_command(&format!("read 0 {LARGE_BYTES}"));
+        reader.expect("transferring");
         reader.stop();
 
-        // The path is full when the writer has stalled for a while.
+        // All buffers to the reader are full when the writer has stalled for a while.
         let stalls = io.statistics().stalls;
-        eventually("the writer stalls", || io.statistics().stalls > stalls + 200);
+        wait_until("the writer stalls", || io.statistics().stalls > stalls + STALLS);
         let sent = io.statistics().packets_sent;
 
         // The other direction is free. A write is acknowledged only after the stuck data, so no
         // core begins one. The request itself still reaches the I/O node.
         other.send_command("write 4 1000");
         let stalls = io.statistics().stalls;
-        eventually("the writer goes on stalling", || io.statistics().stalls > stalls + 200);
+        wait_until("the writer goes on stalling", || io.statistics().stalls > stalls + STALLS);
 
-        assert!(io.statistics().packets_sent <= sent + 1 && (sent as usize) < LARGE / 256);
+        assert!(io.statistics().packets_sent <= sent + 1 && (sent as usize) < LARGE_BYTES / 256);
         assert!(!write.is_finished());
 
         reader.signal(Signal::SIGCONT);
-        assert_eq!(write.join().unwrap(), Ok(LARGE));
+        assert_eq!(write.join().unwrap(), Ok(LARGE_BYTES));
     });
 
-    assert_eq!(reader.expect("read ok"), format!("{LARGE} good"));
+    assert_eq!(reader.expect("read ok"), format!("{LARGE_BYTES} good"));
 
     let mut buffer = [0; 1000];
     assert_eq!(io.read(4, &mut buffer), Ok(1000));
@@ -236,29 +239,29 @@ fn stopped_reader_does_not_block_the_other_channel() {
     let io = Side::Io(server.io_node(Mode::Polling));
     let mut reader = Process::start(&server, "compute", "cn0", 0);
     let mut admins = ["io0", "cn0"].map(|node| Admin::open(&server.admin_socket(node)));
-    let data = pattern(0, LARGE);
+    let data = pattern(0, LARGE_BYTES);
     thread::scope(|scope| {
         let write = scope.spawn(|| io.write(0, &data));
-        reader.send_command(&format!("read 0 {LARGE}"));
-        reader.expect("moving");
+        reader.send_command(&format!("read 0 {LARGE_BYTES}"));
+        reader.expect("transferring");
         reader.stop();
 
         let stalls = io.statistics().stalls;
-        eventually("the writer stalls", || io.statistics().stalls > stalls + 200);
+        wait_until("the writer stalls", || io.statistics().stalls > stalls + STALLS);
         let sent = io.statistics().packets_sent;
 
         let [first, second] = &mut admins;
-        both_ways([first, second], [0, 1], PACKETS);
+        exchange_packets([first, second], [0, 1], PACKETS);
 
         // No packet of the stopped reader's channel has moved in the meantime.
         assert!(io.statistics().packets_sent <= sent + 1);
         assert!(!write.is_finished());
 
         reader.signal(Signal::SIGCONT);
-        assert_eq!(write.join().unwrap(), Ok(LARGE));
+        assert_eq!(write.join().unwrap(), Ok(LARGE_BYTES));
     });
 
-    assert_eq!(reader.expect("read ok"), format!("{LARGE} good"));
+    assert_eq!(reader.expect("read ok"), format!("{LARGE_BYTES} good"));
 }
 
 #[test]
@@ -267,36 +270,36 @@ fn stopped_io_node_blocks_the_writer_and_loses_nothing() {
     let mut io = Process::spawn(&server, "io", "io0", 0);
     let core = server.compute_core("cn0", 3);
     io.expect("ready");
-    let data = pattern(3, LARGE);
+    let data = pattern(3, LARGE_BYTES);
     thread::scope(|scope| {
         let write = scope.spawn(|| core.write(&data));
-        io.send_command(&format!("read 3 {LARGE}"));
-        io.expect("moving");
+        io.send_command(&format!("read 3 {LARGE_BYTES}"));
+        io.expect("transferring");
         io.stop();
 
         let stalls = core.statistics().stalls;
-        eventually("the writer stalls", || core.statistics().stalls > stalls + 200);
+        wait_until("the writer stalls", || core.statistics().stalls > stalls + STALLS);
         let sent = core.statistics().packets_sent;
         let stalls = core.statistics().stalls;
-        eventually("the writer goes on stalling", || core.statistics().stalls > stalls + 200);
+        wait_until("the writer goes on stalling", || core.statistics().stalls > stalls + STALLS);
 
         assert_eq!(core.statistics().packets_sent, sent);
         assert!(!write.is_finished());
 
         io.signal(Signal::SIGCONT);
-        assert_eq!(write.join().unwrap(), Ok(LARGE));
+        assert_eq!(write.join().unwrap(), Ok(LARGE_BYTES));
     });
 
-    assert_eq!(io.expect("read ok"), format!("{LARGE} good"));
+    assert_eq!(io.expect("read ok"), format!("{LARGE_BYTES} good"));
 }
 
 /// The time within which a call must notice that the server was killed. It usually takes less than
 /// a second, and the limit allows for a busy host. The heartbeat alone would take ten seconds.
 const SOON: Duration = Duration::from_secs(4);
 
-/// The server is killed during one call on the I/O node, in the given mode, and two calls on a
-/// compute core.
-fn server_killed(role: &str, event_loop: &str) {
+/// Kills the server during one call on an I/O node of this role and two calls on a compute core.
+/// All calls must end soon, and so must a later one.
+fn check_killed_server(role: &str, event_loop: &str) {
     let mut server = Server::start_with(1, event_loop);
     let mut io = Process::spawn(&server, role, "io0", 0);
     let mut idle = Process::start(&server, "compute", "cn0", 0);
@@ -334,8 +337,8 @@ fn expect_end_soon(process: &mut Process, call: &str, since: Instant, descriptio
     assert!(duration < SOON, "{description} took {duration:?}");
 }
 
-/// The server is killed during messages in both directions.
-fn server_killed_in_transfers(role: &str, event_loop: &str) {
+/// Kills the server during messages in both directions. All calls must end soon.
+fn check_server_killed_in_transfers(role: &str, event_loop: &str) {
     let mut server = Server::start_with(1, event_loop);
     let mut io = Process::spawn(&server, role, "io0", 0);
     let mut first = Process::start(&server, "compute", "cn0", 0);
@@ -344,8 +347,8 @@ fn server_killed_in_transfers(role: &str, event_loop: &str) {
     io.send_command("serve 0 2");
     first.send_command("persist 0 1000000");
     second.send_command("persist 1 1000000");
-    first.expect("moving");
-    second.expect("moving");
+    first.expect("transferring");
+    second.expect("transferring");
     server.kill();
     let killed = Instant::now();
 
@@ -356,14 +359,14 @@ fn server_killed_in_transfers(role: &str, event_loop: &str) {
 
 #[test]
 fn killed_server_ends_all_calls_soon_with_polling() {
-    server_killed("io", "epoll");
-    server_killed_in_transfers("io", "epoll");
+    check_killed_server("io", "epoll");
+    check_server_killed_in_transfers("io", "epoll");
 }
 
 #[test]
 fn killed_server_ends_all_calls_soon_with_interrupts() {
-    server_killed("io-interrupt", "epoll");
-    server_killed_in_transfers("io-interrupt", "epoll");
+    check_killed_server("io-interrupt", "epoll");
+    check_server_killed_in_transfers("io-interrupt", "epoll");
 }
 
 /// The kernel removes an io_uring some time after its process has ended, and keeps the sockets open
@@ -371,8 +374,8 @@ fn killed_server_ends_all_calls_soon_with_interrupts() {
 #[test]
 fn killed_server_with_any_event_loop_ends_all_calls_soon() {
     for role in ["io", "io-interrupt"] {
-        server_killed(role, "auto");
-        server_killed_in_transfers(role, "auto");
+        check_killed_server(role, "auto");
+        check_server_killed_in_transfers(role, "auto");
     }
 }
 
@@ -382,11 +385,11 @@ fn operators_reset_of_a_node_ends_its_transfer_and_a_new_process_can_open() {
     let io = Side::Io(server.io_node(Mode::Polling));
     let (mut reader, mut other) =
         (Process::start(&server, "compute", "cn0", 0), Process::start(&server, "compute", "cn1", 0));
-    let data = pattern(0, LARGE);
+    let data = pattern(0, LARGE_BYTES);
     thread::scope(|scope| {
         let write = scope.spawn(|| io.write(0, &data));
-        reader.send_command(&format!("read 0 {LARGE}"));
-        reader.expect("moving");
+        reader.send_command(&format!("read 0 {LARGE_BYTES}"));
+        reader.expect("transferring");
         server.reset("cn0");
         assert_eq!(write.join().unwrap(), Err(core_gone(0)));
     });
@@ -401,6 +404,7 @@ fn operators_reset_of_a_node_ends_its_transfer_and_a_new_process_can_open() {
 struct Seeded(u64);
 
 impl Seeded {
+    /// Returns a pseudo-random number below `limit`.
     fn below(&mut self, limit: u64) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -434,7 +438,7 @@ fn processes_killed_at_random_leave_no_state() {
                 while !stop.load(Ordering::Relaxed) {
                     match answer(io, rank, &mut buffer) {
                         Ok(()) => {}
-                        Err(error) if may_be_repeated(&error) => {}
+                        Err(error) if is_repeatable(&error) => {}
                         Err(error) => {
                             unexpected.lock().unwrap().push((rank, error));
                             break;
@@ -480,7 +484,7 @@ fn processes_killed_at_random_leave_no_state() {
             }
         }
 
-        eventually("the server has let go of what the dead had", || server.held_resources() == before);
+        wait_until("the server has let go of what the dead had", || server.held_resources() == before);
         let after = server.memory();
         assert!(after < memory + 4096, "anonymous memory grew from {memory} to {after} KiB");
 

@@ -22,6 +22,7 @@ pub(crate) struct Admin {
 }
 
 impl Admin {
+    /// Opens the admin attachment of a node.
     pub(crate) fn open(socket: &Path) -> Self {
         let device = device(socket);
         Self {
@@ -34,13 +35,14 @@ impl Admin {
         }
     }
 
-    fn word(&self, offset: u64) -> u32 {
+    fn mirror_word(&self, offset: u64) -> u32 {
         self.mirror.u32(offset).unwrap().load(Ordering::Acquire)
     }
 
+    /// Sends a packet. Returns false when the send FIFO is full.
     fn try_send(&mut self, target: u32) -> bool {
-        let depth = self.word(mirror::SEND_DEPTH);
-        if self.sent.wrapping_sub(self.word(mirror::SEND_HEAD)) >= depth {
+        let depth = self.mirror_word(mirror::SEND_DEPTH);
+        if self.sent.wrapping_sub(self.mirror_word(mirror::SEND_HEAD)) >= depth {
             return false;
         }
 
@@ -58,7 +60,7 @@ impl Admin {
 
     /// Takes the next packet and checks its contents. Returns false when there is none.
     fn try_receive(&mut self) -> bool {
-        let slot = mirror::RECV + u64::from(self.received % self.word(mirror::RECV_DEPTH)) * SLOT;
+        let slot = mirror::RECV + u64::from(self.received % self.mirror_word(mirror::RECV_DEPTH)) * SLOT;
         let control = self.mirror.load_u64_acquire(slot + SLOT_CONTROL).unwrap();
         if control as u32 != self.received + 1 {
             return false;
@@ -76,13 +78,14 @@ impl Admin {
     }
 }
 
+/// Returns the contents of a packet.
 fn payload(number: u32) -> [u8; PAYLOAD] {
     std::array::from_fn(|index| (number.wrapping_mul(167) >> (index % 24)) as u8 ^ index as u8)
 }
 
-/// Sends `count` packets in each direction between two admins, whose nodes have these addresses.
-/// All must arrive in order.
-pub(crate) fn both_ways(admins: [&mut Admin; 2], addresses: [u32; 2], count: u32) {
+/// Sends `count` packets in each direction between two nodes with these addresses, and checks that
+/// all arrive in order.
+pub(crate) fn exchange_packets(admins: [&mut Admin; 2], addresses: [u32; 2], count: u32) {
     let [first, second] = admins;
     let (ends, started) = ([first.sent + count, second.sent + count], Instant::now());
 

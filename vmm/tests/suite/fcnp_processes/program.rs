@@ -11,16 +11,18 @@ use nicforge_fcnp::{ComputeCore, Config, Error, IoNode, Mode, Statistics};
 
 /// The longest wait.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
-/// Number of packets after which a transfer is well past its beginning.
-const MOVING: u64 = 64;
+/// Number of packets after which a transfer is reported as in progress.
+const PACKETS_OF_PROGRESS: u64 = 64;
 
-/// A side of FCNP. A compute core ignores the core number.
+/// A side of FCNP, as its calls see it. A compute core has one peer, so its calls ignore the core
+/// number.
 pub(crate) enum Side {
     Compute(Box<ComputeCore>),
     Io(IoNode),
 }
 
 impl Side {
+    /// Opens a side in a role: `compute`, `io` or `io-interrupt`.
     pub(crate) fn open(role: &str, socket: &str) -> Self {
         let config = |mode| Config { mode, open_timeout: LIMIT, ..Config::default() };
         match role {
@@ -75,6 +77,7 @@ pub(crate) fn pattern(rank: u32, size: usize) -> Vec<u8> {
     (0..size).map(|at| (start + at + (at >> 8) * 3 + (at >> 16)) as u8).collect()
 }
 
+/// Returns the answer that reports the result of a call.
 pub(crate) fn outcome(name: &str, result: Result<String, Error>) -> String {
     match result {
         Ok(text) => format!("{name} ok {text}"),
@@ -85,8 +88,8 @@ pub(crate) fn outcome(name: &str, result: Result<String, Error>) -> String {
     }
 }
 
-/// Returns whether a failed call may be repeated.
-pub(crate) fn may_be_repeated(error: &Error) -> bool {
+/// Returns whether a call that failed with this error may be repeated.
+pub(crate) fn is_repeatable(error: &Error) -> bool {
     matches!(error, Error::PeerGone { .. } | Error::Aborted { .. })
 }
 
@@ -107,12 +110,13 @@ pub(crate) fn answer(io: &Side, rank: u32, buffer: &mut [u8]) -> Result<(), Erro
     io.write(rank, &buffer[..size]).map(drop)
 }
 
-/// Bytes of the messages of a core that persists.
-const INDEPENDENT: usize = 30_000;
+/// Bytes of the messages that a core receives in the command `persist`.
+const PERSIST_BYTES: usize = 30_000;
 /// Bytes of the messages in an exchange.
 pub(crate) const SIZES: [usize; 8] = [1, 240, 255, 256, 4096, 65_536 + 250, 1000, 30_000];
 
-pub(crate) fn command(side: &Side, words: &[&str]) -> String {
+/// Carries out a command, and returns its answer.
+pub(crate) fn carry_out(side: &Side, words: &[&str]) -> String {
     let number = |at: usize| words[at].parse::<usize>().unwrap();
     match words[0] {
         "write" => {
@@ -140,7 +144,7 @@ pub(crate) fn command(side: &Side, words: &[&str]) -> String {
         // message after an error that allows it.
         "persist" => {
             let (rank, mut done, mut lost) = (number(1) as u32, 0, 0);
-            let (expected, mut buffer) = (pattern(rank, INDEPENDENT), vec![0; INDEPENDENT]);
+            let (expected, mut buffer) = (pattern(rank, PERSIST_BYTES), vec![0; PERSIST_BYTES]);
             while done < number(2) {
                 let data = pattern(rank, SIZES[done % SIZES.len()]);
                 match side.write(rank, &data).and_then(|_| side.read(rank, &mut buffer)) {
@@ -148,7 +152,7 @@ pub(crate) fn command(side: &Side, words: &[&str]) -> String {
                         assert!(buffer[..size] == expected, "core {rank} got something else");
                         done += 1;
                     }
-                    Err(error) if may_be_repeated(&error) => lost += 1,
+                    Err(error) if is_repeatable(&error) => lost += 1,
                     Err(error) => return outcome("persist", Err(error)),
                 }
             }
@@ -158,7 +162,7 @@ pub(crate) fn command(side: &Side, words: &[&str]) -> String {
         // is gone. A core's write succeeds when its data is sent. A new process therefore cannot
         // know which direction is next, so each direction has a thread.
         "serve" => {
-            let may_repeat = |result: Result<usize, Error>| result.as_ref().err().is_none_or(may_be_repeated);
+            let may_repeat = |result: Result<usize, Error>| result.as_ref().err().is_none_or(is_repeatable);
             thread::scope(|scope| {
                 for rank in number(1) as u32..number(2) as u32 {
                     scope.spawn(move || {
@@ -175,7 +179,7 @@ pub(crate) fn command(side: &Side, words: &[&str]) -> String {
                         }
                     });
                     scope.spawn(move || {
-                        let data = pattern(rank, INDEPENDENT);
+                        let data = pattern(rank, PERSIST_BYTES);
                         while may_repeat(side.write(rank, &data)) {}
                     });
                 }
@@ -189,7 +193,7 @@ pub(crate) fn command(side: &Side, words: &[&str]) -> String {
 /// Runs the program on a node, if the environment selects a role. It reads commands from standard
 /// input, and answers on standard error.
 pub(crate) fn run() {
-    let (Ok(role), Ok(socket)) = (std::env::var("FCNP_PART"), std::env::var("FCNP_SOCKET")) else { return };
+    let (Ok(role), Ok(socket)) = (std::env::var("FCNP_ROLE"), std::env::var("FCNP_SOCKET")) else { return };
     let side = Side::open(&role, &socket);
     eprintln!("> ready");
 
@@ -198,13 +202,13 @@ pub(crate) fn run() {
             let (line, before, side) = (line.unwrap(), side.statistics(), &side);
             let call = scope.spawn(move || {
                 let words: Vec<_> = line.split(' ').collect();
-                eprintln!("> {}", command(side, &words));
+                eprintln!("> {}", carry_out(side, &words));
             });
             scope.spawn(move || {
                 let total = |counters: Statistics| counters.packets_sent + counters.packets_received;
                 while !call.is_finished() {
-                    if total(side.statistics()) > total(before) + MOVING {
-                        eprintln!("> moving");
+                    if total(side.statistics()) > total(before) + PACKETS_OF_PROGRESS {
+                        eprintln!("> transferring");
                         break;
                     }
                     thread::yield_now();

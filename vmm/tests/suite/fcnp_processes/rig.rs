@@ -17,30 +17,33 @@ use nix::{
 };
 
 use super::program::{LIMIT, device};
-use crate::{part, server};
+use crate::{child_process, server};
 
 /// A process on a node.
 pub(crate) struct Process {
     child: Child,
     input: ChildStdin,
     lines: Receiver<String>,
+    /// Reports that came while the test waited for another one.
     early: VecDeque<String>,
 }
 
 impl Process {
+    /// Starts a process in a role: `compute`, `io` or `io-interrupt`.
     pub(crate) fn spawn(server: &Server, role: &str, node: &str, core: u32) -> Self {
-        let mut child = part::command("fcnp_processes")
-            .env("FCNP_PART", role)
+        let mut child = child_process::command("fcnp_processes")
+            .env("FCNP_ROLE", role)
             .env("FCNP_SOCKET", server.socket(node, core))
             .stdin(Stdio::piped())
             .spawn()
             .unwrap();
 
-        let lines = part::reports(&mut child);
+        let lines = child_process::reports(&mut child);
         let input = child.stdin.take().unwrap();
         Self { child, input, lines, early: VecDeque::new() }
     }
 
+    /// Starts a process, and waits until it has opened its device.
     pub(crate) fn start(server: &Server, role: &str, node: &str, core: u32) -> Self {
         let mut process = Self::spawn(server, role, node, core);
         process.expect("ready");
@@ -69,6 +72,7 @@ impl Process {
         }
     }
 
+    /// Waits for the next line that begins with `start`, and returns its rest.
     pub(crate) fn expect(&mut self, start: &str) -> String {
         self.expect_within(start, LIMIT)
     }
@@ -84,7 +88,7 @@ impl Process {
     /// Stops the process, and returns when it has stopped.
     pub(crate) fn stop(&self) {
         self.signal(Signal::SIGSTOP);
-        eventually("the process stops", || {
+        wait_until("the process stops", || {
             let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
             tasks.flatten().all(|task| {
                 let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
@@ -142,6 +146,7 @@ impl Server {
         ComputeCore::open(device(self.socket(node, core)), config).unwrap()
     }
 
+    /// Resets a node as an operator.
     pub(crate) fn reset(&self, node: &str) {
         let directory = self.0.directory();
         let mut command = Command::new(env!("CARGO_BIN_EXE_nicforge"));
@@ -193,7 +198,7 @@ pub(crate) struct ProcessResources {
 }
 
 /// Polls `condition` until it holds, for at most [`LIMIT`].
-pub(crate) fn eventually(description: &str, mut condition: impl FnMut() -> bool) {
+pub(crate) fn wait_until(description: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {
         assert!(started.elapsed() < LIMIT, "not within {LIMIT:?}: {description}");

@@ -30,6 +30,7 @@ struct Run {
 }
 
 impl Run {
+    /// Starts `nicforge run` with programs, which find a folder in the variable `HERE`.
     fn start(programs: &[&str], stdout: Stdio, stderr: Stdio) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let child = nicforge(&["run", &machine("proof.toml"), "--dir"])
@@ -44,6 +45,7 @@ impl Run {
         Self { folder, child, started: Instant::now() }
     }
 
+    /// Starts programs whose output is discarded.
     fn without_output(programs: &[&str]) -> Self {
         Self::start(programs, Stdio::null(), Stdio::null())
     }
@@ -93,7 +95,7 @@ fn poll_until<T>(description: &str, mut attempt: impl FnMut() -> Option<T>) -> O
 }
 
 /// Returns whether a process runs. A process that has ended but was not reaped does not.
-fn runs(pid: Pid) -> bool {
+fn is_running(pid: Pid) -> bool {
     let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = state.rsplit_once(") ").map_or("", |(_, rest)| rest);
     !state.is_empty() && !state.starts_with(['Z', 'X'])
@@ -113,7 +115,7 @@ fn run_ends_on_ctrl_c_although_an_unreachable_process_holds_a_pipe() {
     let out_of_reach = run.pid("fifo0");
     kill(Pid::from_raw(run.child.id() as i32), Signal::SIGINT).unwrap();
     assert_eq!(run.end(), Some(130));
-    assert!(runs(out_of_reach));
+    assert!(is_running(out_of_reach));
 }
 
 #[test]
@@ -131,7 +133,7 @@ fn run_kills_the_children_of_an_ended_program() {
     let mut run = Run::without_output(&["--fifo0", "sh", "-c", &leaves, ":", "--dma0", "sh", "-c", waits]);
     let stubborn = run.pid("stubborn");
     assert_eq!(run.end(), Some(4));
-    poll_until("the end of what was left behind", || (!runs(stubborn)).then_some(()));
+    poll_until("the end of what was left behind", || (!is_running(stubborn)).then_some(()));
 }
 
 #[test]

@@ -27,7 +27,7 @@ use super::{machine, nicforge, output, server::Server, text, wait};
 const IN_TIME: Duration = Duration::from_secs(4);
 /// Number of connections that each make the server log. Their lines are many times what a pipe and
 /// the log's queue hold.
-const NOISE: usize = 3000;
+const LOGGED_CONNECTIONS: usize = 3000;
 
 /// Starts a server that logs to a pipe that is not read.
 fn serve_with_unread_log() -> (Server, PipeReader) {
@@ -58,6 +58,7 @@ fn send_malformed_message(socket: &Path) {
     let _ = stream.read_to_end(&mut rest);
 }
 
+/// Returns whether a pipe has no room for another write.
 fn is_full(pipe: &PipeReader) -> bool {
     let writer = File::options().write(true).open(format!("/proc/self/fd/{}", pipe.as_raw_fd())).unwrap();
     let mut fds = [PollFd::new(writer.as_fd(), PollFlags::POLLOUT)];
@@ -67,10 +68,10 @@ fn is_full(pipe: &PipeReader) -> bool {
 #[test]
 fn serve_with_an_unread_log_keeps_serving_and_ends_on_sigterm() {
     let (mut server, pipe) = serve_with_unread_log();
-    let polite = Device::open_vfio_user(server.socket("cn0.core0"), OpenOptions::default()).unwrap();
-    let registers = polite.bar(0).unwrap();
+    let client = Device::open_vfio_user(server.socket("cn0.core0"), OpenOptions::default()).unwrap();
+    let registers = client.bar(0).unwrap();
 
-    for _ in 0..NOISE {
+    for _ in 0..LOGGED_CONNECTIONS {
         send_malformed_message(&server.socket("io0.core0"));
     }
 

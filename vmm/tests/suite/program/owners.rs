@@ -42,20 +42,21 @@ fn serve(options: &[&str]) -> Server {
 /// Connects to a socket with the given credentials. Returns `Ok` when the server answers the first
 /// message, `EACCES` when the kernel refuses the connection, and `ECONNRESET` when the server
 /// closes it, whether before the message or after it.
-fn received(user: u32, groups: &[u32], socket: PathBuf) -> Result<(), Errno> {
+fn try_connect(user: u32, groups: &[u32], socket: PathBuf) -> Result<(), Errno> {
     let groups = groups.to_vec();
-    let visit = move || {
+    let connect = move || {
         become_user(user, &groups);
         let mut stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(super::LIMIT))?;
-        // VERSION 0.0 without capabilities: a header of 16 bytes and two numbers of the version.
+        // VERSION 0.0 without capabilities: a header of 16 bytes, with the command at byte 2 and
+        // the message's size at byte 4, and two numbers of the version.
         let mut message = [0; 20];
         (message[2], message[4]) = (1, 20);
         stream.write_all(&message)?;
         stream.read_exact(&mut [0; 16])
     };
 
-    std::thread::spawn(visit).join().unwrap().map_err(|error: std::io::Error| {
+    std::thread::spawn(connect).join().unwrap().map_err(|error: std::io::Error| {
         match error.raw_os_error().map(Errno::from_raw) {
             None | Some(Errno::EPIPE) => Errno::ECONNRESET,
             Some(other) => other,
@@ -91,11 +92,11 @@ fn a_socket_of_another_user_admits_only_that_user() {
     let server =
         serve(&["--socket-owner", &format!("cn0={ALICE}"), "--socket-owner", &format!("cn1.core2={BOB}")]);
 
-    assert_eq!(received(ALICE, &[], server.socket("cn0.core0")), Ok(()));
-    assert_eq!(received(BOB, &[], server.socket("cn1.core2")), Ok(()));
-    assert_eq!(received(BOB, &[], server.socket("cn0.core1")), Err(Errno::EACCES));
-    assert_eq!(received(ALICE, &[], server.socket("cn1.core1")), Err(Errno::EACCES));
-    assert_eq!(received(ALICE, &[], server.socket("admin/control")), Err(Errno::EACCES));
+    assert_eq!(try_connect(ALICE, &[], server.socket("cn0.core0")), Ok(()));
+    assert_eq!(try_connect(BOB, &[], server.socket("cn1.core2")), Ok(()));
+    assert_eq!(try_connect(BOB, &[], server.socket("cn0.core1")), Err(Errno::EACCES));
+    assert_eq!(try_connect(ALICE, &[], server.socket("cn1.core1")), Err(Errno::EACCES));
+    assert_eq!(try_connect(ALICE, &[], server.socket("admin/control")), Err(Errno::EACCES));
 }
 
 #[test]
@@ -108,8 +109,8 @@ fn a_socket_whose_mode_its_owner_opens_still_admits_only_the_owner() {
     let socket = server.socket("cn0.core0");
     std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o777)).unwrap();
 
-    assert_eq!(received(BOB, &[], socket.clone()), Err(Errno::ECONNRESET));
-    assert_eq!(received(ALICE, &[], socket), Ok(()));
+    assert_eq!(try_connect(BOB, &[], socket.clone()), Err(Errno::ECONNRESET));
+    assert_eq!(try_connect(ALICE, &[], socket), Ok(()));
 }
 
 #[test]
@@ -122,12 +123,12 @@ fn a_socket_of_a_group_admits_members_by_primary_or_other_group() {
     // These are more groups than the server's first buffer has room for.
     let many: Vec<u32> = (72_000..72_100).chain([TENANTS]).collect();
 
-    assert_eq!(received(ALICE, &[TENANTS], server.socket("cn0.core0")), Ok(()));
-    assert_eq!(received(ALICE, &many, server.socket("cn0.core1")), Ok(()));
-    assert_eq!(received(BOB, &many[..100], server.socket("cn0.core2")), Err(Errno::EACCES));
+    assert_eq!(try_connect(ALICE, &[TENANTS], server.socket("cn0.core0")), Ok(()));
+    assert_eq!(try_connect(ALICE, &many, server.socket("cn0.core1")), Ok(()));
+    assert_eq!(try_connect(BOB, &many[..100], server.socket("cn0.core2")), Err(Errno::EACCES));
     std::fs::set_permissions(server.socket("cn0.core2"), std::fs::Permissions::from_mode(0o777)).unwrap();
 
-    assert_eq!(received(BOB, &many[..100], server.socket("cn0.core2")), Err(Errno::ECONNRESET));
+    assert_eq!(try_connect(BOB, &many[..100], server.socket("cn0.core2")), Err(Errno::ECONNRESET));
 }
 
 #[test]

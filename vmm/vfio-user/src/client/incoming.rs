@@ -8,6 +8,7 @@ use crate::Errno;
 use crate::socket::Message;
 use crate::wire::{Command, DmaAccess, HEADER_SIZE, Header, parse_prefix};
 
+/// Size of a DMA message without its data.
 const FIXED: usize = HEADER_SIZE + size_of::<DmaAccess>();
 
 /// Returns how many bytes of answers may wait for a server that does not read them.
@@ -61,8 +62,8 @@ fn write(
     Ok(reply)
 }
 
-/// Parses the beginning of a request, and returns it with its number of bytes and the data after
-/// it.
+/// Parses and checks the beginning of a request. Returns it with the number of bytes that it asks
+/// for and the data that follow it.
 fn parse_access(max_data: u32, payload: &[u8]) -> Result<(DmaAccess, usize, &[u8]), Errno> {
     let (access, data) = parse_prefix::<DmaAccess>(payload).map_err(|_| Errno::EINVAL)?;
     let count = access.count.get();
@@ -72,7 +73,7 @@ fn parse_access(max_data: u32, payload: &[u8]) -> Result<(DmaAccess, usize, &[u8
     Ok((access, count as usize, data))
 }
 
-/// Writes header and address in front of `data` bytes.
+/// Writes the header and the repeated address of a reply that carries `data` bytes.
 fn put_fixed(fixed: &mut [u8], header: Header, access: &DmaAccess, data: usize) {
     let reply = Header::reply(header.id, header.command, size_of::<DmaAccess>() + data);
     fixed[..HEADER_SIZE].copy_from_slice(&reply.to_bytes());

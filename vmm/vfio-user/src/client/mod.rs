@@ -215,13 +215,13 @@ impl ServerLimits {
             let description = format!("version {}.{} was not proposed", answer.major, answer.minor);
             return Err(ClientError::Malformed { command, what: description });
         }
-        let small = |value: Option<u64>, default: u32| {
+        let limit_or = |value: Option<u64>, default: u32| {
             value.map_or(default, |value| u32::try_from(value).unwrap_or(u32::MAX))
         };
         let limits = Self {
             minor: answer.minor,
-            max_msg_fds: small(capabilities.max_msg_fds, DEFAULT_MAX_MSG_FDS),
-            max_data_xfer_size: small(capabilities.max_data_xfer_size, DEFAULT_MAX_DATA_XFER_SIZE),
+            max_msg_fds: limit_or(capabilities.max_msg_fds, DEFAULT_MAX_MSG_FDS),
+            max_data_xfer_size: limit_or(capabilities.max_data_xfer_size, DEFAULT_MAX_DATA_XFER_SIZE),
             pgsizes: capabilities.pgsizes.unwrap_or(DEFAULT_PGSIZES),
             max_dma_maps: capabilities.max_dma_maps.unwrap_or(DEFAULT_MAX_DMA_MAPS.into()),
             write_multiple: capabilities.write_multiple.unwrap_or(false),
@@ -300,8 +300,8 @@ impl Client {
         if config.max_data_xfer_size == 0 {
             return Err(ClientError::Argument("max_data_xfer_size is zero"));
         }
-        // A reply carries as much data as was requested, a server's request as much as this side
-        // named; both are bounded.
+        // A reply carries at most the data that was requested, and a server's request at most the
+        // size that this side names.
         let data = config.max_data_xfer_size.max(DEFAULT_MAX_DATA_XFER_SIZE) as usize;
         let longest = data.saturating_add(requests::MAX_INFO_REPLY);
         let exchange =
@@ -413,6 +413,7 @@ fn proposal(config: &ClientConfig, wants_second_socket: bool) -> VersionMessage 
     }
 }
 
+/// Returns the error for a reply that breaks the specification.
 fn malformed(command: Command, what: impl ToString) -> ClientError {
     ClientError::Malformed { command, what: what.to_string() }
 }

@@ -129,8 +129,9 @@ impl Client {
         Ok(())
     }
 
-    /// Writes to a region, cut as [`Self::region_read`]. With `posted` the server sends no reply:
-    /// the call returns when the socket has taken the message, and a refusal is not reported.
+    /// Writes to a region, in as many accesses as [`Self::region_read`] would take. With `posted`
+    /// the server sends no reply: the call returns when the socket has taken the message, and a
+    /// refusal is not reported.
     ///
     /// # Errors
     /// [`ClientError`]; part of `data` may have been written.
@@ -224,10 +225,12 @@ impl Client {
     }
 }
 
+/// Returns the start of a REGION_READ or REGION_WRITE.
 fn region_access(index: u32, offset: u64, count: usize) -> RegionAccess {
     RegionAccess { offset: offset.into(), region: index.into(), count: (count as u32).into() }
 }
 
+/// Returns `offset`, or an error if the access would end beyond the address space.
 fn check_span(offset: u64, len: usize) -> Result<u64, ClientError> {
     match offset.checked_add(len as u64) {
         Some(_) => Ok(offset),
@@ -235,11 +238,13 @@ fn check_span(offset: u64, len: usize) -> Result<u64, ClientError> {
     }
 }
 
+/// Reads the fixed structure of a reply, and returns it with the bytes after it.
 fn parse_reply<T: zerocopy::FromBytes>(command: Command, payload: &[u8]) -> Result<(T, &[u8]), ClientError> {
     parse_prefix(payload).map_err(|error| malformed(command, error))
 }
 
-/// Checks the start of a reply to an access of `count` bytes, and returns the bytes after it.
+/// Checks that a reply reports an access of `count` bytes, and returns the data in it, which may
+/// be fewer.
 fn region_reply<'a>(command: Command, reply: &Reply<'a>, count: usize) -> Result<&'a [u8], ClientError> {
     let (access, data) = parse_reply::<RegionAccess>(command, reply.payload)?;
     if access.count.get() as usize != count {

@@ -63,8 +63,8 @@ impl Drop for SecondSocket {
         self.exchange.shut_down_second_socket();
         // The join ensures that the memory is not called after the client is gone, unless the
         // memory itself drops the client.
-        if let Some(thread) = self.thread.take().filter(|it| it.thread().id() != std::thread::current().id())
-        {
+        let is_this_thread = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
+        if let Some(thread) = self.thread.take().filter(|thread| !is_this_thread(thread)) {
             // The panic hook has already reported a panic in the thread.
             let _ = thread.join();
         }
@@ -79,16 +79,17 @@ fn is_stream(fd: BorrowedFd<'_>) -> bool {
 }
 
 /// Marks the second socket as ended for callers that wait for it, also when the memory panics.
-struct End<'a>(&'a Exchange);
+struct EndGuard<'a>(&'a Exchange);
 
-impl Drop for End<'_> {
+impl Drop for EndGuard<'_> {
     fn drop(&mut self) {
         self.0.mark_second_socket_ended();
     }
 }
 
+/// Serves the second socket to its end. It is the body of the thread.
 fn run(exchange: &Exchange, rx: Receiver, tx: Sender) {
-    let end = End(exchange);
+    let end = EndGuard(exchange);
     let result = serve(exchange, rx, tx);
     drop(end);
     match result {

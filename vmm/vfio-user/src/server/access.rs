@@ -33,7 +33,7 @@ impl Dispatcher {
 
         match outcome {
             Outcome::Done => Ok(reply(out, request, access.as_bytes(), &self.scratch, &[])?),
-            other => self.outcome(out, request, other, ReplyKind::Read(access)),
+            other => self.finish_or_defer(out, request, other, ReplyKind::Read(access)),
         }
     }
 
@@ -55,9 +55,11 @@ impl Dispatcher {
         } else {
             handler.region_write(access.region.get(), access.offset.get(), data)
         };
-        self.outcome(out, request, outcome, ReplyKind::Write(access))
+        self.finish_or_defer(out, request, outcome, ReplyKind::Write(access))
     }
 
+    /// Returns the number of bytes of an access, or an error if they are too many for one message
+    /// or end beyond the address space.
     fn check_access(&self, access: &RegionAccess) -> Result<usize, Errno> {
         let count = access.count.get() as usize;
         if count > self.transfer || access.offset.get().checked_add(count as u64).is_none() {

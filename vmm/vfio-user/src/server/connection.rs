@@ -227,7 +227,8 @@ impl ServerConnection {
     /// connection sends the reply.
     fn complete_with(&mut self, token: Token, result: Result<&[u8], Errno>) -> Result<(), CompleteError> {
         let waiting = self.dispatcher.deferred.as_mut();
-        let Some(deferred) = waiting.filter(|it| it.token == token && it.awaits_handler()) else {
+        let Some(deferred) = waiting.filter(|waiting| waiting.token == token && waiting.awaits_handler())
+        else {
             return Err(CompleteError::NotDeferred { token });
         };
         if let Ok(data) = result {

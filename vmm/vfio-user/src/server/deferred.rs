@@ -20,8 +20,8 @@ pub(super) enum ReplyKind {
     Empty,
     /// The reply repeats the request's entry.
     Unmap(DmaUnmapPayload),
-    /// As [`Self::Unmap`]; the handler is done, and the reply waits for DMA requests on the second
-    /// socket.
+    /// As [`Self::Unmap`]. The handler has unmapped the range, and the reply waits for the DMA
+    /// requests on the second socket that touch the range.
     Drain { entry: DmaUnmapPayload, unmap: DmaUnmap },
     /// The reply repeats the request's start, and brings data.
     Read(RegionAccess),
@@ -40,13 +40,13 @@ pub(super) struct Deferred {
     pub(super) result: Option<Result<(), Errno>>,
     /// Data of a completed read.
     pub(super) data: Vec<u8>,
-    /// Whether the handler was asked to give it up for a reset after it.
+    /// Whether the handler was asked to give the request up, because a reset has arrived after it.
     pub(super) asked: bool,
     pub(super) request: Request,
 }
 
 impl Deferred {
-    /// Whether it waits for the handler's side to complete it.
+    /// Returns whether the handler's side must complete the request before it can be answered.
     pub(super) fn awaits_handler(&self) -> bool {
         self.result.is_none() && !matches!(self.kind, ReplyKind::Drain { .. })
     }

@@ -96,7 +96,7 @@ impl Dispatcher {
         }
 
         if self.phase == Phase::AwaitVersion {
-            return self.version(out, request, message.payload);
+            return self.negotiate(out, request, message.payload);
         }
 
         let result = match header.command {
@@ -115,7 +115,7 @@ impl Dispatcher {
             Command::RegionRead => self.region_read(out, request, message.payload, handler),
             Command::RegionWrite => self.region_write(out, request, message.payload, handler),
             Command::RegionWriteMulti => self.write_multi(out, request, message.payload, handler),
-            Command::DeviceReset => self.outcome(out, request, handler.reset(), ReplyKind::Empty),
+            Command::DeviceReset => self.finish_or_defer(out, request, handler.reset(), ReplyKind::Empty),
             // A version comes once; requests of the other direction make no sense in this one.
             Command::Version | Command::DmaRead | Command::DmaWrite => Err(Errno::EINVAL.into()),
             // Every feature in the specification belongs to migration, which is not offered here. A
@@ -135,7 +135,7 @@ impl Dispatcher {
         }
     }
 
-    /// Whether an operation waits for this reply on the first socket.
+    /// Returns whether a DMA operation waits for this reply on the first socket.
     pub(super) fn expects(&self, header: &Header) -> bool {
         self.second_socket.is_none() && self.dma.expects(header)
     }
@@ -191,7 +191,7 @@ impl Dispatcher {
     }
 
     /// Answers a request that the handler has served, or keeps it if it is deferred.
-    pub(super) fn outcome(
+    pub(super) fn finish_or_defer(
         &mut self,
         out: &mut SendHalf<'_>,
         request: Request,

@@ -43,6 +43,7 @@ pub enum DmaError {
 /// Largest operation, in bytes.
 pub(super) const MAX_LENGTH: usize = 16 << 20;
 
+/// Whether the client's memory is read or written.
 #[derive(Debug)]
 enum Direction {
     /// Collects the data, unless one message brings all of it.
@@ -51,6 +52,7 @@ enum Direction {
     Write(Vec<u8>),
 }
 
+/// A read or write of client memory, in as many messages as its length needs, one after the other.
 #[derive(Debug)]
 struct Operation {
     id: u16,
@@ -61,7 +63,7 @@ struct Operation {
     done: usize,
     /// Bytes of the message in flight.
     chunk: usize,
-    /// Whether its memory was unmapped: the reply to the message in flight ends it.
+    /// Whether its memory was unmapped, so that the reply to the message in flight ends it.
     is_cut: bool,
     direction: Direction,
 }
@@ -94,6 +96,8 @@ impl DmaTable {
         })
     }
 
+    /// Returns an error if the range is invalid, all slots are taken, or `limit` bytes or more are
+    /// `queued` for the socket.
     fn check_limits(&self, address: u64, len: usize, queued: usize, limit: usize) -> Result<(), DmaError> {
         if len == 0 || len > MAX_LENGTH || address.checked_add(len as u64 - 1).is_none() {
             return Err(DmaError::Range { address, len });
@@ -104,6 +108,7 @@ impl DmaTable {
         Ok(())
     }
 
+    /// Returns a message id that no operation has.
     fn fresh_id(&mut self) -> u16 {
         // There are fewer operations than ids, so the loop finds a free one.
         loop {
@@ -172,7 +177,8 @@ impl DmaTable {
         self.find(header).is_some()
     }
 
-    /// Takes a reply; returns `Ok(false)` when no operation waits for it.
+    /// Takes the reply to the message in flight of an operation, and sends its next message or
+    /// reports its end to the handler. Returns `Ok(false)` when no operation waits for the reply.
     pub(super) fn on_reply(
         &mut self,
         out: &mut SendHalf<'_>,
@@ -229,15 +235,16 @@ impl DmaTable {
     /// Ends, with an error, the operations that would send further messages about memory that the
     /// client has unmapped. An operation whose last message is in flight continues: that message
     /// went out before the answer to the unmap does.
-    pub(super) fn unmapped(&mut self, unmap: &DmaUnmap, handler: &mut dyn Handler) {
+    pub(super) fn end_unmapped(&mut self, unmap: &DmaUnmap, handler: &mut dyn Handler) {
         for operation in self.operations.extract_if(.., |operation| operation.has_more_in(unmap)) {
             operation.report_error(Errno::EFAULT, handler);
         }
     }
 
-    /// As [`Self::unmapped`], for messages on the second socket: each operation lasts until the
-    /// reply to its message in flight. Returns true while an operation touches the memory.
-    pub(super) fn unmapped_on_second_socket(&mut self, unmap: &DmaUnmap) -> bool {
+    /// As [`Self::end_unmapped`], for messages on the second socket: each operation ends with the
+    /// reply to its message in flight. Returns whether any operation touches the memory, so that
+    /// the answer to the unmap must wait.
+    pub(super) fn cut_unmapped(&mut self, unmap: &DmaUnmap) -> bool {
         for operation in &mut self.operations {
             operation.is_cut |= operation.has_more_in(unmap);
         }
@@ -306,7 +313,14 @@ fn send_write(out: &mut SendHalf<'_>, id: u16, address: u64, data: &[u8]) -> Res
     out.send(&request(Command::DmaWrite, id, address, data.len(), data.len()), data, &[])
 }
 
-fn request(command: Command, id: u16, address: u64, count: usize, data: usize) -> [u8; 32] {
+/// Returns a DMA request for `count` bytes at `address`, after which `data` bytes follow.
+fn request(
+    command: Command,
+    id: u16,
+    address: u64,
+    count: usize,
+    data: usize,
+) -> [u8; HEADER_SIZE + size_of::<DmaAccess>()] {
     let access = DmaAccess { address: address.into(), count: (count as u64).into() };
     let header = Header::request(id, command, size_of::<DmaAccess>() + data, false);
     let mut bytes = [0; HEADER_SIZE + size_of::<DmaAccess>()];

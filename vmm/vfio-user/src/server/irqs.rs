@@ -56,6 +56,7 @@ pub(super) fn parse_set_irqs(message: Message<'_>, handler: &mut dyn Handler) ->
     Ok(SetIrqs { index, start, count, action, data })
 }
 
+/// Returns the operation that the action bits of a request name, of which one must be set.
 fn action(flags: u32) -> Result<IrqAction, Errno> {
     match flags {
         vfio::VFIO_IRQ_SET_ACTION_MASK => Ok(IrqAction::Mask),

@@ -47,7 +47,7 @@ impl Dispatcher {
         }
 
         let outcome = handler.dma_map(map, message.fds.into_iter().next());
-        self.outcome(out, request, outcome, ReplyKind::Empty)
+        self.finish_or_defer(out, request, outcome, ReplyKind::Empty)
     }
 
     /// Checks a `DMA_UNMAP`, lets the handler unmap the ranges, and replies unless the handler
@@ -65,7 +65,7 @@ impl Dispatcher {
 
         match handler.dma_unmap(unmap) {
             Outcome::Done => self.finish_unmap(out, request, raw, unmap, handler),
-            outcome => self.outcome(out, request, outcome, ReplyKind::Unmap(raw)),
+            outcome => self.finish_or_defer(out, request, outcome, ReplyKind::Unmap(raw)),
         }
     }
 
@@ -81,9 +81,9 @@ impl Dispatcher {
         handler: &mut dyn Handler,
     ) -> Result<(), Refusal> {
         let must_wait = if self.second_socket.is_some() {
-            self.dma.unmapped_on_second_socket(&unmap)
+            self.dma.cut_unmapped(&unmap)
         } else {
-            self.dma.unmapped(&unmap, handler);
+            self.dma.end_unmapped(&unmap, handler);
             false
         };
         if !must_wait {

@@ -59,7 +59,7 @@ impl Dispatcher {
                 Outcome::Failed(errno) => return Err(errno.into()),
                 deferred @ Outcome::Deferred(_) => {
                     let kind = ReplyKind::Multi { records: records.into_owned(), next: index + 1 };
-                    return self.outcome(out, request, deferred, kind);
+                    return self.finish_or_defer(out, request, deferred, kind);
                 }
             }
         }
@@ -77,6 +77,7 @@ impl Dispatcher {
     }
 }
 
+/// Returns whether a write has 1 to 8 bytes that end within the address space.
 fn write_is_valid(record: &[u8]) -> bool {
     MultiWrite::read_from_bytes(record).is_ok_and(|write| {
         let count = write.count.get();

@@ -13,7 +13,7 @@ use crate::wire::*;
 
 impl Dispatcher {
     /// Serves the first message, which must be a version. Any other message ends the connection.
-    pub(super) fn version(
+    pub(super) fn negotiate(
         &mut self,
         out: &mut SendHalf<'_>,
         request: Request,
@@ -58,7 +58,7 @@ impl Dispatcher {
             // The version here is the lowest there is, so it never exceeds the proposed one.
             minor: VERSION_MINOR,
             has_json: proposed.has_json,
-            capabilities: proposed.capabilities.as_ref().map(|client| self.answer(client)),
+            capabilities: proposed.capabilities.as_ref().map(|client| self.capabilities_for(client)),
         };
         self.peer = client;
         self.phase = Phase::Running;
@@ -83,10 +83,10 @@ impl Dispatcher {
         Some(client_end)
     }
 
-    /// Builds the answer: a subset of the capabilities that the client named, as the specification
-    /// wants it. So the reply is no longer than the request, but for a digit or two and for the
-    /// index of the second socket's descriptor.
-    fn answer(&self, client: &Capabilities) -> Capabilities {
+    /// Returns the capabilities for the answer: a subset of those that the client named, as the
+    /// specification requires. The reply is therefore no longer than the request, except for a few
+    /// digits and the index of the second socket's descriptor.
+    fn capabilities_for(&self, client: &Capabilities) -> Capabilities {
         let config = &self.config;
         Capabilities {
             max_msg_fds: client.max_msg_fds.map(|_| config.max_msg_fds.into()),

@@ -148,6 +148,7 @@ impl Dispatcher {
         Ok(true)
     }
 
+    /// Records that the second socket has ended, and fails the operations in flight.
     fn end_second_socket(&mut self, handler: &mut dyn Handler) {
         if let Some(second_socket) = &mut self.second_socket {
             second_socket.ended = true;
@@ -155,8 +156,8 @@ impl Dispatcher {
         self.dma.fail_all(Errno::ENOTCONN, handler);
     }
 
-    /// Whether a deferred `DMA_UNMAP` has waited for DMA requests, and none of those left touches
-    /// its range.
+    /// Returns whether a deferred `DMA_UNMAP` waits for DMA requests, of which none is left that
+    /// touches its range.
     pub(super) fn is_drained(&self) -> bool {
         self.deferred.as_ref().is_some_and(|deferred| match &deferred.kind {
             ReplyKind::Drain { unmap, .. } => deferred.result.is_none() && !self.dma.touches(unmap),

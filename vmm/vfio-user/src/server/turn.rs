@@ -89,7 +89,8 @@ impl ServerConnection {
         }
     }
 
-    /// Takes a step while a request is deferred; `None` means that the caller continues.
+    /// Takes a step while a request is deferred. Returns the progress with which the turn ends, or
+    /// `None` if it continues.
     fn wait_deferred(
         &mut self,
         handler: &mut dyn Handler,
@@ -161,7 +162,8 @@ impl ServerConnection {
             }
         }
 
-        // The later bytes move up once in each pass: the buffer may hold a mebibyte.
+        // All served messages are removed at once, because each removal moves the later bytes, of
+        // which there may be a mebibyte.
         rx.remove(&served);
         dispatcher.scanned -= served.iter().map(|(from, end)| end - from).sum::<u64>();
         result.map_err(ConnectionError::from)
@@ -174,6 +176,7 @@ impl ServerConnection {
         fds[0].revents().is_some_and(|events| events.intersects(PollFlags::POLLHUP | PollFlags::POLLERR))
     }
 
+    /// Returns the result for a client that has closed its end, which is an error within a message.
     fn end(&self) -> Result<Progress, ConnectionError> {
         match self.framed.rx.buffered() {
             0 => Ok(Progress::Closed),

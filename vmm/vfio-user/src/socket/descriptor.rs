@@ -94,10 +94,11 @@ mod tests {
     use super::*;
     use crate::socket::Framed;
 
+    /// A closer that keeps the descriptors open.
     #[derive(Debug, Default)]
-    struct Kept(Mutex<Vec<OwnedFd>>);
+    struct KeepingCloser(Mutex<Vec<OwnedFd>>);
 
-    impl Closer for Kept {
+    impl Closer for KeepingCloser {
         fn close(&self, fd: OwnedFd) {
             self.0.lock().unwrap().push(fd);
         }
@@ -106,7 +107,7 @@ mod tests {
     #[test]
     fn dropped_descriptor_is_passed_open_to_the_closer() {
         let (local_end, mut remote_end) = UnixStream::pair().unwrap();
-        let kept = Arc::new(Kept::default());
+        let kept = Arc::new(KeepingCloser::default());
 
         drop(PeerFd::new(local_end.into(), Some(kept.clone())));
 
@@ -119,7 +120,7 @@ mod tests {
     #[test]
     fn descriptor_with_a_byte_out_of_band_is_passed_to_the_closer() {
         let (local_end, remote_end) = UnixStream::pair().unwrap();
-        let kept = Arc::new(Kept::default());
+        let kept = Arc::new(KeepingCloser::default());
         let mut framed = Framed::new(local_end.into(), 4096, 8);
         framed.set_closer(kept.clone());
 
@@ -140,7 +141,7 @@ mod tests {
     #[test]
     fn descriptor_that_is_taken_out_is_not_closed_by_the_closer() {
         let (local_end, mut remote_end) = UnixStream::pair().unwrap();
-        let kept = Arc::new(Kept::default());
+        let kept = Arc::new(KeepingCloser::default());
 
         let owned = OwnedFd::from(PeerFd::new(local_end.into(), Some(kept.clone())));
 

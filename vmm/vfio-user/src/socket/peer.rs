@@ -50,6 +50,7 @@ fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     owned_descriptor(if result == 0 { libc::c_long::from(fd) } else { -1 })
 }
 
+/// Returns a descriptor of the process with this id.
 fn pidfd_open(pid: libc::pid_t) -> io::Result<OwnedFd> {
     // SAFETY: takes two integers and touches no memory.
     owned_descriptor(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })

@@ -22,18 +22,18 @@ const MAX_BATCHES: usize = 2 * MAX_PENDING_FDS;
 pub(crate) struct PendingFds {
     /// From this number on, no more is read ahead of the message that is being served.
     pub(crate) read_ahead: usize,
-    /// Descriptors above this number are closed on arrival.
-    pub(crate) most: usize,
+    /// Descriptors beyond this number are closed on arrival.
+    pub(crate) maximum: usize,
 }
 
 impl PendingFds {
     /// A receiver that keeps no descriptor at all.
-    pub(crate) const NONE: Self = Self { read_ahead: 0, most: 0 };
+    pub(crate) const NONE: Self = Self { read_ahead: 0, maximum: 0 };
 
     /// Enough for pipelined messages of `max_fds` descriptors each: reading ahead ends before a
     /// whole message's worth would be lost.
     pub(crate) fn for_messages_of(max_fds: usize) -> Self {
-        Self { read_ahead: max_fds.max(1), most: 2 * max_fds }
+        Self { read_ahead: max_fds.max(1), maximum: 2 * max_fds }
     }
 }
 
@@ -68,6 +68,7 @@ pub enum ReadOutcome {
     Full,
 }
 
+/// Descriptors that came with one read.
 #[derive(Debug)]
 struct Batch {
     /// Stream position after the bytes that came with the descriptors.
@@ -76,6 +77,7 @@ struct Batch {
     lost: bool,
 }
 
+/// The receiving half of a stream: the bytes and descriptors that were received and not taken.
 #[derive(Debug)]
 pub(crate) struct Receiver {
     buffer: Vec<u8>,
@@ -104,7 +106,7 @@ impl Receiver {
             position: 0,
             batches: VecDeque::new(),
             pending_fds: 0,
-            pending_limit: PendingFds { read_ahead: MAX_PENDING_FDS, most: MAX_PENDING_FDS },
+            pending_limit: PendingFds { read_ahead: MAX_PENDING_FDS, maximum: MAX_PENDING_FDS },
             closer: None,
             control: Box::new(sys::EMPTY_CONTROL),
             times: CallTimes::default(),
@@ -217,7 +219,7 @@ impl Receiver {
             return;
         }
 
-        let available = self.pending_limit.most.saturating_sub(self.pending_fds);
+        let available = self.pending_limit.maximum.saturating_sub(self.pending_fds);
         if fds.len() > available {
             fds.truncate(available);
             lost = true;

@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use super::timing::CallTimes;
 use super::{FrameError, sys};
 
+/// A message, or the rest of one, that waits for the socket.
 #[derive(Debug)]
 struct Outgoing {
     bytes: Vec<u8>,
@@ -140,6 +141,8 @@ pub(crate) struct SendHalf<'a> {
 }
 
 impl SendHalf<'_> {
+    /// Sends a message, or queues what the socket does not take. It does nothing after the stream
+    /// has ended.
     pub(crate) fn send(
         &mut self,
         head: &[u8],
@@ -165,6 +168,8 @@ impl SendHalf<'_> {
         self.tx.queued()
     }
 
+    /// Returns the result of a send. If the peer has closed its end, the queue is dropped and the
+    /// result is no error.
     fn unless_ended(&mut self, sent: Result<(), FrameError>) -> Result<(), FrameError> {
         match sent {
             Err(FrameError::Closed) => {

@@ -50,6 +50,7 @@ pub(crate) fn region_info_size(info: &RegionInfo) -> usize {
     BASE + sparse_cap_size(info) + type_cap_size(info)
 }
 
+/// Returns the bytes of the capability that names the parts of a region that may be mapped.
 fn sparse_cap_size(info: &RegionInfo) -> usize {
     match info.areas.len() {
         0 => 0,
@@ -108,6 +109,7 @@ fn push_sparse_cap(reply: &mut Vec<u8>, info: &RegionInfo) {
     }
 }
 
+/// Appends the capability that names the region's type, if it has one.
 fn push_type_cap(reply: &mut Vec<u8>, info: &RegionInfo) {
     let Some(region_type) = info.region_type else { return };
     let header = CapHeader { id: CAP_TYPE.into(), version: 1.into(), next: 0.into() };
@@ -198,6 +200,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// Returns a region with two mappable areas and a type.
     fn sample() -> RegionInfo {
         RegionInfo {
             flags: 7,
@@ -228,7 +231,7 @@ mod tests {
         let (info, argsz) = parse_region_info(&reply).unwrap();
 
         assert_eq!(reply.len(), 32);
-        assert_eq!(argsz, 32 + 8 + 8 + 32 + 16);
+        assert_eq!(argsz as usize, region_info_size(&sample()));
         assert!(info.areas.is_empty());
         // No capability is announced that is not there: neither the flag nor an offset.
         assert_eq!(info.flags, sample().flags);
@@ -249,7 +252,9 @@ mod tests {
     #[test]
     fn area_count_beyond_the_reply_is_an_error() {
         let mut reply = build_region_info(2, &sample(), 4096);
-        reply[40..44].copy_from_slice(&u32::MAX.to_le_bytes());
+        // `nr_areas` follows the header of the first capability.
+        let nr_areas = BASE + CAP_HEADER;
+        reply[nr_areas..nr_areas + 4].copy_from_slice(&u32::MAX.to_le_bytes());
 
         assert_eq!(parse_region_info(&reply).unwrap_err(), RegionInfoError::Areas { areas: u32::MAX });
     }

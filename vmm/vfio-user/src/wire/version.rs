@@ -43,6 +43,7 @@ pub struct TwinSocket {
     pub fd_index: Option<u64>,
 }
 
+/// The JSON text of a `VFIO_USER_VERSION`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct VersionData {
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -117,6 +118,7 @@ pub fn build_version(message: &VersionMessage) -> Vec<u8> {
 mod tests {
     use super::*;
 
+    /// Returns the payload of version 0.0 with this JSON.
     fn with_json(json: &[u8]) -> Vec<u8> {
         [&[0, 0, 0, 0], json].concat()
     }

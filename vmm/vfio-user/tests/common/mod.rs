@@ -25,11 +25,20 @@ pub const TIMEOUT: Duration = Duration::from_secs(10);
 pub const BAR0: usize = 3 << 20;
 /// Number of MSI-X vectors.
 pub const VECTORS: u32 = 40;
-/// A write to this offset of region 0 is deferred, with token 77.
+/// A write to this offset of region 0 is deferred, with [`WRITE_TOKEN`].
 pub const STALL: u64 = 0x100;
-/// A read of this offset of region 0 is deferred, with token 78.
+/// A read of this offset of region 0 is deferred, with [`READ_TOKEN`].
 pub const STALL_READ: u64 = 0x200;
+/// Tokens of deferred requests.
+pub const WRITE_TOKEN: Token = 77;
+pub const READ_TOKEN: Token = 78;
+pub const MAP_TOKEN: Token = 79;
+/// Flags of a range that the device may read and write.
+pub const READ_WRITE: u32 = DMA_FLAG_READ | DMA_FLAG_WRITE;
+/// `VFIO_DMA_UNMAP_FLAG_ALL`.
+pub const UNMAP_ALL: u32 = 2;
 
+/// Returns a memory file of `size` bytes.
 pub fn memfd(size: u64) -> OwnedFd {
     let fd = nix::sys::memfd::memfd_create(c"test", nix::sys::memfd::MFdFlags::MFD_CLOEXEC).unwrap();
     File::from(fd.try_clone().unwrap()).set_len(size).unwrap();
@@ -48,9 +57,9 @@ pub struct Device {
     pub irq_calls: Vec<SetIrqs>,
     pub writes: Vec<(u32, u64, Vec<u8>)>,
     pub resets: u32,
-    pub aborts: Vec<Token>,
-    /// Answer of `reset_pending`.
-    pub abort_with: Option<Errno>,
+    pub reset_pending_calls: Vec<Token>,
+    /// Tokens that `reset_pending` was called with, and what it returns.
+    pub reset_pending_answer: Option<Errno>,
     pub dma_reads: Vec<(Token, Result<Vec<u8>, Errno>)>,
     pub dma_writes: Vec<(Token, Result<(), Errno>)>,
     pub defer_maps: bool,
@@ -67,8 +76,8 @@ impl Default for Device {
             irq_calls: Vec::new(),
             writes: Vec::new(),
             resets: 0,
-            aborts: Vec::new(),
-            abort_with: None,
+            reset_pending_calls: Vec::new(),
+            reset_pending_answer: None,
             dma_reads: Vec::new(),
             dma_writes: Vec::new(),
             defer_maps: false,
@@ -110,7 +119,7 @@ impl Handler for Device {
 
     fn region_read(&mut self, index: u32, offset: u64, data: &mut [u8]) -> Outcome {
         if (index, offset) == (0, STALL_READ) {
-            return Outcome::Deferred(78);
+            return Outcome::Deferred(READ_TOKEN);
         }
         let start = offset as usize;
         match self.bar0.get(start..start.saturating_add(data.len())) {
@@ -132,7 +141,7 @@ impl Handler for Device {
         }
         bytes.copy_from_slice(data);
         self.writes.push((index, offset, data.to_vec()));
-        if offset == STALL { Outcome::Deferred(77) } else { Outcome::Done }
+        if offset == STALL { Outcome::Deferred(WRITE_TOKEN) } else { Outcome::Done }
     }
 
     fn dma_map(&mut self, map: DmaMap, fd: Option<PeerFd>) -> Outcome {
@@ -145,7 +154,7 @@ impl Handler for Device {
             return Outcome::Failed(Errno::EEXIST);
         }
         self.maps.insert(map.address, (map, fd));
-        if self.defer_maps { Outcome::Deferred(79) } else { Outcome::Done }
+        if self.defer_maps { Outcome::Deferred(MAP_TOKEN) } else { Outcome::Done }
     }
 
     fn dma_unmap(&mut self, unmap: DmaUnmap) -> Outcome {
@@ -182,8 +191,8 @@ impl Handler for Device {
     }
 
     fn reset_pending(&mut self, token: Token) -> Option<Errno> {
-        self.aborts.push(token);
-        self.abort_with
+        self.reset_pending_calls.push(token);
+        self.reset_pending_answer
     }
 
     fn dma_read_done(&mut self, token: Token, result: Result<&[u8], Errno>) {
@@ -196,7 +205,7 @@ impl Handler for Device {
 }
 
 impl Device {
-    /// Numbers of the vectors that have an eventfd.
+    /// Returns the numbers of the vectors that have an eventfd.
     pub fn bound(&self) -> Vec<usize> {
         (0..self.vectors.len()).filter(|index| self.vectors[*index].is_some()).collect()
     }
@@ -232,6 +241,7 @@ impl Pair {
         Self::negotiated_with(ServerConfig::default(), br#"{"capabilities":{"max_msg_fds":8}}"#)
     }
 
+    /// Returns a pair that has negotiated the version with these capabilities of the client.
     pub fn negotiated_with(config: ServerConfig, json: &[u8]) -> Self {
         let mut pair = Self::new(config);
         pair.send(&request(Command::Version, &version(json)));
@@ -291,7 +301,7 @@ impl Pair {
 
     /// As `ask`, for a request that must fail with this number.
     #[track_caller]
-    pub fn refuses(&mut self, command: Command, payload: &[u8], errno: Errno) {
+    pub fn assert_refuses(&mut self, command: Command, payload: &[u8], errno: Errno) {
         let reply = self.ask(command, payload);
         assert_eq!(reply.header.reply_error(), Some(errno));
         assert_eq!(reply.header.size as usize, HEADER_SIZE);
@@ -306,6 +316,7 @@ impl Pair {
     }
 }
 
+/// Returns the next message, if all of it has arrived.
 pub fn receive(reader: &mut Framed) -> Option<ReceivedMessage> {
     loop {
         if let Some(message) = reader.next_message().unwrap() {
@@ -319,6 +330,7 @@ pub fn receive(reader: &mut Framed) -> Option<ReceivedMessage> {
     }
 }
 
+/// Returns a message with this header.
 pub fn message(header: Header, payload: &[u8]) -> Vec<u8> {
     [&header.to_bytes()[..], payload].concat()
 }
@@ -327,10 +339,12 @@ pub fn request(command: Command, payload: &[u8]) -> Vec<u8> {
     message(Header::request(9, command, payload.len(), false), payload)
 }
 
+/// Returns a request that wants no reply.
 pub fn posted(command: Command, payload: &[u8]) -> Vec<u8> {
     message(Header::request(9, command, payload.len(), true), payload)
 }
 
+/// Returns the payload of a VERSION 0.0 with this JSON.
 pub fn version(json: &[u8]) -> Vec<u8> {
     let nul: &[u8] = if json.is_empty() { &[] } else { &[0] };
     [&[0, 0, 0, 0], json, nul].concat()
@@ -340,6 +354,7 @@ pub fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
+/// Returns the payload of an access: offset, region, count, data.
 pub fn access(offset: u64, region: u32, count: u32, data: &[u8]) -> Vec<u8> {
     [&offset.to_le_bytes()[..], &region.to_le_bytes(), &count.to_le_bytes(), data].concat()
 }

@@ -9,6 +9,7 @@ use crate::common::*;
 use nicforge_vfio_user::wire::Command;
 use nicforge_vfio_user::*;
 
+/// Returns the settings of a server that takes 4096 bytes of data in one message.
 fn small_transfers() -> ServerConfig {
     ServerConfig { max_data_xfer_size: 4096, ..Default::default() }
 }
@@ -39,8 +40,9 @@ impl GuestMemory for Memory {
     }
 }
 
+/// Waits until `condition` returns true.
 #[track_caller]
-fn eventually(description: &str, mut condition: impl FnMut() -> bool) {
+fn wait_until(description: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + TIMEOUT;
     while !condition() {
         assert!(Instant::now() < deadline, "{description} did not happen");
@@ -163,7 +165,9 @@ fn unmap_all_empties_the_map() {
     let served = Served::start(ServerConfig::default());
     let client = served.client();
     for page in 0..10 {
-        client.dma_map(DmaMap { flags: 3, offset: 0, address: page << 12, size: 4096 }, None).unwrap();
+        client
+            .dma_map(DmaMap { flags: READ_WRITE, offset: 0, address: page << 12, size: 4096 }, None)
+            .unwrap();
     }
 
     client.dma_unmap(DmaUnmap::All).unwrap();
@@ -232,11 +236,11 @@ fn mask_unmask_and_bool_forms_reach_the_device_unchanged() {
 fn reset_from_another_thread_ends_a_stalled_write() {
     let served = Served::start(ServerConfig::default());
     let client = served.client();
-    served.device.lock().unwrap().abort_with = Some(Errno::ECANCELED);
+    served.device.lock().unwrap().reset_pending_answer = Some(Errno::ECANCELED);
 
     let write = std::thread::scope(|scope| {
         let write = scope.spawn(|| client.region_write(0, STALL, &[1], false));
-        eventually("the write", || !served.device.lock().unwrap().writes.is_empty());
+        wait_until("the write", || !served.device.lock().unwrap().writes.is_empty());
         client.reset().unwrap();
         write.join().unwrap()
     });
@@ -248,7 +252,7 @@ fn reset_from_another_thread_ends_a_stalled_write() {
 #[test]
 fn deferred_read_and_map_are_answered_when_completed() {
     let complete = |server: &mut ServerConnection, _: &mut Device| match server.deferred() {
-        Some(78) => server.complete_read(78, Ok(&[9, 8, 7])).unwrap(),
+        Some(READ_TOKEN) => server.complete_read(READ_TOKEN, Ok(&[9, 8, 7])).unwrap(),
         Some(token) => server.complete(token, Ok(())).unwrap(),
         None => {}
     };
@@ -259,7 +263,7 @@ fn deferred_read_and_map_are_answered_when_completed() {
 
     client.region_read(0, STALL_READ, &mut data).unwrap();
     client.region_write(0, STALL, &[1], false).unwrap();
-    client.dma_map(DmaMap { flags: 3, offset: 0, address: 0, size: 4096 }, None).unwrap();
+    client.dma_map(DmaMap { flags: READ_WRITE, offset: 0, address: 0, size: 4096 }, None).unwrap();
 
     assert_eq!(data, [9, 8, 7]);
 }
@@ -277,7 +281,7 @@ fn call_without_an_answer_times_out_and_the_client_stays_usable() {
     assert!(started.elapsed() < TIMEOUT);
     assert!(client.is_alive());
     // The server gives up the read, so its late reply is dropped.
-    served.device.lock().unwrap().abort_with = Some(Errno::ECANCELED);
+    served.device.lock().unwrap().reset_pending_answer = Some(Errno::ECANCELED);
     client.reset().unwrap();
     client.region_read(0, 0, &mut [0; 3]).unwrap();
 }
@@ -291,7 +295,7 @@ fn server_reads_and_writes_client_memory_while_the_client_waits() {
             server.dma_read(0x0, 4, 3).unwrap();
         }
         if server.deferred().is_some() && device.dma_reads.len() == 2 && device.dma_writes.len() == 1 {
-            server.complete(77, Ok(())).unwrap();
+            server.complete(WRITE_TOKEN, Ok(())).unwrap();
         }
     };
     let served = Served::start_with(ServerConfig::default(), Box::new(start));
@@ -330,7 +334,7 @@ fn poll_incoming_serves_a_quiet_clients_memory() {
 
     assert_eq!(count, 1);
     assert_eq!(memory.0.lock().unwrap()[..10], [7, 7, 7, 7, 7, 7, 7, 7, 7, 0x5a]);
-    eventually("the completion", || served.device.lock().unwrap().dma_writes == [(5, Ok(()))]);
+    wait_until("the completion", || served.device.lock().unwrap().dma_writes == [(5, Ok(()))]);
     assert_eq!(client.poll_incoming(Duration::from_millis(1)).unwrap(), 0);
 }
 

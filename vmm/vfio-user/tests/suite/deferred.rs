@@ -19,9 +19,9 @@ fn requests_after_a_deferred_one_wait_and_keep_their_order() {
     pair.serve();
     assert_eq!(pair.device.writes.len(), 1);
     assert!(pair.try_reply().is_none());
-    assert_eq!(pair.server.deferred(), Some(77));
+    assert_eq!(pair.server.deferred(), Some(WRITE_TOKEN));
 
-    pair.server.complete(77, Err(Errno::EBUSY)).unwrap();
+    pair.server.complete(WRITE_TOKEN, Err(Errno::EBUSY)).unwrap();
     assert!(pair.server.ready());
     pair.serve();
 
@@ -32,13 +32,16 @@ fn requests_after_a_deferred_one_wait_and_keep_their_order() {
 #[test]
 fn completing_an_undeferred_request_or_with_a_wrong_length_is_an_error() {
     let mut pair = Pair::negotiated();
-    assert_eq!(pair.server.complete(77, Ok(())), Err(CompleteError::NotDeferred { token: 77 }));
+    assert_eq!(
+        pair.server.complete(WRITE_TOKEN, Ok(())),
+        Err(CompleteError::NotDeferred { token: WRITE_TOKEN })
+    );
     pair.send(&request(Command::RegionRead, &access(STALL_READ, 0, 4, &[])));
     pair.serve();
 
-    assert_eq!(pair.server.complete(78, Ok(())), Err(CompleteError::Length { expected: 4, got: 0 }));
+    assert_eq!(pair.server.complete(READ_TOKEN, Ok(())), Err(CompleteError::Length { expected: 4, got: 0 }));
     assert_eq!(pair.server.complete(5, Ok(())), Err(CompleteError::NotDeferred { token: 5 }));
-    pair.server.complete_read(78, Ok(&[1, 2, 3, 4])).unwrap();
+    pair.server.complete_read(READ_TOKEN, Ok(&[1, 2, 3, 4])).unwrap();
     pair.serve();
 
     assert_eq!(pair.reply().payload[16..], [1, 2, 3, 4]);
@@ -47,7 +50,7 @@ fn completing_an_undeferred_request_or_with_a_wrong_length_is_an_error() {
 #[test]
 fn reset_after_stalled_posted_writes_completes_them_in_order() {
     let mut pair = Pair::negotiated();
-    pair.device.abort_with = Some(Errno::ECANCELED);
+    pair.device.reset_pending_answer = Some(Errno::ECANCELED);
     for value in 0..3 {
         pair.send(&posted(Command::RegionWrite, &access(STALL, 0, 1, &[value])));
     }
@@ -57,13 +60,13 @@ fn reset_after_stalled_posted_writes_completes_them_in_order() {
     let reply = pair.ask(Command::DeviceReset, &[]);
 
     assert_eq!((reply.header.command, reply.header.reply_error()), (Command::DeviceReset, None));
-    assert_eq!(pair.device.aborts, [77, 77, 77]);
+    assert_eq!(pair.device.reset_pending_calls, [WRITE_TOKEN; 3]);
     assert_eq!(pair.device.resets, 1);
     // The reset is done: the next stalled write is not given up.
     pair.send(&posted(Command::RegionWrite, &access(STALL, 0, 1, &[9])));
     pair.serve();
-    assert_eq!(pair.device.aborts.len(), 3);
-    assert_eq!(pair.server.deferred(), Some(77));
+    assert_eq!(pair.device.reset_pending_calls.len(), 3);
+    assert_eq!(pair.server.deferred(), Some(WRITE_TOKEN));
 }
 
 #[test]
@@ -73,9 +76,9 @@ fn handler_that_does_not_give_up_is_asked_once() {
     pair.send(&request(Command::DeviceReset, &[]));
     pair.serve();
     pair.serve();
-    assert_eq!((pair.device.aborts.len(), pair.device.resets), (1, 0));
+    assert_eq!((pair.device.reset_pending_calls.len(), pair.device.resets), (1, 0));
 
-    pair.server.complete(77, Ok(())).unwrap();
+    pair.server.complete(WRITE_TOKEN, Ok(())).unwrap();
     pair.serve();
 
     assert_eq!(pair.device.resets, 1);
@@ -100,7 +103,7 @@ fn client_that_keeps_sending_after_a_deferred_request_fills_only_one_buffer() {
     }
     assert!(!pair.server.wants_read());
 
-    pair.server.complete(77, Ok(())).unwrap();
+    pair.server.complete(WRITE_TOKEN, Ok(())).unwrap();
     pair.serve();
 
     assert_eq!(pair.device.writes.len(), 1 + accepted / bytes.len());
@@ -189,7 +192,12 @@ fn no_dma_message_for_unmapped_memory_follows_the_reply_to_the_unmap() {
     let json = br#"{"capabilities":{"max_data_xfer_size":4}}"#;
     let mut pair = Pair::negotiated_with(ServerConfig::default(), json);
     for address in [0, 0x1000] {
-        assert!(pair.ask(Command::DmaMap, &map_payload(3, 0, address, 4096)).header.reply_error().is_none());
+        assert!(
+            pair.ask(Command::DmaMap, &map_payload(READ_WRITE, 0, address, 4096))
+                .header
+                .reply_error()
+                .is_none()
+        );
     }
     // Two messages for each operation, except for the last.
     pair.server.dma_write(0xffe, &[1; 5], 1).unwrap();
@@ -250,7 +258,7 @@ fn dma_beyond_the_bound_is_busy_and_can_be_failed() {
 }
 
 #[test]
-fn abandoned_dma_takes_no_slot_and_its_late_reply_is_dropped() {
+fn forgotten_dma_takes_no_slot_and_its_late_reply_is_dropped() {
     let mut pair = Pair::negotiated();
     for token in 0..64 {
         pair.server.dma_read(0x1000, 8, token).unwrap();
@@ -279,14 +287,14 @@ fn dma_replies_pass_requests_that_wait_for_a_deferred_one() {
     let payload = access(0x1000, 3, 0, &[7, 8, 9]);
     pair.send(&message(Header::reply(first, Command::DmaRead, payload.len()), &payload));
     // A descriptor after the reply stays with its own message.
-    pair.send_fds(&posted(Command::DmaMap, &map_payload(3, 0, 0, 4096)), &[memfd(4096)]);
+    pair.send_fds(&posted(Command::DmaMap, &map_payload(READ_WRITE, 0, 0, 4096)), &[memfd(4096)]);
     let payload = access(0x1000, 1, 0, &[6]);
     pair.send(&message(Header::reply(second, Command::DmaRead, payload.len()), &payload));
     pair.serve();
 
     assert_eq!(pair.device.dma_reads, [(1, Ok(vec![7, 8, 9])), (2, Ok(vec![6]))]);
     assert_eq!(pair.device.writes.len(), 1);
-    pair.server.complete(77, Ok(())).unwrap();
+    pair.server.complete(WRITE_TOKEN, Ok(())).unwrap();
     pair.serve();
     assert_eq!(pair.device.writes.len(), 2);
     assert!(pair.device.maps[&0].1.is_some());

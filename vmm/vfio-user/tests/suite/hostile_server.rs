@@ -16,16 +16,21 @@ use proptest::prelude::*;
 /// Time that the client waits for a silent server; a busy machine still negotiates within it.
 const SHORT: Duration = Duration::from_millis(500);
 
+/// Returns the server's bytes in answer to a request.
 type Script = Box<dyn FnMut(Header, &[u8]) -> Vec<u8> + Send>;
 
 /// Runs a server that answers the version with `json`, and each later request with the result of
 /// `script`.
-fn against(json: &[u8], timeout: Duration, script: Script) -> Result<Client, ClientError> {
-    against_version(crate::common::version(json), timeout, script)
+fn connect_to_script(json: &[u8], timeout: Duration, script: Script) -> Result<Client, ClientError> {
+    connect_to_script_with_version(crate::common::version(json), timeout, script)
 }
 
-/// As [`against`], with the whole payload of the answer to the version.
-fn against_version(version: Vec<u8>, timeout: Duration, mut script: Script) -> Result<Client, ClientError> {
+/// As [`connect_to_script`], with the whole payload of the answer to the version.
+fn connect_to_script_with_version(
+    version: Vec<u8>,
+    timeout: Duration,
+    mut script: Script,
+) -> Result<Client, ClientError> {
     let (local_end, remote_end) = UnixStream::pair().unwrap();
 
     std::thread::spawn(move || {
@@ -46,6 +51,7 @@ fn against_version(version: Vec<u8>, timeout: Duration, mut script: Script) -> R
     Client::from_socket(local_end.into(), ClientConfig { timeout, ..Default::default() })
 }
 
+/// Reads a message, or returns `None` at the end of the stream.
 fn read_request(stream: &mut UnixStream) -> Option<(Header, Vec<u8>)> {
     let mut bytes = [0; 16];
     stream.read_exact(&mut bytes).ok()?;
@@ -55,17 +61,18 @@ fn read_request(stream: &mut UnixStream) -> Option<(Header, Vec<u8>)> {
     Some((header, payload))
 }
 
-fn client_against(script: Script) -> Client {
-    against(b"", TIMEOUT, script).unwrap()
+fn client_of_script(script: Script) -> Client {
+    connect_to_script(b"", TIMEOUT, script).unwrap()
 }
 
+/// Returns a script that answers each request with this payload.
 fn reply_with(payload: Vec<u8>) -> Script {
     Box::new(move |header, _| message(Header::reply(header.id, header.command, payload.len()), &payload))
 }
 
 #[test]
 fn server_that_states_no_limits_has_the_default_limits() {
-    let limits = client_against(reply_with(vec![])).limits();
+    let limits = client_of_script(reply_with(vec![])).limits();
 
     assert_eq!((limits.max_msg_fds, limits.max_data_xfer_size), (1, 1 << 20));
     assert_eq!((limits.pgsizes, limits.max_dma_maps, limits.write_multiple), (4096, 65535, false));
@@ -76,10 +83,11 @@ fn eventfds_to_a_server_with_default_limits_are_sent_one_per_message() {
     let requests = Arc::new(std::sync::Mutex::new(Vec::new()));
     let record = requests.clone();
     let script = Box::new(move |header: Header, payload: &[u8]| {
+        // The low bytes of the first interrupt and of the number of interrupts.
         record.lock().unwrap().push((payload[12], payload[16]));
         Header::reply(header.id, header.command, 0).to_bytes().to_vec()
     });
-    let client = client_against(script);
+    let client = client_of_script(script);
     let fds = [eventfd(), eventfd(), eventfd()];
     let slots: Vec<_> = fds.iter().map(|fd| Some(std::os::fd::AsFd::as_fd(fd))).collect();
 
@@ -91,7 +99,7 @@ fn eventfds_to_a_server_with_default_limits_are_sent_one_per_message() {
 #[test]
 fn invalid_version_reply_is_malformed() {
     for json in [&b"{"[..], b"[1]", b"{\"capabilities\":{\"max_data_xfer_size\":0}}", b"\xff"] {
-        let client = against(json, TIMEOUT, reply_with(vec![]));
+        let client = connect_to_script(json, TIMEOUT, reply_with(vec![]));
 
         assert!(matches!(client, Err(ClientError::Malformed { command: Command::Version, .. })), "{json:?}");
     }
@@ -100,7 +108,7 @@ fn invalid_version_reply_is_malformed() {
 #[test]
 fn version_that_was_not_proposed_is_malformed() {
     for version in [[1, 0, 0, 0], [0, 0, 1, 0]] {
-        let client = against_version(version.to_vec(), TIMEOUT, reply_with(vec![]));
+        let client = connect_to_script_with_version(version.to_vec(), TIMEOUT, reply_with(vec![]));
 
         let error = client.unwrap_err();
         assert!(matches!(error, ClientError::Malformed { command: Command::Version, .. }), "{error}");
@@ -125,7 +133,7 @@ fn reply_with_bad_framing_ends_the_client() {
         let script = Box::new(move |header: Header, _: &[u8]| {
             Header { size, ..Header::reply(header.id, header.command, 0) }.to_bytes().to_vec()
         });
-        let client = client_against(script);
+        let client = client_of_script(script);
 
         let error = client.device_info().unwrap_err();
 
@@ -153,7 +161,7 @@ fn server_that_closes_instead_of_answering_is_disconnected() {
 
 #[test]
 fn replies_cut_short_are_malformed() {
-    let client = client_against(reply_with(vec![1, 2, 3]));
+    let client = client_of_script(reply_with(vec![1, 2, 3]));
 
     for error in [
         client.device_info().unwrap_err(),
@@ -168,7 +176,7 @@ fn replies_cut_short_are_malformed() {
 
 #[test]
 fn read_reply_with_fewer_bytes_than_it_claims_is_malformed() {
-    let client = client_against(reply_with(crate::common::access(0, 0, 4, &[1, 2])));
+    let client = client_of_script(reply_with(crate::common::access(0, 0, 4, &[1, 2])));
 
     assert!(matches!(client.region_read(0, 0, &mut [0; 4]), Err(ClientError::Malformed { .. })));
 }
@@ -182,7 +190,7 @@ fn region_info_that_always_grows_is_an_error() {
             reply.extend([0; 16]);
             message(Header::reply(header.id, header.command, reply.len()), &reply)
         });
-        let client = client_against(script);
+        let client = client_of_script(script);
 
         assert!(matches!(client.region_info(0), Err(ClientError::Malformed { .. })));
     }
@@ -190,7 +198,7 @@ fn region_info_that_always_grows_is_an_error() {
 
 #[test]
 fn device_with_too_many_regions_is_malformed() {
-    let client = client_against(reply_with(words(&[16, 3, u32::MAX, 1])));
+    let client = client_of_script(reply_with(words(&[16, 3, u32::MAX, 1])));
 
     assert!(matches!(client.regions(), Err(ClientError::Malformed { .. })));
 }
@@ -202,7 +210,7 @@ fn replies_to_other_requests_are_dropped_until_the_deadline() {
         bytes.extend(Header::reply(header.id, Command::DmaMap, 0).to_bytes());
         bytes
     });
-    let client = against(b"", SHORT, script).unwrap();
+    let client = connect_to_script(b"", SHORT, script).unwrap();
 
     assert!(matches!(client.device_info(), Err(ClientError::Timeout { .. })));
 }
@@ -275,7 +283,7 @@ proptest! {
             let reply = Header { flags, ..Header::reply(header.id, header.command, payload.len()) };
             message(reply, &payload)
         });
-        let client = against(b"", Duration::from_millis(100), script);
+        let client = connect_to_script(b"", Duration::from_millis(100), script);
         prop_assume!(client.is_ok());
         let client = client.unwrap();
         let started = Instant::now();

@@ -14,12 +14,13 @@ use nicforge_vfio_user::wire::{Command, Header};
 use nicforge_vfio_user::*;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+/// JSON of a server that offers the second socket as the reply's first descriptor.
 const AGREED: &[u8] = br#"{"capabilities":{"twin_socket":{"supported":true,"fd_index":0}}}"#;
 
 /// Memory from address 0 on, with slow writes.
-struct Slow(Mutex<Vec<u8>>);
+struct SlowMemory(Mutex<Vec<u8>>);
 
-impl GuestMemory for Slow {
+impl GuestMemory for SlowMemory {
     fn read(&self, address: u64, data: &mut [u8]) -> Result<(), Errno> {
         let memory = self.0.lock().unwrap();
         let from = memory.get(address as usize..).and_then(|memory| memory.get(..data.len()));
@@ -38,12 +39,13 @@ impl GuestMemory for Slow {
     }
 }
 
-fn slow() -> Arc<Slow> {
-    Arc::new(Slow(Mutex::new(vec![0x5a; 4096])))
+/// Returns 4096 bytes of 0x5a.
+fn slow_memory() -> Arc<SlowMemory> {
+    Arc::new(SlowMemory(Mutex::new(vec![0x5a; 4096])))
 }
 
 /// The server's ends of both sockets.
-struct Ends {
+struct ServerEnds {
     main: Framed,
     second_socket: Framed,
 }
@@ -65,7 +67,7 @@ fn wait(socket: &mut Framed) -> ReceivedMessage {
     }
 }
 
-fn dma(address: u64, count: u64, data: &[u8]) -> Vec<u8> {
+fn dma_payload(address: u64, count: u64, data: &[u8]) -> Vec<u8> {
     [&address.to_le_bytes()[..], &count.to_le_bytes(), data].concat()
 }
 
@@ -80,7 +82,7 @@ fn answer_version(main: &mut Framed, json: &[u8], fds: &[OwnedFd]) -> ReceivedMe
 }
 
 /// Returns a client that has agreed on a second socket, and the server's ends.
-fn pair(config: ClientConfig) -> (Client, Ends) {
+fn connect_with_second_socket(config: ClientConfig) -> (Client, ServerEnds) {
     let (client_end, main) = UnixStream::pair().unwrap();
     let (remote_end, local_end) = UnixStream::pair().unwrap();
     let mut main = framed(main);
@@ -90,15 +92,18 @@ fn pair(config: ClientConfig) -> (Client, Ends) {
     });
     let client = Client::from_socket(client_end.into(), config).unwrap();
 
-    (client, Ends { main: server.join().unwrap(), second_socket: framed(local_end) })
+    (client, ServerEnds { main: server.join().unwrap(), second_socket: framed(local_end) })
 }
 
-fn with_memory(memory: &Arc<Slow>) -> ClientConfig {
+fn config_with_memory(memory: &Arc<SlowMemory>) -> ClientConfig {
     ClientConfig { timeout: TIMEOUT, memory: Some(memory.clone()), ..Default::default() }
 }
 
 /// Serves one request on the first socket; `before` runs before it is answered.
-fn serve_one(mut ends: Ends, before: impl FnOnce(&mut Ends) + Send + 'static) -> JoinHandle<Ends> {
+fn serve_one(
+    mut ends: ServerEnds,
+    before: impl FnOnce(&mut ServerEnds) + Send + 'static,
+) -> JoinHandle<ServerEnds> {
     std::thread::spawn(move || {
         let request = wait(&mut ends.main);
         before(&mut ends);
@@ -124,18 +129,20 @@ fn second_socket_is_proposed_without_an_index_and_agreed_on() {
 
 #[test]
 fn requests_on_the_second_socket_are_served_while_no_call_waits() {
-    let memory = slow();
-    let (client, mut ends) = pair(with_memory(&memory));
+    let memory = slow_memory();
+    let (client, mut ends) = connect_with_second_socket(config_with_memory(&memory));
 
-    ends.second_socket.send(&request(Command::DmaWrite, &dma(16, 4, &[1, 2, 3, 4])), &[], &[]).unwrap();
+    ends.second_socket
+        .send(&request(Command::DmaWrite, &dma_payload(16, 4, &[1, 2, 3, 4])), &[], &[])
+        .unwrap();
     let written = wait(&mut ends.second_socket);
-    ends.second_socket.send(&request(Command::DmaRead, &dma(15, 6, &[])), &[], &[]).unwrap();
+    ends.second_socket.send(&request(Command::DmaRead, &dma_payload(15, 6, &[])), &[], &[]).unwrap();
     let read = wait(&mut ends.second_socket);
-    ends.second_socket.send(&request(Command::DmaRead, &dma(4096, 6, &[])), &[], &[]).unwrap();
+    ends.second_socket.send(&request(Command::DmaRead, &dma_payload(4096, 6, &[])), &[], &[]).unwrap();
     let refused = wait(&mut ends.second_socket);
 
-    assert_eq!((written.header.reply_error(), written.payload), (None, dma(16, 4, &[])));
-    assert_eq!(read.payload, dma(15, 6, &[0x5a, 1, 2, 3, 4, 0x5a]));
+    assert_eq!((written.header.reply_error(), written.payload), (None, dma_payload(16, 4, &[])));
+    assert_eq!(read.payload, dma_payload(15, 6, &[0x5a, 1, 2, 3, 4, 0x5a]));
     assert_eq!(refused.header.reply_error(), Some(Errno::EFAULT));
     // They are reported once, by the next call.
     assert_eq!(client.poll_incoming(TIMEOUT).unwrap(), 3);
@@ -144,11 +151,11 @@ fn requests_on_the_second_socket_are_served_while_no_call_waits() {
 
 #[test]
 fn poll_incoming_ends_with_the_first_request_on_the_second_socket() {
-    let memory = slow();
-    let (client, mut ends) = pair(with_memory(&memory));
+    let memory = slow_memory();
+    let (client, mut ends) = connect_with_second_socket(config_with_memory(&memory));
 
     let server = std::thread::spawn(move || {
-        ends.second_socket.send(&request(Command::DmaWrite, &dma(0, 1, &[9])), &[], &[]).unwrap();
+        ends.second_socket.send(&request(Command::DmaWrite, &dma_payload(0, 1, &[9])), &[], &[]).unwrap();
         wait(&mut ends.second_socket);
         ends
     });
@@ -160,8 +167,8 @@ fn poll_incoming_ends_with_the_first_request_on_the_second_socket() {
 
 #[test]
 fn poll_incoming_ends_when_the_server_hangs_up_the_first_socket() {
-    let (client, ends) = pair(with_memory(&slow()));
-    let Ends { main, second_socket } = ends;
+    let (client, ends) = connect_with_second_socket(config_with_memory(&slow_memory()));
+    let ServerEnds { main, second_socket } = ends;
     drop(main);
 
     assert!(matches!(client.poll_incoming(TIMEOUT), Err(ClientError::Disconnected { .. })));
@@ -171,11 +178,13 @@ fn poll_incoming_ends_when_the_server_hangs_up_the_first_socket() {
 #[test]
 fn call_returns_after_the_requests_that_were_sent_before_its_reply() {
     for _ in 0..50 {
-        let memory = slow();
-        let (client, ends) = pair(with_memory(&memory));
+        let memory = slow_memory();
+        let (client, ends) = connect_with_second_socket(config_with_memory(&memory));
         let server = serve_one(ends, |ends| {
             for at in 0..8 {
-                ends.second_socket.send(&request(Command::DmaWrite, &dma(at, 1, &[7])), &[], &[]).unwrap();
+                ends.second_socket
+                    .send(&request(Command::DmaWrite, &dma_payload(at, 1, &[7])), &[], &[])
+                    .unwrap();
             }
         });
 
@@ -189,12 +198,14 @@ fn call_returns_after_the_requests_that_were_sent_before_its_reply() {
 /// The reference's server blocks in a read or write of client memory, and reads no other message
 /// meanwhile.
 #[test]
-fn request_of_a_server_that_waits_for_its_reply_crosses_a_request_of_ours() {
-    let memory = slow();
-    let (client, mut ends) = pair(with_memory(&memory));
+fn calls_and_requests_of_a_server_that_reads_nothing_else_meanwhile_do_not_deadlock() {
+    let memory = slow_memory();
+    let (client, mut ends) = connect_with_second_socket(config_with_memory(&memory));
     let server = std::thread::spawn(move || {
         for _ in 0..100 {
-            ends.second_socket.send(&request(Command::DmaRead, &dma(0, 4096, &[])), &[], &[]).unwrap();
+            ends.second_socket
+                .send(&request(Command::DmaRead, &dma_payload(0, 4096, &[])), &[], &[])
+                .unwrap();
             assert_eq!(wait(&mut ends.second_socket).header.reply_error(), None);
             let request = wait(&mut ends.main);
             let reply = Header::reply(request.header.id, request.header.command, 0).to_bytes();
@@ -279,7 +290,7 @@ fn bad_framing_on_the_second_socket_ends_the_client_and_a_call_that_waits() {
     let long = Header { size: u32::MAX, ..short };
     let unknown = Header { flags: 7, ..Header::request(1, Command::DmaRead, 0, false) };
     for header in [short, long, unknown] {
-        let (client, mut ends) = pair(with_memory(&slow()));
+        let (client, mut ends) = connect_with_second_socket(config_with_memory(&slow_memory()));
         let server = std::thread::spawn(move || {
             wait(&mut ends.main);
             ends.second_socket.send(&header.to_bytes(), &[], &[]).unwrap();
@@ -294,10 +305,10 @@ fn bad_framing_on_the_second_socket_ends_the_client_and_a_call_that_waits() {
 }
 
 #[test]
-fn server_that_closes_its_second_socket_is_still_served_by_the_first() {
-    let memory = slow();
-    let (client, mut ends) = pair(with_memory(&memory));
-    ends.second_socket.send(&posted(Command::DmaWrite, &dma(0, 1, &[3])), &[], &[]).unwrap();
+fn calls_go_on_when_the_server_closes_its_second_socket() {
+    let memory = slow_memory();
+    let (client, mut ends) = connect_with_second_socket(config_with_memory(&memory));
+    ends.second_socket.send(&posted(Command::DmaWrite, &dma_payload(0, 1, &[3])), &[], &[]).unwrap();
     ends.second_socket = framed(UnixStream::pair().unwrap().0);
 
     for _ in 0..3 {
@@ -313,7 +324,7 @@ fn server_that_closes_its_second_socket_is_still_served_by_the_first() {
 
 #[test]
 fn replies_on_the_second_socket_are_ignored() {
-    let (client, ends) = pair(with_memory(&slow()));
+    let (client, ends) = connect_with_second_socket(config_with_memory(&slow_memory()));
     let server = serve_one(ends, |ends| {
         for id in 0..8 {
             let reply = Header::error_reply(id, Command::DeviceReset, Errno::EIO);
@@ -329,10 +340,14 @@ fn replies_on_the_second_socket_are_ignored() {
 #[test]
 fn server_that_floods_its_second_socket_cannot_pass_the_deadline() {
     let timeout = Duration::from_millis(200);
-    let (client, ends) = pair(ClientConfig { timeout, memory: Some(slow()), ..Default::default() });
-    let Ends { main, mut second_socket } = ends;
+    let (client, ends) = connect_with_second_socket(ClientConfig {
+        timeout,
+        memory: Some(slow_memory()),
+        ..Default::default()
+    });
+    let ServerEnds { main, mut second_socket } = ends;
     let flood = std::thread::spawn(move || {
-        let requests = posted(Command::DmaRead, &dma(0, 1, &[])).repeat(100);
+        let requests = posted(Command::DmaRead, &dma_payload(0, 1, &[])).repeat(100);
         while second_socket.send(&requests, &[], &[]).and_then(|()| second_socket.flush()).is_ok() {
             let _ =
                 poll(&mut [PollFd::new(second_socket.as_fd(), PollFlags::POLLOUT)], PollTimeout::from(1_u8));
@@ -351,8 +366,8 @@ fn server_that_floods_its_second_socket_cannot_pass_the_deadline() {
 
 #[test]
 fn thread_of_the_second_socket_ends_with_the_client() {
-    let memory = slow();
-    let (client, mut ends) = pair(with_memory(&memory));
+    let memory = slow_memory();
+    let (client, mut ends) = connect_with_second_socket(config_with_memory(&memory));
 
     drop(client);
 

@@ -9,8 +9,10 @@ use nicforge_vfio_user::socket::Framed;
 use nicforge_vfio_user::wire::{Command, Header, TwinSocket, parse_version};
 use nicforge_vfio_user::*;
 
+/// JSON of a client that proposes a second socket.
 const PROPOSAL: &[u8] = br#"{"capabilities":{"max_msg_fds":8,"twin_socket":{"supported":true}}}"#;
-const SMALL: &[u8] =
+/// As [`PROPOSAL`], with DMA messages of at most 4096 bytes.
+const PROPOSAL_OF_SMALL_TRANSFERS: &[u8] =
     br#"{"capabilities":{"max_msg_fds":8,"max_data_xfer_size":4096,"twin_socket":{"supported":true}}}"#;
 
 /// A connection with a second socket, and the client's end of that socket.
@@ -24,6 +26,7 @@ impl TwoSockets {
         Self::with(ServerConfig::default(), PROPOSAL)
     }
 
+    /// Returns a server with a second socket, which the client's capabilities `json` ask for.
     fn with(config: ServerConfig, json: &[u8]) -> Self {
         let mut pair = Pair::new(config);
         let mut reply = pair.ask(Command::Version, &version(json));
@@ -45,12 +48,12 @@ impl TwoSockets {
 
     /// Maps a range without a descriptor.
     fn map(&mut self, address: u64, size: u64) {
-        let reply = self.pair.ask(Command::DmaMap, &map_payload(3, 0, address, size));
+        let reply = self.pair.ask(Command::DmaMap, &map_payload(READ_WRITE, 0, address, size));
         assert_eq!(reply.header.reply_error(), None);
     }
 }
 
-fn dma(address: u64, count: u64, data: &[u8]) -> Vec<u8> {
+fn dma_payload(address: u64, count: u64, data: &[u8]) -> Vec<u8> {
     [&address.to_le_bytes()[..], &count.to_le_bytes(), data].concat()
 }
 
@@ -85,22 +88,22 @@ fn version_without_a_second_socket_or_room_for_its_descriptor_is_answered_withou
 
 #[test]
 fn dma_messages_use_only_the_second_socket() {
-    let mut sockets = TwoSockets::with(ServerConfig::default(), SMALL);
+    let mut sockets = TwoSockets::with(ServerConfig::default(), PROPOSAL_OF_SMALL_TRANSFERS);
     sockets.pair.server.dma_read(0x1000, 5000, 1).unwrap();
     sockets.pair.server.dma_write(0x8000, &[9; 3], 2).unwrap();
 
     let first = sockets.request();
     let write = sockets.request();
-    sockets.answer(&first, &dma(0x1000, 4096, &[1; 4096]));
-    sockets.answer(&write, &dma(0x8000, 3, &[]));
+    sockets.answer(&first, &dma_payload(0x1000, 4096, &[1; 4096]));
+    sockets.answer(&write, &dma_payload(0x8000, 3, &[]));
     sockets.pair.serve();
     let second = sockets.request();
-    sockets.answer(&second, &dma(0x2000, 904, &[2; 904]));
+    sockets.answer(&second, &dma_payload(0x2000, 904, &[2; 904]));
     sockets.pair.serve();
 
-    assert_eq!((first.header.command, first.payload), (Command::DmaRead, dma(0x1000, 4096, &[])));
-    assert_eq!((write.header.command, write.payload), (Command::DmaWrite, dma(0x8000, 3, &[9; 3])));
-    assert_eq!(second.payload, dma(0x2000, 904, &[]));
+    assert_eq!((first.header.command, first.payload), (Command::DmaRead, dma_payload(0x1000, 4096, &[])));
+    assert_eq!((write.header.command, write.payload), (Command::DmaWrite, dma_payload(0x8000, 3, &[9; 3])));
+    assert_eq!(second.payload, dma_payload(0x2000, 904, &[]));
     let device = &sockets.pair.device;
     assert_eq!(device.dma_reads, [(1, Ok([vec![1; 4096], vec![2; 904]].concat()))]);
     assert_eq!(device.dma_writes, [(2, Ok(()))]);
@@ -108,11 +111,12 @@ fn dma_messages_use_only_the_second_socket() {
 }
 
 #[test]
-fn reply_on_the_first_socket_is_for_no_operation_of_the_second() {
+fn reply_on_the_first_socket_ends_no_operation_of_the_second() {
     let mut sockets = TwoSockets::new();
     sockets.pair.server.dma_read(0, 4, 1).unwrap();
     let dma_request = sockets.request();
-    let reply = message(Header::reply(dma_request.header.id, Command::DmaRead, 20), &dma(0, 4, &[7; 4]));
+    let reply =
+        message(Header::reply(dma_request.header.id, Command::DmaRead, 20), &dma_payload(0, 4, &[7; 4]));
 
     sockets.pair.send(&reply);
     // The reply comes a second time after a deferred request, where replies are searched for.
@@ -121,10 +125,10 @@ fn reply_on_the_first_socket_is_for_no_operation_of_the_second() {
     sockets.pair.serve();
 
     assert!(sockets.pair.device.dma_reads.is_empty());
-    sockets.pair.server.complete(77, Ok(())).unwrap();
+    sockets.pair.server.complete(WRITE_TOKEN, Ok(())).unwrap();
     sockets.pair.serve();
     assert_eq!(sockets.pair.server.counters().unmatched_replies, 2);
-    sockets.answer(&dma_request, &dma(0, 4, &[8; 4]));
+    sockets.answer(&dma_request, &dma_payload(0, 4, &[8; 4]));
     sockets.pair.serve();
     assert_eq!(sockets.pair.device.dma_reads, [(1, Ok(vec![8; 4]))]);
 }
@@ -137,11 +141,11 @@ fn replies_on_the_second_socket_pass_a_deferred_request() {
     sockets.pair.server.dma_read(0, 4, 1).unwrap();
 
     let dma_request = sockets.request();
-    sockets.answer(&dma_request, &dma(0, 4, &[7; 4]));
+    sockets.answer(&dma_request, &dma_payload(0, 4, &[7; 4]));
     sockets.pair.serve();
 
     assert_eq!(sockets.pair.device.dma_reads.len(), 1);
-    assert_eq!(sockets.pair.server.deferred(), Some(77));
+    assert_eq!(sockets.pair.server.deferred(), Some(WRITE_TOKEN));
 }
 
 #[test]
@@ -159,21 +163,21 @@ fn answer_to_an_unmap_waits_for_the_requests_that_touch_its_range() {
     // The connection defers the unmap, not the handler.
     assert_eq!(sockets.pair.server.deferred(), None);
     assert!(sockets.pair.server.complete(0, Ok(())).is_err());
-    sockets.answer(&touching, &dma(0x1800, 16, &[]));
+    sockets.answer(&touching, &dma_payload(0x1800, 16, &[]));
     sockets.pair.serve();
 
     let answer = sockets.pair.reply();
     assert_eq!((answer.header.command, answer.header.reply_error()), (Command::DmaUnmap, None));
     assert_eq!(answer.payload, unmap_payload(0, 0x1000, 0x1000));
     assert_eq!(sockets.pair.device.dma_writes, [(1, Ok(()))]);
-    sockets.answer(&other, &dma(0x4000, 16, &[]));
+    sockets.answer(&other, &dma_payload(0x4000, 16, &[]));
     sockets.pair.assert_alive();
     assert_eq!(sockets.pair.device.dma_writes, [(1, Ok(())), (2, Ok(()))]);
 }
 
 #[test]
 fn operation_of_several_messages_ends_at_an_unmap_after_the_message_in_flight() {
-    let mut sockets = TwoSockets::with(ServerConfig::default(), SMALL);
+    let mut sockets = TwoSockets::with(ServerConfig::default(), PROPOSAL_OF_SMALL_TRANSFERS);
     sockets.map(0, 0x4000);
     sockets.pair.server.dma_read(0, 0x3000, 1).unwrap();
     let dma_request = sockets.request();
@@ -181,7 +185,7 @@ fn operation_of_several_messages_ends_at_an_unmap_after_the_message_in_flight() 
     sockets.pair.send(&request(Command::DmaUnmap, &unmap_payload(0, 0, 0x4000)));
     sockets.pair.serve();
     assert!(sockets.pair.device.dma_reads.is_empty() && sockets.pair.try_reply().is_none());
-    sockets.answer(&dma_request, &dma(0, 4096, &[1; 4096]));
+    sockets.answer(&dma_request, &dma_payload(0, 4096, &[1; 4096]));
     sockets.pair.serve();
 
     assert_eq!(sockets.pair.device.dma_reads, [(1, Err(Errno::EFAULT))]);
@@ -212,7 +216,7 @@ fn unmap_continues_when_the_operation_that_it_waits_for_is_aborted() {
 }
 
 #[test]
-fn client_that_closes_its_second_socket_has_no_dma_by_messages_and_is_served() {
+fn client_that_closes_its_second_socket_is_served_without_dma_messages() {
     let mut sockets = TwoSockets::new();
     sockets.pair.server.dma_read(0, 64, 1).unwrap();
     let TwoSockets { mut pair, second_socket } = sockets;
@@ -273,7 +277,7 @@ fn client_that_floods_the_second_socket_is_limited_to_its_share_of_a_turn() {
 }
 
 #[test]
-fn client_that_reads_nothing_on_the_second_socket_makes_no_queue_grow() {
+fn queues_for_a_client_that_does_not_read_its_second_socket_are_bounded() {
     let mut sockets = TwoSockets::with(ServerConfig { max_queued: 4096, ..Default::default() }, PROPOSAL);
     let mut operations = 0;
     while sockets.pair.server.dma_write(0, &[1; 60_000], operations).is_ok() {

@@ -15,7 +15,7 @@ const DATA_EVENTFD: u32 = 4;
 const ACTION_MASK: u32 = 8;
 const ACTION_TRIGGER: u32 = 32;
 
-fn set_irqs(flags: u32, index: u32, start: u32, count: u32) -> Vec<u8> {
+fn irqs_payload(flags: u32, index: u32, start: u32, count: u32) -> Vec<u8> {
     words(&[20, flags, index, start, count])
 }
 
@@ -41,14 +41,18 @@ fn posted_requests_get_no_reply_even_when_they_fail() {
 // Interrupts
 
 #[test]
-fn set_irqs_past_the_end_is_refused() {
+fn set_irqs_past_the_last_interrupt_is_refused() {
     let mut pair = Pair::negotiated();
     let flags = DATA_NONE | ACTION_TRIGGER;
 
     for (start, count) in [(VECTORS, 1), (0, VECTORS + 1), (VECTORS - 1, 2), (u32::MAX, 1), (1, u32::MAX)] {
-        pair.refuses(Command::DeviceSetIrqs, &set_irqs(flags, PCI_MSIX_IRQ, start, count), Errno::EINVAL);
+        pair.assert_refuses(
+            Command::DeviceSetIrqs,
+            &irqs_payload(flags, PCI_MSIX_IRQ, start, count),
+            Errno::EINVAL,
+        );
     }
-    pair.refuses(Command::DeviceSetIrqs, &set_irqs(flags, 99, 0, 1), Errno::EINVAL);
+    pair.assert_refuses(Command::DeviceSetIrqs, &irqs_payload(flags, 99, 0, 1), Errno::EINVAL);
 
     assert!(pair.device.irq_calls.is_empty());
 }
@@ -56,7 +60,7 @@ fn set_irqs_past_the_end_is_refused() {
 #[test]
 fn set_irqs_with_too_few_or_too_many_descriptors_is_refused_and_they_are_closed() {
     let mut pair = Pair::negotiated();
-    let payload = set_irqs(DATA_EVENTFD | ACTION_TRIGGER, PCI_MSIX_IRQ, 0, 3);
+    let payload = irqs_payload(DATA_EVENTFD | ACTION_TRIGGER, PCI_MSIX_IRQ, 0, 3);
     for count in [1, 2, 4] {
         let (read, write) = nix::unistd::pipe().unwrap();
         let fds: Vec<OwnedFd> = (0..count).map(|_| write.try_clone().unwrap()).collect();
@@ -75,7 +79,7 @@ fn set_irqs_with_more_descriptors_than_a_message_may_bring_is_refused_and_they_a
     let mut pair = Pair::negotiated();
     let (read, write) = nix::unistd::pipe().unwrap();
     let fds: Vec<OwnedFd> = (0..VECTORS).map(|_| write.try_clone().unwrap()).collect();
-    let payload = set_irqs(DATA_EVENTFD | ACTION_TRIGGER, PCI_MSIX_IRQ, 0, VECTORS);
+    let payload = irqs_payload(DATA_EVENTFD | ACTION_TRIGGER, PCI_MSIX_IRQ, 0, VECTORS);
     pair.send_fds(&request(Command::DeviceSetIrqs, &payload), &fds);
     drop((write, fds));
     pair.serve();
@@ -88,18 +92,18 @@ fn set_irqs_with_more_descriptors_than_a_message_may_bring_is_refused_and_they_a
 #[test]
 fn disabling_a_range_stops_exactly_those_vectors() {
     let mut pair = Pair::negotiated();
-    let bind = set_irqs(DATA_EVENTFD | ACTION_TRIGGER, PCI_MSIX_IRQ, 0, 8);
+    let bind = irqs_payload(DATA_EVENTFD | ACTION_TRIGGER, PCI_MSIX_IRQ, 0, 8);
     let fds: Vec<OwnedFd> = (0..8).map(|_| eventfd()).collect();
     pair.send_fds(&request(Command::DeviceSetIrqs, &bind), &fds);
     pair.serve();
     assert_eq!(pair.reply().header.reply_error(), None);
 
     let reply =
-        pair.ask(Command::DeviceSetIrqs, &set_irqs(DATA_EVENTFD | ACTION_TRIGGER, PCI_MSIX_IRQ, 2, 3));
+        pair.ask(Command::DeviceSetIrqs, &irqs_payload(DATA_EVENTFD | ACTION_TRIGGER, PCI_MSIX_IRQ, 2, 3));
 
     assert_eq!(reply.header.reply_error(), None);
     assert_eq!(pair.device.bound(), [0, 1, 5, 6, 7]);
-    pair.ask(Command::DeviceSetIrqs, &set_irqs(DATA_NONE | ACTION_TRIGGER, PCI_MSIX_IRQ, 0, 0));
+    pair.ask(Command::DeviceSetIrqs, &irqs_payload(DATA_NONE | ACTION_TRIGGER, PCI_MSIX_IRQ, 0, 0));
     assert!(pair.device.bound().is_empty());
 }
 
@@ -118,17 +122,17 @@ fn set_irqs_with_contradicting_flags_is_refused() {
         // One byte for each interrupt is needed, and none comes.
         DATA_BOOL | ACTION_TRIGGER,
     ] {
-        pair.refuses(Command::DeviceSetIrqs, &set_irqs(flags, PCI_MSIX_IRQ, 0, 1), Errno::EINVAL);
+        pair.assert_refuses(Command::DeviceSetIrqs, &irqs_payload(flags, PCI_MSIX_IRQ, 0, 1), Errno::EINVAL);
     }
     // Only "none, trigger" with start 0 may have count 0.
-    pair.refuses(
+    pair.assert_refuses(
         Command::DeviceSetIrqs,
-        &set_irqs(DATA_NONE | ACTION_TRIGGER, PCI_MSIX_IRQ, 1, 0),
+        &irqs_payload(DATA_NONE | ACTION_TRIGGER, PCI_MSIX_IRQ, 1, 0),
         Errno::EINVAL,
     );
-    pair.refuses(
+    pair.assert_refuses(
         Command::DeviceSetIrqs,
-        &set_irqs(DATA_EVENTFD | ACTION_TRIGGER, PCI_MSIX_IRQ, 0, 0),
+        &irqs_payload(DATA_EVENTFD | ACTION_TRIGGER, PCI_MSIX_IRQ, 0, 0),
         Errno::EINVAL,
     );
 
@@ -141,8 +145,8 @@ fn set_irqs_with_contradicting_flags_is_refused() {
 fn unmap_of_a_huge_unmapped_range_is_enoent_and_the_connection_stays_usable() {
     let mut pair = Pair::negotiated();
 
-    pair.refuses(Command::DmaUnmap, &unmap_payload(0, 0, u64::MAX), Errno::ENOENT);
-    pair.refuses(Command::DmaUnmap, &unmap_payload(0, 1 << 63, 1 << 63), Errno::ENOENT);
+    pair.assert_refuses(Command::DmaUnmap, &unmap_payload(0, 0, u64::MAX), Errno::ENOENT);
+    pair.assert_refuses(Command::DmaUnmap, &unmap_payload(0, 1 << 63, 1 << 63), Errno::ENOENT);
 
     pair.assert_alive();
 }
@@ -160,11 +164,14 @@ fn unmap_is_answered_with_its_entry() {
 #[test]
 fn unmap_without_room_for_its_reply_or_with_too_much_is_refused_and_unmaps_nothing() {
     let mut pair = Pair::negotiated();
-    assert_eq!(pair.ask(Command::DmaMap, &map_payload(3, 0, 0x1000, 0x1000)).header.reply_error(), None);
+    assert_eq!(
+        pair.ask(Command::DmaMap, &map_payload(READ_WRITE, 0, 0x1000, 0x1000)).header.reply_error(),
+        None
+    );
     let unmap = |argsz: u32| [&argsz.to_le_bytes()[..], &unmap_payload(0, 0x1000, 0x1000)[4..]].concat();
 
     for argsz in [0, 8, 23, DEFAULT_MAX_DATA_XFER_SIZE + 8, u32::MAX] {
-        pair.refuses(Command::DmaUnmap, &unmap(argsz), Errno::EINVAL);
+        pair.assert_refuses(Command::DmaUnmap, &unmap(argsz), Errno::EINVAL);
     }
 
     assert_eq!(pair.device.maps.len(), 1);
@@ -177,23 +184,27 @@ fn maps_of_parts_of_pages_are_refused() {
     let mut pair = Pair::negotiated();
 
     for (address, size) in [(0, 1), (0x1000, 0xfff), (0x1001, 0x1000), (0x1800, 0x800), (0x1000, 0x1800)] {
-        pair.refuses(Command::DmaMap, &map_payload(3, 0, address, size), Errno::EINVAL);
+        pair.assert_refuses(Command::DmaMap, &map_payload(READ_WRITE, 0, address, size), Errno::EINVAL);
     }
 
     assert!(pair.device.maps.is_empty());
     // The last page of the address space is an ordinary page.
-    pair.ask(Command::DmaMap, &map_payload(3, 0, u64::MAX - 0xfff, 0x1000));
+    pair.ask(Command::DmaMap, &map_payload(READ_WRITE, 0, u64::MAX - 0xfff, 0x1000));
 }
 
 #[test]
 fn maps_that_are_empty_overflow_or_have_unknown_flags_are_refused() {
     let mut pair = Pair::negotiated();
 
-    pair.refuses(Command::DmaMap, &map_payload(3, 0, 0, 0), Errno::EINVAL);
-    pair.refuses(Command::DmaMap, &map_payload(3, 0, u64::MAX - 0xfff, 0x2000), Errno::EINVAL);
-    pair.refuses(Command::DmaMap, &map_payload(3, u64::MAX, 0, 0x1000), Errno::EINVAL);
-    pair.refuses(Command::DmaMap, &map_payload(8, 0, 0, 4096), Errno::EINVAL);
-    pair.refuses(Command::DmaMap, &map_payload(3, 0, 0, 4096)[..31], Errno::EINVAL);
+    pair.assert_refuses(Command::DmaMap, &map_payload(READ_WRITE, 0, 0, 0), Errno::EINVAL);
+    pair.assert_refuses(
+        Command::DmaMap,
+        &map_payload(READ_WRITE, 0, u64::MAX - 0xfff, 0x2000),
+        Errno::EINVAL,
+    );
+    pair.assert_refuses(Command::DmaMap, &map_payload(READ_WRITE, u64::MAX, 0, 0x1000), Errno::EINVAL);
+    pair.assert_refuses(Command::DmaMap, &map_payload(8, 0, 0, 4096), Errno::EINVAL);
+    pair.assert_refuses(Command::DmaMap, &map_payload(READ_WRITE, 0, 0, 4096)[..31], Errno::EINVAL);
 
     assert!(pair.device.maps.is_empty());
 }
@@ -204,13 +215,13 @@ fn four_thousand_pages_remapped_over_one_connection_work() {
 
     for round in 0..2u64 {
         for page in 0..4000u64 {
-            pair.send(&posted(Command::DmaMap, &map_payload(3, 0, page << 12, 4096)));
+            pair.send(&posted(Command::DmaMap, &map_payload(READ_WRITE, 0, page << 12, 4096)));
             if page % 50 == 49 {
                 pair.serve();
             }
         }
         assert_eq!(pair.device.maps.len(), 4000, "round {round}");
-        let reply = pair.ask(Command::DmaUnmap, &unmap_payload(2, 0, 0));
+        let reply = pair.ask(Command::DmaUnmap, &unmap_payload(UNMAP_ALL, 0, 0));
         assert_eq!(reply.header.reply_error(), None);
     }
 }
@@ -232,8 +243,8 @@ fn region_info_respects_argsz_and_reports_the_size_it_needs() {
     assert!(short.fds.is_empty());
     assert_eq!(full.payload[..16], words(&[80, flags | REGION_FLAG_CAPS, 1, 32]));
     assert_eq!((full.payload.len(), full.fds.len()), (80, 1));
-    pair.refuses(Command::DeviceGetRegionInfo, &ask(31), Errno::EINVAL);
-    pair.refuses(Command::DeviceGetRegionInfo, &words(&[32, 0, 99, 0, 0, 0, 0, 0]), Errno::EINVAL);
+    pair.assert_refuses(Command::DeviceGetRegionInfo, &ask(31), Errno::EINVAL);
+    pair.assert_refuses(Command::DeviceGetRegionInfo, &words(&[32, 0, 99, 0, 0, 0, 0, 0]), Errno::EINVAL);
 }
 
 #[test]
@@ -292,7 +303,7 @@ fn write_multi_is_refused_by_a_server_without_it() {
     let mut pair = Pair::negotiated_with(config, br#"{"capabilities": {"write_multiple": true}}"#);
     let payload = [&1_u64.to_le_bytes()[..], &access(16, 0, 8, &[1; 8])].concat();
 
-    pair.refuses(Command::RegionWriteMulti, &payload, Errno::ENOTSUP);
+    pair.assert_refuses(Command::RegionWriteMulti, &payload, Errno::ENOTSUP);
 
     assert!(pair.device.writes.is_empty());
 }
@@ -304,7 +315,7 @@ fn write_multi_with_one_bad_write_does_none() {
     payload.extend(access(16, 0, 8, &[1; 8]));
     payload.extend(access(32, 0, 9, &[1; 8]));
 
-    pair.refuses(Command::RegionWriteMulti, &payload, Errno::EINVAL);
+    pair.assert_refuses(Command::RegionWriteMulti, &payload, Errno::EINVAL);
 
     assert!(pair.device.writes.is_empty());
 }
@@ -320,7 +331,7 @@ fn write_multi_continues_after_a_deferred_write() {
     pair.serve();
     assert_eq!(pair.device.writes.len(), 2);
 
-    pair.server.complete(77, Ok(())).unwrap();
+    pair.server.complete(WRITE_TOKEN, Ok(())).unwrap();
     pair.serve();
 
     assert_eq!(pair.device.writes.len(), 3);
@@ -355,27 +366,27 @@ fn write_multi_of_thousands_is_carried_out_in_steps_of_the_budget() {
 #[test]
 fn replies_carry_the_handlers_own_errno() {
     let mut pair = Pair::negotiated();
-    pair.ask(Command::DmaMap, &map_payload(3, 0, 0x1000, 0x1000));
+    pair.ask(Command::DmaMap, &map_payload(READ_WRITE, 0, 0x1000, 0x1000));
 
-    pair.refuses(Command::DmaMap, &map_payload(3, 0, 0, 0x2000), Errno::EEXIST);
-    pair.refuses(Command::DmaUnmap, &unmap_payload(0, 0x1000, 0x800), Errno::ENOENT);
-    pair.refuses(Command::RegionRead, &access(0, 4, 4, &[]), Errno::EINVAL);
+    pair.assert_refuses(Command::DmaMap, &map_payload(READ_WRITE, 0, 0, 0x2000), Errno::EEXIST);
+    pair.assert_refuses(Command::DmaUnmap, &unmap_payload(0, 0x1000, 0x800), Errno::ENOENT);
+    pair.assert_refuses(Command::RegionRead, &access(0, 4, 4, &[]), Errno::EINVAL);
 }
 
 #[test]
 fn counts_of_all_ones_are_refused() {
     let mut pair = Pair::negotiated();
 
-    pair.refuses(Command::RegionRead, &access(0, 0, u32::MAX, &[]), Errno::EINVAL);
-    pair.refuses(Command::RegionWrite, &access(0, 0, u32::MAX, &[1, 2, 3, 4]), Errno::EINVAL);
-    pair.refuses(
+    pair.assert_refuses(Command::RegionRead, &access(0, 0, u32::MAX, &[]), Errno::EINVAL);
+    pair.assert_refuses(Command::RegionWrite, &access(0, 0, u32::MAX, &[1, 2, 3, 4]), Errno::EINVAL);
+    pair.assert_refuses(
         Command::DeviceSetIrqs,
-        &set_irqs(DATA_NONE | ACTION_TRIGGER, 2, 0, u32::MAX),
+        &irqs_payload(DATA_NONE | ACTION_TRIGGER, 2, 0, u32::MAX),
         Errno::EINVAL,
     );
-    pair.refuses(Command::RegionWriteMulti, &[0xff; 8], Errno::EINVAL);
-    pair.refuses(Command::DmaMap, &[0xff; 32], Errno::EINVAL);
-    pair.refuses(Command::DmaUnmap, &[0xff; 24], Errno::EINVAL);
+    pair.assert_refuses(Command::RegionWriteMulti, &[0xff; 8], Errno::EINVAL);
+    pair.assert_refuses(Command::DmaMap, &[0xff; 32], Errno::EINVAL);
+    pair.assert_refuses(Command::DmaUnmap, &[0xff; 24], Errno::EINVAL);
 
     pair.assert_alive();
 }
@@ -387,7 +398,7 @@ fn descriptors_of_requests_that_take_none_are_closed() {
         (Command::DeviceReset, vec![]),
         (Command::RegionRead, access(0, 0, 1, &[])),
         (Command::Unknown(500), vec![1; 10]),
-        (Command::DeviceSetIrqs, set_irqs(DATA_NONE | ACTION_TRIGGER, PCI_MSIX_IRQ, 0, 1)),
+        (Command::DeviceSetIrqs, irqs_payload(DATA_NONE | ACTION_TRIGGER, PCI_MSIX_IRQ, 0, 1)),
     ] {
         let (read, write) = nix::unistd::pipe().unwrap();
         pair.send_fds(&request(command, &payload), &[write.try_clone().unwrap(), write]);

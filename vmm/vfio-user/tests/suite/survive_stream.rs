@@ -125,7 +125,7 @@ fn version_that_allows_no_transfer_is_refused() {
 fn second_version_is_refused_and_the_connection_stays_usable() {
     let mut pair = Pair::negotiated();
 
-    pair.refuses(Command::Version, &version(b"{}"), Errno::EINVAL);
+    pair.assert_refuses(Command::Version, &version(b"{}"), Errno::EINVAL);
 
     pair.assert_alive();
 }
@@ -186,8 +186,8 @@ fn access_that_overflows_or_exceeds_the_transfer_size_is_refused() {
         br#"{"capabilities":{"max_data_xfer_size":65536}}"#,
     );
 
-    pair.refuses(Command::RegionRead, &access(u64::MAX, 0, 2, &[]), Errno::EINVAL);
-    pair.refuses(Command::RegionRead, &access(0, 0, 4097, &[]), Errno::EINVAL);
+    pair.assert_refuses(Command::RegionRead, &access(u64::MAX, 0, 2, &[]), Errno::EINVAL);
+    pair.assert_refuses(Command::RegionRead, &access(0, 0, 4097, &[]), Errno::EINVAL);
     let maximum = pair.ask(Command::RegionRead, &access(0, 0, 4096, &[]));
 
     assert_eq!(maximum.payload.len(), 16 + 4096);
@@ -197,10 +197,10 @@ fn access_that_overflows_or_exceeds_the_transfer_size_is_refused() {
 fn unknown_commands_are_consumed_with_their_payload_and_refused() {
     let mut pair = Pair::negotiated();
 
-    pair.refuses(Command::Unknown(0), &[7; 100], Errno::ENOSYS);
-    pair.refuses(Command::Unknown(999), &vec![7; 70_000], Errno::ENOSYS);
-    pair.refuses(Command::DeviceGetRegionIoFds, &words(&[16, 0, 0, 0]), Errno::ENOTSUP);
-    pair.refuses(Command::DmaRead, &[0; 16], Errno::EINVAL);
+    pair.assert_refuses(Command::Unknown(0), &[7; 100], Errno::ENOSYS);
+    pair.assert_refuses(Command::Unknown(999), &vec![7; 70_000], Errno::ENOSYS);
+    pair.assert_refuses(Command::DeviceGetRegionIoFds, &words(&[16, 0, 0, 0]), Errno::ENOTSUP);
+    pair.assert_refuses(Command::DmaRead, &[0; 16], Errno::EINVAL);
 
     pair.assert_alive();
 }
@@ -214,12 +214,16 @@ fn features_migration_and_dirty_pages_are_refused_as_by_the_reference() {
 
     for feature in [1, 2, 6, 7, 8, 0xffff] {
         for operation in [0, GET, SET, PROBE, PROBE | GET | SET] {
-            pair.refuses(Command::DeviceFeature, &words(&[24, operation | feature, 0, 0]), Errno::EINVAL);
+            pair.assert_refuses(
+                Command::DeviceFeature,
+                &words(&[24, operation | feature, 0, 0]),
+                Errno::EINVAL,
+            );
         }
     }
-    pair.refuses(Command::MigDataRead, &words(&[4096, 4088]), Errno::EINVAL);
-    pair.refuses(Command::MigDataWrite, &words(&[12, 4, 7]), Errno::EINVAL);
-    pair.refuses(Command::DirtyPages, &words(&[8, 1]), Errno::ENOTSUP);
+    pair.assert_refuses(Command::MigDataRead, &words(&[4096, 4088]), Errno::EINVAL);
+    pair.assert_refuses(Command::MigDataWrite, &words(&[12, 4, 7]), Errno::EINVAL);
+    pair.assert_refuses(Command::DirtyPages, &words(&[8, 1]), Errno::ENOTSUP);
 
     pair.assert_alive();
 }
@@ -227,6 +231,7 @@ fn features_migration_and_dirty_pages_are_refused_as_by_the_reference() {
 #[test]
 fn payloads_cut_short_are_refused() {
     let mut pair = Pair::negotiated();
+    // VERSION has number 1.
     for number in 2..=15 {
         let command = Command::from_number(number);
         if command != Command::DeviceReset {
@@ -239,7 +244,7 @@ fn payloads_cut_short_are_refused() {
 }
 
 #[test]
-fn reply_to_nothing_is_dropped_and_counted() {
+fn reply_without_a_request_is_dropped_and_counted() {
     let mut pair = Pair::negotiated();
     pair.send(&message(Header::reply(5, Command::DmaRead, 20), &[0; 20]));
     pair.send(&message(Header::reply(6, Command::RegionRead, 0), &[]));
@@ -266,7 +271,7 @@ fn request_split_over_single_bytes_is_served_once() {
 #[test]
 fn descriptor_of_a_request_split_over_single_bytes_arrives() {
     let mut pair = Pair::negotiated();
-    let bytes = request(Command::DmaMap, &map_payload(3, 0, 0x1000, 0x1000));
+    let bytes = request(Command::DmaMap, &map_payload(READ_WRITE, 0, 0x1000, 0x1000));
     pair.send_fds(&bytes[..1], &[memfd(4096)]);
     for byte in &bytes[1..] {
         pair.serve();
@@ -298,7 +303,7 @@ fn several_requests_in_one_write_are_all_answered_in_order() {
 fn pipelined_maps_keep_their_own_descriptors() {
     let mut pair = Pair::negotiated();
     for index in 0..64u64 {
-        let bytes = request(Command::DmaMap, &map_payload(3, 0, index << 12, 4096));
+        let bytes = request(Command::DmaMap, &map_payload(READ_WRITE, 0, index << 12, 4096));
         // Every third range is a read-only window without a descriptor.
         let fds: Vec<OwnedFd> = if index % 3 == 0 { Vec::new() } else { vec![memfd(4096 + index)] };
         pair.send_fds(&bytes, &fds);
@@ -374,7 +379,7 @@ fn client_that_stops_reading_stops_the_serving_and_not_the_server() {
 }
 
 #[test]
-fn queued_replies_keep_their_own_descriptors() {
+fn each_queued_reply_has_its_descriptor() {
     let mut pair = Pair::negotiated();
     let payload = [words(&[4096, 0, 1, 0]), vec![0; 16]].concat();
 
@@ -451,6 +456,7 @@ fn requests_of_a_client_that_closes_on_queued_replies_are_all_served() {
     assert_eq!(device.writes.len(), 1);
 }
 
+/// Serves a connection until the client's end is reached.
 fn serve_to_the_end(server: &mut ServerConnection, device: &mut Device) {
     let deadline = Instant::now() + TIMEOUT;
     while server.on_readable(device).unwrap() != Progress::Closed {

@@ -7,6 +7,7 @@ use nicforge_core::{
 
 use super::*;
 
+/// Returns a link without delay, with two virtual channels.
 fn link(bits_per_second: u64) -> LinkSpec {
     LinkSpec { bits_per_second, ..LinkSpec::new(2, 1000, 512) }
 }
@@ -32,6 +33,7 @@ fn a_sender_that_asks_is_woken_when_the_wire_falls_idle() {
 fn ports_are_freed_by_their_wire_and_by_their_credits() {
     let spec = LinkSpec { delay: 20, ..LinkSpec::new(1, 2, 512) };
     let (mut fabric, link) = pair(LinkSpec { bits_per_second: BYTE_A_NANOSECOND, ..spec });
+    // Returns the ports that were freed since the last call, one bit for each.
     let freed = |fabric: &mut Fabric, now: u64| {
         fabric.advance(Nanos(now));
         ports(fabric, A, now).take_freed()
@@ -57,7 +59,7 @@ fn ports_are_freed_by_their_wire_and_by_their_credits() {
 }
 
 #[test]
-fn the_channel_that_matters_most_goes_first_when_the_wire_falls_idle() {
+fn a_sender_chooses_among_its_channels_when_the_wire_falls_idle() {
     let (mut fabric, _) = pair(link(BYTE_A_NANOSECOND));
     send(&mut fabric, 0, 0, (100, 1)).unwrap();
     assert!(!ports(&mut fabric, A, 10).request_wire(0), "a packet of channel 0 waits");
@@ -95,6 +97,7 @@ fn fractions_of_a_nanosecond_add_up_for_a_sender_that_waits() {
         send(&mut fabric, now, 0, (260, number)).unwrap();
     }
 
+    // The last packet arrives a fraction of a nanosecond after 305,882.
     fabric.advance(Nanos(305_882));
     let mut arrived = ports(&mut fabric, B, 305_882);
     assert_eq!(arrived.take_while(0, 0, 2000, |_| true), 999);

@@ -39,9 +39,9 @@ fn a_router_sees_the_head_and_a_device_only_the_whole_packet() {
 }
 
 /// Sends 512 bytes from A over a link of 1 ns a byte with a head of 32 bytes, and forwards them at
-/// `now` over `second`. Returns when the head and the tail arrive at C, and when A has its credit
-/// back.
-fn forwarded(second: LinkSpec, now: u64) -> [u64; 3] {
+/// `now` over `second`. Returns the times at which the head arrives at C, the tail arrives at C,
+/// and A has its credit back.
+fn forward_at(second: LinkSpec, now: u64) -> [u64; 3] {
     let mut fabric = row(link(BYTE_A_NANOSECOND, Some(32)), second);
     send(&mut fabric, 0, 0, (512, 7)).unwrap();
     assert!(ports(&mut fabric, B, now).forward(0, 1, 0));
@@ -76,14 +76,14 @@ fn a_transmission_does_not_end_before_the_tail_has_come_in() {
     let rate = BYTE_A_NANOSECOND;
 
     // The head is at B at 132, and the tail at 612.
-    let same = forwarded(link(rate, Some(32)), 132);
-    let faster = forwarded(link(2 * rate, Some(32)), 132);
-    let slower = forwarded(link(rate / 2, Some(32)), 132);
-    let infinite = forwarded(link(0, Some(32)), 132);
-    let longer_head = forwarded(link(2 * rate, Some(128)), 132);
-    let store_and_forward = forwarded(link(2 * rate, None), 132);
-    let late = forwarded(link(rate, Some(32)), 1000);
-    let at_once = forwarded(LinkSpec { delay: 0, ..link(0, None) }, 132);
+    let same = forward_at(link(rate, Some(32)), 132);
+    let faster = forward_at(link(2 * rate, Some(32)), 132);
+    let slower = forward_at(link(rate / 2, Some(32)), 132);
+    let infinite = forward_at(link(0, Some(32)), 132);
+    let longer_head = forward_at(link(2 * rate, Some(128)), 132);
+    let store_and_forward = forward_at(link(2 * rate, None), 132);
+    let late = forward_at(link(rate, Some(32)), 1000);
+    let at_once = forward_at(LinkSpec { delay: 0, ..link(0, None) }, 132);
 
     assert_eq!(same, [132 + 32 + 100, 132 + 512 + 100, 132 + 512 + 100]);
     assert_eq!(faster, [132 + 16 + 100, 612 + 100, 612 + 100]);
@@ -189,6 +189,7 @@ fn a_cut_through_after_no_bytes_is_refused() {
     assert_eq!(refused, Err(FabricError::CutThrough));
 }
 
+/// Links with one virtual channel.
 fn links() -> impl Strategy<Value = LinkSpec> {
     let rates = prop_oneof![Just(0), Just(1_000_000_000), Just(6_800_000_000), Just(BYTE_A_NANOSECOND)];
     let heads = prop::option::of(1u32..300);

@@ -108,4 +108,9 @@ impl Policy for TablePolicy {
             }
         }
     }
+
+    #[inline]
+    fn has_candidates(&self) -> bool {
+        false
+    }
 }

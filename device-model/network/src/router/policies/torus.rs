@@ -138,6 +138,10 @@ struct Network {
     /// The first dimension of the order, for each set of dimensions. The empty set has none:
     /// [`MAX_DIMENSIONS`].
     first: [u8; 1 << MAX_DIMENSIONS],
+    /// The order is that of the numbers.
+    is_in_order: bool,
+    /// A class has channels for adaptive packets.
+    has_adaptive: bool,
 }
 
 /// Places for dimensions in tables: a power of two.
@@ -147,23 +151,22 @@ const DIMENSIONS: usize = MAX_DIMENSIONS.next_power_of_two();
 #[derive(Clone, Copy, Debug)]
 #[repr(align(4))]
 struct FixedVcs {
-    /// That of packets with the cable ahead from the last node of the ring to its first.
-    ahead: u8,
-    /// That of all others.
-    past: u8,
+    /// That of packets with the cable ahead from the last node of the ring to its first, and that
+    /// of all others.
+    vcs: [u8; 2],
     /// The dimension is a ring with the bubble rule.
     has_bubble: bool,
 }
 
 impl FixedVcs {
     fn new(fixed: Fixed, dimension: Dimension) -> Self {
-        let (ahead, past) = match fixed {
-            Fixed::Dateline { vcs: [first, second] } if dimension.wraps => (first, second),
-            Fixed::Dateline { vcs: [_, second] } => (second, second),
-            Fixed::Bubble { vc } | Fixed::Plain { vc } => (vc, vc),
+        let vcs = match fixed {
+            Fixed::Dateline { vcs } if dimension.wraps => vcs,
+            Fixed::Dateline { vcs: [_, second] } => [second; 2],
+            Fixed::Bubble { vc } | Fixed::Plain { vc } => [vc; 2],
         };
         let has_bubble = dimension.wraps && matches!(fixed, Fixed::Bubble { .. });
-        Self { ahead, past, has_bubble }
+        Self { vcs, has_bubble }
     }
 }
 
@@ -194,6 +197,9 @@ impl Network {
                 rules.order.into_iter().filter(|&dimension| usize::from(dimension) < MAX_DIMENSIONS);
             order.find(|dimension| set >> dimension & 1 == 1).unwrap_or(MAX_DIMENSIONS as u8)
         });
+        let has_adaptive = rules.classes.iter().any(|class| class.adaptive != 0);
+        let is_in_order =
+            rules.order.iter().enumerate().all(|(place, &dimension)| place == usize::from(dimension));
         let fixed = rules.classes.map(|class| {
             std::array::from_fn(|index| {
                 let dimension = dimensions.get(index).copied().unwrap_or(Dimension::mesh(1));
@@ -202,7 +208,7 @@ impl Network {
         });
         let last = pack(&dimensions.map(|dimension| dimension.length.saturating_sub(1)));
         let has_mesh = dimensions.iter().any(|dimension| !dimension.wraps && dimension.length > 1);
-        Ok(Self { torus: *torus, rules, dimensions, fixed, last, has_mesh, first })
+        Ok(Self { torus: *torus, rules, dimensions, fixed, last, has_mesh, first, is_in_order, has_adaptive })
     }
 }
 
@@ -269,21 +275,34 @@ impl TorusPolicy {
         })
     }
 
-    /// Returns the exit of a packet in dimension order, or `None` at its target. `apart` is the set
-    /// of dimensions in which it is not there.
-    #[inline]
-    fn fixed_exit(&self, word: TorusWord, apart: u8, from: Source) -> Option<Exit> {
+    /// Returns the first dimension of the order in which a packet is not at its target's
+    /// coordinate, or [`MAX_DIMENSIONS`].
+    #[inline(always)]
+    fn first_apart(&self, word: TorusWord) -> usize {
+        if self.network.is_in_order {
+            // The lowest byte that differs.
+            let differing = word.packed() ^ self.own;
+            return if differing == 0 { MAX_DIMENSIONS } else { differing.trailing_zeros() as usize / 8 };
+        }
+        let first = &self.network.first;
+        first[usize::from(self.apart(word)) % first.len()].into()
+    }
+
+    /// Returns the exit of a packet in dimension order, or `None` at its target.
+    #[inline(always)]
+    fn fixed_exit(&self, word: TorusWord, from: Source) -> Option<Exit> {
         let network = &*self.network;
-        let dimension = usize::from(network.first[usize::from(apart) % network.first.len()]);
+        let dimension = self.first_apart(word);
         if dimension >= MAX_DIMENSIONS {
             return None;
         }
 
         let port = word.port(dimension);
-        let FixedVcs { ahead, past, has_bubble } = network.fixed[word.class()][dimension];
+        let FixedVcs { vcs, has_bubble } = network.fixed[word.class()][dimension];
         let (own, target) = (TorusWord(self.own).coordinate(dimension), word.coordinate(dimension));
-        let cable_is_ahead = (target > own) == word.is_down(dimension);
-        let vc = if cable_is_ahead { ahead } else { past };
+        // The cable is ahead of those that go down to a higher coordinate, or up to a lower one.
+        let is_past = u8::from(target > own) ^ (port & 1);
+        let vc = vcs[usize::from(is_past & 1)];
 
         // A port's number differs in its lowest bit from that of the other direction.
         let enters = has_bubble && from != Source::Link { port: port ^ 1, vc };
@@ -312,7 +331,7 @@ impl Policy for TorusPolicy {
         if !word.is_plain() || (matches!(from, Source::Injection { .. }) && !self.is_reachable(word)) {
             return None;
         }
-        self.fixed_exit(word, self.apart(word), from)
+        self.fixed_exit(word, from)
     }
 
     #[inline]
@@ -322,12 +341,11 @@ impl Policy for TorusPolicy {
             return Decision::Drop;
         }
 
-        let apart = self.apart(word);
-        let Some(fixed) = self.fixed_exit(word, apart, from) else { return Decision::Local };
+        let Some(fixed) = self.fixed_exit(word, from) else { return Decision::Local };
         let vcs = self.network.rules.classes[word.class()].adaptive;
         if word.is_adaptive() && vcs != 0 {
             return Decision::Any(Candidates {
-                ports: self.adaptive_ports(word, apart),
+                ports: self.adaptive_ports(word, self.apart(word)),
                 vcs,
                 escape: Some(fixed),
             });
@@ -338,6 +356,11 @@ impl Policy for TorusPolicy {
             return Decision::Many(Targets { ports: 1 << port, vc, room, local: true });
         }
         Decision::One(fixed)
+    }
+
+    #[inline]
+    fn has_candidates(&self) -> bool {
+        self.network.has_adaptive
     }
 
     #[inline]

@@ -199,7 +199,8 @@ impl TorusWord {
     /// Returns the port by which the packet leaves along a dimension.
     #[inline]
     pub fn port(self, dimension: usize) -> u8 {
-        dimension as u8 * 2 + u8::from(self.is_down(dimension))
+        let is_down = (self.0 >> DIRECTION >> dimension) as u8 & 1;
+        dimension as u8 * 2 + is_down
     }
 
     /// Returns whether the packet goes down along a dimension.

@@ -1,9 +1,12 @@
 //! The ATU (address translation unit): the memory that RMA may access.
 //!
-//! A *region* is the result of one registration: pages in a row, of one owner. It holds leases of
-//! the memory after it, so that a transfer needs no lookup in the owner's address space. All
-//! leases of a region have one term. The term ends with the region, with the first of its mappings,
-//! and with the owner. No byte is accessed after the end of the term.
+//! A *region* is the result of one registration: adjacent pages of one owner. It holds leases of
+//! its memory, so that a transfer needs no lookup in the owner's address space. All leases of a
+//! region have one term. The term ends when the region is deregistered, when one of its mappings is
+//! removed, and when the owner leaves. No byte is accessed after the end of the term.
+//!
+//! Each of the four page sizes ([`page`]) has a table of its own. The code calls the number of a
+//! page size its *class*.
 //!
 //! A quota bounds what one VPID may register: half of the table is reserved for VPIDs that have not
 //! used their part of it (`quota`).
@@ -15,7 +18,7 @@
 //! In: commands of the register file, mapped memory. Out: regions by network logical address (NLA).
 //!
 //! Regions of a page size are sorted by their first entry. A lookup is a binary search; a
-//! registration scans the gaps between regions, beginning at the first.
+//! registration searches the gaps between regions.
 
 mod quota;
 mod registers;
@@ -36,12 +39,12 @@ use self::{
 };
 use crate::work::Work;
 
-/// Spans that are scanned or moved in about the time of one visit to a mapping.
-const ROW: usize = 32;
+/// Number of spans that are scanned or moved in about the time of one visit to a mapping.
+const SPANS_PER_VISIT: usize = 32;
 
-/// A part of a region that is reached in one way.
+/// A part of a region: memory of one lease, or memory that only DMA messages reach.
 struct Extent {
-    /// Offset of the part in the region.
+    /// Offset of the extent in the region.
     start: u64,
     length: u64,
     iova: u64,
@@ -49,7 +52,7 @@ struct Extent {
     lease: Option<Arc<DmaLease>>,
 }
 
-/// The memory after a position of a region.
+/// The memory of a region from some offset on, up to the end of an extent.
 pub(crate) struct Piece<'a> {
     /// The lease of the whole extent and the offset in it; `None` if the memory is reached by
     /// messages.
@@ -65,7 +68,7 @@ pub(crate) struct Region {
     pub(crate) owner: u16,
     /// The accesses that all of the owner's mappings allow.
     mapped: DmaPermission,
-    /// The accesses that the owner allows to others.
+    /// The accesses that the owner allows to other VPIDs.
     others: DmaPermission,
     extents: Vec<Extent>,
     /// Number of mappings that the region lies in.
@@ -81,8 +84,8 @@ impl Region {
         self.mapped.allows(write) && (owner_itself || self.others.allows(write))
     }
 
-    /// Returns the memory after `offset`, at most `length` bytes. Returns `None` if the memory is
-    /// gone.
+    /// Returns the memory from `offset` on, at most `length` bytes. Returns `None` if the term of
+    /// the region has ended, so that its memory may not be accessed any more.
     #[inline]
     pub(crate) fn piece(&self, offset: u64, length: u64) -> Option<Piece<'_>> {
         if self.term.is_over() {
@@ -102,7 +105,7 @@ impl Region {
     }
 }
 
-/// A region's entries in the table of its page size.
+/// A region's entries in the table of its page size: one for each page.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     first: u32,
@@ -115,11 +118,12 @@ struct Span {
 pub(crate) struct Atu {
     /// Regions by page size, sorted by first entry.
     spans: [Vec<Span>; 4],
-    /// By page size, the entry after the last grant, where the next search begins. A freed entry
-    /// is granted again only after all others. An outdated address of a former tenant therefore
-    /// finds no entry rather than a successor's memory.
+    /// By page size, the entry after the last registration, where the next search begins. A freed
+    /// entry is used again only after all others. An address that outlived its region therefore
+    /// finds no entry for long, rather than the memory of a later region.
     next: [u32; 4],
     regions: Vec<Option<Region>>,
+    /// Indices of `regions` that hold no region.
     free: Vec<u32>,
     shares: Shares,
     /// By attachment, the operands of its next command and the outcome of its last one.
@@ -131,6 +135,7 @@ pub(crate) struct Atu {
 }
 
 impl Atu {
+    /// Returns the table of a card with this number of VPIDs, without regions.
     pub(crate) fn new(vpids: u16) -> Self {
         Self {
             spans: Default::default(),
@@ -149,7 +154,8 @@ impl Atu {
         self.shares.entries()
     }
 
-    /// Returns the number of registrations that were refused because nothing was left.
+    /// Returns the number of registrations that were refused because the card or the VPID's quota
+    /// had nothing left.
     pub(crate) fn refused(&self) -> u64 {
         self.refused
     }
@@ -169,7 +175,9 @@ impl Atu {
         Some((self.regions.get(span.region as usize)?.as_ref()?, within))
     }
 
-    /// Registers `pages` pages of `owner` from `address` on. Returns the NLA of the first page.
+    /// Registers memory of `owner` in pages of size `class`: `range` is the address of the first
+    /// page and the number of pages. `others` are the accesses that other VPIDs get. Returns the
+    /// NLA of the first page.
     ///
     /// # Errors
     /// A status of [`command`].
@@ -187,8 +195,10 @@ impl Atu {
         result
     }
 
-    /// Checks that a VPID may use `count` more of a resource. Otherwise returns the status to
-    /// report.
+    /// Checks that a VPID may use `count` more of a resource of [`Shares`].
+    ///
+    /// # Errors
+    /// A status of [`command`].
     fn admit(&self, owner: AttachmentId, resource: usize, count: u32) -> Result<(), u64> {
         if count <= self.shares.left_for(owner.0, resource) {
             Ok(())
@@ -236,9 +246,9 @@ impl Atu {
         self.admit(owner, MAPPINGS, mappings)?;
 
         let spans = &self.spans[resource];
-        work.spend(rows(spans) + mappings);
+        work.spend(scan_cost(spans) + mappings);
         let (position, first) =
-            gap(spans, count, page::entries(class), self.next[resource]).ok_or(command::NO_ENTRIES)?;
+            find_gap(spans, count, page::entries(class), self.next[resource]).ok_or(command::NO_ENTRIES)?;
 
         let term = Term::default();
         let mut mapped = DmaPermission::READ_WRITE;
@@ -296,15 +306,15 @@ impl Atu {
             return Err(command::NOT_YOURS);
         }
 
-        work.spend(rows(spans) + region.map_or(0, |region| region.mappings));
+        work.spend(scan_cost(spans) + region.map_or(0, |region| region.mappings));
         let span = spans.remove(position);
         self.end(usize::from(class & 3), span);
         Ok(())
     }
 
-    /// Returns the cost of [`Atu::deregister_all`], in visits (see [`Work`]).
+    /// Returns the cost of [`Atu::deregister_all`] in visits, as [`Work`] counts them.
     pub(crate) fn cost_of_deregistering_all(&self, owner: AttachmentId) -> u32 {
-        self.spans.iter().map(|spans| rows(spans)).sum::<u32>() + self.shares.mappings_of(owner.0)
+        self.spans.iter().map(|spans| scan_cost(spans)).sum::<u32>() + self.shares.mappings_of(owner.0)
     }
 
     /// Returns an attachment's registrations and registers to the state of power-on.
@@ -320,86 +330,87 @@ impl Atu {
         for class in 0..self.spans.len() {
             let mut spans = std::mem::take(&mut self.spans[class]);
             spans.retain(|span| {
-                let its =
-                    self.regions[span.region as usize].as_ref().is_some_and(|region| region.owner == owner.0);
-                if its {
+                let region = self.regions[span.region as usize].as_ref();
+                let is_owned = region.is_some_and(|region| region.owner == owner.0);
+                if is_owned {
                     self.end(class, *span);
                 }
-                !its
+                !is_owned
             });
             self.spans[class] = spans;
         }
     }
 
-    /// Ends a region's term and frees its entries.
+    /// Ends a region's term and frees what the region used. The caller removes the span.
     fn end(&mut self, class: usize, span: Span) {
         if let Some(region) = self.regions[span.region as usize].take() {
             region.term.end();
-            let less = region.mappings;
             self.shares.change(region.owner, class, |used| used - span.pages);
-            self.shares.change(region.owner, MAPPINGS, |used| used - less);
+            self.shares.change(region.owner, MAPPINGS, |used| used - region.mappings);
             self.free.push(span.region);
         }
     }
 }
 
-/// Returns the cost of scanning spans, in visits.
-fn rows(spans: &[Span]) -> u32 {
-    spans.len().div_ceil(ROW) as u32
+/// Returns the cost of scanning spans in visits, as [`Work`] counts them.
+fn scan_cost(spans: &[Span]) -> u32 {
+    spans.len().div_ceil(SPANS_PER_VISIT) as u32
 }
 
-/// Finds a gap of `pages` entries: the first one from entry `from` on, or else the first one of
-/// all. Returns the index at which the new span must be inserted, and its first entry.
-fn gap(spans: &[Span], pages: u32, entries: u32, from: u32) -> Option<(usize, u32)> {
-    let mut earlier = None;
-    let mut first = 0;
+/// Finds `pages` adjacent free entries of a table with this number of entries: the first ones from
+/// entry `from` on, or else the first ones of the table. Returns the index at which the new span
+/// must be inserted, and its first entry.
+fn find_gap(spans: &[Span], pages: u32, entries: u32, from: u32) -> Option<(usize, u32)> {
+    let mut before_from = None;
+    let mut gap_start = 0;
 
-    for (position, end) in spans.iter().map(|span| span.first).chain([entries]).enumerate() {
-        let behind = first.max(from);
-        if end.saturating_sub(behind) >= pages {
-            return Some((position, behind));
+    for (position, gap_end) in spans.iter().map(|span| span.first).chain([entries]).enumerate() {
+        let start = gap_start.max(from);
+        if gap_end.saturating_sub(start) >= pages {
+            return Some((position, start));
         }
 
-        if earlier.is_none() && end - first >= pages {
-            earlier = Some((position, first));
+        if before_from.is_none() && gap_end - gap_start >= pages {
+            before_from = Some((position, gap_start));
         }
 
-        first = spans.get(position).map_or(end, |span| span.first + span.pages);
+        gap_start = spans.get(position).map_or(gap_end, |span| span.first + span.pages);
     }
 
-    earlier
+    before_from
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// Returns the span of entries `first` to `first + pages - 1`.
     fn span(first: u32, pages: u32) -> Span {
         Span { first, pages, region: 0 }
     }
 
     #[test]
     fn the_first_gap_that_is_long_enough_is_taken() {
-        assert_eq!(gap(&[], 64, 64, 0), Some((0, 0)));
-        assert_eq!(gap(&[], 65, 64, 0), None);
+        assert_eq!(find_gap(&[], 64, 64, 0), Some((0, 0)));
+        assert_eq!(find_gap(&[], 65, 64, 0), None);
 
         let spans = [span(1, 3), span(6, 2), span(11, 1)];
-        assert_eq!(gap(&spans, 1, 16, 0), Some((0, 0)));
-        assert_eq!(gap(&spans, 2, 16, 0), Some((1, 4)));
-        assert_eq!(gap(&spans, 3, 16, 0), Some((2, 8)));
-        assert_eq!(gap(&spans, 4, 16, 0), Some((3, 12)));
-        assert_eq!(gap(&spans, 5, 16, 0), None);
+        assert_eq!(find_gap(&spans, 1, 16, 0), Some((0, 0)));
+        assert_eq!(find_gap(&spans, 2, 16, 0), Some((1, 4)));
+        assert_eq!(find_gap(&spans, 3, 16, 0), Some((2, 8)));
+        assert_eq!(find_gap(&spans, 4, 16, 0), Some((3, 12)));
+        assert_eq!(find_gap(&spans, 5, 16, 0), None);
     }
 
     #[test]
-    fn a_freed_entry_is_reused_when_all_entries_after_the_last_grant_are_used() {
+    fn entries_before_the_start_of_the_search_are_used_when_no_gap_follows_it() {
         let spans = [span(1, 3), span(6, 2), span(11, 1)];
-        assert_eq!(gap(&spans, 2, 16, 8), Some((2, 8)));
-        assert_eq!(gap(&spans, 2, 16, 10), Some((3, 12)));
-        assert_eq!(gap(&spans, 2, 16, 13), Some((3, 13)));
-        assert_eq!(gap(&spans, 2, 16, 15), Some((1, 4)));
-        assert_eq!(gap(&spans, 1, 16, 16), Some((0, 0)));
-        assert_eq!(gap(&spans, 5, 16, 12), None);
-        assert_eq!(gap(&[], 64, 64, 1), Some((0, 0)));
+        assert_eq!(find_gap(&spans, 2, 16, 8), Some((2, 8)));
+        assert_eq!(find_gap(&spans, 2, 16, 10), Some((3, 12)));
+        assert_eq!(find_gap(&spans, 2, 16, 13), Some((3, 13)));
+        assert_eq!(find_gap(&spans, 2, 16, 15), Some((1, 4)));
+        assert_eq!(find_gap(&spans, 1, 16, 16), Some((0, 0)));
+        assert_eq!(find_gap(&spans, 5, 16, 12), None);
+        assert_eq!(find_gap(&[], 64, 64, 1), Some((0, 0)));
     }
 }

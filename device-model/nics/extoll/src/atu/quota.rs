@@ -6,9 +6,10 @@ use nicforge_hwi::extoll_atu::{ALL_MAPPINGS, page};
 const RESOURCES: usize = 5;
 /// Index of the mappings among the resources.
 pub(super) const MAPPINGS: usize = 4;
-/// Quotas of the VPIDs. Half of each resource is shared out among the VPIDs and reserved for them.
-/// The other half goes to the first registration that needs it. So each VPID gets its part at any
-/// time.
+
+/// Quotas of the VPIDs. Half of each resource is divided equally among the VPIDs and reserved for
+/// them, so that each gets its part at any time. The other half goes to the first registration that
+/// needs it. The indices of the resources are the page sizes' numbers, then [`MAPPINGS`].
 pub(super) struct Shares {
     /// The resources that each VPID's regions use.
     used: Vec<[u32; RESOURCES]>,
@@ -21,6 +22,7 @@ pub(super) struct Shares {
 }
 
 impl Shares {
+    /// Returns the quotas of a card with this number of VPIDs, which use nothing.
     pub(super) fn new(vpids: u16) -> Self {
         let vpids = u32::from(vpids.max(1));
         let reserved = std::array::from_fn(|resource| Self::all(resource) / 2 / vpids);
@@ -37,7 +39,7 @@ impl Shares {
         if resource == MAPPINGS { ALL_MAPPINGS } else { page::entries(resource as u8) }
     }
 
-    /// Returns the number of entries in use.
+    /// Returns the number of entries in use, of all page sizes.
     pub(super) fn entries(&self) -> u64 {
         self.total[..MAPPINGS].iter().map(|&entries| u64::from(entries)).sum()
     }

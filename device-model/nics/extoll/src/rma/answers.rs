@@ -19,8 +19,8 @@ use crate::{
 };
 
 impl Rma {
-    /// Records that a get has sent all its requests. It ends at once if all of them are answered.
-    /// Otherwise it waits for the answers, and the next command may send.
+    /// Records that a get has sent all its requests. The get ends at once if all of them are
+    /// answered. Otherwise it waits for the answers, and the next command may send.
     pub(super) fn finish_requests_of_get(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
@@ -77,19 +77,19 @@ impl Rma {
             let region = in_flight.progress.region;
             let address = in_flight.request.destination.wrapping_add(part.at().into());
             match self.take_data(unit, (region, address), &part, memory.as_deref(), waiting) {
-                Some(became) => status = became,
+                Some(ended_with) => status = ended_with,
                 None => return Handled::Slow,
             }
         }
 
-        // The lease returns to its owner before the command ends.
+        // The sender's memory is free again before the command ends.
         drop(memory);
         let Some((source, total)) = self.count_answer(attachment, &part, status) else {
             return Handled::Done;
         };
 
         if notify_responder {
-            let about = Part {
+            let end_of_get = Part {
                 id: part.id,
                 command: command::GET,
                 status,
@@ -100,14 +100,14 @@ impl Rma {
             };
             // A failure is ignored: there is room, as seen above, and the packet only informs the
             // other side.
-            let _ = about.send(unit, Kind::Ended, wire.source, attachment.0, None);
+            let _ = end_of_get.send(unit, Kind::Ended, wire.source, attachment.0, None);
         }
         self.end_command(unit, attachment, part.id, status);
         Handled::Done
     }
 
-    /// Moves the data of a get's answer to an address of a region of this card. Returns the status
-    /// of the get, or `None` if the data have to wait.
+    /// Moves the data of a get's answer to an address of a region of this card, which is named by
+    /// its serial number. Returns the status of the get, or `None` if the data have to wait.
     fn take_data(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
@@ -117,8 +117,9 @@ impl Rma {
         waiting: &mut Waiting,
     ) -> Option<u8> {
         let range = (address, part.rest.into());
+        // The memory may have been registered again since the get started.
         let found = unit.parts.atu.find(address, part.rest.into());
-        if found.is_none_or(|(found, _)| Some(found.serial) != region) {
+        if found.is_none_or(|(present, _)| Some(present.serial) != region) {
             return Some(status::WITHDRAWN);
         }
 
@@ -126,8 +127,8 @@ impl Rma {
         self.move_in(unit, range, &data, part.length, waiting)
     }
 
-    /// Records that a part of a get was answered. Returns the get's source and length if this was
-    /// its last part.
+    /// Records that a part of a get was answered. Returns the get's source and length if this
+    /// answer ends it.
     fn count_answer(&mut self, attachment: AttachmentId, part: &Part, status: u8) -> Option<(u64, u32)> {
         let commands = &mut self.client(attachment)?.commands;
         let in_flight = commands.in_flight(part.id)?;
@@ -173,7 +174,7 @@ impl Rma {
             client.data_reads.drop_data(requester, id);
         }
 
-        let Owner::Tenant { queue_generation } = owner else { return };
+        let Owner::SameClient { queue_generation } = owner else { return };
         client.counts.completed += 1;
         unit.parts.attachments.mark_changed(attachment);
 

@@ -1,20 +1,21 @@
 //! The time for which clients with slow memory may hold queues that all clients share.
 //!
 //! A budget is a token bucket of nanoseconds. It is charged while a packet at the front of a shared
-//! queue waits for the client. It refills at a hundredth of the time that passes. A reset of the
-//! client does not refill it.
+//! queue waits for the client; such a wait is called a *hold*. It refills at a hundredth of the
+//! time that passes. A reset of the client does not refill it.
 
 use nicforge_core::time::Nanos;
 
-/// Nanoseconds that one client may hold shared queues at once.
-pub(super) const OF_CLIENT: u64 = 50_000_000;
-/// Nanoseconds that all clients of a card may hold shared queues at once, together.
-pub(super) const OF_CARD: u64 = 100_000_000;
+/// Nanoseconds for which one client may hold shared queues before its budget needs a refill.
+pub(super) const CLIENT_NANOSECONDS: u64 = 50_000_000;
+/// Nanoseconds for which all clients of a card together may hold shared queues before the card's
+/// budget needs a refill.
+pub(super) const CARD_NANOSECONDS: u64 = 100_000_000;
 /// Nanoseconds that must pass for a refill of one nanosecond.
-const REFILL: u64 = 100;
-/// Maximum number of nanoseconds charged between two checks. A card that was not driven for longer
-/// could not see an answer.
-const SLICE: u64 = 5_000_000;
+const REFILL_RATIO: u64 = 100;
+/// Maximum number of nanoseconds charged between two checks. If the card did not run for longer, it
+/// could not see the client's answer.
+const MAX_CHARGE: u64 = 5_000_000;
 
 /// A token bucket of nanoseconds.
 #[derive(Clone, Copy, Debug)]
@@ -25,21 +26,21 @@ pub(super) struct Budget {
     left: i64,
     /// The time up to which the budget has been refilled.
     refilled: Nanos,
-    /// The time up to which the current hold is charged.
-    held: Option<Nanos>,
+    /// The time up to which the current hold is charged; `None` if there is no hold.
+    charged_until: Option<Nanos>,
 }
 
 impl Budget {
     /// Returns a full budget of `capacity` nanoseconds.
     pub(super) fn new(capacity: u64) -> Self {
         let capacity = capacity as i64;
-        Self { capacity, left: capacity, refilled: Nanos::ZERO, held: None }
+        Self { capacity, left: capacity, refilled: Nanos::ZERO, charged_until: None }
     }
 
     /// Begins or continues a hold, and charges it up to now. Returns false if the budget is spent.
     pub(super) fn hold(&mut self, now: Nanos) -> bool {
         self.charge(now);
-        self.held = Some(now);
+        self.charged_until = Some(now);
 
         self.left > 0
     }
@@ -47,20 +48,20 @@ impl Budget {
     /// Ends a hold, and charges the rest of it.
     pub(super) fn release(&mut self, now: Nanos) {
         self.charge(now);
-        self.held = None;
+        self.charged_until = None;
     }
 
     /// Refills the budget up to now, and charges the present hold.
     fn charge(&mut self, now: Nanos) {
-        let refill = now.0.saturating_sub(self.refilled.0) / REFILL;
+        let refill = now.0.saturating_sub(self.refilled.0) / REFILL_RATIO;
         if refill > 0 {
             let refill = i64::try_from(refill).unwrap_or(i64::MAX);
             self.left = self.left.saturating_add(refill).min(self.capacity);
             self.refilled = now;
         }
 
-        let held = self.held.map_or(0, |since| now.0.saturating_sub(since.0));
-        self.left = self.left.saturating_sub(held.min(SLICE) as i64);
+        let held = self.charged_until.map_or(0, |since| now.0.saturating_sub(since.0));
+        self.left = self.left.saturating_sub(held.min(MAX_CHARGE) as i64);
     }
 }
 
@@ -68,48 +69,50 @@ impl Budget {
 mod tests {
     use super::*;
 
+    /// Time at which the tests begin.
     const START: u64 = 1_000_000_000_000;
+    /// Nanoseconds between two checks.
+    const CHECK_INTERVAL: u64 = 20_000;
 
-    /// Holds as often as it may for `window` nanoseconds, and returns the time held.
+    /// Holds whenever the budget allows it for `window` nanoseconds, and returns the time held.
     fn hold_all(budget: &mut Budget, start: u64, window: u64) -> u64 {
         let (mut held, mut now) = (0, start);
         while now < start + window {
             if budget.hold(Nanos(now)) {
-                now += 20_000;
-                held += 20_000;
+                held += CHECK_INTERVAL;
             } else {
                 budget.release(Nanos(now));
-                now += 20_000;
             }
+            now += CHECK_INTERVAL;
         }
         budget.release(Nanos(now));
         held
     }
 
     #[test]
-    fn a_window_holds_the_capacity_and_a_hundredth_of_its_length() {
-        let mut budget = Budget::new(OF_CLIENT);
+    fn queues_are_held_for_the_capacity_and_a_hundredth_of_the_time_that_passes() {
+        let mut budget = Budget::new(CLIENT_NANOSECONDS);
 
         let held = hold_all(&mut budget, START, 5_000_000_000);
-        assert!((OF_CLIENT..=OF_CLIENT + 50_100_000).contains(&held), "{held}");
+        assert!((CLIENT_NANOSECONDS..=CLIENT_NANOSECONDS + 50_100_000).contains(&held), "{held}");
 
-        // The second window has only its refill.
+        // The capacity is spent, so only the refill is left.
         let held = hold_all(&mut budget, START + 5_000_000_000, 5_000_000_000);
         assert!((45_000_000..=50_100_000).contains(&held), "{held}");
     }
 
     #[test]
     fn a_spent_budget_is_full_again_after_a_hundred_times_its_length() {
-        let mut budget = Budget::new(OF_CLIENT);
+        let mut budget = Budget::new(CLIENT_NANOSECONDS);
         hold_all(&mut budget, START, 1_000_000_000);
-        let later = START + 1_000_000_000 + OF_CLIENT * REFILL;
-        assert!(hold_all(&mut budget, later, OF_CLIENT) >= OF_CLIENT - 20_000);
+        let later = START + 1_000_000_000 + CLIENT_NANOSECONDS * REFILL_RATIO;
+        assert!(hold_all(&mut budget, later, CLIENT_NANOSECONDS) >= CLIENT_NANOSECONDS - CHECK_INTERVAL);
     }
 
     #[test]
-    fn time_without_a_check_is_charged_in_slices() {
-        let mut budget = Budget::new(OF_CLIENT);
+    fn a_long_time_without_a_check_does_not_spend_the_budget() {
+        let mut budget = Budget::new(CLIENT_NANOSECONDS);
         assert!(budget.hold(Nanos(START)));
-        assert!(budget.hold(Nanos(START + 1_000_000_000)), "the card was not driven");
+        assert!(budget.hold(Nanos(START + 1_000_000_000)), "the card did not run in between");
     }
 }

@@ -7,7 +7,7 @@ use nicforge_hwi::extoll_rma::{Command, MAX_COMMANDS, MAX_IMMEDIATE, MAX_LENGTH,
 use super::part::{Part, max_request_bytes};
 use crate::wire::Endpoint;
 
-/// Targets that are considered in the search for a command that can proceed.
+/// Maximum number of targets that are considered in the search for a command that can proceed.
 pub(super) const LOOK_AHEAD: usize = 8;
 
 /// The request of a command. It does not change after the command was written.
@@ -30,14 +30,15 @@ impl Request {
     }
 }
 
-/// The notification queue that a command was written for.
+/// Whether the client that wrote a command is still there to be notified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// The VPID was not reset since. `queue_generation` names the notification queue that was
-    /// enabled then: see [`super::notify::Notifications::generation`].
-    Tenant { queue_generation: u32 },
-    /// The VPID was reset since. The command gets no notifications, and no more parts of it are
-    /// sent.
+    /// The VPID was not reset since the command was written. `queue_generation` names the
+    /// notification queue that was enabled at that time: see
+    /// [`super::notify::Notifications::generation`].
+    SameClient { queue_generation: u32 },
+    /// The VPID was reset, or its client left. The command gets no notifications, and no more parts
+    /// of it are sent.
     Orphaned,
 }
 
@@ -54,7 +55,8 @@ pub(super) enum State {
     Ended,
 }
 
-/// The bytes of a command that have gone, and the memory they belong to.
+/// How far a command has come: its bytes that were sent and answered, and the memory of these
+/// bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Progress {
     /// Bytes that were sent, or requested by a get.
@@ -64,9 +66,9 @@ pub(super) struct Progress {
     /// The region at this card: a put's source or a get's destination. `None` before the lookup,
     /// and for an immediate put.
     pub(super) region: Option<u64>,
-    /// The region that a get reads, from the first answer.
+    /// The number of the region that a get reads, which the first answer tells.
     pub(super) read: Option<u64>,
-    /// The generation of the responder's notification queue, from the first answer to a get.
+    /// The generation of the responder's notification queue, which the first answer to a get tells.
     pub(super) responder_queue: Option<u32>,
 }
 
@@ -108,7 +110,7 @@ impl InFlightCommand {
                 source: written.source,
                 destination: written.destination,
             },
-            owner: Owner::Tenant { queue_generation },
+            owner: Owner::SameClient { queue_generation },
             state: State::New,
             status: if valid { status::DONE } else { status::COMMAND },
             progress: Progress::default(),
@@ -134,8 +136,9 @@ impl InFlightCommand {
         self.progress.sent.saturating_sub(self.progress.answered)
     }
 
-    /// Returns the status of a get with this answer. The first answer decides which region the get
-    /// reads. When a later part is refused, that region was there before, so it was withdrawn.
+    /// Returns the status of a get after this answer. The first answer decides which region the get
+    /// reads. If a later part is refused, or is read from another region, that region was withdrawn
+    /// in between.
     pub(super) fn status_with(&mut self, answer: &Part) -> u8 {
         let status = if self.status == status::DONE { answer.status } else { self.status };
         let read_elsewhere = match status {
@@ -183,6 +186,7 @@ pub(super) struct TargetSearch {
 }
 
 impl TargetSearch {
+    /// Returns whether the search has seen a command for this target.
     fn contains(&self, target: Endpoint) -> bool {
         self.targets[..self.count].contains(&target)
     }
@@ -254,18 +258,19 @@ impl Commands {
     }
 
     /// Returns whether an earlier command for the same target keeps this one from starting. A
-    /// command that has failed waits for all of them, a put only for gets.
+    /// command that has failed waits for all earlier ones, so that they end in order. A put waits
+    /// only for gets.
     pub(super) fn has_to_wait(&self, index: usize, has_failed: bool) -> bool {
-        let Some(this) = self.list.get(index) else { return true };
+        let Some(in_flight) = self.list.get(index) else { return true };
 
-        if !has_failed && (this.request.is_get() || self.gets == 0) {
+        if !has_failed && (in_flight.request.is_get() || self.gets == 0) {
             return false;
         }
 
-        self.list.iter().take(index).any(|before| {
-            before.state != State::Ended
-                && before.request.target == this.request.target
-                && (has_failed || before.request.is_get())
+        self.list.iter().take(index).any(|earlier| {
+            earlier.state != State::Ended
+                && earlier.request.target == in_flight.request.target
+                && (has_failed || earlier.request.is_get())
         })
     }
 
@@ -286,21 +291,23 @@ impl Commands {
         }
     }
 
-    /// Returns the next command from `from` on that may proceed, for a target that is not in
-    /// `ahead` yet, and adds the target. Commands for one target keep their order.
+    /// Returns the index of the next command from `from` on that may proceed: the first one with
+    /// parts to send whose target the search has not seen. Adds that target to the search. Commands
+    /// for one target thus keep their order.
     #[inline]
-    pub(super) fn next_ahead(&self, ahead: &mut TargetSearch, from: usize) -> Option<usize> {
-        if ahead.count == LOOK_AHEAD || from > self.list.len() {
+    pub(super) fn next_to_send(&self, search: &mut TargetSearch, from: usize) -> Option<usize> {
+        if search.count == LOOK_AHEAD || from > self.list.len() {
             return None;
         }
 
-        let open = |in_flight: &InFlightCommand| matches!(in_flight.state, State::New | State::Sending);
-        let mut rest = self.list.range(from..);
-        let index =
-            from + rest.position(|in_flight| open(in_flight) && !ahead.contains(in_flight.request.target))?;
+        let may_send = |in_flight: &InFlightCommand| {
+            matches!(in_flight.state, State::New | State::Sending)
+                && !search.contains(in_flight.request.target)
+        };
+        let index = from + self.list.range(from..).position(may_send)?;
 
-        ahead.targets[ahead.count] = self.list[index].request.target;
-        ahead.count += 1;
+        search.targets[search.count] = self.list[index].request.target;
+        search.count += 1;
         Some(index)
     }
 
@@ -311,31 +318,32 @@ impl Commands {
     /// time counts for commands that can't be sent because [`LOOK_AHEAD`] other targets are before
     /// them.
     pub(super) fn check_progress(&mut self, elapsed: u64, limit: u64) {
-        let (mut ahead, mut from) = (TargetSearch::default(), self.sent);
-        while let Some(index) = self.next_ahead(&mut ahead, from) {
+        // The targets to which a command may be sent now.
+        let (mut search, mut from) = (TargetSearch::default(), self.sent);
+        while let Some(index) = self.next_to_send(&mut search, from) {
             from = index + 1;
         }
 
         for index in 0..self.list.len() {
             let InFlightCommand { request: Request { target, .. }, state, .. } = self.list[index];
-            let same = |in_flight: &&InFlightCommand| in_flight.request.target == target;
-            if state == State::Ended
-                || self.list.iter().take(index).filter(same).any(|before| before.state != State::Ended)
-            {
+            let has_target = |in_flight: &&InFlightCommand| in_flight.request.target == target;
+            let is_first = state != State::Ended
+                && self.list.iter().take(index).filter(has_target).all(|before| before.state == State::Ended);
+            if !is_first {
                 continue;
             }
 
-            if state != State::Sent && !ahead.contains(target) {
+            if state != State::Sent && !search.contains(target) {
                 continue;
             }
 
-            let moved = self
+            let has_progressed = self
                 .list
                 .iter()
-                .filter(same)
+                .filter(has_target)
                 .any(|in_flight| in_flight.watchdog_state == WatchdogState::Progressed);
             let waited = match self.list[index].watchdog_state {
-                _ if moved => 0,
+                _ if has_progressed => 0,
                 WatchdogState::Progressed => 0,
                 WatchdogState::Waiting(waited) => waited.saturating_add(elapsed),
                 WatchdogState::Expired => limit,
@@ -359,7 +367,7 @@ impl Commands {
     }
 
     /// Returns the number of the first command that has expired and not ended.
-    pub(super) fn expired(&self) -> Option<u32> {
+    pub(super) fn first_expired(&self) -> Option<u32> {
         let index = self
             .list
             .iter()
@@ -382,9 +390,11 @@ fn is_valid(written: &Command) -> bool {
 mod tests {
     use super::*;
 
+    /// The limit of the watchdog.
     const LIMIT: u64 = 100;
 
-    fn list(targets: &[u16]) -> Commands {
+    /// Returns a list of puts for these VPIDs of node 0.
+    fn puts_for(targets: &[u16]) -> Commands {
         let mut commands = Commands::default();
         for &vpid in targets {
             assert!(commands.push(&Command::new(0, vpid, command::PUT, 0, 8, 0, 0), 0));
@@ -392,13 +402,14 @@ mod tests {
         commands
     }
 
+    /// Returns the indices of the commands that have expired.
     fn expired(commands: &Commands) -> Vec<usize> {
         (0..commands.list.len()).filter(|&index| commands.list[index].is_expired()).collect()
     }
 
     #[test]
-    fn progress_of_one_command_keeps_only_the_commands_for_its_target() {
-        let mut commands = list(&[1, 2, 1]);
+    fn progress_of_one_command_restarts_the_watchdog_for_its_target_only() {
+        let mut commands = puts_for(&[1, 2, 1]);
 
         for _ in 0..3 {
             commands.list[2].watchdog_state = WatchdogState::Progressed;
@@ -406,7 +417,7 @@ mod tests {
         }
 
         assert_eq!(expired(&commands), [1]);
-        assert_eq!(commands.expired(), Some(1));
+        assert_eq!(commands.first_expired(), Some(1));
         commands.check_progress(LIMIT / 2, LIMIT);
         assert_eq!(expired(&commands), [1]);
 
@@ -417,12 +428,12 @@ mod tests {
     #[test]
     fn time_queued_after_too_many_other_targets_does_not_count() {
         let targets: Vec<u16> = (0..LOOK_AHEAD as u16 + 2).flat_map(|vpid| [vpid; 3]).collect();
-        let mut commands = list(&targets);
+        let mut commands = puts_for(&targets);
 
         commands.check_progress(LIMIT, LIMIT);
         assert_eq!(expired(&commands), (0..3 * LOOK_AHEAD).collect::<Vec<_>>());
 
-        // An answer is waited for whatever commands are before it.
+        // Time counts for a command that waits for its answer, whatever commands come before it.
         commands.list.back_mut().unwrap().state = State::Sent;
         commands.list[3 * LOOK_AHEAD + 3].state = State::Ended;
         commands.list[3 * LOOK_AHEAD + 4].state = State::Ended;
@@ -432,27 +443,28 @@ mod tests {
     }
 
     #[test]
-    fn time_counts_from_when_a_command_is_the_first_one() {
-        let mut commands = list(&[1, 1]);
+    fn time_counts_only_while_a_command_is_the_first_for_its_target() {
+        let mut commands = puts_for(&[1, 1]);
 
         commands.check_progress(LIMIT - 1, LIMIT);
         commands.list[0].state = State::Ended;
         commands.check_progress(LIMIT - 1, LIMIT);
 
-        assert_eq!(commands.expired(), None);
+        assert_eq!(commands.first_expired(), None);
         commands.check_progress(1, LIMIT);
-        assert_eq!(commands.expired(), Some(1));
+        assert_eq!(commands.first_expired(), Some(1));
     }
 
     #[test]
-    fn invalid_descriptors_are_taken_and_end_with_an_error_status() {
+    fn invalid_descriptors_are_listed_with_an_error_status_and_no_data() {
+        const UNKNOWN_COMMAND: u8 = 7;
         let put = Command::new(0, 1, command::PUT, 0, 8, 0, 0);
         let invalid = [
             Command { head: put.head | Command::RESERVED, ..put },
             Command::new(0, 1, command::PUT, 0, 0, 0, 0),
             Command::new(0, 1, command::PUT, 0, MAX_LENGTH + 1, 0, 0),
             Command::new(0, 1, command::IMMEDIATE_PUT, 0, MAX_IMMEDIATE + 1, 0, 0),
-            Command::new(0, 1, 7, 0, 8, 0, 0),
+            Command::new(0, 1, UNKNOWN_COMMAND, 0, 8, 0, 0),
         ];
 
         let mut commands = Commands::default();

@@ -14,9 +14,9 @@
 //! | `notify` | notification queues |
 //! | `registers` | the registers of the unit |
 //!
-//! **Owns**: for each attachment, the commands in flight, the notification queue, and the stages
-//! and side queues of its memory. For the card, the puts that have begun, the progress of packets
-//! that wait at the front of queues, and the watchdog.
+//! **Owns**: for each attachment, the commands in flight, the notification queue, and the staging
+//! buffers and side queues of its memory. For the card, the puts that have begun, the progress of
+//! packets that wait at the front of queues, and the watchdog.
 //!
 //! **In**: descriptors, RMA packets, answers to reads of client memory. **Out**: packets, data in
 //! registered memory, notifications, errors and interrupts by the
@@ -26,18 +26,18 @@
 //! command ends exactly once. An attachment is in the set of sending ones while a command of its
 //! list was not sent completely, and in the set of occupied ones while a side queue has packets.
 //!
-//! **Order.** All parts of a VPID's commands for one node travel one way and are handled in the
-//! order in which they were sent. Answers come back the same way. A put waits until the VPID's gets
-//! from the same target have ended. The reason is that a get's data are read when they are copied,
-//! which is later than the request.
+//! **Order.** All parts of a VPID's commands for one node take the same route and are handled in
+//! the order in which they were sent. So do their answers. A put waits until the VPID's gets from
+//! the same target have ended: a get's data are read when they are copied, which may be after the
+//! get's request was handled, and the put must not change them before.
 //!
 //! **Ends.** Every command whose first part was sent ends by an answer, even if its VPID was reset.
-//! A put that can't continue sends its end. A VPID's next tenant waits for the commands that its
-//! predecessor left and gets no notifications of them.
+//! A put that can't continue sends its end. After a reset of a VPID, its new commands wait for the
+//! old ones, and no notifications of the old ones are written.
 //!
 //! Only the watchdog ends a command without an answer. A late answer to such a command finds no
-//! command and is dropped. If a put is ended half way, its target forgets it when the next one
-//! begins.
+//! command and is dropped. If a put ends half way, its target forgets it when the next put from the
+//! same VPID begins.
 //!
 //! **Waiting.** A packet at the front of a queue of the network stays there while its answer has no
 //! room, and the other queues continue. A packet that waits for memory accessed by DMA messages
@@ -82,7 +82,7 @@ use crate::{
     wire::{Kind, Wire},
 };
 
-/// Bytes that count as one packet's worth of work, unless packets are smaller.
+/// Bytes that count as one unit of a step's budget, unless packets are smaller.
 const BYTES_A_UNIT: u32 = 4096;
 
 /// Returns the cost of a part of `bytes` bytes, in units of a step's budget. Packets carry at most
@@ -109,7 +109,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
-    /// Returns the sums of both counters.
+    /// Returns the sums of the counters of both.
     fn and(self, other: Self) -> Self {
         Self {
             commands: self.commands + other.commands,
@@ -130,7 +130,7 @@ pub(crate) struct Totals {
     pub(crate) refused: u64,
     /// Number of commands that the watchdog has ended.
     pub(crate) timed_out: u64,
-    /// Packets that ended early because a budget was spent.
+    /// Number of packets that ended early because a budget of [`budget`] was spent.
     pub(crate) hurried: u64,
     /// Number of bytes moved to this card's memory.
     pub(crate) bytes: u64,
@@ -141,10 +141,10 @@ struct Client {
     notifications: Notifications,
     counts: Counts,
     commands: Commands,
-    /// Stage for puts from this client's memory, where it is accessed by DMA messages.
+    /// Staging buffer for puts from this client's memory, where it is accessed by DMA messages.
     data_reads: StagingBuffer,
-    /// Stage for gets from this client's memory, where it is accessed by DMA messages.
-    answering: StagingBuffer,
+    /// Staging buffer for gets from this client's memory, where it is accessed by DMA messages.
+    answer_reads: StagingBuffer,
     /// Whether the client has let a message wait too long. The card does not wait for its next
     /// ones.
     unresponsive: bool,
@@ -161,10 +161,10 @@ impl Default for Client {
             counts: Counts::default(),
             commands: Commands::default(),
             data_reads: StagingBuffer::default(),
-            answering: StagingBuffer::default(),
+            answer_reads: StagingBuffer::default(),
             unresponsive: false,
             side_queues: Default::default(),
-            budget: Budget::new(budget::OF_CLIENT),
+            budget: Budget::new(budget::CLIENT_NANOSECONDS),
         }
     }
 }
@@ -184,8 +184,8 @@ pub(crate) struct Rma {
     side_queues: SideQueues,
     /// Buffer for writes to memory that is accessed by DMA messages.
     scratch: Box<[u8]>,
-    /// Counters of earlier tenants.
-    before: Counts,
+    /// Sums of the attachments' counters up to their last resets.
+    before_resets: Counts,
     /// Number of accesses to this card's memory that were refused.
     refused: u64,
     /// Number of bytes moved to this card's memory.
@@ -208,7 +208,7 @@ impl Rma {
             waiting: [Waiting::default(); QUEUES],
             side_queues: SideQueues::default(),
             scratch: Box::default(),
-            before: Counts::default(),
+            before_resets: Counts::default(),
             refused: 0,
             bytes: 0,
             reading: Server::default(),
@@ -217,7 +217,7 @@ impl Rma {
         }
     }
 
-    /// Allocates the state of an attachment, whose client comes.
+    /// Allocates the state of an attachment whose client is about to attach.
     pub(crate) fn open(&mut self, attachment: AttachmentId) {
         self.clients.open(attachment);
     }
@@ -243,7 +243,7 @@ impl Rma {
     /// Returns the counters of the card.
     pub(crate) fn totals(&self) -> Totals {
         Totals {
-            clients: self.clients.iter().fold(self.before, |sum, client| sum.and(client.counts)),
+            clients: self.clients.iter().fold(self.before_resets, |sum, client| sum.and(client.counts)),
             refused: self.refused,
             timed_out: self.watchdog.ended,
             hurried: self.side_queues.hurried,
@@ -251,20 +251,20 @@ impl Rma {
         }
     }
 
-    /// Begins a tenancy with the state of power-on, or ends one. The client's memory is no longer
-    /// accessed, and its commands end without notifications. The caller must have deregistered the
-    /// client's regions.
+    /// Returns an attachment to the state of power-on, because of a reset or because its client
+    /// comes or leaves. The client's memory is no longer accessed, and the commands so far end
+    /// without notifications. The caller must have deregistered the client's regions.
     pub(crate) fn power_on(&mut self, attachment: AttachmentId, read_pointer: Option<SharedU64>) {
         let Some(client) = self.client(attachment) else { return };
 
         client.notifications.power_on(read_pointer);
         client.data_reads.abandon();
-        client.answering.abandon();
+        client.answer_reads.abandon();
         client.unresponsive = false;
         client.commands.orphan();
 
         let (counted, is_sending) = (std::mem::take(&mut client.counts), client.commands.is_sending());
-        self.before = self.before.and(counted);
+        self.before_resets = self.before_resets.and(counted);
         if is_sending {
             self.sending.add(attachment);
         } else {
@@ -297,17 +297,17 @@ impl Rma {
                 self.handle(unit, wire, part, memory, &mut waiting)
             };
 
-            let stays = match handled {
-                Handled::Done => None,
-                Handled::NoRoom => Some(None),
-                Handled::Slow => Some(self.move_to_side_queue(unit, arrival, part, waiting)),
+            // The cost of moving the packet away, if it was moved.
+            let moved = match handled {
+                Handled::Slow => self.move_to_side_queue(unit, arrival, part, waiting),
+                Handled::Done | Handled::NoRoom => None,
             };
-            let stayed = stays == Some(None);
+            let stays = handled != Handled::Done && moved.is_none();
             if let Some(progress) = self.waiting.get_mut(queue) {
-                *progress = if stayed { waiting } else { Waiting::default() };
+                *progress = if stays { waiting } else { Waiting::default() };
             }
-            if let Some(cost) = stays {
-                return cost;
+            if handled != Handled::Done {
+                return moved;
             }
         }
 
@@ -328,7 +328,7 @@ impl Rma {
         memory: Option<Arc<DmaLease>>,
         waiting: &mut Waiting,
     ) -> Handled {
-        // The packets with data refer to memory, or are immediate puts.
+        // Both kinds of packet may carry data, which the writing DMA engine moves.
         let writes = matches!(wire.kind, Kind::Put | Kind::Answer) && part.length > 0;
         if writes && !unit.request_idle(&self.writing) {
             return Handled::NoRoom;
@@ -338,6 +338,7 @@ impl Rma {
             Kind::Put => self.put_arrived(unit, wire, part, memory, waiting),
             Kind::Get => self.get_arrived(unit, wire, part, waiting),
             Kind::Answer => self.answer_arrived(unit, wire, part, memory, waiting),
+            // Kind::Ended: the card calls RMA for no other kinds.
             _ => {
                 self.get_ended(unit, wire, part);
                 Handled::Done

@@ -23,9 +23,11 @@ const LIMITS: RingLimits = RingLimits { entries: MIN_ENTRIES..=MAX_ENTRIES, entr
 
 /// The outcome of writing a notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Put {
+enum WriteOutcome {
     Done,
+    /// The owner has not taken the oldest notification.
     Full,
+    /// The queue's memory was unmapped.
     MemoryGone,
 }
 
@@ -42,9 +44,9 @@ struct Queue {
 impl Queue {
     /// Writes a notification to the next entry. The word that marks the entry as valid is written
     /// last.
-    fn put(&mut self, notification: Notification) -> Put {
+    fn write(&mut self, notification: Notification) -> WriteOutcome {
         if self.written - self.taken == self.entries {
-            return Put::Full;
+            return WriteOutcome::Full;
         }
 
         let at = (self.written & (self.entries - 1)) * ENTRY;
@@ -54,11 +56,11 @@ impl Queue {
             .and_then(|()| self.memory.store_u64_release(at, notification.head));
 
         if written.is_err() {
-            return Put::MemoryGone;
+            return WriteOutcome::MemoryGone;
         }
 
         self.written += 1;
-        Put::Done
+        WriteOutcome::Done
     }
 }
 
@@ -70,14 +72,15 @@ pub(super) struct Notifications {
     /// Generation of the queue, which each reset, enabling and disabling increments. A command's
     /// notifications go only to the queue that was enabled when the command was written.
     generation: u32,
-    /// The last invalid read pointer; it is reported once.
+    /// The last invalid read pointer, which is not reported again.
     bad_pointer: Option<u64>,
     /// The client's read pointer of the queue, while a client is attached.
     read_pointer: Option<SharedU64>,
 }
 
 impl Notifications {
-    /// Begins a tenancy without a queue.
+    /// Returns to the state of power-on, without a queue. `read_pointer` is that of the client, if
+    /// there is one.
     pub(super) fn power_on(&mut self, read_pointer: Option<SharedU64>) {
         let generation = self.generation.wrapping_add(1);
         *self = Self { generation, read_pointer, ..Self::default() };
@@ -107,6 +110,7 @@ impl Notifications {
         self.generation = self.generation.wrapping_add(1);
     }
 
+    /// Returns the client's read pointer, if there is a client.
     fn load_read_pointer(&self) -> Option<u64> {
         Some(self.read_pointer.as_ref()?.load(Ordering::Acquire))
     }
@@ -177,23 +181,23 @@ impl Rma {
         attachment: AttachmentId,
         notification: Notification,
     ) {
-        let first = !self.poll_notifications(unit, attachment);
+        let was_empty = !self.poll_notifications(unit, attachment);
         let Some(client) = self.client(attachment) else { return };
         let Some(queue) = &mut client.notifications.queue else { return };
 
-        match queue.put(notification) {
-            Put::Done => {
+        match queue.write(notification) {
+            WriteOutcome::Done => {
                 client.counts.notifications += 1;
                 unit.parts.attachments.mark_changed(attachment);
-                if first {
+                if was_empty {
                     unit.raise(attachment, vector::RMA_NOTIFICATION);
                 }
             }
-            Put::Full => {
+            WriteOutcome::Full => {
                 client.counts.overflows += 1;
                 unit.fail(attachment, error::OVERFLOW, 0);
             }
-            Put::MemoryGone => {
+            WriteOutcome::MemoryGone => {
                 client.notifications.disable();
                 unit.fail(attachment, error::RING_MEMORY, 0);
             }

@@ -13,14 +13,14 @@ use crate::{
 /// Bytes of a packet's content. The data are not in it: the packet refers to them, or they are one
 /// of its words.
 pub(super) const BYTES: usize = 40;
-/// Answers that a get's request asks for at most.
-const ANSWERS: u32 = 16;
+/// Maximum number of answers that one request of a get asks for.
+const MAX_ANSWERS: u32 = 16;
 
-/// Returns the most bytes of data that a request for a part of a get asks for. The answers carry at
-/// most `mtu` each.
+/// Returns the maximum number of bytes that a request for a part of a get asks for. Each of its
+/// answers carries at most `mtu` bytes of data.
 #[inline]
 pub(super) fn max_request_bytes(mtu: u32) -> u32 {
-    mtu.saturating_mul(ANSWERS).min(MAX_RMA_MTU)
+    mtu.saturating_mul(MAX_ANSWERS).min(MAX_RMA_MTU)
 }
 
 /// A part of a command, or the answer to one.
@@ -36,8 +36,8 @@ pub(super) struct Part {
     /// In a put: this is the last part. In an answer: the get is finished as far as the answering
     /// card is concerned.
     pub(super) last: bool,
-    /// Whether the packet refers to a stage of its sender, which is occupied until the packet is
-    /// gone.
+    /// Whether the packet refers to a staging buffer of its sender, which is in use until the
+    /// packet is handled or copied.
     pub(super) staged: bool,
     /// Bytes in this part; 0 in a part that only ends its command.
     pub(super) length: u32,
@@ -48,8 +48,8 @@ pub(super) struct Part {
     /// In the answer to a get, and in its end: the generation of the responder's notification
     /// queue.
     pub(super) queue_generation: u32,
-    /// The address of the command at its target. In an answer: the number of the region that was
-    /// read.
+    /// The address of the command at its target. In an answer to a get: the number of the region
+    /// that was read.
     pub(super) address: u64,
     /// Offset of the data in the memory that the packet refers to, or an immediate put's data.
     pub(super) data: u64,
@@ -62,8 +62,8 @@ impl Part {
         self.total.wrapping_sub(self.rest)
     }
 
-    /// Sends the part as a packet of a VPID of this card. A packet that refers to memory takes the
-    /// link's time for its data.
+    /// Sends the part as a packet of VPID `source` of this card. A packet that refers to memory
+    /// occupies a link as long as if it carried the data.
     ///
     /// # Errors
     /// [`Unsent`].

@@ -26,7 +26,8 @@ use crate::{
     wire::{Class, Endpoint, Kind},
 };
 
-/// Requests of the largest size that a VPID's gets may have sent, and whose data have not arrived.
+/// Maximum number of requests of the largest size that a VPID's gets may have sent before their
+/// data arrive.
 const GET_WINDOW: u32 = 8;
 
 /// The outcome of sending one part for a VPID.
@@ -39,9 +40,10 @@ pub(super) enum PartOutcome {
 
 /// The data of a put's part.
 enum PartData {
-    /// The memory that the packet refers to; none for a part without data of its own.
+    /// The part can be sent. The memory is the one that the packet refers to; `None` if the packet
+    /// carries a word or nothing.
     Ready(Option<Arc<DmaLease>>),
-    /// A message for the data is not answered.
+    /// A DMA message that reads the data is not answered yet.
     Pending,
 }
 
@@ -86,13 +88,14 @@ impl Rma {
         if self.sending.is_empty() { 0 } else { self.send_round_robin(unit, budget) }
     }
 
-    /// As [`Rma::send`], where VPIDs have parts to send.
+    /// As [`Rma::send`], if VPIDs have parts to send.
     fn send_round_robin(&mut self, unit: &mut UnitContext<'_, '_>, budget: u32) -> u32 {
-        let mut waiting = self.sending;
+        // VPIDs that may have a part that can be sent now.
+        let mut candidates = self.sending;
         let mut next = self.next_vpid;
         let mut spent = 0;
         while spent < budget {
-            let Some(attachment) = waiting.in_turn(next) else { break };
+            let Some(attachment) = candidates.in_turn(next) else { break };
             next = AttachmentId(attachment.0 + 1);
 
             match self.send_part(unit, attachment) {
@@ -101,13 +104,13 @@ impl Rma {
                     // A VPID that was blocked stays the next one.
                     self.next_vpid = next;
                 }
-                PartOutcome::Blocked => waiting.remove(attachment),
+                PartOutcome::Blocked => candidates.remove(attachment),
             }
 
             let Some(client) = self.client(attachment) else { break };
             if !client.commands.is_sending() {
                 self.sending.remove(attachment);
-                waiting.remove(attachment);
+                candidates.remove(attachment);
             }
         }
         spent
@@ -116,10 +119,10 @@ impl Rma {
     /// Sends a part of a VPID's first command that can proceed.
     fn send_part(&mut self, unit: &mut UnitContext<'_, '_>, attachment: AttachmentId) -> PartOutcome {
         let Some(client) = self.client(attachment) else { return PartOutcome::Blocked };
-        let (mut ahead, mut from) = (TargetSearch::default(), client.commands.sent);
+        let (mut search, mut from) = (TargetSearch::default(), client.commands.sent);
         loop {
             let Some(client) = self.client(attachment) else { return PartOutcome::Blocked };
-            let Some(index) = client.commands.next_ahead(&mut ahead, from) else {
+            let Some(index) = client.commands.next_to_send(&mut search, from) else {
                 return PartOutcome::Blocked;
             };
             if let PartOutcome::Advanced { cost } = self.send_part_of(unit, attachment, index) {
@@ -230,7 +233,7 @@ impl Rma {
             return PartData::Ready(None);
         }
 
-        match self.source(unit, attachment, in_flight, part.id) {
+        match self.next_source(unit, attachment, in_flight, part.id) {
             Ok(Some(PacketMemory { lease, offset, length, staged })) => {
                 (part.data, part.length, part.staged) = (offset, length, staged);
                 PartData::Ready(Some(lease))
@@ -277,12 +280,12 @@ impl Rma {
         }
 
         commands.skip_sent_and_drop_ended();
-        // The bytes count for the budget of the card that moves them.
+        // The bytes are charged to the budget of the card that moves them, which is the receiver.
         PartOutcome::Advanced { cost: 1 }
     }
 
-    /// Starts a command of which no part was sent. Returns the outcome if the command
-    /// ends here or has to wait, and `None` if a part can be sent.
+    /// Starts a command of which no part was sent. Returns the outcome if the command ends here or
+    /// has to wait, and `None` if a part can be sent.
     fn start(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
@@ -298,16 +301,16 @@ impl Rma {
             return Some(PartOutcome::Advanced { cost: 1 });
         }
 
-        let judged = match in_flight.status {
+        let checked = match in_flight.status {
             status::DONE => check_command(unit, attachment, in_flight),
-            bad => Err(bad),
+            invalid => Err(invalid),
         };
 
-        if commands.has_to_wait(index, judged.is_err()) {
+        if commands.has_to_wait(index, checked.is_err()) {
             return Some(PartOutcome::Blocked);
         }
 
-        match judged {
+        match checked {
             Ok(region) => {
                 let in_flight = commands.list.get_mut(index)?;
                 in_flight.progress.region = region;
@@ -321,8 +324,9 @@ impl Rma {
         }
     }
 
-    /// Returns the data of a put's next part, or `Ok(None)` while a message for it is not answered.
-    fn source(
+    /// Returns the memory with the data of a put's next part, or `Ok(None)` while a DMA message
+    /// that reads the data is not answered.
+    fn next_source(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
         attachment: AttachmentId,
@@ -348,12 +352,12 @@ impl Rma {
         let requester = Endpoint { node: unit.parts.config.node, vpid: attachment.0 };
         let expected = ReadKey { requester, id, at, iova: piece.iova, length };
         let client = self.client(attachment).ok_or(Unreadable)?;
-        let lease = client.data_reads.fetch(unit.context, attachment, Role::Asking, expected)?;
+        let lease = client.data_reads.fetch(unit.context, attachment, Role::Put, expected)?;
         Ok(lease.map(|lease| PacketMemory { lease, offset: 0, length, staged: true }))
     }
 }
 
-/// Counts an error of a command's write.
+/// Counts an error of a write of the command register. The write has no other effect here.
 #[cold]
 fn refuse(unit: &mut UnitContext<'_, '_>, attachment: AttachmentId, code: u8) -> Write {
     unit.fail(attachment, code, reg::RMA_COMMAND);

@@ -10,8 +10,8 @@
 //! to one of the card. When one of them is spent, the oldest packet of the side queue ends as
 //! withdrawn and makes room.
 //!
-//! A packet in a side queue does not occupy another client's stage. Staged data are copied to the
-//! side queue's own memory, for at most [`COPIES`] packets.
+//! A packet in a side queue does not occupy another client's staging buffer: data in such a buffer
+//! are copied to the side queue's own memory, for at most [`COPIES`] packets.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -38,9 +38,9 @@ use crate::{
     wire::{Class, Wire},
 };
 
-/// Packets in a side queue at most.
+/// Maximum number of packets in a side queue.
 const DEPTH: usize = 256;
-/// Packets with copied data in a side queue at most.
+/// Maximum number of packets with copied data in a side queue.
 const COPIES: usize = 4;
 /// Longest time between two checks of a side queue, in nanoseconds.
 const LONGEST_RETRY: u64 = 1_000_000;
@@ -84,6 +84,7 @@ pub(super) struct SideQueue {
 }
 
 impl SideQueue {
+    /// Returns whether no packet waits.
     pub(super) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -98,7 +99,7 @@ impl SideQueue {
         let (mut memory, mut copy) = (memory, None);
         if part.staged {
             // Without a copy the packet has no data, and its command ends as withdrawn.
-            copy = memory.take().and_then(|stage| self.copy(&stage, &part));
+            copy = memory.take().and_then(|buffer| self.copy(&buffer, &part));
             memory = copy.and_then(|slot| self.lease(slot));
             part.data = 0;
         }
@@ -107,14 +108,14 @@ impl SideQueue {
     }
 
     /// Copies a packet's data to a free slot and returns the slot.
-    fn copy(&mut self, stage: &DmaLease, part: &Part) -> Option<usize> {
+    fn copy(&mut self, buffer: &DmaLease, part: &Part) -> Option<usize> {
         let slot = self.used.iter().position(|used| !used)?;
         if self.memory.is_none() {
             self.memory = SharedMemory::create("rma-aside", COPIES * MAX_RMA_MTU as usize).ok();
         }
 
         let length = u64::from(part.length.min(MAX_RMA_MTU));
-        stage.copy_to(part.data, &*self.lease(slot)?, 0, length).ok()?;
+        buffer.copy_to(part.data, &*self.lease(slot)?, 0, length).ok()?;
         self.used[slot] = true;
         Some(slot)
     }
@@ -156,7 +157,7 @@ pub(super) struct SideQueues {
     next_owner: AttachmentId,
     /// The time for which packets of all clients may hold shared queues.
     budget: Budget,
-    /// Packets that ended early because a budget was spent.
+    /// Number of packets that ended early because a budget was spent.
     pub(super) hurried: u64,
 }
 
@@ -165,7 +166,7 @@ impl Default for SideQueues {
         Self {
             occupied: Set::default(),
             next_owner: AttachmentId(0),
-            budget: Budget::new(budget::OF_CARD),
+            budget: Budget::new(budget::CARD_NANOSECONDS),
             hurried: 0,
         }
     }
@@ -219,13 +220,13 @@ impl Rma {
         self.side_queues.occupied.add(owner);
         unit.context.wake_at(next_check);
 
-        // The check of this packet, or of the packet that made room, may have copied as much as
-        // this.
+        // The attempt to handle this packet, or the end of the packet that made room, may have
+        // copied as many bytes as this one has.
         Some(cost(part.length, unit.parts.config.rma_mtu))
     }
 
-    /// Returns whether a side queue has room for a packet. If necessary and allowed, it ends the
-    /// oldest packet.
+    /// Returns whether a side queue has room for a packet. If the queue is full and a budget is
+    /// spent, the oldest packet ends to make room.
     fn make_room(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
@@ -246,9 +247,9 @@ impl Rma {
             return false;
         }
 
-        let of_client = client.budget.hold(now);
-        let of_card = self.side_queues.budget.hold(now);
-        if of_client && of_card {
+        let client_may_hold = client.budget.hold(now);
+        let all_may_hold = self.side_queues.budget.hold(now);
+        if client_may_hold && all_may_hold {
             unit.context.wake_at(now.after(retry::MEMORY_BUSY));
             return false;
         }
@@ -291,8 +292,8 @@ impl Rma {
         spent
     }
 
-    /// Handles the first packet of a side queue. Returns the cost if it is finished, and `None` if
-    /// it waits. The last attempt ends a packet that would wait.
+    /// Handles the first packet of a side queue. Returns the cost if the packet is finished, and
+    /// `None` if it waits. With `is_last_attempt`, a packet that would wait for its client ends.
     fn handle_first_side_packet(
         &mut self,
         unit: &mut UnitContext<'_, '_>,

@@ -35,21 +35,26 @@ pub(super) struct PartialPut {
     /// The status so far.
     status: u8,
     /// The generation of the target's notification queue when the first part arrived. A queue that
-    /// was enabled later may be another tenant's.
+    /// was enabled later may belong to another client, and gets no notification of the put.
     queue_generation: u32,
 }
 
-/// Returns the status with which a requester's access is refused, or the number of the region that
-/// it may read or write: `rest` bytes of a VPID's memory.
+/// Returns the number of the region in which all `rest` bytes at `address` of the target VPID's
+/// memory lie, if the packet's sender may read or write them.
+///
+/// # Errors
+/// The status with which the access is refused.
 fn allowed(unit: &UnitContext<'_, '_>, wire: Wire, address: u64, rest: u32, write: bool) -> Result<u64, u8> {
     let owner = wire.target.vpid;
     if owner >= unit.parts.config.vpids || !unit.parts.attachments.is_present(AttachmentId(owner)) {
         return Err(status::NO_RECEIVER);
     }
 
-    let itself = wire.source == Endpoint { node: unit.parts.config.node, vpid: owner };
+    let is_own_memory = wire.source == Endpoint { node: unit.parts.config.node, vpid: owner };
     match unit.parts.atu.find(address, rest.into()) {
-        Some((region, _)) if region.owner == owner && region.allows(itself, write) => Ok(region.serial),
+        Some((region, _)) if region.owner == owner && region.allows(is_own_memory, write) => {
+            Ok(region.serial)
+        }
         _ => Err(status::REMOTE_ADDRESS),
     }
 }
@@ -92,12 +97,12 @@ impl Rma {
         let stream = Stream { requester: wire.source, target: wire.target.vpid };
         let is_only_part = part.last && part.rest == part.total;
 
-        // The first part of a put supersedes a put that its requester gave up half way.
+        // The first part of a put replaces a put that its requester gave up half way.
         let before = if part.at() == 0 { None } else { self.streams.get(&stream).copied() };
         let written = self.write_part(unit, wire, &part, before, memory.as_deref(), waiting);
         let Some(after) = written else { return Handled::Slow };
 
-        // The source's lease is returned before the answer tells its owner that the command has
+        // The requester's memory is free again before the answer tells it that the command has
         // ended.
         drop(memory);
 
@@ -113,8 +118,8 @@ impl Rma {
         let answer = Part { status: after.status, last: true, length: 0, ..part };
         let sent = answer.send(unit, Kind::Answer, wire.source, wire.target.vpid, None);
         if let Err(Unsent::Starved | Unsent::Full) = sent {
-            // There was room, so the pool is empty. The queue remembers that the data were written,
-            // and they are not written again.
+            // There was room, so the pool of packets is empty. `waiting` records that the data were
+            // written, so the retry does not write them again.
             if !is_only_part {
                 self.streams.insert(stream, after);
             }
@@ -160,7 +165,7 @@ impl Rma {
         let found = match self.check_access(unit, wire, address, part.rest, true) {
             Ok(found) => found,
             Err(refused) => {
-                // Earlier parts were written, so the memory was there.
+                // If earlier parts were written, the memory was there and was withdrawn since.
                 let status = if before.is_some() { status::WITHDRAWN } else { refused };
                 return Some(PartialPut { region, status, queue_generation });
             }
@@ -180,9 +185,9 @@ impl Rma {
         Some(PartialPut { region: Some(found), status, queue_generation })
     }
 
-    /// Handles a request for a part of a get. A part may lie in several pieces of memory, and an
-    /// answer refers to one. A get that finds no room continues later, after the pieces that were
-    /// answered.
+    /// Handles a request for a part of a get. The part may lie in several pieces of memory, and
+    /// each answer refers to one of them. A request that finds no room for an answer continues
+    /// later, after the pieces that were answered.
     pub(super) fn get_arrived(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
@@ -206,7 +211,7 @@ impl Rma {
             match self.check_access(unit, wire, address, rest, false) {
                 Ok(region) => {
                     answer.address = region;
-                    match self.lend(unit, wire, &part, (address, rest, remaining), waiting) {
+                    match self.answer_memory(unit, wire, &part, (address, rest, remaining), waiting) {
                         Ok(Some(PacketMemory { lease, offset, length, staged })) => {
                             memory = Some(lease);
                             (answer.data, answer.length, answer.last) = (offset, length, length == remaining);
@@ -236,8 +241,10 @@ impl Rma {
         }
     }
 
-    /// Returns memory for a get's answer, or `Ok(None)` while a message for it is not answered.
-    fn lend(
+    /// Returns the memory with the data of a get's next answer, or `Ok(None)` while a DMA message
+    /// that reads the data is not answered. The range is the address of the answer's data, the
+    /// bytes of the get from there on, and those of the requested part.
+    fn answer_memory(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
         wire: Wire,
@@ -260,7 +267,7 @@ impl Rma {
         let at = part.total - rest.min(part.total);
         let expected = ReadKey { requester, id: part.id, at, iova: piece.iova, length };
         let client = self.client(owner).ok_or(Unreadable)?;
-        if let Some(lease) = client.answering.fetch(unit.context, owner, Role::Answering, expected)? {
+        if let Some(lease) = client.answer_reads.fetch(unit.context, owner, Role::Get, expected)? {
             return Ok(Some(PacketMemory { lease, offset: 0, length, staged: true }));
         }
 
@@ -268,15 +275,15 @@ impl Rma {
             return Ok(None);
         }
         client.unresponsive |= !waiting.is_last_attempt;
-        client.answering.drop_data(requester, part.id);
+        client.answer_reads.drop_data(requester, part.id);
         Err(Unreadable)
     }
 
-    /// Empties the stage of a get's target, if it holds data for this get.
+    /// Empties the staging buffer of a get's target, if it holds data for this get.
     #[cold]
     fn give_up_read(&mut self, wire: &Wire, part: &Part) {
         if let Some(client) = self.client(AttachmentId(wire.target.vpid)) {
-            client.answering.drop_data(wire.source, part.id);
+            client.answer_reads.drop_data(wire.source, part.id);
         }
     }
 

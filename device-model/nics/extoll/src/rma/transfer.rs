@@ -29,11 +29,11 @@ const _: () = assert!(MAX_RMA_MTU as usize <= MAX_DMA);
 /// Progress of a packet, and the time since which it waits for a client.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Waiting {
-    /// Number of bytes that are done.
+    /// Number of bytes that were moved or answered.
     pub(super) done: u32,
-    /// The region in which these bytes were done.
+    /// Number of the region that these bytes belong to.
     region: u64,
-    /// The time since which the packet waits.
+    /// The time since which the packet waits for a client's answer.
     since: Option<Nanos>,
     /// The generation of the target's notification queue when a put's first part arrived.
     pub(super) queue_generation: Option<u32>,
@@ -82,7 +82,9 @@ pub(super) enum MoveOutcome {
 
 /// Reasons why bytes did not move.
 enum Failed {
+    /// A DMA message has to be answered first.
     Busy,
+    /// The memory of one end is gone.
     Withdrawn,
 }
 
@@ -140,7 +142,8 @@ fn word(bytes: &[u8; 8], done: u32, length: u64) -> Result<&[u8], Failed> {
     bytes.get(done..done + length as usize).ok_or(Failed::Withdrawn)
 }
 
-/// As [`copy`], to memory that is accessed by DMA messages.
+/// Writes `length` bytes of the data, from byte `done` on, to memory that is accessed by DMA
+/// messages.
 fn write(
     context: &mut Context<'_>,
     scratch: &mut Box<[u8]>,
@@ -165,14 +168,16 @@ fn write(
     written.map_err(|error| if error == DmaError::Busy { Failed::Busy } else { Failed::Withdrawn })
 }
 
-/// The contents of a stage.
+/// The contents of a staging buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Content {
     #[default]
     Nothing,
-    /// The read for this request has been started.
-    Coming(ReadKey),
+    /// The read of these data has been started.
+    Reading(ReadKey),
+    /// The data are in the buffer.
     Ready(ReadKey),
+    /// The data could not be read.
     Failed(ReadKey),
 }
 
@@ -203,7 +208,7 @@ pub(super) struct StagingBuffer {
 }
 
 impl StagingBuffer {
-    /// Empties the stage. An expected answer is dropped, and packets that refer to the stage lose
+    /// Empties the buffer. An expected answer is dropped, and packets that refer to the buffer lose
     /// their data.
     pub(super) fn abandon(&mut self) {
         self.term.end();
@@ -215,7 +220,8 @@ impl StagingBuffer {
 
     /// Drops the data of a command that no longer needs them.
     pub(super) fn drop_data(&mut self, requester: Endpoint, id: u32) {
-        let (Content::Coming(read_key) | Content::Ready(read_key) | Content::Failed(read_key)) = self.content
+        let (Content::Reading(read_key) | Content::Ready(read_key) | Content::Failed(read_key)) =
+            self.content
         else {
             return;
         };
@@ -226,8 +232,9 @@ impl StagingBuffer {
         }
     }
 
-    /// Returns the lease of the wanted data if they have been read; the data then belong to the
-    /// caller. Otherwise starts the read if the stage is free, and returns `Ok(None)`.
+    /// Returns a lease of the requested data if they have been read. The buffer stays in use until
+    /// the caller's lease is dropped. Otherwise starts the read if the buffer is free, and returns
+    /// `Ok(None)`.
     ///
     /// # Errors
     /// The data can't be read.
@@ -247,9 +254,9 @@ impl StagingBuffer {
                 self.content = Content::Nothing;
                 return Err(Unreadable);
             }
-            // The stage serves this request or one in another queue, which will take it or give it
-            // up.
-            Content::Coming(_) | Content::Ready(_) | Content::Failed(_) => return Ok(None),
+            // The buffer serves this request, or one in another queue, which will fetch its data or
+            // give them up.
+            Content::Reading(_) | Content::Ready(_) | Content::Failed(_) => return Ok(None),
             Content::Nothing => {}
         }
 
@@ -269,14 +276,14 @@ impl StagingBuffer {
         self.generation = self.generation.wrapping_add(1);
         let token = DmaToken(u64::from(self.generation) << 1 | role as u64);
         if context.dma_read(owner, read_key.iova, read_key.length as usize, token).is_ok() {
-            self.content = Content::Coming(read_key);
+            self.content = Content::Reading(read_key);
         }
         Ok(None)
     }
 
     /// Takes the answer to a read.
     fn arrived(&mut self, generation: u32, result: Result<&[u8], DmaError>) {
-        let Content::Coming(read_key) = self.content else { return };
+        let Content::Reading(read_key) = self.content else { return };
         if generation != self.generation {
             return;
         }
@@ -299,7 +306,7 @@ pub(super) struct PacketMemory {
     pub(super) offset: u64,
     /// Length of the data in bytes.
     pub(super) length: u32,
-    /// Whether the memory is its owner's stage.
+    /// Whether the memory is a staging buffer.
     pub(super) staged: bool,
 }
 
@@ -307,18 +314,18 @@ pub(super) struct PacketMemory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Unreadable;
 
-/// The use of a stage.
+/// The command for which a staging buffer is used. It is the lowest bit of the read's token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
-    /// For a put of its owner.
-    Asking = 0,
-    /// For a get from its owner.
-    Answering = 1,
+    /// A put from the client's memory.
+    Put = 0,
+    /// A get from the client's memory.
+    Get = 1,
 }
 
 impl Rma {
-    /// Handles the reply to a read by DMA messages. An answer without an error ends the client's
-    /// state as unresponsive.
+    /// Handles the reply to a read by DMA messages. After an answer without an error, the client
+    /// counts as responsive again.
     pub(crate) fn read_answered(
         &mut self,
         attachment: AttachmentId,
@@ -329,13 +336,14 @@ impl Rma {
         client.unresponsive &= result.is_err();
         client.side_queues.iter_mut().for_each(SideQueue::retry_now);
 
-        let stage =
-            if token.0 & 1 == Role::Asking as u64 { &mut client.data_reads } else { &mut client.answering };
-        stage.arrived((token.0 >> 1) as u32, result);
+        let buffer =
+            if token.0 & 1 == Role::Put as u64 { &mut client.data_reads } else { &mut client.answer_reads };
+        buffer.arrived((token.0 >> 1) as u32, result);
     }
 
-    /// Moves a part to memory of this card. Returns the status with which it ended, or `None` if it
-    /// has to wait.
+    /// Moves the data of a part to an address of a region of this card; `rest` are the bytes of the
+    /// command from that address on. Returns the status after the move, or `None` if the data have
+    /// to wait.
     pub(super) fn move_in(
         &mut self,
         unit: &mut UnitContext<'_, '_>,

@@ -2,8 +2,8 @@
 //!
 //! Progress is a part that the network took, or an answer. After a time without progress between a
 //! VPID and a target, all of the VPID's commands for that target end with [`status::TIMED_OUT`].
-//! The register [`nicforge_hwi::extoll::reg::RMA_WATCHDOG`] sets that time. Commands after the
-//! first end as well, because they can't pass it.
+//! The register [`nicforge_hwi::extoll::reg::RMA_WATCHDOG`] sets that time. The commands after the
+//! first one end as well, because they can't overtake it.
 //!
 //! Later answers to these commands are dropped. Parts of a put that are in the network are written
 //! when they arrive, unless their memory is withdrawn before.
@@ -33,6 +33,7 @@ pub(super) struct Watchdog {
 }
 
 impl Watchdog {
+    /// Returns a watchdog with this limit in nanoseconds, 0 to disable it, and no commands.
     pub(super) fn new(limit: u64) -> Self {
         let limit = WatchdogLimit::new(limit);
         Self { limit, last: Nanos::ZERO, next: Nanos::NEVER, busy: Set::default(), ended: 0 }
@@ -94,7 +95,7 @@ impl Rma {
             let Some(client) = self.client(attachment) else { continue };
             client.commands.check_progress(elapsed, limit);
 
-            while let Some(id) = self.client(attachment).and_then(|client| client.commands.expired()) {
+            while let Some(id) = self.client(attachment).and_then(|client| client.commands.first_expired()) {
                 self.end_command(unit, attachment, id, status::TIMED_OUT);
                 self.watchdog.ended += 1;
             }

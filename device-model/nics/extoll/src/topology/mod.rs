@@ -263,8 +263,9 @@ fn wiring(nodes: u32, links: &[TopologyLink]) -> Result<Wiring, TopologyError> {
 /// node 0. A hop to a lower rank leads up. A route leads up any number of hops and then down, never
 /// up again.
 ///
-/// A table's entry depends on (node, target) alone. So a node sends down as soon as the target can
-/// be reached by hops down only, and up until then.
+/// A table's entry depends on (node, target) alone, not on whether a packet has already gone down.
+/// So each node from which hops down alone reach the target sends down, and every other node sends
+/// up.
 fn up_down(wiring: &Wiring) -> Routes {
     let nodes = wiring.nodes();
     let bfs_rank = breadth_first(wiring);

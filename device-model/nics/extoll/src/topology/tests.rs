@@ -6,11 +6,14 @@ use super::*;
 
 /// Asserts that each node has a route to each node, and that all cards' configurations are valid.
 fn assert_all_reachable(topology: &Topology) {
+    // The number of VPIDs does not matter here.
+    const VPIDS: u16 = 4;
+
     for from in 0..topology.nodes() {
         for to in 0..topology.nodes() {
             assert!(topology.hops(from, to).is_some(), "{from} to {to}");
         }
-        topology.config(from, 4).validate().unwrap();
+        topology.config(from, VPIDS).validate().unwrap();
     }
 }
 
@@ -56,7 +59,7 @@ fn hypercubes_and_meshes_reach_every_node() {
 }
 
 #[test]
-fn the_largest_torus_is_checked() {
+fn a_torus_of_the_maximum_number_of_nodes_can_be_built() {
     assert_eq!(Topology::torus(&[16, 16, 8]).unwrap().nodes(), MAX_NODES);
 }
 
@@ -88,7 +91,7 @@ fn tables_of_a_torus_are_in_dimension_order_and_change_lanes_at_the_dateline() {
 }
 
 #[test]
-fn links_of_a_torus_begin_at_ports_that_lead_up() {
+fn links_of_a_torus_lead_from_the_port_up_to_the_next_nodes_port_down() {
     let link = |a, b| TopologyLink { a, b };
 
     assert_eq!(Topology::torus(&[2]).unwrap().links(), [link((0, 0), (1, 1))]);
@@ -115,7 +118,7 @@ fn a_ring_without_a_dateline_is_refused_and_its_cycle_is_named() {
 }
 
 #[test]
-fn a_table_that_leads_in_a_circle_or_nowhere_is_refused() {
+fn a_table_that_leads_in_a_circle_or_to_a_port_without_a_link_is_refused() {
     let ring = Topology::torus(&[3]).unwrap();
     // Nodes 0 and 1 send packets for node 2 to each other.
     let mut routes = ring.routes().clone();

@@ -97,8 +97,8 @@ impl Rig {
         self.machine.run_until_idle();
     }
 
-    /// Advances time, then runs the machine.
-    pub(crate) fn pass(&mut self, nanoseconds: u64) {
+    /// Advances time, then runs the machine until it is idle.
+    pub(crate) fn advance_and_run(&mut self, nanoseconds: u64) {
         self.machine.advance(nanoseconds);
         self.run();
     }
@@ -208,7 +208,7 @@ impl Rig {
         client.id().try_write(&mut self.machine, BAR_VELO.into(), offset, data).unwrap()
     }
 
-    /// Sends a message in one piece. Returns false if it stalls.
+    /// Sends a message to a node and VPID in one piece. Returns false if it stalls.
     pub(crate) fn send(&mut self, client: &Client, to: (u32, u16), tag: u8, message: &[u8]) -> bool {
         let offset = address::encode(to.0, to.1, tag, message.len() / 8);
         self.store(client, offset, message) == Access::Done
@@ -229,6 +229,7 @@ impl Rig {
 /// A message out of a receive ring.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
+    /// The sender's node and VPID.
     pub(crate) from: (u32, u16),
     pub(crate) tag: u8,
     pub(crate) bytes: Vec<u8>,
@@ -243,7 +244,9 @@ pub(crate) struct Client {
     pub(crate) windows: SharedMemory,
     pub(crate) mirror: SharedMemory,
     pub(crate) directory: SharedMemory,
+    /// Memory and number of slots of the receive ring.
     pub(crate) ring: Option<(SharedMemory, u64)>,
+    /// Number of messages taken out of the ring.
     pub(crate) taken: u64,
 }
 

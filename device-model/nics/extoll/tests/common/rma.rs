@@ -19,17 +19,19 @@ use super::{Client, Rig};
 pub(crate) const QUEUE_BASE: u64 = 0x4000_0000;
 /// IOVA of each client's memory for transfers.
 pub(crate) const DATA_BASE: u64 = 0x8000_0000;
-/// Permissions of memory that all VPIDs may access.
-pub(crate) const OPEN: u64 = atu::READ | atu::WRITE;
+/// Permissions of memory that all VPIDs may read and write.
+pub(crate) const OPEN_TO_ALL: u64 = atu::READ | atu::WRITE;
 
 /// A client with a notification queue and memory.
 pub(crate) struct Peer {
     pub(crate) client: Client,
     pub(crate) queue: SharedMemory,
+    /// Number of entries of the queue.
     pub(crate) entries: u64,
+    /// Number of notifications taken out of the queue.
     pub(crate) taken: u64,
     pub(crate) memory: SharedMemory,
-    /// Address of the memory, if [`Rig::peer`] registered it.
+    /// Network logical address (NLA) of the memory, if [`Rig::peer`] registered it.
     pub(crate) nla: u64,
 }
 
@@ -38,19 +40,19 @@ impl Rig {
     /// access.
     pub(crate) fn peer(&mut self, node: u32, vpid: u16, bytes: u64) -> Peer {
         let client = self.attach(node, vpid);
-        self.registered(client, bytes)
+        self.with_registered_memory(client, bytes)
     }
 
     /// As [`Rig::peer`], without a step of the machine.
     pub(crate) fn peer_at_once(&mut self, node: u32, vpid: u16, bytes: u64) -> Peer {
         let client = self.attach_at_once(node, vpid);
-        self.registered(client, bytes)
+        self.with_registered_memory(client, bytes)
     }
 
-    /// Returns a client with a queue of 64 entries, and `bytes` of memory that others may access.
-    fn registered(&mut self, client: Client, bytes: u64) -> Peer {
+    /// Adds a queue of 64 entries to a client, and `bytes` of memory that all VPIDs may access.
+    fn with_registered_memory(&mut self, client: Client, bytes: u64) -> Peer {
         let mut peer = self.with_queue(client, bytes, 64);
-        peer.nla = self.register(&peer.client, DATA_BASE, bytes / 4096, page::SIZE_4K, OPEN).unwrap();
+        peer.nla = self.register(&peer.client, DATA_BASE, bytes / 4096, page::SIZE_4K, OPEN_TO_ALL).unwrap();
         peer
     }
 
@@ -60,7 +62,7 @@ impl Rig {
         self.with_queue(client, bytes, entries)
     }
 
-    /// Returns a client with a queue, and memory that is not registered.
+    /// Adds a queue to a client, and memory that is not registered.
     fn with_queue(&mut self, client: Client, bytes: u64, entries: u64) -> Peer {
         let queue = self.map(&client, QUEUE_BASE, (entries * 16).next_multiple_of(4096));
         let memory = self.map(&client, DATA_BASE, bytes);
@@ -89,7 +91,8 @@ impl Rig {
         client.id().map_for(&mut self.machine, iova, bytes as usize, permission)
     }
 
-    /// Carries out an address translation command and returns its status.
+    /// Carries out an address translation command with an owner (VPID), an address and a number of
+    /// pages. Returns its status.
     pub(crate) fn translate(
         &mut self,
         client: &Client,
@@ -103,7 +106,8 @@ impl Rig {
         self.read64(client, atu::STATUS)
     }
 
-    /// Registers memory of a client. Returns the NLA or the status of the failure.
+    /// Registers memory of a client: pages of the size `class`, with the permissions `others` for
+    /// other VPIDs. Returns the NLA or the status of the failure.
     pub(crate) fn register(
         &mut self,
         client: &Client,
@@ -120,7 +124,7 @@ impl Rig {
     }
 
     /// Registers and deregisters until all entries were granted once. The next registration gets
-    /// the first gap.
+    /// the first free entries of the table.
     pub(crate) fn grant_all_entries_once(&mut self, client: &Client, iova: u64, pages: u64) {
         let entries = page::entries(page::SIZE_4K);
         loop {
@@ -143,7 +147,7 @@ impl Rig {
         id.try_write(&mut self.machine, 0, reg::RMA_COMMAND, command.as_bytes()).unwrap() == Access::Done
     }
 
-    /// Puts part of `from`'s memory into `to`'s.
+    /// Puts `length` bytes at offset `source` of `from`'s memory to offset `destination` of `to`'s.
     pub(crate) fn put(
         &mut self,
         from: &Peer,
@@ -163,7 +167,8 @@ impl Rig {
         self.post(from, command)
     }
 
-    /// Gets part of `from`'s memory into `to`'s; `to` is the requester.
+    /// Gets `length` bytes at offset `source` of `from`'s memory to offset `destination` of `to`'s;
+    /// `to` is the requester.
     pub(crate) fn get(
         &mut self,
         to: &Peer,
@@ -227,10 +232,12 @@ impl Peer {
         self.take_all().iter().map(|notified| (notified.role(), notified.status())).collect()
     }
 
+    /// Writes bytes of the memory.
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
         self.memory.write(offset, bytes).unwrap();
     }
 
+    /// Returns bytes of the memory.
     pub(crate) fn read(&self, offset: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
         self.memory.read(offset, &mut bytes).unwrap();

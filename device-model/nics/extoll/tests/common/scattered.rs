@@ -9,7 +9,8 @@ use super::{Client, Rig};
 /// Memory that is mapped in many pieces.
 pub(crate) struct Scattered {
     memory: SharedMemory,
-    /// The IOVA and the position in the file of each piece.
+    /// The offset in the memory and the position in the file of each piece. The last entry is the
+    /// end of the memory.
     pieces: Vec<(u64, u64)>,
 }
 
@@ -42,7 +43,12 @@ impl Rig {
 impl Scattered {
     /// Calls `access` with the position in the file and the range of bytes of each piece of an
     /// access.
-    fn each(&self, offset: u64, length: usize, mut access: impl FnMut(u64, std::ops::Range<usize>)) {
+    fn for_each_piece(
+        &self,
+        offset: u64,
+        length: usize,
+        mut access: impl FnMut(u64, std::ops::Range<usize>),
+    ) {
         let end = offset + length as u64;
         for pair in self.pieces.windows(2) {
             let ((start, at), (until, _)) = (pair[0], pair[1]);
@@ -53,16 +59,19 @@ impl Scattered {
         }
     }
 
+    /// Returns `length` bytes at `offset`.
     pub(crate) fn read(&self, offset: u64, length: usize) -> Vec<u8> {
         let mut bytes = vec![0; length];
-        self.each(offset, length, |at, range| self.memory.read(at, &mut bytes[range]).unwrap());
+        self.for_each_piece(offset, length, |at, range| self.memory.read(at, &mut bytes[range]).unwrap());
         bytes
     }
 
+    /// Writes bytes at `offset`.
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
-        self.each(offset, bytes.len(), |at, range| self.memory.write(at, &bytes[range]).unwrap());
+        self.for_each_piece(offset, bytes.len(), |at, range| self.memory.write(at, &bytes[range]).unwrap());
     }
 
+    /// Returns the 8 bytes at `offset` as a number.
     pub(crate) fn word(&self, offset: u64) -> u64 {
         u64::from_le_bytes(*self.read(offset, 8).first_chunk().unwrap())
     }

@@ -3,7 +3,7 @@
 
 use crate::common::{
     Rig,
-    rma::{DATA_BASE, OPEN},
+    rma::{DATA_BASE, OPEN_TO_ALL},
 };
 use nicforge_core::{
     device::Ended,
@@ -43,7 +43,7 @@ fn a_freed_entry_is_not_granted_again_before_all_others_were() {
     assert_eq!(rig.deregister(&client, nlas[1]), atu::DONE);
 
     assert_eq!(rig.register(&client, 0, 3, page::SIZE_4K, 0).unwrap(), nla::of_entry(0, 9));
-    // An outdated address of the former region leads nowhere, even after the same memory was
+    // An outdated address of the deregistered region leads nowhere, even after the same memory was
     // registered again.
     assert_eq!(rig.register(&client, 0, 2, page::SIZE_4K, 0).unwrap(), nla::of_entry(0, 12));
 
@@ -62,17 +62,22 @@ fn invalid_commands_report_their_error_and_change_nothing() {
     let nla = rig.register(&client, DATA_BASE, 16, page::SIZE_4K, 0).unwrap();
 
     let register = atu::REGISTER;
+    // Each case is an address and a number of pages, a command, and its status.
     let cases = [
+        // Addresses and numbers of pages that no memory has.
         ((DATA_BASE + 8, 1), register, atu::MALFORMED),
         ((DATA_BASE, 0), register, atu::MALFORMED),
         ((DATA_BASE, u64::MAX), register, atu::MALFORMED),
         ((0u64.wrapping_sub(4096), 2), register, atu::MALFORMED),
+        // Unknown commands, and an unknown bit.
         ((DATA_BASE, 1), 0, atu::MALFORMED),
         ((DATA_BASE, 1), 3, atu::MALFORMED),
         ((DATA_BASE, 1), register | 1 << 20, atu::MALFORMED),
+        // Memory that is not mapped, and too many pages of the largest size.
         ((DATA_BASE, 257), register, atu::NOT_MAPPED),
         ((0, 1), register, atu::NOT_MAPPED),
         ((DATA_BASE, 65), register | 3 << atu::CLASS_SHIFT, atu::MALFORMED),
+        // Addresses at which no region begins.
         ((nla + 4096, 0), atu::DEREGISTER, atu::NOT_YOURS),
         ((nla + 8, 0), atu::DEREGISTER, atu::NOT_YOURS),
         ((u64::MAX, 0), atu::DEREGISTER, atu::NOT_YOURS),
@@ -91,8 +96,8 @@ fn invalid_commands_report_their_error_and_change_nothing() {
     assert_eq!(rig.deregister(&client, nla), atu::NOT_YOURS, "twice");
 }
 
-/// The entries that are reserved for each of four VPIDs: an eighth.
-const KEPT: u64 = page::entries(page::SIZE_64K) as u64 / 8;
+/// Number of entries of 64 KiB pages that are reserved for each of four VPIDs: an eighth.
+const RESERVED: u64 = page::entries(page::SIZE_64K) as u64 / 8;
 
 #[test]
 fn a_vpid_cannot_take_entries_reserved_for_others() {
@@ -104,14 +109,14 @@ fn a_vpid_cannot_take_entries_reserved_for_others() {
     let [greedy, others @ ..] = &clients;
 
     let nlas: Vec<_> =
-        (0..5 * KEPT / 16).map(|_| rig.register(greedy, 0, 16, page::SIZE_64K, 0).unwrap()).collect();
+        (0..5 * RESERVED / 16).map(|_| rig.register(greedy, 0, 16, page::SIZE_64K, 0).unwrap()).collect();
 
     assert_eq!(rig.register(greedy, 0, 1, page::SIZE_64K, 0), Err(atu::QUOTA));
     assert_eq!(rig.counter(0, "atu_refused"), 1);
 
     rig.register(greedy, 0, 1, page::SIZE_4K, 0).unwrap();
     for other in others {
-        for _ in 0..KEPT / 16 {
+        for _ in 0..RESERVED / 16 {
             rig.register(other, 0, 16, page::SIZE_64K, 0).unwrap();
         }
     }
@@ -137,7 +142,7 @@ fn a_registration_by_the_admin_counts_for_the_owner() {
     let _memory = rig.map(&client, 0, 1 << 20);
     let register = atu::REGISTER | u64::from(page::SIZE_64K) << atu::CLASS_SHIFT;
 
-    for _ in 0..5 * KEPT / 16 {
+    for _ in 0..5 * RESERVED / 16 {
         assert_eq!(rig.translate(&admin, (1, 0, 16), register), atu::DONE);
     }
     assert_eq!(rig.translate(&admin, (1, 0, 16), register), atu::QUOTA);
@@ -162,8 +167,8 @@ fn a_region_has_a_bounded_number_of_mappings() {
     assert_eq!(rig.register(&client, 0, maximum + 1, page::SIZE_4K, 0), Err(atu::SCATTERED));
     assert_eq!((rig.counter(0, "atu_entries"), rig.counter(0, "atu_refused")), (0, 0));
 
-    // There are 16 times as many mappings. An eighth of them is reserved for each of three other
-    // VPIDs.
+    // A card has 16 times as many mappings as a region may have. An eighth of them, that of two
+    // regions, is reserved for each of the three other VPIDs. So ten regions are possible.
     let large = page::SIZE_2M;
     let pages = maximum >> (page::shift(large) - 12);
     let nlas: Vec<_> = (0..10).map(|_| rig.register(&client, 0, pages, large, 0).unwrap()).collect();
@@ -179,7 +184,7 @@ fn the_admin_registers_and_deregisters_for_any_vpid() {
     let client = rig.attach(0, 2);
     let _memory = rig.map(&client, DATA_BASE, 1 << 20);
 
-    assert_eq!(rig.translate(&admin, (2, DATA_BASE, 4), atu::REGISTER | OPEN), atu::DONE);
+    assert_eq!(rig.translate(&admin, (2, DATA_BASE, 4), atu::REGISTER | OPEN_TO_ALL), atu::DONE);
     let nla = rig.read64(&admin, atu::RESULT);
     assert_eq!(rig.translate(&admin, (3, DATA_BASE, 4), atu::REGISTER), atu::NO_OWNER, "no VPID owns it");
     assert_eq!(rig.translate(&admin, (4, DATA_BASE, 4), atu::REGISTER), atu::NO_OWNER, "the admin itself");
@@ -197,8 +202,8 @@ fn the_registrations_of_a_vpid_end_with_it() {
     for client in [&first, &second] {
         let _memory = rig.map(client, DATA_BASE, 1 << 20);
         for class in [page::SIZE_4K, page::SIZE_64K] {
-            rig.register(client, DATA_BASE, 4, class, OPEN).unwrap();
-            rig.register(client, DATA_BASE, 4, class, OPEN).unwrap();
+            rig.register(client, DATA_BASE, 4, class, OPEN_TO_ALL).unwrap();
+            rig.register(client, DATA_BASE, 4, class, OPEN_TO_ALL).unwrap();
         }
     }
 

@@ -1,10 +1,11 @@
-//! Commands that read many mappings: how many are carried out in a pass, and in which order.
+//! Commands that read many mappings of a client's memory: how many of them a card carries out in a
+//! pass, and in which order.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use crate::common::{
     Client, Rig,
     posting::Posting,
-    rma::{DATA_BASE, OPEN},
+    rma::{DATA_BASE, OPEN_TO_ALL},
 };
 use nicforge_core::{
     dma::{DmaBacking, DmaPermission},
@@ -17,12 +18,12 @@ use nicforge_hwi::{
 };
 use nicforge_shm::SharedMemory;
 
-/// Maximum number of visits in a pass: the budget, and one command that begins before it is used
-/// up.
-const MOST: u64 = 2 * MAX_MAPPINGS as u64 + 64;
+/// Maximum number of visits of a card in a pass. A visit is a read of one mapping. The maximum is
+/// the card's budget, and the visits of one command that begins before the budget is used up.
+const MAX_VISITS_PER_PASS: u64 = 2 * MAX_MAPPINGS as u64 + 64;
 /// Pages of the most expensive range. It has as many mappings as a region may have, with a hole in
-/// front of the last one. So all are visited, nothing is registered, and the next attempt costs as
-/// much.
+/// front of the last one. So a command visits all of them and registers nothing, and the next
+/// attempt costs as much.
 const MOST_EXPENSIVE: u64 = MAX_MAPPINGS as u64 + 1;
 
 /// Maps the most expensive range from 0 on; all pages are the same memory.
@@ -37,6 +38,7 @@ fn map_most_expensive(rig: &mut Rig, client: &Client) {
     }
 }
 
+/// Returns the number of mappings that commands have read on node 0's card.
 fn visits(rig: &mut Rig) -> u64 {
     rig.counter(0, "command_visits")
 }
@@ -50,95 +52,138 @@ fn pass_once(rig: &mut Rig) {
     }
 }
 
-/// Reads a register by a trapped access. Returns `None` while it waits.
+/// Reads a register by a trapped access. Returns `None` while the card makes the client wait.
 fn try_read(rig: &mut Rig, client: &Client, offset: u64) -> Option<u64> {
     let mut data = [0; 8];
     let access = rig.machine.read(client.function, client.attachment, 0, offset, &mut data).unwrap();
     (access == Access::Done).then_some(u64::from_le_bytes(data))
 }
 
-/// Returns the record with a number. Of 16, three ask for the most expensive range, ten make no
-/// sense, and three register a page.
-fn record(number: u64) -> (u64, u64) {
-    match number % 16 {
-        0 | 5 | 10 => (atu::COMMAND, atu::REGISTER),
-        13 => (atu::PAGES, 1),
-        14 => (atu::COMMAND, atu::REGISTER),
-        15 => (atu::PAGES, MOST_EXPENSIVE),
-        _ => (atu::COMMAND, 0),
+/// A posted write of a register.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct RegisterWrite {
+    offset: u64,
+    value: u64,
+}
+
+impl RegisterWrite {
+    /// Returns the write with a number. Of 16 writes, three ask for the most expensive range, ten
+    /// are invalid commands, and three register a page: `PAGES`, the command, and `PAGES` again.
+    fn numbered(number: u64) -> Self {
+        let (offset, value) = match number % 16 {
+            0 | 5 | 10 => (atu::COMMAND, atu::REGISTER),
+            13 => (atu::PAGES, 1),
+            14 => (atu::COMMAND, atu::REGISTER),
+            15 => (atu::PAGES, MOST_EXPENSIVE),
+            _ => (atu::COMMAND, 0),
+        };
+        Self { offset, value }
+    }
+}
+
+/// Maps the most expensive range for a client, and fills its posted-write ring with commands.
+/// Returns the posted writes.
+fn post_expensive_commands(rig: &mut Rig, client: &Client) -> Vec<RegisterWrite> {
+    map_most_expensive(rig, client);
+    rig.write64(client, atu::PAGES, MOST_EXPENSIVE);
+
+    let mut ring = Posting::of(rig, client);
+    let writes: Vec<_> = (0..u64::from(RING_CELLS)).map(RegisterWrite::numbered).collect();
+    for write in &writes {
+        ring.post(0, write.offset, &write.value.to_le_bytes());
+    }
+    writes
+}
+
+#[test]
+fn expensive_commands_in_a_ring_delay_no_access_of_another_client() {
+    let mut rig = Rig::pair();
+    let (greedy, other) = (rig.attach(0, 0), rig.attach(0, 1));
+    let mut receiver = rig.receiver(1, 0, 64);
+    post_expensive_commands(&mut rig, &greedy);
+
+    let (mut sent, mut received, mut passes) = (0, 0, 0_u64);
+    while try_read(&mut rig, &greedy, atu::STATUS).is_none() {
+        // Accesses of another client are answered at once, and carry out none of the commands.
+        let before = visits(&mut rig);
+        assert_eq!(try_read(&mut rig, &other, reg::IDENTITY), Some(reg::IDENTITY_VALUE));
+        assert!(rig.send(&other, (1, 0), 0, &[0; 8]));
+        sent += 1;
+        assert_eq!(visits(&mut rig), before);
+
+        pass_once(&mut rig);
+        passes += 1;
+        received += receiver.take_all().len();
+        assert!(sent - received <= 8, "pass {passes}: {received} of {sent} messages");
     }
 }
 
 #[test]
-fn a_ring_full_of_expensive_commands_and_a_trapped_read_delay_no_other_client() {
+fn a_command_of_another_client_waits_for_few_passes() {
     let mut rig = Rig::pair();
-    let (greedy, other, third) = (rig.attach(0, 0), rig.attach(0, 1), rig.attach(0, 2));
-    let mut receiver = rig.receiver(1, 0, 64);
-    map_most_expensive(&mut rig, &greedy);
-    let _memory = rig.map(&third, DATA_BASE, 4096);
+    let (greedy, other) = (rig.attach(0, 0), rig.attach(0, 1));
+    let _memory = rig.map(&other, DATA_BASE, 4096);
+    rig.write64(&other, atu::ADDRESS, DATA_BASE);
+    rig.write64(&other, atu::PAGES, 1);
+    post_expensive_commands(&mut rig, &greedy);
 
-    rig.write64(&greedy, atu::PAGES, MOST_EXPENSIVE);
-    rig.write64(&third, atu::ADDRESS, DATA_BASE);
-    rig.write64(&third, atu::PAGES, 1);
-
-    let mut ring = Posting::of(&rig, &greedy);
-    let records: Vec<_> = (0..u64::from(RING_CELLS)).map(record).collect();
-    for (offset, value) in &records {
-        ring.post(0, *offset, &value.to_le_bytes());
+    for _ in 0..10 {
+        assert_eq!(try_read(&mut rig, &greedy, atu::STATUS), None);
+        pass_once(&mut rig);
     }
 
-    let (mut sent, mut received, mut passes) = (0, 0, 0_u64);
-    // The number of passes in which the third client's command waited.
-    let (mut third_is_served, mut waited) = (false, 0);
-
-    let status = loop {
-        let before = visits(&mut rig);
-        let status = try_read(&mut rig, &greedy, atu::STATUS);
-        let spent = visits(&mut rig);
-
-        // Whatever the first client has posted, accesses of others are answered at once, without
-        // spending visits for the first.
-        assert_eq!(try_read(&mut rig, &other, reg::IDENTITY), Some(reg::IDENTITY_VALUE));
-        assert!(rig.send(&other, (1, 0), 0, &[0; 8]));
-        sent += 1;
-        assert_eq!(visits(&mut rig), spent);
-
-        if passes >= 10 && !third_is_served {
-            let command = atu::REGISTER.to_le_bytes();
-            let written =
-                rig.machine.write(third.function, third.attachment, 0, atu::COMMAND, &command).unwrap();
-            third_is_served = written == Access::Done;
-            waited += u64::from(!third_is_served);
+    let command = atu::REGISTER.to_le_bytes();
+    let mut waited = 0;
+    loop {
+        assert_eq!(try_read(&mut rig, &greedy, atu::STATUS), None);
+        let written = rig.machine.write(other.function, other.attachment, 0, atu::COMMAND, &command).unwrap();
+        if written == Access::Done {
+            break;
         }
 
-        if status.is_some() {
+        pass_once(&mut rig);
+        waited += 1;
+        assert!(waited <= 3, "the command has waited for {waited} passes");
+    }
+
+    assert!(waited > 0, "the commands in the ring are within the budget");
+    assert_eq!(try_read(&mut rig, &other, atu::STATUS), Some(atu::DONE));
+}
+
+#[test]
+fn expensive_commands_in_a_ring_are_carried_out_in_order_within_the_budget() {
+    let mut rig = Rig::pair();
+    let client = rig.attach(0, 0);
+    let writes = post_expensive_commands(&mut rig, &client);
+
+    let mut passes = 0_u64;
+    let status = loop {
+        let before = visits(&mut rig);
+        if let Some(status) = try_read(&mut rig, &client, atu::STATUS) {
             break status;
         }
 
         pass_once(&mut rig);
         passes += 1;
-        assert!(visits(&mut rig) - before <= MOST, "pass {passes}");
+        assert!(visits(&mut rig) - before <= MAX_VISITS_PER_PASS, "pass {passes}");
 
-        received += receiver.take_all().len();
-        assert!(sent - received <= 8, "pass {passes}: {received} of {sent} messages");
-
-        // The records carried out are the first ones posted, and have the results that they have
+        // The writes carried out are the first ones posted, and have the results that they have
         // alone.
-        let counters = rig.machine.attachment_counters(greedy.function, greedy.attachment).unwrap();
-        let done = &records[..counters.posted_writes as usize];
-        let pages = done.iter().filter(|record| record.0 == atu::PAGES).count() as u64;
+        let counters = rig.machine.attachment_counters(client.function, client.attachment).unwrap();
+        let done = &writes[..counters.posted_writes as usize];
+        let writes_of_pages = done.iter().filter(|write| write.offset == atu::PAGES).count() as u64;
         // A page is registered between two writes of the register `PAGES`.
-        let registered = pages / 2 + u64::from(pages % 2 == 1 && done.last() == Some(&records[14]));
-        let refused = done.len() as u64 - pages - registered;
-        assert_eq!(greedy.mirror_word(mirror::ERRORS), refused);
-        assert_eq!(rig.counter(0, "atu_entries"), registered + u64::from(third_is_served));
+        let is_between = writes_of_pages % 2 == 1 && done.last() == Some(&writes[14]);
+        let registered = writes_of_pages / 2 + u64::from(is_between);
+        let refused = done.len() as u64 - writes_of_pages - registered;
+        assert_eq!(client.mirror_word(mirror::ERRORS), refused);
+        assert_eq!(rig.counter(0, "atu_entries"), registered);
     };
 
-    assert_eq!(status, Some(atu::DONE), "of the last command, which registers a page");
-    let expensive = 3 * records.len() as u64 / 16;
+    assert_eq!(status, atu::DONE, "of the last command, which registers a page");
+    let expensive = 3 * writes.len() as u64 / 16;
     assert!(passes >= expensive, "{passes} passes for {expensive} commands, each of a pass's budget");
-    assert!(third_is_served && (1..=3).contains(&waited), "another's command has waited for {waited} passes");
-    assert_eq!(greedy.last_error(), (error::ATU, atu::COMMAND));
+    assert_eq!(client.last_error(), (error::ATU, atu::COMMAND));
 }
 
 #[test]
@@ -151,13 +196,16 @@ fn a_registration_of_too_many_mappings_reads_none_of_them() {
 
     let before = visits(&mut rig);
 
-    assert_eq!(rig.register(&client, 0, MOST_EXPENSIVE, page::SIZE_4K, OPEN), Err(atu::SCATTERED));
-    assert_eq!(rig.register(&client, 0, MOST_EXPENSIVE + 1, page::SIZE_4K, OPEN), Err(atu::NOT_MAPPED));
+    assert_eq!(rig.register(&client, 0, MOST_EXPENSIVE, page::SIZE_4K, OPEN_TO_ALL), Err(atu::SCATTERED));
+    assert_eq!(
+        rig.register(&client, 0, MOST_EXPENSIVE + 1, page::SIZE_4K, OPEN_TO_ALL),
+        Err(atu::NOT_MAPPED)
+    );
     assert!(visits(&mut rig) - before <= 2);
 }
 
 #[test]
-fn repeated_enabling_of_a_ring_is_within_the_budget() {
+fn repeated_enabling_of_a_scattered_ring_is_within_the_budget() {
     let mut rig = Rig::pair();
     let (greedy, other) = (rig.attach(0, 0), rig.attach(0, 1));
 
@@ -183,9 +231,10 @@ fn repeated_enabling_of_a_ring_is_within_the_budget() {
 
         pass_once(&mut rig);
         passes += 1;
-        assert!(visits(&mut rig) - before <= MOST);
+        assert!(visits(&mut rig) - before <= MAX_VISITS_PER_PASS);
     }
 
+    // Every second write enables the ring and reads 4096 mappings. Eight of these use up a budget.
     assert!(passes >= 4096 / 2 / 8, "{passes} passes for 2048 leases of 4096 mappings");
     assert_eq!(greedy.mirror_word(mirror::ERRORS), 0);
 }

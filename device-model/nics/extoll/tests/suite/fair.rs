@@ -1,8 +1,8 @@
 //! Arbitration of links: between VPIDs of a card, between them and transit packets, and the sends
 //! that the watchdog ends.
 //!
-//! The messages of a flow change their tag each time, so that each is a packet of its own. Messages
-//! with one header share packets, and a test here has such flows.
+//! Successive messages of a flow have different tags, so that each is a packet of its own: messages
+//! with the same header share packets. One test has flows whose messages have one tag.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use crate::common::{Client, Rig, plain_link, posting::Posting};
@@ -20,12 +20,13 @@ use nicforge_hwi::{
 const BUDGET: u32 = 64;
 /// The length of a pass of an engine that rarely gets the processor, in nanoseconds. The watchdog
 /// is 12 to 16 such passes.
-const RARE: u64 = 40_000_000;
+const RARE_PASS: u64 = 40_000_000;
 /// The watchdog, unless a test sets another.
 const WATCHDOG: u64 = 500_000_000;
 /// More slots than a pass fills in each ring, with two or three cards.
 const SLOTS: u64 = 1024;
 
+/// Returns a link without delay or rate, with this many credits of each virtual channel.
 fn link(credits: u32) -> LinkSpec {
     LinkSpec { credits: vec![credits; CHANNELS], ..plain_link() }
 }
@@ -50,6 +51,7 @@ struct Flow {
 }
 
 impl Flow {
+    /// Attaches the sender and the receiver of a flow, each by node and VPID.
     fn new(rig: &mut Rig, from: (u32, u16), to: (u32, u16)) -> Self {
         let receiver = rig.receiver(to.0, to.1, SLOTS);
         let sender = rig.attach(from.0, from.1);
@@ -80,6 +82,7 @@ impl Flow {
         }
     }
 
+    /// Returns the number of the sender's errors.
     fn errors(&self) -> u64 {
         self.sender.mirror_word(mirror::ERRORS)
     }
@@ -105,8 +108,9 @@ fn run_passes(rig: &mut Rig, flows: &mut [Flow], passes: u32, tick: u64) -> Vec<
     flows.iter().zip(before).map(|(flow, before)| flow.received - before).collect()
 }
 
-/// A card sends on a link that packets from its neighbour fill. Returns the number of its messages
-/// received, and of those that passed through.
+/// Node 1 of a chain of three sends to node 2 while messages from node 0 fill the link between
+/// them. `senders` are the numbers of sending VPIDs of nodes 0 and 1; the times are in nanoseconds.
+/// Returns the number of messages received from node 1, and from node 0.
 fn rates_with_transit(
     spec: &LinkSpec,
     senders: [u16; 2],
@@ -136,7 +140,7 @@ fn rates_with_transit(
 fn a_card_and_transit_packets_share_a_link() {
     for credits in [1, 2, 4, 5, 16, 32, 64] {
         for senders in [[1, 1], [2, 1], [1, 3]] {
-            let (of_card, in_transit) = rates_with_transit(&link(credits), senders, 2, (WATCHDOG, RARE));
+            let (of_card, in_transit) = rates_with_transit(&link(credits), senders, 2, (WATCHDOG, RARE_PASS));
             let all = of_card + in_transit;
             // A link carries one pass's worth of credits in each pass.
             let full = u64::from(credits) * 1000;
@@ -156,7 +160,7 @@ fn a_card_and_transit_packets_share_a_link() {
 fn a_card_and_transit_packets_share_a_link_by_packets_of_many_messages() {
     for credits in [1, 2, 4, 8] {
         for senders in [[1, 1], [2, 1], [1, 3]] {
-            let (of_card, in_transit) = rates_with_transit(&link(credits), senders, 1, (WATCHDOG, RARE));
+            let (of_card, in_transit) = rates_with_transit(&link(credits), senders, 1, (WATCHDOG, RARE_PASS));
             // A packet carries eight messages of a quadword.
             let full = u64::from(credits) * 1000 * 8;
             let all = of_card + in_transit;
@@ -194,7 +198,7 @@ fn vpids_that_fill_a_link_get_equal_parts() {
     // the second one gets a part. With a delay the credits return every second and every third
     // pass.
     for (credits, delay) in
-        [(1, 0), (16, 0), (64, 0), (80, 0), (150, 0), (16, RARE), (16, 2 * RARE), (80, RARE)]
+        [(1, 0), (16, 0), (64, 0), (80, 0), (150, 0), (16, RARE_PASS), (16, 2 * RARE_PASS), (80, RARE_PASS)]
     {
         for senders in [vec![0, 1], vec![0, 5], vec![1, 2, 3], vec![0, 1, 3, 4, 6]] {
             let mut rig = Rig::with(&chain(2), 8, &LinkSpec { delay, ..link(credits) }, |_| {});
@@ -205,8 +209,8 @@ fn vpids_that_fill_a_link_get_equal_parts() {
             let mut flows: Vec<_> =
                 senders.iter().map(|&vpid| Flow::new(&mut rig, (0, vpid), (1, vpid))).collect();
 
-            run_passes(&mut rig, &mut flows, 50, RARE);
-            let received = run_passes(&mut rig, &mut flows, 1000, RARE);
+            run_passes(&mut rig, &mut flows, 50, RARE_PASS);
+            let received = run_passes(&mut rig, &mut flows, 1000, RARE_PASS);
 
             let (least, maximum) = (received.iter().min().unwrap(), received.iter().max().unwrap());
             assert!(least * 10 >= maximum * 9, "{credits} credits, {delay} ns, {senders:?}: {received:?}");
@@ -220,12 +224,13 @@ fn vpids_that_fill_a_link_get_equal_parts() {
 fn vpids_that_fill_another_link_do_not_change_equal_parts() {
     for credits in [16, 80] {
         let mut rig = Rig::with(&chain(3), 4, &link(credits), |_| {});
+        // VPIDs of node 1 with the node that each sends to: one uses another link than the others.
         let endpoints = [(0, 0), (1, 2), (2, 2), (3, 2)];
         let mut flows: Vec<_> =
             endpoints.iter().map(|&(vpid, node)| Flow::new(&mut rig, (1, vpid), (node, vpid))).collect();
 
-        run_passes(&mut rig, &mut flows, 50, RARE);
-        let received = run_passes(&mut rig, &mut flows, 1000, RARE);
+        run_passes(&mut rig, &mut flows, 50, RARE_PASS);
+        let received = run_passes(&mut rig, &mut flows, 1000, RARE_PASS);
 
         let (least, maximum) = (received[1..].iter().min().unwrap(), received[1..].iter().max().unwrap());
         assert!(
@@ -265,6 +270,7 @@ fn a_sender_that_waits_for_a_receiver_takes_nothing_from_a_stream_and_ends_in_ti
         while to_unresponsive.mirror_word(mirror::ERRORS) == 0 {
             run_passes(&mut rig, &mut flows, 1, tick);
             passes += 1;
+            // The watchdog is 100 passes.
             assert!(passes <= 103, "the watchdog has not ended it");
         }
         assert!(passes >= 100, "ended after {passes} passes");

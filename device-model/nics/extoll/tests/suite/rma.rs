@@ -3,12 +3,13 @@
 
 use crate::common::{
     Rig,
-    rma::{DATA_BASE, OPEN, Peer},
+    rma::{DATA_BASE, OPEN_TO_ALL, Peer},
 };
 use nicforge_core::{
     device::Ended,
     dma::DmaPermission,
     fabric::{Direction, Fault, LinkSpec},
+    machine::Access,
 };
 use nicforge_extoll::{Topology, wire};
 use nicforge_hwi::{
@@ -17,11 +18,14 @@ use nicforge_hwi::{
     extoll_rma::{Command, MAX_COMMANDS, MAX_LENGTH, Notification, command, notify, status},
 };
 use proptest::prelude::*;
+use zerocopy::IntoBytes;
 
+/// Notifications for all roles of a command.
 const ALL: u8 = notify::REQUESTER | notify::RESPONDER | notify::COMPLETER;
 const DONE: u8 = status::DONE;
 const MIB: u64 = 1 << 20;
 
+/// Returns bytes that depend on `seed` and their position.
 fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
     (0..bytes as u64).map(|index| ((index ^ index >> 8).wrapping_mul(31) + seed) as u8).collect()
 }
@@ -145,14 +149,15 @@ fn a_vpid_transfers_within_its_card_and_within_itself() {
     assert_eq!(first.read(600_001, 100_000), bytes);
 }
 
-/// A command of the model.
+/// A transfer between the two sides: source, destination and length.
 #[derive(Clone, Copy, Debug)]
 enum Move {
     Put(u64, u64, u32),
     Get(u64, u64, u32),
 }
 
-/// Bytes of each side's memory in the model: a little more than three parts.
+/// Bytes of each side's memory in the model: a little more than three of the parts of 64 KiB in
+/// which a card moves the data of a command.
 const SPACE: u64 = 50 * 4096;
 
 fn moves() -> impl Strategy<Value = Move> {
@@ -178,7 +183,7 @@ proptest! {
             .step_by(step as usize)
             .map(|at| (at, rig.map(&remote.client, base + at, step.min(SPACE - at))))
             .collect();
-        remote.nla = rig.register(&remote.client, base, SPACE / 4096, page::SIZE_4K, OPEN).unwrap();
+        remote.nla = rig.register(&remote.client, base, SPACE / 4096, page::SIZE_4K, OPEN_TO_ALL).unwrap();
 
         let mut model = [pattern(1, SPACE as usize), pattern(2, SPACE as usize)];
         local.write(0, &model[0]);
@@ -276,7 +281,7 @@ fn access_without_registration_or_permission_is_refused_and_moves_nothing() {
     let readable = rig.register(&remote.client, DATA_BASE, 2, page::SIZE_4K, atu::READ).unwrap();
     let writable = rig.register(&remote.client, DATA_BASE, 2, page::SIZE_4K, atu::WRITE).unwrap();
     rig.map_for(&remote.client, 0, 4096, DmaPermission::READ);
-    let unwritable = rig.register(&remote.client, 0, 1, page::SIZE_4K, OPEN).unwrap();
+    let unwritable = rig.register(&remote.client, 0, 1, page::SIZE_4K, OPEN_TO_ALL).unwrap();
 
     local.write(0, &[7; 4096]);
     let put = |to, length| Command::new(1, 2, command::PUT, notify::COMPLETER, length, local.nla, to);
@@ -284,23 +289,28 @@ fn access_without_registration_or_permission_is_refused_and_moves_nothing() {
 
     let remote_error = status::REMOTE_ADDRESS;
     let cases = [
+        // The target's memory is not registered for the access.
         (put(closed, 8), remote_error),
         (get(closed, 8), remote_error),
         (put(readable, 8), remote_error),
         (get(writable, 8), remote_error),
         (put(unwritable, 8), remote_error),
+        // The range ends behind its region, or belongs to another VPID or to none.
         (put(remote.nla + MIB - 4, 8), remote_error),
         (put(writable + 8192 - 8, 9), remote_error),
         (get(readable + 8192 - 8, 9), remote_error),
         (put(other.nla, 8), remote_error),
         (get(other.nla, 200_000), remote_error),
         (put(u64::MAX, 8), remote_error),
+        // The requester's own range is invalid.
         (put(remote.nla + 4096, MAX_LENGTH), status::LOCAL_ADDRESS),
         (Command::new(1, 2, command::PUT, 0, 8, other.nla + MIB, remote.nla), status::LOCAL_ADDRESS),
+        // No client has the VPID, or the VPID or its node does not exist.
         (Command::new(1, 0, command::PUT, 0, 8, local.nla, remote.nla), status::NO_RECEIVER),
         (Command::new(1, 200, command::PUT, 0, 8, local.nla, remote.nla), status::NO_RECEIVER),
         (Command::new(2, 2, command::PUT, 0, 8, local.nla, remote.nla), status::NO_RECEIVER),
         (Command::new(1, 4, command::GET, 0, 8, remote.nla, local.nla), status::NO_RECEIVER),
+        // Invalid lengths, an unknown command, and a reserved bit.
         (put(remote.nla, 0), status::COMMAND),
         (Command::new(1, 2, command::PUT, 0, MAX_LENGTH + 1, local.nla, remote.nla), status::COMMAND),
         (Command::new(1, 2, command::IMMEDIATE_PUT, 0, 9, 0, remote.nla), status::COMMAND),
@@ -317,8 +327,8 @@ fn access_without_registration_or_permission_is_refused_and_moves_nothing() {
 
     assert_eq!(remote.read(0, MIB as usize), vec![0; MIB as usize]);
     assert_eq!(local.read(4096, 8), [0; 8]);
-    // There are eleven commands. The long get requests each of its four parts before the first
-    // refusal arrives.
+    // The remote card refuses eleven commands. The long get requests each of its four parts before
+    // the first refusal arrives.
     assert_eq!(rig.counter(1, "rma_refused"), 14);
     assert_eq!(local.client.mirror_word(mirror::RMA_COMPLETED), 22);
 
@@ -330,11 +340,11 @@ fn access_without_registration_or_permission_is_refused_and_moves_nothing() {
 }
 
 #[test]
-fn registrations_in_a_row_are_not_one_region() {
+fn adjacent_registrations_are_not_one_region() {
     let mut rig = Rig::pair();
     let (mut local, remote) = pair(&mut rig, MIB);
-    let first = rig.register(&remote.client, DATA_BASE, 1, page::SIZE_64K, OPEN).unwrap();
-    let second = rig.register(&remote.client, DATA_BASE + 65536, 1, page::SIZE_64K, OPEN).unwrap();
+    let first = rig.register(&remote.client, DATA_BASE, 1, page::SIZE_64K, OPEN_TO_ALL).unwrap();
+    let second = rig.register(&remote.client, DATA_BASE + 65536, 1, page::SIZE_64K, OPEN_TO_ALL).unwrap();
     assert_eq!(second, first + 65536);
 
     assert!(rig.post(&local, Command::new(1, 2, command::PUT, 0, 16, local.nla, second - 8)));
@@ -343,7 +353,7 @@ fn registrations_in_a_row_are_not_one_region() {
     assert_eq!(local.outcomes(), [(notify::REQUESTER, status::REMOTE_ADDRESS)]);
 }
 
-/// Starts a transfer of 4 MiB and stops in the middle of it.
+/// Starts a transfer of 4 MiB, and steps the machine until some of its bytes were written.
 fn start_and_stop_midway(rig: &mut Rig, local: &Peer, remote: &Peer, put: bool) {
     let moved = |rig: &mut Rig| rig.counter(0, "rma_bytes_written") + rig.counter(1, "rma_bytes_written");
     let before = moved(rig);
@@ -386,7 +396,8 @@ fn no_byte_is_accessed_after_a_deregistration_or_unmapping() {
                     assert_eq!(rig.deregister(&ended.client, ended.nla), atu::DONE);
                     // New memory at the same addresses is not for the command in flight.
                     let _other = rig.map(&ended.client, 0, 4 * MIB);
-                    let registered_again = rig.register(&ended.client, 0, 1024, page::SIZE_4K, OPEN).unwrap();
+                    let registered_again =
+                        rig.register(&ended.client, 0, 1024, page::SIZE_4K, OPEN_TO_ALL).unwrap();
                     assert_eq!(registered_again, ended.nla);
                 }
                 let (local_before, remote_before) = (local.read(0, 4 << 20), remote.read(0, 4 << 20));
@@ -465,7 +476,8 @@ fn a_successor_that_attaches_at_once_gets_no_notification_of_its_predecessors_me
         rig.grant_all_entries_once(&remote.client, DATA_BASE, 1024);
         start_and_stop_midway(&mut rig, &local, &remote, put);
 
-        // The successor has a queue, and memory at the same address, before the next packet comes.
+        // The successor has a queue, and memory at the same address, before the next packet
+        // arrives.
         rig.machine.detach(remote.client.function, remote.client.attachment, Ended::Closed).unwrap();
         let mut anew = rig.peer_at_once(1, 2, 4 * MIB);
         assert_eq!(anew.nla, remote.nla);
@@ -541,7 +553,7 @@ fn a_queue_wraps_many_times() {
 }
 
 #[test]
-fn an_invalid_read_pointer_is_one_error_and_ignored() {
+fn an_invalid_read_pointer_is_reported_once_and_ignored() {
     let mut rig = Rig::pair();
     let (mut local, remote) = pair(&mut rig, 4096);
     local.client.windows.window(window::RMA_READ_POINTER, 8).unwrap().store_u64_release(0, 5).unwrap();
@@ -599,20 +611,32 @@ fn commands_beyond_the_bound_stall_until_others_have_ended() {
 }
 
 #[test]
-fn commands_without_a_queue_or_by_the_admin_are_refused() {
+fn commands_by_the_admin_or_without_a_queue_are_refused() {
     let mut rig = Rig::pair();
     let (local, remote) = pair(&mut rig, 4096);
+    let admin = rig.admin(0);
+
+    let put = Command::new(remote.client.node, remote.client.vpid, command::PUT, 0, 8, local.nla, remote.nla);
+    let written = admin.id().try_write(&mut rig.machine, 0, reg::RMA_COMMAND, put.as_bytes()).unwrap();
+    assert_eq!(written, Access::Done);
+    rig.run();
+    assert_eq!(admin.last_error().0, error::NOT_PERMITTED);
 
     rig.write64(&local.client, reg::RMA_QUEUE_ENABLE, 0);
     assert!(rig.put(&local, &remote, (0, 0, 8), 0));
     rig.run();
     assert_eq!(local.client.last_error().0, error::COMMAND);
     assert_eq!(local.client.mirror_word(mirror::RMA_COMMANDS), 0);
+}
+
+#[test]
+fn a_notification_disables_a_queue_whose_memory_was_unmapped() {
+    let mut rig = Rig::pair();
+    let (local, remote) = pair(&mut rig, 4096);
 
     rig.machine
         .dma_unmap(remote.client.function, remote.client.attachment, crate::common::rma::QUEUE_BASE, 4096)
         .unwrap();
-    rig.write64(&local.client, reg::RMA_QUEUE_ENABLE, 1);
     assert!(rig.put(&local, &remote, (0, 0, 8), ALL));
     rig.run();
     assert_eq!(remote.client.last_error().0, error::RING_MEMORY);
@@ -653,8 +677,11 @@ fn link_errors_neither_lose_nor_duplicate_data() {
 
         rig.run();
         assert_eq!(local.read(500_000, bytes.len()), bytes);
-        assert_eq!(local.outcomes(), [(1, DONE), (1, DONE), (4, DONE)]);
-        assert_eq!(remote.outcomes(), [(4, DONE), (2, DONE)]);
+        assert_eq!(
+            local.outcomes(),
+            [(notify::REQUESTER, DONE), (notify::REQUESTER, DONE), (notify::COMPLETER, DONE)]
+        );
+        assert_eq!(remote.outcomes(), [(notify::COMPLETER, DONE), (notify::RESPONDER, DONE)]);
     }
 
     let stats = (0..wire::CHANNELS)
@@ -662,8 +689,10 @@ fn link_errors_neither_lose_nor_duplicate_data() {
     assert!(stats.map(|lane| lane.retransmissions).sum::<u64>() > 0);
 }
 
+/// A packet of the fabric refers to the data in memory, and takes the time of their bytes all the
+/// same.
 #[test]
-fn the_link_carries_the_bytes_that_are_only_referred_to() {
+fn a_put_takes_the_time_of_all_its_bytes_on_a_link() {
     let topology = Topology::full_mesh(2).unwrap();
     let link = LinkSpec { bits_per_second: 8_000_000_000, ..crate::common::plain_link() };
     let mut rig = Rig::with(&topology, 4, &link, |_| {});
@@ -673,7 +702,7 @@ fn the_link_carries_the_bytes_that_are_only_referred_to() {
     assert!(rig.put(&local, &remote, (0, 0, 4 << 20), 0));
     rig.run();
     let nanoseconds = rig.machine.now().0 - start.0;
-    // 4 MiB take a nanosecond for each byte, and each packet has 80 bytes more.
+    // 4 MiB take a nanosecond for each byte, and each of 64 packets has 80 bytes more.
     assert!((4_194_304..4_210_000).contains(&nanoseconds), "{nanoseconds} ns");
 }
 
@@ -734,17 +763,20 @@ fn small_commands_do_not_starve_another_vpids_long_one() {
 }
 
 #[test]
-fn memory_of_other_topologies_is_reached_over_several_hops() {
+fn puts_of_all_nodes_of_a_torus_arrive_over_several_hops() {
+    // Bytes that each node puts to each other node.
+    const BLOCK: u64 = 131_072;
+
     let topology = Topology::torus(&[3, 3]).unwrap();
     let mut rig = Rig::new(&topology, 1);
-    let mut peers: Vec<_> = (0..9).map(|node| rig.peer(node, 0, 9 * 131_072)).collect();
+    let mut peers: Vec<_> = (0..9).map(|node| rig.peer(node, 0, 9 * BLOCK)).collect();
     for (node, peer) in (0..).zip(&peers) {
-        peer.write(node * 131_072, &pattern(node, 131_072));
+        peer.write(node * BLOCK, &pattern(node, BLOCK as usize));
     }
 
     for from in 0..9u64 {
         for to in 0..9 {
-            let block = (from * 131_072, from * 131_072, 131_072);
+            let block = (from * BLOCK, from * BLOCK, BLOCK as u32);
             assert!(
                 from == to || rig.put(&peers[from as usize], &peers[to as usize], block, notify::REQUESTER)
             );
@@ -755,7 +787,7 @@ fn memory_of_other_topologies_is_reached_over_several_hops() {
     for peer in &mut peers {
         assert_eq!(peer.outcomes(), [(notify::REQUESTER, DONE); 8]);
         for node in 0..9 {
-            assert!(peer.read(node * 131_072, 131_072) == pattern(node, 131_072));
+            assert!(peer.read(node * BLOCK, BLOCK as usize) == pattern(node, BLOCK as usize));
         }
     }
 }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use crate::common::{
     Rig,
-    rma::{OPEN, Peer},
+    rma::{OPEN_TO_ALL, Peer},
 };
 use nicforge_core::{context::Outgoing, machine::Next};
 use nicforge_hwi::{
@@ -15,9 +15,21 @@ use nicforge_hwi::{
 };
 use nicforge_test_kit::{ClientMemory, take_messages};
 
+/// Notifications for all roles of a command.
 const ALL: u8 = notify::REQUESTER | notify::RESPONDER | notify::COMPLETER;
 const DONE: u8 = status::DONE;
+/// Bytes of each client's memory.
 const BYTES: u64 = 1 << 20;
+/// Bytes of the first of two mappings of the memory that is accessed by DMA messages. A transfer
+/// across their border is split.
+const FIRST_MAPPING: u64 = 9 * 4096;
+/// Entries of the notification queue of a client with such memory, and bytes of its mapped memory,
+/// which it does not use.
+const ENTRIES: u64 = 64;
+const UNUSED_BYTES: u64 = 4096;
+/// Offset of a transfer in the mapped memory, and in the memory that is accessed by DMA messages.
+const MAPPED_OFFSET: u64 = 5;
+const REMOTE_OFFSET: u64 = 7;
 /// IOVA of the memory that is accessed by DMA messages.
 const REMOTE_BASE: u64 = 0x10_0000_0000;
 
@@ -29,15 +41,15 @@ struct Remote {
 }
 
 impl Remote {
+    /// Attaches a client, and registers its memory for all VPIDs.
     fn new(rig: &mut Rig, node: u32, vpid: u16) -> Self {
-        let peer = rig.unregistered_peer(node, vpid, 4096, 64);
-        // Two mappings, so that parts are split.
+        let peer = rig.unregistered_peer(node, vpid, UNUSED_BYTES, ENTRIES);
         let mut memory = ClientMemory::new(peer.client.id());
-        for (at, length) in [(0, 36_864), (36_864, BYTES - 36_864)] {
+        for (at, length) in [(0, FIRST_MAPPING), (FIRST_MAPPING, BYTES - FIRST_MAPPING)] {
             memory.map_remote(&mut rig.machine, REMOTE_BASE + at, length as usize);
         }
 
-        let nla = rig.register(&peer.client, REMOTE_BASE, BYTES / 4096, page::SIZE_4K, OPEN).unwrap();
+        let nla = rig.register(&peer.client, REMOTE_BASE, BYTES / 4096, page::SIZE_4K, OPEN_TO_ALL).unwrap();
         Self { peer, memory, nla }
     }
 
@@ -72,8 +84,8 @@ impl Remote {
     }
 }
 
-/// Steps until nothing moves, and returns the messages to the client.
-fn outgoing(rig: &mut Rig) -> Vec<Outgoing> {
+/// Steps the machine until nothing moves, and returns the DMA messages to the client, unanswered.
+fn run_without_answers(rig: &mut Rig) -> Vec<Outgoing> {
     let mut messages = Vec::new();
     loop {
         let next = rig.machine.step(64);
@@ -85,6 +97,7 @@ fn outgoing(rig: &mut Rig) -> Vec<Outgoing> {
     }
 }
 
+/// Returns bytes that depend on `seed` and their position.
 fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
     (0..bytes as u64).map(|index| ((index ^ index >> 8).wrapping_mul(31) + seed) as u8).collect()
 }
@@ -92,13 +105,15 @@ fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
 /// Returns a put from `from` to the remote memory.
 fn put_to(remote: &Remote, from: &Peer, length: u32) -> Command {
     let (node, vpid) = (remote.peer.client.node, remote.peer.client.vpid);
-    Command::new(node, vpid, command::PUT, ALL, length, from.nla + 5, remote.nla + 7)
+    let (source, destination) = (from.nla + MAPPED_OFFSET, remote.nla + REMOTE_OFFSET);
+    Command::new(node, vpid, command::PUT, ALL, length, source, destination)
 }
 
 /// Returns a get from the remote memory to `to`.
 fn get_from(remote: &Remote, to: &Peer, length: u32) -> Command {
     let (node, vpid) = (remote.peer.client.node, remote.peer.client.vpid);
-    Command::new(node, vpid, command::GET, ALL, length, remote.nla + 7, to.nla + 5)
+    let (source, destination) = (remote.nla + REMOTE_OFFSET, to.nla + MAPPED_OFFSET);
+    Command::new(node, vpid, command::GET, ALL, length, source, destination)
 }
 
 #[test]
@@ -109,23 +124,27 @@ fn puts_and_gets_of_others_reach_remote_memory() {
 
     for length in [1, 4096, 65_536, 300_000] {
         let bytes = pattern(length.into(), length as usize);
-        here.write(5, &bytes);
+        here.write(MAPPED_OFFSET, &bytes);
         assert!(rig.post(&here, put_to(&remote, &here, length)));
         remote.run(&mut rig);
-        assert!(remote.read(7, length as usize) == bytes);
-        assert_eq!((here.outcomes(), remote.peer.outcomes()), (vec![(1, DONE)], vec![(4, DONE)]));
+        assert!(remote.read(REMOTE_OFFSET, length as usize) == bytes);
+        assert_eq!(here.outcomes(), [(notify::REQUESTER, DONE)]);
+        assert_eq!(remote.peer.outcomes(), [(notify::COMPLETER, DONE)]);
 
-        here.write(5, &vec![0; length as usize]);
+        here.write(MAPPED_OFFSET, &vec![0; length as usize]);
         assert!(rig.post(&here, get_from(&remote, &here, length)));
         remote.run(&mut rig);
-        assert!(here.read(5, length as usize) == bytes);
-        assert_eq!((here.outcomes(), remote.peer.outcomes()), (vec![(1, DONE), (4, DONE)], vec![(2, DONE)]));
+        assert!(here.read(MAPPED_OFFSET, length as usize) == bytes);
+        assert_eq!(here.outcomes(), [(notify::REQUESTER, DONE), (notify::COMPLETER, DONE)]);
+        assert_eq!(remote.peer.outcomes(), [(notify::RESPONDER, DONE)]);
     }
 
-    let put = Command::new(1, 1, command::IMMEDIATE_PUT, 0, 8, 0x1122, remote.nla + 36_860);
+    // An immediate put across the border of the two mappings.
+    let at = FIRST_MAPPING - 4;
+    let put = Command::new(1, 1, command::IMMEDIATE_PUT, 0, 8, 0x1122, remote.nla + at);
     assert!(rig.post(&here, put));
     remote.run(&mut rig);
-    assert_eq!(remote.read(36_860, 8), 0x1122u64.to_le_bytes());
+    assert_eq!(remote.read(at, 8), 0x1122u64.to_le_bytes());
 }
 
 #[test]
@@ -149,7 +168,7 @@ fn puts_and_gets_work_with_dma_messages_to_the_requesters_memory() {
     remote.run(&mut rig);
     assert!(target.read(1, 300_000) == bytes && remote.read(400_000, 300_000) == bytes);
     assert!(target.read(500_000, 300_000) == bytes);
-    assert_eq!(remote.peer.outcomes(), [(1, DONE), (4, DONE)]);
+    assert_eq!(remote.peer.outcomes(), [(notify::REQUESTER, DONE), (notify::COMPLETER, DONE)]);
 }
 
 #[test]
@@ -167,10 +186,12 @@ fn an_unresponsive_client_delays_others_once_for_a_bounded_time() {
         let start = rig.machine.now();
         while local.outcomes().is_empty() {
             assert!(rig.machine.now().0 - start.0 < 1_000_000_000, "round {round}");
-            unanswered.extend(outgoing(&mut rig));
+            unanswered.extend(run_without_answers(&mut rig));
             rig.machine.advance(50_000);
         }
 
+        // The client has some time for its first answer. After that it counts as unresponsive, and
+        // commands for its memory end soon.
         let waited = rig.machine.now().0 - start.0;
         assert!(waited <= if round == 0 { 110_000_000 } else { 4_000_000 }, "round {round}: {waited} ns");
     }
@@ -185,7 +206,7 @@ fn an_unresponsive_client_delays_others_once_for_a_bounded_time() {
     remote.run(&mut rig);
     assert!(rig.post(&local, get_from(&remote, &local, 100)));
     remote.run(&mut rig);
-    assert_eq!(local.outcomes(), [(1, DONE), (4, DONE)]);
+    assert_eq!(local.outcomes(), [(notify::REQUESTER, DONE), (notify::COMPLETER, DONE)]);
 }
 
 #[test]
@@ -197,7 +218,7 @@ fn watchdog_ends_a_put_whose_requester_does_not_answer_dma_reads() {
     let put = Command::new(1, 0, command::PUT, 0, 100, remote.nla, target.nla);
     assert!(rig.post(&remote.peer, put));
 
-    let mut unanswered = outgoing(&mut rig);
+    let mut unanswered = run_without_answers(&mut rig);
     let start = rig.machine.now();
 
     let notified = loop {
@@ -207,10 +228,10 @@ fn watchdog_ends_a_put_whose_requester_does_not_answer_dma_reads() {
         }
         assert!(rig.machine.now().0 - start.0 < 2 * reg::RMA_WATCHDOG_DEFAULT);
         rig.machine.advance(reg::RMA_WATCHDOG_DEFAULT / 64);
-        unanswered.extend(outgoing(&mut rig));
+        unanswered.extend(run_without_answers(&mut rig));
     };
 
-    assert_eq!(notified, [(1, status::TIMED_OUT)]);
+    assert_eq!(notified, [(notify::REQUESTER, status::TIMED_OUT)]);
     // The late answers are dropped, and the next put is carried out.
     for message in unanswered {
         remote.memory.answer_message(&mut rig.machine, &message);
@@ -224,7 +245,7 @@ fn watchdog_ends_a_put_whose_requester_does_not_answer_dma_reads() {
 }
 
 #[test]
-fn a_command_ends_withdrawn_when_its_memory_is_deregistered_while_messages_are_in_flight() {
+fn a_get_ends_and_writes_nothing_when_its_memory_is_deregistered_while_messages_are_in_flight() {
     let mut rig = Rig::pair();
     let mut here = rig.peer(0, 0, BYTES);
     let mut remote = Remote::new(&mut rig, 1, 1);
@@ -245,7 +266,8 @@ fn a_command_ends_withdrawn_when_its_memory_is_deregistered_while_messages_are_i
     assert!(here.read(0, 100_100).iter().all(|&byte| byte == 0));
     let notified = here.outcomes();
     assert!(
-        notified == [(1, status::REMOTE_ADDRESS)] || notified == [(1, status::WITHDRAWN)],
+        notified == [(notify::REQUESTER, status::REMOTE_ADDRESS)]
+            || notified == [(notify::REQUESTER, status::WITHDRAWN)],
         "{notified:?}"
     );
 }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 
 use crate::common::{
     Rig, plain_link,
-    rma::{OPEN, Peer},
+    rma::{OPEN_TO_ALL, Peer},
 };
 use nicforge_core::{context::Outgoing, fabric::LinkSpec, machine::Next, time::Nanos};
 use nicforge_extoll::{Topology, wire::CHANNELS};
@@ -19,15 +19,17 @@ const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MILLISECOND;
 /// Time between two passes of the machine.
 const TICK: u64 = MILLISECOND / 2;
-/// Time between two passes of a test that observes stages.
-const FINE: u64 = TICK / 25;
-/// Time that one slow client may take from another client's commands in [`WINDOW`].
-const HELD: u64 = 100 * MILLISECOND;
+/// Time between two passes of a test of staging buffers, which a card checks again after as long.
+const FINE_TICK: u64 = TICK / 25;
+/// Time for which a test runs.
 const WINDOW: u64 = 5 * SECOND;
-/// Time that all slow clients of a card together may take in [`WINDOW`].
-const HELD_BY_ALL: u64 = 150 * MILLISECOND;
-/// IOVA and size of memory that is accessed by DMA messages.
+/// Time for which one slow client may hold another client's commands in [`WINDOW`].
+const MAX_HELD: u64 = 100 * MILLISECOND;
+/// Time for which all slow clients of a card together may hold them.
+const MAX_HELD_BY_ALL: u64 = 150 * MILLISECOND;
+/// IOVA of memory that is accessed by DMA messages.
 const REMOTE_BASE: u64 = 0x10_0000_0000;
+/// Bytes of such memory.
 const BYTES: u64 = 1 << 20;
 const DONE: (u8, u8) = (notify::REQUESTER, status::DONE);
 const WITHDRAWN: (u8, u8) = (notify::REQUESTER, status::WITHDRAWN);
@@ -39,16 +41,19 @@ struct Slow {
     nla: u64,
     memory: ClientMemory,
     delay: u64,
+    /// Time of the last answer.
     last: Nanos,
+    /// Messages that it has not answered.
     waiting: VecDeque<Outgoing>,
 }
 
 impl Slow {
+    /// Attaches a client, and registers its memory for all VPIDs.
     fn new(rig: &mut Rig, node: u32, vpid: u16, delay: u64) -> Self {
         let peer = rig.unregistered_peer(node, vpid, 4096, 4096);
         let mut memory = ClientMemory::new(peer.client.id());
         memory.map_remote(&mut rig.machine, REMOTE_BASE, BYTES as usize);
-        let nla = rig.register(&peer.client, REMOTE_BASE, BYTES / 4096, page::SIZE_4K, OPEN).unwrap();
+        let nla = rig.register(&peer.client, REMOTE_BASE, BYTES / 4096, page::SIZE_4K, OPEN_TO_ALL).unwrap();
         Self { peer, nla, memory, delay, last: Nanos::ZERO, waiting: VecDeque::new() }
     }
 
@@ -100,14 +105,17 @@ fn pass(rig: &mut Rig, slow: &mut [Slow], nanoseconds: u64) {
     rig.machine.advance(nanoseconds);
 }
 
-/// A client that posts commands one after the other, each when the last one has ended.
+/// A client that posts commands one after the other, each when the previous one has ended.
 struct WellBehavedClient {
     peer: Peer,
     command: Command,
+    /// The time at which the command in flight was posted.
     since: Option<Nanos>,
+    /// Number of commands that have ended.
     ended: u64,
     /// Nanoseconds that commands took beyond the tick of an idle card.
     held: u64,
+    /// Roles and statuses of failed commands.
     failed: Vec<(u8, u8)>,
 }
 
@@ -116,6 +124,7 @@ impl WellBehavedClient {
         Self { peer, command, since: None, ended: 0, held: 0, failed: Vec::new() }
     }
 
+    /// Posts a command if none is in flight, and otherwise takes its notification if it has ended.
     fn poll(&mut self, rig: &mut Rig) {
         let Some(since) = self.since else {
             assert!(rig.post(&self.peer, self.command));
@@ -136,8 +145,8 @@ impl WellBehavedClient {
     }
 }
 
-/// Posts a command up to twice, as far as the card takes it. That is more than a slow client
-/// answers.
+/// Posts a command up to twice, as far as the card takes it. In each pass that is more than a slow
+/// client answers.
 fn flood(rig: &mut Rig, from: &mut Peer, command: Command) {
     from.take_all();
     let _ = (0..2).all(|_| rig.post(from, command));
@@ -153,6 +162,8 @@ enum Attack {
 }
 
 impl Attack {
+    /// Returns a command between 8 bytes of a slow client, by its VPID and address, and those at
+    /// the address `own`.
     fn command(self, (vpid, nla): (u16, u64), own: u64) -> Command {
         match self {
             Self::Gets => Command::new(1, vpid, command::GET, 0, 8, nla, own),
@@ -202,7 +213,7 @@ fn a_slow_owner_of_memory_delays_commands_of_others_for_a_bounded_time() {
     let attacks = [Attack::Gets, Attack::Puts, Attack::StagedPuts];
     for (attack, delay) in attacks.map(|attack| (attack, 90)).into_iter().chain([(Attack::Gets, 60)]) {
         let (held, ended) = delay_by_slow_clients(attack, 1, delay * MILLISECOND);
-        assert!(held <= HELD, "{attack:?}, {delay} ms an answer: held for {held} ns, {ended} ended");
+        assert!(held <= MAX_HELD, "{attack:?}, {delay} ms an answer: held for {held} ns, {ended} ended");
         assert!(ended >= 4000, "{attack:?}, {delay} ms an answer: {ended} ended");
     }
 }
@@ -211,7 +222,7 @@ fn a_slow_owner_of_memory_delays_commands_of_others_for_a_bounded_time() {
 fn slow_owners_of_one_card_together_delay_commands_of_others_for_a_bounded_time() {
     for attack in [Attack::Gets, Attack::Puts] {
         let (held, ended) = delay_by_slow_clients(attack, 3, 90 * MILLISECOND);
-        assert!(held <= HELD_BY_ALL, "{attack:?}: held for {held} ns, {ended} ended");
+        assert!(held <= MAX_HELD_BY_ALL, "{attack:?}: held for {held} ns, {ended} ended");
     }
 }
 
@@ -236,22 +247,27 @@ fn a_requester_with_slow_memory_blocks_neither_replies_nor_other_staging_buffers
             let command = get((1, address), attacker.nla);
             flood(&mut rig, &mut attacker.peer, command);
         }
-        // A stage is checked again after 20 microseconds.
-        for _ in 0..TICK / FINE {
+        for _ in 0..TICK / FINE_TICK {
             innocents.iter_mut().for_each(|innocent| innocent.poll(&mut rig));
-            pass(&mut rig, &mut slow, FINE);
+            pass(&mut rig, &mut slow, FINE_TICK);
         }
     }
 
     for innocent in &innocents {
         let held = innocent.time_held(rig.machine.now());
         assert_eq!(innocent.failed, []);
-        assert!(held <= HELD_BY_ALL, "held for {held} ns, {} ended", innocent.ended);
+        assert!(held <= MAX_HELD_BY_ALL, "held for {held} ns, {} ended", innocent.ended);
     }
 }
 
-/// Runs until a client has notifications of `commands` commands, and returns their ends.
-fn wait(rig: &mut Rig, slow: &mut [Slow], peer: &mut Peer, commands: usize) -> Vec<(u8, u8)> {
+/// Runs until a client has notifications of `commands` commands, and returns the role and status of
+/// each.
+fn wait_for_notifications(
+    rig: &mut Rig,
+    slow: &mut [Slow],
+    peer: &mut Peer,
+    commands: usize,
+) -> Vec<(u8, u8)> {
     let limit = rig.machine.now().after(60 * SECOND);
     let mut notified = peer.outcomes();
 
@@ -286,7 +302,7 @@ fn a_client_that_answers_at_once_is_served_as_if_nothing_were_bounded() {
             }
         }
         for (rank, peer) in (0..).zip(&mut peers) {
-            assert_eq!(wait(&mut rig, &mut slow, peer, 16), [DONE; 16], "round {round}");
+            assert_eq!(wait_for_notifications(&mut rig, &mut slow, peer, 16), [DONE; 16], "round {round}");
             assert!(peer.read(length.into(), length as usize).iter().all(|&byte| byte == rank + 1));
         }
     }
@@ -308,7 +324,7 @@ fn a_slow_client_without_neighbours_completes_every_transfer() {
         let command = Command::new(1, 1, command, notify::REQUESTER, BYTES as u32, source, destination);
         for _ in 0..3 {
             assert!(rig.post(&local, command));
-            assert_eq!(wait(&mut rig, &mut slow, &mut local, 1), [DONE]);
+            assert_eq!(wait_for_notifications(&mut rig, &mut slow, &mut local, 1), [DONE]);
         }
         // Puts are posted, so the client has yet to answer the last ones.
         while !slow[0].waiting.is_empty() {
@@ -331,7 +347,11 @@ fn an_unresponsive_client_is_served_again_when_it_answers_and_after_a_reset() {
         let command = get(slow[0].nla, local.nla);
         assert!((0..8).all(|_| rig.post(&local, command)));
         let start = rig.machine.now();
-        assert_eq!(wait(&mut rig, &mut slow, &mut local, 8), [WITHDRAWN; 8], "round {round}");
+        assert_eq!(
+            wait_for_notifications(&mut rig, &mut slow, &mut local, 8),
+            [WITHDRAWN; 8],
+            "round {round}"
+        );
         assert!(rig.machine.now().0 - start.0 <= 110 * MILLISECOND, "round {round}");
 
         if round % 2 == 0 {
@@ -344,7 +364,7 @@ fn an_unresponsive_client_is_served_again_when_it_answers_and_after_a_reset() {
         }
         let command = get(slow[0].nla, local.nla);
         assert!((0..8).all(|_| rig.post(&local, command)));
-        assert_eq!(wait(&mut rig, &mut slow, &mut local, 8), [DONE; 8], "round {round}");
+        assert_eq!(wait_for_notifications(&mut rig, &mut slow, &mut local, 8), [DONE; 8], "round {round}");
     }
 }
 
@@ -354,7 +374,7 @@ fn reset(rig: &mut Rig, owner: &mut Slow) {
     rig.machine.reset_attachment(function, attachment).unwrap();
     rig.run();
     rig.enable_bus_master(function, attachment);
-    let others = rig.register(&owner.peer.client, REMOTE_BASE, BYTES / 4096, page::SIZE_4K, OPEN);
+    let others = rig.register(&owner.peer.client, REMOTE_BASE, BYTES / 4096, page::SIZE_4K, OPEN_TO_ALL);
     owner.nla = others.unwrap();
 }
 
@@ -385,7 +405,7 @@ fn packets_in_a_side_queue_end_when_their_owner_does() {
 }
 
 #[test]
-fn a_get_that_ends_with_its_memory_leaves_the_stage_to_other_gets() {
+fn a_get_that_ends_with_its_memory_leaves_the_staging_buffer_to_other_gets() {
     let mut rig = rig();
     let mut slow = [Slow::new(&mut rig, 1, 1, 3600 * SECOND)];
     slow[0].last = rig.machine.now();
@@ -398,17 +418,17 @@ fn a_get_that_ends_with_its_memory_leaves_the_stage_to_other_gets() {
     assert_eq!(slow[0].waiting.len(), 1);
     rig.deregister(&slow[0].peer.client, slow[0].nla);
     let refused = (notify::REQUESTER, status::REMOTE_ADDRESS);
-    assert_eq!(wait(&mut rig, &mut slow, &mut local, 1), [refused]);
+    assert_eq!(wait_for_notifications(&mut rig, &mut slow, &mut local, 1), [refused]);
 
     // The answer arrives later than the end of its get.
     slow[0].delay = 0;
     tick(&mut rig, &mut slow);
 
-    let anew = rig.register(&slow[0].peer.client, REMOTE_BASE, BYTES / 4096, page::SIZE_4K, OPEN);
+    let anew = rig.register(&slow[0].peer.client, REMOTE_BASE, BYTES / 4096, page::SIZE_4K, OPEN_TO_ALL);
     slow[0].nla = anew.unwrap();
     for _ in 0..3 {
         assert!(rig.post(&local, get(slow[0].nla, local.nla)));
-        assert_eq!(wait(&mut rig, &mut slow, &mut local, 1), [DONE]);
+        assert_eq!(wait_for_notifications(&mut rig, &mut slow, &mut local, 1), [DONE]);
     }
 }
 
@@ -430,6 +450,6 @@ fn a_get_that_is_refused_after_its_first_part_ends_as_withdrawn() {
     }
 
     rig.deregister(&slow[0].peer.client, from);
-    assert_eq!(wait(&mut rig, &mut slow, &mut local, 1), [WITHDRAWN]);
+    assert_eq!(wait_for_notifications(&mut rig, &mut slow, &mut local, 1), [WITHDRAWN]);
     assert_eq!(rig.counter(0, "rma_bytes_written"), 65_536);
 }

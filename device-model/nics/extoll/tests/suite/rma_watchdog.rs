@@ -3,7 +3,7 @@
 
 use crate::common::{
     Rig,
-    rma::{OPEN, Peer},
+    rma::{OPEN_TO_ALL, Peer},
 };
 use nicforge_core::{
     device::Ended,
@@ -17,8 +17,10 @@ use nicforge_hwi::{
 };
 
 const MIB: u64 = 1 << 20;
+/// Notifications for all roles of a command.
 const ALL: u8 = notify::REQUESTER | notify::RESPONDER | notify::COMPLETER;
-const LIMIT: u64 = reg::RMA_WATCHDOG_DEFAULT;
+/// The watchdog in nanoseconds, unless a test sets another.
+const WATCHDOG: u64 = reg::RMA_WATCHDOG_DEFAULT;
 const TIMED_OUT: (u8, u8) = (notify::REQUESTER, status::TIMED_OUT);
 const DONE: (u8, u8) = (notify::REQUESTER, status::DONE);
 
@@ -33,11 +35,12 @@ fn set_link_up(rig: &mut Rig, up: bool) {
     rig.run();
 }
 
-/// Advances time as a card sees it that is driven often enough.
-fn pass(rig: &mut Rig, nanoseconds: u64) {
-    let slice = LIMIT / 16;
+/// Advances time in steps that are short enough for a card's watchdog: longer ones count as time in
+/// which the card was not driven.
+fn advance_in_slices(rig: &mut Rig, nanoseconds: u64) {
+    let slice = WATCHDOG / 16;
     for _ in 0..nanoseconds / slice {
-        rig.pass(slice);
+        rig.advance_and_run(slice);
     }
 }
 
@@ -54,11 +57,11 @@ fn the_watchdog_ends_transfers_of_every_kind_with_a_silent_target() {
     );
     rig.run();
 
-    pass(&mut rig, LIMIT - LIMIT / 16);
+    advance_in_slices(&mut rig, WATCHDOG - WATCHDOG / 16);
     assert_eq!(local.outcomes(), []);
 
-    // The first part counts as progress until the first check.
-    pass(&mut rig, LIMIT / 8);
+    // The first part of each transfer counts as progress until the first check.
+    advance_in_slices(&mut rig, WATCHDOG / 8);
     let notified = local.take_all();
     let commands: Vec<_> =
         notified.iter().map(|notified| (notified.command(), notified.status(), notified.length())).collect();
@@ -105,7 +108,7 @@ fn late_answers_of_a_get_write_nothing_and_free_the_window() {
         }
 
         set_link_up(&mut rig, false);
-        pass(&mut rig, 2 * LIMIT);
+        advance_in_slices(&mut rig, 2 * WATCHDOG);
         assert_eq!(local.outcomes(), [TIMED_OUT], "round {round}");
         local.write(0, &vec![round; 8 << 20]);
         set_link_up(&mut rig, true);
@@ -133,15 +136,16 @@ fn a_put_aborted_midway_does_not_affect_the_next_one() {
     assert!(remote.read(0, 1) == [1] && remote.read((8 << 20) - 1, 1) == [0], "the put is half done");
 
     set_link_up(&mut rig, false);
-    pass(&mut rig, 2 * LIMIT);
+    advance_in_slices(&mut rig, 2 * WATCHDOG);
     assert_eq!(local.outcomes(), [TIMED_OUT]);
 
     set_link_up(&mut rig, true);
-    assert_eq!(remote.outcomes(), [], "no VPID has all of it");
+    assert_eq!(remote.outcomes(), [], "the put is not complete");
     // The next put goes to another region, so that a continuation of the first put would be
     // refused.
-    let second_region =
-        rig.register(&remote.client, crate::common::rma::DATA_BASE, 2048, page::SIZE_4K, OPEN).unwrap();
+    let second_region = rig
+        .register(&remote.client, crate::common::rma::DATA_BASE, 2048, page::SIZE_4K, OPEN_TO_ALL)
+        .unwrap();
     remote.nla = second_region;
     local.write(0, &vec![2; 8 << 20]);
 
@@ -174,7 +178,7 @@ fn commands_for_other_targets_proceed_and_do_not_end() {
     let mut notified = Vec::new();
     for _ in 0..40 {
         assert!(rig.put(&local, &alive, (0, 0, 100_000), notify::REQUESTER));
-        pass(&mut rig, LIMIT / 16);
+        advance_in_slices(&mut rig, WATCHDOG / 16);
         notified.extend(local.outcomes());
     }
 
@@ -183,7 +187,7 @@ fn commands_for_other_targets_proceed_and_do_not_end() {
 }
 
 #[test]
-fn a_full_list_drains_and_a_stalled_write_is_accepted() {
+fn a_full_list_of_commands_drains_and_a_stalled_command_is_accepted() {
     let mut rig = Rig::pair();
     let (mut local, remote) = pair(&mut rig, 4096);
     set_link_up(&mut rig, false);
@@ -193,7 +197,7 @@ fn a_full_list_drains_and_a_stalled_write_is_accepted() {
     }
     assert!(!rig.put(&local, &remote, (0, 0, 8), 0));
 
-    pass(&mut rig, 2 * LIMIT);
+    advance_in_slices(&mut rig, 2 * WATCHDOG);
     assert_eq!(local.outcomes(), [TIMED_OUT; MAX_COMMANDS]);
     assert!(rig.put(&local, &remote, (0, 0, 8), 0));
 }
@@ -203,7 +207,7 @@ fn the_watchdog_does_not_end_slow_commands_that_make_progress() {
     let mut rig = Rig::pair();
     let (mut local, remote) = pair(&mut rig, MIB);
     for direction in [Direction::Forward, Direction::Backward] {
-        let slow = |_: &mut nicforge_core::fabric::Packet, _: u64| Fault::Delay(LIMIT / 2);
+        let slow = |_: &mut nicforge_core::fabric::Packet, _: u64| Fault::Delay(WATCHDOG / 2);
         rig.machine.fabric().set_fault(rig.links[0], direction, Some(Box::new(slow))).unwrap();
     }
 
@@ -212,11 +216,11 @@ fn the_watchdog_does_not_end_slow_commands_that_make_progress() {
     assert!(rig.get(&local, &remote, (0, 0, 1 << 20), notify::REQUESTER));
 
     for _ in 0..1000 {
-        rig.pass(LIMIT / 64);
+        rig.advance_and_run(WATCHDOG / 64);
     }
 
     assert_eq!(local.outcomes(), [DONE, DONE]);
-    assert!(rig.machine.now().0 - start.0 > LIMIT);
+    assert!(rig.machine.now().0 - start.0 > WATCHDOG);
 }
 
 #[test]
@@ -227,7 +231,7 @@ fn a_card_that_was_not_driven_ends_nothing_at_once() {
     assert!(rig.put(&local, &remote, (0, 0, 8), notify::REQUESTER));
     rig.run();
 
-    rig.pass(100 * LIMIT);
+    rig.advance_and_run(100 * WATCHDOG);
     assert_eq!(local.outcomes(), []);
 
     set_link_up(&mut rig, true);
@@ -238,7 +242,7 @@ fn a_card_that_was_not_driven_ends_nothing_at_once() {
 fn the_admin_sets_and_disables_the_watchdog() {
     let mut rig = Rig::pair();
     let admin = rig.admin(0);
-    assert_eq!(rig.read64(&admin, reg::RMA_WATCHDOG), LIMIT);
+    assert_eq!(rig.read64(&admin, reg::RMA_WATCHDOG), WATCHDOG);
     let (mut local, remote) = pair(&mut rig, 4096);
 
     rig.write64(&local.client, reg::RMA_WATCHDOG, 1);
@@ -248,15 +252,15 @@ fn the_admin_sets_and_disables_the_watchdog() {
     rig.write64(&admin, reg::RMA_WATCHDOG, 0);
     set_link_up(&mut rig, false);
     assert!(rig.put(&local, &remote, (0, 0, 8), 0));
-    pass(&mut rig, 10 * LIMIT);
+    advance_in_slices(&mut rig, 10 * WATCHDOG);
     assert_eq!(local.outcomes(), []);
 
     // Time counts from the write of the register.
-    rig.write64(&admin, reg::RMA_WATCHDOG, LIMIT / 2);
-    assert_eq!(rig.read64(&admin, reg::RMA_WATCHDOG), LIMIT / 2);
-    pass(&mut rig, LIMIT / 4);
+    rig.write64(&admin, reg::RMA_WATCHDOG, WATCHDOG / 2);
+    assert_eq!(rig.read64(&admin, reg::RMA_WATCHDOG), WATCHDOG / 2);
+    advance_in_slices(&mut rig, WATCHDOG / 4);
     assert_eq!(local.outcomes(), []);
-    pass(&mut rig, LIMIT);
+    advance_in_slices(&mut rig, WATCHDOG);
     assert_eq!(local.outcomes(), [TIMED_OUT]);
 }
 
@@ -279,7 +283,7 @@ fn the_commands_of_a_dead_owner_end_and_its_successor_gets_no_notification() {
     rig.run();
     assert!(!rig.put(&local, &remote, (0, 0, 8), 0), "its predecessor's commands are there still");
 
-    pass(&mut rig, 2 * LIMIT);
+    advance_in_slices(&mut rig, 2 * WATCHDOG);
     assert_eq!(local.outcomes(), []);
     assert_eq!(rig.counter(0, "rma_timed_out"), MAX_COMMANDS as u64);
 

@@ -3,7 +3,7 @@
 
 use crate::common::{
     Client, Message, RING_BASE, Rig,
-    rma::{DATA_BASE, OPEN, QUEUE_BASE},
+    rma::{DATA_BASE, OPEN_TO_ALL, QUEUE_BASE},
     scattered::Scattered,
 };
 use nicforge_core::{fabric::Direction, machine::Access};
@@ -143,10 +143,12 @@ struct Peer {
     entries: u64,
     taken: u64,
     memory: Scattered,
+    /// Network logical address of the memory.
     nla: u64,
 }
 
 impl Peer {
+    /// Attaches VPID 0 of a node, with a queue and memory in pieces of these lengths.
     fn new(rig: &mut Rig, node: u32, queue: &[u64], memory: &[u64]) -> Self {
         let client = rig.attach(node, 0);
         let entries = queue.iter().sum::<u64>() / 16;
@@ -159,7 +161,7 @@ impl Peer {
         rig.write64(&client, reg::RMA_QUEUE_ENABLE, 1);
         assert_eq!(rig.read64(&client, reg::RMA_QUEUE_ENABLE), 1);
 
-        let nla = rig.register(&client, DATA_BASE, pages, page::SIZE_4K, OPEN).unwrap();
+        let nla = rig.register(&client, DATA_BASE, pages, page::SIZE_4K, OPEN_TO_ALL).unwrap();
         Self { client, queue, entries, taken: 0, memory, nla }
     }
 
@@ -177,7 +179,7 @@ impl Peer {
     }
 
     /// Takes the next notification, and returns its role and status.
-    fn outcomes(&mut self) -> Option<(u8, u8)> {
+    fn take_outcome(&mut self) -> Option<(u8, u8)> {
         self.take().map(|notified| (notified.role(), notified.status()))
     }
 
@@ -198,6 +200,7 @@ impl Peer {
     }
 }
 
+/// Returns bytes that depend on `seed` and their position.
 fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
     (0..bytes as u64).map(|index| ((index ^ index >> 8).wrapping_mul(31) + seed) as u8).collect()
 }
@@ -212,7 +215,7 @@ fn transfers_between_scattered_regions_arrive_whole() {
         let [queue_of_pages, queue_of_odd_pieces, ..] = layouts(2 * PAGE);
         let mut local = Peer::new(&mut rig, 0, &queue_of_odd_pieces, local_layout);
         let remote = Peer::new(&mut rig, 1, &queue_of_pages, remote_layout);
-        let mut mirror = vec![0; BYTES as usize];
+        let mut expected = vec![0; BYTES as usize];
 
         for (round, length) in (0..).zip([1, 8, 100, 4095, 4096, 5000, 65_536, 70_001, 200_000]) {
             let (from, to) = (round * 997, 8191 - round);
@@ -220,13 +223,13 @@ fn transfers_between_scattered_regions_arrive_whole() {
 
             local.memory.write(from, &bytes);
             local.transfer(&mut rig, &remote, command::PUT, length as u32, from, to);
-            mirror[to as usize..to as usize + length].copy_from_slice(&bytes);
-            assert_eq!(local.outcomes(), Some((notify::REQUESTER, status::DONE)));
-            assert!(remote.memory.read(0, BYTES as usize) == mirror, "case {case}, put of {length}");
+            expected[to as usize..to as usize + length].copy_from_slice(&bytes);
+            assert_eq!(local.take_outcome(), Some((notify::REQUESTER, status::DONE)));
+            assert!(remote.memory.read(0, BYTES as usize) == expected, "case {case}, put of {length}");
 
             local.memory.write(0, &vec![0; BYTES as usize]);
             local.transfer(&mut rig, &remote, command::GET, length as u32, to, from);
-            assert_eq!(local.outcomes(), Some((notify::REQUESTER, status::DONE)));
+            assert_eq!(local.take_outcome(), Some((notify::REQUESTER, status::DONE)));
             let mut received = vec![0; BYTES as usize];
             received[from as usize..from as usize + length].copy_from_slice(&bytes);
             assert!(local.memory.read(0, BYTES as usize) == received, "case {case}, get of {length}");
@@ -260,7 +263,10 @@ fn a_transfer_takes_as_many_packets_from_scattered_pages_as_from_one_mapping() {
 
         local.transfer(&mut rig, &remote, command::PUT, BYTES as u32, 0, 0);
         local.transfer(&mut rig, &remote, command::GET, BYTES as u32, 0, 0);
-        assert_eq!([local.outcomes(), local.outcomes()], [Some((notify::REQUESTER, status::DONE)); 2]);
+        assert_eq!(
+            [local.take_outcome(), local.take_outcome()],
+            [Some((notify::REQUESTER, status::DONE)); 2]
+        );
 
         let link = rig.links[0];
         [Direction::Forward, Direction::Backward].map(|direction| {
@@ -286,15 +292,15 @@ fn a_region_ends_as_a_whole_with_any_of_its_pages() {
 
     for (what, notified) in [(command::PUT, status::WITHDRAWN), (command::GET, status::WITHDRAWN)] {
         local.transfer(&mut rig, &remote, what, 4096, 0, 0);
-        assert_eq!(local.outcomes(), Some((notify::REQUESTER, notified)));
+        assert_eq!(local.take_outcome(), Some((notify::REQUESTER, notified)));
     }
     assert_eq!(remote.memory.read(0, 4096), [0; 4096]);
 
     // The rest of the memory can be registered again.
     assert_eq!(rig.deregister(&remote.client, remote.nla), 0);
-    remote.nla = rig.register(&remote.client, DATA_BASE, 9, page::SIZE_4K, OPEN).unwrap();
+    remote.nla = rig.register(&remote.client, DATA_BASE, 9, page::SIZE_4K, OPEN_TO_ALL).unwrap();
     local.transfer(&mut rig, &remote, command::PUT, 4096, 0, 0);
-    assert_eq!(local.outcomes(), Some((notify::REQUESTER, status::DONE)));
+    assert_eq!(local.take_outcome(), Some((notify::REQUESTER, status::DONE)));
     assert_eq!(remote.memory.read(0, 4096), [7; 4096]);
 }
 

@@ -9,6 +9,7 @@ use nicforge_hwi::{
     extoll_velo::{MAX_MESSAGE, SLOT, address},
 };
 
+/// Returns bytes that depend on `seed` and their position.
 fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
     (0..bytes as u64).map(|index| (seed * 31 + index) as u8).collect()
 }
@@ -55,8 +56,8 @@ fn messages_cross_every_topology_in_order() {
         Topology::hypercube(3).unwrap(),
         Topology::full_mesh(5).unwrap(),
     ];
-    let plain = [plain_link(), cut_through_link(4)];
-    for (topology, link) in shapes.iter().flat_map(|shape| plain.iter().map(move |link| (shape, link))) {
+    let links = [plain_link(), cut_through_link(4)];
+    for (topology, link) in shapes.iter().flat_map(|shape| links.iter().map(move |link| (shape, link))) {
         let mut rig = Rig::with(topology, 1, link, |_| {});
         let nodes = topology.nodes();
         let mut clients: Vec<_> = (0..nodes).map(|node| rig.receiver(node, 0, 1024)).collect();
@@ -137,15 +138,15 @@ fn the_watchdog_ends_a_stall_with_an_error() {
 
     // While a card was not driven, its neighbours had no time to make room, so that time does not
     // count.
-    rig.pass(10 * reg::WATCHDOG_DEFAULT);
+    rig.advance_and_run(10 * reg::WATCHDOG_DEFAULT);
 
     let slice = reg::WATCHDOG_DEFAULT / 16;
     for _ in 0..15 {
         assert!(!rig.send(&sender, (1, 0), 0, &[7; 8]));
-        rig.pass(slice);
+        rig.advance_and_run(slice);
     }
 
-    assert!(rig.send(&sender, (1, 0), 0, &[7; 8]), "the watchdog lets it go");
+    assert!(rig.send(&sender, (1, 0), 0, &[7; 8]), "the card accepts the store and drops the message");
     rig.run();
     assert_eq!(sender.last_error().0, error::WATCHDOG);
     assert_eq!(rig.counter(0, "watchdogs"), 1);
@@ -176,7 +177,7 @@ fn a_split_burst_is_completed_and_a_torn_one_never_delivered() {
 
     // One half of a message, and nothing more.
     let _ = rig.store(&sender, base, &bytes[..16]);
-    rig.pass(1_000_000_000);
+    rig.advance_and_run(1_000_000_000);
     assert_eq!(rig.counter(0, "velo_torn"), 2);
     assert!(receiver.take().is_none());
 }
@@ -192,7 +193,7 @@ fn a_split_burst_that_waits_for_credit_is_not_torn() {
         rig.run();
     }
     for _ in 0..16 {
-        rig.pass(reg::WATCHDOG_DEFAULT / 16);
+        rig.advance_and_run(reg::WATCHDOG_DEFAULT / 16);
         let _ = rig.send(&sender, (1, 0), 0, &[7; 8]);
     }
 
@@ -200,7 +201,7 @@ fn a_split_burst_that_waits_for_credit_is_not_torn() {
     assert_eq!(rig.store(&sender, base, &bytes[..8]), Access::Done);
     for _ in 0..10 {
         assert_eq!(rig.store(&sender, base + 8, &bytes[8..]), Access::Stalled);
-        rig.pass(reg::WATCHDOG_DEFAULT / 16);
+        rig.advance_and_run(reg::WATCHDOG_DEFAULT / 16);
     }
 
     assert_eq!(receiver.take_all().len(), 32);
@@ -249,14 +250,14 @@ fn the_card_counts_the_sends_that_it_has_finished() {
     let taken = rig.read64(&sender, reg::VELO_TAKEN);
 
     while !rig.send(&sender, (1, 0), 0, &[1; 8]) {
-        rig.pass(reg::WATCHDOG_DEFAULT / 16);
+        rig.advance_and_run(reg::WATCHDOG_DEFAULT / 16);
     }
     assert_eq!(rig.counter(0, "watchdogs"), 1);
-    assert_eq!(rig.read64(&sender, reg::VELO_TAKEN), taken + 1, "it is over");
+    assert_eq!(rig.read64(&sender, reg::VELO_TAKEN), taken + 1, "a dropped message counts as finished");
 
     rig.write64(&sender, reg::VELO_TAKEN, 0);
     rig.run();
-    assert_eq!(sender.last_error().0, error::REGISTER_ACCESS, "it can't be written");
+    assert_eq!(sender.last_error().0, error::REGISTER_ACCESS, "the register can't be written");
 }
 
 #[test]
@@ -354,12 +355,12 @@ fn the_announcement_of_a_ring_travels_ahead_of_its_owners_messages() {
     });
 
     assert_eq!(message.map(|message| message.from), Some((0, 0)));
-    assert_eq!(receiver.generation(0, 0), 1, "its card does not know yet who sent");
+    assert_eq!(receiver.generation(0, 0), 1, "the message came before the announcement");
 }
 
-/// A card's counters include all tenants that have used it.
+/// A card's counters include all clients that have used it.
 #[test]
-fn counters_do_not_go_backwards_with_a_new_tenant() {
+fn counters_of_a_card_do_not_go_backwards_with_a_new_client() {
     let mut rig = Rig::pair();
     let _receiver = rig.receiver(1, 0, 64);
     for round in 1..=3 {
@@ -440,16 +441,17 @@ fn a_ring_whose_memory_is_unmapped_is_disabled_with_an_error() {
 
 #[test]
 fn a_ring_wraps_many_times() {
-    wraps(100_000);
+    check_order_around_the_ring(100_000);
 }
 
 #[test]
 #[ignore = "64 million messages: about a minute"]
 fn a_ring_wraps_a_million_times() {
-    wraps(64 * 1_000_000);
+    check_order_around_the_ring(64 * 1_000_000);
 }
 
-fn wraps(messages: u64) {
+/// Sends messages through a ring of 64 slots, and asserts that they arrive in order.
+fn check_order_around_the_ring(messages: u64) {
     let mut rig = Rig::pair();
     let sender = rig.attach(0, 0);
     let mut receiver = rig.receiver(1, 0, 64);
@@ -489,6 +491,6 @@ fn a_card_that_is_reset_gets_the_announcements_of_all_rings_again() {
         sent += 1;
     }
 
-    assert_eq!(sent, 22, "ten of its slots were not given back");
+    assert_eq!(sent, 32 - 10, "ten of the slots have unread messages");
     assert_eq!(receiver.take_all().len(), 32);
 }

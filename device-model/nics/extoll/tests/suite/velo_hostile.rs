@@ -24,11 +24,13 @@ const MAX_PASSES: u64 = 4;
 struct Numbers(u64);
 
 impl Numbers {
+    /// Returns the next number.
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.0 >> 24
     }
 
+    /// Returns a number below `bound`.
     fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
@@ -131,6 +133,7 @@ struct Traffic {
 }
 
 impl Traffic {
+    /// Attaches a sender and a receiver, each by node and VPID.
     fn new(rig: &mut Rig, from: (u32, u16), to: (u32, u16)) -> Self {
         let receiver = rig.receiver(to.0, to.1, 64);
         let sender = rig.attach(from.0, from.1);
@@ -169,12 +172,12 @@ fn read_identity(rig: &mut Rig, client: &Client) -> bool {
 fn a_hostile_sender_delays_neither_messages_nor_accesses_of_its_neighbours() {
     let mut rig = Rig::pair();
     let _unresponsive = rig.receiver(1, 3, 64);
-    let mut talks = [Traffic::new(&mut rig, (0, 0), (1, 0)), Traffic::new(&mut rig, (1, 1), (0, 1))];
+    let mut flows = [Traffic::new(&mut rig, (0, 0), (1, 0)), Traffic::new(&mut rig, (1, 1), (0, 1))];
     let mut hostile = Hostile { client: rig.attach(0, 2), numbers: Numbers(7) };
 
     for pass in 0..PASSES {
         hostile.act(&mut rig);
-        for traffic in &mut talks {
+        for traffic in &mut flows {
             traffic.poll(pass);
             // An access ends at once, unless posted messages of the same client wait for the link.
             assert!(read_identity(&mut rig, &traffic.receiver), "pass {pass}");
@@ -188,7 +191,7 @@ fn a_hostile_sender_delays_neither_messages_nor_accesses_of_its_neighbours() {
         let _ = rig.machine.step(BUDGET);
     }
 
-    for traffic in &talks {
+    for traffic in &flows {
         assert!(traffic.most_stalled <= MAX_PASSES, "an access took {} passes", traffic.most_stalled);
         assert!(traffic.longest <= MAX_PASSES, "a message took {} passes", traffic.longest);
         assert!(traffic.sent >= PASSES / MAX_PASSES, "{} messages", traffic.sent);

@@ -31,6 +31,7 @@ enum Post {
     Split { vpid: u16 },
 }
 
+/// The posted messages, each with the number of its writer.
 fn posts() -> impl Strategy<Value = Vec<(usize, Post)>> {
     let post = prop_oneof![
         6 => (0u16..2, 0u8..3, prop_oneof![4 => Just(1usize), 1 => 2usize..=7], 1usize..40)
@@ -140,7 +141,7 @@ proptest! {
                 rig.machine.wake(sender.function);
             }
             // The time after which a card checks for free packets again.
-            rig.pass(retry::STARVED);
+            rig.advance_and_run(retry::STARVED);
             rest += 1;
             for (reader, received) in readers.iter_mut().zip(&mut received) {
                 for message in reader.take_all() {
@@ -158,8 +159,8 @@ proptest! {
             prop_assert_eq!(sender.mirror_word(mirror::ERRORS), undelivered);
         }
 
-        let mirror_word: u64 = senders.iter().map(|sender| sender.mirror_word(mirror::VELO_SENT)).sum();
-        prop_assert_eq!(mirror_word, sent - undelivered.iter().sum::<u64>());
+        let counted: u64 = senders.iter().map(|sender| sender.mirror_word(mirror::VELO_SENT)).sum();
+        prop_assert_eq!(counted, sent - undelivered.iter().sum::<u64>());
         prop_assert_eq!(*events.lock().unwrap(), if traced { records } else { 0 });
     }
 }

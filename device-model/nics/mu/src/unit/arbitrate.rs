@@ -98,7 +98,7 @@ impl Unit {
         let Some(fifo) = self.active.get(priority, index) else { return 0 };
         let sent = self.send_row(network, context, fifo, most);
         if sent > 0 && *candidates == 0 {
-            self.unpark(priority, index, candidates);
+            self.make_candidate(priority, index, candidates);
         }
         sent
     }
@@ -150,7 +150,8 @@ impl Unit {
         }
     }
 
-    /// Moves a parked FIFO that was served. It stays parked while its message has packets.
+    /// Moves a parked FIFO that was served. It stays parked if it has sent a packet and its message
+    /// has more, which wait for the same network FIFOs.
     fn place_parked(
         &mut self,
         served: Served,
@@ -159,16 +160,17 @@ impl Unit {
         candidates: &mut usize,
     ) {
         match served {
-            Served::Moved(_) if !self.is_sending(fifo) => self.unpark(priority, index, candidates),
+            Served::Moved(_) if !self.is_sending(fifo) => self.make_candidate(priority, index, candidates),
             Served::Inactive => self.active.remove(fifo),
-            // It waits for something else, and is no candidate in this call.
+            // Its message waits for something else, such as other network FIFOs. It is not served
+            // again in this call.
             Served::Blocked | Served::Full(_) => self.active.unpark(priority, index),
             Served::Moved(_) | Served::Starved => {}
         }
     }
 
     /// Makes a parked FIFO a candidate.
-    fn unpark(&mut self, priority: Priority, index: usize, candidates: &mut usize) {
+    fn make_candidate(&mut self, priority: Priority, index: usize, candidates: &mut usize) {
         self.active.unpark(priority, index);
         let last = self.active.count_ready(priority) - 1;
         self.active.swap(priority, *candidates, last);

@@ -1,8 +1,8 @@
 //! Packets that refer to client memory instead of carrying it.
 //!
 //! A long put between mapped memories, over links without a bandwidth, is copied once: its packets
-//! hold a lease of the payload, and the receiver copies from there. A packet stands for up to 64 KB
-//! of payload, that is for as many packets of 512 bytes as Blue Gene/Q sends.
+//! hold a lease of the payload, and the receiver copies from there. A packet stands for up to 256
+//! KB of payload, that is for as many packets of 512 bytes as Blue Gene/Q sends.
 //!
 //! The payload is read when a packet arrives. The descriptor is done when all packets have been
 //! received, so that its count means the same as without references.

@@ -2,7 +2,7 @@
 
 use nicforge_core::dma::{DmaBacking, DmaPermission};
 use nicforge_hwi::mu::{fault, reg};
-use nicforge_mu::Options;
+use nicforge_mu::{Options, config::MAX_REFERENCE};
 
 use crate::common::{COUNTERS, DATA, PAYLOAD, Rig, User, Way, pattern};
 
@@ -26,7 +26,22 @@ fn check(rig: &mut Rig, users: &mut [User; 2], length: usize, done: u64) {
 #[test]
 fn messages_around_the_sizes_of_references_arrive_unchanged() {
     let (mut rig, mut users) = Rig::pair();
-    let sizes = [1023, 1024, 1025, 4095, 4096, 4097, 65_535, 65_536, 65_537, 131_072, LONG, 3 * LONG - 1];
+    let sizes = [
+        1023,
+        1024,
+        1025,
+        4095,
+        4096,
+        4097,
+        65_535,
+        65_536,
+        262_143,
+        262_144,
+        262_145,
+        524_288,
+        LONG,
+        3 * LONG - 1,
+    ];
     for (count, length) in (1..).zip(sizes) {
         check(&mut rig, &mut users, length, count);
     }
@@ -76,18 +91,18 @@ fn the_descriptor_is_done_when_the_payload_has_been_read() {
 #[test]
 fn payload_that_is_unmapped_on_the_way_stops_the_fifo() {
     let (mut rig, mut users) = Rig::pair();
-    let address = 0x4000_0000;
-    let _extra = users[0].client.map(&mut rig.bed, address, LONG);
-    users[1].write64(COUNTERS, LONG as u64);
-    users[0].inject(&mut rig.bed, 0, &WAY.put(0, 0, 0, address, LONG));
-    rig.until(|_| users[1].read64(COUNTERS) < LONG as u64);
+    let (address, length) = (0x4000_0000, 3 * LONG);
+    let _extra = users[0].client.map(&mut rig.bed, address, length);
+    users[1].write64(COUNTERS, length as u64);
+    users[0].inject(&mut rig.bed, 0, &WAY.put(0, 0, 0, address, length));
+    rig.until(|_| users[1].read64(COUNTERS) < length as u64);
     let client = users[0].client;
-    rig.bed.dma_unmap(client.function, client.attachment, address, LONG as u64).unwrap();
+    rig.bed.dma_unmap(client.function, client.attachment, address, length as u64).unwrap();
     rig.settle();
     rig.until(|_| users[0].fault(0) == fault::UNMAPPED);
 
     let left = users[1].read64(COUNTERS);
-    assert!(left > 0 && left.is_multiple_of(1 << 16));
+    assert!(left > 0 && left.is_multiple_of(MAX_REFERENCE.into()));
     assert_eq!((users[0].done(0), users[0].shown(reg::IS_ENABLED) & 1), (0, 0));
 }
 
@@ -123,15 +138,15 @@ fn a_part_of_the_target_that_only_messages_reach_drops_its_packets() {
     let client = users[1].client;
     let (permission, backing) = (DmaPermission::READ_WRITE, DmaBacking::Remote);
     let address = 0x4000_0000;
-    let _front = client.map(&mut rig.bed, address, 1 << 16);
-    rig.bed
-        .dma_map(client.function, client.attachment, address + (1 << 16), 1 << 16, permission, backing)
-        .unwrap();
+    // A packet refers to as many bytes as its front half.
+    let half = u64::from(MAX_REFERENCE);
+    let _front = client.map(&mut rig.bed, address, half as usize);
+    rig.bed.dma_map(client.function, client.attachment, address + half, half, permission, backing).unwrap();
 
     users[1].set(&mut rig.bed, reg::BASE_ADDRESS, address);
-    users[1].write64(COUNTERS, 1 << 17);
-    users[0].inject(&mut rig.bed, 0, &WAY.put(0, 0, 0, PAYLOAD, 1 << 17));
+    users[1].write64(COUNTERS, 2 * half);
+    users[0].inject(&mut rig.bed, 0, &WAY.put(0, 0, 0, PAYLOAD, 2 * half as usize));
     rig.until(|_| users[0].done(0) == 1);
     rig.settle();
-    assert_eq!((users[1].read64(COUNTERS), users[1].shown(reg::DROPPED)), (1 << 16, 1));
+    assert_eq!((users[1].read64(COUNTERS), users[1].shown(reg::DROPPED)), (half, 1));
 }

@@ -78,13 +78,13 @@ impl Script {
         self.lock().events.iter().filter(|(_, event)| matches(event)).count()
     }
 
-    /// Returns the ends of messages that were received.
+    /// Returns how the data of each received message ended.
     pub(crate) fn received(&self) -> Vec<DataEnd> {
         let end = |event| if let Event::Received { end, .. } = event { Some(end) } else { None };
         self.events().into_iter().filter_map(end).collect()
     }
 
-    /// Returns the ends of messages that were sent.
+    /// Returns the name of each transmission that has ended, and how it ended.
     pub(crate) fn transmitted(&self) -> Vec<(u32, DataEnd)> {
         let mut ends = Vec::new();
         for event in self.events() {

@@ -85,8 +85,8 @@ struct Watermarks {
 
 /// The exceptions of a channel, and the vectors to raise.
 ///
-/// An exception that becomes set notes the error vector, and a watermark that is passed notes the
-/// watermark vector. A condition that lasts is thus an event only once.
+/// An error bit that becomes set requests the error vector, and a watermark that is passed requests
+/// the watermark vector. A condition that lasts thus requests its vector only once.
 pub(crate) struct Events {
     bits: ChannelBits,
     /// Errors that are set and not read yet.
@@ -107,25 +107,25 @@ impl Events {
         }
     }
 
-    /// Clears errors and watermarks. Vectors that are noted are still raised.
+    /// Clears errors and watermarks. Vectors that were requested are still raised.
     pub(super) fn restart(&mut self) {
         self.errors = Exceptions::default();
         self.watermarks = Watermarks::default();
     }
 
-    /// Records an event of a vector.
+    /// Requests a vector: it is raised at the end of the step.
     #[inline]
     pub(crate) fn note(&mut self, vector: u16) {
         self.noted |= 1 << vector;
     }
 
-    /// Returns whether vectors are noted.
+    /// Returns whether vectors were requested.
     #[inline]
     pub(crate) fn is_any_noted(&self) -> bool {
         self.noted != 0
     }
 
-    /// Takes the vectors that are noted, one bit for each vector.
+    /// Takes the vectors that were requested, one bit for each vector.
     #[inline]
     pub(crate) fn take_noted(&mut self) -> u32 {
         std::mem::take(&mut self.noted)
@@ -147,7 +147,8 @@ impl Events {
         }
     }
 
-    /// Raises the exception for a read of payload from an empty FIFO, or of an invalid head.
+    /// Raises the exception for a read of payload from an empty FIFO, which also stands for an
+    /// invalid head that software wrote.
     pub(super) fn payload_underflow(&mut self) {
         self.receive_error(self.bits.payload_underflow);
     }
@@ -177,7 +178,7 @@ impl Events {
         self.errors.inject = 0;
     }
 
-    /// Returns the errors, and the watermarks of which the fill is given.
+    /// Returns the errors that are set, and the watermark exceptions that hold at this fill.
     #[inline]
     pub(super) fn exceptions(&self, fill: Fill) -> Exceptions {
         let receive = if fill.above_receive_watermark { self.bits.receive_watermark } else { 0 };
@@ -186,8 +187,8 @@ impl Events {
         Exceptions { receive: self.errors.receive | receive, inject: self.errors.inject | inject }
     }
 
-    /// Compares the watermarks among `exceptions` with those of the last call, and notes the event
-    /// if one has been passed.
+    /// Compares the watermarks among `exceptions` with those of the last call, and requests the
+    /// vector if one has been passed.
     #[inline]
     pub(super) fn compare_watermarks(&mut self, exceptions: Exceptions, enabled: Exceptions) {
         let (before, now) = (self.watermarks, exceptions.masked(enabled).watermarks());

@@ -11,38 +11,38 @@ use crate::config::TreeConfig;
 /// The slots of a FIFO.
 pub(super) type Ring = Slots<{ SLOT as usize }, { SLOT_PAYLOAD as usize }, PAYLOAD>;
 
-/// Whether a channel has tenants, and their memory.
+/// The state of a channel: whether it has clients, and their memory.
 ///
-/// A channel opens for its first tenant and closes when the last one leaves. It never returns to
-/// [`Tenancy::NotYet`]. The tag has a byte of its own, so that one comparison tells an open
-/// channel.
+/// A channel opens for its first client and closes when the last one leaves. It never returns to
+/// [`ChannelState::NeverOpened`]. The tag has a byte of its own, so that one comparison tells an
+/// open channel.
 #[repr(u8)]
 #[allow(clippy::large_enum_variant, reason = "a channel has one, and a box would cost each packet a load")]
-pub(super) enum Tenancy {
-    /// The channel has had no tenant. Packets for it wait in the network.
-    NotYet,
-    /// The channel has tenants, and memory of its own.
+pub(super) enum ChannelState {
+    /// The channel has had no client yet. Packets for it wait in the network.
+    NeverOpened,
+    /// The channel has clients, and memory of its own.
     Open(Memory),
-    /// The last tenant has left. Packets for the channel are discarded.
-    Over,
+    /// The last client has left. Packets for the channel are discarded.
+    Closed,
 }
 
-impl Tenancy {
-    /// Returns the memory of the present tenants; `None` while the channel has no tenant.
+impl ChannelState {
+    /// Returns the memory of the present clients; `None` while the channel has no client.
     #[inline]
     pub(super) fn memory(&self) -> Option<&Memory> {
         if let Self::Open(memory) = self { Some(memory) } else { None }
     }
 
-    /// Returns the send slots of the present tenants: the mapped memory into which they write
-    /// packets. Returns `None` while the channel has no tenant.
+    /// Returns the send slots of the present clients: the mapped memory into which they write
+    /// packets. Returns `None` while the channel has no client.
     #[inline]
     pub(super) fn send_slots(&self) -> Option<&Ring> {
         self.memory().map(|memory| &memory.send)
     }
 }
 
-/// The mapped memory of one tenancy: from the first tenant of a channel to the last.
+/// The mapped memory of an open channel. Each opening of the channel gets new memory.
 ///
 /// All parts are checked when it is made, so accesses to it do not fail.
 pub(super) struct Memory {

@@ -2,7 +2,7 @@
 //!
 //! Both are slots in mapped memory ([`nicforge_hwi::tree::window`],
 //! [`nicforge_hwi::tree::mirror`]). The NIC itself also puts items into the send FIFO: packets from
-//! the port, packets of a tenant that is gone, and presence symbols. These wait in a side queue.
+//! the port, packets of clients that are gone, and presence symbols. These wait in a side queue.
 //! Each has the number of the slot that it goes in front of, so slots and side queue have one
 //! order.
 //!
@@ -42,7 +42,7 @@ pub(crate) use self::{
 };
 use self::{
     events::Fill,
-    memory::{Memory, Tenancy},
+    memory::{ChannelState, Memory},
     port::TrappedPort,
     receive::{PortRow, ReceiveFifo},
     receivers::Receivers,
@@ -83,7 +83,7 @@ pub(crate) struct Discarded {
     pub(crate) locked: bool,
 }
 
-/// The reason why a row of packets ended.
+/// The reason why a row of packets ended: packets of one source that move to one target together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowEnd {
     /// There are no more packets.
@@ -113,10 +113,10 @@ impl RowEnd {
 /// One virtual channel's FIFOs.
 ///
 /// The parts keep their own invariants. The channel keeps them together: the slots of both FIFOs,
-/// the port's position and the words in the mirror start again at 0 with each tenancy.
+/// the port's position and the words in the mirror start again at 0 whenever the channel opens.
 pub(crate) struct Channel {
     number: usize,
-    tenancy: Tenancy,
+    state: ChannelState,
     send: SendFifo,
     receive: ReceiveFifo,
     port: TrappedPort,
@@ -132,7 +132,7 @@ impl Channel {
 
         Self {
             number,
-            tenancy: Tenancy::NotYet,
+            state: ChannelState::NeverOpened,
             send: SendFifo::new(config.send_depth),
             receive: ReceiveFifo::new(config.recv_depth, receivers),
             port: TrappedPort::default(),
@@ -142,7 +142,7 @@ impl Channel {
         }
     }
 
-    /// Opens the channel for its first tenant, with `window` and `mirror` as its new memory.
+    /// Opens the channel for its first client, with `window` and `mirror` as its new memory.
     pub(crate) fn open(
         &mut self,
         config: &TreeConfig,
@@ -153,28 +153,28 @@ impl Channel {
         let memory = Memory::new(config, window, mirror)?;
 
         self.restart();
-        self.tenancy = Tenancy::Open(memory);
+        self.state = ChannelState::Open(memory);
         self.show_constants(config, presence);
         Ok(())
     }
 
-    /// Closes the channel when its last tenant leaves. Packets that the tenant had sent move to the
-    /// side queue; received packets are dropped.
+    /// Closes the channel when its last client leaves. Packets that the clients had sent move to
+    /// the side queue; received packets are dropped.
     pub(crate) fn close(&mut self, ports: &mut Ports<'_>) {
-        if let Some(slots) = self.tenancy.send_slots() {
+        if let Some(slots) = self.state.send_slots() {
             self.send.move_to_side_queue(slots, ports);
-            self.tenancy = Tenancy::Over;
+            self.state = ChannelState::Closed;
         }
         self.restart();
     }
 
-    /// Empties slots and side queue for a reset of the whole function; tenants stay.
+    /// Empties slots and side queue for a reset of the whole function; clients stay.
     pub(crate) fn clear(&mut self, config: &TreeConfig, presence: &Presence, ports: &mut Ports<'_>) {
         self.send.clear(ports);
         self.restart();
         self.checksums = Checksums::default();
 
-        if let Tenancy::Open(memory) = &mut self.tenancy {
+        if let ChannelState::Open(memory) = &mut self.state {
             memory.clear();
         }
 
@@ -189,16 +189,16 @@ impl Channel {
         self.events.restart();
     }
 
-    /// Returns whether the channel has a tenant.
+    /// Returns whether the channel has a client.
     #[inline]
     pub(crate) fn is_open(&self) -> bool {
-        self.tenancy.memory().is_some()
+        self.state.memory().is_some()
     }
 }
 
 /// The send FIFO.
 impl Channel {
-    /// Returns whether the channel has a tenant, or items that a former tenant left behind.
+    /// Returns whether the channel has a client, or items that a former client left behind.
     #[inline]
     pub(crate) fn may_send(&self) -> bool {
         self.is_open() || self.send.has_side_items()
@@ -207,7 +207,7 @@ impl Channel {
     /// Looks at the first item of the send FIFO.
     #[inline]
     pub(crate) fn poll_send_head(&mut self) -> Head {
-        self.send.poll_head(self.tenancy.send_slots())
+        self.send.poll_head(self.state.send_slots())
     }
 
     /// Sends packets out of the slots while `belongs_to_row` accepts their headers, at most
@@ -220,7 +220,7 @@ impl Channel {
         maximum: u32,
         belongs_to_row: impl Fn(Header) -> bool,
     ) -> (u32, RowEnd) {
-        let Some(slots) = self.tenancy.send_slots() else { return (0, RowEnd::Other) };
+        let Some(slots) = self.state.send_slots() else { return (0, RowEnd::Other) };
         self.send.send_row(slots, run, maximum, belongs_to_row)
     }
 
@@ -228,7 +228,7 @@ impl Channel {
     /// there is none, or if the packet pool (in `ports`) has no packet to hold it.
     #[inline]
     pub(crate) fn take_send_head(&mut self, ports: &mut Ports<'_>) -> Option<Packet> {
-        let packet = self.send.take_head(self.tenancy.send_slots(), ports)?;
+        let packet = self.send.take_head(self.state.send_slots(), ports)?;
 
         let header = Header(packet.header as u32);
         if header.checksum_mode() != checksum::NONE {
@@ -244,13 +244,13 @@ impl Channel {
 
     /// Puts an item after the current contents of the send FIFO.
     pub(crate) fn append(&mut self, item: SideItem) {
-        self.send.append(self.tenancy.send_slots(), item);
+        self.send.append(self.state.send_slots(), item);
     }
 
     /// Looks for filled send slots. Returns the number of packets in the send FIFO.
     #[inline]
     pub(crate) fn send_count(&mut self) -> u32 {
-        self.send.refresh_count(self.tenancy.send_slots())
+        self.send.refresh_count(self.state.send_slots())
     }
 
     /// Returns the number of packets taken out of the send slots.
@@ -275,17 +275,19 @@ impl Channel {
     /// needed.
     #[inline]
     pub(crate) fn check_admission(&mut self, header: Header) -> Admission {
-        match &self.tenancy {
-            Tenancy::Open(memory) => self.receive.check_admission(&memory.receive, header, &mut self.events),
-            Tenancy::NotYet => Admission::Wait,
-            Tenancy::Over => Admission::Discard,
+        match &self.state {
+            ChannelState::Open(memory) => {
+                self.receive.check_admission(&memory.receive, header, &mut self.events)
+            }
+            ChannelState::NeverOpened => Admission::Wait,
+            ChannelState::Closed => Admission::Discard,
         }
     }
 
     /// Puts a packet into the receive FIFO. The caller must have seen [`Admission::Accept`] for it.
     #[inline]
     pub(crate) fn put_received(&mut self, header: Header, payload: &[u8]) {
-        if let Some(memory) = self.tenancy.memory() {
+        if let Some(memory) = self.state.memory() {
             self.receive.put(&memory.receive, header, payload, &mut self.events);
         }
     }
@@ -301,7 +303,7 @@ impl Channel {
         limit: u32,
         header: Header,
     ) -> (u32, RowEnd) {
-        let Some(memory) = self.tenancy.memory() else { return (0, RowEnd::Blocked) };
+        let Some(memory) = self.state.memory() else { return (0, RowEnd::Blocked) };
         let row = PortRow { ports, port, channel: self.number, limit };
         self.receive.put_row(&memory.receive, row, header, &mut self.events)
     }
@@ -309,7 +311,7 @@ impl Channel {
     /// Frees the receive slots that software has released.
     #[inline]
     pub(crate) fn poll_recv_head(&mut self) {
-        if let Some(memory) = self.tenancy.memory() {
+        if let Some(memory) = self.state.memory() {
             self.receive.poll_head(&memory.receive, &mut self.events);
         }
     }
@@ -319,7 +321,7 @@ impl Channel {
     /// FIFO, and puts the port's complete packets into the send FIFO.
     #[inline]
     pub(crate) fn begin_step(&mut self, ports: &mut Ports<'_>) -> Discarded {
-        let Some(memory) = self.tenancy.memory() else { return Discarded::default() };
+        let Some(memory) = self.state.memory() else { return Discarded::default() };
         let (receive, events) = (&mut self.receive, &mut self.events);
 
         receive.poll_head(&memory.receive, events);
@@ -348,7 +350,7 @@ impl Channel {
         // The dead core may have moved the head before it died. Later moves are a live reader's.
         self.poll_recv_head();
 
-        if let Some(memory) = self.tenancy.memory()
+        if let Some(memory) = self.state.memory()
             && memory.free_locks(attachment)
         {
             self.receive.receivers.reader_died();
@@ -412,7 +414,7 @@ impl Channel {
 
     /// As [`Channel::publish`], for an open channel.
     fn publish_open(&mut self, enabled: Exceptions) {
-        let Self { tenancy: Tenancy::Open(memory), send, receive, port, events, config, .. } = self else {
+        let Self { state: ChannelState::Open(memory), send, receive, port, events, config, .. } = self else {
             return;
         };
         let send_count = send.refresh_count(Some(&memory.send));
@@ -430,7 +432,7 @@ impl Channel {
 
     /// Writes all words of the mirror that do not change with each packet.
     fn show_constants(&mut self, config: &TreeConfig, presence: &Presence) {
-        let Some(memory) = self.tenancy.memory() else { return };
+        let Some(memory) = self.state.memory() else { return };
 
         memory.show(mirror_map::NODE_ADDRESS, config.node_address);
         memory.show(mirror_map::CHANNEL, self.number as u32);
@@ -450,7 +452,7 @@ impl Channel {
     /// Shows a node's new presence word in the mirror. The receive tail is published first, so that
     /// a client that sees the change also sees the packets in front of it.
     pub(crate) fn show_presence(&mut self, node: u32, word: u32, changes: u32) {
-        let Tenancy::Open(memory) = &mut self.tenancy else { return };
+        let ChannelState::Open(memory) = &mut self.state else { return };
         memory.words.recv_tail.show(self.receive.tail());
 
         memory.show(mirror_map::PRESENCE + 4 * u64::from(node), word);
@@ -460,7 +462,7 @@ impl Channel {
 
     /// Shows the global interrupt status word in the mirror.
     pub(crate) fn show_global_interrupts(&self, word: u32) {
-        if let Some(memory) = self.tenancy.memory() {
+        if let Some(memory) = self.state.memory() {
             memory.show(mirror_map::GLOBAL_INT, word);
         }
     }

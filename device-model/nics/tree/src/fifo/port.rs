@@ -242,7 +242,7 @@ impl Channel {
         self.poll_recv_head();
         let mut popped = self.port.popped.at_least_head(&self.receive);
 
-        let quad = match self.tenancy.memory() {
+        let quad = match self.state.memory() {
             Some(memory) if self.receive.contains(popped.payload) => {
                 memory.received_quad(popped.payload, popped.quad)
             }
@@ -268,7 +268,7 @@ impl Channel {
         self.poll_recv_head();
         let mut popped = self.port.popped.at_least_head(&self.receive);
 
-        let memory = self.tenancy.memory();
+        let memory = self.state.memory();
         let header = memory.and_then(|memory| self.receive.header(&memory.receive, popped.header));
         let Some(header) = header else {
             self.events.header_underflow();
@@ -285,7 +285,7 @@ impl Channel {
         self.port.popped = popped;
 
         let read = popped.packets_since(self.receive.head());
-        if let Some(memory) = self.tenancy.memory()
+        if let Some(memory) = self.state.memory()
             && read > 0
         {
             self.receive.free(&memory.receive, read, &mut self.events);

@@ -19,9 +19,9 @@ pub(super) struct Receivers {
     /// Cores that have no client, one bit for each core. Always 0 in the system channel, where
     /// packets for cores are like all others.
     absent: u32,
-    /// Receive slots up to this number may hold packets for a core that has left since they
-    /// arrived.
-    orphans_until: Option<u32>,
+    /// A core has left since the packets before this number arrived, and they may be for that core.
+    /// The packet at the front of the FIFO is checked until the head has come to this number.
+    check_front_until: Option<u32>,
     reader: Reader,
 }
 
@@ -42,12 +42,12 @@ impl Receivers {
 
     /// Returns the receivers of the system channel's packets.
     pub(super) fn of_system_channel() -> Self {
-        Self { absent: 0, orphans_until: None, reader: Reader::Alive }
+        Self { absent: 0, check_front_until: None, reader: Reader::Alive }
     }
 
     /// Starts again with an empty FIFO.
     pub(super) fn restart(&mut self) {
-        self.orphans_until = None;
+        self.check_front_until = None;
         self.reader = Reader::Alive;
     }
 
@@ -60,7 +60,7 @@ impl Receivers {
     /// packets for the core up to there no longer have a receiver.
     pub(super) fn detach(&mut self, core: u16, tail: Option<u32>) {
         self.absent |= 1 << core;
-        self.orphans_until = tail.or(self.orphans_until);
+        self.check_front_until = tail.or(self.check_front_until);
     }
 
     /// Records that the owner of the receive lock has died.
@@ -85,8 +85,8 @@ impl Receivers {
             return false;
         }
 
-        // A packet after one with the irq bit may have a receiver: the earlier packet can be the
-        // acknowledgement of a live core's read.
+        // A packet with the irq bit may be for a live core, such as the acknowledgement that it
+        // waits for. Then the packets after it may be for that core, too.
         if self.reader == Reader::Dead && is_for_reader(header) && irq_count == 0 {
             if memory.lock.load(Ordering::Acquire) == 0 {
                 return false;
@@ -128,14 +128,15 @@ impl ReceiveFifo {
     /// Discards packets for cores without a client from the front of the FIFO.
     #[inline]
     pub(super) fn discard_for_absent(&mut self, memory: &ReceiveMemory, events: &mut Events) -> Discarded {
-        match self.receivers.orphans_until {
+        match self.receivers.check_front_until {
             None => Discarded::default(),
             Some(until) => self.discard_front_for_absent(memory, until, events),
         }
     }
 
-    /// As [`ReceiveFifo::discard_for_absent`], where packets before number `until` may be for such
-    /// a core.
+    /// Discards packets for cores without a client from the front of the FIFO, while a live core
+    /// does not have the receive lock. Only packets before number `until` may be for such a core:
+    /// once the head has come there, the front is not checked any more.
     #[cold]
     fn discard_front_for_absent(
         &mut self,
@@ -145,7 +146,7 @@ impl ReceiveFifo {
     ) -> Discarded {
         let remaining = until.wrapping_sub(self.head());
         if remaining == 0 || remaining > self.count() {
-            self.receivers.orphans_until = None;
+            self.receivers.check_front_until = None;
             return Discarded::default();
         }
 
@@ -154,9 +155,9 @@ impl ReceiveFifo {
         }
 
         let owner = memory.lock.load(Ordering::Acquire);
-        // The owner may be a core that had left before it was handed the lock.
-        let free = owner == 0 || self.receivers.is_absent_owner(owner);
-        if !free || !take_lock(&memory.lock, owner) {
+        // A core can hand the lock over to a core that has just left, so that no event frees it.
+        let is_free = owner == 0 || self.receivers.is_absent_owner(owner);
+        if !is_free || !take_lock(&memory.lock, owner) {
             return Discarded { any: false, locked: true };
         }
 
@@ -186,7 +187,8 @@ impl ReceiveFifo {
         self.receivers.reader == Reader::Dead && self.discard_front_for_reader(memory, events)
     }
 
-    /// As [`ReceiveFifo::discard_for_dead_reader`], where the reader is dead.
+    /// Discards packets for the reader from the front of the FIFO, if no core has taken the receive
+    /// lock since its owner died. Returns whether any packet was discarded.
     #[cold]
     fn discard_front_for_reader(&mut self, memory: &ReceiveMemory, events: &mut Events) -> bool {
         if !self.front_is_for_reader(memory) {

@@ -14,17 +14,17 @@ use super::{
 
 /// The send FIFO of a channel.
 ///
-/// The slots belong to the tenants; without tenants only the side queue has items. `head` counts
-/// the packets taken out of the slots. The `seen` slots from the head on are filled. `current`, if
-/// present, is the control word of the slot at the head, so that slot is filled, too. A slot's
-/// control word and payload are each read once.
+/// The slots belong to the clients; without clients only the side queue has items. `head` counts
+/// the packets taken out of the slots. The `seen` slots from the head on were found filled.
+/// `current`, if present, is the control word of the slot at the head, so that slot is filled, too.
+/// A slot's control word and payload are each read once.
 pub(super) struct SendFifo {
     depth: u32,
     head: u32,
     seen: u32,
     current: Option<u64>,
     side: SideQueue,
-    /// Number of packets that a former tenant left and that had no room in the side queue.
+    /// Number of packets that a former client left and that had no room in the side queue.
     discarded: u64,
 }
 
@@ -225,13 +225,13 @@ impl SendFifo {
 
     /// Puts an item after the current contents of the FIFO.
     pub(super) fn append(&mut self, slots: Option<&Ring>, item: SideItem) {
-        let behind = self.head.wrapping_add(self.refresh_filled_slots(slots));
-        self.side.push(behind, item);
+        let first_free_slot = self.head.wrapping_add(self.refresh_filled_slots(slots));
+        self.side.push(first_free_slot, item);
     }
 
-    /// Moves the packets in the slots to the side queue when the last tenant leaves.
+    /// Moves the packets in the slots to the side queue when the last client leaves.
     ///
-    /// The side queue takes packets up to twice the depth, however many tenants come and go while
+    /// The side queue takes packets up to twice the depth, however many clients come and go while
     /// the tree is blocked. The rest is discarded.
     pub(super) fn move_to_side_queue(&mut self, slots: &Ring, ports: &mut Ports<'_>) {
         let filled = self.refresh_filled_slots(Some(slots));

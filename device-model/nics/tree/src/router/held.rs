@@ -35,8 +35,8 @@ impl HeldPackets {
     }
 
     /// Keeps a packet of a source, which must have none.
-    pub(super) fn put(&mut self, channel: usize, source: Source, guard: HeldPacket) {
-        self.packets[channel][source.index()] = Some(guard);
+    pub(super) fn put(&mut self, channel: usize, source: Source, held: HeldPacket) {
+        self.packets[channel][source.index()] = Some(held);
         self.masks[channel] |= source.bit();
     }
 

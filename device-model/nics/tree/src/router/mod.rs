@@ -56,7 +56,7 @@ pub(crate) struct RouterCounters {
     /// Times that a source began to wait.
     pub(crate) stalls: u64,
     /// Packets discarded because their receiver is gone.
-    pub(crate) sunk: u64,
+    pub(crate) discarded: u64,
     /// Packets without a route, discarded.
     pub(crate) no_target: u64,
     /// Presence symbols noted.
@@ -150,7 +150,7 @@ impl Router {
             for source in Source::all() {
                 if let Some(held) = self.held.take(channel, source) {
                     context.ports.recycle(held.packet);
-                    self.counters[channel].sunk += 1;
+                    self.counters[channel].discarded += 1;
                 }
             }
 
@@ -160,7 +160,7 @@ impl Router {
                         Some((node, presence_word)) => {
                             self.update_presence(context, channel, node, presence_word, Some(port));
                         }
-                        None => self.counters[channel].sunk += 1,
+                        None => self.counters[channel].discarded += 1,
                     }
                     context.ports.recycle(packet);
                 }
@@ -288,12 +288,12 @@ impl Router {
         active
     }
 
-    /// Moves up to `limit` packets of a source. `row` and `end` describe the row that has gone
-    /// already. Returns the number moved in all.
+    /// Moves more packets of a source, up to `limit` together with those of its first row. `in_row`
+    /// and `end` are the result of that row. Returns the number moved in all.
     ///
     /// Two events set [`Router::again`]. A source that reached its limit may have more packets. A
     /// packet to or from the ALU may let other sources continue. Nothing else in a step of this
-    /// node changes what a source finds.
+    /// node makes a blocked packet movable.
     #[inline(never)]
     fn continue_source(
         &mut self,
@@ -301,12 +301,12 @@ impl Router {
         channel: usize,
         source: Source,
         limit: u32,
-        (mut row, mut end): (u32, RowEnd),
+        (mut in_row, mut end): (u32, RowEnd),
     ) -> u32 {
-        let mut moved = row;
+        let mut moved = in_row;
 
         loop {
-            if row > 0 {
+            if in_row > 0 {
                 self.blocked[channel] &= !source.bit();
             }
 
@@ -323,12 +323,12 @@ impl Router {
                     return moved;
                 }
                 // The source is disabled.
-                RowEnd::Other if row == 0 => return moved,
+                RowEnd::Other if in_row == 0 => return moved,
                 RowEnd::Other => {}
             }
 
-            (row, end) = self.move_row(context, channel, source, limit - moved);
-            moved += row;
+            (in_row, end) = self.move_row(context, channel, source, limit - moved);
+            moved += in_row;
         }
     }
 

@@ -1,4 +1,4 @@
-//! The routes of a node. Here alone is decided where a packet goes.
+//! The routes of a node. This module alone decides where a packet goes.
 
 use nicforge_hwi::tree::{Header, PORTS};
 use nicforge_kit::in_turn;

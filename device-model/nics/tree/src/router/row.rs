@@ -153,10 +153,10 @@ impl Router {
             Admission::Wait => BLOCKED,
             Admission::Discard => {
                 let row_header = u64::from(first.0);
-                let sunk =
+                let dropped =
                     context.ports.take_while(port, channel, limit, |packet| packet.header == row_header);
-                self.counters[channel].sunk += u64::from(sunk);
-                (sunk, RowEnd::Other)
+                self.counters[channel].discarded += u64::from(dropped);
+                (dropped, RowEnd::Other)
             }
             Admission::Accept => {
                 let (received, end) = fifo.put_received_row(context.ports, port, limit, first);
@@ -338,7 +338,7 @@ impl Router {
             context.channels[channel].put_received(Header(packet.header as u32), packet.bytes());
             self.counters[channel].received += 1;
         } else {
-            self.counters[channel].sunk += 1;
+            self.counters[channel].discarded += 1;
         }
     }
 

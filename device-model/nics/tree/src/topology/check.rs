@@ -74,7 +74,7 @@ impl Topology {
         Ok(graph.check()?)
     }
 
-    /// Returns the ports by which packets leave a node that have arrived at one of its ports.
+    /// Returns the ports of a node by which packets may leave that arrived at its port `entry`.
     fn exits(&self, wiring: &Wiring, entry: CableEnd) -> impl Iterator<Item = CableEnd> {
         let classes = &self.nodes[entry.node as usize].routes.classes;
         let turns = classes.iter().any(|route| route.up() == 0 && route.children() & (1 << entry.port) != 0);

@@ -27,6 +27,7 @@ impl From<WiringError> for TopologyError {
 
 /// Returns each node's port on the way to `target`; `None` for the target itself.
 pub(super) fn ports_towards(wiring: &Wiring, target: u32) -> Result<Vec<Option<u8>>, TopologyError> {
+    // The nodes found so far, each with its port on the way; the target itself has none.
     let mut found: Vec<Option<Option<u8>>> = vec![None; wiring.nodes() as usize];
     let mut queue = VecDeque::from([target]);
     found[target as usize] = Some(None);

@@ -17,7 +17,11 @@ use nicforge_shm::SharedMemory;
 use nicforge_test_kit::{self as kit, InterruptCount, Testbed};
 use nicforge_tree::{Topology, TreeConfig, TreeNic};
 
+/// The payload of a packet.
 pub(crate) type Payload = [u8; PAYLOAD];
+
+/// Offset of the receive FIFO's lock box in the window.
+pub(crate) const LOCK_RECV: u64 = window::LOCK + window::LOCK_RECV * window::LOCK_STRIDE;
 
 /// A machine of tree NICs.
 pub(crate) struct Rig {
@@ -88,6 +92,7 @@ impl Rig {
         self.attach(node, 0)
     }
 
+    /// Attaches the admin of a node.
     pub(crate) fn admin(&mut self, node: u32) -> Client {
         self.attach(node, ATTACHMENT_ADMIN)
     }
@@ -97,21 +102,25 @@ impl Rig {
         client.id().detach(&mut self.machine);
     }
 
+    /// Reads bytes of BAR 0 by a trapped access.
     #[track_caller]
     pub(crate) fn read<const N: usize>(&mut self, client: &Client, offset: u64) -> [u8; N] {
         client.id().read(&mut self.machine, 0, offset)
     }
 
+    /// Reads a register of BAR 0.
     #[track_caller]
     pub(crate) fn read32(&mut self, client: &Client, offset: u64) -> u32 {
         client.id().read32(&mut self.machine, 0, offset)
     }
 
+    /// Writes bytes of BAR 0 by a trapped access.
     #[track_caller]
     pub(crate) fn write(&mut self, client: &Client, offset: u64, data: &[u8]) {
         client.id().write(&mut self.machine, 0, offset, data);
     }
 
+    /// Writes a register of BAR 0.
     #[track_caller]
     pub(crate) fn write32(&mut self, client: &Client, offset: u64, value: u32) {
         client.id().write32(&mut self.machine, 0, offset, value);
@@ -176,8 +185,19 @@ impl Client {
         self.window.u32(offset).unwrap().load(Ordering::Acquire)
     }
 
+    /// Stores a word of the channel's window.
     pub(crate) fn set_window(&self, offset: u64, value: u32) {
         self.window.u32(offset).unwrap().store(value, Ordering::Release);
+    }
+
+    /// Takes the receive FIFO's lock for this core, without looking at its earlier owner.
+    pub(crate) fn take_receive_lock(&self) {
+        self.set_window(LOCK_RECV, u32::from(self.attachment.0) + 1);
+    }
+
+    /// Frees the receive FIFO's lock.
+    pub(crate) fn free_receive_lock(&self) {
+        self.set_window(LOCK_RECV, 0);
     }
 
     /// Returns a core's generation as this client sees it.
@@ -225,7 +245,7 @@ impl Client {
     }
 
     /// Returns the number of packets in the receive slots, without taking them.
-    pub(crate) fn waiting(&self) -> usize {
+    pub(crate) fn unread_packets(&self) -> usize {
         (0..self.mirror(mirror::RECV_DEPTH)).take_while(|&ahead| self.peek(ahead).is_some()).count()
     }
 }
@@ -235,10 +255,12 @@ pub(crate) fn payload(seed: u32) -> Payload {
     std::array::from_fn(|index| (seed.wrapping_mul(31).wrapping_add(index as u32) >> (index % 3)) as u8)
 }
 
+/// Returns the header of a packet to a node.
 pub(crate) fn to(target: u32) -> Header {
     Header::point_to_point(0, target, false)
 }
 
+/// Returns the header of a packet to a node, with the irq bit.
 pub(crate) fn irq_to(target: u32) -> Header {
     Header::point_to_point(0, target, true)
 }

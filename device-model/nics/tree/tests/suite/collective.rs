@@ -61,7 +61,7 @@ fn no_result_is_sent_before_the_last_node_has_contributed() {
     for client in &clients[1..] {
         rig.send_all(client, &[(header, [1; PAYLOAD])]);
     }
-    assert!(clients.iter().all(|client| client.waiting() == 0));
+    assert!(clients.iter().all(|client| client.unread_packets() == 0));
 
     rig.send_all(&clients[0], &[(header, [1; PAYLOAD])]);
 
@@ -115,7 +115,7 @@ fn io_nodes_pass_the_compute_nodes_class_on_without_taking_part() {
     for node in [1, 2, 4, 5] {
         assert_eq!(clients[node].receive().unwrap().1, [4; PAYLOAD]);
     }
-    assert_eq!(clients[0].waiting() + clients[3].waiting(), 0);
+    assert_eq!(clients[0].unread_packets() + clients[3].unread_packets(), 0);
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn a_slow_receiver_delays_a_broadcast_and_loses_nothing() {
             rig.run();
         }
     }
-    assert!(clients.iter().all(|client| client.waiting() == 0));
+    assert!(clients.iter().all(|client| client.unread_packets() == 0));
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn contributions_of_different_operations_are_counted_and_do_not_block() {
     rig.send_all(&clients[1], &[(header(CLASS_ALL, opcode::XOR, 4), [1; PAYLOAD])]);
 
     assert_eq!(rig.counter(0, "vc1_mismatched"), 1);
-    assert_eq!(clients[1].waiting(), 1);
+    assert_eq!(clients[1].unread_packets(), 1);
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn a_reduction_on_one_channel_does_not_wait_for_the_other() {
     }
 
     assert!(admins[1..].iter().all(|admin| admin.receive().unwrap().1 == [2; PAYLOAD]));
-    assert_eq!(users[1].waiting(), 0);
+    assert_eq!(users[1].unread_packets(), 0);
 }
 
 #[test]

@@ -16,8 +16,9 @@ const DELAY: u64 = 100;
 const PACKET: u64 = 260;
 /// Bytes of a packet's head, and their time on such a link.
 const HEAD: u32 = 32;
-/// A node at a distance of one hop from node 0, and one at three hops.
+/// A node at one hop from node 0.
 const NEAR: u32 = 1;
+/// A node at three hops from node 0.
 const FAR: u32 = 7;
 
 /// Returns links with a byte in a nanosecond.
@@ -32,7 +33,7 @@ fn time_to(node: u32, header: Header, cut_through: Option<u32>) -> u64 {
     let start = rig.machine.now();
 
     assert!(clients[0].try_send(header, &payload(1)));
-    rig.machine.run_until(|_| clients[node as usize].waiting() > 0);
+    rig.machine.run_until(|_| clients[node as usize].unread_packets() > 0);
 
     assert_eq!(clients[node as usize].receive(), Some((header, payload(1))));
     rig.machine.now().0 - start.0
@@ -134,6 +135,7 @@ impl AllToAllTraffic {
         }
     }
 
+    /// Returns whether each node has received all packets of all others.
     fn is_done(&self) -> bool {
         let all = |(node, received): (usize, &Vec<u32>)| {
             received.iter().enumerate().all(|(from, &count)| from == node || count == PACKETS)
@@ -152,19 +154,20 @@ fn corrupt_some(rig: &mut Rig) {
 
 #[test]
 fn crowded_links_that_cut_through_lose_nothing_and_keep_the_order_of_each_flow() {
-    // The presence symbols are longer than this head.
-    for (cut_through, most) in [(Some(4), 8), (Some(HEAD), 1), (Some(259), 8), (None, 8)] {
+    // Presence symbols are longer than a head of 4 bytes, and packets one byte longer than 259. A
+    // node that receives one packet at a time keeps the links full.
+    for (cut_through, received_at_once) in [(Some(4), 8), (Some(HEAD), 1), (Some(259), 8), (None, 8)] {
         let mut rig = Rig::with(&[4, 3], links(cut_through), |_| {});
         corrupt_some(&mut rig);
-        let mut crowd = AllToAllTraffic::new(&mut rig);
+        let mut traffic = AllToAllTraffic::new(&mut rig);
         let mut steps = 0;
 
-        while !crowd.is_done() {
+        while !traffic.is_done() {
             steps += 1;
-            assert!(steps < 100_000, "{cut_through:?}: {:?}", crowd.received);
-            crowd.send();
+            assert!(steps < 100_000, "{cut_through:?}: {:?}", traffic.received);
+            traffic.send();
             if rig.machine.step(64) != Next::Now {
-                crowd.receive(most);
+                traffic.receive(received_at_once);
                 let step_end = rig.machine.now().after(1000);
                 let next = rig.machine.fabric().next_event();
                 rig.machine.advance_to(next.min(step_end));
@@ -173,7 +176,7 @@ fn crowded_links_that_cut_through_lose_nothing_and_keep_the_order_of_each_flow()
 
         rig.run();
         assert_eq!(rig.machine.fabric().packets_in_use(), 0);
-        assert!(crowd.clients.iter().all(|client| client.waiting() == 0));
-        assert!(crowd.clients.iter().all(|client| (0..9).all(|node| client.presence(node, 0) == 1)));
+        assert!(traffic.clients.iter().all(|client| client.unread_packets() == 0));
+        assert!(traffic.clients.iter().all(|client| (0..9).all(|node| client.presence(node, 0) == 1)));
     }
 }

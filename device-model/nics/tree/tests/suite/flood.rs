@@ -13,8 +13,9 @@ use nicforge_hwi::{
     tree_dcr::{GLOB_NADDR, REGISTERS, dcr},
 };
 
-/// Packets for each function in one pass.
+/// Packets for each function in one pass: a hostile action, and a step of the machine.
 const BUDGET: u32 = 16;
+/// Passes of an attack.
 const PASSES: u32 = 3000;
 /// The bound, in passes, within which a packet of an otherwise idle node arrives.
 const MAX_PASSES: u32 = 8;
@@ -30,6 +31,7 @@ impl Numbers {
         self.0 >> 24
     }
 
+    /// Returns a number below `bound`.
     fn below(&mut self, bound: u64) -> u64 {
         self.next() % bound
     }
@@ -137,6 +139,7 @@ impl Traffic {
         Self { from, to, sent: 0, since: 0, longest: 0 }
     }
 
+    /// Returns the payload of the packet on its way.
     fn expected(&self) -> Payload {
         payload(self.sent + 1_000_000)
     }
@@ -163,12 +166,12 @@ impl Traffic {
 
 /// Attacks in each pass, and asserts that every packet and access of the neighbours completes in
 /// time. The reader, if any, takes all packets that arrive for it.
-fn attack(rig: &mut Rig, mut hostile: Hostile, mut talks: [Traffic; 2], reader: Option<Client>) {
+fn attack(rig: &mut Rig, mut hostile: Hostile, mut flows: [Traffic; 2], reader: Option<Client>) {
     for pass in 0..PASSES {
         hostile.act(rig);
         while reader.as_ref().is_some_and(|reader| reader.receive().is_some()) {}
 
-        for traffic in &mut talks {
+        for traffic in &mut flows {
             traffic.poll(pass);
             let mut address = [0; 4];
             let (function, attachment) = (traffic.from.function, traffic.from.attachment);
@@ -176,13 +179,13 @@ fn attack(rig: &mut Rig, mut hostile: Hostile, mut talks: [Traffic; 2], reader: 
             let access = rig.machine.read(function, attachment, region::BAR0, at, &mut address);
 
             assert_eq!(access.ok(), Some(Access::Done), "pass {pass}");
-            assert_eq!(u32::from_le_bytes(address) & 0xffff, traffic.from.node, "pass {pass}");
+            assert_eq!(u32::from_le_bytes(address), traffic.from.node, "pass {pass}");
         }
 
         let _ = rig.machine.step(BUDGET);
     }
 
-    for traffic in &talks {
+    for traffic in &flows {
         assert!(
             traffic.longest <= MAX_PASSES,
             "a packet took {} passes, {} came",

@@ -9,6 +9,7 @@ use nicforge_hwi::{
 };
 use proptest::prelude::*;
 
+/// An action of a client (`by`) of the hostile node.
 #[derive(Clone, Debug)]
 enum Action {
     Attach(u16),
@@ -45,6 +46,7 @@ enum Action {
     Steps(u32),
 }
 
+/// Generates an offset in BAR 0, mostly of the port or close to registers.
 fn offset() -> impl Strategy<Value = u64> {
     prop_oneof![
         4 => 0u64..0x70,
@@ -55,6 +57,7 @@ fn offset() -> impl Strategy<Value = u64> {
     ]
 }
 
+/// Generates an action.
 fn action() -> impl Strategy<Value = Action> {
     let by = 0u16..=ATTACHMENT_ADMIN;
     let width = prop_oneof![Just(1usize), Just(2), Just(4), Just(8), Just(16), 1usize..64];
@@ -147,7 +150,6 @@ proptest! {
         let (io, peer) = (rig.core(0), rig.core(4));
         let mut clients = Default::default();
         for action in actions {
-
             perform(&mut rig, &mut clients, 1, action);
         }
         for _ in 0..50 {

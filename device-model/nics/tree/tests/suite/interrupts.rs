@@ -145,23 +145,23 @@ fn an_error_interrupts_once_until_it_was_read() {
     assert_eq!(counts[ERROR].take(), 1);
 }
 
-/// Returns the address of a global interrupt channel's register.
-fn register(register: u64, channel: u64) -> u64 {
+/// Returns the offset of a global interrupt channel's register in BAR 0.
+fn gi_register(register: u64, channel: u64) -> u64 {
     gi::BASE + register + 16 * channel
 }
 
 /// Arms a node for a barrier (`and`) or a notification.
 fn arm(rig: &mut Rig, client: &Client, channel: u64, and: bool) {
-    rig.write32(client, register(gi::ARM_TYPE, channel), and.into());
+    rig.write32(client, gi_register(gi::ARM_TYPE, channel), and.into());
 }
 
 /// Enters the barrier, or sends the notification.
 fn fire(rig: &mut Rig, client: &Client, channel: u64) {
-    rig.write32(client, register(gi::STICKY, channel), 1);
+    rig.write32(client, gi_register(gi::STICKY, channel), 1);
 }
 
-/// Returns whether the node's interrupt of a channel is set.
-fn done(client: &Client, channel: u64) -> bool {
+/// Returns whether the interrupt of a global interrupt channel is set at the client's node.
+fn is_set(client: &Client, channel: u64) -> bool {
     client.mirror(mirror::GLOBAL_INT) & (gi::STICKY_INT >> channel) != 0
 }
 
@@ -177,14 +177,14 @@ fn a_barrier_completes_when_the_last_compute_node_enters_and_can_be_repeated() {
 
     for round in 0..5 {
         for (entered, node) in nodes.iter().enumerate() {
-            assert!(nodes.iter().all(|node| !done(node, 0)), "round {round}: complete after {entered}");
+            assert!(nodes.iter().all(|node| !is_set(node, 0)), "round {round}: complete after {entered}");
             fire(&mut rig, node, 0);
             rig.run();
         }
         for (node, counts) in nodes.iter().zip(&counts) {
-            assert!(done(node, 0));
+            assert!(is_set(node, 0));
             assert_eq!(counts[GLOBAL_INT].take(), 1);
-            rig.write32(node, register(gi::STICKY, 0), 0);
+            rig.write32(node, gi_register(gi::STICKY, 0), 0);
         }
     }
 }
@@ -199,13 +199,13 @@ fn a_node_that_enters_the_next_barrier_early_does_not_complete_it_for_slower_nod
     fire(&mut rig, &fast, 0);
     fire(&mut rig, &slow, 0);
     rig.run();
-    rig.write32(&fast, register(gi::STICKY, 0), 0);
+    rig.write32(&fast, gi_register(gi::STICKY, 0), 0);
 
     fire(&mut rig, &fast, 0);
     rig.run();
 
-    assert!(!done(&fast, 0));
-    assert!(done(&slow, 0));
+    assert!(!is_set(&fast, 0));
+    assert!(is_set(&slow, 0));
 }
 
 #[test]
@@ -219,8 +219,8 @@ fn a_notification_reaches_every_node_that_is_armed() {
     fire(&mut rig, &nodes[0], 1);
     rig.run();
 
-    assert!(done(&nodes[0], 1) && done(&nodes[1], 1));
-    assert!(!done(&nodes[2], 1));
+    assert!(is_set(&nodes[0], 1) && is_set(&nodes[1], 1));
+    assert!(!is_set(&nodes[2], 1));
 }
 
 #[test]
@@ -230,15 +230,15 @@ fn an_io_node_takes_part_only_after_it_joins() {
     for node in [&io, &compute] {
         arm(&mut rig, node, 0, true);
     }
-    rig.write32(&io, register(gi::PARTICIPATE, 0), 1);
+    rig.write32(&io, gi_register(gi::PARTICIPATE, 0), 1);
 
     fire(&mut rig, &compute, 0);
     rig.run();
-    assert!(!done(&compute, 0));
+    assert!(!is_set(&compute, 0));
     fire(&mut rig, &io, 0);
     rig.run();
 
-    assert!(done(&compute, 0) && done(&io, 0));
+    assert!(is_set(&compute, 0) && is_set(&io, 0));
 }
 
 #[test]
@@ -246,12 +246,12 @@ fn a_direct_channel_shows_the_or_of_all_levels() {
     let mut rig = Rig::psets(&[2]);
     let (first, second) = (rig.core(1), rig.core(2));
 
-    rig.write32(&first, register(gi::STATE, 1), 1);
+    rig.write32(&first, gi_register(gi::STATE, 1), 1);
     rig.run();
 
     assert_eq!(second.mirror(mirror::GLOBAL_INT) & (gi::RECV_STATE >> 1), gi::RECV_STATE >> 1);
     assert_eq!(second.mirror(mirror::GLOBAL_INT) & (gi::SEND_STATE >> 1), 0);
-    rig.write32(&first, register(gi::STATE, 1), 0);
+    rig.write32(&first, gi_register(gi::STATE, 1), 0);
     rig.run();
     assert_eq!(second.mirror(mirror::GLOBAL_INT) & (gi::RECV_STATE >> 1), 0);
 }

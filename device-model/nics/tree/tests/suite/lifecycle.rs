@@ -1,13 +1,13 @@
 //! Clients that attach, detach and die: presence, lock boxes, and packets left in the FIFOs.
 
-use crate::common::{Client, Rig, irq_to, payload, to};
+use crate::common::{Client, LOCK_RECV, Rig, irq_to, payload, to};
 use nicforge_core::ids::AttachmentId;
 use nicforge_hwi::{
     tree::{Header, mirror, vector, window},
     tree_dcr::REG_INT_ENABLE,
 };
 
-const LOCK_RECV: u64 = window::LOCK + window::LOCK_RECV * window::LOCK_STRIDE;
+/// Offset of the send FIFO's lock box in the window.
 const LOCK_SEND: u64 = window::LOCK + window::LOCK_SEND * window::LOCK_STRIDE;
 
 #[test]
@@ -143,7 +143,7 @@ fn packets_for_a_core_whose_client_died_are_discarded_and_block_no_sender() {
 }
 
 #[test]
-fn a_new_tenant_finds_empty_fifos_and_its_own_memory() {
+fn a_new_client_finds_empty_fifos_and_memory_of_its_own() {
     let mut rig = Rig::psets(&[2]);
     let (io, first) = (rig.core(0), rig.core(1));
     rig.send_all(&io, &[(to(1), payload(1)), (irq_to(1), payload(2))]);
@@ -153,10 +153,11 @@ fn a_new_tenant_finds_empty_fifos_and_its_own_memory() {
 
     let second = rig.core(1);
 
-    assert_eq!(second.waiting(), 0);
+    assert_eq!(second.unread_packets(), 0);
     assert_eq!(second.window(window::SRAM), 0);
     assert_eq!(second.mirror(mirror::RECV_TAIL), 0);
     assert_eq!(second.mirror(mirror::RECV_IRQ), 0);
+    // The dead client's mapping is not the memory that the NIC reads now.
     first.try_send(to(0), &payload(9));
     rig.run();
     assert_eq!(io.receive(), None);
@@ -183,6 +184,7 @@ fn lock_boxes_of_a_dead_core_are_freed_and_no_others() {
     let mut rig = Rig::psets(&[2]);
     let (first, second) = (rig.attach(1, 0), rig.attach(1, 1));
     let lock = |number: u64| window::LOCK + number * window::LOCK_STRIDE;
+    // The lower half of a lock is the number of its owner's attachment plus 1.
     second.set_window(LOCK_SEND, 0xabcd_0002);
     second.set_window(lock(63), 0x0001_0001);
     second.set_window(lock(30), 0x0000_0001);
@@ -199,7 +201,7 @@ fn the_packets_of_a_dead_reader_are_discarded_until_the_next_reader_takes_the_lo
     let mut rig = Rig::psets(&[4]);
     let io = rig.core(0);
     let (reader, other) = (rig.attach(4, 0), rig.attach(4, 1));
-    reader.set_window(LOCK_RECV, 1);
+    reader.take_receive_lock();
     let packets: Vec<_> = (0..24).map(|number| (to(4), payload(number))).collect();
     assert_eq!(rig.send_all(&io, &packets), 24);
     rig.kill(&reader);
@@ -211,8 +213,8 @@ fn the_packets_of_a_dead_reader_are_discarded_until_the_next_reader_takes_the_lo
     rig.send_all(&io, &[(irq_to(4), payload(99)), (to(4), payload(100))]);
 
     assert_eq!(rig.counter(4, "vc1_discarded"), 48);
-    assert_eq!(other.waiting(), 2);
-    other.set_window(LOCK_RECV, 2);
+    assert_eq!(other.unread_packets(), 2);
+    other.take_receive_lock();
     assert_eq!(other.receive().unwrap(), (irq_to(4), payload(99)));
     assert_eq!(other.receive().unwrap().1, payload(100));
     rig.send_all(&io, &[(to(4), payload(101))]);
@@ -225,7 +227,7 @@ fn after_the_death_of_a_reader() -> (Rig, Client, Client) {
     let mut rig = Rig::psets(&[4]);
     let io = rig.core(0);
     let (dead, live) = (rig.attach(4, 0), rig.attach(4, 1));
-    dead.set_window(LOCK_RECV, 1);
+    dead.take_receive_lock();
     rig.kill(&dead);
     rig.run();
     (rig, io, live)
@@ -236,9 +238,9 @@ fn a_reader_that_took_and_freed_the_lock_ends_the_discarding() {
     let (mut rig, io, live) = after_the_death_of_a_reader();
     // The reader takes an acknowledgement and leaves the data for its other thread.
     rig.send_all(&io, &[(irq_to(4), payload(1)), (to(4), payload(2))]);
-    live.set_window(LOCK_RECV, 2);
+    live.take_receive_lock();
     assert_eq!(live.receive().unwrap(), (irq_to(4), payload(1)));
-    live.set_window(LOCK_RECV, 0);
+    live.free_receive_lock();
     rig.run();
 
     assert_eq!(live.receive().unwrap(), (to(4), payload(2)));
@@ -293,14 +295,14 @@ fn an_operators_reset_clears_a_blocked_node_and_shows_in_its_peers_mirrors() {
 }
 
 #[test]
-fn short_lived_tenants_at_a_blocked_tree_leave_bounded_state() {
+fn short_lived_clients_at_a_blocked_tree_leave_a_bounded_number_of_packets() {
     let mut rig = Rig::psets(&[1]);
     let io = rig.core(0);
     let fill: Vec<_> = (0..100).map(|number| (to(0), payload(number))).collect();
     for _ in 0..50 {
-        let tenant = rig.core(1);
-        rig.send_all(&tenant, &fill);
-        rig.kill(&tenant);
+        let client = rig.core(1);
+        rig.send_all(&client, &fill);
+        rig.kill(&client);
         rig.run();
     }
 
@@ -331,12 +333,12 @@ fn packets_for_a_dead_core_do_not_block_other_cores() {
 
     // The core dies with the beginning of its message at the front of the FIFO. The other core then
     // takes and frees the lock, and more packets arrive.
-    dead.set_window(LOCK_RECV, 1);
+    dead.take_receive_lock();
     rig.send_all(&io, &stream(true));
     rig.kill(&dead);
     rig.run();
-    idle.set_window(LOCK_RECV, 2);
-    idle.set_window(LOCK_RECV, 0);
+    idle.take_receive_lock();
+    idle.free_receive_lock();
     assert_eq!(rig.send_all(&io, &stream(true)), 24);
 
     rig.send_all(&io, &[(to_core(1, true), payload(99)), (to_core(1, false), payload(100))]);
@@ -358,10 +360,10 @@ fn packets_for_a_dead_core_are_discarded_once_a_live_cores_packets_before_them_a
     rig.send_all(&io, &packets);
     rig.kill(&dead);
     rig.run();
-    assert_eq!(live.waiting(), 5);
+    assert_eq!(live.unread_packets(), 5);
 
     // While a live core has the lock, the NIC does not touch the FIFO.
-    live.set_window(LOCK_RECV, 2);
+    live.take_receive_lock();
     assert_eq!(live.receive().unwrap(), (to_core(1, true), payload(0)));
     let end = rig.machine.now().after(10_000_000);
     while rig.machine.now() < end {
@@ -369,9 +371,9 @@ fn packets_for_a_dead_core_are_discarded_once_a_live_cores_packets_before_them_a
         rig.machine.advance(1_000_000);
     }
 
-    assert_eq!(live.waiting(), 4);
+    assert_eq!(live.unread_packets(), 4);
 
-    live.set_window(LOCK_RECV, 0);
+    live.free_receive_lock();
     rig.machine.step(64);
 
     assert_eq!(live.receive().unwrap(), (to_core(1, false), payload(4)));
@@ -384,7 +386,8 @@ fn a_lock_handed_to_a_dead_core_does_not_block_the_fifo() {
     let (dead, live) = (rig.attach(4, 0), rig.attach(4, 1));
     rig.send_all(&io, &[(to_core(0, true), payload(0)), (to_core(1, true), payload(1))]);
     rig.kill(&dead);
-    live.set_window(LOCK_RECV, 1);
+    // A live core can hand the lock over before it sees that the other core has died.
+    dead.take_receive_lock();
 
     rig.run();
 

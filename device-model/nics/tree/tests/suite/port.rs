@@ -240,7 +240,7 @@ fn an_attachment_reaches_its_own_channel_only_and_sees_the_others_status() {
 
     assert_eq!(rig.read32(&admin, port::SX), 0);
     assert_eq!(rig.read32(&admin, port::SO), status::word(0, 0, 16, false, 1));
-    assert_eq!(compute.waiting(), 1);
+    assert_eq!(compute.unread_packets(), 1);
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn the_error_word_of_the_mirror_equals_the_registers() {
 }
 
 #[test]
-fn writes_of_control_registers_by_a_core_are_ignored_and_noted() {
+fn writes_of_control_registers_by_a_core_are_ignored_and_reported() {
     let mut rig = Rig::psets(&[1]);
     let (core, admin) = (rig.core(1), rig.admin(1));
 
@@ -328,20 +328,23 @@ fn a_soft_reset_empties_the_fifos_and_clears_errors() {
 }
 
 #[test]
-fn channels_in_manual_mode_or_disabled_hold_packets_and_report_them_in_registers() {
-    let mut rig = Rig::psets(&[1]);
-    let (io, compute, admin) = (rig.core(0), rig.core(1), rig.admin(1));
-    // The bit is that of port 0, virtual channel 1.
-    rig.write32(&admin, dcr(ARB_RCFG), rcfg::SRC00 >> 1);
+fn a_disabled_source_port_and_manual_mode_hold_packets_that_registers_report() {
+    // The first bit is that of port 0, virtual channel 1.
+    for configuration in [rcfg::SRC00 >> 1, rcfg::MAN] {
+        let mut rig = Rig::psets(&[1]);
+        let (io, compute, admin) = (rig.core(0), rig.core(1), rig.admin(1));
+        rig.write32(&admin, dcr(ARB_RCFG), configuration);
 
-    rig.send_all(&io, &[(to(1), payload(1))]);
+        rig.send_all(&io, &[(to(1), payload(1))]);
 
-    assert_eq!(compute.receive(), None);
-    assert_eq!(rig.read32(&admin, dcr(ARB_HD00 + 1)), to(1).0);
-    assert_eq!(rig.read32(&admin, dcr(ARB_RSTAT)) >> 24, 0b0010);
-    rig.write32(&admin, dcr(ARB_RCFG), 0);
-    rig.run();
-    assert_eq!(compute.receive().unwrap().1, payload(1));
+        assert_eq!(compute.receive(), None);
+        assert_eq!(rig.read32(&admin, dcr(ARB_HD00 + 1)), to(1).0);
+        assert_eq!(rig.read32(&admin, dcr(ARB_RSTAT)) >> 24, 0b0010);
+
+        rig.write32(&admin, dcr(ARB_RCFG), 0);
+        rig.run();
+        assert_eq!(compute.receive().unwrap().1, payload(1));
+    }
 }
 
 #[test]

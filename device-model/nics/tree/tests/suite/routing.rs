@@ -28,7 +28,7 @@ fn every_node_reaches_every_node_of_two_psets() {
             assert_eq!(received, Some((to(target), payload(from * 100 + target))), "{from} to {target}");
         }
     }
-    assert!(clients.iter().all(|client| client.waiting() == 0));
+    assert!(clients.iter().all(|client| client.unread_packets() == 0));
 }
 
 #[test]
@@ -83,7 +83,8 @@ fn a_stream_of_many_kinds_is_the_same_over_links_that_take_packets_in_rows_and_o
 
         assert_eq!(rig.send_all(&clients[0], &packets), packets.len());
 
-        assert_eq!(other.waiting(), clients[4].waiting());
+        // The cores of a node share its receive FIFO.
+        assert_eq!(other.unread_packets(), clients[4].unread_packets());
         assert!(count[usize::from(vector::RECV_IRQ)].take() > 0);
         let received: Vec<Vec<_>> = clients
             .iter()
@@ -92,11 +93,12 @@ fn a_stream_of_many_kinds_is_the_same_over_links_that_take_packets_in_rows_and_o
             })
             .collect();
         for (node, received) in received.iter().enumerate() {
-            let meant = packets.iter().filter(|(header, _)| {
+            // Of the cores that packets name, 0 and 1 have clients.
+            let expected = packets.iter().filter(|(header, _)| {
                 header.node() as usize == node && header.core().is_none_or(|core| core < 2)
             });
-            let meant: Vec<_> = meant.map(|(header, data)| (header.0, *data)).collect();
-            assert_eq!(*received, meant, "node {node}");
+            let expected: Vec<_> = expected.map(|(header, data)| (header.0, *data)).collect();
+            assert_eq!(*received, expected, "node {node}");
         }
 
         rig.run();
@@ -115,7 +117,7 @@ fn the_fifos_of_nodes_on_the_way_are_not_touched() {
 
     rig.send_all(&io, &[(to(16), payload(1))]);
 
-    assert_eq!(compute.waiting(), 1);
+    assert_eq!(compute.unread_packets(), 1);
     assert_eq!(between.mirror(mirror::RECV_TAIL), 0);
     assert_eq!(between.mirror(mirror::SEND_HEAD), 0);
     assert_eq!(rig.counter(7, "vc1_forwarded"), 1);
@@ -179,7 +181,7 @@ fn a_blocked_pset_does_not_stop_its_neighbours_packets_or_presence_symbols() {
 }
 
 #[test]
-fn before_its_first_tenant_packets_for_a_node_wait() {
+fn packets_for_a_node_wait_until_its_first_client_attaches() {
     let mut rig = Rig::psets(&[2]);
     let io = rig.core(0);
     rig.send_all(&io, &[(to(1), payload(1)), (to(1), payload(2))]);
@@ -191,7 +193,7 @@ fn before_its_first_tenant_packets_for_a_node_wait() {
 }
 
 #[test]
-fn a_packet_for_an_address_that_does_not_exist_is_discarded_and_noted() {
+fn a_packet_for_an_address_that_does_not_exist_is_discarded_and_reported() {
     let mut rig = Rig::psets(&[2]);
     let io = rig.core(0);
 
@@ -217,7 +219,7 @@ fn a_packet_that_is_routed_back_where_it_came_from_is_discarded() {
 }
 
 #[test]
-fn a_bad_receive_pointer_is_ignored_and_noted() {
+fn a_bad_receive_pointer_is_ignored_and_reported() {
     let mut rig = Rig::psets(&[2]);
     let (io, compute) = (rig.core(0), rig.core(1));
     rig.send_all(&io, &[(to(1), payload(1))]);
@@ -230,7 +232,7 @@ fn a_bad_receive_pointer_is_ignored_and_noted() {
     assert_eq!(compute.receive().unwrap().1, payload(1));
     let packets: Vec<_> = (0..8).map(|number| (to(1), payload(number))).collect();
     assert_eq!(rig.send_all(&io, &packets), 8);
-    assert_eq!(compute.waiting(), 8);
+    assert_eq!(compute.unread_packets(), 8);
 }
 
 #[test]

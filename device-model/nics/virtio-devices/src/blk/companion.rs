@@ -9,6 +9,7 @@ use nicforge_core::{
 
 use super::{MAX_IN_FLIGHT, Store, image::SECTOR, registers::Status};
 
+/// The companion: one command and one event for each request in flight.
 pub(super) const SPEC: CompanionSpec = CompanionSpec {
     name: "disk",
     commands: MAX_IN_FLIGHT,
@@ -19,9 +20,9 @@ pub(super) const SPEC: CompanionSpec = CompanionSpec {
 /// The direction of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Operation {
-    /// Fill them from the file.
+    /// The job's bytes are read from the file.
     Read,
-    /// Write them to the file.
+    /// The job's bytes are written to the file.
     Write,
 }
 
@@ -67,6 +68,7 @@ impl Companion for Worker {
 }
 
 impl Job {
+    /// Carries out the job, and sets its status.
     fn run(&mut self, store: &dyn Store) {
         let offset = self.sector * SECTOR;
         let done = match self.operation {

@@ -98,11 +98,11 @@ impl Image {
     /// # Errors
     /// [`ImageError`].
     pub fn open(path: &Path, access: Access) -> Result<Self, ImageError> {
-        let opened = |reason| ImageError::Open { path: path.to_owned(), reason };
+        let open_error = |reason| ImageError::Open { path: path.to_owned(), reason };
         // A pipe without a writer would hold up the opening.
         let flags = OFlag::O_NONBLOCK.bits();
-        let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(opened)?;
-        let metadata = file.metadata().map_err(opened)?;
+        let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(open_error)?;
+        let metadata = file.metadata().map_err(open_error)?;
         if !metadata.is_file() {
             return Err(ImageError::NotAFile { path: path.to_owned() });
         }
@@ -197,6 +197,7 @@ impl Store for Image {
 }
 
 impl Changes {
+    /// Returns no changes, with room for `limit` bytes of clusters.
     fn new(limit: u64) -> io::Result<Self> {
         let limit = usize::try_from(limit / CLUSTER).unwrap_or(usize::MAX);
         Ok(Self { file: tempfile::tempfile()?, clusters: Mutex::default(), limit })
@@ -207,6 +208,7 @@ impl Changes {
         self.clusters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns whether a cluster was written.
     fn has(&self, cluster: u64) -> bool {
         self.clusters().contains(&cluster)
     }
@@ -232,6 +234,7 @@ mod tests {
         file
     }
 
+    /// Opens a file with room for `clusters` changed clusters.
     fn copy_on_write(file: &tempfile::NamedTempFile, clusters: u64) -> Image {
         Image::open(file.path(), Access::CopyOnWrite { limit: clusters * CLUSTER }).unwrap()
     }

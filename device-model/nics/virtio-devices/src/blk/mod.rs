@@ -63,14 +63,14 @@ pub trait Store: Send + Sync + 'static {
     /// Reads bytes from `offset` on. They lie within the disk.
     ///
     /// # Errors
-    /// The request fails, whatever the error is.
+    /// Any error fails the request.
     fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()>;
 
     /// Writes bytes from `offset` on. They lie within the disk. After an error a part may be
     /// written.
     ///
     /// # Errors
-    /// The request fails, whatever the error is.
+    /// Any error fails the request.
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()>;
 }
 
@@ -114,11 +114,11 @@ struct Statistics {
     unsupported: u64,
 }
 
-/// The answer to a request, or the job that leads to one.
-enum Verdict {
-    /// It is answered at once, with these bytes of the disk's name.
+/// The device's action on a request.
+enum RequestAction {
+    /// It answers the request at once, with a status and this number of bytes of the disk's name.
     Answer(Status, usize),
-    /// The companion carries it out.
+    /// It sends the job to the companion, which carries the request out.
     Job(Job),
 }
 
@@ -154,6 +154,7 @@ impl VirtioBlk {
         }
     }
 
+    /// Returns whether the companion runs.
     fn takes_jobs(&self) -> bool {
         self.companion.as_ref().is_some_and(|companion| companion.halt().is_none())
     }
@@ -210,13 +211,13 @@ impl VirtioBlk {
             work += queue.descriptors() as u32;
             queue.swap_pieces(&mut self.requests.slots[index].pieces);
 
-            match self.judge(&memory, buffer, index)? {
-                Verdict::Answer(status, bytes) => {
+            match self.examine(&memory, buffer, index)? {
+                RequestAction::Answer(status, bytes) => {
                     self.statistics.count_status(status);
                     let pieces = &self.requests.slots[index].pieces;
                     answer(queue, &memory, buffer, pieces, status, &self.id[..bytes])?;
                 }
-                Verdict::Job(job) => {
+                RequestAction::Job(job) => {
                     if job.operation == Operation::Write {
                         work += descriptors_of(&job);
                     }
@@ -247,16 +248,17 @@ impl VirtioBlk {
         }
     }
 
-    /// Checks the request of a buffer, and copies the data of a write.
+    /// Checks the request of a buffer, and copies the data of a write. Returns what to do with the
+    /// request.
     ///
     /// # Errors
     /// [`QueueError`] if the buffer has no room for a header and a status, or is not in memory.
-    fn judge(
+    fn examine(
         &mut self,
         memory: &GuestMemoryView<'_>,
         buffer: Buffer,
         slot: usize,
-    ) -> Result<Verdict, QueueError> {
+    ) -> Result<RequestAction, QueueError> {
         if buffer.readable < HEADER || buffer.writable == 0 {
             return Err(QueueError::Buffer);
         }
@@ -272,16 +274,16 @@ impl VirtioBlk {
             FLUSH => {
                 // The changes are in a file that ends with the device.
                 self.statistics.flushes += 1;
-                return Ok(Verdict::Answer(Status::Ok, 0));
+                return Ok(RequestAction::Answer(Status::Ok, 0));
             }
-            GET_ID => return Ok(Verdict::Answer(Status::Ok, available.min(ID_BYTES as u64) as usize)),
-            _ => return Ok(Verdict::Answer(Status::Unsupported, 0)),
+            GET_ID => return Ok(RequestAction::Answer(Status::Ok, available.min(ID_BYTES as u64) as usize)),
+            _ => return Ok(RequestAction::Answer(Status::Unsupported, 0)),
         };
 
         let sector = u64::from_le_bytes(header.sector);
         let is_refused = operation == Operation::Write && self.store.is_read_only();
         if is_refused || !self.takes_jobs() || !fits(self.store.sectors(), sector, bytes) {
-            return Ok(Verdict::Answer(Status::IoError, 0));
+            return Ok(RequestAction::Answer(Status::IoError, 0));
         }
 
         let mut data = self.requests.spare.pop().unwrap_or_default();
@@ -292,7 +294,14 @@ impl VirtioBlk {
         }
 
         let incarnation = self.requests.incarnation;
-        Ok(Verdict::Job(Job { incarnation, slot, operation, sector, bytes: data, status: Status::IoError }))
+        Ok(RequestAction::Job(Job {
+            incarnation,
+            slot,
+            operation,
+            sector,
+            bytes: data,
+            status: Status::IoError,
+        }))
     }
 }
 
@@ -334,6 +343,7 @@ impl Requests {
 }
 
 impl Statistics {
+    /// Counts a job that is done.
     fn count(&mut self, job: &Job) {
         let bytes = job.bytes.len() as u64;
         match (job.status, job.operation) {
@@ -349,6 +359,7 @@ impl Statistics {
         }
     }
 
+    /// Counts a request that failed.
     fn count_status(&mut self, status: Status) {
         match status {
             Status::Ok => {}
@@ -358,10 +369,11 @@ impl Statistics {
     }
 }
 
-/// Returns whether a request for so many bytes lies within the disk, and is not too long.
-fn fits(sectors: u64, sector: u64, bytes: u64) -> bool {
+/// Returns whether a request for `bytes` bytes from `first_sector` on has whole sectors, is not too
+/// long, and lies within a disk of `sectors` sectors.
+fn fits(sectors: u64, first_sector: u64, bytes: u64) -> bool {
     let is_whole = (SECTOR..=MAX_DATA).contains(&bytes) && bytes.is_multiple_of(SECTOR);
-    is_whole && sector.checked_add(bytes / SECTOR).is_some_and(|end| end <= sectors)
+    is_whole && first_sector.checked_add(bytes / SECTOR).is_some_and(|end| end <= sectors)
 }
 
 /// Returns the descriptors that count for the copy of a job's bytes.

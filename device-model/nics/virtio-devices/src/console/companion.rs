@@ -12,8 +12,10 @@ use super::line::{Chunk, Line};
 /// Chunks that wait for the driver, or for the host's end.
 const CHUNKS: usize = 32;
 
+/// The reader: [`CheckInput`] needs one command.
 pub(super) const READER: CompanionSpec =
     CompanionSpec { name: "console-in", commands: 1, events: CHUNKS, mode: CompanionMode::Threads };
+/// The writer: [`SpaceAvailable`] needs one event.
 pub(super) const WRITER: CompanionSpec =
     CompanionSpec { name: "console-out", commands: CHUNKS, events: 1, mode: CompanionMode::Threads };
 
@@ -70,7 +72,7 @@ impl Companion for Writer {
         if self.current.is_none() {
             let Some(chunk) = end.receive() else { return Progress::Idle };
             self.current = Some((chunk, 0));
-            // The device that has not taken the last one will find room, too.
+            // If the FIFO is full, the device has yet to receive the last event, which is enough.
             let _ = end.send(SpaceAvailable);
         }
 

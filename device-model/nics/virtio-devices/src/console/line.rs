@@ -62,8 +62,8 @@ pub enum LineError {
 /// Some bytes on their way.
 #[derive(Clone, Copy)]
 pub(super) struct Chunk {
-    /// The line's life in which the bytes were read, if they are for the driver.
-    pub(super) life: u32,
+    /// The driver's incarnation in which the bytes were read, if they are for the driver.
+    pub(super) incarnation: u32,
     length: u16,
     bytes: [u8; CHUNK],
 }
@@ -71,7 +71,7 @@ pub(super) struct Chunk {
 impl Chunk {
     /// Returns a chunk of no bytes.
     pub(super) const fn new() -> Self {
-        Self { life: 0, length: 0, bytes: [0; CHUNK] }
+        Self { incarnation: 0, length: 0, bytes: [0; CHUNK] }
     }
 
     /// Returns a chunk of `length` bytes, at most [`CHUNK`], which `fill` copies.
@@ -83,6 +83,7 @@ impl Chunk {
         Ok(chunk)
     }
 
+    /// Returns the bytes.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.length)]
     }
@@ -92,12 +93,13 @@ impl Chunk {
 #[derive(Debug)]
 pub struct Line {
     end: End,
-    /// Number of the driver's life, which each reset ends.
-    life: AtomicU32,
+    /// Number of the driver's incarnation, which each reset ends.
+    incarnation: AtomicU32,
     /// Bytes of the driver that were dropped.
     lost: AtomicU64,
 }
 
+/// The kinds of a line's far end.
 #[derive(Debug)]
 enum End {
     /// The client of a socket, one at a time.
@@ -144,18 +146,19 @@ impl Line {
         Ok(Self::new(End::File(file)))
     }
 
+    /// Returns the line of a far end.
     const fn new(end: End) -> Self {
-        Self { end, life: AtomicU32::new(0), lost: AtomicU64::new(0) }
+        Self { end, incarnation: AtomicU32::new(0), lost: AtomicU64::new(0) }
     }
 
-    /// Returns the number of the driver's life.
-    pub(super) fn life(&self) -> u32 {
-        self.life.load(Ordering::Acquire)
+    /// Returns the number of the driver's incarnation.
+    pub(super) fn incarnation(&self) -> u32 {
+        self.incarnation.load(Ordering::Acquire)
     }
 
-    /// Begins the next life. Chunks that were read before belong to an earlier one.
-    pub(super) fn begin_life(&self) {
-        self.life.fetch_add(1, Ordering::Release);
+    /// Begins the driver's next incarnation. Chunks that were read before belong to an earlier one.
+    pub(super) fn begin_incarnation(&self) {
+        self.incarnation.fetch_add(1, Ordering::Release);
     }
 
     /// Removes the socket's file, so that no client connects any more. A companion may use the line
@@ -172,7 +175,7 @@ impl Line {
     }
 
     /// Counts bytes of the driver that are lost.
-    pub(super) fn lose(&self, bytes: usize) {
+    pub(super) fn count_lost(&self, bytes: usize) {
         self.lost.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 
@@ -185,7 +188,7 @@ impl Line {
             wait_for(&*client, PollFlags::POLLIN);
         }
 
-        let mut chunk = Chunk { life: self.life(), ..Chunk::new() };
+        let mut chunk = Chunk { incarnation: self.incarnation(), ..Chunk::new() };
         match (&*client).read(&mut chunk.bytes) {
             Ok(length @ 1..) => {
                 chunk.length = length as u16;
@@ -199,9 +202,11 @@ impl Line {
         }
     }
 
-    /// Passes bytes of the driver on, and returns how many. They are lost while no client is
-    /// connected. It waits for some time if `may_wait`, and drops the bytes that do not fit
-    /// otherwise.
+    /// Passes bytes of the driver on. Returns how many of them are done with, written or lost; 0
+    /// asks the caller to call again with the same bytes.
+    ///
+    /// While no client is connected, bytes are lost. If the client or file takes none now, the call
+    /// waits for some time if `may_wait`, and the bytes are lost otherwise.
     pub(super) fn write(&self, bytes: &[u8], may_wait: bool) -> usize {
         let written = match &self.end {
             End::File(file) => (&*file).write(bytes),
@@ -212,7 +217,7 @@ impl Line {
             Ok(length @ 1..) => length,
             Err(error) if is_temporary(&error) && may_wait => 0,
             Ok(0) | Err(_) => {
-                self.lose(bytes.len());
+                self.count_lost(bytes.len());
                 bytes.len()
             }
         }
@@ -225,6 +230,7 @@ impl Line {
 }
 
 impl Listener {
+    /// Listens at `path`.
     fn new(path: &Path) -> Result<Self, LineError> {
         let system = |reason| LineError::System { path: path.to_owned(), reason };
         remove_stale(path)?;
@@ -242,6 +248,7 @@ impl Listener {
         Ok(listener)
     }
 
+    /// Returns the client that is connected.
     fn current(&self) -> MutexGuard<'_, Option<Arc<UnixStream>>> {
         self.client.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -273,6 +280,8 @@ impl Listener {
         }
     }
 
+    /// Writes bytes to the client. Returns 0 if there is none, and a temporary error if the client
+    /// takes none now, after a wait for it if `may_wait`.
     fn write(&self, bytes: &[u8], may_wait: bool) -> io::Result<usize> {
         // The other direction accepts clients.
         let Some(client) = self.current().clone() else { return Ok(0) };
@@ -334,6 +343,7 @@ fn wait_for(descriptor: &impl AsFd, events: PollFlags) {
     let _ = poll(&mut [PollFd::new(descriptor.as_fd(), events)], PollTimeout::from(WAIT));
 }
 
+/// Returns whether a read or write can succeed later.
 fn is_temporary(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }

@@ -2,8 +2,8 @@
 //!
 //! - Bytes of the host's end wait for a buffer of the driver, at most some 16 KB here and what the
 //!   socket holds. A client that sends more waits.
-//! - Bytes of the driver wait for the host's end, as many. If none could go for [`HOLD`], they are
-//!   dropped until some can, since a driver may hold a processor until its buffer returns.
+//! - As many bytes of the driver wait for the host's end. If it takes none for [`HOLD`], they are
+//!   dropped until it does: a driver may keep a processor busy until its buffer returns.
 //! - Without a client the driver's bytes are dropped and counted.
 //! - A reset drops the bytes for the driver that have been read from the far end.
 //!
@@ -49,6 +49,7 @@ pub const HOLD: u64 = 1_000_000_000;
 /// device does not offer.
 const CONFIG: [u8; 12] = [0; 12];
 
+/// The type of device.
 const MODEL: Model = Model {
     device_type: DEVICE_TYPE,
     class: CLASS,
@@ -113,7 +114,7 @@ impl VirtioConsole {
         while work < budget
             && let Some(chunk) = reader.front()
         {
-            if chunk.life != self.line.life() {
+            if chunk.incarnation != self.line.incarnation() {
                 reader.drop_front();
                 work += 1;
                 continue;
@@ -147,7 +148,7 @@ impl VirtioConsole {
         function: &mut Function,
         budget: u32,
     ) -> Result<u32, QueueError> {
-        let mut is_over = self.full_since.is_some_and(|since| retry::is_due(context, since.after(HOLD)));
+        let mut hold_is_over = self.full_since.is_some_and(|since| retry::is_due(context, since.after(HOLD)));
         let now = context.now();
         let Some((queue, memory)) = function.queue_with_memory(context, TRANSMIT) else { return Ok(0) };
         while self.writer.as_mut().and_then(DeviceEnd::receive).is_some() {}
@@ -172,17 +173,17 @@ impl VirtioConsole {
             };
             let gone = match sent {
                 Ok(()) => {
-                    (self.full_since, is_over) = (None, false);
+                    (self.full_since, hold_is_over) = (None, false);
                     self.sent += length;
                     gone + length
                 }
-                Err(SendError::Full(_)) if !is_over => {
+                Err(SendError::Full(_)) if !hold_is_over => {
                     self.sending = Some((buffer, gone));
                     self.full_since = self.full_since.or(Some(now));
                     break;
                 }
                 Err(_) => {
-                    self.line.lose(rest as usize);
+                    self.line.count_lost(rest as usize);
                     buffer.readable
                 }
             };
@@ -195,9 +196,9 @@ impl VirtioConsole {
             }
         }
 
-        // Once the time is over, the next buffer brings the device back.
+        // Once the time is over, nothing is kept, and the driver's next buffer causes a step.
         if let Some(since) = self.full_since
-            && !is_over
+            && !hold_is_over
         {
             context.wake_at(since.after(HOLD));
         }
@@ -247,7 +248,7 @@ impl Backend for VirtioConsole {
         }
 
         // Chunks that wait, and one that the reader may hold, belong to the driver that is gone.
-        self.line.begin_life();
+        self.line.begin_incarnation();
     }
 
     fn counters(&self) -> Vec<Counter> {

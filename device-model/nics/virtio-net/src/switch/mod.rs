@@ -238,8 +238,8 @@ impl Device for Switch {
             return Progress::Idle;
         }
 
-        // Each port has an equal part of the budget. A port that gets no frame in this step is
-        // first in the next one. A step exceeds its budget by the copies of one frame at most.
+        // Each port has an equal part of the budget. The first port without a turn in this step
+        // goes first in the next one. A step exceeds its budget by the copies of one frame at most.
         let share = (budget / waiting.count_ones()).max(1);
         let mut remaining = budget.max(1);
         while remaining > 0

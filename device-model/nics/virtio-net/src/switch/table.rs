@@ -21,6 +21,7 @@ struct Entry {
     heard: Option<Nanos>,
 }
 
+/// An entry without an address.
 const FREE: Entry = Entry { address: MacAddress([0; 6]), port: 0, heard: None };
 
 /// The table; the module's documentation describes it.
@@ -51,7 +52,8 @@ impl AddressTable {
             return;
         }
 
-        // `None` is less than any time, so that a free entry is taken first.
+        // Entries of other ports come last. Of the rest, the oldest is taken, and a free one before
+        // it: `None` is less than any time.
         let rank = |entry: &&mut Entry| (entry.is_known(age, now) && entry.port != port, entry.heard);
         let Some(oldest) = set.iter_mut().min_by_key(rank) else { return };
         self.evicted += u64::from(oldest.is_known(age, now));
@@ -107,6 +109,7 @@ mod tests {
 
     const AGE: u64 = 1_000;
 
+    /// Returns a table of one set.
     fn table() -> AddressTable {
         AddressTable::new(1, AGE)
     }

@@ -14,10 +14,21 @@ use super::{attachment, connect, enable, proof, read32, write32};
 use crate::interop::common::{eventfd, signals, with_time_out};
 
 const PAGE: u64 = 0x1000;
-/// The list's address for the device, and its offset in the file.
-const LIST: (u64, u64) = (0x10_0000, 2 * PAGE);
-const SOURCE: (u64, u64) = (0x10_1000, 3 * PAGE);
-const DESTINATION: (u64, u64) = (0x70_0000, 0);
+
+/// Where the client's memory has something.
+struct Place {
+    /// The address for the device.
+    address: u64,
+    /// The offset in the file.
+    offset: u64,
+}
+
+/// The scatter list.
+const LIST: Place = Place { address: 0x10_0000, offset: 2 * PAGE };
+/// The bytes to copy, on the page after the list's.
+const SOURCE: Place = Place { address: LIST.address + PAGE, offset: LIST.offset + PAGE };
+/// The copy.
+const DESTINATION: Place = Place { address: 0x70_0000, offset: 0 };
 
 /// A client of the DMA engine that has mapped two ranges of one file. It has eventfds for the end
 /// of a list and for errors.
@@ -29,13 +40,14 @@ struct Engine {
 }
 
 impl Engine {
+    /// Connects, maps both ranges, binds the eventfds and enables the card.
     fn open(served: &Served) -> Self {
         let mut client = connect(served, "dma0", "user0");
         let memory = SharedMemory::create("foreign", 5 * PAGE as usize).unwrap();
         let fd = memory.fd().unwrap().as_raw_fd();
 
-        client.dma_map(LIST.1, LIST.0, 2 * PAGE, fd).unwrap();
-        client.dma_map(DESTINATION.1, DESTINATION.0, PAGE, fd).unwrap();
+        client.dma_map(LIST.offset, LIST.address, 2 * PAGE, fd).unwrap();
+        client.dma_map(DESTINATION.offset, DESTINATION.address, PAGE, fd).unwrap();
         let (done, error) = (eventfd(), eventfd());
         let flags = VFIO_IRQ_SET_ACTION_TRIGGER | VFIO_IRQ_SET_DATA_EVENTFD;
 
@@ -46,13 +58,14 @@ impl Engine {
 
     /// Starts copying `len` bytes from [`SOURCE`] to [`DESTINATION`].
     fn start(&mut self, len: u64) {
-        let descriptor = [SOURCE.0, DESTINATION.0, len].map(u64::to_le_bytes).concat();
-        self.memory.write(LIST.1, &descriptor).unwrap();
-        self.client.region_write(0, REG_LIST, &LIST.0.to_le_bytes()).unwrap();
+        let descriptor = [SOURCE.address, DESTINATION.address, len].map(u64::to_le_bytes).concat();
+        self.memory.write(LIST.offset, &descriptor).unwrap();
+        self.client.region_write(0, REG_LIST, &LIST.address.to_le_bytes()).unwrap();
         write32(&mut self.client, 0, REG_COUNT, 1);
         write32(&mut self.client, 0, REG_START, 1);
     }
 
+    /// Returns `len` bytes of the file.
     fn bytes(&self, at: u64, len: usize) -> Vec<u8> {
         let mut data = vec![0; len];
         self.memory.read(at, &mut data).unwrap();
@@ -67,12 +80,12 @@ fn the_device_copies_within_memory_that_the_vfio_user_crate_mapped() {
         let mut engine = Engine::open(&served);
         let data: Vec<u8> = (0..1000_u32).map(|at| (at * 31) as u8).collect();
 
-        engine.memory.write(SOURCE.1, &data).unwrap();
+        engine.memory.write(SOURCE.offset, &data).unwrap();
         engine.start(1000);
 
         assert_eq!(signals(&engine.done), 1);
-        assert_eq!(engine.bytes(DESTINATION.1, 1000), data);
-        assert_eq!(engine.bytes(DESTINATION.1 + 1000, 8), [0; 8]);
+        assert_eq!(engine.bytes(DESTINATION.offset, 1000), data);
+        assert_eq!(engine.bytes(DESTINATION.offset + 1000, 8), [0; 8]);
         assert_eq!(read32(&mut engine.client, 0, REG_STATUS), 0);
 
         let attachment = attachment(&served, "dma0", "user0");
@@ -88,14 +101,14 @@ fn memory_that_the_vfio_user_crate_unmapped_is_out_of_reach() {
     with_time_out(|| {
         let served = proof();
         let mut engine = Engine::open(&served);
-        engine.memory.write(SOURCE.1, &[7; 64]).unwrap();
+        engine.memory.write(SOURCE.offset, &[7; 64]).unwrap();
 
-        engine.client.dma_unmap(DESTINATION.0, PAGE).unwrap();
+        engine.client.dma_unmap(DESTINATION.address, PAGE).unwrap();
         engine.start(64);
 
         assert_eq!(signals(&engine.error), 1);
         assert_eq!(read32(&mut engine.client, 0, REG_STATUS), STATUS_DMA_ERROR);
-        assert_eq!(engine.bytes(DESTINATION.1, 64), [0; 64]);
+        assert_eq!(engine.bytes(DESTINATION.offset, 64), [0; 64]);
         assert_eq!(attachment(&served, "dma0", "user0").client.unwrap().ranges, 1);
     });
 }
@@ -107,14 +120,16 @@ fn the_vfio_user_crate_takes_a_refused_map_for_a_success_and_nothing_is_mapped()
     with_time_out(|| {
         let served = proof();
         let mut engine = Engine::open(&served);
-        engine.memory.write(SOURCE.1, &[7; 64]).unwrap();
+        engine.memory.write(SOURCE.offset, &[7; 64]).unwrap();
 
         let overlapping = SharedMemory::create("other", PAGE as usize).unwrap();
-        assert!(engine.client.dma_map(0, SOURCE.0, PAGE, overlapping.fd().unwrap().as_raw_fd()).is_ok());
+        assert!(
+            engine.client.dma_map(0, SOURCE.address, PAGE, overlapping.fd().unwrap().as_raw_fd()).is_ok()
+        );
 
         engine.start(64);
         assert_eq!(signals(&engine.done), 1);
-        assert_eq!(engine.bytes(DESTINATION.1, 64), [7; 64]);
+        assert_eq!(engine.bytes(DESTINATION.offset, 64), [7; 64]);
         assert_eq!(attachment(&served, "dma0", "user0").client.unwrap().ranges, 2);
     });
 }

@@ -1,6 +1,6 @@
 //! Resets, and clients that connect and disconnect.
 
-use nicforge_hwi::proof::slot_fifo::*;
+use nicforge_hwi::{pci::VENDOR_ID, proof::slot_fifo::*};
 use nicforge_tests::backing::Rig;
 use nicforge_vfio_user::PCI_CONFIG_REGION;
 
@@ -16,7 +16,7 @@ fn a_reset_by_the_vfio_user_crate_clears_the_attachment_and_keeps_the_connection
 
         client.reset().unwrap();
         assert_eq!(read32(&mut client, 0, REG_HOLD), 0);
-        assert_eq!(read::<2>(&mut client, PCI_CONFIG_REGION, 0), [0xfc, 0x1e]);
+        assert_eq!(read::<2>(&mut client, PCI_CONFIG_REGION, 0), VENDOR_ID.to_le_bytes());
     });
 }
 

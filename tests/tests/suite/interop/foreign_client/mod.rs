@@ -39,7 +39,8 @@ fn pset() -> Served {
     Served::new(build(&plan).unwrap().0, EventLoopKind::Auto)
 }
 
-/// Connects to an attachment. The server notices a client's disconnection only after a while.
+/// Connects to an attachment as soon as it is free. The server notices only after a while that its
+/// last client has disconnected.
 fn connect(served: &Served, function: &str, attachment: &str) -> Client {
     let path = served.socket(function, attachment);
     let mut client = None;
@@ -51,16 +52,19 @@ fn connect(served: &Served, function: &str, attachment: &str) -> Client {
     client.unwrap()
 }
 
+/// Reads `N` bytes of a region.
 fn read<const N: usize>(client: &mut Client, region: u32, offset: u64) -> [u8; N] {
     let mut data = [0; N];
     client.region_read(region, offset, &mut data).unwrap();
     data
 }
 
+/// Reads a register of 32 bits.
 fn read32(client: &mut Client, region: u32, offset: u64) -> u32 {
     u32::from_le_bytes(read(client, region, offset))
 }
 
+/// Writes a register of 32 bits.
 fn write32(client: &mut Client, region: u32, offset: u64, value: u32) {
     client.region_write(region, offset, &value.to_le_bytes()).unwrap();
 }

@@ -8,15 +8,15 @@ use std::{io::ErrorKind, thread};
 
 use nicforge_hwi::proof::slot_fifo::REG_FILL;
 use nicforge_tests::backing::Rig;
-use nicforge_vfio_user::PCI_NUM_IRQS;
+use nicforge_vfio_user::{PCI_CONFIG_REGION, PCI_NUM_IRQS};
 use vfio_user::{Client, Error};
 
 use super::{attachment, connect, proof};
 use crate::interop::common::{poll_until, with_time_out};
 
 /// Checks that `request` is refused, that its caller waits until the connection ends, and that
-/// others are served.
-fn is_refused_and_waits_for_the_end(request: impl FnOnce(&mut Client) -> Result<(), Error> + Send + 'static) {
+/// others are served meanwhile.
+fn check_refusal_blocks_its_caller(request: impl FnOnce(&mut Client) -> Result<(), Error> + Send + 'static) {
     with_time_out(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
@@ -39,20 +39,20 @@ fn is_refused_and_waits_for_the_end(request: impl FnOnce(&mut Client) -> Result<
 
 #[test]
 fn a_read_out_of_range_blocks_the_vfio_user_crate_and_no_other_client() {
-    is_refused_and_waits_for_the_end(|client| client.region_read(7, 1 << 20, &mut [0; 4]));
+    check_refusal_blocks_its_caller(|client| client.region_read(PCI_CONFIG_REGION, 1 << 20, &mut [0; 4]));
 }
 
 #[test]
 fn a_write_out_of_range_blocks_the_vfio_user_crate_and_no_other_client() {
-    is_refused_and_waits_for_the_end(|client| client.region_write(1, 1 << 40, &[0; 4]));
+    check_refusal_blocks_its_caller(|client| client.region_write(1, 1 << 40, &[0; 4]));
 }
 
 #[test]
 fn an_unknown_interrupt_type_blocks_the_vfio_user_crate_and_no_other_client() {
-    is_refused_and_waits_for_the_end(|client| client.get_irq_info(PCI_NUM_IRQS).map(drop));
+    check_refusal_blocks_its_caller(|client| client.get_irq_info(PCI_NUM_IRQS).map(drop));
 }
 
 #[test]
 fn an_unmap_of_an_unmapped_range_blocks_the_vfio_user_crate_and_no_other_client() {
-    is_refused_and_waits_for_the_end(|client| client.dma_unmap(0x1000, 0x1000));
+    check_refusal_blocks_its_caller(|client| client.dma_unmap(0x1000, 0x1000));
 }

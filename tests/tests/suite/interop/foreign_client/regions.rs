@@ -9,19 +9,19 @@ use nicforge_hwi::{
 };
 use nicforge_shm::{Access, SharedMemory};
 use nicforge_tests::backing::{LIMIT, Served};
-use nicforge_vfio_user::{PCI_CONFIG_REGION, REGION_FLAG_CAPS, REGION_FLAG_MMAP, REGION_FLAG_WRITE};
+use nicforge_vfio_user::{
+    PCI_CONFIG_REGION, PCI_NUM_REGIONS, REGION_FLAG_CAPS, REGION_FLAG_MMAP, REGION_FLAG_WRITE,
+};
 
 use super::{connect, map, proof, pset, read, read32, wake, write32};
 use crate::interop::common::{poll_until, with_time_out};
 
-/// A region's flags, size, offset in the file, areas, and whether there is a descriptor.
+/// A region's flags, size, offset in its file (if there is a descriptor), and the offsets and sizes
+/// of its areas.
 type RegionReport = (u32, u64, Option<u64>, Vec<(u64, u64)>);
 
-fn region_read_by_the_vfio_user_crate(
-    served: &Served,
-    function: &str,
-    attachment: &str,
-) -> Vec<RegionReport> {
+/// Returns all regions of an attachment as the `vfio_user` crate's client understands them.
+fn regions_for_the_vfio_user_crate(served: &Served, function: &str, attachment: &str) -> Vec<RegionReport> {
     let client = connect(served, function, attachment);
     let region = |index| {
         let region = client.region(index).unwrap();
@@ -30,10 +30,11 @@ fn region_read_by_the_vfio_user_crate(
         (region.flags & !REGION_FLAG_CAPS, region.size, start, areas)
     };
 
-    (0..9).map(region).collect()
+    (0..PCI_NUM_REGIONS).map(region).collect()
 }
 
-fn region_read_by_our_client(served: &Served, function: &str, attachment: &str) -> Vec<RegionReport> {
+/// Returns all regions of an attachment as nicforge's client understands them.
+fn regions_for_our_client(served: &Served, function: &str, attachment: &str) -> Vec<RegionReport> {
     let mut client = None;
     poll_until("the attachment is free", || {
         client = nicforge_vfio_user::Client::connect(served.socket(function, attachment), LIMIT).ok();
@@ -65,25 +66,25 @@ fn the_vfio_user_crate_reads_the_same_regions_as_our_client() {
         ];
 
         for (served, function, attachment) in attachments {
-            let crates = region_read_by_the_vfio_user_crate(served, function, attachment);
+            let regions = regions_for_the_vfio_user_crate(served, function, attachment);
 
             assert_eq!(
-                crates,
-                region_read_by_our_client(served, function, attachment),
+                regions,
+                regions_for_our_client(served, function, attachment),
                 "{function}-{attachment}"
             );
-            let mapped = |(flags, _, start, areas): &RegionReport| {
+            let is_mappable = |(flags, _, start, areas): &RegionReport| {
                 assert_eq!(flags & REGION_FLAG_MMAP != 0, start.is_some());
                 assert_eq!(start.is_some(), !areas.is_empty());
                 start.is_some()
             };
-            assert!(crates.iter().filter(|region| mapped(region)).count() >= 2);
+            assert!(regions.iter().filter(|region| is_mappable(region)).count() >= 2);
         }
     });
 }
 
-/// The descriptor is that of the region's file: stores of one side are visible to the other without
-/// a message.
+/// The server passes a descriptor of the region's own file, so each side sees the other side's
+/// stores without a message.
 #[test]
 fn a_region_that_the_vfio_user_crate_maps_shares_stores_in_both_directions() {
     with_time_out(|| {
@@ -157,7 +158,7 @@ fn accesses_of_the_vfio_user_crate_have_every_width() {
             assert_eq!(back, data);
         }
 
-        // Registers keep their own width.
+        // A register accepts only its own width.
         write32(&mut client, 0, REG_HOLD, 1);
         assert_eq!(read32(&mut client, 0, REG_HOLD), 1);
 

@@ -33,17 +33,23 @@ pub(super) mod reg {
     pub(crate) const LEAVE: u64 = 0x1f8;
 }
 
+/// Bytes of region 0.
 pub(super) const REGISTERS: u64 = 0x1000;
-/// Region 1: memory. [`AREAS`] of it can be mapped, from [`FILE_OFFSET`] of its file on.
+/// Bytes of region 1, which is memory.
 pub(super) const MEMORY: u64 = 0x4000;
+/// The offset of region 1 in its file.
 pub(super) const FILE_OFFSET: u64 = 0x1000;
+/// The mappable areas of region 1: their offsets in it, and their sizes.
 pub(super) const AREAS: [(u64, u64); 2] = [(0x1000, 0x1000), (0x3000, 0x1000)];
-/// Region 2: memory with the mappable flag, but without areas.
+/// Bytes of region 2: memory with the mappable flag, but without areas.
 pub(super) const UNDIVIDED: u64 = 0x1000;
-/// Region 3: larger than one message's maximum.
+/// Bytes of region 3: more than fit into one message.
 pub(super) const LARGE: u64 = 4 << 20;
+/// Bytes of configuration space.
 pub(super) const CONFIG: u64 = 0x100;
+/// Number of MSI-X vectors.
 pub(super) const VECTORS: u32 = 4;
+/// The first bytes of configuration space: vendor and device.
 pub(super) const IDENTITY: [u8; 4] = [0xfc, 0x1e, 0x99, 0x77];
 
 /// A `DEVICE_SET_IRQS` as the card received it.
@@ -69,6 +75,7 @@ pub(super) struct ObservedState {
 }
 
 impl ObservedState {
+    /// Creates the memory of region 1, and empty records of calls.
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             memory: SharedMemory::create("card", (FILE_OFFSET + MEMORY) as usize).unwrap(),
@@ -80,12 +87,14 @@ impl ObservedState {
     }
 }
 
+/// The state of INTx.
 #[derive(Default)]
 struct Line {
     asserted: bool,
     masked: bool,
 }
 
+/// The card, as the `vfio_user` crate's server calls it.
 pub(super) struct Card {
     seen: Arc<ObservedState>,
     /// Regions 0, 2, 3 and the configuration space.
@@ -98,6 +107,7 @@ pub(super) struct Card {
 }
 
 impl Card {
+    /// Creates the card, which records in `seen` what its server asks of it.
     pub(super) fn new(seen: Arc<ObservedState>) -> Self {
         let sizes = [(0, REGISTERS), (2, UNDIVIDED), (3, LARGE), (VFIO_PCI_CONFIG_REGION_INDEX, CONFIG)];
         let mut bytes: BTreeMap<_, _> =
@@ -105,10 +115,12 @@ impl Card {
         let config = bytes.get_mut(&VFIO_PCI_CONFIG_REGION_INDEX).unwrap();
 
         config[..4].copy_from_slice(&IDENTITY);
+        // Revision 3, and the class of a network controller.
         config[8..12].copy_from_slice(&[3, 0x00, 0x80, 0x02]);
         Self { seen, bytes, eventfds: BTreeMap::new(), line: Line::default(), ranges: BTreeMap::new() }
     }
 
+    /// Returns a part of a region's bytes.
     fn part(&mut self, region: u32, offset: u64, len: usize) -> io::Result<&mut [u8]> {
         let bytes = self.bytes.get_mut(&region).ok_or(ErrorKind::NotFound)?;
         let start = usize::try_from(offset).map_err(|_| ErrorKind::InvalidInput)?;
@@ -116,17 +128,20 @@ impl Card {
         Ok(bytes.get_mut(start..end).ok_or(ErrorKind::InvalidInput)?)
     }
 
+    /// Returns the 64 bits of region 0 at an offset.
     fn register(&self, offset: u64) -> u64 {
         let at = offset as usize;
         u64::from_le_bytes(self.bytes[&0][at..at + 8].try_into().unwrap())
     }
 
+    /// Signals an interrupt's eventfd, if there is one.
     fn signal(&mut self, index: u32, number: u32) {
         if let Some(fd) = self.eventfds.get_mut(&(index, number)) {
             fd.write_all(&1_u64.to_ne_bytes()).unwrap();
         }
     }
 
+    /// Signals INTx if it is asserted and not masked. It is masked then.
     fn drive_line(&mut self) {
         if self.line.asserted && !self.line.masked {
             self.line.masked = true;
@@ -134,11 +149,13 @@ impl Card {
         }
     }
 
+    /// Returns the memory that is mapped at an address, and the address's offset in it.
     fn range(&self, address: u64) -> Option<(&SharedMemory, u64)> {
         let (start, memory) = self.ranges.range(..=address).next_back()?;
         Some((memory, address - start))
     }
 
+    /// Copies from one DMA address to the other. `None` if they are not mapped.
     fn copy(&self, len: usize) -> Option<()> {
         let mut data = vec![0; len];
         let (source, offset) = self.range(self.register(reg::SOURCE))?;
@@ -147,7 +164,8 @@ impl Card {
         target.write(offset, &data).ok()
     }
 
-    fn written(&mut self, offset: u64) {
+    /// Has the effect of a write of a register, whose value is stored already.
+    fn take_effect(&mut self, offset: u64) {
         let value = self.register(offset) as u32;
         match offset {
             reg::RAISE => self.signal(VFIO_PCI_MSIX_IRQ_INDEX, value),
@@ -186,7 +204,7 @@ impl ServerBackend for Card {
 
         self.part(region, offset, data.len())?.copy_from_slice(data);
         if region == 0 && offset <= reg::LEAVE {
-            self.written(offset);
+            self.take_effect(offset);
         }
 
         Ok(())

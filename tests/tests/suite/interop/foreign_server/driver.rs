@@ -10,6 +10,7 @@ use super::{
 };
 use crate::interop::common::with_time_out;
 
+/// Opens the served card by the driver library.
 fn open(rig: &Rig) -> Device {
     Device::open_vfio_user(&rig.path, OpenOptions::default()).unwrap()
 }

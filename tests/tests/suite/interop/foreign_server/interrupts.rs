@@ -23,6 +23,7 @@ fn bind<const N: usize>(client: &Client, index: u32) -> [EventFd; N] {
     fds
 }
 
+/// Writes a register of the card.
 fn write(client: &Client, register: u64, value: u32) {
     client.region_write(0, register, &value.to_le_bytes(), false).unwrap();
 }

@@ -11,10 +11,14 @@ use super::{card::reg, rig::Rig};
 use crate::interop::common::{eventfd, signals, with_time_out};
 
 const PAGE: u64 = 0x1000;
+/// The DMA address of the bytes to copy.
 const SOURCE: u64 = 0x10_0000;
+/// The DMA address of the copy.
 const TARGET: u64 = 0x50_0000;
-const BOTH_WAYS: u32 = DMA_FLAG_READ | DMA_FLAG_WRITE;
+/// The flags of memory that the device may read and write.
+const READ_WRITE: u32 = DMA_FLAG_READ | DMA_FLAG_WRITE;
 
+/// Returns the mapping of a page from an offset of a file.
 fn range(flags: u32, address: u64, offset: u64) -> DmaMap {
     DmaMap { flags, offset, address, size: PAGE }
 }
@@ -35,6 +39,7 @@ fn copy(client: &Client, len: u32) -> bool {
     u32::from_le_bytes(copied) == 1
 }
 
+/// Returns 64 bytes of memory.
 fn bytes(memory: &SharedMemory, at: u64) -> [u8; 64] {
     let mut data = [0; 64];
     memory.read(at, &mut data).unwrap();
@@ -50,12 +55,12 @@ fn the_vfio_user_crates_device_copies_within_memory_that_we_mapped() {
 
         memory.write(PAGE, &[3; 64]).unwrap();
         client.dma_map(range(DMA_FLAG_READ, SOURCE, PAGE), memory.fd()).unwrap();
-        client.dma_map(range(BOTH_WAYS, TARGET, 3 * PAGE), memory.fd()).unwrap();
+        client.dma_map(range(READ_WRITE, TARGET, 3 * PAGE), memory.fd()).unwrap();
 
         assert!(copy(&client, 64));
         assert_eq!(bytes(&memory, 3 * PAGE), [3; 64]);
 
-        let maps = [(DMA_FLAG_READ, SOURCE, PAGE, true), (BOTH_WAYS, TARGET, PAGE, true)];
+        let maps = [(DMA_FLAG_READ, SOURCE, PAGE, true), (READ_WRITE, TARGET, PAGE, true)];
         assert_eq!(*rig.seen.maps.lock().unwrap(), maps);
     });
 }
@@ -68,8 +73,8 @@ fn memory_that_we_unmapped_is_out_of_the_vfio_user_crates_reach() {
         let memory = SharedMemory::create("ours", 2 * PAGE as usize).unwrap();
 
         memory.write(0, &[3; 64]).unwrap();
-        client.dma_map(range(BOTH_WAYS, SOURCE, 0), memory.fd()).unwrap();
-        client.dma_map(range(BOTH_WAYS, TARGET, PAGE), memory.fd()).unwrap();
+        client.dma_map(range(READ_WRITE, SOURCE, 0), memory.fd()).unwrap();
+        client.dma_map(range(READ_WRITE, TARGET, PAGE), memory.fd()).unwrap();
 
         client.dma_unmap(DmaUnmap::Range { address: TARGET, size: PAGE }).unwrap();
         assert!(!copy(&client, 64));
@@ -90,7 +95,7 @@ fn unmap_all_reaches_the_vfio_user_crates_device_as_vfios_bit() {
         let client = rig.client();
         let memory = SharedMemory::create("ours", PAGE as usize).unwrap();
 
-        client.dma_map(range(BOTH_WAYS, SOURCE, 0), memory.fd()).unwrap();
+        client.dma_map(range(READ_WRITE, SOURCE, 0), memory.fd()).unwrap();
         client.dma_unmap(DmaUnmap::All).unwrap();
         assert!(!copy(&client, 0));
 
@@ -99,16 +104,17 @@ fn unmap_all_reaches_the_vfio_user_crates_device_as_vfios_bit() {
     });
 }
 
-/// The `vfio_user` crate passes the range to the device without a descriptor, and has no messages
-/// by which the device could reach it.
+/// The `vfio_user` crate's server has no messages by which a device could reach memory that the
+/// client maps without a descriptor. It asks the device, and the device refuses.
 #[test]
-fn memory_without_a_descriptor_is_nothing_that_the_vfio_user_crates_device_can_reach() {
+fn the_vfio_user_crates_device_refuses_memory_without_a_descriptor() {
     with_time_out(|| {
         let rig = Rig::start();
         let client = rig.client();
 
-        let refused = client.dma_map(range(BOTH_WAYS, SOURCE, 0), None);
+        let refused = client.dma_map(range(READ_WRITE, SOURCE, 0), None);
         assert_eq!(refused.unwrap_err().errno(), Errno::EIO);
-        assert_eq!(*rig.seen.maps.lock().unwrap(), [(BOTH_WAYS, SOURCE, PAGE, false)]);
+        let has_descriptor = false;
+        assert_eq!(*rig.seen.maps.lock().unwrap(), [(READ_WRITE, SOURCE, PAGE, has_descriptor)]);
     });
 }

@@ -98,8 +98,8 @@ fn the_end_of_the_vfio_user_crates_server_is_noticed() {
         let client = rig.client();
         assert!(client.is_alive());
 
-        let remaining = client.region_write(0, reg::LEAVE, &[1; 4], false);
-        assert_eq!(remaining.unwrap_err().errno(), Errno::ENOTCONN);
+        let last = client.region_write(0, reg::LEAVE, &[1; 4], false);
+        assert_eq!(last.unwrap_err().errno(), Errno::ENOTCONN);
         assert!(!client.is_alive());
     });
 }

@@ -19,9 +19,10 @@ use vfio_bindings::bindings::vfio::{VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DA
 use super::rig::Rig;
 use crate::interop::common::with_time_out;
 
-/// Sends a request that ends with four bytes which, as a header, would be message 1 of an unknown
-/// command. Returns the errors of its reply and of the reply to the four bytes.
-fn answers(command: Command, payload: &[u8]) -> [Errno; 2] {
+/// Sends a request with four bytes of data, which the server refuses before it has read them. The
+/// server then takes the four bytes for the start of a message with the id 1. Returns the errors of
+/// the replies to the request and to that message.
+fn errors_of_request_and_unread_data(command: Command, payload: &[u8]) -> [Errno; 2] {
     let rig = Rig::start();
     let mut stream = UnixStream::connect(&rig.path).unwrap();
     let config = ClientConfig { timeout: LIMIT, ..ClientConfig::default() };
@@ -52,7 +53,8 @@ fn data_of_a_write_to_no_region_are_taken_for_a_message_by_the_vfio_user_crate()
     with_time_out(|| {
         let words = [0, 0, PCI_NUM_REGIONS, 4];
         let access = words.map(u32::to_le_bytes).concat();
-        assert_eq!(answers(Command::RegionWrite, &access), [Errno::EINVAL, Errno::EIO]);
+        let errors = errors_of_request_and_unread_data(Command::RegionWrite, &access);
+        assert_eq!(errors, [Errno::EINVAL, Errno::EIO]);
     });
 }
 
@@ -62,6 +64,7 @@ fn bools_are_refused_by_the_vfio_user_crate_and_taken_for_a_message() {
         let flags = VFIO_IRQ_SET_ACTION_TRIGGER | VFIO_IRQ_SET_DATA_BOOL;
         let words = [24, flags, PCI_MSIX_IRQ, 0, 4];
         let set = words.map(u32::to_le_bytes).concat();
-        assert_eq!(answers(Command::DeviceSetIrqs, &set), [Errno::EIO, Errno::EIO]);
+        let errors = errors_of_request_and_unread_data(Command::DeviceSetIrqs, &set);
+        assert_eq!(errors, [Errno::EIO, Errno::EIO]);
     });
 }

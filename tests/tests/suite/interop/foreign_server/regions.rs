@@ -14,8 +14,10 @@ use super::{
 };
 use crate::interop::common::{wait_readable, with_time_out};
 
-const BOTH_WAYS: u32 = REGION_FLAG_READ | REGION_FLAG_WRITE;
+/// The flags of a region that can be read and written.
+const READ_WRITE: u32 = REGION_FLAG_READ | REGION_FLAG_WRITE;
 
+/// Reads `N` bytes of a region.
 fn read<const N: usize>(client: &Client, region: u32, offset: u64) -> [u8; N] {
     let mut data = [0; N];
     client.region_read(region, offset, &mut data).unwrap();
@@ -30,16 +32,16 @@ fn region_infos_of_the_vfio_user_crates_server_are_understood() {
 
         let reported: Vec<_> =
             regions.iter().map(|region| (region.flags, region.size, region.offset)).collect();
-        let divided = BOTH_WAYS | REGION_FLAG_MMAP | REGION_FLAG_CAPS;
+        let divided = READ_WRITE | REGION_FLAG_MMAP | REGION_FLAG_CAPS;
         let expected = [
-            (BOTH_WAYS, REGISTERS, 0),
+            (READ_WRITE, REGISTERS, 0),
             (divided, MEMORY, FILE_OFFSET),
-            (BOTH_WAYS | REGION_FLAG_MMAP, UNDIVIDED, 0),
-            (BOTH_WAYS, LARGE, 0),
+            (READ_WRITE | REGION_FLAG_MMAP, UNDIVIDED, 0),
+            (READ_WRITE, LARGE, 0),
             (0, 0, 0),
             (0, 0, 0),
             (0, 0, 0),
-            (BOTH_WAYS, CONFIG, 0),
+            (READ_WRITE, CONFIG, 0),
             (0, 0, 0),
         ];
 
@@ -149,6 +151,7 @@ fn configuration_space_of_the_vfio_user_crates_server_is_read_and_written() {
     });
 }
 
+/// Bytes of configuration space.
 const CONFIG_SIZE: usize = CONFIG as usize;
 
 /// The `vfio_user` crate returns an error number for its own checks, and none for the device's

@@ -33,10 +33,12 @@ pub(super) struct Rig {
 }
 
 impl Rig {
+    /// Serves a card that can be reset.
     pub(super) fn start() -> Self {
         Self::start_with(true)
     }
 
+    /// Serves a card that can or can't be reset.
     pub(super) fn start_with(resettable: bool) -> Self {
         let directory = TempDir::new().unwrap();
         let path = directory.path().join("card");
@@ -56,6 +58,7 @@ impl Rig {
         Self { seen: observed, path, directory, served, stop, thread: Some(thread) }
     }
 
+    /// Connects nicforge's client.
     pub(super) fn client(&self) -> Client {
         Client::connect(&self.path, LIMIT).unwrap()
     }
@@ -64,7 +67,8 @@ impl Rig {
 impl Drop for Rig {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        // The server waits for a connection. Where the card has left, no server listens.
+        // The server waits for a connection, and then sees that it must stop. A card that has ended
+        // its server has none that listens.
         drop(UnixStream::connect(&self.path));
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -72,6 +76,7 @@ impl Drop for Rig {
     }
 }
 
+/// Returns the card's interrupt types.
 fn irqs() -> Vec<IrqInfo> {
     let of = |index| match index {
         VFIO_PCI_INTX_IRQ_INDEX => (IRQ_FLAG_EVENTFD | IRQ_FLAG_MASKABLE | IRQ_FLAG_AUTOMASKED, 1),
@@ -87,6 +92,7 @@ fn irqs() -> Vec<IrqInfo> {
         .collect()
 }
 
+/// Returns the card's regions.
 fn regions(observed: &ObservedState) -> Vec<ServerRegion> {
     let both_ways = VFIO_REGION_INFO_FLAG_READ | VFIO_REGION_INFO_FLAG_WRITE;
     let mapped = both_ways | VFIO_REGION_INFO_FLAG_MMAP;

@@ -27,7 +27,7 @@ use crate::{
     support::Failure,
 };
 
-/// Options that the library has under the same meaning.
+/// The standard's options, and those of the library with the same meaning.
 const OPTIONS: [(u32, Options); 7] = [
     (PTL_MD_OP_PUT, Options::PUT),
     (PTL_MD_OP_GET, Options::GET),
@@ -77,8 +77,8 @@ impl<'a> Prepared<'a> {
         let Some((region, offset)) = interface.locate(values.start, values.length)? else {
             return Err(illegal("its memory is not from nicforge_portals_allocate of this interface"));
         };
-        // Handles of descriptors that have unlinked themselves are retired first, so that the new
-        // one can take their room.
+        // Handles of descriptors that were unlinked automatically are retired first, so that the
+        // new descriptor can take their room.
         interface.retire_unlinked()?;
         Ok(Self { ni_handle, interface, values, region, offset, options, threshold, unlink, queue })
     }
@@ -87,7 +87,7 @@ impl<'a> Prepared<'a> {
     fn description(&self, handle: ptl_handle_md_t) -> Description<'_> {
         let Values { length, max_size, .. } = self.values;
         let watch = self.watch();
-        let silent = Options::START_DISABLE | Options::END_DISABLE;
+        let no_events = Options::START_DISABLE | Options::END_DISABLE;
 
         Description {
             region: &self.region,
@@ -95,7 +95,7 @@ impl<'a> Prepared<'a> {
             length,
             threshold: self.threshold,
             max_size: (self.values.options & PTL_MD_MAX_SIZE != 0).then_some(max_size),
-            options: if watch.is_some() { self.options | silent } else { self.options },
+            options: if watch.is_some() { self.options | no_events } else { self.options },
             unlink: self.unlink,
             user_pointer: handle.into(),
             queue: self.queue.as_ref().map(|queue| &queue.events).or(watch),
@@ -105,18 +105,19 @@ impl<'a> Prepared<'a> {
     /// Returns the queue whose events report that the descriptor was unlinked automatically, if the
     /// program has given it no queue.
     fn watch(&self) -> Option<&EventQueue> {
-        let needs_it = self.queue.is_none() && self.unlink == Unlink::Automatic;
-        if needs_it { self.interface.watch() } else { None }
+        let needs_watch = self.queue.is_none() && self.unlink == Unlink::Automatic;
+        if needs_watch { self.interface.watch() } else { None }
     }
 
-    /// Adds the descriptor's record, by which events find it.
+    /// Adds the descriptor's record to the objects, and returns its handle, by which events find
+    /// it.
     fn add(&self, entry: Option<ptl_handle_me_t>) -> Result<ptl_handle_md_t, Failure> {
         let Self { ni_handle: interface, values, unlink, .. } = *self;
         with(|objects| objects.add_descriptor(Descriptor { interface, values, unlink, entry, made: None }))
     }
 
-    /// Completes the record by the result of the call, or removes it. An event may have retired it
-    /// already.
+    /// Completes the record by the result of the call, or removes it after a failure. An event may
+    /// have retired the record already.
     fn complete(
         handle: ptl_handle_md_t,
         created: Result<MemoryDescriptor, Error>,
@@ -139,11 +140,12 @@ impl<'a> Prepared<'a> {
     }
 }
 
+/// Returns the failure of a call with an invalid descriptor.
 fn illegal(text: &str) -> Failure {
     refused(PTL_MD_ILLEGAL, format!("the descriptor: {text}"))
 }
 
-/// Returns the library's options.
+/// Returns the library's options for those of a descriptor.
 fn options(given: u32) -> Result<Options, Failure> {
     let known = OPTIONS.iter().fold(PTL_MD_MAX_SIZE, |all, (bit, _)| all | bit);
     if given & !known != 0 {
@@ -362,7 +364,7 @@ pub unsafe extern "C" fn PtlPost(
     })
 }
 
-/// Makes the handle of a match entry invalid that the card has not taken.
+/// Makes the handle of a match entry invalid, because the card has not accepted the entry.
 fn forget_entry(entry: ptl_handle_me_t) -> Result<(), Failure> {
     with(|objects| {
         objects.remove_entry(entry);
@@ -370,8 +372,8 @@ fn forget_entry(entry: ptl_handle_me_t) -> Result<(), Failure> {
     })
 }
 
-/// Posts a descriptor with its entry, whose record is `entry`. Returns `None` when the tested queue
-/// is not empty.
+/// Posts a descriptor by `call`, with its entry, whose record is `entry`. Returns the descriptor's
+/// handle, or `None` when the tested queue is not empty.
 fn post(
     prepared: &Prepared<'_>,
     entry: ptl_handle_me_t,

@@ -19,7 +19,7 @@ use crate::{
     support::Failure,
 };
 
-/// A descriptor of this process, from which messages go or into which replies come.
+/// A descriptor of this process: the source of a put's data, or the destination of a get's reply.
 struct Local {
     interface: Arc<NetworkInterface>,
     made: MemoryDescriptor,
@@ -27,6 +27,7 @@ struct Local {
 }
 
 impl Local {
+    /// Returns the descriptor of a handle.
     fn find(handle: ptl_handle_md_t) -> Result<Self, Failure> {
         with(|objects| {
             let (created, record) = objects.descriptor(handle)?;
@@ -63,8 +64,8 @@ fn target(
 }
 
 /// Runs `call`, which starts a put or get, and returns its Portals code. A bad descriptor is
-/// reported before a bad target, so the target comes as a result. The inner result of `call` is the
-/// library's, the outer one is that of further arguments.
+/// reported before a bad target, so the target is passed as a result. The inner result of `call` is
+/// that of the library; the outer one is an error of further arguments.
 fn start(
     md_handle: ptl_handle_md_t,
     target: Result<Target, Failure>,

@@ -51,7 +51,7 @@ fn unlink_of(name: &str, unlink: ptl_unlink_t) -> Result<Unlink, Failure> {
     }
 }
 
-/// Returns the position on the side of a base that a [`ptl_ins_pos_t`] names.
+/// Returns the position before or after a base, whichever a [`ptl_ins_pos_t`] names.
 fn position_of<T>(
     position: ptl_ins_pos_t,
     base: T,
@@ -65,6 +65,7 @@ fn position_of<T>(
     }
 }
 
+/// Returns the failure of a call that names a process which does not exist.
 fn no_process(id: ptl_process_id_t) -> Failure {
     refused(PTL_PROCESS_INVALID, format!("there is no process {} of node {}", id.pid, id.nid))
 }
@@ -103,7 +104,8 @@ fn criteria_of(
     Ok(Criteria { initiator: initiator_of(interface, id)?, match_bits, ignore_bits })
 }
 
-/// Returns a small number, or the failure `code` when it does not fit.
+/// Returns a number of 8 bits, or a failure with `code` when `number` does not fit. `description`
+/// is what it numbers, for the text of the failure.
 fn small(number: u32, code: c_int, description: &str) -> Result<u8, Failure> {
     // All ones mean any portal.
     match u8::try_from(number) {

@@ -115,8 +115,8 @@ pub extern "C" fn nicforge_portals_grant(pid: ptl_pid_t) -> c_int {
     guarded(|| library::grant(pid).map(|()| PTL_OK))
 }
 
-/// Takes one initialisation back. The last one ends all interfaces and their memory, and the node
-/// takes no messages any more.
+/// Undoes one initialisation. When none is left, all interfaces and their memory end, and the node
+/// accepts no messages any more.
 #[unsafe(no_mangle)]
 pub extern "C" fn PtlFini() {
     guarded(|| {
@@ -130,8 +130,9 @@ pub extern "C" fn PtlFini() {
 /// NICFORGE_PORTALS_IFACE_HOST_BASED by the node's kernel, for which this library starts a thread.
 /// Each process has one interface.
 ///
-/// The limits are those of the mode, whatever `desired` has; `*actual` gets them. In NIC-based mode
-/// the card's memory may hold fewer match entries and descriptors. Both may be NULL.
+/// The limits are those of the mode, whatever `desired` has, and are stored in `*actual`. In
+/// NIC-based mode the card's memory may hold fewer match entries and descriptors. `desired` and
+/// `actual` may be NULL.
 ///
 /// Returns PTL_OK, PTL_NO_INIT, PTL_IFACE_INVALID, PTL_PID_INVALID, PTL_NI_INVALID without a grant,
 /// PTL_NO_SPACE, PTL_SEGV, or PTL_FAIL.
@@ -169,6 +170,7 @@ pub unsafe extern "C" fn PtlNIInit(
     })
 }
 
+/// Returns the limits of an interface with at most this number of descriptors.
 fn limits(mode: Mode, descriptors: c_int) -> ptl_ni_limits_t {
     ptl_ni_limits_t {
         max_mes: descriptors,
@@ -315,6 +317,7 @@ pub extern "C" fn PtlACEntry(
     })
 }
 
+/// Returns the failure of a call that names a portal which does not exist.
 fn no_portal(portal: ptl_pt_index_t) -> Failure {
     refused(PTL_PT_INDEX_INVALID, format!("there is no portal {portal}"))
 }

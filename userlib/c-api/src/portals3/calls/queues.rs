@@ -165,6 +165,7 @@ fn next(queues: &[Arc<Queue>], deadline: Deadline) -> Result<Option<(usize, Even
     let mut waiter = Waiter::new(&first.device, deadline, None);
 
     loop {
+        // An error of one queue is returned after the events of the other queues.
         let mut ended = Ok(());
         for (position, queue) in queues.iter().enumerate() {
             match queue.take() {
@@ -236,6 +237,7 @@ fn initiator(owner: ProcessId, event: &Event) -> ptl_process_id_t {
     ptl_process_id_t { nid: id.node, pid: id.process.into() }
 }
 
+/// Returns the standard's number of an event's kind.
 fn kind(kind: EventKind) -> ptl_event_kind_t {
     match kind {
         EventKind::GetStart => PTL_EVENT_GET_START,
@@ -251,6 +253,7 @@ fn kind(kind: EventKind) -> ptl_event_kind_t {
     }
 }
 
+/// Returns the number by which C names the reason of a failed operation.
 fn reason(reason: Reason) -> u32 {
     match reason {
         Reason::Node => NICFORGE_PORTALS_FAIL_NODE,

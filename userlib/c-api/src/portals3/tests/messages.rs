@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn descriptors_outside_of_allocated_memory_are_illegal() {
+fn descriptors_with_other_memory_or_invalid_values_are_illegal() {
     let session = Session::new();
     let (process, other_process) = (session.process(PTL_IFACE_DEFAULT), session.process(PTL_IFACE_DEFAULT));
     let valid = process.md(0);
@@ -38,7 +38,7 @@ fn a_put_reaches_the_memory_of_the_other_process() {
 
         let end = receiver.event(PTL_EVENT_PUT_END);
         assert_eq!((end.initiator, end.ni_fail_type), (sender.id, PTL_NI_OK));
-        assert_eq!((end.rlength, end.mlength, end.offset, end.hdr_data), (100, 100, 0, 77));
+        assert_eq!((end.rlength, end.mlength, end.offset, end.hdr_data), (100, 100, 0, HEADER_DATA));
         assert_eq!((end.md_handle, end.md.user_ptr, end.md.length), (descriptor, receiver.memory, BYTES));
         assert_eq!((receiver.byte(99), receiver.byte(100)), (5, 0));
 
@@ -131,15 +131,16 @@ fn a_descriptor_without_a_queue_becomes_invalid_when_it_is_unlinked() {
     let (sender, receiver) = (session.process(PTL_IFACE_DEFAULT), session.process(PTL_IFACE_DEFAULT));
     let entry = receiver.entry(PTL_RETAIN);
     receiver.attach(entry, ptl_md_t { threshold: PTL_MD_THRESH_INF, ..receiver.md(PTL_MD_OP_PUT) });
-    let silent = ptl_md_t { eq_handle: PTL_EQ_NONE, ..sender.md(0) };
-    let from = sender.try_bind(silent, PTL_UNLINK).unwrap();
+    let without_queue = ptl_md_t { eq_handle: PTL_EQ_NONE, ..sender.md(0) };
+    let from = sender.try_bind(without_queue, PTL_UNLINK).unwrap();
     assert_eq!(sender.put(from, 8, receiver.id), PTL_OK);
     receiver.event(PTL_EVENT_PUT_END);
 
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while is_valid(from) {
         assert!(std::time::Instant::now() < deadline, "the handle stays valid");
-        let other = sender.try_bind(silent, PTL_RETAIN).unwrap();
+        // A call that makes a descriptor retires the handles of unlinked ones.
+        let other = sender.try_bind(without_queue, PTL_RETAIN).unwrap();
         assert_eq!(PtlMDUnlink(other), PTL_OK);
     }
     let (mut event, queue) = (empty_event(), sender.queue);
@@ -188,7 +189,7 @@ fn lost_events_are_reported_with_the_next_one() {
 }
 
 #[test]
-fn threads_make_calls_at_the_same_time() {
+fn puts_of_two_threads_at_the_same_time_are_all_acknowledged() {
     const ROUNDS: usize = 200;
     for kind in KINDS {
         let session = Session::new();

@@ -55,7 +55,7 @@ fn granted_processes_are_used_without_a_kernel() {
 }
 
 #[test]
-fn any_process_is_the_first_one_that_is_granted() {
+fn opening_any_process_opens_the_first_one_that_is_granted() {
     let exclusive = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let (machine, kernel) = node_with_kernel();
     kernel.grant(1).unwrap();

@@ -49,6 +49,7 @@ unsafe fn with_barrier<R>(
     unsafe { with_owner(barrier.owner, |inner| call(inner, barrier.classRouteId)) }
 }
 
+/// Enters the barrier of a class route for this node.
 fn enter(inner: &mut Inner, class: u64) -> Result<(), Failure> {
     let (subgroup, barrier) = inner.barrier(class)?;
     subgroup.enter(barrier).map_err(failure)
@@ -86,8 +87,8 @@ pub unsafe extern "C" fn MUSPI_GIBarrierPoll(GIBarrier: *mut MUSPI_GIBarrier_t) 
     guarded_status(|| unsafe { with_barrier(GIBarrier, poll) })
 }
 
-/// Waits until the barrier is complete, at most `timeoutInCycles` of 1.6 GHz. Returns 0, or -EAGAIN
-/// when it is not.
+/// Waits until the barrier is complete, at most `timeoutInCycles` cycles of 1.6 GHz. Returns 0, or
+/// -EAGAIN when the barrier is not complete.
 ///
 /// # Safety
 /// `GIBarrier` is NULL, or from MUSPI_GIBarrierInit.
@@ -116,8 +117,8 @@ pub unsafe extern "C" fn MUSPI_GIBarrierEnterAndWait(GIBarrier: *mut MUSPI_GIBar
     guarded_status(|| unsafe { with_barrier(GIBarrier, call) })
 }
 
-/// Enters a barrier, and waits until it is complete, at most `timeoutInCycles` of 1.6 GHz. Returns
-/// 0, or -EAGAIN when it is not.
+/// Enters a barrier, and waits until it is complete, at most `timeoutInCycles` cycles of 1.6 GHz.
+/// Returns 0, or -EAGAIN when the barrier is not complete.
 ///
 /// # Safety
 /// `GIBarrier` is NULL, or from MUSPI_GIBarrierInit.

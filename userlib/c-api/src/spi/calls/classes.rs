@@ -13,18 +13,21 @@ use crate::{
     support::{Failure, guarded_status, non_null, reference},
 };
 
-/// Links of a class route, and the node's own contribution.
+/// Bits of a class route for its links and the node's own contribution.
 const LINKS: u16 = 0xfff;
 
+/// Returns the library's number of a class route.
 pub(super) fn class(id: u32) -> Result<u8, Failure> {
     u8::try_from(id).map_err(|_| invalid(format!("there is no class route {id}")))
 }
 
+/// Allocates a class route of this kind.
 fn allocate(resource: Resource, id: u32) -> Result<(), Failure> {
     let class = class(id)?;
     library::kernel()?.allocate_class(resource, class).map_err(failure)
 }
 
+/// Frees a class route of this kind.
 fn free(resource: Resource, id: u32) -> Result<(), Failure> {
     let class = class(id)?;
     library::kernel()?.free(resource, 0, &[class]).map_err(failure)
@@ -104,16 +107,16 @@ pub unsafe extern "C" fn Kernel_SetGlobalInterruptClassRoute(id: i32, cr: *mut C
     })
 }
 
-fn coordinates(of: &CR_COORD_T) -> [u8; CR_NUM_DIMS] {
-    // No node has such a coordinate, so that the library refuses one that is too high.
-    of.coords.map(|coordinate| u8::try_from(coordinate).unwrap_or(u8::MAX))
+/// Returns the library's coordinates of a node.
+fn coordinates(position: &CR_COORD_T) -> [u8; CR_NUM_DIMS] {
+    // No node has the coordinate `u8::MAX`, so the library refuses coordinates that are too high.
+    position.coords.map(|coordinate| u8::try_from(coordinate).unwrap_or(u8::MAX))
 }
 
-/// Stores this node's part of the class route that spans a box of nodes: a range of coordinates in
-/// each dimension. The route's tree follows the dimensions in the order A to E, so that `dims` must
-/// be NULL and `dim0` 0. The node's own contribution
-/// is an input. The caller adds channel bits. Only the box and the root count of the public
-/// function's first arguments, so that `world` may be NULL.
+/// Stores this node's part of the class route that spans a box of nodes (`comm`): a range of
+/// coordinates in each dimension. The route's tree follows the dimensions in the order A to E, so
+/// that `dims` must be NULL and `dim0` 0. The node's own contribution is one of the inputs. The
+/// caller adds the bits of the virtual channel. `world` is not used, and may be NULL.
 ///
 /// # Safety
 /// `world` is not used; `worldroot`, `me`, `comm` and `cr` are NULL or valid.

@@ -129,19 +129,20 @@ pub unsafe extern "C" fn Kernel_InjFifoActivate(
 }
 
 /// Enables or disables reception FIFOs of a group of four subgroups. Bit 15 is FIFO 0 of the
-/// first subgroup, and bit 0 FIFO 3 of the last one.
+/// group's first subgroup, and bit 0 is FIFO 3 of its last one.
 fn set_reception(groupid: u32, bits: u64, enabled: bool) -> Result<(), Failure> {
     const FIFOS: usize = BGQ_MU_NUM_REC_FIFOS_PER_SUBGROUP;
 
-    for within in 0..BGQ_MU_NUM_FIFO_SUBGROUPS {
-        let position = |fifo: usize| 15 - (within * FIFOS + fifo);
+    for subgroup in 0..BGQ_MU_NUM_FIFO_SUBGROUPS {
+        let position = |fifo: usize| 15 - (subgroup * FIFOS + fifo);
         let fifos: Vec<_> =
             (0..FIFOS).filter(|&fifo| bits >> position(fifo) & 1 == 1).map(|fifo| fifo as u32).collect();
         if fifos.is_empty() {
             continue;
         }
 
-        let number = groupid.saturating_mul(BGQ_MU_NUM_FIFO_SUBGROUPS as u32).saturating_add(within as u32);
+        let first = groupid.saturating_mul(BGQ_MU_NUM_FIFO_SUBGROUPS as u32);
+        let number = first.saturating_add(subgroup as u32);
         library::subgroup(number)?.handle().with(|inner, _| {
             let bits = inner.allocated_bits(Resource::ReceptionFifo, &fifos)?;
             inner.subgroup.set_reception_enabled(bits, enabled).map_err(failure)
@@ -150,15 +151,15 @@ fn set_reception(groupid: u32, bits: u64, enabled: bool) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Enables reception FIFOs of a group of four subgroups. Bit 15 of `enableBits` is FIFO 0
-/// of the group's first subgroup, and bit 0 is FIFO 3 of its last one.
+/// Enables reception FIFOs of a group of four subgroups. Bit 15 of `enableBits` is FIFO 0 of the
+/// group's first subgroup, and bit 0 is FIFO 3 of its last one.
 #[unsafe(no_mangle)]
 pub extern "C" fn Kernel_RecFifoEnable(groupid: u32, enableBits: u64) -> i32 {
     guarded_status(|| set_reception(groupid, enableBits, true))
 }
 
-/// Disables reception FIFOs of a group of four subgroups, as Kernel_RecFifoEnable
-/// names them.
+/// Disables reception FIFOs of a group of four subgroups. The bits are those of
+/// Kernel_RecFifoEnable.
 #[unsafe(no_mangle)]
 pub extern "C" fn Kernel_RecFifoDisable(groupid: u32, disableBits: u64) -> i32 {
     guarded_status(|| set_reception(groupid, disableBits, false))
@@ -228,8 +229,9 @@ pub unsafe extern "C" fn MUSPI_GetOffsetFromBaseAddress(
     if base == NO_BASE_ADDRESS { base } else { pa.wrapping_sub(base) }
 }
 
-/// Returns the offset by which a put names the 8 aligned bytes at an address, from a plain entry of
-/// a base address table, for MUHWI_ATOMIC_OPCODE_STORE_...; all ones after an error.
+/// Returns the offset by which a put applies the atomic operation `op`, one of
+/// MUHWI_ATOMIC_OPCODE_STORE_..., to the 8 aligned bytes at an address. The entry of the base
+/// address table must be an address without an operation. Returns all ones after an error.
 ///
 /// # Safety
 /// `bat` is NULL, or from Kernel_AllocateBaseAddressTable.

@@ -29,15 +29,15 @@ pub unsafe extern "C" fn MUSPI_GIInit(GI: *mut MUSPI_GI_t, classRouteId: u32, GI
         let line = MUSPI_GI_t { classRouteId: classRouteId.into(), GIId: GIId.into(), owner };
 
         // SAFETY: the pointer is that of an open subgroup.
-        unsafe { with_owner(owner, |inner| of(inner, &line).map(drop)) }?;
+        unsafe { with_owner(owner, |inner| interrupt_of(inner, &line).map(drop)) }?;
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(line) };
         Ok(())
     })
 }
 
-/// Returns the line that a structure names.
-fn of(inner: &Inner, line: &MUSPI_GI_t) -> Result<GlobalInterrupt, Failure> {
+/// Returns the library's type for the line that a structure names.
+fn interrupt_of(inner: &Inner, line: &MUSPI_GI_t) -> Result<GlobalInterrupt, Failure> {
     let number = |number: u64| small(u32::try_from(number).unwrap_or(u32::MAX));
     inner.subgroup.global_interrupt(number(line.classRouteId), number(line.GIId)).map_err(failure)
 }
@@ -55,7 +55,7 @@ unsafe fn with_line<R>(
     // SAFETY: its owner is NULL or valid by this function's contract.
     unsafe {
         with_owner(line.owner, |inner| {
-            let interrupt = of(inner, line)?;
+            let interrupt = interrupt_of(inner, line)?;
             call(inner, &interrupt)
         })
     }
@@ -91,6 +91,7 @@ unsafe fn wait(line: *const MUSPI_GI_t, is_set: bool, deadline: Deadline) -> Res
     unsafe { with_line(line, wait) }
 }
 
+/// Returns the deadline after a number of cycles of 1.6 GHz.
 fn after(cycles: u64) -> Deadline {
     Deadline::after(Duration::from_micros(cycles / NICFORGE_SPI_CYCLES_PER_US))
 }
@@ -125,8 +126,8 @@ pub unsafe extern "C" fn MUSPI_GIPollForArrival(GI: *mut MUSPI_GI_t) -> i32 {
     guarded_status(|| unsafe { wait(GI, true, Deadline::now()) })
 }
 
-/// Waits until a line is set, at most `timeoutInCycles` of 1.6 GHz. Returns 0, or -EAGAIN when it
-/// is not.
+/// Waits until a line is set, at most `timeoutInCycles` cycles of 1.6 GHz. Returns 0, or -EAGAIN
+/// when the line is not set.
 ///
 /// # Safety
 /// `GI` is NULL, or from MUSPI_GIInit.
@@ -146,8 +147,8 @@ pub unsafe extern "C" fn MUSPI_GIPollForClear(GI: *mut MUSPI_GI_t) -> i32 {
     guarded_status(|| unsafe { wait(GI, false, Deadline::now()) })
 }
 
-/// Waits until a line is clear, at most `timeoutInCycles` of 1.6 GHz. Returns 0, or -EAGAIN when it
-/// is not.
+/// Waits until a line is clear, at most `timeoutInCycles` cycles of 1.6 GHz. Returns 0, or -EAGAIN
+/// when the line is not clear.
 ///
 /// # Safety
 /// `GI` is NULL, or from MUSPI_GIInit.
@@ -157,8 +158,8 @@ pub unsafe extern "C" fn MUSPI_GIPollForClearWithTimeout(GI: *mut MUSPI_GI_t, ti
     guarded_status(|| unsafe { wait(GI, false, after(timeoutInCycles)) })
 }
 
-/// Enables (KERNEL_GI_INTERRUPT_FLAG_ENABLE) or disables a line's wake-up interrupt. It
-/// opens the node's kernel. Waits see the line without it, a little later.
+/// Enables (KERNEL_GI_INTERRUPT_FLAG_ENABLE) or disables the interrupt by which a line wakes waits.
+/// It opens the node's kernel. Without the interrupt, waits see the line a little later.
 #[unsafe(no_mangle)]
 pub extern "C" fn Kernel_ConfigureGIInterrupts(id: u32, giId: u32, interruptFlag: u32) -> i32 {
     guarded_status(|| {

@@ -16,7 +16,7 @@ use crate::{
     support::{Failure, guarded_number, guarded_status, non_null, reference},
 };
 
-/// Result of an injection that found no room, or failed.
+/// Result of a call that has injected nothing, because there was no room or after an error.
 const NOT_INJECTED: u64 = u64::MAX;
 /// Maximum number of descriptors of a batch: those of the largest FIFO.
 const MAX_BATCH: u32 = 1 << 20;

@@ -19,27 +19,28 @@ use crate::{
     support::{Failure, HasHandle, guarded_status, non_null, reference},
 };
 
-/// Changes the enabled interrupts of a subgroup's FIFOs, all of which are allocated. `change` gets
-/// the bit of each FIFO with its structure.
+/// Changes the enabled interrupts of a subgroup's FIFOs, which must be allocated. `list` has the
+/// numbers of the FIFOs, and `settings` a structure for each. `change` is called with the bit of
+/// each FIFO and its structure.
 ///
 /// # Safety
-/// `owner` is NULL or valid; `list` and `of` are NULL or have `count` elements.
+/// `owner` is NULL or valid; `list` and `settings` are NULL or have `count` elements.
 unsafe fn configure<T: Copy>(
     owner: *const nicforge_spi_subgroup,
-    (resource, count, list, of): (Resource, u32, *const u32, *mut T),
+    (resource, count, list, settings): (Resource, u32, *const u32, *mut T),
     change: impl Fn(&mut FifoInterrupts, u8, T),
 ) -> Result<(), Failure> {
     // SAFETY: by this function's contract.
     let fifos = unsafe { numbers(resource, list, count) }?;
-    let of = non_null(of, "the interrupts")?;
+    let settings = non_null(settings, "the interrupts")?;
     // SAFETY: not NULL, and `count` elements by this function's contract.
-    let of = unsafe { std::slice::from_raw_parts(of.as_ptr(), fifos.len()) };
+    let settings = unsafe { std::slice::from_raw_parts(settings.as_ptr(), fifos.len()) };
 
     let configure = |inner: &mut crate::spi::subgroup::Inner| {
         inner.allocated_bits(resource, fifos)?;
         let mut enabled = inner.subgroup.enabled_interrupts().map_err(failure)?;
-        for (&fifo, &of) in fifos.iter().zip(of) {
-            change(&mut enabled, 1 << fifo, of);
+        for (&fifo, &setting) in fifos.iter().zip(settings) {
+            change(&mut enabled, 1 << fifo, setting);
         }
         inner.subgroup.set_interrupts(enabled).map_err(failure)
     };
@@ -68,16 +69,16 @@ pub unsafe extern "C" fn Kernel_ConfigureInjFifoInterrupts(
         // SAFETY: by this function's contract.
         let owner = unsafe { reference(sg_ptr) }?._injfifos[0].owner;
         let fifos = (Resource::InjectionFifo, nfifos, fifoids.cast_const(), fifoInterrupts);
-        let change = |enabled: &mut FifoInterrupts, fifo, of: Kernel_InjFifoInterrupts_t| {
-            set(&mut enabled.injection, fifo, of.Threshold_Crossing != 0);
+        let change = |enabled: &mut FifoInterrupts, fifo, setting: Kernel_InjFifoInterrupts_t| {
+            set(&mut enabled.injection, fifo, setting.Threshold_Crossing != 0);
         };
         // SAFETY: by this function's contract.
         unsafe { configure(owner, fifos, change) }
     })
 }
 
-/// Chooses the reception FIFOs whose thresholds, and whose packets that ask for it, wake
-/// nicforge_spi_wait_interrupts.
+/// Chooses the reception FIFOs whose thresholds wake nicforge_spi_wait_interrupts, and those whose
+/// packets do if they ask for an interrupt.
 ///
 /// # Safety
 /// `sg_ptr` is NULL, or from Kernel_AllocateRecFifos; `fifoids` and `fifoInterrupts` are NULL or
@@ -93,18 +94,18 @@ pub unsafe extern "C" fn Kernel_ConfigureRecFifoInterrupts(
         // SAFETY: by this function's contract.
         let owner = unsafe { reference(sg_ptr) }?._recfifos[0].owner;
         let fifos = (Resource::ReceptionFifo, nfifos, fifoids.cast_const(), fifoInterrupts);
-        let change = |enabled: &mut FifoInterrupts, fifo, of: Kernel_RecFifoInterrupts_t| {
-            set(&mut enabled.reception, fifo, of.Threshold_Crossing != 0);
-            set(&mut enabled.packets, fifo, of.Packet_Arrival != 0);
+        let change = |enabled: &mut FifoInterrupts, fifo, setting: Kernel_RecFifoInterrupts_t| {
+            set(&mut enabled.reception, fifo, setting.Threshold_Crossing != 0);
+            set(&mut enabled.packets, fifo, setting.Packet_Arrival != 0);
         };
         // SAFETY: by this function's contract.
         unsafe { configure(owner, fifos, change) }
     })
 }
 
-/// Sets the thresholds of the injection FIFOs of all subgroups: the free space in descriptors above
-/// which one interrupts, and in descriptors below which one for remote gets does. NULL leaves one
-/// as it is. It opens the node's kernel.
+/// Sets the thresholds of the injection FIFOs of all subgroups, in descriptors of free space. A
+/// FIFO interrupts above `*normalThreshold`; one for remote gets interrupts below
+/// `*remoteGetThreshold`. NULL leaves a threshold as it is. It opens the node's kernel.
 ///
 /// # Safety
 /// `normalThreshold` and `remoteGetThreshold` are NULL or valid.
@@ -125,7 +126,7 @@ pub unsafe extern "C" fn Kernel_ConfigureInjFifoThresholds(
 }
 
 /// Sets the threshold of the reception FIFOs of all subgroups: the free space in chunks of 32 bytes
-/// below which one interrupts. It opens the node's kernel.
+/// below which a FIFO interrupts. It opens the node's kernel.
 #[unsafe(no_mangle)]
 pub extern "C" fn Kernel_ConfigureRecFifoThreshold(threshold: u64) -> i32 {
     guarded_status(|| library::kernel()?.set_thresholds(None, None, Some(threshold)).map_err(failure))

@@ -33,9 +33,9 @@ pub extern "C" fn nicforge_spi_last_error() -> *const c_char {
     last_error()
 }
 
-/// Closes all subgroups and the kernel that this process has opened. Memory and structures of them
-/// are not valid any more. Calls of other threads must have ended, and functions of packets must
-/// not call it.
+/// Closes all subgroups and the kernel that this process has opened. Their memory and structures
+/// are not valid any more. Calls of other threads must have ended. A function that receives packets
+/// must not call it.
 #[unsafe(no_mangle)]
 pub extern "C" fn nicforge_spi_close() {
     guarded_status(|| {
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn Kernel_CreateMemoryRegion(
             let (buffer, offset) = match found {
                 Ok(Some(found)) => found,
                 Ok(None) => continue,
-                // Another thread uses the subgroup. The memory can be that of another one.
+                // Another thread uses the subgroup. The memory may belong to a different subgroup.
                 Err(failure) if failure.errno() == libc::EBUSY => {
                     busy = Some(failure);
                     continue;
@@ -159,7 +159,7 @@ fn check_attribute_fits_subgroup(subgrpid: u32, is_system: bool) -> Result<(), F
     Err(Failure::new(libc::EPERM, text))
 }
 
-/// Stores the numbers that are not allocated, and how many they are.
+/// Stores the numbers of a subgroup's resources that are not allocated, and how many they are.
 ///
 /// # Safety
 /// `count` and `numbers` are NULL or valid, the latter for all numbers of the resource.

@@ -37,13 +37,14 @@ struct Receiver {
 static RECEIVERS: RwLock<[Option<Receiver>; MUSPI_MAX_FUNCTION_IDS]> =
     RwLock::new([None; MUSPI_MAX_FUNCTION_IDS]);
 
+/// Returns the receiver for a function that is not NULL.
 fn receiver(function: MUSPI_RecvFunction_t, param: *mut c_void) -> Result<Receiver, Failure> {
     let function = function.ok_or_else(|| Failure::new(libc::EFAULT, "the function is NULL"))?;
     Ok(Receiver { function, param: param.expose_provenance() })
 }
 
-/// Calls `call` with the table of functions.
-fn change<R>(call: impl FnOnce(&mut [Option<Receiver>; MUSPI_MAX_FUNCTION_IDS]) -> R) -> R {
+/// Calls `call` with the table of functions, to change it.
+fn change_table<R>(call: impl FnOnce(&mut [Option<Receiver>; MUSPI_MAX_FUNCTION_IDS]) -> R) -> R {
     call(&mut RECEIVERS.write().unwrap_or_else(PoisonError::into_inner))
 }
 
@@ -60,7 +61,7 @@ pub unsafe extern "C" fn MUSPI_RegisterRecvFunction(
 ) -> i32 {
     guarded_status(|| {
         let receiver = receiver(fn_, param)?;
-        change(|table| match table.get_mut(id as usize) {
+        change_table(|table| match table.get_mut(id as usize) {
             Some(slot) => {
                 *slot = Some(receiver);
                 Ok(())
@@ -78,7 +79,7 @@ pub unsafe extern "C" fn MUSPI_RegisterRecvFunction(
 pub unsafe extern "C" fn MUSPI_RegisterReceiveFunction(fn_: MUSPI_RecvFunction_t, param: *mut c_void) -> i32 {
     guarded_number(|| {
         let receiver = receiver(fn_, param)?;
-        change(|table| {
+        change_table(|table| {
             let free = table.iter().position(Option::is_none);
             let free = free.ok_or_else(|| Failure::new(libc::ENOBUFS, "all function ids are in use"))?;
             table[free] = Some(receiver);
@@ -91,7 +92,7 @@ pub unsafe extern "C" fn MUSPI_RegisterReceiveFunction(fn_: MUSPI_RecvFunction_t
 #[unsafe(no_mangle)]
 pub extern "C" fn MUSPI_DeRegisterReceiveFunction(id: u32) -> i32 {
     guarded_status(|| {
-        let removed = change(|table| table.get_mut(id as usize).map(Option::take));
+        let removed = change_table(|table| table.get_mut(id as usize).map(Option::take));
         removed.map(drop).ok_or_else(|| invalid(format!("there is no function id {id}")))
     })
 }
@@ -145,11 +146,12 @@ impl Copied {
 /// and also after an error, which sets the text of nicforge_spi_last_error.
 ///
 /// A registered function may call all functions of this header except nicforge_spi_close, also for
-/// this FIFO. The outer call has then removed up to 8 packets already, so a call from within a
-/// registered function passes on later packets before the rest of those.
+/// this FIFO. MUSPI_RecFifoPoll removes up to 8 packets before it passes on the first of them. So
+/// when a registered function calls it, later packets are passed on before the rest of those 8.
 ///
 /// # Safety
-/// `rec_fifo` is NULL, or from MUSPI_IdToRecFifo. Functions are registered as they must be.
+/// `rec_fifo` is NULL, or from MUSPI_IdToRecFifo. The contract of MUSPI_RegisterRecvFunction holds
+/// for all registered functions.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn MUSPI_RecFifoPoll(rec_fifo: *mut MUSPI_RecFifo_t, npackets: u32) -> u32 {
     let mut taken_count = 0;

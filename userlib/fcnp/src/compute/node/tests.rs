@@ -53,9 +53,9 @@ fn first_packet(core: &ComputeCore, receiver: &mut LockedReceiver<'_>) -> u16 {
     Control::decode(&payload).unwrap().core.core
 }
 
-/// Core 1 polls, finds core 0's READ acknowledgement, calls `last` and is killed. Core 0's read
-/// must succeed.
-fn killed_after(last: impl FnOnce(&Node, &mut LockedReceiver<'_>)) {
+/// Checks that core 0's read succeeds when core 1 polls, finds core 0's READ acknowledgement,
+/// performs `last_steps` and is killed.
+fn check_read_when_poller_is_killed_after(last_steps: impl FnOnce(&Node, &mut LockedReceiver<'_>)) {
     let data: Vec<u8> = (0..5000).map(|index| (index * 7) as u8).collect();
     let pset = Pset::new();
     let (io, reader, killed) = (pset.io(), pset.core("core0"), pset.core("core1"));
@@ -71,7 +71,7 @@ fn killed_after(last: impl FnOnce(&Node, &mut LockedReceiver<'_>)) {
         let write = scope.spawn(|| io.write(0, &data));
 
         assert_eq!(first_packet(&killed, &mut receiver), 0);
-        last(&killed.node, &mut receiver);
+        last_steps(&killed.node, &mut receiver);
         // A killed process frees nothing by itself.
         std::mem::forget(receiver);
         drop(killed);
@@ -81,10 +81,12 @@ fn killed_after(last: impl FnOnce(&Node, &mut LockedReceiver<'_>)) {
     });
 }
 
+/// Names the process of `core` as the receiver of the data packets.
 fn set_stream(node: &Node, core: u16) {
     node.stream.set(Some(Stream { core, generation: node.generation(core) }));
 }
 
+/// Delivers the first packet in the FIFO to core 0's mailbox of READ acknowledgements.
 fn deliver(node: &Node, receiver: &mut LockedReceiver<'_>) {
     let mut payload = [0; PAYLOAD];
     receiver.payload(&mut payload);
@@ -93,17 +95,17 @@ fn deliver(node: &Node, receiver: &mut LockedReceiver<'_>) {
 
 #[test]
 fn read_succeeds_when_the_poller_is_killed_with_the_acknowledgement_first_in_the_fifo() {
-    killed_after(|_, _| ());
+    check_read_when_poller_is_killed_after(|_, _| ());
 }
 
 #[test]
 fn read_succeeds_when_the_poller_is_killed_before_the_delivery() {
-    killed_after(|node, _| set_stream(node, 0));
+    check_read_when_poller_is_killed_after(|node, _| set_stream(node, 0));
 }
 
 #[test]
 fn read_succeeds_when_the_poller_is_killed_before_it_hands_the_lock_over() {
-    killed_after(|node, receiver| {
+    check_read_when_poller_is_killed_after(|node, receiver| {
         set_stream(node, 0);
         deliver(node, receiver);
     });
@@ -111,7 +113,7 @@ fn read_succeeds_when_the_poller_is_killed_before_it_hands_the_lock_over() {
 
 #[test]
 fn read_succeeds_when_the_poller_is_killed_after_it_handed_the_lock_over() {
-    killed_after(|node, receiver| {
+    check_read_when_poller_is_killed_after(|node, receiver| {
         set_stream(node, 0);
         deliver(node, receiver);
         receiver.publish();
@@ -166,7 +168,7 @@ fn reader_killed_between_hand_over_and_data_blocks_no_other_core() {
         crate::wait::Waiter::new(&killed.node.channel, nicforge_driver::Deadline::after(LIMIT), None);
 
     // A killed process does not remove its entry.
-    std::mem::forget(killed.node.reading());
+    std::mem::forget(killed.node.enter_readers());
     let request = Control::new(Kind::Read, killed.node.name, 1 << 20);
     killed.send_control(&request, || false, &mut waiter).unwrap();
 

@@ -34,13 +34,15 @@ pub const BENCH: Bench =
 /// Bytes of a transfer.
 const SIZES: [usize; 3] = [64 << 10, 1 << 20, 4 << 20];
 /// Bytes of the buffer at each side.
-const BUFFER: usize = 32 << 20;
+const BUFFER_BYTES: usize = 32 << 20;
 /// The greatest number of transfers in flight.
 const WINDOW: usize = 8;
 /// The goal for large transfers, as a share of a copy's bandwidth.
-const SHARE: f64 = 0.8;
+const MIN_SHARE_OF_COPY: f64 = 0.8;
 /// The least size of a large transfer, in bytes.
-const LARGE: usize = 1 << 20;
+const LARGE_BYTES: usize = 1 << 20;
+/// Time after which an engine without work sleeps.
+const TIME_TO_SLEEP: Duration = Duration::from_millis(50);
 /// The longest wait for a transfer.
 const STEP_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -55,6 +57,7 @@ enum Path {
 impl Path {
     const ALL: [Self; 3] = [Self::Put, Self::Get, Self::Copy];
 
+    /// Returns the name in the rows.
     fn name(self) -> &'static str {
         match self {
             Self::Put => "rma-put",
@@ -73,7 +76,7 @@ struct TransferTimes {
 }
 
 /// Returns the CPU time of this process or of this thread, depending on `clock`.
-fn cpu(clock: ClockId) -> Result<Duration, Failure> {
+fn cpu_time(clock: ClockId) -> Result<Duration, Failure> {
     clock.now().map(Duration::from).context(|| "CPU time".into())
 }
 
@@ -83,17 +86,14 @@ fn timed(
     this_thread_moves: bool,
     body: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<TransferTimes, Failure> {
-    let of_thread = ClockId::CLOCK_THREAD_CPUTIME_ID;
-    let (all_before, own_before) = (cpu(ClockId::CLOCK_PROCESS_CPUTIME_ID)?, cpu(of_thread)?);
+    let process_clock = ClockId::CLOCK_PROCESS_CPUTIME_ID;
+    let thread_clock = ClockId::CLOCK_THREAD_CPUTIME_ID;
+    let (all_before, own_before) = (cpu_time(process_clock)?, cpu_time(thread_clock)?);
     let start = Instant::now();
     body()?;
     let wall = start.elapsed();
-    let (all, of_thread) =
-        (cpu(ClockId::CLOCK_PROCESS_CPUTIME_ID)? - all_before, cpu(of_thread)? - own_before);
-    Ok(TransferTimes {
-        wall,
-        mover: if this_thread_moves { of_thread } else { all.saturating_sub(of_thread) },
-    })
+    let (all, own) = (cpu_time(process_clock)? - all_before, cpu_time(thread_clock)? - own_before);
+    Ok(TransferTimes { wall, mover: if this_thread_moves { own } else { all.saturating_sub(own) } })
 }
 
 /// A port and its memory.
@@ -108,7 +108,7 @@ impl Side {
     fn open(server: &Served, node: u32) -> Result<Self, Failure> {
         let address = vpid_at(server, Address { node, vpid: 0 })?;
         let device = open(&address, OpenOptions::default(), STEP_TIMEOUT)?;
-        let buffer = device.dma_buffer(BUFFER, HugePages::Never).context(|| "a buffer".into())?;
+        let buffer = device.dma_buffer(BUFFER_BYTES, HugePages::Never).context(|| "a buffer".into())?;
 
         // All pages are allocated before any measurement.
         touch_all_pages(buffer.window())?;
@@ -120,6 +120,7 @@ impl Side {
     }
 }
 
+/// Writes to a memory, so that all its pages are allocated.
 fn touch_all_pages(memory: &nicforge_shm::Window) -> Result<(), Failure> {
     memory.zero(0, memory.len()).context(|| "touching memory".into())
 }
@@ -129,7 +130,7 @@ fn transfer(
     local: &mut Side,
     target: Target,
     remote: u64,
-    get: bool,
+    is_get: bool,
     size: usize,
     bytes: usize,
 ) -> Result<(), Error> {
@@ -138,9 +139,9 @@ fn transfer(
 
     while ended < bytes / size {
         while posted < bytes / size && posted - ended < WINDOW {
-            let offset = (posted * size % BUFFER) as u64;
+            let offset = (posted * size % BUFFER_BYTES) as u64;
             let (local_address, remote_address) = (local_start + offset, remote + offset);
-            if get {
+            if is_get {
                 local.port.get(target, remote_address, local_address, size as u64, Notify::REQUESTER)?;
             } else {
                 local.port.put(target, local_address, remote_address, size as u64, Notify::REQUESTER)?;
@@ -160,7 +161,7 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let (rounds, bytes) = if run.quick { (3, 64 << 20) } else { (15, 256 << 20) };
     run.steps((SIZES.len() * rounds * Path::ALL.len()) as u64);
     let mut notes =
-        vec![format!("{WINDOW} transfers in progress; buffers of {} MiB at each side", BUFFER >> 20)];
+        vec![format!("{WINDOW} transfers in progress; buffers of {} MiB at each side", BUFFER_BYTES >> 20)];
 
     let placement = Placement::engine_alone()?;
     if placement.is_free() {
@@ -175,6 +176,7 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     Ok(Outcome { rows, goals, notes })
 }
 
+/// Measures all paths. Returns their rows and goals.
 fn measure(
     run: &Run<'_>,
     server: &Served,
@@ -186,7 +188,7 @@ fn measure(
     let remote = Side::open(server, 1)?;
     let target =
         local.port.connect(remote.port.node(), remote.port.vpid()).context(|| "connecting".into())?;
-    let copies = Copies::new(BUFFER)?;
+    let copies = Copies::new(BUFFER_BYTES)?;
 
     let (mut rows, mut goals) = (Vec::new(), Vec::new());
     for size in SIZES {
@@ -195,12 +197,12 @@ fn measure(
             match path {
                 Path::Copy => {
                     // The engine runs on this processor, and must fall asleep first.
-                    std::thread::sleep(Duration::from_millis(50));
+                    std::thread::sleep(TIME_TO_SLEEP);
                     placement.within("engine", || timed(true, || copies.copy(size, bytes / size)))
                 }
                 _ => timed(false, || {
-                    let get = *path == Path::Get;
-                    transfer(&mut local, target, remote.region.address(), get, size, bytes)
+                    let is_get = *path == Path::Get;
+                    transfer(&mut local, target, remote.region.address(), is_get, size, bytes)
                         .context(|| path.name().into())
                 }),
             }
@@ -236,14 +238,14 @@ fn rows_of(
     times.iter().map(row).collect()
 }
 
-/// Compares the bandwidth of transfers of `size` with a copy's. Smaller transfers than [`LARGE`]
-/// have no goal.
+/// Compares the bandwidth of transfers of `size` with a copy's. Smaller transfers than
+/// [`LARGE_BYTES`] have no goal.
 fn goals_of(times: &Results<Path, TransferTimes>, size: usize) -> Vec<Goal> {
     let goal = |path: Path| {
         let description = format!("{} of {} MiB, times a copy", path.name(), size >> 20);
-        Goal::at_least(description, SHARE, of_memcpy(times, path, |took| took.wall))
+        Goal::at_least(description, MIN_SHARE_OF_COPY, of_memcpy(times, path, |took| took.wall))
     };
-    if size >= LARGE { [Path::Put, Path::Get].map(goal).into() } else { Vec::new() }
+    if size >= LARGE_BYTES { [Path::Put, Path::Get].map(goal).into() } else { Vec::new() }
 }
 
 /// Returns the median bandwidth of a path as a share of a copy's.

@@ -102,6 +102,8 @@ impl Child {
         }
     }
 
+    /// Opens this process's end of a measurement's path: on the sockets of `device`, or on
+    /// connections to `peer`.
     fn open(&self, task: &Task, device: &[PathBuf], peer: Option<&Addresses>) -> Result<Open, Failure> {
         if self.side == Side::Relay {
             let peer = peer.ok_or_else(|| Failure::environment("the order names no peer to connect to"))?;

@@ -21,11 +21,14 @@ use crate::{
 };
 
 /// How long a child may take to carry out an order.
-const TIMEOUT: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// The interval between two checks for Ctrl-C.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A child process.
+/// The processes of a measurement.
+const SIDES: [Side; 3] = [Side::Io, Side::Compute, Side::Relay];
+
+/// A child process, and the addresses at which it listens.
 struct Child {
     side: Side,
     worker: Worker,
@@ -35,6 +38,7 @@ struct Child {
 /// The child processes. Dropping this value ends them.
 pub(super) struct Children {
     children: Vec<Child>,
+    /// The answers of all children. `None` comes when a child has ended.
     answers: Receiver<(Side, Option<Answer>)>,
     /// The folder contains only the children's sockets. It is removed after the children have
     /// ended.
@@ -50,15 +54,14 @@ impl Children {
         let (answer_sender, answers) = channel();
         let mut all = Self { children: Vec::new(), answers, folder };
 
-        for side in [Side::Io, Side::Compute, Side::Relay] {
+        for side in SIDES {
             let child = start(side, all.folder.path(), &answer_sender)?;
             all.children.push(child);
         }
 
         // From here on the channel closes when all children have ended.
         drop(answer_sender);
-        let sides = [Side::Io, Side::Compute, Side::Relay];
-        for (side, answer) in all.collect(run, &sides, "its start")? {
+        for (side, answer) in all.collect(run, &SIDES, "its start")? {
             if let (Answer::Listening(addresses), Some(child)) = (answer, all.child(side)) {
                 child.addresses = Some(addresses);
             }
@@ -67,10 +70,12 @@ impl Children {
         Ok(all)
     }
 
+    /// Returns the process of a side.
     fn child(&mut self, side: Side) -> Option<&mut Child> {
         self.children.iter_mut().find(|child| child.side == side)
     }
 
+    /// Returns the addresses at which the process of a side listens.
     fn addresses(&self, side: Side) -> Option<Addresses> {
         self.children.iter().find(|child| child.side == side).and_then(|child| child.addresses.clone())
     }
@@ -127,11 +132,12 @@ impl Children {
         self.collect(run, sides, description)
     }
 
+    /// Sends an order to the process of a side.
     fn send(&mut self, side: Side, order: &Order) -> Result<(), Failure> {
         self.child(side).map_or(Ok(()), |child| child.worker.send(order))
     }
 
-    /// Waits for one answer from each of `sides`, for at most [`TIMEOUT`].
+    /// Waits for one answer from each of `sides`, for at most [`ANSWER_TIMEOUT`].
     fn collect(
         &self,
         run: &Run<'_>,
@@ -161,14 +167,14 @@ impl Children {
             }
 
             run.check()?;
-            if start.elapsed() > TIMEOUT {
+            if start.elapsed() > ANSWER_TIMEOUT {
                 let missing: Vec<_> = sides
                     .iter()
                     .filter(|side| answers.iter().all(|(other, _)| other != *side))
                     .map(|side| side.name())
                     .collect();
                 return Err(Failure::environment(format!(
-                    "{description}: no answer of {} within {TIMEOUT:?}",
+                    "{description}: no answer of {} within {ANSWER_TIMEOUT:?}",
                     missing.join(" and ")
                 )));
             }

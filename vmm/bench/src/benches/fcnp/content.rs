@@ -7,7 +7,7 @@
 use nicforge::failure::Failure;
 
 /// Bytes of a number.
-const NUMBER: usize = 8;
+const NUMBER_BYTES: usize = 8;
 
 /// Returns a buffer with the pattern. `bytes` must be at least 16.
 pub(super) fn message(bytes: usize) -> Vec<u8> {
@@ -45,8 +45,8 @@ pub(super) fn check_number(message: &[u8], number: u64) -> Result<(), Failure> {
 
 /// Checks the pattern between both numbers.
 pub(super) fn check_pattern(message: &[u8]) -> Result<(), Failure> {
-    let last = message.len() - NUMBER;
-    match (NUMBER..last).find(|&at| message[at] != pattern_byte(at)) {
+    let last = message.len() - NUMBER_BYTES;
+    match (NUMBER_BYTES..last).find(|&at| message[at] != pattern_byte(at)) {
         None => Ok(()),
         Some(at) => Err(Failure::result(format!(
             "byte {at} of a message of {} is {:#x} instead of {:#x}",
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn a_message_passes_only_the_check_of_its_own_number() {
-        for bytes in [2 * NUMBER, 256, 1000] {
+        for bytes in [2 * NUMBER_BYTES, 256, 1000] {
             let mut data = message(bytes);
             stamp(&mut data, 7);
             assert!(check_number(&data, 7).is_ok() && check_pattern(&data).is_ok());

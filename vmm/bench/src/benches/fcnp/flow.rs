@@ -7,7 +7,7 @@ use nix::time::{ClockId, clock_gettime};
 
 use super::{
     content,
-    task::{Direction, FlowTimes, Kind, Side, Task},
+    task::{Direction, FlowTimes, Kind, Side, Span, Task},
 };
 
 /// One side's end of a path.
@@ -43,7 +43,7 @@ struct Flow {
 fn flows(side: Side, task: &Task) -> Vec<Flow> {
     let mut flows = Vec::new();
     for (direction, sender) in [(Direction::IoToCompute, Side::Io), (Direction::ComputeToIo, Side::Compute)] {
-        if !task.direction.has(direction) {
+        if !task.direction.includes(direction) {
             continue;
         }
         let sends = side == sender;
@@ -84,6 +84,7 @@ pub(in crate::benches) fn run(
 /// Sends or receives the messages of one flow. The receiver returns the time that they took.
 fn stream(endpoint: &dyn Endpoint, flow: &Flow, task: &Task) -> Result<FlowTimes, Failure> {
     let mut message = content::message(task.bytes);
+    // Message 0 is not measured.
     if flow.sends {
         let mut sender = endpoint.sender()?;
         for number in 0..=u64::from(task.count) {
@@ -111,12 +112,13 @@ fn stream(endpoint: &dyn Endpoint, flow: &Flow, task: &Task) -> Result<FlowTimes
         }
     }
 
-    Ok(FlowTimes { spans: vec![(start, now()?)], round_trips: Vec::new() })
+    let end = now()?;
+    Ok(FlowTimes { spans: vec![Span { start, end }], round_trips: Vec::new() })
 }
 
 /// Exchanges messages in both directions. The side that sends first returns the round trips.
 fn ping_pong(endpoint: &dyn Endpoint, side: Side, task: &Task) -> Result<FlowTimes, Failure> {
-    let begins = (side == Side::Io) == task.direction.has(Direction::IoToCompute);
+    let begins = (side == Side::Io) == task.direction.includes(Direction::IoToCompute);
     let mut sender = endpoint.sender()?;
     let mut receiver = endpoint.receiver()?;
     let mut message = content::message(task.bytes);
@@ -154,6 +156,7 @@ fn now() -> Result<u64, Failure> {
 mod tests {
     use super::{super::task::Path, *};
 
+    /// Returns the number of a side's flows.
     fn count(side: Side, direction: Direction, compute_cores: u32) -> usize {
         let kind = Kind::Stream;
         flows(side, &Task { path: Path::FcnpPoll, direction, kind, bytes: 16, count: 1, compute_cores }).len()

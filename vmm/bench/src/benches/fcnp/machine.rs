@@ -58,6 +58,7 @@ impl Machine {
         node.users().take(cores).map(|attachment| self.served.socket(node, attachment)).collect()
     }
 
+    /// Ends the engine, and returns its error if it has failed.
     pub(super) fn stop(self) -> Result<(), Failure> {
         self.served.stop()
     }
@@ -70,6 +71,7 @@ pub(super) struct InProcessMachine {
 }
 
 impl InProcessMachine {
+    /// Builds a machine.
     pub(super) fn new(fifo_depth: u32) -> Result<Self, Failure> {
         let (machine, _) = build(&plan(fifo_depth)?)?;
         Ok(Self { machine: LocalMachine::new(machine), fifo_depth })
@@ -144,6 +146,7 @@ impl InProcessMachine {
     }
 }
 
+/// Returns the failure of a measurement that took too long.
 fn timed_out(task: &Task) -> Failure {
     Failure::environment(format!(
         "{} in process was not done within {MEASUREMENT_TIMEOUT:?}",

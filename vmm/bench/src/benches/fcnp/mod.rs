@@ -54,14 +54,14 @@ const SIZES: [usize; 9] = [16, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 <<
 /// Sizes of messages for a quick run.
 const QUICK_SIZES: [usize; 3] = [16, 64 << 10, 1 << 20];
 /// The message size for measurements with two outstanding requests.
-const TWO_AT: usize = 64 << 10;
+const TWO_OUTSTANDING_BYTES: usize = 64 << 10;
 /// The message size for measurements of latency.
-const LATENCY_AT: usize = 16;
+const LATENCY_BYTES: usize = 16;
 
 /// The greatest number of messages in a probe, which determines how many messages are measured.
-const PROBE: u32 = 64;
+const MAX_PROBE_MESSAGES: u32 = 64;
 /// The greatest number of messages in a measurement.
-const MAX: u32 = 1_000_000;
+const MAX_MESSAGES: u32 = 1_000_000;
 
 /// The message sizes of all measurements, and how often and how long each is measured.
 struct Sweep {
@@ -78,6 +78,7 @@ struct Sweep {
 }
 
 impl Sweep {
+    /// Returns the measurements of a quick or full run.
     fn of(run: &Run<'_>) -> Self {
         if run.quick {
             Self {
@@ -114,7 +115,7 @@ impl Sweep {
 
     /// Returns the number of messages for one measurement, when `count` messages took `seconds`.
     fn count(&self, count: u32, seconds: f64) -> u32 {
-        ((f64::from(count) * self.seconds / seconds) as u32).clamp(2, MAX)
+        ((f64::from(count) * self.seconds / seconds) as u32).clamp(2, MAX_MESSAGES)
     }
 }
 
@@ -128,7 +129,8 @@ struct Comparison {
 impl Comparison {
     /// Returns a comparison of those `contestants` that are measured with messages of this size.
     fn of(contestants: &[Contestant], direction: Direction, bytes: usize) -> Self {
-        let is_measured = |contestant: &Contestant| contestant.compute_cores == 1 || bytes == TWO_AT;
+        let is_measured =
+            |contestant: &Contestant| contestant.compute_cores == 1 || bytes == TWO_OUTSTANDING_BYTES;
         Self { direction, bytes, contestants: contestants.iter().copied().filter(is_measured).collect() }
     }
 
@@ -231,6 +233,7 @@ impl Setting<'_> {
         Ok(())
     }
 
+    /// Ends the engines of all served machines.
     fn stop_serving(&mut self) -> Result<(), Failure> {
         self.served.drain(..).try_for_each(Machine::stop)
     }
@@ -263,11 +266,16 @@ impl Setting<'_> {
     fn raw_bandwidth(&mut self, sweep: &Sweep) -> Result<f64, Failure> {
         let mut bandwidths = Vec::new();
         for depth in DEPTHS {
-            let raw = rows::tree(Path::Raw, depth, 1);
+            let raw = rows::served_contestant(Path::Raw, depth, 1);
             for direction in [Direction::IoToCompute, Direction::ComputeToIo] {
-                let probe = raw.task(direction, TWO_AT, Kind::Stream, PROBE);
+                let probe = raw.task(direction, TWO_OUTSTANDING_BYTES, Kind::Stream, MAX_PROBE_MESSAGES);
                 let seconds = self.measure(&raw, &probe)?.seconds();
-                let task = raw.task(direction, TWO_AT, Kind::Stream, sweep.count(PROBE, seconds));
+                let task = raw.task(
+                    direction,
+                    TWO_OUTSTANDING_BYTES,
+                    Kind::Stream,
+                    sweep.count(MAX_PROBE_MESSAGES, seconds),
+                );
                 bandwidths.push(task.bandwidth(task.rate(&self.measure(&raw, &task)?)) / 1e9);
             }
         }
@@ -288,7 +296,7 @@ impl Setting<'_> {
         let mut counted = Vec::with_capacity(contestants.len());
         for contestant in contestants {
             self.run.step(comparison.text(contestant))?;
-            let probe = ((4 * TWO_AT) / bytes).clamp(2, PROBE as usize) as u32;
+            let probe = ((4 * TWO_OUTSTANDING_BYTES) / bytes).clamp(2, MAX_PROBE_MESSAGES as usize) as u32;
             let task = contestant.task(direction, bytes, Kind::Stream, probe);
             let seconds = self.measure(contestant, &task)?.seconds();
             counted.push((*contestant, sweep.count(probe, seconds)));
@@ -300,7 +308,7 @@ impl Setting<'_> {
             let task = contestant.task(direction, bytes, Kind::Stream, *count);
             let rate = task.rate(&self.measure(contestant, &task)?);
             let mut samples = Samples::default();
-            if bytes == LATENCY_AT && direction != Direction::Both && contestant.compute_cores == 1 {
+            if bytes == LATENCY_BYTES && direction != Direction::Both && contestant.compute_cores == 1 {
                 let task = contestant.task(direction, bytes, Kind::PingPong, sweep.round_trips);
                 samples = self.measure(contestant, &task)?.latencies();
             }

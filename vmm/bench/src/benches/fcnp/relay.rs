@@ -1,6 +1,6 @@
 //! The process in the middle of the relayed paths.
 //!
-//! - The relay knows nothing of messages. It reads up to [`BUFFER`] bytes from one socket and
+//! - The relay knows nothing of messages. It reads up to [`COPY_BYTES`] bytes from one socket and
 //!   writes them to the other. This is the least work that such a process can do.
 //! - The forwarder does what CIOD did for the sockets of a compute node, and what the paper
 //!   measured. Each `write` and each `read` of the compute process comes as a call. The forwarder
@@ -17,13 +17,13 @@ use std::{
 use nicforge::failure::Failure;
 
 use super::{
-    sockets::{CALL, Listeners, Stream, WRITES, connect},
+    sockets::{CALL_BYTES, Listeners, Stream, WRITE_FLAG, connect},
     task::{Addresses, Direction, Kind, Middle, Task},
 };
 
 /// Greatest number of bytes of one copy: more than a Unix socket holds. 16 KB and 64 KB were
 /// slower.
-const BUFFER: usize = 256 * 1024;
+const COPY_BYTES: usize = 256 * 1024;
 /// The longest message of a forwarded call, in bytes.
 const MAX_CALL_BYTES: usize = 16 << 20;
 
@@ -56,21 +56,21 @@ impl Relay {
         for compute in &self.compute {
             if task.path.middle() == Middle::Forwarder {
                 let (compute, io) = (compute.clone(), self.io.clone());
-                self.threads.push(spawn(move || forward(&compute, &io)));
+                self.threads.push(spawn(move || make_calls(&compute, &io)));
             } else if task.kind == Kind::PingPong {
                 let (compute, io) = (compute.clone(), self.io.clone());
-                let io_sends_first = task.direction.has(Direction::IoToCompute);
+                let io_sends_first = task.direction.includes(Direction::IoToCompute);
                 let (first, second) = if io_sends_first { (io, compute) } else { (compute, io) };
                 let bytes = task.bytes;
                 self.threads.push(spawn(move || forward_alternately(&first, &second, bytes)));
             } else {
                 self.threads.push(spawn({
                     let (compute, io) = (compute.clone(), self.io.clone());
-                    move || copy(&compute, &io)
+                    move || copy_bytes(&compute, &io)
                 }));
                 self.threads.push(spawn({
                     let (compute, io) = (compute.clone(), self.io.clone());
-                    move || copy(&io, &compute)
+                    move || copy_bytes(&io, &compute)
                 }));
             }
         }
@@ -86,8 +86,8 @@ impl Relay {
 }
 
 /// Copies until `from` is closed.
-fn copy(from: &Stream, to: &Stream) -> Result<(), Failure> {
-    let mut buffer = vec![0; BUFFER];
+fn copy_bytes(from: &Stream, to: &Stream) -> Result<(), Failure> {
+    let mut buffer = vec![0; COPY_BYTES];
     loop {
         match from.read_some(&mut buffer)? {
             0 => break,
@@ -114,13 +114,13 @@ fn forward_alternately(first: &Stream, second: &Stream, bytes: usize) -> Result<
 }
 
 /// Makes forwarded calls until the compute process has closed.
-fn forward(compute: &Stream, io: &Stream) -> Result<(), Failure> {
-    let mut call = [0; CALL];
+fn make_calls(compute: &Stream, io: &Stream) -> Result<(), Failure> {
+    let mut call = [0; CALL_BYTES];
     let mut data = Vec::new();
 
     while compute.read_all(&mut call)? {
         let call = u64::from_le_bytes(call);
-        let length = (call & !WRITES) as usize;
+        let length = (call & !WRITE_FLAG) as usize;
         if length > MAX_CALL_BYTES {
             return Err(Failure::environment(format!("a forwarded call of {length} bytes")));
         }
@@ -129,7 +129,7 @@ fn forward(compute: &Stream, io: &Stream) -> Result<(), Failure> {
         data.resize(length, 0);
         let answer = (length as u64).to_le_bytes();
 
-        if call & WRITES != 0 {
+        if call & WRITE_FLAG != 0 {
             compute.read_all(&mut data)?;
             io.write_all(&[], &data)?;
             compute.write_all(&answer, &[])?;

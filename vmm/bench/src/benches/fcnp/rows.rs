@@ -1,7 +1,7 @@
 //! Makes rows and goals from measurements.
 
 use super::{
-    DEPTHS, LATENCY_AT, TWO_AT,
+    DEPTHS, LATENCY_BYTES, TWO_OUTSTANDING_BYTES,
     task::{Direction, Kind, Middle, Path, Task},
 };
 use crate::{
@@ -10,11 +10,11 @@ use crate::{
 };
 
 /// The message size by which the bandwidth of a single stream is judged.
-const LARGE: usize = 1 << 20;
+const LARGE_BYTES: usize = 1 << 20;
 /// The least bandwidth of FCNP as a share of the bandwidth of raw packets.
-const OF_RAW: f64 = 0.97;
+const MIN_SHARE_OF_RAW: f64 = 0.97;
 /// The paper's ratio of FCNP to CIOD's sockets, at the paper's largest messages.
-const PAPER: f64 = 3.27;
+const PAPER_RATIO: f64 = 3.27;
 
 /// A contestant of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,6 +27,7 @@ pub(super) struct Contestant {
 }
 
 impl Contestant {
+    /// Returns a task of about `count` messages, which the compute cores share.
     pub(super) fn task(&self, direction: Direction, bytes: usize, kind: Kind, count: u32) -> Task {
         Task {
             path: self.path,
@@ -39,7 +40,7 @@ impl Contestant {
     }
 }
 
-/// All measurements of a contestant.
+/// All measurements of a contestant with one direction and message size.
 struct Entry {
     contestant: Contestant,
     direction: Direction,
@@ -54,10 +55,12 @@ pub(super) struct Results {
 }
 
 impl Results {
+    /// Returns an empty list of measurements, which all have this placement.
     pub(super) fn new(placement: String) -> Self {
         Self { placement, entries: Vec::new() }
     }
 
+    /// Adds a contestant's measurements.
     pub(super) fn add(
         &mut self,
         contestant: Contestant,
@@ -111,6 +114,7 @@ impl Results {
         }
     }
 
+    /// Returns a contestant's measurements of a direction and message size.
     fn find(&self, contestant: Contestant, direction: Direction, bytes: usize) -> Option<&Entry> {
         self.entries.iter().find(|entry| {
             entry.contestant == contestant && entry.direction == direction && entry.bytes == bytes
@@ -132,17 +136,17 @@ impl Results {
     /// Returns the goals for FCNP compared with raw packets.
     fn goals_of_raw(&self) -> Vec<Goal> {
         let mut goals = Vec::new();
-        for (bytes, compute_cores) in [(LARGE, 1), (TWO_AT, 2)] {
+        for (bytes, compute_cores) in [(LARGE_BYTES, 1), (TWO_OUTSTANDING_BYTES, 2)] {
             for depth in DEPTHS {
                 for direction in Direction::ALL {
-                    let raw = tree(Path::Raw, depth, 1);
-                    let fcnp = tree(Path::FcnpPoll, depth, compute_cores);
+                    let raw = served_contestant(Path::Raw, depth, 1);
+                    let fcnp = served_contestant(Path::FcnpPoll, depth, compute_cores);
                     let Some(ratio) = self.ratio(fcnp, raw, direction, bytes) else { continue };
                     let description = format!(
                         "fcnp-poll to raw, times: {bytes} bytes, {compute_cores} outstanding, FIFOs of {depth}, {}",
                         direction.name()
                     );
-                    goals.push(Goal::at_least(description, OF_RAW, ratio));
+                    goals.push(Goal::at_least(description, MIN_SHARE_OF_RAW, ratio));
                 }
             }
         }
@@ -161,7 +165,7 @@ impl Results {
             for &bytes in &sizes {
                 let worst = Direction::ALL
                     .into_iter()
-                    .filter_map(|direction| self.of_sockets(Middle::Forwarder, depth, direction, bytes))
+                    .filter_map(|direction| self.ratio_to_sockets(Middle::Forwarder, depth, direction, bytes))
                     .min_by(f64::total_cmp);
                 if let Some(ratio) = worst {
                     let what =
@@ -174,12 +178,19 @@ impl Results {
         goals
     }
 
-    fn of_sockets(&self, middle: Middle, depth: u32, direction: Direction, bytes: usize) -> Option<f64> {
+    /// Returns the ratio of FCNP to the fastest sockets with this process in the middle.
+    fn ratio_to_sockets(
+        &self,
+        middle: Middle,
+        depth: u32,
+        direction: Direction,
+        bytes: usize,
+    ) -> Option<f64> {
         let sockets = Path::ALL.into_iter().filter(|path| path.middle() == middle);
         sockets
             .filter_map(|path| {
                 let sockets = Contestant { path, backing: None, depth: None, compute_cores: 1 };
-                self.ratio(tree(Path::FcnpPoll, depth, 1), sockets, direction, bytes)
+                self.ratio(served_contestant(Path::FcnpPoll, depth, 1), sockets, direction, bytes)
             })
             .min_by(f64::total_cmp)
     }
@@ -193,33 +204,33 @@ impl Results {
             let ratios: Vec<_> = DEPTHS
                 .into_iter()
                 .filter_map(|depth| {
-                    let ratio = self.of_sockets(middle, depth, Direction::IoToCompute, largest)?;
+                    let ratio = self.ratio_to_sockets(middle, depth, Direction::IoToCompute, largest)?;
                     Some(format!("{ratio:.2} with FIFOs of {depth}"))
                 })
                 .collect();
 
             notes.push(format!(
-                "fcnp-poll to the best {name} sockets at {largest} bytes, io-to-compute: {} (the paper: {PAPER})",
+                "fcnp-poll to the best {name} sockets at {largest} bytes, io-to-compute: {} (the paper: {PAPER_RATIO})",
                 ratios.join(", ")
             ));
         }
 
-        let half = |path, depth| {
+        let half_round_trip = |path, depth| {
             let contestant = match depth {
-                Some(depth) => tree(path, depth, 1),
+                Some(depth) => served_contestant(path, depth, 1),
                 None => Contestant { path, backing: None, depth: None, compute_cores: 1 },
             };
-            let entry = self.find(contestant, Direction::IoToCompute, LATENCY_AT)?;
+            let entry = self.find(contestant, Direction::IoToCompute, LATENCY_BYTES)?;
             self.row(entry).p50_us
         };
 
         if let (Some(fcnp), Some(unix), Some(forwarded)) = (
-            half(Path::FcnpPoll, Some(DEPTHS[0])),
-            half(Path::UnixRelayed, None),
-            half(Path::UnixForwarded, None),
+            half_round_trip(Path::FcnpPoll, Some(DEPTHS[0])),
+            half_round_trip(Path::UnixRelayed, None),
+            half_round_trip(Path::UnixForwarded, None),
         ) {
             notes.push(format!(
-                "half a round trip of {LATENCY_AT} bytes, us: fcnp-poll {fcnp:.1}, unix-relayed {unix:.1}, unix-forwarded {forwarded:.1}"
+                "half a round trip of {LATENCY_BYTES} bytes, us: fcnp-poll {fcnp:.1}, unix-relayed {unix:.1}, unix-forwarded {forwarded:.1}"
             ));
         }
 
@@ -228,6 +239,6 @@ impl Results {
 }
 
 /// Returns a contestant with a served device.
-pub(super) fn tree(path: Path, depth: u32, compute_cores: u32) -> Contestant {
+pub(super) fn served_contestant(path: Path, depth: u32, compute_cores: u32) -> Contestant {
     Contestant { path, backing: Some(Backing::VfioUser), depth: Some(depth), compute_cores }
 }

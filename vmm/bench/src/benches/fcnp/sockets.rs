@@ -24,12 +24,17 @@ use super::{
     task::{Addresses, Middle, Path, Side},
 };
 
+/// The interval between two attempts to connect.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 /// How long the other side may take to connect.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes of a call's header on the way to a forwarder, and of its answer.
-pub(super) const CALL: usize = 8;
+pub(super) const CALL_BYTES: usize = 8;
 /// Flag in a call: the data that follows is to be written. Without it the call reads as many bytes.
-pub(super) const WRITES: u64 = 1 << 63;
+pub(super) const WRITE_FLAG: u64 = 1 << 63;
+
+/// The longest sleep of a waiting loop, which is practically for ever.
+const MAX_SLEEP: Duration = Duration::from_secs(3600);
 
 /// The listening sockets of both kinds.
 pub(super) struct Listeners {
@@ -46,6 +51,7 @@ impl Drop for Listeners {
 }
 
 impl Listeners {
+    /// Listens at a path and at a free port of loopback.
     pub(super) fn bind(path: PathBuf) -> Result<(Self, Addresses), Failure> {
         let unix = UnixListener::bind(&path).context(|| path.display().to_string())?;
         let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context(|| "a port of loopback".into())?;
@@ -53,26 +59,29 @@ impl Listeners {
         Ok((Self { unix, tcp, path: path.clone() }, Addresses { unix: path, tcp: address }))
     }
 
+    /// Accepts a connection of the path's kind.
     pub(super) fn accept(&self, path: Path) -> Result<Stream, Failure> {
         let context = || "accepting a connection".into();
         if path.is_tcp() {
-            wait(self.tcp.as_fd(), PollFlags::POLLIN, TIMEOUT)?;
+            wait(self.tcp.as_fd(), PollFlags::POLLIN, CONNECT_TIMEOUT)?;
             Stream::tcp(self.tcp.accept().context(context)?.0)
         } else {
-            wait(self.unix.as_fd(), PollFlags::POLLIN, TIMEOUT)?;
+            wait(self.unix.as_fd(), PollFlags::POLLIN, CONNECT_TIMEOUT)?;
             Stream::unix(self.unix.accept().context(context)?.0)
         }
     }
 }
 
+/// Connects to a process with a socket of the path's kind.
 pub(super) fn connect(path: Path, to: &Addresses) -> Result<Stream, Failure> {
     if path.is_tcp() {
-        Stream::tcp(TcpStream::connect_timeout(&to.tcp, TIMEOUT).context(|| to.tcp.to_string())?)
+        Stream::tcp(TcpStream::connect_timeout(&to.tcp, CONNECT_TIMEOUT).context(|| to.tcp.to_string())?)
     } else {
         Stream::unix(UnixStream::connect(&to.unix).context(|| to.unix.display().to_string())?)
     }
 }
 
+/// Waits in the kernel until a socket is ready, for at most `maximum`.
 fn wait(fd: BorrowedFd<'_>, flags: PollFlags, maximum: Duration) -> Result<(), Failure> {
     let mut fds = [PollFd::new(fd, flags)];
     let timeout = PollTimeout::try_from(maximum).unwrap_or(PollTimeout::MAX);
@@ -187,10 +196,11 @@ impl Stream {
         };
     }
 
+    /// Makes one pause of a waiting loop. A pause that sleeps ends when the socket is ready.
     fn pause(&self, idle: &mut Relax, flags: PollFlags) -> Result<(), Failure> {
         match idle.next_pause() {
             // The parent kills children that take too long.
-            Pause::Sleep(_) => wait(self.fd(), flags, Duration::from_secs(3600)),
+            Pause::Sleep(_) => wait(self.fd(), flags, MAX_SLEEP),
             pause => {
                 pause.take();
                 Ok(())
@@ -219,7 +229,7 @@ pub(super) fn open(
 }
 
 /// Opens one end of a TCP connection between machines. The I/O side listens at `address`. The
-/// compute side connects to it, and retries for up to [`TIMEOUT`].
+/// compute side connects to it, and retries for up to [`CONNECT_TIMEOUT`].
 pub(in crate::benches) fn open_tcp(
     side: Side,
     address: SocketAddr,
@@ -227,14 +237,14 @@ pub(in crate::benches) fn open_tcp(
     let context = || address.to_string();
     if side == Side::Io {
         let listener = TcpListener::bind(address).context(context)?;
-        wait(listener.as_fd(), PollFlags::POLLIN, TIMEOUT)?;
+        wait(listener.as_fd(), PollFlags::POLLIN, CONNECT_TIMEOUT)?;
         return Ok(Box::new(Direct(Stream::tcp(listener.accept().context(context)?.0)?)));
     }
 
     let start = Instant::now();
     loop {
-        match TcpStream::connect_timeout(&address, TIMEOUT) {
-            Err(_) if start.elapsed() < TIMEOUT => std::thread::sleep(Duration::from_millis(20)),
+        match TcpStream::connect_timeout(&address, CONNECT_TIMEOUT) {
+            Err(_) if start.elapsed() < CONNECT_TIMEOUT => std::thread::sleep(RETRY_INTERVAL),
             stream => return Ok(Box::new(Direct(Stream::tcp(stream.context(context)?)?))),
         }
     }
@@ -283,32 +293,35 @@ impl Endpoint for Forwarded {
 
 impl Sender for &Forwarded {
     fn send(&mut self, _: u32, message: &[u8]) -> Result<(), Failure> {
-        self.sends.write_all(&(message.len() as u64 | WRITES).to_le_bytes(), message)?;
-        answered(&self.sends, message.len())
+        self.sends.write_all(&(message.len() as u64 | WRITE_FLAG).to_le_bytes(), message)?;
+        check_answer(&self.sends, message.len())
     }
 }
 
 impl Receiver for &Forwarded {
     fn receive(&mut self, _: u32, message: &mut [u8]) -> Result<(), Failure> {
         self.receives.write_all(&(message.len() as u64).to_le_bytes(), &[])?;
-        answered(&self.receives, message.len())?;
+        check_answer(&self.receives, message.len())?;
         if self.receives.read_all(message)? { Ok(()) } else { Err(closed()) }
     }
 }
 
 /// Reads and checks the result of a forwarded call.
-fn answered(stream: &Stream, expected: usize) -> Result<(), Failure> {
-    let mut answer = [0; CALL];
+fn check_answer(stream: &Stream, expected: usize) -> Result<(), Failure> {
+    let mut answer = [0; CALL_BYTES];
     if !stream.read_all(&mut answer)? {
         return Err(closed());
     }
 
     match u64::from_le_bytes(answer) {
-        moved if moved == expected as u64 => Ok(()),
-        moved => Err(Failure::result(format!("a forwarded call moved {moved} bytes instead of {expected}"))),
+        transferred if transferred == expected as u64 => Ok(()),
+        transferred => {
+            Err(Failure::result(format!("a forwarded call moved {transferred} bytes instead of {expected}")))
+        }
     }
 }
 
+/// Returns the failure of a connection that the other side has closed.
 fn closed() -> Failure {
     Failure::environment("the other side has closed its socket")
 }

@@ -76,6 +76,7 @@ impl Path {
         matches!(self, Self::Raw | Self::FcnpPoll | Self::FcnpIrq)
     }
 
+    /// Returns the process in the middle of the path.
     pub(in crate::benches) const fn middle(self) -> Middle {
         match self {
             Self::UnixRelayed | Self::TcpRelayed => Middle::Relay,
@@ -112,10 +113,11 @@ impl Direction {
         }
     }
 
-    pub(in crate::benches) const fn has(self, one: Self) -> bool {
-        matches!((self, one), (Self::Both, _))
+    /// Returns whether messages flow in `direction`, which is one of the two.
+    pub(in crate::benches) const fn includes(self, direction: Self) -> bool {
+        matches!((self, direction), (Self::Both, _))
             || matches!(
-                (self, one),
+                (self, direction),
                 (Self::IoToCompute, Self::IoToCompute) | (Self::ComputeToIo, Self::ComputeToIo)
             )
     }
@@ -166,6 +168,7 @@ impl Side {
         }
     }
 
+    /// Returns the side with a name.
     pub(in crate::benches) fn from_name(name: &str) -> Option<Self> {
         [Self::Io, Self::Compute, Self::Relay].into_iter().find(|side| side.name() == name)
     }
@@ -215,13 +218,19 @@ pub(in crate::benches) enum Answer {
     },
 }
 
+/// A period, in nanoseconds of the monotonic clock.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(in crate::benches) struct Span {
+    pub(in crate::benches) start: u64,
+    pub(in crate::benches) end: u64,
+}
+
 /// The times of the flows and round trips that one side has measured.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(in crate::benches) struct FlowTimes {
-    /// One span for each flow that this side received, in nanoseconds of the monotonic clock. It
-    /// begins when the first message has come, which is not counted, and ends when the last one
-    /// has.
-    pub(in crate::benches) spans: Vec<(u64, u64)>,
+    /// One span for each flow that this side received. It begins when the first message has come,
+    /// which is not counted, and ends when the last one has.
+    pub(in crate::benches) spans: Vec<Span>,
     /// Round trips in nanoseconds.
     pub(in crate::benches) round_trips: Vec<u64>,
 }
@@ -236,8 +245,8 @@ impl FlowTimes {
 
     /// Returns the time from the first flow's start to the last flow's end, in seconds.
     pub(in crate::benches) fn seconds(&self) -> f64 {
-        let start = self.spans.iter().map(|span| span.0).min().unwrap_or(0);
-        let end = self.spans.iter().map(|span| span.1).max().unwrap_or(0);
+        let start = self.spans.iter().map(|span| span.start).min().unwrap_or(0);
+        let end = self.spans.iter().map(|span| span.end).max().unwrap_or(0);
         end.saturating_sub(start).max(1) as f64 / 1e9
     }
 

@@ -14,7 +14,7 @@ use super::{
 };
 
 /// The class of routes for raw packets, which FCNP uses, too.
-const CLASS: u32 = 0;
+const ROUTE_CLASS: u32 = 0;
 /// The greatest number of raw packets between two accesses to the doorbell.
 const RAW_BATCH: usize = 8;
 
@@ -31,9 +31,9 @@ pub(in crate::benches) fn open(
     devices.truncate(task.compute_cores as usize);
 
     Ok(match (task.path, side) {
-        (Path::Raw, _) => Box::new(Raw::open(only(devices)?, cancel).context(context)?),
+        (Path::Raw, _) => Box::new(Raw::open(first_device(devices)?, cancel).context(context)?),
         (_, Side::Io) => {
-            let node = IoNode::open(only(devices)?, config).context(context)?;
+            let node = IoNode::open(first_device(devices)?, config).context(context)?;
             Box::new(Io { node, cancel: cancel.clone() })
         }
         _ => {
@@ -46,7 +46,8 @@ pub(in crate::benches) fn open(
     })
 }
 
-fn only(devices: Vec<Device>) -> Result<Device, Failure> {
+/// Returns the only device of a side.
+fn first_device(devices: Vec<Device>) -> Result<Device, Failure> {
     devices.into_iter().next().ok_or_else(|| Failure::environment("no device was given"))
 }
 
@@ -97,6 +98,7 @@ impl Endpoint for Compute {
 }
 
 impl Compute {
+    /// Returns an open compute core by its number.
     fn core(&self, core: u32) -> Result<&ComputeCore, Failure> {
         self.cores
             .get(core as usize)
@@ -131,7 +133,7 @@ fn check_length(
     Err(Failure::result(format!("{description}: {moved} bytes instead of {expected}")))
 }
 
-/// Raw packets: the rest of FCNP when every message is known to fit.
+/// Packets without FCNP's protocol. Both sides know the lengths of all messages.
 struct Raw {
     channel: TreeChannel,
     /// Address of the other node.
@@ -140,6 +142,7 @@ struct Raw {
 }
 
 impl Raw {
+    /// Opens a side of a pset with one compute node.
     fn open(device: Device, cancel: &Cancel) -> Result<Self, nicforge_fcnp::Error> {
         let channel = TreeChannel::open(device)?;
         let info = channel.info();
@@ -159,6 +162,7 @@ impl Raw {
         self.channel.relax(relax).context(|| "raw packets".into())
     }
 
+    /// Waits until a lock box is free, and takes it.
     fn lock<'a>(&self, lock: &'a LockBox) -> Result<Held<&'a LockBox>, Failure> {
         let mut relax = self.channel.device().new_relax();
         loop {
@@ -173,7 +177,7 @@ impl Raw {
 impl Endpoint for Raw {
     fn sender(&self) -> Result<Box<dyn Sender + '_>, Failure> {
         let guard = self.lock(self.channel.send_lock())?;
-        let header = Header::point_to_point(CLASS, self.peer, false);
+        let header = Header::point_to_point(ROUTE_CLASS, self.peer, false);
         Ok(Box::new(RawSender { raw: self, header, held: guard, relax: self.channel.device().new_relax() }))
     }
 
@@ -193,6 +197,7 @@ impl HoldsLock for SenderLock<'_> {
     }
 }
 
+/// Sends messages as packets. It holds the sender's lock all the time.
 struct RawSender<'a> {
     raw: &'a Raw,
     header: Header,
@@ -222,6 +227,7 @@ impl Sender for RawSender<'_> {
     }
 }
 
+/// Receives messages from packets. It holds the receiver's lock all the time.
 struct RawReceiver<'a> {
     raw: &'a Raw,
     packets: nicforge_fcnp::tree::Receiver<'a, Held<&'a LockBox>>,

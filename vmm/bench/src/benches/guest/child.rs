@@ -59,6 +59,7 @@ pub(super) fn main() -> Result<u8, Failure> {
     carry_out_orders(&Answer::Ready, |message| Answer::Failed { message }, |order| child.execute(order))
 }
 
+/// The state of a worker.
 struct Child {
     devices: Vec<DeviceAddress>,
     cancel: Cancel,
@@ -154,6 +155,7 @@ impl Child {
     }
 }
 
+/// Returns the failure of an order for something that no order has opened.
 fn not_open() -> Failure {
     Failure::environment("that is not open")
 }

@@ -6,7 +6,7 @@ use nicforge::failure::Failure;
 
 use super::{
     guests::{BenchGuest, KvmExits},
-    machine::{Done, Machine},
+    machine::{Machine, WorkDone},
     worker::TIMEOUT,
 };
 use crate::row::Row;
@@ -23,7 +23,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Counted {
     /// The work that the machine has done.
-    pub(super) done: Done,
+    pub(super) done: WorkDone,
     /// Device accesses that QEMU carried out.
     pub(super) exits: u64,
     /// The exits that KVM counted, if it runs the guests.
@@ -53,7 +53,7 @@ impl Counted {
 pub(super) fn count(
     machine: &Machine,
     guests: &[&BenchGuest],
-    is_complete: impl Fn(&Done) -> bool,
+    is_complete: impl Fn(&WorkDone) -> bool,
     work: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<Counted, Failure> {
     let trace = |on| guests.iter().try_for_each(|guest| guest.trace_exits(on));

@@ -69,6 +69,7 @@ impl BenchGuest {
         let context = || format!("the guest {name}");
         let this = std::env::current_exe().context(|| "this program's own file".into())?;
         let socket = |number| folder.join(format!("network{number}")).display().to_string();
+        // The guests are numbers 1 and 2.
         let (own_socket, peer_socket) = (socket(number), socket(3 - number));
         let mut config = GuestConfig::new(name)
             .driver(driver)
@@ -101,7 +102,7 @@ impl BenchGuest {
             return Err(Failure::environment(format!("the guest {name}: {problem}")));
         }
 
-        let done = guest.run(set_up(number).as_str(), TIMEOUT).context(context)?;
+        let done = guest.run(set_up_script(number).as_str(), TIMEOUT).context(context)?;
         if done.status != 0 {
             return Err(Failure::environment(format!("the guest {name}: its network: {}", done.stderr)));
         }
@@ -138,7 +139,7 @@ impl BenchGuest {
 }
 
 /// Returns the script that sets up both network interfaces of guest `number`.
-fn set_up(number: u8) -> String {
+fn set_up_script(number: u8) -> String {
     let (qemu, served) = (Network::Qemu.address(number), Network::Served.address(number));
     format!(
         "set -e\n\

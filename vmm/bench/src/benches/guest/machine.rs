@@ -16,12 +16,12 @@ use crate::machine::{build, describe};
 
 /// Number of packets in each FIFO.
 pub(super) const FIFO_DEPTH: u32 = 256;
-/// Addresses of the network devices. Those of QEMU's begin in another way.
-const STATIONS: [&str; 2] = ["02:00:00:00:00:01", "02:00:00:00:00:02"];
+/// Addresses of the network devices. Those of QEMU's network devices begin with 52.
+const STATION_ADDRESSES: [&str; 2] = ["02:00:00:00:00:01", "02:00:00:00:00:02"];
 /// Attachments of the device of registers.
 const REGISTER_USERS: u16 = 3;
 /// How long the engine may take to answer.
-const TIMEOUT: Duration = Duration::from_secs(10);
+const SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A machine that a thread of this process serves.
 pub(super) struct Machine {
@@ -33,7 +33,7 @@ pub(super) struct Machine {
 
 /// The work of a machine since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Done {
+pub(super) struct WorkDone {
     /// Messages taken from the clients that are attached now.
     pub(super) messages: u64,
     /// Posted writes carried out.
@@ -53,7 +53,7 @@ impl Machine {
         polls_for: Option<Duration>,
     ) -> Result<Self, Failure> {
         let pset = format!("[[pset]]\ncompute_nodes = 1\nfifo_depth = {FIFO_DEPTH}\n");
-        let ethernet = format!("[[ethernet]]\nstations = 2\nmacs = {STATIONS:?}\n");
+        let ethernet = format!("[[ethernet]]\nstations = 2\nmacs = {STATION_ADDRESSES:?}\n");
         let cards = "[[extoll]]\nmesh = 2\nvpids = 1\n";
         let networks = format!("{pset}{pset}{cards}{ethernet}");
         let description = describe(&format!("{}-{name}", BENCH.name), &networks)?;
@@ -99,9 +99,9 @@ impl Machine {
     }
 
     /// Returns the work that the machine has done.
-    pub(super) fn work_done(&self) -> Result<Done, Failure> {
-        let snapshot = self.handle.snapshot(TIMEOUT).context(|| "the engine".into())?;
-        let mut done = Done { sleeps: snapshot.sleeps, ..Done::default() };
+    pub(super) fn work_done(&self) -> Result<WorkDone, Failure> {
+        let snapshot = self.handle.snapshot(SNAPSHOT_TIMEOUT).context(|| "the engine".into())?;
+        let mut done = WorkDone { sleeps: snapshot.sleeps, ..WorkDone::default() };
 
         for function in &snapshot.functions {
             let sent = function.counters.iter().filter(|counter| counter.name.ends_with("_sent"));
@@ -120,6 +120,7 @@ impl Machine {
         self.end()
     }
 
+    /// Stops the engine if it still runs. Returns its error if it has failed.
     fn end(&mut self) -> Result<(), Failure> {
         self.stop.stop();
         let ended = match self.thread.take() {
@@ -137,7 +138,7 @@ impl Drop for Machine {
     }
 }
 
-impl Done {
+impl WorkDone {
     /// Returns the work that was done after `then`.
     pub(super) fn since(&self, then: &Self) -> Self {
         Self {

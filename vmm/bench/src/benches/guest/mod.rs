@@ -63,7 +63,7 @@ pub const BENCH: Bench = Bench::new(
 .with_part(part)
 .not_in_all();
 
-/// The task of the child processes.
+/// The task of all child processes.
 const END: &str = "end";
 
 /// The message sizes of all measurements, and how often and how long each is measured.

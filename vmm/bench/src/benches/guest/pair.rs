@@ -31,19 +31,21 @@ use crate::{
 const POLLING_TIME: Duration = Duration::from_secs(5);
 /// The port of the guests' TCP connection.
 const PORT: u16 = 7000;
-/// The size of a probe, which determines how many messages are measured: bytes, and the least and
-/// the greatest number of messages.
-const PROBE: (usize, usize, usize) = (256 << 10, 2, 64);
+/// Bytes of all messages of a probe, which determines how many messages are measured.
+const PROBE_BYTES: usize = 256 << 10;
+/// The least and the greatest number of messages in a probe.
+const PROBE_MESSAGES: (usize, usize) = (2, 64);
 /// The greatest number of messages in a measurement. A few messages may pass faster than many do.
-const MAX: u32 = 20_000;
+const MAX_MESSAGES: u32 = 20_000;
 /// The message size for measurements of latency.
-const LATENCY_AT: usize = 16;
+const LATENCY_BYTES: usize = 16;
 /// Number of trapped accesses that are counted, to check that counting works.
-const TRAPPED: u32 = 100;
+const TRAPPED_ACCESSES: u32 = 100;
 /// Bytes of the messages whose packets are counted.
 const COUNTED_BYTES: usize = 64 << 10;
 
-/// Indexes of the first guest's devices.
+/// Indexes of the first guest's devices. Those of `COUNTED_` belong to the machine whose engine
+/// stays awake.
 const REGISTERS: usize = 0;
 const IO: usize = 3;
 const COUNTED_REGISTERS: usize = 4;
@@ -73,6 +75,7 @@ enum MessagePath {
 }
 
 impl MessagePath {
+    /// All paths.
     const ALL: [Self; 6] = [
         Self::Raw,
         Self::Guests,
@@ -87,6 +90,7 @@ impl MessagePath {
         Self::ALL.into_iter().filter(move |path| *path != Self::Velo || bytes <= MAX_MESSAGE)
     }
 
+    /// Returns the path of a task.
     const fn path(self) -> Path {
         match self {
             Self::Raw => Path::Raw,
@@ -96,6 +100,7 @@ impl MessagePath {
         }
     }
 
+    /// Returns the name of the rows.
     const fn row(self) -> &'static str {
         match self {
             Self::Tcp(Network::Qemu) => "virtio-net-tcp",
@@ -104,6 +109,7 @@ impl MessagePath {
         }
     }
 
+    /// Returns where both ends run, as a row shows it.
     const fn placement(self) -> &'static str {
         match self {
             Self::Host => "io@host compute@guest",
@@ -215,7 +221,8 @@ impl<'a> GuestPair<'a> {
     /// Returns the number of calls to [`Run::step`] for a pair of guests.
     pub(super) fn steps(sweep: &Sweep) -> u64 {
         let paths: usize = sweep.sizes.iter().map(|&bytes| MessagePath::of_messages(bytes).count()).sum();
-        (1 + 4 + 1 + paths * sweep.directions.len() * (sweep.rounds + 1)) as u64
+        // The boot and the registers are a step each, and each kind of counted work is one.
+        (2 + 4 + paths * sweep.directions.len() * (sweep.rounds + 1)) as u64
     }
 
     /// Makes all measurements, and returns their rows.
@@ -240,7 +247,7 @@ impl<'a> GuestPair<'a> {
             let order = Order::MeasureRegisters { path: path.into(), quick: self.run.quick };
             match self.io.execute(self.run, &order)? {
                 Answer::Measurement(measurement) => Ok(measurement),
-                answer => Err(unexpected(&answer)),
+                answer => Err(unexpected_answer(&answer)),
             }
         })?;
 
@@ -276,14 +283,14 @@ impl<'a> GuestPair<'a> {
             count,
             compute_cores: 1,
         };
-        let (of_bytes, least, maximum) = PROBE;
-        let probe = (of_bytes / bytes).clamp(least, maximum) as u32;
+        let (minimum, maximum) = PROBE_MESSAGES;
+        let probe = (PROBE_BYTES / bytes).clamp(minimum, maximum) as u32;
         let mut counted = Vec::new();
 
         for path in MessagePath::of_messages(bytes) {
             self.run.step(format!("{}, {bytes} bytes, {}", path.row(), direction.name()))?;
             let duration = self.measure_once(path, &task(path, Kind::Stream, probe))?.seconds();
-            counted.push((path, ((f64::from(probe) * seconds / duration) as u32).clamp(2, MAX)));
+            counted.push((path, ((f64::from(probe) * seconds / duration) as u32).clamp(2, MAX_MESSAGES)));
         }
 
         let results = contest::run(self.run, rounds, counted, |&mut (path, count), _| {
@@ -291,19 +298,19 @@ impl<'a> GuestPair<'a> {
             let stream = task(path, Kind::Stream, count);
             let rate = stream.rate(&self.measure_once(path, &stream)?);
             let mut samples = Samples::default();
-            if bytes == LATENCY_AT {
+            if bytes == LATENCY_BYTES {
                 samples = self.measure_once(path, &task(path, Kind::PingPong, round_trips))?.latencies();
             }
             Ok(Measurement { rate: Some(rate), samples })
         })?;
 
         let row = |(&(path, _), measurements): (&(MessagePath, u32), &[Measurement])| {
-            let device = !matches!(path, MessagePath::Tcp(_));
+            let has_device = !matches!(path, MessagePath::Tcp(_));
             let row = self.row(path.row()).with_measurements(measurements).with_bandwidth(bytes);
             Row {
-                backing: row.backing.filter(|_| device),
+                backing: row.backing.filter(|_| has_device),
                 placement: Some(path.placement().into()),
-                fifo_depth: (device && path != MessagePath::Velo).then_some(FIFO_DEPTH),
+                fifo_depth: (has_device && path != MessagePath::Velo).then_some(FIFO_DEPTH),
                 direction: Some(direction.name()),
                 ..row
             }
@@ -374,13 +381,14 @@ impl<'a> GuestPair<'a> {
         for answer in self.order_both(path, [Order::Measure, Order::Measure])? {
             match answer {
                 Answer::FlowTimes(one) => measured = measured.and(one),
-                answer => return Err(unexpected(&answer)),
+                answer => return Err(unexpected_answer(&answer)),
             }
         }
 
         Ok(measured)
     }
 
+    /// Makes both workers close their endpoints.
     fn close_endpoints(&mut self, path: MessagePath) -> Result<(), Failure> {
         self.order_both(path, [Order::Close, Order::Close]).map(drop)
     }
@@ -392,8 +400,8 @@ impl<'a> GuestPair<'a> {
         self.io.execute(run, &Order::OpenCounted { device: COUNTED_REGISTERS })?;
         let kinds = [
             (counts::POSTED, Access::Posted, self.sweep.counted),
-            ("counted-trapped-reads", Access::Read, TRAPPED),
-            ("counted-trapped-writes", Access::Write, TRAPPED),
+            ("counted-trapped-reads", Access::Read, TRAPPED_ACCESSES),
+            ("counted-trapped-writes", Access::Write, TRAPPED_ACCESSES),
         ];
 
         // The first access wakes the engine.
@@ -444,6 +452,7 @@ impl<'a> GuestPair<'a> {
     }
 }
 
-fn unexpected(answer: &Answer) -> Failure {
+/// Returns the failure of an answer that does not fit the order.
+fn unexpected_answer(answer: &Answer) -> Failure {
     Failure::environment(format!("a worker of the bench gave an answer that does not fit: {answer:?}"))
 }

@@ -30,6 +30,7 @@ pub(super) fn open(side: Side, device: Device, cancel: &Cancel) -> Result<Box<dy
     let mut port = Port::open(device, Config::default()).context(context)?;
 
     let own = port.address();
+    // There are two cards, 0 and 1.
     let address = Address { node: 1 - own.node.min(1), ..own };
     let peer = port.connect(address, Deadline::after(TIMEOUT), Some(cancel)).context(context)?;
 
@@ -37,6 +38,7 @@ pub(super) fn open(side: Side, device: Device, cancel: &Cancel) -> Result<Box<dy
 }
 
 impl End {
+    /// Locks the port.
     fn port(&self) -> MutexGuard<'_, Port> {
         // A thread that panicked has ended the task.
         self.port.lock().unwrap_or_else(PoisonError::into_inner)

@@ -55,7 +55,7 @@ impl<'a> Worker<'a> {
         let (line_sender, answers) = channel();
         let command =
             format!("stty -F /dev/ttyS2 raw -echo && exec {PROGRAM} {} --part {END} </dev/ttyS2", BENCH.name);
-        let job = Job::shell(command).on_line(lines(line_sender));
+        let job = Job::shell(command).on_line(line_forwarder(line_sender));
         let program = guest.start(job).context(|| format!("{name}: starting the bench"))?;
         let worker = Self { name, process: WorkerProcess::Guest { line, program }, answers };
         worker.collect(run, "its start").map(|_| worker)
@@ -153,8 +153,8 @@ pub(super) fn collect(
     Ok(answers.into_iter().flatten().collect())
 }
 
-/// Forwards the output lines of a program in a guest.
-fn lines(line_sender: Sender<String>) -> nicforge_guest::LineSink {
+/// Returns a sink that forwards a program's lines on standard output, and drops the others.
+fn line_forwarder(line_sender: Sender<String>) -> nicforge_guest::LineSink {
     Arc::new(move |stream, line| {
         if stream == Stream::Output {
             // The receiver is gone when the benchmark has ended.

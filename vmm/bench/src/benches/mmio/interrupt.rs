@@ -126,6 +126,7 @@ pub(super) struct EventFds {
 }
 
 impl EventFds {
+    /// Starts the answering thread on a processor, or anywhere.
     pub(super) fn new(processor: Option<usize>) -> Result<Self, Failure> {
         let description = || "a bare eventfd".into();
         let event =
@@ -136,8 +137,8 @@ impl EventFds {
             .spawn({
                 let (request, reply, stop) = (request.clone(), reply.clone(), stop.clone());
                 move || {
-                    // On another processor it would measure another placement, so it then measures
-                    // nothing.
+                    // A thread that can't be pinned would measure another placement, so it
+                    // answers nothing.
                     if processor.is_none_or(|processor| pin(processor).is_ok()) {
                         while request.read().is_ok()
                             && !stop.load(Ordering::Acquire)

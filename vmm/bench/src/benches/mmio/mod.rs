@@ -88,8 +88,10 @@ pub(super) struct Effort {
     pub(super) sustained: Duration,
 }
 
+/// The measurements of a full run.
 const FULL: Effort =
     Effort { rounds: 20, paced: 100, in_a_row: 500, batches: 50, sustained: Duration::from_millis(75) };
+/// The measurements of a quick run.
 const QUICK: Effort =
     Effort { rounds: 2, paced: 20, in_a_row: 100, batches: 5, sustained: Duration::from_millis(10) };
 
@@ -118,7 +120,8 @@ fn in_a_row(
     effort: &Effort,
     mut operation: impl FnMut() -> Result<(), Failure>,
 ) -> Result<Measurement, Failure> {
-    for _ in 0..effort.in_a_row / 20 {
+    let warm_up = effort.in_a_row / 20;
+    for _ in 0..warm_up {
         operation()?;
     }
 

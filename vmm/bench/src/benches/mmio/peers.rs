@@ -12,10 +12,10 @@ use nicforge::failure::{ErrorContext, Failure};
 
 use super::{Contestant, Effort, Measurement, TIMEOUT, in_a_row, paced, server::ServerProcess};
 
-/// Bytes of header, offset, region and length.
-const REQUEST: usize = 32;
-/// Bytes of the same fields, and of the register.
-const REPLY: usize = 36;
+/// Bytes of a request: header, offset, region and length.
+const REQUEST_BYTES: usize = 32;
+/// Bytes of a reply: the same fields, and the register.
+const REPLY_BYTES: usize = 36;
 /// Number of polls of a socket before the thread yields between two polls, as in the client
 /// library.
 const POLLS_BEFORE_YIELD: u32 = 8;
@@ -30,6 +30,7 @@ pub(super) enum Waiting {
     Spinning = 1,
 }
 
+/// Returns the path of the server's socket.
 fn socket(directory: &Path) -> PathBuf {
     directory.join("pingpong")
 }
@@ -51,20 +52,21 @@ pub(super) fn serve(directory: &Path) -> Result<(), Failure> {
         .context(|| "a thread for a bare socket".into())
 }
 
+/// Answers the requests of a connection until its end, which is an error.
 fn answer(mut stream: UnixStream) -> std::io::Result<()> {
     let mut mode = [0];
     stream.read_exact(&mut mode)?;
     let waiting = if mode[0] == Waiting::Spinning as u8 { Waiting::Spinning } else { Waiting::Blocking };
     stream.set_nonblocking(waiting == Waiting::Spinning)?;
-    let mut request = [0; REQUEST];
+    let mut request = [0; REQUEST_BYTES];
 
     loop {
         read(&mut stream, &mut request, waiting)?;
-        stream.write_all(&[0; REPLY])?;
+        stream.write_all(&[0; REPLY_BYTES])?;
     }
 }
 
-/// Fills `message`.
+/// Fills `message` from the socket.
 fn read(stream: &mut UnixStream, message: &mut [u8], waiting: Waiting) -> std::io::Result<()> {
     if waiting == Waiting::Blocking {
         return stream.read_exact(message);
@@ -102,6 +104,7 @@ pub(super) struct PingPong {
 }
 
 impl PingPong {
+    /// Returns a client of the server's socket that waits in this way.
     pub(super) fn new(server: &ServerProcess, waiting: Waiting) -> Self {
         Self { socket: socket(server.path()), waiting }
     }
@@ -121,10 +124,10 @@ impl Contestant for PingPong {
         stream.set_read_timeout(Some(TIMEOUT)).context(description)?;
         stream.write_all(&[self.waiting as u8]).context(description)?;
         stream.set_nonblocking(self.waiting == Waiting::Spinning).context(description)?;
-        let mut reply = [0; REPLY];
+        let mut reply = [0; REPLY_BYTES];
         let waiting = self.waiting;
         let mut exchange = || {
-            stream.write_all(&[0; REQUEST]).context(description)?;
+            stream.write_all(&[0; REQUEST_BYTES]).context(description)?;
             read(&mut stream, &mut reply, waiting).context(description)
         };
 

@@ -35,13 +35,17 @@ pub(in crate::benches) fn contestants(
     blocking: &Device,
 ) -> Result<Vec<Box<dyn Contestant>>, Failure> {
     Ok(vec![
-        Box::new(Trapped { path: "trapped-read-hot", write: false, bar: accessing(polling.bar(REGISTERS))? }),
+        Box::new(Trapped {
+            path: "trapped-read-hot",
+            is_write: false,
+            bar: accessing(polling.bar(REGISTERS))?,
+        }),
         Box::new(SleepingEngineReads::new(blocking)?),
-        Box::new(Trapped { path: "trapped-write", write: true, bar: accessing(polling.bar(REGISTERS))? }),
+        Box::new(Trapped { path: "trapped-write", is_write: true, bar: accessing(polling.bar(REGISTERS))? }),
         Box::new(Posted::new(polling)?),
         Box::new(PostedWriteTime {
             path: "posted-write-done",
-            asleep: false,
+            engine_sleeps: false,
             ..PostedWriteTime::new(blocking)?
         }),
         Box::new(PostedWriteTime::new(blocking)?),
@@ -51,7 +55,7 @@ pub(in crate::benches) fn contestants(
 /// Trapped accesses one after the other. The engine finds the next access before it goes to sleep.
 struct Trapped {
     path: &'static str,
-    write: bool,
+    is_write: bool,
     bar: Bar,
 }
 
@@ -67,7 +71,7 @@ impl Contestant for Trapped {
     fn measure(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
         let mut value = 0;
         in_a_row(effort, || {
-            if self.write {
+            if self.is_write {
                 value += 1;
                 accessing(self.bar.write32(REG_COUNT, value))
             } else {
@@ -84,7 +88,7 @@ fn mirror_word(device: &Device, offset: u64) -> Result<SharedU32, Failure> {
 }
 
 /// Waits until the engine sleeps.
-fn until_asleep(sleeping: &SharedU32) -> Result<(), Failure> {
+fn wait_until_asleep(sleeping: &SharedU32) -> Result<(), Failure> {
     let start = Instant::now();
     while sleeping.load(Ordering::Relaxed) == 0 {
         if start.elapsed() > TIMEOUT {
@@ -119,7 +123,11 @@ impl Contestant for SleepingEngineReads {
     }
 
     fn measure(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
-        paced(effort, || until_asleep(&self.sleeping), || accessing(self.bar.read32(REG_COUNT)).map(drop))
+        paced(
+            effort,
+            || wait_until_asleep(&self.sleeping),
+            || accessing(self.bar.read32(REG_COUNT)).map(drop),
+        )
     }
 }
 
@@ -127,7 +135,7 @@ impl Contestant for SleepingEngineReads {
 /// the write wakes it.
 struct PostedWriteTime {
     path: &'static str,
-    asleep: bool,
+    engine_sleeps: bool,
     device: Device,
     sleeping: SharedU32,
     head: SharedU32,
@@ -137,7 +145,7 @@ impl PostedWriteTime {
     fn new(device: &Device) -> Result<Self, Failure> {
         Ok(Self {
             path: "posted-write-done-asleep",
-            asleep: true,
+            engine_sleeps: true,
             device: device.clone(),
             sleeping: mirror_word(device, mirror::SLEEPING)?,
             head: mirror_word(device, mirror::RING_HEAD)?,
@@ -171,7 +179,11 @@ impl Contestant for PostedWriteTime {
             Ok(())
         };
 
-        if self.asleep { paced(effort, || until_asleep(sleeping), write) } else { in_a_row(effort, write) }
+        if self.engine_sleeps {
+            paced(effort, || wait_until_asleep(sleeping), write)
+        } else {
+            in_a_row(effort, write)
+        }
     }
 }
 
@@ -188,11 +200,11 @@ impl Posted {
     }
 
     /// Writes a batch.
-    fn batch(&mut self) -> Result<(), Failure> {
+    fn write_batch(&mut self) -> Result<(), Failure> {
         self.write(BATCH)
     }
 
-    /// Writes `times` times. The register holds the number of writes.
+    /// Writes `times` times. Each value is the number of writes so far.
     pub(in crate::benches) fn write(&mut self, times: u32) -> Result<(), Failure> {
         for _ in 0..times {
             self.count = self.count.wrapping_add(1);
@@ -235,14 +247,14 @@ impl Contestant for Posted {
             // This empties the ring, and leaves the engine awake.
             accessing(self.device.flush())?;
             let start = Instant::now();
-            self.batch()?;
+            self.write_batch()?;
             samples.add_mean(start.elapsed(), BATCH);
         }
 
         self.check_register()?;
         let (start, mut written) = (Instant::now(), 0);
         while start.elapsed() < effort.sustained {
-            self.batch()?;
+            self.write_batch()?;
             written += BATCH;
         }
 

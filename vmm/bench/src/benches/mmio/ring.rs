@@ -18,6 +18,7 @@ pub(super) struct BareRing {
 }
 
 impl BareRing {
+    /// Returns the contestant, whose consumer runs on this processor, or anywhere.
     pub(super) fn new(processor: Option<usize>) -> Self {
         Self { processor }
     }
@@ -30,7 +31,8 @@ struct Writer {
 }
 
 impl Writer {
-    fn batch(&mut self) -> Result<(), Failure> {
+    /// Writes a batch. Waits while the ring is full.
+    fn write_batch(&mut self) -> Result<(), Failure> {
         for _ in 0..BATCH {
             self.count = self.count.wrapping_add(1);
             let data = self.count.to_le_bytes();
@@ -40,7 +42,8 @@ impl Writer {
         Ok(())
     }
 
-    fn drain(&mut self) -> Result<(), Failure> {
+    /// Waits until the consumer has read all records.
+    fn wait_until_drained(&mut self) -> Result<(), Failure> {
         wait_for(|| Ok(self.ring.is_drained()))
     }
 }
@@ -75,34 +78,34 @@ impl Contestant for BareRing {
     fn measure(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
         let ring = bare_ring::BareRing::start(RING_CELLS, self.processor)?;
         let mut writer = Writer { ring, count: 0 };
-        let measurement = write(&mut writer, effort);
+        let measurement = measure_writes(&mut writer, effort);
         writer.ring.finish()?;
         measurement
     }
 }
 
 /// Measures records that are written in timed batches, and then without a pause.
-fn write(writer: &mut Writer, effort: &Effort) -> Result<Measurement, Failure> {
+fn measure_writes(writer: &mut Writer, effort: &Effort) -> Result<Measurement, Failure> {
     // Every page of the ring is touched once before the measurement.
     for _ in 0..RING_CELLS.div_ceil(BATCH) {
-        writer.batch()?;
+        writer.write_batch()?;
     }
 
     let mut samples = Samples::with_capacity(effort.batches);
     for _ in 0..effort.batches {
-        writer.drain()?;
+        writer.wait_until_drained()?;
         let start = Instant::now();
-        writer.batch()?;
+        writer.write_batch()?;
         samples.add_mean(start.elapsed(), BATCH);
     }
 
-    writer.drain()?;
+    writer.wait_until_drained()?;
     let (start, mut written) = (Instant::now(), 0);
     while start.elapsed() < effort.sustained {
-        writer.batch()?;
+        writer.write_batch()?;
         written += BATCH;
     }
 
-    writer.drain()?;
+    writer.wait_until_drained()?;
     Ok(Measurement { rate: Some(f64::from(written) / start.elapsed().as_secs_f64()), samples })
 }

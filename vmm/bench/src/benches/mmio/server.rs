@@ -62,6 +62,7 @@ impl ServerProcess {
         Ok(server)
     }
 
+    /// Waits until the child says that its sockets exist.
     fn wait_ready(&mut self) -> Result<(), Failure> {
         let mut line = String::new();
         if let Some(output) = self.child.stdout.take() {
@@ -90,6 +91,7 @@ impl ServerProcess {
         self.end()
     }
 
+    /// Closes the child's input, and waits for its end. A child that does not end is killed.
     fn end(&mut self) -> Result<(), Failure> {
         drop(self.child.stdin.take());
         let start = Instant::now();
@@ -123,6 +125,7 @@ impl Drop for ServerProcess {
     }
 }
 
+/// Returns the socket of attachment `number` of the device.
 fn attachment_socket(directory: &Path, number: u16) -> PathBuf {
     directory.join(format!("dma0.{number}"))
 }

@@ -18,10 +18,11 @@ use super::{Contestant, Effort, Measurement, in_a_row, paced, server::ServerProc
 use crate::row::Backing;
 
 /// Bytes of the region.
-const SIZE: u64 = 4096;
+const REGION_BYTES: u64 = 4096;
 /// Offset of the register.
 const REGISTER: u64 = 8;
 
+/// Returns the path of the server's socket.
 fn socket(directory: &Path) -> PathBuf {
     directory.join("vfio_user-crate")
 }
@@ -75,7 +76,7 @@ pub(super) fn serve(directory: &Path) -> Result<(), Failure> {
             flags: VFIO_REGION_INFO_FLAG_READ | VFIO_REGION_INFO_FLAG_WRITE,
             index: 0,
             cap_offset: 0,
-            size: SIZE,
+            size: REGION_BYTES,
             offset: 0,
         },
         sparse_areas: Vec::new(),
@@ -97,7 +98,7 @@ pub(super) fn serve(directory: &Path) -> Result<(), Failure> {
         .context(|| "a thread for the vfio_user crate's server".into())
 }
 
-/// The crate's client.
+/// Reads by the crate's client.
 struct CrateRead {
     client: Rc<RefCell<Client>>,
     asleep: bool,

@@ -94,7 +94,7 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
     Ok(Outcome { rows, goals, notes: notes(callgrind, short_route, long_route) })
 }
 
-/// Runs a child process. `part` names the figure and the number of packets.
+/// Carries out the task of a child process. `text` is `FIGURE:PACKETS`.
 fn part(text: &str) -> Result<u8, Failure> {
     let unknown = || unknown_part(text);
     let (name, packets) = text.split_once(':').ok_or_else(unknown)?;
@@ -103,6 +103,7 @@ fn part(text: &str) -> Result<u8, Failure> {
     Ok(0)
 }
 
+/// Returns the row of a number of instructions for each packet.
 fn row(path: &str, instructions: f64) -> Row {
     Row {
         backing: Some(Backing::InProcess),

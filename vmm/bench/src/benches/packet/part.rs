@@ -8,7 +8,7 @@ use std::thread;
 
 use nicforge::failure::{ErrorContext, Failure};
 use nicforge_fcnp::{ComputeCore, Config, IoNode, tree::TreeChannel};
-use nicforge_hwi::tree::{Header, PAYLOAD};
+use nicforge_hwi::tree::{CORES, Header, PAYLOAD};
 use nicforge_machine::in_process::LocalMachine;
 use nicforge_shm::SharedMemory;
 
@@ -37,8 +37,10 @@ const NEVER_COLD: u64 = 1 << 62;
 const CLASS: u32 = 15;
 /// The attachment that is used of each node.
 const CORE: &str = "core0";
+/// The value of each byte of a packet or message without a number.
+const PATTERN: u8 = 0x5a;
 /// Number of packets in a message of 1 MB.
-const MESSAGE: u64 = (1 << 20) / PAYLOAD as u64;
+const MESSAGE_PACKETS: u64 = (1 << 20) / PAYLOAD as u64;
 
 /// The data of a batch, aligned for the fastest copies.
 #[repr(align(64))]
@@ -48,9 +50,9 @@ impl Batch {
     /// A batch without data.
     const EMPTY: Self = Self([0; BATCH * PAYLOAD]);
     /// A batch of packets with the same data.
-    const UNNUMBERED: Self = Self([0x5a; BATCH * PAYLOAD]);
+    const UNIFORM: Self = Self([PATTERN; BATCH * PAYLOAD]);
 
-    /// Writes the numbers of its packets, which ascend from `first` on, to the start of their data.
+    /// Numbers the packets, from `first` on. A packet's number is at the start of its data.
     fn number_from(&mut self, first: u64) {
         for (packet, number) in self.0.as_chunks_mut::<PAYLOAD>().0.iter_mut().zip(first..) {
             if let Some(start) = packet.first_chunk_mut() {
@@ -61,7 +63,7 @@ impl Batch {
 
     /// Checks the data of the first `count` packets, whose numbers ascend from `first` on.
     fn check_packets(&self, first: u64, count: usize) -> Result<(), Failure> {
-        let mut expected = Self::UNNUMBERED;
+        let mut expected = Self::UNIFORM;
         expected.number_from(first);
 
         let packets = self.0.as_chunks::<PAYLOAD>().0.iter().zip(expected.0.as_chunks::<PAYLOAD>().0);
@@ -142,7 +144,7 @@ impl CountedFigure {
     pub(super) fn packets(self, quick: bool) -> u64 {
         let times = if quick { 1 } else { 8 };
         match self {
-            Self::FcnpSend | Self::FcnpReceive => MESSAGE * times,
+            Self::FcnpSend | Self::FcnpReceive => MESSAGE_PACKETS * times,
             _ => 1024 * times,
         }
     }
@@ -154,7 +156,7 @@ impl CountedFigure {
     pub(super) fn run(self, packets: u64) -> Result<(), Failure> {
         match self {
             Self::CopyIn | Self::CopyOut => copy_batches(packets),
-            Self::FcnpSend | Self::FcnpReceive => exchange_messages(self, packets / MESSAGE),
+            Self::FcnpSend | Self::FcnpReceive => exchange_messages(self, packets / MESSAGE_PACKETS),
             _ => stream_packets(self, packets),
         }
     }
@@ -180,7 +182,7 @@ fn stream_packets(figure: CountedFigure, packets: u64) -> Result<(), Failure> {
     step_uncounted(&mut stepped, STEPS_TO_SETTLE);
     warm_up(&mut stepped, &sender, header, &receiver)?;
 
-    let (mut data, mut out) = (Batch::UNNUMBERED, Batch::EMPTY);
+    let (mut data, mut out) = (Batch::UNIFORM, Batch::EMPTY);
     let (mut taken, mut sent, mut idle_steps) = (0, 0, 0);
     while taken < packets {
         while (sent - taken) + BATCH as u64 <= u64::from(DEPTH) && sent < packets {
@@ -213,7 +215,7 @@ fn warm_up(
     header: Header,
     receiver: &TreeChannel,
 ) -> Result<(), Failure> {
-    let (data, mut out) = (Batch::UNNUMBERED, Batch::EMPTY);
+    let (data, mut out) = (Batch::UNIFORM, Batch::EMPTY);
     let guard = sender.send_lock().try_lock(sender.owner());
     if let Some(guard) = guard {
         sender.send_batch(guard).send_data(header, &data.0, BATCH);
@@ -233,6 +235,7 @@ fn waiting_packets(channel: &TreeChannel, taken: u64) -> u64 {
     channel.received().wrapping_sub(taken as u32).into()
 }
 
+/// Opens the channel of a node's core.
 fn channel(machine: &SteppedMachine, node: &str) -> Result<TreeChannel, Failure> {
     TreeChannel::open(machine.open(node, CORE)?).context(|| format!("the channel of {node}"))
 }
@@ -242,7 +245,7 @@ fn copy_batches(packets: u64) -> Result<(), Failure> {
     let size = BATCH * PAYLOAD;
     let memory = SharedMemory::create("bench-copy", size).context(|| "shared memory".into())?;
     let window = memory.window(0, size as u64).context(|| "shared memory".into())?;
-    let (data, mut out) = (Batch::UNNUMBERED, Batch::EMPTY);
+    let (data, mut out) = (Batch::UNIFORM, Batch::EMPTY);
 
     for _ in 0..packets / BATCH as u64 {
         if let Some(data) = data.0.as_chunks().0.first_chunk() {
@@ -269,20 +272,20 @@ fn exchange_messages(figure: CountedFigure, messages: u64) -> Result<(), Failure
     let io = IoNode::open(io_device, Config::default()).context(|| "the I/O node".into())?;
 
     let write = move || -> Result<(), Failure> {
-        let data = vec![0x5a; MESSAGE as usize * PAYLOAD];
+        let data = vec![PATTERN; MESSAGE_PACKETS as usize * PAYLOAD];
         for _ in 0..messages {
-            counted::fcnp_write(&io, rank * 4, &data).context(|| "a write".into())?;
+            counted::fcnp_write(&io, rank * u32::from(CORES), &data).context(|| "a write".into())?;
         }
         Ok(())
     };
 
     let read = move || -> Result<(), Failure> {
         let core = ComputeCore::open(core_device, Config::default()).context(|| "the compute core".into())?;
-        let mut buffer = vec![0; MESSAGE as usize * PAYLOAD];
+        let mut buffer = vec![0; MESSAGE_PACKETS as usize * PAYLOAD];
         for _ in 0..messages {
             counted::fcnp_read(&core, &mut buffer).context(|| "a read".into())?;
         }
-        if buffer.iter().all(|&byte| byte == 0x5a) {
+        if buffer.iter().all(|&byte| byte == PATTERN) {
             Ok(())
         } else {
             Err(Failure::result("content was lost"))
@@ -322,12 +325,12 @@ mod tests {
 
     #[test]
     fn data_of_an_earlier_batch_or_of_none_is_noticed() {
-        let mut batch = Batch::UNNUMBERED;
+        let mut batch = Batch::UNIFORM;
         batch.number_from(8);
 
         assert!(batch.check_packets(8, BATCH).is_ok());
         assert!(batch.check_packets(16, BATCH).is_err());
-        assert!(Batch::UNNUMBERED.check_packets(8, BATCH).is_err());
+        assert!(Batch::UNIFORM.check_packets(8, BATCH).is_err());
         assert!(Batch::EMPTY.check_packets(0, 1).is_err());
     }
 }

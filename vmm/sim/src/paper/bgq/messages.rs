@@ -1,32 +1,32 @@
 //! Messages from node to node: their latency (Table 1), and the throughput of links (Table 2).
 
-use super::{Benchmark, Failure, L2, LOOP_SEND, Model, Run, rows};
+use super::{Benchmark, Failure, L2_BYTES, LOOP_SEND_NS, Model, Run, rows};
 use crate::{
     paper::figure::{Axis, Figure, Scale, Series},
     world::Picos,
 };
 
 /// The mesh of Table 1, and its longest way.
-const MESH: [u32; 5] = [4, 4, 4, 4, 2];
-const LONGEST: u32 = 13;
+const MESH_SHAPE: [u32; 5] = [4, 4, 4, 4, 2];
+const LONGEST_HOPS: u32 = 13;
 /// Round trips of a measurement. The simulation is deterministic.
 const ROUNDS: u32 = 2;
 /// Send and receive streams of the ten links.
 const STREAMS: u64 = 20;
 /// GB/s of a link in one direction.
-const RAW: f64 = 2.0;
-/// Bytes at which the throughput is that before the L2 is too small.
-const FITS: u64 = 1 << 20;
+const RAW_GB_S: f64 = 2.0;
+/// Bytes of the longest message at which all messages fit into the L2.
+const FITS_L2_BYTES: u64 = 1 << 20;
 
-/// A time by hops.
-pub(super) struct Hops {
+/// A time that grows with the number of hops.
+pub(super) struct TimeByHops {
     /// Time without hops, in nanoseconds.
     pub(super) base: f64,
     /// Time of a hop in nanoseconds.
     pub(super) hop: f64,
 }
 
-impl Hops {
+impl TimeByHops {
     /// Returns the line through two points.
     pub(super) fn between((first, at_first): (u32, f64), (last, at_last): (u32, f64)) -> Self {
         let hop = (at_last - at_first) / f64::from(last - first);
@@ -34,12 +34,12 @@ impl Hops {
     }
 }
 
-/// Returns the node of a mesh to which the way from node 0 has some hops: along A first, and then
-/// along the others.
+/// Returns a node of the mesh that is `hops` hops from node 0: along A first, and then along the
+/// other dimensions.
 fn node_at(mut hops: u32) -> u32 {
     let mut stride = 1;
     let mut node = 0;
-    for length in MESH {
+    for length in MESH_SHAPE {
         let along = hops.min(length - 1);
         node += along * stride;
         hops -= along;
@@ -49,17 +49,17 @@ fn node_at(mut hops: u32) -> u32 {
 }
 
 /// Measures Table 1. Returns the hardware latency by hops.
-pub(super) fn latencies(run: &mut Run<'_>, model: Model) -> Result<Hops, Failure> {
-    let mesh = Benchmark::of(MESH, [false; 5]);
+pub(super) fn latencies(run: &mut Run<'_>, model: Model) -> Result<TimeByHops, Failure> {
+    let mesh = Benchmark::of_messages(MESH_SHAPE, [false; 5]);
     let times = |run: &Run<'_>, model: Model| -> Result<Vec<f64>, Failure> {
-        let others: Vec<u32> = (1..=LONGEST).map(node_at).collect();
+        let others: Vec<u32> = (1..=LONGEST_HOPS).map(node_at).collect();
         let times = model.nodes(run, mesh).ping_pong(&others, ROUNDS)?;
         Ok(times.into_iter().map(Picos::as_nanos).collect())
     };
 
     run.show("latencies without software")?;
     let hardware = times(run, model.without_software())?;
-    let hardware = [(1, hardware[0]), (LONGEST, hardware[LONGEST as usize - 1])];
+    let hardware = [(1, hardware[0]), (LONGEST_HOPS, hardware[LONGEST_HOPS as usize - 1])];
     for ((hops, simulated), paper) in hardware.into_iter().zip([622.0, 1166.0]) {
         run.record(rows::hardware(hops, paper), simulated)?;
     }
@@ -87,23 +87,24 @@ pub(super) fn latencies(run: &mut Run<'_>, model: Model) -> Result<Hops, Failure
             )],
         });
     }
-    Ok(Hops::between(hardware[0], hardware[1]))
+    Ok(TimeByHops::between(hardware[0], hardware[1]))
 }
 
 /// Measures Table 2.
 pub(super) fn loops(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     let time = |run: &Run<'_>, bytes| -> Result<f64, Failure> {
         run.show(format!("ten looped links, {}", rows::size(bytes)))?;
-        let node = Benchmark::of([1; 5], [true; 5]);
-        let node = Benchmark { subgroups: 2, send: LOOP_SEND, spills: STREAMS * bytes > L2, ..node };
-        let rounds = if bytes < FITS { ROUNDS } else { 1 };
+        let node = Benchmark::of_messages([1; 5], [true; 5]);
+        let node =
+            Benchmark { subgroups: 2, send: LOOP_SEND_NS, exceeds_l2: STREAMS * bytes > L2_BYTES, ..node };
+        let rounds = if bytes < FITS_L2_BYTES { ROUNDS } else { 1 };
         Ok(model.nodes(run, node).loops(bytes, rounds)?.as_nanos())
     };
     let rate = |bytes: u64, time: f64| (STREAMS * bytes) as f64 / time;
 
     let (short, long) = (32 << 10, 64 << 10);
     let between = time(run, long)? - time(run, short)?;
-    run.record(rows::payload_share(), 100.0 * (long - short) as f64 / between / RAW)?;
+    run.record(rows::payload_share(), 100.0 * (long - short) as f64 / between / RAW_GB_S)?;
 
     let mut points = Vec::new();
     for (bytes, paper, null_model) in rows::LOOPS {
@@ -115,7 +116,7 @@ pub(super) fn loops(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
 
     for (bytes, percent) in rows::DROPS {
         run.measure(rows::drop_behind_l2(bytes, percent), |run| {
-            let [spilled, fits] = [bytes, FITS].map(|bytes| Ok(rate(bytes, time(run, bytes)?)));
+            let [spilled, fits] = [bytes, FITS_L2_BYTES].map(|bytes| Ok(rate(bytes, time(run, bytes)?)));
             Ok(100.0 * spilled? / fits.map_err(|error: Failure| error)?)
         })?;
     }

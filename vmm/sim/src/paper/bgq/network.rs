@@ -6,42 +6,42 @@ use nicforge_network::{
     shape::Dimension,
 };
 
-use super::{Benchmark, Failure, HEAD, HOP, LINK, Model, Run, rows};
+use super::{Benchmark, Failure, HEAD_BYTES, HOP_NS, LINK_GBIT_S, Model, Run, rows};
 use crate::{
     bgq::all_to_all::{SUBGROUPS, THROUGH_RATIO},
     traffic::{Experiment, Network, Pattern, TrafficError, Windows, run_unless, uniform_capacity},
 };
 
 /// The torus of the all-to-all.
-const TORUS: [u32; 5] = [4, 4, 4, 4, 2];
-/// Bytes over a link for each byte of a message, on this torus.
-const SHARE: f64 = 256.0;
+const TORUS_SHAPE: [u32; 5] = [4, 4, 4, 4, 2];
+/// Bytes that the busiest link carries for each byte of a message, on this torus.
+const LINK_BYTES_PER_BYTE: f64 = 256.0;
 /// GB/s of a link's payload at most, by the paper.
-const EFFECTIVE: f64 = 1.8;
-/// Nanoseconds between two looks of a process that waits for an all-to-all.
-const POLL: u64 = 1000;
+const PAYLOAD_GB_S: f64 = 1.8;
+/// Nanoseconds between two polls of a process that waits for an all-to-all.
+const POLL_NS: u64 = 1000;
 
 /// Longest packet, and the bytes that a link carries with it: check bytes and link protocol.
-const PACKET: usize = 544;
+const PACKET_BYTES: usize = 544;
 const CHECK_BYTES: u32 = 8;
 const PROTOCOL_BYTES: u32 = 24;
 /// Bytes of a token.
-const TOKEN: u32 = 32;
+const TOKEN_BYTES: u32 = 32;
 /// Packets for which the bubble channel has room, by the public header `nd_rese_dcr.h`.
-const BUFFERED: u32 = 7;
+const BUBBLE_PACKETS: u32 = 7;
 /// Queues of the dynamic channel, and the packets of each. The hardware has seven for seven
 /// packets. A router here has at most 64 inputs, and a queue is a virtual channel of its own.
-const QUEUES: u32 = 3;
-const QUEUED: u32 = 2;
-/// The bubble channel. Those of the queues follow.
-const BUBBLE: u8 = 0;
+const DYNAMIC_QUEUES: u32 = 3;
+const QUEUE_PACKETS: u32 = 2;
+/// Number of the bubble channel. The channels of the dynamic queues follow it.
+const BUBBLE_CHANNEL: u8 = 0;
 /// Injection FIFOs of a node, and the packets of each.
 const FIFOS: u8 = 10;
 const FIFO_PACKETS: u16 = 4;
 
 /// Length of the first warm-up and of a window in nanoseconds, and the windows.
-const WARM_UP: u64 = 100_000;
-const WINDOW: u64 = 25_000;
+const WARM_UP_NS: u64 = 100_000;
+const WINDOW_NS: u64 = 25_000;
 const WINDOWS: u32 = 4;
 /// Maximum number of measurements, each with a longer warm-up than the last.
 const REPETITIONS: u32 = 3;
@@ -53,9 +53,13 @@ pub(super) fn all_to_all(run: &mut Run<'_>, model: Model) -> Result<(), Failure>
     let mut shares = Vec::new();
     for (bytes, percent, null_model) in rows::ALL_TO_ALL {
         shares.extend(run.measure(rows::all_to_all(bytes, percent, null_model), |run| {
-            let torus = Benchmark { poll: POLL, subgroups: SUBGROUPS, ..Benchmark::of(TORUS, [true; 5]) };
+            let torus = Benchmark {
+                poll: POLL_NS,
+                subgroups: SUBGROUPS,
+                ..Benchmark::of_messages(TORUS_SHAPE, [true; 5])
+            };
             let time = model.nodes(run, torus).all_to_all(bytes)?.as_nanos();
-            Ok(100.0 * SHARE * bytes as f64 / EFFECTIVE / time)
+            Ok(100.0 * LINK_BYTES_PER_BYTE * bytes as f64 / PAYLOAD_GB_S / time)
         })?);
     }
 
@@ -80,10 +84,10 @@ pub(super) fn zones(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
         (rows::with_zones(), [8, 4, 4, 4], true),
         (rows::with_zones_of_three(), [8, 8, 8, 4], true),
     ];
-    for (row, lengths, has_zones) in rows {
-        let (description, mut is_steady) = (row.what.clone(), true);
-        run.measure(row, |run| {
-            let load = accepted(run, model, &lengths, has_zones)?;
+    for (expected, lengths, has_zones) in rows {
+        let (description, mut is_steady) = (expected.what.clone(), true);
+        run.measure(expected, |run| {
+            let load = measure_accepted_load(run, model, &lengths, has_zones)?;
             is_steady = load.is_steady;
             Ok(load.percent)
         })?;
@@ -102,42 +106,45 @@ pub(super) fn zones(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
          16x16x16x8 on an eighth and a sixteenth of the nodes",
     );
     run.note(format!(
-        "zone routing: a bubble channel of {BUFFERED} packets and {QUEUES} dynamic queues of {QUEUED} (nd_rese_dcr.h names \
+        "zone routing: a bubble channel of {BUBBLE_PACKETS} packets and {DYNAMIC_QUEUES} dynamic queues of {QUEUE_PACKETS} (nd_rese_dcr.h names \
          7 tokens a channel, and the hardware has 7 queues), {FIFOS} injection FIFOs of {FIFO_PACKETS} packets"
     ));
     Ok(())
 }
 
-/// Returns the network of a zone measurement.
+/// Returns the network of a zone measurement. With zones, packets end their way in the longest
+/// dimensions before they begin it in the others. Without, they go along any dimension at any time.
 fn network(model: Model, lengths: &[u32], has_zones: bool) -> Network {
     let longest = lengths.iter().copied().max().unwrap_or(0);
-    let bits = |is_chosen: &dyn Fn(u32) -> bool| -> u8 {
+    // A zone lists sets of dimensions, with one bit for each. A packet takes the first set in which
+    // it still has a way to go.
+    let set_of = |is_chosen: &dyn Fn(u32) -> bool| -> u8 {
         let chosen = lengths.iter().enumerate().filter(|(_, length)| is_chosen(**length));
         chosen.fold(0, |set, (dimension, _)| set | 1 << dimension)
     };
     let mut zone = [0; 5];
     if has_zones {
-        (zone[0], zone[1]) = (bits(&|length| length == longest), bits(&|length| length != longest));
+        (zone[0], zone[1]) = (set_of(&|length| length == longest), set_of(&|length| length != longest));
     } else {
-        zone[0] = bits(&|_| true);
+        zone[0] = set_of(&|_| true);
     }
 
-    let queues = ((1 << QUEUES) - 1) << (BUBBLE + 1);
-    let class = ChannelClass { fixed: Fixed::Bubble { vc: BUBBLE }, adaptive: queues };
+    let queues = ((1 << DYNAMIC_QUEUES) - 1) << (BUBBLE_CHANNEL + 1);
+    let class = ChannelClass { fixed: Fixed::Bubble { vc: BUBBLE_CHANNEL }, adaptive: queues };
     let framing = CHECK_BYTES + if model.protocol { PROTOCOL_BYTES } else { 0 };
-    let tokens = (PACKET as u32 + framing).div_ceil(TOKEN);
-    let mut credits = vec![QUEUED * tokens; QUEUES as usize + 1];
-    credits[usize::from(BUBBLE)] = BUFFERED * tokens;
+    let tokens = (PACKET_BYTES as u32 + framing).div_ceil(TOKEN_BYTES);
+    let mut credits = vec![QUEUE_PACKETS * tokens; DYNAMIC_QUEUES as usize + 1];
+    credits[usize::from(BUBBLE_CHANNEL)] = BUBBLE_PACKETS * tokens;
 
     Network {
         dimensions: lengths.iter().map(|&length| Dimension::torus(length)).collect(),
         link: LinkSpec {
-            delay: HOP.into(),
-            bits_per_second: (LINK * 1e9) as u64,
+            delay: HOP_NS.into(),
+            bits_per_second: (LINK_GBIT_S * 1e9) as u64,
             credits,
-            credit_unit: CreditUnit::Bytes(TOKEN),
-            max_packet: PACKET,
-            cut_through: Some(HEAD),
+            credit_unit: CreditUnit::Bytes(TOKEN_BYTES),
+            max_packet: PACKET_BYTES,
+            cut_through: Some(HEAD_BYTES),
         },
         framing,
         rules: TorusRules { zones: [zone; 4], ..TorusRules::shared(class) },
@@ -156,17 +163,23 @@ struct Accepted {
     is_steady: bool,
 }
 
-/// Measures the accepted load with a longer and longer warm-up, until two windows agree.
-fn accepted(run: &Run<'_>, model: Model, lengths: &[u32], has_zones: bool) -> Result<Accepted, Failure> {
+/// Measures the accepted load of a saturated network. The warm-up doubles until the last two
+/// windows agree, for [`REPETITIONS`] measurements at most.
+fn measure_accepted_load(
+    run: &Run<'_>,
+    model: Model,
+    lengths: &[u32],
+    has_zones: bool,
+) -> Result<Accepted, Failure> {
     let network = network(model, lengths, has_zones);
     let capacity = uniform_capacity(&network.dimensions).map_err(TrafficError::from)?;
     let mut experiment = Experiment {
         network,
         pattern: Pattern::PermutationWalk,
-        packet_bytes: PACKET,
+        packet_bytes: PACKET_BYTES,
         // More than the network can carry.
         loads: vec![1.5 * capacity],
-        windows: Windows { warm_up: WARM_UP, window: WINDOW, windows: WINDOWS, drain: 0 },
+        windows: Windows { warm_up: WARM_UP_NS, window: WINDOW_NS, windows: WINDOWS, drain: 0 },
         seed: run.seed(),
     };
 

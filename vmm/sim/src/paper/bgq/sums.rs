@@ -1,6 +1,6 @@
 //! Sums of floating-point numbers on all nodes: their latency (Table 3) and throughput (Table 4).
 
-use super::{Benchmark, Failure, Model, Run, SUM_LATENCY, messages::Hops, rows};
+use super::{Benchmark, Failure, Model, Run, SUM_LATENCY_NS, messages::TimeByHops, rows};
 use crate::{
     paper::figure::{Axis, Figure, Scale, Series},
     world::Picos,
@@ -9,9 +9,9 @@ use crate::{
 /// Operations of a measurement. The simulation is deterministic.
 const ROUNDS: u32 = 2;
 /// Nodes of Table 4.
-const ALL: u32 = 512;
+const ALL_NODES: u32 = 512;
 /// Bytes of the numbers of Table 3.
-const NUMBER: u64 = 8;
+const NUMBER_BYTES: u64 = 8;
 
 /// Returns a box of nodes, a power of two of them, within the 4x4x4x4x2 nodes of the paper.
 fn shape(nodes: u32) -> [u32; 5] {
@@ -24,22 +24,22 @@ fn shape(nodes: u32) -> [u32; 5] {
 
 /// Returns the times of sums of these numbers of bytes.
 fn times(run: &Run<'_>, model: Model, nodes: u32, sizes: &[u64]) -> Result<Vec<f64>, Failure> {
-    let benchmark = Benchmark { latency: SUM_LATENCY, ..Benchmark::of(shape(nodes), [false; 5]) };
+    let benchmark = Benchmark { latency: SUM_LATENCY_NS, ..Benchmark::of_messages(shape(nodes), [false; 5]) };
     let times = model.nodes(run, benchmark).allreduce(sizes, ROUNDS)?;
     Ok(times.into_iter().map(Picos::as_nanos).collect())
 }
 
 /// Measures Table 3. Returns the latency by hops.
-pub(super) fn latencies(run: &mut Run<'_>, model: Model) -> Result<Hops, Failure> {
+pub(super) fn latencies(run: &mut Run<'_>, model: Model) -> Result<TimeByHops, Failure> {
     let mut points = Vec::new();
     for (nodes, hops, paper) in rows::SUMS {
         let measured = run.measure(rows::sum(nodes, hops, paper), |run| {
-            times(run, model, nodes, &[NUMBER]).map(|times| times[0])
+            times(run, model, nodes, &[NUMBER_BYTES]).map(|times| times[0])
         })?;
         points.extend(measured.map(|time| (hops, time)));
     }
     // The paper's mean is that from 2 to 512 nodes.
-    let by_hops = Hops::between(points[0], points[points.len() - 1]);
+    let by_hops = TimeByHops::between(points[0], points[points.len() - 1]);
     run.record(rows::sum_hop(), by_hops.hop)?;
 
     if !run.is_quick() {
@@ -69,9 +69,9 @@ pub(super) fn throughputs(run: &mut Run<'_>, model: Model) -> Result<(), Failure
     for group in [&quick[..]].into_iter().chain(long.chunks(1)) {
         let sizes: Vec<u64> = group.iter().map(|&(bytes, ..)| bytes).collect();
         let names: Vec<_> = sizes.iter().map(|&bytes| rows::size(bytes)).collect();
-        run.show(format!("sum on {ALL} nodes, {}", names.join(", ")))?;
+        run.show(format!("sum on {ALL_NODES} nodes, {}", names.join(", ")))?;
 
-        for (&row, time) in group.iter().zip(times(run, model, ALL, &sizes)?) {
+        for (&row, time) in group.iter().zip(times(run, model, ALL_NODES, &sizes)?) {
             let rate = row.0 as f64 / time;
             run.record(expected(row), rate)?;
             points.push((row.0 as f64, rate));
@@ -99,9 +99,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn boxes_have_their_nodes_and_a_tree_that_is_one_deeper_each_time() {
+    fn boxes_have_the_requested_number_of_nodes() {
         assert_eq!(shape(2), [2, 1, 1, 1, 1]);
-        assert_eq!(shape(ALL), [4, 4, 4, 4, 2]);
+        assert_eq!(shape(ALL_NODES), [4, 4, 4, 4, 2]);
         for nodes in [2, 4, 8, 16, 32, 64, 128, 256, 512] {
             assert_eq!(shape(nodes).iter().product::<u32>(), nodes);
         }

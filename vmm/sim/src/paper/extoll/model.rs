@@ -7,10 +7,10 @@ use super::{CUT_THROUGH, PROTOCOL_BYTES, SOFTWARE_COST};
 use crate::{cluster::Cluster, interrupted::Interrupted, paper::experiment::Run, world::Profile};
 
 /// Frequency of the cards' cores in MHz (section V).
-pub(super) const CLOCK: u32 = 156;
+pub(super) const CLOCK_MHZ: u32 = 156;
 
 /// Bits that a link carries in a cycle of the core.
-const WIDTH: f64 = 32.0;
+const LINK_BITS_PER_CYCLE: f64 = 32.0;
 
 /// Bytes that an MPI message of 8 bytes takes on a link, and those of them that are the content of
 /// its packet (Table I).
@@ -18,45 +18,45 @@ const PACKET_BYTES: f64 = 64.0;
 const CONTENT_BYTES: f64 = 24.0;
 
 /// Bytes of a packet that have arrived when the card forwards it: the header.
-const HEAD: u32 = 16;
+const HEAD_BYTES: u32 = 16;
 
-/// Time of a hop in nanoseconds at [`CLOCK`] (section V).
-pub(super) const HOP: f64 = 300.0;
+/// Time of a hop in nanoseconds at [`CLOCK_MHZ`] (section V).
+pub(super) const HOP_NS: f64 = 300.0;
 
-/// Calibrated by the latency at 117 MHz: cycles of the core in a hop. The rest of [`HOP`] does not
-/// depend on the clock.
+/// Calibrated by the latency at 117 MHz: cycles of the core in a hop. The rest of [`HOP_NS`] does
+/// not depend on the clock.
 const HOP_CYCLES: u32 = 20;
 
 /// Calibrated by the message rates of three and four pairs: time of a call of the MPI library, in
 /// nanoseconds. It starts a send, receives a message, or looks for work. With 205 to 304 ns, four
 /// pairs saturate the link and three do not. This is the middle.
-const CALL: f64 = 254.0;
+const CALL_NS: f64 = 254.0;
 
 /// Calibrated by the bandwidth at 117 MHz: time of a VELO message between memory and the card's
 /// window, or between the ring and memory, in nanoseconds.
-const PACKET: f64 = 70.0;
+const VELO_MESSAGE_NS: f64 = 70.0;
 
 /// Calibrated by the share of MPI in RandomAccess: time of an update, in nanoseconds.
-pub(super) const UPDATE: f64 = 34.6;
+pub(super) const UPDATE_NS: f64 = 34.6;
 
 /// Time of a byte copied by the processor, in nanoseconds: 3.3 GB/s. The paper does not name it.
-pub(super) const COPY: f64 = 0.3;
+pub(super) const COPY_BYTE_NS: f64 = 0.3;
 
 /// Costs of the software in nanoseconds.
 const COSTS: [(Cost, f64); 7] = [
-    (Cost::SendMessage, CALL),
-    (Cost::ReceiveMessage, CALL),
-    (Cost::Progress, CALL),
-    (Cost::Burst, PACKET),
-    (Cost::ReceivePacket, PACKET),
-    (Cost::CopyByte, COPY),
-    (Cost::Compute, UPDATE),
+    (Cost::SendMessage, CALL_NS),
+    (Cost::ReceiveMessage, CALL_NS),
+    (Cost::Progress, CALL_NS),
+    (Cost::Burst, VELO_MESSAGE_NS),
+    (Cost::ReceivePacket, VELO_MESSAGE_NS),
+    (Cost::CopyByte, COPY_BYTE_NS),
+    (Cost::Compute, UPDATE_NS),
 ];
 
 /// Ranks of each node in RandomAccess.
-pub(super) const RANKS: u16 = 8;
+pub(super) const RANKS_OF_NODE: u16 = 8;
 
-/// The model, as far as the run has its mechanisms.
+/// The mechanisms of the model that this run has, with the card's frequency and the seed.
 #[derive(Clone, Copy)]
 pub(super) struct Model<'a> {
     software: bool,
@@ -71,22 +71,25 @@ pub(super) struct Model<'a> {
 }
 
 impl<'a> Model<'a> {
+    /// Returns the model with the mechanisms that this run has.
     pub(super) fn of(run: &Run<'a>) -> Self {
         Self {
             software: run.has(&SOFTWARE_COST),
             protocol_bytes: run.has(&PROTOCOL_BYTES),
             cut_through: run.has(&CUT_THROUGH),
-            mhz: CLOCK,
+            mhz: CLOCK_MHZ,
             delay: 0.0,
             seed: run.seed(),
             interrupted: run.interrupted(),
         }
     }
 
+    /// Returns the model with cards of another frequency.
     pub(super) fn at(self, mhz: u32) -> Self {
         Self { mhz, ..self }
     }
 
+    /// Returns the model in which the network's software takes no time.
     pub(super) fn without_software(self) -> Self {
         Self { software: false, ..self }
     }
@@ -108,17 +111,21 @@ impl<'a> Model<'a> {
 
     /// Returns a cluster of this shape, with the model's links and costs.
     fn cluster(self, shape: &str) -> Result<Cluster<'a>, Failure> {
-        let clock = f64::from(CLOCK);
-        let link = WIDTH * clock / 1e3;
-        let head = f64::from(HEAD) * 8.0 / link;
-        let delay = (HOP - head - f64::from(HOP_CYCLES) * 1e3 / clock).round();
+        let clock = f64::from(CLOCK_MHZ);
+        let link = LINK_BITS_PER_CYCLE * clock / 1e3;
+        let head = f64::from(HEAD_BYTES) * 8.0 / link;
+        let delay = (HOP_NS - head - f64::from(HOP_CYCLES) * 1e3 / clock).round();
 
-        let width = if self.protocol_bytes { WIDTH } else { WIDTH * PACKET_BYTES / CONTENT_BYTES };
+        let width = if self.protocol_bytes {
+            LINK_BITS_PER_CYCLE
+        } else {
+            LINK_BITS_PER_CYCLE * PACKET_BYTES / CONTENT_BYTES
+        };
         let rate = width * f64::from(self.mhz) / 1e3;
         let cut_through =
-            if self.cut_through { format!("cut_through_bytes = {HEAD}\n") } else { String::new() };
+            if self.cut_through { format!("cut_through_bytes = {HEAD_BYTES}\n") } else { String::new() };
         let text = format!(
-            "name = \"cluster\"\n[[extoll]]\n{shape}\nvpids = {RANKS}\nwatchdog_ms = 0\ncore_mhz = {}\n\
+            "name = \"cluster\"\n[[extoll]]\n{shape}\nvpids = {RANKS_OF_NODE}\nwatchdog_ms = 0\ncore_mhz = {}\n\
              hop_cycles = {HOP_CYCLES}\n[extoll.link]\ndelay_ns = {delay}\ngbit_s = {rate}\ncredits = 32\n\
              {cut_through}",
             self.mhz
@@ -129,8 +136,9 @@ impl<'a> Model<'a> {
         Ok(cluster)
     }
 
+    /// Returns the costs of the software.
     fn profile(self) -> Profile {
-        // The updates are no cost of the network's software.
+        // The updates are the application's work. They take time in every model.
         let charged = COSTS.into_iter().filter(|&(kind, _)| self.software || kind == Cost::Compute);
         let delayed = |(kind, time)| (kind, if kind == Cost::SendMessage { time + self.delay } else { time });
         Profile::of_nanos(charged.map(delayed))

@@ -1,25 +1,25 @@
 //! The rows of EXTOLL's paper.
 
-use super::model::{CLOCK, HOP};
+use super::model::{CLOCK_MHZ, HOP_NS};
 use crate::paper::{
     number::rounded,
     row::{Expected, Tolerance},
 };
 
 /// The other frequencies in MHz, and the paper's message rate, bandwidth and latency in percent of
-/// those at [`CLOCK`] (Table III).
+/// those at [`CLOCK_MHZ`] (Table III).
 pub(super) const FREQUENCIES: [(u32, [f64; 3]); 3] =
     [(140, [88.62, 92.64, 93.16]), (125, [79.21, 85.23, 87.18]), (117, [74.61, 80.89, 83.79])];
 
-/// Calibrated: delays after a send, in nanoseconds, by the message rate in percent that four pairs
-/// achieve with them. The messages are as long as those of RandomAccess.
+/// Message rates of four pairs in percent, each with the delay after a send in nanoseconds that was
+/// calibrated to give that rate. The messages are as long as those of RandomAccess.
 pub(super) const DELAYS: [(f64, f64); 2] = [(95.0, 1_800.0), (70.0, 3_130.0)];
 
 /// Exponents of the paper's fits to the time in MPI: by the message rate, and by the frequency.
 ///
 /// They follow from Table IV. A time of 0.89 exp(k (1 - r)) in MPI and of 0.11 outside of it gives
 /// 1.452 GUPS at a relative rate r of 4, and 1.538 GUPS at a relative frequency of 3.84.
-const FITS: [f64; 2] = [1.092, 1.250];
+const FIT_EXPONENTS: [f64; 2] = [1.092, 1.250];
 
 /// Returns all rows, in the order of the table.
 pub(super) fn all() -> Vec<Expected> {
@@ -65,25 +65,25 @@ pub(super) fn bandwidth() -> Expected {
 }
 
 pub(super) fn hop() -> Expected {
-    Expected::calibrates("time of a hop more", "us", HOP / 1e3)
+    Expected::calibrates("time of a hop more", "us", HOP_NS / 1e3)
         .null_model("cut-through", 0.377)
         .within(Tolerance::Microseconds(0.015))
         .quick()
 }
 
 pub(super) fn rate_at(mhz: u32, paper: f64) -> Expected {
-    Expected::predicted(format!("message rate at {mhz} MHz, of that at {CLOCK}"), "%", paper)
+    Expected::predicted(format!("message rate at {mhz} MHz, of that at {CLOCK_MHZ}"), "%", paper)
         .null_model("the clock", 100.0)
         .within(Tolerance::Percent(2.0))
         .quick()
 }
 
 pub(super) fn bandwidth_at(mhz: u32, paper: f64) -> Expected {
-    of_frequency(format!("bandwidth at {mhz} MHz, of that at {CLOCK}"), mhz, paper)
+    of_frequency(format!("bandwidth at {mhz} MHz, of that at {CLOCK_MHZ}"), mhz, paper)
 }
 
 pub(super) fn latency_at(mhz: u32, paper: f64) -> Expected {
-    of_frequency(format!("latency at {CLOCK} MHz, of that at {mhz}"), mhz, paper)
+    of_frequency(format!("latency at {CLOCK_MHZ} MHz, of that at {mhz}"), mhz, paper)
 }
 
 /// Returns the row of a mean over all sizes. Its null model is a machine in which everything scales
@@ -94,7 +94,7 @@ fn of_frequency(description: String, mhz: u32, paper: f64) -> Expected {
         _ => Expected::predicted(description, "%", paper),
     };
 
-    let scaled = 100.0 * f64::from(mhz) / f64::from(CLOCK);
+    let scaled = 100.0 * f64::from(mhz) / f64::from(CLOCK_MHZ);
     let percent = if mhz == 140 { 1.5 } else { 2.0 };
     expected
         .null_model("times that do not depend on the clock", rounded(scaled, 2))
@@ -116,7 +116,7 @@ pub(super) fn updates() -> Expected {
 }
 
 pub(super) fn updates_at(mhz: u32) -> Expected {
-    let paper = fitted(FITS[1], f64::from(mhz) / f64::from(CLOCK));
+    let paper = fitted(FIT_EXPONENTS[1], f64::from(mhz) / f64::from(CLOCK_MHZ));
     Expected::predicted(format!("RandomAccess at {mhz} MHz"), "%", paper)
 }
 
@@ -136,7 +136,7 @@ pub(super) fn updates_with_delay((percent, delay): (f64, f64)) -> Expected {
             .at_most();
     }
 
-    Expected::predicted(description, "%", fitted(FITS[0], percent / 100.0))
+    Expected::predicted(description, "%", fitted(FIT_EXPONENTS[0], percent / 100.0))
 }
 
 /// Returns the performance of RandomAccess in percent that the paper's fit gives.

@@ -1,6 +1,6 @@
 //! The rows of FCNP's paper.
 
-use super::{HEADER, INTERRUPTS, KIB, LINK, PAYLOAD};
+use super::{HEADER_BYTES, INTERRUPT_PENALTIES, KIB, LINK_GBIT_S, PAYLOAD_BYTES};
 use crate::{
     paper::{
         number::rounded,
@@ -33,7 +33,7 @@ pub(super) struct Penalty {
 
 /// Messages with and without the penalty of an interrupt.
 pub(super) const PENALTIES: [Penalty; 3] = {
-    let penalty = INTERRUPTS[0].1;
+    let penalty = INTERRUPT_PENALTIES[0].1;
     [
         Penalty {
             direction: Direction::ToCompute,
@@ -64,11 +64,12 @@ pub(super) const PENALTIES: [Penalty; 3] = {
 
 /// Returns all rows, in the order of the table.
 pub(super) fn all() -> Vec<Expected> {
-    let mut rows = vec![free_packets(), packets(), awaited(), read(), byte(), write()];
-    rows.extend(SIZES.map(of_size));
-    rows.extend(DIRECTIONS.map(|(_, name)| long(name)));
+    let mut rows =
+        vec![free_packets(), packets(), awaited_latency(), read_latency(), time_of_a_byte(), write_latency()];
+    rows.extend(SIZES.map(bandwidth_of_size));
+    rows.extend(DIRECTIONS.map(|(_, name)| long_message(name)));
     rows.extend(BOTH.map(both_ways));
-    rows.extend(INTERRUPTS.map(interrupt));
+    rows.extend(INTERRUPT_PENALTIES.map(interrupt));
     rows.extend(PENALTIES.map(penalty));
     rows.push(ciod());
     rows
@@ -76,12 +77,12 @@ pub(super) fn all() -> Vec<Expected> {
 
 /// Returns the rate of the packets' data on the link.
 fn ceiling() -> f64 {
-    rounded(LINK * PAYLOAD / (PAYLOAD + HEADER), 3)
+    rounded(LINK_GBIT_S * PAYLOAD_BYTES / (PAYLOAD_BYTES + HEADER_BYTES), 3)
 }
 
 pub(super) fn free_packets() -> Expected {
     Expected::derived("bare packets, cores of no cost", "Gb/s", ceiling())
-        .null_model("packet headers", LINK)
+        .null_model("packet headers", LINK_GBIT_S)
         .within(Tolerance::Percent(0.5))
         .quick()
 }
@@ -93,28 +94,28 @@ pub(super) fn packets() -> Expected {
         .quick()
 }
 
-pub(super) fn awaited() -> Expected {
+pub(super) fn awaited_latency() -> Expected {
     Expected::calibrates("latency when the I/O node already waits", "us", 2.1)
         .null_model("the cost of locks and packets", 0.71)
         .within(Tolerance::Percent(3.0))
         .quick()
 }
 
-pub(super) fn read() -> Expected {
+pub(super) fn read_latency() -> Expected {
     Expected::calibrates("latency of a read", "us", 13.3)
         .null_model("taking over from the daemon", 2.1)
         .within(Tolerance::Percent(2.0))
         .quick()
 }
 
-pub(super) fn byte() -> Expected {
+pub(super) fn time_of_a_byte() -> Expected {
     Expected::derived("time of a byte", "ns", 1.22)
         .null_model("the cost of a packet", 1.195)
         .within(Tolerance::Percent(0.8))
         .quick()
 }
 
-pub(super) fn write() -> Expected {
+pub(super) fn write_latency() -> Expected {
     Expected::predicted("latency of a write, more than of a read", "us", 0.6)
         .null_model("the path of the acknowledgement", 0.0)
         .within(Tolerance::Microseconds(0.2))
@@ -122,7 +123,7 @@ pub(super) fn write() -> Expected {
 }
 
 /// Returns the row of a size of [`SIZES`].
-pub(super) fn of_size((bytes, paper, null): (usize, f64, f64)) -> Expected {
+pub(super) fn bandwidth_of_size((bytes, paper, null): (usize, f64, f64)) -> Expected {
     Expected::derived(format!("bandwidth at {} KB of the best", bytes / KIB), "%", paper)
         .null_model("taking over from the daemon", null)
         .within(Tolerance::Points(1.0))
@@ -131,7 +132,7 @@ pub(super) fn of_size((bytes, paper, null): (usize, f64, f64)) -> Expected {
 
 /// Returns the row of long messages. Its null model is a header of 16 bytes in each packet, as
 /// protocols on packets usually have.
-pub(super) fn long(name: &str) -> Expected {
+pub(super) fn long_message(name: &str) -> Expected {
     Expected::predicted(format!("a {name} of 16 MB, of bare packets"), "%", 100.0)
         .null_model("the interrupt bit: a header in each packet", 93.75)
         .within(Tolerance::Points(1.0))
@@ -144,7 +145,7 @@ pub(super) fn both_ways(name: &str) -> Expected {
         .quick()
 }
 
-/// Returns the row of a penalty of [`INTERRUPTS`].
+/// Returns the row of a penalty of [`INTERRUPT_PENALTIES`].
 pub(super) fn interrupt((threads, penalty): (&str, f64)) -> Expected {
     Expected::calibrates(format!("penalty of an interrupt, {threads}"), "us", penalty)
         .null_model("interrupts", 0.0)

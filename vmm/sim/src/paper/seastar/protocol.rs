@@ -11,13 +11,13 @@ const BYTES: usize = 1024;
 /// Measures what the protocol costs.
 pub(super) fn measure(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     let without = model.without_protocol();
-    streams(run, model, without)?;
-    collectives(run, model, without)?;
-    hidden(run, model, without)
+    measure_streams(run, model, without)?;
+    measure_collectives(run, model, without)?;
+    measure_hidden_cost(run, model, without)
 }
 
-/// Streams in both directions at once, in which the card is busy all the time (Figure 7).
-fn streams(run: &mut Run<'_>, model: Model, without: Model) -> Result<(), Failure> {
+/// Measures streams in both directions at once, in which the card is busy all the time (Figure 7).
+fn measure_streams(run: &mut Run<'_>, model: Model, without: Model) -> Result<(), Failure> {
     let time = |model: Model, mode| -> Result<f64, Failure> {
         Ok(model.pair(mode).stream(BYTES, MESSAGES, true)?.as_nanos())
     };
@@ -33,17 +33,18 @@ fn streams(run: &mut Run<'_>, model: Model, without: Model) -> Result<(), Failur
 }
 
 /// Records what the protocol costs where other work hides it (Figures 4 and 6).
-fn hidden(run: &mut Run<'_>, model: Model, without: Model) -> Result<(), Failure> {
+fn measure_hidden_cost(run: &mut Run<'_>, model: Model, without: Model) -> Result<(), Failure> {
     run.show("the protocol behind other work")?;
     let mut costs = Vec::new();
     for (mode, name) in MODES {
-        let half = |model: Model| -> Result<f64, Failure> {
+        let one_way_time = |model: Model| -> Result<f64, Failure> {
             Ok(model.pair(mode).ping_pong(BYTES, ROUNDS, 0)?.as_nanos())
         };
         let stream = |model: Model| -> Result<f64, Failure> {
             Ok(model.pair(mode).stream(BYTES, MESSAGES, false)?.as_nanos())
         };
-        let (latency, message) = (half(model)? - half(without)?, stream(model)? - stream(without)?);
+        let (latency, message) =
+            (one_way_time(model)? - one_way_time(without)?, stream(model)? - stream(without)?);
         costs.push(format!("{name} {latency:.0} ns of the latency and {message:.0} ns in a stream one way"));
     }
 
@@ -55,8 +56,8 @@ fn hidden(run: &mut Run<'_>, model: Model, without: Model) -> Result<(), Failure
     Ok(())
 }
 
-/// Collective operations (Figures 8 and 9).
-fn collectives(run: &mut Run<'_>, model: Model, without: Model) -> Result<(), Failure> {
+/// Measures collective operations (Figures 8 and 9).
+fn measure_collectives(run: &mut Run<'_>, model: Model, without: Model) -> Result<(), Failure> {
     let time = |model: Model, mode, collective| -> Result<f64, Failure> {
         Ok(micros(model.nodes(16, mode, "").collective(collective, 2)?))
     };

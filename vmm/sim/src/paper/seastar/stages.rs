@@ -39,26 +39,27 @@ impl Stage {
 }
 
 /// The one-way time of a mode, and the times of the stages.
-struct Profile {
+struct StageTimes {
     total: f64,
     stages: [f64; Stage::ALL.len()],
 }
 
-impl Profile {
-    fn of(model: Model, mode: Mode) -> Result<Self, Failure> {
-        let half = |model: Model| -> Result<f64, Failure> {
+impl StageTimes {
+    /// Measures a one-way message with all stages, and without each of them.
+    fn measure(model: Model, mode: Mode) -> Result<Self, Failure> {
+        let one_way_time = |model: Model| -> Result<f64, Failure> {
             Ok(micros(model.pair(mode).ping_pong(BYTES, ROUNDS, 0)?))
         };
-        let total = half(model)?;
+        let total = one_way_time(model)?;
 
         let mut stages = [0.0; Stage::ALL.len()];
         for (time, (stage, _)) in stages.iter_mut().zip(Stage::ALL) {
-            *time = total - half(Model { left_out: Some(stage), ..model })?;
+            *time = total - one_way_time(Model { left_out: Some(stage), ..model })?;
         }
         Ok(Self { total, stages })
     }
 
-    /// Returns the time of some stages.
+    /// Returns the sum of the times of these stages.
     fn time(&self, stages: &[Stage]) -> f64 {
         let all = Stage::ALL.iter().zip(self.stages);
         all.filter(|((stage, _), _)| stages.contains(stage)).map(|(_, time)| time).sum()
@@ -75,7 +76,7 @@ impl Profile {
 /// Measures the stages in both modes.
 pub(super) fn measure(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     run.show("stages of a message")?;
-    let [host, nic] = MODES.map(|(mode, _)| Profile::of(model, mode));
+    let [host, nic] = MODES.map(|(mode, _)| StageTimes::measure(model, mode));
     let (host, nic) = (host?, nic?);
 
     let on_host = [Stage::Interrupts, Stage::Kernel];

@@ -269,6 +269,7 @@ impl Exchange {
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), ClientError> {
         let header = header.to_bytes();
+        // Header and fixed part are sent in front of the data without a copy of the data.
         let mut small = [0; 64];
         let length = HEADER_SIZE + fixed.len();
 
@@ -289,7 +290,8 @@ impl Exchange {
         })
     }
 
-    /// Sleeps until the thread that reads wakes this one, for [`MAX_WAIT`] at most.
+    /// Sleeps until another thread reports a change, for [`MAX_WAIT`] and until the deadline at
+    /// most.
     fn wait_timeout<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -396,6 +398,7 @@ fn check_room(state: &State) -> Result<(), ClientError> {
     Ok(())
 }
 
+/// Returns an error if the connection has ended.
 fn check_dead(state: &State) -> Result<(), ClientError> {
     match &state.dead {
         Some(reason) => Err(ClientError::Disconnected { reason: reason.clone() }),
@@ -403,8 +406,9 @@ fn check_dead(state: &State) -> Result<(), ClientError> {
     }
 }
 
+/// Returns a message id that no waiting request has.
 fn fresh_id(state: &mut State) -> u16 {
-    // Fewer requests wait than there are ids.
+    // Fewer requests wait than there are ids, so the loop finds a free one.
     loop {
         state.next_id = state.next_id.wrapping_add(1);
         let id = state.next_id;
@@ -430,6 +434,7 @@ fn hand_over<T>(
     }
 }
 
+/// Refuses a reply, on behalf of a thread that reads the socket and awaits none.
 fn no_reply(header: Header, _: Reply<'_>) -> Result<(), ClientError> {
     Err(super::malformed(header.command, "no thread waits for one"))
 }

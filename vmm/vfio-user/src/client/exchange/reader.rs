@@ -30,9 +30,12 @@ pub(super) enum AwaitedEvent {
 
 /// Why the thread that reads has stopped.
 pub(super) enum Stop<T> {
+    /// The awaited reply came; the result is the caller's.
     Reply(Result<T, ClientError>),
+    /// A request of the server was served.
     Served,
     Deadline,
+    /// The connection has ended.
     Dead(FrameError),
 }
 
@@ -187,23 +190,25 @@ impl Exchange {
 
     /// Waits until the socket has input, or takes more where bytes wait to be sent.
     fn sleep(&self, wait: &mut InputWait) -> Result<(), NoInput> {
-        // Asked only when the socket is empty: messages that the server had sent still count.
+        // The loss counts only when the socket is empty, because messages that the server had sent
+        // before are still served.
         if self.is_lost() {
             return Err(NoInput::Dead(FrameError::Died));
         }
 
         let write = if wait.queued { PollFlags::POLLOUT } else { PollFlags::empty() };
         self.poll_socket(PollFlags::POLLIN | write, wait.deadline.remaining().min(MAX_WAIT));
-        match self.after_wait(wait.awaited).map_err(NoInput::Dead)? {
+        match self.flush_after_wait(wait.awaited).map_err(NoInput::Dead)? {
             Some(queued) => wait.queued = queued,
             None => return Err(NoInput::Deadline),
         }
         Ok(())
     }
 
-    /// Sends the queue. Returns whether bytes are left, or `None` when the thread that reads should
-    /// check its state again.
-    fn after_wait(&self, awaited: AwaitedEvent) -> Result<Option<bool>, FrameError> {
+    /// Sends the queue after a wait. Returns whether bytes are left, or `None` when the thread that
+    /// reads must stop: the connection has ended, or the awaited request was served by another
+    /// thread.
+    fn flush_after_wait(&self, awaited: AwaitedEvent) -> Result<Option<bool>, FrameError> {
         let mut state = self.lock();
         if state.dead.is_some() {
             return Ok(None);
@@ -248,6 +253,7 @@ impl Exchange {
         Ok(())
     }
 
+    /// Waits until the socket is ready for one of `events`, for `time` at most.
     pub(super) fn poll_socket(&self, events: PollFlags, time: Duration) {
         // Rounded up, so that the last millisecond is one wait instead of many empty ones.
         let millis = u16::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);

@@ -71,6 +71,7 @@ impl Exchange {
         self.lock().second_socket.unreported += 1;
     }
 
+    /// Sets the phase, and wakes the calls that wait for the end of [`SecondSocketPhase::Serving`].
     fn set_second_socket_phase(&self, phase: SecondSocketPhase) {
         let mut state = self.lock();
         state.second_socket.phase = phase;

@@ -23,9 +23,11 @@ use crate::{
 /// Numbers of pairs for which instructions are counted.
 pub(super) const PAIRS: [u16; 2] = [1, 8];
 /// Steps of the machine after each step of the ranks.
-const STEPS: u32 = 4;
+const STEPS_PER_ROUND: u32 = 4;
+/// The work budget of each function in one step, as in the engine.
+const WORK_BUDGET: u32 = 64;
 /// Windows of each pair before the counted ones.
-const WARM_UP: u32 = 8;
+const WARM_UP_WINDOWS: u32 = 8;
 
 /// The parts of a message's work.
 const PARTS: Parts = Parts {
@@ -110,7 +112,7 @@ pub(super) fn part(part: &str) -> Result<u8, Failure> {
     let device =
         |address: Address| machine.open(&format!("ex{}", address.node), &format!("vpid{}", address.vpid));
     let mut ranks = Ranks::open(device, pairs)?;
-    let mut sides = ranks.sides(pairs, BYTES, WARM_UP)?;
+    let mut sides = ranks.sides(pairs, BYTES, WARM_UP_WINDOWS)?;
 
     while !sides.iter().all(Program::is_done) {
         warm_up(&mut machine, &mut sides)?;
@@ -124,18 +126,18 @@ pub(super) fn part(part: &str) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Does the same as [`round`], under a name that does not count.
+/// Does the same as [`round`], under a name at which callgrind does not count.
 #[inline(never)]
 fn warm_up(
     machine: &mut SteppedMachine,
     sides: &mut [Side<'_, Endpoint<ExtollTransport>>],
 ) -> Result<(), Failure> {
-    // The compiler may merge two identical functions, and this one would then count.
+    // The compiler may merge two identical functions. This one would then be counted, too.
     std::hint::black_box("not counted");
     step_all(machine, sides)
 }
 
-/// Steps each rank once, and the machine [`STEPS`] times. callgrind counts here.
+/// Steps each rank once, and the machine [`STEPS_PER_ROUND`] times. callgrind counts here.
 #[inline(never)]
 fn round(
     machine: &mut SteppedMachine,
@@ -144,7 +146,7 @@ fn round(
     step_all(machine, sides)
 }
 
-/// Steps each rank once, and the machine [`STEPS`] times.
+/// Steps each rank once, and the machine [`STEPS_PER_ROUND`] times.
 #[inline(always)]
 fn step_all(
     machine: &mut SteppedMachine,
@@ -154,6 +156,6 @@ fn step_all(
         side.step().context(|| "a rank".into())?;
     }
 
-    machine.steps(STEPS, |machine, now| machine.step(now, 64));
+    machine.steps(STEPS_PER_ROUND, |machine, now| machine.step(now, WORK_BUDGET));
     Ok(())
 }

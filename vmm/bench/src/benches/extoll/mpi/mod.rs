@@ -20,7 +20,7 @@ mod velo;
 
 use nicforge::failure::Failure;
 
-use self::{ranks::Ranks, velo::Bare};
+use self::{ranks::Ranks, velo::BarePairs};
 use super::cards::serve_two_cards;
 use crate::{
     bench::{Bench, Run},
@@ -44,7 +44,7 @@ const SIZES: [usize; 13] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4
 /// Bytes of the messages whose latency is measured.
 const LATENCY_SIZES: [usize; 5] = [8, 2048, 4096, 65_536, 1 << 20];
 /// Numbers of ranks of RandomAccess.
-const RANKS: [u32; 3] = [2, 4, 8];
+const RANDOM_ACCESS_RANKS: [u32; 3] = [2, 4, 8];
 /// Number of messages in a window.
 const WINDOW: u32 = 64;
 /// Number of pairs that measure VELO alone.
@@ -55,12 +55,12 @@ const BARE_PAIRS: u16 = 4;
 struct RankMeasurement {
     measurement: Measurement,
     /// The share of wrong words in the table of RandomAccess, in percent.
-    wrong: f64,
+    wrong_share: f64,
 }
 
 impl From<Measurement> for RankMeasurement {
     fn from(measurement: Measurement) -> Self {
-        Self { measurement, wrong: 0.0 }
+        Self { measurement, wrong_share: 0.0 }
     }
 }
 
@@ -71,16 +71,20 @@ struct Effort {
     windows: u32,
     /// Round trips.
     round_trips: u32,
-    /// Words of each rank, as a power of two.
+    /// Words of each rank's table in RandomAccess, as a power of two.
     order: u32,
 }
 
 /// A contestant. Each has a row in the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Contestant {
+    /// The rate of messages of a size between pairs of ranks.
     Rate { pairs: u16, bytes: usize },
+    /// The time of a message between the first pair.
     Latency { bytes: usize },
+    /// The rate of RandomAccess's updates by this number of ranks.
     RandomAccess { ranks: u32 },
+    /// The rate of messages of VELO alone.
     Velo,
 }
 
@@ -88,7 +92,7 @@ enum Contestant {
 fn contestants() -> Vec<Contestant> {
     let rates = PAIRS.into_iter().flat_map(|pairs| SIZES.map(|bytes| Contestant::Rate { pairs, bytes }));
     let latencies = LATENCY_SIZES.map(|bytes| Contestant::Latency { bytes });
-    let accesses = RANKS.map(|ranks| Contestant::RandomAccess { ranks });
+    let accesses = RANDOM_ACCESS_RANKS.map(|ranks| Contestant::RandomAccess { ranks });
     rates.chain(latencies).chain(accesses).chain([Contestant::Velo]).collect()
 }
 
@@ -107,7 +111,7 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let measurements = placement.within("application", || {
         let server = serve_two_cards(run, BENCH.name, &placement)?;
         let mut ranks = Ranks::open(|address| ranks::open_device(&server, address), PAIRS[PAIRS.len() - 1])?;
-        let mut bare = Bare::open(&server, BARE_PAIRS)?;
+        let mut bare = BarePairs::open(&server, BARE_PAIRS)?;
 
         let measurements = contest::run(run, rounds, contestants, |contestant, _| {
             run.step(format!("{contestant:?}"))?;
@@ -151,7 +155,7 @@ fn measurements_of(measured: &[RankMeasurement]) -> Vec<Measurement> {
 
 /// Returns the greatest share of wrong words of the measurements, in percent.
 fn wrong_percent(measured: &[RankMeasurement]) -> f64 {
-    measured.iter().map(|measured| measured.wrong).fold(0.0, f64::max)
+    measured.iter().map(|measured| measured.wrong_share).fold(0.0, f64::max)
 }
 
 /// Returns a row of figures for each contestant.
@@ -191,19 +195,24 @@ fn rows(placement: &Placement, results: &Results<Contestant, RankMeasurement>) -
 /// Compares the measured values with the benchmark's goals: the bounds that a report calls met or
 /// missed.
 fn goals(results: &Results<Contestant, RankMeasurement>) -> Vec<Goal> {
-    let small = |pairs| measurements_of(results.of(&Contestant::Rate { pairs, bytes: velo::BYTES }));
+    let rates_of_small_messages =
+        |pairs| measurements_of(results.of(&Contestant::Rate { pairs, bytes: velo::BYTES }));
     let bare = measurements_of(results.of(&Contestant::Velo));
-    let worst = RANKS
+    let worst = RANDOM_ACCESS_RANKS
         .map(|ranks| wrong_percent(results.of(&Contestant::RandomAccess { ranks })))
         .into_iter()
         .fold(0.0, f64::max);
 
     vec![
-        Goal::at_least("rate of 8-byte messages, 8 pairs / 4 pairs, times", 0.8, ratio(&small(8), &small(4))),
+        Goal::at_least(
+            "rate of 8-byte messages, 8 pairs / 4 pairs, times",
+            0.8,
+            ratio(&rates_of_small_messages(8), &rates_of_small_messages(4)),
+        ),
         Goal::at_least(
             "rate of 8-byte messages of 4 pairs, with matching / VELO alone, times",
             0.5,
-            ratio(&small(BARE_PAIRS), &bare),
+            ratio(&rates_of_small_messages(BARE_PAIRS), &bare),
         ),
         Goal::at_most("words of RandomAccess that are wrong, percent", 1.0, worst),
     ]

@@ -27,7 +27,7 @@ use crate::{
 /// Upper bound for the duration of each step.
 pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 /// The first VPID of the ranks of RandomAccess. The VPIDs before it belong to the pairs.
-const ACCESS_VPID: u16 = 8;
+const RANDOM_ACCESS_VPID: u16 = 8;
 
 /// Opens the device of a VPID. The previous client of the VPID may still be detaching.
 pub(super) fn open_device(server: &Served, address: Address) -> Result<Device, Failure> {
@@ -52,7 +52,8 @@ fn open_ranks(
 pub(super) struct Ranks {
     endpoints: Vec<Endpoint<ExtollTransport>>,
     pairs: u16,
-    /// The last matching context in use.
+    /// The matching context of the latest measurement. Each has its own, so that it gets no message
+    /// of an earlier one.
     context: u32,
 }
 
@@ -83,9 +84,11 @@ impl Ranks {
         let mut sides = Vec::with_capacity(2 * usize::from(pairs));
 
         for (number, (sender, receiver)) in (0..pairs).zip(senders.iter_mut().zip(receivers)) {
-            let (first, second) = (u32::from(number), u32::from(number + self.pairs));
-            sides.push(Side::new(receiver, End::Receiver, first, terms).context(|| "a receiver".into())?);
-            sides.push(Side::new(sender, End::Sender, second, terms).context(|| "a sender".into())?);
+            let (sender_rank, receiver_rank) = (u32::from(number), u32::from(number + self.pairs));
+            sides.push(
+                Side::new(receiver, End::Receiver, sender_rank, terms).context(|| "a receiver".into())?,
+            );
+            sides.push(Side::new(sender, End::Sender, receiver_rank, terms).context(|| "a sender".into())?);
         }
 
         Ok(sides)
@@ -133,7 +136,7 @@ impl Ranks {
 
 /// Measures RandomAccess with separate ranks on both cards.
 pub(super) fn random_access(server: &Served, size: u32, effort: &Effort) -> Result<RankMeasurement, Failure> {
-    let address = |rank: u32| Address { node: rank % 2, vpid: ACCESS_VPID + (rank / 2) as u16 };
+    let address = |rank: u32| Address { node: rank % 2, vpid: RANDOM_ACCESS_VPID + (rank / 2) as u16 };
     let mut endpoints = open_ranks(|address| open_device(server, address), (0..size).map(address).collect())?;
     let tables = (0..size).map(|rank| Table::new(rank, size, effort.order).context(|| "a table".into()));
     let mut tables = tables.collect::<Result<Vec<_>, _>>()?;
@@ -158,5 +161,5 @@ pub(super) fn random_access(server: &Served, size: u32, effort: &Effort) -> Resu
     let (updates, words, wrong) = (sum(Table::updates), sum(Table::len), sum(Table::count_wrong));
 
     let measurement = Measurement::of_rate(updates / duration.as_secs_f64());
-    Ok(RankMeasurement { measurement, wrong: wrong * 100.0 / words })
+    Ok(RankMeasurement { measurement, wrong_share: wrong * 100.0 / words })
 }

@@ -19,7 +19,7 @@ use crate::machine::never_sleeping_wait;
 /// Bytes of a message.
 pub(super) const BYTES: usize = 8;
 /// The first VPID. The VPIDs before it belong to ranks.
-const VPID: u16 = 12;
+const FIRST_VPID: u16 = 12;
 
 /// A sender and its receiver.
 struct Pair {
@@ -36,9 +36,9 @@ struct Counts {
 }
 
 /// The pairs of VELO alone.
-pub(super) struct Bare(Vec<Pair>);
+pub(super) struct BarePairs(Vec<Pair>);
 
-impl Bare {
+impl BarePairs {
     /// Opens the pairs, and connects each sender to its receiver.
     pub(super) fn open(server: &Served, pairs: u16) -> Result<Self, Failure> {
         let port = |node, vpid| -> Result<Port, Failure> {
@@ -49,7 +49,7 @@ impl Bare {
         };
 
         let pair = |number| {
-            let (mut sender, receiver) = (port(0, VPID + number)?, port(1, VPID + number)?);
+            let (mut sender, receiver) = (port(0, FIRST_VPID + number)?, port(1, FIRST_VPID + number)?);
             let link = sender.connect(receiver.address(), Deadline::after(STEP_TIMEOUT), None);
             Ok(Pair { sender, receiver, link: link.context(|| "connecting".into())? })
         };

@@ -89,12 +89,27 @@ impl<K: Carried> Node<K> {
 
     /// Fills the injection FIFO with packets that `new` makes of route words, moves packets, and
     /// takes those that have arrived.
+    #[inline(always)]
     fn turn<L: Links<Packet = K>>(
         &mut self,
         links: &mut L,
         budget: u32,
         new: impl Fn(&mut L, u64) -> Option<K>,
     ) -> Outcome {
+        // Most turns have neither packets to make nor packets to take.
+        if self.router.injection_room(0, links.now()).1 > 0 {
+            self.fill(links, new);
+        }
+        let outcome = self.router.step(links, budget);
+        if self.router.received() != 0 {
+            self.drain(links);
+        }
+        outcome
+    }
+
+    /// Fills the injection FIFO.
+    #[inline(never)]
+    fn fill<L: Links<Packet = K>>(&mut self, links: &mut L, new: impl Fn(&mut L, u64) -> Option<K>) {
         let now = links.now();
         while self.router.injection_room(0, now).1 > 0
             && let Some(word) = self.next_word()
@@ -105,12 +120,15 @@ impl<K: Carried> Node<K> {
                 break;
             }
         }
+    }
 
-        let outcome = self.router.step(links, budget);
+    /// Takes the packets that have arrived.
+    #[inline(never)]
+    fn drain<L: Links<Packet = K>>(&mut self, links: &mut L) {
+        let now = links.now();
         while let Some(packet) = self.router.take(0, now) {
             links.recycle(packet);
         }
-        outcome
     }
 }
 
@@ -120,9 +138,13 @@ impl alone::Node for Node<Parcel> {
         Turn { wake: outcome.wake, has_more: outcome.has_more }
     }
 
+    fn arrive(&mut self, links: &mut NodeLinks<'_>, input: u8) -> bool {
+        self.router.arrive(links, input)
+    }
+
     #[inline(always)]
-    fn prefetch(&self) {
-        self.router.prefetch();
+    fn prefetch(&self, arrived: u64, freed: u64) {
+        self.router.prefetch(arrived, freed);
     }
 }
 

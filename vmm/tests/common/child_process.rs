@@ -1,5 +1,5 @@
-//! The test program as a process on a node: it runs one function `part`, and reports by lines on
-//! standard error.
+//! The test program as a process on a node: it runs one function `child_process_body`, and reports
+//! by lines on standard error.
 
 #![allow(dead_code, reason = "no test needs all of it")]
 
@@ -14,28 +14,28 @@ use std::{
 
 /// The longest wait for a line.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Start of the lines that are reports. Others are shown.
-const REPORT: &str = "> ";
+/// Start of the lines that are reports. Other lines are passed on to standard error.
+const REPORT_PREFIX: &str = "> ";
 
-/// A process that runs a function `part`. It is killed when this is dropped.
-pub(crate) struct Part {
+/// A process that runs a function `child_process_body`. It is killed when this is dropped.
+pub(crate) struct ChildProcess {
     child: Child,
     lines: Receiver<String>,
 }
 
-/// Reports a line to the test, by one call of the system: a process that is killed leaves no part
-/// of a line.
+/// Reports a line to the test. It is written by one system call, so that a process that is killed
+/// leaves no part of a line.
 pub(crate) fn report(line: impl std::fmt::Display) {
-    let line = format!("{REPORT}{line}\n");
+    let line = format!("{REPORT_PREFIX}{line}\n");
     std::io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
-/// Returns the command that runs the function `part` of a module of this test program. Its input is
-/// empty.
+/// Returns the command that runs the function `child_process_body` of a module of this test
+/// program. Its input is empty.
 pub(crate) fn command(module: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
-        .args(["--exact", &format!("{module}::part"), "--nocapture", "--test-threads=1"])
+        .args(["--exact", &format!("{module}::child_process_body"), "--nocapture", "--test-threads=1"])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
@@ -48,7 +48,7 @@ pub(crate) fn reports(child: &mut Child) -> Receiver<String> {
     let output = BufReader::new(child.stderr.take().unwrap());
     thread::spawn(move || {
         for line in output.lines().map_while(Result::ok) {
-            match line.strip_prefix(REPORT) {
+            match line.strip_prefix(REPORT_PREFIX) {
                 Some(line) => drop(sender.send(line.to_owned())),
                 None => eprintln!("{line}"),
             }
@@ -57,8 +57,9 @@ pub(crate) fn reports(child: &mut Child) -> Receiver<String> {
     lines
 }
 
-impl Part {
-    /// Starts the function `part` of a module of this test program, with environment variables.
+impl ChildProcess {
+    /// Starts the function `child_process_body` of a module of this test program, with environment
+    /// variables.
     pub(crate) fn start(module: &str, variables: &[(&str, &OsStr)]) -> Self {
         let mut child = command(module).envs(variables.iter().copied()).spawn().unwrap();
         let lines = reports(&mut child);
@@ -95,6 +96,7 @@ impl Part {
         }
     }
 
+    /// Kills the process, and waits for its end.
     fn end(&mut self) {
         // This is SIGKILL. The process may already have ended.
         let _ = self.child.kill();
@@ -102,7 +104,7 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         self.end();
     }

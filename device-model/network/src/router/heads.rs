@@ -1,0 +1,137 @@
+//! The first packets of the inputs, with the decisions on them.
+
+use nicforge_core::time::Nanos;
+
+use super::{Decision, Exit, InputCounters, Room, requests::Inputs};
+
+/// An input: its first packet, and its counters.
+///
+/// The inputs of a large network are more than a cache holds. One has one cache line.
+#[derive(Clone, Copy, Debug)]
+#[repr(align(64))]
+pub(super) struct Head {
+    /// Decision on the packet, unless it is one exit ([`Heads::exits`]).
+    pub(super) decision: Decision,
+    /// Time at which it became the first.
+    pub(super) since: Nanos,
+    /// Bytes of the packet with its framing.
+    pub(super) bytes: u32,
+    /// Reception FIFO for the packet or its copy.
+    pub(super) fifo: u8,
+    /// The packet was counted in [`super::RouterCounters::full`].
+    pub(super) found_full: bool,
+    pub(super) counters: InputCounters,
+}
+
+// A head has one cache line.
+const _: () = assert!(size_of::<Head>() == 64);
+
+impl Head {
+    /// Returns an input without packets.
+    fn new() -> Self {
+        Self {
+            decision: Decision::Drop,
+            since: Nanos::ZERO,
+            bytes: 0,
+            fifo: 0,
+            found_full: false,
+            counters: InputCounters::default(),
+        }
+    }
+}
+
+/// The first packets of all inputs, as far as the policy has decided on them.
+#[derive(Debug)]
+pub(super) struct Heads {
+    pub(super) of: Vec<Head>,
+    /// The exits of first packets that have one: most do. They share cache lines.
+    pub(super) exits: Vec<Exit>,
+    /// Inputs whose first packet has a decision.
+    pub(super) decided: Inputs,
+    /// Inputs whose first packet has one exit, if it has a decision.
+    pub(super) single: Inputs,
+    /// Inputs whose first packet is to be delivered here, or a copy of it.
+    pub(super) local: Inputs,
+    /// Inputs whose first packet is to be dropped.
+    pub(super) dropped: Inputs,
+    /// Inputs from which a packet has left in this step, and whose next packet can be seen.
+    pub(super) exposed: Inputs,
+    /// Inputs whose first packet has arrived as a whole, as far as that concerns deliveries.
+    pub(super) arrived: Inputs,
+}
+
+impl Heads {
+    pub(super) fn new(inputs: usize) -> Self {
+        Self {
+            of: vec![Head::new(); inputs],
+            exits: vec![Exit { port: 0, vc: 0, room: Room::One }; inputs],
+            decided: 0,
+            single: 0,
+            local: 0,
+            dropped: 0,
+            exposed: 0,
+            arrived: 0,
+        }
+    }
+
+    /// Returns the exit of an input's first packet, if the packet has a decision and one exit.
+    #[inline(always)]
+    pub(super) fn single_exit(&self, input: usize) -> Option<Exit> {
+        if self.single >> input & 1 == 0 { None } else { self.exits.get(input).copied() }
+    }
+
+    /// Returns the decision on the first packet of an input, which must have one.
+    #[inline]
+    pub(super) fn decision(&self, input: usize) -> Decision {
+        self.single_exit(input).map_or(self.of[input].decision, Decision::One)
+    }
+
+    /// Records the packet that has become the first one of an input, and has one exit.
+    #[inline(always)]
+    pub(super) fn become_single(&mut self, input: usize, exit: Exit, now: Nanos, bytes: u32) {
+        self.decided |= 1 << input;
+        self.single |= 1 << input;
+        if let Some(slot) = self.exits.get_mut(input) {
+            *slot = exit;
+        }
+        if let Some(head) = self.of.get_mut(input) {
+            (head.since, head.bytes) = (now, bytes);
+        }
+    }
+
+    /// Records the packet that has become the first one of an input.
+    #[inline]
+    pub(super) fn become_first(
+        &mut self,
+        input: usize,
+        decision: Decision,
+        now: Nanos,
+        bytes: u32,
+        fifo: u8,
+    ) {
+        if let Decision::One(exit) = decision {
+            return self.become_single(input, exit, now, bytes);
+        }
+        self.decided |= 1 << input;
+        self.single &= !(1 << input);
+        let head = &mut self.of[input];
+        (head.decision, head.since) = (decision, now);
+        (head.bytes, head.fifo, head.found_full) = (bytes, fifo, false);
+    }
+
+    /// Records that the first packet of an input has left it.
+    #[inline(always)]
+    pub(super) fn leave(&mut self, input: usize, now: Nanos) {
+        self.decided &= !(1 << input);
+        if let Some(head) = self.of.get_mut(input) {
+            head.counters.packets += 1;
+            head.counters.bytes += u64::from(head.bytes);
+            head.counters.waited += now.0 - head.since.0;
+        }
+    }
+
+    /// Forgets all decisions.
+    pub(super) fn clear(&mut self) {
+        (self.decided, self.local, self.dropped) = (0, 0, 0);
+    }
+}
