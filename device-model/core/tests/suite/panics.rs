@@ -426,7 +426,7 @@ fn no_packet_is_lost_when_a_device_panics_while_it_handles_arrivals() {
             }
         };
         type Action = Box<dyn FnOnce(&mut Context<'_>) + Send>;
-        // What the device does, with the number of packets that it has forwarded when it panics.
+        // The packets that the device has forwarded when it panics, and its action.
         let acts: [(usize, Action); 5] = [
             (
                 2,
