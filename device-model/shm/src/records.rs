@@ -9,7 +9,10 @@
 //! alignment.
 #![allow(unsafe_code)]
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::{
+    borrow::Borrow,
+    sync::atomic::{AtomicU64, Ordering},
+};
 
 use crate::error::MemoryError;
 use crate::window::Window;
@@ -17,15 +20,16 @@ use crate::window::Window;
 /// Bytes of a word.
 const WORD: usize = 8;
 
-/// A ring of records in slots of `STRIDE` bytes, which its owner empties.
+/// A ring of records in slots of `STRIDE` bytes, which its owner empties. It holds its window, or
+/// borrows it.
 #[derive(Clone, Debug)]
-pub struct Records<const STRIDE: usize> {
-    window: Window,
+pub struct Records<const STRIDE: usize, W = Window> {
+    window: W,
     /// Number of slots minus 1.
     mask: u64,
 }
 
-impl<const STRIDE: usize> Records<STRIDE> {
+impl<const STRIDE: usize, W: Borrow<Window>> Records<STRIDE, W> {
     const LAYOUT: () =
         assert!(STRIDE.is_multiple_of(WORD) && STRIDE > WORD, "slots of a header and whole words of data");
 
@@ -35,17 +39,19 @@ impl<const STRIDE: usize> Records<STRIDE> {
     /// [`MemoryError::SlotCount`] if the window is not a power of two of slots,
     /// [`MemoryError::Misaligned`] if it is not aligned to 8 bytes in memory,
     /// [`MemoryError::ReadOnly`].
-    pub fn new(window: Window) -> Result<Self, MemoryError> {
+    #[inline]
+    pub fn new(window: W) -> Result<Self, MemoryError> {
         let () = Self::LAYOUT;
-        let count = window.len() / STRIDE as u64;
-        if !count.is_power_of_two() || !window.len().is_multiple_of(STRIDE as u64) {
+        let memory = window.borrow();
+        let count = memory.len() / STRIDE as u64;
+        if !count.is_power_of_two() || !memory.len().is_multiple_of(STRIDE as u64) {
             return Err(MemoryError::SlotCount { count: count as u32 });
         }
 
-        if !window.base_address().is_multiple_of(WORD) {
+        if !memory.base_address().is_multiple_of(WORD) {
             return Err(MemoryError::Misaligned { offset: 0, align: WORD as u64 });
         }
-        if !window.is_writable() {
+        if !memory.is_writable() {
             return Err(MemoryError::ReadOnly { offset: 0 });
         }
 
@@ -64,7 +70,7 @@ impl<const STRIDE: usize> Records<STRIDE> {
     fn word(&self, number: u64, word: usize) -> *mut u64 {
         let slot = (number & self.mask) as usize * STRIDE;
         // SAFETY: a word of a slot below the count, all of which are in the window.
-        unsafe { self.window.base_pointer().add(slot + word % (STRIDE / WORD) * WORD).cast() }
+        unsafe { self.window.borrow().base_pointer().add(slot + word % (STRIDE / WORD) * WORD).cast() }
     }
 
     /// Loads the header of record `number`'s slot with acquire order.
@@ -93,6 +99,39 @@ impl<const STRIDE: usize> Records<STRIDE> {
             let word = unsafe { AtomicU64::from_ptr(self.word(number, index + 1)) };
             *bytes = word.load(Ordering::Relaxed).to_ne_bytes();
         }
+    }
+
+    /// Stores records of one word from number `first` on, all with the same header, each as
+    /// [`Records::put`] does.
+    #[inline(always)]
+    pub fn put_words(&self, first: u64, header: u64, words: &[[u8; WORD]]) {
+        // The fields of `self` are read once: the compiler can't know that the stores leave them as
+        // they are.
+        let (base, mask) = (self.window.borrow().base_pointer(), self.mask);
+        let mut number = first;
+        for word in words {
+            // SAFETY: a slot of the ring, all of which are in the window.
+            let slot = unsafe { base.add((number & mask) as usize * STRIDE) };
+            // SAFETY: a slot has at least two words.
+            let data = unsafe { slot.add(WORD) };
+            // SAFETY: in bounds and aligned; the mapping is writable, and alive as long as `self`.
+            unsafe { AtomicU64::from_ptr(data.cast()) }.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
+            // SAFETY: as above.
+            unsafe { AtomicU64::from_ptr(slot.cast()) }.store(header, Ordering::Release);
+            number = number.wrapping_add(1);
+        }
+    }
+
+    /// Stores data in record `number`'s slot, from the first word on, and then its header with
+    /// release order. `data` has at most as many words as a slot; later ones repeat the slot.
+    #[inline(always)]
+    pub fn put(&self, number: u64, header: u64, data: &[[u8; WORD]]) {
+        for (index, bytes) in data.iter().enumerate() {
+            // SAFETY: in bounds and aligned; the mapping is writable, and alive as long as `self`.
+            let word = unsafe { AtomicU64::from_ptr(self.word(number, index + 1)) };
+            word.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
+        }
+        self.set_header(number, header);
     }
 
     /// Stores the header of record `number`'s slot with release order.
@@ -147,6 +186,23 @@ mod tests {
         let mut data = [[0; 8]; 3];
         ring.data(1, &mut data);
         assert_eq!(data.as_flattened(), &bytes[8..32]);
+    }
+
+    #[test]
+    fn a_record_that_was_put_is_read_through_a_borrowed_window() {
+        let window = slots(2);
+        let ring = Records::<STRIDE, _>::new(&window).unwrap();
+
+        ring.put(3, 7, &[[1; 8], [2; 8]]);
+
+        let mut data = [[0; 8]; 2];
+        ring.data(3, &mut data);
+        assert_eq!((ring.header(1), data), (7, [[1; 8], [2; 8]]));
+        assert_eq!(ring.header_and_word(0), (0, 0));
+
+        ring.put_words(u64::MAX, 9, &[[3; 8], [4; 8]]);
+        let word = |byte| u64::from_ne_bytes([byte; 8]);
+        assert_eq!([1, 0].map(|number| ring.header_and_word(number)), [(9, word(3)), (9, word(4))]);
     }
 
     #[test]

@@ -41,6 +41,10 @@ impl ModelCells {
         let cell = || ModelCell { header: AtomicU64::new(0), data: UnsafeCell::new([0; CELL_WORDS]) };
         ModelCells(Arc::new((0..count).map(|_| cell()).collect()))
     }
+
+    fn at(&self, position: u32) -> &ModelCell {
+        &self.0[position as usize % self.0.len()]
+    }
 }
 
 #[allow(unsafe_code)]
@@ -48,22 +52,22 @@ impl Cells for ModelCells {
     fn count(&self) -> usize {
         self.0.len()
     }
-    fn header_acquire(&self, cell: usize) -> u64 {
-        self.0[cell].header.load(Ordering::Acquire)
+    fn header_acquire(&self, position: u32) -> u64 {
+        self.at(position).header.load(Ordering::Acquire)
     }
-    fn set_header_release(&self, cell: usize, header: u64) {
-        self.0[cell].header.store(header, Ordering::Release);
+    fn set_header_release(&self, position: u32, header: u64) {
+        self.at(position).header.store(header, Ordering::Release);
     }
-    fn set_header_relaxed(&self, cell: usize, header: u64) {
-        self.0[cell].header.store(header, Ordering::Relaxed);
+    fn set_header_relaxed(&self, position: u32, header: u64) {
+        self.at(position).header.store(header, Ordering::Relaxed);
     }
-    fn data_read(&self, cell: usize, data: &mut [u64; CELL_WORDS]) {
+    fn data_read(&self, position: u32, data: &mut [u64; CELL_WORDS]) {
         // SAFETY: checked by the model.
-        self.0[cell].data.with(|from| *data = unsafe { *from });
+        self.at(position).data.with(|from| *data = unsafe { *from });
     }
-    fn data_write(&self, cell: usize, data: &[u64; CELL_WORDS]) {
+    fn data_write(&self, position: u32, data: &[u64; CELL_WORDS]) {
         // SAFETY: checked by the model.
-        self.0[cell].data.with_mut(|to| unsafe { *to = *data });
+        self.at(position).data.with_mut(|to| unsafe { *to = *data });
     }
 }
 
@@ -392,6 +396,43 @@ fn kick_is_not_lost_while_another_ring_is_detached_and_attached() {
         leaver.join().unwrap();
 
         assert!(flags.iter().all(|flag| !flag.is_set()));
+    });
+}
+
+/// A poller serves one ring all the time, and stops looking at another one that is idle. It sets
+/// the flag of that ring's writer, looks once more after the barrier, and returns to the ring when
+/// it is kicked. It never sleeps, so the kick is a word that it polls.
+#[test]
+fn record_in_a_ring_that_is_no_longer_polled_is_found_by_the_last_look_or_kicked() {
+    loom::model(|| {
+        let idle = ModelCells::new(1);
+        let flag = Arc::new(Flag(AtomicU32::new(0)));
+        let kicked = Arc::new(Flag(AtomicU32::new(0)));
+        let writer = {
+            let (cells, flag, kicked) = (idle.clone(), flag.clone(), kicked.clone());
+            thread::spawn(move || {
+                Producer::new(cells).try_push(|| 0, 1, 0, &data(0, 1)).unwrap();
+                if must_kick(&*flag, &Fence) {
+                    kicked.set(true);
+                }
+            })
+        };
+
+        let mut consumer = Consumer::new(idle);
+        flag.set(true);
+        Sleeper::new(Fence).barrier();
+        if consumer.peek() == Peek::Empty {
+            // The poller serves its other ring here.
+            while !kicked.is_set() {
+                thread::yield_now();
+            }
+        }
+        flag.set(false);
+
+        // The kick of a trapped write comes after the record.
+        fence(Ordering::SeqCst);
+        assert_ne!(consumer.peek(), Peek::Empty);
+        writer.join().unwrap();
     });
 }
 

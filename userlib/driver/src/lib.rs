@@ -62,6 +62,6 @@ pub use dma::{DmaBuffer, HugePages};
 pub use error::{Error, GoneCause, OpenProblem};
 pub use interrupt::{Interrupt, wait_source};
 pub use nicforge_shm::DmaPermission;
-pub use posted::{Doorbell, Poster, RingPosition, SharedPoster};
+pub use posted::{Doorbell, Poster, QuickPost, RingPosition, SharedPoster};
 pub use wait::{Backoff, Cancel, Deadline, Pause, Relax};
 pub use waiter::{WaitEnd, Waiter};

@@ -17,6 +17,7 @@ use nicforge_shm::{Producer, PushError, SharedCells, SharedU32};
 use crate::{
     Cancel, Deadline, Error, WriteMode,
     device::{EngineWaker, Shared, capability, lock},
+    runtime::note_store,
 };
 
 /// The producer's end of a ring, with all that a post needs.
@@ -54,9 +55,24 @@ impl Ring {
         Ok(Self { index, producer, consumed, waker, epoch, max_data: capability::max_data(&capability) })
     }
 
+    /// Posts a write, unless that takes more than a few instructions. It has no effect then.
+    #[inline(always)]
+    fn post_quickly(&mut self, shared: &Shared, bar: u8, offset: u32, data: &[u8]) -> QuickPost {
+        if self.epoch != shared.epoch(Ordering::Relaxed) || data.len() > self.max_data {
+            return QuickPost::NotPosted;
+        }
+
+        let consumed = &self.consumed;
+        if self.producer.try_push(|| consumed.load(Ordering::Acquire), bar, offset, data).is_err() {
+            return QuickPost::NotPosted;
+        }
+
+        note_store();
+        if self.waker.must_wake() { QuickPost::MustWake } else { QuickPost::Posted }
+    }
+
     /// Posts a write, and wakes the engine if it sleeps. After a reset of the device, the ring is
     /// opened again first.
-    #[inline(always)]
     fn try_post(&mut self, shared: &Shared, bar: u8, offset: u32, data: &[u8]) -> Result<(), Error> {
         if self.epoch != shared.epoch(Ordering::Relaxed) {
             *self = Self::open(shared, self.index)?;
@@ -77,6 +93,18 @@ impl Ring {
     }
 }
 
+/// Outcome of [`Poster::post_quickly`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use]
+pub enum QuickPost {
+    /// The write is posted, and the engine is awake.
+    Posted,
+    /// The write is posted, but the engine sleeps: the caller must call [`Poster::wake_engine`].
+    MustWake,
+    /// Nothing was posted. [`Poster::try_post`] posts the write, or returns the reason why not.
+    NotPosted,
+}
+
 /// A position in the sequence of records of a posted-write ring: see [`Poster::position`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingPosition {
@@ -94,16 +122,21 @@ impl RingSlot {
     }
 }
 
-/// Returns the offset of a posted write as a record has it. The write must lie in its BAR.
-#[inline]
-fn record_offset(shared: &Shared, bar: u8, offset: u64, data: &[u8]) -> Result<u32, Error> {
-    let size = shared.bar_size(bar);
-    let len = data.len() as u64;
+/// Returns whether a write lies in its BAR.
+#[inline(always)]
+fn fits(shared: &Shared, bar: u8, offset: u64, data: &[u8]) -> bool {
+    // The sum fits for an offset of a record: a slice is shorter than half of the address space.
+    offset.saturating_add(data.len() as u64) <= shared.bar_size(bar)
+}
 
+/// Returns the offset of a posted write as a record has it. The write must lie in its BAR.
+fn record_offset(shared: &Shared, bar: u8, offset: u64, data: &[u8]) -> Result<u32, Error> {
     match u32::try_from(offset) {
-        // The sum fits: a slice is shorter than half of the address space.
-        Ok(short) if offset + len <= size => Ok(short),
-        _ => Err(Error::OutOfRange { what: "BAR", index: bar.into(), offset, len, size }),
+        Ok(short) if fits(shared, bar, offset, data) => Ok(short),
+        _ => {
+            let (len, size) = (data.len() as u64, shared.bar_size(bar));
+            Err(Error::OutOfRange { what: "BAR", index: bar.into(), offset, len, size })
+        }
     }
 }
 
@@ -222,12 +255,46 @@ impl Poster {
     /// [`Poster::post`].
     #[inline(always)]
     pub fn try_post(&mut self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
+        match self.post_quickly(bar, offset, data) {
+            QuickPost::Posted => Ok(()),
+            QuickPost::MustWake => self.wake_engine(),
+            QuickPost::NotPosted => self.try_post_slowly(bar, offset, data),
+        }
+    }
+
+    /// As [`Poster::try_post`], for a write that does not go quickly.
+    #[cold]
+    fn try_post_slowly(&mut self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
         let offset = record_offset(&self.shared, bar, offset, data)?;
 
         match &mut self.ring {
             Some(ring) => ring.try_post(&self.shared, bar, offset, data),
             None => post_trapped(&self.shared, bar, offset, data),
         }
+    }
+
+    /// Posts a write if the ring has room and nothing is amiss.
+    ///
+    /// It serves callers to which each instruction counts: the result fits into a register, unlike
+    /// a whole [`Error`].
+    #[inline(always)]
+    pub fn post_quickly(&mut self, bar: u8, offset: u64, data: &[u8]) -> QuickPost {
+        let Some(ring) = &mut self.ring else { return QuickPost::NotPosted };
+        match u32::try_from(offset) {
+            Ok(short) if fits(&self.shared, bar, offset, data) => {
+                ring.post_quickly(&self.shared, bar, short, data)
+            }
+            _ => QuickPost::NotPosted,
+        }
+    }
+
+    /// Wakes the engine after [`QuickPost::MustWake`].
+    ///
+    /// # Errors
+    /// Returns [`Error::DeviceGone`] when the engine could not be woken.
+    #[cold]
+    pub fn wake_engine(&self) -> Result<(), Error> {
+        self.shared.kick()
     }
 
     /// Returns the position after the last record posted. It is `None` for a device without rings,

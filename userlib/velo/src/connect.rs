@@ -129,10 +129,12 @@ impl Port {
     /// Posts a control message. Returns false when the posted-write ring is full.
     fn post_control(&mut self, to: Address, control: Control) -> Result<bool, Error> {
         let offset = address::encode(to.node, to.vpid, CONTROL_TAG, 1);
-        let posted = self.path.post(offset, &control.encode()).map_err(|error| *error)?;
-
-        self.statistics.control += u64::from(posted);
-        Ok(posted)
+        match self.path.post(offset, &control.encode()) {
+            Ok(()) => self.statistics.control += 1,
+            Err(Error::WouldBlock) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+        Ok(true)
     }
 
     /// Handles a received control message.
@@ -196,13 +198,10 @@ impl Port {
     pub(crate) fn account_received_of(&mut self, index: usize, from: Address) -> bool {
         self.statistics.received += 1;
 
-        if !self.flow.enabled {
-            return true;
-        }
-
+        // Without flow control no peer has a grant.
         let Some(peer) = self.flow.peers.get_mut(index) else { return true };
         if !peer.incoming.has_grant() {
-            return self.accept_counted(from);
+            return !self.flow.enabled || self.accept_counted(from);
         }
         if peer.incoming.add_spent() {
             self.return_credits(from);

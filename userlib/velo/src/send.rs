@@ -42,16 +42,12 @@ impl Port {
             return Err(Error::PeerGone { address: link.address });
         }
 
-        if self.flow.enabled && peer.outgoing.credits == 0 {
+        if peer.outgoing.credits == 0 && self.flow.enabled {
             return self.without_credit(link);
         }
 
         let offset = u64::from(link.target) | address::encode(0, 0, tag, length / 8);
-        match self.path.post(offset, data) {
-            Ok(true) => {}
-            Ok(false) => return Err(Error::WouldBlock),
-            Err(error) => return Err(*error),
-        }
+        self.path.post(offset, data)?;
 
         peer.outgoing.credits = peer.outgoing.credits.wrapping_sub(1);
         self.statistics.sent += 1;

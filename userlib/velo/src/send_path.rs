@@ -8,7 +8,7 @@
 //! before the next one. So messages stay in order, and each is sent once.
 
 use nicforge_driver::{
-    Bar, Device, Error as DriverError, Poster, RingPosition, SharedPoster,
+    Bar, Device, Error as DriverError, Poster, QuickPost, RingPosition, SharedPoster,
     runtime::{Cost, cost},
 };
 use nicforge_hwi::extoll::{BAR_VELO, mirror, reg};
@@ -22,11 +22,11 @@ use crate::{
 /// Number of attempts after which a message counts as undeliverable.
 const MAX_TRIES: u64 = 64;
 
-/// The posted-write ring of a port.
+/// A poster of a port.
 enum PortPoster {
-    /// The port's own ring.
+    /// The port's own.
     Own(Poster),
-    /// A ring shared with other libraries of the same VPID.
+    /// One that other libraries of the same VPID share.
     Shared(SharedPoster),
 }
 
@@ -49,6 +49,7 @@ impl PortPoster {
 
 /// State of sending by stores.
 struct Stores {
+    poster: PortPoster,
     registers: Bar,
     /// The card's count after the last message. `None` when it is not known.
     accepted: Option<u64>,
@@ -56,13 +57,21 @@ struct Stores {
     replayed: u64,
 }
 
+/// The ways of messages to the card. A message by stores is accepted, or known to be torn, before
+/// the next one is stored.
+enum Way {
+    /// The port's own posted-write ring. It is apart from a shared one, because a send looks only
+    /// at this tag.
+    Ring(Poster),
+    /// A posted-write ring that other libraries of the same VPID share.
+    SharedRing(SharedPoster),
+    /// Stores, on a device without a posted-write ring.
+    Stores(Box<Stores>),
+}
+
 /// Posts messages, in order and each once.
-///
-/// Invariant: `stores` is present exactly on a device without a posted-write ring. A message is
-/// then accepted, or known to be torn, before the next one is stored.
 pub(crate) struct SendPath {
-    poster: PortPoster,
-    stores: Option<Stores>,
+    way: Way,
     /// The card's count of messages that waited for slots.
     pub(crate) stalls: SharedU64,
 }
@@ -79,76 +88,89 @@ impl SendPath {
             None => PortPoster::Own(device.poster(0)?),
         };
 
-        let stores = match device.ring_count() {
-            0 => Some(Stores { registers: device.bar(BAR_REGISTERS)?, accepted: None, replayed: 0 }),
-            _ => None,
+        let way = match poster {
+            poster if device.ring_count() == 0 => {
+                let registers = device.bar(BAR_REGISTERS)?;
+                Way::Stores(Box::new(Stores { poster, registers, accepted: None, replayed: 0 }))
+            }
+            PortPoster::Own(poster) => Way::Ring(poster),
+            PortPoster::Shared(poster) => Way::SharedRing(poster),
         };
 
-        Ok(Self { poster, stores, stalls: page.word(mirror::VELO_STALLS)? })
+        Ok(Self { way, stalls: page.word(mirror::VELO_STALLS)? })
     }
 
-    /// Calls `call` with the posted-write ring.
+    /// Calls `call` with the poster.
     #[inline(always)]
     pub(crate) fn with<R>(&mut self, call: impl FnOnce(&mut Poster) -> R) -> R {
-        self.poster.with(call)
+        match &mut self.way {
+            Way::Ring(poster) => call(poster),
+            Way::SharedRing(poster) => poster.with(call),
+            Way::Stores(stores) => stores.poster.with(call),
+        }
+    }
+
+    fn with_poster<R>(&self, call: impl FnOnce(&Poster) -> R) -> R {
+        match &self.way {
+            Way::Ring(poster) => call(poster),
+            Way::SharedRing(poster) => poster.with(|poster| call(poster)),
+            Way::Stores(stores) => stores.poster.with_poster(call),
+        }
     }
 
     /// Returns the position after the last posted write. It is `None` for a device without rings.
     pub(crate) fn position(&self) -> Option<RingPosition> {
-        self.poster.with_poster(Poster::position)
+        self.with_poster(Poster::position)
     }
 
     /// Returns whether the card has taken all writes before a position.
     pub(crate) fn has_passed(&self, position: RingPosition) -> bool {
-        self.poster.with_poster(|poster| poster.has_passed(position))
+        self.with_poster(|poster| poster.has_passed(position))
     }
 
     /// Returns whether messages are sent by stores.
     pub(crate) fn uses_stores(&self) -> bool {
-        self.stores.is_some()
+        matches!(self.way, Way::Stores(_))
     }
 
     /// Returns the number of torn messages that were stored again.
     pub(crate) fn replayed(&self) -> u64 {
-        self.stores.as_ref().map_or(0, |stores| stores.replayed)
+        if let Way::Stores(stores) = &self.way { stores.replayed } else { 0 }
     }
 
-    /// Posts a message. Returns false when the posted-write ring is full.
+    /// Posts a message.
     ///
-    /// An error is boxed, so that the result of a post that succeeds fits into registers.
+    /// # Errors
+    /// [`Error::WouldBlock`] when the posted-write ring is full, and errors of the driver.
+    // Most messages take the first branch, in which no whole `Error` is passed on.
     #[inline(always)]
-    pub(crate) fn post(&mut self, offset: u64, data: &[u8]) -> Result<bool, Box<Error>> {
-        let (None, PortPoster::Own(poster)) = (&self.stores, &mut self.poster) else {
-            return self.post_otherwise(offset, data);
+    pub(crate) fn post(&mut self, offset: u64, data: &[u8]) -> Result<(), Error> {
+        let posted = match &mut self.way {
+            Way::Ring(poster) => poster.post_quickly(BAR_VELO, offset, data),
+            _ => QuickPost::NotPosted,
+        };
+        if posted == QuickPost::Posted { Ok(()) } else { self.post_otherwise(posted, offset, data) }
+    }
+
+    /// As [`SendPath::post`], for a message that was not posted quickly, or whose engine sleeps.
+    #[inline(never)]
+    fn post_otherwise(&mut self, posted: QuickPost, offset: u64, data: &[u8]) -> Result<(), Error> {
+        let posted = match (&mut self.way, posted) {
+            (Way::Stores(stores), _) => return stores.store(offset, data),
+            (Way::Ring(poster), QuickPost::MustWake) => poster.wake_engine(),
+            (Way::Ring(poster), _) => poster.try_post(BAR_VELO, offset, data),
+            (Way::SharedRing(poster), _) => {
+                poster.with(|poster| poster.try_post(BAR_VELO, offset, data)).inspect(|()| {
+                    // The card sends the message while the processor stores it.
+                    cost(Cost::Burst, 1);
+                })
+            }
         };
 
-        match poster.try_post(BAR_VELO, offset, data) {
-            Ok(()) => Ok(true),
-            Err(error) => Self::refused(error),
-        }
-    }
-
-    /// As [`SendPath::post`], through a shared ring or by stores.
-    #[inline(never)]
-    fn post_otherwise(&mut self, offset: u64, data: &[u8]) -> Result<bool, Box<Error>> {
-        if let Some(stores) = &mut self.stores {
-            return stores.store(&mut self.poster, offset, data).map(|()| true).map_err(Box::new);
-        }
-
-        match self.poster.with(|poster| poster.try_post(BAR_VELO, offset, data)) {
-            Ok(()) => {
-                // The card sends the message while the processor stores it.
-                cost(Cost::Burst, 1);
-                Ok(true)
-            }
-            Err(error) => Self::refused(error),
-        }
-    }
-
-    /// Returns the result of a post that the driver refused.
-    #[cold]
-    fn refused(error: DriverError) -> Result<bool, Box<Error>> {
-        if let DriverError::RingFull { .. } = error { Ok(false) } else { Err(Box::new(error.into())) }
+        posted.map_err(|error| match error {
+            DriverError::RingFull { .. } => Error::WouldBlock,
+            error => error.into(),
+        })
     }
 }
 
@@ -165,7 +187,7 @@ impl Stores {
     /// [`DeviceError::Torn`]: the message was not sent. After an error of the driver it may have
     /// been sent.
     #[cold]
-    fn store(&mut self, poster: &mut PortPoster, offset: u64, data: &[u8]) -> Result<(), Error> {
+    fn store(&mut self, offset: u64, data: &[u8]) -> Result<(), Error> {
         // The count is unknown after an error.
         let before = match self.accepted.take() {
             Some(accepted) => accepted,
@@ -173,7 +195,7 @@ impl Stores {
         };
 
         for torn in 0..MAX_TRIES {
-            poster.with(|poster| poster.try_post(BAR_VELO, offset, data))?;
+            self.poster.with(|poster| poster.try_post(BAR_VELO, offset, data))?;
 
             let accepted = self.count_accepted()?;
             if accepted != before {

@@ -38,7 +38,8 @@ pub enum RingError {
 #[derive(Clone, Debug)]
 pub struct SharedCells {
     base: Base,
-    mask: usize,
+    /// The number of cells less one.
+    mask: u32,
     _window: Window,
 }
 
@@ -72,79 +73,112 @@ impl SharedCells {
             return Err(RingError::ReadOnly);
         }
 
-        Ok(SharedCells { base: Base(window.base_pointer()), mask: count as usize - 1, _window: window })
+        Ok(SharedCells { base: Base(window.base_pointer()), mask: count as u32 - 1, _window: window })
     }
 
     #[inline]
-    fn cell(&self, cell: usize) -> *mut u8 {
+    fn cell(&self, position: u32) -> *mut u8 {
         // SAFETY: `mask + 1` cells fit the window.
-        unsafe { self.base.0.add((cell & self.mask) * CELL) }
+        unsafe { self.base.0.add((position & self.mask) as usize * CELL) }
     }
 
     #[inline]
-    fn header(&self, cell: usize) -> &AtomicU64 {
+    fn header(&self, position: u32) -> &AtomicU64 {
         // SAFETY: a cell starts at a multiple of 64 bytes in the window, which lives as long as
         // `self`.
-        unsafe { AtomicU64::from_ptr(self.cell(cell).cast()) }
+        unsafe { AtomicU64::from_ptr(self.cell(position).cast()) }
     }
 
     #[inline]
-    fn data(&self, cell: usize) -> *mut u8 {
+    fn data(&self, position: u32) -> *mut u8 {
         // SAFETY: the data follow the header in the cell.
-        unsafe { self.cell(cell).add(CELL - CELL_DATA) }
+        unsafe { self.cell(position).add(CELL - CELL_DATA) }
     }
 }
 
 impl Cells for SharedCells {
     #[inline]
     fn count(&self) -> usize {
-        self.mask + 1
+        self.mask as usize + 1
     }
 
     #[inline]
-    fn header_acquire(&self, cell: usize) -> u64 {
-        self.header(cell).load(Ordering::Acquire)
+    fn header_acquire(&self, position: u32) -> u64 {
+        self.header(position).load(Ordering::Acquire)
     }
 
     #[inline]
-    fn set_header_release(&self, cell: usize, header: u64) {
-        self.header(cell).store(header, Ordering::Release);
+    fn set_header_release(&self, position: u32, header: u64) {
+        self.header(position).store(header, Ordering::Release);
     }
 
     #[inline]
-    fn set_header_relaxed(&self, cell: usize, header: u64) {
-        self.header(cell).store(header, Ordering::Relaxed);
+    fn set_header_relaxed(&self, position: u32, header: u64) {
+        self.header(position).store(header, Ordering::Relaxed);
     }
 
     #[inline]
-    fn data_read(&self, cell: usize, data: &mut [u64; CELL_WORDS]) {
+    fn data_read(&self, position: u32, data: &mut [u64; CELL_WORDS]) {
         // SAFETY: the data of a cell lie in the window, and are aligned to 8 bytes.
-        unsafe { copy::cell_from_shared(data, self.data(cell)) };
+        unsafe { copy::cell_from_shared(data, self.data(position)) };
     }
 
     #[inline]
-    fn data_read_bytes(&self, cell: usize, data: &mut [u64; CELL_WORDS], len: usize) {
-        if len <= 8 {
-            // SAFETY: the first word of a cell's data lies in the window, and is aligned to 8
-            // bytes.
-            data[0] = unsafe { self.data(cell).cast::<u64>().read_volatile() };
-        } else {
-            self.data_read(cell, data);
+    fn first_word(&self, position: u32) -> u64 {
+        // SAFETY: the first word of a cell's data lies in the window, and is aligned to 8 bytes.
+        unsafe { self.data(position).cast::<u64>().read_volatile() }
+    }
+
+    #[inline(always)]
+    fn first_word_under(&self, position: u32, header: u64) -> Option<u64> {
+        // The address is computed once.
+        let cell = self.cell(position);
+        // SAFETY: a cell starts at a multiple of 64 bytes in the window, which lives as long as
+        // `self`.
+        if unsafe { AtomicU64::from_ptr(cell.cast()) }.load(Ordering::Acquire) != header {
+            return None;
         }
+        // SAFETY: the data follow the header in the cell.
+        let data = unsafe { cell.add(CELL - CELL_DATA) };
+        // SAFETY: the first word of the data, which is aligned to 8 bytes.
+        Some(unsafe { data.cast::<u64>().read_volatile() })
     }
 
     #[inline]
-    fn data_write(&self, cell: usize, data: &[u64; CELL_WORDS]) {
+    fn data_write(&self, position: u32, data: &[u64; CELL_WORDS]) {
         // SAFETY: the data of a cell lie in the window, which is mapped for writing, and are
         // aligned to 8 bytes.
-        unsafe { copy::cell_to_shared(self.data(cell), data) };
+        unsafe { copy::cell_to_shared(self.data(position), data) };
     }
 
     #[inline]
-    fn data_write_bytes(&self, cell: usize, bytes: &[u8]) {
-        let len = bytes.len().min(CELL_DATA);
-        // SAFETY: at most the data of a cell, which lie in the window, which is mapped for writing,
-        // aligned to 8 bytes.
-        unsafe { copy::up_to_cell_to_shared(self.data(cell), bytes.as_ptr(), len) };
+    fn data_write_bytes(&self, position: u32, bytes: &[u8]) {
+        // SAFETY: as for `write_bytes`.
+        unsafe { write_bytes(self.cell(position), bytes) };
     }
+
+    #[inline(always)]
+    fn publish(&self, position: u32, header: u64, bytes: &[u8]) {
+        // The address is computed once: the compiler can't know that the first store leaves the
+        // fields of `self` as they are.
+        let cell = self.cell(position);
+        // SAFETY: a cell of the window, which is mapped for writing.
+        unsafe { write_bytes(cell, bytes) };
+        // SAFETY: a cell starts at a multiple of 64 bytes in the window, which lives as long as
+        // `self`.
+        unsafe { AtomicU64::from_ptr(cell.cast()) }.store(header, Ordering::Release);
+    }
+}
+
+/// Writes the first bytes of a cell's data, at most [`CELL_DATA`].
+///
+/// # Safety
+/// `cell` is a cell of a window that is mapped for writing.
+#[inline(always)]
+unsafe fn write_bytes(cell: *mut u8, bytes: &[u8]) {
+    let len = bytes.len().min(CELL_DATA);
+    // SAFETY: the data follow the header in the cell.
+    let data = unsafe { cell.add(CELL - CELL_DATA) };
+    // SAFETY: at most the data of the cell, which are aligned to 8 bytes.
+    unsafe { copy::up_to_cell_to_shared(data, bytes.as_ptr(), len) };
 }

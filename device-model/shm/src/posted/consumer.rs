@@ -55,8 +55,8 @@ pub struct Consumer<C: Cells> {
 #[derive(Clone, Debug)]
 pub struct RingHead<C> {
     cells: C,
-    /// The cell of the next record, and its phase.
-    cell: u32,
+    /// The position of the next record, and its phase.
+    position: u32,
     phase: u64,
     /// The consumer has read the next record.
     has_peeked: bool,
@@ -66,7 +66,7 @@ impl<C: Cells> RingHead<C> {
     /// Moves to the position of the ring's consumer.
     #[inline]
     pub fn follow(&mut self, consumer: &Consumer<C>) {
-        self.cell = consumer.consumed & (consumer.cell_count - 1);
+        self.position = consumer.consumed;
         self.phase = phase_of(consumer.consumed, consumer.cell_count);
         self.has_peeked = consumer.peeked_cells != 0;
     }
@@ -74,7 +74,7 @@ impl<C: Cells> RingHead<C> {
     /// Returns whether the ring is empty. It reads a header at most.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        !self.has_peeked && self.cells.header_acquire(self.cell as usize) & PHASE != self.phase
+        !self.has_peeked && self.cells.header_acquire(self.position) & PHASE != self.phase
     }
 }
 
@@ -109,9 +109,8 @@ impl<C: Cells> Consumer<C> {
     /// Returns whether the ring is empty. It reads at most a header.
     #[inline]
     pub fn is_empty(&self) -> bool {
-        let cell = (self.consumed & (self.cell_count - 1)) as usize;
         self.peeked_cells == 0
-            && self.cells.header_acquire(cell) & PHASE != phase_of(self.consumed, self.cell_count)
+            && self.cells.header_acquire(self.consumed) & PHASE != phase_of(self.consumed, self.cell_count)
     }
 
     /// Returns the head of the ring, by which another thread can poll whether the ring is empty.
@@ -119,7 +118,7 @@ impl<C: Cells> Consumer<C> {
     where
         C: Clone,
     {
-        let mut head = RingHead { cells: self.cells.clone(), cell: 0, phase: 0, has_peeked: false };
+        let mut head = RingHead { cells: self.cells.clone(), position: 0, phase: 0, has_peeked: false };
         head.follow(self);
         head
     }
@@ -128,8 +127,7 @@ impl<C: Cells> Consumer<C> {
     /// record counts as true.
     #[inline]
     fn read_head(&mut self) -> bool {
-        let cell = (self.consumed & (self.cell_count - 1)) as usize;
-        let header = self.cells.header_acquire(cell);
+        let header = self.cells.header_acquire(self.consumed);
         if header & PHASE != phase_of(self.consumed, self.cell_count) {
             return false;
         }
@@ -137,7 +135,7 @@ impl<C: Cells> Consumer<C> {
         self.header = header;
         let (.., len) = posted::fields(header);
         if fits_one_cell(len) {
-            self.cells.data_read(cell, &mut self.buffer[0]);
+            self.cells.data_read(self.consumed, &mut self.buffer[0]);
             (self.peeked_cells, self.len) = (1, len as u32);
         } else {
             self.read_other_record(len);
@@ -156,8 +154,7 @@ impl<C: Cells> Consumer<C> {
         }
 
         for (index, data) in self.buffer[..cells].iter_mut().enumerate() {
-            let position = self.consumed.wrapping_add(index as u32);
-            self.cells.data_read((position & (self.cell_count - 1)) as usize, data);
+            self.cells.data_read(self.consumed.wrapping_add(index as u32), data);
         }
 
         (self.peeked_cells, self.len) = (cells as u32, len as u32);
@@ -185,14 +182,26 @@ impl<C: Cells> Consumer<C> {
         // The position after the ring's last cell, or the end.
         let mut stop = first.wrapping_add(limit.min(cell_count - (first & (cell_count - 1))));
 
-        let refused = loop {
+        let refused = 'run: loop {
             let (bar, offset, _) = posted::fields(header);
             let data = &self.buffer[0].as_bytes()[..len.min(CELL_DATA)];
             if !accept(RecordRef { bar, offset, data }, is_repeat) {
                 break true;
             }
-
             position = position.wrapping_add(1);
+
+            // The short records of this lap that repeat the header: the most frequent ones.
+            while len <= size_of::<u64>()
+                && position != stop
+                && let Some(word) = self.cells.first_word_under(position, header)
+            {
+                if !accept(RecordRef { bar, offset, data: &word.as_bytes()[..len] }, true) {
+                    self.buffer[0][0] = word;
+                    break 'run true;
+                }
+                position = position.wrapping_add(1);
+            }
+
             if position == stop {
                 if position == end {
                     break false;
@@ -202,9 +211,8 @@ impl<C: Cells> Consumer<C> {
                 stop = position.wrapping_add(cell_count.min(end.wrapping_sub(position)));
             }
 
-            let cell = (position & (cell_count - 1)) as usize;
             let last = header;
-            header = self.cells.header_acquire(cell);
+            header = self.cells.header_acquire(position);
             is_repeat = header == last;
             if !is_repeat {
                 if header & PHASE != phase_of(position, cell_count) {
@@ -215,7 +223,11 @@ impl<C: Cells> Consumer<C> {
                     break false;
                 }
             }
-            self.cells.data_read_bytes(cell, &mut self.buffer[0], len);
+            if len <= size_of::<u64>() {
+                self.buffer[0][0] = self.cells.first_word(position);
+            } else {
+                self.cells.data_read(position, &mut self.buffer[0]);
+            }
         };
 
         self.consumed = position;
@@ -259,7 +271,7 @@ impl<C: Cells> Consumer<C> {
     /// 0. The caller must publish the count before the producer continues. All records, also one
     /// that was peeked and not popped, are lost.
     pub fn reset(&mut self) {
-        for cell in 0..self.cell_count as usize {
+        for cell in 0..self.cell_count {
             self.cells.set_header_relaxed(cell, 0);
         }
 

@@ -25,41 +25,55 @@ pub const CELL_WORDS: usize = CELL_DATA / 8;
 
 /// The memory of a ring: `count` cells of a header and [`CELL_WORDS`] words of data.
 ///
-/// An implementation must accept every cell number below [`Cells::count`]. With other numbers it
-/// may do anything except fault. Headers are atomic 64-bit words. Data is not atomic: the headers
-/// order it.
+/// A cell is named by a *position*, a running count of cells: its number is the position modulo
+/// [`Cells::count`]. Headers are atomic 64-bit words. Data is not atomic: the headers order it.
 pub trait Cells {
     /// Returns the number of cells: a power of two, at most 2^30, the same at each call.
     fn count(&self) -> usize;
     /// Loads a header with acquire order.
-    fn header_acquire(&self, cell: usize) -> u64;
+    fn header_acquire(&self, position: u32) -> u64;
     /// Stores a header with release order.
-    fn set_header_release(&self, cell: usize, header: u64);
+    fn set_header_release(&self, position: u32, header: u64);
     /// Stores a header with relaxed order.
-    fn set_header_relaxed(&self, cell: usize, header: u64);
+    fn set_header_relaxed(&self, position: u32, header: u64);
     /// Reads the data of a cell, each byte once.
-    fn data_read(&self, cell: usize, data: &mut [u64; CELL_WORDS]);
+    fn data_read(&self, position: u32, data: &mut [u64; CELL_WORDS]);
     /// Writes the data of a cell.
-    fn data_write(&self, cell: usize, data: &[u64; CELL_WORDS]);
+    fn data_write(&self, position: u32, data: &[u64; CELL_WORDS]);
 
-    /// Reads the first `len` bytes of a cell's data, at most [`CELL_DATA`], each once. The rest of
-    /// `data` is arbitrary afterwards.
+    /// Reads the first word of a cell's data once.
     #[inline]
-    fn data_read_bytes(&self, cell: usize, data: &mut [u64; CELL_WORDS], len: usize) {
-        let _ = len;
-        self.data_read(cell, data);
+    fn first_word(&self, position: u32) -> u64 {
+        let mut data = [0; CELL_WORDS];
+        self.data_read(position, &mut data);
+        data[0]
+    }
+
+    /// Loads the header of a cell with acquire order. If it is `header`, reads the first word of the
+    /// cell's data.
+    #[inline(always)]
+    fn first_word_under(&self, position: u32, header: u64) -> Option<u64> {
+        (self.header_acquire(position) == header).then(|| self.first_word(position))
     }
 
     /// Writes the first bytes of a cell's data, at most [`CELL_DATA`]. The content of the others is
     /// unspecified afterwards.
     #[inline]
-    fn data_write_bytes(&self, cell: usize, bytes: &[u8]) {
+    fn data_write_bytes(&self, position: u32, bytes: &[u8]) {
         let mut data = [0u64; CELL_WORDS];
         let buffer = zerocopy::IntoBytes::as_mut_bytes(&mut data);
         for (to, from) in buffer.iter_mut().zip(bytes) {
             *to = *from;
         }
-        self.data_write(cell, &data);
+        self.data_write(position, &data);
+    }
+
+    /// Writes the first bytes of a cell's data, as [`Cells::data_write_bytes`] does, and then its
+    /// header with release order.
+    #[inline(always)]
+    fn publish(&self, position: u32, header: u64, bytes: &[u8]) {
+        self.data_write_bytes(position, bytes);
+        self.set_header_release(position, header);
     }
 }
 

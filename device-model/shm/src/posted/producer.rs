@@ -33,8 +33,11 @@ pub struct Producer<C: Cells> {
     /// Number of cells written so far. Its low bits are the next cell and lap. The others may
     /// differ from the consumer's count, so that differences are taken modulo two laps.
     produced: u32,
-    /// Number of cells that may be written before the consumer's count must be read again.
+    /// Number of cells that may be written before the consumer's count must be read again. All of
+    /// them are of the present lap.
     free_cells: u32,
+    /// The phase of the present lap, while there are free cells.
+    phase: u64,
 }
 
 impl<C: Cells> Producer<C> {
@@ -42,7 +45,7 @@ impl<C: Cells> Producer<C> {
     pub fn new(cells: C) -> Self {
         let cell_count = cells.count() as u32;
         // The first record reads the consumer's count.
-        Producer { cells, cell_count, produced: 0, free_cells: 0 }
+        Producer { cells, cell_count, produced: 0, free_cells: 0, phase: 0 }
     }
 
     /// Returns the producer of a ring that another producer wrote and the consumer has emptied up
@@ -61,7 +64,7 @@ impl<C: Cells> Producer<C> {
         for index in 0..(MAX_CELLS as u32).min(cell_count) {
             let position = producer.produced.wrapping_add(index);
             let stale = phase_of(position, cell_count) ^ PHASE;
-            producer.cells.set_header_relaxed((position & (cell_count - 1)) as usize, stale);
+            producer.cells.set_header_relaxed(position, stale);
         }
 
         producer
@@ -71,7 +74,7 @@ impl<C: Cells> Producer<C> {
     ///
     /// `consumed` must load the consumer's count ([`super::Consumer::consumed`], in `RING_HEAD` of
     /// the read-only mirror page) with *acquire* order. It is called at most once, and only if too
-    /// few cells are known to be free.
+    /// few cells are known to be free, or at the end of a lap.
     ///
     /// # Errors
     /// [`PushError::Full`], also if the count is invalid; [`PushError::BadLength`],
@@ -97,10 +100,8 @@ impl<C: Cells> Producer<C> {
             return Err(PushError::Full);
         }
 
-        let cell = (self.produced & (self.cell_count - 1)) as usize;
-        self.cells.data_write_bytes(cell, data);
-        let header = posted::header(bar, offset, data.len()) | phase_of(self.produced, self.cell_count);
-        self.cells.set_header_release(cell, header);
+        let header = posted::header(bar, offset, data.len()) | self.phase;
+        self.cells.publish(self.produced, header, data);
 
         self.produced = self.produced.wrapping_add(1);
         self.free_cells -= 1;
@@ -128,30 +129,33 @@ impl<C: Cells> Producer<C> {
         // The cells are written last to first: the header that the consumer waits for comes last.
         for (index, piece) in data.chunks(CELL_DATA).enumerate().rev() {
             let position = self.produced.wrapping_add(index as u32);
-            let cell = (position & (self.cell_count - 1)) as usize;
             let phase = phase_of(position, self.cell_count);
-            self.cells.data_write_bytes(cell, piece);
+            self.cells.data_write_bytes(position, piece);
             if index == 0 {
-                self.cells.set_header_release(cell, posted::header(bar, offset, data.len()) | phase);
+                self.cells.set_header_release(position, posted::header(bar, offset, data.len()) | phase);
             } else {
-                self.cells.set_header_relaxed(cell, phase);
+                self.cells.set_header_relaxed(position, phase);
             }
         }
 
         self.produced = self.produced.wrapping_add(needed);
-        self.free_cells -= needed;
+        // A record that has passed the end of the lap leaves no free cell of the old one.
+        self.free_cells = self.free_cells.saturating_sub(needed);
 
         Ok(())
     }
 
-    /// Updates the number of free cells from the consumer's count. Returns whether `needed` cells
-    /// are free.
+    /// Updates the number of free cells from the consumer's count, up to the end of the lap, and
+    /// the phase. Returns whether `needed` cells are free, in this lap and the next one.
     #[cold]
     fn refresh_free_cells(&mut self, consumed: u32, needed: u32) -> bool {
         let in_use = self.cells_in_use(consumed);
         // More than a lap in use means that the count is invalid. No cell counts as free then.
-        self.free_cells = self.cell_count.saturating_sub(in_use);
-        self.free_cells >= needed
+        let free = self.cell_count.saturating_sub(in_use);
+        let of_lap = self.cell_count - (self.produced & (self.cell_count - 1));
+        self.free_cells = free.min(of_lap);
+        self.phase = phase_of(self.produced, self.cell_count);
+        free >= needed
     }
 
     /// Returns the number of cells that a consumer with this count has not consumed.

@@ -77,7 +77,7 @@ pub(crate) struct EngineWaker {
 impl EngineWaker {
     /// Returns whether the engine sleeps and must be woken, after a store.
     #[inline]
-    fn must_wake(&self) -> bool {
+    pub(crate) fn must_wake(&self) -> bool {
         if self.fence { must_kick(&self.sleeping, &FullFence) } else { must_kick(&self.sleeping, &NoFence) }
     }
 }
@@ -342,8 +342,9 @@ impl Shared {
         if waker.must_wake() { self.kick() } else { Ok(()) }
     }
 
+    /// Wakes the engine, after a store to mapped memory.
     #[cold]
-    fn kick(&self) -> Result<(), Error> {
+    pub(crate) fn kick(&self) -> Result<(), Error> {
         let (region, offset) = self.control_register(control::WAKE)?;
         match self.write(region, offset, &1u32.to_le_bytes(), WriteMode::Posted) {
             Err(error @ Error::DeviceGone { .. }) => Err(error),
