@@ -96,8 +96,8 @@ pub struct Fabric {
 
 /// The part of a fabric that packets change, and that a device's view shares with all others.
 struct Traffic {
-    /// Index into `nodes` by function number.
-    index: Vec<Option<u32>>,
+    /// Index into `nodes` by function number, or [`Traffic::NO_NODE`].
+    index: Vec<u32>,
     /// Functions that have a port or a wire.
     nodes: Vec<Node>,
     /// Directions of links, two for each link: forward, then backward.
@@ -133,6 +133,9 @@ impl Default for Traffic {
 }
 
 impl Traffic {
+    /// Index of no node. It is out of the range of every list of nodes.
+    const NO_NODE: u32 = u32::MAX;
+
     /// Returns the node of a function, and creates it if necessary.
     fn node_of(&mut self, function: FunctionId) -> Result<u32, FabricError> {
         if function.0 >= MAX_FUNCTIONS {
@@ -141,10 +144,10 @@ impl Traffic {
 
         let slot = function.0 as usize;
         if self.index.len() <= slot {
-            self.index.resize(slot + 1, None);
+            self.index.resize(slot + 1, Self::NO_NODE);
         }
 
-        if let Some(node) = self.index[slot] {
+        if let Some(node) = self.find_node(function) {
             return Ok(node);
         }
 
@@ -152,7 +155,7 @@ impl Traffic {
         self.nodes.push(Node::new(function));
 
         self.woken.reserve(self.nodes.len());
-        self.index[slot] = Some(node);
+        self.index[slot] = node;
 
         Ok(node)
     }
@@ -160,7 +163,13 @@ impl Traffic {
     /// Returns the index of a function's node, if it has one.
     #[inline]
     fn find_node(&self, function: FunctionId) -> Option<u32> {
-        self.index.get(function.0 as usize).copied().flatten()
+        Some(self.find_node_index(function)).filter(|&node| node != Self::NO_NODE)
+    }
+
+    /// Returns the index of a function's node, or [`Traffic::NO_NODE`].
+    #[inline]
+    fn find_node_index(&self, function: FunctionId) -> u32 {
+        self.index.get(function.0 as usize).copied().unwrap_or(Self::NO_NODE)
     }
 }
 
@@ -289,7 +298,7 @@ impl Fabric {
     /// Returns a function's ports at the time `now`.
     #[inline]
     pub fn ports(&mut self, function: FunctionId, now: Nanos) -> Ports<'_> {
-        let node = self.traffic.find_node(function).map_or(Ports::NO_NODE, |node| node as usize);
+        let node = self.traffic.find_node_index(function) as usize;
         let links = self.links.get(node).map_or(&[][..], Vec::as_slice);
         Ports::new(&mut self.traffic, links, node, function, now)
     }

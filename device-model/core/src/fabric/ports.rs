@@ -13,7 +13,7 @@ pub struct Ports<'a> {
     pub(super) traffic: &'a mut Traffic,
     /// Links of the node, by port.
     links: &'a [PortLink],
-    /// Index of the node, or [`Ports::NO_NODE`] if the function has no port or wire.
+    /// Index of the node. It is out of range if the function has no port or wire.
     node: usize,
     function: FunctionId,
     pub(super) now: Nanos,
@@ -30,7 +30,7 @@ pub struct PortChannel {
 
 impl<'a> Ports<'a> {
     /// Index of no node.
-    pub(super) const NO_NODE: usize = usize::MAX;
+    const NO_NODE: usize = Traffic::NO_NODE as usize;
 
     #[inline]
     pub(super) fn new(
@@ -101,6 +101,14 @@ impl<'a> Ports<'a> {
     #[inline]
     pub(super) fn lane_in(&self, port: u8, channel: usize) -> Option<usize> {
         self.links.get(usize::from(port))?.lane_in(channel)
+    }
+
+    /// Returns whether a packet, or the head of one, has arrived on one of the first `channels`
+    /// virtual channels.
+    #[inline]
+    pub fn has_arrivals(&self, channels: usize) -> bool {
+        let of = |masks: &[u64; MAX_CHANNELS]| masks.iter().take(channels).fold(0, |all, mask| all | mask);
+        self.node().is_some_and(|node| of(&node.arrived) | of(&node.heads) != 0)
     }
 
     /// Returns a bit mask of the ports with a packet to take on a virtual channel.

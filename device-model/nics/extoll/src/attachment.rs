@@ -182,6 +182,12 @@ impl Attachments {
         self.with_changed_counters.add(id);
     }
 
+    /// Returns whether counters have changed that are not written to a mirror.
+    #[inline]
+    pub(crate) fn has_changes(&self) -> bool {
+        !self.with_changed_counters.is_empty()
+    }
+
     /// Writes the counters of the attachments that were marked as changed to their mirrors.
     /// `counts` returns an attachment's counters of VELO and RMA.
     #[inline]
@@ -189,7 +195,7 @@ impl Attachments {
         &mut self,
         counts: impl Fn(AttachmentId) -> Option<(&'a velo::Counts, &'a rma::Counts)>,
     ) {
-        if self.with_changed_counters.is_empty() {
+        if !self.has_changes() {
             return;
         }
 

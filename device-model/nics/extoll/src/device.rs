@@ -28,6 +28,45 @@ use crate::{
 /// Messages taken from one source before other sources are served.
 const RUN: u32 = 32;
 
+impl Card {
+    /// Returns whether a step can do anything: whether the switch has packets, or a unit has work.
+    #[inline(always)]
+    fn has_work(&self, context: &mut Context<'_>) -> bool {
+        !self.parts.switch.is_idle(&context.ports())
+            || self.parts.attachments.has_changes()
+            || self.rma.has_work()
+            || self.velo.has_work()
+    }
+
+    /// Does the work of a step. It is apart from the step, because most steps of an idle card find
+    /// none. Returns the amount of work done.
+    #[inline(never)]
+    fn work(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
+        let (velo, rma, mut unit) = self.units(context);
+        let unit = &mut unit;
+        velo.request_announcements(unit);
+
+        let mut moved = rma.serve_side_queues(unit, budget);
+        if !unit.parts.switch.is_idle(&unit.context.ports()) {
+            moved += unit.parts.switch.step(&mut unit.context.ports(), budget);
+            for class in Class::ALL {
+                moved += take_arrivals(velo, rma, unit, class, budget);
+            }
+        }
+
+        moved += rma.send(unit, budget);
+        moved += velo.poll_read_pointers(unit);
+        moved += velo.send_pending_control(unit);
+
+        unit.parts
+            .attachments
+            .show_changes(|attachment| Some((velo.counts(attachment)?, rma.counts(attachment)?)));
+        velo.end_overdue_splits(unit);
+
+        moved
+    }
+}
+
 /// Takes about `budget` packets of a class that are for this card. Returns the number taken.
 #[inline(always)]
 fn take_arrivals(
@@ -202,27 +241,7 @@ impl Device for Card {
         // The posted-write rings were drained before this step, so the pass of commands ends here.
         let waited_for = self.parts.work.end_pass();
 
-        let (velo, rma, mut unit) = self.units(context);
-        let unit = &mut unit;
-        velo.request_announcements(unit);
-
-        let mut moved = rma.serve_side_queues(unit, budget);
-        if !unit.parts.switch.is_idle(&unit.context.ports()) {
-            moved += unit.parts.switch.step(&mut unit.context.ports(), budget);
-            for class in Class::ALL {
-                moved += take_arrivals(velo, rma, unit, class, budget);
-            }
-        }
-
-        moved += rma.send(unit, budget);
-        moved += velo.poll_read_pointers(unit);
-        moved += velo.send_pending_control(unit);
-
-        unit.parts
-            .attachments
-            .show_changes(|attachment| Some((velo.counts(attachment)?, rma.counts(attachment)?)));
-        velo.end_overdue_splits(unit);
-
+        let moved = if self.has_work(context) { self.work(context, budget) } else { 0 };
         if moved > 0 || waited_for { Progress::Busy } else { Progress::Idle }
     }
 

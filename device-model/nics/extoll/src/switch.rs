@@ -288,9 +288,7 @@ impl Switch {
     /// step.
     #[inline]
     pub fn is_idle(&self, ports: &Ports<'_>) -> bool {
-        let arrived = ports.arrivals().iter().take(CHANNELS).fold(0, |all, arrived| all | arrived);
-        arrived == 0
-            && (0..CHANNELS).all(|vc| ports.heads(vc) == 0)
+        !ports.has_arrivals(CHANNELS)
             && self.queued == [0; CHANNELS]
             && !self.sharing.has_waiting_transit()
             && self.loopback.iter().all(VecDeque::is_empty)

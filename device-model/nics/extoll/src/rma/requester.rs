@@ -80,6 +80,13 @@ impl Rma {
         if valid { Write::Accepted } else { refuse(unit, attachment, error::COMMAND) }
     }
 
+    /// Returns whether a step has work of this unit, or must request the next check of the
+    /// watchdog.
+    #[inline]
+    pub(crate) fn has_work(&self) -> bool {
+        !self.sending.is_empty() || self.has_occupied_side_queue() || self.is_watched()
+    }
+
     /// Sends parts of commands, one for each VPID in turn, for about `budget` units of work.
     /// Returns the work done.
     #[inline]

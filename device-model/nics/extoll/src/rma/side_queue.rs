@@ -259,11 +259,17 @@ impl Rma {
         self.side_queue(owner, class).is_some_and(|side_queue| side_queue.has_room(part))
     }
 
+    /// Returns whether packets wait in the side queue of any client.
+    #[inline]
+    pub(super) fn has_occupied_side_queue(&self) -> bool {
+        !self.side_queues.occupied.is_empty()
+    }
+
     /// Handles packets of side queues, one client after the other, for about `budget` units of
     /// work. Returns the work done.
     #[inline]
     pub(crate) fn serve_side_queues(&mut self, unit: &mut UnitContext<'_, '_>, budget: u32) -> u32 {
-        if self.side_queues.occupied.is_empty() { 0 } else { self.serve_waiting_side_queues(unit, budget) }
+        if self.has_occupied_side_queue() { self.serve_waiting_side_queues(unit, budget) } else { 0 }
     }
 
     /// As [`Rma::serve_side_queues`], where packets wait.

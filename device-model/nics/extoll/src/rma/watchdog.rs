@@ -69,15 +69,20 @@ impl Watchdog {
 }
 
 impl Rma {
+    /// Returns whether a check is scheduled.
+    #[inline]
+    pub(super) fn is_watched(&self) -> bool {
+        self.watchdog.next != Nanos::NEVER
+    }
+
     /// Ends commands without progress if a check is due, and schedules the next check.
     #[inline]
     pub(super) fn run_watchdog(&mut self, unit: &mut UnitContext<'_, '_>) {
-        let next = self.watchdog.next;
-        if next == Nanos::NEVER {
+        if !self.is_watched() {
             return;
         }
 
-        if unit.context.now() >= next {
+        if unit.context.now() >= self.watchdog.next {
             self.check_progress(unit);
         }
         // A wake-up request holds for one step of the card, so it is repeated.

@@ -106,6 +106,14 @@ struct Client {
 }
 
 impl Client {
+    /// Returns false if a poll of the read pointer would change nothing: the ring has unread
+    /// messages, the pointer is where it was, and no credit is due.
+    #[inline]
+    fn has_changed_reader(&self) -> bool {
+        let Self { ring: Some(ring), read_pointer: Some(pointer), .. } = self else { return true };
+        !ring.has_unread() || ring.owes_credit() || pointer.load(Ordering::Acquire) != ring.taken()
+    }
+
     /// Records that the ring was enabled or disabled.
     fn begin_generation(&mut self) {
         self.generation = self.generation.wrapping_add(1);
@@ -250,18 +258,38 @@ impl Velo {
         }
     }
 
+    /// Returns whether a step has work of this unit, apart from packets and stores.
+    #[inline]
+    pub(crate) fn has_work(&self) -> bool {
+        !self.with_pending_control.is_empty()
+            || !self.splits.is_empty()
+            || self.next_request.is_some()
+            || (!self.unread.is_empty() && self.has_changed_reader())
+    }
+
+    /// Returns whether a VPID with unread messages has changed its read pointer, or owes credit.
+    #[inline(never)]
+    fn has_changed_reader(&self) -> bool {
+        let mut next = self.unread.first();
+        while let Some(attachment) = next {
+            if self.clients.get(attachment).is_none_or(Client::has_changed_reader) {
+                return true;
+            }
+            next = self.unread.next_after(attachment);
+        }
+        false
+    }
+
     /// Polls the read pointers of VPIDs with unread messages. Returns the number of VPIDs that owe
     /// credit.
-    #[inline]
     pub(crate) fn poll_read_pointers(&mut self, unit: &mut UnitContext<'_, '_>) -> u32 {
-        if self.unread.is_empty() {
-            return 0;
-        }
-
         let mut due = 0;
         let mut next = self.unread.first();
         while let Some(attachment) = next {
-            due += u32::from(self.poll_read_pointer(unit, attachment));
+            // Most polls find the pointer where it was.
+            if self.clients.get(attachment).is_none_or(Client::has_changed_reader) {
+                due += u32::from(self.poll_read_pointer(unit, attachment));
+            }
             next = self.unread.next_after(attachment);
         }
         due
@@ -281,7 +309,7 @@ impl Velo {
             self.unread.remove(attachment);
         }
 
-        let due = ring.credit_due().is_some();
+        let due = ring.owes_credit();
         if due {
             self.with_pending_control.add(attachment);
         }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use nicforge_core::dma::DmaLease;
 use nicforge_hwi::extoll_velo::{MAX_SLOTS, MIN_SLOTS, SLOT, SLOT_DATA, SLOT_HEADER};
-use nicforge_shm::Window;
+use nicforge_shm::{Records, Window};
 
 use super::receive::Row;
 use crate::{
@@ -37,8 +37,8 @@ pub(super) struct Delivered {
 /// Bytes of a quadword, the shortest message.
 const QUADWORD: usize = 8;
 
-// The data of a message of one quadword directly follow the slot's header.
-const _: () = assert!(SLOT_DATA == SLOT_HEADER + 8);
+// A slot is a record: its header, and then the data.
+const _: () = assert!(SLOT_HEADER == 0 && SLOT_DATA == 8);
 
 /// The sender of messages in consecutive slots.
 #[derive(Clone, Copy, Debug)]
@@ -102,6 +102,12 @@ impl Ring {
         self.delivered != self.taken
     }
 
+    /// Returns the number of messages that the owner has taken.
+    #[inline]
+    pub(super) fn taken(&self) -> u64 {
+        self.taken
+    }
+
     /// Writes the first messages of a row into slots, as long as their packets have the header
     /// `packet_header`. All of them are from `node` and get `slot_header`.
     #[inline(always)]
@@ -117,7 +123,6 @@ impl Ring {
         let next = self.delivered;
 
         let filling = Filling {
-            mask: self.slots - 1,
             next,
             end: next.wrapping_add(available.into()),
             delivered: &mut self.delivered,
@@ -127,9 +132,12 @@ impl Ring {
         };
 
         let headers = Headers { packet: packet_header, slot: slot_header };
-        match self.memory.whole() {
-            Some(window) => filling.put_row(window, headers, row),
-            None => filling.put_scattered_row(&self.memory, headers, row),
+        match self.memory.whole().map(Records::new) {
+            Some(Ok(slots)) => filling.put_row(&slots, headers, row),
+            _ => {
+                let slots = ScatteredSlots { memory: &self.memory, mask: self.slots - 1 };
+                filling.put_scattered_row(&slots, headers, row)
+            }
         }
     }
 
@@ -162,6 +170,12 @@ impl Ring {
         true
     }
 
+    /// Returns whether a batch of credit is due to a node.
+    #[inline]
+    pub(super) fn owes_credit(&self) -> bool {
+        !self.nodes_due.is_empty()
+    }
+
     /// Returns a node to which a batch is due, and its credit.
     #[inline]
     pub(crate) fn credit_due(&self) -> Option<(u32, u32)> {
@@ -178,42 +192,57 @@ impl Ring {
     }
 }
 
-/// The memory of a ring's slots: one window, or a lease in several mappings.
+/// The memory of a ring's slots.
 trait SlotMemory {
-    /// Writes a slot's message, and then its header.
-    ///
-    /// # Errors
-    /// The memory is gone.
-    fn put(&self, at: u64, header: u64, message: &[u8]) -> Result<(), MemoryGone>;
+    /// Writes messages of `length` bytes each into the slots from number `first` on. Each slot gets
+    /// its message, and then `header`. Returns the number of messages written. It is less than that
+    /// of all messages if the memory is gone.
+    fn put(&self, first: u64, header: u64, messages: &[u8], length: usize) -> u64;
 }
 
-/// The memory of a ring is gone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct MemoryGone;
-
-impl SlotMemory for Window {
+/// Slots that lie in one mapping.
+impl SlotMemory for Records<{ SLOT as usize }, &Window> {
     #[inline(always)]
-    fn put(&self, at: u64, header: u64, message: &[u8]) -> Result<(), MemoryGone> {
-        // Only the needed part of the slot is written: a short message takes one cache line, which
-        // its reader fetches.
-        let written = match *message {
-            [a, b, c, d, e, f, g, h] => {
-                let quadword = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
-                self.store_record(at + SLOT_HEADER, header, quadword)
-            }
-            _ => self
-                .write(at + SLOT_DATA, message)
-                .and_then(|()| self.store_u64_release(at + SLOT_HEADER, header)),
-        };
-        written.map_err(|_| MemoryGone)
+    fn put(&self, first: u64, header: u64, messages: &[u8], length: usize) -> u64 {
+        // Only the needed part of a slot is written: a short message takes one cache line, which
+        // its reader fetches. Messages consist of whole quadwords, and most of them of one.
+        let quadwords = messages.as_chunks::<QUADWORD>().0;
+        if length == QUADWORD {
+            self.put_words(first, header, quadwords);
+            return quadwords.len() as u64;
+        }
+
+        let mut count = 0;
+        for message in quadwords.chunks_exact(length / QUADWORD) {
+            Records::put(self, first.wrapping_add(count), header, message);
+            count += 1;
+        }
+        count
     }
 }
 
-impl SlotMemory for DmaLease {
-    fn put(&self, at: u64, header: u64, message: &[u8]) -> Result<(), MemoryGone> {
-        self.write(at + SLOT_DATA, message)
-            .and_then(|()| self.store_u64_release(at + SLOT_HEADER, header))
-            .map_err(|_| MemoryGone)
+/// Slots in a lease that may lie in several mappings.
+struct ScatteredSlots<'a> {
+    memory: &'a DmaLease,
+    /// Number of slots minus 1.
+    mask: u64,
+}
+
+impl SlotMemory for ScatteredSlots<'_> {
+    fn put(&self, first: u64, header: u64, messages: &[u8], length: usize) -> u64 {
+        let mut count = 0;
+        for message in messages.chunks_exact(length) {
+            let at = (first.wrapping_add(count) & self.mask) * SLOT;
+            let written = self
+                .memory
+                .write(at + SLOT_DATA, message)
+                .and_then(|()| self.memory.store_u64_release(at + SLOT_HEADER, header));
+            if written.is_err() {
+                break;
+            }
+            count += 1;
+        }
+        count
     }
 }
 
@@ -227,7 +256,6 @@ struct Headers {
 /// The slots into which messages of one node are put in a row. The ring counts them when this value
 /// is dropped.
 struct Filling<'a> {
-    mask: u64,
     /// Number of the next message.
     next: u64,
     /// Number of the first message for which the node has no slot.
@@ -249,29 +277,31 @@ impl Filling<'_> {
             && let Some(packet) = row.front()
             && packet.header == headers.packet
         {
-            let (bytes, before) = (packet.bytes(), self.next);
+            let bytes = packet.bytes();
             // The numbers fit: a packet has at most 8 messages.
             let count = (bytes.len() / length) as u32;
-            let messages = bytes.get(..count.min(self.room()) as usize * length).unwrap_or_default();
+            let fitting = count.min(self.room());
+            let messages = bytes.get(..fitting as usize * length).unwrap_or_default();
 
-            // The shortest message is the most frequent one.
-            is_gone = if length == QUADWORD {
-                self.put_all(memory, headers.slot, messages.as_chunks::<QUADWORD>().0)
-            } else {
-                self.put_all(memory, headers.slot, messages.chunks_exact(length))
-            };
-
-            undelivered += count - self.next.wrapping_sub(before) as u32;
+            let put = memory.put(self.next, headers.slot, messages, length);
+            self.next = self.next.wrapping_add(put);
+            is_gone = put < u64::from(fitting);
+            undelivered += count - put as u32;
             row.pass();
         }
 
         Delivered { delivered: self.put_count(), undelivered, gone: is_gone }
     }
 
-    /// As [`Filling::put_row`], for memory in several mappings. It is not inlined, because the loop
+    /// As [`Filling::put_row`], for slots in several mappings. It is not inlined, because the loop
     /// for memory in one mapping needs all registers.
     #[inline(never)]
-    fn put_scattered_row(self, memory: &DmaLease, headers: Headers, row: &mut impl Row) -> Delivered {
+    fn put_scattered_row(
+        self,
+        memory: &ScatteredSlots<'_>,
+        headers: Headers,
+        row: &mut impl Row,
+    ) -> Delivered {
         self.put_row(memory, headers, row)
     }
 
@@ -280,25 +310,6 @@ impl Filling<'_> {
     fn room(&self) -> u32 {
         // The value fits: it is at most the node's share.
         self.end.wrapping_sub(self.next) as u32
-    }
-
-    /// Writes messages, for which there is room, into the next slots. Returns whether the ring's
-    /// memory is gone.
-    #[inline(always)]
-    fn put_all(
-        &mut self,
-        memory: &impl SlotMemory,
-        header: u64,
-        messages: impl IntoIterator<Item: AsRef<[u8]>>,
-    ) -> bool {
-        for message in messages {
-            let index = self.next & self.mask;
-            if memory.put(index * SLOT, header, message.as_ref()).is_err() {
-                return true;
-            }
-            self.next = self.next.wrapping_add(1);
-        }
-        false
     }
 
     /// Returns the number of messages written so far.
