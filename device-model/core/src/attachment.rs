@@ -18,6 +18,7 @@ use crate::{
     interrupt::Interrupts,
     pci::{ConfigSpace, MsixTable},
     spec::{AreaKind, BarSpec, FunctionSpec, Scope},
+    time::Nanos,
 };
 
 /// Largest number of DMA mappings of an attachment.
@@ -64,11 +65,14 @@ pub(crate) struct Ring {
     /// Consumer position at the first attempt of a trapped access that waits for the records of
     /// that time.
     pub(crate) waited_from: Option<u32>,
-    /// Index of the ring's head in the function's list.
+    /// Index of the ring's head in the function's list, or [`Ring::UNWATCHED`].
     pub(crate) watched: usize,
 }
 
 impl Ring {
+    /// Index of the head of a ring at which no turn looks.
+    pub(crate) const UNWATCHED: usize = usize::MAX;
+
     /// Publishes the consumer's position to the client.
     pub(crate) fn publish(&mut self) {
         let consumed = self.consumer.consumed();
@@ -84,6 +88,43 @@ impl Ring {
         self.stalled = false;
         self.waited_from = None;
         self.publish();
+    }
+}
+
+/// Whether the turns of a function look at the rings of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WatchState {
+    /// Each turn looks at them.
+    Hot,
+    /// The client's sleeping word is set, and the last look follows the barrier.
+    Cooling,
+    /// No turn looks at them until the client wakes the function.
+    Cold {
+        /// Time of the last look.
+        since: Nanos,
+    },
+}
+
+/// State of the looks of turns at the rings of a client: see `machine/clients.rs`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RingWatch {
+    pub(crate) state: WatchState,
+    /// Records of the client at the last check for idle clients, or [`RingWatch::UNCHECKED`].
+    pub(crate) records: u64,
+    /// Checks in a row that found no new record.
+    pub(crate) idle_checks: u32,
+    /// Number of such checks after which the client goes cold.
+    pub(crate) patience: u32,
+}
+
+impl RingWatch {
+    /// A number of records that no client has posted.
+    pub(crate) const UNCHECKED: u64 = u64::MAX;
+}
+
+impl Default for RingWatch {
+    fn default() -> Self {
+        Self { state: WatchState::Hot, records: Self::UNCHECKED, idle_checks: 0, patience: 1 }
     }
 }
 
@@ -107,6 +148,8 @@ pub(crate) struct RemoteRead {
 /// State that belongs to the current client of an attachment.
 pub(crate) struct Tenant {
     pub(crate) rings: Vec<Ring>,
+    /// Whether turns look at the rings.
+    pub(crate) watch: RingWatch,
     pub(crate) mirror: Option<Box<MirrorWords>>,
     pub(crate) remote_reads: Vec<RemoteRead>,
     /// Numbers of the DMA writes that wait for the client's reply.
@@ -208,8 +251,13 @@ impl Attachment {
         self.msix = spec.msix.map(|msix| Box::new(MsixTable::new(msix.vectors)));
         self.config.power_on();
         self.config.set_interrupt_status(self.intx);
-        self.tenant =
-            Some(Tenant { rings, mirror: words, remote_reads: Vec::new(), remote_writes: Vec::new() });
+        self.tenant = Some(Tenant {
+            rings,
+            watch: RingWatch::default(),
+            mirror: words,
+            remote_reads: Vec::new(),
+            remote_writes: Vec::new(),
+        });
         self.next_generation();
 
         Ok(())

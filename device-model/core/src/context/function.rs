@@ -6,7 +6,7 @@ use nicforge_shm::{RingHead, SharedCells};
 
 use super::Completion;
 use crate::{
-    attachment::AttachmentList,
+    attachment::{AttachmentList, Ring, WatchState},
     ids::{AttachmentId, FunctionId},
     panic::DevicePanic,
     spec::FunctionSpec,
@@ -34,7 +34,8 @@ pub(crate) struct FunctionState {
     pub(crate) contended: bool,
     pub(crate) wake_at: Nanos,
     pub(crate) completions: VecDeque<Completion>,
-    /// Heads of the rings of all clients, in the order in which a turn drains them.
+    /// Heads of the rings of the clients that are not cold, in the order in which a turn drains
+    /// them.
     pub(crate) rings: Vec<WatchedRing>,
     /// Attachments that have a client, in the order in which a turn drains their rings.
     pub(crate) clients: Vec<AttachmentId>,
@@ -54,30 +55,22 @@ impl FunctionState {
         self.refresh_rings();
     }
 
-    /// Rebuilds the list of the heads of all clients' rings.
+    /// Rebuilds the list of the heads of the rings at which turns look.
     pub(crate) fn refresh_rings(&mut self) {
         let Self { attachments, clients, rings, .. } = self;
         rings.clear();
         for &attachment_id in &*clients {
             let attachment = attachments.get_mut(usize::from(attachment_id.0));
             let Some(tenant) = attachment.and_then(|attachment| attachment.tenant.as_mut()) else { continue };
+            let is_cold = matches!(tenant.watch.state, WatchState::Cold { .. });
             for (number, ring) in tenant.rings.iter_mut().enumerate() {
-                ring.watched = rings.len();
+                ring.watched = if is_cold { Ring::UNWATCHED } else { rings.len() };
+                if is_cold {
+                    continue;
+                }
                 rings.push(WatchedRing { attachment_id, number, head: ring.consumer.head() });
             }
         }
-    }
-
-    /// Returns the next ring from `from` on that has records, and moves `from` past it.
-    ///
-    /// The search is on the packet path, where most functions have no client and most clients have
-    /// no records. So it reads no more than one list entry and one ring header for each ring.
-    #[inline(always)]
-    pub(crate) fn next_posted(&self, from: &mut usize) -> Option<(AttachmentId, usize)> {
-        let remaining = self.rings.get(*from..)?;
-        let index = remaining.iter().position(|ring| !ring.head.is_empty())?;
-        *from += index + 1;
-        remaining.get(index).map(|ring| (ring.attachment_id, ring.number))
     }
 
     /// Sorts the clients by the number of records carried out recently, fewest first, after a turn

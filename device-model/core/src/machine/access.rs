@@ -170,6 +170,7 @@ impl ActiveFunction<'_> {
         let length = data.len();
         let at = Address { bar: region_index as u8, offset };
         self.wake();
+        self.wake_client(attachment_id);
         let passes = decode::passes_rings(&self.slot.state.spec, at, length, false);
         if !passes && !self.drain_before_access(attachment_id) {
             return Ok(Access::Stalled);
@@ -257,6 +258,7 @@ impl ActiveFunction<'_> {
 
         let passes = decode::passes_rings(&self.slot.state.spec, at, length, true);
         self.wake();
+        self.wake_client(attachment_id);
         if !passes && !self.drain_before_access(attachment_id) {
             return Ok(Access::Stalled);
         }

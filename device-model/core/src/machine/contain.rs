@@ -187,8 +187,8 @@ impl ActiveFunction<'_> {
         }
     }
 
-    /// Drops the device's timers, and makes the function hot. A panic in its turn has left it out
-    /// of the queue of hot functions.
+    /// Drops the device's timers, and makes the function hot. A panic in its turn in virtual time
+    /// has left it out of the queue of hot functions.
     fn restart_schedule(&mut self) {
         self.slot.state.contended = false;
         self.slot.state.wake_at = Nanos::NEVER;

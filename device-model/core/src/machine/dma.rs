@@ -1,10 +1,10 @@
-//! Client memory: mappings, and the replies to DMA messages.
+//! Client memory: mappings, the replies to DMA messages, and the results of DMA reads.
 
-use super::{Machine, MachineError, active::ActiveFunction};
+use super::{FunctionSlot, Machine, MachineError, active::ActiveFunction, schedule::MAX_TOUCHED};
 use crate::{
-    context::{Completion, FilledBuffer, Outgoing},
+    context::{Completion, Context, FilledBuffer, Outgoing},
     dma::{DmaBacking, DmaError, DmaPermission},
-    ids::{AttachmentId, FunctionId},
+    ids::{AttachmentId, DmaToken, FunctionId},
     panic::DeviceMethod,
 };
 
@@ -182,5 +182,56 @@ impl ActiveFunction<'_> {
         self.wake();
 
         Ok(())
+    }
+}
+
+impl ActiveFunction<'_> {
+    /// Delivers finished DMA reads to the device, at most `maximum` and within the bytes that a
+    /// step may touch. Returns their number.
+    #[inline(always)]
+    pub(super) fn deliver_results(&mut self, maximum: u32) -> u32 {
+        if self.slot.state.completions.is_empty() { 0 } else { self.deliver_queued_results(maximum) }
+    }
+
+    /// Slow path of [`ActiveFunction::deliver_results`]: there are results to deliver.
+    #[inline(never)]
+    pub(super) fn deliver_queued_results(&mut self, maximum: u32) -> u32 {
+        for done in 0..maximum {
+            if self.shared.touched >= MAX_TOUCHED {
+                return done;
+            }
+            let Some(completion) = self.slot.state.completions.pop_front() else { return done };
+            let (attachment_id, token) = (completion.attachment_id, completion.token);
+
+            if let Ok(attachment) = self.attachment(attachment_id) {
+                attachment.waiting_reads = attachment.waiting_reads.saturating_sub(1);
+            }
+
+            match completion.result {
+                Ok(filled) => self.deliver_data(attachment_id, token, filled),
+                Err(error) => self.call(DeviceMethod::DmaDone, |device, context| {
+                    device.dma_done(context, attachment_id, token, Err(error));
+                }),
+            }
+        }
+
+        maximum
+    }
+
+    /// Delivers the data of a DMA read to the device, and returns the buffer to the pool.
+    fn deliver_data(&mut self, attachment_id: AttachmentId, token: DmaToken, filled: FilledBuffer) {
+        let FunctionSlot { state, device, under_way, lent, .. } = &mut *self.slot;
+        let filled = lent.data.insert(filled);
+        let data = &filled.buffer[..filled.length];
+
+        let mut context = Context { function: state, shared: self.shared, fabric: self.fabric };
+        *under_way = Some(DeviceMethod::DmaDone);
+        device.dma_done(&mut context, attachment_id, token, Ok(data));
+        *under_way = None;
+
+        if let Some(filled) = lent.data.take() {
+            self.shared.return_buffer(filled.buffer);
+        }
+        self.update_timer();
     }
 }

@@ -11,8 +11,9 @@
 //! | `active.rs` | a function during an operation |
 //! | `access.rs` | accesses to regions |
 //! | `rings.rs` | posted writes and the control page |
-//! | `dma.rs` | client memory, and replies to DMA messages |
+//! | `dma.rs` | client memory, replies to DMA messages, and results of DMA reads |
 //! | `schedule.rs` | stepping, sleeping and waking |
+//! | `clients.rs` | clients that sleep while their function does not |
 //! | `companions.rs` | companions of devices |
 //! | `heartbeat.rs` | the heartbeat in clients' mirrors |
 //! | `contain.rs` | containment of panics of devices |
@@ -21,6 +22,7 @@
 
 mod access;
 mod active;
+mod clients;
 mod companions;
 mod contain;
 mod dma;
@@ -94,6 +96,8 @@ struct FunctionSlot {
     under_way: Option<DeviceMethod>,
     state: FunctionState,
     poll_state: PollState,
+    /// Time of the next check for idle clients, where they are many.
+    client_check: Nanos,
     lent: Lent,
 }
 
@@ -170,6 +174,7 @@ impl Machine {
             state,
             device,
             poll_state: PollState::Cold,
+            client_check: Nanos::ZERO,
             queued: false,
             timer: Nanos::NEVER,
             turns: TurnCount::default(),

@@ -10,19 +10,18 @@
 //!
 //! From then on, a client that stores to the memory finds the word set, and wakes the function by a
 //! trapped write. The client needs no fence for this.
+//!
+//! Clients of a hot function can go cold, too: see `clients.rs`.
 
 use std::{
     cmp::Reverse,
     collections::{BinaryHeap, VecDeque},
+    ops::Range,
 };
 
 use super::{FunctionSlot, Machine, PollState, active::ActiveFunction};
 use crate::{
-    context::{Context, FilledBuffer},
-    device::Progress,
-    ids::{AttachmentId, DmaToken, FunctionId},
-    panic::DeviceMethod,
-    time::Nanos,
+    attachment::Tenant, context::Context, device::Progress, ids::FunctionId, panic::DeviceMethod, time::Nanos,
 };
 
 /// Default time without work after which a function goes cold, in nanoseconds.
@@ -31,7 +30,7 @@ const COOL_AFTER: u64 = 50_000;
 /// Bytes of client memory that DMA may touch in a step. Beyond them the remaining functions wait
 /// for the next step. The kernel may have to allocate each page first, which takes far longer than
 /// the copy.
-const MAX_TOUCHED: usize = 512 << 10;
+pub(super) const MAX_TOUCHED: usize = 512 << 10;
 
 /// Time of the next [`Machine::step`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,17 +44,32 @@ pub enum Next {
     At(Nanos),
 }
 
+/// A function or clients that go cold at the end of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Cooling {
+    /// A function, with all its clients.
+    Function(FunctionId),
+    /// Some clients of a function that stays hot.
+    Clients(FunctionId),
+}
+
+/// The number of no function. It takes the place of a function in the queue of hot ones that goes
+/// cold during a step.
+const NO_FUNCTION: FunctionId = FunctionId(u32::MAX);
+
 /// Which functions run in the next turns, and the timers of the others.
 pub(super) struct Schedule {
     /// Functions to run in the next turns.
     pub(super) hot: VecDeque<FunctionId>,
+    /// Some of them are [`NO_FUNCTION`].
+    has_gaps: bool,
     /// Timers of the functions, earliest first. Some entries are stale: see
     /// [`FunctionSlot::timer`].
     timers: BinaryHeap<Reverse<(Nanos, FunctionId)>>,
     /// Time without work after which a function goes cold, in nanoseconds.
     cool_after: u64,
-    /// Functions that go cold at the end of this step.
-    cooling: Vec<FunctionId>,
+    /// Functions and clients that go cold at the end of this step.
+    cooling: Vec<Cooling>,
     /// Number of timers from which on stale ones are removed.
     most_timers: usize,
     /// There are more timers than that.
@@ -68,6 +82,7 @@ impl Schedule {
     pub(super) fn new() -> Self {
         Self {
             hot: VecDeque::new(),
+            has_gaps: false,
             timers: BinaryHeap::new(),
             cool_after: COOL_AFTER,
             cooling: Vec::new(),
@@ -96,11 +111,38 @@ impl Schedule {
         }
     }
 
-    /// Makes a function hot whose turn may have ended without putting it back into the queue.
+    /// Makes a function hot whose turn did not end.
     #[cold]
     pub(super) fn requeue(&mut self, slot: &mut FunctionSlot) {
         slot.queued = self.hot.contains(&slot.state.id);
         self.wake(slot);
+    }
+
+    /// Removes the function at this place of the queue.
+    #[inline]
+    fn remove_hot(&mut self, place: usize) {
+        if let Some(function) = self.hot.get_mut(place) {
+            *function = NO_FUNCTION;
+            self.has_gaps = true;
+        }
+    }
+
+    /// Closes the gaps of the queue.
+    #[cold]
+    fn close_gaps(&mut self) {
+        self.hot.retain(|function| *function != NO_FUNCTION);
+        self.has_gaps = false;
+    }
+
+    /// Returns the time without records after which a client goes cold at first, in nanoseconds.
+    /// The function is busy meanwhile, so that it is not shorter where functions go cold at once.
+    pub(super) fn cool_client_after(&self) -> u64 {
+        self.cool_after.max(COOL_AFTER)
+    }
+
+    /// Lets a function or clients go cold at the end of the step.
+    pub(super) fn cool(&mut self, cooling: Cooling) {
+        self.cooling.push(cooling);
     }
 
     /// Takes over a device's timer request.
@@ -144,11 +186,14 @@ impl Schedule {
 }
 
 impl FunctionSlot {
-    /// Sets or clears the sleeping words of the function's clients.
+    /// Sets the sleeping words of the function's clients, or clears those of the clients that are
+    /// not cold themselves.
     #[cold]
     fn set_sleeping(&self, sleeping: bool) {
         for (_, attachment) in self.state.attachments.iter() {
-            attachment.set_sleeping(sleeping);
+            if sleeping || !attachment.tenant.as_ref().is_some_and(Tenant::is_cold) {
+                attachment.set_sleeping(sleeping);
+            }
         }
     }
 }
@@ -220,31 +265,35 @@ impl Machine {
     /// Runs the turns of the functions that are hot now, and then lets functions cool down. Returns
     /// whether there was work.
     ///
-    /// `remaining` is `None` at first, and then the number of turns to come. A call after the panic
-    /// of a device continues with it.
+    /// `remaining` is `None` at first, and then the places of the turns to come. A call after the
+    /// panic of a device continues with it.
     #[inline(always)]
-    fn run_turns(&mut self, remaining: &mut Option<usize>, budget: u32) -> bool {
+    fn run_turns(&mut self, remaining: &mut Option<Range<usize>>, budget: u32) -> bool {
         let mut busy = false;
         if remaining.is_none() {
             self.collect_woken();
         }
 
-        let turns = remaining.get_or_insert(self.schedule.hot.len());
-        while *turns > 0 {
-            *turns -= 1;
+        let turns = remaining.get_or_insert(0..self.schedule.hot.len());
+        while let Some(place) = turns.next() {
             if self.shared.touched >= MAX_TOUCHED {
-                *turns = 0;
+                // The functions that have had no turn are the first ones of the next step.
+                self.schedule.hot.rotate_left(place);
+                *turns = 0..0;
                 busy = true;
                 break;
             }
 
-            let Some(function) = self.schedule.hot.pop_front() else { break };
-            busy |= self.active(function).is_some_and(|mut active| active.run_and_requeue(budget));
+            let Some(&function) = self.schedule.hot.get(place) else { break };
+            busy |= self.active(function).is_some_and(|mut active| active.run_or_cool(place, budget));
             // A function that got packets from this turn runs in this step if its turn is still to
             // come, and in the next step otherwise.
             self.collect_woken();
         }
 
+        if self.schedule.has_gaps {
+            self.schedule.close_gaps();
+        }
         if !self.schedule.cooling.is_empty() {
             busy |= self.cool_down(budget);
             self.collect_woken();
@@ -263,8 +312,10 @@ impl Machine {
     /// A caller that lets the machine sleep should call this every 10 ms or so. It finds the stores
     /// of clients that the barrier does not reach, such as a guest's processors.
     pub fn rescan(&mut self) {
+        let (now, cool_after) = (self.shared.now, self.schedule.cool_client_after());
         for slot in &mut self.slots {
             if !slot.state.clients.is_empty() {
+                slot.wake_clients_with_records(now, cool_after);
                 self.schedule.wake(slot);
             }
         }
@@ -319,13 +370,18 @@ impl Machine {
         }
     }
 
-    /// Makes the functions that are cooling cold, unless a client has written in the meantime.
-    /// Returns whether any of them found work.
+    /// Makes cooling functions and clients cold, unless a client has written in the meantime.
+    /// Returns whether a function found work.
     fn cool_down(&mut self, budget: u32) -> bool {
         // A function that an event woke after its turn stays hot and runs again.
         let slots = &mut self.slots;
-        self.schedule.cooling.retain(|function| !slots[function.0 as usize].queued);
-        for function in &self.schedule.cooling {
+        self.schedule.cooling.retain(|cooling| match cooling {
+            Cooling::Function(function) => !slots[function.0 as usize].queued,
+            Cooling::Clients(_) => true,
+        });
+        for cooling in &self.schedule.cooling {
+            // The sleeping words of single clients are set.
+            let Cooling::Function(function) = cooling else { continue };
             let slot = &mut slots[function.0 as usize];
             slot.poll_state = PollState::Cold;
             slot.set_sleeping(true);
@@ -334,9 +390,14 @@ impl Machine {
         self.sleeper.barrier();
 
         let mut busy = false;
-        while let Some(function) = self.schedule.cooling.pop() {
+        while let Some(cooling) = self.schedule.cooling.pop() {
+            let (Cooling::Function(function) | Cooling::Clients(function)) = cooling;
             let Some(mut active) = self.active(function) else { continue };
-            if active.drain_and_step(budget) {
+            let has_work = match cooling {
+                Cooling::Function(_) => active.drain_and_step(budget),
+                Cooling::Clients(_) => active.end_cooling_of_clients(),
+            };
+            if has_work {
                 active.wake();
                 busy = true;
             }
@@ -347,34 +408,38 @@ impl Machine {
 }
 
 impl ActiveFunction<'_> {
-    /// Runs the function for one turn, and queues it for the next unless it may go cold. Returns
-    /// whether it did work.
+    /// Runs the function, which is at this place of the queue of hot ones, for one turn. Removes it
+    /// from there if it may go cold. Returns whether it did work.
     #[inline(always)]
-    fn run_and_requeue(&mut self, budget: u32) -> bool {
+    fn run_or_cool(&mut self, place: usize, budget: u32) -> bool {
         let busy = self.drain_and_step(budget);
         let now = self.shared.now;
-        let function = self.id();
 
         let PollState::Hot { idle_since } = &mut self.slot.poll_state else {
-            self.slot.queued = false;
-            self.fabric.end_polling(function);
+            self.leave_queue(place);
             return busy;
         };
 
         if busy {
             *idle_since = Some(now);
         } else if now >= idle_since.get_or_insert(now).after(self.schedule.cool_after) {
-            self.slot.queued = false;
             // Events of this turn need no wake-up: the machine looks once more before the function
             // is cold.
-            self.fabric.end_polling(function);
-            self.schedule.cooling.push(function);
+            self.leave_queue(place);
+            self.schedule.cool(Cooling::Function(self.slot.state.id));
             return false;
         }
 
-        self.schedule.hot.push_back(function);
-
+        self.cool_idle_clients();
         busy
+    }
+
+    /// Removes the function from its place in the queue of hot ones.
+    #[cold]
+    fn leave_queue(&mut self, place: usize) {
+        self.slot.queued = false;
+        self.schedule.remove_hot(place);
+        self.fabric.end_polling(self.slot.state.id);
     }
 
     /// Runs one turn: drains the rings, delivers DMA results and steps the device. Returns whether
@@ -409,13 +474,18 @@ impl ActiveFunction<'_> {
     fn drain(&mut self, budget: u32) -> (bool, u32) {
         let handed_over = self.deliver_results(budget);
         let mut busy = handed_over > 0;
-        let mut from = 0;
         let mut stalled = false;
 
-        while let Some((attachment_id, ring)) = self.slot.state.next_posted(&mut from) {
-            let drained = self.drain_ring(attachment_id, ring, budget);
-            busy |= drained.moved;
-            stalled |= drained.stalled;
+        // Most clients have no records. Each look reads one entry of the list and a header.
+        let mut next = 0;
+        while let Some(ring) = self.slot.state.rings.get(next) {
+            next += 1;
+            if !ring.head.is_empty() {
+                let (attachment_id, number) = (ring.attachment_id, ring.number);
+                let drained = self.drain_ring(attachment_id, number, budget);
+                busy |= drained.moved;
+                stalled |= drained.stalled;
+            }
         }
 
         let state = &mut self.slot.state;
@@ -424,53 +494,5 @@ impl ActiveFunction<'_> {
             state.reorder_clients(budget);
         }
         (busy, handed_over)
-    }
-
-    /// Delivers finished DMA reads to the device, at most `maximum` and within the bytes that a
-    /// step may touch. Returns their number.
-    #[inline(always)]
-    fn deliver_results(&mut self, maximum: u32) -> u32 {
-        if self.slot.state.completions.is_empty() { 0 } else { self.deliver_queued_results(maximum) }
-    }
-
-    /// Slow path of [`ActiveFunction::deliver_results`]: there are results to deliver.
-    fn deliver_queued_results(&mut self, maximum: u32) -> u32 {
-        for done in 0..maximum {
-            if self.shared.touched >= MAX_TOUCHED {
-                return done;
-            }
-            let Some(completion) = self.slot.state.completions.pop_front() else { return done };
-            let (attachment_id, token) = (completion.attachment_id, completion.token);
-
-            if let Ok(attachment) = self.attachment(attachment_id) {
-                attachment.waiting_reads = attachment.waiting_reads.saturating_sub(1);
-            }
-
-            match completion.result {
-                Ok(filled) => self.deliver_data(attachment_id, token, filled),
-                Err(error) => self.call(DeviceMethod::DmaDone, |device, context| {
-                    device.dma_done(context, attachment_id, token, Err(error));
-                }),
-            }
-        }
-
-        maximum
-    }
-
-    /// Delivers the data of a DMA read to the device, and returns the buffer to the pool.
-    fn deliver_data(&mut self, attachment_id: AttachmentId, token: DmaToken, filled: FilledBuffer) {
-        let FunctionSlot { state, device, under_way, lent, .. } = &mut *self.slot;
-        let filled = lent.data.insert(filled);
-        let data = &filled.buffer[..filled.length];
-
-        let mut context = Context { function: state, shared: self.shared, fabric: self.fabric };
-        *under_way = Some(DeviceMethod::DmaDone);
-        device.dma_done(&mut context, attachment_id, token, Ok(data));
-        *under_way = None;
-
-        if let Some(filled) = lent.data.take() {
-            self.shared.return_buffer(filled.buffer);
-        }
-        self.update_timer();
     }
 }

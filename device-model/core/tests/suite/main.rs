@@ -6,6 +6,7 @@ mod common;
 
 mod access;
 mod attach;
+mod clients;
 mod companions;
 mod copy;
 mod dma;

@@ -1,0 +1,171 @@
+//! Hot and cold clients of a function.
+//!
+//! Each turn of a function looks at the rings of its hot clients. Where these are many, a client
+//! without records goes cold by itself while the function stays hot, as a function does (see
+//! `schedule.rs`):
+//!
+//! 1. The machine sets the sleeping word in the client's mirror.
+//! 2. The barrier at the end of the step makes the word visible to every running thread.
+//! 3. The machine looks once more at the client's rings, and keeps it hot if it finds a record.
+//!
+//! From then on no turn looks at its rings. The client's next store finds the word set, and its
+//! write of [`nicforge_hwi::attachment::control::WAKE`] makes the client hot. Every other trapped
+//! access does the same.
+//!
+//! The word also stands for stores to other mapped memory, which devices poll in any case and which
+//! the machine does not see. So each early wake-up doubles the time after which the client goes
+//! cold again. A client that only stores to such memory thus rarely pays for a wake-up.
+
+use super::{FunctionSlot, active::ActiveFunction, schedule::Cooling};
+use crate::{
+    attachment::{Attachment, RingWatch, Tenant, WatchState},
+    ids::AttachmentId,
+    time::Nanos,
+};
+
+/// Number of rings at which a turn looks in any case. The looks cost less than waking a client.
+const FEW_RINGS: usize = 8;
+/// The longest time without records after which a client goes cold, in checks for idle clients.
+const MAX_PATIENCE: u32 = 1 << 11;
+/// A sleep of so many times a client's patience was worth its wake-up.
+const LONG_SLEEP: u64 = 16;
+
+impl ActiveFunction<'_> {
+    /// Makes a client hot that makes a trapped access.
+    #[inline]
+    pub(super) fn wake_client(&mut self, attachment_id: AttachmentId) {
+        let (now, cool_after) = (self.shared.now, self.schedule.cool_client_after());
+        if let Ok(attachment) = self.attachment(attachment_id)
+            && attachment.tenant.as_ref().is_some_and(Tenant::is_cold)
+        {
+            attachment.wake(now, cool_after);
+            self.slot.state.refresh_rings();
+        }
+    }
+
+    /// Lets idle clients cool down, if turns look at many rings.
+    #[inline(always)]
+    pub(super) fn cool_idle_clients(&mut self) {
+        if self.slot.state.rings.len() > FEW_RINGS && self.shared.now >= self.slot.client_check {
+            self.check_clients();
+        }
+    }
+
+    /// Lets the clients cool down that have posted nothing for long. It is called at most once in
+    /// the time after which a client goes cold at first.
+    #[cold]
+    fn check_clients(&mut self) {
+        self.slot.client_check = self.shared.now.after(self.schedule.cool_client_after());
+
+        let mut any = false;
+        for attachment in self.slot.state.attachments.iter_mut() {
+            if attachment.check_idle() {
+                attachment.set_sleeping(true);
+                any = true;
+            }
+        }
+
+        if any {
+            self.schedule.cool(Cooling::Clients(self.id()));
+        }
+    }
+
+    /// Makes the cooling clients cold whose rings are still empty after the barrier. Returns
+    /// whether a client has posted a record meanwhile.
+    #[cold]
+    pub(super) fn end_cooling_of_clients(&mut self) -> bool {
+        let mut has_records = false;
+        for attachment in self.slot.state.attachments.iter_mut() {
+            let Some(tenant) = &mut attachment.tenant else { continue };
+            if tenant.watch.state != WatchState::Cooling {
+                continue;
+            }
+
+            if tenant.has_records() {
+                has_records = true;
+                tenant.watch.state = WatchState::Hot;
+                attachment.set_sleeping(false);
+            } else {
+                tenant.watch.state = WatchState::Cold { since: self.shared.now };
+            }
+        }
+
+        self.slot.state.refresh_rings();
+        has_records
+    }
+}
+
+impl FunctionSlot {
+    /// Makes the cold clients hot that have records in their rings. A client whose threads the
+    /// barrier does not reach may have posted some.
+    pub(super) fn wake_clients_with_records(&mut self, now: Nanos, cool_after: u64) {
+        let mut any = false;
+        for attachment in self.state.attachments.iter_mut() {
+            if attachment.tenant.as_ref().is_some_and(|tenant| tenant.is_cold() && tenant.has_records()) {
+                attachment.wake(now, cool_after);
+                any = true;
+            }
+        }
+
+        if any {
+            self.state.refresh_rings();
+        }
+    }
+}
+
+impl Tenant {
+    /// Returns whether no turn looks at the client's rings.
+    pub(super) fn is_cold(&self) -> bool {
+        matches!(self.watch.state, WatchState::Cold { .. })
+    }
+
+    /// Returns whether a ring of the client has a record.
+    fn has_records(&self) -> bool {
+        self.rings.iter().any(|ring| !ring.consumer.is_empty())
+    }
+}
+
+impl Attachment {
+    /// Makes a cold client hot. The caller must rebuild the function's list of rings.
+    pub(super) fn wake(&mut self, now: Nanos, cool_after: u64) {
+        let Some(tenant) = &mut self.tenant else { return };
+        let watch = &mut tenant.watch;
+        let WatchState::Cold { since } = watch.state else { return };
+
+        let worthwhile = cool_after.saturating_mul(watch.patience.into()).saturating_mul(LONG_SLEEP);
+        watch.patience = if now < since.after(worthwhile) {
+            (watch.patience * 2).min(MAX_PATIENCE)
+        } else {
+            (watch.patience / 2).max(1)
+        };
+
+        watch.state = WatchState::Hot;
+        (watch.records, watch.idle_checks) = (RingWatch::UNCHECKED, 0);
+        self.set_sleeping(false);
+    }
+
+    /// Counts a check for idle clients. If the client is hot and has posted nothing for long, it
+    /// cools from now on, and the function returns true.
+    fn check_idle(&mut self) -> bool {
+        let records = self.counters.posted_writes.wrapping_add(self.counters.malformed_records);
+        let Some(tenant) = &mut self.tenant else { return false };
+        if tenant.watch.state != WatchState::Hot || tenant.rings.is_empty() {
+            return false;
+        }
+
+        let watch = &mut tenant.watch;
+        if watch.records != records {
+            (watch.records, watch.idle_checks) = (records, 0);
+            return false;
+        }
+
+        watch.idle_checks += 1;
+        if watch.idle_checks < watch.patience || tenant.has_records() {
+            return false;
+        }
+
+        tenant.watch.idle_checks = 0;
+        tenant.watch.state = WatchState::Cooling;
+        true
+    }
+}
