@@ -262,6 +262,9 @@ impl Port {
     /// Sends the queued credit returns, refusals and closes, as far as the posted-write ring has
     /// room. Runs at most once through the queue.
     pub(crate) fn send_pending(&mut self) -> Result<(), Error> {
+        if self.flow.has_waiting() {
+            self.flow.grant_left_credits(&self.directory);
+        }
         if !self.flow.has_pending() {
             return Ok(());
         }

@@ -50,6 +50,49 @@ impl NodeBudgets {
     }
 }
 
+/// Nodes with a refused sender that waits until credits are free.
+///
+/// No message announces that a tenant of the node has died, and that its credits are free. So the
+/// port looks at one of these nodes in some of its polls.
+///
+/// Invariant: a node is in `queue` at most once, and exactly while its `queued` is set.
+struct WaitingNodes {
+    queue: VecDeque<u32>,
+    queued: Vec<bool>,
+    /// Polls since the last look.
+    polls: u32,
+}
+
+impl WaitingNodes {
+    /// Number of polls from one look to the next. A look reads the table entry of each VPID of a
+    /// node, which is too much for every poll.
+    const POLLS_PER_LOOK: u32 = 64;
+
+    fn new(nodes: u32) -> Self {
+        let nodes = nodes as usize;
+        Self { queue: VecDeque::with_capacity(nodes), queued: vec![false; nodes], polls: 0 }
+    }
+
+    fn add(&mut self, node: usize) {
+        if !std::mem::replace(&mut self.queued[node], true) {
+            self.queue.push_back(node as u32);
+        }
+    }
+
+    /// Counts a poll. Returns and removes a node, if a look is due.
+    fn next_due(&mut self) -> Option<usize> {
+        self.polls += 1;
+        if self.polls < Self::POLLS_PER_LOOK {
+            return None;
+        }
+
+        self.polls = 0;
+        let node = self.queue.pop_front()? as usize;
+        self.queued[node] = false;
+        Some(node)
+    }
+}
+
 /// The connections of a port, and the control messages that they wait for.
 ///
 /// Invariant: a peer is in `pending` at most once, and exactly while its `queued` is set.
@@ -61,6 +104,7 @@ pub(crate) struct FlowControl {
     /// Peers by their number in the directory.
     pub(crate) peers: Vec<Peer>,
     budgets: NodeBudgets,
+    waiting: WaitingNodes,
     /// Peers with a pending control message.
     pending: VecDeque<u32>,
 }
@@ -74,6 +118,7 @@ impl FlowControl {
             window: config.window,
             peers: vec![Peer::default(); nodes as usize * vpids as usize],
             budgets: NodeBudgets { reserved: vec![0; nodes as usize], limit: budget(slots, nodes, vpids) },
+            waiting: WaitingNodes::new(nodes),
             pending: VecDeque::new(),
         }
     }
@@ -133,6 +178,7 @@ impl FlowControl {
         let granted = admitted.min(peer.incoming.requested).min(self.window.max(1));
 
         if !peer.refusals.count_answer(granted == 0) {
+            self.waiting.add(node);
             return;
         }
 
@@ -145,15 +191,37 @@ impl FlowControl {
     /// Grants credits that have become free to those peers of a node that wait for them.
     fn grant_waiting(&mut self, node: usize, directory: &Directory) {
         for index in directory.indices_of(node) {
-            let peer = &self.peers[index];
-            let is_present = || {
-                let sender = peer.incoming.sender;
-                sender.is_some() && sender == directory.tenant(directory.address_of(index))
-            };
-
-            if self.budgets.free(node) > 0 && peer.refusals.awaits_grant && is_present() {
+            if self.budgets.free(node) > 0 && self.is_waiting(index, directory) {
                 self.grant(index, directory);
             }
+        }
+    }
+
+    /// Returns whether the present tenant of a peer waits for credits.
+    fn is_waiting(&self, index: usize, directory: &Directory) -> bool {
+        let peer = &self.peers[index];
+        let sender = peer.incoming.sender;
+        let is_present = || sender == directory.tenant(directory.address_of(index));
+        peer.refusals.awaits_grant && sender.is_some() && is_present()
+    }
+
+    /// Returns whether a refused sender waits for credits that a tenant leaves when it dies.
+    #[inline]
+    pub(crate) fn has_waiting(&self) -> bool {
+        !self.waiting.queue.is_empty()
+    }
+
+    /// Grants the credits that ended tenants have left to refused senders of their node. A call
+    /// looks at one node at most, and most calls at none.
+    #[cold]
+    pub(crate) fn grant_left_credits(&mut self, directory: &Directory) {
+        let Some(node) = self.waiting.next_due() else { return };
+
+        self.release_grants_of_ended_tenants(node, directory);
+        self.grant_waiting(node, directory);
+
+        if directory.indices_of(node).any(|index| self.is_waiting(index, directory)) {
+            self.waiting.add(node);
         }
     }
 

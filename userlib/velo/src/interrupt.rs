@@ -62,11 +62,11 @@ impl ReceiveInterrupt {
     }
 
     /// Sleeps until the interrupt, the deadline or a cancellation, for at most `longest_sleep`.
-    /// While control messages are pending, it sleeps for at most [`PENDING_SLEEP`], since no
-    /// interrupt announces room for them in the ring.
-    pub(crate) fn sleep(&mut self, waits: &Waiter<'_>, has_pending_control: bool) -> Result<(), Error> {
-        let longest =
-            if has_pending_control { self.longest_sleep.min(PENDING_SLEEP) } else { self.longest_sleep };
+    /// If the flow control `has_pending` work, it sleeps for at most [`PENDING_SLEEP`]: no
+    /// interrupt announces room for control messages in the ring, or the death of a tenant with
+    /// credits.
+    pub(crate) fn sleep(&mut self, waits: &Waiter<'_>, has_pending: bool) -> Result<(), Error> {
+        let longest = if has_pending { self.longest_sleep.min(PENDING_SLEEP) } else { self.longest_sleep };
 
         if self.interrupt.sleep(waits.deadline().at_most(longest), waits.cancel())? {
             // A raised interrupt is disabled again, even if the engine has not reported the

@@ -32,7 +32,7 @@ impl<'a> Waiter<'a> {
             Some(interrupt) if self.sleep_from.is_some_and(|from| Instant::now() >= from) => {
                 // A message that has arrived since the last poll raises the interrupt at once.
                 interrupt.arm(&mut port.path)?;
-                interrupt.sleep(&self.waits, port.flow.has_pending())
+                interrupt.sleep(&self.waits, port.flow.has_pending() || port.flow.has_waiting())
             }
             _ => Ok(self.waits.pause(&port.device)?),
         }

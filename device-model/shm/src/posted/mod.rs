@@ -49,8 +49,8 @@ pub trait Cells {
         data[0]
     }
 
-    /// Loads the header of a cell with acquire order. If it is `header`, reads the first word of the
-    /// cell's data.
+    /// Loads the header of a cell with acquire order. If it is `header`, reads the first word of
+    /// the cell's data.
     #[inline(always)]
     fn first_word_under(&self, position: u32, header: u64) -> Option<u64> {
         (self.header_acquire(position) == header).then(|| self.first_word(position))
