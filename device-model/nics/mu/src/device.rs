@@ -17,7 +17,7 @@ use nicforge_hwi::{
 
 use crate::{
     config::{Network, NetworkError},
-    network::NetworkUnit,
+    network::{Arriving, NetworkUnit},
     unit::{self, Unit},
 };
 
@@ -66,26 +66,47 @@ impl MessageUnit {
             } else {
                 0
             };
-            let outcome = self.network.step(&mut context.ports(), budget);
-            context.wake_at(outcome.wake);
-            let received = if self.network.has_received() {
-                self.unit.receive(&mut self.network, context, left)
-            } else {
-                0
-            };
+            let Round { routed, received, has_more } = self.route_and_receive(context, budget, left);
 
-            let moved = sent + outcome.moved + received;
+            let moved = sent + routed + received;
             total += moved;
-            let has_more = outcome.has_more || self.unit.take_contended();
+            let has_more = has_more || self.unit.take_contended();
             if total >= budget {
                 return moved > 0 || has_more;
             }
             // The network FIFOs have the room and the packets that they had.
-            if outcome.moved + received == 0 {
+            if routed + received == 0 {
                 return has_more;
             }
         }
     }
+
+    /// Moves packets through the network, at most about `budget`, and receives at most about
+    /// `left`.
+    #[inline]
+    fn route_and_receive(&mut self, context: &mut Context<'_>, budget: u32, left: u32) -> Round {
+        let mut round = Round::default();
+        let arriving = Arriving::at(&context.ports());
+        if !self.network.is_idle(arriving) {
+            let outcome = self.network.step(&mut context.ports(), arriving, budget);
+            context.wake_at(outcome.wake);
+            (round.routed, round.has_more) = (outcome.moved, outcome.has_more);
+        }
+
+        if self.network.has_received() {
+            round.received = self.unit.receive(&mut self.network, context, left);
+        }
+        round
+    }
+}
+
+/// The packets that a round of a step has moved.
+#[derive(Clone, Copy, Debug, Default)]
+struct Round {
+    /// Packets that the network has moved, and those that were received.
+    routed: u32,
+    received: u32,
+    has_more: bool,
 }
 
 /// Returns the word of coordinates. An I/O node has those of node 0, and is told by its number.

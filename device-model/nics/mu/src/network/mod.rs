@@ -33,14 +33,12 @@ mod route;
 mod tests;
 mod word;
 
-use std::ops::Range;
-
 use nicforge_core::{
-    fabric::{Packet, Ports},
+    fabric::{MAX_CHANNELS, Packet, Ports},
     time::Nanos,
 };
 use nicforge_hwi::{
-    mu_packet::{MAX_PACKET, PORTS, PacketHeader, fifo_map, kind, reception_fifo},
+    mu_packet::{MAX_PACKET, PORTS, PacketHeader, channel, fifo_map, kind, reception_fifo},
     nd_dcr::error,
 };
 use nicforge_network::{
@@ -119,16 +117,29 @@ pub(crate) fn router_spec(options: &Options) -> RouterSpec {
     }
 }
 
-/// Returns whether packets for the router arrive, and whether packets or symbols for the collective
-/// logic do.
-#[inline]
-fn arriving(ports: &Ports<'_>) -> [bool; 2] {
-    let [arrived, heads] = ports.arrivals_and_heads();
-    let any = |channels: Range<usize>| {
-        channels.fold(0, |set, channel| set | arrived[channel] | heads[channel]) != 0
-    };
-    [any(0..COLLECTIVE.into()), any(COLLECTIVE.into()..CHANNELS)]
+/// The kinds of packets that arrive at a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Arriving {
+    /// Packets for the router.
+    is_routed: bool,
+    /// Packets or symbols for the collective logic.
+    is_collective: bool,
 }
+
+impl Arriving {
+    /// Returns what arrives now.
+    #[inline(always)]
+    pub(crate) fn at(ports: &Ports<'_>) -> Self {
+        let [arrived, heads] = ports.arrivals_and_heads();
+        // The channels are named one by one, because a loop costs more than its body.
+        let any = |channel: u8| arrived[usize::from(channel)] | heads[usize::from(channel)];
+        let user = any(channel::DYNAMIC) | any(channel::DETERMINISTIC) | any(channel::HIGH_PRIORITY);
+        let collective = any(COLLECTIVE) | any(SUB_COMM) | any(SYMBOLS);
+        Self { is_routed: user | any(channel::SYSTEM) != 0, is_collective: collective != 0 }
+    }
+}
+
+const _: () = assert!(CHANNELS == 7 && MAX_CHANNELS >= CHANNELS && channel::SYSTEM == 3);
 
 /// The network unit of a node.
 #[derive(Debug)]
@@ -355,27 +366,42 @@ impl NetworkUnit {
         self.registers.errors & self.registers.enabled
     }
 
-    /// Moves packets, at most about `budget` in the router and as many in the collective logic. The
-    /// caller must wake the device at [`Outcome::wake`].
-    pub(crate) fn step(&mut self, ports: &mut Ports<'_>, budget: u32) -> Outcome {
-        let idle = Outcome { moved: 0, has_more: false, wake: Nanos::NEVER };
-        let [is_routed, is_collective] = arriving(ports);
+    /// Returns whether [`NetworkUnit::step`] has nothing to do.
+    #[inline]
+    pub(crate) fn is_idle(&self, arriving: Arriving) -> bool {
+        let Arriving { is_routed, is_collective } = arriving;
+        !is_routed && !is_collective && self.collective.rests() && self.router.rests()
+    }
+
+    /// Moves the packets of `arriving` and others, at most about `budget` in the router and as many
+    /// in the collective logic. The caller must wake the device at [`Outcome::wake`].
+    pub(crate) fn step(&mut self, ports: &mut Ports<'_>, arriving: Arriving, budget: u32) -> Outcome {
+        let Arriving { is_routed, is_collective } = arriving;
+        if !is_collective && self.collective.rests() {
+            return self.step_router(ports, is_routed, budget);
+        }
 
         // Collective packets come first on each wire.
-        let collective = if is_collective || !self.collective.rests() {
-            self.collective.step(ports, budget)
-        } else {
-            idle
-        };
+        let collective = self.collective.step(ports, budget);
         if collective.moved > 0 {
             self.registers.note_exceptions(self.collective.counters());
         }
 
-        let routed = if is_routed || !self.router.rests() { self.router.step(ports, budget) } else { idle };
+        let routed = self.step_router(ports, is_routed, budget);
         Outcome {
             moved: collective.moved + routed.moved,
             has_more: collective.has_more || routed.has_more,
             wake: collective.wake.min(routed.wake),
+        }
+    }
+
+    /// Moves packets in the router, if there are any.
+    #[inline]
+    fn step_router(&mut self, ports: &mut Ports<'_>, is_routed: bool, budget: u32) -> Outcome {
+        if is_routed || !self.router.rests() {
+            self.router.step(ports, budget)
+        } else {
+            Outcome { moved: 0, has_more: false, wake: Nanos::NEVER }
         }
     }
 

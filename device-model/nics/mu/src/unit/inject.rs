@@ -134,7 +134,7 @@ impl Unit {
 
         match Message::new(&descriptor, template, network, owner.is_system) {
             Ok(mut message) => {
-                message.set_mark(self.identity.mark_of(&message));
+                message.set_mark(self.identity.mark_on(message.route, message.header()));
                 message.ready = self.timing.fetched(context.now());
                 Some(message)
             }

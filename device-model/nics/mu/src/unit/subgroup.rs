@@ -246,7 +246,7 @@ impl Subgroup {
         if has_crossed {
             self.interrupts.come(interrupt::INJECTION_THRESHOLD << fifo);
         }
-        self.page.mark_injection(fifo);
+        self.page.mark_moved_injection(fifo);
     }
 
     /// Records that a packet is in a reception FIFO, whose free space was `before`.
@@ -259,7 +259,7 @@ impl Subgroup {
         if interrupts {
             self.interrupts.come(interrupt::PACKET << fifo);
         }
-        self.page.mark_reception(fifo);
+        self.page.mark_moved_reception(fifo);
     }
 
     /// Returns the enabled injection FIFOs, one bit for each.
