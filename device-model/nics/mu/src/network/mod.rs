@@ -38,13 +38,15 @@ use nicforge_core::{
     time::Nanos,
 };
 use nicforge_hwi::{
-    mu_packet::{MAX_PACKET, PORTS, PacketHeader, channel, fifo_map, kind, reception_fifo},
+    mu_packet::{MAX_PACKET, PORTS, PacketHeader, channel, fifo_map, kind, packet_type, reception_fifo},
     nd_dcr::error,
 };
 use nicforge_network::{
     collective::{CollectiveError, CollectiveUnit, CollectiveWord},
-    router::{FifoSpec, InjectionRefusal, NotInjected, Outcome, Router, RouterSpec},
+    router::{FifoSpec, InjectionRefusal, NotInjected, Outcome, Passing, Router, RouterSpec},
 };
+
+use zerocopy::FromBytes;
 
 use self::{
     collective::{SYSTEM_FIFO, USER_FIFO},
@@ -127,6 +129,9 @@ pub(crate) struct Arriving {
 }
 
 impl Arriving {
+    /// Packets for the router alone.
+    const ROUTED: Self = Self { is_routed: true, is_collective: false };
+
     /// Returns what arrives now.
     #[inline(always)]
     pub(crate) fn at(ports: &Ports<'_>) -> Self {
@@ -140,6 +145,13 @@ impl Arriving {
 }
 
 const _: () = assert!(CHANNELS == 7 && MAX_CHANNELS >= CHANNELS && channel::SYSTEM == 3);
+
+/// Returns whether a packet is for a FIFO in memory.
+#[inline]
+fn is_for_fifo(packet: &Packet) -> bool {
+    let header = PacketHeader::ref_from_prefix(packet.bytes());
+    header.is_ok_and(|(header, _)| header.packet_type() == packet_type::FIFO)
+}
 
 /// The network unit of a node.
 #[derive(Debug)]
@@ -274,6 +286,31 @@ impl NetworkUnit {
             reception_fifo::COLLECTIVE_USER | reception_fifo::COLLECTIVE_SYSTEM => 0,
             _ => self.router.take_row(fifo, now, accept, end),
         }
+    }
+
+    /// Returns the packets of a link that can pass to the device without a stay in their reception
+    /// FIFO, if the unit has nothing else to do.
+    #[inline]
+    pub(crate) fn passing(&self, ports: &Ports<'_>, arriving: Arriving) -> Option<Passing> {
+        let is_routed_alone = arriving == Arriving::ROUTED && self.collective.rests();
+        if is_routed_alone { self.router.passing(ports, is_for_fifo) } else { None }
+    }
+
+    /// Passes packets as [`Router::pass_row`] does.
+    #[inline(always)]
+    pub(crate) fn pass_row(
+        &mut self,
+        ports: &mut Ports<'_>,
+        passing: &mut Passing,
+        most: u32,
+        accept: impl FnMut(&Packet) -> bool,
+    ) -> u32 {
+        self.router.pass_row(ports, passing, most, accept)
+    }
+
+    /// Frees the places of the packets that were passed.
+    pub(crate) fn end_passing(&mut self, passing: &Passing) {
+        self.router.end_passing(passing);
     }
 
     /// Returns whether a network reception FIFO may have a packet.

@@ -20,6 +20,7 @@ use nicforge_hwi::{
     mu_dcr::counter,
     mu_packet::{CHUNK, Descriptor, HEADER, MAX_PAYLOAD, PacketHeader, packet_type, routing},
 };
+use nicforge_network::router::Passing;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
@@ -346,6 +347,38 @@ impl Unit {
             };
             network.take_row(engine, now, accept, |packet| ports.recycle(packet))
         })
+    }
+
+    /// Writes packets of a link into a user's reception FIFO, at most `most`, as if they had come
+    /// through their network reception FIFO. Returns their number.
+    pub(crate) fn deposit_passing(
+        &mut self,
+        network: &mut NetworkUnit,
+        context: &mut Context<'_>,
+        passing: &mut Passing,
+        most: u32,
+    ) -> u32 {
+        let open = self.control.reception_engines & !self.engines.waiting();
+        if open >> passing.fifo & 1 == 0 {
+            return 0;
+        }
+
+        let (mut passed, mut ports) = (0, context.ports());
+        while passed < most {
+            let Some(flow) = passing.first(&ports).and_then(|packet| self.flow_of(packet)) else { break };
+            let row = self.deposit(flow, |receiver| {
+                network.pass_row(&mut ports, passing, most - passed, |packet| receiver.accept(packet))
+            });
+            if row == 0 {
+                break;
+            }
+            passed += row;
+        }
+
+        if passed > 0 {
+            self.engines.turn = (passing.fifo + 1) % 16;
+        }
+        passed
     }
 
     /// Returns the flow of a packet for a user's reception FIFO, and the FIFO, if the tenant that
