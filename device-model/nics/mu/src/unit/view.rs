@@ -27,8 +27,8 @@ const SHORTEST: usize = 8;
 /// Bytes of a packet with one chunk of payload, which most short messages are.
 const SHORT_PACKET: usize = HEADER + CHUNK;
 
-/// A part of client memory that accesses have reached. A view is for reads alone or for writes
-/// alone, because the mapping need not permit both.
+/// A part of client memory that accesses have reached. A view is for reads alone, for writes alone,
+/// or for changes of words, because the mapping need not permit both.
 #[derive(Debug, Default)]
 pub(crate) struct View {
     start: u64,
@@ -74,17 +74,29 @@ impl Held<'_> {
         is_read && !self.memory.faulted()
     }
 
-    /// Writes memory, if the view holds it and it is longer than a word.
+    /// Writes memory, if the view holds it. A word of 8 bytes is written in one access.
     #[inline(always)]
     pub(crate) fn write(&self, address: u64, data: &[u8]) -> bool {
         let offset = address.wrapping_sub(self.start);
         // A reader that sees a byte of this write sees all earlier ones.
         fence(Ordering::Release);
-        let is_written = match <&[u8; SHORT_PACKET]>::try_from(data) {
-            Ok(packet) => self.memory.write_array(offset, packet).is_ok(),
-            Err(_) => data.len() > SHORTEST && self.memory.write(offset, data).is_ok(),
+        let is_written = if let Ok(packet) = <&[u8; SHORT_PACKET]>::try_from(data) {
+            self.memory.write_array(offset, packet).is_ok()
+        } else if let Ok(word) = <[u8; 8]>::try_from(data) {
+            self.memory.store_u64_relaxed(offset, u64::from_ne_bytes(word)).is_ok()
+        } else {
+            data.len() > SHORTEST && self.memory.write(offset, data).is_ok()
         };
         is_written && !self.memory.faulted()
+    }
+
+    /// Adds to an aligned word in one access, if the view holds it.
+    #[inline]
+    fn add(&self, address: u64, value: u64) -> bool {
+        let word = self.memory.u64(address.wrapping_sub(self.start));
+        let is_done = word.map(|word| word.fetch_add(value, Ordering::AcqRel)).is_ok();
+        // The search tells of memory that is gone, whatever it does to the word.
+        is_done && !self.memory.faulted()
     }
 }
 
@@ -106,6 +118,11 @@ impl View {
         self.held().is_some_and(|held| held.write(address, data))
     }
 
+    /// Adds to a word as [`Held::add`] does. The view must be for reads, too.
+    pub(crate) fn add(&self, address: u64, value: u64) -> bool {
+        self.held().is_some_and(|held| held.add(address, value))
+    }
+
     /// Drops a lease that is over, and with it the view's hold on the memory's file. The client has
     /// paid for the next one by a call.
     pub(crate) fn release_if_over(&mut self) {
@@ -115,14 +132,14 @@ impl View {
     }
 
     /// Records that an access has missed the view and was carried out. Now and then the view moves
-    /// to the memory from there on.
+    /// to the memory from there on, if that permits all of some accesses.
     #[cold]
     pub(crate) fn note_miss(
         &mut self,
         context: &mut Context<'_>,
         who: AttachmentId,
         (address, length): (u64, usize),
-        access: Access,
+        accesses: &[Access],
     ) {
         // No view serves these.
         if length < SHORTEST {
@@ -138,7 +155,7 @@ impl View {
         self.patience = (2 * self.patience + 1).min(u32::MAX / 4);
         let first = address - address % PAGE;
         self.lease = [first, address].into_iter().find_map(|start| {
-            let lease = lease_from(context, who, start, access)?;
+            let lease = lease_from(context, who, start, accesses)?;
             self.start = start;
             Some(lease)
         });
@@ -147,13 +164,21 @@ impl View {
 
 /// Leases the rest of the mapping from an address on, if that is memory of this process for such
 /// accesses.
-fn lease_from(context: &mut Context<'_>, who: AttachmentId, start: u64, access: Access) -> Option<DmaLease> {
+fn lease_from(
+    context: &mut Context<'_>,
+    who: AttachmentId,
+    start: u64,
+    accesses: &[Access],
+) -> Option<DmaLease> {
     let is_in_one = |length| context.dma_mappings(who, start, length).is_ok_and(|count| count == 1);
     let length = (0..=ADDRESS_BITS).rev().map(|bit| 1 << bit).fold(0, |length, more| {
         let longer = length + more;
         if is_in_one(longer) { longer } else { length }
     });
 
-    let lease = context.dma_lease(who, start, length, access == Access::Write).ok()?;
-    lease.whole().is_some().then_some(lease)
+    let mut lease = None;
+    for &access in accesses {
+        lease = Some(context.dma_lease(who, start, length, access == Access::Write).ok()?);
+    }
+    lease.filter(|lease| lease.whole().is_some())
 }
