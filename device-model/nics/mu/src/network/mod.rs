@@ -203,21 +203,39 @@ impl NetworkUnit {
     /// kind, as bits of [`fifo_map`].
     #[inline]
     pub(crate) fn room(&self, fifos: u16, now: Nanos) -> u16 {
-        let has_room = |fifo: u8| {
-            let ((bytes, packets), longest) = match fifo.checked_sub(FIRST_ROUTED) {
-                Some(routed) => (self.router.injection_room(routed, now), self.longest),
-                None => (self.collective.injection_room(fifo, now), MAX_PACKET as u32 + self.framing),
-            };
-            bytes >= longest && packets > 0
-        };
-
         let (mut map, mut left) = (0, fifos);
         while left != 0 {
             let fifo = left.trailing_zeros() as u8;
             left &= left - 1;
-            map |= u16::from(has_room(fifo)) << fifo;
+            map |= u16::from(self.has_room(fifo, now)) << fifo;
         }
         map
+    }
+
+    /// Returns the first FIFO of [`NetworkUnit::room`] in turn, which begins at `turn`.
+    #[inline]
+    pub(crate) fn next_with_room(&self, fifos: u16, turn: u8, now: Nanos) -> Option<u8> {
+        let behind = fifos & u16::MAX.checked_shl(turn.into()).unwrap_or(0);
+        for mut left in [behind, fifos & !behind] {
+            while left != 0 {
+                let fifo = left.trailing_zeros() as u8;
+                if self.has_room(fifo, now) {
+                    return Some(fifo);
+                }
+                left &= left - 1;
+            }
+        }
+        None
+    }
+
+    /// Returns whether a network injection FIFO has room for a packet of the longest kind.
+    #[inline]
+    fn has_room(&self, fifo: u8, now: Nanos) -> bool {
+        let ((bytes, packets), longest) = match fifo.checked_sub(FIRST_ROUTED) {
+            Some(routed) => (self.router.injection_room(routed, now), self.longest),
+            None => (self.collective.injection_room(fifo, now), MAX_PACKET as u32 + self.framing),
+        };
+        bytes >= longest && packets > 0
     }
 
     /// Puts a packet into a network injection FIFO. Its data is the header and the payload.
@@ -321,8 +339,11 @@ impl NetworkUnit {
 
     /// Returns the network reception FIFOs whose first packet is complete, one bit for each.
     pub(crate) fn waiting(&self, now: Nanos) -> u16 {
-        let collective = [reception_fifo::COLLECTIVE_USER, reception_fifo::COLLECTIVE_SYSTEM];
-        let mut left = self.router.received() as u16 | collective.iter().fold(0, |set, fifo| set | 1 << fifo);
+        let mut left = self.router.received() as u16;
+        if !self.collective.rests() {
+            left |= 1 << reception_fifo::COLLECTIVE_USER | 1 << reception_fifo::COLLECTIVE_SYSTEM;
+        }
+
         let mut waiting = 0;
         while left != 0 {
             let fifo = left.trailing_zeros() as u8;

@@ -252,22 +252,18 @@ impl Unit {
         let Some(subgroup) = self.subgroups.get_mut(number) else { return 0 };
         let is_system = owner_of(number).is_system;
         let InjectionFifo { ring, template, view, payload, state, .. } = &mut subgroup.injection[index];
-        if ring.is_empty() || !self.timing.is_instant() {
-            return 0;
-        }
-        let (Some(template), Some(descriptors), Some(payloads)) =
-            (template.known(), view.held(), payload.held())
-        else {
-            return 0;
-        };
+        let Some(template) = template.known() else { return 0 };
+        let Some(route) = template.route() else { return 0 };
 
         // With a choice of network FIFOs, the packets take turns.
-        let Some(route) = template.route() else { return 0 };
-        let engines = route.fifos() & self.control.injection_engines;
-        let has_room = route.fifos().is_power_of_two() && network.room(engines, context.now()) != 0;
-        if !has_room {
+        if !route.fifos().is_power_of_two() || ring.is_empty() || !self.timing.is_instant() {
             return 0;
         }
+        let engines = route.fifos() & self.control.injection_engines;
+        if network.room(engines, context.now()) == 0 {
+            return 0;
+        }
+        let (Some(descriptors), Some(payloads)) = (view.held(), payload.held()) else { return 0 };
 
         let first = match state {
             Injection::Waiting => None,
@@ -385,14 +381,15 @@ impl Unit {
     /// the packet is for is the present one.
     #[inline]
     fn flow_of(&self, packet: &Contents) -> Option<(Flow, u16)> {
-        let flow = Flow::of(packet)?;
         let (header, _) = PacketHeader::ref_from_prefix(packet.bytes()).ok()?;
+        let fifo = header.unit.reception_fifo();
+        if header.packet_type() != packet_type::FIFO || fifo / RECEPTION_FIFOS >= USER_SUBGROUPS {
+            return None;
+        }
+
         let mark = u16::from_le_bytes(header.injection_info);
         let is_current = mark == 0 || mark == self.identity.mark_at(self.identity.node, header);
-
-        let fifo = header.unit.reception_fifo();
-        let is_users = header.packet_type() == packet_type::FIFO && fifo / RECEPTION_FIFOS < USER_SUBGROUPS;
-        (is_users && is_current).then_some((flow, fifo))
+        Flow::of(packet).filter(|_| is_current).map(|flow| (flow, fifo))
     }
 
     /// Has `take` pass packets to a receiver for a flow to a FIFO. Returns their number.
