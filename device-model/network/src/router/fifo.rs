@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use nicforge_core::{fabric::Packet, time::Nanos};
 
-use super::{Carried, FifoSpec, counters::Level};
+use super::{Carried, FifoSpec, Row, counters::Level};
 
 /// An injection FIFO: packets of the device that wait for the network.
 ///
@@ -135,6 +135,8 @@ pub(crate) struct ReceptionFifo<K = Packet> {
     packets: VecDeque<Received<K>>,
     /// Bytes of these packets.
     bytes: u32,
+    /// Packets that have passed in this step without a stay here. They use places until its end.
+    passed: Row,
     /// Input that was served last.
     pub(super) last: u8,
     pub(super) level: Level,
@@ -143,19 +145,41 @@ pub(crate) struct ReceptionFifo<K = Packet> {
 impl<K: Carried> ReceptionFifo<K> {
     pub(crate) fn new(spec: FifoSpec) -> Self {
         let packets = VecDeque::with_capacity(spec.packets.into());
-        Self { spec, packets, bytes: 0, last: 0, level: Level::default() }
+        Self { spec, packets, bytes: 0, passed: Row::default(), last: 0, level: Level::default() }
+    }
+
+    /// Returns the number of packets that use places.
+    #[inline]
+    fn used(&self) -> usize {
+        self.packets.len() + self.passed.packets as usize
+    }
+
+    /// Records packets of an input that pass.
+    #[inline]
+    pub(super) fn pass(&mut self, input: u8, row: Row) {
+        self.passed.packets += row.packets;
+        self.passed.bytes += row.bytes;
+        self.bytes += row.bytes as u32;
+        self.last = input;
+    }
+
+    /// Frees the places of the packets that have passed.
+    #[inline]
+    pub(super) fn end_passing(&mut self) {
+        self.bytes -= self.passed.bytes as u32;
+        self.passed = Row::default();
     }
 
     /// Returns whether there is room for a packet of `bytes` bytes with its framing.
     #[inline]
     pub(crate) fn has_room(&self, bytes: u32) -> bool {
-        self.packets.len() < usize::from(self.spec.packets) && bytes <= self.spec.bytes - self.bytes
+        self.used() < usize::from(self.spec.packets) && bytes <= self.spec.bytes - self.bytes
     }
 
     /// Returns the bytes and packets that have room.
     #[inline]
     pub(super) fn room(&self) -> (u32, u32) {
-        let places = usize::from(self.spec.packets) - self.packets.len();
+        let places = usize::from(self.spec.packets) - self.used();
         (self.spec.bytes - self.bytes, places as u32)
     }
 

@@ -82,7 +82,7 @@ pub use self::{
     links::{Carried, LinkInput, Links},
     plan::RouterPlan,
     policy::{Candidates, Decision, Exit, Policy, Room, Source, Targets},
-    rows::Row,
+    rows::{Passing, Row},
     spec::{FifoSpec, MAX_FIFOS, MAX_INPUTS, MAX_PORTS, PRIORITIES, RouterError, RouterSpec},
 };
 use self::{

@@ -8,7 +8,10 @@
 //!
 //! A packet that finds no room, and everything else, is left to the other parts of a step.
 
-use nicforge_core::{fabric::PortChannel, time::Nanos};
+use nicforge_core::{
+    fabric::{Packet, PortChannel, Ports},
+    time::Nanos,
+};
 
 use super::{
     Carried, Decision, Exit, LinkInput, Links, Policy, Room, Router, Source, outputs::Choice,
@@ -37,6 +40,98 @@ impl Row {
 #[inline(always)]
 fn is_one(inputs: Inputs) -> bool {
     inputs != 0 && inputs & (inputs - 1) == 0
+}
+
+/// The packets of a link that can pass to the device without a stay in their reception FIFO:
+/// [`Router::passing`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Passing {
+    from: PortChannel,
+    input: usize,
+    /// The route word of the packets. Those with another one may be for other nodes.
+    word: u64,
+    /// The reception FIFO.
+    pub fifo: u8,
+    /// Number of packets for which the FIFO has room, however long they are.
+    room: u32,
+}
+
+impl Passing {
+    /// Returns the first packet of the link, if it can pass.
+    #[inline]
+    pub fn first<'a>(&self, ports: &'a Ports<'_>) -> Option<&'a Packet> {
+        ports.peek(self.from.port, self.from.channel).filter(|packet| packet.header == self.word)
+    }
+}
+
+impl<P: Policy> Router<P> {
+    /// Returns the packets with which [`Router::step`] would begin, and which it would put into a
+    /// reception FIFO, if the router has nothing else to do and all reception FIFOs are empty.
+    /// Returns `None` if `is_wanted` returns false for the first packet.
+    #[inline]
+    pub fn passing(&self, ports: &Ports<'_>, is_wanted: impl FnOnce(&Packet) -> bool) -> Option<Passing> {
+        let layout = &self.plan.layout;
+        if !self.plan.rules.has_rows || self.fifos.received != 0 || !self.rests() {
+            return None;
+        }
+        let [whole, heads] = ports.arrived_inputs(layout.ports, layout.vcs);
+        if !is_one(whole) || heads != 0 {
+            return None;
+        }
+
+        let input = whole.trailing_zeros() as usize;
+        let source = layout.source(input);
+        let Source::Link { port, vc } = source else { return None };
+        let word = ports.peek(port, vc.into()).filter(|packet| is_wanted(packet))?.header;
+        let fifo = self.policy.reception(word, source);
+        let (bytes, places) = self.fifos.reception.get(usize::from(fifo))?.room();
+        let room = places.min(bytes / self.fifos.longest.max(1));
+        let is_local = self.policy.decide(word, source) == Decision::Local;
+        let from = PortChannel { port, channel: vc.into() };
+        is_local.then_some(Passing { from, input, word, fifo, room })
+    }
+
+    /// Passes up to `most` packets to `accept`, in order, until it returns false, or a packet has
+    /// another route word. Those for which it returns true have gone through the reception FIFO
+    /// then, as far as one can tell. Returns their number.
+    ///
+    /// Until [`Router::end_passing`], their places in the FIFO count as used. The caller must call
+    /// [`Router::step`] in between, unless no packet is left.
+    #[inline(always)]
+    pub fn pass_row(
+        &mut self,
+        ports: &mut Ports<'_>,
+        passing: &mut Passing,
+        most: u32,
+        mut accept: impl FnMut(&Packet) -> bool,
+    ) -> u32 {
+        let Passing { from, input, word, fifo, room } = *passing;
+        let mut row = Row::default();
+        let longest = self.fifos.longest;
+        row.packets = ports.take_while(from.port, from.channel, room.min(most), |packet| {
+            let bytes = packet.wire_bytes();
+            let is_passed = packet.header == word && bytes <= longest && accept(packet);
+            row.bytes += if is_passed { bytes.into() } else { 0 };
+            is_passed
+        });
+
+        let Some(queue) = self.fifos.reception.get_mut(usize::from(fifo)) else { return 0 };
+        if row.packets > 0 {
+            passing.room -= row.packets;
+            queue.pass(input as u8, row);
+            self.counters.router.delivered += u64::from(row.packets);
+            self.heads.of[input].counters.add(row);
+        }
+        row.packets
+    }
+
+    /// Frees the places of the packets that were passed.
+    #[inline]
+    pub fn end_passing(&mut self, passing: &Passing) {
+        if let Some(queue) = self.fifos.reception.get_mut(usize::from(passing.fifo)) {
+            queue.end_passing();
+        }
+    }
 }
 
 impl<P: Policy, K: Carried> Router<P, K> {
@@ -313,9 +408,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
 
         if self.plan.tracked.has(exit.vc.into()) {
             // On links that take no time, each packet takes one credit.
-            for _ in 0..row.packets {
-                self.outputs.slots.take(&self.plan.tracked, exit.port, exit.vc.into(), 1);
-            }
+            self.outputs.slots.take_row(&self.plan.tracked, exit.port, exit.vc.into(), row.packets);
         }
         let choice = Choice::only(&self.plan.rules, input);
         self.outputs.of[usize::from(exit.port)].count_row(choice, row.packets);

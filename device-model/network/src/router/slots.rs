@@ -90,6 +90,15 @@ impl Slots {
         let buffer = &mut self.buffers[index];
         let missing = buffer.credits.saturating_sub(credits);
 
+        // Packets that took one credit each leave together.
+        if buffer.sum == buffer.packets && missing < buffer.packets {
+            let gone = buffer.packets - missing;
+            (buffer.packets, buffer.sum) = (missing, missing);
+            buffer.first += gone;
+            if buffer.first >= stride as u32 {
+                buffer.first -= stride as u32;
+            }
+        }
         while buffer.packets > 0 {
             let oldest = self.taken[index * stride + buffer.first as usize];
             if buffer.sum - oldest < missing {
@@ -141,6 +150,25 @@ impl Slots {
     }
 }
 
+impl Slots {
+    /// Records packets that took one credit each.
+    #[inline]
+    pub(super) fn take_row(&mut self, tracked: &TrackedChannels, port: u8, vc: usize, packets: u32) {
+        let (index, stride) = (tracked.buffer(port, vc), tracked.most_slots);
+        let buffer = &mut self.buffers[index];
+        let packets = packets.min(buffer.slots - buffer.packets);
+
+        let ring = &mut self.taken[index * stride..][..stride];
+        let first = (buffer.first + buffer.packets) as usize % stride.max(1);
+        let until_end = (packets as usize).min(stride - first);
+        ring[first..first + until_end].fill(1);
+        ring[..packets as usize - until_end].fill(1);
+
+        buffer.packets += packets;
+        buffer.sum += packets;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -164,6 +192,23 @@ mod tests {
         slots.take(&tracked, 0, 1, 2);
 
         assert_eq!(slots.free(&tracked, 0, 1, 21), 1);
+    }
+
+    #[test]
+    fn a_row_takes_slots_as_its_packets_do_one_by_one() {
+        let (tracked, mut rows) = slots();
+        let (_, mut single) = slots();
+
+        for (taken, credits) in [(3, 31), (1, 28), (2, 32), (9, 28), (0, 29), (1, 32), (4, 30), (0, 28)] {
+            rows.take_row(&tracked, 0, 1, taken);
+            (0..taken).for_each(|_| single.take(&tracked, 0, 1, 1));
+
+            let free = |slots: &mut Slots| slots.free(&tracked, 0, 1, credits);
+            assert_eq!(free(&mut rows), free(&mut single));
+            let until =
+                |slots: &Slots| [2, 3, 4].map(|of| slots.credits_until(&tracked, (0, 1), credits, of));
+            assert_eq!(until(&rows), until(&single), "{taken} {credits}");
+        }
     }
 
     #[test]

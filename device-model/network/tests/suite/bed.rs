@@ -15,7 +15,9 @@ use nicforge_core::{
     time::Nanos,
 };
 use nicforge_network::{
-    router::{FifoSpec, InputCounters, OutputCounters, Policy, Router, RouterCounters, RouterSpec, Source},
+    router::{
+        FifoSpec, InputCounters, Outcome, OutputCounters, Policy, Router, RouterCounters, RouterSpec, Source,
+    },
     shape::Cabling,
 };
 
@@ -71,11 +73,27 @@ pub(crate) struct Receipt {
     pub(crate) mark: u64,
 }
 
+/// When a device takes packets out of its reception FIFOs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Taking {
+    /// In front of the router's step.
+    #[default]
+    Before,
+    /// After it.
+    After,
+    /// After it, except for packets that pass in front of it ([`Router::pass_row`]). The device
+    /// refuses to let packets pass whose marks are a multiple of this.
+    Passing(u64),
+}
+
 /// The test's side of a node.
 #[derive(Debug, Default)]
 pub(crate) struct Node {
+    pub(crate) taking: Taking,
     pub(crate) to_send: VecDeque<Message>,
     pub(crate) received: Vec<Receipt>,
+    /// Packets that have passed.
+    pub(crate) passed: u64,
     /// The device takes nothing out of its reception FIFOs.
     pub(crate) is_deaf: bool,
     pub(crate) outputs: Vec<OutputCounters>,
@@ -105,6 +123,43 @@ impl<P: Policy + Send> RouterNode<P> {
                 ports.recycle(packet);
             }
         }
+    }
+
+    /// Lets packets pass, and makes the router's step. At most `budget` packets move.
+    fn pass_and_step(&mut self, context: &mut Context<'_>, node: &mut Node, budget: u32) -> Outcome {
+        let mut ports = context.ports();
+        let now = ports.now();
+        let Taking::Passing(refused) = node.taking else { return self.router.step(&mut ports, budget) };
+        let Some(mut passing) = self.router.passing(&ports, |_| true).filter(|_| !node.is_deaf) else {
+            return self.router.step(&mut ports, budget);
+        };
+
+        let mut passed = 0;
+        loop {
+            let fifo = passing.fifo;
+            let row = self.router.pass_row(&mut ports, &mut passing, budget - passed, |packet| {
+                let mark = u64::from_le_bytes(packet.bytes()[..MARK].try_into().unwrap());
+                let is_taken = !mark.is_multiple_of(refused);
+                if is_taken {
+                    node.received.push(Receipt { time: now, fifo, bytes: packet.len(), mark });
+                }
+                is_taken
+            });
+            passed += row;
+            if row == 0 {
+                break;
+            }
+        }
+
+        node.passed += u64::from(passed);
+        let outcome = if passed < budget {
+            let outcome = self.router.step(&mut ports, budget - passed);
+            Outcome { moved: outcome.moved + passed, ..outcome }
+        } else {
+            Outcome { moved: passed, has_more: true, wake: Nanos::NEVER }
+        };
+        self.router.end_passing(&passing);
+        outcome
     }
 
     /// Puts messages into the injection FIFOs.
@@ -138,13 +193,16 @@ impl<P: Policy + Send> Device for RouterNode<P> {
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
         let node = Arc::clone(&self.node);
         let mut node = node.lock().unwrap();
-        if !node.is_deaf {
+        if !node.is_deaf && node.taking == Taking::Before {
             self.receive(context, &mut node);
         }
         self.inject(context, &mut node);
 
-        let outcome = self.router.step(&mut context.ports(), budget);
+        let outcome = self.pass_and_step(context, &mut node, budget);
         context.wake_at(outcome.wake);
+        if !node.is_deaf && node.taking != Taking::Before {
+            self.receive(context, &mut node);
+        }
         node.counters = self.router.counters();
         node.links = (0..2).map(|port| self.router.input_counters(Source::Link { port, vc: 0 })).collect();
         let queued = self.router.injection_level(0).integral_until(context.now());

@@ -14,10 +14,11 @@ use nicforge_hwi::{
     mu_packet::{DIMENSIONS, Destination},
     pci,
 };
+use nicforge_network::router::Passing;
 
 use crate::{
     config::{Network, NetworkError},
-    network::NetworkUnit,
+    network::{Arriving, NetworkUnit},
     unit::{self, Unit},
 };
 
@@ -66,26 +67,88 @@ impl MessageUnit {
             } else {
                 0
             };
-            let outcome = self.network.step(&mut context.ports(), budget);
-            context.wake_at(outcome.wake);
-            let received = if self.network.has_received() {
-                self.unit.receive(&mut self.network, context, left)
-            } else {
-                0
-            };
+            let Round { routed, received, has_more } = self.route_and_receive(context, budget, left);
 
-            let moved = sent + outcome.moved + received;
+            let moved = sent + routed + received;
             total += moved;
-            let has_more = outcome.has_more || self.unit.take_contended();
+            let has_more = has_more || self.unit.take_contended();
             if total >= budget {
                 return moved > 0 || has_more;
             }
             // The network FIFOs have the room and the packets that they had.
-            if outcome.moved + received == 0 {
+            if routed + received == 0 {
                 return has_more;
             }
         }
     }
+
+    /// Moves packets through the network, at most about `budget`, and receives at most about
+    /// `left`.
+    #[inline]
+    fn route_and_receive(&mut self, context: &mut Context<'_>, budget: u32, left: u32) -> Round {
+        let mut ports = context.ports();
+        let arriving = Arriving::at(&ports);
+        if self.network.is_idle(arriving) {
+            return self.receive(context, left, Round::default());
+        }
+
+        if let Some(passing) = self.network.passing(&ports, arriving) {
+            let round = self.pass_and_route(context, passing, (budget, left));
+            return self.receive(context, left, round);
+        }
+        let outcome = self.network.step(&mut ports, arriving, budget);
+        context.wake_at(outcome.wake);
+        let round = Round { routed: outcome.moved, received: 0, has_more: outcome.has_more };
+        self.receive(context, left, round)
+    }
+
+    /// Receives packets that would lie in their network reception FIFO for a moment, and moves the
+    /// others through the network.
+    #[inline]
+    fn pass_and_route(
+        &mut self,
+        context: &mut Context<'_>,
+        mut passing: Passing,
+        (budget, left): (u32, u32),
+    ) -> Round {
+        let most = left.min(budget);
+        let passed = self.unit.deposit_passing(&mut self.network, context, &mut passing, most);
+        let mut round = Round { routed: passed, received: passed, has_more: passed >= budget };
+
+        let mut ports = context.ports();
+        let arriving = Arriving::at(&ports);
+        if !round.has_more && !self.network.is_idle(arriving) {
+            let outcome = self.network.step(&mut ports, arriving, budget - passed);
+            context.wake_at(outcome.wake);
+            round.routed += outcome.moved;
+            round.has_more = outcome.has_more;
+        }
+
+        if passed > 0 {
+            self.network.end_passing(&passing);
+        }
+        round
+    }
+
+    /// Receives packets of the network reception FIFOs, so that the round has received about `left`
+    /// at most.
+    #[inline]
+    fn receive(&mut self, context: &mut Context<'_>, left: u32, round: Round) -> Round {
+        if !self.network.has_received() || round.received > 0 && round.received >= left {
+            return round;
+        }
+        let received = self.unit.receive(&mut self.network, context, left - round.received);
+        Round { received: round.received + received, ..round }
+    }
+}
+
+/// The packets that a round of a step has moved.
+#[derive(Clone, Copy, Debug, Default)]
+struct Round {
+    /// Packets that the network has moved, and those that were received.
+    routed: u32,
+    received: u32,
+    has_more: bool,
 }
 
 /// Returns the word of coordinates. An I/O node has those of node 0, and is told by its number.

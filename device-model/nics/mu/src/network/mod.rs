@@ -33,20 +33,20 @@ mod route;
 mod tests;
 mod word;
 
-use std::ops::Range;
-
 use nicforge_core::{
-    fabric::{Packet, Ports},
+    fabric::{MAX_CHANNELS, Packet, Ports},
     time::Nanos,
 };
 use nicforge_hwi::{
-    mu_packet::{MAX_PACKET, PORTS, PacketHeader, fifo_map, kind, reception_fifo},
+    mu_packet::{MAX_PACKET, PORTS, PacketHeader, channel, fifo_map, kind, packet_type, reception_fifo},
     nd_dcr::error,
 };
 use nicforge_network::{
     collective::{CollectiveError, CollectiveUnit, CollectiveWord},
-    router::{FifoSpec, InjectionRefusal, NotInjected, Outcome, Router, RouterSpec},
+    router::{FifoSpec, InjectionRefusal, NotInjected, Outcome, Passing, Router, RouterSpec},
 };
+
+use zerocopy::FromBytes;
 
 use self::{
     collective::{SYSTEM_FIFO, USER_FIFO},
@@ -119,15 +119,38 @@ pub(crate) fn router_spec(options: &Options) -> RouterSpec {
     }
 }
 
-/// Returns whether packets for the router arrive, and whether packets or symbols for the collective
-/// logic do.
+/// The kinds of packets that arrive at a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Arriving {
+    /// Packets for the router.
+    is_routed: bool,
+    /// Packets or symbols for the collective logic.
+    is_collective: bool,
+}
+
+impl Arriving {
+    /// Packets for the router alone.
+    const ROUTED: Self = Self { is_routed: true, is_collective: false };
+
+    /// Returns what arrives now.
+    #[inline(always)]
+    pub(crate) fn at(ports: &Ports<'_>) -> Self {
+        let [arrived, heads] = ports.arrivals_and_heads();
+        // The channels are named one by one, because a loop costs more than its body.
+        let any = |channel: u8| arrived[usize::from(channel)] | heads[usize::from(channel)];
+        let user = any(channel::DYNAMIC) | any(channel::DETERMINISTIC) | any(channel::HIGH_PRIORITY);
+        let collective = any(COLLECTIVE) | any(SUB_COMM) | any(SYMBOLS);
+        Self { is_routed: user | any(channel::SYSTEM) != 0, is_collective: collective != 0 }
+    }
+}
+
+const _: () = assert!(CHANNELS == 7 && MAX_CHANNELS >= CHANNELS && channel::SYSTEM == 3);
+
+/// Returns whether a packet is for a FIFO in memory.
 #[inline]
-fn arriving(ports: &Ports<'_>) -> [bool; 2] {
-    let [arrived, heads] = ports.arrivals_and_heads();
-    let any = |channels: Range<usize>| {
-        channels.fold(0, |set, channel| set | arrived[channel] | heads[channel]) != 0
-    };
-    [any(0..COLLECTIVE.into()), any(COLLECTIVE.into()..CHANNELS)]
+fn is_for_fifo(packet: &Packet) -> bool {
+    let header = PacketHeader::ref_from_prefix(packet.bytes());
+    header.is_ok_and(|(header, _)| header.packet_type() == packet_type::FIFO)
 }
 
 /// The network unit of a node.
@@ -180,21 +203,39 @@ impl NetworkUnit {
     /// kind, as bits of [`fifo_map`].
     #[inline]
     pub(crate) fn room(&self, fifos: u16, now: Nanos) -> u16 {
-        let has_room = |fifo: u8| {
-            let ((bytes, packets), longest) = match fifo.checked_sub(FIRST_ROUTED) {
-                Some(routed) => (self.router.injection_room(routed, now), self.longest),
-                None => (self.collective.injection_room(fifo, now), MAX_PACKET as u32 + self.framing),
-            };
-            bytes >= longest && packets > 0
-        };
-
         let (mut map, mut left) = (0, fifos);
         while left != 0 {
             let fifo = left.trailing_zeros() as u8;
             left &= left - 1;
-            map |= u16::from(has_room(fifo)) << fifo;
+            map |= u16::from(self.has_room(fifo, now)) << fifo;
         }
         map
+    }
+
+    /// Returns the first FIFO of [`NetworkUnit::room`] in turn, which begins at `turn`.
+    #[inline]
+    pub(crate) fn next_with_room(&self, fifos: u16, turn: u8, now: Nanos) -> Option<u8> {
+        let behind = fifos & u16::MAX.checked_shl(turn.into()).unwrap_or(0);
+        for mut left in [behind, fifos & !behind] {
+            while left != 0 {
+                let fifo = left.trailing_zeros() as u8;
+                if self.has_room(fifo, now) {
+                    return Some(fifo);
+                }
+                left &= left - 1;
+            }
+        }
+        None
+    }
+
+    /// Returns whether a network injection FIFO has room for a packet of the longest kind.
+    #[inline]
+    fn has_room(&self, fifo: u8, now: Nanos) -> bool {
+        let ((bytes, packets), longest) = match fifo.checked_sub(FIRST_ROUTED) {
+            Some(routed) => (self.router.injection_room(routed, now), self.longest),
+            None => (self.collective.injection_room(fifo, now), MAX_PACKET as u32 + self.framing),
+        };
+        bytes >= longest && packets > 0
     }
 
     /// Puts a packet into a network injection FIFO. Its data is the header and the payload.
@@ -265,6 +306,31 @@ impl NetworkUnit {
         }
     }
 
+    /// Returns the packets of a link that can pass to the device without a stay in their reception
+    /// FIFO, if the unit has nothing else to do.
+    #[inline]
+    pub(crate) fn passing(&self, ports: &Ports<'_>, arriving: Arriving) -> Option<Passing> {
+        let is_routed_alone = arriving == Arriving::ROUTED && self.collective.rests();
+        if is_routed_alone { self.router.passing(ports, is_for_fifo) } else { None }
+    }
+
+    /// Passes packets as [`Router::pass_row`] does.
+    #[inline(always)]
+    pub(crate) fn pass_row(
+        &mut self,
+        ports: &mut Ports<'_>,
+        passing: &mut Passing,
+        most: u32,
+        accept: impl FnMut(&Packet) -> bool,
+    ) -> u32 {
+        self.router.pass_row(ports, passing, most, accept)
+    }
+
+    /// Frees the places of the packets that were passed.
+    pub(crate) fn end_passing(&mut self, passing: &Passing) {
+        self.router.end_passing(passing);
+    }
+
     /// Returns whether a network reception FIFO may have a packet.
     #[inline]
     pub(crate) fn has_received(&self) -> bool {
@@ -273,8 +339,11 @@ impl NetworkUnit {
 
     /// Returns the network reception FIFOs whose first packet is complete, one bit for each.
     pub(crate) fn waiting(&self, now: Nanos) -> u16 {
-        let collective = [reception_fifo::COLLECTIVE_USER, reception_fifo::COLLECTIVE_SYSTEM];
-        let mut left = self.router.received() as u16 | collective.iter().fold(0, |set, fifo| set | 1 << fifo);
+        let mut left = self.router.received() as u16;
+        if !self.collective.rests() {
+            left |= 1 << reception_fifo::COLLECTIVE_USER | 1 << reception_fifo::COLLECTIVE_SYSTEM;
+        }
+
         let mut waiting = 0;
         while left != 0 {
             let fifo = left.trailing_zeros() as u8;
@@ -355,27 +424,42 @@ impl NetworkUnit {
         self.registers.errors & self.registers.enabled
     }
 
-    /// Moves packets, at most about `budget` in the router and as many in the collective logic. The
-    /// caller must wake the device at [`Outcome::wake`].
-    pub(crate) fn step(&mut self, ports: &mut Ports<'_>, budget: u32) -> Outcome {
-        let idle = Outcome { moved: 0, has_more: false, wake: Nanos::NEVER };
-        let [is_routed, is_collective] = arriving(ports);
+    /// Returns whether [`NetworkUnit::step`] has nothing to do.
+    #[inline]
+    pub(crate) fn is_idle(&self, arriving: Arriving) -> bool {
+        let Arriving { is_routed, is_collective } = arriving;
+        !is_routed && !is_collective && self.collective.rests() && self.router.rests()
+    }
+
+    /// Moves the packets of `arriving` and others, at most about `budget` in the router and as many
+    /// in the collective logic. The caller must wake the device at [`Outcome::wake`].
+    pub(crate) fn step(&mut self, ports: &mut Ports<'_>, arriving: Arriving, budget: u32) -> Outcome {
+        let Arriving { is_routed, is_collective } = arriving;
+        if !is_collective && self.collective.rests() {
+            return self.step_router(ports, is_routed, budget);
+        }
 
         // Collective packets come first on each wire.
-        let collective = if is_collective || !self.collective.rests() {
-            self.collective.step(ports, budget)
-        } else {
-            idle
-        };
+        let collective = self.collective.step(ports, budget);
         if collective.moved > 0 {
             self.registers.note_exceptions(self.collective.counters());
         }
 
-        let routed = if is_routed || !self.router.rests() { self.router.step(ports, budget) } else { idle };
+        let routed = self.step_router(ports, is_routed, budget);
         Outcome {
             moved: collective.moved + routed.moved,
             has_more: collective.has_more || routed.has_more,
             wake: collective.wake.min(routed.wake),
+        }
+    }
+
+    /// Moves packets in the router, if there are any.
+    #[inline]
+    fn step_router(&mut self, ports: &mut Ports<'_>, is_routed: bool, budget: u32) -> Outcome {
+        if is_routed || !self.router.rests() {
+            self.router.step(ports, budget)
+        } else {
+            Outcome { moved: 0, has_more: false, wake: Nanos::NEVER }
         }
     }
 

@@ -177,7 +177,7 @@ impl Unit {
         }
 
         state.ring.tail = tail;
-        subgroup.page.mark_injection(index);
+        subgroup.page.mark_moved_injection(index);
         let priority = subgroup.priority(index);
         self.active.add(fifo, priority);
         self.subgroups.mark_changed(number);

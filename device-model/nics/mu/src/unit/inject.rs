@@ -66,6 +66,17 @@ impl Unit {
         self.timing.idle(context, open)
     }
 
+    /// Returns the engine of a map in turn that is idle and whose network FIFO has room.
+    #[inline]
+    fn choose_engine(&self, network: &NetworkUnit, context: &mut Context<'_>, map: u16) -> Option<u8> {
+        if self.timing.has_clock() {
+            return in_turn(self.open_engines(network, context, map).into(), self.next_engine);
+        }
+        // All engines are idle, so that the first FIFO with room is enough. A map has many.
+        let map = map & self.control.injection_engines;
+        network.next_with_room(map, self.next_engine, context.now())
+    }
+
     /// Sends a packet of an active FIFO, or fetches its next descriptor.
     pub(super) fn serve(
         &mut self,
@@ -134,7 +145,7 @@ impl Unit {
 
         match Message::new(&descriptor, template, network, owner.is_system) {
             Ok(mut message) => {
-                message.set_mark(self.identity.mark_of(&message));
+                message.set_mark(self.identity.mark_on(message.route, message.header()));
                 message.ready = self.timing.fetched(context.now());
                 Some(message)
             }
@@ -159,8 +170,7 @@ impl Unit {
             return Served::Blocked;
         }
 
-        let open = self.open_engines(network, context, route.fifos());
-        let Some(engine) = in_turn(open.into(), self.next_engine) else {
+        let Some(engine) = self.choose_engine(network, context, route.fifos()) else {
             self.counters[counter::SEND_WAITS] += 1;
             return Served::Full(route.fifos());
         };

@@ -81,7 +81,7 @@ impl Memory<'_, '_> {
             return Ok(());
         }
         self.context.copy_from(owner.attachment, address, out)?;
-        view.note_miss(self.context, owner.attachment, (address, out.len()), Access::Read);
+        view.note_miss(self.context, owner.attachment, (address, out.len()), &[Access::Read]);
         Ok(())
     }
 
@@ -99,7 +99,7 @@ impl Memory<'_, '_> {
             return Ok(());
         }
         self.context.copy_to(owner.attachment, address, data)?;
-        view.note_miss(self.context, owner.attachment, (address, data.len()), Access::Write);
+        view.note_miss(self.context, owner.attachment, (address, data.len()), &[Access::Write]);
         Ok(())
     }
 
@@ -154,6 +154,25 @@ impl Memory<'_, '_> {
     ) -> Result<u64, MemoryFault> {
         self.check(owner, address, 8, Access::Write)?;
         Ok(self.context.update_u64(owner.attachment, address, update)?)
+    }
+
+    /// Adds to an aligned word, by a view if that holds it.
+    #[inline]
+    pub(crate) fn add_by(
+        &mut self,
+        view: &mut View,
+        owner: Owner,
+        address: u64,
+        value: u64,
+    ) -> Result<(), MemoryFault> {
+        const WORD: usize = size_of::<u64>();
+        self.check(owner, address, WORD, Access::Write)?;
+        if view.add(address, value) {
+            return Ok(());
+        }
+        self.context.update_u64(owner.attachment, address, WordUpdate::Add(value))?;
+        view.note_miss(self.context, owner.attachment, (address, WORD), &[Access::Read, Access::Write]);
+        Ok(())
     }
 }
 

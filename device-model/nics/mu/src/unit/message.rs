@@ -59,7 +59,7 @@ impl Rejected {
 
 /// The result of the checks of a descriptor's template.
 #[derive(Clone, Copy, Debug)]
-struct Template {
+pub(crate) struct Template {
     kind: Kind,
     /// Maximum number of bytes of payload of a packet.
     packet_bytes: u16,
@@ -77,13 +77,71 @@ impl Template {
         }
 
         check_permission(descriptor, is_system)?;
-        let mut header = descriptor.packet_header;
-        // In a collective header, the same bit asks for the interrupt.
-        header.byte2 &= !routing::INTERRUPT;
-        header.injection_info = [0; 2];
-        let route = Some(route(descriptor, &header, network, is_system)?);
+        let route = Some(route(descriptor, &header_of(descriptor, 0), network, is_system)?);
         Ok(Self { kind, packet_bytes, route })
     }
+
+    /// Checks what depends on payload and target. Returns where the payload is.
+    #[inline(always)]
+    fn check(&self, descriptor: &Descriptor) -> Result<Source, Rejected> {
+        let length = descriptor.message_length;
+        check_length(self.kind, length, self.packet_bytes)?;
+        let source = source(descriptor.pa_payload, length, self.kind)?;
+
+        let offset = descriptor.packet_header.unit.put_offset() & OFFSET;
+        if self.kind == Kind::Put && offset + length > 1 << ADDRESS_BITS {
+            return Err(Rejected::descriptor(error::MCSRAM_OFFSET));
+        }
+        Ok(source)
+    }
+
+    /// Returns the address and the length of a message's payload, if all checks accept it, the
+    /// payload is in memory, and the message has one packet.
+    #[inline(always)]
+    pub(crate) fn only_payload(&self, descriptor: &Descriptor) -> Option<(u64, usize)> {
+        match self.check(descriptor) {
+            Ok(Source::Memory(address)) if descriptor.message_length <= self.packet_bytes.into() => {
+                Some((address, descriptor.message_length as usize))
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the header of the only packet of a message, which has a mark.
+    #[inline]
+    pub(crate) fn only_header(&self, descriptor: &Descriptor, mark: u16) -> PacketHeader {
+        let (header, bytes) = (header_of(descriptor, mark), descriptor.message_length as usize);
+        packet_header(header, self.kind, bytes, interrupts(descriptor, self.kind))
+    }
+}
+
+/// Returns the header of a message's packets, without what only a packet has.
+#[inline(always)]
+fn header_of(descriptor: &Descriptor, mark: u16) -> PacketHeader {
+    let mut header = descriptor.packet_header;
+    // In a collective header, the same bit asks for the interrupt.
+    header.byte2 &= !routing::INTERRUPT;
+    header.injection_info = mark.to_le_bytes();
+    header
+}
+
+/// Returns whether the last packet of a message asks for an interrupt.
+#[inline(always)]
+fn interrupts(descriptor: &Descriptor, kind: Kind) -> bool {
+    kind == Kind::Fifo && descriptor.interrupt & 1 == 1
+}
+
+/// Returns the header of a packet with so many bytes of payload.
+#[inline(always)]
+fn packet_header(mut header: PacketHeader, kind: Kind, bytes: usize, interrupts: bool) -> PacketHeader {
+    header.set_payload_bytes(bytes);
+    if kind == Kind::Put {
+        header.unit.set_valid_bytes(bytes as u16);
+    }
+    if interrupts {
+        header.byte2 |= routing::INTERRUPT;
+    }
+    header
 }
 
 /// The template of a FIFO's last message from one node to another, with the result of its checks.
@@ -118,19 +176,10 @@ impl TemplateKey {
 }
 
 impl LastTemplate {
-    /// Returns the route of the last message, if it was sent from one node to another.
+    /// Returns the template of the last message, if it was sent from one node to another.
     #[inline]
-    pub(crate) fn route(&self) -> Option<Route> {
-        self.0.as_ref()?.1.route
-    }
-
-    /// Returns the message of a descriptor, if it has the template of the last message, and all
-    /// checks accept it.
-    #[inline(always)]
-    pub(crate) fn next_message(&self, descriptor: &Descriptor, is_system: bool) -> Option<Message> {
-        let (last, template) = self.0.as_ref()?;
-        let is_same = *last == TemplateKey::new(descriptor, is_system);
-        if is_same { Message::of_template(descriptor, template).ok() } else { None }
+    pub(crate) fn known(&self) -> Option<KnownTemplate<'_>> {
+        self.0.as_ref().map(|(key, template)| KnownTemplate { key, template })
     }
 
     /// Returns the result of the checks of a template. `check` makes them if the template is not
@@ -161,6 +210,27 @@ impl LastTemplate {
             self.0 = Some((key, template));
         }
         Ok(template)
+    }
+}
+
+/// The template of a FIFO's last message, for messages that follow it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KnownTemplate<'a> {
+    key: &'a TemplateKey,
+    template: &'a Template,
+}
+
+impl<'a> KnownTemplate<'a> {
+    /// Returns the route of its messages; `None` if nothing is sent.
+    #[inline]
+    pub(crate) fn route(&self) -> Option<Route> {
+        self.template.route
+    }
+
+    /// Returns the template, if it is that of a descriptor.
+    #[inline(always)]
+    pub(crate) fn of(&self, descriptor: &Descriptor, is_system: bool) -> Option<&'a Template> {
+        (*self.key == TemplateKey::new(descriptor, is_system)).then_some(self.template)
     }
 }
 
@@ -203,20 +273,11 @@ impl Message {
     /// Checks the fields of a descriptor that are not part of its template.
     #[inline(always)]
     fn of_template(descriptor: &Descriptor, template: &Template) -> Result<Self, Rejected> {
+        let source = template.check(descriptor)?;
         let Template { kind, packet_bytes, route } = *template;
-        let left = descriptor.message_length;
-        check_length(kind, left, packet_bytes)?;
-        let source = source(descriptor.pa_payload, left, kind)?;
+        let (header, left) = (header_of(descriptor, 0), descriptor.message_length);
 
-        let mut header = descriptor.packet_header;
-        // In a collective header, the same bit asks for the interrupt.
-        header.byte2 &= !routing::INTERRUPT;
-        header.injection_info = [0; 2];
-        if kind == Kind::Put && (header.unit.put_offset() & OFFSET) + left > 1 << ADDRESS_BITS {
-            return Err(Rejected::descriptor(error::MCSRAM_OFFSET));
-        }
-
-        let interrupts = kind == Kind::Fifo && descriptor.interrupt & 1 == 1;
+        let interrupts = interrupts(descriptor, kind);
         let may_refer = kind == Kind::Put
             && left >= reference::SHORTEST
             && header.data_packet_type == self::kind::POINT_TO_POINT
@@ -236,12 +297,12 @@ impl Message {
         &self.header
     }
 
-    /// Returns the address and the length of the payload, if that is in memory and the message has
-    /// one packet.
+    /// Returns the address and the length of the payload that is left, if that is in memory, and
+    /// the message has one more packet, which carries it.
     #[inline]
-    pub(crate) fn only_payload(&self) -> Option<(u64, usize)> {
+    pub(crate) fn last_payload(&self) -> Option<(u64, usize)> {
         match self.source {
-            Source::Memory(address) if self.left <= self.packet_bytes.into() => {
+            Source::Memory(address) if !self.may_refer && self.left <= self.packet_bytes.into() => {
                 Some((address, self.left as usize))
             }
             _ => None,
@@ -257,15 +318,7 @@ impl Message {
     /// Returns the header of the next packet, which has `bytes` bytes of payload.
     #[inline]
     pub(crate) fn next_header(&self, bytes: usize) -> PacketHeader {
-        let mut header = self.header;
-        header.set_payload_bytes(bytes);
-        if self.kind == Kind::Put {
-            header.unit.set_valid_bytes(bytes as u16);
-        }
-        if self.interrupts && bytes as u64 == self.left {
-            header.byte2 |= routing::INTERRUPT;
-        }
-        header
+        packet_header(self.header, self.kind, bytes, self.interrupts && bytes as u64 == self.left)
     }
 
     /// Returns the header of the next packet, which refers to its payload.

@@ -70,7 +70,6 @@ use self::{
     errors::{Errors, Info, Set},
     globals::Globals,
     memory::Owner,
-    message::Message,
     page::Page,
     subgroup::Subgroup,
     subgroups::Subgroups,
@@ -114,11 +113,12 @@ impl Identity {
         }
     }
 
-    /// Returns the mark of a message's packets, or 0 if they are not for one compute node.
+    /// Returns the mark of packets with this header on a route, or 0 if they are not for one
+    /// compute node.
     #[inline]
-    fn mark_of(&self, message: &Message) -> u16 {
-        let target = message.route.and_then(Route::target);
-        target.map_or(0, |target| self.mark_at(target, message.header()))
+    fn mark_on(&self, route: Option<Route>, header: &PacketHeader) -> u16 {
+        let target = route.and_then(Route::target);
+        target.map_or(0, |target| self.mark_at(target, header))
     }
 }
 

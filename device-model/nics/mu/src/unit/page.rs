@@ -4,7 +4,7 @@
 //! touch: the page.
 
 use nicforge_hwi::{
-    mu::{INJECTION_FIFOS, PAGE, RECEPTION_FIFOS, reg},
+    mu::{PAGE, RECEPTION_FIFOS, reg},
     mu_packet::CLASSES,
 };
 use nicforge_shm::{MemoryError, SharedMemory, Window};
@@ -18,9 +18,11 @@ const WORDS: usize = reg::GI_STATUS as usize / 8 + CLASSES;
 pub(crate) struct Page {
     window: Window,
     shown: [u64; WORDS],
-    /// FIFOs that have moved, one bit for each.
+    /// FIFOs that have changed, one bit for each.
     injection: u8,
     reception: u8,
+    /// FIFOs may have been enabled or disabled.
+    enables: bool,
 }
 
 impl Page {
@@ -33,24 +35,38 @@ impl Page {
         for word in 0..WORDS as u64 {
             window.store_u64_release(word * 8, 0)?;
         }
-        Ok(Self { window, shown: [0; WORDS], injection: 0, reception: 0 })
+        Ok(Self { window, shown: [0; WORDS], injection: 0, reception: 0, enables: true })
     }
 
-    /// Records that an injection FIFO has moved.
+    /// Records that an injection FIFO has changed.
     #[inline]
     pub(crate) fn mark_injection(&mut self, fifo: usize) {
         self.injection |= 1 << fifo;
+        self.enables = true;
     }
 
-    /// Records that a reception FIFO has moved.
+    /// Records that a reception FIFO has changed.
     #[inline]
     pub(crate) fn mark_reception(&mut self, fifo: usize) {
         self.reception |= 1 << fifo;
+        self.enables = true;
     }
 
-    /// Records that all FIFOs may have moved.
+    /// Records that the pointers of an injection FIFO have moved.
+    #[inline]
+    pub(crate) fn mark_moved_injection(&mut self, fifo: usize) {
+        self.injection |= 1 << fifo;
+    }
+
+    /// Records that the pointers of a reception FIFO have moved.
+    #[inline]
+    pub(crate) fn mark_moved_reception(&mut self, fifo: usize) {
+        self.reception |= 1 << fifo;
+    }
+
+    /// Records that all FIFOs may have changed.
     pub(crate) fn mark_all(&mut self) {
-        (self.injection, self.reception) = (u8::MAX, u8::MAX);
+        (self.injection, self.reception, self.enables) = (u8::MAX, u8::MAX, true);
     }
 
     /// Shows a value. Only a change is stored.
@@ -68,18 +84,23 @@ impl Page {
 impl Subgroup {
     /// Shows what has changed.
     pub(crate) fn show_changes(&mut self) {
-        let (injection, reception) = (self.page.injection, self.page.reception);
+        let (mut injection, mut reception) = (self.page.injection, self.page.reception);
         (self.page.injection, self.page.reception) = (0, 0);
-
-        for fifo in (0..usize::from(INJECTION_FIFOS)).filter(|fifo| injection >> fifo & 1 == 1) {
-            self.show_injection(fifo);
-        }
-        for fifo in (0..usize::from(RECEPTION_FIFOS)).filter(|fifo| reception >> fifo & 1 == 1) {
-            self.show_reception(fifo);
+        while injection != 0 {
+            self.show_injection(injection.trailing_zeros() as usize);
+            injection &= injection - 1;
         }
 
-        self.page.show(reg::IS_ENABLED, self.enabled_injection());
-        self.page.show(reg::RECEPTION_ENABLE, self.enabled_reception());
+        reception &= (1 << RECEPTION_FIFOS) - 1;
+        while reception != 0 {
+            self.show_reception(reception.trailing_zeros() as usize);
+            reception &= reception - 1;
+        }
+
+        if std::mem::take(&mut self.page.enables) {
+            self.page.show(reg::IS_ENABLED, self.enabled_injection());
+            self.page.show(reg::RECEPTION_ENABLE, self.enabled_reception());
+        }
         self.page.show(reg::DROPPED, self.dropped);
         self.page.show(reg::INTERRUPT_STATUS, self.interrupts.status);
     }

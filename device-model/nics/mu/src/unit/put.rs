@@ -3,10 +3,7 @@
 //! In: packets of puts. Out: data in client memory, and then a decremented counter. May touch:
 //! client memory.
 
-use nicforge_core::{
-    context::Context,
-    dma::{DmaLease, WordUpdate},
-};
+use nicforge_core::{context::Context, dma::DmaLease};
 use nicforge_hwi::{
     mu::{
         ADDRESS_BITS, ALL_BASE_ADDRESSES, BASE_ADDRESSES, NO_BASE_ADDRESS, USER_SUBGROUPS, atomic as address,
@@ -167,9 +164,11 @@ impl Unit {
             return Err(self.drop_put(target.subgroup, error::RPUTSRAM_CROSSING));
         }
 
-        let owner = target.owner();
+        let Some(subgroup) = self.subgroups.get_mut(target.subgroup) else { return Err(self.no_client()) };
         let mut memory = Memory { context, ranges: &self.control.ranges };
-        memory.write(owner, target.address, data).map_err(|fault| self.drop_for_memory(target, fault))
+        memory
+            .write_by(&mut subgroup.puts, target.owner(), target.address, data)
+            .map_err(|fault| self.drop_for_memory(target, fault))
     }
 
     /// Carries out an atomic operation with the 8 bytes of a put.
@@ -202,11 +201,10 @@ impl Unit {
         target: Target,
         bytes: u64,
     ) -> Result<(), Undelivered> {
+        let Some(subgroup) = self.subgroups.get_mut(target.subgroup) else { return Err(self.no_client()) };
         let mut memory = Memory { context, ranges: &self.control.ranges };
-        let update = WordUpdate::Add(bytes.wrapping_neg());
-        match memory.update(target.owner(), target.word(), update) {
-            Ok(_) => Ok(()),
-            Err(fault) => Err(self.drop_for_memory(target, fault)),
-        }
+        memory
+            .add_by(&mut subgroup.put_counters, target.owner(), target.word(), bytes.wrapping_neg())
+            .map_err(|fault| self.drop_for_memory(target, fault))
     }
 }

@@ -14,6 +14,9 @@ use nicforge_hwi::{
 /// The bits of an address that a register has: ranges are multiples of 1 MB.
 const REGISTER: u64 = 0xf_fff0_0000;
 
+/// Number of addresses.
+const ADDRESSES: u64 = 1 << ADDRESS_BITS;
+
 /// Direction of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
@@ -89,6 +92,13 @@ impl Ranges {
         }
     }
 
+    /// Returns the permission for several requests in one direction.
+    #[inline]
+    pub(crate) fn permission(&self, is_system: bool, access: Access) -> Permission<'_> {
+        let permits_all = self.permit(is_system, 0, ADDRESSES, access);
+        Permission { ranges: self, is_system, access, permits_all }
+    }
+
     /// Returns the register at an offset; `None` if it is not one of these.
     pub(crate) fn register(&mut self, offset: u64) -> Option<RangeRegister<'_>> {
         match offset {
@@ -117,6 +127,28 @@ impl Ranges {
             &mut system[index].last
         };
         Some(RangeRegister { value, mask: REGISTER })
+    }
+}
+
+/// The ranges, as requests in one direction find them.
+#[derive(Debug)]
+pub(crate) struct Permission<'a> {
+    ranges: &'a Ranges,
+    is_system: bool,
+    access: Access,
+    /// One range permits everything, as at power-on.
+    permits_all: bool,
+}
+
+impl Permission<'_> {
+    /// Returns the result of [`Ranges::permit`].
+    #[inline(always)]
+    pub(crate) fn permits(&self, address: u64, length: u64) -> bool {
+        if self.permits_all {
+            address < ADDRESSES && length <= ADDRESSES - address
+        } else {
+            self.ranges.permit(self.is_system, address, length, self.access)
+        }
     }
 }
 
@@ -186,6 +218,27 @@ mod tests {
         set(&mut ranges, MAX_USR_ADDR_RANGE + 8, 0);
         assert!(ranges.permit(false, 0xf_fff8, 8, Access::Write));
         assert!(!ranges.permit(false, 0xf_fff9, 8, Access::Write));
+    }
+
+    #[test]
+    fn a_permission_is_that_of_each_request() {
+        let mut ranges = Ranges::new();
+        let mut narrow = Ranges::new();
+        set(&mut ranges, USR_INJ_RANGE, 1);
+        set(&mut narrow, MAX_USR_ADDR_RANGE, 0x10_0000);
+
+        let edges = [0, 1, 0x20_0000 - 8, 0x20_0000, ADDRESSES - 8, ADDRESSES, ADDRESSES + 8, u64::MAX];
+        for ranges in [&ranges, &narrow] {
+            for (is_system, access) in
+                [(false, Access::Read), (false, Access::Write), (true, Access::Read), (true, Access::Write)]
+            {
+                let permission = ranges.permission(is_system, access);
+                for (address, length) in edges.iter().flat_map(|&edge| edges.map(|length| (edge, length))) {
+                    let expected = ranges.permit(is_system, address, length, access);
+                    assert_eq!(permission.permits(address, length), expected, "{address:#x} {length:#x}");
+                }
+            }
+        }
     }
 
     #[test]

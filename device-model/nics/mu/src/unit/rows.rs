@@ -20,30 +20,63 @@ use nicforge_hwi::{
     mu_dcr::counter,
     mu_packet::{CHUNK, Descriptor, HEADER, MAX_PAYLOAD, PacketHeader, packet_type, routing},
 };
+use nicforge_network::router::Passing;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
     Identity, Unit,
     inject::place_of,
-    message::{LastTemplate, Message},
-    ranges::{Access, Ranges},
+    message::{KnownTemplate, Message},
+    ranges::{Access, Permission},
     ring::Ring,
     subgroup::{Injection, InjectionFifo, ReceptionFifo, owner_of},
-    view::View,
+    view::Held,
 };
-use crate::network::NetworkUnit;
+use crate::network::{NetworkUnit, Route};
 
 /// An injection FIFO whose messages are sent in a row.
 struct Sender<'a> {
     ring: &'a mut Ring,
-    template: &'a LastTemplate,
-    descriptors: &'a View,
-    payloads: &'a View,
-    ranges: &'a Ranges,
+    /// The message in service, which has one more packet.
+    first: Option<Message>,
+    template: KnownTemplate<'a>,
+    route: Route,
+    descriptors: Held<'a>,
+    payloads: Held<'a>,
+    permission: Permission<'a>,
     identity: &'a Identity,
+    /// The message before, if there is one.
+    checked: Option<Checked>,
     is_system: bool,
     /// Bytes of payload sent.
     bytes: u64,
+}
+
+/// A message of the row that has passed all checks, but for those of its payload's address. Those
+/// behind it often differ in that address alone.
+#[derive(Debug)]
+struct Checked {
+    /// The words of its descriptor.
+    words: Words,
+    /// The header of its packet.
+    header: [u8; HEADER],
+    /// Bytes of its payload.
+    bytes: usize,
+}
+
+/// The words of a descriptor, as they lie in memory.
+type Words = [u64; DESCRIPTOR as usize / 8];
+/// Number of the word with the payload's address.
+const ADDRESS: usize = std::mem::offset_of!(Descriptor, pa_payload) / 8;
+
+/// Returns whether two descriptors differ at most in the address of the payload.
+#[inline(always)]
+fn are_alike(a: &Words, b: &Words) -> bool {
+    let mut differences = a[0] ^ b[0];
+    for word in (1..a.len()).filter(|&word| word != ADDRESS) {
+        differences |= a[word] ^ b[word];
+    }
+    differences == 0
 }
 
 impl Sender<'_> {
@@ -51,15 +84,25 @@ impl Sender<'_> {
     /// Changes nothing if the message is none of the row.
     #[inline(always)]
     fn next(&mut self, ports: &mut Ports<'_>) -> Option<Packet> {
-        let message = self.message()?;
-        let (address, bytes) = message.only_payload()?;
-        if !self.ranges.permit(self.is_system, address, bytes as u64, Access::Read) {
+        if self.first.is_some() {
+            return self.last_of_first(ports);
+        }
+
+        let words = self.descriptor()?;
+        let is_alike = self.checked.as_ref().is_some_and(|last| are_alike(&words, &last.words));
+        if !is_alike {
+            self.check(words)?;
+        }
+        let checked = self.checked.as_ref()?;
+        let (address, bytes) = (u64::from_le(words[ADDRESS]), checked.bytes);
+        // An atomic address is never permitted.
+        if !self.permission.permits(address, bytes as u64) {
             return None;
         }
 
         let mut packet = ports.new_packet(HEADER + bytes.next_multiple_of(CHUNK)).ok()?;
         let (header, payload) = packet.bytes_mut().split_at_mut(HEADER);
-        header.copy_from_slice(message.next_header(bytes).as_bytes());
+        header.copy_from_slice(&checked.header);
         if let Some(last) = payload.last_chunk_mut::<CHUNK>() {
             *last = [0; CHUNK];
         }
@@ -73,61 +116,106 @@ impl Sender<'_> {
         Some(packet)
     }
 
-    /// Returns the message of the descriptor at the head, with its mark.
+    /// Checks a descriptor. Returns `None` if its message is none of the row.
+    #[inline(never)]
+    fn check(&mut self, words: Words) -> Option<()> {
+        let descriptor: Descriptor = zerocopy::transmute!(words);
+        let template = self.template.of(&descriptor, self.is_system)?;
+        let (_, bytes) = template.only_payload(&descriptor)?;
+
+        let mark = self.identity.mark_on(Some(self.route), &descriptor.packet_header);
+        let header = zerocopy::transmute!(template.only_header(&descriptor, mark));
+        self.checked = Some(Checked { words, header, bytes });
+        Some(())
+    }
+
+    /// Returns the last packet of the message in service, as [`Sender::next`] does.
+    #[inline(never)]
+    fn last_of_first(&mut self, ports: &mut Ports<'_>) -> Option<Packet> {
+        let message = self.first.as_ref()?;
+        let (address, bytes) = message.last_payload()?;
+        if !self.permission.permits(address, bytes as u64) {
+            return None;
+        }
+
+        let mut packet = ports.new_packet(HEADER + bytes.next_multiple_of(CHUNK)).ok()?;
+        let (header, payload) = packet.bytes_mut().split_at_mut(HEADER);
+        header.copy_from_slice(message.next_header(bytes).as_bytes());
+        payload[bytes..].fill(0);
+        if !self.payloads.read(address, &mut payload[..bytes]) {
+            ports.recycle(packet);
+            return None;
+        }
+
+        self.first = None;
+        self.ring.consume(DESCRIPTOR);
+        self.bytes += bytes as u64;
+        Some(packet)
+    }
+
+    /// Returns the words of the descriptor at the head.
     #[inline(always)]
-    fn message(&self) -> Option<Message> {
+    fn descriptor(&self) -> Option<Words> {
         let head = self.ring.head;
-        let is_permitted = self.ranges.permit(self.is_system, head, DESCRIPTOR, Access::Read);
-        if self.ring.is_empty() || !is_permitted {
+        if self.ring.is_empty() || !self.permission.permits(head, DESCRIPTOR) {
             return None;
         }
 
         let mut descriptor = [0; DESCRIPTOR as usize];
-        if !self.descriptors.read_array(head, &mut descriptor) {
-            return None;
-        }
-        let descriptor: Descriptor = zerocopy::transmute!(descriptor);
-        let mut message = self.template.next_message(&descriptor, self.is_system)?;
-        message.set_mark(self.identity.mark_of(&message));
-        Some(message)
+        let is_read = self.descriptors.read_array(head, &mut descriptor);
+        is_read.then(|| zerocopy::transmute!(descriptor))
     }
 }
 
-/// A reception FIFO that gets packets in a row.
+/// A reception FIFO that gets packets in a row, until its memory ends.
 struct Receiver<'a> {
-    ring: &'a mut Ring,
-    view: &'a View,
-    ranges: &'a Ranges,
+    /// Address of the next packet, and the bytes that fit there. All of them are permitted.
+    tail: u64,
+    room: u64,
+    memory: Held<'a>,
     /// What the packets of the row have in common.
     flow: Flow,
-    /// Number of packets that may still come.
-    most: u32,
-    /// Bytes of payload received.
-    bytes: u64,
-    /// A packet asks for an interrupt.
-    interrupts: bool,
+    /// First words of all headers together: a packet asks for an interrupt there.
+    options: u64,
 }
 
-/// The fields of a header that are the same in all packets of a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The fields of a header that are the same in all packets of a row: channel, packet type, mark and
+/// FIFO. They are in the first two words.
+#[derive(Clone, Copy, Debug)]
 struct Flow {
-    channel: u8,
-    fifo: u16,
-    mark: u16,
+    first: u64,
+    second: u64,
 }
 
 impl Flow {
-    /// Returns the flow of a packet for a reception FIFO, if its length is that of its header.
-    #[inline(always)]
-    fn of(packet: &Contents) -> Option<(Self, &PacketHeader)> {
-        let (header, payload) = PacketHeader::ref_from_prefix(packet.bytes()).ok()?;
-        let is_whole = payload.len() <= MAX_PAYLOAD && header.payload_bytes() == payload.len();
-        if !is_whole || header.packet_type() != packet_type::FIFO || packet.memory.is_some() {
-            return None;
-        }
+    /// The bits of the fields, and the interrupt, in words that are little-endian.
+    const CHANNEL: u64 = 0xe0 << 24;
+    const PACKET_TYPE: u64 = 0xc0;
+    const MARK: u64 = 0xffff << 8;
+    const FIFO: u64 = 0xffc0 << 32;
+    const INTERRUPT: u64 = (routing::INTERRUPT as u64) << 16;
+    /// Number of chunks of payload.
+    const CHUNKS: u64 = 0x1f;
 
-        let mark = u16::from_le_bytes(header.injection_info);
-        Some((Self { channel: header.channel(), fifo: header.unit.reception_fifo(), mark }, header))
+    /// Returns the flow of a packet, if its length is that of its header.
+    #[inline(always)]
+    fn of(packet: &Contents) -> Option<Self> {
+        let bytes = packet.bytes();
+        let word = |at: usize| {
+            let word = bytes.get(at..)?.first_chunk()?;
+            Some(u64::from_le_bytes(*word))
+        };
+        let (first, second) = (word(0)?, word(8)?);
+        let length = HEADER + (second & Self::CHUNKS) as usize * CHUNK;
+        let is_whole = bytes.len() == length && length <= HEADER + MAX_PAYLOAD && packet.memory.is_none();
+        is_whole.then_some(Self { first, second })
+    }
+
+    /// Returns whether two packets have the same fields.
+    #[inline(always)]
+    fn is(self, other: Self) -> bool {
+        const SECOND: u64 = Flow::PACKET_TYPE | Flow::MARK | Flow::FIFO;
+        (self.first ^ other.first) & Self::CHANNEL == 0 && (self.second ^ other.second) & SECOND == 0
     }
 }
 
@@ -135,24 +223,17 @@ impl Receiver<'_> {
     /// Writes a packet at the tail. Returns false, and changes nothing, if it is none of the row.
     #[inline(always)]
     fn accept(&mut self, packet: &Contents) -> bool {
-        let Some((flow, header)) = Flow::of(packet) else { return false };
-        let (bytes, length) = (packet.bytes(), packet.len() as u64);
-        let fits = self.ring.has_room(length) && length <= self.ring.contiguous();
-        let tail = self.ring.tail;
-        let is_written = self.most > 0
-            && flow == self.flow
-            && fits
-            && self.ranges.permit(false, tail, length, Access::Write)
-            && self.view.write(tail, bytes);
+        let Some(flow) = Flow::of(packet) else { return false };
+        let length = packet.len() as u64;
+        let is_written =
+            flow.is(self.flow) && length <= self.room && self.memory.write(self.tail, packet.bytes());
         if !is_written {
             return false;
         }
 
-        // The packet is there, so the tail may show it.
-        self.ring.produce(length);
-        self.most -= 1;
-        self.bytes += length - HEADER as u64;
-        self.interrupts |= header.byte2 & routing::INTERRUPT != 0;
+        self.tail += length;
+        self.room -= length;
+        self.options |= flow.first;
         true
     }
 }
@@ -171,24 +252,35 @@ impl Unit {
         let Some(subgroup) = self.subgroups.get_mut(number) else { return 0 };
         let is_system = owner_of(number).is_system;
         let InjectionFifo { ring, template, view, payload, state, .. } = &mut subgroup.injection[index];
-        let is_waiting = matches!(state, Injection::Waiting);
-        let Some(route) = template.route().filter(|_| is_waiting && self.timing.is_instant()) else {
-            return 0;
-        };
+        let Some(template) = template.known() else { return 0 };
+        let Some(route) = template.route() else { return 0 };
+
         // With a choice of network FIFOs, the packets take turns.
-        let engines = route.fifos();
-        if !engines.is_power_of_two() || engines & self.control.injection_engines == 0 {
+        if !route.fifos().is_power_of_two() || ring.is_empty() || !self.timing.is_instant() {
             return 0;
         }
+        let engines = route.fifos() & self.control.injection_engines;
+        if network.room(engines, context.now()) == 0 {
+            return 0;
+        }
+        let (Some(descriptors), Some(payloads)) = (view.held(), payload.held()) else { return 0 };
 
+        let first = match state {
+            Injection::Waiting => None,
+            Injection::Sending(message) if message.route == Some(route) => Some(*message),
+            Injection::Sending(_) | Injection::Disabled | Injection::Draining => return 0,
+        };
         let (engine, before) = (engines.trailing_zeros() as u8, ring.free());
         let mut sender = Sender {
             ring,
+            first,
             template,
-            descriptors: view,
-            payloads: payload,
-            ranges: &self.control.ranges,
+            route,
+            descriptors,
+            payloads,
+            permission: self.control.ranges.permission(is_system, Access::Read),
             identity: &self.identity,
+            checked: None,
             is_system,
             bytes: 0,
         };
@@ -198,12 +290,15 @@ impl Unit {
             sender.next(&mut ports)
         };
         let (sent, refused) = network.inject_row(engine, route, now, next);
-        let bytes = sender.bytes;
+        let Sender { first, bytes, .. } = sender;
 
         if let Some(packet) = refused {
             ports.recycle(packet);
         }
         if sent > 0 {
+            if first.is_none() {
+                *state = Injection::Waiting;
+            }
             self.next_engine = (engine + 1) % 16;
             self.counters[counter::BYTES_SENT] += bytes;
             self.finish_row(fifo, sent, before);
@@ -237,30 +332,92 @@ impl Unit {
         most: u32,
     ) -> u32 {
         let now = context.now();
-        let Some((flow, header)) = network.front(engine, now).and_then(|packet| Flow::of(packet)) else {
-            return 0;
-        };
-        let is_current = flow.mark == 0 || flow.mark == self.identity.mark_at(self.identity.node, header);
-        let (number, index) = (flow.fifo / RECEPTION_FIFOS, usize::from(flow.fifo % RECEPTION_FIFOS));
-        let Some(subgroup) = self.subgroups.get_mut(number) else { return 0 };
-        let ReceptionFifo { ring, view, is_enabled, .. } = &mut subgroup.reception[index];
-        if number >= USER_SUBGROUPS || !is_current || !*is_enabled || !self.timing.is_instant() {
+        let first = network.front(engine, now);
+        let Some((flow, fifo)) = first.and_then(|packet| self.flow_of(packet)) else { return 0 };
+        let (mut ports, mut left) = (context.ports(), most);
+        self.deposit((flow, fifo), |receiver| {
+            let accept = |packet: &Packet| {
+                let is_accepted = left > 0 && receiver.accept(packet);
+                left -= u32::from(is_accepted);
+                is_accepted
+            };
+            network.take_row(engine, now, accept, |packet| ports.recycle(packet))
+        })
+    }
+
+    /// Writes packets of a link into a user's reception FIFO, at most `most`, as if they had come
+    /// through their network reception FIFO. Returns their number.
+    pub(crate) fn deposit_passing(
+        &mut self,
+        network: &mut NetworkUnit,
+        context: &mut Context<'_>,
+        passing: &mut Passing,
+        most: u32,
+    ) -> u32 {
+        let open = self.control.reception_engines & !self.engines.waiting();
+        if open >> passing.fifo & 1 == 0 {
             return 0;
         }
 
-        let before = ring.free();
-        let ranges = &self.control.ranges;
-        let mut receiver = Receiver { ring, view, ranges, flow, most, bytes: 0, interrupts: false };
-        let mut ports = context.ports();
-        let taken =
-            network.take_row(engine, now, |packet| receiver.accept(packet), |packet| ports.recycle(packet));
+        let (mut passed, mut ports) = (0, context.ports());
+        while passed < most {
+            let Some(flow) = passing.first(&ports).and_then(|packet| self.flow_of(packet)) else { break };
+            let row = self.deposit(flow, |receiver| {
+                network.pass_row(&mut ports, passing, most - passed, |packet| receiver.accept(packet))
+            });
+            if row == 0 {
+                break;
+            }
+            passed += row;
+        }
 
-        let Receiver { bytes, interrupts, .. } = receiver;
+        if passed > 0 {
+            self.engines.turn = (passing.fifo + 1) % 16;
+        }
+        passed
+    }
+
+    /// Returns the flow of a packet for a user's reception FIFO, and the FIFO, if the tenant that
+    /// the packet is for is the present one.
+    #[inline]
+    fn flow_of(&self, packet: &Contents) -> Option<(Flow, u16)> {
+        let (header, _) = PacketHeader::ref_from_prefix(packet.bytes()).ok()?;
+        let fifo = header.unit.reception_fifo();
+        if header.packet_type() != packet_type::FIFO || fifo / RECEPTION_FIFOS >= USER_SUBGROUPS {
+            return None;
+        }
+
+        let mark = u16::from_le_bytes(header.injection_info);
+        let is_current = mark == 0 || mark == self.identity.mark_at(self.identity.node, header);
+        Flow::of(packet).filter(|_| is_current).map(|flow| (flow, fifo))
+    }
+
+    /// Has `take` pass packets to a receiver for a flow to a FIFO. Returns their number.
+    #[inline(always)]
+    fn deposit(&mut self, (flow, fifo): (Flow, u16), take: impl FnOnce(&mut Receiver<'_>) -> u32) -> u32 {
+        let (number, index) = (fifo / RECEPTION_FIFOS, usize::from(fifo % RECEPTION_FIFOS));
+        let Some(subgroup) = self.subgroups.get_mut(number) else { return 0 };
+        let ReceptionFifo { ring, view, is_enabled, .. } = &mut subgroup.reception[index];
+        let Some(memory) = view.held().filter(|_| *is_enabled && self.timing.is_instant()) else { return 0 };
+
+        // One byte of a FIFO always stays free.
+        let (before, tail) = (ring.free(), ring.tail);
+        let room = before.saturating_sub(1).min(ring.contiguous());
+        if !self.control.ranges.permit(false, tail, room, Access::Write) {
+            return 0;
+        }
+
+        let mut receiver = Receiver { tail, room, memory, flow, options: 0 };
+        let taken = take(&mut receiver);
+
+        let Receiver { tail: end, options, .. } = receiver;
         if taken > 0 {
-            subgroup.reception_moved(index, before, interrupts);
+            // The packets are there, so the tail may show them.
+            ring.produce(end - tail);
+            subgroup.reception_moved(index, before, options & Flow::INTERRUPT != 0);
             self.subgroups.mark_changed(number);
             self.counters[counter::FIFO_PACKETS] += u64::from(taken);
-            self.counters[counter::BYTES_RECEIVED] += bytes;
+            self.counters[counter::BYTES_RECEIVED] += end - tail - u64::from(taken) * HEADER as u64;
         }
         taken
     }

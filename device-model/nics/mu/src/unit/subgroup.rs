@@ -178,6 +178,9 @@ pub(crate) struct Subgroup {
     pub(crate) reception: [ReceptionFifo; RECEPTION_FIFOS as usize],
     /// Entries of the base address table, or [`NO_BASE_ADDRESS`].
     pub(crate) base_addresses: [u64; BASE_ADDRESSES as usize],
+    /// The memory that puts write, and that of their counters.
+    pub(crate) puts: View,
+    pub(crate) put_counters: View,
     /// Injection FIFOs of high priority, and those for remote gets: one bit for each.
     pub(crate) high_priority: u8,
     pub(crate) remote_get: u8,
@@ -191,10 +194,11 @@ pub(crate) struct Subgroup {
 impl Subgroup {
     /// Drops the views whose memory the client has unmapped.
     pub(crate) fn release_views(&mut self) {
-        let Self { injection, reception, .. } = self;
+        let Self { injection, reception, puts, put_counters, .. } = self;
         let of_injection =
             injection.iter_mut().flat_map(|fifo| [&mut fifo.view, &mut fifo.gets, &mut fifo.payload]);
-        of_injection.chain(reception.iter_mut().map(|fifo| &mut fifo.view)).for_each(View::release_if_over);
+        let of_fifos = of_injection.chain(reception.iter_mut().map(|fifo| &mut fifo.view));
+        of_fifos.chain([puts, put_counters]).for_each(View::release_if_over);
     }
 
     /// Returns the state of power-on.
@@ -204,6 +208,8 @@ impl Subgroup {
             injection: Default::default(),
             reception: Default::default(),
             base_addresses: [NO_BASE_ADDRESS; BASE_ADDRESSES as usize],
+            puts: View::default(),
+            put_counters: View::default(),
             high_priority: 0,
             remote_get: 0,
             interrupts: Interrupts::default(),
@@ -246,7 +252,7 @@ impl Subgroup {
         if has_crossed {
             self.interrupts.come(interrupt::INJECTION_THRESHOLD << fifo);
         }
-        self.page.mark_injection(fifo);
+        self.page.mark_moved_injection(fifo);
     }
 
     /// Records that a packet is in a reception FIFO, whose free space was `before`.
@@ -259,7 +265,7 @@ impl Subgroup {
         if interrupts {
             self.interrupts.come(interrupt::PACKET << fifo);
         }
-        self.page.mark_reception(fifo);
+        self.page.mark_moved_reception(fifo);
     }
 
     /// Returns the enabled injection FIFOs, one bit for each.

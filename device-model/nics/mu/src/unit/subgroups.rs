@@ -3,7 +3,7 @@
 //! In: clients that come and go. Out: the state of each subgroup. May touch: its own state.
 
 use nicforge_core::{context::Context, ids::AttachmentId};
-use nicforge_hwi::mu::{SUBGROUPS, vector};
+use nicforge_hwi::mu::SUBGROUPS;
 use nicforge_kit::AttachmentSet;
 
 use super::subgroup::Subgroup;
@@ -90,8 +90,9 @@ impl Subgroups {
 }
 
 /// Raises the vectors of a bit mask.
-pub(crate) fn raise(context: &mut Context<'_>, who: AttachmentId, vectors: u32) {
-    for vector in (0..vector::COUNT).filter(|vector| vectors >> vector & 1 == 1) {
-        context.interrupt(who, vector);
+pub(crate) fn raise(context: &mut Context<'_>, who: AttachmentId, mut vectors: u32) {
+    while vectors != 0 {
+        context.interrupt(who, vectors.trailing_zeros() as u16);
+        vectors &= vectors - 1;
     }
 }

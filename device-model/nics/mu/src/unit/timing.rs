@@ -55,6 +55,12 @@ impl Timing {
         self.clock.is_instant() && self.times.latency == 0
     }
 
+    /// Returns whether engines take time for packets.
+    #[inline]
+    pub(crate) fn has_clock(&self) -> bool {
+        !self.clock.is_instant()
+    }
+
     /// Returns the time from which the message of a descriptor can be sent that is fetched now.
     #[inline]
     pub(crate) fn fetched(&self, now: Nanos) -> Nanos {

@@ -9,7 +9,10 @@
 use std::sync::atomic::{Ordering, fence};
 
 use nicforge_core::{context::Context, dma::DmaLease, ids::AttachmentId};
-use nicforge_hwi::mu::ADDRESS_BITS;
+use nicforge_hwi::{
+    mu::ADDRESS_BITS,
+    mu_packet::{CHUNK, HEADER},
+};
 use nicforge_shm::Window;
 
 use super::ranges::Access;
@@ -21,8 +24,11 @@ const PAGE: u64 = 4096;
 /// writes in one access each.
 const SHORTEST: usize = 8;
 
-/// A part of client memory that accesses have reached. A view is for reads alone or for writes
-/// alone, because the mapping need not permit both.
+/// Bytes of a packet with one chunk of payload, which most short messages are.
+const SHORT_PACKET: usize = HEADER + CHUNK;
+
+/// A part of client memory that accesses have reached. A view is for reads alone, for writes alone,
+/// or for changes of words, because the mapping need not permit both.
 #[derive(Debug, Default)]
 pub(crate) struct View {
     start: u64,
@@ -33,49 +39,88 @@ pub(crate) struct View {
     patience: u32,
 }
 
-impl View {
-    /// Returns the memory of an access and the offset in it, if the view holds all of it.
-    #[inline]
-    fn find(&self, address: u64, length: usize) -> Option<(&Window, u64)> {
-        let memory = self.lease.as_ref()?.whole()?;
-        let offset = address.wrapping_sub(self.start);
-        let is_inside = offset < memory.len() && length as u64 <= memory.len() - offset;
-        is_inside.then_some((memory, offset))
-    }
+/// The memory that a view holds, for the accesses of one call of the device: a lease that is valid
+/// when the call begins stays valid until its end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Held<'a> {
+    memory: &'a Window,
+    start: u64,
+}
 
+impl Held<'_> {
     /// Reads memory, if the view holds it. A word of 8 bytes is read in one access.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn read(&self, address: u64, out: &mut [u8]) -> bool {
-        let Some((memory, offset)) = self.find(address, out.len()) else { return false };
+        let offset = address.wrapping_sub(self.start);
         let is_read = match <&mut [u8; 8]>::try_from(&mut *out) {
             Ok(word) if offset.is_multiple_of(8) => {
-                memory.load_u64_relaxed(offset).map(|value| *word = value.to_ne_bytes()).is_ok()
+                self.memory.load_u64_relaxed(offset).map(|value| *word = value.to_ne_bytes()).is_ok()
             }
-            _ => out.len() >= SHORTEST && memory.read(offset, out).is_ok(),
+            _ => out.len() >= SHORTEST && self.memory.read(offset, out).is_ok(),
         };
 
         // Later reads find what the client stored before the bytes that this one has found.
         fence(Ordering::Acquire);
-        is_read && !memory.faulted()
+        is_read && !self.memory.faulted()
     }
 
     /// Reads as many bytes as the array has, more than a word, if the view holds them.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn read_array<const N: usize>(&self, address: u64, out: &mut [u8; N]) -> bool {
-        let Some((memory, offset)) = self.find(address, N) else { return false };
-        let is_read = N > SHORTEST && memory.read_array(offset, out).is_ok();
-        // As in [`View::read`].
+        let offset = address.wrapping_sub(self.start);
+        let is_read = N > SHORTEST && self.memory.read_array(offset, out).is_ok();
+        // As in [`Held::read`].
         fence(Ordering::Acquire);
-        is_read && !memory.faulted()
+        is_read && !self.memory.faulted()
     }
 
-    /// Writes memory, if the view holds it and it is longer than a word.
-    #[inline]
+    /// Writes memory, if the view holds it. A word of 8 bytes is written in one access.
+    #[inline(always)]
     pub(crate) fn write(&self, address: u64, data: &[u8]) -> bool {
-        let Some((memory, offset)) = self.find(address, data.len()) else { return false };
+        let offset = address.wrapping_sub(self.start);
         // A reader that sees a byte of this write sees all earlier ones.
         fence(Ordering::Release);
-        data.len() > SHORTEST && memory.write(offset, data).is_ok() && !memory.faulted()
+        let is_written = if let Ok(packet) = <&[u8; SHORT_PACKET]>::try_from(data) {
+            self.memory.write_array(offset, packet).is_ok()
+        } else if let Ok(word) = <[u8; 8]>::try_from(data) {
+            self.memory.store_u64_relaxed(offset, u64::from_ne_bytes(word)).is_ok()
+        } else {
+            data.len() > SHORTEST && self.memory.write(offset, data).is_ok()
+        };
+        is_written && !self.memory.faulted()
+    }
+
+    /// Adds to an aligned word in one access, if the view holds it.
+    #[inline]
+    fn add(&self, address: u64, value: u64) -> bool {
+        let word = self.memory.u64(address.wrapping_sub(self.start));
+        let is_done = word.map(|word| word.fetch_add(value, Ordering::AcqRel)).is_ok();
+        // The search tells of memory that is gone, whatever it does to the word.
+        is_done && !self.memory.faulted()
+    }
+}
+
+impl View {
+    /// Returns the memory, unless its lease is over.
+    #[inline]
+    pub(crate) fn held(&self) -> Option<Held<'_>> {
+        let memory = self.lease.as_ref()?.whole()?;
+        Some(Held { memory, start: self.start })
+    }
+
+    /// Reads memory as [`Held::read`] does.
+    pub(crate) fn read(&self, address: u64, out: &mut [u8]) -> bool {
+        self.held().is_some_and(|held| held.read(address, out))
+    }
+
+    /// Writes memory as [`Held::write`] does.
+    pub(crate) fn write(&self, address: u64, data: &[u8]) -> bool {
+        self.held().is_some_and(|held| held.write(address, data))
+    }
+
+    /// Adds to a word as [`Held::add`] does. The view must be for reads, too.
+    pub(crate) fn add(&self, address: u64, value: u64) -> bool {
+        self.held().is_some_and(|held| held.add(address, value))
     }
 
     /// Drops a lease that is over, and with it the view's hold on the memory's file. The client has
@@ -87,14 +132,14 @@ impl View {
     }
 
     /// Records that an access has missed the view and was carried out. Now and then the view moves
-    /// to the memory from there on.
+    /// to the memory from there on, if that permits all of some accesses.
     #[cold]
     pub(crate) fn note_miss(
         &mut self,
         context: &mut Context<'_>,
         who: AttachmentId,
         (address, length): (u64, usize),
-        access: Access,
+        accesses: &[Access],
     ) {
         // No view serves these.
         if length < SHORTEST {
@@ -110,7 +155,7 @@ impl View {
         self.patience = (2 * self.patience + 1).min(u32::MAX / 4);
         let first = address - address % PAGE;
         self.lease = [first, address].into_iter().find_map(|start| {
-            let lease = lease_from(context, who, start, access)?;
+            let lease = lease_from(context, who, start, accesses)?;
             self.start = start;
             Some(lease)
         });
@@ -119,13 +164,21 @@ impl View {
 
 /// Leases the rest of the mapping from an address on, if that is memory of this process for such
 /// accesses.
-fn lease_from(context: &mut Context<'_>, who: AttachmentId, start: u64, access: Access) -> Option<DmaLease> {
+fn lease_from(
+    context: &mut Context<'_>,
+    who: AttachmentId,
+    start: u64,
+    accesses: &[Access],
+) -> Option<DmaLease> {
     let is_in_one = |length| context.dma_mappings(who, start, length).is_ok_and(|count| count == 1);
     let length = (0..=ADDRESS_BITS).rev().map(|bit| 1 << bit).fold(0, |length, more| {
         let longer = length + more;
         if is_in_one(longer) { longer } else { length }
     });
 
-    let lease = context.dma_lease(who, start, length, access == Access::Write).ok()?;
-    lease.whole().is_some().then_some(lease)
+    let mut lease = None;
+    for &access in accesses {
+        lease = Some(context.dma_lease(who, start, length, access == Access::Write).ok()?);
+    }
+    lease.filter(|lease| lease.whole().is_some())
 }

@@ -1,5 +1,7 @@
 //! Descriptors and FIFOs that are not possible: each stops its FIFO, and no other.
 
+use std::sync::atomic::Ordering;
+
 use nicforge_core::dma::DmaPermission;
 use nicforge_hwi::{
     mu::{DESCRIPTOR, atomic, fault, reg},
@@ -8,6 +10,7 @@ use nicforge_hwi::{
 };
 
 use nicforge_shm::SharedMemory;
+use nicforge_test_kit::Testbed;
 
 use crate::common::{COUNTERS, DATA, PAYLOAD, Rig, User, Way, pattern};
 
@@ -240,6 +243,61 @@ fn memory_that_is_unmapped_is_not_reached_again_and_other_memory_at_its_address_
     users[0].inject(&mut rig.bed, 1, &message);
     rig.settle();
     assert_eq!(users[0].fault(1), fault::UNMAPPED);
+}
+
+/// Lets puts to this subgroup write data at an address, and subtract from the word 0x800 behind it.
+fn set_target(bed: &mut Testbed, user: &User, address: u64) {
+    user.set(bed, reg::BASE_ADDRESS, address);
+    user.set(bed, reg::BASE_ADDRESS + 8, atomic::INDICATOR | atomic::store::ADD | (address + 0x800));
+}
+
+#[test]
+fn puts_do_not_reach_memory_that_is_unmapped_but_other_memory_at_its_address() {
+    const PLACE: u64 = 0x4000_0000;
+    const BYTES: u64 = 0x1000;
+    let (mut rig, mut users) = Rig::pair();
+    set_target(&mut rig.bed, &users[1], PLACE);
+    let put = WAY.put(0, 0, 0, PAYLOAD, 8);
+    let word = |memory: &SharedMemory, at| memory.u64(at).unwrap().load(Ordering::Acquire);
+
+    let mut former = Vec::new();
+    for round in 1..4 {
+        let memory = users[1].client.map(&mut rig.bed, PLACE, BYTES as usize);
+        memory.write(0x800, &100_u64.to_le_bytes()).unwrap();
+        users[0].write64(PAYLOAD, round);
+
+        // Several puts, so that the unit comes to keep views of data and counter.
+        for _ in 0..8 {
+            users[0].inject(&mut rig.bed, 1, &put);
+        }
+        rig.settle();
+        assert_eq!((word(&memory, 0), word(&memory, 0x800)), (round, 100 - 8 * 8), "round {round}");
+        assert!(former.iter().all(|memory| word(memory, 0) + word(memory, 0x800) == 0), "round {round}");
+
+        let client = users[1].client;
+        rig.bed.dma_unmap(client.function, client.attachment, PLACE, BYTES).unwrap();
+        assert!(!memory.has_other_handles(), "round {round}");
+        memory.zero(0, BYTES).unwrap();
+        former.push(memory);
+    }
+
+    users[0].inject(&mut rig.bed, 1, &put);
+    rig.settle();
+    assert_eq!(users[1].shown(reg::DROPPED), 1);
+}
+
+#[test]
+fn a_counter_must_be_in_memory_that_can_be_read() {
+    const PLACE: u64 = 0x4000_0000;
+    let (mut rig, mut users) = Rig::pair();
+    users[1].client.map_for(&mut rig.bed, PLACE, 0x1000, DmaPermission::WRITE);
+    set_target(&mut rig.bed, &users[1], PLACE);
+
+    for puts in 1..4 {
+        users[0].inject(&mut rig.bed, 1, &WAY.put(0, 0, 0, PAYLOAD, 8));
+        rig.settle();
+        assert_eq!(users[1].shown(reg::DROPPED), puts);
+    }
 }
 
 #[test]

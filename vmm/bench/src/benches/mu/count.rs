@@ -1,5 +1,5 @@
-//! Counts the instructions of a memory-FIFO packet by part. This program runs itself again under
-//! callgrind, with a machine of its own.
+//! Counts the instructions of a memory-FIFO packet, and of a put, by part. This program runs itself
+//! again under callgrind, with a machine of its own.
 //!
 //! One thread sends, steps the machine with a simulated clock, and receives. The count therefore
 //! does not depend on the scheduling of threads.
@@ -68,14 +68,40 @@ impl Fifos {
     }
 }
 
+/// The messages that are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Messages {
+    /// Bursts of memory-FIFO packets.
+    Fifo,
+    /// Puts with a counter, each after the end of the one before.
+    Put,
+}
+
+impl Messages {
+    const ALL: [Self; 2] = [Self::Fifo, Self::Put];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Fifo => "fifo8",
+            Self::Put => "put8",
+        }
+    }
+}
+
 /// So many packets of buffer that a burst does not wait.
 const DEEP: u32 = 64;
-/// FIFOs, and packets of buffer of a virtual channel. Each run has a row.
-const TASKS: [(Fifos, u32); 3] = [(Fifos::One, CREDITS), (Fifos::All, CREDITS), (Fifos::One, DEEP)];
+/// Messages, FIFOs, and packets of buffer of a virtual channel. Each run has a row.
+const TASKS: [(Messages, Fifos, u32); 4] = [
+    (Messages::Fifo, Fifos::One, CREDITS),
+    (Messages::Fifo, Fifos::All, CREDITS),
+    (Messages::Fifo, Fifos::One, DEEP),
+    (Messages::Put, Fifos::One, CREDITS),
+];
 
-/// The task of the child process. On its command line it is `FIFOS:CREDITS:PACKETS`.
+/// The task of the child process. On its command line it is `MESSAGES:FIFOS:CREDITS:PACKETS`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Task {
+    messages: Messages,
     fifos: Fifos,
     credits: u32,
     packets: u32,
@@ -83,16 +109,19 @@ struct Task {
 
 impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}:{}", self.fifos.name(), self.credits, self.packets)
+        let Self { messages, fifos, credits, packets } = self;
+        write!(f, "{}:{}:{credits}:{packets}", messages.name(), fifos.name())
     }
 }
 
 impl Task {
     fn parse(part: &str) -> Result<Self, Failure> {
-        let task = part.split_once(':').and_then(|(fifos, numbers)| {
+        let task = part.split_once(':').and_then(|(messages, rest)| {
+            let messages = Messages::ALL.into_iter().find(|kind| kind.name() == messages)?;
+            let (fifos, numbers) = rest.split_once(':')?;
             let fifos = Fifos::ALL.into_iter().find(|which| which.name() == fifos)?;
             let (credits, packets) = numbers.split_once(':')?;
-            Some(Self { fifos, credits: credits.parse().ok()?, packets: packets.parse().ok()? })
+            Some(Self { messages, fifos, credits: credits.parse().ok()?, packets: packets.parse().ok()? })
         });
         task.ok_or_else(|| unknown_part(part))
     }
@@ -108,10 +137,11 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
     let packets = if run.quick { 2 * BURST } else { 4096 };
     let (mut outcome, mut counts) = (Outcome::default(), Vec::new());
 
-    for (fifos, credits) in TASKS {
-        run.step(format!("instructions with {} FIFOs, {credits} credits", fifos.name()))?;
+    for (messages, fifos, credits) in TASKS {
+        let (name, enabled) = (messages.name(), fifos.name());
+        run.step(format!("instructions of {name} with {enabled} FIFOs, {credits} credits"))?;
         let functions = vec![pattern(module_path!(), "round")];
-        let part = Task { fifos, credits, packets }.to_string();
+        let part = Task { messages, fifos, credits, packets }.to_string();
         let counted = callgrind.run(
             run,
             &Count { name: "packets", bench: BENCH.name, part, functions, first_thread_only: false },
@@ -122,7 +152,7 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
             Fifos::One => 1,
             Fifos::All => ALL_INJECTION_FIFOS,
         };
-        let row = Row { backing: Some(Backing::InProcess), bytes: Some(BYTES), ..Row::new("fifo8") };
+        let row = Row { backing: Some(Backing::InProcess), bytes: Some(BYTES), ..Row::new(name) };
         let mut row =
             row.figure("fifos", enabled.into()).figure("credits", credits.into()).figure("instructions", all);
         let by_part = counted.by_part(&PARTS);
@@ -146,7 +176,8 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
     outcome.notes.push(format!(
         "fifo8: send, all of the machine's work, and receive, in bursts of {BURST}; counted by callgrind and attributed by source file: \
          program (the loop, numbers of messages), library (the SPI: descriptors, FIFOs), driver (posted writes), machine (steps, locks, \
-         memory of clients, links), network (router), device (Message Unit), standard_library (what is not inlined)"
+         memory of clients, links), network (router), device (Message Unit), standard_library (what is not inlined). put8: the same of a put \
+         with counter that is alone in the machine"
     ));
     Ok(outcome)
 }
@@ -170,26 +201,51 @@ pub(super) fn part(part: &str) -> Result<u8, Failure> {
 
     // The first rounds touch all memory once.
     for _ in 0..WARM_UP {
-        warm_up(&mut machine, &mut pair)?;
+        warm_up(&mut machine, &mut pair, task.messages)?;
     }
     for _ in 0..task.packets / BURST {
-        round(&mut machine, &mut pair)?;
+        round(&mut machine, &mut pair, task.messages)?;
     }
     Ok(0)
 }
 
 /// Does the same as [`round`], under a name that does not count.
 #[inline(never)]
-fn warm_up(machine: &mut SteppedMachine, pair: &mut Pair) -> Result<(), Failure> {
+fn warm_up(machine: &mut SteppedMachine, pair: &mut Pair, messages: Messages) -> Result<(), Failure> {
     // The compiler may merge two identical functions, and this one would then count.
     std::hint::black_box("not counted");
-    burst(machine, pair)
+    exchange(machine, pair, messages)
 }
 
-/// Sends, delivers and receives a burst. callgrind counts here.
+/// Sends, delivers and receives [`BURST`] messages. callgrind counts here.
 #[inline(never)]
-fn round(machine: &mut SteppedMachine, pair: &mut Pair) -> Result<(), Failure> {
-    burst(machine, pair)
+fn round(machine: &mut SteppedMachine, pair: &mut Pair, messages: Messages) -> Result<(), Failure> {
+    exchange(machine, pair, messages)
+}
+
+#[inline(always)]
+fn exchange(machine: &mut SteppedMachine, pair: &mut Pair, messages: Messages) -> Result<(), Failure> {
+    match messages {
+        Messages::Fifo => burst(machine, pair),
+        Messages::Put => (0..BURST).try_for_each(|_| put(machine, pair)),
+    }
+}
+
+/// Puts a message, and steps the machine until the counter shows it.
+#[inline(always)]
+fn put(machine: &mut SteppedMachine, pair: &mut Pair) -> Result<(), Failure> {
+    pair.expect(BYTES);
+    if !pair.put(0, BYTES)? {
+        return Err(Failure::result("a put finds no room"));
+    }
+
+    for _ in 0..1000 {
+        machine.steps(1, |machine, now| machine.step(now, 64));
+        if pair.left() == 0 {
+            return Ok(());
+        }
+    }
+    Err(Failure::result("a put does not arrive"))
 }
 
 #[inline(always)]
@@ -216,11 +272,19 @@ mod tests {
 
     #[test]
     fn a_task_is_parsed_as_it_is_printed() {
-        for (fifos, credits) in TASKS {
-            let task = Task { fifos, credits, packets: 4096 };
+        for (messages, fifos, credits) in TASKS {
+            let task = Task { messages, fifos, credits, packets: 4096 };
             assert_eq!(Task::parse(&task.to_string()).unwrap(), task);
         }
-        for part in ["", ":", "one", "one:7", ":7:4", "two:7:4", "one:x:4", "all:7:4294967296"] {
+        for part in [
+            "",
+            "fifo8",
+            "fifo8:one:7",
+            "put8::7:4",
+            "put8:two:7:4",
+            "get8:one:7:4",
+            "fifo8:all:7:4294967296",
+        ] {
             assert!(Task::parse(part).is_err(), "{part}");
         }
     }

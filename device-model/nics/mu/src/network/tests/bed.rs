@@ -21,7 +21,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::{
     config::{Network, Options},
-    network::{NetworkUnit, RouteError, registers::RegisterError},
+    network::{Arriving, NetworkUnit, RouteError, registers::RegisterError},
 };
 
 /// A packet that a test sends.
@@ -204,7 +204,8 @@ impl Device for UnitNode {
             }
         }
 
-        let outcome = self.unit.step(&mut context.ports(), budget);
+        let arriving = Arriving::at(&context.ports());
+        let outcome = self.unit.step(&mut context.ports(), arriving, budget);
         self.receive(context, &mut node);
         context.wake_at(outcome.wake);
 
