@@ -257,6 +257,13 @@ impl Context<'_> {
         self.attachment(attachment_id).is_some_and(has_writes_in_flight)
     }
 
+    /// Returns the number of writes by message to a client that have no reply yet.
+    #[must_use]
+    pub fn count_writes_in_flight(&self, attachment_id: AttachmentId) -> usize {
+        let tenant = self.attachment(attachment_id).and_then(|attachment| attachment.tenant.as_ref());
+        tenant.map_or(0, |tenant| tenant.remote_writes.len())
+    }
+
     /// Leases `length` bytes of client memory at `iova`, for writing or for reading. They may lie
     /// in several adjacent mappings. [`DmaLease`] states what a lease permits.
     ///

@@ -167,6 +167,11 @@ impl Transmitter {
         &mut self.reader
     }
 
+    /// Returns the number of reads that ended early because a budget of waits was spent.
+    pub(crate) fn hurried(&self) -> u64 {
+        self.reader.hurried()
+    }
+
     /// Returns the number of messages that wait or are in service.
     pub(crate) fn waiting(&self) -> u64 {
         let queued = self.data.len() + self.control.len() + self.draining.len();

@@ -34,6 +34,7 @@ use crate::{
     mailbox::{Mailbox, Next, PublishedState},
     memory::{MAX_CLIENTS, Tenants},
     parts::{FirmwareLink, Parts},
+    patience::Wait,
     processor::Counters,
     receive::Receiver,
     reference,
@@ -96,8 +97,8 @@ struct FirmwareState {
     last_incarnation: u32,
     /// Time of [`Event::Timer`].
     timer: Nanos,
-    /// Time from which a write to a client waits, and bytes of it that are written.
-    waits_since: Option<Nanos>,
+    /// The wait of a write to a client, and bytes of it that are written.
+    wait: Option<Wait>,
     written: usize,
     halts: u64,
 }
@@ -143,7 +144,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
                 epoch: 0,
                 last_incarnation: 0,
                 timer: Nanos::NEVER,
-                waits_since: None,
+                wait: None,
                 written: 0,
                 halts: 0,
             },
@@ -154,6 +155,11 @@ impl<P: Program + Send + 'static> SeaStar<P> {
             commands: 0,
             errors: 0,
         })
+    }
+
+    /// Returns the number of accesses that ended early because a budget of waits was spent.
+    fn hurried(&self) -> u64 {
+        self.parts.tenants.hurried() + self.transmitter.hurried() + self.receiver.hurried()
     }
 
     fn options(&self) -> &Options {
@@ -422,7 +428,7 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
 
         // Without a firmware, packets are discarded. While a write of the firmware waits for a
         // client, no further data may be written to it, or the wait might not end.
-        let receives = all_changes_reported && self.firmware.waits_since.is_none();
+        let receives = all_changes_reported && self.firmware.wait.is_none();
         let receives = receives || !self.parts.firmware.is_running();
         let (packets, has_more) = self.move_packets(context, budget, receives, router_has_work);
         self.arm(context);
@@ -459,6 +465,7 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
             ("firmware_state", self.firmware.shown.into()),
             ("firmware_life", self.firmware.epoch.into()),
             ("firmware_halts", self.firmware.halts),
+            ("hurried", self.hurried()),
             ("errors", self.errors),
         ];
         let program = P::COUNTERS.iter().zip(self.counters.iter());

@@ -14,5 +14,6 @@ mod messages;
 mod order;
 mod pieces;
 mod references;
+mod slow_clients;
 mod streams;
 mod timing;
