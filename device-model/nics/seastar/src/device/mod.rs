@@ -260,7 +260,11 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         loop {
             let remaining = budget.saturating_sub(total);
             let sent = self.transmitter.step(&mut self.parts, context, remaining);
+            let controls = self.receiver.counters.control;
             let received = if receives { self.receiver.step(&mut self.parts, context, remaining) } else { 0 };
+            if self.receiver.counters.control != controls {
+                self.transmitter.control_arrived(context.now());
+            }
             let mut moved = sent + received;
 
             // A step of the router moves all that can move. It can move more only if an engine has
