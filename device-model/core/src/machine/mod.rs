@@ -13,6 +13,7 @@
 //! | `rings.rs` | posted writes and the control page |
 //! | `dma.rs` | client memory, and replies to DMA messages |
 //! | `schedule.rs` | stepping, sleeping and waking |
+//! | `sleepers.rs` | turns of a function whose clients sleep on |
 //! | `companions.rs` | companions of devices |
 //! | `heartbeat.rs` | the heartbeat in clients' mirrors |
 //! | `contain.rs` | containment of panics of devices |
@@ -28,6 +29,7 @@ mod heartbeat;
 mod query;
 mod rings;
 mod schedule;
+mod sleepers;
 mod virtual_time;
 
 use std::{
@@ -139,9 +141,10 @@ impl Machine {
     /// the device panicked while it described itself.
     pub fn add_function(&mut self, name: &str, device: Box<dyn Device>) -> Result<FunctionId, SpecError> {
         // A device that panicked is dropped, so no code sees the state that the panic left behind.
-        let described = panic::catch_unwind(AssertUnwindSafe(|| device.spec()));
-        let spec = match described {
-            Ok(spec) => spec,
+        let described =
+            panic::catch_unwind(AssertUnwindSafe(|| (device.spec(), device.lets_clients_sleep())));
+        let (spec, lets_clients_sleep) = match described {
+            Ok(described) => described,
             Err(payload) => {
                 drop_device(device);
                 return Err(SpecError::Panicked { message: message_of(payload) });
@@ -161,6 +164,9 @@ impl Machine {
             rings: Vec::new(),
             clients: Vec::new(),
             contended: false,
+            lets_clients_sleep,
+            clients_sleep: false,
+            is_transit: false,
             completions: VecDeque::new(),
             wake_at: Nanos::NEVER,
             panic: None,

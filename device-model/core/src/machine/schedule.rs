@@ -10,6 +10,9 @@
 //!
 //! From then on, a client that stores to the memory finds the word set, and wakes the function by a
 //! trapped write. The client needs no fence for this.
+//!
+//! A packet or a timer makes a cold function hot too, unless its device lets its clients sleep: see
+//! [`super::sleepers`].
 
 use std::{
     cmp::Reverse,
@@ -212,8 +215,9 @@ impl Machine {
             && time <= self.shared.now
         {
             self.schedule.timers.pop();
-            self.slots[function.0 as usize].timer = Nanos::NEVER;
-            self.wake(function);
+            let slot = &mut self.slots[function.0 as usize];
+            slot.timer = Nanos::NEVER;
+            self.schedule.wake_for_event(slot);
         }
     }
 
@@ -294,7 +298,7 @@ impl Machine {
             let (slots, schedule) = (&mut self.slots, &mut self.schedule);
             self.fabric.take_woken(|function, changed| {
                 let Some(slot) = slots.get_mut(function.0 as usize) else { return };
-                schedule.wake(slot);
+                schedule.wake_for_event(slot);
                 if changed != 0 {
                     schedule.link_changes.push((function, changed));
                 }
@@ -351,6 +355,10 @@ impl ActiveFunction<'_> {
     /// whether it did work.
     #[inline(always)]
     fn run_and_requeue(&mut self, budget: u32) -> bool {
+        if self.slot.poll_state == PollState::Cold && self.slot.state.lets_clients_sleep {
+            return self.run_with_sleeping_clients(budget);
+        }
+
         let busy = self.drain_and_step(budget);
         let now = self.shared.now;
         let function = self.id();
@@ -383,8 +391,8 @@ impl ActiveFunction<'_> {
     pub(super) fn drain_and_step(&mut self, budget: u32) -> bool {
         let state = &mut self.slot.state;
         let (mut busy, mut handed_over) = (false, 0);
-        if state.clients.is_empty() && state.completions.is_empty() {
-            state.contended = false;
+        if (state.clients.is_empty() || state.clients_sleep) && state.completions.is_empty() {
+            state.contended &= state.clients_sleep;
         } else {
             (busy, handed_over) = self.drain(budget);
         }
