@@ -91,6 +91,17 @@ pub trait Device: Send {
     /// [`crate::machine::Machine::add_function`].
     fn spec(&self) -> FunctionSpec;
 
+    /// Returns whether the machine may leave the function's clients asleep while a packet or a
+    /// timer has the function run. [`Context::clients_sleep`] says what the device must then do.
+    /// The machine asks once, together with [`Device::spec`].
+    ///
+    /// The default is false: each packet and each timer wakes the clients, and the machine polls
+    /// their memory for a while. This suits every device but one whose steps mostly pass packets of
+    /// other nodes on.
+    fn lets_clients_sleep(&self) -> bool {
+        false
+    }
+
     /// Handles a trapped read of `data.len()` bytes, 1 to 64. `data` is filled with ones at the
     /// start, which is what a bus returns for a register that no device decodes.
     fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]);

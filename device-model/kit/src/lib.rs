@@ -11,6 +11,7 @@
 //! | --- | --- |
 //! | [`agenda`] | several timers of a device |
 //! | [`attachment_set`] | sets of a function's attachments |
+//! | [`budget`] | the time for which slow clients may hold what all clients share |
 //! | [`mod@in_turn`] | round-robin over the members of a mask |
 //! | [`interrupt`] | the interrupts that a client has enabled |
 //! | [`mirror`] | mirror words that are written when their value changes |
@@ -22,6 +23,7 @@
 
 pub mod agenda;
 pub mod attachment_set;
+pub mod budget;
 pub mod in_turn;
 pub mod interrupt;
 pub mod mirror;
@@ -31,6 +33,7 @@ pub mod server;
 pub mod watchdog;
 
 pub use self::{
-    agenda::Agenda, attachment_set::AttachmentSet, in_turn::in_turn, interrupt::InterruptEnables,
-    mirror::MirrorWord, register::RegisterValue, server::Clock, server::Server, watchdog::WatchdogLimit,
+    agenda::Agenda, attachment_set::AttachmentSet, budget::Budget, in_turn::in_turn,
+    interrupt::InterruptEnables, mirror::MirrorWord, register::RegisterValue, server::Clock, server::Server,
+    watchdog::WatchdogLimit,
 };

@@ -30,6 +30,12 @@ pub struct CompanionEnd<C, E> {
     incarnation: Arc<Incarnation>,
 }
 
+/// The companion's way to its device, while it looks at a command in the FIFO.
+pub struct EventSender<'a, E> {
+    events: &'a mut Producer<E>,
+    incarnation: &'a Incarnation,
+}
+
 /// Returns both ends of new FIFOs.
 pub(super) fn ends<C, E>(
     spec: &CompanionSpec,
@@ -128,6 +134,23 @@ impl<C, E> CompanionEnd<C, E> {
         self.commands.pop().ok()
     }
 
+    /// Returns the next command, which stays in the FIFO, and a sender of events. After the work
+    /// for the command, the caller must call [`CompanionEnd::drop_front`]. A large command is thus
+    /// not copied.
+    #[inline]
+    pub fn front(&mut self) -> (Option<&C>, EventSender<'_, E>) {
+        let sender = EventSender { events: &mut self.events, incarnation: &self.incarnation };
+        (self.commands.peek().ok(), sender)
+    }
+
+    /// Drops the command of [`CompanionEnd::front`].
+    #[inline]
+    pub fn drop_front(&mut self) {
+        if let Ok(command) = self.commands.read_chunk(1) {
+            command.commit_all();
+        }
+    }
+
     /// Returns whether there is no command.
     #[inline]
     pub fn is_empty(&self) -> bool {
@@ -146,14 +169,7 @@ impl<C, E> CompanionEnd<C, E> {
     /// [`SendError`], with the event.
     #[inline]
     pub fn send(&mut self, event: E) -> Result<(), SendError<E>> {
-        if self.incarnation.has_ended() {
-            return Err(SendError::Ended(event));
-        }
-
-        self.events.push(event).map_err(|PushError::Full(event)| SendError::Full(event))?;
-        self.incarnation.wake_device();
-
-        Ok(())
+        EventSender { events: &mut self.events, incarnation: &self.incarnation }.send(event)
     }
 
     /// Returns whether a poll may wait: the companion has a thread, and is not stepped.
@@ -171,5 +187,29 @@ impl<C, E> CompanionEnd<C, E> {
     /// Returns the number of this incarnation, from 1.
     pub fn epoch(&self) -> u32 {
         self.incarnation.epoch()
+    }
+}
+
+impl<E> EventSender<'_, E> {
+    /// Sends an event, as [`CompanionEnd::send`] does.
+    ///
+    /// # Errors
+    /// [`SendError`], with the event.
+    #[inline]
+    pub fn send(&mut self, event: E) -> Result<(), SendError<E>> {
+        if self.incarnation.has_ended() {
+            return Err(SendError::Ended(event));
+        }
+
+        self.events.push(event).map_err(|PushError::Full(event)| SendError::Full(event))?;
+        self.incarnation.wake_device();
+
+        Ok(())
+    }
+
+    /// Returns whether the incarnation has ended, as [`CompanionEnd::has_ended`] does.
+    #[inline]
+    pub fn has_ended(&self) -> bool {
+        self.incarnation.has_ended()
     }
 }

@@ -53,7 +53,7 @@ use std::{fmt, io};
 
 use thiserror::Error;
 
-pub use self::ends::{CompanionEnd, DeviceEnd, SendError};
+pub use self::ends::{CompanionEnd, DeviceEnd, EventSender, SendError};
 pub(crate) use self::table::Companions;
 use crate::progress::Progress;
 

@@ -32,6 +32,12 @@ pub(crate) struct FunctionState {
     /// A record stalled in the last turn and several clients exist. Only turns drain the rings
     /// then, so that the scheduler can share out the device's resource for which they compete.
     pub(crate) contended: bool,
+    /// The result of [`crate::device::Device::lets_clients_sleep`].
+    pub(crate) lets_clients_sleep: bool,
+    /// The function's clients sleep in this turn: a store of theirs wakes the function.
+    pub(crate) clients_sleep: bool,
+    /// The device has only passed packets on in this turn.
+    pub(crate) is_transit: bool,
     pub(crate) wake_at: Nanos,
     pub(crate) completions: VecDeque<Completion>,
     /// Heads of the rings of the clients that are not cold, in the order in which a turn drains

@@ -257,6 +257,35 @@ impl Context<'_> {
         self.attachment(attachment_id).is_some_and(has_writes_in_flight)
     }
 
+    /// Returns whether the function's clients sleep in this step, so that the machine drains none
+    /// of their rings. It is always false unless [`Device::lets_clients_sleep`] returns true.
+    ///
+    /// A client that stores to its mapped memory wakes the function by a trapped write, which may
+    /// come much later than a packet that another client has sent after the store. Before the
+    /// device handles a packet, a timer or another event that concerns its own node, it must
+    /// therefore look at the mapped memory of its clients. It need not do so to pass packets on.
+    ///
+    /// [`Device::lets_clients_sleep`]: crate::device::Device::lets_clients_sleep
+    #[inline]
+    #[must_use]
+    pub fn clients_sleep(&self) -> bool {
+        self.function.clients_sleep
+    }
+
+    /// Records that the device has only passed packets on to other functions in this step. If the
+    /// function's clients sleep, they sleep on: the step has changed nothing that they look at.
+    #[inline]
+    pub fn note_transit(&mut self) {
+        self.function.is_transit = true;
+    }
+
+    /// Returns the number of writes by message to a client that have no reply yet.
+    #[must_use]
+    pub fn count_writes_in_flight(&self, attachment_id: AttachmentId) -> usize {
+        let tenant = self.attachment(attachment_id).and_then(|attachment| attachment.tenant.as_ref());
+        tenant.map_or(0, |tenant| tenant.remote_writes.len())
+    }
+
     /// Leases `length` bytes of client memory at `iova`, for writing or for reading. They may lie
     /// in several adjacent mappings. [`DmaLease`] states what a lease permits.
     ///

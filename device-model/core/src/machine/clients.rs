@@ -96,6 +96,17 @@ impl ActiveFunction<'_> {
 }
 
 impl FunctionSlot {
+    /// Sets the sleeping words of the function's clients, or clears those of the clients that are
+    /// not cold themselves.
+    #[cold]
+    pub(super) fn set_sleeping(&self, sleeping: bool) {
+        for (_, attachment) in self.state.attachments.iter() {
+            if sleeping || !attachment.tenant.as_ref().is_some_and(Tenant::is_cold) {
+                attachment.set_sleeping(sleeping);
+            }
+        }
+    }
+
     /// Makes the cold clients hot that have records in their rings. A client whose threads the
     /// barrier does not reach may have posted some.
     pub(super) fn wake_clients_with_records(&mut self, now: Nanos, cool_after: u64) {

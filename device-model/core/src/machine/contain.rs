@@ -191,6 +191,8 @@ impl ActiveFunction<'_> {
     /// has left it out of the queue of hot functions.
     fn restart_schedule(&mut self) {
         self.slot.state.contended = false;
+        self.slot.state.lets_clients_sleep = false;
+        self.slot.state.clients_sleep = false;
         self.slot.state.wake_at = Nanos::NEVER;
         self.slot.timer = Nanos::NEVER;
         self.schedule.requeue(self.slot);

@@ -14,6 +14,7 @@
 //! | `dma.rs` | client memory, replies to DMA messages, and results of DMA reads |
 //! | `schedule.rs` | stepping, sleeping and waking |
 //! | `clients.rs` | clients that sleep while their function does not |
+//! | `sleepers.rs` | turns of a function whose clients sleep on |
 //! | `companions.rs` | companions of devices |
 //! | `heartbeat.rs` | the heartbeat in clients' mirrors |
 //! | `contain.rs` | containment of panics of devices |
@@ -30,6 +31,7 @@ mod heartbeat;
 mod query;
 mod rings;
 mod schedule;
+mod sleepers;
 mod virtual_time;
 
 use std::{
@@ -143,9 +145,10 @@ impl Machine {
     /// the device panicked while it described itself.
     pub fn add_function(&mut self, name: &str, device: Box<dyn Device>) -> Result<FunctionId, SpecError> {
         // A device that panicked is dropped, so no code sees the state that the panic left behind.
-        let described = panic::catch_unwind(AssertUnwindSafe(|| device.spec()));
-        let spec = match described {
-            Ok(spec) => spec,
+        let described =
+            panic::catch_unwind(AssertUnwindSafe(|| (device.spec(), device.lets_clients_sleep())));
+        let (spec, lets_clients_sleep) = match described {
+            Ok(described) => described,
             Err(payload) => {
                 drop_device(device);
                 return Err(SpecError::Panicked { message: message_of(payload) });
@@ -165,6 +168,9 @@ impl Machine {
             rings: Vec::new(),
             clients: Vec::new(),
             contended: false,
+            lets_clients_sleep,
+            clients_sleep: false,
+            is_transit: false,
             completions: VecDeque::new(),
             wake_at: Nanos::NEVER,
             panic: None,

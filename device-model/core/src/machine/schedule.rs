@@ -11,7 +11,8 @@
 //! From then on, a client that stores to the memory finds the word set, and wakes the function by a
 //! trapped write. The client needs no fence for this.
 //!
-//! Clients of a hot function can go cold, too: see `clients.rs`.
+//! Clients of a hot function can go cold, too: see `clients.rs`. A packet or a timer makes a cold
+//! function hot, unless its device lets its clients sleep: see `sleepers.rs`.
 
 use std::{
     cmp::Reverse,
@@ -20,9 +21,7 @@ use std::{
 };
 
 use super::{FunctionSlot, Machine, PollState, active::ActiveFunction};
-use crate::{
-    attachment::Tenant, context::Context, device::Progress, ids::FunctionId, panic::DeviceMethod, time::Nanos,
-};
+use crate::{context::Context, device::Progress, ids::FunctionId, panic::DeviceMethod, time::Nanos};
 
 /// Default time without work after which a function goes cold, in nanoseconds.
 /// [`Machine::set_cool_after`] changes it.
@@ -185,19 +184,6 @@ impl Schedule {
     }
 }
 
-impl FunctionSlot {
-    /// Sets the sleeping words of the function's clients, or clears those of the clients that are
-    /// not cold themselves.
-    #[cold]
-    fn set_sleeping(&self, sleeping: bool) {
-        for (_, attachment) in self.state.attachments.iter() {
-            if sleeping || !attachment.tenant.as_ref().is_some_and(Tenant::is_cold) {
-                attachment.set_sleeping(sleeping);
-            }
-        }
-    }
-}
-
 impl Machine {
     /// Runs one turn of each function that is awake, and returns the time of the next step.
     /// `budget` is the approximate number of packets for each function, at least 1.
@@ -257,8 +243,9 @@ impl Machine {
             && time <= self.shared.now
         {
             self.schedule.timers.pop();
-            self.slots[function.0 as usize].timer = Nanos::NEVER;
-            self.wake(function);
+            let slot = &mut self.slots[function.0 as usize];
+            slot.timer = Nanos::NEVER;
+            self.schedule.wake_for_event(slot);
         }
     }
 
@@ -345,7 +332,7 @@ impl Machine {
             let (slots, schedule) = (&mut self.slots, &mut self.schedule);
             self.fabric.take_woken(|function, changed| {
                 let Some(slot) = slots.get_mut(function.0 as usize) else { return };
-                schedule.wake(slot);
+                schedule.wake_for_event(slot);
                 if changed != 0 {
                     schedule.link_changes.push((function, changed));
                 }
@@ -412,6 +399,10 @@ impl ActiveFunction<'_> {
     /// from there if it may go cold. Returns whether it did work.
     #[inline(always)]
     fn run_or_cool(&mut self, place: usize, budget: u32) -> bool {
+        if self.slot.poll_state == PollState::Cold && self.slot.state.lets_clients_sleep {
+            return self.run_with_sleeping_clients(place, budget);
+        }
+
         let busy = self.drain_and_step(budget);
         let now = self.shared.now;
 
@@ -436,7 +427,7 @@ impl ActiveFunction<'_> {
 
     /// Removes the function from its place in the queue of hot ones.
     #[cold]
-    fn leave_queue(&mut self, place: usize) {
+    pub(super) fn leave_queue(&mut self, place: usize) {
         self.slot.queued = false;
         self.schedule.remove_hot(place);
         self.fabric.end_polling(self.slot.state.id);
@@ -448,8 +439,8 @@ impl ActiveFunction<'_> {
     pub(super) fn drain_and_step(&mut self, budget: u32) -> bool {
         let state = &mut self.slot.state;
         let (mut busy, mut handed_over) = (false, 0);
-        if state.clients.is_empty() && state.completions.is_empty() {
-            state.contended = false;
+        if (state.clients.is_empty() || state.clients_sleep) && state.completions.is_empty() {
+            state.contended &= state.clients_sleep;
         } else {
             (busy, handed_over) = self.drain(budget);
         }

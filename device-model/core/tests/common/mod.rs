@@ -96,6 +96,8 @@ pub struct Script {
     pub busy: bool,
     /// The device panics when a DMA read ends.
     pub panics_in_done: bool,
+    /// The machine may leave the function's clients asleep. It reads this when it adds the device.
+    pub lets_clients_sleep: bool,
 }
 
 /// A test's access to its device.
@@ -163,6 +165,10 @@ impl Device for ProbeDevice {
         self.spec.clone()
     }
 
+    fn lets_clients_sleep(&self) -> bool {
+        self.probe.script().lets_clients_sleep
+    }
+
     /// Returns the low byte of the offset for each byte.
     fn read(&mut self, _: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
         self.note(Call::Read(from, at, data.len()));
@@ -218,8 +224,13 @@ impl Device for ProbeDevice {
 /// Adds a device with this description.
 pub fn add(machine: &mut Machine, name: &str, spec: FunctionSpec) -> (FunctionId, Probe) {
     let probe = Probe::default();
+    (add_with(machine, name, spec, &probe), probe)
+}
+
+/// Adds a device with this description, which shares a probe's state.
+pub fn add_with(machine: &mut Machine, name: &str, spec: FunctionSpec, probe: &Probe) -> FunctionId {
     let device = ProbeDevice { spec, probe: probe.clone() };
-    (machine.add_function(name, Box::new(device)).unwrap(), probe)
+    machine.add_function(name, Box::new(device)).unwrap()
 }
 
 /// Returns a machine of one function without clients.

@@ -19,5 +19,6 @@ mod panics;
 mod property;
 mod rings;
 mod schedule;
+mod sleepers;
 mod spec;
 mod virtual_time;

@@ -21,6 +21,7 @@
 //! | `incarnations` | the incarnations of all nodes: one table, which the devices share |
 //! | `wire` | packets and their route word |
 //! | `memory` | client memory, tenants, lists of pieces |
+//! | `patience` | how long slow clients may make their node wait |
 //! | `leased` | leased memory for events and data of header packets |
 //! | `processor` | the embedded processor: the companion that runs the program |
 //! | `parts` | what the engines share |
@@ -42,6 +43,7 @@ mod link_check;
 mod mailbox;
 mod memory;
 mod parts;
+mod patience;
 mod processor;
 mod receive;
 mod reference;

@@ -11,12 +11,13 @@ use nicforge_core::{
     context::Context,
     dma::DmaError,
     ids::{AttachmentId, DmaToken},
-    time::Nanos,
 };
 use nicforge_hwi::seastar::{KERNEL, MAX_PIECES, MAX_PROCESSES, PIECES, Piece};
 use nicforge_kit::retry;
 use nicforge_seastar_firmware::chip::Pieces;
 use zerocopy::{FromZeros, IntoBytes};
+
+use crate::patience::{CHARGE_PERIOD, Patience, Wait};
 
 /// Number of attachments of a node with all processes.
 pub(crate) const MAX_CLIENTS: usize = MAX_PROCESSES as usize + 1;
@@ -37,6 +38,10 @@ pub(crate) struct Tenants {
     last: u32,
     /// Tenants have come or gone that the firmware may not know.
     has_changed: bool,
+    /// The budgets of waits for writes.
+    patience: Patience,
+    /// Writes that ended early because a budget was spent.
+    hurried: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -90,18 +95,30 @@ impl Tenants {
         (1..=latest_tenant).contains(&self.number(attachment_id))
     }
 
-    /// Writes to the memory of a tenant that the program knows. `since` is the caller's record of
-    /// the time at which the write began to wait.
+    /// Returns whether the node has a process besides this client.
+    fn has_other_process(&self, attachment_id: AttachmentId) -> bool {
+        let processes = self.of.iter().enumerate().skip(usize::from(KERNEL) + 1);
+        let mut others = processes.filter(|(process, _)| *process != usize::from(attachment_id.0));
+        others.any(|(_, tenant)| tenant.number != 0)
+    }
+
+    /// Returns the number of writes that ended early because a budget was spent.
+    pub(crate) fn hurried(&self) -> u64 {
+        self.hurried
+    }
+
+    /// Writes to the memory of a tenant that the program knows. `wait` is the caller's record of
+    /// the write's wait.
     pub(crate) fn write(
         &mut self,
         context: &mut Context<'_>,
         (attachment_id, latest_tenant): (AttachmentId, u32),
         address: u64,
         data: &[u8],
-        since: &mut Option<Nanos>,
+        wait: &mut Option<Wait>,
     ) -> Access {
         if !self.is_known(attachment_id, latest_tenant) {
-            *since = None;
+            *wait = None;
             return Access::Fault;
         }
 
@@ -110,49 +127,65 @@ impl Tenants {
             other => other,
         };
         match written {
-            Err(DmaError::Busy) => self.wait_for_write(context, attachment_id, since),
+            Err(DmaError::Busy) => self.wait_for_write(context, attachment_id, wait),
             result => {
-                *since = None;
+                self.end_wait(context, attachment_id, wait);
                 if result.is_ok() { Access::Done } else { Access::Fault }
             }
         }
     }
 
-    /// Waits until a tenant that the program knows has answered all writes by message. `since` is
-    /// the caller's record of the time at which the wait began.
+    /// Waits until a tenant that the program knows has answered all writes by message. `wait` is
+    /// the caller's record of that.
     pub(crate) fn await_answers(
         &mut self,
         context: &mut Context<'_>,
         (attachment_id, latest_tenant): (AttachmentId, u32),
-        since: &mut Option<Nanos>,
+        wait: &mut Option<Wait>,
     ) -> Access {
         let is_known = self.is_known(attachment_id, latest_tenant);
         if is_known && context.has_writes_in_flight(attachment_id) {
-            return self.wait_for_write(context, attachment_id, since);
+            return self.wait_for_write(context, attachment_id, wait);
         }
-        *since = None;
+        self.end_wait(context, attachment_id, wait);
         if is_known { Access::Done } else { Access::Fault }
     }
 
-    /// Waits until a write by message is possible, or ends the write after the time-out.
+    /// Waits until a write by message is possible. Ends the write after the time-out, or when the
+    /// budget of waits is spent.
     #[cold]
     fn wait_for_write(
         &mut self,
         context: &mut Context<'_>,
         attachment_id: AttachmentId,
-        since: &mut Option<Nanos>,
+        wait: &mut Option<Wait>,
     ) -> Access {
+        let is_charged = self.has_other_process(attachment_id);
         let Some(tenant) = self.of.get_mut(usize::from(attachment_id.0)) else { return Access::Fault };
         let now = context.now();
-        let began = *since.get_or_insert(now);
-        tenant.is_unresponsive |= now >= began.after(WRITE_LIMIT);
-        if tenant.is_unresponsive {
-            *since = None;
+        let current = wait.get_or_insert(Wait::new(now));
+
+        tenant.is_unresponsive |= now >= current.since.after(WRITE_LIMIT);
+        let is_hurried = is_charged && !self.patience.charge(attachment_id, current, now);
+        current.note_unanswered(context.count_writes_in_flight(attachment_id), now);
+        self.hurried += u64::from(is_hurried);
+        if tenant.is_unresponsive || is_hurried {
+            *wait = None;
             return Access::Fault;
         }
 
         context.wake_at(now.after(retry::MEMORY_BUSY));
         Access::Wait
+    }
+
+    /// Ends the wait of a write, if there was one, and charges the rest of it.
+    #[inline]
+    fn end_wait(&mut self, context: &Context<'_>, attachment_id: AttachmentId, wait: &mut Option<Wait>) {
+        if let Some(mut wait) = wait.take()
+            && self.has_other_process(attachment_id)
+        {
+            self.patience.charge(attachment_id, &mut wait, context.now());
+        }
     }
 }
 
@@ -178,6 +211,10 @@ pub(crate) struct Reader {
     pending: Option<PendingRead>,
     /// Data of the last read by message.
     buffer: Vec<u8>,
+    /// The budgets of waits for reads.
+    patience: Patience,
+    /// Reads that ended early because a budget was spent.
+    hurried: u64,
 }
 
 /// Number of engines that read.
@@ -187,7 +224,7 @@ const ENGINES: u64 = 2;
 struct PendingRead {
     attachment_id: AttachmentId,
     address: u64,
-    since: Nanos,
+    wait: Wait,
     state: ReadState,
 }
 
@@ -203,7 +240,19 @@ enum ReadState {
 impl Reader {
     /// Returns a reader of an engine, 0 or 1.
     pub(crate) fn new(engine: u64) -> Self {
-        Self { engine, serial: 0, pending: None, buffer: Vec::new() }
+        Self {
+            engine,
+            serial: 0,
+            pending: None,
+            buffer: Vec::new(),
+            patience: Patience::default(),
+            hurried: 0,
+        }
+    }
+
+    /// Returns the number of reads that ended early because a budget was spent.
+    pub(crate) fn hurried(&self) -> u64 {
+        self.hurried
     }
 
     fn token(&self) -> DmaToken {
@@ -232,9 +281,11 @@ impl Reader {
                 Err(_) => return Access::Fault,
             }
         }
-        self.read_by_message(context, attachment_id, address, out)
+        let is_charged = tenants.has_other_process(attachment_id);
+        self.read_by_message(context, attachment_id, address, out, is_charged)
     }
 
+    /// Begins or continues a read by message. `is_charged` says whether the wait for it is charged.
     #[cold]
     fn read_by_message(
         &mut self,
@@ -242,40 +293,46 @@ impl Reader {
         attachment_id: AttachmentId,
         address: u64,
         out: &mut [u8],
+        is_charged: bool,
     ) -> Access {
         let now = context.now();
         let is_same = |read: &PendingRead| (read.attachment_id, read.address) == (attachment_id, address);
         if !self.pending.as_ref().is_some_and(is_same) {
             self.cancel(context);
             self.serial += 1;
-            self.pending = Some(PendingRead { attachment_id, address, since: now, state: ReadState::Unsent });
+            let (wait, state) = (Wait::new(now), ReadState::Unsent);
+            self.pending = Some(PendingRead { attachment_id, address, wait, state });
         }
 
         let token = self.token();
         let Some(read) = &mut self.pending else { return Access::Fault };
+        let is_hurried = is_charged && !self.patience.charge(attachment_id, &mut read.wait, now);
         if read.state == ReadState::Unsent
+            && !is_hurried
             && context.dma_read(attachment_id, address, out.len(), token).is_ok()
         {
             read.state = ReadState::Sent;
         }
 
-        let is_late = now >= read.since.after(READ_LIMIT);
+        let is_late = now >= read.wait.since.after(READ_LIMIT);
         match read.state {
             ReadState::Answered if self.buffer.len() == out.len() => {
                 out.copy_from_slice(&self.buffer);
                 self.pending = None;
                 Access::Done
             }
-            ReadState::Unsent | ReadState::Sent if !is_late => {
-                let again = if read.state == ReadState::Sent {
-                    read.since.after(READ_LIMIT)
-                } else {
-                    now.after(retry::MEMORY_BUSY)
+            ReadState::Unsent | ReadState::Sent if !is_late && !is_hurried => {
+                let limit = read.wait.since.after(READ_LIMIT);
+                let again = match read.state {
+                    ReadState::Sent if is_charged => limit.min(now.after(CHARGE_PERIOD)),
+                    ReadState::Sent => limit,
+                    _ => now.after(retry::MEMORY_BUSY),
                 };
                 context.wake_at(again);
                 Access::Wait
             }
             _ => {
+                self.hurried += u64::from(is_hurried);
                 self.cancel(context);
                 Access::Fault
             }

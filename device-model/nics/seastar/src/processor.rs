@@ -21,7 +21,7 @@ use std::sync::{
 };
 
 use nicforge_core::{
-    companion::{Companion, CompanionEnd, CompanionMode, CompanionSpec, SendError},
+    companion::{Companion, CompanionEnd, CompanionMode, CompanionSpec, EventSender, SendError},
     device::Progress,
     time::Nanos,
 };
@@ -181,9 +181,11 @@ impl<P: Program> Processor<P> {
                 return Progress::Idle;
             }
 
-            let input = end.receive();
+            // The input stays in the FIFO, and is not copied.
+            let (input, sender) = end.front();
+            let has_input = input.is_some();
             let node_down;
-            let event = match &input {
+            let event = match input {
                 None if !self.is_busy => return Progress::Idle,
                 None => None,
                 Some(Input { time, content }) => {
@@ -195,6 +197,7 @@ impl<P: Program> Processor<P> {
                         }
                         InputContent::Incarnation { node, incarnation } => {
                             let Some(event) = self.state.incarnation_changed(*node, *incarnation) else {
+                                end.drop_front();
                                 continue;
                             };
                             node_down = event;
@@ -204,16 +207,19 @@ impl<P: Program> Processor<P> {
                 }
             };
 
-            let mut chip = Wired { state: &mut self.state, end, calls: 0, is_overrun: false };
+            let mut chip = Wired { state: &mut self.state, sender, calls: 0, is_overrun: false };
             let polled = self.program.poll(&mut chip, event);
 
             self.is_busy = matches!(polled, Ok(Polled::Busy));
             self.has_worked |= event.is_some() || self.is_busy;
             // A program that returns `Halted` without a reason is as broken as one with too many
             // calls.
-            if chip.is_overrun || polled == Err(Halted) && !chip.end.has_ended() {
+            if chip.is_overrun || polled == Err(Halted) && !chip.sender.has_ended() {
                 self.is_broken = true;
                 chip.send(Call::Broken);
+            }
+            if has_input {
+                end.drop_front();
             }
         }
         Progress::Busy
@@ -223,7 +229,7 @@ impl<P: Program> Processor<P> {
 /// The chip, for one poll of the program. There is room for all effects of a poll, and one more.
 struct Wired<'a> {
     state: &'a mut State,
-    end: &'a mut CompanionEnd<Input, Effect>,
+    sender: EventSender<'a, Effect>,
     /// Calls of this poll so far.
     calls: usize,
     /// The program has made more than [`MAX_CALLS`] calls, or a call with too many bytes.
@@ -248,7 +254,7 @@ impl Wired<'_> {
     #[inline]
     fn send(&mut self, call: Call) {
         let effect = Effect { time: self.state.now, tenant: self.state.tenant, call };
-        if let Err(SendError::Full(_)) = self.end.send(effect) {
+        if let Err(SendError::Full(_)) = self.sender.send(effect) {
             self.is_overrun = true;
         }
     }

@@ -30,6 +30,7 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::{
     memory::{Access, Cursor, Reader, WRITE_LIMIT},
     parts::Parts,
+    patience::Wait,
     reference::Reference,
     stream::{Destination, Memory, State, Stream},
     wire::{self, Kind, ShortIncarnation},
@@ -52,8 +53,8 @@ pub(crate) struct Receiver {
     cut: VecDeque<u16>,
     reader: Reader,
     host: Server,
-    /// Time from which a deposit waits for its client.
-    waits_since: Option<Nanos>,
+    /// The wait of a deposit for its client.
+    wait: Option<Wait>,
     /// The client for whose answers to writes of data the end of a message waits, and until when.
     awaited: Option<(AttachmentId, Nanos)>,
     /// Data for memory that only messages reach.
@@ -90,7 +91,7 @@ impl Receiver {
             cut: VecDeque::new(),
             reader: Reader::new(1),
             host: Server::default(),
-            waits_since: None,
+            wait: None,
             awaited: None,
             buffer: Vec::new(),
             counters: ReceiveCounters::default(),
@@ -104,7 +105,7 @@ impl Receiver {
         self.free.clear();
         self.of_source.fill(NONE);
         self.cut.clear();
-        self.waits_since = None;
+        self.wait = None;
         self.awaited = None;
     }
 
@@ -119,6 +120,11 @@ impl Receiver {
     /// Returns the reader, for answers to its reads.
     pub(crate) fn reader(&mut self) -> &mut Reader {
         &mut self.reader
+    }
+
+    /// Returns the number of reads that ended early because a budget of waits was spent.
+    pub(crate) fn hurried(&self) -> u64 {
+        self.reader.hurried()
     }
 
     /// Returns the number of streams in use.
@@ -195,7 +201,7 @@ impl Receiver {
             *of_source = NONE;
         }
         self.reader.cancel(context);
-        self.waits_since = None;
+        self.wait = None;
         self.awaited = None;
         self.counters.cut += 1;
     }
@@ -414,9 +420,9 @@ impl Receiver {
         let Some(entry) = self.streams.get_mut(usize::from(index)) else { return true };
         if entry.end == Some(DataEnd::Complete) {
             // The firmware tells others of the data, which must be in memory by then.
-            let Self { waits_since, .. } = self;
-            let access = entry.destination.await_answers(context, &mut parts.tenants, waits_since);
-            let until = waits_since.map(|since| since.after(WRITE_LIMIT));
+            let Self { wait, .. } = self;
+            let access = entry.destination.await_answers(context, &mut parts.tenants, wait);
+            let until = wait.map(|wait| wait.since.after(WRITE_LIMIT));
             self.awaited = entry.destination.awaited().zip(until);
             match access {
                 Access::Done => {}
@@ -441,12 +447,8 @@ impl Receiver {
         let Some(entry) = self.streams.get_mut(usize::from(index)) else { return false };
         let Parts { router, tenants, site, .. } = &mut *parts;
         let Some(packet) = router.front(FIFO, now) else { return false };
-        let memory = Memory {
-            tenants,
-            reader: &mut self.reader,
-            waits_since: &mut self.waits_since,
-            buffer: &mut self.buffer,
-        };
+        let memory =
+            Memory { tenants, reader: &mut self.reader, wait: &mut self.wait, buffer: &mut self.buffer };
 
         let (bytes, check) = if let Some((reference, source)) = Reference::of(packet) {
             if entry.copy(context, memory, reference, source) == Access::Wait {

@@ -1,13 +1,14 @@
 //! A stream of the demultiplexer: a message that is being received.
 
 use crc32fast::Hasher;
-use nicforge_core::{context::Context, dma::DmaLease, ids::AttachmentId, time::Nanos};
+use nicforge_core::{context::Context, dma::DmaLease, ids::AttachmentId};
 use nicforge_hwi::seastar::Piece;
 use nicforge_seastar_firmware::chip::{DataEnd, Pieces};
 
 use crate::{
     leased::WriteLease,
     memory::{Access, Cursor, Reader, Run, Tenants},
+    patience::Wait,
     reference::{MAX_LEASE, Reference, is_over},
 };
 
@@ -57,7 +58,7 @@ pub(crate) struct Destination {
 pub(crate) struct Memory<'a> {
     pub(crate) tenants: &'a mut Tenants,
     pub(crate) reader: &'a mut Reader,
-    pub(crate) waits_since: &'a mut Option<Nanos>,
+    pub(crate) wait: &'a mut Option<Wait>,
     /// Data that go to memory that only messages reach.
     pub(crate) buffer: &'a mut Vec<u8>,
 }
@@ -84,7 +85,7 @@ impl Stream {
 
     /// Moves the data of a packet to client memory, as far as they are kept.
     pub(crate) fn deposit(&mut self, context: &mut Context<'_>, memory: Memory<'_>, data: &[u8]) -> Access {
-        let Memory { tenants, reader, waits_since, .. } = memory;
+        let Memory { tenants, reader, wait, .. } = memory;
         let destination = &mut self.destination;
         let kept = (destination.length.saturating_sub(self.arrived) as usize).min(data.len());
 
@@ -101,7 +102,7 @@ impl Stream {
             let bytes = (piece.length as usize).min(kept - self.deposited);
             let part = &data[self.deposited..self.deposited + bytes];
             let owner = (AttachmentId(piece.attachment), destination.cursor.latest_tenant());
-            match tenants.write(context, owner, piece.address, part, waits_since) {
+            match tenants.write(context, owner, piece.address, part, wait) {
                 Access::Done => {
                     destination.note_written(context, owner.0);
                     destination.cursor.advance(bytes);
@@ -124,7 +125,7 @@ impl Stream {
         reference: Reference,
         source: &DmaLease,
     ) -> Access {
-        let Memory { tenants, reader, waits_since, buffer } = memory;
+        let Memory { tenants, reader, wait, buffer } = memory;
         let destination = &mut self.destination;
         let kept = destination.length.saturating_sub(self.arrived).min(reference.length) as usize;
 
@@ -151,7 +152,7 @@ impl Stream {
                 // written by messages, or one of both has been unmapped.
                 bytes = bytes.min(BY_MESSAGE);
                 self.is_corrupt |= !read_or_zero(source, from, bytes, buffer);
-                match tenants.write(context, owner, piece.address, buffer, waits_since) {
+                match tenants.write(context, owner, piece.address, buffer, wait) {
                     Access::Done => destination.note_written(context, owner.0),
                     Access::Wait => return Access::Wait,
                     Access::Fault => {
@@ -217,12 +218,12 @@ impl Destination {
         &mut self,
         context: &mut Context<'_>,
         tenants: &mut Tenants,
-        waits_since: &mut Option<Nanos>,
+        wait: &mut Option<Wait>,
     ) -> Access {
         while self.posted != 0 {
             let attachment = self.posted.trailing_zeros() as u16;
             let owner = (AttachmentId(attachment), self.cursor.latest_tenant());
-            match tenants.await_answers(context, owner, waits_since) {
+            match tenants.await_answers(context, owner, wait) {
                 Access::Done => self.posted &= self.posted - 1,
                 other => return other,
             }

@@ -34,8 +34,12 @@ pub(crate) const CONTROL_FIFO: u8 = 1;
 const MAX_DATA: usize = 4096;
 /// Maximum number of control messages in the queue.
 const MAX_CONTROL: usize = 1 << 16;
-/// Delay before the engine looks again at packets that refer to client memory, in nanoseconds.
-const DRAIN_RETRY: u64 = 1_000;
+/// Shortest and longest delay before the engine looks again at packets that refer to client memory,
+/// in nanoseconds. It looks in each of its steps, and less often by itself the longer nothing has
+/// happened: the nodes of a large network that wait for one target would otherwise all be stepped
+/// all the time. The acknowledgement of a message arrives shortly before or after its data are
+/// taken.
+const DRAIN_RETRIES: (u64, u64) = (1_000, 10_000_000);
 /// How long packets may refer to client memory after the last one was made, in nanoseconds. It is
 /// the firmware's default time-out of a silent node.
 const DRAIN_LIMIT: u64 = 10_000_000_000;
@@ -51,6 +55,8 @@ pub(crate) struct Transmitter {
     finished: VecDeque<(Transmission, DataEnd)>,
     /// Messages all of whose packets are made, and whose packets still refer to client memory.
     draining: Vec<Draining>,
+    /// The time of the last event that makes an end of these likely.
+    drain_event: Nanos,
     /// The next node that gets a shutdown notice, if some get one.
     shutdown_notice: Option<u32>,
     reader: Reader,
@@ -73,8 +79,8 @@ struct Draining {
     name: Transmission,
     end: DataEnd,
     lent: Lent,
-    /// Time from which the engine waits no longer.
-    limit: Nanos,
+    /// Time at which the last packet was made.
+    since: Nanos,
 }
 
 /// A control message.
@@ -94,6 +100,7 @@ impl Transmitter {
             staged: None,
             finished: VecDeque::new(),
             draining: Vec::new(),
+            drain_event: Nanos::ZERO,
             shutdown_notice: None,
             reader: Reader::new(0),
             host: Server::default(),
@@ -167,6 +174,11 @@ impl Transmitter {
         &mut self.reader
     }
 
+    /// Returns the number of reads that ended early because a budget of waits was spent.
+    pub(crate) fn hurried(&self) -> u64 {
+        self.reader.hurried()
+    }
+
     /// Returns the number of messages that wait or are in service.
     pub(crate) fn waiting(&self) -> u64 {
         let queued = self.data.len() + self.control.len() + self.draining.len();
@@ -176,7 +188,20 @@ impl Transmitter {
     /// Returns the time at which the engine continues by itself.
     pub(crate) fn next_time(&self, now: Nanos) -> Nanos {
         let staged = self.staged.as_ref().map_or(Nanos::NEVER, |&(_, due)| due);
-        if self.draining.is_empty() { staged } else { staged.min(now.after(DRAIN_RETRY)) }
+        if self.draining.is_empty() {
+            return staged;
+        }
+
+        let (shortest, longest) = DRAIN_RETRIES;
+        let waited = now.0.saturating_sub(self.drain_event.0);
+        staged.min(now.after(waited.clamp(shortest, longest)))
+    }
+
+    /// Records that a control message has arrived, which may be the acknowledgement of a message
+    /// whose packets refer to client memory.
+    #[inline]
+    pub(crate) fn control_arrived(&mut self, now: Nanos) {
+        self.drain_event = now;
     }
 
     /// Sends packets, at most about `budget`. Returns their number.
@@ -220,9 +245,9 @@ impl Transmitter {
     /// waited for too long.
     fn end_drained_messages(&mut self, now: Nanos) {
         let Self { draining, finished, counters, .. } = self;
-        draining.retain(|Draining { name, end, lent, limit }| {
+        draining.retain(|Draining { name, end, lent, since }| {
             let is_in_use = lent.is_in_use();
-            let is_over = !is_in_use || now >= *limit;
+            let is_over = !is_in_use || now >= since.after(DRAIN_LIMIT);
             if is_over {
                 // The packets may have been there for the end of the mapping.
                 let is_withdrawn = is_in_use || lent.is_withdrawn();
@@ -408,7 +433,8 @@ impl Transmitter {
         self.counters.bytes += u64::from(service.length());
         let name = service.name();
         if let Some(lent) = service.lent() {
-            self.draining.push(Draining { name, end, lent, limit: now.after(DRAIN_LIMIT) });
+            self.draining.push(Draining { name, end, lent, since: now });
+            self.drain_event = now;
             return;
         }
         self.counters.faults += u64::from(end == DataEnd::MemoryFault);

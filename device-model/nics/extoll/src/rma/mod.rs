@@ -10,7 +10,6 @@
 //! | `target` | accesses of others to this card's memory: puts are written, gets are answered |
 //! | `transfer` | data movement, by one copy or by DMA messages |
 //! | `side_queue` | side queues, for packets that wait for one client |
-//! | `budget` | the time for which clients with slow memory may hold shared queues |
 //! | `notify` | notification queues |
 //! | `registers` | the registers of the unit |
 //!
@@ -45,7 +44,6 @@
 //! [`transfer::MAX_ANSWER_TIME`], the card stops waiting for it until it answers one.
 
 mod answers;
-mod budget;
 mod commands;
 mod notify;
 mod part;
@@ -60,12 +58,11 @@ use std::sync::Arc;
 
 use nicforge_core::{dma::DmaLease, ids::AttachmentId};
 use nicforge_hwi::extoll_rma::COMMAND_BYTES;
-use nicforge_kit::Server;
+use nicforge_kit::{Budget, Server, budget};
 use nicforge_shm::SharedU64;
 
 pub(crate) use self::registers::Register;
 use self::{
-    budget::Budget,
     commands::Commands,
     notify::Notifications,
     part::Part,

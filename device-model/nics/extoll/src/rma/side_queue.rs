@@ -6,7 +6,7 @@
 //! client.
 //!
 //! A side queue is bounded by [`DEPTH`]. When it is full, packets for the client wait at the front
-//! of shared queues. That time is charged to a [`Budget`](super::budget::Budget) of the client and
+//! of shared queues. That time is charged to a [`Budget`](nicforge_kit::Budget) of the client and
 //! to one of the card. When one of them is spent, the oldest packet of the side queue ends as
 //! withdrawn and makes room.
 //!
@@ -20,16 +20,10 @@ use nicforge_core::{
     ids::AttachmentId,
     time::Nanos,
 };
-use nicforge_kit::retry;
+use nicforge_kit::{Budget, budget, retry};
 use nicforge_shm::SharedMemory;
 
-use super::{
-    Client, Rma,
-    budget::{self, Budget},
-    cost,
-    part::Part,
-    transfer::Waiting,
-};
+use super::{Client, Rma, cost, part::Part, transfer::Waiting};
 use crate::{
     attachment::Set,
     config::MAX_RMA_MTU,

@@ -116,6 +116,11 @@ impl Process {
     pub(super) fn record(&mut self, events: &mut Events, operation: u16, kind: u8, failure: u16, flags: u16) {
         let operation = &self.operations[operation];
         let descriptor = operation.descriptor;
+        // Most senders have no events.
+        if self.descriptors[descriptor].queue == NONE {
+            return;
+        }
+
         let record = EventRecord {
             match_bits: operation.match_bits,
             header_data: operation.header_data,

@@ -118,7 +118,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
                 client.deposits.write(context, owner.0, address, bytes)
             };
             if is_written {
-                self.firmware.waits_since = None;
+                self.firmware.wait = None;
                 return true;
             }
         }
@@ -136,7 +136,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
             let target = address.wrapping_add(start as u64);
 
             let data = &bytes[start..start + part];
-            match self.parts.tenants.write(context, owner, target, data, &mut self.firmware.waits_since) {
+            match self.parts.tenants.write(context, owner, target, data, &mut self.firmware.wait) {
                 Access::Done => self.firmware.written += part,
                 Access::Wait => return false,
                 Access::Fault => {

@@ -51,7 +51,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         self.receiver.clear(context);
 
         self.firmware.timer = Nanos::NEVER;
-        self.firmware.waits_since = None;
+        self.firmware.wait = None;
         self.firmware.written = 0;
         // The next firmware must hear of every client again.
         for client in &mut self.clients {

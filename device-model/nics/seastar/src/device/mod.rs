@@ -4,8 +4,10 @@
 //! | --- | --- |
 //! | `mod.rs` | the device's methods, and its state |
 //! | `lifecycle.rs` | lives of the firmware and of nodes, tenants |
+//! | `commands.rs` | the commands of clients, on their way to the firmware |
 //! | `effects.rs` | the effects of the program's calls |
 
+mod commands;
 mod effects;
 mod lifecycle;
 
@@ -25,15 +27,16 @@ use nicforge_hwi::{
 };
 use nicforge_kit::{AttachmentSet, RegisterValue};
 use nicforge_network::router::{FifoSpec, Router, RouterSpec};
-use nicforge_seastar_firmware::chip::{Client, Event, Program};
+use nicforge_seastar_firmware::chip::Program;
 
 use crate::{
     config::{Network, NetworkError, Options, Site},
     incarnations::Cursor,
     leased::{DepositMemory, EventMemory},
-    mailbox::{Mailbox, Next, PublishedState},
+    mailbox::{Mailbox, PublishedState},
     memory::{MAX_CLIENTS, Tenants},
     parts::{FirmwareLink, Parts},
+    patience::Wait,
     processor::Counters,
     receive::Receiver,
     reference,
@@ -63,6 +66,8 @@ pub struct SeaStar<P> {
     attached: AttachmentSet<1>,
     /// Client whose commands come first in the next step.
     turn: u16,
+    /// A command had no room in the processor's FIFO when the device last looked for commands.
+    commands_wait: bool,
     firmware: FirmwareState,
     incarnations: IncarnationChanges,
     transmitter: Transmitter,
@@ -94,12 +99,21 @@ struct FirmwareState {
     epoch: u32,
     /// Number of this node's last incarnation.
     last_incarnation: u32,
-    /// Time of [`Event::Timer`].
+    /// Time of [`Event::Timer`](nicforge_seastar_firmware::chip::Event::Timer).
     timer: Nanos,
-    /// Time from which a write to a client waits, and bytes of it that are written.
-    waits_since: Option<Nanos>,
+    /// The wait of a write to a client, and bytes of it that are written.
+    wait: Option<Wait>,
     written: usize,
     halts: u64,
+}
+
+/// Numbers of what a step has moved.
+struct Moved {
+    /// Packets, parts of data, and commands.
+    packets: u32,
+    /// Those among them that are this node's.
+    of_node: u32,
+    has_more: bool,
 }
 
 /// Changes of other nodes' incarnations that the firmware has not seen.
@@ -138,12 +152,13 @@ impl<P: Program + Send + 'static> SeaStar<P> {
             clients: std::array::from_fn(|_| ClientState::default()),
             attached: AttachmentSet::default(),
             turn: 0,
+            commands_wait: false,
             firmware: FirmwareState {
                 shown: firmware::DOWN,
                 epoch: 0,
                 last_incarnation: 0,
                 timer: Nanos::NEVER,
-                waits_since: None,
+                wait: None,
                 written: 0,
                 halts: 0,
             },
@@ -154,6 +169,11 @@ impl<P: Program + Send + 'static> SeaStar<P> {
             commands: 0,
             errors: 0,
         })
+    }
+
+    /// Returns the number of accesses that ended early because a budget of waits was spent.
+    fn hurried(&self) -> u64 {
+        self.parts.tenants.hurried() + self.transmitter.hurried() + self.receiver.hurried()
     }
 
     fn options(&self) -> &Options {
@@ -182,80 +202,56 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         }
     }
 
-    /// Passes commands to the firmware, from the mailboxes in turn. Returns their number.
-    #[inline]
-    fn take_commands(&mut self, now: Nanos, budget: u32) -> u32 {
-        if self.has_commands() { self.take_in_turn(now, budget) } else { 0 }
-    }
-
-    /// Returns whether a client may have written commands.
-    #[inline]
-    fn has_commands(&self) -> bool {
-        let clients = self.clients.iter().take(usize::from(self.options().processes) + 1);
-        clients.filter_map(|client| client.mailbox.as_ref()).any(Mailbox::has_new_commands)
-    }
-
     /// Returns whether a step has nothing to do, as most steps in a large network. The router is
     /// known to be idle.
     #[inline]
     fn is_quiet(&self, now: Nanos) -> bool {
+        self.is_node_quiet(now) && !self.has_commands()
+    }
+
+    /// Returns whether the engines and the firmware have nothing to do. The mailboxes may have new
+    /// commands, and the router packets of other nodes.
+    #[inline]
+    fn is_node_quiet(&self, now: Nanos) -> bool {
         self.firmware.shown == firmware::RUNNING
             && self.transmitter.is_idle()
             && self.receiver.is_idle(&self.parts, now)
             && self.firmware.timer > now
             && self.parts.firmware.is_quiet()
             && !self.has_unreported_changes()
-            && !self.has_commands()
+            && !self.commands_wait
     }
 
-    fn take_in_turn(&mut self, now: Nanos, budget: u32) -> u32 {
-        let mut count = 0;
-        let mut clients = self.attached;
-
-        while count < budget
-            && let Some(attachment_id) = clients.in_turn(AttachmentId(self.turn))
-        {
-            let Some(mailbox) = &mut self.clients[usize::from(attachment_id.0)].mailbox else {
-                clients.remove(attachment_id);
-                continue;
-            };
-            match mailbox.next() {
-                Next::Command(number, bytes) => {
-                    let event = Event::Command { client: Client(attachment_id.0), number, bytes };
-                    if !self.parts.firmware.send(now, event) {
-                        break;
-                    }
-                    mailbox.advance();
-                    count += 1;
-                }
-                Next::Nothing => clients.remove(attachment_id),
-                Next::Invalid => {
-                    clients.remove(attachment_id);
-                    self.errors += 1;
-                }
-            }
-            self.turn = attachment_id.0 + 1;
-        }
-
-        self.commands += u64::from(count);
-        count
-    }
-
-    /// Moves packets. Returns their number, and whether there are more. `router_has_work` says
-    /// whether the router has something to do before the engines move a packet.
+    /// Moves packets. `router_has_work` says whether the router has something to do before the
+    /// engines move a packet, and `passes_on` that this step has not looked for commands.
     fn move_packets(
         &mut self,
         context: &mut Context<'_>,
         budget: u32,
         receives: bool,
         mut router_has_work: bool,
-    ) -> (u32, bool) {
-        let mut total = 0;
+        mut passes_on: bool,
+    ) -> Moved {
+        let (mut total, mut of_node) = (0, 0);
         loop {
             let remaining = budget.saturating_sub(total);
             let sent = self.transmitter.step(&mut self.parts, context, remaining);
+
+            // A packet for this node has arrived. A client may have written a command before the
+            // packet was sent, and the firmware must get the command first.
+            let mut taken = 0;
+            if passes_on && !self.receiver.is_idle(&self.parts, context.now()) {
+                passes_on = false;
+                taken = self.take_commands(context.now(), budget);
+            }
+
+            let controls = self.receiver.counters.control;
             let received = if receives { self.receiver.step(&mut self.parts, context, remaining) } else { 0 };
-            let mut moved = sent + received;
+            if self.receiver.counters.control != controls {
+                self.transmitter.control_arrived(context.now());
+            }
+            let mut moved = sent + taken + received;
+            of_node += moved;
 
             // A step of the router moves all that can move. It can move more only if an engine has
             // injected a packet, or has made room in the reception FIFO.
@@ -271,7 +267,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
 
             total += moved;
             if moved == 0 || has_more || total >= budget {
-                return (total, moved > 0 || has_more);
+                return Moved { packets: total, of_node, has_more: moved > 0 || has_more };
             }
         }
     }
@@ -348,6 +344,10 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         )
     }
 
+    fn lets_clients_sleep(&self) -> bool {
+        true
+    }
+
     fn attached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId) {
         self.open(context, attachment_id);
         context.wake_at(Nanos::ZERO);
@@ -399,7 +399,10 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
         let router_has_work = !self.parts.router.is_idle(&context.ports());
-        if !router_has_work && self.is_quiet(context.now()) {
+        // While its clients sleep, the device looks at their mailboxes only in steps that do
+        // something for its own node.
+        let passes_on = context.clients_sleep() && self.is_node_quiet(context.now());
+        if !router_has_work && (passes_on || self.is_quiet(context.now())) {
             let now = context.now();
             let engines = self.transmitter.next_time(now).min(self.receiver.next_time(now));
             let next = self.firmware.timer.min(engines);
@@ -417,16 +420,22 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         let mut moved = self.carry_out_due_effects(context, budget);
         if all_changes_reported {
             self.fire_timer(now);
-            moved += self.take_commands(now, budget);
+            if !passes_on {
+                moved += self.take_commands(now, budget);
+            }
         }
 
         // Without a firmware, packets are discarded. While a write of the firmware waits for a
         // client, no further data may be written to it, or the wait might not end.
-        let receives = all_changes_reported && self.firmware.waits_since.is_none();
+        let receives = all_changes_reported && self.firmware.wait.is_none();
         let receives = receives || !self.parts.firmware.is_running();
-        let (packets, has_more) = self.move_packets(context, budget, receives, router_has_work);
+        let Moved { packets, of_node, has_more } =
+            self.move_packets(context, budget, receives, router_has_work, passes_on);
         self.arm(context);
 
+        if moved + of_node == 0 {
+            context.note_transit();
+        }
         if moved + packets > 0 || has_more { Progress::Busy } else { Progress::Idle }
     }
 
@@ -459,6 +468,7 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
             ("firmware_state", self.firmware.shown.into()),
             ("firmware_life", self.firmware.epoch.into()),
             ("firmware_halts", self.firmware.halts),
+            ("hurried", self.hurried()),
             ("errors", self.errors),
         ];
         let program = P::COUNTERS.iter().zip(self.counters.iter());

@@ -14,5 +14,7 @@ mod messages;
 mod order;
 mod pieces;
 mod references;
+mod sleeping_clients;
+mod slow_clients;
 mod streams;
 mod timing;

@@ -1,16 +1,16 @@
-//! The time for which clients with slow memory may hold queues that all clients share.
+//! The time for which clients with slow memory may hold what all clients of a card share.
 //!
-//! A budget is a token bucket of nanoseconds. It is charged while a packet at the front of a shared
-//! queue waits for the client; such a wait is called a *hold*. It refills at a hundredth of the
-//! time that passes. A reset of the client does not refill it.
+//! A budget is a token bucket of nanoseconds. It is charged while a shared queue or engine waits
+//! for the client; such a wait is called a *hold*. It refills at a hundredth of the time that
+//! passes. A reset of the client does not refill it.
 
 use nicforge_core::time::Nanos;
 
-/// Nanoseconds for which one client may hold shared queues before its budget needs a refill.
-pub(super) const CLIENT_NANOSECONDS: u64 = 50_000_000;
-/// Nanoseconds for which all clients of a card together may hold shared queues before the card's
+/// Nanoseconds for which one client may hold shared parts before its budget needs a refill.
+pub const CLIENT_NANOSECONDS: u64 = 50_000_000;
+/// Nanoseconds for which all clients of a card together may hold shared parts before the card's
 /// budget needs a refill.
-pub(super) const CARD_NANOSECONDS: u64 = 100_000_000;
+pub const CARD_NANOSECONDS: u64 = 100_000_000;
 /// Nanoseconds that must pass for a refill of one nanosecond.
 const REFILL_RATIO: u64 = 100;
 /// Maximum number of nanoseconds charged between two checks. If the card did not run for longer, it
@@ -19,7 +19,7 @@ const MAX_CHARGE: u64 = 5_000_000;
 
 /// A token bucket of nanoseconds.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Budget {
+pub struct Budget {
     capacity: i64,
     /// Nanoseconds left. The value is negative after a hold that took longer than was left; that
     /// debt is paid back before the next hold.
@@ -32,27 +32,28 @@ pub(super) struct Budget {
 
 impl Budget {
     /// Returns a full budget of `capacity` nanoseconds.
-    pub(super) fn new(capacity: u64) -> Self {
+    #[must_use]
+    pub fn new(capacity: u64) -> Self {
         let capacity = capacity as i64;
         Self { capacity, left: capacity, refilled: Nanos::ZERO, charged_until: None }
     }
 
     /// Begins or continues a hold, and charges it up to now. Returns false if the budget is spent.
-    pub(super) fn hold(&mut self, now: Nanos) -> bool {
-        self.charge(now);
-        self.charged_until = Some(now);
-
-        self.left > 0
+    pub fn hold(&mut self, now: Nanos) -> bool {
+        let since = self.charged_until.replace(now).unwrap_or(now);
+        self.charge(since, now)
     }
 
     /// Ends a hold, and charges the rest of it.
-    pub(super) fn release(&mut self, now: Nanos) {
-        self.charge(now);
-        self.charged_until = None;
+    pub fn release(&mut self, now: Nanos) {
+        let since = self.charged_until.take().unwrap_or(now);
+        self.charge(since, now);
     }
 
-    /// Refills the budget up to now, and charges the present hold.
-    fn charge(&mut self, now: Nanos) {
+    /// Refills the budget up to now, and charges the time since `since`. Returns false if the
+    /// budget is spent. A caller that keeps the time of its last charge itself calls this method
+    /// alone, and neither [`Budget::hold`] nor [`Budget::release`].
+    pub fn charge(&mut self, since: Nanos, now: Nanos) -> bool {
         let refill = now.0.saturating_sub(self.refilled.0) / REFILL_RATIO;
         if refill > 0 {
             let refill = i64::try_from(refill).unwrap_or(i64::MAX);
@@ -60,8 +61,10 @@ impl Budget {
             self.refilled = now;
         }
 
-        let held = self.charged_until.map_or(0, |since| now.0.saturating_sub(since.0));
+        let held = now.0.saturating_sub(since.0);
         self.left = self.left.saturating_sub(held.min(MAX_CHARGE) as i64);
+
+        self.left > 0
     }
 }
 

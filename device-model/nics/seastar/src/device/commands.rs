@@ -1,0 +1,58 @@
+//! The commands of clients, on their way to the firmware.
+
+use nicforge_core::{ids::AttachmentId, time::Nanos};
+use nicforge_seastar_firmware::chip::{Client, Event, Program};
+
+use super::SeaStar;
+use crate::mailbox::{Mailbox, Next};
+
+impl<P: Program + Send + 'static> SeaStar<P> {
+    /// Passes commands to the firmware, from the mailboxes in turn. Returns their number.
+    #[inline]
+    pub(super) fn take_commands(&mut self, now: Nanos, budget: u32) -> u32 {
+        self.commands_wait = false;
+        if self.has_commands() { self.take_in_turn(now, budget) } else { 0 }
+    }
+
+    /// Returns whether a client may have written commands.
+    #[inline]
+    pub(super) fn has_commands(&self) -> bool {
+        let clients = self.clients.iter().take(usize::from(self.options().processes) + 1);
+        clients.filter_map(|client| client.mailbox.as_ref()).any(Mailbox::has_new_commands)
+    }
+
+    /// As [`SeaStar::take_commands`], for mailboxes that have commands.
+    fn take_in_turn(&mut self, now: Nanos, budget: u32) -> u32 {
+        let mut count = 0;
+        let mut clients = self.attached;
+
+        while count < budget
+            && let Some(attachment_id) = clients.in_turn(AttachmentId(self.turn))
+        {
+            let Some(mailbox) = &mut self.clients[usize::from(attachment_id.0)].mailbox else {
+                clients.remove(attachment_id);
+                continue;
+            };
+            match mailbox.next() {
+                Next::Command(number, bytes) => {
+                    let event = Event::Command { client: Client(attachment_id.0), number, bytes };
+                    if !self.parts.firmware.send(now, event) {
+                        self.commands_wait = true;
+                        break;
+                    }
+                    mailbox.advance();
+                    count += 1;
+                }
+                Next::Nothing => clients.remove(attachment_id),
+                Next::Invalid => {
+                    clients.remove(attachment_id);
+                    self.errors += 1;
+                }
+            }
+            self.turn = attachment_id.0 + 1;
+        }
+
+        self.commands += u64::from(count);
+        count
+    }
+}

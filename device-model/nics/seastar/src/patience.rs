@@ -1,0 +1,76 @@
+//! How long clients whose memory only messages reach may make their node wait.
+//!
+//! A client that answers each message just within the limit of one access would otherwise hold the
+//! engines of its node, and with them the other processes, for as long as it likes. Each engine
+//! thus has a [`Budget`] for each client and one for all clients together. Only the part
+//! of a wait for an answer that is longer than [`PROMPT`] is charged, so that a client that answers
+//! at once is never charged.
+//! Nothing is charged while the node has no other process that could be delayed.
+
+use nicforge_core::{ids::AttachmentId, time::Nanos};
+use nicforge_kit::{Budget, budget};
+
+use crate::memory::MAX_CLIENTS;
+
+/// Nanoseconds of a wait that are not charged.
+const PROMPT: u64 = 200_000;
+/// Maximum number of nanoseconds between two charges of a wait. A budget takes longer times for
+/// ones in which the node was not driven.
+pub(crate) const CHARGE_PERIOD: u64 = 1_000_000;
+
+/// A wait for a client.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wait {
+    /// The time at which it began.
+    pub(crate) since: Nanos,
+    /// The time up to which it is charged.
+    charged_until: Nanos,
+    /// Writes that the client had not answered at the last charge.
+    unanswered: usize,
+}
+
+impl Wait {
+    /// Returns a wait that begins now.
+    pub(crate) fn new(now: Nanos) -> Self {
+        Self { since: now, charged_until: now.after(PROMPT), unanswered: 0 }
+    }
+
+    /// Records the number of writes that the client has not answered. After an answer, the wait for
+    /// the next one is a new one, as far as it is charged.
+    pub(crate) fn note_unanswered(&mut self, unanswered: usize, now: Nanos) {
+        if unanswered < self.unanswered {
+            self.charged_until = now.after(PROMPT);
+        }
+        self.unanswered = unanswered;
+    }
+}
+
+/// The budgets of an engine.
+#[derive(Debug)]
+pub(crate) struct Patience {
+    clients: [Budget; MAX_CLIENTS],
+    node: Budget,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self {
+            clients: [Budget::new(budget::CLIENT_NANOSECONDS); MAX_CLIENTS],
+            node: Budget::new(budget::CARD_NANOSECONDS),
+        }
+    }
+}
+
+impl Patience {
+    /// Charges a wait for a client up to now. Returns false if the client's budget or the node's is
+    /// spent, so that the access must end.
+    #[cold]
+    pub(crate) fn charge(&mut self, attachment_id: AttachmentId, wait: &mut Wait, now: Nanos) -> bool {
+        let Some(client) = self.clients.get_mut(usize::from(attachment_id.0)) else { return false };
+        let since = wait.charged_until.min(now);
+        wait.charged_until = wait.charged_until.max(now);
+
+        let client_may_wait = client.charge(since, now);
+        self.node.charge(since, now) && client_may_wait
+    }
+}
