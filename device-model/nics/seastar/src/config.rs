@@ -26,6 +26,8 @@ pub const DEFAULT_MTU: usize = 8 << 10;
 pub const MAX_MTU: usize = 1 << 16;
 /// Packets of buffer at the receiving end of each virtual channel of a link.
 pub const CREDITS: u32 = 32;
+/// Number of attachments of a node with all processes.
+pub(crate) const MAX_CLIENTS: usize = MAX_PROCESSES as usize + 1;
 /// Maximum number of dimensions of a torus.
 const MAX_DIMENSIONS: usize = 3;
 

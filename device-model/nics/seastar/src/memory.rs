@@ -12,15 +12,16 @@ use nicforge_core::{
     dma::DmaError,
     ids::{AttachmentId, DmaToken},
 };
-use nicforge_hwi::seastar::{KERNEL, MAX_PIECES, MAX_PROCESSES, PIECES, Piece};
+use nicforge_hwi::seastar::{KERNEL, MAX_PIECES, PIECES, Piece};
 use nicforge_kit::retry;
 use nicforge_seastar_firmware::chip::Pieces;
 use zerocopy::{FromZeros, IntoBytes};
 
-use crate::patience::{CHARGE_PERIOD, Patience, Wait};
+use crate::{
+    config::MAX_CLIENTS,
+    patience::{CHARGE_PERIOD, Patience, Wait},
+};
 
-/// Number of attachments of a node with all processes.
-pub(crate) const MAX_CLIENTS: usize = MAX_PROCESSES as usize + 1;
 /// How long an engine waits for the answer to a read by message, in nanoseconds.
 const READ_LIMIT: u64 = 1_000_000_000;
 /// How long an engine waits for room for a write by message, in nanoseconds. Reception waits as

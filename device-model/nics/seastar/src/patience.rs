@@ -2,15 +2,14 @@
 //!
 //! A client that answers each message just within the limit of one access would otherwise hold the
 //! engines of its node, and with them the other processes, for as long as it likes. Each engine
-//! thus has a [`Budget`] for each client and one for all clients together. Only the part
-//! of a wait for an answer that is longer than [`PROMPT`] is charged, so that a client that answers
-//! at once is never charged.
-//! Nothing is charged while the node has no other process that could be delayed.
+//! thus has a [`Budget`] for each client and one for all clients together. Only the part of a wait
+//! for an answer that is longer than [`PROMPT`] is charged, so that a client that answers at once
+//! is never charged. Nothing is charged while the node has no other process that could be delayed.
 
 use nicforge_core::{ids::AttachmentId, time::Nanos};
 use nicforge_kit::{Budget, budget};
 
-use crate::memory::MAX_CLIENTS;
+use crate::config::MAX_CLIENTS;
 
 /// Nanoseconds of a wait that are not charged.
 const PROMPT: u64 = 200_000;

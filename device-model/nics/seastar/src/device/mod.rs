@@ -30,11 +30,11 @@ use nicforge_network::router::{FifoSpec, Router, RouterSpec};
 use nicforge_seastar_firmware::chip::Program;
 
 use crate::{
-    config::{Network, NetworkError, Options, Site},
+    config::{MAX_CLIENTS, Network, NetworkError, Options, Site},
     incarnations::Cursor,
     leased::{DepositMemory, EventMemory},
     mailbox::{Mailbox, PublishedState},
-    memory::{MAX_CLIENTS, Tenants},
+    memory::Tenants,
     parts::{FirmwareLink, Parts},
     patience::Wait,
     processor::Counters,
