@@ -49,6 +49,8 @@ const PORT: u16 = 7000;
 /// processor can take longer than the usual time from one posted write to the next, and then each
 /// write wakes the engine.
 const COOL_AFTER: u64 = 20_000_000;
+/// How long the peer of a program that failed may take to end.
+const PEER_END: Duration = Duration::from_secs(10);
 /// How many mappings of a machine are shown.
 const LARGEST: usize = 12;
 
@@ -334,13 +336,11 @@ fn programs_between_guests(own: &Guest, qemu: &Guest) {
 
     let (echo, lines) = start(qemu, &format!("guest_program velo-echo {QEMU_VPID} 0"));
     await_open(&echo, &lines);
-    guest::run(own, &format!("guest_program velo-send {QEMU_VPID} 0"));
-    succeed(&echo);
+    run_beside(own, &format!("guest_program velo-send {QEMU_VPID} 0"), &echo);
 
     let (take, lines) = start(qemu, &format!("guest_program rma-take {QEMU_VPID}"));
     let address = await_open(&take, &lines);
-    guest::run(own, &format!("guest_program rma-put {QEMU_VPID} 0 {address}"));
-    succeed(&take);
+    run_beside(own, &format!("guest_program rma-put {QEMU_VPID} 0 {address}"), &take);
     println!("FCNP, VELO and RMA between the guests: {:.1?}", begin.elapsed());
 }
 
@@ -360,6 +360,17 @@ fn await_open(program: &Running, lines: &mpsc::Receiver<String>) -> String {
     let line = lines.recv_timeout(LONG).ok();
     let text = line.as_ref().and_then(|line| line.strip_prefix("open"));
     text.unwrap_or_else(|| panic!("{line:?}, {:?}", program.output_so_far())).trim().to_owned()
+}
+
+/// Runs a program in a guest, whose peer runs in another one. Both must succeed. A failure shows
+/// what the peer has printed, since the cause may be there.
+fn run_beside(guest: &Guest, script: &str, peer: &Running) {
+    let output = guest.run(guest::printed(script), LONG).unwrap_or_else(|error| panic!("{script}: {error}"));
+    if output.status != 0 {
+        let end_of_peer = peer.wait(PEER_END);
+        panic!("{script}: status {}; its peer: {end_of_peer:?}, {:?}", output.status, peer.output_so_far());
+    }
+    succeed(peer);
 }
 
 /// Waits for the end of a program, which must succeed.
