@@ -359,8 +359,8 @@ fn await_open(program: &Running, lines: &mpsc::Receiver<String>) -> String {
     text.unwrap_or_else(|| panic!("{line:?}, {:?}", program.output_so_far())).trim().to_owned()
 }
 
-/// Runs a program in a guest, whose peer runs in another one. Both must succeed. A failure shows
-/// what the peer has printed, since the cause may be there.
+/// Runs a program in a guest, whose peer runs in another one. Both must succeed. The message of a
+/// failure has the peer's lines too, since the cause may be there.
 fn run_beside(guest: &Guest, script: &str, peer: &Running) {
     let output = guest.run(guest::printed(script), LONG).unwrap_or_else(|error| panic!("{script}: {error}"));
     if output.status != 0 {
