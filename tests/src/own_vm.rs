@@ -125,7 +125,7 @@ pub fn qemu_config(socket: impl Fn(&str, &str) -> PathBuf) -> GuestConfig {
 /// Adds what both guests have.
 fn common(config: GuestConfig) -> GuestConfig {
     let config = config.memory(MEMORY).module("virtio_pci").module("virtio_net");
-    config.env(PATIENCE, "10").boot_deadline(3 * guest::LONG)
+    config.env(PATIENCE, "5").boot_deadline(2 * guest::LONG)
 }
 
 /// Returns the names of attachments with their sockets.

@@ -1,16 +1,52 @@
 //! The failures in the output of test programs, which are listed again at its end.
 
-use std::io::{self, BufRead, Write};
+use std::{
+    collections::VecDeque,
+    io::{self, BufRead, Write},
+};
 
-/// Lines that are kept of the failures of one test program.
-const MAX_LINES: usize = 200;
+/// Lines that are kept of the failures of one test program: the first ones, and the last ones,
+/// where the output of a long test says why it failed.
+const FIRST_LINES: usize = 100;
+const LAST_LINES: usize = 100;
 
 /// The failures of all test programs of a command, as the programs described them.
 #[derive(Default)]
 pub(crate) struct Failures {
     lines: Vec<String>,
-    /// Lines read so far of the failures of a program; `None` outside of failures.
-    lines_of_program: Option<usize>,
+    /// The failures of the program whose output is read; `None` outside of failures.
+    program: Option<ProgramFailures>,
+}
+
+/// The failures of one program.
+#[derive(Default)]
+struct ProgramFailures {
+    first: Vec<String>,
+    /// The lines after `first`, without those left out.
+    last: VecDeque<String>,
+    /// Number of lines left out between the two.
+    left_out: usize,
+}
+
+impl ProgramFailures {
+    fn push(&mut self, line: &str) {
+        if self.first.len() < FIRST_LINES {
+            self.first.push(line.to_owned());
+            return;
+        }
+
+        self.last.push_back(line.to_owned());
+        if self.last.len() > LAST_LINES {
+            self.last.pop_front();
+            self.left_out += 1;
+        }
+    }
+
+    fn into_lines(self) -> impl Iterator<Item = String> {
+        let remark = format!("... ({} lines are above)", self.left_out);
+        let remark = (self.left_out > 0).then_some(remark);
+        self.first.into_iter().chain(remark).chain(self.last)
+    }
 }
 
 impl Failures {
@@ -26,6 +62,7 @@ impl Failures {
             line.clear();
         }
 
+        failures.end_program();
         Ok(failures)
     }
 
@@ -37,20 +74,19 @@ impl Failures {
     /// Keeps a line of the output, if it belongs to failures.
     fn note(&mut self, line: &str) {
         if line == "failures:" {
-            self.lines_of_program.get_or_insert(0);
+            self.program.get_or_insert_default();
         }
-        let Some(count) = &mut self.lines_of_program else { return };
-        let is_last = line.starts_with("test result:");
+        let Some(program) = &mut self.program else { return };
 
-        *count += 1;
-        if *count <= MAX_LINES || is_last {
-            self.lines.push(line.to_owned());
-        } else if *count == MAX_LINES + 1 {
-            self.lines.push("... (the rest is above)".to_owned());
+        program.push(line);
+        if line.starts_with("test result:") {
+            self.end_program();
         }
-        if is_last {
-            self.lines_of_program = None;
-        }
+    }
+
+    /// Ends the failures of a program.
+    fn end_program(&mut self) {
+        self.lines.extend(self.program.take().into_iter().flat_map(ProgramFailures::into_lines));
     }
 }
 
@@ -75,15 +111,17 @@ mod tests {
 
         assert_eq!(kept_lines(&[passed, failed, passed].concat()), expected);
         assert_eq!(kept_lines(&[passed, passed].concat()), Vec::<String>::new());
+        assert_eq!(kept_lines("failures:\nthe program was killed"), ["failures:", "the program was killed"]);
     }
 
     #[test]
-    fn long_failures_are_cut_and_keep_their_result() {
-        let text = format!("failures:\n{}test result: FAILED\n", "line\n".repeat(MAX_LINES * 2));
-        let lines = kept_lines(&text);
+    fn long_failures_keep_their_first_and_last_lines() {
+        let numbers = (0..1000).map(|number| format!("{number}\n")).collect::<String>();
+        let lines = kept_lines(&format!("failures:\n{numbers}test result: FAILED\n"));
 
-        // The lines, the remark that some are missing, and the result.
-        assert_eq!(lines.len(), MAX_LINES + 2);
-        assert_eq!(lines.last().unwrap(), "test result: FAILED");
+        assert_eq!(lines.len(), FIRST_LINES + 1 + LAST_LINES);
+        assert_eq!(lines[..2], ["failures:", "0"]);
+        assert_eq!(lines[FIRST_LINES], "... (802 lines are above)");
+        assert_eq!(lines[lines.len() - 2..], ["999", "test result: FAILED"]);
     }
 }
