@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nicforge_guest::{Guest, Job, Running};
+use nicforge_guest::{Guest, GuestError, Job, Output, Running};
 use nicforge_tests::{
     backing::Served,
     exchange::{self, RmaSide},
@@ -27,6 +27,8 @@ use crate::{
 const OWN_ADDRESS: &str = "10.1.0.1";
 const QEMU_ADDRESS: &str = "10.1.0.2";
 const PORT: u16 = 7000;
+/// Time from one look at a program's peer to the next.
+const LOOK: Duration = Duration::from_millis(500);
 /// How long the peer of a program that failed may take to end.
 const PEER_END: Duration = Duration::from_secs(10);
 
@@ -122,8 +124,7 @@ fn programs_with_host(served: &Served, guest: &Guest) {
 fn programs_between_guests(own: &Guest, qemu: &Guest) {
     let begin = Instant::now();
     let (compute, _) = start(qemu, &format!("guest_program compute {QEMU_RANK}"));
-    guest::run(own, &format!("guest_program io {QEMU_RANK}"));
-    succeed(&compute);
+    run_beside(own, &format!("guest_program io {QEMU_RANK}"), &compute);
 
     let (echo, lines) = start(qemu, &format!("guest_program velo-echo {QEMU_VPID} 0"));
     await_open(&echo, &lines);
@@ -156,12 +157,34 @@ fn await_open(program: &Running, lines: &mpsc::Receiver<String>) -> String {
 /// Runs a program in a guest, whose peer runs in another one. Both must succeed. The message of a
 /// failure has the peer's lines too, since the cause may be there.
 fn run_beside(guest: &Guest, script: &str, peer: &Running) {
-    let output = guest.run(guest::printed(script), LONG).unwrap_or_else(|error| panic!("{script}: {error}"));
+    let output = run_while(guest, script, || peer.wait_for(Duration::ZERO).map(drop));
     if output.status != 0 {
         let end_of_peer = peer.wait(PEER_END);
         panic!("{script}: status {}; its peer: {end_of_peer:?}, {:?}", output.status, peer.output_so_far());
     }
     succeed(peer);
+}
+
+/// Runs a program in a guest, and looks at its peer meanwhile: without the peer, the program would
+/// wait until its own deadline.
+fn run_while(guest: &Guest, script: &str, look: impl Fn() -> Result<(), GuestError>) -> Output {
+    let begin = Instant::now();
+    let program = guest.start(guest::printed(script)).unwrap_or_else(|error| panic!("{script}: {error}"));
+    loop {
+        let ended = program.wait_for(LOOK).unwrap_or_else(|error| panic!("{script}: {error}"));
+        if let Some(output) = ended {
+            return output;
+        }
+        look().unwrap_or_else(|error| panic!("{script}: its peer: {error}"));
+        assert!(begin.elapsed() < LONG, "{script} still runs: {:?}", program.output_so_far());
+    }
+}
+
+/// Runs a command in a guest that reaches another guest by the network. It must succeed.
+fn run_to(guest: &Guest, other: &Guest, script: &str) -> String {
+    let output = run_while(guest, script, || other.watch(script, Duration::ZERO));
+    assert_eq!(output.status, 0, "{script}: {output:?}");
+    output.stdout
 }
 
 /// Waits for the end of a program, which must succeed.
@@ -175,8 +198,8 @@ fn network(guest: &Guest, other: &Guest, bytes: u64) {
     for (guest, address) in [(guest, OWN_ADDRESS), (other, QEMU_ADDRESS)] {
         guest::run(guest, &format!("ip addr add {address}/24 dev eth0 && ip link set eth0 up"));
     }
-    guest::run(guest, &format!("ping -c 3 -W 100 {QEMU_ADDRESS}"));
-    guest::run(other, &format!("ping -c 3 -W 100 -s 1400 {OWN_ADDRESS}"));
+    run_to(guest, other, &format!("ping -c 3 -W 100 {QEMU_ADDRESS}"));
+    run_to(other, guest, &format!("ping -c 3 -W 100 -s 1400 {OWN_ADDRESS}"));
     transfer(guest, other, QEMU_ADDRESS, bytes);
     transfer(other, guest, OWN_ADDRESS, bytes / 8);
 }
@@ -185,10 +208,10 @@ fn network(guest: &Guest, other: &Guest, bytes: u64) {
 fn transfer(from: &Guest, to: &Guest, address: &str, bytes: u64) {
     let begin = Instant::now();
     let (sent, received) = thread::scope(|scope| {
-        let receiver = scope.spawn(|| guest::run(to, &format!("guest-net receive {PORT} {bytes}")));
+        let receiver = scope.spawn(|| run_to(to, from, &format!("guest-net receive {PORT} {bytes}")));
         // The sender tries until there is a receiver.
-        let sent = guest::run(from, &format!("guest-net send {address}:{PORT} {bytes}"));
-        (sent.stdout, receiver.join().unwrap().stdout)
+        let sent = run_to(from, to, &format!("guest-net send {address}:{PORT} {bytes}"));
+        (sent, receiver.join().unwrap())
     });
     assert!(sent.contains("checksum"), "{sent}");
     assert_eq!(sent.lines().last(), received.lines().last());
