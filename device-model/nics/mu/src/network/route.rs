@@ -2,7 +2,7 @@
 
 use nicforge_hwi::{
     mu::fault,
-    mu_packet::{DIMENSIONS, PacketHeader, channel, fifo_map, kind, route_control, routing},
+    mu_packet::{DIMENSIONS, HintBits, PacketHeader, channel, fifo_map, kind, route_control, routing},
 };
 use nicforge_network::{
     router::policies::TorusWord,
@@ -246,9 +246,9 @@ impl Way {
         let sum: u32 = here.iter().sum::<u32>() + coordinates.map(u32::from).iter().sum::<u32>();
         let dimensions = torus.dimensions().iter().zip(here.iter().zip(coordinates)).enumerate();
         for (dimension, (ring, (&own, target))) in dimensions {
-            let (target, hint) = (u32::from(target), header.hint(dimension));
+            let (target, hints) = (u32::from(target), header.hints(dimension));
             let is_down_if_equal = (sum - target) % 2 == 1;
-            way.add(torus, dimension, *ring, (own, target), hint, is_down_if_equal)?;
+            way.add(torus, dimension, *ring, (own, target), hints, is_down_if_equal)?;
         }
         if way.loop_port.is_some() && way.apart != 0 {
             return Err(outside);
@@ -263,11 +263,11 @@ impl Way {
         dimension: usize,
         ring: Dimension,
         (own, target): (u32, u32),
-        hint: (bool, bool),
+        hints: HintBits,
         is_down_if_equal: bool,
     ) -> Result<(), RouteError> {
         let refused = RouteError::Hints { dimension };
-        let is_down = match hint {
+        let is_down = match (hints.is_down, hints.is_up) {
             (true, true) => return Err(refused),
             (false, false) => match torus.way(dimension, own, target) {
                 None => return Ok(()),
