@@ -40,7 +40,7 @@ pub const SLOT_HEADER: u64 = 0;
 /// In a slot: the message.
 pub const SLOT_DATA: u64 = 8;
 
-/// What the address of a send and the header of a received message tell about the message.
+/// The fields that the address of a send and the header of a received message have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageFields {
     /// Node of the target in an address, and of the sender in a header.

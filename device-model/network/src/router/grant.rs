@@ -3,7 +3,7 @@
 use nicforge_core::fabric::PortChannel;
 
 use super::{
-    Candidates, Carried, Decision, Links, MAX_INPUTS, Policy, Router, Source, Targets,
+    Candidates, Decision, Links, MAX_INPUTS, Policy, RoutedPacket, Router, Source, Targets,
     outputs::Choice,
     plan::Plan,
     requests::{Inputs, bits},
@@ -11,7 +11,7 @@ use super::{
 
 /// The inputs that a port can serve now.
 #[derive(Clone, Copy, Debug)]
-struct Offer {
+struct EligibleInputs {
     inputs: Inputs,
     /// There are packets for which the port is the escape alone, and which have room elsewhere.
     has_early_escapes: bool,
@@ -19,7 +19,7 @@ struct Offer {
     least_loaded: Option<u8>,
 }
 
-impl<P: Policy, K: Carried> Router<P, K> {
+impl<P: Policy, K: RoutedPacket> Router<P, K> {
     /// Sends packets through all ports that are not blocked. Returns their number.
     #[inline]
     pub(super) fn serve_outputs<L: Links<Packet = K>>(&mut self, ports: &mut L) -> u32 {
@@ -94,9 +94,9 @@ impl<P: Policy, K: Carried> Router<P, K> {
             return self.send_fixed_injected(ports, choice, to);
         }
         let (from, least) = (self.plan.layout.link_input(input), self.plan.longest_credits);
-        let Some(is_followed) = ports.forward_within(from, to, least) else { return false };
+        let Some(has_next) = ports.forward_within(from, to, least) else { return false };
 
-        self.heads.exposed |= Inputs::from(is_followed) << input;
+        self.heads.exposed |= Inputs::from(has_next) << input;
         self.outputs.remove_sent(choice, port, vc);
         self.heads.leave(input, ports.now());
         true
@@ -155,16 +155,16 @@ impl<P: Policy, K: Carried> Router<P, K> {
     /// none has room.
     #[inline(never)]
     fn serve_one_of<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
-        let offer = self.inputs_with_room(ports, port);
-        if offer.inputs == 0 && !offer.has_early_escapes {
+        let eligible = self.inputs_with_room(ports, port);
+        if eligible.inputs == 0 && !eligible.has_early_escapes {
             self.outputs.note_full(port);
         }
 
-        let mut inputs = offer.inputs;
+        let mut inputs = eligible.inputs;
         while inputs != 0 {
             let choice = self.outputs.choose(&self.plan.rules, inputs, port);
-            if self.send_from(ports, choice.input, port, offer.least_loaded) {
-                self.outputs.of[usize::from(port)].count_sent(choice);
+            if self.send_from(ports, choice.input, port, eligible.least_loaded) {
+                self.outputs.ports[usize::from(port)].count_sent(choice);
                 return true;
             }
             inputs &= !(1 << choice.input);
@@ -176,19 +176,19 @@ impl<P: Policy, K: Carried> Router<P, K> {
 
     /// Returns the inputs that want a port and have room behind it.
     #[inline]
-    fn inputs_with_room<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> Offer {
+    fn inputs_with_room<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> EligibleInputs {
         if self.outputs.adaptive_vcs == 0 {
             let wants = self.outputs.fixed(port);
             let inputs = self.fixed_inputs(ports, port, wants);
-            Offer { inputs, has_early_escapes: false, least_loaded: None }
+            EligibleInputs { inputs, has_early_escapes: false, least_loaded: None }
         } else {
-            self.mixed_offer(ports, port)
+            self.eligible_with_adaptive(ports, port)
         }
     }
 
-    /// Returns the offer of a port in a router that has had adaptive packets.
+    /// Returns the inputs that a port can serve now, in a router that has had adaptive packets.
     #[inline(never)]
-    fn mixed_offer<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> Offer {
+    fn eligible_with_adaptive<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> EligibleInputs {
         let (fixed_vcs, adaptive_vcs) = self.outputs.requested_vcs(port);
         let (mut open, mut best) = (0, None);
         for vc in bits(adaptive_vcs.into()) {
@@ -213,7 +213,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
             }
         }
 
-        Offer { inputs, has_early_escapes: early != 0, least_loaded: best.map(|(_, vc)| vc) }
+        EligibleInputs { inputs, has_early_escapes: early != 0, least_loaded: best.map(|(_, vc)| vc) }
     }
 
     /// Returns those of the inputs that want a port which have room behind it, in a router that has
@@ -387,9 +387,9 @@ impl<P: Policy, K: Carried> Router<P, K> {
         let credits = if is_tracked { ports.credits(port, vc) } else { 0 };
         let is_sent = match self.plan.layout.source(input) {
             Source::Link { port, vc } => {
-                let is_followed = ports.forward_first(PortChannel { port, channel: vc.into() }, to);
-                self.heads.exposed |= Inputs::from(is_followed == Some(true)) << input;
-                is_followed.is_some()
+                let has_next = ports.forward_first(PortChannel { port, channel: vc.into() }, to);
+                self.heads.exposed |= Inputs::from(has_next == Some(true)) << input;
+                has_next.is_some()
             }
             Source::Injection { fifo } => self.send_injected(ports, fifo, to),
         };
@@ -467,7 +467,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
         }
         self.outputs.forget(input, port);
         let left = Targets { ports: targets.ports & !(1 << port), ..targets };
-        self.heads.of[input].decision = Decision::Many(left);
+        self.heads.inputs[input].decision = Decision::Many(left);
         true
     }
 
@@ -477,7 +477,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
         let Source::Link { port, vc } = self.plan.layout.source(input) else { return false };
         let Some(complete) = ports.tail_due(port, vc) else { return false };
 
-        let (fifo, bytes) = (usize::from(self.heads.of[input].fifo), self.heads.of[input].bytes);
+        let (fifo, bytes) = (usize::from(self.heads.inputs[input].fifo), self.heads.inputs[input].bytes);
         if !self.fifos.reception[fifo].has_room(bytes) {
             return false;
         }

@@ -87,7 +87,7 @@ impl Unit {
             let interrupts = lines & !before & self.globals.interrupts_of(class) != 0;
             for number in self.subgroups.present() {
                 let Some(subgroup) = self.subgroups.get_mut(number) else { continue };
-                subgroup.page.show(reg::GI_STATUS + 8 * u64::from(class), lines.into());
+                subgroup.page.publish(reg::GI_STATUS + 8 * u64::from(class), lines.into());
                 // The system's subgroups have the interrupts of one attachment.
                 let is_concerned = number <= USER_SUBGROUPS && (!is_systems || number == USER_SUBGROUPS);
                 if interrupts && is_concerned {
