@@ -84,7 +84,7 @@ fn main() {
     compare(&own, &qemu);
 
     thread::scope(|scope| {
-        scope.spawn(|| guest::operate(&served, guest.terminal().expect("it was asked for")));
+        scope.spawn(|| guest::answer_requests(&served, guest.terminal().expect("it was asked for")));
         // Kills the guest in every case, which ends the operator's thread too.
         let _end = KillOnDrop(&guest);
         bodies(&guest);
