@@ -9,7 +9,7 @@ use nicforge_core::fabric::Ports;
 use super::{
     CLASSES, ClassRoute, CollectiveError, CollectiveSpec,
     barrier::Barriers,
-    lines::Lines,
+    lines::{LineLevels, Lines},
     symbols::{Direction, Kind, Symbol, Symbols},
 };
 
@@ -90,11 +90,9 @@ impl BarrierNetwork {
         Ok(())
     }
 
-    /// Returns the lines of a class that this node sets, and those that some node sets; none if the
-    /// class does not exist.
-    pub(super) fn lines(&self, class: u8) -> (u8, u8) {
-        let index = usize::from(class);
-        if index < CLASSES { (self.lines.own(index), self.lines.all(index)) } else { (0, 0) }
+    /// Returns the lines of a class that are set; none if it does not exist.
+    pub(super) fn lines(&self, class: u8) -> LineLevels {
+        self.lines.levels(class)
     }
 
     /// Returns the number of changes of the lines that some node sets, of all classes.

@@ -13,6 +13,15 @@ pub const LINES: u8 = 3;
 /// All lines of a class.
 const ALL: u8 = (1 << LINES) - 1;
 
+/// The lines of a class that are set, one bit for each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LineLevels {
+    /// Lines that the node itself sets.
+    pub own: u8,
+    /// Lines that some node sets, as far as this node knows.
+    pub all: u8,
+}
+
 /// The lines of a class at a node, one bit for each.
 #[derive(Clone, Copy, Debug, Default)]
 struct Class {
@@ -35,17 +44,13 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Returns the lines that the node itself sets.
-    pub(super) fn own(&self, class: usize) -> u8 {
-        self.classes[class].own
+    /// Returns the lines of a class that are set; none if it does not exist.
+    pub(super) fn levels(&self, class: u8) -> LineLevels {
+        let class = self.classes.get(usize::from(class)).copied().unwrap_or_default();
+        LineLevels { own: class.own, all: class.all }
     }
 
-    /// Returns the union of all nodes.
-    pub(super) fn all(&self, class: usize) -> u8 {
-        self.classes[class].all
-    }
-
-    /// Returns the lines that a symbol says.
+    /// Returns the lines that a symbol carries.
     pub(super) fn to_send(&self, class: usize, direction: Direction) -> u8 {
         match direction {
             Direction::Up => self.classes[class].subtree,

@@ -67,7 +67,7 @@ use thiserror::Error;
 
 pub use self::{
     alu::{ByteOrder, Flags, Number, Operand, Operation, combine},
-    lines::LINES,
+    lines::{LINES, LineLevels},
     unit::{CollectiveCounters, CollectiveUnit},
     word::{CollectiveWord, Kind},
 };

@@ -8,6 +8,7 @@ use nicforge_core::{
 use super::{
     CLASSES, ClassRoute, CollectiveError, CollectiveSpec, CollectiveWord, MAX_INPUTS,
     barrier_network::{BarrierNetwork, ReceivedSymbols},
+    lines::LineLevels,
 };
 use crate::router::{
     FifoRoom, InjectionRefusal, NotInjected, Outcome, RoutedPacket,
@@ -231,9 +232,8 @@ impl CollectiveUnit {
         Ok(())
     }
 
-    /// Returns the lines of a class that this node sets, and those that some node sets; none if the
-    /// class does not exist.
-    pub fn lines(&self, class: u8) -> (u8, u8) {
+    /// Returns the lines of a class that are set; none if it does not exist.
+    pub fn lines(&self, class: u8) -> LineLevels {
         self.barriers.lines(class)
     }
 

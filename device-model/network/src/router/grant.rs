@@ -62,18 +62,18 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         (self.outputs.adaptive_vcs == 0 && self.send_fixed(ports, port)) || self.serve_one_of(ports, port)
     }
 
-    /// Sends the packet of one of the inputs that want a port, if the one whose turn it is has one
-    /// exit without the bubble rule and room behind it. Otherwise, nothing has changed.
+    /// Sends the packet of the input whose turn it is at a port, if the packet has one exit,
+    /// without the bubble rule, and room behind it. Returns false, and changes nothing, otherwise.
     ///
-    /// This is what [`Router::serve_one_of`] does with such a packet, without a look at the room of
-    /// the others. Most packets of a busy network go this way.
+    /// [`Router::serve_one_of`] does the same with such a packet, but checks the room of all
+    /// inputs. Most packets of a busy network take this path.
     #[inline(always)]
     fn send_fixed<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
-        let wants = self.outputs.fixed(port);
-        let choice = if wants & wants.wrapping_sub(1) == 0 {
-            self.only_choice(wants.trailing_zeros() as usize % MAX_INPUTS)
+        let requesting = self.outputs.fixed(port);
+        let choice = if requesting & requesting.wrapping_sub(1) == 0 {
+            self.only_choice(requesting.trailing_zeros() as usize % MAX_INPUTS)
         } else {
-            self.outputs.choose(&self.plan.rules, wants, port)
+            self.outputs.choose(&self.plan.rules, requesting, port)
         };
 
         let input = choice.input;
@@ -81,10 +81,10 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
             return false;
         }
         let Some(vc) = self.heads.exits.get(input).map(|exit| exit.vc) else { return false };
-        // An input without room has no part in the choice. That makes a difference only if none of
-        // those that the choice competes with has room.
+        // `serve_one_of` chooses among the inputs with room. The choice among all inputs is the
+        // same, unless none of the inputs that the chosen one competes with has room.
         if self.plan.tracked.has(vc.into())
-            || (choice.competes && !self.competes_with_room(ports, port, (wants, choice)))
+            || (choice.competes && !self.competes_with_room(ports, port, (requesting, choice)))
         {
             return false;
         }
@@ -109,10 +109,10 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         &mut self,
         ports: &mut L,
         port: u8,
-        (wants, choice): (Inputs, Choice),
+        (requesting, choice): (Inputs, Choice),
     ) -> bool {
         let rules = &self.plan.rules;
-        let (_, first) = rules.highest(wants);
+        let (_, first) = rules.highest(requesting);
         let others = if choice.is_injected { first & !rules.injection } else { first & rules.injection };
         bits(others).any(|input| {
             let exit = self.heads.single_exit(input.into());
@@ -178,8 +178,8 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     #[inline]
     fn inputs_with_room<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> EligibleInputs {
         if self.outputs.adaptive_vcs == 0 {
-            let wants = self.outputs.fixed(port);
-            let inputs = self.fixed_inputs(ports, port, wants);
+            let requesting = self.outputs.fixed(port);
+            let inputs = self.fixed_inputs(ports, port, requesting);
             EligibleInputs { inputs, has_early_escapes: false, least_loaded: None }
         } else {
             self.eligible_with_adaptive(ports, port)
@@ -205,9 +205,9 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         let mut early = 0;
         for vc in bits(fixed_vcs.into()) {
             // Packets that have room on an adaptive channel need no other.
-            let wants = self.outputs.fixed(port) & self.outputs.of_vc(vc) & !inputs;
-            if wants != 0 {
-                let with_room = self.fixed_with_room(ports, port, vc, wants);
+            let requesting = self.outputs.fixed(port) & self.outputs.of_vc(vc) & !inputs;
+            if requesting != 0 {
+                let with_room = self.fixed_with_room(ports, port, vc, requesting);
                 early |= self.early_escapes(ports, port, with_room);
                 inputs |= with_room & !early;
             }
@@ -219,13 +219,13 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     /// Returns those of the inputs that want a port which have room behind it, in a router that has
     /// no adaptive packets.
     #[inline(never)]
-    fn fixed_inputs<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8, wants: Inputs) -> Inputs {
-        let (mut inputs, mut left) = (0, wants);
+    fn fixed_inputs<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8, requesting: Inputs) -> Inputs {
+        let (mut inputs, mut left) = (0, requesting);
         for vc in 0..self.plan.layout.vcs {
-            let wants = left & self.outputs.of_vc(vc);
-            if wants != 0 {
-                inputs |= self.fixed_with_room(ports, port, vc, wants);
-                left &= !wants;
+            let requesting = left & self.outputs.of_vc(vc);
+            if requesting != 0 {
+                inputs |= self.fixed_with_room(ports, port, vc, requesting);
+                left &= !requesting;
             }
             if left == 0 {
                 break;
@@ -263,17 +263,17 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         ports: &mut L,
         port: u8,
         vc: u8,
-        wants: Inputs,
+        requesting: Inputs,
     ) -> Inputs {
         let tracked = &self.plan.tracked;
         if !tracked.has(vc.into()) {
-            return if ports.update_room(port, vc, self.plan.longest_credits) { wants } else { 0 };
+            return if ports.update_room(port, vc, self.plan.longest_credits) { requesting } else { 0 };
         }
         let credits = ports.update_credits(port, vc);
         match self.outputs.slots.free(tracked, port, vc.into(), credits) {
             0 => 0,
-            1 => wants & !self.outputs.entering,
-            _ => wants,
+            1 => requesting & !self.outputs.entering,
+            _ => requesting,
         }
     }
 

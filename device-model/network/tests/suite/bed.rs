@@ -95,7 +95,7 @@ pub(crate) struct Node {
     /// Packets that have passed.
     pub(crate) passed: u64,
     /// The device takes nothing out of its reception FIFOs.
-    pub(crate) is_deaf: bool,
+    pub(crate) takes_nothing: bool,
     pub(crate) outputs: Vec<OutputCounters>,
     pub(crate) counters: RouterCounters,
     /// Counters of virtual channel 0 of each port.
@@ -130,7 +130,7 @@ impl<P: Policy + Send> RouterNode<P> {
         let mut ports = context.ports();
         let now = ports.now();
         let Taking::Bypass(refused) = node.taking else { return self.router.step(&mut ports, budget) };
-        let Some(mut bypass) = self.router.bypass(&ports, |_| true).filter(|_| !node.is_deaf) else {
+        let Some(mut bypass) = self.router.bypass(&ports, |_| true).filter(|_| !node.takes_nothing) else {
             return self.router.step(&mut ports, budget);
         };
 
@@ -193,14 +193,14 @@ impl<P: Policy + Send> Device for RouterNode<P> {
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
         let node = Arc::clone(&self.node);
         let mut node = node.lock().unwrap();
-        if !node.is_deaf && node.taking == Taking::Before {
+        if !node.takes_nothing && node.taking == Taking::Before {
             self.receive(context, &mut node);
         }
         self.inject(context, &mut node);
 
         let outcome = self.bypass_and_step(context, &mut node, budget);
         context.wake_at(outcome.wake);
-        if !node.is_deaf && node.taking != Taking::Before {
+        if !node.takes_nothing && node.taking != Taking::Before {
             self.receive(context, &mut node);
         }
         node.counters = self.router.counters();

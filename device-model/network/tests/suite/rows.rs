@@ -157,7 +157,7 @@ fn observed(
     let (mut observed, mut links) = (Vec::new(), Vec::new());
 
     for (burst, picks) in picks.chunks(BURST).enumerate() {
-        bed.node(deaf % nodes).is_deaf = burst % 3 == 1;
+        bed.node(deaf % nodes).takes_nothing = burst % 3 == 1;
         for repeat in 0..repeats {
             for (number, pick) in picks.iter().enumerate() {
                 let (from, to) = (pick.from % nodes, pick.to % nodes);

@@ -265,8 +265,7 @@ impl Device for MessageUnit {
             ("prefetched", counter::PREFETCHED),
         ];
         let own = list.into_iter().map(|(name, counter)| Counter { name, value: self.unit.counter(counter) });
-        let (unclaimed, stale) = self.unit.unclaimed();
-        let of_tenants = [("unclaimed", unclaimed), ("stale", stale)];
+        let of_tenants = [("unclaimed", self.unit.count_unclaimed()), ("stale", self.unit.count_stale())];
         let others = of_tenants.into_iter().chain(self.network.counters());
         own.chain(others.map(|(name, value)| Counter { name, value })).collect()
     }

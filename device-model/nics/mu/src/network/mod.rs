@@ -42,7 +42,7 @@ use nicforge_hwi::{
     nd_dcr::error,
 };
 use nicforge_network::{
-    collective::{CollectiveError, CollectiveUnit, CollectiveWord},
+    collective::{CollectiveError, CollectiveUnit, CollectiveWord, LineLevels},
     router::{Bypass, FifoSpec, InjectionRefusal, NotInjected, Outcome, Router, RouterSpec},
 };
 
@@ -407,8 +407,8 @@ impl NetworkUnit {
         self.collective.set_lines(class, lines)
     }
 
-    /// Returns the lines of a class that this node sets, and those that some node sets.
-    pub(crate) fn lines(&self, class: u8) -> (u8, u8) {
+    /// Returns the lines of a class that are set.
+    pub(crate) fn lines(&self, class: u8) -> LineLevels {
         self.collective.lines(class)
     }
 

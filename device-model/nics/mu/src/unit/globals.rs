@@ -77,7 +77,7 @@ impl Unit {
 
     fn show_lines(&mut self, network: &NetworkUnit) {
         for class in 0..CLASSES as u8 {
-            let (_, lines) = network.lines(class);
+            let lines = network.lines(class).all;
             let before = std::mem::replace(&mut self.globals.shown[usize::from(class)], lines);
             if lines == before {
                 continue;

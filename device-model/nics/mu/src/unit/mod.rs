@@ -193,9 +193,14 @@ impl Unit {
         self.counters[counter]
     }
 
-    /// Returns the numbers of packets for subgroups without a client, and for former clients.
-    pub(crate) fn unclaimed(&self) -> (u64, u64) {
-        (self.tenancies.unclaimed, self.tenancies.stale)
+    /// Returns the number of packets for subgroups without a client.
+    pub(crate) fn count_unclaimed(&self) -> u64 {
+        self.tenancies.unclaimed
+    }
+
+    /// Returns the number of packets for former clients.
+    pub(crate) fn count_stale(&self) -> u64 {
+        self.tenancies.stale
     }
 
     /// Returns whether an attachment has a client.
@@ -232,7 +237,7 @@ impl Unit {
         page.publish(reg::LAST_COORDINATES, last_coordinates.into());
         for class in 0..CLASSES as u8 {
             page.publish(reg::BARRIER_STATUS + 8 * u64::from(class), network.completed_barriers(class));
-            page.publish(reg::GI_STATUS + 8 * u64::from(class), network.lines(class).1.into());
+            page.publish(reg::GI_STATUS + 8 * u64::from(class), network.lines(class).all.into());
         }
         page.publish(reg::STARTS, self.tenancies.starts);
         page.mark_all();
