@@ -16,7 +16,7 @@ use nicforge_core::{
 };
 use nicforge_driver::{Deadline, Device, Error, OpenOptions};
 pub use nicforge_engine::EventLoopKind;
-use nicforge_engine::{Engine, EngineConfig, EngineHandle, Snapshot, Stop};
+use nicforge_engine::{Engine, EngineConfig, EngineHandle, EngineSnapshot, Stop};
 use nicforge_machine::in_process::LocalMachine;
 use tempfile::TempDir;
 use tracing::subscriber::DefaultGuard;
@@ -58,7 +58,7 @@ pub trait Rig: Send + Sync {
     fn try_open(&self, function: &str, attachment: &str) -> Result<Device, String>;
 
     /// Runs `action` on the machine itself, as an operator would, and returns after it.
-    fn operate(&self, action: Box<dyn FnOnce(&mut Machine) + Send>);
+    fn with_machine(&self, action: Box<dyn FnOnce(&mut Machine) + Send>);
 
     /// Takes an attachment away from its client.
     fn evict(&self, function: &str, attachment: &str);
@@ -100,7 +100,7 @@ pub fn ask<R: Send + 'static>(
     question: impl FnOnce(&mut Machine) -> R + Send + 'static,
 ) -> R {
     let (answer, answers) = mpsc::channel();
-    rig.operate(Box::new(move |machine| {
+    rig.with_machine(Box::new(move |machine| {
         // The receiver is gone only if the caller has failed already.
         let _ = answer.send(question(machine));
     }));
@@ -233,7 +233,7 @@ impl Served {
     }
 
     /// Returns the engine's statistics of itself and its machine.
-    pub fn snapshot(&self) -> Snapshot {
+    pub fn snapshot(&self) -> EngineSnapshot {
         self.handle.snapshot(limit()).expect("the engine answers")
     }
 
@@ -277,7 +277,7 @@ impl Rig for Served {
             .map_err(|error| error.to_string())
     }
 
-    fn operate(&self, action: Box<dyn FnOnce(&mut Machine) + Send>) {
+    fn with_machine(&self, action: Box<dyn FnOnce(&mut Machine) + Send>) {
         self.handle.call(limit(), move |control| action(control.machine())).expect("the engine answers");
     }
 
@@ -319,7 +319,7 @@ impl Rig for InProcess {
         Device::from_backing(backing).map_err(|error: Error| error.to_string())
     }
 
-    fn operate(&self, action: Box<dyn FnOnce(&mut Machine) + Send>) {
+    fn with_machine(&self, action: Box<dyn FnOnce(&mut Machine) + Send>) {
         self.0.with(action);
     }
 

@@ -383,7 +383,7 @@ pub fn the_reason_for_a_lost_rank_is_reported(rig: &dyn Rig) {
 
     let successor = extoll.rank(1, 2);
     let why = loss(&mut world.ranks[0]);
-    assert!(matches!(why, Loss::Replaced { before, tenant } if tenant == before + 2), "{why:?}");
+    assert!(matches!(why, Loss::Replaced { previous, current } if current == previous + 2), "{why:?}");
 
     drop((successor, world));
     // The watchdog drops a message that waits for credit for longer than 20 ms.
@@ -422,7 +422,7 @@ pub fn a_message_offered_to_an_abandoned_rank_keeps_its_content(rig: &dyn Rig) {
     const LONG: usize = 100_000;
 
     let set_link_up = |up: bool| {
-        rig.operate(Box::new(move |machine| machine.fabric().set_link_up(LinkId(0), up).unwrap()));
+        rig.with_machine(Box::new(move |machine| machine.fabric().set_link_up(LinkId(0), up).unwrap()));
     };
     rig.open("ex0", "admin").bar(0).unwrap().write64(reg::WATCHDOG, 20_000_000).unwrap();
 

@@ -130,7 +130,7 @@ pub fn run(guest: &Guest, script: &str) -> Output {
 /// # Panics
 ///
 /// When the line fails before the guest's end.
-pub fn operate(served: &Served, line: &UnixStream) {
+pub fn answer_requests(served: &Served, line: &UnixStream) {
     let mut base = HashMap::new();
     // The guest keeps its attachments between bodies, so nodes keep the state of the last body. The
     // admin attachments reset them before each body.

@@ -113,7 +113,7 @@ impl Rig for GuestRig {
             .map_err(|error| error.to_string())
     }
 
-    fn operate(&self, _: Box<dyn FnOnce(&mut Machine) + Send>) {
+    fn with_machine(&self, _: Box<dyn FnOnce(&mut Machine) + Send>) {
         panic!("an operator outside the guest cannot be handed code");
     }
 

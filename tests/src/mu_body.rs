@@ -321,7 +321,7 @@ pub fn a_rank_with_a_successor_is_replaced(rig: &dyn Rig) {
             ranks[0].device().relax(&mut relax).unwrap();
         };
 
-        let is_replaced = matches!(gone.why, Loss::Replaced { before, tenant } if before != tenant);
+        let is_replaced = matches!(gone.why, Loss::Replaced { previous, current } if previous != current);
         assert!(gone.rank == 1 && is_replaced, "{gone:?}");
         assert!(successor.statistics().sent == 0 && !successor.is_complete());
     }

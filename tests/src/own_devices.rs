@@ -21,7 +21,7 @@ use nicforge_core::{
     spec::{AttachmentSpec, FunctionSpec, Identity},
 };
 use nicforge_family::{
-    Column, DeviceKind, DeviceSource, Families, Family, LinkSection, LinkSpec, Plan, Role, Section,
+    CounterColumn, DeviceKind, DeviceSource, Families, Family, LinkSection, LinkSpec, Plan, Role, Section,
     SectionError, Spanned, check_range,
 };
 use nicforge_kit::{RegisterValue, retry};
@@ -220,9 +220,11 @@ impl Family for Stars {
         &[STATION, HUB]
     }
 
-    fn columns(&self) -> &'static [Column] {
-        const COLUMNS: &[Column] =
-            &[Column::packets("sent", &["station_sent"]), Column::new("repeated", &["repeated"])];
+    fn columns(&self) -> &'static [CounterColumn] {
+        const COLUMNS: &[CounterColumn] = &[
+            CounterColumn::packets("sent", &["station_sent"]),
+            CounterColumn::new("repeated", &["repeated"]),
+        ];
         COLUMNS
     }
 
@@ -255,7 +257,7 @@ pub fn station() -> DeviceKind {
         seed: Spanned<u64>,
     }
 
-    const COLUMNS: &[Column] = &[Column::packets("sent", &["station_sent"])];
+    const COLUMNS: &[CounterColumn] = &[CounterColumn::packets("sent", &["station_sent"])];
     DeviceKind::new("station", |section| {
         let Parameters { seed } = section.parse()?;
         let seed = check_range("seed", &seed, 1, 1000)?;

@@ -545,7 +545,7 @@ fn set_watchdog(rig: &dyn Rig, node: &str, limit: Duration) {
 
 /// Plugs or unplugs the cable between the two cards.
 fn set_link_up(rig: &dyn Rig, up: bool) {
-    rig.operate(Box::new(move |machine| {
+    rig.with_machine(Box::new(move |machine| {
         machine.fabric().set_link_up(LinkId(0), up).unwrap();
     }));
 }

@@ -568,7 +568,7 @@ fn receiver_is_replaced_in_time(rig: &dyn Rig) -> bool {
 pub fn corrupt_packets_are_retransmitted_and_messages_keep_their_order(rig: &dyn Rig) {
     const MESSAGES: u64 = 5_000;
 
-    rig.operate(Box::new(|machine| {
+    rig.with_machine(Box::new(|machine| {
         for end in [Direction::Forward, Direction::Backward] {
             let mut state = 0x9e37_79b9_7f4a_7c15_u64;
             let hook = move |_: &mut _, _| {

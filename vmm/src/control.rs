@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     directory::{Directory, SocketFile},
     failure::{ErrorContext, Failure, program},
-    stat::Snapshot,
+    stat::MachineSnapshot,
 };
 
 /// The longest request in bytes.
@@ -63,7 +63,7 @@ pub enum Request {
 #[serde(rename_all = "snake_case")]
 pub enum Response {
     /// The answer to [`Request::Stat`].
-    Stat(Snapshot),
+    Stat(MachineSnapshot),
     /// The request was carried out.
     Done,
     /// The request was not carried out.

@@ -32,7 +32,7 @@ use crate::{
     directory::{Directory, SocketFile},
     failure::{EXIT_HELD, ErrorContext, Failure, counted, print_line, program},
     signals::Signals,
-    stat::Snapshot,
+    stat::MachineSnapshot,
 };
 
 /// How long the engine may take to end before its thread is abandoned.
@@ -231,7 +231,7 @@ impl Served {
     }
 
     /// Returns a snapshot of the machine's counters and clients.
-    pub fn snapshot(&self) -> Result<Snapshot, Failure> {
+    pub fn snapshot(&self) -> Result<MachineSnapshot, Failure> {
         control::snapshot(&self.built, &self.handle).map_err(Failure::environment)
     }
 

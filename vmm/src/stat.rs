@@ -7,7 +7,7 @@ use std::{
 };
 
 use comfy_table::{CellAlignment, Table, presets};
-use nicforge_family::Column;
+use nicforge_family::CounterColumn;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
@@ -20,7 +20,7 @@ use crate::{
 
 /// The state of a machine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Snapshot {
+pub struct MachineSnapshot {
     /// The machine's name.
     pub machine: String,
     /// Milliseconds since the start of the machine.
@@ -50,8 +50,8 @@ pub struct ColumnSnapshot {
     pub packets: bool,
 }
 
-impl From<&Column> for ColumnSnapshot {
-    fn from(column: &Column) -> Self {
+impl From<&CounterColumn> for ColumnSnapshot {
+    fn from(column: &CounterColumn) -> Self {
         Self {
             title: column.title.to_owned(),
             counters: column.counters.iter().map(|&counter| counter.to_owned()).collect(),
@@ -173,7 +173,7 @@ pub struct AttachmentSnapshot {
 pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: bool) -> Result<u8, Failure> {
     let directory = find_directory(directory)?;
     let signals = Signals::block().context(|| "signals".into())?;
-    let mut last: Option<(Instant, Snapshot)> = None;
+    let mut last: Option<(Instant, MachineSnapshot)> = None;
 
     loop {
         let mut snapshot = match ask(&directory, &Request::Stat)? {
@@ -231,11 +231,11 @@ fn unexpected_answer(response: &Response) -> Failure {
 }
 
 /// Columns of every machine. The columns of its devices stand before them, or add counters to them.
-const COLUMNS: [Column; 4] = [
-    Column::packets("sent", &["sent"]),
-    Column::packets("received", &["received"]),
-    Column::new(STALLS, &["stalls"]),
-    Column::new(ERRORS, &["errors"]),
+const COLUMNS: [CounterColumn; 4] = [
+    CounterColumn::packets("sent", &["sent"]),
+    CounterColumn::packets("received", &["received"]),
+    CounterColumn::new(STALLS, &["stalls"]),
+    CounterColumn::new(ERRORS, &["errors"]),
 ];
 
 /// Title of the column that also has the stalled writes of each attachment.
@@ -268,7 +268,11 @@ fn columns(of_devices: &[ColumnSnapshot]) -> Vec<ColumnSnapshot> {
 
 /// Returns the table of a snapshot as text. `since` is an earlier snapshot and its distance, for
 /// rates.
-fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments: bool) -> String {
+fn render(
+    snapshot: &MachineSnapshot,
+    since: Option<(Duration, &MachineSnapshot)>,
+    attachments: bool,
+) -> String {
     let columns = columns(&snapshot.columns);
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
@@ -328,7 +332,7 @@ fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments
 
 /// Returns the number of functions that do not sleep, as text. A machine of nodes with one function
 /// each counts nodes.
-fn describe_activity(snapshot: &Snapshot) -> String {
+fn describe_activity(snapshot: &MachineSnapshot) -> String {
     let (awake, nodes) = (snapshot.awake, snapshot.nodes.len());
     if snapshot.nodes.iter().all(|node| node.functions.is_empty()) {
         format!("{awake} of {nodes} nodes awake")
@@ -382,7 +386,7 @@ mod tests {
     use super::*;
 
     /// Returns a machine of one node with a client.
-    fn snapshot() -> Snapshot {
+    fn snapshot() -> MachineSnapshot {
         let counters = [("vc0_sent", 2), ("vc1_sent", 3), ("vc1_sent_twice", 100)];
         let client = AttachmentSnapshot { name: "core0".into(), pid: Some(7), ..Default::default() };
 
@@ -397,7 +401,7 @@ mod tests {
             attachments: vec![client],
         };
 
-        Snapshot {
+        MachineSnapshot {
             machine: "m".into(),
             uptime_ms: 1500,
             event_loop: "epoll".into(),
@@ -450,9 +454,9 @@ mod tests {
     #[test]
     fn columns_of_a_device_join_those_of_every_machine() {
         let own = [
-            Column::new("fill", &["fill"]),
-            Column::packets("sent", &["sent", "card_sent"]),
-            Column::new("stalls", &["card_stalls"]),
+            CounterColumn::new("fill", &["fill"]),
+            CounterColumn::packets("sent", &["sent", "card_sent"]),
+            CounterColumn::new("stalls", &["card_stalls"]),
         ];
         let columns = columns(&own.iter().map(ColumnSnapshot::from).collect::<Vec<_>>());
 

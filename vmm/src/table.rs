@@ -4,14 +4,14 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 
 /// A column of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Column {
+pub struct TableColumn {
     /// The heading.
     pub name: String,
     /// Whether it holds numbers, which are aligned to the right.
     pub is_numeric: bool,
 }
 
-impl Column {
+impl TableColumn {
     /// Returns a column.
     pub fn new(name: impl Into<String>, is_numeric: bool) -> Self {
         Self { name: name.into(), is_numeric }
@@ -22,7 +22,7 @@ impl Column {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableData {
     /// The columns from left to right.
-    pub columns: Vec<Column>,
+    pub columns: Vec<TableColumn>,
     /// The texts of the cells, with one cell for each column in a row.
     pub rows: Vec<Vec<String>>,
 }
@@ -56,7 +56,7 @@ impl TableData {
     /// also align the columns, and the rows.
     pub fn markdown(self) -> String {
         let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
-        let delimiter = |column: &Column| if column.is_numeric { "--:" } else { "---" }.to_owned();
+        let delimiter = |column: &TableColumn| if column.is_numeric { "--:" } else { "---" }.to_owned();
         let names = self.columns.iter().map(|column| column.name.clone()).collect();
         let delimiters = self.columns.iter().map(delimiter).collect();
 

@@ -91,21 +91,21 @@ impl Ring {
     }
 }
 
-/// Whether the turns of a function look at the rings of a client.
+/// Whether the turns of a function poll the rings of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WatchState {
-    /// Each turn looks at them.
+    /// Each turn polls them.
     Hot,
-    /// The client's sleeping word is set, and the last look follows the barrier.
+    /// The client's sleeping word is set. The rings are polled once more after the barrier.
     Cooling,
-    /// No turn looks at them until the client wakes the function.
+    /// No turn polls them until the client wakes the function.
     Cold {
-        /// Time of the last look.
+        /// Time of the last poll.
         since: Nanos,
     },
 }
 
-/// State of the looks of turns at the rings of a client: see `machine/clients.rs`.
+/// State of the polling of a client's rings: see `machine/clients.rs`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RingWatch {
     pub(crate) state: WatchState,
@@ -114,7 +114,7 @@ pub(crate) struct RingWatch {
     /// Checks in a row that found no new record.
     pub(crate) idle_checks: u32,
     /// Number of such checks after which the client goes cold.
-    pub(crate) patience: u32,
+    pub(crate) idle_limit: u32,
 }
 
 impl RingWatch {
@@ -124,7 +124,7 @@ impl RingWatch {
 
 impl Default for RingWatch {
     fn default() -> Self {
-        Self { state: WatchState::Hot, records: Self::UNCHECKED, idle_checks: 0, patience: 1 }
+        Self { state: WatchState::Hot, records: Self::UNCHECKED, idle_checks: 0, idle_limit: 1 }
     }
 }
 

@@ -107,7 +107,7 @@ pub fn message_of(payload: Box<dyn Any + Send>) -> String {
         }
     }
 
-    // The payload belongs to the device, so its drop can panic too. What that panic carries is
+    // The payload belongs to the device, so its drop can panic too. The payload of that panic is
     // leaked: its drop might panic again.
     if let Err(second) = panic::catch_unwind(AssertUnwindSafe(|| drop(payload))) {
         std::mem::forget(second);

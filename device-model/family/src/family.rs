@@ -18,7 +18,7 @@ pub trait Family: Send + Sync {
     ///
     /// The columns `sent`, `received`, `stalls` and `errors` are there without a family. They show
     /// the counters of those names. A column of the same title adds its counters to them.
-    fn columns(&self) -> &'static [Column] {
+    fn columns(&self) -> &'static [CounterColumn] {
         &[]
     }
 
@@ -75,7 +75,7 @@ impl Eq for Role {}
 
 /// A column of the table that `stat` prints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Column {
+pub struct CounterColumn {
     /// Title of the column.
     pub title: &'static str,
     /// Names of the devices' counters whose sum the column shows. The counter `sent` stands for
@@ -85,7 +85,7 @@ pub struct Column {
     pub packets: bool,
 }
 
-impl Column {
+impl CounterColumn {
     /// Returns a column of levels or events.
     pub const fn new(title: &'static str, counters: &'static [&'static str]) -> Self {
         Self { title, counters, packets: false }

@@ -5,7 +5,7 @@ use std::{fmt, sync::Arc};
 use nicforge_core::device::Device;
 use serde::Deserialize;
 
-use crate::{Column, DeviceSource, Role, Section, SectionError};
+use crate::{CounterColumn, DeviceSource, Role, Section, SectionError};
 
 type Reader = dyn Fn(Section<'_>) -> Result<DeviceSource, SectionError> + Send + Sync;
 
@@ -53,7 +53,7 @@ type Reader = dyn Fn(Section<'_>) -> Result<DeviceSource, SectionError> + Send +
 pub struct DeviceKind {
     name: &'static str,
     role: Role,
-    columns: &'static [Column],
+    columns: &'static [CounterColumn],
     reader: Arc<Reader>,
 }
 
@@ -93,7 +93,7 @@ impl DeviceKind {
     }
 
     /// Returns the kind with columns for `stat`, as [`crate::Family::columns`] has them.
-    pub fn with_columns(mut self, columns: &'static [Column]) -> Self {
+    pub fn with_columns(mut self, columns: &'static [CounterColumn]) -> Self {
         self.columns = columns;
         self
     }
@@ -109,7 +109,7 @@ impl DeviceKind {
     }
 
     /// Returns the columns for `stat`.
-    pub fn columns(&self) -> &'static [Column] {
+    pub fn columns(&self) -> &'static [CounterColumn] {
         self.columns
     }
 

@@ -10,7 +10,7 @@
 //!
 //! | module | contents |
 //! | --- | --- |
-//! | `family` | [`Family`], and what it is made of: [`Role`], [`Column`] |
+//! | `family` | [`Family`], and what it is made of: [`Role`], [`CounterColumn`] |
 //! | `kind` | [`DeviceKind`]: a device for the tables `[[function]]` |
 //! | `registry` | [`Families`] |
 //! | `section` | [`Section`], the checks of its values, and [`SectionError`] |
@@ -106,7 +106,7 @@ pub use nicforge_core::fabric::LinkSpec;
 pub use toml::Spanned;
 
 pub use self::{
-    family::{Column, Family, Role},
+    family::{CounterColumn, Family, Role},
     kind::DeviceKind,
     link::LinkSection,
     plan::{FunctionKey, MAX_NAME, NodeKey, Plan, PlannedFunction, PlannedLink, PlannedNode, PortKey},

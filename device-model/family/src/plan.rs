@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
 
 use nicforge_core::fabric::{LinkSpec, MAX_FUNCTIONS, MAX_PORTS};
 
-use crate::{Column, DeviceSource, PlanError, Role};
+use crate::{CounterColumn, DeviceSource, PlanError, Role};
 
 /// Longest name of a machine, node or function in bytes.
 pub const MAX_NAME: usize = 32;
@@ -84,7 +84,7 @@ pub struct Plan {
     nodes: Vec<PlannedNode>,
     functions: Vec<PlannedFunction>,
     links: Vec<PlannedLink>,
-    columns: Vec<Column>,
+    columns: Vec<CounterColumn>,
     /// Nodes by name.
     node_names: BTreeMap<String, NodeKey>,
     /// Functions by full name.
@@ -253,7 +253,7 @@ impl Plan {
     }
 
     /// Adds columns for `stat`.
-    pub fn add_columns(&mut self, columns: &[Column]) {
+    pub fn add_columns(&mut self, columns: &[CounterColumn]) {
         for column in columns {
             if !self.columns.contains(column) {
                 self.columns.push(*column);
@@ -298,7 +298,7 @@ impl Plan {
     }
 
     /// Returns the columns for `stat`.
-    pub fn columns(&self) -> &[Column] {
+    pub fn columns(&self) -> &[CounterColumn] {
         &self.columns
     }
 

@@ -70,16 +70,27 @@ pub mod nla {
     /// Bits of an NLA that may be set.
     pub const MASK: u64 = (1 << 62) - 1;
 
+    /// The byte of a card's table that an NLA names.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Location {
+        /// Page size ([`super::page`]).
+        pub class: u8,
+        /// Entry of the table for that size.
+        pub entry: u32,
+        /// Offset in the entry's page in bytes.
+        pub offset: u64,
+    }
+
     /// Returns the first address of an entry's page.
     #[inline]
     pub const fn of_entry(class: u8, entry: u32) -> u64 {
         ((class as u64 & 3) << CLASS_SHIFT) | ((entry as u64) << super::page::shift(class))
     }
 
-    /// Returns {page size, entry, offset in the page}, or `None` if reserved bits are set or the
-    /// table has no such entry.
+    /// Returns the location that an NLA names, or `None` if reserved bits are set or the table has
+    /// no such entry.
     #[inline]
-    pub const fn decode(nla: u64) -> Option<(u8, u32, u64)> {
+    pub const fn decode(nla: u64) -> Option<Location> {
         if nla & !MASK != 0 {
             return None;
         }
@@ -91,7 +102,7 @@ pub mod nla {
             return None;
         }
 
-        Some((class, (low >> shift) as u32, low & ((1 << shift) - 1)))
+        Some(Location { class, entry: (low >> shift) as u32, offset: low & ((1 << shift) - 1) })
     }
 }
 

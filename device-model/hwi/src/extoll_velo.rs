@@ -40,8 +40,23 @@ pub const SLOT_HEADER: u64 = 0;
 /// In a slot: the message.
 pub const SLOT_DATA: u64 = 8;
 
+/// The fields that the address of a send and the header of a received message have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MessageFields {
+    /// Node of the target in an address, and of the sender in a header.
+    pub node: u32,
+    /// VPID of the target in an address, and of the sender in a header.
+    pub vpid: u16,
+    /// Tag.
+    pub tag: u8,
+    /// Number of quadwords. A header in memory that software has changed may hold any up to 15.
+    pub quadwords: usize,
+}
+
 /// Offsets in BAR 3.
 pub mod address {
+    use super::MessageFields;
+
     /// Lowest bit of the number of quadwords minus 1 (3 bits).
     pub const QUADWORDS_SHIFT: u32 = 6;
     /// Lowest bit of the tag (4 bits).
@@ -63,15 +78,15 @@ pub mod address {
             | (((quadwords as u64).wrapping_sub(1) & 7) << QUADWORDS_SHIFT)
     }
 
-    /// Returns {node, VPID, tag, quadwords} of an offset.
+    /// Returns the fields of an offset.
     #[inline]
-    pub const fn decode(offset: u64) -> (u32, u16, u8, usize) {
-        (
-            ((offset >> NODE_SHIFT) & 0x7ff) as u32,
-            ((offset >> VPID_SHIFT) & 0xff) as u16,
-            ((offset >> TAG_SHIFT) & 0xf) as u8,
-            ((offset >> QUADWORDS_SHIFT) & 7) as usize + 1,
-        )
+    pub const fn decode(offset: u64) -> MessageFields {
+        MessageFields {
+            node: ((offset >> NODE_SHIFT) & 0x7ff) as u32,
+            vpid: ((offset >> VPID_SHIFT) & 0xff) as u16,
+            tag: ((offset >> TAG_SHIFT) & 0xf) as u8,
+            quadwords: ((offset >> QUADWORDS_SHIFT) & 7) as usize + 1,
+        }
     }
 }
 
@@ -85,6 +100,8 @@ pub mod address {
 /// | 18..11 | source VPID |
 /// | 10..0 | source node |
 pub mod header {
+    use super::MessageFields;
+
     /// Set in every header.
     pub const VALID: u64 = 1 << 63;
     /// Lowest bit of the source VPID.
@@ -104,18 +121,18 @@ pub mod header {
             | ((quadwords as u64 & 0xf) << QUADWORDS_SHIFT)
     }
 
-    /// Returns {node, VPID, tag, quadwords} of a header, or `None` for an empty slot.
+    /// Returns the fields of a header, or `None` for an empty slot.
     #[inline]
-    pub const fn decode(header: u64) -> Option<(u32, u16, u8, usize)> {
+    pub const fn decode(header: u64) -> Option<MessageFields> {
         if header & VALID == 0 {
             return None;
         }
 
-        Some((
-            (header & 0x7ff) as u32,
-            ((header >> VPID_SHIFT) & 0xff) as u16,
-            ((header >> TAG_SHIFT) & 0xf) as u8,
-            ((header >> QUADWORDS_SHIFT) & 0xf) as usize,
-        ))
+        Some(MessageFields {
+            node: (header & 0x7ff) as u32,
+            vpid: ((header >> VPID_SHIFT) & 0xff) as u16,
+            tag: ((header >> TAG_SHIFT) & 0xf) as u8,
+            quadwords: ((header >> QUADWORDS_SHIFT) & 0xf) as usize,
+        })
     }
 }

@@ -377,6 +377,15 @@ impl UnitHeader {
     }
 }
 
+/// Hint bits of a packet for one dimension: the directions that its sender asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HintBits {
+    /// Towards lower coordinates.
+    pub is_down: bool,
+    /// Towards higher coordinates.
+    pub is_up: bool,
+}
+
 impl PacketHeader {
     /// Returns the virtual channel: one of [`channel`], or 7, which does not exist.
     pub fn channel(&self) -> u8 {
@@ -413,13 +422,13 @@ impl PacketHeader {
         (self.byte3 & route_control::ZONE) >> route_control::ZONE_SHIFT
     }
 
-    /// Returns the hint bits of a dimension: (down, up).
-    pub fn hint(&self, dimension: usize) -> (bool, bool) {
+    /// Returns the hint bits of a dimension.
+    pub fn hints(&self, dimension: usize) -> HintBits {
         let (byte, down) = match dimension {
             0..=3 => (self.byte1, 7 - 2 * dimension),
             _ => (self.byte2, 7),
         };
-        (byte >> down & 1 == 1, byte >> (down - 1) & 1 == 1)
+        HintBits { is_down: byte >> down & 1 == 1, is_up: byte >> (down - 1) & 1 == 1 }
     }
 
     /// Sets the hint bit of a dimension in one direction.

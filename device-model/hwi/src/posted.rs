@@ -46,14 +46,25 @@ pub const fn header(bar: u8, offset: u32, length: usize) -> u64 {
     offset as u64 | ((length as u64 & LENGTH_MASK) << LENGTH_SHIFT) | ((bar as u64 & BAR_MASK) << BAR_SHIFT)
 }
 
-/// Returns {BAR, offset, length} of a header.
+/// The register write that the header of a record's first cell describes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordHeader {
+    /// Number of the BAR.
+    pub bar: u8,
+    /// Offset in the BAR in bytes.
+    pub offset: u32,
+    /// Length of the data in bytes.
+    pub length: usize,
+}
+
+/// Returns the fields of the header of a record's first cell.
 #[inline]
-pub const fn fields(header: u64) -> (u8, u32, usize) {
-    (
-        ((header >> BAR_SHIFT) & BAR_MASK) as u8,
-        (header & OFFSET_MASK) as u32,
-        ((header >> LENGTH_SHIFT) & LENGTH_MASK) as usize,
-    )
+pub const fn decode(header: u64) -> RecordHeader {
+    RecordHeader {
+        bar: ((header >> BAR_SHIFT) & BAR_MASK) as u8,
+        offset: (header & OFFSET_MASK) as u32,
+        length: ((header >> LENGTH_SHIFT) & LENGTH_MASK) as usize,
+    }
 }
 
 /// Returns the number of cells of a record with `length` bytes of data.

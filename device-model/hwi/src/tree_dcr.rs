@@ -305,15 +305,27 @@ pub const fn error_word(prx: u32, pix: u32) -> u32 {
     receive | (inject << 16)
 }
 
-/// Returns the exception flags ([`prx`], [`pix`]) of an error word.
-pub const fn exceptions(error_word: u32) -> (u32, u32) {
+/// The exceptions of a channel's error word.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ChannelExceptions {
+    /// Receive exceptions: bits of [`prx`].
+    pub receive: u32,
+    /// Injection exceptions: bits of [`pix`].
+    pub inject: u32,
+}
+
+/// Returns the exceptions of an error word.
+pub const fn exceptions(error_word: u32) -> ChannelExceptions {
     let (receive, inject) = (error_word & 0xffff, error_word >> 16);
-    (((receive & 0xff00) << 8) | (receive & 0x3f), ((inject & 0xffc0) << 10) | ((inject & 0x3f) << 1))
+    ChannelExceptions {
+        receive: ((receive & 0xff00) << 8) | (receive & 0x3f),
+        inject: ((inject & 0xffc0) << 10) | ((inject & 0x3f) << 1),
+    }
 }
 
 const _: () = {
-    let (prx, pix) = exceptions(error_word(prx::ALL, pix::ALL));
-    assert!(prx == prx::ALL && pix == pix::ALL);
+    let decoded = exceptions(error_word(prx::ALL, pix::ALL));
+    assert!(decoded.receive == prx::ALL && decoded.inject == pix::ALL);
 };
 
 /// The global interrupt (barrier) unit of a node, with 4 channels. All registers are 32 bits wide.

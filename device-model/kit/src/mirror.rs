@@ -56,7 +56,7 @@ impl<W: Word> MirrorWord<W> {
 
     /// Makes a value visible to clients: stores it, unless they see it already.
     #[inline]
-    pub fn show(&mut self, value: W::Value) {
+    pub fn publish(&mut self, value: W::Value) {
         if value != self.mirrored {
             self.mirrored = value;
             self.word.store_release(value);
@@ -83,14 +83,14 @@ mod tests {
         let stored = memory.u64(8).unwrap();
         let mut word = MirrorWord::new(memory.u64(8).unwrap());
 
-        word.show(7);
+        word.publish(7);
         assert_eq!((word.mirrored(), stored.load(Ordering::Acquire)), (7, 7));
 
         // A second store of 7 would overwrite this value.
         stored.store(1, Ordering::Release);
-        word.show(7);
+        word.publish(7);
         assert_eq!(stored.load(Ordering::Acquire), 1);
-        word.show(8);
+        word.publish(8);
         assert_eq!(stored.load(Ordering::Acquire), 8);
     }
 
@@ -101,7 +101,7 @@ mod tests {
         stored.store(5, Ordering::Release);
 
         let mut word = MirrorWord::new(memory.u32(4).unwrap());
-        word.show(0);
+        word.publish(0);
         assert_eq!(stored.load(Ordering::Acquire), 5);
 
         word.clear();

@@ -28,9 +28,9 @@
 //! Changes are shown at *barriers of time*, multiples of a period. All parts of a machine that is
 //! run in parts then see them at the same time, if each part ends at a barrier.
 //!
-//! The table has no clock, thread or lock. What peers see is a function of the time, so nothing has
-//! to run for a change to be seen. The owner of the machine or its family shares the table among
-//! the devices.
+//! The table has no clock, thread or lock. The view of a peer is a function of the time, so nothing
+//! has to run for a change to be seen. The owner of the machine or its family shares the table
+//! among the devices.
 
 use nicforge_core::time::Nanos;
 use thiserror::Error;

@@ -131,7 +131,7 @@ pub mod device {
 
             // The mirror is stored before the interrupt, so that a woken client finds the sum.
             if let Some(mirror) = &mut lane.mirror {
-                mirror.show(lane.sum);
+                mirror.publish(lane.sum);
             }
             if now_reached {
                 context.interrupt(from, VECTOR_REACHED);

@@ -3,8 +3,8 @@
 use nicforge_hwi::{
     tree::{CORES, Header, mirror, opcode, vector},
     tree_dcr::{
-        ARB_RCFG, CLASS_RDR0, GLOB_NADDR, GLOB_VCFG1, INJ_CSPY1, INJ_PIXEN, REC_PRXEN, REG_INT_STATUS,
-        REGISTERS, dcr, error_word, exceptions, pix, port, prx, rcfg, rdr, status, vcfg,
+        ARB_RCFG, CLASS_RDR0, ChannelExceptions, GLOB_NADDR, GLOB_VCFG1, INJ_CSPY1, INJ_PIXEN, REC_PRXEN,
+        REG_INT_STATUS, REGISTERS, dcr, error_word, exceptions, pix, port, prx, rcfg, rdr, status, vcfg,
     },
 };
 use nicforge_test_body::body;
@@ -394,7 +394,7 @@ pub fn the_error_word_shows_the_exception_registers(rig: &dyn Rig) {
     let word = error_word(prx::HFU1, pix::ALIGN0 | pix::WM1);
 
     assert_eq!(core.word(mirror::ERROR), word);
-    assert_eq!(exceptions(word), (prx::HFU1, pix::ALIGN0 | pix::WM1));
+    assert_eq!(exceptions(word), ChannelExceptions { receive: prx::HFU1, inject: pix::ALIGN0 | pix::WM1 });
     assert_eq!(core.errors(), (prx::HFU1, pix::ALIGN0));
 
     assert_eq!(core.word(mirror::ERROR), error_word(0, pix::WM1));

@@ -132,7 +132,7 @@ pub fn a_change_of_the_link_is_reported(rig: &dyn Rig) {
     assert_eq!(status(), LINK_UP);
     let generation = sender.bar.read8(common::GENERATION).unwrap();
 
-    rig.operate(Box::new(|machine| machine.fabric().set_link_up(LINKS[0], false).unwrap()));
+    rig.with_machine(Box::new(|machine| machine.fabric().set_link_up(LINKS[0], false).unwrap()));
     changed.wait(test_deadline(), None).unwrap();
     assert_eq!(status(), 0);
     assert_ne!(sender.bar.read8(common::GENERATION).unwrap(), generation);
@@ -142,7 +142,7 @@ pub fn a_change_of_the_link_is_reported(rig: &dyn Rig) {
     sender.finish_sending();
     assert_eq!(rig.counter("en0", "no_link"), 1);
 
-    rig.operate(Box::new(|machine| machine.fabric().set_link_up(LINKS[0], true).unwrap()));
+    rig.with_machine(Box::new(|machine| machine.fabric().set_link_up(LINKS[0], true).unwrap()));
     changed.wait(test_deadline(), None).unwrap();
     let sent = frame(mac(1), mac(0), 60, 2);
     sender.send(&sent);

@@ -114,7 +114,7 @@ pub fn a_port_without_a_link_is_left_out(rig: &dyn Rig) {
     a.receive();
     b.receive();
 
-    rig.operate(Box::new(|machine| machine.fabric().set_link_up(LINKS[2], false).unwrap()));
+    rig.with_machine(Box::new(|machine| machine.fabric().set_link_up(LINKS[2], false).unwrap()));
     let sent = frame(mac(2), mac(0), 60, 1);
     a.send(&sent);
 

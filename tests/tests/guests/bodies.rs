@@ -25,7 +25,7 @@ fn bodies_hold(door: GuestDoor, machine: &TestMachine) {
     let guest = guest::boot(&config);
 
     thread::scope(|scope| {
-        scope.spawn(|| guest::operate(&served, guest.terminal().expect("it was asked for")));
+        scope.spawn(|| guest::answer_requests(&served, guest.terminal().expect("it was asked for")));
         // Kills the guest in every case, which ends the operator's thread too.
         let _end = KillOnDrop(&guest);
         let line = "stty -F /dev/ttyS2 raw -echo";

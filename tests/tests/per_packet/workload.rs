@@ -86,7 +86,7 @@ pub(crate) fn run(door: Door, stream: Stream, mark: &(dyn Fn(Mark) + Sync)) {
     };
 
     if matches!(door, Door::InProcess) {
-        rig.operate(Box::new(|machine| machine.set_cool_after(LIMIT.as_nanos() as u64)));
+        rig.with_machine(Box::new(|machine| machine.set_cool_after(LIMIT.as_nanos() as u64)));
     }
 
     let [source, target] = clients.map(|(node, attachment)| rig.open(node, attachment));

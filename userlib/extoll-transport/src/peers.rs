@@ -28,7 +28,7 @@ const RANKS_PER_CHECK: usize = 4;
 /// Returns the loss of a rank of generation `before`. The directory shows the generation `now`,
 /// which is odd while a process has the address.
 fn loss_of(before: u8, now: u8) -> Loss {
-    if now & 1 == 0 { Loss::Ended } else { Loss::Replaced { before: before.into(), tenant: now.into() } }
+    if now & 1 == 0 { Loss::Ended } else { Loss::Replaced { previous: before.into(), current: now.into() } }
 }
 
 /// State of a rank.

@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 
 use nicforge_driver::{
     DmaBuffer, Error as DriverError,
-    runtime::{Cost, cost},
+    runtime::{Cost, charge},
 };
 
 use crate::{
@@ -87,7 +87,7 @@ impl Destination {
         // SAFETY: the range is within memory lent for writing, and is initialised. By the caller's
         // contract nothing else accesses it.
         let target = unsafe { std::slice::from_raw_parts_mut(start, length) };
-        cost(Cost::CopyByte, length);
+        charge(Cost::CopyByte, length);
         memory.read(from, target)
     }
 }
@@ -122,8 +122,9 @@ impl<A: Area> Staging<A> {
     /// Creates the staging memory. The area that sources share has `bytes` bytes, a power of two of
     /// at least 8,192. `allocate` returns an area of a number of bytes, or `None` where there is no
     /// such piece of memory; the size is halved then. Its second argument is true in the last
-    /// attempt, at 64 KiB, which must return an area or an error. Sources with areas of their own
-    /// together have at most `max_own_bytes`, unless it is a single one.
+    /// attempt, at 64 KiB, which must return an area or an error. The areas of sources that have
+    /// one of their own have at most `max_own_bytes` bytes together. A single such area may be
+    /// longer.
     ///
     /// # Errors
     /// Errors of `allocate`.
@@ -210,7 +211,7 @@ impl<A: Area> Staging<A> {
             (StagedCopy::Own { bytes: length, _area: area }, address)
         };
 
-        cost(Cost::CopyByte, length);
+        charge(Cost::CopyByte, length);
         let has_own_area = matches!(copied, StagedCopy::Own { .. });
         let handle = self.insert(Entry::Source(copied));
         let region = Region { handle, remote: RemoteRegion { key: 0, offset: address } };

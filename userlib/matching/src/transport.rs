@@ -32,13 +32,13 @@ pub enum Loss {
     Ended,
     /// Another process has its address.
     #[error(
-        "its address has another owner: it was reset or its process replaced (tenant {tenant} after {before})"
+        "its address has another owner: it was reset or its process replaced (tenant {current} after {previous})"
     )]
     Replaced {
         /// The transport's number of the lost process.
-        before: u64,
+        previous: u64,
         /// The transport's number of the process that has the address now.
-        tenant: u64,
+        current: u64,
     },
     /// It has no room for messages from this rank.
     #[error("it grants this rank no credits; it needs a longer receive ring")]

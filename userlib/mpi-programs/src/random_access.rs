@@ -19,7 +19,7 @@
 
 use std::convert::Infallible;
 
-use nicforge_driver::runtime::{Cost, burst, cost};
+use nicforge_driver::runtime::{Cost, burst, charge};
 use nicforge_matching::{Envelope, Kind, Rank, Selector};
 
 use crate::{Buffer, Endpoint, Error, ErrorOf, Program, succeeded};
@@ -147,7 +147,7 @@ impl Table {
         match self.words.get_mut(index) {
             Some(word) => {
                 *word ^= number;
-                cost(Cost::Compute, 1);
+                charge(Cost::Compute, 1);
                 Ok(())
             }
             None => Err(Error::Wrong {

@@ -130,7 +130,7 @@ impl MuTransport {
             link => {
                 let before = link.filter(|link| link.is_answered).map(|link| link.session);
                 match before {
-                    Some(before) => self.end(rank, Loss::Replaced { before, tenant: row.session }),
+                    Some(previous) => self.end(rank, Loss::Replaced { previous, current: row.session }),
                     None => self.meet(rank, &row),
                 }
             }
@@ -201,7 +201,7 @@ impl MuTransport {
                     peer.questions.next = now + step;
                 }
                 tenant => {
-                    self.end(rank, Loss::Replaced { before: link.session, tenant });
+                    self.end(rank, Loss::Replaced { previous: link.session, current: tenant });
                     return Ok(());
                 }
             }

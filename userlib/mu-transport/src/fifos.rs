@@ -2,7 +2,7 @@
 
 use nicforge_driver::{
     Device, DmaBuffer,
-    runtime::{Cost, cost, note_store},
+    runtime::{Cost, charge, note_store},
 };
 use nicforge_hwi::mu::{BASE_ADDRESSES, DESCRIPTOR, INJECTION_FIFOS, RECEPTION_FIFOS};
 use nicforge_matching::Rank;
@@ -187,7 +187,7 @@ impl Fifos {
         let slot = injection.injected(MESSAGES)? % u64::from(IN_FLIGHT);
         let offset = self.layout.messages() + slot * MAX_MESSAGE as u64;
         self.memory.write(offset, message)?;
-        cost(Cost::CopyByte, message.len());
+        charge(Cost::CopyByte, message.len());
 
         let payload = match message.len() as u64 {
             0 => Payload::NONE,

@@ -242,7 +242,7 @@ impl MuTransport {
             },
             0 => Outcome::InFlight,
             tenant if tenant != session => {
-                self.end(rank, Loss::Replaced { before: session, tenant });
+                self.end(rank, Loss::Replaced { previous: session, current: tenant });
                 Outcome::Failed(refused(GONE, rank.into()))
             }
             _ if !chunk.counter.is_done() => Outcome::Lost,
@@ -250,8 +250,8 @@ impl MuTransport {
         }
     }
 
-    /// Sends a get once more, whose descriptors are lost: another descriptor has stopped the FIFO
-    /// of the rank that they were in.
+    /// Repeats a get whose descriptors are lost. They were in a FIFO of the other rank, which
+    /// another descriptor has stopped.
     #[cold]
     fn repeat(&mut self, index: usize, flight: &GetInFlight) -> Result<(), TransportError> {
         let GetInFlight { get, tries, .. } = *flight;

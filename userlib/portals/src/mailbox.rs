@@ -202,7 +202,7 @@ impl Mailbox {
     /// that its slot is free.
     fn write(&mut self, command: &impl AsCommand) -> Result<(), Error> {
         let slot = u64::from(self.next % SLOTS);
-        runtime::cost(runtime::Cost::Burst, COMMAND_BYTES / 64);
+        runtime::charge(runtime::Cost::Burst, COMMAND_BYTES / 64);
         self.commands.write_array(slot * COMMAND_BYTES as u64, command.bytes())?;
         self.next = self.next.wrapping_add(1);
         self.tail.store(self.next, Ordering::Release);
@@ -216,7 +216,7 @@ impl Mailbox {
         self.stuck = true;
         self.await_result(result_slot(last))?;
         // The result lies in the card's memory. A load of it crosses the bus and returns.
-        runtime::cost(runtime::Cost::TrappedAccess, 1);
+        runtime::charge(runtime::Cost::TrappedAccess, 1);
         let mut bytes = [0; RESULT_BYTES];
         self.results.read_array(result_slot(last), &mut bytes)?;
         self.stuck = false;

@@ -122,7 +122,7 @@ impl Ring {
         }
 
         *taken = number;
-        runtime::cost(runtime::Cost::ReceiveMessage, 1);
+        runtime::charge(runtime::Cost::ReceiveMessage, 1);
         let record = EventRecord::read_from_bytes(&bytes).unwrap_or_default();
         Ok(Event::decode(&record))
     }

@@ -7,7 +7,7 @@ use std::{
 
 use nicforge_driver::{
     Bar, Device,
-    runtime::{Cost, cost, lock},
+    runtime::{Cost, charge, lock},
 };
 use nicforge_hwi::extoll_atu::{command, page};
 use nicforge_shm::SharedU64;
@@ -80,7 +80,7 @@ impl Translation {
 
     /// Runs a command, and returns its result: the first address, for a registration.
     fn command(&self, operation: &'static str, address: u64, pages: u64, command: u64) -> Result<u64, Error> {
-        cost(Cost::Registration, 1);
+        charge(Cost::Registration, 1);
         let registers = lock(&self.registers);
         self.check_epoch()?;
 

@@ -4,7 +4,7 @@ use std::sync::{Arc, atomic::Ordering};
 
 use nicforge_driver::{
     Cancel, Deadline, DmaBuffer, Error as DriverError, Poster,
-    runtime::{Cost, cost},
+    runtime::{Cost, charge},
 };
 use nicforge_hwi::{
     mu::{BAR_REGISTERS, DESCRIPTOR, INJECTION_FIFOS, MAX_FIFO, MIN_INJECTION_FIFO, reg},
@@ -172,7 +172,7 @@ impl Injection {
         }
 
         if count > 0 {
-            cost(Cost::SendMessage, descriptors.len());
+            charge(Cost::SendMessage, descriptors.len());
             let address = state.ring.start() + tail;
             match self.poster.try_post(BAR_REGISTERS, page_offset, &address.to_le_bytes()) {
                 Ok(()) => {}

@@ -4,7 +4,7 @@ use std::sync::{Arc, atomic::Ordering};
 
 use nicforge_driver::{
     DmaBuffer, Error as DriverError,
-    runtime::{Cost, cost},
+    runtime::{Cost, charge},
 };
 use nicforge_hwi::{
     mu::{BAR_REGISTERS, CHUNK, MAX_FIFO, MIN_RECEPTION_FIFO, RECEPTION_FIFOS, reg},
@@ -297,7 +297,7 @@ impl Reception {
             let length = (HEADER + header.payload_bytes()) as u64;
             let payload = state.ring.advance(state.head, HEADER as u64);
 
-            cost(Cost::ReceivePacket, 1);
+            charge(Cost::ReceivePacket, 1);
             handle(&Packet { ring: &state.ring, payload, header }, injection);
 
             state.head = state.ring.advance(state.head, length);

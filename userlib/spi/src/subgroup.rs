@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use nicforge_driver::{
     Cancel, Deadline, Device, DmaBuffer, Error as DriverError, HugePages, Interrupt,
-    runtime::{Cost, cost},
+    runtime::{Cost, charge},
 };
 use nicforge_hwi::{
     mu::{
@@ -433,7 +433,7 @@ impl Subgroup {
             Ok(None)
         });
 
-        cost(Cost::ReceiveMessage, 1);
+        charge(Cost::ReceiveMessage, 1);
         waited
     }
 

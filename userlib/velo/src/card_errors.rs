@@ -32,7 +32,7 @@ impl ErrorWord {
     /// Returns the receiver of a control message that the card's watchdog has dropped. On a port
     /// without flow control the message is the application's.
     pub(crate) fn dropped_control(self) -> Option<Address> {
-        let (_, _, tag, _) = address::decode(self.0 >> 8 & 0xffff_ffff);
+        let tag = address::decode(self.0 >> 8 & 0xffff_ffff).tag;
 
         match self.error() {
             DeviceError::Watchdog { to } if tag == CONTROL_TAG => Some(to),

@@ -1,7 +1,10 @@
 //! Errors.
 
 use nicforge_driver::{Error as DriverError, WaitEnd};
-use nicforge_hwi::{extoll::error, extoll_velo::address};
+use nicforge_hwi::{
+    extoll::error,
+    extoll_velo::{MessageFields, address},
+};
 use nicforge_shm::MemoryError;
 use thiserror::Error;
 
@@ -46,7 +49,7 @@ impl DeviceError {
     /// Decodes the card's error word.
     pub(crate) fn of_word(word: u64) -> Self {
         let (code, about) = (word as u8, (word >> 8) as u32);
-        let (node, vpid, ..) = address::decode(about.into());
+        let MessageFields { node, vpid, .. } = address::decode(about.into());
 
         let to = Address { node, vpid };
         match code {

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use nicforge_hwi::extoll_velo::{self, header};
+use nicforge_hwi::extoll_velo::{self, MessageFields, header};
 
 /// Length of the longest message in bytes. All lengths are nonzero multiples of 8.
 pub const MAX_MESSAGE: usize = extoll_velo::MAX_MESSAGE;
@@ -51,7 +51,7 @@ impl Message {
     /// for the data. Returns `None` for an empty slot.
     #[inline]
     pub(crate) fn head(&mut self, word: u64) -> Option<&mut [[u8; 8]]> {
-        let (node, vpid, tag, quadwords) = header::decode(word)?;
+        let MessageFields { node, vpid, tag, quadwords } = header::decode(word)?;
         (self.from, self.tag) = (Address { node, vpid }, tag);
 
         // Only the card writes headers, and only with 1 to 8 quadwords. The ring is still memory
@@ -64,7 +64,7 @@ impl Message {
     /// Returns a message with a slot's header and zeroed data; `None` for an empty slot.
     #[inline]
     pub(crate) fn of_header(word: u64) -> Option<Self> {
-        let (node, vpid, tag, quadwords) = header::decode(word)?;
+        let MessageFields { node, vpid, tag, quadwords } = header::decode(word)?;
         // As above: the length is bounded whatever the ring contains.
         let length = (quadwords * 8).min(MAX_MESSAGE) as u8;
         Some(Self { from: Address { node, vpid }, tag, length, data: [0; MAX_MESSAGE] })

@@ -4,7 +4,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 
 use nicforge_driver::{
     Bar, Deadline, Device, DmaBuffer, Doorbell, HugePages,
-    runtime::{Cost, cost},
+    runtime::{Cost, charge},
 };
 use nicforge_hwi::{
     extoll::{reg, window},
@@ -163,7 +163,7 @@ impl ReceiveRing {
     /// finds the ring empty, or waits, reports that the device is gone.
     #[inline]
     pub(crate) fn free(&mut self) {
-        cost(Cost::ReceivePacket, 1);
+        charge(Cost::ReceivePacket, 1);
         self.slots.set_header(self.taken, 0);
 
         self.taken += 1;

@@ -1,4 +1,4 @@
-//! The way of messages to the card: a posted-write ring, or stores.
+//! The sending of messages to the card: through a posted-write ring, or by stores.
 //!
 //! A device without a posted-write ring takes messages as stores, and a processor may tear a
 //! message into several of them. A card assembles the pieces of a message when they arrive one
@@ -9,7 +9,7 @@
 
 use nicforge_driver::{
     Bar, Device, Error as DriverError, Poster, QuickPost, RingPosition, SharedPoster,
-    runtime::{Cost, cost},
+    runtime::{Cost, charge},
 };
 use nicforge_hwi::extoll::{BAR_VELO, mirror, reg};
 use nicforge_shm::SharedU64;
@@ -57,9 +57,9 @@ struct Stores {
     replayed: u64,
 }
 
-/// The ways of messages to the card. A message by stores is accepted, or known to be torn, before
-/// the next one is stored.
-enum Way {
+/// The methods by which messages are sent to the card. A message by stores is accepted, or known to
+/// be torn, before the next one is stored.
+enum SendMethod {
     /// The port's own posted-write ring. It is apart from a shared one, because a send looks only
     /// at this tag.
     Ring(Poster),
@@ -71,7 +71,7 @@ enum Way {
 
 /// Posts messages, in order and each once.
 pub(crate) struct SendPath {
-    way: Way,
+    method: SendMethod,
     /// The card's count of messages that waited for slots.
     pub(crate) stalls: SharedU64,
 }
@@ -88,33 +88,33 @@ impl SendPath {
             None => PortPoster::Own(device.poster(0)?),
         };
 
-        let way = match poster {
+        let method = match poster {
             poster if device.ring_count() == 0 => {
                 let registers = device.bar(BAR_REGISTERS)?;
-                Way::Stores(Box::new(Stores { poster, registers, accepted: None, replayed: 0 }))
+                SendMethod::Stores(Box::new(Stores { poster, registers, accepted: None, replayed: 0 }))
             }
-            PortPoster::Own(poster) => Way::Ring(poster),
-            PortPoster::Shared(poster) => Way::SharedRing(poster),
+            PortPoster::Own(poster) => SendMethod::Ring(poster),
+            PortPoster::Shared(poster) => SendMethod::SharedRing(poster),
         };
 
-        Ok(Self { way, stalls: page.word(mirror::VELO_STALLS)? })
+        Ok(Self { method, stalls: page.word(mirror::VELO_STALLS)? })
     }
 
     /// Calls `call` with the poster.
     #[inline(always)]
     pub(crate) fn with<R>(&mut self, call: impl FnOnce(&mut Poster) -> R) -> R {
-        match &mut self.way {
-            Way::Ring(poster) => call(poster),
-            Way::SharedRing(poster) => poster.with(call),
-            Way::Stores(stores) => stores.poster.with(call),
+        match &mut self.method {
+            SendMethod::Ring(poster) => call(poster),
+            SendMethod::SharedRing(poster) => poster.with(call),
+            SendMethod::Stores(stores) => stores.poster.with(call),
         }
     }
 
     fn with_poster<R>(&self, call: impl FnOnce(&Poster) -> R) -> R {
-        match &self.way {
-            Way::Ring(poster) => call(poster),
-            Way::SharedRing(poster) => poster.with(|poster| call(poster)),
-            Way::Stores(stores) => stores.poster.with_poster(call),
+        match &self.method {
+            SendMethod::Ring(poster) => call(poster),
+            SendMethod::SharedRing(poster) => poster.with(|poster| call(poster)),
+            SendMethod::Stores(stores) => stores.poster.with_poster(call),
         }
     }
 
@@ -130,12 +130,12 @@ impl SendPath {
 
     /// Returns whether messages are sent by stores.
     pub(crate) fn uses_stores(&self) -> bool {
-        matches!(self.way, Way::Stores(_))
+        matches!(self.method, SendMethod::Stores(_))
     }
 
     /// Returns the number of torn messages that were stored again.
     pub(crate) fn replayed(&self) -> u64 {
-        if let Way::Stores(stores) = &self.way { stores.replayed } else { 0 }
+        if let SendMethod::Stores(stores) = &self.method { stores.replayed } else { 0 }
     }
 
     /// Posts a message.
@@ -145,8 +145,8 @@ impl SendPath {
     // Most messages take the first branch, in which no whole `Error` is passed on.
     #[inline(always)]
     pub(crate) fn post(&mut self, offset: u64, data: &[u8]) -> Result<(), Error> {
-        let posted = match &mut self.way {
-            Way::Ring(poster) => poster.post_quickly(BAR_VELO, offset, data),
+        let posted = match &mut self.method {
+            SendMethod::Ring(poster) => poster.post_quickly(BAR_VELO, offset, data),
             _ => QuickPost::NotPosted,
         };
         if posted == QuickPost::Posted { Ok(()) } else { self.post_otherwise(posted, offset, data) }
@@ -155,14 +155,14 @@ impl SendPath {
     /// As [`SendPath::post`], for a message that was not posted quickly, or whose engine sleeps.
     #[inline(never)]
     fn post_otherwise(&mut self, posted: QuickPost, offset: u64, data: &[u8]) -> Result<(), Error> {
-        let posted = match (&mut self.way, posted) {
-            (Way::Stores(stores), _) => return stores.store(offset, data),
-            (Way::Ring(poster), QuickPost::MustWake) => poster.wake_engine(),
-            (Way::Ring(poster), _) => poster.try_post(BAR_VELO, offset, data),
-            (Way::SharedRing(poster), _) => {
+        let posted = match (&mut self.method, posted) {
+            (SendMethod::Stores(stores), _) => return stores.store(offset, data),
+            (SendMethod::Ring(poster), QuickPost::MustWake) => poster.wake_engine(),
+            (SendMethod::Ring(poster), _) => poster.try_post(BAR_VELO, offset, data),
+            (SendMethod::SharedRing(poster), _) => {
                 poster.with(|poster| poster.try_post(BAR_VELO, offset, data)).inspect(|()| {
                     // The card sends the message while the processor stores it.
-                    cost(Cost::Burst, 1);
+                    charge(Cost::Burst, 1);
                 })
             }
         };

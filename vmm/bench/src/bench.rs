@@ -19,12 +19,12 @@ pub struct Bench {
     /// Measures, and returns the figures.
     pub run: fn(&Run<'_>) -> Result<Outcome, Failure>,
     /// The function of the bench's child processes, if it has any.
-    pub part: Option<RunPart>,
+    pub child: Option<RunChild>,
 }
 
 /// Runs a child process of a benchmark, whose task the argument describes, and returns its exit
 /// code.
-pub type RunPart = fn(&str) -> Result<u8, Failure>;
+pub type RunChild = fn(&str) -> Result<u8, Failure>;
 
 impl Bench {
     /// Returns a benchmark without child processes that `all` runs.
@@ -33,13 +33,13 @@ impl Bench {
         about: &'static str,
         run: fn(&Run<'_>) -> Result<Outcome, Failure>,
     ) -> Self {
-        Self { name, about, is_in_all: true, run, part: None }
+        Self { name, about, is_in_all: true, run, child: None }
     }
 
     /// Adds the function of the bench's child processes.
     #[must_use]
-    pub const fn with_part(self, part: RunPart) -> Self {
-        Self { part: Some(part), ..self }
+    pub const fn with_child(self, child: RunChild) -> Self {
+        Self { child: Some(child), ..self }
     }
 
     /// Leaves the bench out of `all`.
@@ -55,8 +55,8 @@ pub struct Run<'a> {
     pub quick: bool,
     /// How engines wait.
     pub event_loop: EventLoop,
-    /// Set for `all`. What cannot be measured on this host is then left out with a note, and is no
-    /// error.
+    /// Set for `all`. Figures that cannot be measured on this host are then left out with a note,
+    /// which is no error.
     pub all: bool,
     /// Ctrl-C. It must be checked between measurements, which [`Run::step`] does.
     signals: &'a Signals,

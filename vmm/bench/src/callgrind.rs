@@ -37,7 +37,7 @@ pub struct Count<'a> {
     /// The benchmark whose child process is counted.
     pub bench: &'a str,
     /// The task of the child process.
-    pub part: String,
+    pub task: String,
     /// Patterns for the names of the functions whose instructions count, with all functions that
     /// they call. callgrind begins to count at the entry of such a function, or ends a count that
     /// has begun, and does the opposite at its end. [`pattern`] returns one.
@@ -117,7 +117,7 @@ impl Callgrind {
         let directory = TempDir::new().context(|| "a directory for callgrind's counts".into())?;
         let errors = directory.path().join("errors");
         let counts = directory.path().join(COUNTS);
-        let child = process::of_bench(count.bench, &count.part)?;
+        let child = process::of_bench(count.bench, &count.task)?;
 
         let mut command = Command::new(VALGRIND);
         command.args(["-q", "--tool=callgrind", "--collect-atstart=no"]);

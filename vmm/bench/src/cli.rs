@@ -44,7 +44,7 @@ struct Arguments {
     event_loop: EventLoop,
     /// The task of a benchmark's child process; used by the benchmarks themselves.
     #[arg(long, hide = true)]
-    part: Option<String>,
+    task: Option<String>,
 }
 
 /// Parses the command line, and runs one of `benches`, or all of them. Returns the exit code.
@@ -56,8 +56,8 @@ pub fn main(benches: &[&Bench]) -> Result<u8, Failure> {
     let arguments = Arguments::parse();
     // The log is kept until the end. Its remaining lines are written when it is dropped.
     let _log = Log::install()?;
-    if let Some(part) = &arguments.part {
-        return run_part(find(benches, &arguments.name)?, part);
+    if let Some(task) = &arguments.task {
+        return run_child(find(benches, &arguments.name)?, task);
     }
 
     match arguments.name.as_str() {
@@ -79,11 +79,11 @@ fn find<'a>(benches: &[&'a Bench], name: &str) -> Result<&'a Bench, Failure> {
 }
 
 /// Carries out the task of a child process. Returns its exit code.
-fn run_part(bench: &Bench, part: &str) -> Result<u8, Failure> {
-    let body = bench
-        .part
+fn run_child(bench: &Bench, task: &str) -> Result<u8, Failure> {
+    let run = bench
+        .child
         .ok_or_else(|| Failure::usage(format!("the bench {} has no child processes", bench.name)))?;
-    body(part)
+    run(task)
 }
 
 /// Prints the benches, as text or as JSON.

@@ -19,20 +19,20 @@ use crate::bench::Run;
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Returns the command that starts this program as a child process of `bench`, with the task
-/// `part`.
+/// `task`.
 ///
 /// # Errors
 /// Returns an error when this program's own file is unknown.
-pub fn of_bench(bench: &str, part: &str) -> Result<Command, Failure> {
+pub fn of_bench(bench: &str, task: &str) -> Result<Command, Failure> {
     let program = env::current_exe().context(|| "this program's own file".into())?;
     let mut command = Command::new(program);
-    command.args([bench, "--part", part]);
+    command.args([bench, "--task", task]);
     Ok(command)
 }
 
 /// Returns the error for a task that a bench's child process does not know.
-pub fn unknown_part(part: &str) -> Failure {
-    Failure::usage(format!("there is no part {part}"))
+pub fn unknown_task(task: &str) -> Failure {
+    Failure::usage(format!("there is no task {task}"))
 }
 
 /// Runs a program until it ends. When the user ends the run, the program is killed.

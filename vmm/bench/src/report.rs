@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use nicforge::{
     failure::{ErrorContext, Failure, print_line},
-    table::{Column, TableData},
+    table::{TableColumn, TableData},
 };
 use serde::Serialize;
 
@@ -127,8 +127,8 @@ fn rows(rows: &[Row]) -> TableData {
     figures.dedup();
 
     let mut columns: Vec<_> =
-        used.iter().map(|(name, is_numeric, _)| Column::new(*name, *is_numeric)).collect();
-    columns.extend(figures.iter().map(|name| Column::new(name.replace('_', " "), true)));
+        used.iter().map(|(name, is_numeric, _)| TableColumn::new(*name, *is_numeric)).collect();
+    columns.extend(figures.iter().map(|name| TableColumn::new(name.replace('_', " "), true)));
     let cells = |row: &Row| {
         let fixed = used.iter().map(|(_, _, cell)| cell(row));
         let figures = figures.iter().map(|name| row.figures.get(name).copied().map(format_figure));
@@ -168,9 +168,12 @@ fn bandwidth_table(rows: &[Row]) -> TableData {
         }
     }
 
-    let mut columns =
-        vec![Column::new("direction", false), Column::new("bytes", true), Column::new("outstanding", true)];
-    columns.extend(labels.iter().map(|label| Column::new(label.as_str(), true)));
+    let mut columns = vec![
+        TableColumn::new("direction", false),
+        TableColumn::new("bytes", true),
+        TableColumn::new("outstanding", true),
+    ];
+    columns.extend(labels.iter().map(|label| TableColumn::new(label.as_str(), true)));
     let line = |expected: &[String; 3]| {
         let cell = |wanted_label: &String| {
             let found = rows.iter().find(|row| key(row) == *expected && label(row) == *wanted_label);
@@ -185,10 +188,10 @@ fn bandwidth_table(rows: &[Row]) -> TableData {
 /// Returns a table of the goals, and whether each is met.
 fn goals(goals: &[Goal]) -> TableData {
     let columns = vec![
-        Column::new("goal", false),
-        Column::new("wanted", true),
-        Column::new("measured", true),
-        Column::new("", false),
+        TableColumn::new("goal", false),
+        TableColumn::new("wanted", true),
+        TableColumn::new("measured", true),
+        TableColumn::new("", false),
     ];
     let line = |goal: &Goal| {
         let sign = match goal.wanted {

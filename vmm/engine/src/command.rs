@@ -13,7 +13,7 @@ use nicforge_core::{
 use crate::{
     engine::Engine,
     error::{EngineError, HandleError},
-    stats::Snapshot,
+    stats::EngineSnapshot,
     stop::Waker,
 };
 
@@ -79,7 +79,7 @@ impl Control<'_> {
     }
 
     /// Returns a snapshot of the engine and its machine.
-    pub fn snapshot(&mut self) -> Snapshot {
+    pub fn snapshot(&mut self) -> EngineSnapshot {
         self.engine.snapshot()
     }
 
@@ -143,7 +143,7 @@ impl EngineHandle {
     ///
     /// # Errors
     /// [`HandleError`].
-    pub fn snapshot(&self, timeout: Duration) -> Result<Snapshot, HandleError> {
+    pub fn snapshot(&self, timeout: Duration) -> Result<EngineSnapshot, HandleError> {
         self.call(timeout, |control| control.snapshot())
     }
 

@@ -2,8 +2,8 @@
 //!
 //! The input is a [`nicforge_core::machine::Machine`], paths to serve its attachments at, and
 //! clients that speak vfio-user. The output is sockets, replies, DMA messages, interrupts by
-//! eventfd, and a [`Snapshot`] for callers of an [`EngineHandle`]. The engine touches sockets,
-//! eventfds, the clock, and client memory through `nicforge-shm`. It knows no device.
+//! eventfd, and an [`EngineSnapshot`] for callers of an [`EngineHandle`]. The engine touches
+//! sockets, eventfds, the clock, and client memory through `nicforge-shm`. It knows no device.
 //!
 //! Everything of a machine happens on the thread that calls [`Engine::run`], so the machine needs
 //! no lock. A second thread maps client memory, a pool of threads closes what belongs to clients,
@@ -46,6 +46,6 @@ pub use engine::Engine;
 pub use error::{EngineError, HandleError};
 pub use socket::{Listener, SocketAccess};
 pub use stats::{
-    AttachmentSnapshot, ClientSnapshot, FunctionSnapshot, LongestTurn, ServerCounters, Snapshot,
+    AttachmentSnapshot, ClientSnapshot, EngineSnapshot, FunctionSnapshot, LongestTurn, ServerCounters,
 };
 pub use stop::Stop;

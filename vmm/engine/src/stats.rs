@@ -122,7 +122,7 @@ pub(crate) struct TurnCounters {
 
 /// The whole machine at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Snapshot {
+pub struct EngineSnapshot {
     /// `io_uring` or `epoll`.
     pub event_loop: &'static str,
     /// Time since the machine's engine was made.
@@ -141,11 +141,11 @@ pub struct Snapshot {
 
 impl Engine {
     /// Returns a snapshot of the engine and its machine.
-    pub fn snapshot(&mut self) -> Snapshot {
+    pub fn snapshot(&mut self) -> EngineSnapshot {
         let functions = (0..self.machine.functions()).map(|id| self.function_snapshot(FunctionId(id)));
         let functions = functions.collect();
 
-        Snapshot {
+        EngineSnapshot {
             event_loop: self.events.name(),
             uptime: self.clock.elapsed(),
             hot_functions: self.machine.hot_functions(),

@@ -58,8 +58,8 @@ impl Devices {
         self.power.ended()
     }
 
-    /// Answers a load from an address without memory, of 1 to 8 bytes. What nothing answers reads
-    /// as ones.
+    /// Answers a load from an address without memory, of 1 to 8 bytes. An address that nothing
+    /// answers reads as ones.
     pub fn memory_read(&self, address: u64, data: &mut [u8]) {
         if !data.len().is_power_of_two() {
             // One access to two pages comes in two parts of any length.
@@ -92,7 +92,8 @@ impl Devices {
         }
     }
 
-    /// Answers a read of 1, 2 or 4 bytes from an I/O port. What nothing answers reads as ones.
+    /// Answers a read of 1, 2 or 4 bytes from an I/O port. A port that nothing answers reads as
+    /// ones.
     pub fn port_read(&self, port: u16, data: &mut [u8]) {
         count(&self.exits.ports);
         match (serial_port(port), &mut *data) {

@@ -5,7 +5,7 @@ use nicforge_core::{
     machine::Machine,
     spec::SpecError,
 };
-use nicforge_family::{Column, DeviceError, Plan, PlannedFunction, Role};
+use nicforge_family::{CounterColumn, DeviceError, Plan, PlannedFunction, Role};
 use thiserror::Error;
 
 /// An attachment of a node.
@@ -87,7 +87,7 @@ pub struct Built {
     /// Its nodes, in the order of the plan.
     pub nodes: Vec<Node>,
     /// The columns that `stat` shows beside those of all machines.
-    pub columns: Vec<Column>,
+    pub columns: Vec<CounterColumn>,
 }
 
 impl Built {

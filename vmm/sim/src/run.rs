@@ -10,7 +10,7 @@ use clap::Args;
 use nicforge::{
     failure::{EXIT_RESULT, ErrorContext, Failure, print_line},
     signals::Signals,
-    table::{Column, TableData},
+    table::{TableColumn, TableData},
 };
 use nicforge_driver::runtime::Cost;
 use nicforge_mpi_programs::{Endpoint, message_rate::Terms};
@@ -203,7 +203,7 @@ impl Rows {
             ),
         };
 
-        TableData { columns: names.iter().map(|name| Column::new(*name, true)).collect(), rows }
+        TableData { columns: names.iter().map(|name| TableColumn::new(*name, true)).collect(), rows }
     }
 }
 

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::Plan;
 use crate::{
     failure::{EXIT_RESULT, Failure, print_line},
-    stat::Snapshot,
+    stat::MachineSnapshot,
 };
 
 /// Marks a child's line as a message to the parent.
@@ -139,7 +139,7 @@ struct Row {
 /// Prints the result. Returns the exit code, which tells whether all digests agree.
 pub(super) fn print(
     collected: &Collected,
-    snapshot: &Snapshot,
+    snapshot: &MachineSnapshot,
     plan: &Plan,
     json: bool,
 ) -> Result<u8, Failure> {

@@ -7,7 +7,7 @@ use nicforge_machine::build::{Built, Node, NodeAttachment, NodeFunction};
 
 use crate::{
     control::{Request, Response},
-    stat::{AttachmentSnapshot, ColumnSnapshot, LongestTurn, NodeSnapshot, Snapshot},
+    stat::{AttachmentSnapshot, ColumnSnapshot, LongestTurn, MachineSnapshot, NodeSnapshot},
 };
 
 /// How long the engine may take to answer. It answers between two steps.
@@ -51,10 +51,10 @@ fn reset(node: &Node, handle: &EngineHandle) -> Response {
 }
 
 /// Returns the state of a served machine, or why the engine gave none.
-pub(super) fn snapshot(built: &Built, handle: &EngineHandle) -> Result<Snapshot, String> {
+pub(super) fn snapshot(built: &Built, handle: &EngineHandle) -> Result<MachineSnapshot, String> {
     let raw = handle.snapshot(TIMEOUT).map_err(|error| error.to_string())?;
 
-    Ok(Snapshot {
+    Ok(MachineSnapshot {
         machine: built.name.clone(),
         uptime_ms: raw.uptime.as_millis() as u64,
         event_loop: raw.event_loop.to_owned(),

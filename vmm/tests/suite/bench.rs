@@ -34,7 +34,7 @@ fn bench_passes_its_arguments_streams_and_exit_code_through() {
     put_script_next_to(&folder, "nicforge-bench");
 
     let mut child = Command::new(folder.path().join("nicforge"))
-        .args(["bench", "--json", "packet", "--help", "--part", "a:b"])
+        .args(["bench", "--json", "packet", "--help", "--task", "a:b"])
         .env("A_VARIABLE", "value")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -44,7 +44,7 @@ fn bench_passes_its_arguments_streams_and_exit_code_through() {
     child.stdin.take().unwrap().write_all(b"input").unwrap();
     let output = child.wait_with_output().unwrap();
 
-    assert_eq!(String::from_utf8_lossy(&output.stdout), "--json packet --help --part a:b; value; input\n");
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "--json packet --help --task a:b; value; input\n");
     assert_eq!(String::from_utf8_lossy(&output.stderr), "complaint\n");
     assert_eq!(output.status.code(), Some(7));
 }

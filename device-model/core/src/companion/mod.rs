@@ -15,8 +15,8 @@
 //! Incarnations
 //!
 //! - Each start begins a new *incarnation*, which has new FIFOs and the next *epoch*. The
-//!   incarnation before it ends. What it sent and the device has not received is dropped with its
-//!   FIFOs.
+//!   incarnation before it ends. Messages that the device has not received from it are dropped with
+//!   its FIFOs.
 //! - An incarnation ends when the device drops its end. The companion is dropped after the poll
 //!   that is in progress. Its thread is never joined. A thread that does not return is *abandoned*,
 //!   and counted. With [`MAX_ABANDONED`] such threads no further incarnation begins.

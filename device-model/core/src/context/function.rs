@@ -85,7 +85,7 @@ impl FunctionState {
     /// Clients that compete for the same resource of a device thus share it, whatever the resource
     /// and however often some of it becomes free. A client none of whose records was carried out
     /// moves towards the front with each turn. A client with more records than another moves behind
-    /// it. What one client does not use is left for the next one.
+    /// it. The share that one client does not use is left to the next one.
     #[cold]
     pub(crate) fn reorder_clients(&mut self, maximum: u32) {
         let Self { attachments, clients, .. } = self;

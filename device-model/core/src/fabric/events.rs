@@ -1,7 +1,7 @@
 //! Carrying out the events that are due.
 //!
-//! The lanes and nodes of a large network are in no cache. What several events need is loaded
-//! together, before the first of them is carried out.
+//! The lanes and nodes of a large network are in no cache. The data of several events are
+//! therefore prefetched together, before the first of them is carried out.
 
 use nicforge_shm::{prefetch, prefetch_lines};
 

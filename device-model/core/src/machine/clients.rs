@@ -1,14 +1,14 @@
 //! Hot and cold clients of a function.
 //!
-//! Each turn of a function looks at the rings of its hot clients. Where these are many, a client
-//! without records goes cold by itself while the function stays hot, as a function does (see
+//! Each turn of a function polls the rings of its hot clients. If there are many of them, a client
+//! without records goes cold while its function stays hot, in the same steps as a function (see
 //! `schedule.rs`):
 //!
 //! 1. The machine sets the sleeping word in the client's mirror.
 //! 2. The barrier at the end of the step makes the word visible to every running thread.
 //! 3. The machine looks once more at the client's rings, and keeps it hot if it finds a record.
 //!
-//! From then on no turn looks at its rings. The client's next store finds the word set, and its
+//! From then on no turn polls its rings. The client's next store finds the word set, and its
 //! write of [`nicforge_hwi::attachment::control::WAKE`] makes the client hot. Every other trapped
 //! access does the same.
 //!
@@ -23,11 +23,11 @@ use crate::{
     time::Nanos,
 };
 
-/// Number of rings at which a turn looks in any case. The looks cost less than waking a client.
+/// Number of rings that each turn polls in any case. That costs less than waking a client.
 const FEW_RINGS: usize = 8;
-/// The longest time without records after which a client goes cold, in checks for idle clients.
-const MAX_PATIENCE: u32 = 1 << 11;
-/// A sleep of so many times a client's patience was worth its wake-up.
+/// Largest number of checks without a new record after which a client goes cold.
+const MAX_IDLE_LIMIT: u32 = 1 << 11;
+/// A sleep was worth its wake-up if it was this many times as long as the idle time before it.
 const LONG_SLEEP: u64 = 16;
 
 impl ActiveFunction<'_> {
@@ -43,7 +43,7 @@ impl ActiveFunction<'_> {
         }
     }
 
-    /// Lets idle clients cool down, if turns look at many rings.
+    /// Lets idle clients cool down, if turns poll many rings.
     #[inline(always)]
     pub(super) fn cool_idle_clients(&mut self) {
         if self.slot.state.rings.len() > FEW_RINGS && self.shared.now >= self.slot.client_check {
@@ -51,21 +51,21 @@ impl ActiveFunction<'_> {
         }
     }
 
-    /// Lets the clients cool down that have posted nothing for long. It is called at most once in
-    /// the time after which a client goes cold at first.
+    /// Lets the clients cool down that have posted nothing for long. The time between two calls is
+    /// at least [`Schedule::cool_client_after`](super::schedule::Schedule::cool_client_after).
     #[cold]
     fn check_clients(&mut self) {
         self.slot.client_check = self.shared.now.after(self.schedule.cool_client_after());
 
-        let mut any = false;
+        let mut has_idle = false;
         for attachment in self.slot.state.attachments.iter_mut() {
             if attachment.check_idle() {
                 attachment.set_sleeping(true);
-                any = true;
+                has_idle = true;
             }
         }
 
-        if any {
+        if has_idle {
             self.schedule.cool(Cooling::Clients(self.id()));
         }
     }
@@ -110,22 +110,22 @@ impl FunctionSlot {
     /// Makes the cold clients hot that have records in their rings. A client whose threads the
     /// barrier does not reach may have posted some.
     pub(super) fn wake_clients_with_records(&mut self, now: Nanos, cool_after: u64) {
-        let mut any = false;
+        let mut has_woken = false;
         for attachment in self.state.attachments.iter_mut() {
             if attachment.tenant.as_ref().is_some_and(|tenant| tenant.is_cold() && tenant.has_records()) {
                 attachment.wake(now, cool_after);
-                any = true;
+                has_woken = true;
             }
         }
 
-        if any {
+        if has_woken {
             self.state.refresh_rings();
         }
     }
 }
 
 impl Tenant {
-    /// Returns whether no turn looks at the client's rings.
+    /// Returns whether no turn polls the client's rings.
     pub(super) fn is_cold(&self) -> bool {
         matches!(self.watch.state, WatchState::Cold { .. })
     }
@@ -143,11 +143,11 @@ impl Attachment {
         let watch = &mut tenant.watch;
         let WatchState::Cold { since } = watch.state else { return };
 
-        let worthwhile = cool_after.saturating_mul(watch.patience.into()).saturating_mul(LONG_SLEEP);
-        watch.patience = if now < since.after(worthwhile) {
-            (watch.patience * 2).min(MAX_PATIENCE)
+        let worthwhile_sleep = cool_after.saturating_mul(watch.idle_limit.into()).saturating_mul(LONG_SLEEP);
+        watch.idle_limit = if now < since.after(worthwhile_sleep) {
+            (watch.idle_limit * 2).min(MAX_IDLE_LIMIT)
         } else {
-            (watch.patience / 2).max(1)
+            (watch.idle_limit / 2).max(1)
         };
 
         watch.state = WatchState::Hot;
@@ -171,7 +171,7 @@ impl Attachment {
         }
 
         watch.idle_checks += 1;
-        if watch.idle_checks < watch.patience || tenant.has_records() {
+        if watch.idle_checks < watch.idle_limit || tenant.has_records() {
             return false;
         }
 

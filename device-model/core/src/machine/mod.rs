@@ -14,7 +14,7 @@
 //! | `dma.rs` | client memory, replies to DMA messages, and results of DMA reads |
 //! | `schedule.rs` | stepping, sleeping and waking |
 //! | `clients.rs` | clients that sleep while their function does not |
-//! | `sleepers.rs` | turns of a function whose clients sleep on |
+//! | `sleeping_clients.rs` | turns of a function whose clients stay asleep |
 //! | `companions.rs` | companions of devices |
 //! | `heartbeat.rs` | the heartbeat in clients' mirrors |
 //! | `contain.rs` | containment of panics of devices |
@@ -31,7 +31,7 @@ mod heartbeat;
 mod query;
 mod rings;
 mod schedule;
-mod sleepers;
+mod sleeping_clients;
 mod virtual_time;
 
 use std::{

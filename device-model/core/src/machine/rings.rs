@@ -49,8 +49,8 @@ impl ActiveFunction<'_> {
             for ring in &mut tenant.rings {
                 let read = ring.consumer.consumed();
                 let from = *ring.waited_from.get_or_insert(read);
-                // As many records as the ring has cells have been read since. Whatever the client
-                // posts now is after the access.
+                // As many records as the ring has cells have been read since. All further records
+                // of the client were posted after the access.
                 let all = read.wrapping_sub(from) >= ring.consumer.cells().count() as u32;
                 ready &= all || ring.consumer.is_empty();
             }

@@ -12,7 +12,7 @@
 //! trapped write. The client needs no fence for this.
 //!
 //! Clients of a hot function can go cold, too: see `clients.rs`. A packet or a timer makes a cold
-//! function hot, unless its device lets its clients sleep: see `sleepers.rs`.
+//! function hot, unless its device lets its clients sleep: see `sleeping_clients.rs`.
 
 use std::{
     cmp::Reverse,
@@ -52,15 +52,14 @@ pub(super) enum Cooling {
     Clients(FunctionId),
 }
 
-/// The number of no function. It takes the place of a function in the queue of hot ones that goes
-/// cold during a step.
+/// Marks an entry of the queue of hot functions whose function went cold during this step.
 const NO_FUNCTION: FunctionId = FunctionId(u32::MAX);
 
 /// Which functions run in the next turns, and the timers of the others.
 pub(super) struct Schedule {
     /// Functions to run in the next turns.
     pub(super) hot: VecDeque<FunctionId>,
-    /// Some of them are [`NO_FUNCTION`].
+    /// Some entries of `hot` are [`NO_FUNCTION`].
     has_gaps: bool,
     /// Timers of the functions, earliest first. Some entries are stale: see
     /// [`FunctionSlot::timer`].
@@ -69,10 +68,10 @@ pub(super) struct Schedule {
     cool_after: u64,
     /// Functions and clients that go cold at the end of this step.
     cooling: Vec<Cooling>,
-    /// Number of timers from which on stale ones are removed.
-    most_timers: usize,
-    /// There are more timers than that.
-    crowded: bool,
+    /// Number of timers above which the stale ones are removed.
+    timer_limit: usize,
+    /// There are more than `timer_limit` timers.
+    has_many_timers: bool,
     /// Functions with changed links, and a bit mask of their ports. It is empty between calls.
     link_changes: Vec<(FunctionId, u64)>,
 }
@@ -85,15 +84,15 @@ impl Schedule {
             timers: BinaryHeap::new(),
             cool_after: COOL_AFTER,
             cooling: Vec::new(),
-            most_timers: 0,
-            crowded: false,
+            timer_limit: 0,
+            has_many_timers: false,
             link_changes: Vec::new(),
         }
     }
 
     /// Makes room for the timers of this number of functions.
     pub(super) fn set_functions(&mut self, functions: usize) {
-        self.most_timers = 2 * functions + 64;
+        self.timer_limit = 2 * functions + 64;
     }
 
     /// Makes a function hot: see [`Machine::wake`].
@@ -159,7 +158,7 @@ impl Schedule {
     #[inline(never)]
     fn add_timer(&mut self, request: Nanos, function: FunctionId) {
         self.timers.push(Reverse((request, function)));
-        self.crowded |= self.timers.len() > self.most_timers;
+        self.has_many_timers |= self.timers.len() > self.timer_limit;
     }
 
     /// Returns the first timer that is not stale. It stays in the heap.
@@ -177,7 +176,7 @@ impl Schedule {
     /// comes.
     #[cold]
     fn remove_stale_timers(&mut self, slots: &[FunctionSlot]) {
-        self.crowded = false;
+        self.has_many_timers = false;
         self.timers.clear();
         let set = slots.iter().filter(|slot| slot.timer < Nanos::NEVER);
         self.timers.extend(set.map(|slot| Reverse((slot.timer, slot.state.id))));
@@ -235,7 +234,7 @@ impl Machine {
     /// Wakes the functions whose timers are due.
     #[inline(always)]
     pub(super) fn fire_timers(&mut self) {
-        if self.schedule.crowded {
+        if self.schedule.has_many_timers {
             self.schedule.remove_stale_timers(&self.slots);
         }
 

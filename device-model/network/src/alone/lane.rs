@@ -3,7 +3,7 @@
 
 use nicforge_core::{fabric::MAX_CREDITS, time::Nanos};
 
-use crate::router::Carried;
+use crate::router::RoutedPacket;
 
 /// A packet of a network alone.
 #[derive(Clone, Copy, Debug, Default)]
@@ -29,7 +29,7 @@ impl Parcel {
     }
 }
 
-impl Carried for Parcel {
+impl RoutedPacket for Parcel {
     #[inline]
     fn word(&self) -> u64 {
         self.word

@@ -27,8 +27,9 @@
 //!
 //! # The order of events
 //!
-//! A link has a delay of at least 1 ns. What a node does therefore concerns another one at a later
-//! time only, and the result does not depend on the order of the events and turns of one time.
+//! A link has a delay of at least 1 ns. An action of a node therefore concerns another one at a
+//! later time only, and the result does not depend on the order of the events and turns of one
+//! time.
 //!
 //! # What is missing
 //!

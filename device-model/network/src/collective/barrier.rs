@@ -19,7 +19,7 @@ struct Barrier {
 /// The barrier classes of a node.
 #[derive(Debug, Default)]
 pub(super) struct Barriers {
-    of: [Barrier; CLASSES],
+    classes: [Barrier; CLASSES],
     /// Completed barriers of all classes.
     pub(super) all_completed: u64,
 }
@@ -27,17 +27,17 @@ pub(super) struct Barriers {
 impl Barriers {
     /// Returns the number of completed barriers of a class.
     pub(super) fn completed(&self, class: usize) -> u64 {
-        self.of[class].completed
+        self.classes[class].completed
     }
 
     /// Returns whether the node has entered a barrier that is not complete.
     pub(super) fn is_entered(&self, class: usize) -> bool {
-        self.of[class].has_entered
+        self.classes[class].has_entered
     }
 
     /// Enters the node into the barrier of a class.
     pub(super) fn enter(&mut self, class: usize, route: &ClassRoute, symbols: &mut Symbols) {
-        self.of[class].has_entered = true;
+        self.classes[class].has_entered = true;
         self.advance(class, route, symbols);
     }
 
@@ -48,7 +48,7 @@ impl Barriers {
         route: &ClassRoute,
         symbols: &mut Symbols,
     ) -> bool {
-        let arrived = &mut self.of[class].arrived;
+        let arrived = &mut self.classes[class].arrived;
         if *arrived >> port & 1 == 1 {
             return false;
         }
@@ -59,7 +59,7 @@ impl Barriers {
 
     /// Sends a symbol up if all have arrived. At the root, the barrier is then complete.
     fn advance(&mut self, class: usize, route: &ClassRoute, symbols: &mut Symbols) {
-        let barrier = &mut self.of[class];
+        let barrier = &mut self.classes[class];
         if barrier.arrived != route.inputs || route.is_member && !barrier.has_entered {
             return;
         }
@@ -73,7 +73,7 @@ impl Barriers {
 
     /// Completes a barrier, and sends symbols down.
     pub(super) fn complete(&mut self, class: usize, route: &ClassRoute, symbols: &mut Symbols) {
-        let barrier = &mut self.of[class];
+        let barrier = &mut self.classes[class];
         barrier.has_entered = false;
         barrier.completed += 1;
         self.all_completed += 1;
@@ -87,6 +87,6 @@ impl Barriers {
 
     /// Forgets the arrivals of a class.
     pub(super) fn forget(&mut self, class: usize) {
-        self.of[class] = Barrier { completed: self.of[class].completed, ..Barrier::default() };
+        self.classes[class] = Barrier { completed: self.classes[class].completed, ..Barrier::default() };
     }
 }

@@ -13,6 +13,15 @@ pub const LINES: u8 = 3;
 /// All lines of a class.
 const ALL: u8 = (1 << LINES) - 1;
 
+/// The lines of a class that are set, one bit for each.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LineLevels {
+    /// Lines that the node itself sets.
+    pub own: u8,
+    /// Lines that some node sets, as far as this node knows.
+    pub all: u8,
+}
+
 /// The lines of a class at a node, one bit for each.
 #[derive(Clone, Copy, Debug, Default)]
 struct Class {
@@ -29,33 +38,29 @@ struct Class {
 /// The lines of all classes at a node.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    of: [Class; CLASSES],
+    classes: [Class; CLASSES],
     /// Number of changes of any class's union of all nodes.
     pub(super) changes: u64,
 }
 
 impl Lines {
-    /// Returns the lines that the node itself sets.
-    pub(super) fn own(&self, class: usize) -> u8 {
-        self.of[class].own
+    /// Returns the lines of a class that are set; none if it does not exist.
+    pub(super) fn levels(&self, class: u8) -> LineLevels {
+        let class = self.classes.get(usize::from(class)).copied().unwrap_or_default();
+        LineLevels { own: class.own, all: class.all }
     }
 
-    /// Returns the union of all nodes.
-    pub(super) fn all(&self, class: usize) -> u8 {
-        self.of[class].all
-    }
-
-    /// Returns the lines that a symbol says.
+    /// Returns the lines that a symbol carries.
     pub(super) fn to_send(&self, class: usize, direction: Direction) -> u8 {
         match direction {
-            Direction::Up => self.of[class].subtree,
-            Direction::Down => self.of[class].all,
+            Direction::Up => self.classes[class].subtree,
+            Direction::Down => self.classes[class].all,
         }
     }
 
     /// Sets the lines of the node itself.
     pub(super) fn set(&mut self, class: usize, lines: u8, route: &ClassRoute, symbols: &mut Symbols) {
-        self.of[class].own = lines & ALL;
+        self.classes[class].own = lines & ALL;
         self.update(class, route, symbols);
     }
 
@@ -67,7 +72,7 @@ impl Lines {
         route: &ClassRoute,
         symbols: &mut Symbols,
     ) {
-        for (line, inputs) in self.of[class].inputs.iter_mut().enumerate() {
+        for (line, inputs) in self.classes[class].inputs.iter_mut().enumerate() {
             *inputs = *inputs & !(1 << port) | u64::from(lines >> line & 1) << port;
         }
         self.update(class, route, symbols);
@@ -75,7 +80,7 @@ impl Lines {
 
     /// Records the lines of all nodes, and sends them down.
     pub(super) fn come_down(&mut self, class: usize, lines: u8, route: &ClassRoute, symbols: &mut Symbols) {
-        let (state, lines) = (&mut self.of[class], lines & ALL);
+        let (state, lines) = (&mut self.classes[class], lines & ALL);
         if state.all == lines {
             return;
         }
@@ -91,7 +96,7 @@ impl Lines {
 
     /// Sends the union of the subtree up if it has changed.
     fn update(&mut self, class: usize, route: &ClassRoute, symbols: &mut Symbols) {
-        let state = &mut self.of[class];
+        let state = &mut self.classes[class];
         let of_inputs = state.inputs.iter().enumerate();
         let set = of_inputs.fold(state.own, |set, (line, &inputs)| set | u8::from(inputs != 0) << line);
         if set == state.subtree {
@@ -107,7 +112,7 @@ impl Lines {
 
     /// Forgets the lines of a class.
     pub(super) fn forget(&mut self, class: usize) {
-        self.changes += u64::from(self.of[class].all != 0);
-        self.of[class] = Class::default();
+        self.changes += u64::from(self.classes[class].all != 0);
+        self.classes[class] = Class::default();
     }
 }

@@ -49,11 +49,13 @@
 //! | `alu` | operations on operands |
 //! | `word` | the header word of a packet |
 //! | `unit`, `work` | the unit of a node, and its work on packets |
+//! | `barrier_network` | the barriers and global interrupts of a unit |
 //! | `barrier`, `lines` | barrier classes, and their lines of global interrupts |
 //! | `symbols` | the symbols of both |
 
 mod alu;
 mod barrier;
+mod barrier_network;
 mod lines;
 mod symbols;
 mod unit;
@@ -65,7 +67,7 @@ use thiserror::Error;
 
 pub use self::{
     alu::{ByteOrder, Flags, Number, Operand, Operation, combine},
-    lines::LINES,
+    lines::{LINES, LineLevels},
     unit::{CollectiveCounters, CollectiveUnit},
     word::{CollectiveWord, Kind},
 };

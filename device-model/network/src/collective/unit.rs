@@ -7,12 +7,11 @@ use nicforge_core::{
 
 use super::{
     CLASSES, ClassRoute, CollectiveError, CollectiveSpec, CollectiveWord, MAX_INPUTS,
-    barrier::Barriers,
-    lines::Lines,
-    symbols::{Direction, Kind, Symbol, Symbols},
+    barrier_network::{BarrierNetwork, ReceivedSymbols},
+    lines::LineLevels,
 };
 use crate::router::{
-    Carried, InjectionRefusal, NotInjected, Outcome,
+    FifoRoom, InjectionRefusal, NotInjected, Outcome, RoutedPacket,
     fifo::{InjectionFifo, ReceptionFifo},
 };
 
@@ -58,7 +57,7 @@ pub(super) enum Slot {
 
 /// A packet that the unit works on, in one direction.
 #[derive(Debug)]
-pub(super) struct Active {
+pub(super) struct PacketInService {
     pub(super) packet: Packet,
     /// Ports to which it still goes.
     pub(super) ports: u64,
@@ -80,22 +79,19 @@ pub struct CollectiveUnit {
     pub(super) spec: CollectiveSpec,
     pub(super) longest_credits: u32,
     pub(super) routes: [ClassRoute; CLASSES],
-    pub(super) barrier_routes: [ClassRoute; CLASSES],
     /// The first packets of the inputs from links.
     pub(super) slots: Vec<Slot>,
     /// The first packets of the injection FIFOs.
     pub(super) own: Vec<Slot>,
     pub(super) injection: Vec<InjectionFifo>,
     pub(super) reception: Vec<ReceptionFifo>,
-    pub(super) up: Option<Active>,
+    pub(super) up: Option<PacketInService>,
     /// Time from which the next packet can be sent up.
     pub(super) up_free: Nanos,
-    pub(super) down: Option<Active>,
-    barriers: Barriers,
-    lines: Lines,
-    symbols: Symbols,
+    pub(super) down: Option<PacketInService>,
+    barriers: BarrierNetwork,
     /// A step found nothing to do, and nothing but arrivals can have changed that.
-    rests: bool,
+    awaits_arrivals: bool,
     /// A packet was wanted in this step, and the fabric had none.
     pub(super) starved: bool,
     pub(super) counters: CollectiveCounters,
@@ -110,11 +106,9 @@ impl CollectiveUnit {
         spec.check()?;
 
         let unit = spec.link.credit_unit;
-        let symbol_credits = unit.needed(spec.barrier_framing.into());
         Ok(Self {
             longest_credits: unit.needed(spec.longest_bytes().into()),
             routes: [ClassRoute::default(); CLASSES],
-            barrier_routes: [ClassRoute::default(); CLASSES],
             slots: vec![Slot::Empty; usize::from(spec.ports) * spec.vcs.len()],
             own: vec![Slot::Empty; spec.injection.len()],
             injection: spec.injection.iter().map(|&fifo| InjectionFifo::new(fifo)).collect(),
@@ -122,10 +116,8 @@ impl CollectiveUnit {
             up: None,
             up_free: Nanos::ZERO,
             down: None,
-            barriers: Barriers::default(),
-            lines: Lines::default(),
-            symbols: Symbols::new(spec.ports, spec.barrier_vc, spec.barrier_framing, symbol_credits),
-            rests: false,
+            barriers: BarrierNetwork::new(&spec),
+            awaits_arrivals: false,
             starved: false,
             counters: CollectiveCounters::default(),
             spec,
@@ -140,7 +132,7 @@ impl CollectiveUnit {
     /// [`CollectiveError::RoutePort`].
     pub fn set_route(&mut self, class: u8, route: ClassRoute) -> Result<(), CollectiveError> {
         self.spec.check_route(class, &route)?;
-        self.rests = false;
+        self.awaits_arrivals = false;
         self.routes[usize::from(class)] = route;
         for slot in self.slots.iter_mut().chain(&mut self.own) {
             if matches!(slot, Slot::Waiting(word) if word.class == class) {
@@ -157,22 +149,21 @@ impl CollectiveUnit {
     /// As [`CollectiveUnit::set_route`].
     pub fn set_barrier_route(&mut self, class: u8, route: ClassRoute) -> Result<(), CollectiveError> {
         self.spec.check_route(class, &route)?;
-        self.rests = false;
-        self.barrier_routes[usize::from(class)] = route;
-        self.forget_symbols(class.into());
+        self.awaits_arrivals = false;
+        self.barriers.set_route(class.into(), route);
         Ok(())
     }
 
-    /// Takes the class routes of all classes away, for data and for barriers. It follows
+    /// Removes the routes of all classes, for data and for barriers. It follows
     /// [`CollectiveUnit::reset`]: packets that are still on links are dropped.
     pub fn clear_routes(&mut self) {
         self.routes = [ClassRoute::default(); CLASSES];
-        self.barrier_routes = [ClassRoute::default(); CLASSES];
+        self.barriers.clear_routes();
     }
 
     /// Returns the barrier route of a class; an empty one if it does not exist.
     pub fn barrier_route(&self, class: u8) -> ClassRoute {
-        self.barrier_routes.get(usize::from(class)).copied().unwrap_or_default()
+        self.barriers.route(class)
     }
 
     /// Returns the class route of a class for data; an empty one if it does not exist.
@@ -180,10 +171,9 @@ impl CollectiveUnit {
         self.routes.get(usize::from(class)).copied().unwrap_or_default()
     }
 
-    /// Returns the bytes and packets that an injection FIFO has room for; none if it does not
-    /// exist.
-    pub fn injection_room(&self, fifo: u8, now: Nanos) -> (u32, usize) {
-        self.injection.get(usize::from(fifo)).map_or((0, 0), |fifo| fifo.room(now))
+    /// Returns the room of an injection FIFO; none if it does not exist.
+    pub fn injection_room(&self, fifo: u8, now: Nanos) -> FifoRoom {
+        self.injection.get(usize::from(fifo)).map_or_else(FifoRoom::default, |fifo| fifo.room(now))
     }
 
     /// Puts a contribution into an injection FIFO. Its header must be a [`CollectiveWord`] of a
@@ -200,13 +190,12 @@ impl CollectiveUnit {
             return Err(NotInjected { packet, reason: InjectionRefusal::TooLong { bytes, longest } });
         }
 
-        let (room, places) = queue.room(now);
-        if bytes > room || places == 0 {
+        if !queue.room(now).fits(bytes) {
             return Err(NotInjected { packet, reason: InjectionRefusal::Full { fifo } });
         }
 
         queue.push(packet, now);
-        self.rests = false;
+        self.awaits_arrivals = false;
         Ok(())
     }
 
@@ -227,17 +216,8 @@ impl CollectiveUnit {
     /// # Errors
     /// [`CollectiveError::Class`], [`CollectiveError::NoMember`], [`CollectiveError::Entered`].
     pub fn enter_barrier(&mut self, class: u8) -> Result<(), CollectiveError> {
-        let index = usize::from(class);
-        let route = *self.barrier_routes.get(index).ok_or(CollectiveError::Class { class })?;
-        if !route.is_member {
-            return Err(CollectiveError::NoMember { class });
-        }
-        if self.barriers.is_entered(index) {
-            return Err(CollectiveError::Entered { class });
-        }
-
-        self.rests = false;
-        self.barriers.enter(index, &route, &mut self.symbols);
+        self.barriers.enter(class)?;
+        self.awaits_arrivals = false;
         Ok(())
     }
 
@@ -247,39 +227,31 @@ impl CollectiveUnit {
     /// # Errors
     /// [`CollectiveError::Class`], [`CollectiveError::NoMember`].
     pub fn set_lines(&mut self, class: u8, lines: u8) -> Result<(), CollectiveError> {
-        let index = usize::from(class);
-        let route = self.barrier_routes.get(index).ok_or(CollectiveError::Class { class })?;
-        if !route.is_member {
-            return Err(CollectiveError::NoMember { class });
-        }
-
-        self.rests = false;
-        self.lines.set(index, lines, route, &mut self.symbols);
+        self.barriers.set_lines(class, lines)?;
+        self.awaits_arrivals = false;
         Ok(())
     }
 
-    /// Returns the lines of a class that this node sets, and those that some node sets; none if the
-    /// class does not exist.
-    pub fn lines(&self, class: u8) -> (u8, u8) {
-        let index = usize::from(class);
-        if index < CLASSES { (self.lines.own(index), self.lines.all(index)) } else { (0, 0) }
+    /// Returns the lines of a class that are set; none if it does not exist.
+    pub fn lines(&self, class: u8) -> LineLevels {
+        self.barriers.lines(class)
     }
 
     /// Returns the number of changes of the lines that some node sets, of all classes.
     #[inline]
     pub fn line_changes(&self) -> u64 {
-        self.lines.changes
+        self.barriers.line_changes()
     }
 
     /// Returns the number of completed barriers of a class; 0 if it does not exist.
     pub fn barriers_completed(&self, class: u8) -> u64 {
-        if usize::from(class) < CLASSES { self.barriers.completed(class.into()) } else { 0 }
+        self.barriers.completed(class)
     }
 
     /// Returns the number of completed barriers of all classes.
     #[inline]
     pub fn all_barriers_completed(&self) -> u64 {
-        self.barriers.all_completed
+        self.barriers.all_completed()
     }
 
     /// Returns the counters.
@@ -295,7 +267,7 @@ impl CollectiveUnit {
         let arriving = |&vc: &u8| ports.arrived(vc.into()) | ports.heads(vc.into()) != 0;
         self.up.is_none()
             && self.down.is_none()
-            && self.symbols.is_idle(ports)
+            && self.barriers.is_idle(ports)
             && !self.spec.vcs.iter().any(arriving)
             && self.injection.iter().all(InjectionFifo::is_empty)
             && self.reception.iter().all(|fifo| fifo.front().is_none())
@@ -304,15 +276,15 @@ impl CollectiveUnit {
     /// Returns whether the last [`CollectiveUnit::step`] had nothing to do, and only packets and
     /// symbols that arrive can have changed that. Its reception FIFOs are empty then.
     #[inline]
-    pub fn rests(&self) -> bool {
-        self.rests
+    pub fn awaits_arrivals(&self) -> bool {
+        self.awaits_arrivals
     }
 
     /// Combines and moves packets, at most about `budget`.
     #[inline]
     pub fn step(&mut self, ports: &mut Ports<'_>, budget: u32) -> Outcome {
-        self.rests = self.is_idle(ports);
-        if self.rests {
+        self.awaits_arrivals = self.is_idle(ports);
+        if self.awaits_arrivals {
             return Outcome { moved: 0, has_more: false, wake: Nanos::NEVER };
         }
         self.work(ports, budget)
@@ -325,10 +297,10 @@ impl CollectiveUnit {
         let has_more = loop {
             let before = moved;
             moved += self.receive_symbols(ports);
-            moved += self.symbols.send(ports, &self.lines);
-            self.starved |= std::mem::take(&mut self.symbols.starved);
+            moved += self.barriers.send_symbols(ports);
+            self.starved |= self.barriers.take_starved();
             moved += self.release_used(ports);
-            self.look(ports);
+            self.read_headers(ports);
             moved += self.begin_down(ports) + self.advance_down(ports);
             moved += self.begin_up(ports) + self.advance_up(ports);
 
@@ -343,7 +315,7 @@ impl CollectiveUnit {
     /// Empties the FIFOs and forgets operations and barriers. Packets on links stay there. Class
     /// routes and counters stay.
     pub fn reset(&mut self, ports: &mut Ports<'_>) {
-        self.rests = false;
+        self.awaits_arrivals = false;
         let now = ports.now();
         for fifo in &mut self.injection {
             while let Some(packet) = fifo.pop(now) {
@@ -364,49 +336,14 @@ impl CollectiveUnit {
         for slot in self.slots.iter_mut().filter(|slot| matches!(slot, Slot::Waiting(_))) {
             *slot = Slot::Empty;
         }
-        for class in 0..CLASSES {
-            self.forget_symbols(class);
-        }
-    }
-
-    /// Forgets a class's barrier that is in progress at this node, and its lines.
-    fn forget_symbols(&mut self, class: usize) {
-        self.barriers.forget(class);
-        self.lines.forget(class);
-        self.symbols.forget(class);
+        self.barriers.reset();
     }
 
     /// Takes the symbols that have arrived. Returns their number.
     fn receive_symbols(&mut self, ports: &mut Ports<'_>) -> u32 {
-        let mut received = 0;
-        while let Some((port, word)) = self.symbols.take(ports) {
-            received += 1;
-            if !self.note_symbol(port, word) {
-                self.counters.dropped += 1;
-            }
-        }
-        received
-    }
-
-    /// Records a symbol. Returns false for one that no route expects.
-    fn note_symbol(&mut self, port: u8, word: u64) -> bool {
-        let Some(Symbol { class, direction, kind }) = Symbol::from_bits(word) else { return false };
-        let (route, symbols) = (&self.barrier_routes[class], &mut self.symbols);
-        let is_expected = match direction {
-            Direction::Up => route.inputs >> port & 1 == 1,
-            Direction::Down => route.output == Some(port),
-        };
-
-        match (direction, kind) {
-            _ if !is_expected => return false,
-            (Direction::Up, Kind::Barrier) => {
-                return self.barriers.come_up((class, port), route, symbols);
-            }
-            (Direction::Down, Kind::Barrier) => self.barriers.complete(class, route, symbols),
-            (Direction::Up, Kind::Lines(lines)) => self.lines.come_up((class, port), lines, route, symbols),
-            (Direction::Down, Kind::Lines(lines)) => self.lines.come_down(class, lines, route, symbols),
-        }
-        true
+        let ReceivedSymbols { count, unexpected } = self.barriers.receive_symbols(ports);
+        self.counters.dropped += u64::from(unexpected);
+        count
     }
 
     /// Returns the time at which the unit has to run again.
@@ -440,7 +377,7 @@ impl CollectiveUnit {
     }
 
     /// Reads the headers of packets that have become the first of their input.
-    fn look(&mut self, ports: &Ports<'_>) {
+    fn read_headers(&mut self, ports: &Ports<'_>) {
         for channel in 0..self.spec.vcs.len() {
             let vc = usize::from(self.spec.vcs[channel]);
             let present = ports.arrived(vc) | ports.heads(vc);

@@ -7,9 +7,9 @@ use nicforge_core::{
 
 use super::{
     CollectiveWord, Flags, Kind, alu,
-    unit::{Active, CollectiveUnit, OWN, Slot, inputs_of},
+    unit::{CollectiveUnit, OWN, PacketInService, Slot, inputs_of},
 };
-use crate::router::Carried;
+use crate::router::RoutedPacket;
 
 impl CollectiveUnit {
     /// Begins with a packet that came down, if there is one and the unit works on no other. Returns
@@ -30,10 +30,16 @@ impl CollectiveUnit {
     }
 
     /// Returns a packet on its way down from here.
-    fn active_down(&self, packet: Packet, word: &CollectiveWord, complete: Nanos, due: Nanos) -> Active {
+    fn active_down(
+        &self,
+        packet: Packet,
+        word: &CollectiveWord,
+        complete: Nanos,
+        due: Nanos,
+    ) -> PacketInService {
         let route = &self.routes[usize::from(word.class)];
         let is_for_this_node = word.kind != Kind::Reduce || word.target == self.spec.node;
-        Active {
+        PacketInService {
             packet,
             ports: route.inputs,
             vc: self.spec.vcs[usize::from(route.channel)].into(),
@@ -64,7 +70,7 @@ impl CollectiveUnit {
     }
 
     /// Sends copies through ports that have room and an idle wire.
-    fn send_copies(&mut self, ports: &mut Ports<'_>, active: &mut Active) -> u32 {
+    fn send_copies(&mut self, ports: &mut Ports<'_>, active: &mut PacketInService) -> u32 {
         let mut sent = 0;
         let targets = active.ports;
         for port in (0..self.spec.ports).filter(|port| targets >> port & 1 == 1) {
@@ -87,7 +93,7 @@ impl CollectiveUnit {
     }
 
     /// Delivers a copy of the packet on its way down, if the reception FIFO has room.
-    fn deliver_copy(&mut self, ports: &mut Ports<'_>, active: &mut Active) -> bool {
+    fn deliver_copy(&mut self, ports: &mut Ports<'_>, active: &mut PacketInService) -> bool {
         if !active.is_local || !self.reception[active.fifo].has_room(active.packet.wire_bytes()) {
             return false;
         }
@@ -196,7 +202,7 @@ impl CollectiveUnit {
         let (vc, fifo) = (self.spec.vcs[usize::from(route.channel)].into(), route.fifo.into());
         let delay = self.spec.delays[0];
         let (due, complete) = (ports.now().after(delay).max(self.up_free), complete.after(delay));
-        self.up = Some(Active { packet, ports: ports_up, vc, fifo, is_local: false, due, complete });
+        self.up = Some(PacketInService { packet, ports: ports_up, vc, fifo, is_local: false, due, complete });
         taken
     }
 
@@ -276,7 +282,7 @@ impl CollectiveUnit {
                 1
             }
             Err(unsent) => {
-                self.up = Some(Active { packet: unsent.packet, ..active });
+                self.up = Some(PacketInService { packet: unsent.packet, ..active });
                 0
             }
         }
@@ -294,7 +300,7 @@ impl CollectiveUnit {
 
     /// Turns a packet around at the root, unless the unit works on another one on its way down: the
     /// packet waits for that. Returns the number of packets moved.
-    fn turn_at_root(&mut self, mut active: Active, now: Nanos) -> u32 {
+    fn turn_at_root(&mut self, mut active: PacketInService, now: Nanos) -> u32 {
         if self.down.is_some() {
             self.up = Some(active);
             return 0;

@@ -4,7 +4,24 @@ use std::collections::VecDeque;
 
 use nicforge_core::{fabric::Packet, time::Nanos};
 
-use super::{Carried, FifoSpec, Row, counters::Level};
+use super::{FifoSpec, RoutedPacket, Row, counters::Level};
+
+/// The room in a FIFO. A packet needs its bytes with the framing, and a place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FifoRoom {
+    /// Bytes of further packets with their framing.
+    pub bytes: u32,
+    /// Number of further packets.
+    pub packets: u32,
+}
+
+impl FifoRoom {
+    /// Returns whether a packet of `bytes` bytes with its framing has room.
+    #[inline]
+    pub fn fits(self, bytes: u32) -> bool {
+        bytes <= self.bytes && self.packets > 0
+    }
+}
 
 /// An injection FIFO: packets of the device that wait for the network.
 ///
@@ -23,7 +40,7 @@ pub(crate) struct InjectionFifo<K = Packet> {
     pub(super) level: Level,
 }
 
-impl<K: Carried> InjectionFifo<K> {
+impl<K: RoutedPacket> InjectionFifo<K> {
     pub(crate) fn new(spec: FifoSpec) -> Self {
         Self {
             spec,
@@ -35,13 +52,16 @@ impl<K: Carried> InjectionFifo<K> {
         }
     }
 
-    /// Returns the bytes and packets that have room.
+    /// Returns the room for further packets.
     #[inline]
-    pub(crate) fn room(&self, now: Nanos) -> (u32, usize) {
+    pub(crate) fn room(&self, now: Nanos) -> FifoRoom {
         let is_leaving = now < self.busy_until;
         let bytes = self.bytes + if is_leaving { self.leaving } else { 0 };
         let packets = self.packets.len() + usize::from(is_leaving);
-        (self.spec.bytes.saturating_sub(bytes), usize::from(self.spec.packets).saturating_sub(packets))
+        FifoRoom {
+            bytes: self.spec.bytes.saturating_sub(bytes),
+            packets: u32::from(self.spec.packets).saturating_sub(packets as u32),
+        }
     }
 
     #[inline]
@@ -136,38 +156,38 @@ pub(crate) struct ReceptionFifo<K = Packet> {
     /// Bytes of these packets.
     bytes: u32,
     /// Packets that have passed in this step without a stay here. They use places until its end.
-    passed: Row,
+    bypassed: Row,
     /// Input that was served last.
     pub(super) last: u8,
     pub(super) level: Level,
 }
 
-impl<K: Carried> ReceptionFifo<K> {
+impl<K: RoutedPacket> ReceptionFifo<K> {
     pub(crate) fn new(spec: FifoSpec) -> Self {
         let packets = VecDeque::with_capacity(spec.packets.into());
-        Self { spec, packets, bytes: 0, passed: Row::default(), last: 0, level: Level::default() }
+        Self { spec, packets, bytes: 0, bypassed: Row::default(), last: 0, level: Level::default() }
     }
 
     /// Returns the number of packets that use places.
     #[inline]
     fn used(&self) -> usize {
-        self.packets.len() + self.passed.packets as usize
+        self.packets.len() + self.bypassed.packets as usize
     }
 
     /// Records packets of an input that pass.
     #[inline]
-    pub(super) fn pass(&mut self, input: u8, row: Row) {
-        self.passed.packets += row.packets;
-        self.passed.bytes += row.bytes;
+    pub(super) fn count_bypassed(&mut self, input: u8, row: Row) {
+        self.bypassed.packets += row.packets;
+        self.bypassed.bytes += row.bytes;
         self.bytes += row.bytes as u32;
         self.last = input;
     }
 
     /// Frees the places of the packets that have passed.
     #[inline]
-    pub(super) fn end_passing(&mut self) {
-        self.bytes -= self.passed.bytes as u32;
-        self.passed = Row::default();
+    pub(super) fn end_bypass(&mut self) {
+        self.bytes -= self.bypassed.bytes as u32;
+        self.bypassed = Row::default();
     }
 
     /// Returns whether there is room for a packet of `bytes` bytes with its framing.
@@ -176,11 +196,11 @@ impl<K: Carried> ReceptionFifo<K> {
         self.used() < usize::from(self.spec.packets) && bytes <= self.spec.bytes - self.bytes
     }
 
-    /// Returns the bytes and packets that have room.
+    /// Returns the room for further packets.
     #[inline]
-    pub(super) fn room(&self) -> (u32, u32) {
-        let places = usize::from(self.spec.packets) - self.used();
-        (self.spec.bytes - self.bytes, places as u32)
+    pub(super) fn room(&self) -> FifoRoom {
+        let packets = usize::from(self.spec.packets) - self.used();
+        FifoRoom { bytes: self.spec.bytes - self.bytes, packets: packets as u32 }
     }
 
     /// Adds a packet that has room, and is there as a whole. The caller must call

@@ -3,7 +3,7 @@
 use nicforge_core::fabric::PortChannel;
 
 use super::{
-    Candidates, Carried, Decision, Links, MAX_INPUTS, Policy, Router, Source, Targets,
+    Candidates, Decision, Links, MAX_INPUTS, Policy, RoutedPacket, Router, Source, Targets,
     outputs::Choice,
     plan::Plan,
     requests::{Inputs, bits},
@@ -11,7 +11,7 @@ use super::{
 
 /// The inputs that a port can serve now.
 #[derive(Clone, Copy, Debug)]
-struct Offer {
+struct EligibleInputs {
     inputs: Inputs,
     /// There are packets for which the port is the escape alone, and which have room elsewhere.
     has_early_escapes: bool,
@@ -19,7 +19,7 @@ struct Offer {
     least_loaded: Option<u8>,
 }
 
-impl<P: Policy, K: Carried> Router<P, K> {
+impl<P: Policy, K: RoutedPacket> Router<P, K> {
     /// Sends packets through all ports that are not blocked. Returns their number.
     #[inline]
     pub(super) fn serve_outputs<L: Links<Packet = K>>(&mut self, ports: &mut L) -> u32 {
@@ -62,18 +62,18 @@ impl<P: Policy, K: Carried> Router<P, K> {
         (self.outputs.adaptive_vcs == 0 && self.send_fixed(ports, port)) || self.serve_one_of(ports, port)
     }
 
-    /// Sends the packet of one of the inputs that want a port, if the one whose turn it is has one
-    /// exit without the bubble rule and room behind it. Otherwise, nothing has changed.
+    /// Sends the packet of the input whose turn it is at a port, if the packet has one exit,
+    /// without the bubble rule, and room behind it. Returns false, and changes nothing, otherwise.
     ///
-    /// This is what [`Router::serve_one_of`] does with such a packet, without a look at the room of
-    /// the others. Most packets of a busy network go this way.
+    /// [`Router::serve_one_of`] does the same with such a packet, but checks the room of all
+    /// inputs. Most packets of a busy network take this path.
     #[inline(always)]
     fn send_fixed<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
-        let wants = self.outputs.fixed(port);
-        let choice = if wants & wants.wrapping_sub(1) == 0 {
-            self.only_choice(wants.trailing_zeros() as usize % MAX_INPUTS)
+        let requesting = self.outputs.fixed(port);
+        let choice = if requesting & requesting.wrapping_sub(1) == 0 {
+            self.only_choice(requesting.trailing_zeros() as usize % MAX_INPUTS)
         } else {
-            self.outputs.choose(&self.plan.rules, wants, port)
+            self.outputs.choose(&self.plan.rules, requesting, port)
         };
 
         let input = choice.input;
@@ -81,10 +81,10 @@ impl<P: Policy, K: Carried> Router<P, K> {
             return false;
         }
         let Some(vc) = self.heads.exits.get(input).map(|exit| exit.vc) else { return false };
-        // An input without room has no part in the choice. That makes a difference only if none of
-        // those that the choice competes with has room.
+        // `serve_one_of` chooses among the inputs with room. The choice among all inputs is the
+        // same, unless none of the inputs that the chosen one competes with has room.
         if self.plan.tracked.has(vc.into())
-            || (choice.competes && !self.competes_with_room(ports, port, (wants, choice)))
+            || (choice.competes && !self.competes_with_room(ports, port, (requesting, choice)))
         {
             return false;
         }
@@ -94,9 +94,9 @@ impl<P: Policy, K: Carried> Router<P, K> {
             return self.send_fixed_injected(ports, choice, to);
         }
         let (from, least) = (self.plan.layout.link_input(input), self.plan.longest_credits);
-        let Some(is_followed) = ports.forward_within(from, to, least) else { return false };
+        let Some(has_next) = ports.forward_within(from, to, least) else { return false };
 
-        self.heads.exposed |= Inputs::from(is_followed) << input;
+        self.heads.exposed |= Inputs::from(has_next) << input;
         self.outputs.remove_sent(choice, port, vc);
         self.heads.leave(input, ports.now());
         true
@@ -109,10 +109,10 @@ impl<P: Policy, K: Carried> Router<P, K> {
         &mut self,
         ports: &mut L,
         port: u8,
-        (wants, choice): (Inputs, Choice),
+        (requesting, choice): (Inputs, Choice),
     ) -> bool {
         let rules = &self.plan.rules;
-        let (_, first) = rules.highest(wants);
+        let (_, first) = rules.highest(requesting);
         let others = if choice.is_injected { first & !rules.injection } else { first & rules.injection };
         bits(others).any(|input| {
             let exit = self.heads.single_exit(input.into());
@@ -155,16 +155,16 @@ impl<P: Policy, K: Carried> Router<P, K> {
     /// none has room.
     #[inline(never)]
     fn serve_one_of<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
-        let offer = self.inputs_with_room(ports, port);
-        if offer.inputs == 0 && !offer.has_early_escapes {
+        let eligible = self.inputs_with_room(ports, port);
+        if eligible.inputs == 0 && !eligible.has_early_escapes {
             self.outputs.note_full(port);
         }
 
-        let mut inputs = offer.inputs;
+        let mut inputs = eligible.inputs;
         while inputs != 0 {
             let choice = self.outputs.choose(&self.plan.rules, inputs, port);
-            if self.send_from(ports, choice.input, port, offer.least_loaded) {
-                self.outputs.of[usize::from(port)].count_sent(choice);
+            if self.send_from(ports, choice.input, port, eligible.least_loaded) {
+                self.outputs.ports[usize::from(port)].count_sent(choice);
                 return true;
             }
             inputs &= !(1 << choice.input);
@@ -176,19 +176,19 @@ impl<P: Policy, K: Carried> Router<P, K> {
 
     /// Returns the inputs that want a port and have room behind it.
     #[inline]
-    fn inputs_with_room<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> Offer {
+    fn inputs_with_room<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> EligibleInputs {
         if self.outputs.adaptive_vcs == 0 {
-            let wants = self.outputs.fixed(port);
-            let inputs = self.fixed_inputs(ports, port, wants);
-            Offer { inputs, has_early_escapes: false, least_loaded: None }
+            let requesting = self.outputs.fixed(port);
+            let inputs = self.fixed_inputs(ports, port, requesting);
+            EligibleInputs { inputs, has_early_escapes: false, least_loaded: None }
         } else {
-            self.mixed_offer(ports, port)
+            self.eligible_with_adaptive(ports, port)
         }
     }
 
-    /// Returns the offer of a port in a router that has had adaptive packets.
+    /// Returns the inputs that a port can serve now, in a router that has had adaptive packets.
     #[inline(never)]
-    fn mixed_offer<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> Offer {
+    fn eligible_with_adaptive<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> EligibleInputs {
         let (fixed_vcs, adaptive_vcs) = self.outputs.requested_vcs(port);
         let (mut open, mut best) = (0, None);
         for vc in bits(adaptive_vcs.into()) {
@@ -205,27 +205,27 @@ impl<P: Policy, K: Carried> Router<P, K> {
         let mut early = 0;
         for vc in bits(fixed_vcs.into()) {
             // Packets that have room on an adaptive channel need no other.
-            let wants = self.outputs.fixed(port) & self.outputs.of_vc(vc) & !inputs;
-            if wants != 0 {
-                let with_room = self.fixed_with_room(ports, port, vc, wants);
+            let requesting = self.outputs.fixed(port) & self.outputs.of_vc(vc) & !inputs;
+            if requesting != 0 {
+                let with_room = self.fixed_with_room(ports, port, vc, requesting);
                 early |= self.early_escapes(ports, port, with_room);
                 inputs |= with_room & !early;
             }
         }
 
-        Offer { inputs, has_early_escapes: early != 0, least_loaded: best.map(|(_, vc)| vc) }
+        EligibleInputs { inputs, has_early_escapes: early != 0, least_loaded: best.map(|(_, vc)| vc) }
     }
 
     /// Returns those of the inputs that want a port which have room behind it, in a router that has
     /// no adaptive packets.
     #[inline(never)]
-    fn fixed_inputs<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8, wants: Inputs) -> Inputs {
-        let (mut inputs, mut left) = (0, wants);
+    fn fixed_inputs<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8, requesting: Inputs) -> Inputs {
+        let (mut inputs, mut left) = (0, requesting);
         for vc in 0..self.plan.layout.vcs {
-            let wants = left & self.outputs.of_vc(vc);
-            if wants != 0 {
-                inputs |= self.fixed_with_room(ports, port, vc, wants);
-                left &= !wants;
+            let requesting = left & self.outputs.of_vc(vc);
+            if requesting != 0 {
+                inputs |= self.fixed_with_room(ports, port, vc, requesting);
+                left &= !requesting;
             }
             if left == 0 {
                 break;
@@ -263,17 +263,17 @@ impl<P: Policy, K: Carried> Router<P, K> {
         ports: &mut L,
         port: u8,
         vc: u8,
-        wants: Inputs,
+        requesting: Inputs,
     ) -> Inputs {
         let tracked = &self.plan.tracked;
         if !tracked.has(vc.into()) {
-            return if ports.update_room(port, vc, self.plan.longest_credits) { wants } else { 0 };
+            return if ports.update_room(port, vc, self.plan.longest_credits) { requesting } else { 0 };
         }
         let credits = ports.update_credits(port, vc);
         match self.outputs.slots.free(tracked, port, vc.into(), credits) {
             0 => 0,
-            1 => wants & !self.outputs.entering,
-            _ => wants,
+            1 => requesting & !self.outputs.entering,
+            _ => requesting,
         }
     }
 
@@ -387,9 +387,9 @@ impl<P: Policy, K: Carried> Router<P, K> {
         let credits = if is_tracked { ports.credits(port, vc) } else { 0 };
         let is_sent = match self.plan.layout.source(input) {
             Source::Link { port, vc } => {
-                let is_followed = ports.forward_first(PortChannel { port, channel: vc.into() }, to);
-                self.heads.exposed |= Inputs::from(is_followed == Some(true)) << input;
-                is_followed.is_some()
+                let has_next = ports.forward_first(PortChannel { port, channel: vc.into() }, to);
+                self.heads.exposed |= Inputs::from(has_next == Some(true)) << input;
+                has_next.is_some()
             }
             Source::Injection { fifo } => self.send_injected(ports, fifo, to),
         };
@@ -467,7 +467,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
         }
         self.outputs.forget(input, port);
         let left = Targets { ports: targets.ports & !(1 << port), ..targets };
-        self.heads.of[input].decision = Decision::Many(left);
+        self.heads.inputs[input].decision = Decision::Many(left);
         true
     }
 
@@ -477,7 +477,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
         let Source::Link { port, vc } = self.plan.layout.source(input) else { return false };
         let Some(complete) = ports.tail_due(port, vc) else { return false };
 
-        let (fifo, bytes) = (usize::from(self.heads.of[input].fifo), self.heads.of[input].bytes);
+        let (fifo, bytes) = (usize::from(self.heads.inputs[input].fifo), self.heads.inputs[input].bytes);
         if !self.fifos.reception[fifo].has_room(bytes) {
             return false;
         }

@@ -43,7 +43,7 @@ impl Head {
 /// The first packets of all inputs, as far as the policy has decided on them.
 #[derive(Debug)]
 pub(super) struct Heads {
-    pub(super) of: Vec<Head>,
+    pub(super) inputs: Vec<Head>,
     /// The exits of first packets that have one: most do. They share cache lines.
     pub(super) exits: Vec<Exit>,
     /// Inputs whose first packet has a decision.
@@ -61,10 +61,10 @@ pub(super) struct Heads {
 }
 
 impl Heads {
-    pub(super) fn new(inputs: usize) -> Self {
+    pub(super) fn new(count: usize) -> Self {
         Self {
-            of: vec![Head::new(); inputs],
-            exits: vec![Exit { port: 0, vc: 0, room: Room::One }; inputs],
+            inputs: vec![Head::new(); count],
+            exits: vec![Exit { port: 0, vc: 0, room: Room::One }; count],
             decided: 0,
             single: 0,
             local: 0,
@@ -83,7 +83,7 @@ impl Heads {
     /// Returns the decision on the first packet of an input, which must have one.
     #[inline]
     pub(super) fn decision(&self, input: usize) -> Decision {
-        self.single_exit(input).map_or(self.of[input].decision, Decision::One)
+        self.single_exit(input).map_or(self.inputs[input].decision, Decision::One)
     }
 
     /// Records the packet that has become the first one of an input, and has one exit.
@@ -94,7 +94,7 @@ impl Heads {
         if let Some(slot) = self.exits.get_mut(input) {
             *slot = exit;
         }
-        if let Some(head) = self.of.get_mut(input) {
+        if let Some(head) = self.inputs.get_mut(input) {
             (head.since, head.bytes) = (now, bytes);
         }
     }
@@ -114,7 +114,7 @@ impl Heads {
         }
         self.decided |= 1 << input;
         self.single &= !(1 << input);
-        let head = &mut self.of[input];
+        let head = &mut self.inputs[input];
         (head.decision, head.since) = (decision, now);
         (head.bytes, head.fifo, head.found_full) = (bytes, fifo, false);
     }
@@ -123,7 +123,7 @@ impl Heads {
     #[inline(always)]
     pub(super) fn leave(&mut self, input: usize, now: Nanos) {
         self.decided &= !(1 << input);
-        if let Some(head) = self.of.get_mut(input) {
+        if let Some(head) = self.inputs.get_mut(input) {
             head.counters.packets += 1;
             head.counters.bytes += u64::from(head.bytes);
             head.counters.waited += now.0 - head.since.0;

@@ -10,8 +10,8 @@ use nicforge_core::{
 
 use super::{Row, requests::Inputs};
 
-/// A packet, as far as a router looks at it.
-pub trait Carried {
+/// The properties of a packet that a router reads.
+pub trait RoutedPacket {
     /// Returns the route word.
     fn word(&self) -> u64;
     /// Returns the bytes of the packet with its framing.
@@ -34,9 +34,10 @@ pub struct LinkInput {
 /// The methods do what those of [`Ports`] with the same names do.
 pub trait Links {
     /// A packet that the caller owns.
-    type Packet: Carried;
+    type Packet: RoutedPacket;
 
-    /// [`Links::take_freed`] reports each credit that a port waits for, also if links take no time.
+    /// Whether [`Links::take_freed`] reports each credit that a port waits for, even if links take
+    /// no time.
     const REPORTS_CREDITS: bool = false;
 
     /// Returns the present time.
@@ -53,7 +54,8 @@ pub trait Links {
     /// its head has arrived. Only heads are shown from then on.
     fn route_head(&mut self, input: LinkInput) -> Option<(u64, u32)>;
 
-    /// Lets the first packet of a virtual channel arrive as a whole. Returns whether it has.
+    /// Requests the arrival of the whole first packet of a virtual channel, not of its head alone.
+    /// Returns whether it has arrived.
     fn await_tail(&mut self, port: u8, vc: u8) -> bool;
 
     /// Returns whether the head of the first packet of a virtual channel has arrived.
@@ -104,30 +106,30 @@ pub trait Links {
     /// Takes the first packet of a virtual channel, if it has arrived as a whole.
     fn take(&mut self, port: u8, vc: u8) -> Option<Self::Packet>;
 
-    /// Forwards up to `most` packets with a route word, which have arrived as a whole. Links that
+    /// Forwards up to `limit` packets with a route word, which have arrived as a whole. Links that
     /// take time forward none this way.
-    fn forward_row(&mut self, _from: PortChannel, _to: PortChannel, _most: u32, _word: u64) -> Row {
+    fn forward_row(&mut self, _from: PortChannel, _to: PortChannel, _limit: u32, _word: u64) -> Row {
         Row::default()
     }
 
-    /// Sends up to `most` packets that `next` returns, as long as there are credits. Returns the
+    /// Sends up to `limit` packets that `next` returns, as long as there are credits. Returns the
     /// packet that ended the row because the link does not take it, if there is one. Links that
     /// take time send none this way.
     fn send_row(
         &mut self,
         _to: PortChannel,
-        _most: u32,
+        _limit: u32,
         _next: impl FnMut() -> Option<Self::Packet>,
     ) -> (Row, Option<Self::Packet>) {
         (Row::default(), None)
     }
 
-    /// Passes up to `most` packets that have arrived as a whole to `put`, while `wanted` returns
+    /// Passes up to `limit` packets that have arrived as a whole to `put`, while `wanted` returns
     /// true. Links that take time pass none this way.
     fn take_row(
         &mut self,
         _from: PortChannel,
-        _most: u32,
+        _limit: u32,
         _wanted: impl FnMut(&Self::Packet) -> bool,
         _put: impl FnMut(Self::Packet),
     ) -> Row {
@@ -141,11 +143,11 @@ pub trait Links {
     /// is memory for a copy.
     fn copy_head(&mut self, port: u8, vc: u8) -> Option<Self::Packet>;
 
-    /// Ends a packet.
+    /// Returns a packet's buffer to the network.
     fn recycle(&mut self, packet: Self::Packet);
 }
 
-impl Carried for Packet {
+impl RoutedPacket for Packet {
     #[inline]
     fn word(&self) -> u64 {
         self.header
@@ -253,11 +255,11 @@ impl Links for Ports<'_> {
     }
 
     #[inline]
-    fn forward_row(&mut self, from: PortChannel, to: PortChannel, most: u32, word: u64) -> Row {
+    fn forward_row(&mut self, from: PortChannel, to: PortChannel, limit: u32, word: u64) -> Row {
         let bytes = |ports: &Self| ports.sent(to.port, to.channel).bytes;
         let before = bytes(self);
-        let goes = |packet: &Packet| packet.header == word;
-        let moved = self.forward_row_between(from, most, |_| Some((to, goes)));
+        let has_word = |packet: &Packet| packet.header == word;
+        let moved = self.forward_row_between(from, limit, |_| Some((to, has_word)));
         let packets = moved.map_or(0, |(packets, _)| packets);
         Row { packets, bytes: bytes(self) - before }
     }
@@ -266,12 +268,12 @@ impl Links for Ports<'_> {
     fn send_row(
         &mut self,
         to: PortChannel,
-        most: u32,
+        limit: u32,
         mut next: impl FnMut() -> Option<Packet>,
     ) -> (Row, Option<Packet>) {
         let mut row = Row::default();
         let Some(run) = self.run(to.port, to.channel) else { return (row, None) };
-        let mut run = run.at_most(most);
+        let mut run = run.at_most(limit);
         while run.room() > 0
             && let Some(packet) = next()
         {
@@ -288,12 +290,12 @@ impl Links for Ports<'_> {
     fn take_row(
         &mut self,
         from: PortChannel,
-        most: u32,
+        limit: u32,
         mut wanted: impl FnMut(&Packet) -> bool,
         mut put: impl FnMut(Packet),
     ) -> Row {
         let mut row = Row::default();
-        let Some(mut arrivals) = self.take_run(from.port, from.channel, most) else { return row };
+        let Some(mut arrivals) = self.take_run(from.port, from.channel, limit) else { return row };
         while arrivals.front().is_some_and(&mut wanted)
             && let Some(packet) = arrivals.take()
         {

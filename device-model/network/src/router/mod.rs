@@ -79,10 +79,11 @@ use thiserror::Error;
 
 pub use self::{
     counters::{InputCounters, Level, OutputCounters, RouterCounters},
-    links::{Carried, LinkInput, Links},
+    fifo::FifoRoom,
+    links::{LinkInput, Links, RoutedPacket},
     plan::RouterPlan,
     policy::{Candidates, Decision, Exit, Policy, Room, Source, Targets},
-    rows::{Passing, Row},
+    rows::{Bypass, Row},
     spec::{FifoSpec, MAX_FIFOS, MAX_INPUTS, MAX_PORTS, PRIORITIES, RouterError, RouterSpec},
 };
 use self::{
@@ -158,7 +159,7 @@ struct Fifos<K> {
     complete: Nanos,
 }
 
-impl<K: Carried> Fifos<K> {
+impl<K: RoutedPacket> Fifos<K> {
     fn new(spec: &RouterSpec) -> Self {
         Self {
             injection: spec.injection.iter().map(|&fifo| InjectionFifo::new(fifo)).collect(),
@@ -201,7 +202,7 @@ impl<K: Carried> Fifos<K> {
         served
     }
 
-    /// Takes over the time at which the next packet of a reception FIFO is complete.
+    /// Updates the time at which the next packet of a reception FIFO is complete.
     #[inline(never)]
     fn update_complete(&mut self, now: Nanos) {
         let fronts = self.reception.iter().filter_map(|fifo| Some(fifo.front()?.1));
@@ -230,7 +231,7 @@ impl<K: Carried> Fifos<K> {
 #[derive(Debug, Default)]
 struct Counters {
     router: RouterCounters,
-    /// A copy had no packet in this step.
+    /// The fabric had no packet for a copy in this step.
     lacked_packets: bool,
 }
 
@@ -261,7 +262,7 @@ impl<P: Policy> Router<P> {
     }
 }
 
-impl<P: Policy, K: Carried> Router<P, K> {
+impl<P: Policy, K: RoutedPacket> Router<P, K> {
     /// Returns a router without packets, for links with packets of any kind.
     pub fn of_packets(plan: &RouterPlan, policy: P) -> Self {
         let plan = Arc::clone(&plan.0);
@@ -297,11 +298,10 @@ impl<P: Policy, K: Carried> Router<P, K> {
         self.outputs.through_ratio
     }
 
-    /// Returns the bytes and packets that an injection FIFO has room for; none if it does not
-    /// exist.
+    /// Returns the room of an injection FIFO; none if it does not exist.
     #[inline]
-    pub fn injection_room(&self, fifo: u8, now: Nanos) -> (u32, usize) {
-        self.fifos.injection.get(usize::from(fifo)).map_or((0, 0), |fifo| fifo.room(now))
+    pub fn injection_room(&self, fifo: u8, now: Nanos) -> FifoRoom {
+        self.fifos.injection.get(usize::from(fifo)).map_or_else(FifoRoom::default, |fifo| fifo.room(now))
     }
 
     /// Puts a packet into an injection FIFO. [`Router::step`] sends it.
@@ -319,8 +319,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
             return Err(NotInjected { packet, reason: InjectionRefusal::TooLong { bytes, longest } });
         }
 
-        let (room, places) = queue.room(now);
-        if bytes > room || places == 0 {
+        if !queue.room(now).fits(bytes) {
             return Err(NotInjected { packet, reason: InjectionRefusal::Full { fifo } });
         }
 
@@ -336,13 +335,14 @@ impl<P: Policy, K: Carried> Router<P, K> {
     #[inline]
     pub fn is_idle<L: Links<Packet = K>>(&self, ports: &L) -> bool {
         let [whole, heads] = ports.arrived_inputs(self.plan.layout.ports, self.plan.layout.vcs);
-        self.rests() && whole | heads == 0
+        self.awaits_arrivals() && whole | heads == 0
     }
 
-    /// Returns whether no packet wants an output, waits in an injection FIFO, or is on its way into
-    /// a reception FIFO. Only packets that arrive give [`Router::step`] something to do then.
+    /// Returns whether only packets that arrive can give [`Router::step`] something to do: no
+    /// packet requests an output, waits in an injection FIFO, or is on its way into a reception
+    /// FIFO.
     #[inline]
-    pub fn rests(&self) -> bool {
+    pub fn awaits_arrivals(&self) -> bool {
         self.heads.decided == 0 && self.fifos.waiting == 0 && self.fifos.complete == Nanos::NEVER
     }
 
@@ -358,7 +358,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
     /// the room.
     #[inline]
     pub fn take(&mut self, fifo: u8, now: Nanos) -> Option<K> {
-        // A look at the FIFO itself costs a line of the cache.
+        // The bit mask answers for an empty FIFO without a further cache line.
         if self.fifos.received.checked_shr(fifo.into())? & 1 == 0 {
             return None;
         }
@@ -387,12 +387,12 @@ impl<P: Policy, K: Carried> Router<P, K> {
     /// Returns the counters of an input; zeros if it does not exist.
     pub fn input_counters(&self, source: Source) -> InputCounters {
         let input = self.plan.layout.input(source);
-        input.map_or_else(Default::default, |input| self.heads.of[input].counters)
+        input.map_or_else(Default::default, |input| self.heads.inputs[input].counters)
     }
 
     /// Returns the counters of an output port; zeros if it does not exist.
     pub fn output_counters(&self, port: u8) -> OutputCounters {
-        self.outputs.of.get(usize::from(port)).map_or_else(Default::default, |output| output.counters)
+        self.outputs.ports.get(usize::from(port)).map_or_else(Default::default, |output| output.counters)
     }
 
     /// Returns the counters that belong to no port.

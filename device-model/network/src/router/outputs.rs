@@ -47,7 +47,7 @@ struct Blocked {
 /// The output ports of a router, and the inputs that want them.
 #[derive(Debug)]
 pub(super) struct Outputs {
-    pub(super) of: Vec<Output>,
+    pub(super) ports: Vec<Output>,
     /// Inputs by the virtual channel of their exit, for packets with one exit, copies and escapes.
     pub(super) of_vc: [Inputs; MAX_CHANNELS],
     /// Inputs whose packets need [`super::Room::Two`] on a virtual channel with the bubble rule.
@@ -105,7 +105,7 @@ impl Outputs {
     pub(super) fn new(plan: &Plan) -> Self {
         let Layout { ports, vcs, .. } = plan.layout;
         Self {
-            of: vec![Output::default(); ports.into()],
+            ports: vec![Output::default(); ports.into()],
             of_vc: [0; MAX_CHANNELS],
             entering: 0,
             wanted: 0,
@@ -120,7 +120,7 @@ impl Outputs {
     /// Forgets all requests.
     pub(super) fn clear(&mut self) {
         (self.of_vc, self.entering) = ([0; MAX_CHANNELS], 0);
-        for output in &mut self.of {
+        for output in &mut self.ports {
             output.requests = PortRequests::default();
         }
         (self.wanted, self.blocked.full) = (0, 0);
@@ -175,13 +175,13 @@ impl Outputs {
     #[inline]
     pub(super) fn note_full(&mut self, port: u8) {
         self.blocked.full |= 1 << port;
-        self.of[usize::from(port)].counters.stalls += 1;
+        self.ports[usize::from(port)].counters.stalls += 1;
     }
 
     /// Chooses among inputs for a port, of which there is at least one.
     #[inline]
     pub(super) fn choose(&self, rules: &Rules, inputs: Inputs, port: u8) -> Choice {
-        let Output { last, run, .. } = &self.of[usize::from(port)];
+        let Output { last, run, .. } = &self.ports[usize::from(port)];
         let (priority, first) = rules.highest(inputs);
         let (injected, through) = (first & rules.injection, first & !rules.injection);
 

@@ -61,7 +61,7 @@ impl Outputs {
     pub(super) fn remove_sent(&mut self, choice: Choice, port: u8, vc: u8) {
         self.forget_vc(choice.input, vc);
 
-        let Some(output) = self.of.get_mut(usize::from(port)) else { return };
+        let Some(output) = self.ports.get_mut(usize::from(port)) else { return };
         output.requests.fixed &= !(1 << choice.input);
         if output.requests.fixed | output.requests.adaptive == 0 {
             self.wanted &= !(1 << port);
@@ -95,7 +95,7 @@ impl Outputs {
             Decision::Any(Candidates { ports, vcs, escape }) => {
                 self.adaptive_vcs |= vcs;
                 for port in bits(ports) {
-                    self.of[usize::from(port)].requests.adaptive |= 1 << input;
+                    self.ports[usize::from(port)].requests.adaptive |= 1 << input;
                 }
                 ports | escape.map_or(0, |exit| self.want(input, exit))
             }
@@ -127,7 +127,7 @@ impl Outputs {
         match *decision {
             Decision::Any(Candidates { ports, escape, .. }) => {
                 for port in bits(ports) {
-                    self.of[usize::from(port)].requests.adaptive &= !(1 << input);
+                    self.ports[usize::from(port)].requests.adaptive &= !(1 << input);
                     self.update_port(port);
                 }
                 if let Some(exit) = escape {
@@ -149,7 +149,7 @@ impl Outputs {
     /// same virtual channel, except for the candidates of adaptive packets.
     #[inline]
     fn want(&mut self, input: usize, exit: Exit) -> u64 {
-        self.of[usize::from(exit.port)].requests.fixed |= 1 << input;
+        self.ports[usize::from(exit.port)].requests.fixed |= 1 << input;
         self.of_vc[usize::from(exit.vc) % MAX_CHANNELS] |= 1 << input;
         if exit.room == Room::Two {
             self.entering |= 1 << input;
@@ -160,7 +160,7 @@ impl Outputs {
     /// Removes an input's request for a port as its exit.
     #[inline]
     pub(super) fn forget(&mut self, input: usize, port: u8) {
-        self.of[usize::from(port)].requests.fixed &= !(1 << input);
+        self.ports[usize::from(port)].requests.fixed &= !(1 << input);
         self.update_port(port);
     }
 
@@ -174,14 +174,14 @@ impl Outputs {
     /// Removes a port that no input wants any more.
     #[inline]
     fn update_port(&mut self, port: u8) {
-        let PortRequests { fixed, adaptive } = self.of[usize::from(port)].requests;
+        let PortRequests { fixed, adaptive } = self.ports[usize::from(port)].requests;
         self.wanted &= !(u64::from(fixed | adaptive == 0) << port);
     }
 
     /// Returns the virtual channels of a port that inputs want as their exit, and those that
     /// inputs want adaptively.
     pub(super) fn requested_vcs(&self, port: u8) -> (u16, u16) {
-        let PortRequests { fixed, adaptive } = self.of[usize::from(port)].requests;
+        let PortRequests { fixed, adaptive } = self.ports[usize::from(port)].requests;
         let wanted = |vc: &u8| self.of_vc[usize::from(*vc) % MAX_CHANNELS] & fixed != 0;
         let fixed_vcs = (0..self.vcs).filter(wanted).fold(0, |vcs, vc| vcs | 1 << vc);
         (fixed_vcs, if adaptive == 0 { 0 } else { self.adaptive_vcs })
@@ -190,7 +190,7 @@ impl Outputs {
     /// Returns the inputs that want a port as their exit.
     #[inline]
     pub(super) fn fixed(&self, port: u8) -> Inputs {
-        self.of[usize::from(port)].requests.fixed
+        self.ports[usize::from(port)].requests.fixed
     }
 
     /// Returns the inputs that want a virtual channel as their exit, at any port.
@@ -202,6 +202,6 @@ impl Outputs {
     /// Returns the inputs that have a port among their candidates.
     #[inline]
     pub(super) fn adaptive(&self, port: u8) -> Inputs {
-        self.of[usize::from(port)].requests.adaptive
+        self.ports[usize::from(port)].requests.adaptive
     }
 }

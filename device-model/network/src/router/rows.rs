@@ -14,7 +14,7 @@ use nicforge_core::{
 };
 
 use super::{
-    Carried, Decision, Exit, LinkInput, Links, Policy, Room, Router, Source, outputs::Choice,
+    Decision, Exit, FifoRoom, LinkInput, Links, Policy, Room, RoutedPacket, Router, Source, outputs::Choice,
     requests::Inputs,
 };
 
@@ -42,22 +42,22 @@ fn is_one(inputs: Inputs) -> bool {
     inputs != 0 && inputs & (inputs - 1) == 0
 }
 
-/// The packets of a link that can pass to the device without a stay in their reception FIFO:
-/// [`Router::passing`].
+/// The packets of a link that the device can take at once, past the reception FIFO:
+/// [`Router::bypass`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Passing {
+pub struct Bypass {
     from: PortChannel,
     input: usize,
     /// The route word of the packets. Those with another one may be for other nodes.
     word: u64,
     /// The reception FIFO.
     pub fifo: u8,
-    /// Number of packets for which the FIFO has room, however long they are.
+    /// Number of packets of the longest kind for which the FIFO has room.
     room: u32,
 }
 
-impl Passing {
-    /// Returns the first packet of the link, if it can pass.
+impl Bypass {
+    /// Returns the first packet of the link, if it can bypass the FIFO.
     #[inline]
     pub fn first<'a>(&self, ports: &'a Ports<'_>) -> Option<&'a Packet> {
         ports.peek(self.from.port, self.from.channel).filter(|packet| packet.header == self.word)
@@ -65,13 +65,13 @@ impl Passing {
 }
 
 impl<P: Policy> Router<P> {
-    /// Returns the packets with which [`Router::step`] would begin, and which it would put into a
-    /// reception FIFO, if the router has nothing else to do and all reception FIFOs are empty.
-    /// Returns `None` if `is_wanted` returns false for the first packet.
+    /// Returns the packets that [`Router::step`] would put into a reception FIFO first, if the
+    /// router has nothing else to do and all reception FIFOs are empty. Returns `None` if
+    /// `is_wanted` returns false for the first packet.
     #[inline]
-    pub fn passing(&self, ports: &Ports<'_>, is_wanted: impl FnOnce(&Packet) -> bool) -> Option<Passing> {
+    pub fn bypass(&self, ports: &Ports<'_>, is_wanted: impl FnOnce(&Packet) -> bool) -> Option<Bypass> {
         let layout = &self.plan.layout;
-        if !self.plan.rules.has_rows || self.fifos.received != 0 || !self.rests() {
+        if !self.plan.rules.has_rows || self.fifos.received != 0 || !self.awaits_arrivals() {
             return None;
         }
         let [whole, heads] = ports.arrived_inputs(layout.ports, layout.vcs);
@@ -84,57 +84,57 @@ impl<P: Policy> Router<P> {
         let Source::Link { port, vc } = source else { return None };
         let word = ports.peek(port, vc.into()).filter(|packet| is_wanted(packet))?.header;
         let fifo = self.policy.reception(word, source);
-        let (bytes, places) = self.fifos.reception.get(usize::from(fifo))?.room();
-        let room = places.min(bytes / self.fifos.longest.max(1));
+        let free = self.fifos.reception.get(usize::from(fifo))?.room();
+        let room = free.packets.min(free.bytes / self.fifos.longest.max(1));
         let is_local = self.policy.decide(word, source) == Decision::Local;
         let from = PortChannel { port, channel: vc.into() };
-        is_local.then_some(Passing { from, input, word, fifo, room })
+        is_local.then_some(Bypass { from, input, word, fifo, room })
     }
 
-    /// Passes up to `most` packets to `accept`, in order, until it returns false, or a packet has
-    /// another route word. Those for which it returns true have gone through the reception FIFO
-    /// then, as far as one can tell. Returns their number.
+    /// Passes up to `limit` packets to `accept`, in order, until it returns false, or a packet has
+    /// another route word. Those for which it returns true leave the link. They are counted as if
+    /// they had gone through the reception FIFO. Returns their number.
     ///
-    /// Until [`Router::end_passing`], their places in the FIFO count as used. The caller must call
-    /// [`Router::step`] in between, unless no packet is left.
+    /// Their places in the FIFO count as used until [`Router::end_bypass`]. If packets are left,
+    /// the caller must call [`Router::step`] before that.
     #[inline(always)]
-    pub fn pass_row(
+    pub fn bypass_row(
         &mut self,
         ports: &mut Ports<'_>,
-        passing: &mut Passing,
-        most: u32,
+        bypass: &mut Bypass,
+        limit: u32,
         mut accept: impl FnMut(&Packet) -> bool,
     ) -> u32 {
-        let Passing { from, input, word, fifo, room } = *passing;
+        let Bypass { from, input, word, fifo, room } = *bypass;
         let mut row = Row::default();
         let longest = self.fifos.longest;
-        row.packets = ports.take_while(from.port, from.channel, room.min(most), |packet| {
+        row.packets = ports.take_while(from.port, from.channel, room.min(limit), |packet| {
             let bytes = packet.wire_bytes();
-            let is_passed = packet.header == word && bytes <= longest && accept(packet);
-            row.bytes += if is_passed { bytes.into() } else { 0 };
-            is_passed
+            let is_accepted = packet.header == word && bytes <= longest && accept(packet);
+            row.bytes += if is_accepted { bytes.into() } else { 0 };
+            is_accepted
         });
 
         let Some(queue) = self.fifos.reception.get_mut(usize::from(fifo)) else { return 0 };
         if row.packets > 0 {
-            passing.room -= row.packets;
-            queue.pass(input as u8, row);
+            bypass.room -= row.packets;
+            queue.count_bypassed(input as u8, row);
             self.counters.router.delivered += u64::from(row.packets);
-            self.heads.of[input].counters.add(row);
+            self.heads.inputs[input].counters.add(row);
         }
         row.packets
     }
 
-    /// Frees the places of the packets that were passed.
+    /// Frees the places of the packets that have bypassed the FIFO.
     #[inline]
-    pub fn end_passing(&mut self, passing: &Passing) {
-        if let Some(queue) = self.fifos.reception.get_mut(usize::from(passing.fifo)) {
-            queue.end_passing();
+    pub fn end_bypass(&mut self, bypass: &Bypass) {
+        if let Some(queue) = self.fifos.reception.get_mut(usize::from(bypass.fifo)) {
+            queue.end_bypass();
         }
     }
 }
 
-impl<P: Policy, K: Carried> Router<P, K> {
+impl<P: Policy, K: RoutedPacket> Router<P, K> {
     /// Puts packets that `next` returns into an injection FIFO, as [`Router::inject`] does, while
     /// it has room for a packet of the longest kind. Returns their number, and the packet that
     /// ended the row because it is longer than the router's links permit, if there is one.
@@ -147,7 +147,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
     ) -> (u32, Option<K>) {
         let Some(queue) = self.fifos.injection.get_mut(usize::from(fifo)) else { return (0, None) };
         let longest = self.fifos.longest;
-        let (mut room, mut places) = queue.room(now);
+        let FifoRoom { bytes: mut room, packets: mut places } = queue.room(now);
 
         let (mut packets, mut refused) = (0, None);
         while room >= longest
@@ -255,7 +255,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
     #[inline]
     fn resume_row<L: Links<Packet = K>>(&mut self, ports: &mut L, budget: u32) -> (Row, Inputs) {
         let input = self.heads.decided.trailing_zeros() as usize;
-        let (decision, since) = (self.heads.decision(input), self.heads.of[input].since);
+        let (decision, since) = (self.heads.decision(input), self.heads.inputs[input].since);
         let Some((word, exit)) = self.exit_of(ports, input) else { return (Row::default(), 0) };
         // The policy may have changed since the decision.
         if decision != Decision::One(exit) {
@@ -267,7 +267,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
             return (row, 0);
         }
 
-        self.heads.of[input].counters.waited += ports.now().0 - since.0;
+        self.heads.inputs[input].counters.waited += ports.now().0 - since.0;
         self.heads.decided &= !(1 << input);
         self.outputs.remove(input, &decision);
         if let Source::Injection { fifo } = self.plan.layout.source(input) {
@@ -327,7 +327,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
 
         let fifo = self.policy.reception(word, source);
         let Some(queue) = self.fifos.reception.get_mut(usize::from(fifo)) else { return Row::default() };
-        let (now, (mut room, places)) = (ports.now(), queue.room());
+        let (now, FifoRoom { bytes: mut room, packets: places }) = (ports.now(), queue.room());
         let fits = |packet: &K| {
             let bytes = packet.wire_bytes();
             let fits = packet.word() == word && bytes <= room;
@@ -341,7 +341,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
             queue.end_row(input as u8, now);
             self.fifos.received |= 1 << fifo;
             self.counters.router.delivered += u64::from(row.packets);
-            self.heads.of[input].counters.add(row);
+            self.heads.inputs[input].counters.add(row);
         }
         row
     }
@@ -355,19 +355,19 @@ impl<P: Policy, K: Carried> Router<P, K> {
         (word, exit): (u64, Exit),
         budget: u32,
     ) -> Row {
-        let most = self.places_behind(ports, exit).min(budget);
-        if most == 0 {
+        let limit = self.places_behind(ports, exit).min(budget);
+        if limit == 0 {
             return Row::default();
         }
 
         let to = PortChannel { port: exit.port, channel: exit.vc.into() };
         let row = match self.plan.layout.source(input) {
             Source::Link { port, vc } => {
-                ports.forward_row(PortChannel { port, channel: vc.into() }, to, most, word)
+                ports.forward_row(PortChannel { port, channel: vc.into() }, to, limit, word)
             }
             Source::Injection { fifo } => {
                 let queue = &mut self.fifos.injection[usize::from(fifo)];
-                let (row, refused) = ports.send_row(to, most, || queue.pop_of_row(word));
+                let (row, refused) = ports.send_row(to, limit, || queue.pop_of_row(word));
                 if row.packets > 0 {
                     queue.end_row(ports.now());
                 }
@@ -411,7 +411,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
             self.outputs.slots.take_row(&self.plan.tracked, exit.port, exit.vc.into(), row.packets);
         }
         let choice = Choice::only(&self.plan.rules, input);
-        self.outputs.of[usize::from(exit.port)].count_row(choice, row.packets);
-        self.heads.of[input].counters.add(row);
+        self.outputs.ports[usize::from(exit.port)].count_row(choice, row.packets);
+        self.heads.inputs[input].counters.add(row);
     }
 }

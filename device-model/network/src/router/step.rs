@@ -6,30 +6,30 @@ use nicforge_core::{
 };
 
 use super::{
-    Candidates, Carried, Decision, Fifos, Links, Outcome, Policy, Router, Source, Targets,
+    Candidates, Decision, Fifos, Links, Outcome, Policy, RoutedPacket, Router, Source, Targets,
     requests::{Inputs, bits, next_in_turn},
 };
 
 /// Nanoseconds after which a router tries again whose fabric had no packet for a copy.
 const STARVED_RETRY: u64 = 1000;
 
-impl<P: Policy, K: Carried> Router<P, K> {
-    /// Has the processor load the tables of the router, which is to have a step soon, with a packet
-    /// in each of some inputs and after the end of a wait at some ports. The routers of a large
-    /// network are in no cache.
+impl<P: Policy, K: RoutedPacket> Router<P, K> {
+    /// Prefetches the tables that the next [`Router::step`] will use. `arrived` are the inputs with
+    /// a new packet, and `freed` the ports at which a wait has ended. The tables of a large network
+    /// are in no cache.
     #[inline(always)]
     pub fn prefetch(&self, arrived: u64, freed: u64) {
         prefetch_lines::<1, _>(self.heads.exits.as_slice());
         let mut inputs = arrived & !self.heads.decided;
         while inputs != 0 {
-            if let Some(head) = self.heads.of.get(inputs.trailing_zeros() as usize) {
+            if let Some(head) = self.heads.inputs.get(inputs.trailing_zeros() as usize) {
                 prefetch(head);
             }
             inputs &= inputs - 1;
         }
         let mut ports = freed & self.outputs.wanted;
         while ports != 0 {
-            if let Some(output) = self.outputs.of.get(ports.trailing_zeros() as usize) {
+            if let Some(output) = self.outputs.ports.get(ports.trailing_zeros() as usize) {
                 prefetch(output);
             }
             ports &= ports - 1;
@@ -77,10 +77,10 @@ impl<P: Policy, K: Carried> Router<P, K> {
     }
 
     /// Decides on the packet whose head has arrived at an input, ahead of the next step. Returns
-    /// whether the router needs a step for it now: a packet that waits for a wire or for its tail
-    /// needs none before the function is woken for that.
+    /// whether the router needs a step for it now. A packet that waits for a wire or for its tail
+    /// needs none until the function is woken.
     ///
-    /// The call is not needed. It costs less than a step. Routers whose policy has packets with
+    /// The call is optional. It costs less than a step. Routers whose policy has packets with
     /// several exits to choose from decide in their steps alone.
     #[inline]
     pub fn arrive<L: Links<Packet = K>>(&mut self, ports: &mut L, input: u8) -> bool {
@@ -232,7 +232,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
         self.heads.become_first(input, decision, ports.now(), bytes, fifo);
 
         match decision {
-            Decision::Any(candidates) => self.prefer(ports, &candidates),
+            Decision::Any(candidates) => self.serve_least_loaded(ports, &candidates),
             _ => false,
         }
     }
@@ -294,10 +294,10 @@ impl<P: Policy, K: Carried> Router<P, K> {
         Decision::Any(Candidates { ports, vcs: dynamic, escape })
     }
 
-    /// Lets the least loaded port of a new packet's candidates choose first. Returns whether it has
-    /// sent a packet.
+    /// Serves the least loaded port of a new packet's candidates first. Returns whether it has sent
+    /// a packet.
     #[inline(never)]
-    fn prefer<L: Links<Packet = K>>(&mut self, ports: &mut L, candidates: &Candidates) -> bool {
+    fn serve_least_loaded<L: Links<Packet = K>>(&mut self, ports: &mut L, candidates: &Candidates) -> bool {
         let idle = self.outputs.maybe_idle(candidates.ports);
         if idle & idle.wrapping_sub(1) == 0 {
             // With one port or none there is no choice, and the outputs follow.
@@ -336,9 +336,9 @@ impl<P: Policy, K: Carried> Router<P, K> {
         while waiting != 0 {
             // Inputs of one reception FIFO take turns.
             let first = waiting.trailing_zeros() as usize;
-            let fifo = self.heads.of[first].fifo;
+            let fifo = self.heads.inputs[first].fifo;
             let same = bits(waiting)
-                .filter(|&input| self.heads.of[usize::from(input)].fifo == fifo)
+                .filter(|&input| self.heads.inputs[usize::from(input)].fifo == fifo)
                 .fold(0, |set, input| set | 1 << input);
             let input = next_in_turn(same, self.fifos.reception[usize::from(fifo)].last);
 
@@ -359,7 +359,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
     fn deliver_from<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize) -> bool {
         let now = ports.now();
         let decision = self.heads.decision(input);
-        let head = &mut self.heads.of[input];
+        let head = &mut self.heads.inputs[input];
         let fifo = usize::from(head.fifo);
         if !self.fifos.reception[fifo].has_room(head.bytes) {
             self.counters.router.full += u64::from(!head.found_full);
@@ -406,8 +406,8 @@ impl<P: Policy, K: Carried> Router<P, K> {
         match self.plan.layout.source(input) {
             Source::Link { port, vc } => {
                 let packet = ports.take(port, vc)?;
-                let is_followed = ports.has_head(port, vc);
-                self.heads.exposed |= Inputs::from(is_followed) << input;
+                let has_next = ports.has_head(port, vc);
+                self.heads.exposed |= Inputs::from(has_next) << input;
                 Some(packet)
             }
             Source::Injection { fifo } => self.fifos.injection[usize::from(fifo)].pop(ports.now()),
@@ -415,7 +415,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
     }
 
     /// Returns a copy of the first packet of an input, whose head has arrived. Returns `None` if
-    /// the fabric has no packet, and sees to a further try.
+    /// the fabric has no packet; [`Router::step`] then requests a retry.
     pub(super) fn copy_first<L: Links<Packet = K>>(&mut self, ports: &mut L, input: usize) -> Option<K> {
         let source = self.plan.layout.source(input);
         let copy = match source {

@@ -81,9 +81,9 @@ pub(crate) enum Taking {
     Before,
     /// After it.
     After,
-    /// After it, except for packets that pass in front of it ([`Router::pass_row`]). The device
+    /// After it, except for packets that pass in front of it ([`Router::bypass_row`]). The device
     /// refuses to let packets pass whose marks are a multiple of this.
-    Passing(u64),
+    Bypass(u64),
 }
 
 /// The test's side of a node.
@@ -95,7 +95,7 @@ pub(crate) struct Node {
     /// Packets that have passed.
     pub(crate) passed: u64,
     /// The device takes nothing out of its reception FIFOs.
-    pub(crate) is_deaf: bool,
+    pub(crate) takes_nothing: bool,
     pub(crate) outputs: Vec<OutputCounters>,
     pub(crate) counters: RouterCounters,
     /// Counters of virtual channel 0 of each port.
@@ -126,18 +126,18 @@ impl<P: Policy + Send> RouterNode<P> {
     }
 
     /// Lets packets pass, and makes the router's step. At most `budget` packets move.
-    fn pass_and_step(&mut self, context: &mut Context<'_>, node: &mut Node, budget: u32) -> Outcome {
+    fn bypass_and_step(&mut self, context: &mut Context<'_>, node: &mut Node, budget: u32) -> Outcome {
         let mut ports = context.ports();
         let now = ports.now();
-        let Taking::Passing(refused) = node.taking else { return self.router.step(&mut ports, budget) };
-        let Some(mut passing) = self.router.passing(&ports, |_| true).filter(|_| !node.is_deaf) else {
+        let Taking::Bypass(refused) = node.taking else { return self.router.step(&mut ports, budget) };
+        let Some(mut bypass) = self.router.bypass(&ports, |_| true).filter(|_| !node.takes_nothing) else {
             return self.router.step(&mut ports, budget);
         };
 
         let mut passed = 0;
         loop {
-            let fifo = passing.fifo;
-            let row = self.router.pass_row(&mut ports, &mut passing, budget - passed, |packet| {
+            let fifo = bypass.fifo;
+            let row = self.router.bypass_row(&mut ports, &mut bypass, budget - passed, |packet| {
                 let mark = u64::from_le_bytes(packet.bytes()[..MARK].try_into().unwrap());
                 let is_taken = !mark.is_multiple_of(refused);
                 if is_taken {
@@ -158,7 +158,7 @@ impl<P: Policy + Send> RouterNode<P> {
         } else {
             Outcome { moved: passed, has_more: true, wake: Nanos::NEVER }
         };
-        self.router.end_passing(&passing);
+        self.router.end_bypass(&bypass);
         outcome
     }
 
@@ -193,14 +193,14 @@ impl<P: Policy + Send> Device for RouterNode<P> {
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
         let node = Arc::clone(&self.node);
         let mut node = node.lock().unwrap();
-        if !node.is_deaf && node.taking == Taking::Before {
+        if !node.takes_nothing && node.taking == Taking::Before {
             self.receive(context, &mut node);
         }
         self.inject(context, &mut node);
 
-        let outcome = self.pass_and_step(context, &mut node, budget);
+        let outcome = self.bypass_and_step(context, &mut node, budget);
         context.wake_at(outcome.wake);
-        if !node.is_deaf && node.taking != Taking::Before {
+        if !node.takes_nothing && node.taking != Taking::Before {
             self.receive(context, &mut node);
         }
         node.counters = self.router.counters();

@@ -90,7 +90,7 @@ fn packet_to_the_own_node_is_delivered_without_a_link() {
 fn full_reception_fifo_holds_packets_back_and_loses_none() {
     let torus = Torus::new(&[Dimension::mesh(2)]).unwrap();
     let mut bed = torus_bed(&torus, BUBBLE, &[2, 2], |_| ());
-    bed.node(1).is_deaf = true;
+    bed.node(1).takes_nothing = true;
 
     for mark in 0..20 {
         bed.send(0, message(&torus, 0, 1, LONGEST, mark));
@@ -102,7 +102,7 @@ fn full_reception_fifo_holds_packets_back_and_loses_none() {
     assert_eq!(bed.node(0).to_send.len(), 14);
     assert_eq!(bed.node(1).counters.full, 1);
 
-    bed.node(1).is_deaf = false;
+    bed.node(1).takes_nothing = false;
     bed.wake(1);
     bed.run();
 
@@ -113,7 +113,7 @@ fn full_reception_fifo_holds_packets_back_and_loses_none() {
 fn reset_empties_the_fifos_and_the_router_goes_on() {
     let torus = Torus::new(&[Dimension::mesh(2)]).unwrap();
     let mut bed = torus_bed(&torus, BUBBLE, &[2, 2], |_| ());
-    bed.node(1).is_deaf = true;
+    bed.node(1).takes_nothing = true;
     for mark in 0..6 {
         bed.send(0, message(&torus, 0, 1, LONGEST, mark));
     }
@@ -121,7 +121,7 @@ fn reset_empties_the_fifos_and_the_router_goes_on() {
 
     bed.reset(0);
     bed.reset(1);
-    bed.node(1).is_deaf = false;
+    bed.node(1).takes_nothing = false;
     bed.wake(1);
     bed.run();
 
@@ -292,7 +292,7 @@ fn higher_priority_goes_first() {
 fn packet_leaves_a_full_adaptive_channel_on_the_escape_channel() {
     let torus = Torus::new(&[Dimension::mesh(3)]).unwrap();
     let mut bed = torus_bed(&torus, BUBBLE, &[4, 1], |_| ());
-    bed.node(2).is_deaf = true;
+    bed.node(2).takes_nothing = true;
 
     for mark in 0..40 {
         let word = TorusWord::between(&torus, 0, 2, 0).unwrap().adaptive();
@@ -301,7 +301,7 @@ fn packet_leaves_a_full_adaptive_channel_on_the_escape_channel() {
     bed.run();
 
     assert!(bed.node(0).counters.escaped > 0);
-    bed.node(2).is_deaf = false;
+    bed.node(2).takes_nothing = false;
     bed.wake(2);
     bed.run();
 
@@ -385,7 +385,7 @@ fn line_broadcast_cuts_through_each_node_and_is_complete_with_its_tail() {
 fn line_broadcast_waits_for_a_full_node_and_goes_on() {
     let torus = ring(4);
     let mut bed = torus_bed(&torus, BUBBLE, &[2, 2], |_| ());
-    bed.node(2).is_deaf = true;
+    bed.node(2).takes_nothing = true;
 
     let word = TorusWord::line(&torus, 0, 0, false).unwrap();
     for mark in 0..30 {
@@ -393,7 +393,7 @@ fn line_broadcast_waits_for_a_full_node_and_goes_on() {
     }
     bed.run();
     assert!(bed.node(3).received.len() < 30);
-    bed.node(2).is_deaf = false;
+    bed.node(2).takes_nothing = false;
     bed.wake(2);
     bed.run();
 

@@ -157,7 +157,7 @@ fn observed(
     let (mut observed, mut links) = (Vec::new(), Vec::new());
 
     for (burst, picks) in picks.chunks(BURST).enumerate() {
-        bed.node(deaf % nodes).is_deaf = burst % 3 == 1;
+        bed.node(deaf % nodes).takes_nothing = burst % 3 == 1;
         for repeat in 0..repeats {
             for (number, pick) in picks.iter().enumerate() {
                 let (from, to) = (pick.from % nodes, pick.to % nodes);
@@ -208,7 +208,7 @@ proptest! {
 
         let traffic = (&picks[..], repeats, deaf);
         let run = |taking| observed(&torus, &mut bed(&torus, rules, credits, true), traffic, taking);
-        let (found, found_links, passed) = run(Taking::Passing(refused));
+        let (found, found_links, passed) = run(Taking::Bypass(refused));
         let (expected, expected_links, none) = run(Taking::After);
 
         prop_assert_eq!(none, 0);
@@ -226,7 +226,7 @@ fn packets_of_a_link_pass_a_router_that_has_nothing_else_to_do() {
     let pick = Pick { from: 0, to: 1, ties: 0, bytes: 64, is_adaptive: false, class: 0 };
 
     let mut bed = bed(&torus, rules, 4, true);
-    let (_, _, passed) = observed(&torus, &mut bed, (&[pick], 20, 0), Taking::Passing(1 << 40));
+    let (_, _, passed) = observed(&torus, &mut bed, (&[pick], 20, 0), Taking::Bypass(1 << 40));
     // The reception FIFO has room for two of the longest packets. Others behind these may stay.
     assert!((2..=20).contains(&passed), "{passed}");
     assert_eq!(bed.node(1).counters.delivered, 20);
@@ -237,7 +237,7 @@ fn packets_for_other_nodes_behind_those_that_pass_go_on() {
     let torus = Torus::new(&[Dimension::mesh(3)]).unwrap();
     let rules = TorusRules::shared(ChannelClass { fixed: Fixed::Plain { vc: 0 }, adaptive: 0 });
     let mut bed = bed(&torus, rules, 4, true);
-    (0..3).for_each(|node| bed.node(node).taking = Taking::Passing(1 << 40));
+    (0..3).for_each(|node| bed.node(node).taking = Taking::Bypass(1 << 40));
 
     // Node 1 sees packets for itself, and behind them packets for node 2.
     for mark in 1..=12 {

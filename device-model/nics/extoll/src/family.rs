@@ -23,7 +23,7 @@
 //! The cards are `ex0`, `ex1`, ..., counted through all networks.
 
 use nicforge_family::{
-    Column, DeviceSource, Family, LinkSection, LinkSpec, Plan, Role, Section, SectionError, Spanned,
+    CounterColumn, DeviceSource, Family, LinkSection, LinkSpec, Plan, Role, Section, SectionError, Spanned,
     check_range, range_or, refuse_value,
 };
 use nicforge_hwi::{
@@ -174,12 +174,12 @@ impl Family for Networks {
         &[NODE]
     }
 
-    fn columns(&self) -> &'static [Column] {
-        const COLUMNS: &[Column] = &[
-            Column::packets("sent", &["velo_sent"]),
-            Column::packets("received", &["velo_received"]),
-            Column::new("forwarded", &["forwarded"]),
-            Column::new("stalls", &["velo_stalls"]),
+    fn columns(&self) -> &'static [CounterColumn] {
+        const COLUMNS: &[CounterColumn] = &[
+            CounterColumn::packets("sent", &["velo_sent"]),
+            CounterColumn::packets("received", &["velo_received"]),
+            CounterColumn::new("forwarded", &["forwarded"]),
+            CounterColumn::new("stalls", &["velo_stalls"]),
         ];
         COLUMNS
     }

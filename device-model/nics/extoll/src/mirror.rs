@@ -86,21 +86,21 @@ impl Mirror {
 
     /// Writes the counters that have changed to the page.
     pub(crate) fn show_changes(&mut self, velo: &velo::Counts, rma: &rma::Counts, errors: &ErrorWords) {
-        self.velo_sent.show(velo.sent);
-        self.velo_received.show(velo.received);
-        self.velo_stalls.show(velo.stalls);
-        self.rma_commands.show(rma.commands);
-        self.rma_completed.show(rma.completed);
-        self.rma_notifications.show(rma.notifications);
-        self.rma_overflows.show(rma.overflows);
+        self.velo_sent.publish(velo.sent);
+        self.velo_received.publish(velo.received);
+        self.velo_stalls.publish(velo.stalls);
+        self.rma_commands.publish(rma.commands);
+        self.rma_completed.publish(rma.completed);
+        self.rma_notifications.publish(rma.notifications);
+        self.rma_overflows.publish(rma.overflows);
 
         let words = &mut self.errors;
         if errors.count != words.count.mirrored() || velo.undelivered != words.undelivered.mirrored() {
-            words.last.show(errors.last);
-            words.undelivered.show(velo.undelivered);
+            words.last.publish(errors.last);
+            words.undelivered.publish(velo.undelivered);
             // The error count comes last: a reader that sees it grow also sees the values that
             // belong to it.
-            words.count.show(errors.count);
+            words.count.publish(errors.count);
         }
     }
 

@@ -14,7 +14,7 @@ use nicforge_hwi::{
     mu_packet::{DIMENSIONS, Destination},
     pci,
 };
-use nicforge_network::router::Passing;
+use nicforge_network::router::Bypass;
 
 use crate::{
     config::{Network, NetworkError},
@@ -92,8 +92,8 @@ impl MessageUnit {
             return self.receive(context, left, Round::default());
         }
 
-        if let Some(passing) = self.network.passing(&ports, arriving) {
-            let round = self.pass_and_route(context, passing, (budget, left));
+        if let Some(bypass) = self.network.bypass(&ports, arriving) {
+            let round = self.bypass_and_route(context, bypass, (budget, left));
             return self.receive(context, left, round);
         }
         let outcome = self.network.step(&mut ports, arriving, budget);
@@ -102,17 +102,17 @@ impl MessageUnit {
         self.receive(context, left, round)
     }
 
-    /// Receives packets that would lie in their network reception FIFO for a moment, and moves the
-    /// others through the network.
+    /// Receives packets past their network reception FIFO, and moves the others through the
+    /// network.
     #[inline]
-    fn pass_and_route(
+    fn bypass_and_route(
         &mut self,
         context: &mut Context<'_>,
-        mut passing: Passing,
+        mut bypass: Bypass,
         (budget, left): (u32, u32),
     ) -> Round {
-        let most = left.min(budget);
-        let passed = self.unit.deposit_passing(&mut self.network, context, &mut passing, most);
+        let limit = left.min(budget);
+        let passed = self.unit.deposit_bypassing(&mut self.network, context, &mut bypass, limit);
         let mut round = Round { routed: passed, received: passed, has_more: passed >= budget };
 
         let mut ports = context.ports();
@@ -125,7 +125,7 @@ impl MessageUnit {
         }
 
         if passed > 0 {
-            self.network.end_passing(&passing);
+            self.network.end_bypass(&bypass);
         }
         round
     }
@@ -151,7 +151,7 @@ struct Round {
     has_more: bool,
 }
 
-/// Returns the word of coordinates. An I/O node has those of node 0, and is told by its number.
+/// Packs coordinates into a word. An I/O node has those of node 0; its number tells them apart.
 fn pack(coordinates: impl Iterator<Item = u32>) -> u32 {
     let mut bytes = [0; DIMENSIONS];
     for (byte, coordinate) in bytes.iter_mut().zip(coordinates) {
@@ -179,30 +179,30 @@ impl Device for MessageUnit {
         FunctionSpec::nic(identity, attachments, REGISTERS, vector::COUNT, RING_CELLS, 0, MIRROR)
     }
 
-    fn attached(&mut self, context: &mut Context<'_>, who: AttachmentId) {
-        self.unit.begin(&self.network, context, who);
+    fn attached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId) {
+        self.unit.begin(&self.network, context, attachment_id);
         context.wake_at(Nanos::ZERO);
     }
 
-    fn detached(&mut self, context: &mut Context<'_>, who: AttachmentId, _: Ended) {
-        self.unit.end(who);
+    fn detached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId, _: Ended) {
+        self.unit.end(attachment_id);
         context.wake_at(Nanos::ZERO);
     }
 
-    fn leases_ended(&mut self, _: &mut Context<'_>, who: AttachmentId) {
-        self.unit.release_views(who);
+    fn leases_ended(&mut self, _: &mut Context<'_>, attachment_id: AttachmentId) {
+        self.unit.release_views(attachment_id);
     }
 
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
         match reach {
             // A reset follows the end of a client, too.
-            Reset::Attachment(who) if !self.unit.is_present(who) => {}
-            Reset::Attachment(who) => self.unit.begin(&self.network, context, who),
+            Reset::Attachment(attachment_id) if !self.unit.is_present(attachment_id) => {}
+            Reset::Attachment(attachment_id) => self.unit.begin(&self.network, context, attachment_id),
             Reset::Function => {
                 self.network.reset(&mut context.ports());
                 self.unit.reset_shared();
-                for who in self.unit.attachments() {
-                    self.unit.begin(&self.network, context, who);
+                for attachment_id in self.unit.attachments() {
+                    self.unit.begin(&self.network, context, attachment_id);
                 }
             }
         }
@@ -230,7 +230,7 @@ impl Device for MessageUnit {
             }
             posted.done(context);
 
-            // Software that injects one descriptor after another writes the same tail many times.
+            // Software that injects descriptors one by one writes the same register many times.
             if at.bar == BAR_REGISTERS {
                 self.unit.move_tail_again(from, at.offset, length, posted);
             }
@@ -265,8 +265,7 @@ impl Device for MessageUnit {
             ("prefetched", counter::PREFETCHED),
         ];
         let own = list.into_iter().map(|(name, counter)| Counter { name, value: self.unit.counter(counter) });
-        let (unclaimed, stale) = self.unit.unclaimed();
-        let of_tenants = [("unclaimed", unclaimed), ("stale", stale)];
+        let of_tenants = [("unclaimed", self.unit.count_unclaimed()), ("stale", self.unit.count_stale())];
         let others = of_tenants.into_iter().chain(self.network.counters());
         own.chain(others.map(|(name, value)| Counter { name, value })).collect()
     }

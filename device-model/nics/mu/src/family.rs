@@ -28,7 +28,8 @@
 
 use nicforge_core::ids::AttachmentId;
 use nicforge_family::{
-    Column, DeviceSource, Family, LinkSection, Plan, Role, Section, SectionError, Spanned, list_of, range_or,
+    CounterColumn, DeviceSource, Family, LinkSection, Plan, Role, Section, SectionError, Spanned, list_of,
+    range_or,
 };
 use nicforge_hwi::{
     mu::{KERNEL, USER_SUBGROUPS},
@@ -233,14 +234,14 @@ impl Family for Networks {
         &[NODE]
     }
 
-    fn columns(&self) -> &'static [Column] {
-        const COLUMNS: &[Column] = &[
-            Column::packets("sent", &["packets_sent"]),
-            Column::packets("received", &["fifo_packets", "put_packets", "get_packets"]),
-            Column::new("forwarded", &["forwarded"]),
-            Column::new("combined", &["combined"]),
-            Column::new("dropped", &["dropped"]),
-            Column::new("faults", &["faults"]),
+    fn columns(&self) -> &'static [CounterColumn] {
+        const COLUMNS: &[CounterColumn] = &[
+            CounterColumn::packets("sent", &["packets_sent"]),
+            CounterColumn::packets("received", &["fifo_packets", "put_packets", "get_packets"]),
+            CounterColumn::new("forwarded", &["forwarded"]),
+            CounterColumn::new("combined", &["combined"]),
+            CounterColumn::new("dropped", &["dropped"]),
+            CounterColumn::new("faults", &["faults"]),
         ];
         COLUMNS
     }

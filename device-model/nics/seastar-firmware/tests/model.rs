@@ -338,13 +338,13 @@ impl Network {
             if self.variant == Variant::ForgetfulReceiver {
                 node_state.receiver.forget();
             }
-            node_state.receiver.dropped(sequence, resynchronizes).answer
+            node_state.receiver.judge_dropped(sequence, resynchronizes).answer
         } else {
             let waits_for_initial = node_state.receiver.expected == Some(Number::INITIAL);
             if matches!(self.variant, Variant::LooseInitial) && waits_for_initial {
                 node_state.receiver.forget();
             }
-            node_state.receiver.header(sequence, resynchronizes).answer
+            node_state.receiver.judge_header(sequence, resynchronizes).answer
         };
 
         if matches!(answer, Answer::Ack | Answer::FirstPostbootAck) {

@@ -32,8 +32,8 @@
 
 use nicforge_core::ids::AttachmentId;
 use nicforge_family::{
-    Column, DeviceSource, Family, LinkSection, Plan, Role, Section, SectionError, Spanned, list_of, range_or,
-    refuse_value,
+    CounterColumn, DeviceSource, Family, LinkSection, Plan, Role, Section, SectionError, Spanned, list_of,
+    range_or, refuse_value,
 };
 use nicforge_hwi::seastar::{KERNEL, MAX_PROCESSES, PACKET};
 use nicforge_kit::Clock;
@@ -215,15 +215,15 @@ impl<P: Program + Send + 'static> Family for Networks<P> {
         &[NODE]
     }
 
-    fn columns(&self) -> &'static [Column] {
-        const COLUMNS: &[Column] = &[
-            Column::packets("sent", &["sent", "control_sent"]),
-            Column::packets("received", &["received", "control_received"]),
-            Column::new("forwarded", &["forwarded"]),
-            Column::new("dropped", &["dropped"]),
-            Column::new("repeated", &["firmware_repetitions"]),
-            Column::new("streams", &["streams"]),
-            Column::new("halts", &["firmware_halts"]),
+    fn columns(&self) -> &'static [CounterColumn] {
+        const COLUMNS: &[CounterColumn] = &[
+            CounterColumn::packets("sent", &["sent", "control_sent"]),
+            CounterColumn::packets("received", &["received", "control_received"]),
+            CounterColumn::new("forwarded", &["forwarded"]),
+            CounterColumn::new("dropped", &["dropped"]),
+            CounterColumn::new("repeated", &["firmware_repetitions"]),
+            CounterColumn::new("streams", &["streams"]),
+            CounterColumn::new("halts", &["firmware_halts"]),
         ];
         COLUMNS
     }

@@ -21,7 +21,7 @@
 //! | `incarnations` | the incarnations of all nodes: one table, which the devices share |
 //! | `wire` | packets and their route word |
 //! | `memory` | client memory, tenants, lists of pieces |
-//! | `patience` | how long slow clients may make their node wait |
+//! | `wait_budgets` | budgets of the time for which slow clients make their node wait |
 //! | `leased` | leased memory for events and data of header packets |
 //! | `processor` | the embedded processor: the companion that runs the program |
 //! | `parts` | what the engines share |
@@ -43,13 +43,13 @@ mod link_check;
 mod mailbox;
 mod memory;
 mod parts;
-mod patience;
 mod processor;
 mod receive;
 mod reference;
 mod service;
 mod stream;
 mod transmit;
+mod wait_budgets;
 mod wire;
 
 pub use self::{

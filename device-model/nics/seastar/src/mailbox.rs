@@ -97,8 +97,8 @@ impl Mailbox {
 
     /// Shows the state and the incarnation of the firmware.
     pub(crate) fn show_firmware(&mut self, published: PublishedState) {
-        self.epoch.show(published.epoch);
-        self.firmware.show(published.firmware);
+        self.epoch.publish(published.epoch);
+        self.firmware.publish(published.firmware);
     }
 
     /// Returns whether the client has written a count that is not the one of the commands taken.

@@ -19,7 +19,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::{
     config::MAX_CLIENTS,
-    patience::{CHARGE_PERIOD, Patience, Wait},
+    wait_budgets::{CHARGE_PERIOD, Wait, WaitBudgets},
 };
 
 /// How long an engine waits for the answer to a read by message, in nanoseconds.
@@ -35,14 +35,14 @@ const LIST_PART: usize = 8;
 /// The tenants of a node's attachments.
 #[derive(Debug, Default)]
 pub(crate) struct Tenants {
-    of: [Tenant; MAX_CLIENTS],
+    by_attachment: [Tenant; MAX_CLIENTS],
     last: u32,
     /// Tenants have come or gone that the firmware may not know.
     has_changed: bool,
     /// The budgets of waits for writes.
-    patience: Patience,
+    budgets: WaitBudgets,
     /// Writes that ended early because a budget was spent.
-    hurried: u64,
+    over_budget: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -58,7 +58,7 @@ impl Tenants {
     pub(crate) fn begin(&mut self, attachment_id: AttachmentId) -> u32 {
         self.last += 1;
         self.has_changed = true;
-        if let Some(tenant) = self.of.get_mut(usize::from(attachment_id.0)) {
+        if let Some(tenant) = self.by_attachment.get_mut(usize::from(attachment_id.0)) {
             *tenant = Tenant { number: self.last, is_unresponsive: false };
         }
         self.last
@@ -67,7 +67,7 @@ impl Tenants {
     /// Records that an attachment has no tenant.
     pub(crate) fn end(&mut self, attachment_id: AttachmentId) {
         self.has_changed = true;
-        if let Some(tenant) = self.of.get_mut(usize::from(attachment_id.0)) {
+        if let Some(tenant) = self.by_attachment.get_mut(usize::from(attachment_id.0)) {
             *tenant = Tenant::default();
         }
     }
@@ -86,7 +86,7 @@ impl Tenants {
     /// Returns the number of an attachment's tenant, 0 if it has none.
     #[inline]
     pub(crate) fn number(&self, attachment_id: AttachmentId) -> u32 {
-        self.of.get(usize::from(attachment_id.0)).map_or(0, |tenant| tenant.number)
+        self.by_attachment.get(usize::from(attachment_id.0)).map_or(0, |tenant| tenant.number)
     }
 
     /// Returns whether an attachment still has the tenant of a call. `latest_tenant` is the highest
@@ -98,14 +98,14 @@ impl Tenants {
 
     /// Returns whether the node has a process besides this client.
     fn has_other_process(&self, attachment_id: AttachmentId) -> bool {
-        let processes = self.of.iter().enumerate().skip(usize::from(KERNEL) + 1);
+        let processes = self.by_attachment.iter().enumerate().skip(usize::from(KERNEL) + 1);
         let mut others = processes.filter(|(process, _)| *process != usize::from(attachment_id.0));
         others.any(|(_, tenant)| tenant.number != 0)
     }
 
     /// Returns the number of writes that ended early because a budget was spent.
-    pub(crate) fn hurried(&self) -> u64 {
-        self.hurried
+    pub(crate) fn over_budget(&self) -> u64 {
+        self.over_budget
     }
 
     /// Writes to the memory of a tenant that the program knows. `wait` is the caller's record of
@@ -162,15 +162,17 @@ impl Tenants {
         wait: &mut Option<Wait>,
     ) -> Access {
         let is_charged = self.has_other_process(attachment_id);
-        let Some(tenant) = self.of.get_mut(usize::from(attachment_id.0)) else { return Access::Fault };
+        let Some(tenant) = self.by_attachment.get_mut(usize::from(attachment_id.0)) else {
+            return Access::Fault;
+        };
         let now = context.now();
         let current = wait.get_or_insert(Wait::new(now));
 
         tenant.is_unresponsive |= now >= current.since.after(WRITE_LIMIT);
-        let is_hurried = is_charged && !self.patience.charge(attachment_id, current, now);
+        let is_over_budget = is_charged && !self.budgets.charge(attachment_id, current, now);
         current.note_unanswered(context.count_writes_in_flight(attachment_id), now);
-        self.hurried += u64::from(is_hurried);
-        if tenant.is_unresponsive || is_hurried {
+        self.over_budget += u64::from(is_over_budget);
+        if tenant.is_unresponsive || is_over_budget {
             *wait = None;
             return Access::Fault;
         }
@@ -185,7 +187,7 @@ impl Tenants {
         if let Some(mut wait) = wait.take()
             && self.has_other_process(attachment_id)
         {
-            self.patience.charge(attachment_id, &mut wait, context.now());
+            self.budgets.charge(attachment_id, &mut wait, context.now());
         }
     }
 }
@@ -213,9 +215,9 @@ pub(crate) struct Reader {
     /// Data of the last read by message.
     buffer: Vec<u8>,
     /// The budgets of waits for reads.
-    patience: Patience,
+    budgets: WaitBudgets,
     /// Reads that ended early because a budget was spent.
-    hurried: u64,
+    over_budget: u64,
 }
 
 /// Number of engines that read.
@@ -246,14 +248,14 @@ impl Reader {
             serial: 0,
             pending: None,
             buffer: Vec::new(),
-            patience: Patience::default(),
-            hurried: 0,
+            budgets: WaitBudgets::default(),
+            over_budget: 0,
         }
     }
 
     /// Returns the number of reads that ended early because a budget was spent.
-    pub(crate) fn hurried(&self) -> u64 {
-        self.hurried
+    pub(crate) fn over_budget(&self) -> u64 {
+        self.over_budget
     }
 
     fn token(&self) -> DmaToken {
@@ -307,9 +309,9 @@ impl Reader {
 
         let token = self.token();
         let Some(read) = &mut self.pending else { return Access::Fault };
-        let is_hurried = is_charged && !self.patience.charge(attachment_id, &mut read.wait, now);
+        let is_over_budget = is_charged && !self.budgets.charge(attachment_id, &mut read.wait, now);
         if read.state == ReadState::Unsent
-            && !is_hurried
+            && !is_over_budget
             && context.dma_read(attachment_id, address, out.len(), token).is_ok()
         {
             read.state = ReadState::Sent;
@@ -322,7 +324,7 @@ impl Reader {
                 self.pending = None;
                 Access::Done
             }
-            ReadState::Unsent | ReadState::Sent if !is_late && !is_hurried => {
+            ReadState::Unsent | ReadState::Sent if !is_late && !is_over_budget => {
                 let limit = read.wait.since.after(READ_LIMIT);
                 let again = match read.state {
                     ReadState::Sent if is_charged => limit.min(now.after(CHARGE_PERIOD)),
@@ -333,7 +335,7 @@ impl Reader {
                 Access::Wait
             }
             _ => {
-                self.hurried += u64::from(is_hurried);
+                self.over_budget += u64::from(is_over_budget);
                 self.cancel(context);
                 Access::Fault
             }

@@ -30,9 +30,9 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::{
     memory::{Access, Cursor, Reader, WRITE_LIMIT},
     parts::Parts,
-    patience::Wait,
     reference::Reference,
     stream::{Destination, Memory, State, Stream},
+    wait_budgets::Wait,
     wire::{self, Kind, ShortIncarnation},
 };
 
@@ -48,7 +48,7 @@ pub(crate) struct Receiver {
     streams: Vec<Stream>,
     free: Vec<u16>,
     /// The stream of each source, or [`NONE`].
-    of_source: Box<[u16]>,
+    stream_by_source: Box<[u16]>,
     /// Cut streams whose end the firmware has not seen.
     cut: VecDeque<u16>,
     reader: Reader,
@@ -87,7 +87,7 @@ impl Receiver {
         Self {
             streams: Vec::new(),
             free: Vec::new(),
-            of_source: vec![NONE; nodes as usize].into_boxed_slice(),
+            stream_by_source: vec![NONE; nodes as usize].into_boxed_slice(),
             cut: VecDeque::new(),
             reader: Reader::new(1),
             host: Server::default(),
@@ -103,7 +103,7 @@ impl Receiver {
         self.reader.cancel(context);
         self.streams.clear();
         self.free.clear();
-        self.of_source.fill(NONE);
+        self.stream_by_source.fill(NONE);
         self.cut.clear();
         self.wait = None;
         self.awaited = None;
@@ -123,8 +123,8 @@ impl Receiver {
     }
 
     /// Returns the number of reads that ended early because a budget of waits was spent.
-    pub(crate) fn hurried(&self) -> u64 {
-        self.reader.hurried()
+    pub(crate) fn over_budget(&self) -> u64 {
+        self.reader.over_budget()
     }
 
     /// Returns the number of streams in use.
@@ -197,8 +197,8 @@ impl Receiver {
             State::Free | State::Cut | State::Ending => return,
         };
 
-        if let Some(of_source) = self.of_source.get_mut(entry.source as usize) {
-            *of_source = NONE;
+        if let Some(slot) = self.stream_by_source.get_mut(entry.source as usize) {
+            *slot = NONE;
         }
         self.reader.cancel(context);
         self.wait = None;
@@ -207,7 +207,7 @@ impl Receiver {
     }
 
     /// Reports the ends of cut streams to the firmware. Returns whether all of them are reported.
-    pub(crate) fn show_cuts(&mut self, parts: &mut Parts, now: Nanos) -> bool {
+    pub(crate) fn report_cuts(&mut self, parts: &mut Parts, now: Nanos) -> bool {
         while let Some(&index) = self.cut.front() {
             let event = Event::Received { stream: chip::Stream(index), end: DataEnd::Cut };
             if !parts.firmware.send(now, event) {
@@ -221,17 +221,17 @@ impl Receiver {
 
     #[inline]
     fn stream_of(&self, source: u32) -> u16 {
-        self.of_source.get(source as usize).copied().unwrap_or(NONE)
+        self.stream_by_source.get(source as usize).copied().unwrap_or(NONE)
     }
 
     /// Makes a stream free.
     fn release(&mut self, index: u16) {
         let Some(entry) = self.streams.get_mut(usize::from(index)) else { return };
         entry.state = State::Free;
-        if let Some(of_source) = self.of_source.get_mut(entry.source as usize)
-            && *of_source == index
+        if let Some(slot) = self.stream_by_source.get_mut(entry.source as usize)
+            && *slot == index
         {
-            *of_source = NONE;
+            *slot = NONE;
         }
         self.free.push(index);
     }
@@ -247,9 +247,9 @@ impl Receiver {
 
         let mut count = 0;
         while count < budget && self.host.idle_at() <= now {
-            let shows_cuts = self.cut.is_empty() || self.show_cuts(parts, now);
+            let cuts_are_reported = self.cut.is_empty() || self.report_cuts(parts, now);
             let before = self.counters.bytes;
-            if !shows_cuts || !self.take_packet(parts, context) {
+            if !cuts_are_reported || !self.take_packet(parts, context) {
                 break;
             }
             count += 1 + ((self.counters.bytes - before) / COUNTED_BYTES) as u32;
@@ -311,7 +311,7 @@ impl Receiver {
         let now = context.now();
         if !is_control {
             self.cut_stream(context, self.stream_of(source));
-            if !self.show_cuts(parts, now) {
+            if !self.report_cuts(parts, now) {
                 return false;
             }
         }
@@ -375,8 +375,8 @@ impl Receiver {
                 ..Stream::unused()
             };
         }
-        if let Some(of_source) = self.of_source.get_mut(source as usize) {
-            *of_source = index;
+        if let Some(slot) = self.stream_by_source.get_mut(source as usize) {
+            *slot = index;
         }
         self.counters.most_streams = self.counters.most_streams.max(self.streams_in_use());
         true
@@ -431,7 +431,7 @@ impl Receiver {
             }
         }
         let end = entry.end;
-        end.is_none_or(|end| self.show_end(parts, context.now(), index, end))
+        end.is_none_or(|end| self.report_end(parts, context.now(), index, end))
     }
 
     /// Moves the data of the first packet to client memory. Returns false if it has to wait.
@@ -476,7 +476,7 @@ impl Receiver {
 
     /// Reports the end of a message whose data were moved to the firmware. Returns false if the
     /// event has to wait.
-    fn show_end(&mut self, parts: &mut Parts, now: Nanos, index: u16, end: DataEnd) -> bool {
+    fn report_end(&mut self, parts: &mut Parts, now: Nanos, index: u16, end: DataEnd) -> bool {
         let event = Event::Received { stream: chip::Stream(index), end };
         // The firmware sees the end when the host interface has delivered the data.
         if !parts.firmware.send(self.host.idle_at().max(now), event) {

@@ -70,9 +70,10 @@ impl Reference {
     }
 }
 
-/// Client memory that packets of a message refer to. When it is dropped, the packets lose it.
+/// Client memory that packets of a message refer to. When this is dropped, the packets lose access
+/// to it.
 #[derive(Debug, Default)]
-pub(crate) struct Lent {
+pub(crate) struct ReferencedMemory {
     /// Term of all leases.
     term: Term,
     current: Option<Current>,
@@ -97,7 +98,7 @@ impl Current {
     }
 }
 
-impl Lent {
+impl ReferencedMemory {
     /// Has a packet of [`REFERENCE`] bytes refer to the first `length` bytes of a piece. Returns
     /// false if the memory cannot be leased.
     pub(crate) fn refer(
@@ -149,7 +150,7 @@ impl Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for ReferencedMemory {
     fn drop(&mut self) {
         self.term.end();
     }

@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 use crate::{
     memory::{Access, Cursor, Reader, Run},
     parts::Parts,
-    reference::{Lent, MIN_REFERENCE, REFERENCE},
+    reference::{MIN_REFERENCE, REFERENCE, ReferencedMemory},
     wire,
 };
 
@@ -53,8 +53,8 @@ pub(crate) struct Service {
     /// The end-to-end check so far, if there is one.
     check: Option<Hasher>,
     is_faulty: bool,
-    /// Packets refer to client memory, which is lent to them; `None` if they carry its data.
-    lent: Option<Lent>,
+    /// Client memory that packets refer to; `None` if they carry its data.
+    referenced: Option<ReferencedMemory>,
 }
 
 /// The next packet of a message.
@@ -69,8 +69,8 @@ enum Progress {
     Check,
 }
 
-/// Result of making a packet.
-pub(crate) enum Made {
+/// Result of [`Service::next_packet`].
+pub(crate) enum NextPacket {
     /// The packet, and the bytes that were read for it.
     Packet { packet: Packet, read: u32, is_last: bool },
     /// The data are not there yet.
@@ -93,7 +93,7 @@ impl Service {
             progress: Progress::Header { filled: 0 },
             check: is_checked.then(Hasher::new),
             is_faulty: false,
-            lent: (parts.max_reference >= MIN_REFERENCE).then(Lent::default),
+            referenced: (parts.max_reference >= MIN_REFERENCE).then(ReferencedMemory::default),
         }
     }
 
@@ -108,8 +108,8 @@ impl Service {
     }
 
     /// Returns the memory that packets may still refer to.
-    pub(crate) fn lent(self) -> Option<Lent> {
-        self.lent.filter(Lent::is_in_use)
+    pub(crate) fn referenced(self) -> Option<ReferencedMemory> {
+        self.referenced.filter(ReferencedMemory::is_in_use)
     }
 
     /// Returns the packet that is being filled, at the end of a message that is dropped.
@@ -120,9 +120,14 @@ impl Service {
         }
     }
 
-    /// Makes the next packet. After [`Made::Wait`] and [`Made::Starved`], the caller must repeat
-    /// the call.
-    pub(crate) fn make(&mut self, parts: &mut Parts, context: &mut Context<'_>, reader: &mut Reader) -> Made {
+    /// Makes the next packet. After [`NextPacket::Wait`] and [`NextPacket::Starved`], the caller
+    /// must repeat the call.
+    pub(crate) fn next_packet(
+        &mut self,
+        parts: &mut Parts,
+        context: &mut Context<'_>,
+        reader: &mut Reader,
+    ) -> NextPacket {
         match std::mem::replace(&mut self.progress, Progress::NextBody) {
             Progress::Header { filled } => self.make_header(parts, context, reader, filled),
             Progress::Check => self.make_check(parts, context),
@@ -135,10 +140,10 @@ impl Service {
     }
 
     /// Makes a packet of data.
-    fn make_body(&mut self, parts: &mut Parts, context: &mut Context<'_>, reader: &mut Reader) -> Made {
+    fn make_body(&mut self, parts: &mut Parts, context: &mut Context<'_>, reader: &mut Reader) -> NextPacket {
         match context.ports().new_packet(self.body_length(parts)) {
             Ok(packet) => self.fill_body(parts, context, reader, packet, 0),
-            Err(_) => Made::Starved,
+            Err(_) => NextPacket::Starved,
         }
     }
 
@@ -150,9 +155,9 @@ impl Service {
         parts: &Parts,
         context: &mut Context<'_>,
         reader: &mut Reader,
-    ) -> Option<Made> {
+    ) -> Option<NextPacket> {
         let rest = self.length() - self.sent;
-        let lent = self.lent.as_mut().filter(|_| rest >= MIN_REFERENCE && !self.is_faulty)?;
+        let referenced = self.referenced.as_mut().filter(|_| rest >= MIN_REFERENCE && !self.is_faulty)?;
         let Run::Piece(piece) = self.cursor.run(context, &parts.tenants, reader) else { return None };
         let length = rest.min(piece.length).min(parts.max_reference);
         let is_known = parts.tenants.is_known(AttachmentId(piece.attachment), self.cursor.latest_tenant());
@@ -160,8 +165,8 @@ impl Service {
             return None;
         }
 
-        let Ok(mut packet) = context.ports().new_packet(REFERENCE) else { return Some(Made::Starved) };
-        if !lent.refer(context, &piece, length, &mut packet) {
+        let Ok(mut packet) = context.ports().new_packet(REFERENCE) else { return Some(NextPacket::Starved) };
+        if !referenced.refer(context, &piece, length, &mut packet) {
             context.ports().recycle(packet);
             return None;
         }
@@ -171,7 +176,7 @@ impl Service {
         let is_last = self.sent == self.length();
         self.set_word(&mut packet, parts, is_last);
         packet.framing = (length as usize).min(parts.site.options.link.max_packet) as u32 - REFERENCE as u32;
-        Some(Made::Packet { packet, read: length, is_last })
+        Some(NextPacket::Packet { packet, read: length, is_last })
     }
 
     /// Returns the bytes of the message.
@@ -202,7 +207,7 @@ impl Service {
         context: &mut Context<'_>,
         reader: &mut Reader,
         mut filled: usize,
-    ) -> Made {
+    ) -> NextPacket {
         let length = self.length() as usize;
         let header = &mut self.job.message.packet;
         let mut read = 0;
@@ -213,7 +218,7 @@ impl Service {
                 Access::Done => read = length as u32,
                 Access::Wait => {
                     self.progress = Progress::Header { filled };
-                    return Made::Wait;
+                    return NextPacket::Wait;
                 }
                 Access::Fault => {
                     header.inline = [0; INLINE];
@@ -225,13 +230,13 @@ impl Service {
 
         let Ok(mut packet) = context.ports().new_packet(PACKET) else {
             self.progress = Progress::Header { filled };
-            return Made::Starved;
+            return NextPacket::Starved;
         };
         self.job.fill_header(&mut packet, parts);
         if let Some(check) = &mut self.check {
             check.update(packet.bytes());
         }
-        Made::Packet { packet, read, is_last }
+        NextPacket::Packet { packet, read, is_last }
     }
 
     /// Fills a packet of data from client memory. It continues at byte `filled` of the packet, and
@@ -243,7 +248,7 @@ impl Service {
         reader: &mut Reader,
         mut packet: Packet,
         mut filled: usize,
-    ) -> Made {
+    ) -> NextPacket {
         let payload = self.payload(parts);
         if !self.is_faulty {
             let data = &mut packet.bytes_mut()[..payload];
@@ -251,7 +256,7 @@ impl Service {
                 Access::Done => {}
                 Access::Wait => {
                     self.progress = Progress::Body { packet, filled };
-                    return Made::Wait;
+                    return NextPacket::Wait;
                 }
                 Access::Fault => self.is_faulty = true,
             }
@@ -276,18 +281,18 @@ impl Service {
             self.progress = Progress::Check;
         }
         self.set_word(&mut packet, parts, is_last);
-        Made::Packet { packet, read: payload as u32, is_last }
+        NextPacket::Packet { packet, read: payload as u32, is_last }
     }
 
     /// Makes the packet of a check that had no room after the data.
-    fn make_check(&mut self, parts: &Parts, context: &mut Context<'_>) -> Made {
+    fn make_check(&mut self, parts: &Parts, context: &mut Context<'_>) -> NextPacket {
         let Ok(mut packet) = context.ports().new_packet(wire::CHECK) else {
             self.progress = Progress::Check;
-            return Made::Starved;
+            return NextPacket::Starved;
         };
         self.put_check(&mut packet, 0);
         self.set_word(&mut packet, parts, true);
-        Made::Packet { packet, read: 0, is_last: true }
+        NextPacket::Packet { packet, read: 0, is_last: true }
     }
 
     /// Puts the check into a packet, after `at` bytes.

@@ -8,8 +8,8 @@ use nicforge_seastar_firmware::chip::{DataEnd, Pieces};
 use crate::{
     leased::WriteLease,
     memory::{Access, Cursor, Reader, Run, Tenants},
-    patience::Wait,
     reference::{MAX_LEASE, Reference, is_over},
+    wait_budgets::Wait,
 };
 
 /// A stream of the demultiplexer.

@@ -18,8 +18,8 @@ use zerocopy::IntoBytes;
 use crate::{
     memory::Reader,
     parts::Parts,
-    reference::Lent,
-    service::{Job, Made, Service, pad},
+    reference::ReferencedMemory,
+    service::{Job, NextPacket, Service, pad},
     wire,
 };
 
@@ -78,7 +78,7 @@ pub(crate) struct SendCounters {
 struct Draining {
     name: Transmission,
     end: DataEnd,
-    lent: Lent,
+    referenced: ReferencedMemory,
     /// Time at which the last packet was made.
     since: Nanos,
 }
@@ -175,8 +175,8 @@ impl Transmitter {
     }
 
     /// Returns the number of reads that ended early because a budget of waits was spent.
-    pub(crate) fn hurried(&self) -> u64 {
-        self.reader.hurried()
+    pub(crate) fn over_budget(&self) -> u64 {
+        self.reader.over_budget()
     }
 
     /// Returns the number of messages that wait or are in service.
@@ -216,16 +216,16 @@ impl Transmitter {
         }
         let mut moved = self.send_control(parts, context, budget);
         let now = context.now();
-        if !self.show_ends(parts, now) {
+        if !self.report_ends(parts, now) {
             return moved;
         }
         while moved < budget
-            && (self.finished.len() < MAX_ENDS || self.show_ends(parts, now))
+            && (self.finished.len() < MAX_ENDS || self.report_ends(parts, now))
             && self.send_data(parts, context)
         {
             moved += 1;
         }
-        self.show_ends(parts, now);
+        self.report_ends(parts, now);
         moved
     }
 
@@ -245,12 +245,12 @@ impl Transmitter {
     /// waited for too long.
     fn end_drained_messages(&mut self, now: Nanos) {
         let Self { draining, finished, counters, .. } = self;
-        draining.retain(|Draining { name, end, lent, since }| {
-            let is_in_use = lent.is_in_use();
+        draining.retain(|Draining { name, end, referenced, since }| {
+            let is_in_use = referenced.is_in_use();
             let is_over = !is_in_use || now >= since.after(DRAIN_LIMIT);
             if is_over {
                 // The packets may have been there for the end of the mapping.
-                let is_withdrawn = is_in_use || lent.is_withdrawn();
+                let is_withdrawn = is_in_use || referenced.is_withdrawn();
                 let end = if is_withdrawn { DataEnd::MemoryFault } else { *end };
                 counters.faults += u64::from(end == DataEnd::MemoryFault);
                 finished.push_back((*name, end));
@@ -266,7 +266,7 @@ impl Transmitter {
 
         while moved < budget
             && self.prepare_control(parts)
-            && parts.router.injection_room(CONTROL_FIFO, now).1 > 0
+            && parts.router.injection_room(CONTROL_FIFO, now).packets > 0
         {
             let bytes = if self.control.is_empty() { 0 } else { PACKET };
             let Ok(mut packet) = context.ports().new_packet(bytes) else {
@@ -316,7 +316,7 @@ impl Transmitter {
 
     /// Reports the ends of messages to the firmware, several in an event. Returns whether all of
     /// them are reported.
-    fn show_ends(&mut self, parts: &mut Parts, now: Nanos) -> bool {
+    fn report_ends(&mut self, parts: &mut Parts, now: Nanos) -> bool {
         while let Some(&(first, end)) = self.finished.front() {
             let mut names = Transmissions::one(first);
             let alike = self.finished.iter().skip(1).take_while(|(_, other)| *other == end);
@@ -337,7 +337,7 @@ impl Transmitter {
         if self.staged.is_some() {
             return self.send_staged(parts, context);
         }
-        if parts.router.injection_room(DATA_FIFO, now).1 == 0 {
+        if parts.router.injection_room(DATA_FIFO, now).packets == 0 {
             return false;
         }
 
@@ -349,8 +349,8 @@ impl Transmitter {
             }
         }
         let Some(service) = &mut self.service else { return false };
-        match service.make(parts, context, &mut self.reader) {
-            Made::Packet { packet, read, is_last } => {
+        match service.next_packet(parts, context, &mut self.reader) {
+            NextPacket::Packet { packet, read, is_last } => {
                 self.host.work(now, Clock::of_mhz(parts.site.options.host_rate), read);
                 if is_last {
                     self.finish(now);
@@ -359,8 +359,8 @@ impl Transmitter {
                 self.send_at(parts, context, packet, self.host.idle_at());
                 true
             }
-            Made::Wait => false,
-            Made::Starved => {
+            NextPacket::Wait => false,
+            NextPacket::Starved => {
                 retry::when_starved(context);
                 false
             }
@@ -371,7 +371,7 @@ impl Transmitter {
     /// has space.
     fn send_staged(&mut self, parts: &mut Parts, context: &mut Context<'_>) -> bool {
         let now = context.now();
-        let has_room = parts.router.injection_room(DATA_FIFO, now).1 > 0;
+        let has_room = parts.router.injection_room(DATA_FIFO, now).packets > 0;
         let is_due = self.staged.as_ref().is_some_and(|&(_, due)| due <= now);
         if !is_due || !has_room {
             return false;
@@ -432,8 +432,8 @@ impl Transmitter {
         self.counters.messages += 1;
         self.counters.bytes += u64::from(service.length());
         let name = service.name();
-        if let Some(lent) = service.lent() {
-            self.draining.push(Draining { name, end, lent, since: now });
+        if let Some(referenced) = service.referenced() {
+            self.draining.push(Draining { name, end, referenced, since: now });
             self.drain_event = now;
             return;
         }

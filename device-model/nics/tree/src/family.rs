@@ -17,7 +17,7 @@
 
 use nicforge_core::ids::AttachmentId;
 use nicforge_family::{
-    Column, DeviceSource, Family, LinkSection, LinkSpec, Plan, Role, Section, SectionError, Spanned,
+    CounterColumn, DeviceSource, Family, LinkSection, LinkSpec, Plan, Role, Section, SectionError, Spanned,
     check_range, refuse_value,
 };
 use nicforge_hwi::tree::{ATTACHMENT_ADMIN, MAX_FIFO_DEPTH, MAX_NODES, PAYLOAD, VCS};
@@ -71,13 +71,13 @@ impl Family for Psets {
         &[IO, COMPUTE]
     }
 
-    fn columns(&self) -> &'static [Column] {
-        const COLUMNS: &[Column] = &[
-            Column::new("send fill", &["send_fill"]),
-            Column::new("recv fill", &["recv_fill"]),
-            Column::packets("sent", &["sent"]),
-            Column::packets("received", &["received"]),
-            Column::new("forwarded", &["forwarded"]),
+    fn columns(&self) -> &'static [CounterColumn] {
+        const COLUMNS: &[CounterColumn] = &[
+            CounterColumn::new("send fill", &["send_fill"]),
+            CounterColumn::new("recv fill", &["recv_fill"]),
+            CounterColumn::packets("sent", &["sent"]),
+            CounterColumn::packets("received", &["received"]),
+            CounterColumn::new("forwarded", &["forwarded"]),
         ];
         COLUMNS
     }

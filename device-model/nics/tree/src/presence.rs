@@ -24,10 +24,19 @@ pub(crate) fn symbol(node: u32, word: u32) -> u64 {
     SYMBOL | (u64::from(node) << 32) | u64::from(word)
 }
 
-/// Returns the node and word of a symbol; `None` for any other packet.
+/// A presence symbol: the generations of the cores of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Symbol {
+    pub(crate) node: u32,
+    /// Generations of the cores, one byte for each core.
+    pub(crate) presence_word: u32,
+}
+
+/// Returns the symbol that a packet header carries; `None` for any other packet.
 #[inline]
-pub(crate) fn parse(header: u64) -> Option<(u32, u32)> {
-    (header & SYMBOL != 0).then_some((((header & !SYMBOL) >> 32) as u32, header as u32))
+pub(crate) fn parse(header: u64) -> Option<Symbol> {
+    let node = ((header & !SYMBOL) >> 32) as u32;
+    (header & SYMBOL != 0).then_some(Symbol { node, presence_word: header as u32 })
 }
 
 /// Nodes whose word is queued for a port.
@@ -171,7 +180,7 @@ mod tests {
 
     #[test]
     fn a_symbol_is_decoded_as_it_was_encoded() {
-        assert_eq!(parse(symbol(1023, 0xdead_beef)), Some((1023, 0xdead_beef)));
+        assert_eq!(parse(symbol(1023, 0xdead_beef)), Some(Symbol { node: 1023, presence_word: 0xdead_beef }));
     }
 
     #[test]

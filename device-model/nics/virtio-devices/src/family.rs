@@ -25,7 +25,7 @@
 use std::path::Path;
 
 use nicforge_family::{
-    Column, DeviceKind, DeviceSource, Section, SectionError, Spanned, range_or, refuse_value,
+    CounterColumn, DeviceKind, DeviceSource, Section, SectionError, Spanned, range_or, refuse_value,
 };
 use serde::Deserialize;
 
@@ -48,20 +48,22 @@ pub const DEFAULT_CHANGES_MIB: u64 = 1024;
 pub const MAX_CHANGES_MIB: u64 = 1 << 20;
 
 /// Columns of `stat` for an entropy device.
-const RNG_COLUMNS: &[Column] =
-    &[Column::new("buffers", &["buffers"]), Column::new("errors", &["queue_errors", "failures"])];
+const RNG_COLUMNS: &[CounterColumn] = &[
+    CounterColumn::new("buffers", &["buffers"]),
+    CounterColumn::new("errors", &["queue_errors", "failures"]),
+];
 /// Columns of `stat` for a disk.
-const BLK_COLUMNS: &[Column] = &[
-    Column::new("reads", &["reads"]),
-    Column::new("writes", &["writes"]),
-    Column::new("errors", &["queue_errors", "io_errors", "unsupported"]),
+const BLK_COLUMNS: &[CounterColumn] = &[
+    CounterColumn::new("reads", &["reads"]),
+    CounterColumn::new("writes", &["writes"]),
+    CounterColumn::new("errors", &["queue_errors", "io_errors", "unsupported"]),
 ];
 /// Columns of `stat` for a console.
-const CONSOLE_COLUMNS: &[Column] = &[
-    Column::new("sent", &["sent_bytes"]),
-    Column::new("received", &["received_bytes"]),
-    Column::new("dropped", &["lost_bytes"]),
-    Column::new("errors", &["queue_errors"]),
+const CONSOLE_COLUMNS: &[CounterColumn] = &[
+    CounterColumn::new("sent", &["sent_bytes"]),
+    CounterColumn::new("received", &["received_bytes"]),
+    CounterColumn::new("dropped", &["lost_bytes"]),
+    CounterColumn::new("errors", &["queue_errors"]),
 ];
 
 /// The parameters of a disk.

@@ -32,8 +32,8 @@ use std::collections::BTreeSet;
 
 use nicforge_core::fabric::MAX_PORTS;
 use nicforge_family::{
-    Column, DeviceKind, DeviceSource, Family, LinkSection, LinkSpec, Plan, Role, Section, SectionError,
-    Spanned, check_range, range_or, refuse_value,
+    CounterColumn, DeviceKind, DeviceSource, Family, LinkSection, LinkSpec, Plan, Role, Section,
+    SectionError, Spanned, check_range, range_or, refuse_value,
 };
 use serde::Deserialize;
 
@@ -58,14 +58,14 @@ pub const STATION: Role = Role::new("station", "a station of an Ethernet");
 pub const SWITCH: Role = Role::new("switch", "the switch of an Ethernet");
 
 /// Columns of `stat`. A switch shows what it forwarded as sent.
-const COLUMNS: &[Column] = &[
-    Column::packets("sent", &["sent", "forwarded", "copies"]),
-    Column::packets("received", &["received"]),
-    Column::new(
+const COLUMNS: &[CounterColumn] = &[
+    CounterColumn::packets("sent", &["sent", "forwarded", "copies"]),
+    CounterColumn::packets("received", &["received"]),
+    CounterColumn::new(
         "dropped",
         &["no_buffer", "no_driver", "short_buffer", "no_link", "bad_length", "full", "short", "too_long"],
     ),
-    Column::new("errors", &["queue_errors", "bad_header", "no_packet"]),
+    CounterColumn::new("errors", &["queue_errors", "bad_header", "no_packet"]),
 ];
 
 /// The family of Ethernets. The module documentation describes their tables.
@@ -118,7 +118,7 @@ impl Family for Ethernets {
         &[STATION, SWITCH]
     }
 
-    fn columns(&self) -> &'static [Column] {
+    fn columns(&self) -> &'static [CounterColumn] {
         COLUMNS
     }
 

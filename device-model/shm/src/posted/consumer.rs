@@ -1,6 +1,6 @@
 //! The consumer of a ring.
 
-use nicforge_hwi::posted::{self, CELL_DATA, MAX_CELLS, MAX_DATA, PHASE};
+use nicforge_hwi::posted::{self, CELL_DATA, MAX_CELLS, MAX_DATA, PHASE, RecordHeader};
 use zerocopy::IntoBytes;
 
 use super::{CELL_WORDS, Cells, phase_of};
@@ -101,8 +101,7 @@ impl<C: Cells> Consumer<C> {
             return Peek::Malformed { header: self.header };
         }
 
-        let (bar, offset, _) = posted::fields(self.header);
-
+        let RecordHeader { bar, offset, .. } = posted::decode(self.header);
         Peek::Record(RecordRef { bar, offset, data: self.data() })
     }
 
@@ -133,7 +132,7 @@ impl<C: Cells> Consumer<C> {
         }
 
         self.header = header;
-        let (.., len) = posted::fields(header);
+        let len = posted::decode(header).length;
         if fits_one_cell(len) {
             self.cells.data_read(self.consumed, &mut self.buffer[0]);
             (self.peeked_cells, self.len) = (1, len as u32);
@@ -183,7 +182,7 @@ impl<C: Cells> Consumer<C> {
         let mut stop = first.wrapping_add(limit.min(cell_count - (first & (cell_count - 1))));
 
         let refused = 'run: loop {
-            let (bar, offset, _) = posted::fields(header);
+            let RecordHeader { bar, offset, .. } = posted::decode(header);
             let data = &self.buffer[0].as_bytes()[..len.min(CELL_DATA)];
             if !accept(RecordRef { bar, offset, data }, is_repeat) {
                 break true;
@@ -218,7 +217,7 @@ impl<C: Cells> Consumer<C> {
                 if header & PHASE != phase_of(position, cell_count) {
                     break false;
                 }
-                (.., len) = posted::fields(header);
+                len = posted::decode(header).length;
                 if !fits_one_cell(len) {
                     break false;
                 }

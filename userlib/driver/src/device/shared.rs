@@ -27,7 +27,7 @@ use crate::{
     heartbeat::{BEAT_TIMEOUT, Heartbeat},
     interrupt::Bound,
     posted::{Ring, RingSlot},
-    runtime::{self, Cost, cost, note_store},
+    runtime::{self, Cost, charge, note_store},
 };
 
 /// Turns of a waiting loop between two checks of the mirror.
@@ -296,12 +296,12 @@ impl Shared {
     }
 
     pub(crate) fn read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Error> {
-        cost(Cost::TrappedAccess, 1);
+        charge(Cost::TrappedAccess, 1);
         self.note_loss(self.backing.read(region, offset, out))
     }
 
     pub(crate) fn write(&self, region: u32, offset: u64, data: &[u8], mode: WriteMode) -> Result<(), Error> {
-        cost(Cost::TrappedAccess, 1);
+        charge(Cost::TrappedAccess, 1);
         self.note_loss(self.backing.write(region, offset, data, mode))
     }
 

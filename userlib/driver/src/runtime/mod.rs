@@ -71,7 +71,7 @@ pub enum Cost {
 /// Reports that the calling thread does `count` times work of a kind. In virtual time, the work is
 /// done when the call returns.
 #[inline(always)]
-pub fn cost(kind: Cost, count: usize) {
+pub fn charge(kind: Cost, count: usize) {
     #[cfg(feature = "virtual-time")]
     simulation::with(|simulation| simulation.charge(kind, count));
     #[cfg(not(feature = "virtual-time"))]

@@ -22,7 +22,7 @@ use crate::{
     statistics::Counters,
     tree::{Generation, Held, LockBox, Receiver, TreeChannel},
 };
-use nicforge_driver::runtime::{Cost, cost};
+use nicforge_driver::runtime::{Cost, charge};
 use nicforge_hwi::tree::{CORES, PAYLOAD};
 
 /// A receiver that holds the node's receive lock.
@@ -286,7 +286,7 @@ impl Node {
     fn first_control(&self, receiver: &mut LockedReceiver<'_>) -> Option<(Control, [u8; PAYLOAD])> {
         let mut payload = [0; PAYLOAD];
         receiver.payload(&mut payload);
-        cost(Cost::ControlPacket, 1);
+        charge(Cost::ControlPacket, 1);
 
         let control = Control::decode(&payload).ok().filter(|control| {
             let name = control.core;

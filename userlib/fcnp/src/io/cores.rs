@@ -11,7 +11,7 @@ use std::{
     },
 };
 
-use nicforge_driver::runtime::{self, Cost, cost};
+use nicforge_driver::runtime::{self, Cost, charge};
 
 use crate::{
     protocol::{CoreName, HEAD, Scope},
@@ -28,7 +28,7 @@ pub(super) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
         Err(TryLockError::WouldBlock) => return None,
     };
 
-    cost(Cost::Lock, 1);
+    charge(Cost::Lock, 1);
     Some(guard)
 }
 

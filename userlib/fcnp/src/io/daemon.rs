@@ -10,7 +10,7 @@ use std::{
 
 use nicforge_driver::{
     Cancel, Deadline, Interrupt, Relax,
-    runtime::{Cost, Event, Instant, cost},
+    runtime::{Cost, Event, Instant, charge},
 };
 
 use super::service::Inner;
@@ -53,7 +53,7 @@ impl DaemonControl {
     /// Counts a call that polls the FIFO itself.
     pub(super) fn add_caller(&self) {
         self.callers.fetch_add(1, Ordering::AcqRel);
-        cost(Cost::HandOff, 1);
+        charge(Cost::HandOff, 1);
     }
 
     /// Removes a call from the count. Returns whether no call is left.

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use nicforge_driver::{
     Error as DriverError, GoneCause,
-    runtime::{Cost, Event, cost},
+    runtime::{Cost, Event, charge},
 };
 use nicforge_hwi::tree::{CORES, Header, PAYLOAD};
 
@@ -195,7 +195,7 @@ impl Inner {
 
     /// Handles a control packet.
     pub(super) fn handle_control(&self, payload: &[u8; PAYLOAD], incoming: &mut Incoming) {
-        cost(Cost::ControlPacket, 1);
+        charge(Cost::ControlPacket, 1);
         let known = Control::decode(payload).ok().and_then(|control| Some((self.rank(&control)?, control)));
         let Some((rank, control)) = known else {
             self.counters.strays.add(1);

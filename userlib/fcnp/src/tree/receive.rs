@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use nicforge_driver::{
     Doorbell,
-    runtime::{Cost, burst, cost},
+    runtime::{Cost, burst, charge},
 };
 use nicforge_hwi::tree::{Header, PAYLOAD, mirror, window};
 use nicforge_shm::{SharedU32, Window};
@@ -103,7 +103,7 @@ impl<'a, G> Receiver<'a, G> {
     /// Copies the payload of the first packet, which [`Receiver::peek`] has returned.
     #[inline]
     pub fn payload(&self, out: &mut [u8; PAYLOAD]) {
-        cost(Cost::ReceivePacket, 1);
+        charge(Cost::ReceivePacket, 1);
         self.port.slots.payload(self.head, out);
     }
 
@@ -140,7 +140,7 @@ impl<'a, G> Receiver<'a, G> {
             let end = full.len().min(packets + burst(available));
             let Some(run) = full.get_mut(packets..end) else { break };
             let count = port.slots.take_run(head, IRQ, run);
-            cost(Cost::ReceivePacket, count);
+            charge(Cost::ReceivePacket, count);
 
             head = head.wrapping_add(count as u32);
             packets += count;
@@ -161,7 +161,7 @@ impl<'a, G> Receiver<'a, G> {
             match self.peek() {
                 Some(header) if !header.irq() => {
                     self.port.slots.payload_start(self.head, rest);
-                    cost(Cost::ReceivePacket, 1);
+                    charge(Cost::ReceivePacket, 1);
                 }
                 found => return Taken { packets, control: found.is_some() },
             }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use nicforge_driver::{
     Doorbell,
-    runtime::{Cost, burst, cost, note_store},
+    runtime::{Cost, burst, charge, note_store},
 };
 use nicforge_hwi::tree::{Header, PAYLOAD, mirror, window};
 use nicforge_shm::{SharedU32, Window};
@@ -89,7 +89,7 @@ impl<'a, G> SendBatch<'a, G> {
         note_store();
         // Virtual time passes after the store, because the NIC transmits the packet while the core
         // stores it.
-        cost(Cost::SendPacket, 1);
+        charge(Cost::SendPacket, 1);
         self.tail = self.tail.wrapping_add(1);
         self.free -= 1;
         true
@@ -111,7 +111,7 @@ impl<'a, G> SendBatch<'a, G> {
             self.free -= put as u32;
             sent += put;
             note_store();
-            cost(Cost::SendPacket, put);
+            charge(Cost::SendPacket, put);
         }
 
         if sent == full && sent < maximum && !rest.is_empty() {

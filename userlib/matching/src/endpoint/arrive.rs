@@ -69,7 +69,7 @@ impl Core {
                 // The message is complete.
                 request.buffer.write(0, data);
                 self.statistics.eager += 1;
-                runtime::cost(Cost::ReceiveMessage, 1);
+                runtime::charge(Cost::ReceiveMessage, 1);
                 self.finish_receive(slot);
                 return Ok(Taken::Yes);
             }
@@ -96,7 +96,7 @@ impl Core {
         };
 
         self.statistics.eager += 1;
-        runtime::cost(Cost::ReceiveMessage, 1);
+        runtime::charge(Cost::ReceiveMessage, 1);
         self.fill(from, Incoming { target, received: 0, size }, data);
         Ok(Taken::Yes)
     }
@@ -179,7 +179,7 @@ impl Core {
         }
 
         self.statistics.rendezvous += 1;
-        runtime::cost(Cost::ReceiveMessage, 1);
+        runtime::charge(Cost::ReceiveMessage, 1);
         Ok(Taken::Yes)
     }
 

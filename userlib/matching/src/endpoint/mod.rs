@@ -33,7 +33,7 @@ use std::fmt;
 
 use nicforge_driver::{
     Cancel, Deadline, Relax,
-    runtime::{Cost, cost},
+    runtime::{Cost, charge},
 };
 
 use self::{core::Core, requests::State};
@@ -393,7 +393,7 @@ impl<T: Transport> Endpoint<T> {
     /// # Errors
     /// [`Error::Transport`]: the transport as a whole has failed.
     pub fn progress(&mut self) -> Result<usize, Error> {
-        cost(Cost::Progress, 1);
+        charge(Cost::Progress, 1);
         let budget = self.core.limits.config.budget;
         let mut steps = self.handle_lost_peers(budget);
 

@@ -58,7 +58,7 @@ impl Core {
         match content {
             Content::Stored { chain, is_complete } => {
                 self.unexpected.store.copy(&chain, &mut request.buffer);
-                runtime::cost(Cost::CopyByte, request.fitting_bytes());
+                runtime::charge(Cost::CopyByte, request.fitting_bytes());
                 if is_complete {
                     self.finish_receive(slot);
                 } else {

@@ -1,7 +1,7 @@
 //! Messages to other ranks. For each peer grants and acknowledgements leave first, then the sends
 //! in their order.
 
-use nicforge_driver::runtime::{Cost, cost};
+use nicforge_driver::runtime::{Cost, charge};
 use zerocopy::IntoBytes;
 
 use super::{
@@ -42,7 +42,7 @@ enum Step {
 impl<T: Transport> Endpoint<T> {
     /// Starts a new send. It leaves at once if nothing else waits for the peer.
     pub(super) fn start_send(&mut self, slot: u32) {
-        cost(Cost::SendMessage, 1);
+        charge(Cost::SendMessage, 1);
         let peer = self.core.requests[slot].envelope.peer;
         if peer == self.core.peers.own_rank() {
             return self.core.send_to_self(slot);

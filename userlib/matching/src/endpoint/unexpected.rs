@@ -2,7 +2,7 @@
 
 use std::ops::{Index, IndexMut};
 
-use nicforge_driver::runtime::{Cost, cost};
+use nicforge_driver::runtime::{Cost, charge};
 
 use super::Arrived;
 use crate::{
@@ -91,7 +91,7 @@ impl UnexpectedMessages {
     pub(super) fn append(&mut self, message: u32, data: &[u8], complete: bool) {
         if let Content::Stored { chain, is_complete } = &mut self.pool[message].content {
             self.store.append(chain, data);
-            cost(Cost::CopyByte, data.len());
+            charge(Cost::CopyByte, data.len());
             *is_complete = complete;
         }
     }

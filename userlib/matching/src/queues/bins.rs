@@ -2,8 +2,8 @@
 //!
 //! Peers choose the tags of unexpected messages. Therefore the hash is strongly universal, with a
 //! secret key (multilinear: D. Lemire and O. Kaser, *Strongly universal string hashing is fast*,
-//! 2014). Whatever tags a peer chooses without knowing the secret, two of them share a chain only
-//! by chance. The expected length of a chain is the load of the table, at most 1.
+//! 2014). Two tags that a peer chooses without knowing the secret share a chain only by chance. The
+//! expected length of a chain is the load of the table, at most 1.
 //!
 //! A peer might learn the secret by measuring times. When a chain becomes longer than chance
 //! explains, the table changes the secret. It does so at most once for as many new bins as it has

@@ -423,7 +423,7 @@ fn room(result: Result<(), PortalsError>) -> Result<bool, Error> {
 
 /// Copies memory of one region to another.
 fn copy(from: &Region, offset: u64, to: &Region, to_offset: u64, length: u64) -> Result<(), Error> {
-    nicforge_driver::runtime::cost(nicforge_driver::runtime::Cost::CopyByte, length as usize);
+    nicforge_driver::runtime::charge(nicforge_driver::runtime::Cost::CopyByte, length as usize);
     let missing = |region: &Region| PortalsError::OutOfRange { offset, length, size: region.len() };
     let source = from.buffer().ok_or_else(|| missing(from))?.window();
     let target = to.buffer().ok_or_else(|| missing(to))?.window();

@@ -33,7 +33,7 @@ use std::{fmt, sync::Arc, time::Duration};
 
 use nicforge_driver::{
     Cancel, Deadline, Device, OpenOptions, Relax, Waiter, environment,
-    runtime::{self, Cost, cost},
+    runtime::{self, Cost, charge},
 };
 use nicforge_hwi::seastar::MAX_MESSAGE;
 use nicforge_matching::{Envelope, Kind, Rank, Selector};
@@ -446,7 +446,7 @@ impl Endpoint {
     /// Those of a lost card, and of events that were lost, for which the endpoint as a whole has
     /// failed.
     pub fn progress(&mut self) -> Result<usize, Error> {
-        cost(Cost::Progress, 1);
+        charge(Cost::Progress, 1);
         if let Some(error) = self.deferred.take() {
             return Err(error);
         }

@@ -72,7 +72,7 @@ impl Interface {
 
     fn register(&self, memory: &mut Memory, pieces: Pieces) -> Result<Region, Error> {
         let pieces = Arc::new(pieces);
-        runtime::cost(runtime::Cost::Registration, 1);
+        runtime::charge(runtime::Cost::Registration, 1);
         self.link.add_memory(&pieces)?;
 
         let region = Region(pieces);

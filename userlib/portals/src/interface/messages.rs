@@ -111,7 +111,7 @@ impl Interface {
             }
         }
 
-        runtime::cost(runtime::Cost::SendMessage, 1);
+        runtime::charge(runtime::Cost::SendMessage, 1);
         Ok(Command {
             kind,
             handle: descriptor.id.0,

@@ -112,13 +112,13 @@ impl State {
         };
         match incoming {
             Incoming::Accepted(accepted) => {
-                runtime::cost(runtime::Cost::Match, accepted.traversed as usize);
+                runtime::charge(runtime::Cost::Match, accepted.traversed as usize);
                 process.write_events(&accepted.events)?;
                 self.take(packet, token, &accepted).map(|()| true)
             }
             Incoming::Dropped(dropped) if dropped.reason == Refused::Busy => Ok(false),
             Incoming::Dropped(dropped) => {
-                runtime::cost(runtime::Cost::Match, dropped.traversed as usize);
+                runtime::charge(runtime::Cost::Match, dropped.traversed as usize);
                 self.discard(packet, token).map(|()| true)
             }
         }

@@ -186,7 +186,7 @@ impl Kernel {
     pub(crate) fn start(&self, process: u16) -> Result<(), Error> {
         let start =
             KernelCommand { kind: kernel_command::START_PROCESS, process, ..KernelCommand::default() };
-        runtime::cost(runtime::Cost::SystemCall, 1);
+        runtime::charge(runtime::Cost::SystemCall, 1);
         runtime::lock(&self.state).command("PtlNIInit", start).map(drop)
     }
 
@@ -204,7 +204,7 @@ impl Kernel {
             let length = (length - start).min(MAX_RANGE) as u32;
             *piece = Piece { address: base + start, length, attachment: process + 1, reserved: 0 };
         }
-        runtime::cost(runtime::Cost::SystemCall, 1);
+        runtime::charge(runtime::Cost::SystemCall, 1);
         let count = count as u16;
         let map =
             KernelCommand { kind: kernel_command::MAP, process, count, pieces, ..KernelCommand::default() };
@@ -219,7 +219,7 @@ impl Kernel {
             process,
             ..KernelCommand::default()
         };
-        runtime::cost(runtime::Cost::SystemCall, 1);
+        runtime::charge(runtime::Cost::SystemCall, 1);
 
         let mut state = runtime::lock(&self.state);
         state.command("PtlNIInit", start)?;
@@ -228,7 +228,7 @@ impl Kernel {
 
     /// Adds memory of a process in host-based mode.
     pub(crate) fn add_region(&self, process: u16, pieces: &Arc<Pieces>) {
-        runtime::cost(runtime::Cost::SystemCall, 1);
+        runtime::charge(runtime::Cost::SystemCall, 1);
         runtime::lock(&self.state).add_region(process, pieces);
     }
 
@@ -250,7 +250,7 @@ impl Kernel {
         start: u32,
         command: &Command,
     ) -> Result<CommandResult, Error> {
-        runtime::cost(runtime::Cost::SystemCall, 1);
+        runtime::charge(runtime::Cost::SystemCall, 1);
         let mut state = runtime::lock(&self.state);
         // Messages that have arrived are matched first, as the interrupts came before the call.
         state.progress(MAX_EVENTS)?;

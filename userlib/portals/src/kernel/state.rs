@@ -195,7 +195,7 @@ impl State {
         while handled < maximum {
             let Some(event) = self.queue.take()? else { break };
             handled += 1;
-            runtime::cost(runtime::Cost::InterruptWake, 1);
+            runtime::charge(runtime::Cost::InterruptWake, 1);
             self.handle(&event)?;
         }
 

@@ -23,7 +23,7 @@ use crate::{
 /// The bench.
 pub const BENCH: Bench =
     Bench::new("vm", "what one of our own virtual machines costs before its first instruction", run)
-        .with_part(part);
+        .with_child(run_child);
 
 /// The numbers of functions of the measured machines.
 const FUNCTIONS: [u8; 2] = [0, 8];
@@ -108,7 +108,7 @@ fn measure_in_child(task: &Task) -> Result<Measured, Failure> {
 }
 
 /// Carries out a task in the child process, and prints its result.
-fn part(text: &str) -> Result<u8, Failure> {
+fn run_child(text: &str) -> Result<u8, Failure> {
     let task: Task = serde_json::from_str(text).context(|| "the task".into())?;
     let folder = tempfile::tempdir().context(|| "a temporary folder".into())?;
     let program = folder.path().join("program");

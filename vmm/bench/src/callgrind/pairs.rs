@@ -5,7 +5,7 @@ use std::fmt;
 use nicforge::failure::Failure;
 
 use super::{Callgrind, Count, Counts};
-use crate::{bench::Run, process::unknown_part};
+use crate::{bench::Run, process::unknown_task};
 
 /// A number of pairs, and how much each of them transfers. On a command line it is
 /// `PAIRS:TRANSFERS`.
@@ -27,13 +27,13 @@ impl PairsTask {
     /// Parses the task of a child process.
     ///
     /// # Errors
-    /// Returns an error of usage that names `part`.
-    pub fn parse(part: &str) -> Result<Self, Failure> {
-        part.split_once(':')
+    /// Returns an error of usage that names `task`.
+    pub fn parse(task: &str) -> Result<Self, Failure> {
+        task.split_once(':')
             .and_then(|(pairs, transfers)| {
                 Some(Self { pairs: pairs.parse().ok()?, transfers: transfers.parse().ok()? })
             })
-            .ok_or_else(|| unknown_part(part))
+            .ok_or_else(|| unknown_task(task))
     }
 
     /// Counts the instructions of the task. `function` is the pattern of the function that counts.
@@ -49,9 +49,9 @@ impl PairsTask {
     ) -> Result<Counts, Failure> {
         run.step(format!("instructions, {} pairs", self.pairs))?;
 
-        let part = self.to_string();
+        let task = self.to_string();
         let functions = vec![function];
-        callgrind.run(run, &Count { name: "messages", bench, part, functions, first_thread_only: false })
+        callgrind.run(run, &Count { name: "messages", bench, task, functions, first_thread_only: false })
     }
 }
 
@@ -64,8 +64,8 @@ mod tests {
         let task = PairsTask { pairs: 8, transfers: 4096 };
         assert_eq!(PairsTask::parse(&task.to_string()).unwrap(), task);
 
-        for part in ["", ":", "8", "8:", ":4", "8:x", "65536:1", "1:4294967296"] {
-            assert!(PairsTask::parse(part).is_err(), "{part}");
+        for task in ["", ":", "8", "8:", ":4", "8:x", "65536:1", "1:4294967296"] {
+            assert!(PairsTask::parse(task).is_err(), "{task}");
         }
     }
 }

@@ -26,7 +26,7 @@ use nicforge_core::{
     posted::Posted,
     spec::{AttachmentSpec, FunctionSpec, Identity},
 };
-use nicforge_engine::{Engine, EngineConfig, EngineHandle, EventLoopKind, Snapshot, Stop};
+use nicforge_engine::{Engine, EngineConfig, EngineHandle, EngineSnapshot, EventLoopKind, Stop};
 use nicforge_shm::{Access, SharedMemory};
 use nicforge_vfio_user::{
     Client, ClientConfig, ClientError, DMA_FLAG_READ, DMA_FLAG_WRITE, DmaMap, Errno, GuestMemory, IrqAction,
@@ -329,12 +329,16 @@ impl Served {
         Client::connect_with(self.path(attachment), config).unwrap()
     }
 
-    pub fn snapshot(&self) -> Snapshot {
+    pub fn snapshot(&self) -> EngineSnapshot {
         self.handle.snapshot(LONG).unwrap()
     }
 
     /// Takes snapshots until `wanted` returns true for one, and returns that one.
-    pub fn wait_until(&self, description: &str, mut wanted: impl FnMut(&Snapshot) -> bool) -> Snapshot {
+    pub fn wait_until(
+        &self,
+        description: &str,
+        mut wanted: impl FnMut(&EngineSnapshot) -> bool,
+    ) -> EngineSnapshot {
         let deadline = Instant::now() + LONG;
         loop {
             let snapshot = self.snapshot();
@@ -351,7 +355,7 @@ impl Served {
     }
 
     /// Waits until `attachment` has no client.
-    pub fn wait_until_free(&self, attachment: AttachmentId) -> Snapshot {
+    pub fn wait_until_free(&self, attachment: AttachmentId) -> EngineSnapshot {
         self.wait_until("the attachment is free", |snapshot| client_of(snapshot, attachment).is_none())
     }
 }
@@ -376,15 +380,18 @@ impl Drop for Served {
     }
 }
 
-pub fn client_of(snapshot: &Snapshot, attachment: AttachmentId) -> Option<nicforge_engine::ClientSnapshot> {
+pub fn client_of(
+    snapshot: &EngineSnapshot,
+    attachment: AttachmentId,
+) -> Option<nicforge_engine::ClientSnapshot> {
     snapshot.functions[0].attachments[usize::from(attachment.0)].client
 }
 
-pub fn server_of(snapshot: &Snapshot, attachment: AttachmentId) -> nicforge_engine::ServerCounters {
+pub fn server_of(snapshot: &EngineSnapshot, attachment: AttachmentId) -> nicforge_engine::ServerCounters {
     snapshot.functions[0].attachments[usize::from(attachment.0)].server
 }
 
-pub fn counter(snapshot: &Snapshot, name: &str) -> u64 {
+pub fn counter(snapshot: &EngineSnapshot, name: &str) -> u64 {
     snapshot.functions[0].counters.iter().find(|counter| counter.name == name).unwrap().value
 }
 

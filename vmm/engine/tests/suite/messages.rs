@@ -9,7 +9,7 @@ use crate::common::{
     *,
 };
 use nicforge_core::context::MAX_REMOTE;
-use nicforge_engine::Snapshot;
+use nicforge_engine::EngineSnapshot;
 use nicforge_vfio_user::{DMA_FLAG_READ, DMA_FLAG_WRITE, wire::Command};
 
 /// Time-out of DMA messages. It is long enough that a message sent by mistake would come first.
@@ -133,6 +133,6 @@ fn doorbell(length: u32) -> Vec<u8> {
 }
 
 /// Returns how many DMA operations of attachment A have failed.
-fn dma_errors(snapshot: &Snapshot) -> u64 {
+fn dma_errors(snapshot: &EngineSnapshot) -> u64 {
     snapshot.functions[0].attachments[0].counters.dma_errors
 }

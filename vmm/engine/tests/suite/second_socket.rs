@@ -12,7 +12,7 @@ use crate::common::{
     raw::{access, device_info, posted, request, words},
     *,
 };
-use nicforge_engine::Snapshot;
+use nicforge_engine::EngineSnapshot;
 use nicforge_vfio_user::{
     DMA_FLAG_READ, DMA_FLAG_WRITE, Errno, PCI_MSIX_IRQ, PeerFd,
     socket::{Framed, ReadOutcome},
@@ -210,7 +210,7 @@ impl TwoSockets {
     /// Sends commands on the second socket, which the server refuses, and reads no answer. The
     /// answers fill the socket, and the rest waits in the server.
     fn fill(&mut self, served: &Served) {
-        let messages = |snapshot: &Snapshot| client_of(snapshot, A).unwrap().messages;
+        let messages = |snapshot: &EngineSnapshot| client_of(snapshot, A).unwrap().messages;
         let before = messages(&served.snapshot());
 
         let commands = request(Command::DeviceGetInfo, &[]).repeat(MANY);
@@ -262,6 +262,6 @@ fn doorbell(length: u32) -> Vec<u8> {
 }
 
 /// Returns how many DMA operations of attachment A have failed.
-fn dma_errors(snapshot: &Snapshot) -> u64 {
+fn dma_errors(snapshot: &EngineSnapshot) -> u64 {
     snapshot.functions[0].attachments[0].counters.dma_errors
 }

@@ -7,7 +7,7 @@ use crate::common::{
     raw::{Raw, access, posted, request},
     *,
 };
-use nicforge_engine::Snapshot;
+use nicforge_engine::EngineSnapshot;
 use nicforge_vfio_user::{Errno, wire::Command};
 
 /// BAR of the windows, and the offset of the device's own part in it.
@@ -137,6 +137,6 @@ both_loops! {
     }
 }
 
-fn trapped_reads(snapshot: &Snapshot) -> u64 {
+fn trapped_reads(snapshot: &EngineSnapshot) -> u64 {
     snapshot.functions[0].attachments[0].counters.trapped_reads
 }

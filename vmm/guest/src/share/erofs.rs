@@ -182,7 +182,7 @@ impl Tree {
     /// Writes the image to an empty file.
     ///
     /// `copy` writes the content of a file: it gets the file's index and its size, and writes from
-    /// the image's position on. What it does not write is zero.
+    /// the image's position on. Bytes that it does not write are zero.
     pub(super) fn write<E: From<io::Error>>(
         &self,
         image: &mut File,

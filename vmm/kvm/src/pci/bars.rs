@@ -181,8 +181,8 @@ impl PluggedBar {
         }
     }
 
-    /// Makes the areas memory in the guest, and connects the doorbells. What KVM refuses, because
-    /// another BAR has its addresses, stays an exit.
+    /// Maps the areas into the guest, and connects the doorbells. Accesses to a part that KVM
+    /// refuses, because another BAR has its addresses, continue to cause exits.
     fn map(&mut self, slots: &Slots) {
         let Some(address) = self.decoded else { return };
         for area in &self.memory {
@@ -199,7 +199,9 @@ impl PluggedBar {
             };
             match slots.connect_doorbell(at, &doorbell.event) {
                 Ok(()) => self.connected.push((at, doorbell.clone())),
-                Err(error) => tracing::warn!(%error, bar = self.bar.index, "a doorbell makes exits"),
+                Err(error) => {
+                    tracing::warn!(%error, bar = self.bar.index, "writes of a doorbell cause exits")
+                }
             }
         }
     }

@@ -8,7 +8,7 @@ use std::sync::{
 use nicforge_core::{ids::FunctionId, interrupt::InterruptSink};
 use nicforge_driver::{
     Cancel, Deadline, Error, GoneCause, InterruptSource, Relax,
-    runtime::{Cost, cost},
+    runtime::{Cost, charge},
 };
 
 use super::{LocalMachine, Sleepers};
@@ -58,7 +58,7 @@ impl InterruptSource for Source {
         loop {
             let count = self.take();
             if count > 0 {
-                cost(Cost::InterruptWake, 1);
+                charge(Cost::InterruptWake, 1);
                 return Ok(count);
             }
 

@@ -8,6 +8,7 @@
 //! | module | contents |
 //! | --- | --- |
 //! | [`row`] | a row, and the rule that its tolerance must be able to fail |
+//! | [`judgement`] | tolerances, bounds and null models |
 //! | [`figure`] | the points of a figure |
 //! | [`experiment`] | an experiment, and one run of it |
 //! | [`table`] | the result of a run, as text, Markdown and JSON |
@@ -23,6 +24,7 @@ pub mod experiment;
 pub mod extoll;
 pub mod fcnp;
 pub mod figure;
+pub mod judgement;
 mod number;
 pub mod plot;
 pub mod row;

@@ -4,15 +4,16 @@ use std::fmt::Write;
 
 use nicforge::{
     failure::{ErrorContext, Failure},
-    table::{Column, TableData},
+    table::{TableColumn, TableData},
 };
 use serde::Serialize;
 
 use super::{
     experiment::{Experiment, Options},
     figure::Figure,
+    judgement::{Judgement, Tolerance},
     number::rounded,
-    row::{Judgement, Row, Tolerance},
+    row::Row,
 };
 
 /// Decimals that a value is shown with at most.
@@ -155,7 +156,7 @@ impl Table {
         ];
 
         TableData {
-            columns: columns.map(|(name, is_numeric)| Column::new(name, is_numeric)).into(),
+            columns: columns.map(|(name, is_numeric)| TableColumn::new(name, is_numeric)).into(),
             rows: self.rows.iter().map(cells).collect(),
         }
     }

@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use nicforge_driver::runtime::{self, Cost, Event, cost};
+use nicforge_driver::runtime::{self, Cost, Event, charge};
 use nicforge_fcnp::tree::TreeChannel;
 use nicforge_hwi::tree::PAYLOAD;
 
@@ -60,7 +60,7 @@ impl Pset<'_> {
         };
         run.start_bare(daemon, move |core| {
             for chunk in (0..=messages).flat_map(|_| chunks(bytes)) {
-                cost(Cost::SystemCall, 1);
+                charge(Cost::SystemCall, 1);
                 raw::send(core, chunk.div_ceil(PAYLOAD))?;
             }
             Ok(())
@@ -87,8 +87,8 @@ impl Socket {
     /// Writes a chunk, once the one before has been read.
     fn write(&self, bytes: usize) {
         self.wait_until(|held| held == 0);
-        cost(Cost::SystemCall, 1);
-        cost(Cost::CopyByte, bytes);
+        charge(Cost::SystemCall, 1);
+        charge(Cost::CopyByte, bytes);
         self.set(bytes);
     }
 
@@ -96,8 +96,8 @@ impl Socket {
     fn read_all(&self, mut bytes: usize) {
         while bytes > 0 {
             let held = self.wait_until(|held| held > 0);
-            cost(Cost::SystemCall, 1);
-            cost(Cost::CopyByte, held);
+            charge(Cost::SystemCall, 1);
+            charge(Cost::CopyByte, held);
             self.set(0);
             bytes = bytes.saturating_sub(held);
         }

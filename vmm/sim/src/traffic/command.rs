@@ -5,7 +5,7 @@ use std::str::FromStr;
 use clap::{Args, ValueEnum};
 use nicforge::{
     failure::{EXIT_HELD, ErrorContext, Failure, print_line},
-    table::{Column, TableData},
+    table::{TableColumn, TableData},
 };
 use nicforge_core::fabric::{CreditUnit, LinkSpec};
 use nicforge_network::{
@@ -13,7 +13,7 @@ use nicforge_network::{
     shape::Dimension,
 };
 
-use super::{Curve, Experiment, Network, Pattern, Point, TrafficError, Windows, run, uniform_capacity};
+use super::{Curve, LoadSweep, Network, Pattern, Point, TrafficError, Windows, run, uniform_capacity};
 
 /// Bytes of a credit. Longer packets than 8 KiB have longer credits.
 const CREDIT_BYTES: u32 = 32;
@@ -120,8 +120,8 @@ fn parse_load(text: &str) -> Result<f64, String> {
 }
 
 impl Arguments {
-    /// Returns the experiment at one load, which is a fraction of a link's bandwidth.
-    fn experiment(&self, load: f64) -> Experiment {
+    /// Returns the sweep at one load, which is a fraction of a link's bandwidth.
+    fn sweep(&self, load: f64) -> LoadSweep {
         let unit = self.packet.div_ceil(MAX_PACKET_CREDITS).next_multiple_of(CREDIT_BYTES);
         let credits = BUFFERED_PACKETS * self.packet.div_ceil(unit);
 
@@ -151,7 +151,7 @@ impl Arguments {
 
         // The measurement is two windows, so each has half of its nanoseconds.
         let window = self.window_us * 1000 / 2;
-        Experiment {
+        LoadSweep {
             network,
             pattern: self.pattern.pattern(),
             packet_bytes: self.packet as usize,
@@ -181,7 +181,7 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
 
     let mut curve: Option<Curve> = None;
     for percent in &arguments.loads {
-        let measured = run(&arguments.experiment(percent / 100.0 * capacity))?;
+        let measured = run(&arguments.sweep(percent / 100.0 * capacity))?;
         match &mut curve {
             Some(curve) => curve.points.extend(measured.points),
             None => curve = Some(measured),
@@ -221,7 +221,7 @@ fn table(curve: &Curve, capacity: f64) -> TableData {
     };
 
     TableData {
-        columns: columns.map(|name| Column::new(name, true)).into(),
+        columns: columns.map(|name| TableColumn::new(name, true)).into(),
         rows: curve.points.iter().map(row).collect(),
     }
 }

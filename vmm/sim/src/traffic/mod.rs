@@ -18,7 +18,7 @@
 //! [`uniform_capacity`] is the load at which the busiest links of a network are full under uniform
 //! traffic.
 //!
-//! The result depends on the experiment alone, to the byte. Each node has random numbers of its
+//! The result depends on the sweep alone, to the byte. Each node has random numbers of its
 //! own, from the seed and its number.
 
 pub mod command;
@@ -87,9 +87,9 @@ pub struct Windows {
     pub drain: u64,
 }
 
-/// A network, its traffic, and the times of the measurement.
+/// A measurement of a network at several offered loads: its traffic, and the times.
 #[derive(Clone, Debug)]
-pub struct Experiment {
+pub struct LoadSweep {
     /// The network.
     pub network: Network,
     /// Pattern of the traffic.
@@ -105,7 +105,7 @@ pub struct Experiment {
     pub seed: u64,
 }
 
-/// Results of an experiment.
+/// Results of a sweep.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Curve {
     /// Number of nodes.
@@ -158,7 +158,7 @@ pub struct Latency {
     pub max: u64,
 }
 
-/// Reasons why an experiment cannot be run.
+/// Reasons why a sweep cannot be run.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum TrafficError {
     /// The dimensions are no torus or mesh.
@@ -234,8 +234,8 @@ pub enum TrafficError {
 ///
 /// # Errors
 /// [`TrafficError`] names the value that does not fit.
-pub fn run(experiment: &Experiment) -> Result<Curve, TrafficError> {
-    run_unless(experiment, &|| false)
+pub fn run(sweep: &LoadSweep) -> Result<Curve, TrafficError> {
+    run_unless(sweep, &|| false)
 }
 
 /// Measures as [`run`] does. It asks `is_stopped` many times at each load, and ends when that
@@ -243,17 +243,17 @@ pub fn run(experiment: &Experiment) -> Result<Curve, TrafficError> {
 ///
 /// # Errors
 /// Those of [`run`], and [`TrafficError::Stopped`].
-pub fn run_unless(experiment: &Experiment, is_stopped: &dyn Fn() -> bool) -> Result<Curve, TrafficError> {
-    let torus = Torus::new(&experiment.network.dimensions)?;
-    check_values(experiment, &torus)?;
+pub fn run_unless(sweep: &LoadSweep, is_stopped: &dyn Fn() -> bool) -> Result<Curve, TrafficError> {
+    let torus = Torus::new(&sweep.network.dimensions)?;
+    check_values(sweep, &torus)?;
 
     let points: Result<Vec<_>, _> =
-        experiment.loads.iter().map(|&load| run_load(experiment, &torus, load, is_stopped)).collect();
+        sweep.loads.iter().map(|&load| run_load(sweep, &torus, load, is_stopped)).collect();
     Ok(Curve {
         nodes: torus.nodes(),
-        pattern: experiment.pattern,
-        packet_bytes: experiment.packet_bytes,
-        seed: experiment.seed,
+        pattern: sweep.pattern,
+        packet_bytes: sweep.packet_bytes,
+        seed: sweep.seed,
         points: points?,
     })
 }
@@ -288,20 +288,20 @@ fn busiest_link(dimension: Dimension) -> f64 {
     crossing / length as f64
 }
 
-/// Checks the values of an experiment.
-fn check_values(experiment: &Experiment, torus: &Torus) -> Result<(), TrafficError> {
-    let Experiment { network, windows, .. } = experiment;
+/// Checks the values of a sweep.
+fn check_values(sweep: &LoadSweep, torus: &Torus) -> Result<(), TrafficError> {
+    let LoadSweep { network, windows, .. } = sweep;
     let nodes = torus.nodes();
     if nodes < 2 {
         return Err(TrafficError::TooFew { nodes });
     }
-    if let Pattern::HotSpot { node, percent } = experiment.pattern
+    if let Pattern::HotSpot { node, percent } = sweep.pattern
         && (node >= nodes || percent > 100)
     {
         return Err(TrafficError::HotSpot { node, percent, nodes });
     }
 
-    let (bytes, longest) = (experiment.packet_bytes, network.link.max_packet);
+    let (bytes, longest) = (sweep.packet_bytes, network.link.max_packet);
     if !(1..=longest).contains(&bytes) {
         return Err(TrafficError::Packet { bytes, longest });
     }
@@ -311,7 +311,7 @@ fn check_values(experiment: &Experiment, torus: &Torus) -> Result<(), TrafficErr
     if network.injection_fifos == 0 {
         return Err(TrafficError::NoFifo);
     }
-    if let Some(&load) = experiment.loads.iter().find(|&&load| !(load.is_finite() && load > 0.0)) {
+    if let Some(&load) = sweep.loads.iter().find(|&&load| !(load.is_finite() && load > 0.0)) {
         return Err(TrafficError::Load { load });
     }
     if windows.window == 0 || !(1..=1024).contains(&windows.windows) {
@@ -335,13 +335,13 @@ fn check_deadlock(network: &Network, torus: &Torus) -> Result<(), TrafficError> 
 
 /// Measures a network at one load.
 fn run_load(
-    experiment: &Experiment,
+    sweep: &LoadSweep,
     torus: &Torus,
     load: f64,
     is_stopped: &dyn Fn() -> bool,
 ) -> Result<Point, TrafficError> {
-    let Windows { warm_up, window, windows, drain } = experiment.windows;
-    let is_finite = matches!(experiment.pattern, Pattern::AllToAll { .. });
+    let Windows { warm_up, window, windows, drain } = sweep.windows;
+    let is_finite = matches!(sweep.pattern, Pattern::AllToAll { .. });
     let spans = if is_finite {
         Spans { warm_up: 0, window: u64::MAX, windows: 1 }
     } else {
@@ -349,7 +349,7 @@ fn run_load(
     };
 
     let collector = Arc::new(Collector::new(spans));
-    let mut network = build(experiment, torus, load, spans.end(), &collector)?;
+    let mut network = build(sweep, torus, load, spans.end(), &collector)?;
     let end = if is_finite { Nanos::NEVER } else { spans.end().after(drain) };
     if !is_finite {
         for slice in 1..SLICES {
@@ -361,7 +361,7 @@ fn run_load(
     }
     network.run_until(end)?;
 
-    let bits = experiment.network.link.bits_per_second as f64;
+    let bits = sweep.network.link.bits_per_second as f64;
     let (received, last) = collector.total();
     let length = if is_finite { last.0 } else { window };
     let capacity = bits / 8e9 * length as f64 * f64::from(torus.nodes());
@@ -379,26 +379,26 @@ fn run_load(
     })
 }
 
-/// Returns the network of an experiment.
+/// Returns the network of a sweep.
 fn build(
-    experiment: &Experiment,
+    sweep: &LoadSweep,
     torus: &Torus,
     load: f64,
     end: Nanos,
     collector: &Arc<Collector>,
 ) -> Result<alone::Network<TrafficNode>, TrafficError> {
-    let network = &experiment.network;
+    let network = &sweep.network;
     let plan = RouterPlan::new(&router_spec(network, torus))?;
     let policy = TorusPolicy::new(torus, 0, network.rules)?;
     // The check has refused packets that are longer than those of the link.
-    let bytes = (experiment.packet_bytes as u32).saturating_add(network.framing);
+    let bytes = (sweep.packet_bytes as u32).saturating_add(network.framing);
     let interval = f64::from(bytes) * 8e12 / network.link.bits_per_second as f64 / load;
 
     let mut nodes = Vec::with_capacity(torus.nodes() as usize);
     for node in 0..torus.nodes() {
-        let mut random = Random::of_node(experiment.seed, node);
+        let mut random = Random::of_node(sweep.seed, node);
         let source = Source {
-            targets: Targets::new(experiment.pattern, *torus, node, &mut random),
+            targets: Targets::new(sweep.pattern, *torus, node, &mut random),
             random,
             interval,
             bytes,

@@ -119,10 +119,7 @@ impl TrafficNode {
     /// Puts a packet into an injection FIFO. Returns false if none has room.
     fn inject_one(&mut self, now: Nanos, word: TorusWord, created: Nanos) -> bool {
         let needed = self.source.bytes;
-        let has_room = |fifo: u8| {
-            let (bytes, packets) = self.router.injection_room(fifo, now);
-            bytes >= needed && packets > 0
-        };
+        let has_room = |fifo: u8| self.router.injection_room(fifo, now).fits(needed);
         let fifos = (0..self.fifos).map(|offset| (self.next_fifo + offset) % self.fifos);
         let Some(fifo) = fifos.into_iter().find(|&fifo| has_room(fifo)) else { return false };
 

@@ -5,7 +5,8 @@ use nicforge::failure::Failure;
 use nicforge_sim::paper::{
     experiment::{Experiment, Mechanism, Run},
     figure::{Axis, Figure, Scale, Series},
-    row::{Expected, Tolerance},
+    judgement::Tolerance,
+    row::Expected,
 };
 
 /// The mechanism behind the bandwidth.

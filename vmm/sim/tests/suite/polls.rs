@@ -5,7 +5,7 @@ use std::{cell::Cell, rc::Rc, time::Duration};
 use nicforge_core::machine::Machine;
 use nicforge_driver::{
     Device, Relax,
-    runtime::{self, Cost, Instant, cost},
+    runtime::{self, Cost, Instant, charge},
 };
 use nicforge_hwi::proof::slot_fifo;
 use nicforge_proof::SlotFifo;
@@ -53,7 +53,7 @@ impl Client {
     fn wait(&self, work: usize) {
         let mut relax = Relax::new();
         while !self.has_answer() {
-            cost(Cost::Compute, work);
+            charge(Cost::Compute, work);
             self.device.relax(&mut relax).unwrap();
         }
     }

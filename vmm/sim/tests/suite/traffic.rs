@@ -7,7 +7,7 @@ use nicforge_network::{
     shape::Dimension,
 };
 use nicforge_sim::traffic::{
-    Experiment, Network, Pattern, Point, TrafficError, Windows, run, run_unless, uniform_capacity,
+    LoadSweep, Network, Pattern, Point, TrafficError, Windows, run, run_unless, uniform_capacity,
 };
 
 /// Bytes of a packet.
@@ -36,9 +36,9 @@ fn network(dimensions: &[Dimension], adaptive: bool) -> Network {
     }
 }
 
-/// Returns an experiment with packets of [`PACKET`] bytes at one load.
-fn experiment(dimensions: &[Dimension], pattern: Pattern, load: f64) -> Experiment {
-    Experiment {
+/// Returns a sweep with packets of [`PACKET`] bytes at one load.
+fn sweep(dimensions: &[Dimension], pattern: Pattern, load: f64) -> LoadSweep {
+    LoadSweep {
         network: network(dimensions, true),
         pattern,
         packet_bytes: PACKET,
@@ -48,9 +48,9 @@ fn experiment(dimensions: &[Dimension], pattern: Pattern, load: f64) -> Experime
     }
 }
 
-/// Returns the only point of an experiment.
-fn point(experiment: &Experiment) -> Point {
-    let mut points = run(experiment).unwrap().points;
+/// Returns the only point of a sweep.
+fn point(sweep: &LoadSweep) -> Point {
+    let mut points = run(sweep).unwrap().points;
     assert_eq!(points.len(), 1);
     points.remove(0)
 }
@@ -59,32 +59,32 @@ const SQUARE: [Dimension; 2] = [Dimension::torus(4), Dimension::torus(4)];
 
 #[test]
 fn a_stopped_run_has_no_result() {
-    let experiment = experiment(&SQUARE, Pattern::Uniform, 0.5);
-    assert_eq!(run_unless(&experiment, &|| true), Err(TrafficError::Stopped));
-    assert_eq!(run_unless(&experiment, &|| false), run(&experiment));
+    let sweep = sweep(&SQUARE, Pattern::Uniform, 0.5);
+    assert_eq!(run_unless(&sweep, &|| true), Err(TrafficError::Stopped));
+    assert_eq!(run_unless(&sweep, &|| false), run(&sweep));
 }
 
 #[test]
 fn same_seed_gives_the_same_bytes_and_another_seed_others() {
-    let mut experiment = experiment(&SQUARE, Pattern::Uniform, 0.4);
-    experiment.loads.push(1.2);
-    let text = |experiment: &Experiment| serde_json::to_string(&run(experiment).unwrap()).unwrap();
+    let mut sweep = sweep(&SQUARE, Pattern::Uniform, 0.4);
+    sweep.loads.push(1.2);
+    let text = |sweep: &LoadSweep| serde_json::to_string(&run(sweep).unwrap()).unwrap();
 
-    let first = text(&experiment);
-    let second = text(&experiment);
-    experiment.seed += 1;
+    let first = text(&sweep);
+    let second = text(&sweep);
+    sweep.seed += 1;
 
     assert_eq!(first, second);
-    assert_ne!(first, text(&experiment));
+    assert_ne!(first, text(&sweep));
 }
 
 #[test]
 fn idle_network_has_the_latency_of_its_links() {
     let chain = [Dimension::mesh(2)];
-    let mut experiment = experiment(&chain, Pattern::NearestNeighbour, 0.001);
-    experiment.windows.window = 1_000_000;
+    let mut sweep = sweep(&chain, Pattern::NearestNeighbour, 0.001);
+    sweep.windows.window = 1_000_000;
 
-    let point = point(&experiment);
+    let point = point(&sweep);
 
     // One link: 128 bytes and 20 ns.
     assert!(point.latency.packets > 5, "{point:?}");
@@ -96,10 +96,10 @@ fn idle_network_has_the_latency_of_its_links() {
 fn network_accepts_a_low_load_as_it_is_offered() {
     for pattern in [Pattern::Uniform, Pattern::PermutationWalk, Pattern::NearestNeighbour, Pattern::Bisection]
     {
-        let mut experiment = experiment(&SQUARE, pattern, 0.3);
-        experiment.windows.window = 20_000;
+        let mut sweep = sweep(&SQUARE, pattern, 0.3);
+        sweep.windows.window = 20_000;
 
-        let point = point(&experiment);
+        let point = point(&sweep);
 
         assert!((point.accepted - 0.3).abs() < 0.03, "{pattern:?}: {point:?}");
         assert_eq!(point.unfinished, 0, "{pattern:?}");
@@ -112,7 +112,7 @@ fn saturated_network_accepts_most_of_its_capacity_and_no_more() {
     // Each packet has one hop in each dimension on the average, over two links of a node.
     assert!((capacity - 2.0 * 15.0 / 16.0).abs() < 1e-9, "{capacity}");
 
-    let point = point(&experiment(&SQUARE, Pattern::Uniform, 2.0 * capacity));
+    let point = point(&sweep(&SQUARE, Pattern::Uniform, 2.0 * capacity));
 
     let share = point.accepted / capacity;
     assert!((0.7..=1.0).contains(&share), "{share}: {point:?}");
@@ -129,14 +129,14 @@ fn capacity_of_a_mesh_is_that_of_its_middle() {
 
 #[test]
 fn neighbours_use_all_links_at_once() {
-    let point = point(&experiment(&SQUARE, Pattern::NearestNeighbour, 4.0));
+    let point = point(&sweep(&SQUARE, Pattern::NearestNeighbour, 4.0));
 
     assert!((3.5..=4.0).contains(&point.accepted), "{point:?}");
 }
 
 #[test]
 fn all_to_all_sends_each_packet_once_and_ends() {
-    let point = point(&experiment(&SQUARE, Pattern::AllToAll { packets: 3 }, 4.0));
+    let point = point(&sweep(&SQUARE, Pattern::AllToAll { packets: 3 }, 4.0));
 
     let packets = 16 * 15 * 3;
     assert_eq!((point.received, point.latency.packets, point.unfinished), (packets, packets, 0));
@@ -148,31 +148,31 @@ fn all_to_all_sends_each_packet_once_and_ends() {
 fn hot_spot_limits_the_load_of_all() {
     // A node receives by four links, and 15 nodes send half of their packets to it.
     let pattern = Pattern::HotSpot { node: 5, percent: 50 };
-    let point = point(&experiment(&SQUARE, pattern, 2.0));
+    let point = point(&sweep(&SQUARE, pattern, 2.0));
 
     assert!(point.accepted < 0.6, "{point:?}");
 }
 
 #[test]
 fn all_virtual_channels_of_dimension_order_work_under_load() {
-    let mut experiment = experiment(&SQUARE, Pattern::Uniform, 3.0);
-    experiment.network = network(&SQUARE, false);
-    let bubble = point(&experiment).accepted;
+    let mut sweep = sweep(&SQUARE, Pattern::Uniform, 3.0);
+    sweep.network = network(&SQUARE, false);
+    let bubble = point(&sweep).accepted;
 
-    experiment.network.link.credits = vec![16; 2];
+    sweep.network.link.credits = vec![16; 2];
     let class = ChannelClass { fixed: Fixed::Dateline { vcs: [0, 1] }, adaptive: 0 };
-    experiment.network.rules = TorusRules::shared(class);
-    let dateline = point(&experiment).accepted;
+    sweep.network.rules = TorusRules::shared(class);
+    let dateline = point(&sweep).accepted;
 
     assert!(bubble > 1.0 && dateline > 1.0, "{bubble}, {dateline}");
 }
 
 #[test]
 fn wrong_experiments_are_refused_with_their_values() {
-    let refused = |change: &dyn Fn(&mut Experiment)| {
-        let mut experiment = experiment(&SQUARE, Pattern::Uniform, 0.3);
-        change(&mut experiment);
-        run(&experiment).unwrap_err()
+    let refused = |change: &dyn Fn(&mut LoadSweep)| {
+        let mut sweep = sweep(&SQUARE, Pattern::Uniform, 0.3);
+        change(&mut sweep);
+        run(&sweep).unwrap_err()
     };
 
     assert_eq!(refused(&|changed| changed.loads.push(0.0)), TrafficError::Load { load: 0.0 });

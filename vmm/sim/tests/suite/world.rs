@@ -16,7 +16,7 @@ use nicforge_core::{
     machine::Machine,
     spec::FunctionSpec,
 };
-use nicforge_driver::runtime::{self, Cost, Event, cost};
+use nicforge_driver::runtime::{self, Cost, Event, charge};
 use nicforge_proof::SlotFifo;
 use nicforge_sim::world::{Picos, Profile, World, WorldError};
 
@@ -76,7 +76,7 @@ fn threads_run_in_the_order_of_their_clocks() {
     let body = |units: usize, names: [&'static str; 2]| -> Box<dyn FnOnce(Log)> {
         Box::new(move |log| {
             for name in names {
-                cost(Cost::Compute, units);
+                charge(Cost::Compute, units);
                 log.add(name);
             }
         })
@@ -89,7 +89,7 @@ fn threads_run_in_the_order_of_their_clocks() {
 #[test]
 fn work_without_an_entry_in_the_profile_takes_no_time() {
     let body = |log: Log| {
-        cost(Cost::Match, 1_000_000);
+        charge(Cost::Match, 1_000_000);
         log.add("matched");
         runtime::sleep(Duration::from_nanos(5));
         log.add("slept");

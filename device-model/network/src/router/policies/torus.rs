@@ -243,7 +243,7 @@ impl TorusPolicy {
     /// Returns the dimensions in which a packet is not at its target's coordinate, one bit for
     /// each.
     #[inline]
-    fn apart(&self, word: TorusWord) -> u8 {
+    fn differing_dimensions(&self, word: TorusWord) -> u8 {
         const LOW_BITS: u64 = 0x7f_7f7f_7f7f;
         let differing = word.packed() ^ self.own;
 
@@ -278,21 +278,21 @@ impl TorusPolicy {
     /// Returns the first dimension of the order in which a packet is not at its target's
     /// coordinate, or [`MAX_DIMENSIONS`].
     #[inline(always)]
-    fn first_apart(&self, word: TorusWord) -> usize {
+    fn first_differing_dimension(&self, word: TorusWord) -> usize {
         if self.network.is_in_order {
             // The lowest byte that differs.
             let differing = word.packed() ^ self.own;
             return if differing == 0 { MAX_DIMENSIONS } else { differing.trailing_zeros() as usize / 8 };
         }
         let first = &self.network.first;
-        first[usize::from(self.apart(word)) % first.len()].into()
+        first[usize::from(self.differing_dimensions(word)) % first.len()].into()
     }
 
     /// Returns the exit of a packet in dimension order, or `None` at its target.
     #[inline(always)]
     fn fixed_exit(&self, word: TorusWord, from: Source) -> Option<Exit> {
         let network = &*self.network;
-        let dimension = self.first_apart(word);
+        let dimension = self.first_differing_dimension(word);
         if dimension >= MAX_DIMENSIONS {
             return None;
         }
@@ -311,9 +311,9 @@ impl TorusPolicy {
 
     /// Returns the ports of an adaptive packet.
     #[inline]
-    fn adaptive_ports(&self, word: TorusWord, apart: u8) -> u64 {
+    fn adaptive_ports(&self, word: TorusWord, differing: u8) -> u64 {
         let zone = self.network.rules.zones[word.zone()];
-        let mut set = zone.iter().map(|set| set & apart).find(|&set| set != 0).unwrap_or(0);
+        let mut set = zone.iter().map(|set| set & differing).find(|&set| set != 0).unwrap_or(0);
 
         let mut ports = 0;
         while set != 0 {
@@ -345,7 +345,7 @@ impl Policy for TorusPolicy {
         let vcs = self.network.rules.classes[word.class()].adaptive;
         if word.is_adaptive() && vcs != 0 {
             return Decision::Any(Candidates {
-                ports: self.adaptive_ports(word, self.apart(word)),
+                ports: self.adaptive_ports(word, self.differing_dimensions(word)),
                 vcs,
                 escape: Some(fixed),
             });

@@ -163,7 +163,7 @@ impl Atu {
     /// Returns the region in which all `length` bytes at `address` lie, and the offset in it.
     #[inline]
     pub(crate) fn find(&self, address: u64, length: u64) -> Option<(&Region, u64)> {
-        let (class, entry, offset) = nla::decode(address)?;
+        let nla::Location { class, entry, offset } = nla::decode(address)?;
         let spans = &self.spans[usize::from(class & 3)];
         let span = spans.get(spans.partition_point(|span| span.first <= entry).checked_sub(1)?)?;
 
@@ -295,7 +295,7 @@ impl Atu {
     fn deregister(&mut self, work: &mut Work, owner: Option<AttachmentId>, address: u64) -> Result<(), u64> {
         work.spend(1);
 
-        let (class, entry, offset) = nla::decode(address).ok_or(command::NOT_YOURS)?;
+        let nla::Location { class, entry, offset } = nla::decode(address).ok_or(command::NOT_YOURS)?;
         let spans = &mut self.spans[usize::from(class & 3)];
         let position =
             spans.binary_search_by_key(&entry, |span| span.first).map_err(|_| command::NOT_YOURS)?;

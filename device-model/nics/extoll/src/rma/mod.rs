@@ -128,7 +128,7 @@ pub(crate) struct Totals {
     /// Number of commands that the watchdog has ended.
     pub(crate) timed_out: u64,
     /// Number of packets that ended early because a budget of [`budget`] was spent.
-    pub(crate) hurried: u64,
+    pub(crate) over_budget: u64,
     /// Number of bytes moved to this card's memory.
     pub(crate) bytes: u64,
 }
@@ -243,7 +243,7 @@ impl Rma {
             clients: self.clients.iter().fold(self.before_resets, |sum, client| sum.and(client.counts)),
             refused: self.refused,
             timed_out: self.watchdog.ended,
-            hurried: self.side_queues.hurried,
+            over_budget: self.side_queues.over_budget,
             bytes: self.bytes,
         }
     }

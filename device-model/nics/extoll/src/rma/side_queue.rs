@@ -152,7 +152,7 @@ pub(super) struct SideQueues {
     /// The time for which packets of all clients may hold shared queues.
     budget: Budget,
     /// Number of packets that ended early because a budget was spent.
-    pub(super) hurried: u64,
+    pub(super) over_budget: u64,
 }
 
 impl Default for SideQueues {
@@ -161,7 +161,7 @@ impl Default for SideQueues {
             occupied: Set::default(),
             next_owner: AttachmentId(0),
             budget: Budget::new(budget::CARD_NANOSECONDS),
-            hurried: 0,
+            over_budget: 0,
         }
     }
 }
@@ -248,7 +248,7 @@ impl Rma {
             return false;
         }
 
-        self.side_queues.hurried += 1;
+        self.side_queues.over_budget += 1;
         self.handle_first_side_packet(unit, owner, class, true);
         self.side_queue(owner, class).is_some_and(|side_queue| side_queue.has_room(part))
     }

@@ -1,6 +1,6 @@
 //! The address of a send, which is the message's header.
 
-use nicforge_hwi::extoll_velo::address;
+use nicforge_hwi::extoll_velo::{MessageFields, address};
 
 use crate::wire::{Endpoint, Kind, Wire};
 
@@ -16,7 +16,7 @@ impl SendAddress {
     /// Returns the address that an offset in the send aperture encodes.
     #[inline(always)]
     pub(crate) const fn decode(offset: u64) -> Self {
-        let (node, vpid, tag, quadwords) = address::decode(offset);
+        let MessageFields { node, vpid, tag, quadwords } = address::decode(offset);
         Self { receiver: Endpoint { node, vpid }, tag, quadwords }
     }
 

@@ -260,14 +260,14 @@ impl Client {
     pub(crate) fn take(&mut self) -> Option<Message> {
         let (memory, slots) = self.ring.as_ref()?;
         let slot = memory.window(self.taken % slots * SLOT, SLOT).unwrap();
-        let (node, vpid, tag, quadwords) = header::decode(slot.load_u64_acquire(SLOT_HEADER).unwrap())?;
+        let header = header::decode(slot.load_u64_acquire(SLOT_HEADER).unwrap())?;
 
-        let mut bytes = vec![0; quadwords * 8];
+        let mut bytes = vec![0; header.quadwords * 8];
         slot.read(SLOT_DATA, &mut bytes).unwrap();
         slot.store_u64_release(SLOT_HEADER, 0).unwrap();
 
         self.taken += 1;
-        Some(Message { from: (node, vpid), tag, bytes })
+        Some(Message { from: (header.node, header.vpid), tag: header.tag, bytes })
     }
 
     /// Moves the read pointer after the messages taken.

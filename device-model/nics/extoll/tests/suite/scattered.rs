@@ -37,8 +37,8 @@ impl Ring {
     /// Takes a message, and moves the read pointer.
     fn take(&mut self, client: &Client) -> Option<Message> {
         let at = self.taken % self.slots * SLOT;
-        let (node, vpid, tag, quadwords) = header::decode(self.memory.word(at + SLOT_HEADER))?;
-        let bytes = self.memory.read(at + SLOT_DATA, quadwords * 8);
+        let header = header::decode(self.memory.word(at + SLOT_HEADER))?;
+        let bytes = self.memory.read(at + SLOT_DATA, header.quadwords * 8);
         self.memory.write(at + SLOT_HEADER, &[0; 8]);
         self.taken += 1;
 
@@ -48,7 +48,7 @@ impl Ring {
             .unwrap()
             .store_u64_release(0, self.taken)
             .unwrap();
-        Some(Message { from: (node, vpid), tag, bytes })
+        Some(Message { from: (header.node, header.vpid), tag: header.tag, bytes })
     }
 }
 

@@ -42,8 +42,8 @@ use nicforge_hwi::{
     nd_dcr::error,
 };
 use nicforge_network::{
-    collective::{CollectiveError, CollectiveUnit, CollectiveWord},
-    router::{FifoSpec, InjectionRefusal, NotInjected, Outcome, Passing, Router, RouterSpec},
+    collective::{CollectiveError, CollectiveUnit, CollectiveWord, LineLevels},
+    router::{Bypass, FifoSpec, InjectionRefusal, NotInjected, Outcome, Router, RouterSpec},
 };
 
 use zerocopy::FromBytes;
@@ -231,11 +231,11 @@ impl NetworkUnit {
     /// Returns whether a network injection FIFO has room for a packet of the longest kind.
     #[inline]
     fn has_room(&self, fifo: u8, now: Nanos) -> bool {
-        let ((bytes, packets), longest) = match fifo.checked_sub(FIRST_ROUTED) {
+        let (room, longest) = match fifo.checked_sub(FIRST_ROUTED) {
             Some(routed) => (self.router.injection_room(routed, now), self.longest),
             None => (self.collective.injection_room(fifo, now), MAX_PACKET as u32 + self.framing),
         };
-        bytes >= longest && packets > 0
+        room.fits(longest)
     }
 
     /// Puts a packet into a network injection FIFO. Its data is the header and the payload.
@@ -306,41 +306,41 @@ impl NetworkUnit {
         }
     }
 
-    /// Returns the packets of a link that can pass to the device without a stay in their reception
-    /// FIFO, if the unit has nothing else to do.
+    /// Returns the packets of a link that the device can take at once, past their reception FIFO,
+    /// if the unit has nothing else to do.
     #[inline]
-    pub(crate) fn passing(&self, ports: &Ports<'_>, arriving: Arriving) -> Option<Passing> {
-        let is_routed_alone = arriving == Arriving::ROUTED && self.collective.rests();
-        if is_routed_alone { self.router.passing(ports, is_for_fifo) } else { None }
+    pub(crate) fn bypass(&self, ports: &Ports<'_>, arriving: Arriving) -> Option<Bypass> {
+        let is_routed_alone = arriving == Arriving::ROUTED && self.collective.awaits_arrivals();
+        if is_routed_alone { self.router.bypass(ports, is_for_fifo) } else { None }
     }
 
-    /// Passes packets as [`Router::pass_row`] does.
+    /// Passes packets as [`Router::bypass_row`] does.
     #[inline(always)]
-    pub(crate) fn pass_row(
+    pub(crate) fn bypass_row(
         &mut self,
         ports: &mut Ports<'_>,
-        passing: &mut Passing,
-        most: u32,
+        bypass: &mut Bypass,
+        limit: u32,
         accept: impl FnMut(&Packet) -> bool,
     ) -> u32 {
-        self.router.pass_row(ports, passing, most, accept)
+        self.router.bypass_row(ports, bypass, limit, accept)
     }
 
-    /// Frees the places of the packets that were passed.
-    pub(crate) fn end_passing(&mut self, passing: &Passing) {
-        self.router.end_passing(passing);
+    /// Frees the places of the packets that have bypassed their FIFO.
+    pub(crate) fn end_bypass(&mut self, bypass: &Bypass) {
+        self.router.end_bypass(bypass);
     }
 
     /// Returns whether a network reception FIFO may have a packet.
     #[inline]
     pub(crate) fn has_received(&self) -> bool {
-        self.router.received() != 0 || !self.collective.rests()
+        self.router.received() != 0 || !self.collective.awaits_arrivals()
     }
 
     /// Returns the network reception FIFOs whose first packet is complete, one bit for each.
     pub(crate) fn waiting(&self, now: Nanos) -> u16 {
         let mut left = self.router.received() as u16;
-        if !self.collective.rests() {
+        if !self.collective.awaits_arrivals() {
             left |= 1 << reception_fifo::COLLECTIVE_USER | 1 << reception_fifo::COLLECTIVE_SYSTEM;
         }
 
@@ -407,8 +407,8 @@ impl NetworkUnit {
         self.collective.set_lines(class, lines)
     }
 
-    /// Returns the lines of a class that this node sets, and those that some node sets.
-    pub(crate) fn lines(&self, class: u8) -> (u8, u8) {
+    /// Returns the lines of a class that are set.
+    pub(crate) fn lines(&self, class: u8) -> LineLevels {
         self.collective.lines(class)
     }
 
@@ -428,14 +428,14 @@ impl NetworkUnit {
     #[inline]
     pub(crate) fn is_idle(&self, arriving: Arriving) -> bool {
         let Arriving { is_routed, is_collective } = arriving;
-        !is_routed && !is_collective && self.collective.rests() && self.router.rests()
+        !is_routed && !is_collective && self.collective.awaits_arrivals() && self.router.awaits_arrivals()
     }
 
     /// Moves the packets of `arriving` and others, at most about `budget` in the router and as many
     /// in the collective logic. The caller must wake the device at [`Outcome::wake`].
     pub(crate) fn step(&mut self, ports: &mut Ports<'_>, arriving: Arriving, budget: u32) -> Outcome {
         let Arriving { is_routed, is_collective } = arriving;
-        if !is_collective && self.collective.rests() {
+        if !is_collective && self.collective.awaits_arrivals() {
             return self.step_router(ports, is_routed, budget);
         }
 
@@ -456,7 +456,7 @@ impl NetworkUnit {
     /// Moves packets in the router, if there are any.
     #[inline]
     fn step_router(&mut self, ports: &mut Ports<'_>, is_routed: bool, budget: u32) -> Outcome {
-        if is_routed || !self.router.rests() {
+        if is_routed || !self.router.awaits_arrivals() {
             self.router.step(ports, budget)
         } else {
             Outcome { moved: 0, has_more: false, wake: Nanos::NEVER }

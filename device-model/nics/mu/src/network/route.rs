@@ -2,7 +2,7 @@
 
 use nicforge_hwi::{
     mu::fault,
-    mu_packet::{DIMENSIONS, PacketHeader, channel, fifo_map, kind, route_control, routing},
+    mu_packet::{DIMENSIONS, HintBits, PacketHeader, channel, fifo_map, kind, route_control, routing},
 };
 use nicforge_network::{
     router::policies::TorusWord,
@@ -178,7 +178,7 @@ pub(super) fn point_to_point(
         word = word.to_io();
     }
 
-    let is_local = way.apart == 0 && way.loop_port.is_none() && from.port.is_none();
+    let is_local = way.travelled == 0 && way.loop_port.is_none() && from.port.is_none();
     let possible = match class {
         class::HIGH_PRIORITY => fifo_map::PRIORITY,
         class::SYSTEM => fifo_map::SYSTEM,
@@ -223,7 +223,7 @@ struct Way {
     target: u32,
     word: TorusWord,
     /// Dimensions along which it goes, one bit for each.
-    apart: u8,
+    travelled: u8,
     /// Port of the loop cable that it takes.
     loop_port: Option<u8>,
 }
@@ -241,16 +241,16 @@ impl Way {
         let here = torus.coordinates(from).ok_or(outside)?;
         let target = torus.node(&coordinates.map(u32::from)).ok_or(outside)?;
         let word = TorusWord::between(torus, from, target, 0).or(Err(outside))?;
-        let mut way = Self { target, word, apart: 0, loop_port: None };
+        let mut way = Self { target, word, travelled: 0, loop_port: None };
 
         let sum: u32 = here.iter().sum::<u32>() + coordinates.map(u32::from).iter().sum::<u32>();
         let dimensions = torus.dimensions().iter().zip(here.iter().zip(coordinates)).enumerate();
         for (dimension, (ring, (&own, target))) in dimensions {
-            let (target, hint) = (u32::from(target), header.hint(dimension));
+            let (target, hints) = (u32::from(target), header.hints(dimension));
             let is_down_if_equal = (sum - target) % 2 == 1;
-            way.add(torus, dimension, *ring, (own, target), hint, is_down_if_equal)?;
+            way.add(torus, dimension, *ring, (own, target), hints, is_down_if_equal)?;
         }
-        if way.loop_port.is_some() && way.apart != 0 {
+        if way.loop_port.is_some() && way.travelled != 0 {
             return Err(outside);
         }
         Ok(way)
@@ -263,11 +263,11 @@ impl Way {
         dimension: usize,
         ring: Dimension,
         (own, target): (u32, u32),
-        hint: (bool, bool),
+        hints: HintBits,
         is_down_if_equal: bool,
     ) -> Result<(), RouteError> {
         let refused = RouteError::Hints { dimension };
-        let is_down = match hint {
+        let is_down = match (hints.is_down, hints.is_up) {
             (true, true) => return Err(refused),
             (false, false) => match torus.way(dimension, own, target) {
                 None => return Ok(()),
@@ -285,7 +285,7 @@ impl Way {
         };
 
         self.word = self.word.with_direction(dimension, is_down);
-        self.apart |= 1 << dimension;
+        self.travelled |= 1 << dimension;
         Ok(())
     }
 }
@@ -309,7 +309,7 @@ fn with_options(word: RouteWord, way: &Way, header: &PacketHeader) -> Result<Rou
     }
 
     if header.byte2 & routing::DEPOSIT != 0 {
-        let dimensions = way.apart.count_ones();
+        let dimensions = way.travelled.count_ones();
         if dimensions != 1 || is_dynamic || header.byte2 & routing::TO_IO != 0 {
             return Err(RouteError::Deposit { dimensions });
         }

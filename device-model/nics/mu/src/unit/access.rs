@@ -112,8 +112,8 @@ impl Unit {
             PageRegister::BaseAddress(entry) => Ok(subgroup.base_addresses[entry]),
             PageRegister::BarrierControl(_) => Err(WRITE_ONLY),
             PageRegister::BarrierStatus(class) => Ok(network.completed_barriers(class)),
-            PageRegister::LinesControl(class) => Ok(network.lines(class).0.into()),
-            PageRegister::LinesStatus(class) => Ok(network.lines(class).1.into()),
+            PageRegister::LinesControl(class) => Ok(network.lines(class).own.into()),
+            PageRegister::LinesStatus(class) => Ok(network.lines(class).all.into()),
             PageRegister::Subgroup(register) => read_subgroup(subgroup, register),
         }
     }

@@ -36,14 +36,14 @@ struct Position {
 /// The active FIFOs of a priority: those to be served first, then the parked ones. The order in
 /// each part has no meaning.
 #[derive(Debug)]
-struct List {
+struct PriorityList {
     fifos: Vec<u16>,
     /// FIFOs at the end whose messages wait for room in the network FIFOs of `map`.
     parked: usize,
     map: u16,
 }
 
-impl List {
+impl PriorityList {
     const fn new() -> Self {
         Self { fifos: Vec::new(), parked: 0, map: 0 }
     }
@@ -60,21 +60,21 @@ impl List {
 /// FIFOs whose messages wait for room in the same network FIFOs are *parked* together. They all
 /// proceed when one of these has room, and until then a step looks at none of them.
 #[derive(Debug)]
-pub(crate) struct Active {
-    lists: [List; 3],
+pub(crate) struct ActiveFifos {
+    lists: [PriorityList; 3],
     positions: Vec<Position>,
 }
 
-impl Active {
+impl ActiveFifos {
     /// Returns empty lists.
     pub(crate) fn new() -> Self {
-        Self { lists: [const { List::new() }; 3], positions: Vec::new() }
+        Self { lists: [const { PriorityList::new() }; 3], positions: Vec::new() }
     }
 
     /// Allocates the memory for the FIFOs of one more subgroup, so that no later call does.
     pub(crate) fn reserve(&mut self, subgroups: usize, fifos_each: usize) {
         self.positions.resize(usize::from(ALL_INJECTION_FIFOS), ABSENT);
-        for List { fifos, .. } in &mut self.lists {
+        for PriorityList { fifos, .. } in &mut self.lists {
             fifos.reserve((subgroups * fifos_each).saturating_sub(fifos.len()));
         }
     }
@@ -91,11 +91,16 @@ impl Active {
         self.lists[priority as usize].ready()
     }
 
-    /// Returns the number of parked FIFOs of a priority, and the network FIFOs that they wait for.
+    /// Returns the number of parked FIFOs of a priority.
     #[inline]
-    pub(crate) fn parked(&self, priority: Priority) -> (usize, u16) {
-        let list = &self.lists[priority as usize];
-        (list.parked, list.map)
+    pub(crate) fn count_parked(&self, priority: Priority) -> usize {
+        self.lists[priority as usize].parked
+    }
+
+    /// Returns the network FIFOs that the parked FIFOs of a priority wait for, one bit for each.
+    #[inline]
+    pub(crate) fn awaited_fifos(&self, priority: Priority) -> u16 {
+        self.lists[priority as usize].map
     }
 
     /// Returns the FIFO at a place of a list.
@@ -144,7 +149,7 @@ impl Active {
         }
 
         self.lists[priority as usize].fifos.swap_remove(index);
-        self.note(priority, index);
+        self.record_position(priority, index);
         self.positions[usize::from(fifo)] = ABSENT;
     }
 
@@ -154,8 +159,8 @@ impl Active {
         let list = &mut self.lists[priority as usize].fifos;
         if a < list.len() && b < list.len() {
             list.swap(a, b);
-            self.note(priority, a);
-            self.note(priority, b);
+            self.record_position(priority, a);
+            self.record_position(priority, b);
         }
     }
 
@@ -171,7 +176,7 @@ impl Active {
         is_possible
     }
 
-    /// Lets the FIFO at a place of a list, which is parked, be ready. It is the last of those.
+    /// Makes the parked FIFO at a place of a list the last ready one.
     pub(crate) fn unpark(&mut self, priority: Priority, index: usize) {
         let ready = self.lists[priority as usize].ready();
         if (ready..self.lists[priority as usize].fifos.len()).contains(&index) {
@@ -180,8 +185,8 @@ impl Active {
         }
     }
 
-    /// Records the place of the FIFO that is now there.
-    fn note(&mut self, priority: Priority, index: usize) {
+    /// Updates the recorded place of the FIFO that is at a place now.
+    fn record_position(&mut self, priority: Priority, index: usize) {
         if let Some(fifo) = self.get(priority, index) {
             self.positions[usize::from(fifo)] = Position { priority, index: index as u16 };
         }
@@ -233,7 +238,7 @@ mod tests {
         fn lists_hold_what_was_added_and_not_removed(
             steps in proptest::collection::vec((0..5u8, 0..600u16, 0..3usize, 0..9usize), 0..200),
         ) {
-            let mut active = Active::new();
+            let mut active = ActiveFifos::new();
             active.reserve(68, 8);
             let mut model: [BTreeSet<u16>; 3] = Default::default();
             let mut parked: [BTreeSet<u16>; 3] = Default::default();
@@ -256,7 +261,7 @@ mod tests {
                     3 if ready > 0 => {
                         let last = active.get(priority, ready - 1).unwrap();
                         let map = u16::from(other > 0);
-                        let is_possible = parked[at].is_empty() || active.parked(priority).1 == map;
+                        let is_possible = parked[at].is_empty() || active.awaited_fifos(priority) == map;
                         prop_assert_eq!(active.park_last(priority, map), is_possible);
                         if is_possible {
                             parked[at].insert(last);
@@ -272,7 +277,7 @@ mod tests {
             }
 
             for priority in Priority::ALL {
-                let (ready, (count, _)) = (active.count_ready(priority), active.parked(priority));
+                let (ready, count) = (active.count_ready(priority), active.count_parked(priority));
                 let listed = |range: std::ops::Range<usize>| -> BTreeSet<_> {
                     range.filter_map(|index| active.get(priority, index)).collect()
                 };

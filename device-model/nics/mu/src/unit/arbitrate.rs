@@ -15,7 +15,7 @@ use nicforge_kit::retry;
 use super::{
     Unit,
     active::Priority,
-    inject::{Served, place_of},
+    inject::{Served, subgroup_and_index},
     subgroup::Injection,
 };
 use crate::network::NetworkUnit;
@@ -30,7 +30,7 @@ impl Unit {
     ) -> u32 {
         let mut moved = 0;
         for priority in Priority::ALL {
-            // Those that cannot proceed in this call are after the candidates.
+            // FIFOs that cannot proceed in this call follow the candidates in the list.
             let mut candidates = self.active.count_ready(priority);
             let mut is_served = false;
 
@@ -42,8 +42,8 @@ impl Unit {
 
                 // A FIFO without competitors needs no choice.
                 if candidates + parked == 1 {
-                    let most = budget.saturating_sub(moved).max(1);
-                    let row = self.serve_row(network, context, (priority, most), &mut candidates);
+                    let limit = budget.saturating_sub(moved).max(1);
+                    let row = self.serve_row(network, context, (priority, limit), &mut candidates);
                     if row > 0 {
                         (moved, is_served) = (moved + row, true);
                         continue;
@@ -79,24 +79,28 @@ impl Unit {
         context: &mut Context<'_>,
         priority: Priority,
     ) -> usize {
-        let (parked, map) = self.active.parked(priority);
-        if parked > 0 && self.open_engines(network, context, map) != 0 { parked } else { 0 }
+        let parked = self.active.count_parked(priority);
+        if parked == 0 {
+            return 0;
+        }
+        let awaited = self.active.awaited_fifos(priority);
+        if self.open_engines(network, context, awaited) == 0 { 0 } else { parked }
     }
 
-    /// Sends messages of the only FIFO of a priority that can proceed, at most `most`. Returns
+    /// Sends messages of the only FIFO of a priority that can proceed, at most `limit`. Returns
     /// their number. `candidates` is 1 if the FIFO is the first of the priority's list, or 0 if it
     /// is the first parked one. It is 1 afterwards, unless nothing was sent.
     fn serve_row(
         &mut self,
         network: &mut NetworkUnit,
         context: &mut Context<'_>,
-        (priority, most): (Priority, u32),
+        (priority, limit): (Priority, u32),
         candidates: &mut usize,
     ) -> u32 {
         // Parked FIFOs follow the ready ones in the list.
         let index = if *candidates == 1 { 0 } else { self.active.count_ready(priority) };
         let Some(fifo) = self.active.get(priority, index) else { return 0 };
-        let sent = self.send_row(network, context, fifo, most);
+        let sent = self.send_row(network, context, fifo, limit);
         if sent > 0 && *candidates == 0 {
             self.make_candidate(priority, index, candidates);
         }
@@ -112,7 +116,7 @@ impl Unit {
         (priority, index): (Priority, usize),
         candidates: &mut usize,
     ) -> Served {
-        // The place is in the list, since its count is.
+        // The caller has counted the FIFOs of the list, so the place exists.
         let Some(fifo) = self.active.get(priority, index) else { return Served::Starved };
         let is_parked = index >= self.active.count_ready(priority);
         let served = self.serve(network, context, fifo);
@@ -179,7 +183,7 @@ impl Unit {
 
     /// Returns whether a FIFO has a message with packets to send.
     fn is_sending(&self, fifo: u16) -> bool {
-        let (number, index) = place_of(fifo);
+        let (number, index) = subgroup_and_index(fifo);
         let subgroup = self.subgroups.get(number);
         subgroup.is_some_and(|subgroup| matches!(subgroup.injection[index].state, Injection::Sending(_)))
     }

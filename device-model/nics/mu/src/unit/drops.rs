@@ -8,7 +8,7 @@ use nicforge_hwi::mu_dcr::{counter, error};
 use super::{
     Unit,
     errors::{Info, Set},
-    inject::place_of,
+    inject::subgroup_and_index,
     memory::{MemoryFault, fault_of},
     put::Target,
     receive::Undelivered,
@@ -68,7 +68,7 @@ impl Unit {
     #[cold]
     pub(crate) fn drop_get(&mut self, fifo: u16, error: u8) -> Undelivered {
         self.errors.report_about(Set::Get, error, Info::Get, fifo.into());
-        self.drop_for(place_of(fifo).0)
+        self.drop_for(subgroup_and_index(fifo).0)
     }
 
     #[cold]

@@ -77,7 +77,7 @@ impl Unit {
 
     fn show_lines(&mut self, network: &NetworkUnit) {
         for class in 0..CLASSES as u8 {
-            let (_, lines) = network.lines(class);
+            let lines = network.lines(class).all;
             let before = std::mem::replace(&mut self.globals.shown[usize::from(class)], lines);
             if lines == before {
                 continue;
@@ -87,7 +87,7 @@ impl Unit {
             let interrupts = lines & !before & self.globals.interrupts_of(class) != 0;
             for number in self.subgroups.present() {
                 let Some(subgroup) = self.subgroups.get_mut(number) else { continue };
-                subgroup.page.show(reg::GI_STATUS + 8 * u64::from(class), lines.into());
+                subgroup.page.publish(reg::GI_STATUS + 8 * u64::from(class), lines.into());
                 // The system's subgroups have the interrupts of one attachment.
                 let is_concerned = number <= USER_SUBGROUPS && (!is_systems || number == USER_SUBGROUPS);
                 if interrupts && is_concerned {

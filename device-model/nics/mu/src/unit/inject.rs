@@ -84,7 +84,7 @@ impl Unit {
         context: &mut Context<'_>,
         fifo: u16,
     ) -> Served {
-        let (number, index) = place_of(fifo);
+        let (number, index) = subgroup_and_index(fifo);
         let Some(subgroup) = self.subgroups.get(number) else { return Served::Inactive };
         let is_empty = subgroup.injection[index].ring.is_empty();
 
@@ -105,7 +105,7 @@ impl Unit {
         let served = self.serve_message(network, context, fifo, &mut message);
 
         if matches!(served, Served::Blocked | Served::Full(_) | Served::Starved) {
-            let (number, index) = place_of(fifo);
+            let (number, index) = subgroup_and_index(fifo);
             if let Some(subgroup) = self.subgroups.get_mut(number) {
                 subgroup.injection[index].state = Injection::Sending(message);
             }
@@ -130,7 +130,7 @@ impl Unit {
     /// Fetches and checks the descriptor at a FIFO's head. Returns `None` if the FIFO has stopped.
     #[inline]
     fn fetch(&mut self, network: &NetworkUnit, context: &mut Context<'_>, fifo: u16) -> Option<Message> {
-        let (number, index) = place_of(fifo);
+        let (number, index) = subgroup_and_index(fifo);
         let subgroup = self.subgroups.get_mut(number)?;
         let owner = subgroup.owner();
         let InjectionFifo { ring, view, template, .. } = &mut subgroup.injection[index];
@@ -207,7 +207,7 @@ impl Unit {
 
     /// Returns the reference to the payload of a message, if it can be leased.
     fn reference(&mut self, context: &mut Context<'_>, fifo: u16, message: &Message) -> Option<Reference> {
-        let (number, index) = place_of(fifo);
+        let (number, index) = subgroup_and_index(fifo);
         let subgroup = self.subgroups.get_mut(number)?;
         let owner = subgroup.owner();
         let state = &mut subgroup.injection[index];
@@ -267,7 +267,7 @@ impl Unit {
 
     /// Ends a message once all packets that refer to its payload have been received.
     fn drain(&mut self, context: &mut Context<'_>, fifo: u16) -> Served {
-        let (number, index) = place_of(fifo);
+        let (number, index) = subgroup_and_index(fifo);
         let Some(subgroup) = self.subgroups.get_mut(number) else { return Served::Inactive };
         let Some(reference) = &mut subgroup.injection[index].reference else { return Served::Inactive };
         if !reference.is_received() {
@@ -295,7 +295,7 @@ impl Unit {
         packet: &mut Packet,
         bytes: usize,
     ) -> Result<(), Stop> {
-        let (number, index) = place_of(fifo);
+        let (number, index) = subgroup_and_index(fifo);
         let owner = owner_of(number);
         let mut memory = Memory { context, ranges: &self.control.ranges };
         let (header, payload) = packet.bytes_mut().split_at_mut(HEADER);
@@ -332,7 +332,7 @@ impl Unit {
             return Served::Blocked;
         };
         let (Source::Memory(address) | Source::Atomic { address, .. }) = message.source;
-        self.report_range(owner_of(place_of(fifo).0), address, error::XM_READ_RANGE, fault);
+        self.report_range(owner_of(subgroup_and_index(fifo).0), address, error::XM_READ_RANGE, fault);
         self.stop(fifo, fault);
         Served::Inactive
     }
@@ -342,7 +342,7 @@ impl Unit {
         let open = self.timing.idle(context, self.control.injection_engines);
         let Some(engine) = in_turn(open.into(), self.next_engine) else { return Served::Blocked };
 
-        let owner = owner_of(place_of(fifo).0);
+        let owner = owner_of(subgroup_and_index(fifo).0);
         let (Source::Memory(address) | Source::Atomic { address, .. }) = message.source;
         let mut piece = [0; MAX_PAYLOAD];
         let bytes = message.next_bytes();
@@ -361,7 +361,7 @@ impl Unit {
     #[inline]
     fn advance(&mut self, fifo: u16, message: &mut Message, bytes: u64) {
         let is_done = message.advance(bytes);
-        let (number, index) = place_of(fifo);
+        let (number, index) = subgroup_and_index(fifo);
         let Some(subgroup) = self.subgroups.get_mut(number) else { return };
         let state = &mut subgroup.injection[index];
         if !is_done {
@@ -376,7 +376,7 @@ impl Unit {
     /// Ends a message: the head moves past its descriptor.
     #[inline]
     fn finish(&mut self, fifo: u16) {
-        let (number, index) = place_of(fifo);
+        let (number, index) = subgroup_and_index(fifo);
         let Some(subgroup) = self.subgroups.get_mut(number) else { return };
         let state = &mut subgroup.injection[index];
 
@@ -414,7 +414,7 @@ impl Unit {
     /// Stops an injection FIFO. The others go on.
     #[cold]
     pub(crate) fn stop(&mut self, fifo: u16, fault: u64) {
-        let (number, index) = place_of(fifo);
+        let (number, index) = subgroup_and_index(fifo);
         let Some(subgroup) = self.subgroups.get_mut(number) else { return };
         let state = &mut subgroup.injection[index];
         state.disable();
@@ -430,6 +430,6 @@ impl Unit {
 
 /// Returns the subgroup of an injection FIFO, and its number there.
 #[inline]
-pub(crate) fn place_of(fifo: u16) -> (u16, usize) {
+pub(crate) fn subgroup_and_index(fifo: u16) -> (u16, usize) {
     (fifo / INJECTION_FIFOS, usize::from(fifo % INJECTION_FIFOS))
 }

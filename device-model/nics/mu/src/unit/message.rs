@@ -29,16 +29,23 @@ pub(crate) enum Kind {
     Prefetch,
 }
 
-/// Place of the payload.
+/// Location of the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// From this address on.
+    /// Memory from this address on.
     Memory(u64),
     /// The result of an operation on the word at this address.
     Atomic { address: u64, operation: u64 },
 }
 
-/// A descriptor that is not possible.
+/// The memory of a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PayloadRange {
+    pub(crate) address: u64,
+    pub(crate) bytes: usize,
+}
+
+/// The reason why a descriptor is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rejected {
     /// Reason why the FIFO stops: one of [`fault`].
@@ -68,7 +75,7 @@ pub(crate) struct Template {
 }
 
 impl Template {
-    /// Checks what does not depend on payload and target.
+    /// Checks the fields of a descriptor other than those of payload and target.
     fn new(descriptor: &Descriptor, network: &NetworkUnit, is_system: bool) -> Result<Self, Rejected> {
         let kind = kind_of(descriptor)?;
         let packet_bytes = packet_bytes(&descriptor.packet_header)?;
@@ -81,7 +88,7 @@ impl Template {
         Ok(Self { kind, packet_bytes, route })
     }
 
-    /// Checks what depends on payload and target. Returns where the payload is.
+    /// Checks the fields of payload and target. Returns the location of the payload.
     #[inline(always)]
     fn check(&self, descriptor: &Descriptor) -> Result<Source, Rejected> {
         let length = descriptor.message_length;
@@ -95,27 +102,27 @@ impl Template {
         Ok(source)
     }
 
-    /// Returns the address and the length of a message's payload, if all checks accept it, the
-    /// payload is in memory, and the message has one packet.
+    /// Returns a message's payload, if all checks accept it, it is in memory, and the message has
+    /// one packet.
     #[inline(always)]
-    pub(crate) fn only_payload(&self, descriptor: &Descriptor) -> Option<(u64, usize)> {
+    pub(crate) fn single_packet_payload(&self, descriptor: &Descriptor) -> Option<PayloadRange> {
         match self.check(descriptor) {
             Ok(Source::Memory(address)) if descriptor.message_length <= self.packet_bytes.into() => {
-                Some((address, descriptor.message_length as usize))
+                Some(PayloadRange { address, bytes: descriptor.message_length as usize })
             }
             _ => None,
         }
     }
 
-    /// Returns the header of the only packet of a message, which has a mark.
+    /// Returns the header, with a mark, of a message's only packet.
     #[inline]
-    pub(crate) fn only_header(&self, descriptor: &Descriptor, mark: u16) -> PacketHeader {
+    pub(crate) fn single_packet_header(&self, descriptor: &Descriptor, mark: u16) -> PacketHeader {
         let (header, bytes) = (header_of(descriptor, mark), descriptor.message_length as usize);
         packet_header(header, self.kind, bytes, interrupts(descriptor, self.kind))
     }
 }
 
-/// Returns the header of a message's packets, without what only a packet has.
+/// Returns the header that all packets of a message share.
 #[inline(always)]
 fn header_of(descriptor: &Descriptor, mark: u16) -> PacketHeader {
     let mut header = descriptor.packet_header;
@@ -291,19 +298,19 @@ impl Message {
         self.header.injection_info = mark.to_le_bytes();
     }
 
-    /// Returns the header of the next packet, apart from what only the packet has.
+    /// Returns the header that all packets of the message share.
     #[inline]
     pub(crate) fn header(&self) -> &PacketHeader {
         &self.header
     }
 
-    /// Returns the address and the length of the payload that is left, if that is in memory, and
-    /// the message has one more packet, which carries it.
+    /// Returns the payload that is left, if it is in memory, and the message has one more packet,
+    /// which carries it.
     #[inline]
-    pub(crate) fn last_payload(&self) -> Option<(u64, usize)> {
+    pub(crate) fn last_payload(&self) -> Option<PayloadRange> {
         match self.source {
             Source::Memory(address) if !self.may_refer && self.left <= self.packet_bytes.into() => {
-                Some((address, self.left as usize))
+                Some(PayloadRange { address, bytes: self.left as usize })
             }
             _ => None,
         }
@@ -376,7 +383,7 @@ fn check_length(kind: Kind, length: u64, packet_bytes: u16) -> Result<(), Reject
     Err(Rejected::descriptor(error))
 }
 
-/// Returns where the payload is.
+/// Returns the location of the payload.
 fn source(address: u64, length: u64, kind: Kind) -> Result<Source, Rejected> {
     if address >> ADDRESS_BITS == 0 {
         let fits = address + length <= 1 << ADDRESS_BITS;

@@ -63,7 +63,7 @@ use nicforge_hwi::{
 use nicforge_kit::Clock;
 
 use self::{
-    active::{Active, Random},
+    active::{ActiveFifos, Random},
     barriers::Barriers,
     control::Control,
     engines::Engines,
@@ -136,7 +136,7 @@ struct Tenancies {
 pub(crate) struct Unit {
     identity: Identity,
     subgroups: Subgroups,
-    active: Active,
+    active: ActiveFifos,
     random: Random,
     /// Network injection FIFO that is chosen first among those with room.
     next_engine: u8,
@@ -162,7 +162,7 @@ impl Unit {
             random: Random::new(identity.node),
             identity,
             subgroups: Subgroups::new(),
-            active: Active::new(),
+            active: ActiveFifos::new(),
             next_engine: 0,
             engines: Engines::default(),
             is_contended: false,
@@ -193,21 +193,31 @@ impl Unit {
         self.counters[counter]
     }
 
-    /// Returns the numbers of packets for subgroups without a client, and for former clients.
-    pub(crate) fn unclaimed(&self) -> (u64, u64) {
-        (self.tenancies.unclaimed, self.tenancies.stale)
+    /// Returns the number of packets for subgroups without a client.
+    pub(crate) fn count_unclaimed(&self) -> u64 {
+        self.tenancies.unclaimed
+    }
+
+    /// Returns the number of packets for former clients.
+    pub(crate) fn count_stale(&self) -> u64 {
+        self.tenancies.stale
     }
 
     /// Returns whether an attachment has a client.
-    pub(crate) fn is_present(&self, who: AttachmentId) -> bool {
-        self.subgroups.get(subgroups_of(who).start).is_some()
+    pub(crate) fn is_present(&self, attachment_id: AttachmentId) -> bool {
+        self.subgroups.get(subgroups_of(attachment_id).start).is_some()
     }
 
     /// Begins a tenancy of an attachment that has a client: its subgroups return to the state of
     /// power-on.
-    pub(crate) fn begin(&mut self, network: &NetworkUnit, context: &Context<'_>, who: AttachmentId) {
-        let mirror = context.memory(who, BAR_MIRROR);
-        for (number, offset) in subgroups_of(who).zip((MIRROR_BASE..).step_by(PAGE as usize)) {
+    pub(crate) fn begin(
+        &mut self,
+        network: &NetworkUnit,
+        context: &Context<'_>,
+        attachment_id: AttachmentId,
+    ) {
+        let mirror = context.memory(attachment_id, BAR_MIRROR);
+        for (number, offset) in subgroups_of(attachment_id).zip((MIRROR_BASE..).step_by(PAGE as usize)) {
             self.end_subgroup(number);
             let page = mirror.as_ref().and_then(|mirror| Page::open(mirror, offset).ok());
             if let Some(page) = page {
@@ -222,14 +232,14 @@ impl Unit {
         self.tenancies.starts += 1;
         let Identity { node, nodes, coordinates, last_coordinates, .. } = self.identity;
         let page = &mut subgroup.page;
-        page.show(reg::NODE, u64::from(node) | u64::from(nodes) << 32);
-        page.show(reg::COORDINATES, coordinates.into());
-        page.show(reg::LAST_COORDINATES, last_coordinates.into());
+        page.publish(reg::NODE, u64::from(node) | u64::from(nodes) << 32);
+        page.publish(reg::COORDINATES, coordinates.into());
+        page.publish(reg::LAST_COORDINATES, last_coordinates.into());
         for class in 0..CLASSES as u8 {
-            page.show(reg::BARRIER_STATUS + 8 * u64::from(class), network.completed_barriers(class));
-            page.show(reg::GI_STATUS + 8 * u64::from(class), network.lines(class).1.into());
+            page.publish(reg::BARRIER_STATUS + 8 * u64::from(class), network.completed_barriers(class));
+            page.publish(reg::GI_STATUS + 8 * u64::from(class), network.lines(class).all.into());
         }
-        page.show(reg::STARTS, self.tenancies.starts);
+        page.publish(reg::STARTS, self.tenancies.starts);
         page.mark_all();
 
         self.subgroups.open(subgroup);
@@ -237,8 +247,8 @@ impl Unit {
     }
 
     /// Drops an attachment's views of memory that its client has unmapped.
-    pub(crate) fn release_views(&mut self, who: AttachmentId) {
-        for number in subgroups_of(who) {
+    pub(crate) fn release_views(&mut self, attachment_id: AttachmentId) {
+        for number in subgroups_of(attachment_id) {
             if let Some(subgroup) = self.subgroups.get_mut(number) {
                 subgroup.release_views();
             }
@@ -246,8 +256,8 @@ impl Unit {
     }
 
     /// Ends the tenancy of an attachment.
-    pub(crate) fn end(&mut self, who: AttachmentId) {
-        for number in subgroups_of(who) {
+    pub(crate) fn end(&mut self, attachment_id: AttachmentId) {
+        for number in subgroups_of(attachment_id) {
             self.end_subgroup(number);
         }
         self.engines.wake_all();
@@ -289,7 +299,7 @@ impl Unit {
             let interrupts_kernel = self.control.barrier_interrupts >> completed.class & 1 == 1;
             for number in self.subgroups.present() {
                 let Some(subgroup) = self.subgroups.get_mut(number) else { continue };
-                subgroup.page.show(reg::BARRIER_STATUS + 8 * u64::from(completed.class), completed.count);
+                subgroup.page.publish(reg::BARRIER_STATUS + 8 * u64::from(completed.class), completed.count);
                 let is_kernel = interrupts_kernel && number == USER_SUBGROUPS;
                 if completed.waiting.contains(AttachmentId(number)) || is_kernel {
                     subgroup.interrupts.raise(vector::BARRIER);
@@ -331,8 +341,8 @@ impl Unit {
 }
 
 /// Returns the subgroups of an attachment.
-fn subgroups_of(who: AttachmentId) -> std::ops::Range<u16> {
-    match who.0 {
+fn subgroups_of(attachment_id: AttachmentId) -> std::ops::Range<u16> {
+    match attachment_id.0 {
         KERNEL => USER_SUBGROUPS..USER_SUBGROUPS + SUBGROUPS_OF_GROUP,
         user => user - FIRST_SUBGROUP..user - FIRST_SUBGROUP + 1,
     }

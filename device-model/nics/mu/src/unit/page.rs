@@ -71,7 +71,7 @@ impl Page {
 
     /// Shows a value. Only a change is stored.
     #[inline]
-    pub(crate) fn show(&mut self, offset: u64, value: u64) {
+    pub(crate) fn publish(&mut self, offset: u64, value: u64) {
         let Some(shown) = self.shown.get_mut((offset / 8) as usize) else { return };
         if *shown != value {
             *shown = value;
@@ -98,29 +98,29 @@ impl Subgroup {
         }
 
         if std::mem::take(&mut self.page.enables) {
-            self.page.show(reg::IS_ENABLED, self.enabled_injection());
-            self.page.show(reg::RECEPTION_ENABLE, self.enabled_reception());
+            self.page.publish(reg::IS_ENABLED, self.enabled_injection());
+            self.page.publish(reg::RECEPTION_ENABLE, self.enabled_reception());
         }
-        self.page.show(reg::DROPPED, self.dropped);
-        self.page.show(reg::INTERRUPT_STATUS, self.interrupts.status);
+        self.page.publish(reg::DROPPED, self.dropped);
+        self.page.publish(reg::INTERRUPT_STATUS, self.interrupts.status);
     }
 
     fn show_injection(&mut self, fifo: usize) {
         let base = reg::INJECTION + fifo as u64 * reg::FIFO;
         let state = &self.injection[fifo];
-        self.page.show(base + reg::FAULT, state.fault);
-        self.page.show(base + reg::TAIL, state.ring.tail);
-        self.page.show(base + reg::FREE_SPACE, state.ring.free());
-        self.page.show(base + reg::HEAD, state.ring.head);
-        self.page.show(base + reg::DESCRIPTOR_COUNT, state.descriptors);
+        self.page.publish(base + reg::FAULT, state.fault);
+        self.page.publish(base + reg::TAIL, state.ring.tail);
+        self.page.publish(base + reg::FREE_SPACE, state.ring.free());
+        self.page.publish(base + reg::HEAD, state.ring.head);
+        self.page.publish(base + reg::DESCRIPTOR_COUNT, state.descriptors);
     }
 
     fn show_reception(&mut self, fifo: usize) {
         let base = reg::RECEPTION + fifo as u64 * reg::FIFO;
         let state = &self.reception[fifo];
-        self.page.show(base + reg::FAULT, state.fault);
-        self.page.show(base + reg::HEAD, state.ring.head);
-        self.page.show(base + reg::FREE_SPACE, state.ring.free());
-        self.page.show(base + reg::TAIL, state.ring.tail);
+        self.page.publish(base + reg::FAULT, state.fault);
+        self.page.publish(base + reg::HEAD, state.ring.head);
+        self.page.publish(base + reg::FREE_SPACE, state.ring.free());
+        self.page.publish(base + reg::TAIL, state.ring.tail);
     }
 }

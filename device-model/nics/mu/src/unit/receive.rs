@@ -22,7 +22,7 @@ use super::{
     Unit,
     engines::Wait,
     errors::{Info, Set},
-    inject::place_of,
+    inject::subgroup_and_index,
     memory::{Memory, MemoryFault, Owner, fault_of},
     reference,
     ring::Ring,
@@ -223,7 +223,7 @@ impl Unit {
         }
 
         let fifo = arrival.unit().get_fifo();
-        let (number, index) = place_of(fifo);
+        let (number, index) = subgroup_and_index(fifo);
         if fifo >= ALL_INJECTION_FIFOS || number >= USER_SUBGROUPS && !arrival.is_system {
             self.errors.report_about(Set::Get, error::ICSRAM_SELECT_SYSTEM, Info::Get, fifo.into());
             return Err(self.drop_packet());
@@ -262,7 +262,7 @@ impl Unit {
 
     /// Hands descriptors over to an injection FIFO.
     fn accept_get(&mut self, fifo: u16, bytes: u64) {
-        let (number, index) = place_of(fifo);
+        let (number, index) = subgroup_and_index(fifo);
         let Some(subgroup) = self.subgroups.get_mut(number) else { return };
         let before = subgroup.injection[index].ring.free();
         subgroup.injection[index].ring.produce(bytes);

@@ -20,42 +20,42 @@ use nicforge_hwi::{
     mu_dcr::counter,
     mu_packet::{CHUNK, Descriptor, HEADER, MAX_PAYLOAD, PacketHeader, packet_type, routing},
 };
-use nicforge_network::router::Passing;
+use nicforge_network::router::Bypass;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
     Identity, Unit,
-    inject::place_of,
-    message::{KnownTemplate, Message},
+    inject::subgroup_and_index,
+    message::{KnownTemplate, Message, PayloadRange},
     ranges::{Access, Permission},
     ring::Ring,
     subgroup::{Injection, InjectionFifo, ReceptionFifo, owner_of},
-    view::Held,
+    view::HeldMemory,
 };
 use crate::network::{NetworkUnit, Route};
 
 /// An injection FIFO whose messages are sent in a row.
-struct Sender<'a> {
+struct RowSender<'a> {
     ring: &'a mut Ring,
     /// The message in service, which has one more packet.
-    first: Option<Message>,
+    in_service: Option<Message>,
     template: KnownTemplate<'a>,
     route: Route,
-    descriptors: Held<'a>,
-    payloads: Held<'a>,
+    descriptors: HeldMemory<'a>,
+    payloads: HeldMemory<'a>,
     permission: Permission<'a>,
     identity: &'a Identity,
     /// The message before, if there is one.
-    checked: Option<Checked>,
+    checked: Option<CheckedMessage>,
     is_system: bool,
     /// Bytes of payload sent.
     bytes: u64,
 }
 
-/// A message of the row that has passed all checks, but for those of its payload's address. Those
-/// behind it often differ in that address alone.
+/// A message of the row that has passed all checks except those of its payload's address. The
+/// messages behind it often differ in that address alone.
 #[derive(Debug)]
-struct Checked {
+struct CheckedMessage {
     /// The words of its descriptor.
     words: Words,
     /// The header of its packet.
@@ -79,13 +79,13 @@ fn are_alike(a: &Words, b: &Words) -> bool {
     differences == 0
 }
 
-impl Sender<'_> {
+impl RowSender<'_> {
     /// Returns the only packet of the next message, and moves the head past its descriptor.
-    /// Changes nothing if the message is none of the row.
+    /// Changes nothing if the message ends the row.
     #[inline(always)]
     fn next(&mut self, ports: &mut Ports<'_>) -> Option<Packet> {
-        if self.first.is_some() {
-            return self.last_of_first(ports);
+        if self.in_service.is_some() {
+            return self.last_packet_in_service(ports);
         }
 
         let words = self.descriptor()?;
@@ -116,24 +116,24 @@ impl Sender<'_> {
         Some(packet)
     }
 
-    /// Checks a descriptor. Returns `None` if its message is none of the row.
+    /// Checks a descriptor. Returns `None` if its message ends the row.
     #[inline(never)]
     fn check(&mut self, words: Words) -> Option<()> {
         let descriptor: Descriptor = zerocopy::transmute!(words);
         let template = self.template.of(&descriptor, self.is_system)?;
-        let (_, bytes) = template.only_payload(&descriptor)?;
+        let PayloadRange { bytes, .. } = template.single_packet_payload(&descriptor)?;
 
         let mark = self.identity.mark_on(Some(self.route), &descriptor.packet_header);
-        let header = zerocopy::transmute!(template.only_header(&descriptor, mark));
-        self.checked = Some(Checked { words, header, bytes });
+        let header = zerocopy::transmute!(template.single_packet_header(&descriptor, mark));
+        self.checked = Some(CheckedMessage { words, header, bytes });
         Some(())
     }
 
-    /// Returns the last packet of the message in service, as [`Sender::next`] does.
+    /// Returns the last packet of the message in service, as [`RowSender::next`] does.
     #[inline(never)]
-    fn last_of_first(&mut self, ports: &mut Ports<'_>) -> Option<Packet> {
-        let message = self.first.as_ref()?;
-        let (address, bytes) = message.last_payload()?;
+    fn last_packet_in_service(&mut self, ports: &mut Ports<'_>) -> Option<Packet> {
+        let message = self.in_service.as_ref()?;
+        let PayloadRange { address, bytes } = message.last_payload()?;
         if !self.permission.permits(address, bytes as u64) {
             return None;
         }
@@ -147,7 +147,7 @@ impl Sender<'_> {
             return None;
         }
 
-        self.first = None;
+        self.in_service = None;
         self.ring.consume(DESCRIPTOR);
         self.bytes += bytes as u64;
         Some(packet)
@@ -168,12 +168,12 @@ impl Sender<'_> {
 }
 
 /// A reception FIFO that gets packets in a row, until its memory ends.
-struct Receiver<'a> {
+struct RowReceiver<'a> {
     /// Address of the next packet, and the bytes that fit there. All of them are permitted.
     tail: u64,
     room: u64,
-    memory: Held<'a>,
-    /// What the packets of the row have in common.
+    memory: HeldMemory<'a>,
+    /// The fields that the headers of all packets of the row share.
     flow: Flow,
     /// First words of all headers together: a packet asks for an interrupt there.
     options: u64,
@@ -213,20 +213,21 @@ impl Flow {
 
     /// Returns whether two packets have the same fields.
     #[inline(always)]
-    fn is(self, other: Self) -> bool {
+    fn has_same_fields(self, other: Self) -> bool {
         const SECOND: u64 = Flow::PACKET_TYPE | Flow::MARK | Flow::FIFO;
         (self.first ^ other.first) & Self::CHANNEL == 0 && (self.second ^ other.second) & SECOND == 0
     }
 }
 
-impl Receiver<'_> {
-    /// Writes a packet at the tail. Returns false, and changes nothing, if it is none of the row.
+impl RowReceiver<'_> {
+    /// Writes a packet at the tail. Returns false, and changes nothing, if it ends the row.
     #[inline(always)]
     fn accept(&mut self, packet: &Contents) -> bool {
         let Some(flow) = Flow::of(packet) else { return false };
         let length = packet.len() as u64;
-        let is_written =
-            flow.is(self.flow) && length <= self.room && self.memory.write(self.tail, packet.bytes());
+        let is_written = flow.has_same_fields(self.flow)
+            && length <= self.room
+            && self.memory.write(self.tail, packet.bytes());
         if !is_written {
             return false;
         }
@@ -239,16 +240,16 @@ impl Receiver<'_> {
 }
 
 impl Unit {
-    /// Sends messages of an injection FIFO with which no other competes, at most `most`. Returns
+    /// Sends messages of an injection FIFO with which no other competes, at most `limit`. Returns
     /// their number.
     pub(super) fn send_row(
         &mut self,
         network: &mut NetworkUnit,
         context: &mut Context<'_>,
         fifo: u16,
-        most: u32,
+        limit: u32,
     ) -> u32 {
-        let (number, index) = place_of(fifo);
+        let (number, index) = subgroup_and_index(fifo);
         let Some(subgroup) = self.subgroups.get_mut(number) else { return 0 };
         let is_system = owner_of(number).is_system;
         let InjectionFifo { ring, template, view, payload, state, .. } = &mut subgroup.injection[index];
@@ -265,15 +266,15 @@ impl Unit {
         }
         let (Some(descriptors), Some(payloads)) = (view.held(), payload.held()) else { return 0 };
 
-        let first = match state {
+        let in_service = match state {
             Injection::Waiting => None,
             Injection::Sending(message) if message.route == Some(route) => Some(*message),
             Injection::Sending(_) | Injection::Disabled | Injection::Draining => return 0,
         };
         let (engine, before) = (engines.trailing_zeros() as u8, ring.free());
-        let mut sender = Sender {
+        let mut sender = RowSender {
             ring,
-            first,
+            in_service,
             template,
             route,
             descriptors,
@@ -284,19 +285,19 @@ impl Unit {
             is_system,
             bytes: 0,
         };
-        let (mut left, now, mut ports) = (most, context.now(), context.ports());
+        let (mut left, now, mut ports) = (limit, context.now(), context.ports());
         let next = || {
             left = left.checked_sub(1)?;
             sender.next(&mut ports)
         };
         let (sent, refused) = network.inject_row(engine, route, now, next);
-        let Sender { first, bytes, .. } = sender;
+        let RowSender { in_service, bytes, .. } = sender;
 
         if let Some(packet) = refused {
             ports.recycle(packet);
         }
         if sent > 0 {
-            if first.is_none() {
+            if in_service.is_none() {
                 *state = Injection::Waiting;
             }
             self.next_engine = (engine + 1) % 16;
@@ -308,7 +309,7 @@ impl Unit {
 
     /// Ends the messages of a row: the head has moved past their descriptors.
     fn finish_row(&mut self, fifo: u16, sent: u32, before: u64) {
-        let (number, index) = place_of(fifo);
+        let (number, index) = subgroup_and_index(fifo);
         let Some(subgroup) = self.subgroups.get_mut(number) else { return };
         subgroup.injection[index].descriptors += u64::from(sent);
         subgroup.injection_moved(index, before);
@@ -322,19 +323,19 @@ impl Unit {
         }
     }
 
-    /// Writes packets of a network reception FIFO into a user's reception FIFO, at most `most`.
+    /// Writes packets of a network reception FIFO into a user's reception FIFO, at most `limit`.
     /// Returns their number.
     pub(super) fn deposit_row(
         &mut self,
         network: &mut NetworkUnit,
         context: &mut Context<'_>,
         engine: u8,
-        most: u32,
+        limit: u32,
     ) -> u32 {
         let now = context.now();
         let first = network.front(engine, now);
         let Some((flow, fifo)) = first.and_then(|packet| self.flow_of(packet)) else { return 0 };
-        let (mut ports, mut left) = (context.ports(), most);
+        let (mut ports, mut left) = (context.ports(), limit);
         self.deposit((flow, fifo), |receiver| {
             let accept = |packet: &Packet| {
                 let is_accepted = left > 0 && receiver.accept(packet);
@@ -345,25 +346,25 @@ impl Unit {
         })
     }
 
-    /// Writes packets of a link into a user's reception FIFO, at most `most`, as if they had come
+    /// Writes packets of a link into a user's reception FIFO, at most `limit`, as if they had come
     /// through their network reception FIFO. Returns their number.
-    pub(crate) fn deposit_passing(
+    pub(crate) fn deposit_bypassing(
         &mut self,
         network: &mut NetworkUnit,
         context: &mut Context<'_>,
-        passing: &mut Passing,
-        most: u32,
+        bypass: &mut Bypass,
+        limit: u32,
     ) -> u32 {
         let open = self.control.reception_engines & !self.engines.waiting();
-        if open >> passing.fifo & 1 == 0 {
+        if open >> bypass.fifo & 1 == 0 {
             return 0;
         }
 
         let (mut passed, mut ports) = (0, context.ports());
-        while passed < most {
-            let Some(flow) = passing.first(&ports).and_then(|packet| self.flow_of(packet)) else { break };
+        while passed < limit {
+            let Some(flow) = bypass.first(&ports).and_then(|packet| self.flow_of(packet)) else { break };
             let row = self.deposit(flow, |receiver| {
-                network.pass_row(&mut ports, passing, most - passed, |packet| receiver.accept(packet))
+                network.bypass_row(&mut ports, bypass, limit - passed, |packet| receiver.accept(packet))
             });
             if row == 0 {
                 break;
@@ -372,7 +373,7 @@ impl Unit {
         }
 
         if passed > 0 {
-            self.engines.turn = (passing.fifo + 1) % 16;
+            self.engines.turn = (bypass.fifo + 1) % 16;
         }
         passed
     }
@@ -392,9 +393,10 @@ impl Unit {
         Flow::of(packet).filter(|_| is_current).map(|flow| (flow, fifo))
     }
 
-    /// Has `take` pass packets to a receiver for a flow to a FIFO. Returns their number.
+    /// Calls `take` with a receiver that writes packets of a flow into a FIFO. Returns the number
+    /// of packets that it has accepted.
     #[inline(always)]
-    fn deposit(&mut self, (flow, fifo): (Flow, u16), take: impl FnOnce(&mut Receiver<'_>) -> u32) -> u32 {
+    fn deposit(&mut self, (flow, fifo): (Flow, u16), take: impl FnOnce(&mut RowReceiver<'_>) -> u32) -> u32 {
         let (number, index) = (fifo / RECEPTION_FIFOS, usize::from(fifo % RECEPTION_FIFOS));
         let Some(subgroup) = self.subgroups.get_mut(number) else { return 0 };
         let ReceptionFifo { ring, view, is_enabled, .. } = &mut subgroup.reception[index];
@@ -407,12 +409,12 @@ impl Unit {
             return 0;
         }
 
-        let mut receiver = Receiver { tail, room, memory, flow, options: 0 };
+        let mut receiver = RowReceiver { tail, room, memory, flow, options: 0 };
         let taken = take(&mut receiver);
 
-        let Receiver { tail: end, options, .. } = receiver;
+        let RowReceiver { tail: end, options, .. } = receiver;
         if taken > 0 {
-            // The packets are there, so the tail may show them.
+            // The packets are in memory, so the tail may move past them.
             ring.produce(end - tail);
             subgroup.reception_moved(index, before, options & Flow::INTERRUPT != 0);
             self.subgroups.mark_changed(number);

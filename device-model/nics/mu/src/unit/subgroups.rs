@@ -80,8 +80,9 @@ impl Subgroups {
         while let Some(member) = next {
             if let Some(subgroup) = self.list.get_mut(usize::from(member.0)).and_then(Option::as_deref_mut) {
                 subgroup.show_changes();
-                let (who, vectors) = (subgroup.owner().attachment, subgroup.interrupts.take_vectors());
-                raise(context, who, vectors);
+                let (attachment_id, vectors) =
+                    (subgroup.owner().attachment, subgroup.interrupts.take_vectors());
+                raise(context, attachment_id, vectors);
             }
             self.changed.remove(member);
             next = self.changed.next_after(member);
@@ -90,9 +91,9 @@ impl Subgroups {
 }
 
 /// Raises the vectors of a bit mask.
-pub(crate) fn raise(context: &mut Context<'_>, who: AttachmentId, mut vectors: u32) {
+pub(crate) fn raise(context: &mut Context<'_>, attachment_id: AttachmentId, mut vectors: u32) {
     while vectors != 0 {
-        context.interrupt(who, vectors.trailing_zeros() as u16);
+        context.interrupt(attachment_id, vectors.trailing_zeros() as u16);
         vectors &= vectors - 1;
     }
 }

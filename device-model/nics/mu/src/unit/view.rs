@@ -3,7 +3,7 @@
 //! In: addresses. Out: copies from and to that part. May touch: client memory.
 //!
 //! A search of an address for each packet costs more than the packet. A view holds a lease, whose
-//! validity each access checks. What a view does not hold is reached by [`super::memory::Memory`],
+//! validity each access checks. Memory outside of a view is reached by [`super::memory::Memory`],
 //! which also finds out why it can't be.
 
 use std::sync::atomic::{Ordering, fence};
@@ -20,9 +20,9 @@ use super::ranges::Access;
 /// Views begin at a multiple of this, where that is mapped, too.
 const PAGE: u64 = 4096;
 
-/// Bytes of the shortest access by a view. Shorter ones may be words, which the search reads and
-/// writes in one access each.
-const SHORTEST: usize = 8;
+/// Bytes of the shortest access by a view. Shorter ones may be words, which
+/// [`super::memory::Memory`] reads and writes in one access each.
+const MIN_ACCESS: usize = 8;
 
 /// Bytes of a packet with one chunk of payload, which most short messages are.
 const SHORT_PACKET: usize = HEADER + CHUNK;
@@ -33,21 +33,22 @@ const SHORT_PACKET: usize = HEADER + CHUNK;
 pub(crate) struct View {
     start: u64,
     lease: Option<DmaLease>,
-    /// Accesses that missed the view since it was taken, and the number at which it is taken anew.
-    /// The number doubles each time, so that a client can't have a lease taken for each packet.
+    /// Accesses outside of the view since it was taken.
     misses: u32,
-    patience: u32,
+    /// Number of such accesses that the view permits before it moves. It doubles each time, so that
+    /// a client can't cause a lease for each packet.
+    permitted_misses: u32,
 }
 
 /// The memory that a view holds, for the accesses of one call of the device: a lease that is valid
 /// when the call begins stays valid until its end.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Held<'a> {
+pub(crate) struct HeldMemory<'a> {
     memory: &'a Window,
     start: u64,
 }
 
-impl Held<'_> {
+impl HeldMemory<'_> {
     /// Reads memory, if the view holds it. A word of 8 bytes is read in one access.
     #[inline(always)]
     pub(crate) fn read(&self, address: u64, out: &mut [u8]) -> bool {
@@ -56,7 +57,7 @@ impl Held<'_> {
             Ok(word) if offset.is_multiple_of(8) => {
                 self.memory.load_u64_relaxed(offset).map(|value| *word = value.to_ne_bytes()).is_ok()
             }
-            _ => out.len() >= SHORTEST && self.memory.read(offset, out).is_ok(),
+            _ => out.len() >= MIN_ACCESS && self.memory.read(offset, out).is_ok(),
         };
 
         // Later reads find what the client stored before the bytes that this one has found.
@@ -68,8 +69,8 @@ impl Held<'_> {
     #[inline(always)]
     pub(crate) fn read_array<const N: usize>(&self, address: u64, out: &mut [u8; N]) -> bool {
         let offset = address.wrapping_sub(self.start);
-        let is_read = N > SHORTEST && self.memory.read_array(offset, out).is_ok();
-        // As in [`Held::read`].
+        let is_read = N > MIN_ACCESS && self.memory.read_array(offset, out).is_ok();
+        // As in [`HeldMemory::read`].
         fence(Ordering::Acquire);
         is_read && !self.memory.faulted()
     }
@@ -85,7 +86,7 @@ impl Held<'_> {
         } else if let Ok(word) = <[u8; 8]>::try_from(data) {
             self.memory.store_u64_relaxed(offset, u64::from_ne_bytes(word)).is_ok()
         } else {
-            data.len() > SHORTEST && self.memory.write(offset, data).is_ok()
+            data.len() > MIN_ACCESS && self.memory.write(offset, data).is_ok()
         };
         is_written && !self.memory.faulted()
     }
@@ -95,7 +96,7 @@ impl Held<'_> {
     fn add(&self, address: u64, value: u64) -> bool {
         let word = self.memory.u64(address.wrapping_sub(self.start));
         let is_done = word.map(|word| word.fetch_add(value, Ordering::AcqRel)).is_ok();
-        // The search tells of memory that is gone, whatever it does to the word.
+        // After a failure here, the look-up reports memory that is gone.
         is_done && !self.memory.faulted()
     }
 }
@@ -103,59 +104,59 @@ impl Held<'_> {
 impl View {
     /// Returns the memory, unless its lease is over.
     #[inline]
-    pub(crate) fn held(&self) -> Option<Held<'_>> {
+    pub(crate) fn held(&self) -> Option<HeldMemory<'_>> {
         let memory = self.lease.as_ref()?.whole()?;
-        Some(Held { memory, start: self.start })
+        Some(HeldMemory { memory, start: self.start })
     }
 
-    /// Reads memory as [`Held::read`] does.
+    /// Reads memory as [`HeldMemory::read`] does.
     pub(crate) fn read(&self, address: u64, out: &mut [u8]) -> bool {
         self.held().is_some_and(|held| held.read(address, out))
     }
 
-    /// Writes memory as [`Held::write`] does.
+    /// Writes memory as [`HeldMemory::write`] does.
     pub(crate) fn write(&self, address: u64, data: &[u8]) -> bool {
         self.held().is_some_and(|held| held.write(address, data))
     }
 
-    /// Adds to a word as [`Held::add`] does. The view must be for reads, too.
+    /// Adds to a word as [`HeldMemory::add`] does. The view must be for reads, too.
     pub(crate) fn add(&self, address: u64, value: u64) -> bool {
         self.held().is_some_and(|held| held.add(address, value))
     }
 
-    /// Drops a lease that is over, and with it the view's hold on the memory's file. The client has
-    /// paid for the next one by a call.
+    /// Drops a lease that is over, and with it the reference to the memory's file. A lease ends
+    /// with a call of the client, which bounds how often a new one is taken.
     pub(crate) fn release_if_over(&mut self) {
         if self.lease.as_ref().is_some_and(|lease| lease.whole().is_none()) {
             *self = Self::default();
         }
     }
 
-    /// Records that an access has missed the view and was carried out. Now and then the view moves
-    /// to the memory from there on, if that permits all of some accesses.
+    /// Counts an access outside of the view, which was carried out. After several of them, the view
+    /// moves to the memory from that address on, if the memory permits all of `accesses`.
     #[cold]
     pub(crate) fn note_miss(
         &mut self,
         context: &mut Context<'_>,
-        who: AttachmentId,
+        attachment_id: AttachmentId,
         (address, length): (u64, usize),
         accesses: &[Access],
     ) {
         // No view serves these.
-        if length < SHORTEST {
+        if length < MIN_ACCESS {
             return;
         }
         self.release_if_over();
         self.misses += 1;
-        if self.misses <= self.patience {
+        if self.misses <= self.permitted_misses {
             return;
         }
 
         self.misses = 0;
-        self.patience = (2 * self.patience + 1).min(u32::MAX / 4);
+        self.permitted_misses = (2 * self.permitted_misses + 1).min(u32::MAX / 4);
         let first = address - address % PAGE;
         self.lease = [first, address].into_iter().find_map(|start| {
-            let lease = lease_from(context, who, start, accesses)?;
+            let lease = lease_from(context, attachment_id, start, accesses)?;
             self.start = start;
             Some(lease)
         });
@@ -166,11 +167,11 @@ impl View {
 /// accesses.
 fn lease_from(
     context: &mut Context<'_>,
-    who: AttachmentId,
+    attachment_id: AttachmentId,
     start: u64,
     accesses: &[Access],
 ) -> Option<DmaLease> {
-    let is_in_one = |length| context.dma_mappings(who, start, length).is_ok_and(|count| count == 1);
+    let is_in_one = |length| context.dma_mappings(attachment_id, start, length).is_ok_and(|count| count == 1);
     let length = (0..=ADDRESS_BITS).rev().map(|bit| 1 << bit).fold(0, |length, more| {
         let longer = length + more;
         if is_in_one(longer) { longer } else { length }
@@ -178,7 +179,7 @@ fn lease_from(
 
     let mut lease = None;
     for &access in accesses {
-        lease = Some(context.dma_lease(who, start, length, access == Access::Write).ok()?);
+        lease = Some(context.dma_lease(attachment_id, start, length, access == Access::Write).ok()?);
     }
     lease.filter(|lease| lease.whole().is_some())
 }

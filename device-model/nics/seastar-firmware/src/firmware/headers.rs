@@ -92,9 +92,9 @@ impl Firmware {
             return stream.map_or(Ok(()), |stream| self.discard(chip, stream));
         }
         let judgement = if takes && acceptance == Acceptance::Full {
-            receiver.dropped(sequence, resynchronizes)
+            receiver.judge_dropped(sequence, resynchronizes)
         } else {
-            receiver.header(sequence, resynchronizes)
+            receiver.judge_header(sequence, resynchronizes)
         };
         let place_in_line = node.pairs.store(trusted.source_node, receiver, judgement);
 
@@ -136,7 +136,7 @@ impl Firmware {
 
         let mut receiver = node.pairs.receiver(trusted.source_node);
         let resynchronizes = has_flag(trusted, trusted_flag::RESYNCHRONIZE);
-        let judgement = receiver.dropped(sequence_of(trusted), resynchronizes);
+        let judgement = receiver.judge_dropped(sequence_of(trusted), resynchronizes);
         let place_in_line = node.pairs.store(trusted.source_node, receiver, judgement);
         self.acknowledge(chip, trusted, judgement.answer, place_in_line)
     }

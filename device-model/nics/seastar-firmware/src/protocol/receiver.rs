@@ -39,7 +39,7 @@ pub struct Receiver<const MODULUS: u32> {
 }
 
 impl<const MODULUS: u32> Receiver<MODULUS> {
-    /// Returns whether [`Self::header`] would take a message.
+    /// Returns whether [`Self::judge_header`] would take a message.
     #[must_use]
     #[inline]
     pub fn takes(&self, sequence: Sequence<MODULUS>, resynchronizes: bool) -> bool {
@@ -51,7 +51,7 @@ impl<const MODULUS: u32> Receiver<MODULUS> {
     ///
     /// `resynchronizes`: the header says that the sender has given up all messages before it.
     #[inline]
-    pub fn header(&mut self, sequence: Sequence<MODULUS>, resynchronizes: bool) -> Judgement {
+    pub fn judge_header(&mut self, sequence: Sequence<MODULUS>, resynchronizes: bool) -> Judgement {
         if !self.takes(sequence, resynchronizes) {
             return Judgement { taken: false, answer: Answer::Nack, changed: false };
         }
@@ -64,7 +64,7 @@ impl<const MODULUS: u32> Receiver<MODULUS> {
 
     /// Judges a message that the hardware has dropped, because all streams are in use.
     #[inline]
-    pub fn dropped(&mut self, sequence: Sequence<MODULUS>, resynchronizes: bool) -> Judgement {
+    pub fn judge_dropped(&mut self, sequence: Sequence<MODULUS>, resynchronizes: bool) -> Judgement {
         let changed = self.expected.is_none();
         if changed || sequence == Sequence::INITIAL || resynchronizes {
             self.expected = Some(sequence);

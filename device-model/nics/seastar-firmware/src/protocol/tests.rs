@@ -185,15 +185,15 @@ fn short_message_is_implicit_only_if_all_before_it_are_or_were_taken() {
 fn receiver_checks_numbers_only_between_a_drop_and_its_repetition() {
     let mut receiver = Receiver::<5>::default();
     let mut pressure = Pressure::default();
-    assert_eq!(receiver.header(number(3), false).answer, Answer::FirstPostbootAck);
-    assert_eq!(receiver.header(number(1), false).answer, Answer::Ack);
+    assert_eq!(receiver.judge_header(number(3), false).answer, Answer::FirstPostbootAck);
+    assert_eq!(receiver.judge_header(number(1), false).answer, Answer::Ack);
 
-    assert_eq!(pressure.count(receiver.dropped(number(2), false)), 1);
+    assert_eq!(pressure.count(receiver.judge_dropped(number(2), false)), 1);
     assert!(pressure.is_abnormal());
-    assert_eq!(pressure.count(receiver.header(number(3), false)), 2);
-    assert_eq!(pressure.count(receiver.dropped(number(2), false)), 3);
+    assert_eq!(pressure.count(receiver.judge_header(number(3), false)), 2);
+    assert_eq!(pressure.count(receiver.judge_dropped(number(2), false)), 3);
 
-    let repeated = receiver.header(number(2), false);
+    let repeated = receiver.judge_header(number(2), false);
     assert_eq!((repeated.taken, repeated.answer), (true, Answer::Ack));
     assert_eq!(pressure.count(repeated), 2);
     assert!(!pressure.is_abnormal());
@@ -202,10 +202,10 @@ fn receiver_checks_numbers_only_between_a_drop_and_its_repetition() {
 #[test]
 fn resynchronizing_message_ends_the_wait_for_a_dropped_one() {
     let mut receiver = Receiver::<5>::default();
-    receiver.dropped(number(1), false);
+    receiver.judge_dropped(number(1), false);
 
-    assert!(!receiver.header(number(3), false).taken);
-    assert!(receiver.header(number(3), true).taken);
+    assert!(!receiver.judge_header(number(3), false).taken);
+    assert!(receiver.judge_header(number(3), true).taken);
     assert_eq!(receiver.expected, None);
 }
 
@@ -257,9 +257,9 @@ fn senders_beyond_the_streams_all_deliver() {
 
                 let judgement = if streams == STREAMS {
                     drops += 1;
-                    receiver.dropped(sequence, false)
+                    receiver.judge_dropped(sequence, false)
                 } else {
-                    receiver.header(sequence, false)
+                    receiver.judge_header(sequence, false)
                 };
                 assert!(pressure.count(judgement) <= Pressure::MAX_PLACE);
                 if judgement.taken {
@@ -334,9 +334,9 @@ proptest! {
                 Step::Arrive(place) if !wires[place].is_empty() => {
                     let (slot, sequence, is_long, is_implicit) = wires[place].remove(0);
                     let judgement = if is_long && in_use {
-                        receivers[place].dropped(sequence, false)
+                        receivers[place].judge_dropped(sequence, false)
                     } else {
-                        receivers[place].header(sequence, false)
+                        receivers[place].judge_header(sequence, false)
                     };
                     if judgement.taken {
                         in_use |= is_long;

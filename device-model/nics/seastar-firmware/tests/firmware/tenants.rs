@@ -113,7 +113,7 @@ fn grants_of_wrong_processes_and_modes_are_refused() {
     assert_eq!(network.kernel(0, map).code, code::NO_SPACE);
 }
 
-/// Delivers a message of node 0. What node 1 sends then waits there.
+/// Delivers a message of node 0. Packets that node 1 sends then wait there.
 fn deliver(network: &mut Network) {
     while network.nodes[0].firmware.pending() > 0 || network.nodes[1].firmware.pending() == 0 {
         network.poll(0);

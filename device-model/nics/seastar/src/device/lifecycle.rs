@@ -132,7 +132,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         while let Some(&node) = self.incarnations.nodes.last() {
             let incarnation = self.parts.site.incarnations.shown(node);
             self.receiver.incarnation_changed(context, node, incarnation);
-            if !self.receiver.show_cuts(&mut self.parts, now) {
+            if !self.receiver.report_cuts(&mut self.parts, now) {
                 return false;
             }
 

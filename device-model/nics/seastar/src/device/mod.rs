@@ -36,11 +36,11 @@ use crate::{
     mailbox::{Mailbox, PublishedState},
     memory::Tenants,
     parts::{FirmwareLink, Parts},
-    patience::Wait,
     processor::Counters,
     receive::Receiver,
     reference,
     transmit::Transmitter,
+    wait_budgets::Wait,
 };
 
 /// Packets of an injection FIFO, and of the reception FIFO.
@@ -172,8 +172,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     }
 
     /// Returns the number of accesses that ended early because a budget of waits was spent.
-    fn hurried(&self) -> u64 {
-        self.parts.tenants.hurried() + self.transmitter.hurried() + self.receiver.hurried()
+    fn over_budget(&self) -> u64 {
+        self.parts.tenants.over_budget() + self.transmitter.over_budget() + self.receiver.over_budget()
     }
 
     fn options(&self) -> &Options {
@@ -468,7 +468,7 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
             ("firmware_state", self.firmware.shown.into()),
             ("firmware_life", self.firmware.epoch.into()),
             ("firmware_halts", self.firmware.halts),
-            ("hurried", self.hurried()),
+            ("hurried", self.over_budget()),
             ("errors", self.errors),
         ];
         let program = P::COUNTERS.iter().zip(self.counters.iter());

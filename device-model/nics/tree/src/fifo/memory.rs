@@ -102,7 +102,7 @@ impl Memory {
     }
 
     /// Stores a word of the mirror.
-    pub(super) fn show(&self, offset: u64, value: u32) {
+    pub(super) fn publish(&self, offset: u64, value: u32) {
         // The mirror has its full size and is writable here, so this can't fail.
         let _ = self.mirror.store_u32_release(offset, value);
     }

@@ -421,11 +421,11 @@ impl Channel {
         let exceptions = events.exceptions(Fill::of(*config, receive, send, send_count));
 
         let words = &mut memory.words;
-        words.send_head.show(send.taken());
-        words.recv_tail.show(receive.tail());
-        words.irq.show(receive.irq_count());
-        words.status.show(port.status(receive, send_count));
-        words.error.show(exceptions.error_word());
+        words.send_head.publish(send.taken());
+        words.recv_tail.publish(receive.tail());
+        words.irq.publish(receive.irq_count());
+        words.status.publish(port.status(receive, send_count));
+        words.error.publish(exceptions.error_word());
 
         events.compare_watermarks(exceptions, enabled);
     }
@@ -434,36 +434,36 @@ impl Channel {
     fn show_constants(&mut self, config: &TreeConfig, presence: &Presence) {
         let Some(memory) = self.state.memory() else { return };
 
-        memory.show(mirror_map::NODE_ADDRESS, config.node_address);
-        memory.show(mirror_map::CHANNEL, self.number as u32);
-        memory.show(mirror_map::SEND_DEPTH, config.send_depth);
-        memory.show(mirror_map::RECV_DEPTH, config.recv_depth);
-        memory.show(mirror_map::NODES, config.nodes);
-        memory.show(mirror_map::IO_NODE, config.io_node);
-        memory.show(mirror_map::PSET_RANK, config.pset_rank.unwrap_or(u32::MAX));
-        memory.show(mirror_map::PSET_SIZE, config.pset_size);
+        memory.publish(mirror_map::NODE_ADDRESS, config.node_address);
+        memory.publish(mirror_map::CHANNEL, self.number as u32);
+        memory.publish(mirror_map::SEND_DEPTH, config.send_depth);
+        memory.publish(mirror_map::RECV_DEPTH, config.recv_depth);
+        memory.publish(mirror_map::NODES, config.nodes);
+        memory.publish(mirror_map::IO_NODE, config.io_node);
+        memory.publish(mirror_map::PSET_RANK, config.pset_rank.unwrap_or(u32::MAX));
+        memory.publish(mirror_map::PSET_SIZE, config.pset_size);
 
         for (node, word) in presence.table(self.number).iter().enumerate() {
-            memory.show(mirror_map::PRESENCE + 4 * node as u64, *word);
+            memory.publish(mirror_map::PRESENCE + 4 * node as u64, *word);
         }
-        memory.show(mirror_map::PRESENCE_CHANGES, presence.changes(self.number));
+        memory.publish(mirror_map::PRESENCE_CHANGES, presence.changes(self.number));
     }
 
     /// Shows a node's new presence word in the mirror. The receive tail is published first, so that
     /// a client that sees the change also sees the packets in front of it.
     pub(crate) fn show_presence(&mut self, node: u32, word: u32, changes: u32) {
         let ChannelState::Open(memory) = &mut self.state else { return };
-        memory.words.recv_tail.show(self.receive.tail());
+        memory.words.recv_tail.publish(self.receive.tail());
 
-        memory.show(mirror_map::PRESENCE + 4 * u64::from(node), word);
-        memory.show(mirror_map::PRESENCE_CHANGES, changes);
+        memory.publish(mirror_map::PRESENCE + 4 * u64::from(node), word);
+        memory.publish(mirror_map::PRESENCE_CHANGES, changes);
         self.events.note(vector::PRESENCE);
     }
 
     /// Shows the global interrupt status word in the mirror.
     pub(crate) fn show_global_interrupts(&self, word: u32) {
         if let Some(memory) = self.state.memory() {
-            memory.show(mirror_map::GLOBAL_INT, word);
+            memory.publish(mirror_map::GLOBAL_INT, word);
         }
     }
 }

@@ -157,7 +157,7 @@ impl Router {
             for port in 0..PORTS as u8 {
                 while let Some(packet) = context.ports.take(port, channel) {
                     match presence::parse(packet.header) {
-                        Some((node, presence_word)) => {
+                        Some(presence::Symbol { node, presence_word }) => {
                             self.update_presence(context, channel, node, presence_word, Some(port));
                         }
                         None => self.counters[channel].discarded += 1,

@@ -154,7 +154,7 @@ impl RouteTable {
     /// possibly through the port by which it came.
     #[inline(never)]
     fn route_by_class(&self, source: Source, header: u64) -> RouteDecision {
-        if let Some((node, presence_word)) = presence::parse(header) {
+        if let Some(presence::Symbol { node, presence_word }) = presence::parse(header) {
             return RouteDecision::Symbol { node, presence_word };
         }
 

@@ -4,8 +4,9 @@ use crate::common::{Client, Payload, Rig, irq_to, payload, to};
 use nicforge_hwi::{
     tree::{Header, PAYLOAD, mirror},
     tree_dcr::{
-        ARB_HD00, ARB_RCFG, ARB_RSTAT, ARB_XSTAT, GLOB_NADDR, GLOB_VCFG1, INJ_CSHD1, INJ_CSPY1, INJ_PIXEN,
-        INJ_PIXF, REC_PRXF, checksum, dcr, exceptions, pix, port, prx, rcfg, status, vcfg,
+        ARB_HD00, ARB_RCFG, ARB_RSTAT, ARB_XSTAT, ChannelExceptions, GLOB_NADDR, GLOB_VCFG1, INJ_CSHD1,
+        INJ_CSPY1, INJ_PIXEN, INJ_PIXF, REC_PRXF, checksum, dcr, exceptions, pix, port, prx, rcfg, status,
+        vcfg,
     },
 };
 
@@ -250,13 +251,13 @@ fn the_error_word_of_the_mirror_equals_the_registers() {
     rig.write32(&core, port::DI, 1);
     rig.read32(&core, port::HR);
 
-    let (receive, inject) = exceptions(core.mirror(mirror::ERROR));
+    let ChannelExceptions { receive, inject } = exceptions(core.mirror(mirror::ERROR));
 
     assert_eq!(receive & prx::HFU1, prx::HFU1);
     assert_eq!(inject & pix::ALIGN1, pix::ALIGN1);
     errors(&mut rig, &core);
     rig.run();
-    let (receive, inject) = exceptions(core.mirror(mirror::ERROR));
+    let ChannelExceptions { receive, inject } = exceptions(core.mirror(mirror::ERROR));
     assert_eq!((receive, inject & !pix::WM1), (0, 0));
 }
 

@@ -200,7 +200,7 @@ fn a_packet_for_an_address_that_does_not_exist_is_discarded_and_reported() {
     rig.send_all(&io, &[(to(700), payload(1)), (to(1), payload(2))]);
 
     assert_eq!(rig.counter(0, "vc1_no_target"), 1);
-    assert_eq!(exceptions(io.mirror(mirror::ERROR)).1 & pix::ADDR0, pix::ADDR0);
+    assert_eq!(exceptions(io.mirror(mirror::ERROR)).inject & pix::ADDR0, pix::ADDR0);
     let compute = rig.core(1);
     assert_eq!(compute.receive().unwrap().1, payload(2));
 }
@@ -227,7 +227,7 @@ fn a_bad_receive_pointer_is_ignored_and_reported() {
     compute.set_window(window::RECV_HEAD, 3);
     rig.run();
 
-    assert_eq!(exceptions(compute.mirror(mirror::ERROR)).0 & prx::PFU1, prx::PFU1);
+    assert_eq!(exceptions(compute.mirror(mirror::ERROR)).receive & prx::PFU1, prx::PFU1);
     compute.set_window(window::RECV_HEAD, 0);
     assert_eq!(compute.receive().unwrap().1, payload(1));
     let packets: Vec<_> = (0..8).map(|number| (to(1), payload(number))).collect();

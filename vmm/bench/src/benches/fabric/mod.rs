@@ -27,14 +27,15 @@ use crate::{
     callgrind::{Callgrind, Count, pattern},
     heap,
     machine::{build, describe},
-    process::{of_bench, unknown_part},
+    process::{of_bench, unknown_task},
     row::{Goal, Outcome, Row},
     samples::Samples,
 };
 
 /// The bench.
 pub const BENCH: Bench =
-    Bench::new("fabric", "packets over links in virtual time, and the memory of a node", run).with_part(part);
+    Bench::new("fabric", "packets over links in virtual time, and the memory of a node", run)
+        .with_child(run_child);
 
 /// A torus, and how much of it is measured.
 #[derive(Clone, Copy, Debug)]
@@ -212,7 +213,7 @@ fn instructions(run: &Run<'_>, torus: Torus, driver: Driver, callgrind: &Callgri
     let count = Count {
         name: "hops",
         bench: BENCH.name,
-        part: format!("{}:{warm_up}:{window}:{}", torus.nodes(), u8::from(driver == Driver::Machine)),
+        task: format!("{}:{warm_up}:{window}:{}", torus.nodes(), u8::from(driver == Driver::Machine)),
         functions: vec![pattern(counted::MODULE, "run_window")],
         first_thread_only: false,
     };
@@ -234,7 +235,7 @@ fn bytes_per_node() -> Result<f64, Failure> {
 
 /// Runs a child process: the memory of a machine, or the traffic of
 /// `NODES:WARM_UP:WINDOW:IN_MACHINE`.
-fn part(text: &str) -> Result<u8, Failure> {
+fn run_child(text: &str) -> Result<u8, Failure> {
     if text == MEMORY {
         let plan = describe(BENCH.name, CARDS)?;
         let (built, bytes) = heap::count(|| build(&plan));
@@ -244,10 +245,10 @@ fn part(text: &str) -> Result<u8, Failure> {
     }
 
     let numbers: Vec<u64> = text.split(':').map_while(|number| number.parse().ok()).collect();
-    let &[nodes, warm_up, window, in_machine] = numbers.as_slice() else { return Err(unknown_part(text)) };
+    let &[nodes, warm_up, window, in_machine] = numbers.as_slice() else { return Err(unknown_task(text)) };
     let driver = if in_machine == 0 { Driver::Alone } else { Driver::Machine };
     let torus = TORI.into_iter().find(|torus| u64::from(torus.nodes()) == nodes);
-    let mut traffic = torus.ok_or_else(|| unknown_part(text))?.start(driver, warm_up)?;
+    let mut traffic = torus.ok_or_else(|| unknown_task(text))?.start(driver, warm_up)?;
     counted::run_window(&mut traffic, warm_up.saturating_add(window))?;
     Ok(0)
 }

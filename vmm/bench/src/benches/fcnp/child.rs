@@ -42,9 +42,9 @@ struct Child {
     open: Option<Open>,
 }
 
-/// Runs a child process: `part` is its side and a folder for its socket.
-pub(super) fn main(part: &str) -> Result<u8, Failure> {
-    let (side, folder) = part
+/// Runs a child process: `task` is its side and a folder for its socket.
+pub(super) fn main(task: &str) -> Result<u8, Failure> {
+    let (side, folder) = task
         .split_once(':')
         .and_then(|(side, folder)| Some((Side::from_name(side)?, FilePath::new(folder))))
         .ok_or_else(|| Failure::usage("this is for the bench itself"))?;

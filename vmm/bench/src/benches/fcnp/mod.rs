@@ -45,7 +45,7 @@ use crate::{
 /// The bench.
 pub const BENCH: Bench =
     Bench::new("fcnp", "FCNP beside packets without a protocol, and beside sockets, direct and relayed", run)
-        .with_part(child::main);
+        .with_child(child::main);
 
 /// Packets in the FIFOs: the real machine's depth, and a large one.
 const DEPTHS: [u32; 2] = [8, 256];

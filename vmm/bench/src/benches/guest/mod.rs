@@ -49,7 +49,7 @@ use self::pair::GuestPair;
 use super::{fcnp::task::Direction, mmio::Effort};
 use crate::{
     bench::{Bench, Run},
-    process::unknown_part,
+    process::unknown_task,
     row::{Backing, Goal, Outcome, Row},
 };
 
@@ -60,7 +60,7 @@ pub const BENCH: Bench = Bench::new(
     "devices in QEMU guests: what passes without the server, registers, FCNP beside virtio-net (not in `all`)",
     run,
 )
-.with_part(part)
+.with_child(run_child)
 .not_in_all();
 
 /// The task of all child processes.
@@ -112,10 +112,10 @@ fn effort(quick: bool) -> Effort {
 }
 
 /// Runs a worker.
-fn part(part: &str) -> Result<u8, Failure> {
-    match part {
+fn run_child(task: &str) -> Result<u8, Failure> {
+    match task {
         END => child::main(),
-        _ => Err(unknown_part(part)),
+        _ => Err(unknown_task(task)),
     }
 }
 

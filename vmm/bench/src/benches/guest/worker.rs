@@ -54,7 +54,7 @@ impl<'a> Worker<'a> {
         let line = line.ok_or_else(|| Failure::environment(format!("{name} has no line for orders")))?;
         let (line_sender, answers) = channel();
         let command =
-            format!("stty -F /dev/ttyS2 raw -echo && exec {PROGRAM} {} --part {END} </dev/ttyS2", BENCH.name);
+            format!("stty -F /dev/ttyS2 raw -echo && exec {PROGRAM} {} --task {END} </dev/ttyS2", BENCH.name);
         let job = Job::shell(command).on_line(line_forwarder(line_sender));
         let program = guest.start(job).context(|| format!("{name}: starting the bench"))?;
         let worker = Self { name, process: WorkerProcess::Guest { line, program }, answers };

@@ -51,7 +51,7 @@ pub const BENCH: Bench = Bench::new(
     "register accesses and interrupts of a served device, beside bare sockets and rings",
     run,
 )
-.with_part(server::main);
+.with_child(server::main);
 
 /// The measured paths of a device of registers, on a host and in a guest.
 pub const REGISTER_PATHS: [&str; 7] = [

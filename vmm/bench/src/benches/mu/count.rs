@@ -19,7 +19,7 @@ use crate::{
     bench::Run,
     callgrind::{Callgrind, Count, Parts, pattern},
     machine::{SteppedMachine, build},
-    process::unknown_part,
+    process::unknown_task,
     row::{Backing, Goal, Outcome, Row},
 };
 
@@ -115,15 +115,15 @@ impl fmt::Display for Task {
 }
 
 impl Task {
-    fn parse(part: &str) -> Result<Self, Failure> {
-        let task = part.split_once(':').and_then(|(messages, rest)| {
+    fn parse(text: &str) -> Result<Self, Failure> {
+        let task = text.split_once(':').and_then(|(messages, rest)| {
             let messages = Messages::ALL.into_iter().find(|kind| kind.name() == messages)?;
             let (fifos, numbers) = rest.split_once(':')?;
             let fifos = Fifos::ALL.into_iter().find(|which| which.name() == fifos)?;
             let (credits, packets) = numbers.split_once(':')?;
             Some(Self { messages, fifos, credits: credits.parse().ok()?, packets: packets.parse().ok()? })
         });
-        task.ok_or_else(|| unknown_part(part))
+        task.ok_or_else(|| unknown_task(text))
     }
 }
 
@@ -141,10 +141,10 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
         let (name, enabled) = (messages.name(), fifos.name());
         run.step(format!("instructions of {name} with {enabled} FIFOs, {credits} credits"))?;
         let functions = vec![pattern(module_path!(), "round")];
-        let part = Task { messages, fifos, credits, packets }.to_string();
+        let task = Task { messages, fifos, credits, packets }.to_string();
         let counted = callgrind.run(
             run,
-            &Count { name: "packets", bench: BENCH.name, part, functions, first_thread_only: false },
+            &Count { name: "packets", bench: BENCH.name, task, functions, first_thread_only: false },
         )?;
 
         let all = counted.total() as f64 / f64::from(packets);
@@ -183,8 +183,8 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
 }
 
 /// Runs the child process.
-pub(super) fn part(part: &str) -> Result<u8, Failure> {
-    let task = Task::parse(part)?;
+pub(super) fn run_child(task: &str) -> Result<u8, Failure> {
+    let task = Task::parse(task)?;
     let mut machine = SteppedMachine::new(build(&two_nodes(USER_SUBGROUPS, task.credits)?)?.0);
     let open = |node: &str, name: &str| machine.open(node, name);
     let mut pair = Pair::open(&open("bgq0", "s0")?, &open("bgq1", "s0")?, 4096)?;
@@ -276,7 +276,7 @@ mod tests {
             let task = Task { messages, fifos, credits, packets: 4096 };
             assert_eq!(Task::parse(&task.to_string()).unwrap(), task);
         }
-        for part in [
+        for task in [
             "",
             "fifo8",
             "fifo8:one:7",
@@ -285,7 +285,7 @@ mod tests {
             "get8:one:7:4",
             "fifo8:all:7:4294967296",
         ] {
-            assert!(Task::parse(part).is_err(), "{part}");
+            assert!(Task::parse(task).is_err(), "{task}");
         }
     }
 }

@@ -36,7 +36,7 @@ pub const BENCH: Bench = Bench::new(
     "Message Units of Blue Gene/Q: packets, puts, latency beside VELO (valgrind counts instructions)",
     run,
 )
-.with_part(count::part);
+.with_child(count::run_child);
 
 /// Runs the benchmark.
 fn run(run: &Run<'_>) -> Result<Outcome, Failure> {

@@ -10,7 +10,7 @@ use nicforge_fcnp::{ComputeCore, Error, IoNode, tree::TreeChannel};
 use nicforge_hwi::tree::{Header, PAYLOAD};
 use nicforge_shm::{MemoryError, Window};
 
-use super::part::{BATCH, Batch};
+use super::child::{BATCH, Batch};
 
 /// The path of this module, which is a part of its functions' names.
 pub(super) const MODULE: &str = module_path!();

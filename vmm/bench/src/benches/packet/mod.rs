@@ -1,33 +1,33 @@
 //! `nicforge bench packet`: the instructions of a packet, in the library and in the machine.
 //!
-//! This program runs itself again under callgrind, once for each figure (`part.rs`). The results
+//! This program runs itself again under callgrind, once for each figure (`child.rs`). The results
 //! are instructions of one packet.
 //!
 //! - `counted.rs`: the functions whose instructions are counted, with all functions that they call;
-//! - `part.rs`: the program under callgrind, and the contents of each figure; `route.rs`: the nodes
-//!   of the packets.
+//! - `child.rs`: the program under callgrind, and the contents of each figure; `route.rs`: the
+//!   nodes of the packets.
 
+mod child;
 mod counted;
-mod part;
 mod route;
 
 use nicforge::failure::Failure;
 
 use self::{
-    part::{BATCH, CountedFigure, DEPTH},
+    child::{BATCH, CountedFigure, DEPTH},
     route::Route,
 };
 use crate::{
     bench::{Bench, Run},
     callgrind::{Callgrind, Count},
-    process::unknown_part,
+    process::unknown_task,
     row::{Backing, Goal, Outcome, Row},
 };
 
 /// The bench.
 pub const BENCH: Bench =
     Bench::new("packet", "instructions a packet, in the library and in the machine (needs valgrind)", run)
-        .with_part(part);
+        .with_child(run_child);
 
 /// The least instructions for sending or receiving a packet, according to the Blue Gene/L papers.
 const PACKET_GOAL: f64 = 50.0;
@@ -55,7 +55,7 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
             &Count {
                 name: figure.name(),
                 bench: BENCH.name,
-                part: format!("{}:{packets}", figure.name()),
+                task: format!("{}:{packets}", figure.name()),
                 functions: figure.toggles(),
                 first_thread_only: true,
             },
@@ -95,8 +95,8 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
 }
 
 /// Carries out the task of a child process. `text` is `FIGURE:PACKETS`.
-fn part(text: &str) -> Result<u8, Failure> {
-    let unknown = || unknown_part(text);
+fn run_child(text: &str) -> Result<u8, Failure> {
+    let unknown = || unknown_task(text);
     let (name, packets) = text.split_once(':').ok_or_else(unknown)?;
     let figure = CountedFigure::ALL.into_iter().find(|figure| figure.name() == name).ok_or_else(unknown)?;
     figure.run(packets.parse().map_err(|_| unknown())?)?;

@@ -8,7 +8,7 @@ use nicforge_machine::build::Built;
 
 use super::{
     BENCH,
-    part::{CountedFigure, DEPTH},
+    child::{CountedFigure, DEPTH},
 };
 use crate::machine::{build, describe};
 

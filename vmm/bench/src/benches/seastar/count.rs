@@ -17,7 +17,7 @@ use super::{
 use crate::{
     bench::Run,
     callgrind::{Callgrind, Count, Parts, pattern},
-    process::unknown_part,
+    process::unknown_task,
     row::{Backing, Goal, Outcome, Row},
 };
 
@@ -62,11 +62,11 @@ impl fmt::Display for Task {
 }
 
 impl Task {
-    fn parse(part: &str) -> Result<Self, Failure> {
-        part.split_once(':')
+    fn parse(text: &str) -> Result<Self, Failure> {
+        text.split_once(':')
             .and_then(|(burst, puts)| Some(Self { burst: burst.parse().ok()?, puts: puts.parse().ok()? }))
             .filter(|task| BURSTS.contains(&task.burst))
-            .ok_or_else(|| unknown_part(part))
+            .ok_or_else(|| unknown_task(text))
     }
 }
 
@@ -83,10 +83,10 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
     for burst in BURSTS {
         run.step(format!("instructions of puts in bursts of {burst}"))?;
         let functions = vec![pattern(module_path!(), "round")];
-        let part = Task { burst, puts }.to_string();
+        let task = Task { burst, puts }.to_string();
         let counted = callgrind.run(
             run,
-            &Count { name: "puts", bench: BENCH.name, part, functions, first_thread_only: false },
+            &Count { name: "puts", bench: BENCH.name, task, functions, first_thread_only: false },
         )?;
 
         let all = counted.total() as f64 / f64::from(puts);
@@ -114,8 +114,8 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
 }
 
 /// Runs the child process.
-pub(super) fn part(part: &str) -> Result<u8, Failure> {
-    let task = Task::parse(part)?;
+pub(super) fn run_child(task: &str) -> Result<u8, Failure> {
+    let task = Task::parse(task)?;
     let machine = SeaStars::in_process(TWO)?;
     let mut pair = Pair::open(&machine, 4096)?;
 
@@ -164,8 +164,8 @@ mod tests {
         let task = Task { burst: 32, puts: 4096 };
         assert_eq!(Task::parse(&task.to_string()).unwrap(), task);
 
-        for part in ["", ":", "32", "32:", ":4", "0:4", "2:4", "1:x", "1:4294967296"] {
-            assert!(Task::parse(part).is_err(), "{part}");
+        for task in ["", ":", "32", "32:", ":4", "0:4", "2:4", "1:x", "1:4294967296"] {
+            assert!(Task::parse(task).is_err(), "{task}");
         }
     }
 }

@@ -34,7 +34,7 @@ pub const BENCH: Bench = Bench::new(
     "Portals on SeaStars: puts, posted receives, streams into one node (valgrind counts instructions)",
     run,
 )
-.with_part(count::part);
+.with_child(count::run_child);
 
 /// A torus of two nodes.
 const TWO: &[u32] = &[2];

@@ -9,7 +9,7 @@ use nicforge_network::{
 use super::{Benchmark, Failure, HEAD_BYTES, HOP_NS, LINK_GBIT_S, Model, Run, rows};
 use crate::{
     bgq::all_to_all::{SUBGROUPS, THROUGH_RATIO},
-    traffic::{Experiment, Network, Pattern, TrafficError, Windows, run_unless, uniform_capacity},
+    traffic::{LoadSweep, Network, Pattern, TrafficError, Windows, run_unless, uniform_capacity},
 };
 
 /// The torus of the all-to-all.
@@ -173,7 +173,7 @@ fn measure_accepted_load(
 ) -> Result<Accepted, Failure> {
     let network = network(model, lengths, has_zones);
     let capacity = uniform_capacity(&network.dimensions).map_err(TrafficError::from)?;
-    let mut experiment = Experiment {
+    let mut sweep = LoadSweep {
         network,
         pattern: Pattern::PermutationWalk,
         packet_bytes: PACKET_BYTES,
@@ -185,9 +185,9 @@ fn measure_accepted_load(
 
     let mut load = Accepted { percent: f64::NAN, is_steady: false };
     for _ in 0..REPETITIONS {
-        let warm_up = experiment.windows.warm_up;
+        let warm_up = sweep.windows.warm_up;
         run.show(format!("zones on {lengths:?} nodes, {} us of warm-up", warm_up / 1000))?;
-        let curve = run_unless(&experiment, &|| run.check().is_err())?;
+        let curve = run_unless(&sweep, &|| run.check().is_err())?;
         let windows = curve.points.first().map_or(&[][..], |point| &point.accepted_by_window);
 
         if let [.., before, last] = windows {
@@ -197,7 +197,7 @@ fn measure_accepted_load(
         if load.is_steady {
             break;
         }
-        experiment.windows.warm_up = 2 * warm_up;
+        sweep.windows.warm_up = 2 * warm_up;
     }
     Ok(load)
 }

@@ -1,6 +1,6 @@
 //! The rows of Blue Gene/Q's paper.
 
-use crate::paper::row::{Expected, Tolerance};
+use crate::paper::{judgement::Tolerance, row::Expected};
 
 /// Table 1: hops, hardware latency and total latency in nanoseconds.
 pub(super) const LATENCIES: [(u32, f64, f64); 13] = [

@@ -1,10 +1,7 @@
 //! The rows of EXTOLL's paper.
 
 use super::model::{CLOCK_MHZ, HOP_NS};
-use crate::paper::{
-    number::rounded,
-    row::{Expected, Tolerance},
-};
+use crate::paper::{judgement::Tolerance, number::rounded, row::Expected};
 
 /// The other frequencies in MHz, and the paper's message rate, bandwidth and latency in percent of
 /// those at [`CLOCK_MHZ`] (Table III).

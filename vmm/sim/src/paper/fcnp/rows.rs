@@ -2,10 +2,7 @@
 
 use super::{HEADER_BYTES, INTERRUPT_PENALTIES, KIB, LINK_GBIT_S, PAYLOAD_BYTES};
 use crate::{
-    paper::{
-        number::rounded,
-        row::{Expected, Tolerance},
-    },
+    paper::{judgement::Tolerance, number::rounded, row::Expected},
     pset::Direction,
 };
 

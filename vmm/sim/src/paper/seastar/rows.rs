@@ -2,7 +2,7 @@
 
 use super::MODES;
 use crate::{
-    paper::row::{Expected, Tolerance},
+    paper::{judgement::Tolerance, row::Expected},
     seastar::programs::Collective,
 };
 

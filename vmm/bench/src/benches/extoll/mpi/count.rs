@@ -106,8 +106,8 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
 }
 
 /// Runs the child process. The transfers of its task are windows.
-pub(super) fn part(part: &str) -> Result<u8, Failure> {
-    let PairsTask { pairs, transfers: windows } = PairsTask::parse(part)?;
+pub(super) fn run_child(task: &str) -> Result<u8, Failure> {
+    let PairsTask { pairs, transfers: windows } = PairsTask::parse(task)?;
     let mut machine = SteppedMachine::new(build(&two_cards(BENCH.name)?)?.0);
     let device =
         |address: Address| machine.open(&format!("ex{}", address.node), &format!("vpid{}", address.vpid));

@@ -35,7 +35,7 @@ pub const BENCH: Bench = Bench::new(
     "MPI-style messages over two EXTOLL cards: message rate, latency, RandomAccess (valgrind counts instructions)",
     run,
 )
-.with_part(count::part);
+.with_child(count::run_child);
 
 /// Numbers of pairs that exchange messages.
 const PAIRS: [u16; 4] = [1, 2, 4, 8];

@@ -61,8 +61,8 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
 }
 
 /// Runs the child process. The transfers of its task are messages.
-pub(super) fn part(part: &str) -> Result<u8, Failure> {
-    let PairsTask { pairs, transfers: messages } = PairsTask::parse(part)?;
+pub(super) fn run_child(task: &str) -> Result<u8, Failure> {
+    let PairsTask { pairs, transfers: messages } = PairsTask::parse(task)?;
     let mut machine = SteppedMachine::new(build(&two_cards(BENCH.name)?)?.0);
     let port = |function: &str, vpid: u16| -> Result<Port, Failure> {
         let device = machine.open(function, &format!("vpid{vpid}"))?;

@@ -34,7 +34,7 @@ pub const BENCH: Bench = Bench::new(
     "8-byte messages through the engine, beside a bare ring and sockets (valgrind counts instructions)",
     run,
 )
-.with_part(count::part);
+.with_child(count::run_child);
 
 /// Bytes of a message.
 const BYTES: usize = 8;

@@ -12,7 +12,7 @@ use nicforge_core::{
 use nicforge_network::{
     alone::{self, NodeLinks, Parcel, Turn},
     router::{
-        Carried, FifoSpec, Links, Outcome, Router, RouterPlan, RouterSpec,
+        FifoSpec, Links, Outcome, RoutedPacket, Router, RouterPlan, RouterSpec,
         policies::{ChannelClass, Fixed, TorusPolicy, TorusRules, TorusWord},
     },
     shape::{Cabling, Torus},
@@ -59,7 +59,7 @@ impl Nodes {
     }
 
     /// Returns a node. Its random numbers follow from `seed` and its number.
-    pub(super) fn node<K: Carried>(&self, node: u32, seed: u64) -> Result<Node<K>, Failure> {
+    pub(super) fn node<K: RoutedPacket>(&self, node: u32, seed: u64) -> Result<Node<K>, Failure> {
         let policy = self.policy.at(node).context(|| "the routes of a node".into())?;
         let router = Router::of_packets(&self.plan, policy);
         Ok(Node { router, torus: self.torus, node, random: Random::of_node(seed, node) })
@@ -74,7 +74,7 @@ pub(in crate::benches::fabric) struct Node<K> {
     random: Random,
 }
 
-impl<K: Carried> Node<K> {
+impl<K: RoutedPacket> Node<K> {
     /// Returns the route word of a packet to a random other node.
     fn next_word(&mut self) -> Option<u64> {
         let nodes = self.torus.nodes();
@@ -97,7 +97,7 @@ impl<K: Carried> Node<K> {
         new: impl Fn(&mut L, u64) -> Option<K>,
     ) -> Outcome {
         // Most turns have neither packets to make nor packets to take.
-        if self.router.injection_room(0, links.now()).1 > 0 {
+        if self.router.injection_room(0, links.now()).packets > 0 {
             self.fill(links, new);
         }
         let outcome = self.router.step(links, budget);
@@ -111,7 +111,7 @@ impl<K: Carried> Node<K> {
     #[inline(never)]
     fn fill<L: Links<Packet = K>>(&mut self, links: &mut L, new: impl Fn(&mut L, u64) -> Option<K>) {
         let now = links.now();
-        while self.router.injection_room(0, now).1 > 0
+        while self.router.injection_room(0, now).packets > 0
             && let Some(word) = self.next_word()
             && let Some(packet) = new(links, word)
         {

@@ -1,10 +1,12 @@
-//! How long clients whose memory only messages reach may make their node wait.
+//! Budgets of the time for which clients make their node wait. They concern clients whose memory
+//! only messages reach.
 //!
 //! A client that answers each message just within the limit of one access would otherwise hold the
 //! engines of its node, and with them the other processes, for as long as it likes. Each engine
 //! thus has a [`Budget`] for each client and one for all clients together. Only the part of a wait
-//! for an answer that is longer than [`PROMPT`] is charged, so that a client that answers at once
-//! is never charged. Nothing is charged while the node has no other process that could be delayed.
+//! for an answer that is longer than [`UNCHARGED`] is charged, so that a client that answers at
+//! once is never charged. Nothing is charged while the node has no other process that could be
+//! delayed.
 
 use nicforge_core::{ids::AttachmentId, time::Nanos};
 use nicforge_kit::{Budget, budget};
@@ -12,9 +14,9 @@ use nicforge_kit::{Budget, budget};
 use crate::config::MAX_CLIENTS;
 
 /// Nanoseconds of a wait that are not charged.
-const PROMPT: u64 = 200_000;
-/// Maximum number of nanoseconds between two charges of a wait. A budget takes longer times for
-/// ones in which the node was not driven.
+const UNCHARGED: u64 = 200_000;
+/// Maximum number of nanoseconds between two charges of a wait. A budget assumes that the node was
+/// not driven during the rest of a longer time, and does not charge it.
 pub(crate) const CHARGE_PERIOD: u64 = 1_000_000;
 
 /// A wait for a client.
@@ -31,14 +33,14 @@ pub(crate) struct Wait {
 impl Wait {
     /// Returns a wait that begins now.
     pub(crate) fn new(now: Nanos) -> Self {
-        Self { since: now, charged_until: now.after(PROMPT), unanswered: 0 }
+        Self { since: now, charged_until: now.after(UNCHARGED), unanswered: 0 }
     }
 
-    /// Records the number of writes that the client has not answered. After an answer, the wait for
-    /// the next one is a new one, as far as it is charged.
+    /// Records the number of writes that the client has not answered. After an answer, the time
+    /// that is not charged begins anew.
     pub(crate) fn note_unanswered(&mut self, unanswered: usize, now: Nanos) {
         if unanswered < self.unanswered {
-            self.charged_until = now.after(PROMPT);
+            self.charged_until = now.after(UNCHARGED);
         }
         self.unanswered = unanswered;
     }
@@ -46,12 +48,12 @@ impl Wait {
 
 /// The budgets of an engine.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub(crate) struct WaitBudgets {
     clients: [Budget; MAX_CLIENTS],
     node: Budget,
 }
 
-impl Default for Patience {
+impl Default for WaitBudgets {
     fn default() -> Self {
         Self {
             clients: [Budget::new(budget::CLIENT_NANOSECONDS); MAX_CLIENTS],
@@ -60,7 +62,7 @@ impl Default for Patience {
     }
 }
 
-impl Patience {
+impl WaitBudgets {
     /// Charges a wait for a client up to now. Returns false if the client's budget or the node's is
     /// spent, so that the access must end.
     #[cold]

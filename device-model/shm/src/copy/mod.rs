@@ -7,10 +7,25 @@
 //! The main loops run on the alignment of the *shared* side; the private side is accessed
 //! unaligned. Long copies use the string instruction of x86-64. The assembly block that holds it is
 //! as opaque to the compiler as a volatile access.
+//!
+//! | module | contents |
+//! | --- | --- |
+//! | `array` | copies of a length that is known at compile time, in unrolled loops |
+//! | `cell` | copies of the data of a posted-write ring's cell |
 #![allow(unsafe_code)]
+
+mod array;
+mod cell;
 
 #[cfg(target_arch = "x86_64")]
 use core::sync::atomic::{AtomicU8, Ordering};
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) use self::array::WideMoves;
+pub(crate) use self::{
+    array::{Moves, NarrowMoves, array_from_shared, array_to_shared, has_wide_moves},
+    cell::{cell_from_shared, cell_to_shared, up_to_cell_to_shared},
+};
 
 #[cfg(target_arch = "x86_64")]
 type V16 = core::arch::x86_64::__m128i;
@@ -334,133 +349,6 @@ unsafe fn move_skewed(target: *mut u8, source: *const u8, len: usize) {
     }
 }
 
-/// Copies `N` bytes out of shared memory, unrolled when the source is aligned.
-///
-/// # Safety
-/// As [`copy_from_shared`].
-#[inline]
-pub(crate) unsafe fn array_from_shared<const N: usize>(target: *mut u8, source: *const u8) {
-    // SAFETY: by this function's contract.
-    unsafe { move_array::<FromShared, N>(target, source) };
-}
-
-/// Copies `N` bytes into shared memory, unrolled when the target is aligned.
-///
-/// # Safety
-/// As [`copy_to_shared`].
-#[inline]
-pub(crate) unsafe fn array_to_shared<const N: usize>(target: *mut u8, source: *const u8) {
-    // SAFETY: by this function's contract.
-    unsafe { move_array::<ToShared, N>(target, source) };
-}
-
-/// Width of the moves of an aligned array.
-pub(crate) trait Moves {
-    /// Copies `N` bytes, a multiple of 16, out of shared memory.
-    ///
-    /// # Safety
-    /// As [`copy_from_shared`]; `source` must be aligned to 64 bytes.
-    unsafe fn from_shared<const N: usize>(target: *mut u8, source: *const u8);
-    /// Copies `N` bytes, a multiple of 16, into shared memory.
-    ///
-    /// # Safety
-    /// As [`copy_to_shared`]; `target` must be aligned to 64 bytes.
-    unsafe fn to_shared<const N: usize>(target: *mut u8, source: *const u8);
-}
-
-/// The widest moves that the program was compiled for.
-pub(crate) struct NarrowMoves;
-
-impl Moves for NarrowMoves {
-    #[inline(always)]
-    unsafe fn from_shared<const N: usize>(target: *mut u8, source: *const u8) {
-        // SAFETY: by this function's contract.
-        unsafe { move_aligned_array::<FromShared, N>(target, source) };
-    }
-    #[inline(always)]
-    unsafe fn to_shared<const N: usize>(target: *mut u8, source: *const u8) {
-        // SAFETY: by this function's contract.
-        unsafe { move_aligned_array::<ToShared, N>(target, source) };
-    }
-}
-
-/// Returns whether to use [`WideMoves`]: the processor has 32-byte moves, and the program was
-/// compiled for narrower ones.
-pub(crate) fn has_wide_moves() -> bool {
-    #[cfg(target_arch = "x86_64")]
-    let has = VECTOR < 32 && std::arch::is_x86_feature_detected!("avx");
-    #[cfg(not(target_arch = "x86_64"))]
-    let has = false;
-    has
-}
-
-/// Moves of 32 bytes in a program compiled for narrower ones. Its functions must be inlined into
-/// one that has AVX enabled; otherwise the compiler splits each move in two.
-#[cfg(target_arch = "x86_64")]
-pub(crate) struct WideMoves;
-
-#[cfg(target_arch = "x86_64")]
-impl Moves for WideMoves {
-    #[inline(always)]
-    unsafe fn from_shared<const N: usize>(target: *mut u8, source: *const u8) {
-        // SAFETY: by this function's contract.
-        unsafe { move_wide_array::<FromShared, N>(target, source) };
-    }
-    #[inline(always)]
-    unsafe fn to_shared<const N: usize>(target: *mut u8, source: *const u8) {
-        // SAFETY: by this function's contract.
-        unsafe { move_wide_array::<ToShared, N>(target, source) };
-    }
-}
-
-/// # Safety
-/// As [`move_aligned_array`].
-#[cfg(target_arch = "x86_64")]
-#[inline(always)]
-unsafe fn move_wide_array<D: Direction, const N: usize>(target: *mut u8, source: *const u8) {
-    let mut at = 0;
-    while at + 32 <= N {
-        // SAFETY: the caller guarantees that `N` bytes may be moved, and that the pivot is aligned.
-        unsafe { D::step::<core::arch::x86_64::__m256i>(target.wrapping_add(at), source.wrapping_add(at)) };
-        at += 32;
-    }
-
-    if at < N {
-        // SAFETY: as above.
-        unsafe { D::step::<V16>(target.wrapping_add(at), source.wrapping_add(at)) };
-    }
-}
-
-#[inline(always)]
-unsafe fn move_array<D: Direction, const N: usize>(target: *mut u8, source: *const u8) {
-    if !N.is_multiple_of(16) || N > 512 || D::pivot(target, source) & (VECTOR - 1) != 0 {
-        // SAFETY: by this function's contract.
-        return unsafe { move_bytes::<D>(target, source, N) };
-    }
-    // SAFETY: by this function's contract; the check above aligns the pivot.
-    unsafe { move_aligned_array::<D, N>(target, source) };
-}
-
-/// Moves `N` bytes in an unrolled loop.
-///
-/// # Safety
-/// As [`Direction::step`] for `N` bytes, a multiple of 16, with the pivot aligned to [`VECTOR`].
-#[inline(always)]
-unsafe fn move_aligned_array<D: Direction, const N: usize>(target: *mut u8, source: *const u8) {
-    let mut at = 0;
-    while at + 64 <= N {
-        // SAFETY: the caller guarantees that `N` bytes may be moved, and that the pivot is aligned.
-        unsafe { move_64::<D>(target.wrapping_add(at), source.wrapping_add(at)) };
-        at += 64;
-    }
-
-    while at + 16 <= N {
-        // SAFETY: as above.
-        unsafe { D::step::<V16>(target.wrapping_add(at), source.wrapping_add(at)) };
-        at += 16;
-    }
-}
-
 /// Stores 16 bytes with one access.
 ///
 /// # Safety
@@ -483,55 +371,5 @@ pub(crate) unsafe fn zero_shared(target: *mut u8, len: usize) {
         // SAFETY: in range by the comparison.
         unsafe { copy_to_shared(target.wrapping_add(at), ZEROS.as_ptr(), piece) };
         at += piece;
-    }
-}
-
-/// Reads the 56 bytes of a ring cell's data.
-///
-/// # Safety
-/// `source` must be readable shared memory for 56 bytes, 8 bytes after a multiple of 64.
-#[inline]
-pub(crate) unsafe fn cell_from_shared(target: &mut [u64; 7], source: *const u8) {
-    // SAFETY: by this function's contract.
-    unsafe { move_cell::<FromShared>(target.as_mut_ptr().cast(), source) };
-}
-
-/// Writes the 56 bytes of a ring cell's data.
-///
-/// # Safety
-/// `target` must be writable shared memory for 56 bytes, 8 bytes after a multiple of 64.
-#[inline]
-pub(crate) unsafe fn cell_to_shared(target: *mut u8, source: &[u64; 7]) {
-    // SAFETY: by this function's contract.
-    unsafe { move_cell::<ToShared>(target, source.as_ptr().cast()) };
-}
-
-#[inline(always)]
-unsafe fn move_cell<D: Direction>(target: *mut u8, source: *const u8) {
-    // SAFETY: by this function's contract. The pivot is aligned to 8 bytes, and to 16 bytes after
-    // the first 8.
-    unsafe { D::step::<u64>(target, source) };
-    for at in [8, 24, 40] {
-        // SAFETY: as above.
-        unsafe { D::step::<V16>(target.wrapping_add(at), source.wrapping_add(at)) };
-    }
-}
-
-/// Writes the first `len` bytes, at most 56, of a ring cell's data. The lengths of registers take
-/// one store.
-///
-/// # Safety
-/// `target` must be writable shared memory for `len` bytes, 8 bytes after a multiple of 64.
-#[inline]
-pub(crate) unsafe fn up_to_cell_to_shared(target: *mut u8, source: *const u8, len: usize) {
-    match len {
-        // SAFETY: by this function's contract; the target is aligned to 8 bytes.
-        8 => unsafe { ToShared::step::<u64>(target, source) },
-        // SAFETY: as above.
-        4 => unsafe { ToShared::step::<u32>(target, source) },
-        // SAFETY: by this function's contract, for all data of a cell.
-        56 => unsafe { move_cell::<ToShared>(target, source) },
-        // SAFETY: by this function's contract.
-        _ => unsafe { move_bytes::<ToShared>(target, source, len) },
     }
 }
