@@ -3,7 +3,7 @@
 use nicforge_core::fabric::PortChannel;
 
 use super::{
-    Candidates, Carried, Decision, Links, MAX_INPUTS, Policy, Router, Source, Targets,
+    Candidates, Carried, Decision, Exit, Links, MAX_INPUTS, Policy, Room, Router, Source, Targets,
     outputs::Choice,
     plan::Plan,
     requests::{Inputs, bits},
@@ -76,11 +76,11 @@ impl<P: Policy, K: Carried> Router<P, K> {
             self.outputs.choose(&self.plan.rules, wants, port)
         };
 
-        let input = choice.input;
-        if self.heads.single >> input & 1 == 0 {
+        let input = usize::from(choice.input);
+        if self.heads.single >> (input % MAX_INPUTS) & 1 == 0 {
             return false;
         }
-        let Some(vc) = self.heads.exits.get(input).map(|exit| exit.vc) else { return false };
+        let vc = self.heads.exits.of(input).vc;
         // An input without room has no part in the choice. That makes a difference only if none of
         // those that the choice competes with has room.
         if self.plan.tracked.has(vc.into())
@@ -97,7 +97,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
         let Some(is_followed) = ports.forward_within(from, to, least) else { return false };
 
         self.heads.exposed |= Inputs::from(is_followed) << input;
-        self.outputs.remove_sent(choice, port, vc);
+        self.outputs.remove_sent(choice, port);
         self.heads.leave(input, ports.now());
         true
     }
@@ -131,7 +131,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
         choice: Choice,
         to: PortChannel,
     ) -> bool {
-        let (input, vc) = (choice.input, to.channel as u8);
+        let (input, vc) = (usize::from(choice.input), to.channel as u8);
         let source = self.plan.layout.source(input);
         let Source::Injection { fifo } = source else { return false };
         if !ports.update_room(to.port, vc, self.plan.longest_credits) || !self.send_injected(ports, fifo, to)
@@ -139,7 +139,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
             return false;
         }
 
-        self.outputs.remove_sent(choice, to.port, vc);
+        self.outputs.remove_sent(choice, to.port);
         self.heads.leave(input, ports.now());
         self.show_next_injected(source, input, ports.now());
         true
@@ -163,7 +163,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
         let mut inputs = offer.inputs;
         while inputs != 0 {
             let choice = self.outputs.choose(&self.plan.rules, inputs, port);
-            if self.send_from(ports, choice.input, port, offer.least_loaded) {
+            if self.send_from(ports, choice.input.into(), port, offer.least_loaded) {
                 self.outputs.of[usize::from(port)].count_sent(choice);
                 return true;
             }
@@ -189,7 +189,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
     /// Returns the offer of a port in a router that has had adaptive packets.
     #[inline(never)]
     fn mixed_offer<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> Offer {
-        let (fixed_vcs, adaptive_vcs) = self.outputs.requested_vcs(port);
+        let (fixed_vcs, adaptive_vcs) = self.outputs.requested_vcs(&self.heads.exits, port);
         let (mut open, mut best) = (0, None);
         for vc in bits(adaptive_vcs.into()) {
             let credits = ports.update_credits(port, vc);
@@ -205,7 +205,8 @@ impl<P: Policy, K: Carried> Router<P, K> {
         let mut early = 0;
         for vc in bits(fixed_vcs.into()) {
             // Packets that have room on an adaptive channel need no other.
-            let wants = self.outputs.fixed(port) & self.outputs.of_vc(vc) & !inputs;
+            let fixed = self.outputs.fixed(port) & !inputs;
+            let wants = self.heads.exits.matching(fixed, |exit| exit.vc == vc);
             if wants != 0 {
                 let with_room = self.fixed_with_room(ports, port, vc, wants);
                 early |= self.early_escapes(ports, port, with_room);
@@ -221,15 +222,11 @@ impl<P: Policy, K: Carried> Router<P, K> {
     #[inline(never)]
     fn fixed_inputs<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8, wants: Inputs) -> Inputs {
         let (mut inputs, mut left) = (0, wants);
-        for vc in 0..self.plan.layout.vcs {
-            let wants = left & self.outputs.of_vc(vc);
-            if wants != 0 {
-                inputs |= self.fixed_with_room(ports, port, vc, wants);
-                left &= !wants;
-            }
-            if left == 0 {
-                break;
-            }
+        while left != 0 {
+            let Exit { vc, .. } = self.heads.exits.of(left.trailing_zeros() as usize);
+            let of_vc = self.heads.exits.matching(left, |exit| exit.vc == vc);
+            inputs |= self.fixed_with_room(ports, port, vc, of_vc);
+            left &= !of_vc;
         }
         inputs
     }
@@ -272,7 +269,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
         let credits = ports.update_credits(port, vc);
         match self.outputs.slots.free(tracked, port, vc.into(), credits) {
             0 => 0,
-            1 => wants & !self.outputs.entering,
+            1 => self.heads.exits.matching(wants, |exit| exit.room == Room::One),
             _ => wants,
         }
     }
@@ -297,7 +294,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
     #[inline(never)]
     fn request_room<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) {
         let Plan { tracked, longest_credits, .. } = &*self.plan;
-        let (fixed_vcs, adaptive_vcs) = self.outputs.requested_vcs(port);
+        let (fixed_vcs, adaptive_vcs) = self.outputs.requested_vcs(&self.heads.exits, port);
         for vc in bits((fixed_vcs | adaptive_vcs).into()) {
             let channel = usize::from(vc);
             if !tracked.has(channel) {

@@ -2,7 +2,10 @@
 
 use nicforge_core::time::Nanos;
 
-use super::{Decision, Exit, InputCounters, Room, requests::Inputs};
+use super::{
+    Candidates, Decision, Exit, InputCounters, MAX_INPUTS, Room, Targets,
+    requests::{Inputs, bits},
+};
 
 /// An input: its first packet, and its counters.
 ///
@@ -40,12 +43,38 @@ impl Head {
     }
 }
 
+/// Exits by input. Those of most routers have one cache line.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(super) struct Exits([Exit; MAX_INPUTS]);
+
+impl Exits {
+    /// Returns the exit of an input.
+    #[inline(always)]
+    pub(super) fn of(&self, input: usize) -> Exit {
+        self.0[input % MAX_INPUTS]
+    }
+
+    /// Sets the exit of an input.
+    #[inline(always)]
+    fn set(&mut self, input: usize, exit: Exit) {
+        self.0[input % MAX_INPUTS] = exit;
+    }
+
+    /// Returns those of some inputs whose exits have a property.
+    #[inline(always)]
+    pub(super) fn matching(&self, inputs: Inputs, has: impl Fn(Exit) -> bool) -> Inputs {
+        bits(inputs).fold(0, |set, input| set | Inputs::from(has(self.of(input.into()))) << input)
+    }
+}
+
 /// The first packets of all inputs, as far as the policy has decided on them.
 #[derive(Debug)]
 pub(super) struct Heads {
     pub(super) of: Vec<Head>,
-    /// The exits of first packets that have one: most do. They share cache lines.
-    pub(super) exits: Vec<Exit>,
+    /// The exits of first packets that have one: most do. For a packet with several exits, the
+    /// virtual channel and the room are those of its copies or of its escape.
+    pub(super) exits: Box<Exits>,
     /// Inputs whose first packet has a decision.
     pub(super) decided: Inputs,
     /// Inputs whose first packet has one exit, if it has a decision.
@@ -64,7 +93,7 @@ impl Heads {
     pub(super) fn new(inputs: usize) -> Self {
         Self {
             of: vec![Head::new(); inputs],
-            exits: vec![Exit { port: 0, vc: 0, room: Room::One }; inputs],
+            exits: Box::new(Exits([Exit { port: 0, vc: 0, room: Room::One }; MAX_INPUTS])),
             decided: 0,
             single: 0,
             local: 0,
@@ -77,7 +106,7 @@ impl Heads {
     /// Returns the exit of an input's first packet, if the packet has a decision and one exit.
     #[inline(always)]
     pub(super) fn single_exit(&self, input: usize) -> Option<Exit> {
-        if self.single >> input & 1 == 0 { None } else { self.exits.get(input).copied() }
+        if self.single >> input & 1 == 0 { None } else { Some(self.exits.of(input)) }
     }
 
     /// Returns the decision on the first packet of an input, which must have one.
@@ -91,9 +120,7 @@ impl Heads {
     pub(super) fn become_single(&mut self, input: usize, exit: Exit, now: Nanos, bytes: u32) {
         self.decided |= 1 << input;
         self.single |= 1 << input;
-        if let Some(slot) = self.exits.get_mut(input) {
-            *slot = exit;
-        }
+        self.exits.set(input, exit);
         if let Some(head) = self.of.get_mut(input) {
             (head.since, head.bytes) = (now, bytes);
         }
@@ -114,6 +141,14 @@ impl Heads {
         }
         self.decided |= 1 << input;
         self.single &= !(1 << input);
+        match decision {
+            Decision::Any(Candidates { escape: Some(exit), .. }) => self.exits.set(input, exit),
+            Decision::Many(Targets { vc, room, .. }) => {
+                self.exits.set(input, Exit { port: 0, vc, room });
+            }
+            _ => {}
+        }
+
         let head = &mut self.of[input];
         (head.decision, head.since) = (decision, now);
         (head.bytes, head.fifo, head.found_full) = (bytes, fifo, false);

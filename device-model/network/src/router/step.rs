@@ -1,9 +1,6 @@
 //! The work of a step: decisions on new packets, deliveries, and the outputs.
 
-use nicforge_core::{
-    cache::{prefetch, prefetch_lines},
-    time::Nanos,
-};
+use nicforge_core::{cache::prefetch, time::Nanos};
 
 use super::{
     Candidates, Carried, Decision, Fifos, Links, Outcome, Policy, Router, Source, Targets,
@@ -19,7 +16,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
     /// network are in no cache.
     #[inline(always)]
     pub fn prefetch(&self, arrived: u64, freed: u64) {
-        prefetch_lines::<1, _>(self.heads.exits.as_slice());
+        prefetch(&*self.heads.exits);
         let mut inputs = arrived & !self.heads.decided;
         while inputs != 0 {
             if let Some(head) = self.heads.of.get(inputs.trailing_zeros() as usize) {
