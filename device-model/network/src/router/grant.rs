@@ -4,7 +4,8 @@ use nicforge_core::fabric::PortChannel;
 
 use super::{
     Candidates, Carried, Decision, Exit, Links, MAX_INPUTS, Policy, Room, Router, Source, Targets,
-    outputs::Choice,
+    heads::Heads,
+    outputs::{Choice, Outputs},
     plan::Plan,
     requests::{Inputs, bits},
 };
@@ -69,11 +70,13 @@ impl<P: Policy, K: Carried> Router<P, K> {
     /// the others. Most packets of a busy network go this way.
     #[inline(always)]
     fn send_fixed<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
-        let wants = self.outputs.fixed(port);
+        let Outputs { of, wanted, through_ratio, .. } = &mut self.outputs;
+        let Some(output) = of.get_mut(usize::from(port)) else { return false };
+        let wants = output.requests.fixed;
         let choice = if wants & wants.wrapping_sub(1) == 0 {
-            self.only_choice(wants.trailing_zeros() as usize % MAX_INPUTS)
+            Choice::only(&self.plan.rules, wants.trailing_zeros() as usize)
         } else {
-            self.outputs.choose(&self.plan.rules, wants, port)
+            output.choose(&self.plan.rules, wants, *through_ratio)
         };
 
         let input = usize::from(choice.input);
@@ -84,7 +87,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
         // An input without room has no part in the choice. That makes a difference only if none of
         // those that the choice competes with has room.
         if self.plan.tracked.has(vc.into())
-            || (choice.competes && !self.competes_with_room(ports, port, (wants, choice)))
+            || (choice.competes && !competes_with_room(&self.plan, &self.heads, ports, port, (wants, choice)))
         {
             return false;
         }
@@ -97,30 +100,11 @@ impl<P: Policy, K: Carried> Router<P, K> {
         let Some(is_followed) = ports.forward_within(from, to, least) else { return false };
 
         self.heads.exposed |= Inputs::from(is_followed) << input;
-        self.outputs.remove_sent(choice, port);
+        if output.remove_sent(choice) {
+            *wanted &= !(1 << port);
+        }
         self.heads.leave(input, ports.now());
         true
-    }
-
-    /// Returns whether a choice among inputs with one exit each competes with an input that has
-    /// room: one from a link with one that injects, or the other way round.
-    #[inline(never)]
-    fn competes_with_room<L: Links<Packet = K>>(
-        &mut self,
-        ports: &mut L,
-        port: u8,
-        (wants, choice): (Inputs, Choice),
-    ) -> bool {
-        let rules = &self.plan.rules;
-        let (_, first) = rules.highest(wants);
-        let others = if choice.is_injected { first & !rules.injection } else { first & rules.injection };
-        bits(others).any(|input| {
-            let exit = self.heads.single_exit(input.into());
-            exit.is_some_and(|exit| {
-                !self.plan.tracked.has(exit.vc.into())
-                    && ports.update_room(port, exit.vc, self.plan.longest_credits)
-            })
-        })
     }
 
     /// Sends the chosen packet of an injection FIFO as [`Router::send_fixed`] does.
@@ -139,16 +123,12 @@ impl<P: Policy, K: Carried> Router<P, K> {
             return false;
         }
 
-        self.outputs.remove_sent(choice, to.port);
+        if self.outputs.of[usize::from(to.port)].remove_sent(choice) {
+            self.outputs.wanted &= !(1 << to.port);
+        }
         self.heads.leave(input, ports.now());
         self.show_next_injected(source, input, ports.now());
         true
-    }
-
-    /// Returns the choice of an input with which none competes.
-    #[inline(always)]
-    fn only_choice(&self, input: usize) -> Choice {
-        Choice::only(&self.plan.rules, input)
     }
 
     /// Sends the packet of one of the inputs that want a port. The wire is idle. Returns false if
@@ -487,4 +467,25 @@ impl<P: Policy, K: Carried> Router<P, K> {
         self.heads.local &= !(1 << input);
         true
     }
+}
+
+/// Returns whether a choice among inputs with one exit each competes with an input that has room:
+/// one from a link with one that injects, or the other way round.
+#[inline(never)]
+fn competes_with_room<L: Links>(
+    plan: &Plan,
+    heads: &Heads,
+    ports: &mut L,
+    port: u8,
+    (wants, choice): (Inputs, Choice),
+) -> bool {
+    let rules = &plan.rules;
+    let (_, first) = rules.highest(wants);
+    let others = if choice.is_injected { first & !rules.injection } else { first & rules.injection };
+    bits(others).any(|input| {
+        let exit = heads.single_exit(input.into());
+        exit.is_some_and(|exit| {
+            !plan.tracked.has(exit.vc.into()) && ports.update_room(port, exit.vc, plan.longest_credits)
+        })
+    })
 }

@@ -59,6 +59,20 @@ pub(super) struct Outputs {
 }
 
 impl Output {
+    /// Chooses among inputs, of which there is at least one.
+    #[inline(always)]
+    pub(super) fn choose(&self, rules: &Rules, inputs: Inputs, through_ratio: u8) -> Choice {
+        let (priority, first) = rules.highest(inputs);
+        let (injected, through) = (first & rules.injection, first & !rules.injection);
+
+        let competes = injected != 0 && through != 0;
+        let is_injected = if competes { self.run[priority] >= through_ratio } else { through == 0 };
+        let set = if is_injected { injected } else { through };
+        let input = next_in_turn(set, self.last[priority][usize::from(is_injected)]);
+
+        Choice { input: input as u8, priority: priority as u8, is_injected, competes }
+    }
+
     /// Records that the choice was sent.
     #[inline(always)]
     pub(super) fn count_sent(&mut self, choice: Choice) {
@@ -173,15 +187,6 @@ impl Outputs {
     /// Chooses among inputs for a port, of which there is at least one.
     #[inline]
     pub(super) fn choose(&self, rules: &Rules, inputs: Inputs, port: u8) -> Choice {
-        let Output { last, run, .. } = &self.of[usize::from(port)];
-        let (priority, first) = rules.highest(inputs);
-        let (injected, through) = (first & rules.injection, first & !rules.injection);
-
-        let competes = injected != 0 && through != 0;
-        let is_injected = if competes { run[priority] >= self.through_ratio } else { through == 0 };
-        let set = if is_injected { injected } else { through };
-        let input = next_in_turn(set, last[priority][usize::from(is_injected)]);
-
-        Choice { input: input as u8, priority: priority as u8, is_injected, competes }
+        self.of[usize::from(port)].choose(rules, inputs, self.through_ratio)
     }
 }

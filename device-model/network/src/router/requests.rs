@@ -1,9 +1,9 @@
 //! Which inputs want which outputs.
 
 use super::{
-    Decision, Exit,
+    Decision, Exit, MAX_INPUTS,
     heads::Exits,
-    outputs::{Choice, Outputs},
+    outputs::{Choice, Output, Outputs},
     policy::Candidates,
 };
 
@@ -48,23 +48,23 @@ pub(super) fn next_in_turn(set: Inputs, last: u8) -> usize {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PortRequests {
     /// Inputs that want the port as their exit, or as one of several targets or the escape.
-    fixed: Inputs,
+    pub(super) fixed: Inputs,
     /// Inputs whose packets have the port among their candidates.
     adaptive: Inputs,
 }
 
-impl Outputs {
-    /// Removes the request of a choice for a port, its exit by which it was sent, and counts it.
+impl Output {
+    /// Removes the request of a choice, whose exit by this port was the only one, and counts it.
+    /// Returns whether no input wants the port any more.
     #[inline(always)]
-    pub(super) fn remove_sent(&mut self, choice: Choice, port: u8) {
-        let Some(output) = self.of.get_mut(usize::from(port)) else { return };
-        output.requests.fixed &= !(1 << choice.input);
-        if output.requests.fixed | output.requests.adaptive == 0 {
-            self.wanted &= !(1 << port);
-        }
-        output.count_sent(choice);
+    pub(super) fn remove_sent(&mut self, choice: Choice) -> bool {
+        self.requests.fixed &= !(1 << (choice.input % MAX_INPUTS as u8));
+        self.count_sent(choice);
+        self.requests.fixed | self.requests.adaptive == 0
     }
+}
 
+impl Outputs {
     /// Adds the request of an input for its exit.
     #[inline]
     pub(super) fn add_one(&mut self, input: usize, exit: Exit) {

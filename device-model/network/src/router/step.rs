@@ -54,7 +54,9 @@ impl<P: Policy, K: Carried> Router<P, K> {
             if (self.heads.local | self.heads.dropped) & self.heads.arrived != 0 {
                 moved += self.deliver(ports);
             }
-            moved += self.serve_outputs(ports);
+            if self.outputs.open() != 0 {
+                moved += self.serve_outputs(ports);
+            }
 
             if moved == before {
                 break false;
