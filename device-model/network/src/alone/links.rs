@@ -14,6 +14,8 @@ use crate::router::{LinkInput, Links};
 pub struct NodeLinks<'a> {
     pub(super) tables: &'a mut Tables,
     pub(super) status: &'a mut NodeStatus,
+    /// The present time.
+    pub(super) now: Nanos,
     pub(super) node: u32,
 }
 
@@ -56,24 +58,13 @@ impl NodeLinks<'_> {
         false
     }
 
-    /// Has the node woken when the wire of a port falls idle.
-    #[inline(never)]
-    fn watch_wire(&mut self, port: u8, idle_at: Nanos) {
-        if let Some(wire) = self.status.wires.get_mut(usize::from(port))
-            && idle_at < Nanos::NEVER
-        {
-            wire.has_event = true;
-            self.tables.wheel.add(idle_at, Kind::Idle(wire_of(self.node, port)));
-        }
-    }
-
     /// Returns the lanes, and what else a packet concerns that leaves by a port.
     #[inline(always)]
     fn parts(&mut self, port: u8) -> Option<(&mut [Lane], Parts<'_>)> {
         let NodeStatus { wires, marks, .. } = self.status;
         let wire = wires.get_mut(usize::from(port))?;
-        let Tables { properties, lanes, wheel, now } = self.tables;
-        let parts = Parts { properties, wire, marks, wheel, now: *now };
+        let Tables { properties, lanes, wheel, .. } = self.tables;
+        let parts = Parts { properties, wire, marks, wheel, now: self.now };
         Some((lanes, parts))
     }
 
@@ -81,7 +72,7 @@ impl NodeLinks<'_> {
     /// Returns whether another head can be seen then.
     #[inline(never)]
     fn forward_lane(&mut self, from: usize, port: u8, vc: usize, least: u32) -> Option<bool> {
-        let (now, out) = (self.tables.now, self.lane_out(port, vc));
+        let (now, out) = (self.now, self.lane_out(port, vc));
         let (lanes, mut parts) = self.parts(port)?;
         let [lane, out_lane] = lanes.get_disjoint_mut([from, out]).ok()?;
         let parcel = lane.shown_first()?;
@@ -198,7 +189,7 @@ impl Links for NodeLinks<'_> {
 
     #[inline]
     fn now(&self) -> Nanos {
-        self.tables.now
+        self.now
     }
 
     #[inline]
@@ -232,7 +223,7 @@ impl Links for NodeLinks<'_> {
             return true;
         }
 
-        if tail > self.tables.now {
+        if tail > self.now {
             lane.due = tail;
             if !std::mem::replace(&mut lane.has_event, true) {
                 self.tables.wheel.add(tail, Kind::Arrival(index as u32));
@@ -247,20 +238,20 @@ impl Links for NodeLinks<'_> {
     fn tail_due(&self, port: u8, vc: u8) -> Option<Nanos> {
         let lane = self.tables.lanes.get(self.lane_in(port, vc.into()))?;
         let tail = lane.shown_first().filter(|_| lane.shown != Shown::Whole)?.tail;
-        (tail > self.tables.now).then_some(tail)
+        (tail > self.now).then_some(tail)
     }
 
     #[inline]
     fn credits(&self, port: u8, vc: u8) -> u32 {
         let lane = self.tables.lanes.get(self.lane_out(port, vc.into()));
-        lane.map_or(0, |lane| lane.credits_at(self.tables.now))
+        lane.map_or(0, |lane| lane.credits_at(self.now))
     }
 
     #[inline(always)]
     fn update_credits(&mut self, port: u8, vc: u8) -> u32 {
         let index = self.lane_out(port, vc.into());
         let Some(lane) = self.tables.lanes.get_mut(index) else { return 0 };
-        lane.count_returns(self.tables.now);
+        lane.count_returns(self.now);
         lane.credits
     }
 
@@ -268,7 +259,7 @@ impl Links for NodeLinks<'_> {
     fn update_room(&mut self, port: u8, vc: u8, least: u32) -> bool {
         let index = self.lane_out(port, vc.into());
         let Some(lane) = self.tables.lanes.get_mut(index) else { return least == 0 };
-        lane.credits >= least || lane.credits_after_returns(self.tables.now) >= least
+        lane.credits >= least || lane.credits_after_returns(self.now) >= least
     }
 
     fn request_credits(&mut self, port: u8, vc: u8, credits: u32) {
@@ -283,12 +274,13 @@ impl Links for NodeLinks<'_> {
     fn await_wire(&mut self, port: u8) -> Nanos {
         let Some(wire) = self.status.wires.get_mut(usize::from(port)) else { return Nanos::NEVER };
         let idle_at = wire.busy_until.rounded_up();
-        if idle_at <= self.tables.now {
-            return self.tables.now;
+        if idle_at <= self.now {
+            return self.now;
         }
 
         if !wire.has_event {
-            self.watch_wire(port, idle_at);
+            wire.has_event = true;
+            self.tables.wheel.add_idle(idle_at, wire_of(self.node, port));
         }
         idle_at
     }
@@ -331,7 +323,7 @@ impl Links for NodeLinks<'_> {
 
     #[inline]
     fn take(&mut self, port: u8, vc: u8) -> Option<Parcel> {
-        let (index, now) = (self.lane_in(port, vc.into()), self.tables.now);
+        let (index, now) = (self.lane_in(port, vc.into()), self.now);
         let (lanes, mut parts) = self.parts(port)?;
         let lane = lanes.get_mut(index).filter(|lane| lane.shown == Shown::Whole)?;
         let parcel = *lane.shown_first()?;

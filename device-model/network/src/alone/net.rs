@@ -25,7 +25,7 @@ pub(super) const NO_LANE: u32 = u32::MAX;
 pub(super) struct Wire {
     /// Time from which it is idle, or [`Start::NEVER`] without a cable.
     pub(super) busy_until: Start,
-    /// There is an event for the time at which it falls idle.
+    /// There is an event for the time at which it falls idle, or it has no cable and never does.
     pub(super) has_event: bool,
     /// Its lane of the first virtual channel, or [`NO_LANE`]. The others follow at a distance of
     /// the number of ports.
@@ -137,7 +137,7 @@ impl Net {
             vcs,
         };
 
-        let wire = Wire { busy_until: Start::NEVER, has_event: false, outward: NO_LANE };
+        let wire = Wire { busy_until: Start::NEVER, has_event: true, outward: NO_LANE };
         let inputs = ports * vcs;
         let status = (0..nodes).map(|node| NodeStatus {
             wires: vec![wire; ports].into_boxed_slice(),
@@ -169,7 +169,7 @@ impl Net {
         let LinkProperties { ports, vcs, .. } = self.tables.properties;
         let first = to.0 as usize * ports * vcs + usize::from(to.1);
         let wire = &mut self.status[from.0 as usize].wires[usize::from(from.1)];
-        (wire.busy_until, wire.outward) = (Start::FIRST, first as u32);
+        *wire = Wire { busy_until: Start::FIRST, has_event: false, outward: first as u32 };
 
         for vc in 0..vcs {
             let input = (vc * ports + usize::from(to.1)) as u8;
@@ -190,7 +190,8 @@ impl Net {
     #[inline(always)]
     pub(super) fn of_node(&mut self, node: u32) -> Option<NodeLinks<'_>> {
         let status = self.status.get_mut(node as usize)?;
-        Some(NodeLinks { tables: &mut self.tables, status, node })
+        let now = self.tables.now;
+        Some(NodeLinks { tables: &mut self.tables, status, now, node })
     }
 
     /// Returns the number of packets sent over all links.
@@ -292,13 +293,23 @@ impl Net {
         match event.kind() {
             Kind::Arrival(lane) => return self.arrive(lane),
             Kind::Idle(wire) => self.fall_idle(wire),
+            rare => self.carry_out_rare(rare),
+        }
+        None
+    }
+
+    /// Carries out an event of a kind that is rare.
+    #[cold]
+    #[inline(never)]
+    fn carry_out_rare(&mut self, event: Kind) {
+        match event {
             Kind::Credit(lane) => self.return_credits(lane),
             Kind::Timer(node) => {
                 self.status[node as usize].timer = Nanos::NEVER;
                 self.wake(node);
             }
+            Kind::Arrival(_) | Kind::Idle(_) => {}
         }
-        None
     }
 
     /// Shows the receiver of a lane what has arrived. The event may be that of a former packet.
