@@ -272,7 +272,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
 
     /// Has the function woken when the virtual channels that inputs want have more room.
     #[inline(never)]
-    fn request_room<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) {
+    pub(super) fn request_room<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) {
         let Plan { tracked, longest_credits, .. } = &*self.plan;
         let (fixed_vcs, adaptive_vcs) = self.outputs.requested_vcs(&self.heads.exits, port);
         for vc in bits((fixed_vcs | adaptive_vcs).into()) {

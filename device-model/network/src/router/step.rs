@@ -44,7 +44,7 @@ impl<P: Policy, K: Carried> Router<P, K> {
         let mut new = self.new_inputs(ports);
         let has_more = loop {
             let before = moved;
-            if self.plan.rules.has_rows {
+            if self.plan.rules.has_rows && (new != 0 || self.outputs.open() != 0) {
                 let (packets, others) = self.move_rows(ports, new, budget.saturating_sub(moved).max(1));
                 (moved, new) = (moved + packets, others);
             }
