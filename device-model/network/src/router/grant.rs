@@ -3,7 +3,7 @@
 use nicforge_core::fabric::PortChannel;
 
 use super::{
-    Candidates, Carried, Decision, Exit, Links, MAX_INPUTS, Policy, Room, Router, Source, Targets,
+    Candidates, Carried, Decision, Exit, Links, Policy, Room, Router, Source, Targets,
     heads::Heads,
     outputs::{Choice, Outputs},
     plan::Plan,
@@ -28,12 +28,11 @@ impl<P: Policy, K: Carried> Router<P, K> {
         let mut open = self.outputs.open();
         while open != 0 {
             let port = open.trailing_zeros() as u8;
-            open &= open - 1;
-            while self.outputs.wanted >> port & 1 == 1
-                && self.await_output(ports, port)
-                && self.serve_idle_output(ports, port)
-            {
+            if self.await_output(ports, port) && self.serve_idle_output(ports, port) {
                 sent += 1;
+                open &= self.outputs.wanted;
+            } else {
+                open &= open - 1;
             }
         }
         sent
@@ -80,10 +79,12 @@ impl<P: Policy, K: Carried> Router<P, K> {
         };
 
         let input = usize::from(choice.input);
-        if self.heads.single >> (input % MAX_INPUTS) & 1 == 0 {
+        // The table names the port only if it is the one exit of the packet.
+        let exit = self.heads.exits.of(input);
+        if exit.port != port {
             return false;
         }
-        let vc = self.heads.exits.of(input).vc;
+        let vc = exit.vc;
         // An input without room has no part in the choice. That makes a difference only if none of
         // those that the choice competes with has room.
         if self.plan.tracked.has(vc.into())

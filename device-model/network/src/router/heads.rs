@@ -3,7 +3,7 @@
 use nicforge_core::time::Nanos;
 
 use super::{
-    Candidates, Decision, Exit, InputCounters, MAX_INPUTS, Room, Targets,
+    Candidates, Decision, Exit, InputCounters, MAX_INPUTS, MAX_PORTS, Room, Targets,
     requests::{Inputs, bits},
 };
 
@@ -43,6 +43,10 @@ impl Head {
     }
 }
 
+/// The port of the exit of a packet that has none or several.
+const NO_PORT: u8 = u8::MAX;
+const _: () = assert!(MAX_PORTS < NO_PORT);
+
 /// Exits by input. Those of most routers have one cache line.
 #[derive(Debug)]
 #[repr(align(64))]
@@ -72,13 +76,11 @@ impl Exits {
 #[derive(Debug)]
 pub(super) struct Heads {
     pub(super) of: Vec<Head>,
-    /// The exits of first packets that have one: most do. For a packet with several exits, the
-    /// virtual channel and the room are those of its copies or of its escape.
+    /// The exits of first packets that have one: most do. For the others, the port is [`NO_PORT`].
+    /// The virtual channel and the room are those of the copies or of the escape, if there are some.
     pub(super) exits: Box<Exits>,
     /// Inputs whose first packet has a decision.
     pub(super) decided: Inputs,
-    /// Inputs whose first packet has one exit, if it has a decision.
-    pub(super) single: Inputs,
     /// Inputs whose first packet is to be delivered here, or a copy of it.
     pub(super) local: Inputs,
     /// Inputs whose first packet is to be dropped.
@@ -93,9 +95,8 @@ impl Heads {
     pub(super) fn new(inputs: usize) -> Self {
         Self {
             of: vec![Head::new(); inputs],
-            exits: Box::new(Exits([Exit { port: 0, vc: 0, room: Room::One }; MAX_INPUTS])),
+            exits: Box::new(Exits([Exit { port: NO_PORT, vc: 0, room: Room::One }; MAX_INPUTS])),
             decided: 0,
-            single: 0,
             local: 0,
             dropped: 0,
             exposed: 0,
@@ -106,7 +107,7 @@ impl Heads {
     /// Returns the exit of an input's first packet, if the packet has a decision and one exit.
     #[inline(always)]
     pub(super) fn single_exit(&self, input: usize) -> Option<Exit> {
-        if self.single >> input & 1 == 0 { None } else { Some(self.exits.of(input)) }
+        Some(self.exits.of(input)).filter(|exit| exit.port != NO_PORT)
     }
 
     /// Returns the decision on the first packet of an input, which must have one.
@@ -119,7 +120,6 @@ impl Heads {
     #[inline(always)]
     pub(super) fn become_single(&mut self, input: usize, exit: Exit, now: Nanos, bytes: u32) {
         self.decided |= 1 << input;
-        self.single |= 1 << input;
         self.exits.set(input, exit);
         if let Some(head) = self.of.get_mut(input) {
             (head.since, head.bytes) = (now, bytes);
@@ -140,14 +140,12 @@ impl Heads {
             return self.become_single(input, exit, now, bytes);
         }
         self.decided |= 1 << input;
-        self.single &= !(1 << input);
-        match decision {
-            Decision::Any(Candidates { escape: Some(exit), .. }) => self.exits.set(input, exit),
-            Decision::Many(Targets { vc, room, .. }) => {
-                self.exits.set(input, Exit { port: 0, vc, room });
-            }
-            _ => {}
-        }
+        let (vc, room) = match decision {
+            Decision::Any(Candidates { escape: Some(exit), .. }) => (exit.vc, exit.room),
+            Decision::Many(Targets { vc, room, .. }) => (vc, room),
+            _ => (0, Room::One),
+        };
+        self.exits.set(input, Exit { port: NO_PORT, vc, room });
 
         let head = &mut self.of[input];
         (head.decision, head.since) = (decision, now);
