@@ -77,7 +77,7 @@ impl Exits {
 pub(super) struct Heads {
     pub(super) of: Vec<Head>,
     /// The exits of first packets that have one: most do. For the others, the port is [`NO_PORT`].
-    /// The virtual channel and the room are those of the copies or of the escape, if there are some.
+    /// The virtual channel and the room are then those of the copies or of the escape, if any.
     pub(super) exits: Box<Exits>,
     /// Inputs whose first packet has a decision.
     pub(super) decided: Inputs,
