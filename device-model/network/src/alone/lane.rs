@@ -59,19 +59,21 @@ pub(super) enum Shown {
 /// the sender has counted their credits: [`Parcel::head`] of such a place is the time at which the
 /// credits are back. The memory grows to the most packets and returns that it has held.
 ///
+/// Positions in the ring count on without end. Each is at the place of its lowest bits.
+///
 /// Large networks have more lanes than a cache holds. One has one cache line.
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Lane {
     /// The ring, whose length is a power of two.
     slots: Box<[Parcel]>,
-    /// Place of the first packet.
+    /// Position of the first place whose credits the sender has not counted. Those up to the first
+    /// packet are in order of the time at which the credits are back.
+    oldest: u32,
+    /// Position of the first packet.
     first: u32,
-    /// Number of packets.
-    length: u32,
-    /// Number of places before the first packet whose credits the sender has not counted. They are
-    /// in order of the time at which the credits are back.
-    returning: u32,
+    /// Position after the last packet.
+    end: u32,
     /// Credits that the sender has left, without those that are back and that it has not looked at.
     pub(super) credits: u32,
     /// Time at which the receiver is to be shown a part of the first packet, or [`Nanos::NEVER`].
@@ -98,9 +100,9 @@ impl Lane {
     pub(super) fn new((sender, port): (u32, u8), (receiver, input): (u32, u8), credits: u32) -> Self {
         Self {
             slots: Box::default(),
+            oldest: 0,
             first: 0,
-            length: 0,
-            returning: 0,
+            end: 0,
             wake_at: 1,
             receiver,
             input,
@@ -114,16 +116,16 @@ impl Lane {
         }
     }
 
-    /// Returns the place that is so many places after the first packet.
+    /// Returns the place of a position.
     #[inline(always)]
-    fn place(&self, after: u32) -> usize {
-        self.first.wrapping_add(after) as usize & self.slots.len().wrapping_sub(1)
+    fn place(&self, position: u32) -> usize {
+        position as usize & self.slots.len().wrapping_sub(1)
     }
 
     /// Returns the first packet if its head has been shown.
     #[inline(always)]
     pub(super) fn shown_first(&self) -> Option<&Parcel> {
-        if self.shown == Shown::Nothing { None } else { self.slots.get(self.first as usize) }
+        if self.shown == Shown::Nothing { None } else { self.slots.get(self.place(self.first)) }
     }
 
     /// Removes the first packet, whose credits are back at `due`. Returns the time at which the
@@ -132,17 +134,19 @@ impl Lane {
     pub(super) fn pop(&mut self, due: Nanos) -> Option<Nanos> {
         self.shown = Shown::Nothing;
         self.due = Nanos::NEVER;
-        if let Some(slot) = self.slots.get_mut(self.first as usize) {
+        let (first, place) = (self.first, self.place(self.first));
+        if let Some(slot) = self.slots.get_mut(place) {
             slot.head = due;
         }
-        if self.returning > 0 && self.slots.get(self.place(u32::MAX)).is_some_and(|last| last.head > due) {
+        if first != self.oldest
+            && self.slots.get(self.place(first.wrapping_sub(1))).is_some_and(|last| last.head > due)
+        {
             self.sort_returns();
         }
 
-        self.first = self.place(1) as u32;
-        self.returning += 1;
-        self.length -= 1;
-        if self.length == 0 { None } else { self.slots.get(self.first as usize).map(|next| next.head) }
+        let next = first.wrapping_add(1);
+        self.first = next;
+        if next == self.end { None } else { self.slots.get(self.place(next)).map(|next| next.head) }
     }
 
     /// Moves the return at the first place, which is the latest one, to its place in order of time.
@@ -150,8 +154,8 @@ impl Lane {
     #[cold]
     #[inline(never)]
     fn sort_returns(&mut self) {
-        let mut at = 0_u32;
-        for _ in 0..self.returning {
+        let mut at = self.first;
+        while at != self.oldest {
             let (here, before) = (self.place(at), self.place(at.wrapping_sub(1)));
             if self.slots[before].head <= self.slots[here].head {
                 break;
@@ -165,17 +169,23 @@ impl Lane {
     /// Adds a packet at `now`, which takes its credits. Returns whether it is the only one.
     #[inline(always)]
     pub(super) fn push(&mut self, parcel: Parcel, now: Nanos) -> bool {
-        if (self.length + self.returning) as usize == self.slots.len() {
+        if self.used() == self.slots.len() {
             self.make_room(now);
         }
 
         self.credits -= parcel.credits;
-        let last = self.place(self.length);
-        if let Some(slot) = self.slots.get_mut(last) {
+        let (end, place) = (self.end, self.place(self.end));
+        if let Some(slot) = self.slots.get_mut(place) {
             *slot = parcel;
         }
-        self.length += 1;
-        self.length == 1
+        self.end = end.wrapping_add(1);
+        self.first == end
+    }
+
+    /// Returns the number of places that packets and returns use.
+    #[inline(always)]
+    fn used(&self) -> usize {
+        self.end.wrapping_sub(self.oldest) as usize
     }
 
     /// Has a place for another packet.
@@ -184,13 +194,13 @@ impl Lane {
     fn make_room(&mut self, now: Nanos) {
         // Those that are back need no place any more. If few are left, there is room for a while.
         self.count_returns(now);
-        let used = (self.length + self.returning) as usize;
+        let used = self.used();
         if used < self.slots.len() && used <= self.slots.len() / 4 {
             return;
         }
 
         let places = (2 * self.slots.len()).max(4);
-        let oldest = self.place(self.returning.wrapping_neg());
+        let oldest = self.place(self.oldest);
 
         let mut slots = Vec::with_capacity(places);
         let (end, begin) = self.slots.split_at(oldest);
@@ -199,7 +209,8 @@ impl Lane {
         slots.resize(places, Parcel::default());
 
         self.slots = slots.into_boxed_slice();
-        self.first = self.returning;
+        self.first = self.first.wrapping_sub(self.oldest);
+        (self.oldest, self.end) = (0, used as u32);
     }
 
     /// Returns whether the sender waits for credits, so that their return is an event.
@@ -211,14 +222,14 @@ impl Lane {
     /// Returns the place of the first credits that are on their way back, if there are some.
     #[inline(always)]
     fn next_return(&self) -> Option<&Parcel> {
-        if self.returning == 0 { None } else { self.slots.get(self.place(self.returning.wrapping_neg())) }
+        if self.oldest == self.first { None } else { self.slots.get(self.place(self.oldest)) }
     }
 
     /// Removes the first credits that are back at `now`, and returns their number.
     #[inline(always)]
     fn take_return(&mut self, now: Nanos) -> Option<u32> {
         let credits = self.next_return().filter(|back| back.head <= now)?.credits;
-        self.returning -= 1;
+        self.oldest = self.oldest.wrapping_add(1);
         Some(credits)
     }
 
@@ -242,7 +253,8 @@ impl Lane {
     /// Returns the credits that the sender has at `now`.
     #[inline]
     pub(super) fn credits_at(&self, now: Nanos) -> u32 {
-        let returns = (1..=self.returning).rev().map(|before| &self.slots[self.place(before.wrapping_neg())]);
+        let count = self.first.wrapping_sub(self.oldest);
+        let returns = (0..count).map(|after| &self.slots[self.place(self.oldest.wrapping_add(after))]);
         let back = returns.take_while(|back| back.head <= now);
         self.credits + back.map(|back| back.credits).sum::<u32>()
     }

@@ -4,7 +4,7 @@ use nicforge_core::{fabric::PortChannel, time::Nanos};
 
 use super::{
     lane::{Lane, Parcel, Shown},
-    net::{LinkProperties, Marks, NO_LANE, NodeStatus, Wire, wire_of},
+    net::{LinkProperties, Marks, NO_LANE, NodeStatus, Tables, Wire, wire_of},
     wheel::{Kind, Wheel},
 };
 use crate::router::{LinkInput, Links};
@@ -12,11 +12,9 @@ use crate::router::{LinkInput, Links};
 /// The links of a network as one node sees them.
 #[derive(Debug)]
 pub struct NodeLinks<'a> {
-    pub(super) properties: &'a LinkProperties,
-    /// The lanes of the network.
-    pub(super) lanes: &'a mut [Lane],
+    pub(super) tables: &'a mut Tables,
     pub(super) status: &'a mut NodeStatus,
-    pub(super) wheel: &'a mut Wheel,
+    /// The present time.
     pub(super) now: Nanos,
     pub(super) node: u32,
 }
@@ -31,13 +29,13 @@ impl NodeLinks<'_> {
     #[inline(always)]
     fn lane_out(&self, port: u8, vc: usize) -> usize {
         self.status.wires.get(usize::from(port)).map_or(NO_LANE, |wire| wire.outward) as usize
-            + vc * self.properties.ports
+            + vc * self.tables.properties.ports
     }
 
     /// Returns the index of a lane into a port, which need not exist.
     #[inline(always)]
     fn lane_in(&self, port: u8, vc: usize) -> usize {
-        let LinkProperties { ports, vcs, .. } = *self.properties;
+        let LinkProperties { ports, vcs, .. } = self.tables.properties;
         let exists = usize::from(port) < ports && vc < vcs;
         if exists {
             self.status.first_lane as usize + vc * ports + usize::from(port)
@@ -49,25 +47,15 @@ impl NodeLinks<'_> {
     /// Returns whether a lane out has the credits for a packet. The node is woken when it has.
     #[inline(never)]
     fn await_credits(&mut self, index: usize, credits: u32) -> bool {
-        let Some(lane) = self.lanes.get_mut(index) else { return false };
-        lane.count_returns(self.now);
+        let Tables { lanes, wheel, now, .. } = self.tables;
+        let Some(lane) = lanes.get_mut(index) else { return false };
+        lane.count_returns(*now);
         if lane.credits >= credits {
             return true;
         }
         lane.wake_sender_at(credits);
-        watch_credits(lane, index, self.wheel);
+        watch_credits(lane, index, wheel);
         false
-    }
-
-    /// Has the node woken when the wire of a port falls idle.
-    #[inline(never)]
-    fn watch_wire(&mut self, port: u8, idle_at: Nanos) {
-        if let Some(wire) = self.status.wires.get_mut(usize::from(port))
-            && idle_at < Nanos::NEVER
-        {
-            wire.has_event = true;
-            self.wheel.add(idle_at, Kind::Idle(wire_of(self.node, port)));
-        }
     }
 
     /// Returns the lanes, and what else a packet concerns that leaves by a port.
@@ -75,8 +63,9 @@ impl NodeLinks<'_> {
     fn parts(&mut self, port: u8) -> Option<(&mut [Lane], Parts<'_>)> {
         let NodeStatus { wires, marks, .. } = self.status;
         let wire = wires.get_mut(usize::from(port))?;
-        let parts = Parts { properties: self.properties, wire, marks, wheel: self.wheel, now: self.now };
-        Some((self.lanes, parts))
+        let Tables { properties, lanes, wheel, .. } = self.tables;
+        let parts = Parts { properties, wire, marks, wheel, now: self.now };
+        Some((lanes, parts))
     }
 
     /// Forwards the first packet of a lane to another lane, if that has `least` credits or more.
@@ -215,20 +204,20 @@ impl Links for NodeLinks<'_> {
 
     #[inline(always)]
     fn route_head(&mut self, input: LinkInput) -> Option<(u64, u32)> {
-        let lane = self.lanes.get(self.status.first_lane as usize + usize::from(input.number))?;
+        let lane = self.tables.lanes.get(self.status.first_lane as usize + usize::from(input.number))?;
         lane.shown_first().map(|parcel| (parcel.word, parcel.bytes))
     }
 
     #[inline]
     fn has_head(&self, port: u8, vc: u8) -> bool {
-        let lane = self.lanes.get(self.lane_in(port, vc.into()));
+        let lane = self.tables.lanes.get(self.lane_in(port, vc.into()));
         lane.is_some_and(|lane| lane.shown != Shown::Nothing)
     }
 
     #[inline]
     fn await_tail(&mut self, port: u8, vc: u8) -> bool {
         let index = self.lane_in(port, vc.into());
-        let Some(lane) = self.lanes.get_mut(index) else { return false };
+        let Some(lane) = self.tables.lanes.get_mut(index) else { return false };
         let Some(tail) = lane.shown_first().map(|parcel| parcel.tail) else { return false };
         if lane.shown == Shown::Whole {
             return true;
@@ -237,7 +226,7 @@ impl Links for NodeLinks<'_> {
         if tail > self.now {
             lane.due = tail;
             if !std::mem::replace(&mut lane.has_event, true) {
-                self.wheel.add(tail, Kind::Arrival(index as u32));
+                self.tables.wheel.add(tail, Kind::Arrival(index as u32));
             }
             return false;
         }
@@ -247,21 +236,21 @@ impl Links for NodeLinks<'_> {
     }
 
     fn tail_due(&self, port: u8, vc: u8) -> Option<Nanos> {
-        let lane = self.lanes.get(self.lane_in(port, vc.into()))?;
+        let lane = self.tables.lanes.get(self.lane_in(port, vc.into()))?;
         let tail = lane.shown_first().filter(|_| lane.shown != Shown::Whole)?.tail;
         (tail > self.now).then_some(tail)
     }
 
     #[inline]
     fn credits(&self, port: u8, vc: u8) -> u32 {
-        let lane = self.lanes.get(self.lane_out(port, vc.into()));
+        let lane = self.tables.lanes.get(self.lane_out(port, vc.into()));
         lane.map_or(0, |lane| lane.credits_at(self.now))
     }
 
     #[inline(always)]
     fn update_credits(&mut self, port: u8, vc: u8) -> u32 {
         let index = self.lane_out(port, vc.into());
-        let Some(lane) = self.lanes.get_mut(index) else { return 0 };
+        let Some(lane) = self.tables.lanes.get_mut(index) else { return 0 };
         lane.count_returns(self.now);
         lane.credits
     }
@@ -269,14 +258,14 @@ impl Links for NodeLinks<'_> {
     #[inline(always)]
     fn update_room(&mut self, port: u8, vc: u8, least: u32) -> bool {
         let index = self.lane_out(port, vc.into());
-        let Some(lane) = self.lanes.get_mut(index) else { return least == 0 };
+        let Some(lane) = self.tables.lanes.get_mut(index) else { return least == 0 };
         lane.credits >= least || lane.credits_after_returns(self.now) >= least
     }
 
     fn request_credits(&mut self, port: u8, vc: u8, credits: u32) {
         let index = self.lane_out(port, vc.into());
         // A virtual channel never has more credits than at first, so the node would never wake.
-        if credits <= self.properties.credits.get(usize::from(vc)).copied().unwrap_or(0) {
+        if credits <= self.tables.properties.credits.get(usize::from(vc)).copied().unwrap_or(0) {
             self.await_credits(index, credits);
         }
     }
@@ -290,7 +279,8 @@ impl Links for NodeLinks<'_> {
         }
 
         if !wire.has_event {
-            self.watch_wire(port, idle_at);
+            wire.has_event = true;
+            self.tables.wheel.add_idle(idle_at, wire_of(self.node, port));
         }
         idle_at
     }
@@ -300,7 +290,7 @@ impl Links for NodeLinks<'_> {
         let index = self.lane_in(from.port, from.channel);
         let forwarded = self.forward_lane(index, to.port, to.channel, 0);
         if forwarded.is_none() {
-            let credits = self.lanes.get(index)?.shown_first()?.credits;
+            let credits = self.tables.lanes.get(index)?.shown_first()?.credits;
             self.await_credits(self.lane_out(to.port, to.channel), credits);
         }
         forwarded
@@ -318,8 +308,9 @@ impl Links for NodeLinks<'_> {
 
     fn send(&mut self, to: PortChannel, parcel: Parcel) -> Result<(), Parcel> {
         let out = self.lane_out(to.port, to.channel);
-        let credits = self.properties.unit.needed(parcel.bytes.into());
-        if self.lanes.get(out).is_none_or(|lane| lane.credits < credits) && !self.await_credits(out, credits)
+        let credits = self.tables.properties.unit.needed(parcel.bytes.into());
+        if self.tables.lanes.get(out).is_none_or(|lane| lane.credits < credits)
+            && !self.await_credits(out, credits)
         {
             return Err(parcel);
         }
@@ -345,7 +336,7 @@ impl Links for NodeLinks<'_> {
     }
 
     fn copy_head(&mut self, port: u8, vc: u8) -> Option<Parcel> {
-        self.lanes.get(self.lane_in(port, vc.into()))?.shown_first().copied()
+        self.tables.lanes.get(self.lane_in(port, vc.into()))?.shown_first().copied()
     }
 
     #[inline]

@@ -25,7 +25,7 @@ pub(super) const NO_LANE: u32 = u32::MAX;
 pub(super) struct Wire {
     /// Time from which it is idle, or [`Start::NEVER`] without a cable.
     pub(super) busy_until: Start,
-    /// There is an event for the time at which it falls idle.
+    /// There is an event for the time at which it falls idle, or it has no cable and never does.
     pub(super) has_event: bool,
     /// Its lane of the first virtual channel, or [`NO_LANE`]. The others follow at a distance of
     /// the number of ports.
@@ -62,6 +62,22 @@ pub(super) struct NodeStatus {
 
 const _: () = assert!(size_of::<NodeStatus>() == 64);
 
+impl NodeStatus {
+    /// Records the end of a wait at a port. The node must be woken.
+    #[inline]
+    fn free(&mut self, port: u8) {
+        self.marks.freed |= 1 << (port % 64);
+    }
+
+    /// Adds the node, whose number is `node`, to those that are to have a turn.
+    #[inline]
+    fn wake(&mut self, node: u32, woken: &mut Vec<u32>) {
+        if !std::mem::replace(&mut self.is_woken, true) {
+            woken.push(node);
+        }
+    }
+}
+
 /// Bits of a port in the number of a wire.
 const PORT_BITS: u32 = u8::BITS;
 
@@ -88,14 +104,22 @@ pub(super) struct LinkProperties {
     pub(super) vcs: usize,
 }
 
+/// The part of a network's links that all nodes share.
+#[derive(Debug)]
+pub(super) struct Tables {
+    pub(super) properties: LinkProperties,
+    /// By node, virtual channel and port: the lanes into the node.
+    pub(super) lanes: Vec<Lane>,
+    pub(super) wheel: Wheel,
+    /// The present time.
+    pub(super) now: Nanos,
+}
+
 /// The links of a network, their packets and their events.
 #[derive(Debug)]
 pub(super) struct Net {
-    properties: LinkProperties,
-    /// By node, virtual channel and port: the lanes into the node.
-    lanes: Vec<Lane>,
+    pub(super) tables: Tables,
     status: Vec<NodeStatus>,
-    wheel: Wheel,
     /// Nodes that are to have a turn.
     pub(super) woken: Vec<u32>,
 }
@@ -113,7 +137,7 @@ impl Net {
             vcs,
         };
 
-        let wire = Wire { busy_until: Start::NEVER, has_event: false, outward: NO_LANE };
+        let wire = Wire { busy_until: Start::NEVER, has_event: true, outward: NO_LANE };
         let inputs = ports * vcs;
         let status = (0..nodes).map(|node| NodeStatus {
             wires: vec![wire; ports].into_boxed_slice(),
@@ -128,10 +152,8 @@ impl Net {
         });
 
         Self {
-            properties,
-            lanes: lanes.collect(),
+            tables: Tables { properties, lanes: lanes.collect(), wheel: Wheel::new(), now: Nanos::ZERO },
             status: status.collect(),
-            wheel: Wheel::new(),
             woken: Vec::with_capacity(nodes),
         }
     }
@@ -144,31 +166,32 @@ impl Net {
 
     /// Adds the wire from one port to another.
     pub(super) fn connect(&mut self, from: (u32, u8), to: (u32, u8)) {
-        let LinkProperties { ports, vcs, .. } = self.properties;
+        let LinkProperties { ports, vcs, .. } = self.tables.properties;
         let first = to.0 as usize * ports * vcs + usize::from(to.1);
         let wire = &mut self.status[from.0 as usize].wires[usize::from(from.1)];
-        (wire.busy_until, wire.outward) = (Start::FIRST, first as u32);
+        *wire = Wire { busy_until: Start::FIRST, has_event: false, outward: first as u32 };
 
         for vc in 0..vcs {
             let input = (vc * ports + usize::from(to.1)) as u8;
-            self.lanes[first + vc * ports] = Lane::new(from, (to.0, input), self.properties.credits[vc]);
+            let credits = self.tables.properties.credits[vc];
+            self.tables.lanes[first + vc * ports] = Lane::new(from, (to.0, input), credits);
         }
     }
 
-    /// Records the begin of a node's turn.
+    /// Returns the links as a node sees them, whose turn begins.
     #[inline(always)]
-    pub(super) fn begin_turn(&mut self, node: u32) {
-        if let Some(status) = self.status.get_mut(node as usize) {
-            status.is_woken = false;
-        }
+    pub(super) fn begin_turn(&mut self, node: u32) -> Option<NodeLinks<'_>> {
+        let links = self.of_node(node)?;
+        links.status.is_woken = false;
+        Some(links)
     }
 
     /// Returns the links as a node sees them.
     #[inline(always)]
-    pub(super) fn of_node(&mut self, node: u32, now: Nanos) -> Option<NodeLinks<'_>> {
-        let Self { properties, lanes, status, wheel, .. } = self;
-        let status = status.get_mut(node as usize)?;
-        Some(NodeLinks { properties, status, lanes, wheel, now, node })
+    pub(super) fn of_node(&mut self, node: u32) -> Option<NodeLinks<'_>> {
+        let status = self.status.get_mut(node as usize)?;
+        let now = self.tables.now;
+        Some(NodeLinks { tables: &mut self.tables, status, now, node })
     }
 
     /// Returns the number of packets sent over all links.
@@ -179,9 +202,7 @@ impl Net {
     /// Wakes a node.
     #[inline]
     pub(super) fn wake(&mut self, node: u32) {
-        if !std::mem::replace(&mut self.status[node as usize].is_woken, true) {
-            self.woken.push(node);
-        }
+        self.status[node as usize].wake(node, &mut self.woken);
     }
 
     /// Has a node woken at a time, or earlier.
@@ -190,7 +211,7 @@ impl Net {
         let timer = &mut self.status[node as usize].timer;
         if time < *timer {
             *timer = time;
-            self.wheel.add(time, Kind::Timer(node));
+            self.tables.wheel.add(time, Kind::Timer(node));
         }
     }
 
@@ -200,7 +221,7 @@ impl Net {
     fn prefetch_event(&self, event: Event) {
         match event.kind() {
             Kind::Arrival(lane) | Kind::Credit(lane) => {
-                if let Some(lane) = self.lanes.get(lane as usize) {
+                if let Some(lane) = self.tables.lanes.get(lane as usize) {
                     prefetch(lane);
                 }
             }
@@ -238,16 +259,23 @@ impl Net {
         }
     }
 
-    /// Returns the events of the next time, and that time, if it is at most `limit`. The caller
-    /// must return the memory: [`Net::recycle_events`].
+    /// Returns the events of the next time, if it is at most `limit`, and goes on to that time. The
+    /// caller must return the memory: [`Net::recycle_events`].
     #[inline]
-    pub(super) fn take_events(&mut self, limit: Nanos) -> Option<(Nanos, Vec<Event>)> {
-        self.wheel.take(limit)
+    pub(super) fn take_events(&mut self, limit: Nanos) -> Option<Vec<Event>> {
+        let (due, events) = self.tables.wheel.take(limit)?;
+        self.go_on_to(due);
+        Some(events)
+    }
+
+    /// Sets the present time, unless it is later.
+    pub(super) fn go_on_to(&mut self, time: Nanos) {
+        self.tables.now = self.tables.now.max(time);
     }
 
     /// Keeps the memory of events that were carried out.
     pub(super) fn recycle_events(&mut self, events: Vec<Event>) {
-        self.wheel.recycle(events);
+        self.tables.wheel.recycle(events);
     }
 
     /// Has the processor load what an event concerns which is to be carried out soon.
@@ -261,28 +289,39 @@ impl Net {
     /// Carries out an event. Returns the node and its input if a head has arrived at a node that
     /// has no turn yet.
     #[inline(always)]
-    pub(super) fn carry_out(&mut self, now: Nanos, event: Event) -> Option<(u32, u8)> {
+    pub(super) fn carry_out(&mut self, event: Event) -> Option<(u32, u8)> {
         match event.kind() {
-            Kind::Arrival(lane) => return self.arrive(now, lane),
-            Kind::Idle(wire) => self.fall_idle(now, wire),
-            Kind::Credit(lane) => self.return_credits(now, lane),
+            Kind::Arrival(lane) => return self.arrive(lane),
+            Kind::Idle(wire) => self.fall_idle(wire),
+            rare => self.carry_out_rare(rare),
+        }
+        None
+    }
+
+    /// Carries out an event of a kind that is rare.
+    #[cold]
+    #[inline(never)]
+    fn carry_out_rare(&mut self, event: Kind) {
+        match event {
+            Kind::Credit(lane) => self.return_credits(lane),
             Kind::Timer(node) => {
                 self.status[node as usize].timer = Nanos::NEVER;
                 self.wake(node);
             }
+            Kind::Arrival(_) | Kind::Idle(_) => {}
         }
-        None
     }
 
     /// Shows the receiver of a lane what has arrived. The event may be that of a former packet.
     /// Returns the receiver and its input if that is a head, and the receiver has no turn yet.
     #[inline(always)]
-    fn arrive(&mut self, now: Nanos, index: u32) -> Option<(u32, u8)> {
-        let lane = &mut self.lanes[index as usize];
-        if lane.due > now {
+    fn arrive(&mut self, index: u32) -> Option<(u32, u8)> {
+        let Tables { lanes, wheel, now, .. } = &mut self.tables;
+        let lane = &mut lanes[index as usize];
+        if lane.due > *now {
             lane.has_event = lane.due < Nanos::NEVER;
             if lane.has_event {
-                self.wheel.add(lane.due, Kind::Arrival(index));
+                wheel.add(lane.due, Kind::Arrival(index));
             }
             return None;
         }
@@ -298,43 +337,40 @@ impl Net {
         }
         lane.shown = Shown::Whole;
         status.marks.whole |= 1 << (input % 64);
-        self.wake(receiver);
+        status.wake(receiver, &mut self.woken);
         None
     }
 
     /// Wakes the sender of a wire that has fallen idle.
     #[inline]
-    fn fall_idle(&mut self, now: Nanos, index: u32) {
+    fn fall_idle(&mut self, index: u32) {
         let (node, port) = port_of(index);
-        let wire = &mut self.status[node as usize].wires[usize::from(port)];
+        let status = &mut self.status[node as usize];
+        let wire = &mut status.wires[usize::from(port)];
         let due = wire.busy_until.rounded_up();
-        if due > now {
-            return self.wheel.add(due, Kind::Idle(index));
+        if due > self.tables.now {
+            return self.tables.wheel.add(due, Kind::Idle(index));
         }
 
         wire.has_event = false;
-        self.free(node, port);
+        status.free(port);
+        status.wake(node, &mut self.woken);
     }
 
     /// Returns credits to the sender of a lane, which waits for some.
-    fn return_credits(&mut self, now: Nanos, index: u32) {
-        let lane = &mut self.lanes[index as usize];
-        let wakes = lane.return_due(now);
+    fn return_credits(&mut self, index: u32) {
+        let Tables { lanes, wheel, now, .. } = &mut self.tables;
+        let lane = &mut lanes[index as usize];
+        let wakes = lane.return_due(*now);
         let next = if lane.is_watched() { lane.next_credit_event() } else { None };
         let (sender, port) = (lane.sender, lane.port);
 
         if let Some(due) = next {
-            self.wheel.add(due, Kind::Credit(index));
+            wheel.add(due, Kind::Credit(index));
         }
         if wakes {
-            self.free(sender, port);
+            self.status[sender as usize].free(port);
+            self.wake(sender);
         }
-    }
-
-    /// Records the end of a wait at a node's port, and wakes the node.
-    #[inline]
-    fn free(&mut self, node: u32, port: u8) {
-        self.status[node as usize].marks.freed |= 1 << (port % 64);
-        self.wake(node);
     }
 }

@@ -100,7 +100,6 @@ pub struct Endless {
 pub struct Network<N> {
     nodes: Vec<N>,
     net: Net,
-    now: Nanos,
     /// Memory for the turns of one time.
     turns: Vec<u32>,
 }
@@ -133,12 +132,12 @@ impl<N: Node> Network<N> {
             net.connect(b, a);
         }
         (0..count).for_each(|node| net.wake(node));
-        Ok(Self { nodes, net, now: Nanos::ZERO, turns: Vec::new() })
+        Ok(Self { nodes, net, turns: Vec::new() })
     }
 
     /// Returns the present time.
     pub fn now(&self) -> Nanos {
-        self.now
+        self.net.tables.now
     }
 
     /// Returns the nodes.
@@ -166,11 +165,10 @@ impl<N: Node> Network<N> {
     /// [`Endless`] if a node always asks for another turn. A further call goes on with the work.
     pub fn run_until(&mut self, time: Nanos) -> Result<(), Endless> {
         self.run_woken()?;
-        while let Some((due, events)) = self.net.take_events(time) {
-            self.now = self.now.max(due);
+        while let Some(events) = self.net.take_events(time) {
             for (index, &event) in events.iter().enumerate() {
                 self.net.prefetch_ahead(&events, index);
-                if let Some((node, input)) = self.net.carry_out(due, event) {
+                if let Some((node, input)) = self.net.carry_out(event) {
                     self.show_head(node, input);
                 }
             }
@@ -179,7 +177,7 @@ impl<N: Node> Network<N> {
         }
 
         if time < Nanos::NEVER {
-            self.now = self.now.max(time);
+            self.net.go_on_to(time);
         }
         Ok(())
     }
@@ -187,7 +185,7 @@ impl<N: Node> Network<N> {
     /// Shows a node a head that has arrived.
     #[inline(always)]
     fn show_head(&mut self, number: u32, input: u8) {
-        let (node, links) = (self.nodes.get_mut(number as usize), self.net.of_node(number, self.now));
+        let (node, links) = (self.nodes.get_mut(number as usize), self.net.of_node(number));
         if let (Some(node), Some(mut links)) = (node, links)
             && node.arrive(&mut links, input)
         {
@@ -237,7 +235,7 @@ impl<N: Node> Network<N> {
             turn = self.run_more(number)?;
         }
         if turn.wake < Nanos::NEVER {
-            self.net.wake_at(number, turn.wake.max(self.now.after(1)));
+            self.net.wake_at(number, turn.wake.max(self.now().after(1)));
         }
         Ok(())
     }
@@ -252,15 +250,14 @@ impl<N: Node> Network<N> {
                 return Ok(turn);
             }
         }
-        Err(Endless { node: number, time: self.now })
+        Err(Endless { node: number, time: self.now() })
     }
 
     /// Runs a turn of a node.
     #[inline(always)]
     fn run_turn(&mut self, number: u32) -> Turn {
-        self.net.begin_turn(number);
         let node = self.nodes.get_mut(number as usize);
-        match (node, self.net.of_node(number, self.now)) {
+        match (node, self.net.begin_turn(number)) {
             (Some(node), Some(mut links)) => node.turn(&mut links),
             _ => Turn { wake: Nanos::NEVER, has_more: false },
         }

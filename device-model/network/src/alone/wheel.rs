@@ -95,6 +95,12 @@ impl Wheel {
         self.slots[slot].push(event);
     }
 
+    /// Adds the event of a wire that falls idle at `due`, as [`Wheel::add`] does.
+    #[inline(never)]
+    pub(super) fn add_idle(&mut self, due: Nanos, wire: u32) {
+        self.add(due, Kind::Idle(wire));
+    }
+
     /// Makes room for another event in a slot.
     #[cold]
     #[inline(never)]

@@ -3,8 +3,9 @@
 use nicforge_core::fabric::PortChannel;
 
 use super::{
-    Candidates, Decision, Links, MAX_INPUTS, Policy, RoutedPacket, Router, Source, Targets,
-    outputs::Choice,
+    Candidates, Decision, Exit, Links, Policy, Room, RoutedPacket, Router, Source, Targets,
+    heads::Heads,
+    outputs::{Choice, Outputs},
     plan::Plan,
     requests::{Inputs, bits},
 };
@@ -27,12 +28,11 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         let mut open = self.outputs.open();
         while open != 0 {
             let port = open.trailing_zeros() as u8;
-            open &= open - 1;
-            while self.outputs.wanted >> port & 1 == 1
-                && self.await_output(ports, port)
-                && self.serve_idle_output(ports, port)
-            {
+            if self.await_output(ports, port) && self.serve_idle_output(ports, port) {
                 sent += 1;
+                open &= self.outputs.wanted;
+            } else {
+                open &= open - 1;
             }
         }
         sent
@@ -69,22 +69,27 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     /// inputs. Most packets of a busy network take this path.
     #[inline(always)]
     fn send_fixed<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> bool {
-        let requesting = self.outputs.fixed(port);
+        let Outputs { ports: outputs, wanted, through_ratio, .. } = &mut self.outputs;
+        let Some(output) = outputs.get_mut(usize::from(port)) else { return false };
+        let requesting = output.requests.fixed;
         let choice = if requesting & requesting.wrapping_sub(1) == 0 {
-            self.only_choice(requesting.trailing_zeros() as usize % MAX_INPUTS)
+            Choice::only(&self.plan.rules, requesting.trailing_zeros() as usize)
         } else {
-            self.outputs.choose(&self.plan.rules, requesting, port)
+            output.choose(&self.plan.rules, requesting, *through_ratio)
         };
 
-        let input = choice.input;
-        if self.heads.single >> input & 1 == 0 {
+        let input = usize::from(choice.input);
+        // The table names the port only if it is the one exit of the packet.
+        let exit = self.heads.exits.of(input);
+        if exit.port != port {
             return false;
         }
-        let Some(vc) = self.heads.exits.get(input).map(|exit| exit.vc) else { return false };
-        // `serve_one_of` chooses among the inputs with room. The choice among all inputs is the
-        // same, unless none of the inputs that the chosen one competes with has room.
+        let vc = exit.vc;
+        // An input without room has no part in the choice. That makes a difference only if none of
+        // those that the choice competes with has room.
         if self.plan.tracked.has(vc.into())
-            || (choice.competes && !self.competes_with_room(ports, port, (requesting, choice)))
+            || (choice.competes
+                && !competes_with_room(&self.plan, &self.heads, ports, port, (requesting, choice)))
         {
             return false;
         }
@@ -97,30 +102,11 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         let Some(has_next) = ports.forward_within(from, to, least) else { return false };
 
         self.heads.exposed |= Inputs::from(has_next) << input;
-        self.outputs.remove_sent(choice, port, vc);
+        if output.remove_sent(choice) {
+            *wanted &= !(1 << port);
+        }
         self.heads.leave(input, ports.now());
         true
-    }
-
-    /// Returns whether a choice among inputs with one exit each competes with an input that has
-    /// room: one from a link with one that injects, or the other way round.
-    #[inline(never)]
-    fn competes_with_room<L: Links<Packet = K>>(
-        &mut self,
-        ports: &mut L,
-        port: u8,
-        (requesting, choice): (Inputs, Choice),
-    ) -> bool {
-        let rules = &self.plan.rules;
-        let (_, first) = rules.highest(requesting);
-        let others = if choice.is_injected { first & !rules.injection } else { first & rules.injection };
-        bits(others).any(|input| {
-            let exit = self.heads.single_exit(input.into());
-            exit.is_some_and(|exit| {
-                !self.plan.tracked.has(exit.vc.into())
-                    && ports.update_room(port, exit.vc, self.plan.longest_credits)
-            })
-        })
     }
 
     /// Sends the chosen packet of an injection FIFO as [`Router::send_fixed`] does.
@@ -131,7 +117,7 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         choice: Choice,
         to: PortChannel,
     ) -> bool {
-        let (input, vc) = (choice.input, to.channel as u8);
+        let (input, vc) = (usize::from(choice.input), to.channel as u8);
         let source = self.plan.layout.source(input);
         let Source::Injection { fifo } = source else { return false };
         if !ports.update_room(to.port, vc, self.plan.longest_credits) || !self.send_injected(ports, fifo, to)
@@ -139,16 +125,12 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
             return false;
         }
 
-        self.outputs.remove_sent(choice, to.port, vc);
+        if self.outputs.ports[usize::from(to.port)].remove_sent(choice) {
+            self.outputs.wanted &= !(1 << to.port);
+        }
         self.heads.leave(input, ports.now());
         self.show_next_injected(source, input, ports.now());
         true
-    }
-
-    /// Returns the choice of an input with which none competes.
-    #[inline(always)]
-    fn only_choice(&self, input: usize) -> Choice {
-        Choice::only(&self.plan.rules, input)
     }
 
     /// Sends the packet of one of the inputs that want a port. The wire is idle. Returns false if
@@ -163,7 +145,7 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         let mut inputs = eligible.inputs;
         while inputs != 0 {
             let choice = self.outputs.choose(&self.plan.rules, inputs, port);
-            if self.send_from(ports, choice.input, port, eligible.least_loaded) {
+            if self.send_from(ports, choice.input.into(), port, eligible.least_loaded) {
                 self.outputs.ports[usize::from(port)].count_sent(choice);
                 return true;
             }
@@ -189,7 +171,7 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     /// Returns the inputs that a port can serve now, in a router that has had adaptive packets.
     #[inline(never)]
     fn eligible_with_adaptive<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) -> EligibleInputs {
-        let (fixed_vcs, adaptive_vcs) = self.outputs.requested_vcs(port);
+        let (fixed_vcs, adaptive_vcs) = self.outputs.requested_vcs(&self.heads.exits, port);
         let (mut open, mut best) = (0, None);
         for vc in bits(adaptive_vcs.into()) {
             let credits = ports.update_credits(port, vc);
@@ -205,7 +187,8 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         let mut early = 0;
         for vc in bits(fixed_vcs.into()) {
             // Packets that have room on an adaptive channel need no other.
-            let requesting = self.outputs.fixed(port) & self.outputs.of_vc(vc) & !inputs;
+            let fixed = self.outputs.fixed(port) & !inputs;
+            let requesting = self.heads.exits.matching(fixed, |exit| exit.vc == vc);
             if requesting != 0 {
                 let with_room = self.fixed_with_room(ports, port, vc, requesting);
                 early |= self.early_escapes(ports, port, with_room);
@@ -221,15 +204,11 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     #[inline(never)]
     fn fixed_inputs<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8, requesting: Inputs) -> Inputs {
         let (mut inputs, mut left) = (0, requesting);
-        for vc in 0..self.plan.layout.vcs {
-            let requesting = left & self.outputs.of_vc(vc);
-            if requesting != 0 {
-                inputs |= self.fixed_with_room(ports, port, vc, requesting);
-                left &= !requesting;
-            }
-            if left == 0 {
-                break;
-            }
+        while left != 0 {
+            let Exit { vc, .. } = self.heads.exits.of(left.trailing_zeros() as usize);
+            let of_vc = self.heads.exits.matching(left, |exit| exit.vc == vc);
+            inputs |= self.fixed_with_room(ports, port, vc, of_vc);
+            left &= !of_vc;
         }
         inputs
     }
@@ -272,13 +251,13 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         let credits = ports.update_credits(port, vc);
         match self.outputs.slots.free(tracked, port, vc.into(), credits) {
             0 => 0,
-            1 => requesting & !self.outputs.entering,
+            1 => self.heads.exits.matching(requesting, |exit| exit.room == Room::One),
             _ => requesting,
         }
     }
 
     /// Returns the inputs that have a port among their candidates and want one of its virtual
-    /// channels that are open. `all` are those that any adaptive packet wants.
+    /// channels that are open. `all` are those that any adaptive packet requesting.
     #[inline]
     fn adaptive_with_room(&self, port: u8, open: u16, all: u16) -> Inputs {
         let inputs = self.outputs.adaptive(port);
@@ -295,9 +274,9 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
 
     /// Has the function woken when the virtual channels that inputs want have more room.
     #[inline(never)]
-    fn request_room<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) {
+    pub(super) fn request_room<L: Links<Packet = K>>(&mut self, ports: &mut L, port: u8) {
         let Plan { tracked, longest_credits, .. } = &*self.plan;
-        let (fixed_vcs, adaptive_vcs) = self.outputs.requested_vcs(port);
+        let (fixed_vcs, adaptive_vcs) = self.outputs.requested_vcs(&self.heads.exits, port);
         for vc in bits((fixed_vcs | adaptive_vcs).into()) {
             let channel = usize::from(vc);
             if !tracked.has(channel) {
@@ -490,4 +469,25 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         self.heads.local &= !(1 << input);
         true
     }
+}
+
+/// Returns whether a choice among inputs with one exit each competes with an input that has room:
+/// one from a link with one that injects, or the other way round.
+#[inline(never)]
+fn competes_with_room<L: Links>(
+    plan: &Plan,
+    heads: &Heads,
+    ports: &mut L,
+    port: u8,
+    (requesting, choice): (Inputs, Choice),
+) -> bool {
+    let rules = &plan.rules;
+    let (_, first) = rules.highest(requesting);
+    let others = if choice.is_injected { first & !rules.injection } else { first & rules.injection };
+    bits(others).any(|input| {
+        let exit = heads.single_exit(input.into());
+        exit.is_some_and(|exit| {
+            !plan.tracked.has(exit.vc.into()) && ports.update_room(port, exit.vc, plan.longest_credits)
+        })
+    })
 }

@@ -2,7 +2,10 @@
 
 use nicforge_core::time::Nanos;
 
-use super::{Decision, Exit, InputCounters, Room, requests::Inputs};
+use super::{
+    Candidates, Decision, Exit, InputCounters, MAX_INPUTS, MAX_PORTS, Room, Targets,
+    requests::{Inputs, bits},
+};
 
 /// An input: its first packet, and its counters.
 ///
@@ -40,16 +43,44 @@ impl Head {
     }
 }
 
+/// The port of the exit of a packet that has none or several.
+const NO_PORT: u8 = u8::MAX;
+const _: () = assert!(MAX_PORTS < NO_PORT);
+
+/// Exits by input. Those of most routers have one cache line.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(super) struct Exits([Exit; MAX_INPUTS]);
+
+impl Exits {
+    /// Returns the exit of an input.
+    #[inline(always)]
+    pub(super) fn of(&self, input: usize) -> Exit {
+        self.0[input % MAX_INPUTS]
+    }
+
+    /// Sets the exit of an input.
+    #[inline(always)]
+    fn set(&mut self, input: usize, exit: Exit) {
+        self.0[input % MAX_INPUTS] = exit;
+    }
+
+    /// Returns those of some inputs whose exits have a property.
+    #[inline(always)]
+    pub(super) fn matching(&self, inputs: Inputs, has: impl Fn(Exit) -> bool) -> Inputs {
+        bits(inputs).fold(0, |set, input| set | Inputs::from(has(self.of(input.into()))) << input)
+    }
+}
+
 /// The first packets of all inputs, as far as the policy has decided on them.
 #[derive(Debug)]
 pub(super) struct Heads {
     pub(super) inputs: Vec<Head>,
-    /// The exits of first packets that have one: most do. They share cache lines.
-    pub(super) exits: Vec<Exit>,
+    /// The exits of first packets that have one: most do. For the others, the port is [`NO_PORT`].
+    /// The virtual channel and the room are then those of the copies or of the escape, if any.
+    pub(super) exits: Box<Exits>,
     /// Inputs whose first packet has a decision.
     pub(super) decided: Inputs,
-    /// Inputs whose first packet has one exit, if it has a decision.
-    pub(super) single: Inputs,
     /// Inputs whose first packet is to be delivered here, or a copy of it.
     pub(super) local: Inputs,
     /// Inputs whose first packet is to be dropped.
@@ -64,9 +95,8 @@ impl Heads {
     pub(super) fn new(count: usize) -> Self {
         Self {
             inputs: vec![Head::new(); count],
-            exits: vec![Exit { port: 0, vc: 0, room: Room::One }; count],
+            exits: Box::new(Exits([Exit { port: NO_PORT, vc: 0, room: Room::One }; MAX_INPUTS])),
             decided: 0,
-            single: 0,
             local: 0,
             dropped: 0,
             exposed: 0,
@@ -77,7 +107,7 @@ impl Heads {
     /// Returns the exit of an input's first packet, if the packet has a decision and one exit.
     #[inline(always)]
     pub(super) fn single_exit(&self, input: usize) -> Option<Exit> {
-        if self.single >> input & 1 == 0 { None } else { self.exits.get(input).copied() }
+        Some(self.exits.of(input)).filter(|exit| exit.port != NO_PORT)
     }
 
     /// Returns the decision on the first packet of an input, which must have one.
@@ -90,10 +120,7 @@ impl Heads {
     #[inline(always)]
     pub(super) fn become_single(&mut self, input: usize, exit: Exit, now: Nanos, bytes: u32) {
         self.decided |= 1 << input;
-        self.single |= 1 << input;
-        if let Some(slot) = self.exits.get_mut(input) {
-            *slot = exit;
-        }
+        self.exits.set(input, exit);
         if let Some(head) = self.inputs.get_mut(input) {
             (head.since, head.bytes) = (now, bytes);
         }
@@ -113,7 +140,13 @@ impl Heads {
             return self.become_single(input, exit, now, bytes);
         }
         self.decided |= 1 << input;
-        self.single &= !(1 << input);
+        let (vc, room) = match decision {
+            Decision::Any(Candidates { escape: Some(exit), .. }) => (exit.vc, exit.room),
+            Decision::Many(Targets { vc, room, .. }) => (vc, room),
+            _ => (0, Room::One),
+        };
+        self.exits.set(input, Exit { port: NO_PORT, vc, room });
+
         let head = &mut self.inputs[input];
         (head.decision, head.since) = (decision, now);
         (head.bytes, head.fifo, head.found_full) = (bytes, fifo, false);

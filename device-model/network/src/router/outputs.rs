@@ -1,6 +1,6 @@
 //! The output ports: which of them can send, and the choice among the inputs that want one.
 
-use nicforge_core::{fabric::MAX_CHANNELS, time::Nanos};
+use nicforge_core::time::Nanos;
 
 use super::{
     Links, MAX_INPUTS, OutputCounters, PRIORITIES,
@@ -27,8 +27,8 @@ pub(super) struct Output {
 /// A choice of an output.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Choice {
-    pub(super) input: usize,
-    priority: usize,
+    pub(super) input: u8,
+    priority: u8,
     pub(super) is_injected: bool,
     /// Packets from links and from injection FIFOs were both waiting.
     pub(super) competes: bool,
@@ -48,15 +48,10 @@ struct Blocked {
 #[derive(Debug)]
 pub(super) struct Outputs {
     pub(super) ports: Vec<Output>,
-    /// Inputs by the virtual channel of their exit, for packets with one exit, copies and escapes.
-    pub(super) of_vc: [Inputs; MAX_CHANNELS],
-    /// Inputs whose packets need [`super::Room::Two`] on a virtual channel with the bubble rule.
-    pub(super) entering: Inputs,
     /// Ports that inputs want.
     pub(super) wanted: u64,
     /// Virtual channels that adaptive packets have wanted so far.
     pub(super) adaptive_vcs: u16,
-    pub(super) vcs: u8,
     blocked: Blocked,
     pub(super) slots: Slots,
     /// See [`super::RouterSpec::through_ratio`].
@@ -64,16 +59,31 @@ pub(super) struct Outputs {
 }
 
 impl Output {
+    /// Chooses among inputs, of which there is at least one.
+    #[inline(always)]
+    pub(super) fn choose(&self, rules: &Rules, inputs: Inputs, through_ratio: u8) -> Choice {
+        let (priority, first) = rules.highest(inputs);
+        let (injected, through) = (first & rules.injection, first & !rules.injection);
+
+        let competes = injected != 0 && through != 0;
+        let is_injected = if competes { self.run[priority] >= through_ratio } else { through == 0 };
+        let set = if is_injected { injected } else { through };
+        let input = next_in_turn(set, self.last[priority][usize::from(is_injected)]);
+
+        Choice { input: input as u8, priority: priority as u8, is_injected, competes }
+    }
+
     /// Records that the choice was sent.
     #[inline(always)]
     pub(super) fn count_sent(&mut self, choice: Choice) {
-        self.last[choice.priority][usize::from(choice.is_injected)] = choice.input as u8;
+        let priority = usize::from(choice.priority) % PRIORITIES;
+        self.last[priority][usize::from(choice.is_injected)] = choice.input;
         if choice.is_injected {
-            self.run[choice.priority] = 0;
+            self.run[priority] = 0;
             self.counters.injected += 1;
         } else {
             if choice.competes {
-                self.run[choice.priority] = self.run[choice.priority].saturating_add(1);
+                self.run[priority] = self.run[priority].saturating_add(1);
             }
             self.counters.through += 1;
         }
@@ -97,20 +107,17 @@ impl Choice {
     #[inline(always)]
     pub(super) fn only(rules: &Rules, input: usize) -> Self {
         let is_injected = rules.injection >> (input % MAX_INPUTS) & 1 == 1;
-        Self { input, priority: rules.priority(input) % PRIORITIES, is_injected, competes: false }
+        Self { input: input as u8, priority: rules.priority(input), is_injected, competes: false }
     }
 }
 
 impl Outputs {
     pub(super) fn new(plan: &Plan) -> Self {
-        let Layout { ports, vcs, .. } = plan.layout;
+        let Layout { ports, .. } = plan.layout;
         Self {
             ports: vec![Output::default(); ports.into()],
-            of_vc: [0; MAX_CHANNELS],
-            entering: 0,
             wanted: 0,
             adaptive_vcs: 0,
-            vcs,
             blocked: Blocked { busy: 0, full: 0 },
             slots: Slots::new(ports, &plan.tracked),
             through_ratio: plan.spec.through_ratio,
@@ -119,7 +126,6 @@ impl Outputs {
 
     /// Forgets all requests.
     pub(super) fn clear(&mut self) {
-        (self.of_vc, self.entering) = ([0; MAX_CHANNELS], 0);
         for output in &mut self.ports {
             output.requests = PortRequests::default();
         }
@@ -181,15 +187,6 @@ impl Outputs {
     /// Chooses among inputs for a port, of which there is at least one.
     #[inline]
     pub(super) fn choose(&self, rules: &Rules, inputs: Inputs, port: u8) -> Choice {
-        let Output { last, run, .. } = &self.ports[usize::from(port)];
-        let (priority, first) = rules.highest(inputs);
-        let (injected, through) = (first & rules.injection, first & !rules.injection);
-
-        let competes = injected != 0 && through != 0;
-        let is_injected = if competes { run[priority] >= self.through_ratio } else { through == 0 };
-        let set = if is_injected { injected } else { through };
-        let input = next_in_turn(set, last[priority][usize::from(is_injected)]);
-
-        Choice { input, priority, is_injected, competes }
+        self.ports[usize::from(port)].choose(rules, inputs, self.through_ratio)
     }
 }

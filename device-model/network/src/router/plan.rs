@@ -160,8 +160,8 @@ impl Rules {
 
     /// Returns the priority of an input.
     #[inline(always)]
-    pub(super) fn priority(&self, input: usize) -> usize {
-        self.of_input[input % MAX_INPUTS].into()
+    pub(super) fn priority(&self, input: usize) -> u8 {
+        self.of_input[input % MAX_INPUTS]
     }
 
     /// Returns the highest priority of some inputs, and those of them that have it.

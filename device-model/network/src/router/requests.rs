@@ -1,10 +1,9 @@
 //! Which inputs want which outputs.
 
-use nicforge_core::fabric::MAX_CHANNELS;
-
 use super::{
-    Decision, Exit, Room,
-    outputs::{Choice, Outputs},
+    Decision, Exit, MAX_INPUTS,
+    heads::Exits,
+    outputs::{Choice, Output, Outputs},
     policy::Candidates,
 };
 
@@ -49,30 +48,27 @@ pub(super) fn next_in_turn(set: Inputs, last: u8) -> usize {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PortRequests {
     /// Inputs that want the port as their exit, or as one of several targets or the escape.
-    fixed: Inputs,
+    pub(super) fixed: Inputs,
     /// Inputs whose packets have the port among their candidates.
     adaptive: Inputs,
 }
 
-impl Outputs {
-    /// Removes the request of a choice for a virtual channel of a port, its exit by which it was
-    /// sent, and counts it.
+impl Output {
+    /// Removes the request of a choice, whose exit by this port was the only one, and counts it.
+    /// Returns whether no input wants the port any more.
     #[inline(always)]
-    pub(super) fn remove_sent(&mut self, choice: Choice, port: u8, vc: u8) {
-        self.forget_vc(choice.input, vc);
-
-        let Some(output) = self.ports.get_mut(usize::from(port)) else { return };
-        output.requests.fixed &= !(1 << choice.input);
-        if output.requests.fixed | output.requests.adaptive == 0 {
-            self.wanted &= !(1 << port);
-        }
-        output.count_sent(choice);
+    pub(super) fn remove_sent(&mut self, choice: Choice) -> bool {
+        self.requests.fixed &= !(1 << (choice.input % MAX_INPUTS as u8));
+        self.count_sent(choice);
+        self.requests.fixed | self.requests.adaptive == 0
     }
+}
 
+impl Outputs {
     /// Adds the request of an input for its exit.
     #[inline]
     pub(super) fn add_one(&mut self, input: usize, exit: Exit) {
-        let wanted = self.want(input, exit);
+        let wanted = self.want(input, exit.port);
         self.wanted |= wanted;
         self.end_full(wanted);
     }
@@ -80,7 +76,7 @@ impl Outputs {
     /// Adds the requests of an input for its decision.
     pub(super) fn add(&mut self, input: usize, decision: &Decision) {
         let wanted = match *decision {
-            Decision::One(exit) => self.want(input, exit),
+            Decision::One(exit) => self.want(input, exit.port),
             Decision::Local | Decision::Drop => return,
             _ => self.add_many(input, decision),
         };
@@ -97,11 +93,11 @@ impl Outputs {
                 for port in bits(ports) {
                     self.ports[usize::from(port)].requests.adaptive |= 1 << input;
                 }
-                ports | escape.map_or(0, |exit| self.want(input, exit))
+                ports | escape.map_or(0, |exit| self.want(input, exit.port))
             }
             Decision::Many(targets) => {
                 for port in bits(targets.ports) {
-                    self.want(input, Exit { port, vc: targets.vc, room: targets.room });
+                    self.want(input, port);
                 }
                 targets.ports
             }
@@ -113,10 +109,7 @@ impl Outputs {
     #[inline(always)]
     pub(super) fn remove(&mut self, input: usize, decision: &Decision) {
         match *decision {
-            Decision::One(exit) => {
-                self.forget_vc(input, exit.vc);
-                self.forget(input, exit.port);
-            }
+            Decision::One(exit) => self.forget(input, exit.port),
             Decision::Local | Decision::Drop => {}
             _ => self.remove_many(input, decision),
         }
@@ -131,12 +124,10 @@ impl Outputs {
                     self.update_port(port);
                 }
                 if let Some(exit) = escape {
-                    self.forget_vc(input, exit.vc);
                     self.forget(input, exit.port);
                 }
             }
             Decision::Many(targets) => {
-                self.forget_vc(input, targets.vc);
                 for port in bits(targets.ports) {
                     self.forget(input, port);
                 }
@@ -145,16 +136,11 @@ impl Outputs {
         }
     }
 
-    /// Adds an input's request for an exit. Returns the exit's port. All exits of an input have the
-    /// same virtual channel, except for the candidates of adaptive packets.
+    /// Adds an input's request for a port as its exit. Returns the port.
     #[inline]
-    fn want(&mut self, input: usize, exit: Exit) -> u64 {
-        self.ports[usize::from(exit.port)].requests.fixed |= 1 << input;
-        self.of_vc[usize::from(exit.vc) % MAX_CHANNELS] |= 1 << input;
-        if exit.room == Room::Two {
-            self.entering |= 1 << input;
-        }
-        1 << exit.port
+    fn want(&mut self, input: usize, port: u8) -> u64 {
+        self.ports[usize::from(port)].requests.fixed |= 1 << input;
+        1 << port
     }
 
     /// Removes an input's request for a port as its exit.
@@ -162,13 +148,6 @@ impl Outputs {
     pub(super) fn forget(&mut self, input: usize, port: u8) {
         self.ports[usize::from(port)].requests.fixed &= !(1 << input);
         self.update_port(port);
-    }
-
-    /// Removes an input that has no exit any more.
-    #[inline(always)]
-    fn forget_vc(&mut self, input: usize, vc: u8) {
-        self.of_vc[usize::from(vc) % MAX_CHANNELS] &= !(1 << input);
-        self.entering &= !(1 << input);
     }
 
     /// Removes a port that no input wants any more.
@@ -180,10 +159,9 @@ impl Outputs {
 
     /// Returns the virtual channels of a port that inputs want as their exit, and those that
     /// inputs want adaptively.
-    pub(super) fn requested_vcs(&self, port: u8) -> (u16, u16) {
+    pub(super) fn requested_vcs(&self, exits: &Exits, port: u8) -> (u16, u16) {
         let PortRequests { fixed, adaptive } = self.ports[usize::from(port)].requests;
-        let wanted = |vc: &u8| self.of_vc[usize::from(*vc) % MAX_CHANNELS] & fixed != 0;
-        let fixed_vcs = (0..self.vcs).filter(wanted).fold(0, |vcs, vc| vcs | 1 << vc);
+        let fixed_vcs = bits(fixed).fold(0, |vcs, input| vcs | 1 << exits.of(input.into()).vc);
         (fixed_vcs, if adaptive == 0 { 0 } else { self.adaptive_vcs })
     }
 
@@ -191,12 +169,6 @@ impl Outputs {
     #[inline]
     pub(super) fn fixed(&self, port: u8) -> Inputs {
         self.ports[usize::from(port)].requests.fixed
-    }
-
-    /// Returns the inputs that want a virtual channel as their exit, at any port.
-    #[inline]
-    pub(super) fn of_vc(&self, vc: u8) -> Inputs {
-        self.of_vc[usize::from(vc) % MAX_CHANNELS]
     }
 
     /// Returns the inputs that have a port among their candidates.

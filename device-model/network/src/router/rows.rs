@@ -240,12 +240,12 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
 
         if is_one(new) && self.heads.decided == 0 {
             let input = new.trailing_zeros() as usize;
-            let row = match self.exit_of(ports, input) {
-                Some((word, exit)) => self.send_row(ports, input, (word, exit), budget),
-                None => Row::default(),
-            };
-            moved += row.packets;
-            new = self.without_empty(ports, new, input, row);
+            if let Some((word, exit)) = self.exit_of(ports, input) {
+                let (row, is_full) = self.send_row(ports, input, (word, exit), budget);
+                moved += row.packets;
+                let is_stalled = is_full && self.stall_row(ports, input, (word, exit));
+                new = if is_stalled { 0 } else { self.without_empty(ports, new, input, row) };
+            }
         }
         (moved, new)
     }
@@ -262,12 +262,16 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
             return (Row::default(), 0);
         }
 
-        let row = self.send_row(ports, input, (word, exit), budget);
+        let (row, is_full) = self.send_row(ports, input, (word, exit), budget);
         if row.packets == 0 {
             return (row, 0);
         }
 
         self.heads.inputs[input].counters.waited += ports.now().0 - since.0;
+        if is_full && self.stall_row(ports, input, (word, exit)) {
+            return (row, 0);
+        }
+
         self.heads.decided &= !(1 << input);
         self.outputs.remove(input, &decision);
         if let Source::Injection { fifo } = self.plan.layout.source(input) {
@@ -276,15 +280,47 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         (row, self.without_empty(ports, 1 << input, input, row))
     }
 
+    /// Has the rest of a row wait for room behind its exit, which the packets before have used up,
+    /// while no other input has a packet to send. Returns false if the next packet of the input is
+    /// not of the row.
+    ///
+    /// A decision on the next packet would be the same, and would find the same room.
+    #[inline]
+    fn stall_row<L: Links<Packet = K>>(
+        &mut self,
+        ports: &mut L,
+        input: usize,
+        (word, exit): (u64, Exit),
+    ) -> bool {
+        let bytes = match self.head_of(ports, input) {
+            Some((next, bytes)) if next == word => bytes,
+            _ => return false,
+        };
+        if let Source::Injection { fifo } = self.plan.layout.source(input) {
+            self.fifos.waiting &= !(1 << fifo);
+        }
+
+        self.outputs.add_one(input, exit);
+        self.heads.become_single(input, exit, ports.now(), bytes);
+        self.outputs.note_full(exit.port);
+        self.request_room(ports, exit.port);
+        true
+    }
+
+    /// Returns the route word of the first packet of an input, and its bytes with the framing.
+    #[inline]
+    fn head_of<L: Links<Packet = K>>(&self, ports: &mut L, input: usize) -> Option<(u64, u32)> {
+        match self.plan.layout.source(input) {
+            Source::Link { port, vc } => ports.route_head(LinkInput { number: input as u8, port, vc }),
+            Source::Injection { fifo } => self.fifos.first(fifo),
+        }
+    }
+
     /// Returns the route word of the first packet of an input, and its exit if it has only one.
     #[inline]
     fn exit_of<L: Links<Packet = K>>(&self, ports: &mut L, input: usize) -> Option<(u64, Exit)> {
-        let source = self.plan.layout.source(input);
-        let (word, _) = match source {
-            Source::Link { port, vc } => ports.route_head(LinkInput { number: input as u8, port, vc })?,
-            Source::Injection { fifo } => self.fifos.first(fifo)?,
-        };
-        match self.policy.decide(word, source) {
+        let (word, _) = self.head_of(ports, input)?;
+        match self.policy.decide(word, self.plan.layout.source(input)) {
             Decision::One(exit) => Some((word, exit)),
             _ => None,
         }
@@ -346,7 +382,8 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         row
     }
 
-    /// Sends the first packets of an input with a route word through its exit.
+    /// Sends the first packets of an input with a route word through its exit. Returns them, and
+    /// whether they have used up the room behind the exit.
     #[inline]
     fn send_row<L: Links<Packet = K>>(
         &mut self,
@@ -354,10 +391,11 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         input: usize,
         (word, exit): (u64, Exit),
         budget: u32,
-    ) -> Row {
-        let limit = self.places_behind(ports, exit).min(budget);
+    ) -> (Row, bool) {
+        let places = self.places_behind(ports, exit);
+        let limit = places.min(budget);
         if limit == 0 {
-            return Row::default();
+            return (Row::default(), false);
         }
 
         let to = PortChannel { port: exit.port, channel: exit.vc.into() };
@@ -378,7 +416,7 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
             }
         };
         self.note_sent(input, exit, row);
-        row
+        (row, row.packets == places)
     }
 
     /// Returns the number of packets that can be sent through an exit now.

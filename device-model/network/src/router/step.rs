@@ -1,9 +1,6 @@
 //! The work of a step: decisions on new packets, deliveries, and the outputs.
 
-use nicforge_core::{
-    cache::{prefetch, prefetch_lines},
-    time::Nanos,
-};
+use nicforge_core::{cache::prefetch, time::Nanos};
 
 use super::{
     Candidates, Decision, Fifos, Links, Outcome, Policy, RoutedPacket, Router, Source, Targets,
@@ -19,7 +16,7 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     /// are in no cache.
     #[inline(always)]
     pub fn prefetch(&self, arrived: u64, freed: u64) {
-        prefetch_lines::<1, _>(self.heads.exits.as_slice());
+        prefetch(&*self.heads.exits);
         let mut inputs = arrived & !self.heads.decided;
         while inputs != 0 {
             if let Some(head) = self.heads.inputs.get(inputs.trailing_zeros() as usize) {
@@ -47,7 +44,7 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
         let mut new = self.new_inputs(ports);
         let has_more = loop {
             let before = moved;
-            if self.plan.rules.has_rows {
+            if self.plan.rules.has_rows && (new != 0 || self.outputs.open() != 0) {
                 let (packets, others) = self.move_rows(ports, new, budget.saturating_sub(moved).max(1));
                 (moved, new) = (moved + packets, others);
             }
@@ -57,7 +54,9 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
             if (self.heads.local | self.heads.dropped) & self.heads.arrived != 0 {
                 moved += self.deliver(ports);
             }
-            moved += self.serve_outputs(ports);
+            if self.outputs.open() != 0 {
+                moved += self.serve_outputs(ports);
+            }
 
             if moved == before {
                 break false;

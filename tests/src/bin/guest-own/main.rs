@@ -117,7 +117,9 @@ impl Scene {
         });
 
         thread::scope(|scope| {
-            scope.spawn(|| guest::answer_requests(&self.served, guests.own.terminal().expect("it was asked for")));
+            scope.spawn(|| {
+                guest::answer_requests(&self.served, guests.own.terminal().expect("it was asked for"))
+            });
             // Kills the guest in every case, which ends the operator's thread too.
             let _end = KillOnDrop(&guests.own);
             while let Some((step, later)) = steps.split_first() {
