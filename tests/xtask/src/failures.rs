@@ -75,6 +75,9 @@ impl Failures {
     fn note(&mut self, line: &str) {
         if line == "failures:" {
             self.program.get_or_insert_default();
+        } else if line.starts_with("running ") {
+            // The program before was killed.
+            self.end_program();
         }
         let Some(program) = &mut self.program else { return };
 

@@ -13,8 +13,9 @@
 //! cost.
 //!
 //! On an emulated SVM, a Linux in a guest sometimes crashes, our own virtual machine's as well as
-//! QEMU's. So a step that fails begins again on guests that are booted anew, and the program says
-//! so. What a step checks fails each time.
+//! QEMU's. So a step that fails begins again on guests that are booted anew: up to five times where
+//! a guest ran no commands any more, but only twice where both did. The program prints each
+//! failure, and keeps the logs of its guests.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -22,8 +23,9 @@ mod costs;
 mod steps;
 
 use std::{
+    fs,
     panic::{self, AssertUnwindSafe},
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -42,8 +44,12 @@ use self::{
     steps::{STEPS, Step},
 };
 
-/// Failures of steps after which the guests are booted once more.
+/// Failures after which the guests are booted once more.
 const MAX_FAILURES: usize = 5;
+/// Those among them after which both guests still ran commands.
+const MAX_FAILURES_OF_SOUND_GUESTS: usize = 2;
+/// Time after which nothing begins again.
+const LAST_BEGIN: Duration = Duration::from_secs(1500);
 /// How long a guest may take to run a command that does nothing.
 const ANSWER: Duration = Duration::from_secs(20);
 
@@ -53,6 +59,7 @@ struct Scene {
     prepared: Prepared,
     own: GuestConfig,
     qemu: GuestConfig,
+    logs: PathBuf,
     /// Times from the start of the guests' machines to their first exit.
     set_up: [Duration; 2],
     bytes: u64,
@@ -82,50 +89,62 @@ fn main() {
     let prepared = Prepared::open(Path::new(folder), Some(vm.into()));
     let prepared = prepared.unwrap_or_else(|error| panic!("{error}"));
     let socket = |function: &str, attachment: &str| served.socket(function, attachment);
-    let (own, qemu) = (own_vm::config(socket).logs(logs), own_vm::qemu_config(socket).logs(logs));
+    let (own, qemu) = (own_vm::config(socket), own_vm::qemu_config(socket));
     let set_up = [&own, &qemu].map(|config| set_up(&served, &prepared, config));
     let bytes = bytes.parse().expect("a number of bytes");
     let posts = posts.parse().expect("a number of writes");
 
-    let scene = Scene { served, prepared, own, qemu, set_up, bytes, posts };
+    let scene = Scene { served, prepared, own, qemu, logs: logs.into(), set_up, bytes, posts };
     scene.run(&STEPS);
 }
 
 impl Scene {
     /// Runs all steps in their order. A step that fails begins again on new guests.
     fn run(&self, mut steps: &[Step]) {
-        let mut failures = 0;
-        while !steps.is_empty() {
-            let begun = panic::catch_unwind(AssertUnwindSafe(|| self.run_on_new_guests(&mut steps)));
-            let Err(cause) = begun else { continue };
+        let begin = Instant::now();
+        let (mut failures, mut of_sound_guests) = (0, 0);
+        while let Some(Step { name, .. }) = steps.first() {
+            let mut guests_are_sound = false;
+            let outcome = panic::catch_unwind(AssertUnwindSafe(|| {
+                self.run_on_new_guests(&mut steps, failures, &mut guests_are_sound);
+            }));
+            let Err(cause) = outcome else { continue };
 
             failures += 1;
-            if failures > MAX_FAILURES {
+            of_sound_guests += usize::from(guests_are_sound);
+            if failures > MAX_FAILURES
+                || of_sound_guests > MAX_FAILURES_OF_SOUND_GUESTS
+                || begin.elapsed() > LAST_BEGIN
+                || steps.is_empty()
+            {
                 panic::resume_unwind(cause);
             }
-            let name = steps.first().map_or("the end", |step| step.name);
-            eprintln!("FAILURE {failures} of at most {MAX_FAILURES}, as shown above: {name} begins again");
-            self.await_no_client();
+            let name = steps.first().map_or(*name, |step| step.name);
+            eprintln!("FAILURE {failures}, as shown above: {name} begins again");
+            await_no_client(&self.served);
         }
     }
 
-    /// Boots both guests, and runs steps until one fails. It removes those that held.
-    fn run_on_new_guests(&self, steps: &mut &[Step]) {
+    /// Boots both guests, and runs steps until one fails. It removes those that held. If one fails
+    /// and both guests still run commands, `guests_are_sound` is set.
+    fn run_on_new_guests(&self, steps: &mut &[Step], failures: usize, guests_are_sound: &mut bool) {
+        // Each pair of guests has logs of its own.
+        let logs = self.logs.join(format!("attempt-{}", failures + 1));
+        fs::create_dir_all(&logs).expect("a folder for logs");
         let guests = thread::scope(|scope| {
-            let qemu = scope.spawn(|| self.boot(&self.qemu));
-            Guests { own: self.boot(&self.own), qemu: qemu.join().unwrap() }
+            let qemu = scope.spawn(|| self.boot(&self.qemu, &logs));
+            Guests { own: self.boot(&self.own, &logs), qemu: qemu.join().unwrap() }
         });
 
         thread::scope(|scope| {
-            scope.spawn(|| {
-                guest::answer_requests(&self.served, guests.own.terminal().expect("it was asked for"))
-            });
-            // Kills the guest in every case, which ends the operator's thread too.
+            let line = guests.own.terminal().expect("it was asked for");
+            scope.spawn(|| guest::answer_requests(&self.served, line));
+            // Kills the guest in every case, which ends the thread that answers requests.
             let _end = KillOnDrop(&guests.own);
             while let Some((step, later)) = steps.split_first() {
                 let held = panic::catch_unwind(AssertUnwindSafe(|| (step.run)(self, &guests)));
                 if let Err(cause) = held {
-                    guests.print_state();
+                    *guests_are_sound = guests.run_commands();
                     panic::resume_unwind(cause);
                 }
                 *steps = later;
@@ -134,31 +153,32 @@ impl Scene {
     }
 
     /// Boots a guest, and waits until it takes commands.
-    fn boot(&self, config: &GuestConfig) -> Guest {
+    fn boot(&self, config: &GuestConfig, logs: &Path) -> Guest {
         let begin = Instant::now();
-        let booted = Guest::boot_prepared(&self.prepared, config, &Progress::silent());
+        let config = config.clone().logs(logs);
+        let booted = Guest::boot_prepared(&self.prepared, &config, &Progress::silent());
         let guest = booted.unwrap_or_else(|error| panic!("{error}"));
         assert!(guest.problems().is_empty(), "{}: {:?}", guest.node(), guest.problems());
 
         println!("{} takes commands after {:.1?}", guest.node(), begin.elapsed());
         guest
     }
-
-    /// Waits until no function has a client. The next guests have the same functions.
-    fn await_no_client(&self) {
-        await_no_client(&self.served);
-    }
 }
 
 impl Guests {
-    /// Prints whether the guests still run commands.
-    fn print_state(&self) {
-        for guest in [&self.own, &self.qemu] {
-            match guest.run("true", ANSWER) {
-                Ok(_) => eprintln!("{} still runs commands", guest.node()),
-                Err(error) => eprintln!("{} runs no commands: {error}", guest.node()),
+    /// Returns whether both guests still run commands, and prints it for each.
+    fn run_commands(&self) -> bool {
+        let runs = [&self.own, &self.qemu].map(|guest| match guest.run("true", ANSWER) {
+            Ok(_) => {
+                eprintln!("{} still runs commands", guest.node());
+                true
             }
-        }
+            Err(error) => {
+                eprintln!("{} runs no commands: {error}", guest.node());
+                false
+            }
+        });
+        runs == [true; 2]
     }
 }
 

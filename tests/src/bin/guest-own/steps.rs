@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nicforge_guest::{Guest, GuestError, Job, Output, Running};
+use nicforge_guest::{Guest, Job, Output, Running};
 use nicforge_tests::{
     backing::Served,
     exchange::{self, RmaSide},
@@ -27,6 +27,8 @@ use crate::{
 const OWN_ADDRESS: &str = "10.1.0.1";
 const QEMU_ADDRESS: &str = "10.1.0.2";
 const PORT: u16 = 7000;
+/// Time limit of a program whose peer is in the other guest. Those of its own waits are shorter.
+const PROGRAM: Duration = Duration::from_secs(500);
 /// Time from one look at a program's peer to the next.
 const LOOK: Duration = Duration::from_millis(500);
 /// How long the peer of a program that failed may take to end.
@@ -157,7 +159,11 @@ fn await_open(program: &Running, lines: &mpsc::Receiver<String>) -> String {
 /// Runs a program in a guest, whose peer runs in another one. Both must succeed. The message of a
 /// failure has the peer's lines too, since the cause may be there.
 fn run_beside(guest: &Guest, script: &str, peer: &Running) {
-    let output = run_while(guest, script, || peer.wait_for(Duration::ZERO).map(drop));
+    let output = run_while(guest, script, || match peer.wait_for(Duration::ZERO) {
+        Ok(Some(output)) if output.status != 0 => Err(format!("{output:?}")),
+        Ok(_) => Ok(()),
+        Err(error) => Err(error.to_string()),
+    });
     if output.status != 0 {
         let end_of_peer = peer.wait(PEER_END);
         panic!("{script}: status {}; its peer: {end_of_peer:?}, {:?}", output.status, peer.output_so_far());
@@ -167,7 +173,7 @@ fn run_beside(guest: &Guest, script: &str, peer: &Running) {
 
 /// Runs a program in a guest, and looks at its peer meanwhile: without the peer, the program would
 /// wait until its own deadline.
-fn run_while(guest: &Guest, script: &str, look: impl Fn() -> Result<(), GuestError>) -> Output {
+fn run_while(guest: &Guest, script: &str, look: impl Fn() -> Result<(), String>) -> Output {
     let begin = Instant::now();
     let program = guest.start(guest::printed(script)).unwrap_or_else(|error| panic!("{script}: {error}"));
     loop {
@@ -176,13 +182,14 @@ fn run_while(guest: &Guest, script: &str, look: impl Fn() -> Result<(), GuestErr
             return output;
         }
         look().unwrap_or_else(|error| panic!("{script}: its peer: {error}"));
-        assert!(begin.elapsed() < LONG, "{script} still runs: {:?}", program.output_so_far());
+        assert!(begin.elapsed() < PROGRAM, "{script} still runs: {:?}", program.output_so_far());
     }
 }
 
 /// Runs a command in a guest that reaches another guest by the network. It must succeed.
 fn run_to(guest: &Guest, other: &Guest, script: &str) -> String {
-    let output = run_while(guest, script, || other.watch(script, Duration::ZERO));
+    let output =
+        run_while(guest, script, || other.watch(script, Duration::ZERO).map_err(|error| error.to_string()));
     assert_eq!(output.status, 0, "{script}: {output:?}");
     output.stdout
 }
