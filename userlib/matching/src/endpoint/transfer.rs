@@ -28,9 +28,16 @@ pub(super) fn register<T: Transport>(
     Ok(Some(request.region.unwrap_or_default()))
 }
 
+/// Gets of a transfer that were started.
+struct Started {
+    gets: usize,
+    /// Whether the transport has room for more.
+    has_room: bool,
+}
+
 impl<T: Transport> Endpoint<T> {
-    /// Starts gets for all transfers in turn, until none can be started or `budget` is used up.
-    /// Returns the number of gets.
+    /// Starts gets for all transfers in turn, until the transport has no room for gets. It looks
+    /// at `budget` transfers at most. Returns the number of gets.
     pub(super) fn start_transfers(&mut self, budget: usize) -> usize {
         let mut started = 0;
         let mut first = None;
@@ -41,21 +48,24 @@ impl<T: Transport> Endpoint<T> {
             }
 
             first.get_or_insert(slot);
-            let Some(gets) = self.start_gets(slot) else { break };
+            let Started { gets, has_room } = self.start_gets(slot);
             started += gets;
+            if !has_room {
+                break;
+            }
         }
         started
     }
 
     /// Starts gets of one transfer, up to its limit. A transfer with more to fetch moves to the end
-    /// of the list. Returns `None` when the transport has no room for gets.
-    fn start_gets(&mut self, slot: u32) -> Option<usize> {
+    /// of the list, unless the transport has no room for gets.
+    fn start_gets(&mut self, slot: u32) -> Started {
         let Self { transport, core } = self;
         let cookie = core.requests.pool.handle(slot).to_bits();
         let request = &mut core.requests[slot];
         let fitting = request.fitting_bytes();
 
-        let mut started = 0;
+        let mut gets = 0;
         let result = loop {
             if request.moved == fitting || request.gets >= core.limits.config.gets_in_flight {
                 break Ok(());
@@ -77,9 +87,9 @@ impl<T: Transport> Endpoint<T> {
                 Ok(true) => {
                     request.moved += length;
                     request.gets += 1;
-                    started += 1;
+                    gets += 1;
                 }
-                Ok(false) => return None,
+                Ok(false) => return Started { gets, has_room: false },
                 Err(error) => break Err(error),
             }
         };
@@ -91,7 +101,7 @@ impl<T: Transport> Endpoint<T> {
         } else {
             start_draining(core, slot, result.err());
         }
-        Some(started)
+        Started { gets, has_room: true }
     }
 
     /// Deregisters the memory of all requests that wait for it, and completes them. Returns the
