@@ -283,11 +283,12 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     fn checked_candidates(&self, candidates: Candidates) -> Decision {
         let vcs = self.plan.layout.vcs;
         let known = ((1_u32 << vcs) - 1) as u16;
-        let ports = candidates.ports & self.plan.layout.all_ports;
         let escape = candidates.escape.filter(|exit| exit.port < self.plan.layout.ports && exit.vc < vcs);
         let dynamic = candidates.vcs & known;
+        // Without a channel, the ports would be requested for nothing.
+        let ports = if dynamic == 0 { 0 } else { candidates.ports & self.plan.layout.all_ports };
 
-        if (ports == 0 || dynamic == 0) && escape.is_none() {
+        if ports == 0 && escape.is_none() {
             return Decision::Drop;
         }
         Decision::Any(Candidates { ports, vcs: dynamic, escape })
