@@ -59,7 +59,7 @@ pub(super) enum Shown {
 /// the sender has counted their credits: [`Parcel::head`] of such a place is the time at which the
 /// credits are back. The memory grows to the most packets and returns that it has held.
 ///
-/// Positions in the ring count on without end. Each is at the place of its lowest bits.
+/// Positions in the ring count on and wrap. Each is at the place of its lowest bits.
 ///
 /// Large networks have more lanes than a cache holds. One has one cache line.
 #[derive(Debug)]

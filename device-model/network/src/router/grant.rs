@@ -257,7 +257,7 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     }
 
     /// Returns the inputs that have a port among their candidates and want one of its virtual
-    /// channels that are open. `all` are those that any adaptive packet requesting.
+    /// channels that are open. `all` are those that any adaptive packet has requested.
     #[inline]
     fn adaptive_with_room(&self, port: u8, open: u16, all: u16) -> Inputs {
         let inputs = self.outputs.adaptive(port);

@@ -104,7 +104,7 @@ impl Heads {
         }
     }
 
-    /// Returns the exit of an input's first packet, if the packet has a decision and one exit.
+    /// Returns the exit of an input's first packet, which must have a decision, if it has one exit.
     #[inline(always)]
     pub(super) fn single_exit(&self, input: usize) -> Option<Exit> {
         Some(self.exits.of(input)).filter(|exit| exit.port != NO_PORT)

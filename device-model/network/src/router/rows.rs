@@ -173,15 +173,15 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
     }
 
     /// Passes the complete packets of a reception FIFO to `accept`, in order, until it returns
-    /// false. Those for which it returns true leave the FIFO and go to `end`, as after
-    /// [`Router::take`]. Returns their number.
+    /// false. Those for which it returns true leave the FIFO, and `recycle` takes them: it returns
+    /// them to the fabric. Returns their number.
     #[inline]
     pub fn take_row(
         &mut self,
         fifo: u8,
         now: Nanos,
         mut accept: impl FnMut(&K) -> bool,
-        mut end: impl FnMut(K),
+        mut recycle: impl FnMut(K),
     ) -> u32 {
         let Some(queue) = self.fifos.reception.get_mut(usize::from(fifo)) else { return 0 };
         let mut packets = 0;
@@ -190,7 +190,7 @@ impl<P: Policy, K: RoutedPacket> Router<P, K> {
             && accept(packet)
             && let Some(packet) = queue.remove()
         {
-            end(packet);
+            recycle(packet);
             packets += 1;
         }
 

@@ -258,7 +258,7 @@ impl Device for Card {
             Counter { name: "rma_overflows", value: rma.clients.overflows },
             Counter { name: "rma_refused", value: rma.refused },
             Counter { name: "rma_timed_out", value: rma.timed_out },
-            Counter { name: "rma_hurried", value: rma.over_budget },
+            Counter { name: "rma_over_budget", value: rma.over_budget },
             Counter { name: "rma_bytes_written", value: rma.bytes },
             Counter { name: "atu_entries", value: self.parts.atu.entries() },
             Counter { name: "atu_refused", value: self.parts.atu.refused() },

@@ -110,7 +110,7 @@ pub struct Transmit {
     /// The virtual channel.
     pub channel: Channel,
     /// The header packet. The engine puts the data of a message of 1 to
-    /// [`nicforge_hwi::seastar::in lineINE`] bytes into it, if `pieces` names any.
+    /// [`nicforge_hwi::seastar::INLINE`] bytes into it, if `pieces` names any.
     pub packet: HeaderPacket,
     /// The data, [`nicforge_hwi::seastar::TrustedHeader::length`] bytes in all.
     pub pieces: Pieces,

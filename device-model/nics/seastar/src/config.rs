@@ -67,6 +67,13 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    /// Returns the clock of the host interface, which moves a byte in each of its cycles.
+    pub(crate) fn host_clock(&self) -> Clock {
+        Clock::of_mhz(self.host_rate)
+    }
+}
+
 /// Reasons why a network or a node is refused.
 #[derive(Debug, Error)]
 pub enum NetworkError {

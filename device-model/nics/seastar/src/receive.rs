@@ -23,7 +23,7 @@ use std::collections::VecDeque;
 use crc32fast::Hasher;
 use nicforge_core::{context::Context, ids::AttachmentId, time::Nanos};
 use nicforge_hwi::seastar::{HeaderPacket, INLINE, STREAMS};
-use nicforge_kit::{Clock, Server};
+use nicforge_kit::Server;
 use nicforge_seastar_firmware::chip::{self, DataEnd, Event, Incarnation, Pieces};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -52,6 +52,7 @@ pub(crate) struct Receiver {
     /// Cut streams whose end the firmware has not seen.
     cut: VecDeque<u16>,
     reader: Reader,
+    /// The host interface, which writes the data of packets.
     host: Server,
     /// The wait of a deposit for its client.
     wait: Option<Wait>,
@@ -466,7 +467,7 @@ impl Receiver {
             (data.len() as u32, check)
         };
 
-        self.host.work(now, Clock::of_mhz(site.options.host_rate), bytes);
+        self.host.work(now, site.options.host_clock(), bytes);
         self.counters.bytes += u64::from(bytes);
         if is_last {
             entry.end = Some(entry.finish(check, is_corrupt));

@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 
 use nicforge_core::{context::Context, fabric::Packet, time::Nanos};
 use nicforge_hwi::seastar::{HeaderPacket, PACKET};
-use nicforge_kit::{Clock, Server, retry};
+use nicforge_kit::{Server, retry};
 use nicforge_seastar_firmware::chip::{DataEnd, Event, MAX_ENDS, Transmission, Transmissions, Transmit};
 use zerocopy::IntoBytes;
 
@@ -60,6 +60,7 @@ pub(crate) struct Transmitter {
     /// The next node that gets a shutdown notice, if some get one.
     shutdown_notice: Option<u32>,
     reader: Reader,
+    /// The host interface, which reads the data of packets.
     host: Server,
     pub(crate) counters: SendCounters,
 }
@@ -351,7 +352,7 @@ impl Transmitter {
         let Some(service) = &mut self.service else { return false };
         match service.next_packet(parts, context, &mut self.reader) {
             NextPacket::Packet { packet, read, is_last } => {
-                self.host.work(now, Clock::of_mhz(parts.site.options.host_rate), read);
+                self.host.work(now, parts.site.options.host_clock(), read);
                 if is_last {
                     self.finish(now);
                 }

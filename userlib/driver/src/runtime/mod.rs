@@ -6,7 +6,7 @@
 //! library uses this module instead of [`std::thread`], [`std::time::Instant`], condition variables
 //! and random seeds. All its waits then pass virtual time, and the same run gives the same result.
 //!
-//! [`cost`] names the steps at which software takes time, and [`note_store`] those at which a
+//! [`charge`] names the steps at which software takes time, and [`note_store`] those at which a
 //! device or another processor can see a store. Both compile to nothing without the feature
 //! `virtual-time`, which only a simulation enables.
 

@@ -5,11 +5,11 @@ use nicforge_portals::{Event, EventKind, Failure};
 
 use super::{
     Endpoint,
-    card::{
-        CONTROL, GIVEN_UP, IS_THERE, MESSAGES, NO_LONGER_THERE, OF_EXPOSED, OF_REQUESTS, OF_SENDS, REPEATED,
-        REQUEST,
-    },
     fetch::FetchMethod,
+    objects::{
+        CONTROL, GIVEN_UP, IS_THERE, MESSAGES, NO_LONGER_THERE, POINTER_OF_EXPOSED, POINTER_OF_REQUESTS,
+        POINTER_OF_SENDS, REPEATED, REQUEST,
+    },
     requests::State,
 };
 use crate::{Error, Loss, bits, pool::Handle};
@@ -21,10 +21,10 @@ impl Endpoint {
     /// Handles all events of unexpected messages. Their number is bounded by the memory for such
     /// messages and by the windows of the peers. Returns the number of events.
     pub(super) fn take_unexpected(&mut self) -> Result<usize, Error> {
-        let maximum = self.card.unexpected.capacity() as usize;
+        let maximum = self.objects.unexpected.capacity() as usize;
         let mut count = 0;
         while count < maximum
-            && let Some(event) = self.card.unexpected.get()?
+            && let Some(event) = self.objects.unexpected.get()?
         {
             count += 1;
             match event.kind {
@@ -42,15 +42,15 @@ impl Endpoint {
     pub(super) fn take_events(&mut self) -> Result<usize, Error> {
         let mut count = 0;
         while count < MAX_EVENTS
-            && let Some(event) = self.card.events.get()?
+            && let Some(event) = self.objects.events.get()?
         {
             count += 1;
 
             match (event.user_pointer, event.kind) {
-                (OF_SENDS, EventKind::SendEnd) => self.sent(&event)?,
-                (OF_SENDS, EventKind::Ack) => self.confirmed(&event)?,
-                (OF_EXPOSED, EventKind::GetEnd) => self.get_of_exposed_ended(&event)?,
-                (OF_REQUESTS, EventKind::PutEnd) => {
+                (POINTER_OF_SENDS, EventKind::SendEnd) => self.sent(&event)?,
+                (POINTER_OF_SENDS, EventKind::Ack) => self.confirmed(&event)?,
+                (POINTER_OF_EXPOSED, EventKind::GetEnd) => self.get_of_exposed_ended(&event)?,
+                (POINTER_OF_REQUESTS, EventKind::PutEnd) => {
                     if let Some(rank) = self.peers.rank_of(event.peer) {
                         self.controlled(rank, &event)?;
                     }

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use nicforge_matching::Rank;
 use nicforge_portals::{Event, Failure, MemoryDescriptor};
 
-use super::{Endpoint, card::REQUEST, notices::Notice, requests::State};
+use super::{Endpoint, notices::Notice, objects::REQUEST, requests::State};
 use crate::{Buffer, Error, Loss, config::MAX_FETCHES, pool::Handle};
 
 /// Attempts to fetch the data of a message, which may be damaged each time.
@@ -148,7 +148,7 @@ impl Endpoint {
             if !self.peers.has_room(fetch.peer) {
                 return Ok(Step::SenderIsFull);
             }
-            let got = self.card.get(&entry.buffer, length, process, fetch.id, user_pointer)?;
+            let got = self.objects.get(&entry.buffer, length, process, fetch.id, user_pointer)?;
             let Some(descriptor) = got else { return Ok(Step::CardIsFull) };
             fetch.progress = Progress::Getting(descriptor);
             self.peers.begin_get(fetch.peer);
@@ -156,7 +156,7 @@ impl Endpoint {
         }
 
         if let Progress::New = fetch.progress {
-            match self.card.offer(&entry.buffer, process, fetch.id, user_pointer)? {
+            match self.objects.offer(&entry.buffer, process, fetch.id, user_pointer)? {
                 Some(descriptor) => fetch.progress = Progress::Offered(descriptor),
                 None => return Ok(Step::CardIsFull),
             }
@@ -239,7 +239,7 @@ impl Endpoint {
         let is_ended = match &self.fetches.running[position].progress {
             // The end of a get's descriptor ends the get, and a late reply finds nothing.
             Progress::Requested(descriptor) | Progress::Getting(descriptor) => {
-                self.card.unlink(descriptor)?
+                self.objects.unlink(descriptor)?
             }
             Progress::New | Progress::Offered(_) => false,
         };
@@ -297,7 +297,7 @@ impl Endpoint {
                 Progress::New => Ok(true),
                 Progress::Offered(descriptor)
                 | Progress::Requested(descriptor)
-                | Progress::Getting(descriptor) => self.card.unlink(&descriptor),
+                | Progress::Getting(descriptor) => self.objects.unlink(&descriptor),
             };
             if is_free != Ok(true)
                 && let Some(entry) = self.requests.get_mut(receive)

@@ -5,7 +5,7 @@
 //! | module | content |
 //! | --- | --- |
 //! | `mod.rs` | the interface for the application |
-//! | `card.rs` | the process's objects of Portals: queues, descriptors, entries |
+//! | `objects.rs` | the process's objects of Portals: queues, descriptors, entries |
 //! | `requests.rs` | requests, and the queue of those that are complete |
 //! | `peers.rs` | peers: windows, readiness, the end of one |
 //! | `send.rs` | messages to other ranks |
@@ -17,10 +17,10 @@
 //! | `quota.rs` | operations in progress, and their division among peers |
 //! | `events.rs` | what an event means |
 
-mod card;
 mod events;
 mod fetch;
 mod notices;
+mod objects;
 mod peers;
 mod quota;
 mod receive;
@@ -40,8 +40,8 @@ use nicforge_matching::{Envelope, Kind, Rank, Selector};
 use nicforge_portals::{Error as PortalsError, Interface, Kernel, KernelConfig, Mode, Region};
 
 use self::{
-    card::Card,
     fetch::Fetches,
+    objects::PortalsObjects,
     peers::Peers,
     receive::Receives,
     requests::{Entry, Requests, State},
@@ -50,7 +50,7 @@ use self::{
 };
 use crate::{Buffer, Config, Error, Job, Segment, Statistics, bits, memory::Space, pool::Handle};
 
-/// Time between two questions to a rank that has not answered.
+/// Time between two probes of a rank that has not answered.
 const RETRY: Duration = Duration::from_micros(200);
 /// The longest time for which the end of an endpoint waits until its messages have left.
 const LAST_SENDS: Duration = Duration::from_secs(1);
@@ -93,7 +93,7 @@ pub struct Completion {
 /// no memory for it then: call [`Endpoint::flush`] first.
 pub struct Endpoint {
     // The first field is dropped first: the card uses no memory after it.
-    card: Card,
+    objects: PortalsObjects,
     config: Config,
     space: Arc<Space>,
     requests: Requests,
@@ -134,7 +134,7 @@ impl Endpoint {
         let peers = Peers::new(&interface, job, &config)?;
 
         let space = Space::allocate(&interface, config.space)?;
-        let card = Card::open(interface, &space, &config, peers.size())?;
+        let objects = PortalsObjects::open(interface, &space, &config, peers.size())?;
         let mut endpoint = Self {
             requests: Requests::default(),
             sends: Sends::new(config.slots),
@@ -144,14 +144,14 @@ impl Endpoint {
             deferred: None,
             has_work: false,
             statistics: Statistics::default(),
-            card,
+            objects,
             config,
             space,
             peers,
         };
 
         endpoint.recycle()?;
-        endpoint.card.answer_questions()?;
+        endpoint.objects.answer_probes()?;
         Ok(endpoint)
     }
 
@@ -189,7 +189,7 @@ impl Endpoint {
             if self.peers.are_ready() {
                 return Ok(());
             }
-            let waiter = Waiter::new(self.card.interface.device(), deadline, cancel);
+            let waiter = Waiter::new(self.objects.interface.device(), deadline, cancel);
             waiter.check().map_err(|end| Error::of_wait(end, WHAT))?;
         }
     }
@@ -219,12 +219,12 @@ impl Endpoint {
 
     /// Returns where messages are matched.
     pub fn mode(&self) -> Mode {
-        self.card.interface.mode()
+        self.objects.interface.mode()
     }
 
     /// Returns the interface.
     pub fn interface(&self) -> &Interface {
-        &self.card.interface
+        &self.objects.interface
     }
 
     /// Returns the counters.
@@ -425,7 +425,7 @@ impl Endpoint {
             if let Some(value) = check(self)? {
                 return Ok(value);
             }
-            let waiter = Waiter::new(self.card.interface.device(), deadline, cancel);
+            let waiter = Waiter::new(self.objects.interface.device(), deadline, cancel);
             waiter.check().map_err(|end| Error::of_wait(end, operation))?;
             self.relax(&mut relax)?;
         }
@@ -436,7 +436,7 @@ impl Endpoint {
     /// # Errors
     /// Those of a lost card.
     pub fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
-        Ok(self.card.interface.device().relax(relax)?)
+        Ok(self.objects.interface.device().relax(relax)?)
     }
 
     /// Handles arrived events, and sends queued messages as far as possible. Returns the number of

@@ -12,7 +12,7 @@ use nicforge_matching::Rank;
 
 use super::{
     Endpoint,
-    card::{GIVEN_UP, IS_THERE, NO_LONGER_THERE},
+    objects::{GIVEN_UP, IS_THERE, NO_LONGER_THERE},
 };
 use crate::{Error, Loss};
 

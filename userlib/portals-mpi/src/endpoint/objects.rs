@@ -31,29 +31,29 @@ pub(super) const MESSAGES: u8 = 4;
 pub(super) const EXPOSED: u8 = 5;
 /// The portal of data that are sent again.
 pub(super) const REPEATED: u8 = 6;
-/// The portal of requests for data, of notices, and of the question whether a rank is there.
+/// The portal of requests for data, of notices, and of probes whether a rank is there.
 pub(super) const CONTROL: u8 = 7;
 /// The portal of the reserve, which no message names.
 const RESERVE: u8 = 8;
 
-/// Match bits of the question.
-pub(super) const QUESTION: u64 = 1;
+/// Match bits of a probe.
+pub(super) const PROBE: u64 = 1;
 /// Match bits of requests for data, of notices, and of questions for a message. The bits of
-/// [`ABOUT_MESSAGES`] tell them apart.
+/// [`REQUEST_KIND_BITS`] tell them apart.
 pub(super) const REQUEST: u64 = 4;
 pub(super) const GIVEN_UP: u64 = 5;
 pub(super) const NO_LONGER_THERE: u64 = 6;
 pub(super) const IS_THERE: u64 = 7;
-const ABOUT_MESSAGES: u64 = 3;
+const REQUEST_KIND_BITS: u64 = 3;
 
 /// Values of the descriptors' user pointers. Those of receives are at least 2^32.
-pub(super) const OF_SENDS: u64 = 1;
-pub(super) const OF_REQUESTS: u64 = 2;
-pub(super) const OF_EXPOSED: u64 = 3;
-pub(super) const OF_LONG: u64 = 4;
-pub(super) const OF_OVERFLOW: u64 = 5;
+pub(super) const POINTER_OF_SENDS: u64 = 1;
+pub(super) const POINTER_OF_REQUESTS: u64 = 2;
+pub(super) const POINTER_OF_EXPOSED: u64 = 3;
+pub(super) const POINTER_OF_LONG: u64 = 4;
+pub(super) const POINTER_OF_OVERFLOW: u64 = 5;
 /// That of the first buffer for unexpected messages.
-pub(super) const OF_BUFFERS: u64 = 16;
+pub(super) const POINTER_OF_BUFFERS: u64 = 16;
 
 /// Entries that are given up when a fetch or a buffer finds no room. Posted receives could take all
 /// entries of the card, and wait for messages that come only after those that are fetched.
@@ -68,8 +68,8 @@ pub(super) enum Source {
     Slot(u16),
 }
 
-/// The objects of a process.
-pub(super) struct Card {
+/// The Portals objects of a process: event queues, descriptors and match entries.
+pub(super) struct PortalsObjects {
     pub(super) interface: Interface,
     /// Events of unexpected messages.
     pub(super) unexpected: EventQueue,
@@ -78,9 +78,10 @@ pub(super) struct Card {
     /// Descriptors of the data, the heap and the stack.
     segments: [MemoryDescriptor; 3],
     /// Buffers for unexpected messages, and after them the slots of short ones.
-    library: Region,
+    bounce: Region,
     slots: MemoryDescriptor,
-    slots_at: u64,
+    /// Offset of the first slot in that region.
+    slots_offset: u64,
     slot_bytes: u64,
     buffer: BufferValues,
     long: MatchEntry,
@@ -99,33 +100,35 @@ struct BufferValues {
     longest: u64,
 }
 
-impl Card {
-    /// Makes the objects, except the buffers for unexpected messages.
+impl PortalsObjects {
+    /// Creates the queues, the descriptors and the fixed match entries. The buffers for unexpected
+    /// messages are posted later.
     pub(super) fn open(
         interface: Interface,
         space: &Arc<Space>,
         config: &Config,
-        size: u32,
+        ranks: u32,
     ) -> Result<Self, Error> {
         let buffer = BufferValues {
             bytes: config.unexpected.bytes,
             messages: config.unexpected.messages,
             longest: config.medium as u64,
         };
-        let slots_at = u64::from(config.unexpected.buffers) * buffer.bytes;
+        let slots_offset = u64::from(config.unexpected.buffers) * buffer.bytes;
         let slot_bytes = (config.short as u64).max(1).next_multiple_of(64);
         let slots_bytes = slot_bytes * u64::from(config.slots.max(1));
-        let library = interface.allocate(slots_at + slots_bytes)?;
+        let bounce = interface.allocate(slots_offset + slots_bytes)?;
 
-        let unexpected = interface.allocate_queue(config.unexpected_events(size))?;
-        let events = interface.allocate_queue(config.other_events(size))?;
+        let unexpected = interface.allocate_queue(config.unexpected_events(ranks))?;
+        let events = interface.allocate_queue(config.other_events(ranks))?;
         let source = |region| {
             let (queue, options) = (Some(&events), Options::START_DISABLE);
-            let values = Descriptor { options, queue, user_pointer: OF_SENDS, ..Descriptor::over(region) };
+            let values =
+                Descriptor { options, queue, user_pointer: POINTER_OF_SENDS, ..Descriptor::over(region) };
             interface.bind_descriptor(&values)
         };
         let [data, heap, stack] = Segment::ALL.map(|segment| source(space.region(segment)));
-        let (segments, slots) = ([data?, heap?, stack?], source(&library)?);
+        let (segments, slots) = ([data?, heap?, stack?], source(&bounce)?);
 
         // Descriptors without memory take the header of a message.
         let header_only = |user_pointer, queue| Descriptor {
@@ -133,28 +136,32 @@ impl Card {
             options: Options::PUT | Options::TRUNCATE | Options::ACK_DISABLE,
             user_pointer,
             queue: Some(queue),
-            ..Descriptor::over(&library)
+            ..Descriptor::over(&bounce)
         };
         let attach = |portal, criteria, values: &Descriptor<'_>| {
             let entry = interface.attach_entry(Position::Tail(portal), criteria, Unlink::Retain)?;
             interface.attach_descriptor(entry, values).map(|_| entry)
         };
-        let long = attach(MESSAGES, bits::of_protocol(Protocol::Long), &header_only(OF_LONG, &unexpected))?;
-        let overflow =
-            attach(MESSAGES, bits::of_protocol(Protocol::Eager), &header_only(OF_OVERFLOW, &unexpected))?;
-        let requests = header_only(OF_REQUESTS, &events);
+        let long =
+            attach(MESSAGES, bits::of_protocol(Protocol::Long), &header_only(POINTER_OF_LONG, &unexpected))?;
+        let overflow = attach(
+            MESSAGES,
+            bits::of_protocol(Protocol::Eager),
+            &header_only(POINTER_OF_OVERFLOW, &unexpected),
+        )?;
+        let requests = header_only(POINTER_OF_REQUESTS, &events);
         let requests = Descriptor { options: requests.options | Options::START_DISABLE, ..requests };
-        let criteria = Criteria { ignore_bits: ABOUT_MESSAGES, ..Criteria::bits(REQUEST) };
+        let criteria = Criteria { ignore_bits: REQUEST_KIND_BITS, ..Criteria::bits(REQUEST) };
         attach(CONTROL, criteria, &requests)?;
 
-        let mut card = Self {
+        let mut objects = Self {
             interface,
             unexpected,
             events,
             segments,
-            library,
+            bounce,
             slots,
-            slots_at,
+            slots_offset,
             slot_bytes,
             buffer,
             long,
@@ -162,19 +169,19 @@ impl Card {
             reserve: Vec::with_capacity(RESERVED),
             reserved: RESERVED,
         };
-        card.refill_reserve()?;
-        card.reserved = card.reserve.len();
-        Ok(card)
+        objects.refill_reserve()?;
+        objects.reserved = objects.reserve.len();
+        Ok(objects)
     }
 
-    /// Lets the card answer the question whether this rank exists.
-    pub(super) fn answer_questions(&self) -> Result<(), Error> {
+    /// Lets the card answer the probes of other ranks.
+    pub(super) fn answer_probes(&self) -> Result<(), Error> {
         let values = Descriptor {
             length: 0,
             options: Options::PUT | Options::TRUNCATE,
-            ..Descriptor::over(&self.library)
+            ..Descriptor::over(&self.bounce)
         };
-        let criteria = Criteria::bits(QUESTION);
+        let criteria = Criteria::bits(PROBE);
         self.interface.post(Position::Tail(CONTROL), criteria, Unlink::Retain, &values, None)?;
         Ok(())
     }
@@ -193,14 +200,14 @@ impl Card {
 
     /// Copies a short message into a slot.
     fn fill_slot(&self, slot: u16, from: &Buffer) -> Result<(), Error> {
-        let to = self.slots_at + u64::from(slot) * self.slot_bytes;
-        copy(from.region(), from.start(), &self.library, to, from.len() as u64)
+        let to = self.slots_offset + u64::from(slot) * self.slot_bytes;
+        copy(from.region(), from.start(), &self.bounce, to, from.len() as u64)
     }
 
     /// Copies a part of a buffer for unexpected messages into the buffer of a receive.
     pub(super) fn copy_out(&self, buffer: u8, offset: u64, to: &Buffer, length: u64) -> Result<(), Error> {
         let from = u64::from(buffer) * self.buffer.bytes + offset;
-        copy(&self.library, from, to.region(), to.start(), length)
+        copy(&self.bounce, from, to.region(), to.start(), length)
     }
 
     /// Puts `length` bytes, and asks for an acknowledgement. Returns `false` if the card has no
@@ -208,14 +215,14 @@ impl Card {
     pub(super) fn put(&self, source: Source, length: u64, target: &Target, id: u64) -> Result<bool, Error> {
         let (descriptor, offset) = match source {
             Source::Segment { segment, offset } => (&self.segments[segment as usize], offset),
-            Source::Slot(slot) => (&self.slots, self.slots_at + u64::from(slot) * self.slot_bytes),
+            Source::Slot(slot) => (&self.slots, self.slots_offset + u64::from(slot) * self.slot_bytes),
         };
         room(self.interface.put_region(descriptor, offset, length, Ack::Requested, target, id))
     }
 
     /// Puts nothing but a header to the portal [`CONTROL`].
     pub(super) fn control(&self, to: ProcessId, bits: u64, id: u64) -> Result<bool, Error> {
-        let ack = if bits == QUESTION { Ack::Requested } else { Ack::No };
+        let ack = if bits == PROBE { Ack::Requested } else { Ack::No };
         room(self.interface.put_region(&self.slots, 0, 0, ack, &Target::new(to, CONTROL, bits), id))
     }
 
@@ -259,7 +266,7 @@ impl Card {
         }
         let values = Descriptor {
             options: Options::GET | Options::START_DISABLE,
-            user_pointer: OF_EXPOSED,
+            user_pointer: POINTER_OF_EXPOSED,
             ..self.single_use_descriptor(buffer)
         };
         self.post_for(EXPOSED, reader, id, &values)
@@ -326,9 +333,9 @@ impl Card {
                 max_size: Some(longest),
                 options: Options::PUT,
                 unlink: Unlink::Automatic,
-                user_pointer: OF_BUFFERS + u64::from(buffer),
+                user_pointer: POINTER_OF_BUFFERS + u64::from(buffer),
                 queue: Some(&self.unexpected),
-                ..Descriptor::over(&self.library)
+                ..Descriptor::over(&self.bounce)
             };
             let (position, criteria) = (Position::Before(self.overflow), bits::of_protocol(Protocol::Eager));
 
@@ -383,7 +390,7 @@ impl Card {
     /// until then neither receives nor exposed messages get space.
     pub(super) fn refill_reserve(&mut self) -> Result<bool, Error> {
         while self.reserve.len() < self.reserved {
-            let values = Descriptor { length: 0, ..Descriptor::over(&self.library) };
+            let values = Descriptor { length: 0, ..Descriptor::over(&self.bounce) };
             let posted = self.interface.post(
                 Position::Tail(RESERVE),
                 Criteria::bits(0),

@@ -17,9 +17,9 @@ use nicforge_portals::{Interface, ProcessId};
 
 use super::{
     Endpoint,
-    card::QUESTION,
     events::MAX_EVENTS,
     notices::Notice,
+    objects::PROBE,
     quota::{Quota, Usage},
     requests::State,
     window::Window,
@@ -28,10 +28,10 @@ use crate::{Config, Error, Job, Loss, pool::Handle};
 
 /// Idle calls of `progress` between two looks at the clock.
 const IDLE_CALLS: u32 = 64;
-/// Questions within the patience.
-const QUESTIONS: u32 = 4;
-/// Maximum number of questions at once to ranks that have not answered yet.
-const MAX_QUESTIONS: usize = MAX_EVENTS / 2;
+/// Probes within the patience.
+const PROBES: u32 = 4;
+/// Maximum number of probes at once of ranks that have not answered yet.
+const MAX_PROBES: usize = MAX_EVENTS / 2;
 
 /// Whether a peer can get messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,12 +72,13 @@ impl Waiting {
 /// The time for which a peer has not answered.
 #[derive(Default)]
 struct Silence {
-    /// Time of the first question that the peer has not answered.
+    /// Time of the first probe that the peer has not answered.
     since: Option<Instant>,
-    /// Questions since then.
-    questions: u32,
-    /// One of them has left. The others are puts that the peer's card has not taken.
-    is_asked: bool,
+    /// Probes since then.
+    probes: u32,
+    /// Whether a probe message has left. Otherwise puts that the peer's card has not taken served as
+    /// probes.
+    is_probe_sent: bool,
 }
 
 /// State of another rank.
@@ -121,7 +122,7 @@ pub(super) struct Peers {
     peers: Vec<Peer>,
     quota: Quota,
     idle: u32,
-    next_look: Option<Instant>,
+    next_check: Option<Instant>,
     /// Rank from which ranks that have not answered are asked next.
     next_asked: usize,
 }
@@ -136,7 +137,7 @@ impl Peers {
         let processes = (0..job.size()).filter_map(|rank| job.process(rank));
         let peers = processes.map(|process| Peer::new(process, window)).collect();
         let quota = Quota::new(interface.operations());
-        Ok(Self { local_rank, ranks, peers, quota, idle: 0, next_look: None, next_asked: 0 })
+        Ok(Self { local_rank, ranks, peers, quota, idle: 0, next_check: None, next_asked: 0 })
     }
 
     /// Returns the rank of this process.
@@ -192,11 +193,11 @@ impl Peers {
         }
     }
 
-    /// Counts the end of a put. If only puts have stood for questions, the peer's silence ends.
+    /// Counts the end of a put. If only puts served as probes, the peer's silence ends.
     pub(super) fn end_put(&mut self, rank: Rank) {
         let Some(peer) = self.peers.get_mut(rank as usize) else { return };
         self.quota.end_put(&mut peer.usage);
-        if !peer.silence.is_asked {
+        if !peer.silence.is_probe_sent {
             peer.silence = Silence::default();
         }
     }
@@ -222,18 +223,19 @@ impl Peers {
         peer.silence = Silence::default();
     }
 
-    /// Counts an idle call, and begins a look after the peers if it is time. Returns whether it is.
-    fn begin_check(&mut self, interval: Duration) -> bool {
+    /// Counts a call of [`Endpoint::progress`] that found nothing. Returns whether the check of the
+    /// peers is due. If so, the next one is due after `interval`.
+    fn is_check_due(&mut self, interval: Duration) -> bool {
         self.idle = self.idle.wrapping_add(1);
         if !self.idle.is_multiple_of(IDLE_CALLS) {
             return false;
         }
 
         let now = Instant::now();
-        if self.next_look.is_some_and(|time| now < time) {
+        if self.next_check.is_some_and(|time| now < time) {
             return false;
         }
-        self.next_look = Some(now + interval);
+        self.next_check = Some(now + interval);
         true
     }
 }
@@ -243,7 +245,7 @@ impl Endpoint {
     pub(super) fn control(&mut self, to: Rank, bits: u64, id: u64) -> Result<bool, Error> {
         let Peers { peers, quota, .. } = &mut self.peers;
         let Some(peer) = peers.get_mut(to as usize) else { return Ok(true) };
-        if !quota.has_room_for_control(&peer.usage) || !self.card.control(peer.process, bits, id)? {
+        if !quota.has_room_for_control(&peer.usage) || !self.objects.control(peer.process, bits, id)? {
             return Ok(false);
         }
         quota.begin_put(&mut peer.usage);
@@ -260,21 +262,21 @@ impl Endpoint {
         for rank in (first..size).chain(0..first) {
             let is_unready = self.peers.peers.get(rank).is_some_and(|peer| peer.health == Health::Unknown);
             // Without room a later round asks.
-            if is_unready && self.control(rank as Rank, QUESTION, 0)? {
+            if is_unready && self.control(rank as Rank, PROBE, 0)? {
                 self.peers.next_asked = rank + 1;
                 asked += 1;
             }
-            if asked == MAX_QUESTIONS {
+            if asked == MAX_PROBES {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Asks the peers that this rank waits for, and gives up those that do not answer.
+    /// Probes the peers that this rank waits for, and gives up those that do not answer.
     pub(super) fn check_peers(&mut self) -> Result<(), Error> {
         let patience = self.config.patience;
-        if !self.peers.begin_check(patience / (2 * QUESTIONS)) {
+        if !self.peers.is_check_due(patience / (2 * PROBES)) {
             return Ok(());
         }
 
@@ -287,31 +289,31 @@ impl Endpoint {
                 continue;
             }
 
-            let Silence { questions, since, .. } = peer.silence;
+            let Silence { probes, since, .. } = peer.silence;
             let waited = now.saturating_duration_since(since.unwrap_or(now));
-            if questions > 1 && waited > patience {
+            if probes > 1 && waited > patience {
                 self.lose(rank, Loss::Silent)?;
-            } else if waited >= patience / QUESTIONS * questions {
-                self.ask(rank, now)?;
+            } else if waited >= patience / PROBES * probes {
+                self.probe(rank, now)?;
             }
         }
         Ok(())
     }
 
-    /// Asks a peer whether it is there. A put that its card has not taken is as good as a question:
-    /// an answer comes only after it. So a peer is found silent when its puts have used up the
-    /// room for questions.
-    fn ask(&mut self, rank: Rank, now: Instant) -> Result<(), Error> {
-        let has_left = self.control(rank, QUESTION, 0)?;
+    /// Sends a probe to a peer, which answers it. A put that the peer's card has not taken serves as
+    /// well: an answer comes only after it. So a peer is found silent when its puts have used up
+    /// the room for probes.
+    fn probe(&mut self, rank: Rank, now: Instant) -> Result<(), Error> {
+        let has_left = self.control(rank, PROBE, 0)?;
         let Some(peer) = self.peers.get_mut(rank) else { return Ok(()) };
         if !has_left && peer.usage.puts == 0 {
-            // The next look asks.
+            // The next check sends it.
             return Ok(());
         }
 
         peer.silence.since.get_or_insert(now);
-        peer.silence.questions += 1;
-        peer.silence.is_asked |= has_left;
+        peer.silence.probes += 1;
+        peer.silence.is_probe_sent |= has_left;
         self.ask_for_messages(rank);
         Ok(())
     }

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 
 use nicforge_matching::{Envelope, Selector};
 
-use super::{Endpoint, card::Posting, peers::Peer, requests::State};
+use super::{Endpoint, objects::Posting, peers::Peer, requests::State};
 use crate::{Error, bits, pool::Handle};
 
 /// Calls of `PtlPost` for one receive before the next call of `progress`.
@@ -63,7 +63,7 @@ impl Endpoint {
 
     /// Posts pending receives, as far as there is room.
     pub(super) fn post_pending(&mut self) -> Result<(), Error> {
-        if self.receives.pending.is_empty() || !self.card.refill_reserve()? {
+        if self.receives.pending.is_empty() || !self.objects.refill_reserve()? {
             return Ok(());
         }
 
@@ -81,7 +81,7 @@ impl Endpoint {
                 criteria.initiator = peer.process.into();
             }
 
-            match self.card.post_receive(criteria, &entry.buffer, handle.to_bits())? {
+            match self.objects.post_receive(criteria, &entry.buffer, handle.to_bits())? {
                 Posting::Posted(descriptor) => {
                     entry.state = State::Posted(descriptor);
                     self.receives.posted += 1;
@@ -116,7 +116,7 @@ impl Endpoint {
         let Some(State::Posted(descriptor)) = self.requests.get(handle).map(|entry| &entry.state) else {
             return Ok(false);
         };
-        let is_withdrawn = self.card.unlink(descriptor)?;
+        let is_withdrawn = self.objects.unlink(descriptor)?;
         if is_withdrawn {
             self.receives.posted -= 1;
             self.has_work = true;

@@ -7,7 +7,7 @@ use nicforge_portals::{Event, Failure, MemoryDescriptor, Target};
 
 use super::{
     Endpoint,
-    card::{MESSAGES, REPEATED, Source},
+    objects::{MESSAGES, REPEATED, Source},
     requests::State,
     window::InFlight,
 };
@@ -113,19 +113,20 @@ impl Endpoint {
         let (buffer, length, envelope) = (&entry.buffer, entry.buffer.len(), entry.envelope);
 
         let slot = if length <= self.config.short { self.sends.slots.last().copied() } else { None };
-        let source = self.card.fill_source(buffer, slot)?;
+        let source = self.objects.fill_source(buffer, slot)?;
         // A long message is sent as a medium one if the card can't expose the buffer for the
         // receiver's get. The receiver requests a medium message if no receive is posted for it.
-        let exposed = if length > self.config.medium { self.card.expose(buffer, process, id)? } else { None };
+        let exposed =
+            if length > self.config.medium { self.objects.expose(buffer, process, id)? } else { None };
         let protocol = if exposed.is_some() { Protocol::Long } else { Protocol::Eager };
 
         let match_bits = bits::of_message(protocol, self.peers.local_rank(), envelope, bits::number(id));
         let target = Target::new(process, MESSAGES, match_bits);
-        let sent = self.card.put(source, length as u64, &target, id);
+        let sent = self.objects.put(source, length as u64, &target, id);
         // A receiver that breaks the protocol can get the message before it has left. The message
         // counts as sent then, and its memory is free when the get has ended.
         let is_got = match &exposed {
-            Some(exposed) if sent != Ok(true) => !self.card.unlink(exposed)?,
+            Some(exposed) if sent != Ok(true) => !self.objects.unlink(exposed)?,
             _ => false,
         };
         if sent != Ok(true) && !is_got {
@@ -225,7 +226,7 @@ impl Endpoint {
 
             let target = Target::new(peer.process, REPEATED, id);
             let can_leave = has_room && !message.is_leaving;
-            if can_leave && self.card.put(message.source, message.length, &target, id)? {
+            if can_leave && self.objects.put(message.source, message.length, &target, id)? {
                 message.is_leaving = true;
                 self.peers.begin_put(to);
             } else {
@@ -304,7 +305,7 @@ impl Endpoint {
         mut result: Result<(), Error>,
     ) -> Result<(), Error> {
         let InFlight { id, source, length, request, exposed, is_leaving, .. } = message;
-        let removed = exposed.as_ref().map_or(Ok(true), |exposed| self.card.unlink(exposed));
+        let removed = exposed.as_ref().map_or(Ok(true), |exposed| self.objects.unlink(exposed));
         let exposed = exposed.filter(|_| removed != Ok(true));
         if exposed.is_some() && result.is_ok() {
             let broken = Error::PeerGone { peer: to, why: Loss::BrokeProtocol };

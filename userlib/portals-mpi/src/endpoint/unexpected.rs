@@ -15,8 +15,8 @@ use nicforge_portals::Event;
 
 use super::{
     Endpoint,
-    card::{OF_BUFFERS, OF_LONG, OF_OVERFLOW},
     fetch::FetchMethod,
+    objects::{POINTER_OF_BUFFERS, POINTER_OF_LONG, POINTER_OF_OVERFLOW},
     requests::State,
 };
 use crate::{
@@ -180,7 +180,7 @@ impl Messages {
 
 /// Returns the buffer of an event, if its descriptor is that of a buffer.
 fn buffer_of(event: &Event) -> Option<u8> {
-    event.user_pointer.checked_sub(OF_BUFFERS).map(|buffer| buffer as u8)
+    event.user_pointer.checked_sub(POINTER_OF_BUFFERS).map(|buffer| buffer as u8)
 }
 
 impl Endpoint {
@@ -188,7 +188,7 @@ impl Endpoint {
     pub(super) fn recycle(&mut self) -> Result<(), Error> {
         for buffer in 0..self.config.unexpected.buffers {
             if matches!(self.messages.buffers.get(usize::from(buffer)), Some(Buffer::Idle)) {
-                if !self.card.post_buffer(buffer)? {
+                if !self.objects.post_buffer(buffer)? {
                     return Ok(());
                 }
                 self.messages.buffers[usize::from(buffer)] = Buffer::Posted(0);
@@ -207,8 +207,8 @@ impl Endpoint {
         let envelope = bits::envelope(event.message.match_bits);
         let data = match (event.user_pointer, position) {
             (_, Some(_)) => Data::Arriving,
-            (OF_LONG, None) => Data::Remote(FetchMethod::Get),
-            (OF_OVERFLOW, None) => Data::Remote(FetchMethod::Request),
+            (POINTER_OF_LONG, None) => Data::Remote(FetchMethod::Get),
+            (POINTER_OF_OVERFLOW, None) => Data::Remote(FetchMethod::Request),
             _ => return Ok(()),
         };
         let is_of_source = self.peers.rank_of(event.peer) == Some(envelope.peer);
@@ -299,7 +299,7 @@ impl Endpoint {
     fn deliver(&mut self, receive: Handle, position: BufferPosition, length: u64) {
         let Some(entry) = self.requests.get(receive) else { return };
         let count = length.min(entry.buffer.len() as u64);
-        let copied = self.card.copy_out(position.buffer, position.offset, &entry.buffer, count);
+        let copied = self.objects.copy_out(position.buffer, position.offset, &entry.buffer, count);
         self.messages.release(position.buffer);
         self.has_work = true;
         match copied {

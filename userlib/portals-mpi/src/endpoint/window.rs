@@ -2,7 +2,7 @@
 
 use nicforge_portals::{DescriptorId, MemoryDescriptor};
 
-use super::card::Source;
+use super::objects::Source;
 use crate::{bits, pool::Handle};
 
 /// A message that its receiver has not acknowledged, or whose memory the card may read.

@@ -176,7 +176,7 @@ impl PluggedBar {
         self.slots.drain(..).for_each(|slot| slots.unmap(slot));
         for (address, doorbell) in self.connected.drain(..) {
             if let Err(error) = slots.disconnect_doorbell(address, &doorbell.event) {
-                tracing::warn!(%error, bar = self.bar.index, "a doorbell");
+                tracing::warn!(%error, bar = self.bar.index, "a doorbell cannot be disconnected");
             }
         }
     }

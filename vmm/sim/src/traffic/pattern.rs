@@ -20,7 +20,7 @@ pub enum Pattern {
     /// Each node sends to its neighbours in turn, in the order of its ports.
     NearestNeighbour,
     /// Each node sends a number of packets to each other node, in random orders, and then no more.
-    /// The experiment ends when all have arrived.
+    /// The measurement ends when all have arrived.
     AllToAll {
         /// Packets from each node to each other node.
         packets: u32,

@@ -27,7 +27,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, get
 pub use irqs::IrqPayload;
 
 use crate::Errno;
-use crate::socket::{FrameError, Framed, has_exited, process};
+use crate::socket::{FrameError, Framed, has_exited, peer_process};
 use crate::wire::*;
 use exchange::Exchange;
 use second_socket::SecondSocket;
@@ -370,7 +370,7 @@ impl Client {
     /// kernel does not tell, or when the process is in a namespace that this process does not see.
     /// It is also `None` when that process had exited before this call: then another one serves.
     pub fn server_process(&self) -> Option<ServerProcess> {
-        process(self.exchange.socket()).map(ServerProcess)
+        peer_process(self.exchange.socket()).map(ServerProcess)
     }
 
     /// Serves requests of the server until one was served or `timeout` is over, and returns their

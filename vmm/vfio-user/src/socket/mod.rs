@@ -27,7 +27,7 @@ use std::time::Duration;
 use nix::sys::socket::{setsockopt, sockopt};
 
 pub use descriptor::{Closer, PeerFd};
-pub(crate) use peer::{has_exited, process};
+pub(crate) use peer::{has_exited, peer_process};
 pub use receive::{Message, ReadOutcome};
 pub(crate) use receive::{PendingFds, Receiver};
 pub(crate) use send::{SendHalf, Sender};

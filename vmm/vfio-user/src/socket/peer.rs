@@ -13,21 +13,21 @@ use nix::sys::socket::{getsockopt, sockopt};
 /// and RISC-V).
 const SO_PEERPIDFD: libc::c_int = 77;
 
-/// Returns the process that listened where `socket` was connected, or that made the pair. The
-/// result is `None` when the kernel does not tell, or when the process is in a namespace that this
-/// process does not see. It is also `None` when that process has already exited: then another
-/// process has its socket.
-pub(crate) fn process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+/// Returns a descriptor of the socket's peer, as `SO_PEERCRED` defines it: the process that called
+/// `listen`, or that made the pair. The result is `None` when the kernel does not tell, or when the
+/// process is in a namespace that this process does not see. It is also `None` when that process
+/// has already exited: then another process, which inherited the socket, serves it.
+pub(crate) fn peer_process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     let process = peer_pidfd(socket).or_else(|_| {
-        // An older kernel. By now the number may belong to another process, which is harmless: its
-        // death alone proves nothing.
+        // An older kernel. By now the number may belong to an unrelated process. The caller does
+        // not conclude from the exit of that process alone that the peer is gone.
         let pid = getsockopt(&socket, sockopt::PeerCredentials)?.pid();
         if pid > 0 { pidfd_open(pid) } else { Err(io::ErrorKind::NotFound.into()) }
     });
     process.ok().filter(|process| !has_exited(process.as_fd()))
 }
 
-/// Whether the process has exited, without waiting.
+/// Returns whether the process has exited. It does not wait.
 pub(crate) fn has_exited(process: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(process, PollFlags::POLLIN)];
     matches!(poll(&mut fds, PollTimeout::ZERO), Ok(ready) if ready > 0)
@@ -76,7 +76,7 @@ mod tests {
     #[test]
     fn peer_of_a_local_pair_is_this_process_and_is_alive() {
         let (local_end, _far) = UnixStream::pair().unwrap();
-        let process = process(local_end.as_fd()).unwrap();
+        let process = peer_process(local_end.as_fd()).unwrap();
         assert!(!has_exited(process.as_fd()));
     }
 

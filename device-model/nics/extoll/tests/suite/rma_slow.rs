@@ -204,7 +204,7 @@ fn delay_by_slow_clients(attack: Attack, owners: u16, delay: u64) -> (u64, u64) 
     }
 
     assert_eq!(innocent.failed, [], "{attack:?}");
-    assert!(rig.counter(1, "rma_hurried") > 0, "{attack:?}: the side queues were full");
+    assert!(rig.counter(1, "rma_over_budget") > 0, "{attack:?}: the side queues were full");
     (innocent.time_held(rig.machine.now()), innocent.ended)
 }
 
@@ -306,7 +306,7 @@ fn a_client_that_answers_at_once_is_served_as_if_nothing_were_bounded() {
             assert!(peer.read(length.into(), length as usize).iter().all(|&byte| byte == rank + 1));
         }
     }
-    assert_eq!(rig.counter(1, "rma_hurried"), 0);
+    assert_eq!(rig.counter(1, "rma_over_budget"), 0);
     assert_eq!(rig.counter(1, "rma_completed") + rig.counter(0, "rma_completed"), 8 * 16 * 16);
 }
 
@@ -332,7 +332,7 @@ fn a_slow_client_without_neighbours_completes_every_transfer() {
         }
     }
     assert!(slow[0].memory.read(REMOTE_BASE, BYTES as usize).iter().all(|&byte| byte == 7));
-    assert_eq!(rig.counter(1, "rma_hurried"), 0);
+    assert_eq!(rig.counter(1, "rma_over_budget"), 0);
 }
 
 #[test]

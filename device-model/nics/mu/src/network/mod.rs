@@ -290,19 +290,19 @@ impl NetworkUnit {
     }
 
     /// Passes the complete packets of a network reception FIFO to `accept`, in order, until it
-    /// returns false. Those for which it returns true leave the FIFO, and go to `end`. Returns
-    /// their number. Results of collectives are not passed.
+    /// returns false. Those for which it returns true leave the FIFO, and `recycle` takes them: it
+    /// returns them to the fabric. Returns their number. Results of collectives are not passed.
     #[inline]
     pub(crate) fn take_row(
         &mut self,
         fifo: u8,
         now: Nanos,
         accept: impl FnMut(&Packet) -> bool,
-        end: impl FnMut(Packet),
+        recycle: impl FnMut(Packet),
     ) -> u32 {
         match fifo {
             reception_fifo::COLLECTIVE_USER | reception_fifo::COLLECTIVE_SYSTEM => 0,
-            _ => self.router.take_row(fifo, now, accept, end),
+            _ => self.router.take_row(fifo, now, accept, recycle),
         }
     }
 

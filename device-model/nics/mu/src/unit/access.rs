@@ -28,7 +28,7 @@ pub(super) type Refusal = (Set, u8);
 
 const READ_ONLY: Refusal = (Set::Registers, error::MMREGS_WRITE);
 const WRITE_ONLY: Refusal = (Set::Registers, error::MMREGS_READ);
-pub(super) const NO_BITS: Refusal = (Set::Registers, error::MMREGS_RANGE);
+pub(super) const UNDEFINED_BITS: Refusal = (Set::Registers, error::MMREGS_RANGE);
 const NO_ADDRESS: Refusal = (Set::SlavePort, error::XS_ADDRESS);
 
 impl Unit {
@@ -253,18 +253,18 @@ impl Unit {
         Ok(())
     }
 
-    /// Writes a register of enables or interrupts.
+    /// Writes a register that concerns a whole subgroup: enables, priority, interrupts, thresholds.
     fn write_subgroup(&mut self, number: u16, register: SubgroupRegister, value: u64) -> Result<(), Refusal> {
         let Some(subgroup) = self.subgroups.get_mut(number) else { return Err(NO_ADDRESS) };
-        let most = match register {
+        let max_value = match register {
             SubgroupRegister::InjectionThreshold | SubgroupRegister::ReceptionThreshold => u64::MAX,
             SubgroupRegister::InterruptEnable | SubgroupRegister::ClearInterrupt => interrupt::ALL,
             SubgroupRegister::ReceptionEnable => 0xf,
             SubgroupRegister::IsEnabled | SubgroupRegister::InterruptStatus => return Err(READ_ONLY),
             _ => 0xff,
         };
-        if value > most {
-            return Err(NO_BITS);
+        if value > max_value {
+            return Err(UNDEFINED_BITS);
         }
 
         match register {
@@ -343,7 +343,7 @@ impl Unit {
     fn set_base_address(&mut self, number: u16, entry: usize, value: u64) -> Result<(), Refusal> {
         let Some(subgroup) = self.subgroups.get_mut(number) else { return Err(NO_ADDRESS) };
         if value != NO_BASE_ADDRESS && value >= atomic::INDICATOR << 1 {
-            return Err(NO_BITS);
+            return Err(UNDEFINED_BITS);
         }
         subgroup.base_addresses[entry] = value;
         Ok(())
@@ -364,7 +364,7 @@ impl Unit {
             return Err(refused);
         }
         if value != 1 {
-            return Err(NO_BITS);
+            return Err(UNDEFINED_BITS);
         }
 
         network.enter_barrier(class).map_err(|_| refused)?;
@@ -394,7 +394,7 @@ fn read_fifo(ring: &Ring, fault: u64, register: FifoRegister) -> Result<u64, Ref
     }
 }
 
-/// Returns the value of a register of enables or interrupts.
+/// Returns the value of a register that concerns a whole subgroup.
 fn read_subgroup(subgroup: &Subgroup, register: SubgroupRegister) -> Result<u64, Refusal> {
     match register {
         SubgroupRegister::IsEnabled => Ok(subgroup.enabled_injection()),

@@ -12,7 +12,7 @@ use nicforge_hwi::{
 
 use super::{
     Unit,
-    access::{NO_BITS, Refusal},
+    access::{Refusal, UNDEFINED_BITS},
     errors::Set,
 };
 use crate::network::NetworkUnit;
@@ -57,7 +57,7 @@ impl Unit {
             return Err(refused);
         }
         if value > ALL_LINES {
-            return Err(NO_BITS);
+            return Err(UNDEFINED_BITS);
         }
 
         network.set_lines(class, value as u8).map_err(|_| refused)?;

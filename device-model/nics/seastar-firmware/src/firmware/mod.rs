@@ -190,13 +190,13 @@ impl Firmware {
         Ok(())
     }
 
-    /// Handles the transmit DMA engine's ends of messages.
-    fn transmitted<C: Chip>(&mut self, chip: &mut C, names: &[Transmission], end: DataEnd) {
-        for &name in names {
+    /// Handles messages that the transmit DMA engine has ended.
+    fn transmitted<C: Chip>(&mut self, chip: &mut C, transmissions: &[Transmission], end: DataEnd) {
+        for &transmission in transmissions {
             chip.charge(costs::TRANSMITTED);
             self.in_engine = self.in_engine.saturating_sub(1);
             if let Some(node) = &mut self.node {
-                node.outbox.transmitted(name, end, chip.now());
+                node.outbox.transmitted(transmission, end, chip.now());
                 node.outbox.engine_has_room();
             }
         }
@@ -217,7 +217,7 @@ impl Firmware {
     fn end_incarnation<C: Chip>(&mut self, chip: &mut C) -> Result<(), Halted> {
         let Some(node) = self.node.take() else { return Ok(()) };
         node.give_back(&mut self.scratch);
-        self.streams.disown(None);
+        self.streams.detach(None);
         chip.charge(costs::SCAN * u32::from(nicforge_hwi::seastar::STREAMS));
         chip.set_booted(false)
     }

@@ -328,10 +328,10 @@ impl Firmware {
             *generation = ended.portals.next_generation();
         }
 
-        let pendings = node.outbox.disown(process);
-        let (events, answers) = self.streams.disown(Some(process));
-        node.kernel.release(events);
-        node.outbox.quotas.reserved = node.outbox.quotas.reserved.saturating_sub(answers);
+        let pendings = node.outbox.detach(process);
+        let detached = self.streams.detach(Some(process));
+        node.kernel.release(detached.kernel_events);
+        node.outbox.quotas.reserved = node.outbox.quotas.reserved.saturating_sub(detached.acknowledgements);
         chip.charge(costs::SCAN * (pendings as u32 + u32::from(nicforge_hwi::seastar::STREAMS)));
         true
     }

@@ -38,6 +38,15 @@ pub(super) struct Streams {
     messages: u32,
 }
 
+/// Reservations for streams that were detached, which are no longer needed.
+#[derive(Default)]
+pub(super) struct Detached {
+    /// Events of the kernel.
+    pub(super) kernel_events: u32,
+    /// Acknowledgements of Portals.
+    pub(super) acknowledgements: u16,
+}
+
 impl Streams {
     /// Bytes of scratch memory.
     pub(super) const BYTES: usize = STREAMS as usize * size_of::<Reception>();
@@ -83,14 +92,13 @@ impl Streams {
         }
     }
 
-    /// Detaches the streams of a process, or all. Those without a destination become orphans.
-    /// Returns the number of events that the kernel will not get and of answers that will not
-    /// follow.
+    /// Detaches the streams of a process, or those of all for `None`. Streams without a destination
+    /// become orphans.
     ///
     /// A stream that the kernel has given a destination still reports its end when its process has
     /// ended: until then the receive engine uses the kernel's command list.
-    pub(super) fn disown(&mut self, ended: Option<u16>) -> (u32, u16) {
-        let (mut events, mut answers) = (0, 0);
+    pub(super) fn detach(&mut self, ended: Option<u16>) -> Detached {
+        let mut detached = Detached::default();
         for entry in &mut self.receptions {
             let owner = match *entry {
                 Reception::Process { process, .. }
@@ -105,17 +113,17 @@ impl Streams {
 
             let former = core::mem::take(entry);
             match former {
-                Reception::Process { answer, .. } => answers += u16::from(answer.is_some()),
-                Reception::Kernel { .. } => events += 1,
+                Reception::Process { answer, .. } => detached.acknowledgements += u16::from(answer.is_some()),
+                Reception::Kernel { .. } => detached.kernel_events += 1,
                 Reception::Waiting { .. } => {
-                    events += 1;
+                    detached.kernel_events += 1;
                     *entry = Reception::Orphan;
                     self.orphans += 1;
                 }
                 Reception::None | Reception::Orphan => {}
             }
         }
-        (events, answers)
+        detached
     }
 
     /// Returns whether the process of a stream has ended before the stream had a destination.

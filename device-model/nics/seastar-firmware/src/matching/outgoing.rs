@@ -32,7 +32,7 @@ pub struct Request {
     pub header_data: u64,
     /// Whether a put asks for an acknowledgement. In a get it does not count.
     pub acknowledge: bool,
-    /// Data of a put of at most [`in lineINE`] bytes, if they are not read from the descriptor.
+    /// Data of a put of at most [`INLINE`] bytes, if they are not read from the descriptor.
     pub inline: Option<[u8; INLINE]>,
 }
 

@@ -73,7 +73,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
 
     /// Starts the firmware at the first step, and records that it has halted.
     pub(super) fn watch_firmware(&mut self, context: &mut Context<'_>) {
-        if self.firmware.shown == firmware::DOWN {
+        if self.firmware.published == firmware::DOWN {
             self.start_firmware(context);
         } else if self.parts.firmware.has_halted() {
             self.halt(context);

@@ -3,7 +3,7 @@
 //! | file | contents |
 //! | --- | --- |
 //! | `mod.rs` | the device's methods, and its state |
-//! | `lifecycle.rs` | lives of the firmware and of nodes, tenants |
+//! | `lifecycle.rs` | incarnations of the firmware and of nodes, tenants |
 //! | `commands.rs` | the commands of clients, on their way to the firmware |
 //! | `effects.rs` | the effects of the program's calls |
 
@@ -93,8 +93,8 @@ struct ClientState {
 
 /// State of the firmware, as the device sees it.
 struct FirmwareState {
-    /// One of [`firmware`].
-    shown: u32,
+    /// The state as clients see it, a value of [`firmware`].
+    published: u32,
     /// Number of its incarnation.
     epoch: u32,
     /// Number of this node's last incarnation.
@@ -154,7 +154,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
             turn: 0,
             commands_wait: false,
             firmware: FirmwareState {
-                shown: firmware::DOWN,
+                published: firmware::DOWN,
                 epoch: 0,
                 last_incarnation: 0,
                 timer: Nanos::NEVER,
@@ -180,24 +180,24 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         &self.parts.site.options
     }
 
-    /// Returns the values that the mirrors of all clients show.
-    fn shown(&self) -> PublishedState {
+    /// Returns the state that the mirror pages of all clients have.
+    fn published_state(&self) -> PublishedState {
         PublishedState {
             node: self.parts.site.node,
             nodes: self.parts.site.nodes,
             processes: self.options().processes.into(),
-            firmware: self.firmware.shown,
+            firmware: self.firmware.published,
             epoch: self.firmware.epoch,
         }
     }
 
-    /// Shows the state of the firmware in all mirrors.
+    /// Publishes the state of the firmware in the mirror pages of all clients.
     fn show_firmware(&mut self, state: u32) {
-        self.firmware.shown = state;
-        let shown = self.shown();
+        self.firmware.published = state;
+        let published = self.published_state();
         for attachment_id in self.attached.iter() {
             if let Some(mailbox) = &mut self.clients[usize::from(attachment_id.0)].mailbox {
-                mailbox.show_firmware(shown);
+                mailbox.show_firmware(published);
             }
         }
     }
@@ -213,7 +213,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     /// commands, and the router packets of other nodes.
     #[inline]
     fn is_node_quiet(&self, now: Nanos) -> bool {
-        self.firmware.shown == firmware::RUNNING
+        self.firmware.published == firmware::RUNNING
             && self.transmitter.is_idle()
             && self.receiver.is_idle(&self.parts, now)
             && self.firmware.timer > now
@@ -223,14 +223,14 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     }
 
     /// Moves packets. `router_has_work` says whether the router has something to do before the
-    /// engines move a packet, and `passes_on` that this step has not looked for commands.
+    /// engines move a packet, and `skips_commands` that this step has not looked for commands.
     fn move_packets(
         &mut self,
         context: &mut Context<'_>,
         budget: u32,
         receives: bool,
         mut router_has_work: bool,
-        mut passes_on: bool,
+        mut skips_commands: bool,
     ) -> Moved {
         let (mut total, mut of_node) = (0, 0);
         loop {
@@ -240,8 +240,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
             // A packet for this node has arrived. A client may have written a command before the
             // packet was sent, and the firmware must get the command first.
             let mut taken = 0;
-            if passes_on && !self.receiver.is_idle(&self.parts, context.now()) {
-                passes_on = false;
+            if skips_commands && !self.receiver.is_idle(&self.parts, context.now()) {
+                skips_commands = false;
                 taken = self.take_commands(context.now(), budget);
             }
 
@@ -287,9 +287,9 @@ impl<P: Program + Send + 'static> SeaStar<P> {
 
     /// Opens the mailbox of a client that has come, or was reset.
     fn open(&mut self, context: &Context<'_>, attachment_id: AttachmentId) {
-        let shown = self.shown();
+        let state = self.published_state();
         let Some(client) = self.clients.get_mut(usize::from(attachment_id.0)) else { return };
-        client.mailbox = Mailbox::open(context, attachment_id, shown);
+        client.mailbox = Mailbox::open(context, attachment_id, state);
         client.events = EventMemory::default();
         client.deposits = DepositMemory::default();
         if client.mailbox.is_some() {
@@ -401,8 +401,8 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         let router_has_work = !self.parts.router.is_idle(&context.ports());
         // While its clients sleep, the device looks at their mailboxes only in steps that do
         // something for its own node.
-        let passes_on = context.clients_sleep() && self.is_node_quiet(context.now());
-        if !router_has_work && (passes_on || self.is_quiet(context.now())) {
+        let skips_commands = context.clients_sleep() && self.is_node_quiet(context.now());
+        if !router_has_work && (skips_commands || self.is_quiet(context.now())) {
             let now = context.now();
             let engines = self.transmitter.next_time(now).min(self.receiver.next_time(now));
             let next = self.firmware.timer.min(engines);
@@ -420,7 +420,7 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         let mut moved = self.carry_out_due_effects(context, budget);
         if all_changes_reported {
             self.fire_timer(now);
-            if !passes_on {
+            if !skips_commands {
                 moved += self.take_commands(now, budget);
             }
         }
@@ -430,7 +430,7 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         let receives = all_changes_reported && self.firmware.wait.is_none();
         let receives = receives || !self.parts.firmware.is_running();
         let Moved { packets, of_node, has_more } =
-            self.move_packets(context, budget, receives, router_has_work, passes_on);
+            self.move_packets(context, budget, receives, router_has_work, skips_commands);
         self.arm(context);
 
         if moved + of_node == 0 {
@@ -464,11 +464,11 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
             ("most_streams", received.most_streams),
             ("transmissions", self.transmitter.waiting()),
             ("commands", self.commands),
-            ("life", self.parts.own_incarnation.into()),
-            ("firmware_state", self.firmware.shown.into()),
-            ("firmware_life", self.firmware.epoch.into()),
+            ("incarnation", self.parts.own_incarnation.into()),
+            ("firmware_state", self.firmware.published.into()),
+            ("firmware_incarnation", self.firmware.epoch.into()),
             ("firmware_halts", self.firmware.halts),
-            ("hurried", self.over_budget()),
+            ("over_budget", self.over_budget()),
             ("errors", self.errors),
         ];
         let program = P::COUNTERS.iter().zip(self.counters.iter());

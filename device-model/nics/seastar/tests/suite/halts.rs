@@ -46,7 +46,7 @@ fn check_reset(rig: &mut Rig) {
     rig.send(0, Message::put(400, 1, 0, 100_000));
     rig.until(|rig| rig.scripts[1].received().last() == Some(&DataEnd::Complete));
     assert_eq!(rig.kernels[1].read(0, 100_000), pattern(5, 100_000));
-    assert_eq!(rig.counter(1, "life"), 2);
+    assert_eq!(rig.counter(1, "incarnation"), 2);
 }
 
 #[test]

@@ -138,7 +138,7 @@ fn process_that_answers_reads_slowly_does_not_starve_the_others() {
     assert_eq!(ends[0], (0, DataEnd::Complete), "the budget allows for the first wait");
     let of_other = ends.iter().filter(|(name, _)| name % 2 == 1);
     assert!(of_other.clone().all(|(_, end)| *end == DataEnd::Complete));
-    assert!(neighbours.rig.counter(1, "hurried") > 0);
+    assert!(neighbours.rig.counter(1, "over_budget") > 0);
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn process_that_answers_writes_slowly_does_not_starve_the_others() {
     assert_eq!(ends[0], DataEnd::Complete, "the budget allows for the first wait");
     let of_other = ends.iter().skip(1).step_by(2);
     assert!(of_other.clone().all(|end| *end == DataEnd::Complete));
-    assert!(neighbours.rig.counter(1, "hurried") > 0);
+    assert!(neighbours.rig.counter(1, "over_budget") > 0);
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn process_that_answers_the_writes_of_events_slowly_does_not_starve_the_others()
     let quick = neighbours.quick.take().unwrap();
     let last = 64 * (COUNT as usize - 1);
     neighbours.until(LONGEST, |_| quick.read(last, 64) == [2; 64]);
-    assert!(neighbours.rig.counter(1, "hurried") > 0);
+    assert!(neighbours.rig.counter(1, "over_budget") > 0);
 }
 
 #[test]
@@ -190,11 +190,11 @@ fn process_that_answers_at_once_is_not_charged() {
         neighbours.until(1_000_000_000, |rig| rig.scripts[1].received().len() == before + 20);
     }
     assert!(neighbours.rig.scripts[1].received().iter().all(|end| *end == DataEnd::Complete));
-    assert_eq!(neighbours.rig.counter(1, "hurried"), 0);
+    assert_eq!(neighbours.rig.counter(1, "over_budget"), 0);
 }
 
 #[test]
-fn slow_process_without_neighbours_is_not_hurried() {
+fn slow_process_without_neighbours_stays_in_its_budget() {
     let mut neighbours = Neighbours::new(30_000_000, false);
     neighbours.rig.scripts[1].on_event(receive_by_number);
     for name in 0..10 {

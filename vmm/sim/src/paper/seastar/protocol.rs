@@ -10,30 +10,30 @@ const BYTES: usize = 1024;
 
 /// Measures what the protocol costs.
 pub(super) fn measure(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
-    let without = model.without_protocol();
-    measure_streams(run, model, without)?;
-    measure_collectives(run, model, without)?;
-    measure_hidden_cost(run, model, without)
+    let without_protocol = model.without_protocol();
+    measure_streams(run, model, without_protocol)?;
+    measure_collectives(run, model, without_protocol)?;
+    measure_hidden_cost(run, model, without_protocol)
 }
 
 /// Measures streams in both directions at once, in which the card is busy all the time (Figure 7).
-fn measure_streams(run: &mut Run<'_>, model: Model, without: Model) -> Result<(), Failure> {
+fn measure_streams(run: &mut Run<'_>, model: Model, without_protocol: Model) -> Result<(), Failure> {
     let time = |model: Model, mode| -> Result<f64, Failure> {
         Ok(model.pair(mode).stream(BYTES, MESSAGES, true)?.as_nanos())
     };
 
     run.show("streams with and without the protocol")?;
     let [host, nic] = [Mode::HostBased, Mode::NicBased]
-        .map(|mode| -> Result<_, Failure> { Ok((time(model, mode)?, time(without, mode)?)) });
+        .map(|mode| -> Result<_, Failure> { Ok((time(model, mode)?, time(without_protocol, mode)?)) });
     let ((host, host_without), (nic, nic_without)) = (host?, nic?);
 
-    run.record(rows::protocol_in_stream(), (nic - nic_without) - (host - host_without))?;
-    run.record(rows::protocol_in_advantage(), 100.0 * (host / nic) / (host_without / nic_without))?;
-    run.record(rows::protocol_in_rate(), 100.0 * nic_without / nic)
+    run.record(rows::protocol_time_on_card(), (nic - nic_without) - (host - host_without))?;
+    run.record(rows::advantage_with_protocol(), 100.0 * (host / nic) / (host_without / nic_without))?;
+    run.record(rows::rate_with_protocol(), 100.0 * nic_without / nic)
 }
 
 /// Records what the protocol costs where other work hides it (Figures 4 and 6).
-fn measure_hidden_cost(run: &mut Run<'_>, model: Model, without: Model) -> Result<(), Failure> {
+fn measure_hidden_cost(run: &mut Run<'_>, model: Model, without_protocol: Model) -> Result<(), Failure> {
     run.show("the protocol behind other work")?;
     let mut costs = Vec::new();
     for (mode, name) in MODES {
@@ -43,8 +43,10 @@ fn measure_hidden_cost(run: &mut Run<'_>, model: Model, without: Model) -> Resul
         let stream = |model: Model| -> Result<f64, Failure> {
             Ok(model.pair(mode).stream(BYTES, MESSAGES, false)?.as_nanos())
         };
-        let (latency, message) =
-            (one_way_time(model)? - one_way_time(without)?, stream(model)? - stream(without)?);
+        let (latency, message) = (
+            one_way_time(model)? - one_way_time(without_protocol)?,
+            stream(model)? - stream(without_protocol)?,
+        );
         costs.push(format!("{name} {latency:.0} ns of the latency and {message:.0} ns in a stream one way"));
     }
 
@@ -57,15 +59,15 @@ fn measure_hidden_cost(run: &mut Run<'_>, model: Model, without: Model) -> Resul
 }
 
 /// Measures collective operations (Figures 8 and 9).
-fn measure_collectives(run: &mut Run<'_>, model: Model, without: Model) -> Result<(), Failure> {
+fn measure_collectives(run: &mut Run<'_>, model: Model, without_protocol: Model) -> Result<(), Failure> {
     let time = |model: Model, mode, collective| -> Result<f64, Failure> {
         Ok(micros(model.nodes(16, mode, "").collective(collective, 2)?))
     };
 
     for (mode, name) in MODES {
-        run.measure(rows::protocol_in_barrier(name), |_| {
+        run.measure(rows::barrier_with_protocol(name), |_| {
             let barrier = |model| time(model, mode, Collective::Barrier);
-            Ok(100.0 * barrier(model)? / barrier(without)?)
+            Ok(100.0 * barrier(model)? / barrier(without_protocol)?)
         })?;
     }
     Ok(())

@@ -21,8 +21,8 @@ pub(super) fn all() -> Vec<Expected> {
     ]);
     rows.extend(Collective::ALL.map(|(_, name)| collective(name)));
     rows.extend([reduce_of_allreduce(), advantage_of_64_nodes()]);
-    rows.extend([protocol_in_stream(), protocol_in_advantage(), protocol_in_rate()]);
-    rows.extend(MODES.map(|(_, name)| protocol_in_barrier(name)));
+    rows.extend([protocol_time_on_card(), advantage_with_protocol(), rate_with_protocol()]);
+    rows.extend(MODES.map(|(_, name)| barrier_with_protocol(name)));
     rows.extend([stages_on_host(), stages_on_card(), router_of_host_interface()]);
     rows
 }
@@ -126,7 +126,7 @@ pub(super) fn reduce_of_allreduce() -> Expected {
     Expected::predicted("the part of reduce, of that of allreduce", "%", 100.0).quick()
 }
 
-pub(super) fn protocol_in_stream() -> Expected {
+pub(super) fn protocol_time_on_card() -> Expected {
     Expected::predicted(
         "protocol's time for 1 KB of streams in both directions, NIC-based more than host-based",
         "ns",
@@ -137,25 +137,33 @@ pub(super) fn protocol_in_stream() -> Expected {
     .quick()
 }
 
-pub(super) fn protocol_in_advantage() -> Expected {
-    Expected::predicted("advantage of NIC-based mode in these, with the protocol of without", "%", 100.0)
+pub(super) fn advantage_with_protocol() -> Expected {
+    Expected::predicted(
+        "advantage of NIC-based mode in these, with the protocol, of that without it",
+        "%",
+        100.0,
+    )
+    .null_model("protocol", 100.0)
+    .below()
+    .quick()
+}
+
+pub(super) fn rate_with_protocol() -> Expected {
+    Expected::predicted("rate of these, NIC-based, with the protocol, of that without it", "%", 100.0)
         .null_model("protocol", 100.0)
         .below()
         .quick()
 }
 
-pub(super) fn protocol_in_rate() -> Expected {
-    Expected::predicted("rate of these, NIC-based, with the protocol of without", "%", 100.0)
-        .null_model("protocol", 100.0)
-        .below()
-        .quick()
-}
-
-pub(super) fn protocol_in_barrier(name: &str) -> Expected {
-    Expected::predicted(format!("barrier of 16 nodes, {name}, with the protocol of without"), "%", 100.0)
-        .null_model("protocol", 100.0)
-        .above()
-        .quick()
+pub(super) fn barrier_with_protocol(name: &str) -> Expected {
+    Expected::predicted(
+        format!("barrier of 16 nodes, {name}, with the protocol, of that without it"),
+        "%",
+        100.0,
+    )
+    .null_model("protocol", 100.0)
+    .above()
+    .quick()
 }
 
 pub(super) fn stages_on_host() -> Expected {

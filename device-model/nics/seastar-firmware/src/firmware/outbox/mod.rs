@@ -245,8 +245,8 @@ impl Outbox {
         }
     }
 
-    /// Detaches the messages of a process that has ended.
-    pub(super) fn disown(&mut self, process: u16) -> usize {
+    /// Detaches the messages of a process that has ended. Returns the number of messages looked at.
+    pub(super) fn detach(&mut self, process: u16) -> usize {
         for pending in self.pendings.iter_mut() {
             let owner = match pending.owner {
                 Owner::Operation { process, .. } | Owner::Acknowledgement { process } => Some(process),
@@ -259,7 +259,7 @@ impl Outbox {
         self.pendings.capacity()
     }
 
-    /// Begins to look for silent nodes, if it is time to. [`Self::step`] ends the back-offs.
+    /// Begins a scan for silent nodes, if it is due. [`Self::step`] ends the back-offs.
     pub(super) fn begin_due_scan(&mut self, now: u64) {
         if self.scan_at.is_some_and(|time| time <= now) {
             self.scan_at = None;
