@@ -27,7 +27,7 @@ pub struct MachineSnapshot {
     pub uptime_ms: u64,
     /// The engine's event loop: `io_uring` or `epoll`.
     pub event_loop: String,
-    /// Number of nodes that are awake: the engine polls their memory all the time.
+    /// Number of functions that are awake: the engine polls their memory in each turn.
     pub awake: usize,
     /// The longest time that the engine was busy with one turn, by the wall clock.
     #[serde(default)]

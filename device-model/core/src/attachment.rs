@@ -66,11 +66,11 @@ pub(crate) struct Ring {
     /// that time.
     pub(crate) waited_from: Option<u32>,
     /// Index of the ring's head in the function's list, or [`Ring::UNWATCHED`].
-    pub(crate) watched: usize,
+    pub(crate) watch_index: usize,
 }
 
 impl Ring {
-    /// Index of the head of a ring at which no turn looks.
+    /// The `watch_index` of a ring at which no turn looks.
     pub(crate) const UNWATCHED: usize = usize::MAX;
 
     /// Publishes the consumer's position to the client.
@@ -242,7 +242,7 @@ impl Attachment {
                         registers: RegisterRange::NONE,
                         stalled: false,
                         waited_from: None,
-                        watched: 0,
+                        watch_index: 0,
                     });
                 }
             }

@@ -144,7 +144,11 @@ impl Function {
     ///
     /// # Errors
     /// [`QueueError::Memory`].
-    pub fn report_returned(&mut self, context: &mut Context<'_>, index: usize) -> Result<(), QueueError> {
+    pub fn interrupt_for_used_buffers(
+        &mut self,
+        context: &mut Context<'_>,
+        index: usize,
+    ) -> Result<(), QueueError> {
         let Some((queue, memory)) = self.queue_with_memory(context, index) else { return Ok(()) };
         if queue.needs_interrupt(&memory)? {
             self.transport.interrupt(context, Event::Queue(index));

@@ -211,9 +211,12 @@ unsafe impl Transport for MuTransport {
         let Some(peer) = self.peers.get(to as usize) else {
             return Err(TransportError { what: "there is no such rank to send to", value: to.into() });
         };
-        if message.len() > MAX_MESSAGE || !TAGS.contains(&tag) {
+        if message.len() > MAX_MESSAGE {
             let value = message.len() as u64;
-            return Err(TransportError { what: "a message is too long, or has no tag", value });
+            return Err(TransportError { what: "a message is too long", value });
+        }
+        if !TAGS.contains(&tag) {
+            return Err(TransportError { what: "no message has this tag", value: tag.into() });
         }
 
         if !peer.is_alive() {

@@ -99,9 +99,9 @@ impl Space {
 
     /// Allocates a buffer of `bytes` bytes in the heap.
     pub(crate) fn buffer(self: &Arc<Self>, bytes: u64) -> Result<Buffer, Error> {
-        let none = || Error::NoMemory { bytes };
-        let capacity = bytes.checked_next_multiple_of(ALIGN).ok_or_else(none)?;
-        let start = runtime::lock(&self.heap).take(capacity).ok_or_else(none)?;
+        let no_memory = || Error::NoMemory { bytes };
+        let capacity = bytes.checked_next_multiple_of(ALIGN).ok_or_else(no_memory)?;
+        let start = runtime::lock(&self.heap).take(capacity).ok_or_else(no_memory)?;
         Ok(Buffer {
             space: self.clone(),
             segment: Segment::Heap,

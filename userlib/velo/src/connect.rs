@@ -56,7 +56,7 @@ impl Port {
                 }
             }
 
-            self.pump()?;
+            self.progress()?;
             waiter.pause(self, "a peer")?;
         }
     }
@@ -263,7 +263,7 @@ impl Port {
     /// room. Runs at most once through the queue.
     pub(crate) fn send_pending(&mut self) -> Result<(), Error> {
         if self.flow.has_waiting() {
-            self.flow.grant_left_credits(&self.directory);
+            self.flow.regrant_credits_of_ended_tenants(&self.directory);
         }
         if !self.flow.has_pending() {
             return Ok(());

@@ -205,16 +205,16 @@ impl FlowControl {
         peer.refusals.awaits_grant && sender.is_some() && is_present()
     }
 
-    /// Returns whether a refused sender waits for credits that a tenant leaves when it dies.
+    /// Returns whether a refused sender waits for the credits of tenants that end without a close.
     #[inline]
     pub(crate) fn has_waiting(&self) -> bool {
         !self.waiting.queue.is_empty()
     }
 
-    /// Grants the credits that ended tenants have left to refused senders of their node. A call
-    /// looks at one node at most, and most calls at none.
+    /// Takes back the credits of a node's tenants that have ended, and grants them to the node's
+    /// refused senders. A call looks at one node at most, and most calls at none.
     #[cold]
-    pub(crate) fn grant_left_credits(&mut self, directory: &Directory) {
+    pub(crate) fn regrant_credits_of_ended_tenants(&mut self, directory: &Directory) {
         let Some(node) = self.waiting.next_due() else { return };
 
         self.release_grants_of_ended_tenants(node, directory);

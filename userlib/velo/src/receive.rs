@@ -251,17 +251,6 @@ impl Port {
     /// # Errors
     /// Errors of the driver.
     pub fn progress(&mut self) -> Result<(), Error> {
-        self.pump()
-    }
-
-    /// Returns the number of kept messages.
-    pub fn kept(&self) -> usize {
-        self.kept.len()
-    }
-
-    /// Keeps the messages that have arrived, at most a ring of them, and sends pending control
-    /// messages.
-    pub(crate) fn pump(&mut self) -> Result<(), Error> {
         let mut budget = TakeBudget::of(&self.ring);
         while !self.kept.is_full()
             && let Some(message) = self.next(&mut budget)?
@@ -271,6 +260,11 @@ impl Port {
 
         self.drain_control_when_full()?;
         self.send_pending()
+    }
+
+    /// Returns the number of kept messages.
+    pub fn kept(&self) -> usize {
+        self.kept.len()
     }
 
     /// Handles the control messages at the front of the ring when no more messages can be kept.

@@ -101,7 +101,7 @@ impl Port {
         let mut waiter = Waiter::new(self, deadline, cancel);
 
         loop {
-            self.pump()?;
+            self.progress()?;
             match self.send_nb(link, tag, data) {
                 Err(Error::WouldBlock) => {
                     if self.credits(link) == Some(0) && self.drain_control_when_full()? {

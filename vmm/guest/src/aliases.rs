@@ -218,7 +218,7 @@ fn tree_key(tree: &ModuleTree) -> Result<String, GuestError> {
     for (name, path) in tree.in_order() {
         add(name.as_bytes());
         add(path.as_os_str().as_encoded_bytes());
-        // A link to nothing is left out when the modules are read.
+        // A dangling link is left out when the modules are read.
         let Ok(metadata) = path.metadata() else { continue };
         add(&metadata.len().to_le_bytes());
         add(&metadata.mtime().to_le_bytes());

@@ -109,7 +109,7 @@ impl ModInfo {
 
     /// Returns the modules that this one works better with, and that are to be loaded before it
     /// (`softdep=pre: a b`).
-    pub(crate) fn softly_depends(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn soft_dependencies(&self) -> impl Iterator<Item = &str> {
         self.values("softdep").flat_map(|text| {
             let words = text.split_ascii_whitespace().skip_while(|&word| word != "pre:").skip(1);
             words.take_while(|&word| word != "post:")
@@ -207,7 +207,7 @@ mod tests {
     fn soft_dependencies_are_those_to_be_loaded_before() {
         let object = module_file(&["softdep=pre: a b post: c", "softdep=post: d", "depends="]);
         let info = ModInfo::read(object.as_slice()).unwrap();
-        assert_eq!(info.softly_depends().collect::<Vec<_>>(), ["a", "b"]);
+        assert_eq!(info.soft_dependencies().collect::<Vec<_>>(), ["a", "b"]);
         assert_eq!(info.depends().count(), 0);
     }
 

@@ -151,7 +151,7 @@ impl ModuleTree {
             }
 
             // Its dependencies are visited before it, in their order.
-            let module = self.read_with_dependencies(&name, progress)?;
+            let module = self.read_with_dependency_names(&name, progress)?;
             let depends: Vec<_> = module.depends.iter().rev().cloned().map(Visit::Enter).collect();
             open.push(Visit::Leave(module));
             open.extend(depends);
@@ -161,7 +161,7 @@ impl ModuleTree {
     }
 
     /// Reads a module and the names of those that are to be loaded before it.
-    fn read_with_dependencies(&self, name: &str, progress: &Progress) -> Result<Module, GuestError> {
+    fn read_with_dependency_names(&self, name: &str, progress: &Progress) -> Result<Module, GuestError> {
         let Some(path) = self.paths.get(name) else {
             let problem = format!("the kernel has no module {name}");
             return Err(GuestError::Unsuitable { path: self.root.clone(), problem });
@@ -171,7 +171,7 @@ impl ModuleTree {
         let info = ModInfo::read(object.as_slice())
             .map_err(|error| GuestError::Unsuitable { path: path.clone(), problem: error.to_string() })?;
 
-        let soft = info.softly_depends().map(canonical).filter(|name| self.paths.contains_key(name));
+        let soft = info.soft_dependencies().map(canonical).filter(|name| self.paths.contains_key(name));
         let depends = soft.chain(info.depends().map(canonical)).collect();
         Ok(Module { name: name.to_owned(), depends, object })
     }

@@ -61,7 +61,8 @@ impl FunctionState {
         self.refresh_rings();
     }
 
-    /// Rebuilds the list of the heads of the rings at which turns look.
+    /// Rebuilds the list of the heads of the rings at which turns look: those of clients that are
+    /// not cold.
     pub(crate) fn refresh_rings(&mut self) {
         let Self { attachments, clients, rings, .. } = self;
         rings.clear();
@@ -70,7 +71,7 @@ impl FunctionState {
             let Some(tenant) = attachment.and_then(|attachment| attachment.tenant.as_mut()) else { continue };
             let is_cold = matches!(tenant.watch.state, WatchState::Cold { .. });
             for (number, ring) in tenant.rings.iter_mut().enumerate() {
-                ring.watched = if is_cold { Ring::UNWATCHED } else { rings.len() };
+                ring.watch_index = if is_cold { Ring::UNWATCHED } else { rings.len() };
                 if is_cold {
                     continue;
                 }

@@ -192,7 +192,7 @@ impl Pool {
             self.allocated -= self.smallest.free.len();
             self.smallest = SizeClass::new(size);
         } else if both_small {
-            // The buffers that there are fit.
+            // The smallest buffers are large enough.
         } else if size < self.smallest.size {
             let former = std::mem::replace(&mut self.smallest, SizeClass::new(size));
             self.larger.insert(0, former);

@@ -76,7 +76,7 @@ impl ActiveFunction<'_> {
         let Some(tenant) = tenant else { return Drained::default() };
         let Some(ring) = tenant.rings.get_mut(ring_index) else { return Drained::default() };
         if matches!(ring.consumer.peek(), Peek::Empty) {
-            if let Some(watched) = state.rings.get_mut(ring.watched) {
+            if let Some(watched) = state.rings.get_mut(ring.watch_index) {
                 watched.head.follow(&ring.consumer);
             }
             return Drained::default();
@@ -97,7 +97,7 @@ impl ActiveFunction<'_> {
         let (carried_out, malformed) = posted.counts();
 
         ring.publish();
-        if let Some(watched) = state.rings.get_mut(ring.watched) {
+        if let Some(watched) = state.rings.get_mut(ring.watch_index) {
             watched.head.follow(&ring.consumer);
         }
         let rings = std::mem::take(&mut lent.rings);

@@ -208,7 +208,7 @@ impl Backend for VirtioRng {
             work += used;
         }
 
-        function.report_returned(context, REQUESTS)?;
+        function.interrupt_for_used_buffers(context, REQUESTS)?;
         Ok(work)
     }
 

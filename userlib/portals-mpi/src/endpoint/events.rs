@@ -52,11 +52,12 @@ impl Endpoint {
                 (POINTER_OF_EXPOSED, EventKind::GetEnd) => self.get_of_exposed_ended(&event)?,
                 (POINTER_OF_REQUESTS, EventKind::PutEnd) => {
                     if let Some(rank) = self.peers.rank_of(event.peer) {
-                        self.controlled(rank, &event)?;
+                        self.handle_control_message(rank, &event)?;
                     }
                 }
-                (receive, EventKind::PutEnd) => self.taken(Handle::from_bits(receive), &event)?,
-                (receive, EventKind::ReplyEnd) => self.fetched(Handle::from_bits(receive), &event)?,
+                // The other user pointers are handles of receives.
+                (bits, EventKind::PutEnd) => self.receive_matched(Handle::from_bits(bits), &event)?,
+                (bits, EventKind::ReplyEnd) => self.fetched(Handle::from_bits(bits), &event)?,
                 _ => {}
             }
         }
@@ -65,8 +66,8 @@ impl Endpoint {
         Ok(count)
     }
 
-    /// Handles a request for data, or a notice.
-    fn controlled(&mut self, from: Rank, event: &Event) -> Result<(), Error> {
+    /// Handles a control message: a request for data, or a notice.
+    fn handle_control_message(&mut self, from: Rank, event: &Event) -> Result<(), Error> {
         let id = event.message.header_data;
         match event.message.match_bits {
             REQUEST => self.requested(from, id),
@@ -122,7 +123,7 @@ impl Endpoint {
     }
 
     /// Handles a message that the card has put into the buffer of a receive.
-    fn taken(&mut self, receive: Handle, event: &Event) -> Result<(), Error> {
+    fn receive_matched(&mut self, receive: Handle, event: &Event) -> Result<(), Error> {
         let Some(entry) = self.requests.get_mut(receive).filter(|_| !self.fetches.release(receive)) else {
             return Ok(());
         };

@@ -293,12 +293,12 @@ impl Endpoint {
         Ok(Request(handle))
     }
 
-    /// Starts a receive into `buffer` of the oldest message that `selector` takes. The completion
+    /// Starts a receive into `buffer` of the oldest message that `selector` matches. The completion
     /// returns `cookie`.
     ///
     /// # Errors
-    /// As [`Endpoint::isend`]. After an error of the card that comes when the receive has begun,
-    /// the next [`Endpoint::progress`] returns the error.
+    /// As [`Endpoint::isend`]. If the card fails after the receive has begun, the next
+    /// [`Endpoint::progress`] returns the error.
     pub fn irecv(&mut self, selector: Selector, buffer: Buffer, cookie: u64) -> Result<Request, Error> {
         let peer = selector.source.unwrap_or(0);
         let tag = if selector.ignore == u64::MAX { 0 } else { selector.tag };

@@ -50,7 +50,7 @@ pub(super) struct Waiting {
     /// Notices, in order, with the names of their messages.
     pub(super) notices: VecDeque<(Notice, u64)>,
     /// Names of messages that the peer has asked for.
-    pub(super) again: VecDeque<u64>,
+    pub(super) repeats: VecDeque<u64>,
     /// Sends, in order.
     pub(super) sends: VecDeque<Handle>,
     /// The rank is in the list of those for which something waits.
@@ -65,7 +65,7 @@ impl Waiting {
 
     /// Returns whether no message waits that has data.
     fn has_no_data(&self) -> bool {
-        self.again.is_empty() && self.sends.is_empty()
+        self.repeats.is_empty() && self.sends.is_empty()
     }
 }
 
@@ -173,7 +173,7 @@ impl Peers {
 
     /// Returns whether a message or a notice has not left, or no card has taken a message yet.
     pub(super) fn has_unsent(&self) -> bool {
-        self.peers.iter().any(|peer| !peer.waiting.is_empty() || peer.window.is_leaving())
+        self.peers.iter().any(|peer| !peer.waiting.is_empty() || peer.window.has_put_in_progress())
     }
 
     /// Returns whether no send waits, and no message that a receiver has asked for.

@@ -32,7 +32,7 @@ struct Retained {
     to: Rank,
     id: u64,
     /// A put of the message is in progress.
-    is_leaving: bool,
+    is_put_in_progress: bool,
     /// The descriptor from which the receiver gets the message.
     exposed: Option<MemoryDescriptor>,
     source: Source,
@@ -64,7 +64,7 @@ impl Sends {
         let retained = &mut self.retained[position];
         change(retained);
 
-        if !retained.is_leaving && retained.exposed.is_none() {
+        if !retained.is_put_in_progress && retained.exposed.is_none() {
             let source = self.retained.swap_remove(position).source;
             self.release(source);
         }
@@ -132,14 +132,14 @@ impl Endpoint {
         if sent != Ok(true) && !is_got {
             return sent;
         }
-        let is_leaving = sent?;
+        let is_put_in_progress = sent?;
 
         self.statistics.count_sent(slot.is_some(), protocol);
         let request = if slot.is_some() { None } else { Some(handle) };
         let (length, is_taken) = (length as u64, false);
         self.enter_window(
             to,
-            InFlight { id, match_bits, source, length, request, exposed, is_leaving, is_taken },
+            InFlight { id, match_bits, source, length, request, exposed, is_put_in_progress, is_taken },
         );
 
         if slot.is_some() {
@@ -153,11 +153,11 @@ impl Endpoint {
 
     /// Records a message as in flight to a peer.
     fn enter_window(&mut self, to: Rank, message: InFlight) {
-        let is_leaving = message.is_leaving;
+        let is_put_in_progress = message.is_put_in_progress;
         if let Some(peer) = self.peers.get_mut(to) {
             peer.window.enter(message);
         }
-        if is_leaving {
+        if is_put_in_progress {
             self.peers.begin_put(to);
         }
     }
@@ -207,9 +207,9 @@ impl Endpoint {
     pub(super) fn requested(&mut self, from: Rank, id: u64) {
         if self.deny_if_absent(from, id)
             && let Some(peer) = self.peers.get_mut(from)
-            && !peer.waiting.again.contains(&id)
+            && !peer.waiting.repeats.contains(&id)
         {
-            peer.waiting.again.push_back(id);
+            peer.waiting.repeats.push_back(id);
             self.list_waiting(from);
         }
     }
@@ -217,20 +217,20 @@ impl Endpoint {
     /// Sends messages that a receiver has asked for. A message of which a put is in progress waits
     /// for its end, so that the card reads a message at most once at a time.
     fn send_again(&mut self, to: Rank) -> Result<(), Error> {
-        let count = self.peers.get(to).map_or(0, |peer| peer.waiting.again.len());
+        let count = self.peers.get(to).map_or(0, |peer| peer.waiting.repeats.len());
         for _ in 0..count {
             let has_room = self.peers.has_room(to);
             let Some(peer) = self.peers.get_mut(to) else { break };
-            let Some(id) = peer.waiting.again.pop_front() else { break };
+            let Some(id) = peer.waiting.repeats.pop_front() else { break };
             let Some(message) = peer.window.find(id) else { continue };
 
             let target = Target::new(peer.process, REPEATED, id);
-            let can_leave = has_room && !message.is_leaving;
+            let can_leave = has_room && !message.is_put_in_progress;
             if can_leave && self.objects.put(message.source, message.length, &target, id)? {
-                message.is_leaving = true;
+                message.is_put_in_progress = true;
                 self.peers.begin_put(to);
             } else {
-                peer.waiting.again.push_back(id);
+                peer.waiting.repeats.push_back(id);
             }
         }
         Ok(())
@@ -241,7 +241,7 @@ impl Endpoint {
         if let Some(message) = self.peers.get_mut(from).and_then(|peer| peer.window.find(id)) {
             message.is_taken = true;
         }
-        self.end_complete(from, id)
+        self.end_if_complete(from, id)
     }
 
     /// Handles the end of a get of a message.
@@ -258,7 +258,7 @@ impl Endpoint {
         match event.failure {
             None => {
                 message.is_taken = true;
-                self.end_complete(from, id)
+                self.end_if_complete(from, id)
             }
             // The end of the node ends all its messages.
             Some(Failure::Node) => Ok(()),
@@ -266,20 +266,20 @@ impl Endpoint {
         }
     }
 
-    /// Handles the end of a put of data, after which the card reads the memory no more for it.
+    /// Handles the end of a put of a message's data. The card no longer reads the memory for it.
     pub(super) fn put_ended(&mut self, to: Rank, id: u64, failure: Option<Failure>) -> Result<(), Error> {
         match self.peers.get_mut(to).and_then(|peer| peer.window.find(id)) {
-            Some(message) => message.is_leaving = false,
-            None => self.sends.change_retained(to, id, |retained| retained.is_leaving = false),
+            Some(message) => message.is_put_in_progress = false,
+            None => self.sends.change_retained(to, id, |retained| retained.is_put_in_progress = false),
         }
         match failure {
-            None | Some(Failure::Node) => self.end_complete(to, id),
+            None | Some(Failure::Node) => self.end_if_complete(to, id),
             Some(failure) => self.fail_send(to, id, failure),
         }
     }
 
-    /// Ends a message that is complete.
-    fn end_complete(&mut self, to: Rank, id: u64) -> Result<(), Error> {
+    /// Ends a message if it is complete.
+    fn end_if_complete(&mut self, to: Rank, id: u64) -> Result<(), Error> {
         let Some(peer) = self.peers.get_mut(to) else { return Ok(()) };
         let is_complete = peer.window.find(id).is_some_and(|message| message.is_complete());
         match if is_complete { peer.window.leave(id) } else { None } {
@@ -304,7 +304,7 @@ impl Endpoint {
         message: InFlight,
         mut result: Result<(), Error>,
     ) -> Result<(), Error> {
-        let InFlight { id, source, length, request, exposed, is_leaving, .. } = message;
+        let InFlight { id, source, length, request, exposed, is_put_in_progress, .. } = message;
         let removed = exposed.as_ref().map_or(Ok(true), |exposed| self.objects.unlink(exposed));
         let exposed = exposed.filter(|_| removed != Ok(true));
         if exposed.is_some() && result.is_ok() {
@@ -312,10 +312,17 @@ impl Endpoint {
             result = Err(removed.clone().err().unwrap_or(broken));
         }
 
-        if is_leaving || exposed.is_some() {
+        if is_put_in_progress || exposed.is_some() {
             let entry = request.and_then(|handle| self.requests.get_mut(handle));
             let buffer = entry.map(|entry| entry.buffer.take());
-            self.sends.retained.push(Retained { to, id, is_leaving, exposed, source, _buffer: buffer });
+            self.sends.retained.push(Retained {
+                to,
+                id,
+                is_put_in_progress,
+                exposed,
+                source,
+                _buffer: buffer,
+            });
         } else {
             self.sends.release(source);
         }

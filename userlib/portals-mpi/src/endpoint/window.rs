@@ -19,7 +19,7 @@ pub(super) struct InFlight {
     pub(super) exposed: Option<MemoryDescriptor>,
     /// A put of it is in progress. Until the card has reported its end, it may read the source.
     /// There is one at a time.
-    pub(super) is_leaving: bool,
+    pub(super) is_put_in_progress: bool,
     /// The receiver has the data.
     pub(super) is_taken: bool,
 }
@@ -33,7 +33,7 @@ impl InFlight {
     /// Returns whether the send is complete: the receiver has the data, and the card reads no
     /// more of the source.
     pub(super) fn is_complete(&self) -> bool {
-        self.is_taken && !self.is_leaving
+        self.is_taken && !self.is_put_in_progress
     }
 }
 
@@ -62,8 +62,8 @@ impl Window {
     }
 
     /// Returns whether a put of a message is in progress.
-    pub(super) fn is_leaving(&self) -> bool {
-        self.messages.iter().flatten().any(|message| message.is_leaving)
+    pub(super) fn has_put_in_progress(&self) -> bool {
+        self.messages.iter().flatten().any(|message| message.is_put_in_progress)
     }
 
     /// Returns the name of the next message, if the window is not full.

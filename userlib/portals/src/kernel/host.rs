@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use crate::{Error, region::Pieces};
 
 /// Offset of an event's number, which is written last.
-const NUMBER: usize = 60;
+const NUMBER_OFFSET: usize = 60;
 
 /// A process.
 pub(super) struct HostProcess {
@@ -42,7 +42,8 @@ impl HostProcess {
         fits.then_some((region, offset))
     }
 
-    /// Writes events into the process's queues. A queue lies in memory that was checked.
+    /// Writes events into the process's queues. Each lies in one buffer of one region, which was
+    /// checked when the queue was allocated.
     pub(super) fn write_events(&self, events: &Events) -> Result<(), Error> {
         for event in events.iter() {
             let Some((region, offset)) = self.region(event.address, size_of_val(&event.record) as u64) else {
@@ -51,9 +52,9 @@ impl HostProcess {
             let [buffer] = &*region.buffers else { continue };
 
             let bytes = event.record.as_bytes();
-            buffer.write(offset, &bytes[..NUMBER])?;
+            buffer.write(offset, &bytes[..NUMBER_OFFSET])?;
             // Release: a process that sees the number sees the event.
-            buffer.window().store_u32_release(offset + NUMBER as u64, event.record.number)?;
+            buffer.window().store_u32_release(offset + NUMBER_OFFSET as u64, event.record.number)?;
             runtime::note_store();
         }
         Ok(())

@@ -161,23 +161,23 @@ impl State {
         Ok(())
     }
 
-    /// Queues the answer to a message: the acknowledgement of a put, or the reply to a get, whose
-    /// match `get` is. A reply carries data, and its end ends the get's operation here.
+    /// Queues the answer to a message: the acknowledgement of a put, or the reply to a get, which
+    /// `accepted_get` describes. The get's operation here ends when its reply has been sent.
     fn answer(
         &mut self,
         process: u16,
         start: u32,
         answer: Option<Answer>,
         target: Identity,
-        get: Option<&Accepted>,
+        accepted_get: Option<&Accepted>,
     ) {
         let Some(Answer { kind, header, length }) = answer else { return };
-        let source = match get {
+        let source = match accepted_get {
             Some(get) if length > 0 => Source::Memory(get.address),
             _ => Source::None,
         };
 
-        let operation = get.map(|get| get.operation);
+        let operation = accepted_get.map(|get| get.operation);
         self.outbox.push_back(OutgoingMessage {
             process,
             start,

@@ -222,8 +222,8 @@ impl State {
         }
     }
 
-    /// Carries out a call of a process. Returns `None` if the process was stopped since its start
-    /// `start`.
+    /// Carries out a call of a process. Returns `None` if process `number` is no longer the one that
+    /// the start number `start` names.
     pub(super) fn process_command(
         &mut self,
         number: u16,
@@ -235,12 +235,14 @@ impl State {
             return self.process_request(number, start, command).map(Some);
         }
 
-        let is_mapped = matching::memory(command).is_none_or(|(address, length)| {
+        // The memory must lie in one region of the process. The events of a queue are written
+        // directly, so that it must lie in one buffer of the region, too.
+        let is_usable = matching::memory(command).is_none_or(|(address, length)| {
             let is_queue = command.kind == command::ALLOCATE_QUEUE;
-            let holds = |region: &Pieces| !is_queue || region.buffers.len() == 1;
-            length == 0 || process.region(address, length).is_some_and(|(region, _)| holds(region))
+            let is_whole = |region: &Pieces| !is_queue || region.buffers.len() == 1;
+            length == 0 || process.region(address, length).is_some_and(|(region, _)| is_whole(region))
         });
-        if !is_mapped {
+        if !is_usable {
             return Ok(Some(refused(code::SEGMENT_VIOLATION)));
         }
         Ok(Some(process.matching.command(command)))

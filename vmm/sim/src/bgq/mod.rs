@@ -137,8 +137,8 @@ impl BlueGene<'_> {
         text
     }
 
-    /// Runs a program on some nodes. The network of the others works, too. Returns the results in
-    /// the order of the nodes.
+    /// Runs a program on some nodes. The routers of the others forward packets, too. Returns the
+    /// results in the order of the nodes.
     ///
     /// # Errors
     /// [`BlueGeneError`].
@@ -151,7 +151,7 @@ impl BlueGene<'_> {
         let (machine, built) = build::build(&plan)?;
         let mut world = World::new(machine, self.seed);
         let program = Rc::new(program);
-        let ends: Rc<RefCell<Vec<NodeResult<R>>>> = Rc::default();
+        let outcomes: Rc<RefCell<Vec<NodeResult<R>>>> = Rc::default();
 
         for number in nodes {
             let name = format!("bgq{number}");
@@ -161,29 +161,32 @@ impl BlueGene<'_> {
                 .unwrap_or_default();
             let process = world.add_process(functions, self.profile.clone());
 
-            let (devices, program, ends) = (world.devices(), program.clone(), ends.clone());
+            let (devices, program, outcomes) = (world.devices(), program.clone(), outcomes.clone());
             let subgroups = self.subgroups;
             world.start(process, &format!("node {number}"), move || {
                 let result = Node::open(&devices, &name, subgroups).and_then(|mut node| program(&mut node));
-                ends.borrow_mut().push((number, result));
+                outcomes.borrow_mut().push((number, result));
             });
         }
 
         // Nodes would wait in vain for one that has failed, so its failure ends the run.
-        let has_failed = || ends.borrow().iter().any(|(_, end)| end.is_err());
-        let ended = world.run_unless(LIMIT, &|| has_failed() || self.interrupted.is_interrupted());
-        results(ends.take(), ended)
+        let has_failed = || outcomes.borrow().iter().any(|(_, outcome)| outcome.is_err());
+        let run_result = world.run_unless(LIMIT, &|| has_failed() || self.interrupted.is_interrupted());
+        results(outcomes.take(), run_result)
     }
 }
 
 /// Returns the results of all nodes in their order, or the first error.
-fn results<R>(ends: Vec<NodeResult<R>>, ended: Result<(), WorldError>) -> Result<Vec<R>, BlueGeneError> {
+fn results<R>(
+    outcomes: Vec<NodeResult<R>>,
+    run_result: Result<(), WorldError>,
+) -> Result<Vec<R>, BlueGeneError> {
     let mut results = Vec::new();
-    for (node, end) in ends {
-        results.push((node, end.map_err(|error| BlueGeneError::Node { node, error })?));
+    for (node, outcome) in outcomes {
+        results.push((node, outcome.map_err(|error| BlueGeneError::Node { node, error })?));
     }
 
-    ended?;
+    run_result?;
     results.sort_by_key(|(node, _)| *node);
     Ok(results.into_iter().map(|(_, result)| result).collect())
 }

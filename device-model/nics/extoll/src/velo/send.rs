@@ -184,7 +184,7 @@ impl Velo {
         let address = SendAddress::decode(offset);
         let Endpoint { node, vpid } = address.receiver;
         let Some(entry) = unit.parts.directory.entry(node, vpid).filter(|entry| entry.is_up()) else {
-            return self.undeliverable(unit, attachment, offset);
+            return self.drop_undeliverable(unit, attachment, offset);
         };
 
         if entry.credit == 0 {
@@ -221,13 +221,13 @@ impl Velo {
             }
             Err(Unsent::Starved) => self.stall(unit, attachment, offset, Reason::Packets),
             Err(Unsent::Full) => self.stall(unit, attachment, offset, Reason::OutputChannel),
-            Err(Unsent::Unreachable) => self.undeliverable(unit, attachment, offset),
+            Err(Unsent::Unreachable) => self.drop_undeliverable(unit, attachment, offset),
         }
     }
 
     /// Drops a message without a receiver and counts an error.
     #[cold]
-    fn undeliverable(
+    fn drop_undeliverable(
         &mut self,
         unit: &mut UnitContext<'_, '_>,
         attachment: AttachmentId,

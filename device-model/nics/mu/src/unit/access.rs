@@ -23,7 +23,7 @@ use super::{
 };
 use crate::network::NetworkUnit;
 
-/// An error of a refused access.
+/// The error that a refused access reports: its set of errors, and its number in that set.
 pub(super) type Refusal = (Set, u8);
 
 const READ_ONLY: Refusal = (Set::Registers, error::MMREGS_WRITE);
@@ -95,6 +95,7 @@ impl Unit {
         self.counters[counter::REFUSED] += 1;
     }
 
+    /// Returns the value of a register in the page of a subgroup.
     fn read_page(&self, network: &NetworkUnit, number: u16, register: PageRegister) -> Result<u64, Refusal> {
         let Some(subgroup) = self.subgroups.get(number) else { return Err(NO_ADDRESS) };
         match register {
@@ -112,8 +113,8 @@ impl Unit {
             PageRegister::BaseAddress(entry) => Ok(subgroup.base_addresses[entry]),
             PageRegister::BarrierControl(_) => Err(WRITE_ONLY),
             PageRegister::BarrierStatus(class) => Ok(network.completed_barriers(class)),
-            PageRegister::LinesControl(class) => Ok(network.lines(class).own.into()),
-            PageRegister::LinesStatus(class) => Ok(network.lines(class).all.into()),
+            PageRegister::GlobalInterruptControl(class) => Ok(network.lines(class).own.into()),
+            PageRegister::GlobalInterruptStatus(class) => Ok(network.lines(class).all.into()),
             PageRegister::Subgroup(register) => read_subgroup(subgroup, register),
         }
     }
@@ -132,8 +133,10 @@ impl Unit {
             PageRegister::Subgroup(register) => self.write_subgroup(number, register, value),
             PageRegister::BaseAddress(entry) => self.set_base_address(number, entry, value),
             PageRegister::BarrierControl(class) => self.enter_barrier(network, context, number, class, value),
-            PageRegister::LinesControl(class) => self.set_lines(network, context, number, class, value),
-            PageRegister::BarrierStatus(_) | PageRegister::LinesStatus(_) => Err(READ_ONLY),
+            PageRegister::GlobalInterruptControl(class) => {
+                self.set_lines(network, context, number, class, value)
+            }
+            PageRegister::BarrierStatus(_) | PageRegister::GlobalInterruptStatus(_) => Err(READ_ONLY),
         }
     }
 

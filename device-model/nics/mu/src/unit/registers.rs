@@ -40,9 +40,9 @@ pub(crate) enum PageRegister {
     /// The number of completed barriers of this class.
     BarrierStatus(u8),
     /// The lines of global interrupts of this class that the node sets.
-    LinesControl(u8),
+    GlobalInterruptControl(u8),
     /// The lines of this class that some node sets.
-    LinesStatus(u8),
+    GlobalInterruptStatus(u8),
 }
 
 /// A register of a FIFO.
@@ -138,10 +138,10 @@ fn page_register(offset: u64) -> Result<PageRegister, NoRegister> {
         return Ok(PageRegister::BarrierStatus(class as u8));
     }
     if let Some(class) = index_in(reg::GI_CONTROL, 8, CLASSES as u64) {
-        return Ok(PageRegister::LinesControl(class as u8));
+        return Ok(PageRegister::GlobalInterruptControl(class as u8));
     }
     if let Some(class) = index_in(reg::GI_STATUS, 8, CLASSES as u64) {
-        return Ok(PageRegister::LinesStatus(class as u8));
+        return Ok(PageRegister::GlobalInterruptStatus(class as u8));
     }
     subgroup_register(offset).map(PageRegister::Subgroup)
 }

@@ -190,14 +190,14 @@ impl Firmware {
         Ok(())
     }
 
-    /// Handles messages that the transmit DMA engine has ended.
+    /// Handles messages that the transmit DMA engine has finished, or given up.
     fn transmitted<C: Chip>(&mut self, chip: &mut C, transmissions: &[Transmission], end: DataEnd) {
         for &transmission in transmissions {
             chip.charge(costs::TRANSMITTED);
             self.in_engine = self.in_engine.saturating_sub(1);
             if let Some(node) = &mut self.node {
                 node.outbox.transmitted(transmission, end, chip.now());
-                node.outbox.engine_has_room();
+                node.outbox.resume_stalled_queue();
             }
         }
     }

@@ -18,9 +18,9 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     pub(super) fn start_firmware(&mut self, context: &mut Context<'_>) {
         let Site { node, nodes, options, incarnations, .. } = &self.parts.site;
         let program = (self.make)(ProgramSite { node: *node, nodes: *nodes, processes: options.processes });
-        // The changes until now are in the table that the processor gets.
-        let _ = incarnations.take_changes(&mut self.incarnations.cursor);
-        self.incarnations.nodes.clear();
+        // The processor starts with the present incarnations, so that unreported changes are void.
+        let _ = incarnations.take_changes(&mut self.incarnation_changes.cursor);
+        self.incarnation_changes.nodes.clear();
         let start = Start {
             node: *node,
             clock: options.clock,
@@ -111,16 +111,16 @@ impl<P: Program + Send + 'static> SeaStar<P> {
 
     #[inline]
     fn has_unreported_incarnations(&self) -> bool {
-        self.parts.site.incarnations.has_changed(self.incarnations.cursor)
-            || !self.incarnations.nodes.is_empty()
+        self.parts.site.incarnations.has_changed(self.incarnation_changes.cursor)
+            || !self.incarnation_changes.nodes.is_empty()
     }
 
     #[cold]
     pub(super) fn note_incarnation_changes(&mut self) {
         let site = &self.parts.site;
-        match site.incarnations.take_changes(&mut self.incarnations.cursor) {
-            Changed::Nodes(nodes) => self.incarnations.nodes.extend(nodes),
-            Changed::All => self.incarnations.nodes = (0..site.nodes).collect(),
+        match site.incarnations.take_changes(&mut self.incarnation_changes.cursor) {
+            Changed::Nodes(nodes) => self.incarnation_changes.nodes.extend(nodes),
+            Changed::All => self.incarnation_changes.nodes = (0..site.nodes).collect(),
         }
     }
 
@@ -129,7 +129,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     #[cold]
     pub(super) fn report_incarnations(&mut self, context: &mut Context<'_>) -> bool {
         let now = context.now();
-        while let Some(&node) = self.incarnations.nodes.last() {
+        while let Some(&node) = self.incarnation_changes.nodes.last() {
             let incarnation = self.parts.site.incarnations.shown(node);
             self.receiver.incarnation_changed(context, node, incarnation);
             if !self.receiver.report_cuts(&mut self.parts, now) {
@@ -143,7 +143,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
             {
                 return false;
             }
-            self.incarnations.nodes.pop();
+            self.incarnation_changes.nodes.pop();
         }
         true
     }

@@ -69,7 +69,7 @@ pub struct SeaStar<P> {
     /// A command had no room in the processor's FIFO when the device last looked for commands.
     commands_wait: bool,
     firmware: FirmwareState,
-    incarnations: IncarnationChanges,
+    incarnation_changes: IncarnationChanges,
     transmitter: Transmitter,
     receiver: Receiver,
     /// The counters of the program.
@@ -162,7 +162,7 @@ impl<P: Program + Send + 'static> SeaStar<P> {
                 written: 0,
                 halts: 0,
             },
-            incarnations: IncarnationChanges::default(),
+            incarnation_changes: IncarnationChanges::default(),
             transmitter: Transmitter::new(),
             receiver,
             counters: Counters::default(),

@@ -422,7 +422,7 @@ impl Backend for VirtioBlk {
         let mut work = self.answer_done(context, function, budget)?;
         work += self.take_requests(context, function, budget)?;
 
-        function.report_returned(context, REQUESTS)?;
+        function.interrupt_for_used_buffers(context, REQUESTS)?;
         Ok(work)
     }
 

@@ -327,7 +327,9 @@ fn remove_stale(path: &Path) -> Result<(), LineError> {
         Err(Errno::ECONNREFUSED) => {
             fs::remove_file(path).map_err(|reason| LineError::System { path: path.to_owned(), reason })
         }
-        _ => Err(LineError::InUse { path: path.to_owned() }),
+        // The queue of connections is full.
+        Ok(()) | Err(Errno::EAGAIN) => Err(LineError::InUse { path: path.to_owned() }),
+        Err(errno) => Err(system(errno)),
     }
 }
 

@@ -231,8 +231,8 @@ impl Backend for VirtioConsole {
         let mut work = self.receive(context, function, budget)?;
         work += self.transmit(context, function, budget)?;
 
-        function.report_returned(context, RECEIVE)?;
-        function.report_returned(context, TRANSMIT)?;
+        function.interrupt_for_used_buffers(context, RECEIVE)?;
+        function.interrupt_for_used_buffers(context, TRANSMIT)?;
         Ok(work)
     }
 

@@ -231,7 +231,7 @@ impl Outbox {
     }
 
     /// Lets the next send queue that waits for the transmit DMA engine continue.
-    pub(super) fn engine_has_room(&mut self) {
+    pub(super) fn resume_stalled_queue(&mut self) {
         if let Some(index) = self.stalled.pop_front() {
             self.set_work_state(index, WorkState::Ready);
             self.ready.push_back(index);
