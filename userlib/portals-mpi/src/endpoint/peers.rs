@@ -76,8 +76,8 @@ struct Silence {
     since: Option<Instant>,
     /// Probes since then.
     probes: u32,
-    /// Whether a probe message has left. Otherwise puts that the peer's card has not taken served as
-    /// probes.
+    /// Whether a probe message has left. Otherwise puts that the peer's card has not taken served
+    /// as probes.
     is_probe_sent: bool,
 }
 
@@ -225,7 +225,7 @@ impl Peers {
 
     /// Counts a call of [`Endpoint::progress`] that found nothing. Returns whether the check of the
     /// peers is due. If so, the next one is due after `interval`.
-    fn is_check_due(&mut self, interval: Duration) -> bool {
+    fn take_due_check(&mut self, interval: Duration) -> bool {
         self.idle = self.idle.wrapping_add(1);
         if !self.idle.is_multiple_of(IDLE_CALLS) {
             return false;
@@ -276,7 +276,7 @@ impl Endpoint {
     /// Probes the peers that this rank waits for, and gives up those that do not answer.
     pub(super) fn check_peers(&mut self) -> Result<(), Error> {
         let patience = self.config.patience;
-        if !self.peers.is_check_due(patience / (2 * PROBES)) {
+        if !self.peers.take_due_check(patience / (2 * PROBES)) {
             return Ok(());
         }
 
@@ -300,8 +300,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Sends a probe to a peer, which answers it. A put that the peer's card has not taken serves as
-    /// well: an answer comes only after it. So a peer is found silent when its puts have used up
+    /// Sends a probe to a peer, which answers it. A put that the peer's card has not taken serves
+    /// as well: an answer comes only after it. So a peer is found silent when its puts have used up
     /// the room for probes.
     fn probe(&mut self, rank: Rank, now: Instant) -> Result<(), Error> {
         let has_left = self.control(rank, PROBE, 0)?;

@@ -222,8 +222,8 @@ impl State {
         }
     }
 
-    /// Carries out a call of a process. Returns `None` if process `number` is no longer the one that
-    /// the start number `start` names.
+    /// Carries out a call of a process. Returns `None` if process `number` is no longer the one
+    /// that the start number `start` names.
     pub(super) fn process_command(
         &mut self,
         number: u16,
