@@ -90,7 +90,7 @@ impl Tables<'_> {
     }
 }
 
-/// Returns the description of the fixed hardware, which has the registers for sleep and reset alone.
+/// Returns the description of the fixed hardware: only the registers for sleep and reset.
 fn fadt(dsdt: u64) -> impl Aml {
     let register = |port: u16| GAS::new(RegisterSpace::SystemIo, 8, 0, AccessSize::ByteAccess, port.into());
     let mut fadt = FADTBuilder::new(OEM, OEM_TABLE, OEM_REVISION)
