@@ -6,6 +6,7 @@ use std::{
     fs, io,
     os::unix::fs::symlink,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use nicforge_core::machine::Machine;
@@ -18,6 +19,10 @@ use crate::{
     bodies::{GuestDoor, TestMachine},
     fcnp_body, guest, rma_body, velo_body,
 };
+
+/// Time limit of a guest's boot. It took 97 s beside other work, with a load of 10 for two
+/// processors. A guest that hangs is booted again.
+const BOOT: Duration = Duration::from_secs(240);
 
 /// The name of the guest of our own virtual machine.
 pub const NAME: &str = "own";
@@ -125,7 +130,7 @@ pub fn qemu_config(socket: impl Fn(&str, &str) -> PathBuf) -> GuestConfig {
 /// Adds what both guests have.
 fn common(config: GuestConfig) -> GuestConfig {
     let config = config.memory(MEMORY).module("virtio_pci").module("virtio_net");
-    config.env(PATIENCE, "5").boot_deadline(2 * guest::LONG)
+    config.env(PATIENCE, "5").boot_deadline(BOOT)
 }
 
 /// Returns the names of attachments with their sockets.
