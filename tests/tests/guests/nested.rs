@@ -95,8 +95,10 @@ fn own_virtual_machines_reach_each_other() {
     // The guests in the outer one write their logs into the folder.
     let logs = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("guest-logs").join("nested");
     let _inner_logs = InnerLogs::new(folder.path().join("logs"), &logs);
+    // One processor, so that there are no interrupts between processors: the emulator has delivered
+    // one where KVM holds them. All takes 284 s so, and 215 s with two.
     let outer = GuestConfig::new("outer")
-        .processors(2)
+        .processors(1)
         .memory(1536)
         .module("kvm_amd")
         .program(stripped(env!("CARGO_BIN_EXE_guest-vms")))
