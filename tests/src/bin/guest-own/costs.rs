@@ -1,4 +1,4 @@
-//! What a guest costs: set-up, exits, memory, and the time of accesses and interrupts.
+//! The costs of a guest: set-up, exits, memory, and the time of accesses and interrupts.
 
 use std::{
     fs,

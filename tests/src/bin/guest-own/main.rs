@@ -53,7 +53,7 @@ const LAST_BEGIN: Duration = Duration::from_secs(1500);
 /// How long a guest may take to run a command that does nothing.
 const ANSWER: Duration = Duration::from_secs(20);
 
-/// What all steps need.
+/// The machine, the guests' configurations and the settings that all steps share.
 struct Scene {
     served: Served,
     prepared: Prepared,
