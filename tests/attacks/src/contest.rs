@@ -207,6 +207,8 @@ pub struct NewClients {
 /// A running server, polite tenant and attacker.
 pub struct Contest {
     attacker: Attacker,
+    /// Whether the attack lets the kernel keep the server's process after its end.
+    kernel_keeps_process: bool,
     tenant: Tenant,
     newcomers: NewClients,
     server: Server,
@@ -222,7 +224,8 @@ impl Contest {
         let server = setting.serve(attack)?;
         let tenant = Tenant::start(setting, &server.socket(TENANT))?;
         let attacker = Attacker::start(&setting.attacker, attack, setting.size, &server.directory())?;
-        Ok(Self { attacker, tenant, newcomers: NewClients::default(), server })
+        let kernel_keeps_process = attack.kernel_keeps_process;
+        Ok(Self { attacker, kernel_keeps_process, tenant, newcomers: NewClients::default(), server })
     }
 
     /// Returns the polite tenant's rounds so far.
@@ -268,7 +271,7 @@ impl Contest {
             Tenant::Guest(tenant) => Err(tenant.stop()),
         };
 
-        let end = self.server.terminate(END_LIMIT)?;
+        let end = self.server.terminate(self.kernel_keeps_process, END_LIMIT)?;
 
         // A server that has not ended may wait for the attacker, so the attacker ends first.
         drop(self.attacker);

@@ -105,17 +105,19 @@ impl Server {
         Ok(self.child.try_wait()?.is_none())
     }
 
-    /// Asks the server to end, as an operator does, and waits up to `limit`.
+    /// Asks the server to end, as an operator does. Waits up to `limit` until its process has
+    /// ended, or until its sockets are removed if the kernel keeps the process alive.
     ///
     /// # Errors
     ///
     /// The system's error.
-    pub fn terminate(&mut self, limit: Duration) -> io::Result<End> {
+    pub fn terminate(&mut self, kernel_keeps_process: bool, limit: Duration) -> io::Result<End> {
         let start = Instant::now();
         kill(self.pid(), Signal::SIGTERM)?;
         let mut end = End { sockets: None, process: None, succeeded: false };
+        let has_ended = |end: &End| end.process.is_some() || (kernel_keeps_process && end.sockets.is_some());
 
-        while start.elapsed() < limit && end.process.is_none() {
+        while start.elapsed() < limit && !has_ended(&end) {
             if end.sockets.is_none() && !self.directory().exists() {
                 end.sockets = Some(start.elapsed());
             }

@@ -22,8 +22,12 @@ const PACKAGES: [&str; 5] = ["--workspace", "--exclude", "nicforge-book", "--exc
 const VIRTUAL_TIME: [&str; 2] = ["-p", "nicforge-sim"];
 /// Tells tests that all that they start is built.
 const BUILT: (&str, &str) = ("NICFORGE_BUILT", "1");
-/// Test programs that the fast selection leaves out: they boot guests, or make long random runs.
-const SLOW: [&str; 3] = ["guests", "guest_programs", "seeded"];
+/// Test programs that the fast selection leaves out: they boot guests, make long random runs, or
+/// check a model's states.
+const SLOW: [&str; 4] = ["guests", "guest_programs", "model", "seeded"];
+/// Tests of other programs that the fast selection leaves out: a long random run, and runs that
+/// show that the papers' tables can fail.
+const LONG: [&str; 2] = ["processes_killed_at_random_leave_no_state", "missing_mechanism_puts_rows_out"];
 
 /// Lets the C library fill allocated and freed memory with a pattern, so that uses of uninitialised
 /// or freed memory show.
@@ -31,7 +35,7 @@ const FILL: (&str, &str) = ("MALLOC_PERTURB_", "165");
 
 #[derive(Args)]
 pub(crate) struct Test {
-    /// Leave out guests, long random runs, model checking, and the examples in documentation.
+    /// Leave out guests, long runs, model checking, and the examples in documentation.
     #[arg(long)]
     fast: bool,
 }
@@ -45,8 +49,12 @@ pub(crate) fn run(steps: &Steps, test: &Test) -> Result<(), Failed> {
 pub(crate) fn all(steps: &Steps) -> Result<(), Failed> {
     guests(steps)?;
     build(steps)?;
-    steps.tests("tests", &[&TEST, &PACKAGES[..]].concat(), &[FILL, BUILT])?;
-    virtual_time(steps)?;
+    let (quick, slow) = selections(steps)?;
+    let quick = [&quick[..], &["--".to_owned()], &threads()].concat();
+    run_tests(steps, "tests of libraries and programs", &quick)?;
+    run_tests(steps, "tests with guests, and long runs", &slow)?;
+    run_tests(steps, "examples in documentation", &["--doc".to_owned()])?;
+    virtual_time(steps, false)?;
     template::test(steps, true)?;
     checked(steps)?;
     loom(steps)
@@ -62,18 +70,44 @@ fn build(steps: &Steps) -> Result<(), Failed> {
 /// Runs the tests that take seconds.
 fn fast(steps: &Steps) -> Result<(), Failed> {
     build(steps)?;
+    let (quick, _) = selections(steps)?;
+    let quick = [&quick[..], &["--".to_owned()], &threads(), &skipped()].concat();
+
+    run_tests(steps, "tests without guests and long runs", &quick)?;
+    virtual_time(steps, true)?;
+    template::test(steps, false)
+}
+
+/// Runs tests of all packages but that of virtual time. `arguments` select them.
+fn run_tests(steps: &Steps, description: &str, arguments: &[String]) -> Result<(), Failed> {
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    steps.tests(description, &[&TEST, &PACKAGES[..], &arguments].concat(), &[FILL, BUILT])
+}
+
+/// Returns cargo's arguments for the libraries and programs whose tests take seconds, and for the
+/// [`SLOW`] programs.
+fn selections(steps: &Steps) -> Result<(Vec<String>, Vec<String>), Failed> {
     let metadata =
         steps.cargo_output("test programs", &["metadata", "--no-deps", "--format-version", "1"])?;
-    let programs = programs(&metadata)?;
+    let (slow, quick): (Vec<_>, Vec<_>) =
+        programs(&metadata)?.into_iter().partition(|(_, name)| SLOW.contains(&name.as_str()));
+    let arguments = |programs: Vec<(&str, String)>| {
+        programs.into_iter().flat_map(|(option, name)| [option.to_owned(), name])
+    };
 
-    let mut arguments = [&TEST, &PACKAGES[..], &["--lib"]].concat();
-    for (option, name) in programs.iter().filter(|(_, name)| !SLOW.contains(&name.as_str())) {
-        arguments.extend([option, name.as_str()]);
-    }
+    Ok((std::iter::once("--lib".to_owned()).chain(arguments(quick)).collect(), arguments(slow).collect()))
+}
 
-    steps.tests("tests without guests and long random runs", &arguments, &[FILL, BUILT])?;
-    virtual_time(steps)?;
-    template::test(steps, false)
+/// Returns the option for the number of tests that a program runs at a time. Many tests wait for
+/// other processes most of their time, so that two for each processor use it better than one.
+fn threads() -> [String; 2] {
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    ["--test-threads".to_owned(), (2 * processors).to_string()]
+}
+
+/// Returns the options that leave out the [`LONG`] tests.
+fn skipped() -> Vec<String> {
+    LONG.iter().flat_map(|name| ["--skip", name]).map(str::to_owned).collect()
 }
 
 /// Returns all programs with tests but those of libraries, by the workspace's metadata. Each is the
@@ -103,8 +137,10 @@ fn program(target: &Value) -> Option<(&'static str, String)> {
 }
 
 /// Tests machines and software in virtual time.
-fn virtual_time(steps: &Steps) -> Result<(), Failed> {
-    steps.tests("virtual time", &[&TEST, &VIRTUAL_TIME[..]].concat(), &[FILL])
+fn virtual_time(steps: &Steps, fast: bool) -> Result<(), Failed> {
+    let skipped = if fast { skipped() } else { Vec::new() };
+    let skipped: Vec<_> = skipped.iter().map(String::as_str).collect();
+    steps.tests("virtual time", &[&TEST, &VIRTUAL_TIME[..], &["--"], &skipped].concat(), &[FILL])
 }
 
 /// Tests shared memory as compiled for this processor, optimised and with all checks.

@@ -2,7 +2,12 @@
 
 use std::process::{Command, Output};
 
-use nicforge_sim::paper::ALL;
+use nicforge_sim::paper::{ALL, Experiment};
+
+/// Returns the experiment of a paper.
+fn experiment(name: &str) -> &'static Experiment {
+    ALL.iter().find(|experiment| experiment.name == name).unwrap()
+}
 
 /// Runs the quick rows of a paper in a process of their own.
 fn paper(name: &str, arguments: &[&str]) -> Output {
@@ -10,54 +15,67 @@ fn paper(name: &str, arguments: &[&str]) -> Output {
     Command::new(program).args(["paper", name, "--quick"]).args(arguments).output().unwrap()
 }
 
-#[test]
-fn quick_rows_hold_and_the_same_seed_gives_the_same_bytes() {
-    for experiment in ALL {
-        let [one, other] = [(); 2].map(|()| paper(experiment.name, &["--json"]));
-        assert_eq!(one.status.code(), Some(0), "{}", String::from_utf8_lossy(&one.stdout));
-        assert_eq!(one.stdout, other.stdout, "{}", experiment.name);
+/// Quick rows hold, are the same bytes in a second run, and are those of the book's page.
+fn check_rows(name: &str) {
+    let [one, other] = [(); 2].map(|()| paper(name, &["--markdown"]));
+    let text = String::from_utf8(one.stdout).unwrap();
+    assert_eq!(one.status.code(), Some(0), "{text}");
+    assert_eq!(text.as_bytes(), other.stdout);
+
+    let page = format!("{}/../../docs/src/papers/{name}.md", env!("CARGO_MANIFEST_DIR"));
+    let page = std::fs::read_to_string(page).unwrap();
+    for row in text.lines().filter(|line| line.starts_with('|')) {
+        assert!(page.contains(row), "docs/src/papers/{name}.md lacks: {row}");
     }
 }
 
-#[test]
-fn quick_rows_hold_with_another_seed() {
-    for experiment in ALL {
-        let output = paper(experiment.name, &["--seed", "2"]);
+/// Quick rows hold with another seed.
+fn check_other_seed(name: &str) {
+    let output = paper(name, &["--seed", "2", "--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stdout));
+}
+
+/// Each mechanism, taken away, makes the paper's table fail.
+fn check_mechanisms(name: &str) {
+    assert!(!experiment(name).mechanisms.is_empty());
+    for mechanism in experiment(name).mechanisms {
+        let output = paper(name, &["--without", mechanism.name]);
         let text = String::from_utf8_lossy(&output.stdout);
-        assert_eq!(output.status.code(), Some(0), "{}: {text}", experiment.name);
+        assert_eq!(output.status.code(), Some(1), "without {}: {text}", mechanism.name);
     }
 }
 
-#[test]
-fn each_missing_mechanism_puts_rows_out() {
-    for experiment in ALL {
-        assert!(!experiment.mechanisms.is_empty(), "{}", experiment.name);
-        for mechanism in experiment.mechanisms {
-            let output = paper(experiment.name, &["--without", mechanism.name]);
-            let text = String::from_utf8_lossy(&output.stdout);
-            assert_eq!(
-                output.status.code(),
-                Some(1),
-                "{} without {}: {text}",
-                experiment.name,
-                mechanism.name
-            );
-        }
-    }
+/// Makes a module of tests for each paper, so that they run beside each other.
+macro_rules! papers {
+    ($($name:ident)*) => {
+        const NAMES: &[&str] = &[$(stringify!($name)),*];
+
+        $(mod $name {
+            const NAME: &str = stringify!($name);
+
+            #[test]
+            fn quick_rows_hold_and_are_the_same_bytes_in_each_run_and_in_the_book() {
+                super::check_rows(NAME);
+            }
+
+            #[test]
+            fn quick_rows_hold_with_another_seed() {
+                super::check_other_seed(NAME);
+            }
+
+            #[test]
+            fn each_missing_mechanism_puts_rows_out() {
+                super::check_mechanisms(NAME);
+            }
+        })*
+    };
 }
 
-/// The book's pages have the rows that the program prints.
-#[test]
-fn pages_of_the_book_are_up_to_date() {
-    for experiment in ALL {
-        let name = experiment.name;
-        let page = format!("{}/../../docs/src/papers/{name}.md", env!("CARGO_MANIFEST_DIR"));
-        let page = std::fs::read_to_string(page).unwrap();
+papers! { bgq extoll fcnp seastar }
 
-        let output = paper(name, &["--markdown"]);
-        let text = String::from_utf8(output.stdout).unwrap();
-        for row in text.lines().filter(|line| line.starts_with('|')) {
-            assert!(page.contains(row), "docs/src/papers/{name}.md lacks: {row}");
-        }
-    }
+#[test]
+fn every_paper_is_tested() {
+    let mut names: Vec<_> = ALL.iter().map(|experiment| experiment.name).collect();
+    names.sort_unstable();
+    assert_eq!(names, NAMES);
 }
