@@ -28,6 +28,8 @@ pub use self::{
 const MAX_SCRIPT: usize = 32 << 10;
 /// The longest line of the protocol, in bytes; the agent's are shorter.
 const MAX_LINE: usize = 8 << 10;
+/// Bytes that are read from the channel at once.
+const BUFFER_SIZE: usize = 16 << 10;
 /// The longest time that a working guest takes to read a request from its channel.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -48,9 +50,11 @@ pub(crate) enum Outcome {
 pub(crate) struct AgentChannel {
     channel: Mutex<UnixStream>,
     shared: Arc<Shared>,
+    /// The thread that reads the channel, until it is joined.
     reader: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// The guest's reports, which the thread that reads the channel shares with callers.
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
@@ -58,6 +62,7 @@ struct Shared {
 }
 
 impl Shared {
+    /// Locks the state.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -82,7 +87,7 @@ impl AgentChannel {
         self.shared.state().starts
     }
 
-    /// Returns the problems of its start.
+    /// Returns the notes on problems of the guest's starts.
     pub(crate) fn notes(&self) -> Vec<String> {
         self.shared.state().notes.clone()
     }
@@ -171,12 +176,12 @@ impl AgentChannel {
         let mut state = self.shared.state();
         loop {
             let starts = state.starts;
-            let Some(entry) = state.jobs.get(&number) else { return Outcome::Gone };
-            if entry.ended {
-                return Outcome::Done(entry.output.clone());
+            let Some(job) = state.jobs.get(&number) else { return Outcome::Gone };
+            if job.ended {
+                return Outcome::Done(job.output.clone());
             }
 
-            if entry.start != starts {
+            if job.start != starts {
                 return Outcome::Restarted;
             }
 
@@ -228,7 +233,7 @@ impl Drop for AgentChannel {
 
 /// Reads the channel until it ends, and passes each line to `shared`.
 fn read_lines(mut channel: UnixStream, shared: &Shared) {
-    let mut buffer = vec![0; 16 << 10];
+    let mut buffer = vec![0; BUFFER_SIZE];
     let mut line: Vec<u8> = Vec::new();
 
     loop {
@@ -240,7 +245,7 @@ fn read_lines(mut channel: UnixStream, shared: &Shared) {
         };
 
         for piece in buffer[..length].split_inclusive(|&byte| byte == b'\n') {
-            // A line that is too long is not the agent's; its end is dropped.
+            // The agent sends no line that is too long, so the rest of one is dropped.
             let room = MAX_LINE.saturating_sub(line.len());
             line.extend_from_slice(&piece[..piece.len().min(room)]);
 
@@ -259,8 +264,8 @@ fn read_lines(mut channel: UnixStream, shared: &Shared) {
 }
 
 impl Shared {
-    /// Handles a line of the guest. Returns `false` when the agent is dropped. The sink runs
-    /// without the lock, so that callers who wait for a job can continue.
+    /// Handles a line of the guest. Returns `false` when the channel is dropped. The sink runs
+    /// without the lock, so that callers that wait for a job can continue.
     fn handle_line(&self, line: &str) -> bool {
         let sink_line = {
             let mut state = self.state();
