@@ -15,8 +15,12 @@ use std::{
     time::Duration,
 };
 
-use nicforge_core::{ids::FunctionId, machine::Machine, spec::Identity};
-use nicforge_engine::{Engine, EngineError, EngineHandle, Stop};
+use nicforge_core::{
+    ids::{AttachmentId, FunctionId},
+    machine::Machine,
+    spec::Identity,
+};
+use nicforge_engine::{Engine, EngineError, EngineHandle, SocketAccess, Stop};
 use nicforge_family::{Families, Plan};
 use nicforge_machine::{
     build::{Built, Node, NodeAttachment, build},
@@ -37,6 +41,8 @@ use crate::{
 
 /// How long the engine may take to end before its thread is abandoned.
 const END_TIMEOUT: Duration = Duration::from_millis(1200);
+/// Interval at which `serve` checks whether the engine has ended by itself, in milliseconds.
+const CHECK_INTERVAL: u16 = 500;
 
 /// A machine that is being served by a thread of this process.
 pub struct Served {
@@ -44,12 +50,24 @@ pub struct Served {
     /// The PCI identity of each function, by its number.
     identities: Vec<Identity>,
     directory: Directory,
+    /// The files of the attachments' sockets.
     sockets: Vec<SocketFile>,
+    /// The name of the engine's event loop.
     event_loop: &'static str,
     stop: Stop,
     handle: EngineHandle,
+    /// The control socket, until the end.
     control: Option<ControlServer>,
+    /// The engine's thread, until the end.
     engine: Option<EngineThread>,
+}
+
+/// The socket of one attachment, before the engine listens on it.
+struct Endpoint {
+    function: FunctionId,
+    attachment: AttachmentId,
+    path: PathBuf,
+    access: SocketAccess,
 }
 
 /// The engine's thread. It is never joined, because a client may hold it in a system call for ever.
@@ -162,7 +180,12 @@ impl Served {
         for node in &built.nodes {
             for attachment in &node.attachments {
                 let path = directory.socket(&node.name, &attachment.name, attachment.admin)?;
-                endpoints.push((attachment.function, attachment.id, path, rules.access_of(node, attachment)));
+                endpoints.push(Endpoint {
+                    function: attachment.function,
+                    attachment: attachment.id,
+                    path,
+                    access: rules.access_of(node, attachment),
+                });
             }
         }
 
@@ -182,7 +205,7 @@ impl Served {
         })?;
 
         let mut sockets = Vec::new();
-        for (function, attachment, path, access) in &endpoints {
+        for Endpoint { function, attachment, path, access } in &endpoints {
             engine
                 .listen_for(*function, *attachment, path, *access)
                 .context(|| format!("can't serve {}", path.display()))?;
@@ -292,7 +315,7 @@ pub(crate) fn identities(machine: &Machine) -> Vec<Identity> {
     (0..machine.functions()).filter_map(identity).collect()
 }
 
-/// Runs the command.
+/// Runs `nicforge serve` until a signal comes or the engine ends by itself. Returns the exit code.
 pub fn main(
     machine: &Path,
     families: &Families,
@@ -307,7 +330,7 @@ pub fn main(
 
     loop {
         let mut fds = [PollFd::new(signals.fd(), PollFlags::POLLIN)];
-        let ready = poll(&mut fds, PollTimeout::from(500u16));
+        let ready = poll(&mut fds, PollTimeout::from(CHECK_INTERVAL));
         if ready.is_ok_and(|ready| ready > 0) && signals.take().is_some() {
             break;
         }
