@@ -132,7 +132,7 @@ impl Served {
     /// # Errors
     /// Returns the errors of [`Served::start`].
     pub fn start_plan(plan: &Plan, options: &ServeOptions) -> Result<Self, Failure> {
-        let (machine, built) = built(plan)?;
+        let (machine, built) = build_plan(plan)?;
         Self::start_built(machine, built, options)
     }
 
@@ -301,11 +301,11 @@ pub fn read_plan(machine: &Path, families: &Families) -> Result<Plan, Failure> {
     description::read(machine, families).map_err(|error| Failure::usage(error.to_string()))
 }
 
-/// Builds the machine of a plan.
+/// Builds the machine of a plan. Returns it with the description of its nodes.
 ///
 /// # Errors
 /// Returns a [`Failure`] of usage.
-pub(crate) fn built(plan: &Plan) -> Result<(Machine, Built), Failure> {
+pub(crate) fn build_plan(plan: &Plan) -> Result<(Machine, Built), Failure> {
     build(plan).map_err(|error| Failure::usage(error.to_string()))
 }
 
@@ -324,7 +324,7 @@ pub fn main(
     groups: &[SocketGrant],
 ) -> Result<u8, Failure> {
     let signals = Signals::block().context(|| "signals".into())?;
-    let (machine, built) = built(&read_plan(machine, families)?)?;
+    let (machine, built) = build_plan(&read_plan(machine, families)?)?;
     let served = Served::start_for(machine, built, &options.for_untrusted(), owners, groups)?;
     print_line(startup_text(&served))?;
 

@@ -26,7 +26,7 @@ use crate::{
     cli::EventLoop,
     failure::{ErrorContext, Failure, print_note},
     lines::{Printer, Stream},
-    serve::{built, identities, read_plan},
+    serve::{build_plan, identities, read_plan},
 };
 
 /// The name of the outer guest.
@@ -58,7 +58,7 @@ pub(super) fn main(machine: &Path, families: &Families, options: &Options) -> Re
     }
 
     let progress = cancelled_by_signals()?;
-    let (model, built) = built(&read_plan(machine, families)?)?;
+    let (model, built) = build_plan(&read_plan(machine, families)?)?;
     let identities = identities(&model);
     // The machine is served in the outer guest. Here only its description is needed.
     drop(model);

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use super::{
     Guest,
-    agent::AgentChannel,
+    agent::{AgentChannel, StartOutcome},
     command_line::{self, AGENT, CONSOLE, MONITOR, TERMINAL},
     config::{Driver, GuestConfig, PluggedFunction, quoted},
     console, ended_error,
@@ -356,9 +356,11 @@ impl Starting<'_> {
     fn wait_for_agent(&self, agent: &AgentChannel) -> Result<(), GuestError> {
         loop {
             match agent.wait_started(1, Instant::now() + CHECK_INTERVAL) {
-                Ok(true) => return Ok(()),
-                Ok(false) => self.check()?,
-                Err(()) => return Err(ended_error(&self.config.node, "booting", self.process, self.logs)),
+                StartOutcome::Started => return Ok(()),
+                StartOutcome::TimedOut => self.check()?,
+                StartOutcome::Gone => {
+                    return Err(ended_error(&self.config.node, "booting", self.process, self.logs));
+                }
             }
         }
     }

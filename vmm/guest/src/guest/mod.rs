@@ -30,7 +30,7 @@ pub use running::Running;
 pub use vmm::Vmm;
 
 use self::{
-    agent::AgentChannel,
+    agent::{AgentChannel, StartOutcome},
     config::PluggedFunction,
     logs::Logs,
     monitor::{Monitor, MonitorError},
@@ -142,14 +142,14 @@ impl Guest {
     /// [`GuestError::Timeout`] after the boot deadline, [`GuestError::Ended`].
     pub fn wait_started(&self, starts: u64) -> Result<(), GuestError> {
         match self.agent.wait_started(starts, Instant::now() + self.boot_deadline) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(GuestError::Timeout {
+            StartOutcome::Started => Ok(()),
+            StartOutcome::TimedOut => Err(GuestError::Timeout {
                 node: self.node.clone(),
                 what: "starting anew".into(),
                 limit: self.boot_deadline,
                 end: self.logs.ends(),
             }),
-            Err(()) => Err(ended_error(&self.node, "starting anew", &self.process, &self.logs)),
+            StartOutcome::Gone => Err(ended_error(&self.node, "starting anew", &self.process, &self.logs)),
         }
     }
 

@@ -46,6 +46,17 @@ pub(crate) enum Outcome {
     TimedOut,
 }
 
+/// The result of waiting for a guest's start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StartOutcome {
+    /// The guest has started so many times.
+    Started,
+    /// The guest is gone.
+    Gone,
+    /// The deadline passed first.
+    TimedOut,
+}
+
 /// The host's end of the channel to the agent in a guest.
 pub(crate) struct AgentChannel {
     channel: Mutex<UnixStream>,
@@ -92,22 +103,21 @@ impl AgentChannel {
         self.shared.state().notes.clone()
     }
 
-    /// Waits until the guest has started `starts` times. Returns `Ok(true)`, or `Ok(false)` at the
-    /// deadline, or `Err` when the guest is gone.
-    pub(crate) fn wait_started(&self, starts: u64, until: Instant) -> Result<bool, ()> {
+    /// Waits until the guest has started `starts` times in all.
+    pub(crate) fn wait_started(&self, starts: u64, until: Instant) -> StartOutcome {
         let mut state = self.shared.state();
         loop {
             if state.starts >= starts {
-                return Ok(true);
+                return StartOutcome::Started;
             }
 
             if state.gone {
-                return Err(());
+                return StartOutcome::Gone;
             }
 
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Ok(false);
+                return StartOutcome::TimedOut;
             }
 
             state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
