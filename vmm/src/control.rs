@@ -125,6 +125,7 @@ impl ControlServer {
         let listener = Listener::bind(path).map_err(|error| match error {
             EngineError::SocketInUse { .. } => Failure::environment(format!(
                 "a machine is served already in {}; stop it or choose another --dir",
+                // The socket is in `admin/` of the machine's directory.
                 path.parent().and_then(Path::parent).unwrap_or(path).display()
             )),
             error => Failure::environment(error.to_string()),

@@ -48,8 +48,12 @@
 //!         };
 //!         let user = AttachmentSpec { name: "user0".to_owned(), group: 0 };
 //!         // 4 KiB of registers, one vector, a ring of 64 cells.
-//!         let sizes =
-//!             NicSizes { register_bytes: 0x1000, vectors: 1, ring_cells: 64, ..NicSizes::default() };
+//!         let sizes = NicSizes {
+//!             register_bytes: 0x1000,
+//!             vectors: 1,
+//!             ring_cells: 64,
+//!             ..NicSizes::default()
+//!         };
 //!         FunctionSpec::nic(identity, vec![user], sizes)
 //!     }
 //!

@@ -296,8 +296,8 @@ fn package_database(assumed: &[&str]) -> String {
 /// Returns the configuration of a private apt in `folder`.
 fn configuration(folder: &Path) -> String {
     let folder = folder.display();
-    // The host's hooks, which clean its cache or notify its desktop, must not run here. Its
-    // settings at the end of the list must not mix with those below.
+    // The host's hooks, which clean its cache or notify its desktop, must not run here. The host's
+    // other settings in this list must not mix with those below.
     let cleared = [
         "APT::Update::Pre-Invoke",
         "APT::Update::Post-Invoke",

@@ -28,7 +28,8 @@ const CHECKSUM: &str = "crc32c_generic";
 /// Modules for [`Driver::Vfio`]. The agent loads them, and binds the functions.
 const VFIO_MODULES: [&str; 2] = ["vfio_iommu_type1", "vfio_pci"];
 
-/// The longest parameter of a module, in bytes.
+/// The longest name and the longest parameter of a module, in bytes.
+const MAX_NAME: usize = 64;
 const MAX_PARAMETER: usize = 1024;
 
 /// The kernel modules of one guest.
@@ -92,7 +93,8 @@ impl ModulePlan {
             return Err(GuestError::Unsuitable { path: toolkit.kernel.image.clone(), problem });
         }
 
-        // The caller's initramfs may have the modules for `/share`.
+        // The caller's initramfs may have the modules for `/share`. Not every kernel has that of
+        // the checksum, so init is not asked to load it.
         let wanted: Vec<_> = share_requests(share).filter(|module| module.name != CHECKSUM).collect();
         Ok(Self { included: Vec::new(), load: load_lines(&wanted, None)? })
     }
@@ -179,7 +181,7 @@ impl ModuleRequest {
                 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte))
         };
 
-        if !is_name(&self.name) || self.name.len() > 64 {
+        if !is_name(&self.name) || self.name.len() > MAX_NAME {
             let name = &self.name;
             return Err(GuestError::Request(format!("{name:?} is no name of a kernel module")));
         }

@@ -112,6 +112,7 @@ impl Qemu {
             }
         }
 
+        // QEMU lists the folders of its firmware.
         let folders = self.ask(&["-L", "help"], progress)?;
         for name in FIRMWARE {
             let found = folders.iter().map(|folder| Path::new(folder).join(name)).find(|path| path.is_file());

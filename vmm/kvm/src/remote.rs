@@ -93,7 +93,7 @@ impl Function for RemoteFunction {
 
     fn map_ram(&self, ram: &Ram) -> Result<(), FunctionError> {
         // The server maps the ranges below. It reaches by DMA messages what its limits do not let
-        // it map. If there was RAM before, the server may have mapped that.
+        // it map. RAM of an earlier call is unmapped first.
         if self.message_memory.replace(ram).is_some() {
             self.client.dma_unmap(DmaUnmap::All)?;
         }

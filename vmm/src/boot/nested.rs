@@ -79,6 +79,7 @@ pub(super) fn main(machine: &Path, families: &Families, options: &Options) -> Re
     let hardware = Hardware { vmm: Vmm::Own, accelerator: Accelerator::Kvm, driver };
     let configs = nodes.iter().map(|node| guest_config(options, &view, node, hardware));
     let configs: Vec<_> = configs.collect::<Result<_, _>>()?;
+    // This folder is the outer guest's `/share`: the prepared files, and the inner guests' logs.
     let folder = tempfile::tempdir().context(|| "a directory for a nested guest".into())?;
     std::fs::create_dir(folder.path().join(LOGS)).context(|| folder.path().display().to_string())?;
     toolkit.prepare(&configs, folder.path(), &progress)?;

@@ -34,7 +34,7 @@ pub(super) fn main(plan: &Plan, data: &Data) -> Result<u8, Failure> {
     let cancel = Cancel::new().context(|| "starting".into())?;
     let start = Instant::now();
     let bytes = std::thread::scope(|scope| {
-        // When sending or receiving fails, the other one is cancelled. It would wait for ever.
+        // A failure of sending or receiving cancels the other one, which would wait for ever.
         let sender = scope.spawn(|| send(&node, plan, data, &cancel).inspect_err(|_| cancel.cancel()));
         let received = receive(&node, plan, data.bytes(), &cancel).inspect_err(|_| cancel.cancel());
         let sent = sender.join().unwrap_or_else(|_| Err(Failure::environment("the sending thread failed")));

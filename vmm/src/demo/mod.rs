@@ -95,7 +95,7 @@ struct Plan {
 
 impl Plan {
     /// Returns the plan. It uses four cores of each node, as on the real machine, or two on a host
-    /// with few processors. Two cores still exercise the hand-over between cores.
+    /// with few processors. With two, a node's cores still hand FCNP's polling over to each other.
     fn new(options: &Options) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Self {

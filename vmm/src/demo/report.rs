@@ -213,7 +213,7 @@ fn node_row(collected: &Collected, node: &crate::stat::NodeSnapshot, seconds: f6
 fn table(rows: &[Row]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
-    table.set_header(vec![
+    let titles = [
         "node",
         "MB each way",
         "Gb/s each way",
@@ -222,7 +222,8 @@ fn table(rows: &[Row]) -> Table {
         "received packets",
         "stalls",
         "interrupts",
-    ]);
+    ];
+    table.set_header(titles);
 
     for row in rows {
         table.add_row(vec![
@@ -238,7 +239,7 @@ fn table(rows: &[Row]) -> Table {
     }
 
     // The first column has names. All others have numbers.
-    for column in 1..8 {
+    for column in 1..titles.len() {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
         }

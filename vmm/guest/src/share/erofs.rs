@@ -212,7 +212,7 @@ impl Tree {
         mut copy: impl FnMut(usize, u64, &mut File) -> Result<(), E>,
     ) -> Result<(), E> {
         let bodies = self.bodies();
-        let (blocks, end) = self.place(&bodies);
+        let (blocks, end) = self.lay_out(&bodies);
         self.write_metadata(image, &bodies, &blocks, end)?;
 
         for (index, (body, block)) in bodies.iter().zip(&blocks).enumerate() {
@@ -246,7 +246,7 @@ impl Tree {
     }
 
     /// Returns the first block of each node's content, and the number of blocks of the image.
-    fn place(&self, bodies: &[Body]) -> (Vec<u64>, u64) {
+    fn lay_out(&self, bodies: &[Body]) -> (Vec<u64>, u64) {
         let mut next = FIRST_INODE_BLOCK + (self.nodes.len() as u64 * INODE).div_ceil(BLOCK);
         let mut first_block = |body: &Body| {
             let block = next;
@@ -317,10 +317,10 @@ impl Tree {
     /// Each block has entries and then their names, in the names' order. The last block ends with
     /// its last name.
     fn folder_content(&self, folder: usize, held: &[usize]) -> Vec<u8> {
-        let node = |&index: &usize| (self.nodes[index].name.as_slice(), index);
+        let entry = |&node: &usize| NamedNode { name: &self.nodes[node].name, node };
         let parent = self.nodes[folder].folder;
-        let mut entries: Vec<(&[u8], usize)> = held.iter().map(node).collect();
-        entries.extend([(b".".as_slice(), folder), (b"..".as_slice(), parent)]);
+        let mut entries: Vec<_> = held.iter().map(entry).collect();
+        entries.extend([NamedNode { name: b".", node: folder }, NamedNode { name: b"..", node: parent }]);
         entries.sort_unstable();
 
         let mut content = Vec::new();
@@ -334,21 +334,29 @@ impl Tree {
         content
     }
 
-    /// Adds the entries of one block, each a name and a node's index.
-    fn add_entries(&self, entries: &[(&[u8], usize)], content: &mut Vec<u8>) {
+    /// Adds the entries of one block, and then their names.
+    fn add_entries(&self, entries: &[NamedNode<'_>], content: &mut Vec<u8>) {
         let mut name_offset = entries.len() * ENTRY;
-        for (name, index) in entries {
+        for NamedNode { name, node } in entries {
             let entry = DirectoryEntry {
-                inode: inode_number(*index).into(),
+                inode: inode_number(*node).into(),
                 name_offset: (name_offset as u16).into(),
-                file_type: self.nodes[*index].content.file_type(),
+                file_type: self.nodes[*node].content.file_type(),
                 reserved: 0,
             };
             content.extend(entry.as_bytes());
             name_offset += name.len();
         }
-        entries.iter().for_each(|(name, _)| content.extend(*name));
+        entries.iter().for_each(|entry| content.extend(entry.name));
     }
+}
+
+/// A node, as a folder's entry names it. Entries are sorted by name.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct NamedNode<'a> {
+    name: &'a [u8],
+    /// The node's index.
+    node: usize,
 }
 
 /// The content of a node as it is in the image.
@@ -376,10 +384,10 @@ fn inode_number(index: usize) -> u64 {
 
 /// Returns how many entries the next block of a folder has room for: at least one, because a name
 /// has at most 255 bytes.
-fn count_in_one_block(entries: &[(&[u8], usize)]) -> usize {
+fn count_in_one_block(entries: &[NamedNode<'_>]) -> usize {
     let mut used = 0;
-    let fits = |(name, _): &&(&[u8], usize)| {
-        used += ENTRY + name.len();
+    let fits = |entry: &&NamedNode<'_>| {
+        used += ENTRY + entry.name.len();
         used <= BLOCK as usize
     };
     entries.iter().take_while(fits).count().max(1)

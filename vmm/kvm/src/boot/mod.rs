@@ -111,7 +111,7 @@ struct Initrd {
 
 /// A kernel in RAM.
 struct LoadedKernel<H> {
-    /// What of its file the step needs that writes the parameters: a bzImage's header, or the
+    /// The part of its file that the writing of its parameters needs: a bzImage's header, or the
     /// address of the PVH entry.
     header: H,
     /// First address that neither the loaded file nor the kernel's unpacking uses.

@@ -179,6 +179,7 @@ impl Function for LocalFunction {
 
     fn bind_line(&self, raised: BorrowedFd<'_>, serviced: BorrowedFd<'_>) -> Result<(), FunctionError> {
         let shared = &self.machine.shared;
+        // The eventfd of an earlier call is watched no more.
         shared.unwatch(self.client, |kind| matches!(kind, SourceKind::Serviced(_)))?;
         let kind = SourceKind::Serviced(duplicate(serviced)?);
         shared.watch(Source { client: self.client, kind })?;

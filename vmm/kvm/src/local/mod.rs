@@ -93,7 +93,7 @@ struct Source {
     kind: SourceKind,
 }
 
-/// What a signal of a watched eventfd means.
+/// The meaning of a watched eventfd's signal.
 enum SourceKind {
     /// The guest has written to the register of a queue, whose number is the value for the device.
     Doorbell { event: Event, bar: u8, offset: u64, queue: u16 },
@@ -319,6 +319,7 @@ impl Source {
     /// Resets the eventfd, and carries out what its signal means.
     fn handle(&self, machine: &mut Machine) {
         let Client { function, attachment } = self.client;
+
         match &self.kind {
             SourceKind::Doorbell { event, bar, offset, queue } => {
                 event.take();
@@ -331,6 +332,8 @@ impl Source {
                 }
             }
             SourceKind::Serviced(file) => {
+                // The read resets the counter. Unmasking the line, which is interrupt 0 and the
+                // only one, raises the interrupt again if the line is still asserted.
                 let mut count = [0; 8];
                 let mut file: &File = file;
                 if file.read_exact(&mut count).is_ok()

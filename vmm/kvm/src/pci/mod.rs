@@ -291,6 +291,7 @@ impl Plugged {
     /// Writes to the registers that the bus keeps itself: command, BARs, and MSI-X control.
     fn write_own_registers(&self, state: &mut State, register: u16, data: &[u8]) {
         if BARS.contains(&register) {
+            // The write may reach some bytes of the register only.
             let number = usize::from(register - BARS.start) / 4;
             let mut bytes = state.bars.register(number).to_le_bytes();
             let at = usize::from(register % 4);

@@ -191,7 +191,7 @@ impl Msix {
         Message { address, data: self.word(vector, DATA) }
     }
 
-    /// Gives the interrupt number of a connected vector its present message.
+    /// Sets the message of a connected vector's interrupt number to that in the table.
     fn route(&self, vector: usize) -> Result<(), VmError> {
         let number = self.vectors[vector].number;
         number.map_or(Ok(()), |number| self.interrupts.route(number, self.message(vector)))

@@ -100,6 +100,7 @@ impl State {
         let text = words.next().unwrap_or_default();
 
         match (number, kind) {
+            // A note on a problem of the start.
             (0, "n") => {
                 if self.notes.len() < MAX_NOTES {
                     self.notes.push(text.to_owned());
@@ -109,6 +110,7 @@ impl State {
                 self.starts += 1;
                 self.calls.clear();
             }
+            // A call of a barrier.
             (0, "b") => {
                 // A call without room here gets no answer, and ends after its own time limit.
                 if self.calls.len() < MAX_CALLS {
