@@ -18,7 +18,7 @@ use nicforge_core::{
     device::{Counter, Device, Progress, Reset, Write},
     fabric::{Packet, Ports},
     ids::{Address, AttachmentId},
-    spec::{AttachmentSpec, FunctionSpec, Identity},
+    spec::{AttachmentSpec, FunctionSpec, Identity, NicSizes},
 };
 use nicforge_family::{
     CounterColumn, DeviceKind, DeviceSource, Families, Family, LinkSection, LinkSpec, Plan, Role, Section,
@@ -73,7 +73,11 @@ fn identity(device: u16) -> Identity {
 impl Device for Station {
     fn spec(&self) -> FunctionSpec {
         let user = AttachmentSpec { name: "user0".into(), group: 0 };
-        FunctionSpec::nic(identity(0x5701), vec![user], 4096, 1, 64, 0, 0)
+        FunctionSpec::nic(
+            identity(0x5701),
+            vec![user],
+            NicSizes { register_bytes: 4096, vectors: 1, ring_cells: 64, ..NicSizes::default() },
+        )
     }
 
     fn read(&mut self, _: &mut Context<'_>, _: AttachmentId, at: Address, data: &mut [u8]) {

@@ -28,6 +28,7 @@ fn main() -> std::io::Result<()> {
         );
     }
 
+    // The text of a slice of pairs, each a file's name and content.
     files.sort();
     let mut text = String::from("&[\n");
 
@@ -40,7 +41,8 @@ fn main() -> std::io::Result<()> {
     std::fs::write(variable("OUT_DIR").join("shim_sources.rs"), text)
 }
 
-/// Collects the files that kbuild reads: C sources, headers and makefiles.
+/// Collects the files of a folder that kbuild reads: C sources, headers and makefiles. Each has its
+/// path relative to `root` and its real path. Files that kbuild makes itself are left out.
 fn collect(root: &Path, folder: &Path, files: &mut Vec<(String, PathBuf)>) -> std::io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();

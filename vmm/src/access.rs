@@ -86,9 +86,12 @@ impl FromStr for SocketGrant {
 /// The sockets that an argument gives to a user or group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Target {
+    /// All user attachments of the machine.
     All,
+    /// The user attachments of this node.
     Node(String),
-    Attachment(String, String),
+    /// One user attachment.
+    Attachment { node: String, attachment: String },
 }
 
 impl Target {
@@ -96,7 +99,9 @@ impl Target {
     fn parse(text: &str) -> Self {
         match text.split_once('.') {
             None => Self::Node(text.to_owned()),
-            Some((node, attachment)) => Self::Attachment(node.to_owned(), attachment.to_owned()),
+            Some((node, attachment)) => {
+                Self::Attachment { node: node.to_owned(), attachment: attachment.to_owned() }
+            }
         }
     }
 
@@ -105,7 +110,7 @@ impl Target {
         match self {
             Self::All => true,
             Self::Node(node) => built.node(node).is_some(),
-            Self::Attachment(node, attachment) => {
+            Self::Attachment { node, attachment } => {
                 built.node(node).is_some_and(|node| node.users().any(|user| user.name == *attachment))
             }
         }
@@ -117,7 +122,7 @@ impl fmt::Display for Target {
         match self {
             Self::All => f.write_str("all sockets"),
             Self::Node(node) => f.write_str(node),
-            Self::Attachment(node, attachment) => write!(f, "{node}.{attachment}"),
+            Self::Attachment { node, attachment } => write!(f, "{node}.{attachment}"),
         }
     }
 }
@@ -125,8 +130,15 @@ impl fmt::Display for Target {
 /// The rules of a command line, checked against a machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SocketRules {
-    owners: Vec<(Target, Uid)>,
-    groups: Vec<(Target, Gid)>,
+    owners: Vec<Rule<Uid>>,
+    groups: Vec<Rule<Gid>>,
+}
+
+/// The sockets that a user or group gets.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Rule<T> {
+    target: Target,
+    id: T,
 }
 
 impl SocketRules {
@@ -137,8 +149,10 @@ impl SocketRules {
     pub fn new(owners: &[SocketGrant], groups: &[SocketGrant], built: &Built) -> Result<Self, AccessError> {
         check_grants(owners, "--socket-owner", built)?;
         check_grants(groups, "--socket-group", built)?;
-        let owner = |grant: &SocketGrant| Ok((grant.target.clone(), find_user(&grant.name)?));
-        let group = |grant: &SocketGrant| Ok((grant.target.clone(), find_group(&grant.name)?));
+        let owner =
+            |grant: &SocketGrant| Ok(Rule { target: grant.target.clone(), id: find_user(&grant.name)? });
+        let group =
+            |grant: &SocketGrant| Ok(Rule { target: grant.target.clone(), id: find_group(&grant.name)? });
 
         Ok(Self {
             owners: owners.iter().map(owner).collect::<Result<_, _>>()?,
@@ -153,7 +167,7 @@ impl SocketRules {
 
     /// Returns the users that sockets are given to.
     pub fn owners(&self) -> Vec<Uid> {
-        self.owners.iter().map(|(_, uid)| *uid).collect()
+        self.owners.iter().map(|rule| rule.id).collect()
     }
 
     /// Returns the user and group that an attachment's socket is given to.
@@ -179,6 +193,7 @@ fn check_grants(grants: &[SocketGrant], option: &'static str, built: &Built) -> 
         }
 
         if !grant.target.exists_in(built) {
+            // The error names an existing node and one of its attachments as examples.
             let first = built.nodes.iter().find(|node| node.users().next().is_some());
             let node = first.map(|node| node.name.clone()).unwrap_or_default();
             let user = first.and_then(|node| node.users().next()).map(|user| user.name.clone());
@@ -191,13 +206,13 @@ fn check_grants(grants: &[SocketGrant], option: &'static str, built: &Built) -> 
 }
 
 /// Returns the user or group that the most specific rule gives an attachment's socket to.
-fn most_specific<T: Copy>(rules: &[(Target, T)], node: &str, attachment: &str) -> Option<T> {
+fn most_specific<T: Copy>(rules: &[Rule<T>], node: &str, attachment: &str) -> Option<T> {
     let targets = [
-        Target::Attachment(node.to_owned(), attachment.to_owned()),
+        Target::Attachment { node: node.to_owned(), attachment: attachment.to_owned() },
         Target::Node(node.to_owned()),
         Target::All,
     ];
-    targets.iter().find_map(|target| rules.iter().find(|rule| rule.0 == *target)).map(|rule| rule.1)
+    targets.iter().find_map(|target| rules.iter().find(|rule| rule.target == *target)).map(|rule| rule.id)
 }
 
 /// Parses the number of a user or group. The largest number is refused, because it means no user or

@@ -43,7 +43,9 @@ pub struct App {
     about: &'static str,
     version: &'static str,
     families: Families,
+    /// The commands of the program's own.
     commands: Vec<(clap::Command, CommandBody)>,
+    /// The commands that a program beside this one carries out.
     programs: Vec<SiblingProgram>,
 }
 
@@ -116,7 +118,7 @@ impl App {
         failure::report(self.run())
     }
 
-    /// Parses the command line, and runs the command that it names.
+    /// Parses the command line, and runs the command that it names. Returns its exit code.
     fn run(self) -> Result<u8, Failure> {
         // A wrong command line, `--help` and `--version` end the process here.
         let matches = self.command_line().get_matches();
@@ -145,7 +147,8 @@ impl App {
             .subcommand_required(true)
             .arg_required_else_help(true);
 
-        // The subcommands' enum would otherwise set its own documentation as the description.
+        // `about` comes after the subcommands: their enum sets its own documentation as the
+        // description.
         Command::augment_subcommands(general)
             .about(self.about)
             .mut_subcommand("run", |command| command.after_help(run::help(&self.families.roles())))

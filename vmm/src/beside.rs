@@ -23,7 +23,8 @@ pub struct SiblingProgram {
     pub first_arguments: &'static [&'static str],
 }
 
-// The other program parses its own arguments, also `--help`.
+// The other program parses its own arguments, also `--help`. A doc comment here would be the
+// command's description.
 #[derive(Debug, Args)]
 struct Arguments {
     /// The arguments of the other program.
@@ -40,7 +41,7 @@ impl SiblingProgram {
             .after_help(self.more_help)
     }
 
-    /// Runs the command.
+    /// Runs the command: the program replaces this process, so that the call does not return.
     ///
     /// # Errors
     /// Returns an error when the program cannot be started.
@@ -67,7 +68,7 @@ impl SiblingProgram {
         Failure::environment(format!("can't start {}: {error}{advice}", program.display()))
     }
 
-    /// Returns how to build the program, with the profile of this one.
+    /// Returns advice on building the program, with the profile of this one.
     fn advice(&self) -> String {
         let profile = if cfg!(debug_assertions) { "" } else { " --release" };
         format!(

@@ -47,8 +47,8 @@ pub struct ServeOptions {
     pub long_call: Option<Duration>,
 }
 
-/// Bytes of files that a client may have mapped which nicforge has not started. It bounds how long
-/// one client can hold the engine ([`Quotas::mapped_bytes`]).
+/// Default bytes of files that each client may have mapped, for clients that others start. The
+/// limit bounds how long one client can hold the engine ([`Quotas::mapped_bytes`]).
 const UNTRUSTED_MAPPED_LIMIT: u64 = 128 << 20;
 
 /// Parses a number of bytes with an optional unit: K, M, G or T.
@@ -113,6 +113,7 @@ impl From<EventLoop> for EventLoopKind {
     }
 }
 
+// The arguments of the commands. Doc comments on these types would be help texts.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArguments {
     /// The machine file (TOML).

@@ -42,7 +42,8 @@ const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long the server waits for a client to take its answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long no connection is accepted after an accept has failed.
+/// How long no connection is accepted after a failed accept. The listener stays ready meanwhile,
+/// for example when the process has no free descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A request to the control socket.
@@ -106,6 +107,7 @@ pub fn ask(directory: &Directory, request: &Request) -> Result<Response, Failure
 /// Answers requests on a thread of its own. Dropping it removes the socket and tells the thread to
 /// end. The thread ends after its current request, and the drop does not wait for it.
 pub struct ControlServer {
+    /// Signalled when the thread must end.
     stop: Arc<EventFd>,
     file: SocketFile,
 }
@@ -123,6 +125,7 @@ impl ControlServer {
         let listener = Listener::bind(path).map_err(|error| match error {
             EngineError::SocketInUse { .. } => Failure::environment(format!(
                 "a machine is served already in {}; stop it or choose another --dir",
+                // The socket is in `admin/` of the machine's directory.
                 path.parent().and_then(Path::parent).unwrap_or(path).display()
             )),
             error => Failure::environment(error.to_string()),
@@ -172,6 +175,7 @@ enum State {
 }
 
 impl ControlConnection {
+    /// Begins the exchange with an accepted client.
     fn new(fd: OwnedFd, now: Instant) -> Self {
         Self { stream: fd.into(), state: State::Asking(Vec::new()), until: now + REQUEST_TIMEOUT }
     }
@@ -280,7 +284,7 @@ impl ControlConnections<'_> {
                 .map(|connection| PollFd::new(connection.stream.as_fd(), connection.poll_events())),
         );
 
-        // An interrupted poll counts as one that found nothing ready.
+        // After an interrupted poll, nothing counts as ready.
         let polled = poll(&mut fds, timeout);
         let is_ready = |fd: &PollFd<'_>| polled.is_ok() && fd.any().unwrap_or(false);
 

@@ -11,11 +11,11 @@ use nix::{
     sys::resource::{Resource, getrlimit, setrlimit},
 };
 
-/// The greatest limit that this process sets. The kernel allocates a table for the open
-/// descriptors.
+/// The greatest limit that this process sets. It bounds the table that the kernel allocates for
+/// open descriptors.
 const MAX_LIMIT: rlim_t = 1 << 20;
 
-/// Soft and hard limit before [`raise`] changed them.
+/// The soft and the hard limit before [`raise`] changed them.
 static ORIGINAL_LIMITS: OnceLock<(rlim_t, rlim_t)> = OnceLock::new();
 
 /// Raises the soft limit to the hard limit, or to 2^20 if the hard limit is higher. Each attachment
@@ -29,15 +29,15 @@ pub fn raise() {
 /// Raises the soft limit to the hard limit or to `maximum`, whichever is lower.
 fn raise_to(maximum: rlim_t) -> Result<(), Errno> {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    let expected = hard.min(maximum);
-    if soft >= expected {
+    let wanted = hard.min(maximum);
+    if soft >= wanted {
         return Ok(());
     }
 
     // A second machine in this process finds the limit already raised. The first value is the one
     // to restore.
     ORIGINAL_LIMITS.get_or_init(|| (soft, hard));
-    setrlimit(Resource::RLIMIT_NOFILE, expected, hard)
+    setrlimit(Resource::RLIMIT_NOFILE, wanted, hard)
 }
 
 /// Makes a program start with the limit that this process was started with. Some programs close

@@ -18,7 +18,8 @@ use crate::failure::{ErrorContext, Failure, program};
 
 /// The longest path that fits into a socket address.
 const MAX_SOCKET_PATH: usize = 107;
-/// The greatest number of attempts to create a directory that ending servers remove again.
+/// The greatest number of attempts to create a directory. Each may fail because a server that ends
+/// removes the directory.
 const MAX_ATTEMPTS: usize = 16;
 
 /// A served machine's directory. Dropping it removes the directories that [`Directory::create`] has
@@ -57,6 +58,7 @@ impl Directory {
 
         for _ in 0..MAX_ATTEMPTS {
             directory.create_private(&path)?;
+            // There is no lock if a server that ended has removed the directory meanwhile.
             directory._lock = lock(&path)?;
             if directory._lock.is_some() {
                 directory.create_private(&path.join("admin"))?;
@@ -71,7 +73,7 @@ impl Directory {
     fn create_private(&mut self, path: &Path) -> Result<(), Failure> {
         let mut attempts = 0..MAX_ATTEMPTS;
         while let Err(error) = self.create_missing(path) {
-            // Another server has removed a directory that it had created.
+            // Another server has removed a parent directory, which it had created itself.
             if error.kind() != ErrorKind::NotFound || attempts.next().is_none() {
                 return Err(error).context(|| format!("can't make the directory {}", path.display()));
             }

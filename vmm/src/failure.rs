@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::lines::{Stream, is_writable};
 
 /// How long a message waits until standard error is writable.
-const TIMEOUT: Duration = Duration::from_millis(300);
+const WRITE_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// The command has run, and its result is bad: digests differ, or a program failed.
 pub const EXIT_RESULT: u8 = 1;
@@ -113,7 +113,7 @@ pub fn print_line(line: impl std::fmt::Display) -> Result<(), Failure> {
 /// Writes a line to standard error, if that is possible. An error here never changes how a command
 /// ends.
 pub fn print_error(line: impl std::fmt::Display) {
-    if is_writable(Stream::Error, TIMEOUT) {
+    if is_writable(Stream::Error, WRITE_TIMEOUT) {
         // Standard error may be closed, or on a full disk.
         let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
     }

@@ -23,6 +23,8 @@ use nix::{
 
 /// The longest line that is passed on as one line, in bytes.
 const MAX_LINE: usize = 64 * 1024;
+/// The number of bytes that are read from a pipe at once.
+const BUFFER_SIZE: usize = 16 * 1024;
 /// The number of bytes that a writable pipe takes without blocking.
 const PIPE_WRITE: usize = 4096;
 /// The interval between two checks whether a blocked writer may give up.
@@ -42,8 +44,11 @@ pub enum Stream {
 
 /// Writes `name | line` to the stream that the line came from, one line at a time.
 pub struct Printer {
+    /// Columns of the names.
     width: usize,
+    /// Held while a line is written.
     one_at_a_time: Mutex<()>,
+    /// Whether lines are dropped because the output stays blocked.
     given_up: AtomicBool,
 }
 
@@ -72,7 +77,7 @@ impl Printer {
             while !self.given_up.load(Ordering::Relaxed) && !is_writable(stream, CHECK_INTERVAL) {
                 self.given_up.fetch_or(give_up(), Ordering::Relaxed);
             }
-            // The reader may have closed the output. The programs still run to their end.
+            // A write fails when the reader has closed the output. That does not end the programs.
             if self.given_up.load(Ordering::Relaxed) || write(stream, piece).is_err() {
                 return;
             }
@@ -105,18 +110,19 @@ fn write(stream: Stream, piece: &[u8]) -> std::io::Result<()> {
     }
 }
 
-/// Passes on the lines from `pipe` until it is closed. Once the other end of `shutdown` is
-/// closed, it ends when the pipe is empty.
-pub fn forward_lines(pipe: OwnedFd, shutdown: &PipeReader, mut line: impl FnMut(&str)) {
+/// Passes each line from `pipe` to `on_line` until the pipe is closed. Once the other end of
+/// `shutdown` is closed, it ends when the pipe is empty.
+pub fn forward_lines(pipe: OwnedFd, shutdown: &PipeReader, mut on_line: impl FnMut(&str)) {
     let mut pipe = File::from(pipe);
-    let mut buffer = vec![0; 16 * 1024];
+    let mut buffer = vec![0; BUFFER_SIZE];
+    // The beginning of a line whose end has not been read.
     let mut pending = Vec::new();
 
-    // After `shutdown` is closed, at most one pipe's capacity is read. A process that still writes
-    // to the pipe cannot prolong the loop.
+    // The bytes that may still be read: at most the pipe's capacity after `shutdown` is closed. A
+    // process that still writes to the pipe cannot prolong the loop.
     let mut remaining = usize::MAX;
     while remaining > 0 {
-        let (readable, is_shut_down) = match wait(pipe.as_fd(), shutdown.as_fd()) {
+        let Ready { pipe: is_readable, shutdown: is_shut_down } = match wait(pipe.as_fd(), shutdown.as_fd()) {
             Ok(ready) => ready,
             Err(Errno::EINTR) => continue,
             Err(_) => break,
@@ -126,12 +132,12 @@ pub fn forward_lines(pipe: OwnedFd, shutdown: &PipeReader, mut line: impl FnMut(
             remaining = fcntl(&pipe, FcntlArg::F_GETPIPE_SZ).map_or(MAX_LINE, |size| size as usize);
         }
 
-        if !readable {
+        if !is_readable {
             break;
         }
 
-        let expected = buffer.len().min(remaining);
-        let received = match pipe.read(&mut buffer[..expected]) {
+        let most = buffer.len().min(remaining);
+        let received = match pipe.read(&mut buffer[..most]) {
             Ok(0) => break,
             Ok(received) => received,
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
@@ -144,27 +150,35 @@ pub fn forward_lines(pipe: OwnedFd, shutdown: &PipeReader, mut line: impl FnMut(
 
         for piece in buffer[..received].split_inclusive(|&byte| byte == b'\n') {
             if pending.len() + piece.len() > MAX_LINE {
-                line(&to_line(&pending));
+                on_line(&to_line(&pending));
                 pending.clear();
             }
             pending.extend_from_slice(piece);
             if piece.ends_with(b"\n") {
-                line(&to_line(&pending));
+                on_line(&to_line(&pending));
                 pending.clear();
             }
         }
     }
 
     if !pending.is_empty() {
-        line(&to_line(&pending));
+        on_line(&to_line(&pending));
     }
 }
 
-/// Waits until the pipe is readable or closed, or `shutdown` is closed. Returns whether each is so.
-fn wait(pipe: BorrowedFd<'_>, shutdown: BorrowedFd<'_>) -> Result<(bool, bool), Errno> {
+/// The result of [`wait`].
+struct Ready {
+    /// The pipe is readable or closed.
+    pipe: bool,
+    /// `shutdown` is closed.
+    shutdown: bool,
+}
+
+/// Waits until the pipe is readable or closed, or `shutdown` is closed.
+fn wait(pipe: BorrowedFd<'_>, shutdown: BorrowedFd<'_>) -> Result<Ready, Errno> {
     let mut fds = [PollFd::new(pipe, PollFlags::POLLIN), PollFd::new(shutdown, PollFlags::POLLIN)];
     poll(&mut fds, PollTimeout::NONE)?;
-    Ok((fds[0].any().unwrap_or(true), fds[1].any().unwrap_or(true)))
+    Ok(Ready { pipe: fds[0].any().unwrap_or(true), shutdown: fds[1].any().unwrap_or(true) })
 }
 
 /// Returns the text of a line, without its end.

@@ -41,6 +41,7 @@ const MAX_SINGLE_WAIT: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub struct LogQueue {
     lines: SyncSender<Vec<u8>>,
+    /// Number of dropped lines that were not reported yet.
     dropped: Arc<AtomicU64>,
 }
 
@@ -188,9 +189,11 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
 
 impl Drop for Log {
     fn drop(&mut self) {
-        // When the queue is full, its reader takes nothing, so the process does not wait for it.
+        // An empty line marks the end. When the queue is full, its reader takes nothing, so the
+        // process does not wait for it.
         let is_queued = self.queue.lines.try_send(Vec::new()).is_ok();
         let wait = if is_queued { LAST_LINES } else { Duration::ZERO };
+        // The wait ends with the thread or at the time limit. In both cases the log has ended.
         match self.written.recv_timeout(wait) {
             Ok(()) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
         }

@@ -36,7 +36,7 @@ use crate::{
     signals::Signals,
 };
 
-/// The time between SIGTERM and SIGKILL.
+/// The time between SIGTERM and SIGKILL, and between two of SIGKILL.
 const GRACE: Duration = Duration::from_secs(3);
 /// How long the remaining output may take after an interrupt or when the programs are dropped.
 const LAST_LINES: Duration = Duration::from_secs(1);
@@ -103,9 +103,11 @@ impl Processes {
         Self::start_with(programs, sink, Arc::default())
     }
 
-    /// Starts all programs. If one can't be started, those before it are ended.
+    /// Starts all programs. If one can't be started, those before it are ended. `give_up` is set
+    /// when `sink` should drop output that is not read.
     fn start_with(programs: Vec<Program>, sink: LineSink, give_up: Arc<AtomicBool>) -> Result<Self, Failure> {
         let (done_sender, ended) = channel();
+        // Nothing is ever written to this pipe: its closed end is the signal.
         let (shutdown_reader, shutdown_writer) = std::io::pipe().context(|| "a pipe".into())?;
         let handles = OutputHandles { done_sender, shutdown: Arc::new(shutdown_reader), sink };
         let mut processes = Self { programs: Vec::new(), ended, shutdown: Some(shutdown_writer), give_up };
@@ -203,7 +205,7 @@ impl Processes {
                 if matches!(phase, Phase::Running) {
                     phase = self.terminate();
                 }
-                // Without senders the channel no longer blocks.
+                // A channel without senders no longer blocks in `recv_timeout`.
                 if all_output_read {
                     std::thread::sleep(CHECK_INTERVAL);
                 }
@@ -264,15 +266,12 @@ impl Processes {
 
 /// How far the end of the programs has come.
 enum Phase {
+    /// No program has failed, and no signal has come.
     Running,
     /// SIGTERM was sent, and SIGKILL follows.
-    Terminating {
-        kill_at: Instant,
-    },
+    Terminating { kill_at: Instant },
     /// SIGKILL was sent, and is repeated for processes that were started meanwhile.
-    Killing {
-        repeat_at: Instant,
-    },
+    Killing { repeat_at: Instant },
 }
 
 impl RunningProgram {

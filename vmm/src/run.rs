@@ -68,7 +68,8 @@ struct Section {
     command: Vec<String>,
 }
 
-/// Runs the command.
+/// Runs the command. With `per_core`, a program is started for each user attachment, instead of for
+/// each node. Returns the exit code.
 pub fn main(
     machine: &Path,
     families: &Families,
@@ -88,7 +89,7 @@ pub fn main(
     Ok(code)
 }
 
-/// The program of virtual time.
+/// The program that runs machines in virtual time. It is not a command of its own.
 const VIRTUAL: SiblingProgram = SiblingProgram {
     command: "run",
     about: "",
@@ -154,8 +155,8 @@ fn parse(arguments: &[String]) -> Result<Vec<Section>, Failure> {
         }
 
         if sections.iter().any(|section: &Section| section.target == target) {
-            let which = target.map_or_else(|| "the other nodes".to_owned(), |target| format!("--{target}"));
-            return Err(Failure::usage(format!("there are two programs for {which}")));
+            let nodes = target.map_or_else(|| "the other nodes".to_owned(), |target| format!("--{target}"));
+            return Err(Failure::usage(format!("there are two programs for {nodes}")));
         }
 
         sections.push(Section { target, command: command.to_vec() });
@@ -166,8 +167,11 @@ fn parse(arguments: &[String]) -> Result<Vec<Section>, Failure> {
 
 /// Returns the section for a node: the one for its name, for its role, or for the rest.
 fn section<'a>(sections: &'a [Section], node: &Node) -> Option<&'a Section> {
-    let by = |name: Option<&str>| sections.iter().find(|section| section.target.as_deref() == name);
-    by(Some(&node.name)).or_else(|| by(Some(node.role.name()))).or_else(|| by(None))
+    let with_target =
+        |target: Option<&str>| sections.iter().find(|section| section.target.as_deref() == target);
+    with_target(Some(&node.name))
+        .or_else(|| with_target(Some(node.role.name())))
+        .or_else(|| with_target(None))
 }
 
 /// Checks that a target is a role or node of the machine, and that a program can run there.
@@ -216,7 +220,7 @@ fn assign(
             .map(|attachment| served.socket(node, attachment).map(|path| path.display().to_string()))
             .collect::<Result<_, _>>()?;
 
-        let size = built.nodes.iter().filter(|other| other.role == node.role).count();
+        let nodes_of_role = built.nodes.iter().filter(|other| other.role == node.role).count();
         let environment = |sockets: &str| {
             let mut variables = node.environment.clone();
             variables.extend([
@@ -224,7 +228,7 @@ fn assign(
                 ("NICFORGE_NODE".to_owned(), node.name.clone()),
                 ("NICFORGE_ROLE".to_owned(), node.role.name().to_owned()),
                 ("NICFORGE_RANK".to_owned(), node.rank.to_string()),
-                ("NICFORGE_SIZE".to_owned(), size.to_string()),
+                ("NICFORGE_SIZE".to_owned(), nodes_of_role.to_string()),
                 ("NICFORGE_MACHINE".to_owned(), built.name.clone()),
                 ("NICFORGE_DIR".to_owned(), served.directory().path().display().to_string()),
             ]);

@@ -15,8 +15,12 @@ use std::{
     time::Duration,
 };
 
-use nicforge_core::{ids::FunctionId, machine::Machine, spec::Identity};
-use nicforge_engine::{Engine, EngineError, EngineHandle, Stop};
+use nicforge_core::{
+    ids::{AttachmentId, FunctionId},
+    machine::Machine,
+    spec::Identity,
+};
+use nicforge_engine::{Engine, EngineError, EngineHandle, SocketAccess, Stop};
 use nicforge_family::{Families, Plan};
 use nicforge_machine::{
     build::{Built, Node, NodeAttachment, build},
@@ -37,6 +41,8 @@ use crate::{
 
 /// How long the engine may take to end before its thread is abandoned.
 const END_TIMEOUT: Duration = Duration::from_millis(1200);
+/// Interval at which `serve` checks whether the engine has ended by itself, in milliseconds.
+const CHECK_INTERVAL: u16 = 500;
 
 /// A machine that is being served by a thread of this process.
 pub struct Served {
@@ -44,12 +50,24 @@ pub struct Served {
     /// The PCI identity of each function, by its number.
     identities: Vec<Identity>,
     directory: Directory,
+    /// The files of the attachments' sockets.
     sockets: Vec<SocketFile>,
+    /// The name of the engine's event loop.
     event_loop: &'static str,
     stop: Stop,
     handle: EngineHandle,
+    /// The control socket, until the end.
     control: Option<ControlServer>,
+    /// The engine's thread, until the end.
     engine: Option<EngineThread>,
+}
+
+/// The socket of one attachment, before the engine listens on it.
+struct Endpoint {
+    function: FunctionId,
+    attachment: AttachmentId,
+    path: PathBuf,
+    access: SocketAccess,
 }
 
 /// The engine's thread. It is never joined, because a client may hold it in a system call for ever.
@@ -114,7 +132,7 @@ impl Served {
     /// # Errors
     /// Returns the errors of [`Served::start`].
     pub fn start_plan(plan: &Plan, options: &ServeOptions) -> Result<Self, Failure> {
-        let (machine, built) = built(plan)?;
+        let (machine, built) = build_plan(plan)?;
         Self::start_built(machine, built, options)
     }
 
@@ -162,7 +180,12 @@ impl Served {
         for node in &built.nodes {
             for attachment in &node.attachments {
                 let path = directory.socket(&node.name, &attachment.name, attachment.admin)?;
-                endpoints.push((attachment.function, attachment.id, path, rules.access_of(node, attachment)));
+                endpoints.push(Endpoint {
+                    function: attachment.function,
+                    attachment: attachment.id,
+                    path,
+                    access: rules.access_of(node, attachment),
+                });
             }
         }
 
@@ -182,7 +205,7 @@ impl Served {
         })?;
 
         let mut sockets = Vec::new();
-        for (function, attachment, path, access) in &endpoints {
+        for Endpoint { function, attachment, path, access } in &endpoints {
             engine
                 .listen_for(*function, *attachment, path, *access)
                 .context(|| format!("can't serve {}", path.display()))?;
@@ -278,11 +301,11 @@ pub fn read_plan(machine: &Path, families: &Families) -> Result<Plan, Failure> {
     description::read(machine, families).map_err(|error| Failure::usage(error.to_string()))
 }
 
-/// Builds the machine of a plan.
+/// Builds the machine of a plan. Returns it with the description of its nodes.
 ///
 /// # Errors
 /// Returns a [`Failure`] of usage.
-pub(crate) fn built(plan: &Plan) -> Result<(Machine, Built), Failure> {
+pub(crate) fn build_plan(plan: &Plan) -> Result<(Machine, Built), Failure> {
     build(plan).map_err(|error| Failure::usage(error.to_string()))
 }
 
@@ -292,7 +315,7 @@ pub(crate) fn identities(machine: &Machine) -> Vec<Identity> {
     (0..machine.functions()).filter_map(identity).collect()
 }
 
-/// Runs the command.
+/// Runs `nicforge serve` until a signal comes or the engine ends by itself. Returns the exit code.
 pub fn main(
     machine: &Path,
     families: &Families,
@@ -301,13 +324,13 @@ pub fn main(
     groups: &[SocketGrant],
 ) -> Result<u8, Failure> {
     let signals = Signals::block().context(|| "signals".into())?;
-    let (machine, built) = built(&read_plan(machine, families)?)?;
+    let (machine, built) = build_plan(&read_plan(machine, families)?)?;
     let served = Served::start_for(machine, built, &options.for_untrusted(), owners, groups)?;
     print_line(startup_text(&served))?;
 
     loop {
         let mut fds = [PollFd::new(signals.fd(), PollFlags::POLLIN)];
-        let ready = poll(&mut fds, PollTimeout::from(500u16));
+        let ready = poll(&mut fds, PollTimeout::from(CHECK_INTERVAL));
         if ready.is_ok_and(|ready| ready > 0) && signals.take().is_some() {
             break;
         }

@@ -17,7 +17,7 @@ use nix::{
     },
 };
 
-/// The blocked signals.
+/// The blocked signals, as a file descriptor from which they are read.
 pub struct Signals {
     fd: SignalFd,
 }

@@ -111,6 +111,7 @@ impl NodeSnapshot {
     /// virtual channels (`vc0_name`, `vc1_name`, ...). Returns `None` when there is none.
     pub fn counter_if_any(&self, name: &str) -> Option<u64> {
         let matches = |counter: &str| {
+            // The part before a dot is the function's name.
             let counter = counter.rsplit_once('.').map_or(counter, |(_, own)| own);
             match counter.strip_prefix("vc").and_then(|rest| rest.split_once('_')) {
                 Some((_, rest)) => rest == name,
@@ -169,7 +170,11 @@ pub struct AttachmentSnapshot {
     pub longest_turn_us: u64,
 }
 
-/// Runs `nicforge stat`.
+/// ANSI sequences that clear the terminal and move the cursor to its beginning.
+const CLEAR: &str = "\x1b[2J\x1b[H";
+
+/// Runs `nicforge stat`: once, or `every` so often until a signal comes. With `json` it prints one
+/// object for each sample, and with `attachments` the table has a row for each attachment.
 pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: bool) -> Result<u8, Failure> {
     let directory = find_directory(directory)?;
     let signals = Signals::block().context(|| "signals".into())?;
@@ -186,7 +191,7 @@ pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: 
             snapshot.columns.clear();
             print_line(serde_json::to_string(&snapshot).context(|| "the answer".into())?)?;
         } else {
-            let clear = if every.is_some() && std::io::stdout().is_terminal() { "\x1b[2J\x1b[H" } else { "" };
+            let clear = if every.is_some() && std::io::stdout().is_terminal() { CLEAR } else { "" };
             let since = last.as_ref().map(|(time, old)| (now.duration_since(*time), old));
             print_line(format_args!("{clear}{}", render(&snapshot, since, attachments)))?;
         }
@@ -266,8 +271,8 @@ fn columns(of_devices: &[ColumnSnapshot]) -> Vec<ColumnSnapshot> {
     columns
 }
 
-/// Returns the table of a snapshot as text. `since` is an earlier snapshot and its distance, for
-/// rates.
+/// Returns the table of a snapshot as text. `since` is the previous snapshot and the time since
+/// then, for rates. With `attachments`, each attachment has a row.
 fn render(
     snapshot: &MachineSnapshot,
     since: Option<(Duration, &MachineSnapshot)>,
@@ -289,10 +294,11 @@ fn render(
 
     for (index, node) in snapshot.nodes.iter().enumerate() {
         let mut row = node_row(node, &columns);
-        if let Some((time, old)) = since {
+        if let Some((elapsed, old)) = since {
             let before = old.nodes.get(index).map_or(0, |node| count_packets(node, &columns));
-            let rate =
-                count_packets(node, &columns).saturating_sub(before) as f64 / time.as_secs_f64().max(1e-9);
+            let packets = count_packets(node, &columns).saturating_sub(before);
+            // The lower bound avoids a division by 0.
+            let rate = packets as f64 / elapsed.as_secs_f64().max(1e-9);
             row.push(format!("{rate:.0}"));
         }
         table.add_row(row);
@@ -307,6 +313,7 @@ fn render(
         }
     }
 
+    // The first two columns have names and clients. All others have numbers.
     for column in 2..width {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
@@ -356,7 +363,7 @@ fn node_row(node: &NodeSnapshot, columns: &[ColumnSnapshot]) -> Vec<String> {
     row
 }
 
-/// Returns the row of an attachment.
+/// Returns the row of an attachment. Only some columns have a value of an attachment's own.
 fn attachment_row(attachment: &AttachmentSnapshot, columns: &[ColumnSnapshot]) -> Vec<String> {
     let client = attachment.pid.map_or_else(|| "-".into(), |pid| format!("pid {pid}"));
 

@@ -12,7 +12,7 @@ pub struct TableColumn {
 }
 
 impl TableColumn {
-    /// Returns a column.
+    /// Returns a column. Numbers are aligned to the right, and texts to the left.
     pub fn new(name: impl Into<String>, is_numeric: bool) -> Self {
         Self { name: name.into(), is_numeric }
     }

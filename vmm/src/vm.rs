@@ -37,8 +37,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(2);
 /// The slot of the disk for `/share`, where the guest's first process looks for it. Those of
 /// functions begin after it.
 const SHARE_SLOT: u8 = 2;
-/// The longest single wait for the machine's end.
-const WAIT: Duration = Duration::from_secs(3600);
+/// The longest single wait for the machine's end. A wait that is over is repeated.
+const MAX_SINGLE_WAIT: Duration = Duration::from_secs(3600);
 
 /// The machine.
 #[derive(Debug, Args)]
@@ -93,7 +93,7 @@ impl FromStr for FunctionWord {
 /// Runs the machine until it ends.
 pub(crate) fn main(options: VmOptions) -> Result<u8, Failure> {
     let lines = connect_lines(&options.serial_ports)?;
-    let mut vm = make(&options)?;
+    let mut vm = make_vm(&options)?;
     for (port, line) in lines.iter().enumerate() {
         let output = line.try_clone().context(|| "a serial port".into())?;
         vm.serial(port, Box::new(output)).context(|| "a serial port".into())?;
@@ -119,22 +119,23 @@ pub(crate) fn main(options: VmOptions) -> Result<u8, Failure> {
     }
 }
 
-/// The machine of this process, with the threads of its serial ports. It has none while it starts
-/// anew, and after a failure of that.
+/// The running machine, which the main thread shares with the threads of its serial ports. It is
+/// `None` while the machine starts anew, and after a failed restart.
 struct Machine(RwLock<Option<Running>>);
 
 impl Machine {
+    /// Starts a machine.
     fn start(vm: Vm) -> Result<Self, Failure> {
         let running = vm.start().context(|| "the virtual machine".into())?;
         Ok(Self(RwLock::new(Some(running))))
     }
 
-    /// Waits for the machine's end.
+    /// Waits for the machine's end, and returns the reason of it.
     fn wait(&self) -> End {
         loop {
             let machine = self.0.read().unwrap_or_else(PoisonError::into_inner);
             let Some(running) = machine.as_ref() else { return End::Stopped };
-            if let Some(end) = running.wait(WAIT) {
+            if let Some(end) = running.wait(MAX_SINGLE_WAIT) {
                 tracing::debug!(?end, exits = ?running.exits(), "the virtual machine ended");
                 return end;
             }
@@ -144,8 +145,8 @@ impl Machine {
     /// Starts a machine that has ended anew.
     fn restart(&self) -> Result<(), Failure> {
         let mut machine = self.0.write().unwrap_or_else(PoisonError::into_inner);
-        let anew = machine.take().map(Running::restart).transpose();
-        *machine = anew.context(|| "the virtual machine, after a reset".into())?;
+        let restarted = machine.take().map(Running::restart).transpose();
+        *machine = restarted.context(|| "the virtual machine, after a reset".into())?;
         Ok(())
     }
 
@@ -163,7 +164,7 @@ fn connect_lines(sockets: &[PathBuf]) -> Result<Vec<UnixStream>, Failure> {
 }
 
 /// Makes the machine with its functions.
-fn make(options: &VmOptions) -> Result<Vm, Failure> {
+fn make_vm(options: &VmOptions) -> Result<Vm, Failure> {
     let mut config = VmConfig::new(&options.kernel)
         .command_line(&options.append)
         .memory(u64::from(options.memory) << 20)
@@ -187,7 +188,7 @@ fn make(options: &VmOptions) -> Result<Vm, Failure> {
     Ok(vm)
 }
 
-/// Passes the input of a serial port on until its line is closed.
+/// Passes the bytes of a socket to a serial port until the socket is closed.
 fn feed(machine: &Machine, port: usize, mut line: UnixStream) {
     let mut buffer = [0; 4096];
     loop {
@@ -201,7 +202,8 @@ fn feed(machine: &Machine, port: usize, mut line: UnixStream) {
         while !rest.is_empty() {
             let taken = machine.send(port, rest);
             rest = &rest[taken..];
-            // The port does not report when the guest has read. A line that is that full is rare.
+            // The port does not report when the guest has read, so a full one is polled. That is
+            // rare.
             if taken == 0 {
                 thread::sleep(CHECK_INTERVAL);
             }

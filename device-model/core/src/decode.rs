@@ -139,14 +139,18 @@ pub(crate) fn passes_rings(spec: &FunctionSpec, at: Address, length: usize, writ
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{AttachmentSpec, Identity};
+    use crate::spec::{AttachmentSpec, Identity, NicSizes};
 
     fn spec() -> FunctionSpec {
         // Two pages of registers, then the control page and MSI-X.
         let identity =
             Identity { vendor: 1, device: 1, subsystem_vendor: 1, subsystem: 1, class: 0, revision: 0 };
         let user = AttachmentSpec { name: "user".into(), group: 0 };
-        FunctionSpec::nic(identity, vec![user], 0x2000, 1, 64, 0, 0)
+        FunctionSpec::nic(
+            identity,
+            vec![user],
+            NicSizes { register_bytes: 0x2000, vectors: 1, ring_cells: 64, ..NicSizes::default() },
+        )
     }
 
     fn at(offset: u64) -> Address {

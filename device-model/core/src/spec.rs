@@ -192,6 +192,21 @@ pub struct FunctionSpec {
 /// Longest name of an attachment in bytes.
 pub const MAX_NAME: usize = 64;
 
+/// The sizes of a NIC of the usual shape, for [`FunctionSpec::nic`]. The default has none of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NicSizes {
+    /// Bytes of the device's registers, from the start of BAR 0 on. They are rounded up to 4096.
+    pub register_bytes: u64,
+    /// Number of MSI-X vectors, at most 256.
+    pub vectors: u16,
+    /// Number of cells of each attachment's posted-write ring.
+    pub ring_cells: u32,
+    /// Bytes of the device's windows in BAR 1.
+    pub window_bytes: u64,
+    /// Bytes of the device's mirror in BAR 2, after the core's page.
+    pub mirror_bytes: u64,
+}
+
 /// Bytes that the core adds to BAR 0 after a NIC's own registers in [`FunctionSpec::nic`]: control
 /// page, MSI-X table (at most 256 vectors), pending bits.
 pub const CORE_REGISTERS: u64 = 0x3000;
@@ -215,30 +230,30 @@ impl FunctionSpec {
     ///
     /// | BAR | contents |
     /// | --- | --- |
-    /// | 0 | `registers` bytes of the device, rounded up to 4096; then control page and MSI-X |
-    /// | 1 | a ring of `ring_cells` cells, and from 0x10000 on `windows` bytes of the device |
-    /// | 2 | the attachment mirror: the core's page, then `mirror` bytes of the device |
+    /// | 0 | the device's registers; then control page and MSI-X |
+    /// | 1 | the posted-write ring, and from 0x10000 on the device's windows |
+    /// | 2 | the attachment mirror: the core's page, then the device's mirror |
     ///
     /// The device can add BARs 3 to 5. If the ring of BAR 1 is longer than 0x10000 bytes, the
-    /// device's windows begin after it. `vectors` is at most 256.
-    pub fn nic(
-        identity: Identity,
-        attachments: Vec<AttachmentSpec>,
-        registers: u64,
-        vectors: u16,
-        ring_cells: u32,
-        windows: u64,
-        mirror: u64,
-    ) -> Self {
-        let control = registers.next_multiple_of(4096);
+    /// device's windows begin after it.
+    pub fn nic(identity: Identity, attachments: Vec<AttachmentSpec>, sizes: NicSizes) -> Self {
+        let NicSizes { register_bytes, vectors, ring_cells, window_bytes, mirror_bytes } = sizes;
+        // Behind the device's registers are the control page, the MSI-X table and the pending bits.
+        let control_offset = register_bytes.next_multiple_of(4096);
         let ring_bytes = u64::from(ring_cells) * posted::CELL as u64;
-        let window_size =
-            if windows == 0 { ring_bytes.max(4096) } else { ring_bytes.max(0x1_0000) + windows };
+        let bar_1_bytes = match window_bytes {
+            0 => ring_bytes.max(4096),
+            _ => ring_bytes.max(0x1_0000) + window_bytes,
+        };
 
         let bars = [
-            Some(BarSpec::trapped((control + CORE_REGISTERS).next_power_of_two())),
-            Some(BarSpec::memory(window_size.next_power_of_two(), AreaKind::Mapped, Scope::Attachment)),
-            Some(BarSpec::memory((4096 + mirror).next_power_of_two(), AreaKind::Mirrored, Scope::Attachment)),
+            Some(BarSpec::trapped((control_offset + CORE_REGISTERS).next_power_of_two())),
+            Some(BarSpec::memory(bar_1_bytes.next_power_of_two(), AreaKind::Mapped, Scope::Attachment)),
+            Some(BarSpec::memory(
+                (4096 + mirror_bytes).next_power_of_two(),
+                AreaKind::Mirrored,
+                Scope::Attachment,
+            )),
             None,
             None,
             None,
@@ -251,8 +266,8 @@ impl FunctionSpec {
             msix: Some(MsixSpec {
                 vectors,
                 bar: 0,
-                table: control as u32 + 0x1000,
-                pba: control as u32 + 0x2000,
+                table: control_offset as u32 + 0x1000,
+                pba: control_offset as u32 + 0x2000,
             }),
             intx: true,
             rings: Some(RingSpec {
@@ -262,7 +277,7 @@ impl FunctionSpec {
                 offset: 0,
                 mirror_bar: 2,
                 control_bar: 0,
-                control_offset: control as u32,
+                control_offset: control_offset as u32,
             }),
             capabilities: Vec::new(),
         }

@@ -16,7 +16,7 @@ use nicforge_core::{
     fabric::LinkSpec,
     ids::{Address, AttachmentId, FunctionId},
     machine::Machine,
-    spec::{AttachmentSpec, FunctionSpec, Identity},
+    spec::{AttachmentSpec, FunctionSpec, Identity, NicSizes},
 };
 
 /// The system's allocator, with a count of the bytes that are allocated.
@@ -65,7 +65,17 @@ fn spec() -> FunctionSpec {
         Identity { vendor: 1, device: 2, subsystem_vendor: 3, subsystem: 4, class: 0x02_80_00, revision: 1 };
     let attachments =
         (0..17).map(|number| AttachmentSpec { name: format!("vpid{number}"), group: 0 }).collect();
-    FunctionSpec::nic(identity, attachments, 0x1000, 8, 64, 0x1_0000, 0x1000)
+    FunctionSpec::nic(
+        identity,
+        attachments,
+        NicSizes {
+            register_bytes: 0x1000,
+            vectors: 8,
+            ring_cells: 64,
+            window_bytes: 0x1_0000,
+            mirror_bytes: 0x1000,
+        },
+    )
 }
 
 /// Returns a machine of 512 such functions in a torus of 8x8x8, whose links have buffers for many

@@ -8,7 +8,7 @@ use nicforge_core::{
     device::{Device, Progress, Reset, Write},
     ids::{Address, AttachmentId},
     machine::{Machine, Next},
-    spec::{AttachmentSpec, FunctionSpec, Identity},
+    spec::{AttachmentSpec, FunctionSpec, Identity, NicSizes},
     time::Nanos,
 };
 use nicforge_kit::Agenda;
@@ -37,7 +37,11 @@ impl Device for Clock {
             revision: 1,
         };
         let attachments = vec![AttachmentSpec { name: "user0".to_owned(), group: 0 }];
-        FunctionSpec::nic(identity, attachments, 0x1000, 1, 64, 0, 0)
+        FunctionSpec::nic(
+            identity,
+            attachments,
+            NicSizes { register_bytes: 0x1000, vectors: 1, ring_cells: 64, ..NicSizes::default() },
+        )
     }
 
     fn read(&mut self, _: &mut Context<'_>, _: AttachmentId, _: Address, _: &mut [u8]) {}

@@ -24,7 +24,7 @@
 //!     context::Context,
 //!     device::{Device, Reset, Write},
 //!     ids::{Address, AttachmentId},
-//!     spec::{AttachmentSpec, FunctionSpec, Identity},
+//!     spec::{AttachmentSpec, FunctionSpec, Identity, NicSizes},
 //! };
 //! use nicforge_test_kit::{Client, Testbed};
 //!
@@ -48,7 +48,13 @@
 //!         };
 //!         let user = AttachmentSpec { name: "user0".to_owned(), group: 0 };
 //!         // 4 KiB of registers, one vector, a ring of 64 cells.
-//!         FunctionSpec::nic(identity, vec![user], 0x1000, 1, 64, 0, 0)
+//!         let sizes = NicSizes {
+//!             register_bytes: 0x1000,
+//!             vectors: 1,
+//!             ring_cells: 64,
+//!             ..NicSizes::default()
+//!         };
+//!         FunctionSpec::nic(identity, vec![user], sizes)
 //!     }
 //!
 //!     fn read(&mut self, _: &mut Context<'_>, _: AttachmentId, _: Address, _: &mut [u8]) {}

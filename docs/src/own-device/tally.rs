@@ -32,7 +32,7 @@ pub mod device {
         context::Context,
         device::{Counter, Device, Ended, Reset, Write},
         ids::{Address, AttachmentId},
-        spec::{AttachmentSpec, FunctionSpec, Identity},
+        spec::{AttachmentSpec, FunctionSpec, Identity, NicSizes},
     };
     use nicforge_hwi::pci::VENDOR_ID;
     use nicforge_kit::{MirrorWord, RegisterValue};
@@ -76,8 +76,17 @@ pub mod device {
 
             let user = |number| AttachmentSpec { name: format!("user{number}"), group: number as u8 };
             let users = (0..ATTACHMENTS).map(user).collect();
-            // 4 KiB of registers, one vector, a ring of 64 cells, no windows, 4 KiB of mirror.
-            FunctionSpec::nic(identity, users, 0x1000, 1, 64, 0, 0x1000)
+            FunctionSpec::nic(
+                identity,
+                users,
+                NicSizes {
+                    register_bytes: 0x1000,
+                    vectors: 1,
+                    ring_cells: 64,
+                    mirror_bytes: 0x1000,
+                    ..NicSizes::default()
+                },
+            )
         }
 
         fn attached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId) {

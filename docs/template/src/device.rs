@@ -10,7 +10,7 @@ use nicforge_core::{
     dma::DmaError,
     fabric::Packet,
     ids::{Address, AttachmentId, DmaToken},
-    spec::{AttachmentSpec, FunctionSpec, Identity},
+    spec::{AttachmentSpec, FunctionSpec, Identity, NicSizes},
 };
 use nicforge_kit::{RegisterValue, retry};
 
@@ -81,7 +81,11 @@ impl Device for Courier {
 
         // 4 KiB of registers, the vectors, and a posted-write ring of 64 cells. The device has no
         // windows beside the ring, and no values in the mirror page.
-        FunctionSpec::nic(identity, vec![user], 0x1000, VECTORS, 64, 0, 0)
+        FunctionSpec::nic(
+            identity,
+            vec![user],
+            NicSizes { register_bytes: 0x1000, vectors: VECTORS, ring_cells: 64, ..NicSizes::default() },
+        )
     }
 
     fn read(&mut self, _: &mut Context<'_>, _: AttachmentId, at: Address, data: &mut [u8]) {

@@ -70,10 +70,11 @@ impl Toolkit {
             return Ok(tcg(&format!("{DEVICE}: {error}")));
         }
 
-        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        // The cached result is the id of the host's boot, and then the name of the accelerator.
+        let boot_id = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let cache_file = self.cache.path("accel");
         let cached = std::fs::read_to_string(&cache_file).unwrap_or_default();
-        let works = match cached.strip_prefix(&boot).filter(|_| !boot.is_empty()) {
+        let works = match cached.strip_prefix(&boot_id).filter(|_| !boot_id.is_empty()) {
             Some("kvm") => true,
             Some("tcg") => false,
             _ => {
@@ -82,7 +83,7 @@ impl Toolkit {
                 progress.done();
 
                 let works = works?;
-                let text = format!("{boot}{}", if works { "kvm" } else { "tcg" });
+                let text = format!("{boot_id}{}", if works { "kvm" } else { "tcg" });
 
                 // Without the file, the next process repeats the trial.
                 if let Err(error) = std::fs::write(&cache_file, text) {
@@ -100,11 +101,11 @@ impl Toolkit {
         })
     }
 
-    /// Returns whether a minimal guest under KVM boots far enough to print its word.
+    /// Returns whether a minimal guest under KVM boots far enough to print [`TRIAL_WORD`].
     fn kvm_works(&self, progress: &Progress) -> Result<bool, GuestError> {
         let folder = tempfile::tempdir().context(|| "a temporary directory".into())?;
         let (initrd, console) = (folder.path().join("initrd"), folder.path().join("console"));
-        self.write_probe(&initrd)?;
+        self.write_trial_initramfs(&initrd)?;
 
         let mut command = self.qemu()?.command();
         command
@@ -142,7 +143,7 @@ impl Toolkit {
     }
 
     /// Writes the initramfs of the trial guest, which prints [`TRIAL_WORD`] and powers off.
-    fn write_probe(&self, path: &Path) -> Result<(), GuestError> {
+    fn write_trial_initramfs(&self, path: &Path) -> Result<(), GuestError> {
         let shown = || path.display().to_string();
         let busybox = std::fs::read(&self.programs.busybox).context(|| "busybox".into())?;
         let init = format!(

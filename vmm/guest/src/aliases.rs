@@ -31,6 +31,11 @@ const MAX_ALIAS: usize = 256;
 const BUSES: [&str; 2] = ["pci:", "virtio:"];
 /// The number of modules that are read at a time.
 const BATCH: usize = 64;
+/// More bytes than an index's first line has behind its title: a blank, a digest, and the line's
+/// end.
+const MAX_DIGEST: usize = 128;
+/// Bytes of a digest that names a tree in the cache.
+const KEY_SIZE: usize = 12;
 
 /// The aliases of a kernel's modules, in the order in which the kernel prefers the modules.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,10 +43,11 @@ pub(crate) struct AliasIndex {
     entries: Vec<Entry>,
 }
 
+/// An alias of a module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     alias: String,
-    /// The canonical name.
+    /// The module's canonical name.
     module: String,
 }
 
@@ -67,7 +73,7 @@ impl AliasIndex {
         }
 
         let lock = cache.lock(progress)?;
-        // Another process may have made it while this one waited for the lock.
+        // Another process may have made the index while this one waited for the lock.
         if let Some(index) = Self::read_cached(&file, &key) {
             return Ok(index);
         }
@@ -139,6 +145,8 @@ impl AliasIndex {
         progress.step("listing the devices that the kernel's modules drive (once)");
         let modules = tree.in_order();
         let mut entries = Vec::new();
+        // The size of the index's file without its first line: each entry has a blank and a line's
+        // end.
         let mut size = 0;
 
         for (number, batch) in modules.chunks(BATCH).enumerate() {
@@ -150,8 +158,8 @@ impl AliasIndex {
                 entries.extend(found.inspect(|entry| size += entry.alias.len() + entry.module.len() + 2));
             }
 
-            // An index that is larger could not be read again.
-            if size as u64 + TITLE.len() as u64 + 128 > MAX_SIZE {
+            // `read_cached` refuses a larger index.
+            if (size + TITLE.len() + MAX_DIGEST) as u64 > MAX_SIZE {
                 return Err(too_large(tree.root()));
             }
         }
@@ -197,6 +205,7 @@ impl Entry {
     }
 }
 
+/// Returns the error for aliases that exceed [`MAX_SIZE`].
 fn too_large(path: &Path) -> GuestError {
     let problem = format!("has more than {MAX_SIZE} bytes of aliases of kernel modules");
     GuestError::Unsuitable { path: path.to_owned(), problem }
@@ -218,16 +227,17 @@ fn tree_key(tree: &ModuleTree) -> Result<String, GuestError> {
     for (name, path) in tree.in_order() {
         add(name.as_bytes());
         add(path.as_os_str().as_encoded_bytes());
-        // A dangling link is left out when the modules are read.
+        // A dangling link has no size and no time. `read_infos` leaves it out.
         let Ok(metadata) = path.metadata() else { continue };
         add(&metadata.len().to_le_bytes());
         add(&metadata.mtime().to_le_bytes());
         add(&metadata.mtime_nsec().to_le_bytes());
     }
 
-    Ok(hex(&hash.finalize()[..12]))
+    Ok(hex(&hash.finalize()[..KEY_SIZE]))
 }
 
+/// Returns the digest in an index's first line, of the tree's key and the lines after it.
 fn digest(key: &str, body: &str) -> String {
     hex(&Sha256::new().chain_update(key).chain_update("\n").chain_update(body).finalize())
 }

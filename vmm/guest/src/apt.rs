@@ -20,9 +20,11 @@ use crate::{
 /// The environment variable that names a Debian mirror, as an apt source's URI.
 pub(crate) const MIRROR_VARIABLE: &str = "NICFORGE_DEBIAN_MIRROR";
 
-/// A directory of the cache that stays empty.
-const NO_ARCHIVES: &str = "none/partial";
+/// An empty cache of packages, and the subdirectory that apt requires in it.
+const NO_ARCHIVES: &str = "none";
+const NO_ARCHIVES_PARTIAL: &str = "none/partial";
 
+/// Debian's public keys, where the package `debian-archive-keyring` installs them.
 const KEYRINGS: [&str; 2] =
     ["/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"];
 
@@ -72,7 +74,8 @@ pub(crate) fn mirrors(progress: &Progress) -> Result<Vec<String>, GuestError> {
     Ok(debian_mirrors(&lines))
 }
 
-/// Extracts Debian mirrors from apt's index targets: type, release, component, URI, origin.
+/// Extracts Debian mirrors from apt's index targets: type, release, component, URI, origin. Those
+/// that apt knows as Debian's come first, then those that only look like it.
 fn debian_mirrors(lines: &[String]) -> Vec<String> {
     let mut known = Vec::new();
     let mut guessed = Vec::new();
@@ -126,18 +129,18 @@ pub(crate) fn download(
         return Err(unprovided("none of this host's package sources is a mirror of Debian".into()));
     }
 
-    let mut last = None;
+    let mut last_error = None;
     for mirror in mirrors {
         let apt = Apt::set_up(selection, &mirror, folder)?;
         progress.step(&format!("looking for packages of {}", selection.what));
         match apt.update(progress) {
             Ok(()) => return apt.download(selection, progress),
-            Err(error @ GuestError::Tool { .. }) => last = Some(error),
+            Err(error @ GuestError::Tool { .. }) => last_error = Some(error),
             Err(error) => return Err(error),
         }
     }
 
-    let why = last.map_or_else(String::new, |error| error.to_string());
+    let why = last_error.map_or_else(String::new, |error| error.to_string());
     let keys = if keyring().is_none() {
         "; Debian's keys are in the package debian-archive-keyring, which is not installed here"
     } else {
@@ -152,14 +155,18 @@ pub(crate) const ADVICE: &str = "On Debian and its relatives: name a mirror of D
 debian-archive-keyring. On other systems: name a QEMU of 10.1 or newer with --qemu, a kernel with --kernel (and its modules \
 with --modules), and have a static busybox";
 
+/// Returns the file with Debian's public keys, if this host has one.
 fn keyring() -> Option<&'static str> {
     KEYRINGS.into_iter().find(|path| Path::new(path).is_file())
 }
 
 /// apt with a private configuration.
 struct Apt {
+    /// The selection's name for messages.
     what: &'static str,
+    /// The folder of the configuration, lists and downloaded packages.
     folder: PathBuf,
+    /// The preferred suite, if it is not the first.
     target: Option<&'static str>,
 }
 
@@ -167,7 +174,7 @@ impl Apt {
     /// Creates the folders and files of a private apt, which does not touch the host's packages.
     fn set_up(selection: &Selection, mirror: &str, folder: &Path) -> Result<Self, GuestError> {
         let folder = std::path::absolute(folder).context(|| folder.display().to_string())?;
-        for part in ["lists/partial", "cache/archives/partial", NO_ARCHIVES, "log"] {
+        for part in ["lists/partial", "cache/archives/partial", NO_ARCHIVES_PARTIAL, "log"] {
             std::fs::create_dir_all(folder.join(part)).context(|| folder.join(part).display().to_string())?;
         }
 
@@ -181,6 +188,8 @@ impl Apt {
         Ok(Self { what: selection.what, folder, target: selection.target })
     }
 
+    /// Returns `apt-get` with the private configuration. It reports its progress on standard
+    /// output.
     fn command(&self) -> Command {
         let mut command = Command::new("apt-get");
         // `--config-file` is read after the host's files and overrides them.
@@ -189,28 +198,31 @@ impl Apt {
         command
     }
 
+    /// Downloads the mirror's lists of packages.
     fn update(&self, progress: &Progress) -> Result<(), GuestError> {
         let mut command = self.command();
         // A failed list download is an error here. By default apt continues with old lists.
         command.args(["-o", "APT::Update::Error-Mode=any", "update"]);
         let shown = progress.clone();
         let what = format!("downloading the package lists for {}", self.what);
-        tool::run(&what, &mut command, progress, move |line| show(line, &shown)).map(drop)
+        tool::run(&what, &mut command, progress, move |line| show_progress(line, &shown)).map(drop)
     }
 
+    /// Downloads the packages of a selection, and returns their files.
     fn download(&self, selection: &Selection, progress: &Progress) -> Result<Vec<PathBuf>, GuestError> {
         progress.step(&format!("downloading {}", self.what));
         let mut command = self.command();
-        self.install(command.arg("--download-only"), selection);
+        self.add_install_arguments(command.arg("--download-only"), selection);
 
         let shown = progress.clone();
         let what = format!("downloading packages of {}", self.what);
-        tool::run(&what, &mut command, progress, move |line| show(line, &shown))?;
+        tool::run(&what, &mut command, progress, move |line| show_progress(line, &shown))?;
 
         self.archives(selection, progress)
     }
 
-    fn install(&self, command: &mut Command, selection: &Selection) {
+    /// Adds the arguments that select the packages and their dependencies.
+    fn add_install_arguments(&self, command: &mut Command, selection: &Selection) {
         command.args(["--yes", "--no-install-recommends"]);
         if let Some(target) = self.target {
             command.args(["--target-release", target]);
@@ -222,9 +234,9 @@ impl Apt {
     /// versions beside them.
     fn archives(&self, selection: &Selection, progress: &Progress) -> Result<Vec<PathBuf>, GuestError> {
         let mut command = self.command();
-        // apt omits packages that are in its cache, so it is pointed at an empty one.
-        let none = format!("Dir::Cache::archives={}", self.folder.join("none").display());
-        self.install(command.args(["--print-uris", "-o", &none]), selection);
+        // apt omits packages that are in its cache, so it gets an empty one.
+        let empty_cache = format!("Dir::Cache::archives={}", self.folder.join(NO_ARCHIVES).display());
+        self.add_install_arguments(command.args(["--print-uris", "-o", &empty_cache]), selection);
 
         let what = format!("listing the packages of {}", self.what);
         let lines = tool::run_quietly(&what, &mut command, progress)?;
@@ -248,8 +260,8 @@ fn file_name(line: &str) -> Option<&str> {
     rest.split(' ').next().filter(|name| name.ends_with(".deb") && !name.contains('/'))
 }
 
-/// Reports the progress in apt's status lines: `dlstatus:NUMBER:PERCENT:TEXT`.
-fn show(line: &str, progress: &Progress) {
+/// Shows the progress in apt's status lines: `dlstatus:NUMBER:PERCENT:TEXT`.
+fn show_progress(line: &str, progress: &Progress) {
     let mut fields = line.split(':');
     if fields.next() == Some("dlstatus")
         && let Some(percent) = fields.nth(1).and_then(|percent| percent.parse().ok())
@@ -258,6 +270,7 @@ fn show(line: &str, progress: &Progress) {
     }
 }
 
+/// Returns apt's list of package sources: a selection's suites on one mirror.
 fn sources(selection: &Selection, mirror: &str) -> String {
     let suites = selection.suites.join(" ");
     let mut text = format!("Types: deb\nURIs: {mirror}\nSuites: {suites}\nComponents: main\n");
@@ -283,8 +296,9 @@ fn package_database(assumed: &[&str]) -> String {
 /// Returns the configuration of a private apt in `folder`.
 fn configuration(folder: &Path) -> String {
     let folder = folder.display();
-    // The host's hooks, which clean its cache or notify its desktop, must not run here.
-    let hooks = [
+    // The host's hooks, which clean its cache or notify its desktop, must not run here. The host's
+    // other settings in this list must not mix with those below.
+    let cleared = [
         "APT::Update::Pre-Invoke",
         "APT::Update::Post-Invoke",
         "APT::Update::Post-Invoke-Success",
@@ -302,7 +316,7 @@ fn configuration(folder: &Path) -> String {
         "Acquire::Languages",
     ];
 
-    let mut text: String = hooks.iter().map(|hook| format!("#clear {hook};\n")).collect();
+    let mut text: String = cleared.iter().map(|name| format!("#clear {name};\n")).collect();
     text.push_str(&format!(
         r#"Dir::State "{folder}";
 Dir::State::lists "{folder}/lists";

@@ -5,7 +5,10 @@
 //! image, and QEMU starts that by its PVH entry. An image without one, or with a compression that
 //! this host has no program for, is started as it is.
 
-use std::path::{Path, PathBuf};
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+};
 
 use sha2::{Digest, Sha256};
 
@@ -26,14 +29,23 @@ const KEPT_KERNELS: usize = 4;
 /// The first version of the boot protocol whose header locates the compressed kernel: 2.08.
 const PAYLOAD_VERSION: usize = 0x208;
 
-/// Offsets of fields of the header: the number of setup sectors, the version of the boot protocol,
-/// and the offset and length of the compressed kernel.
+/// Offsets of fields of the header: the number of setup sectors, its magic number, the version of
+/// the boot protocol, the place of the kernel's version, and the offset and length of the
+/// compressed kernel.
 const SETUP_SECTORS: usize = 0x1f1;
+const MAGIC: Range<usize> = 0x202..0x206;
 const PROTOCOL_VERSION: usize = 0x206;
+const VERSION_PLACE: usize = 0x20e;
 const PAYLOAD_OFFSET: usize = 0x248;
 const PAYLOAD_LENGTH: usize = 0x24c;
 /// Bytes of a sector.
 const SECTOR: usize = 512;
+/// The offset from which the place of the kernel's version counts.
+const VERSION_BASE: usize = 0x200;
+/// The longest version that is looked for, in bytes.
+const MAX_VERSION: usize = 128;
+/// Bytes of a digest that names an unpacked kernel in the cache.
+const KEY_SIZE: usize = 12;
 
 /// A boot image (Linux, Documentation/arch/x86/boot.rst).
 pub(crate) struct BootImage {
@@ -85,14 +97,15 @@ impl BootImage {
     }
 }
 
-/// Returns the version in a boot image's header (`kernel_version`).
+/// Returns the version that a boot image's header locates (`kernel_version`), up to the first
+/// blank. Returns `None` for other files.
 fn version_of(image: &[u8]) -> Option<String> {
-    if image.get(0x202..0x206)? != b"HdrS" {
+    if image.get(MAGIC)? != b"HdrS" {
         return None;
     }
 
-    let offset = 0x200 + elf::number(image, 0x20e, 2)?;
-    let text = image.get(offset..(offset + 128).min(image.len()))?;
+    let offset = VERSION_BASE + elf::number(image, VERSION_PLACE, 2)?;
+    let text = image.get(offset..(offset + MAX_VERSION).min(image.len()))?;
     let end = text.iter().position(|byte| matches!(byte, b' ' | 0))?;
     std::str::from_utf8(&text[..end]).ok().map(str::to_owned)
 }
@@ -110,12 +123,12 @@ pub(crate) fn unpack(
 ) -> Result<Option<PathBuf>, GuestError> {
     let image = BootImage::read(path)?;
     let Some((payload, program)) = image.payload() else { return Ok(None) };
-    let directory = Path::new(FOLDER).join(hex(&Sha256::digest(payload)[..12]));
+    let directory = Path::new(FOLDER).join(hex(&Sha256::digest(payload)[..KEY_SIZE]));
 
     let folder = cache.path(&directory);
     if !folder.is_dir() {
         progress.step(&format!("unpacking the kernel {}", image.version));
-        match cache.make(&directory, |folder| fill(folder, payload, program, progress)) {
+        match cache.make(&directory, |folder| decompress_kernel(folder, payload, program, progress)) {
             Ok(_) => cache.keep_newest(FOLDER, KEPT_KERNELS, lock),
             Err(error @ (GuestError::Start { .. } | GuestError::Tool { .. })) => {
                 tracing::debug!(%error, "the kernel unpacks itself");
@@ -128,9 +141,14 @@ pub(crate) fn unpack(
     Ok(Some(folder.join(FILE)).filter(|file| file.is_file()))
 }
 
-/// Decompresses a kernel into a folder. It stays empty if the kernel is damaged or has no PVH
-/// entry, so that this is not tried again.
-fn fill(folder: &Path, payload: &[u8], program: &str, progress: &Progress) -> Result<(), GuestError> {
+/// Decompresses a kernel into a folder. The folder stays empty if the kernel is damaged or has no
+/// PVH entry. An empty folder in the cache keeps later calls from another try.
+fn decompress_kernel(
+    folder: &Path,
+    payload: &[u8],
+    program: &str,
+    progress: &Progress,
+) -> Result<(), GuestError> {
     let packed = folder.join("packed");
     std::fs::write(&packed, payload).context(|| packed.display().to_string())?;
     let unpacked = decompress(program, &[&packed], folder, progress)?;
@@ -226,7 +244,7 @@ mod tests {
         assert_eq!(unpack(&image(b"no known compression")), None);
         assert_eq!(unpack(&image(b"\xfd7zXZ")), None);
 
-        let missing = fill(folder.path(), b"", "no-such-program", &progress).unwrap_err();
+        let missing = decompress_kernel(folder.path(), b"", "no-such-program", &progress).unwrap_err();
         assert!(matches!(missing, GuestError::Tool { .. }), "{missing}");
 
         let mut beyond = startable.clone();

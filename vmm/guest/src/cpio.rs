@@ -6,19 +6,28 @@ use std::{
     io::{self, Write},
 };
 
+/// Types of entries in their modes, and the bits of a mode that are the type.
 const DIRECTORY: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
+const TYPE_MASK: u32 = 0o170_000;
+/// The name of the entry that ends an archive.
 const TRAILER: &str = "TRAILER!!!";
+/// The number at the beginning of each entry.
+const MAGIC: &str = "070701";
 
 /// Writer of an archive. Paths are absolute; parent directories of a file are added.
 pub(crate) struct Archive<W> {
     out: W,
+    /// Bytes written so far.
     written: u64,
+    /// Number of the next entry. Entries of one number would be links to one file.
     inode: u32,
+    /// The directories that the archive has.
     directories: BTreeSet<String>,
 }
 
 impl<W: Write> Archive<W> {
+    /// Begins an archive.
     pub(crate) fn new(out: W) -> Self {
         Self { out, written: 0, inode: 1, directories: BTreeSet::new() }
     }
@@ -70,21 +79,21 @@ impl<W: Write> Archive<W> {
         let header = [
             self.inode,
             mode,
-            0, // owner
-            0, // group
-            if mode & 0o170_000 == DIRECTORY { 2 } else { 1 },
+            0,                                                 // owner
+            0,                                                 // group
+            if mode & TYPE_MASK == DIRECTORY { 2 } else { 1 }, // links
             0, // time: the same content gives the same archive
             size,
             0, // device: major, minor
             0,
             0, // the device that it is, for nodes
             0,
-            name.len() as u32 + 1,
-            0, // checksum, unused in this format
+            name.len() as u32 + 1, // with its final zero
+            0,                     // checksum, unused in this format
         ];
 
         self.inode += 1;
-        let mut text = String::from("070701");
+        let mut text = String::from(MAGIC);
 
         for field in header {
             text.push_str(&format!("{field:08x}"));
@@ -104,6 +113,7 @@ impl<W: Write> Archive<W> {
         self.out.write_all(bytes)
     }
 
+    /// Writes zeros up to the next multiple of four bytes.
     fn pad_to_four(&mut self) -> io::Result<()> {
         let missing = self.written.wrapping_neg() % 4;
         self.write(&[0; 3][..missing as usize])

@@ -19,7 +19,7 @@ pub(crate) fn decompress(
     progress: &Progress,
 ) -> Result<Vec<PathBuf>, GuestError> {
     // `tool::run_quietly` takes standard output as lines of text, so the shell sends the bytes
-    // to files.
+    // to files. Its arguments are the program ($0), the limit, the folder, and the files.
     let script = "limit=$1 folder=$2 number=0
         command -v \"$0\" >/dev/null || { echo \"$0 is not installed\" >&2; exit 127; }
         shift 2

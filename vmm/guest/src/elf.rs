@@ -19,7 +19,17 @@ const MAX_PATH: usize = 4096;
 const PT_INTERP: usize = 3;
 const PT_NOTE: usize = 4;
 
-/// Bytes of a note before its owner's name.
+/// Fields of the file's header: the offset of the table of segments, the size of its entries, and
+/// their number.
+const TABLE_OFFSET: usize = 32;
+const ENTRY_SIZE: usize = 54;
+const ENTRY_COUNT: usize = 56;
+/// Fields of a segment's entry behind its type: the segment's offset in the file, and its size
+/// there.
+const SEGMENT_OFFSET: usize = 8;
+const SEGMENT_SIZE: usize = 32;
+
+/// Bytes of a note before its owner's name: the sizes of name and content, and the type.
 const NOTE_HEADER: usize = 12;
 /// Owner and type of the note with the PVH entry.
 const PVH_OWNER: &[u8] = b"Xen\0";
@@ -47,11 +57,13 @@ pub(crate) fn has_pvh_entry(kernel: &[u8]) -> bool {
 /// Returns whether a segment of notes has one of an owner and a type.
 fn has_note(mut notes: &[u8], owner: &[u8], kind: usize) -> bool {
     let mut next = || {
-        let [name, content, found] = [0, 4, 8].map(|offset| number(notes, offset, 4));
-        let name_end = NOTE_HEADER.checked_add(name?)?;
-        let end = name_end.checked_next_multiple_of(4)?.checked_add(content?.checked_next_multiple_of(4)?)?;
+        let [name_size, content_size, found_kind] = [0, 4, 8].map(|offset| number(notes, offset, 4));
+        let name_end = NOTE_HEADER.checked_add(name_size?)?;
+        // The name and the content are each padded to four bytes.
+        let content_size = content_size?.checked_next_multiple_of(4)?;
+        let end = name_end.checked_next_multiple_of(4)?.checked_add(content_size)?;
 
-        let is_wanted = notes.get(NOTE_HEADER..name_end)? == owner && found? == kind;
+        let is_wanted = notes.get(NOTE_HEADER..name_end)? == owner && found_kind? == kind;
         notes = notes.get(end..).unwrap_or_default();
         Some(is_wanted)
     };
@@ -64,16 +76,17 @@ fn has_note(mut notes: &[u8], owner: &[u8], kind: usize) -> bool {
 fn segments(file: &[u8], kind: usize) -> impl Iterator<Item = &[u8]> {
     let is_elf = is_elf(file);
     let field = move |offset: usize, size: usize| number(file, offset, size).filter(|_| is_elf);
-    let (table, size, count) = (field(32, 8), field(54, 2), field(56, 2).unwrap_or_default());
+    let (table, entry_size) = (field(TABLE_OFFSET, 8), field(ENTRY_SIZE, 2));
+    let count = field(ENTRY_COUNT, 2).unwrap_or_default();
 
     (0..count).filter_map(move |index| {
-        let header = table?.checked_add(index.checked_mul(size?)?)?;
-        if field(header, 4)? != kind {
+        let entry = table?.checked_add(index.checked_mul(entry_size?)?)?;
+        if field(entry, 4)? != kind {
             return None;
         }
 
-        let start = field(header.checked_add(8)?, 8)?;
-        let length = field(header.checked_add(32)?, 8)?;
+        let start = field(entry.checked_add(SEGMENT_OFFSET)?, 8)?;
+        let length = field(entry.checked_add(SEGMENT_SIZE)?, 8)?;
         file.get(start..start.checked_add(length)?)
     })
 }
@@ -122,10 +135,14 @@ impl Loader {
     }
 }
 
+/// A line of a loader's list of libraries.
 #[derive(Debug, PartialEq, Eq)]
 enum LibraryLine<'a> {
+    /// The path of a library.
     At(&'a str),
+    /// The name of a library that was not found.
     Missing(&'a str),
+    /// No library in a file.
     Nothing,
 }
 
@@ -143,7 +160,8 @@ fn parse_library(line: &str) -> LibraryLine<'_> {
     if path.starts_with('/') { LibraryLine::At(path) } else { LibraryLine::Nothing }
 }
 
-/// Returns a program's content and the host's files that it needs: the libraries and the loader.
+/// Returns a program's content and the host's files that it needs: the libraries, and the loader as
+/// the last one. A static program or a script needs none.
 pub(crate) fn read_with_dependencies(
     program: &Path,
     progress: &Progress,

@@ -1,7 +1,8 @@
 //! PCI identities, and the patterns by which kernel modules name the devices that they drive.
 
 /// Vendor id of virtio devices, and the ranges of their device ids (Virtio 1.3, 4.1.2). In the
-/// first range, the subsystem id is the type of device. In the second, the offset is.
+/// first range, the type of device is the subsystem id. In the second, it is the offset in the
+/// range.
 const VIRTIO_VENDOR: u16 = 0x1af4;
 const VIRTIO_TRANSITIONAL: std::ops::RangeInclusive<u16> = 0x1000..=0x103f;
 const VIRTIO_MODERN: std::ops::RangeInclusive<u16> = 0x1040..=0x107f;
@@ -35,14 +36,14 @@ impl PciIdentity {
     /// Returns the function's modalias, and that of the virtio device behind it, if it is one. Such
     /// a device needs two drivers: one of the PCI function, and one of the device.
     pub(crate) fn modaliases(&self) -> Vec<String> {
-        let kind = match self.device {
+        let virtio_type = match self.device {
             _ if self.vendor != VIRTIO_VENDOR => None,
             device if VIRTIO_TRANSITIONAL.contains(&device) => Some(self.subsystem),
             device if VIRTIO_MODERN.contains(&device) => Some(device - VIRTIO_MODERN.start()),
             _ => None,
         };
 
-        let virtio = kind.map(|kind| format!("virtio:d{kind:08X}v{:08X}", self.subsystem_vendor));
+        let virtio = virtio_type.map(|type_| format!("virtio:d{type_:08X}v{:08X}", self.subsystem_vendor));
         std::iter::once(self.modalias()).chain(virtio).collect()
     }
 }
@@ -53,7 +54,7 @@ impl PciIdentity {
 /// The time is at most proportional to the product of the lengths.
 pub(crate) fn matches(alias: &str, modalias: &str) -> bool {
     let (mut pattern, mut text) = (alias.as_bytes(), modalias.as_bytes());
-    // The pattern after the last `*`, and the text from which it has been tried.
+    // The pattern after the last `*`, and the text from which that was tried last.
     let mut retry: Option<(&[u8], &[u8])> = None;
 
     loop {
@@ -74,7 +75,7 @@ pub(crate) fn matches(alias: &str, modalias: &str) -> bool {
             continue;
         }
 
-        // The last `*` stands for one more character.
+        // The last `*` has to stand for one more character.
         match retry {
             Some((behind, [_, left @ ..])) => {
                 (pattern, text) = (behind, left);

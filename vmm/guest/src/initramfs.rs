@@ -19,6 +19,7 @@ use crate::{
     provision::{Lspci, Toolkit},
 };
 
+/// The guest's own programs, as scripts for busybox's shell.
 const INIT: &[u8] = include_bytes!("inside/init.sh");
 const AGENT: &[u8] = include_bytes!("inside/agent.sh");
 const JOB: &[u8] = include_bytes!("inside/job.sh");
@@ -51,7 +52,7 @@ pub(crate) struct Contents<'a> {
     pub(crate) extras: &'a [Extra],
     /// Its kernel modules.
     pub(crate) modules: &'a ModulePlan,
-    /// Shell text that init and agent read.
+    /// Shell assignments that init and agent read.
     pub(crate) config: String,
     /// Shell text with the environment of the commands.
     pub(crate) environment: String,
@@ -71,7 +72,8 @@ pub(crate) fn write(
     let context = || "a guest's initramfs".to_owned();
     let mut out = BufWriter::new(file);
     if let Some(initrd) = &toolkit.initrd {
-        // Archives may follow each other, compressed or not. Later ones add to earlier ones.
+        // The caller's archive comes first. Archives may follow each other, compressed or not;
+        // later ones add to earlier ones.
         let mut base = File::open(initrd).context(|| initrd.display().to_string())?;
         let length = std::io::copy(&mut base, &mut out).context(context)?;
         // The kernel expects the next archive at a multiple of 4.
@@ -156,6 +158,7 @@ impl Builder<'_> {
 
     /// Adds modules, with `modules.dep` for `modprobe`.
     fn add_modules(&mut self, modules: &[Module], version: &str) -> Result<(), GuestError> {
+        // A line of `modules.dep` has a module and then all modules that it needs.
         let mut dependencies = String::new();
 
         for module in modules {
@@ -233,7 +236,7 @@ fn all_needed(module: &Module, modules: &[Module]) -> Vec<String> {
         }
     }
 
-    // `modules` is in loading order.
+    // `modules` is in loading order, and `modules.dep` in the reverse one.
     all.sort_by_key(|name| std::cmp::Reverse(modules.iter().position(|module| module.name == *name)));
     all
 }

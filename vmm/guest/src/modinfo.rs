@@ -13,6 +13,17 @@ const SECTION_NAME: &[u8] = b".modinfo\0";
 /// Length of an ELF file's header, and of an entry of its table of sections, in bytes.
 const HEADER: usize = 64;
 const SECTION: usize = 64;
+/// Fields of the file's header: the offset of the table of sections, the size of its entries, their
+/// number, and the index of the section with the sections' names.
+const TABLE_OFFSET: usize = 40;
+const ENTRY_SIZE: usize = 58;
+const ENTRY_COUNT: usize = 60;
+const NAMES_INDEX: usize = 62;
+/// Fields of an entry of the table: the offset of the section's name among the names, and the
+/// offset and size of the section in the file.
+const NAME_OFFSET: usize = 0;
+const SECTION_OFFSET: usize = 24;
+const SECTION_SIZE: usize = 32;
 /// The beginning of every 64-bit little-endian ELF file.
 const MAGIC: &[u8] = b"\x7fELF\x02\x01";
 
@@ -74,18 +85,19 @@ impl ModInfo {
     pub(crate) fn read(module: &(impl Bytes + ?Sized)) -> Result<Self, ModInfoError> {
         let mut header = [0; HEADER];
         read(module, 0, &mut header)?;
-        if !header.starts_with(MAGIC) || usize::from(u16_at(&header, 58)) != SECTION {
+        if !header.starts_with(MAGIC) || usize::from(u16_at(&header, ENTRY_SIZE)) != SECTION {
             return Err(ModInfoError::Foreign);
         }
 
-        let (count, names) = (usize::from(u16_at(&header, 60)), usize::from(u16_at(&header, 62)));
+        let count = usize::from(u16_at(&header, ENTRY_COUNT));
+        let names_index = usize::from(u16_at(&header, NAMES_INDEX));
         let mut table = vec![0; count * SECTION];
-        read(module, u64_at(&header, 40), &mut table)?;
+        read(module, u64_at(&header, TABLE_OFFSET), &mut table)?;
 
         let sections = || table.chunks_exact(SECTION);
-        let names = content(module, sections().nth(names).ok_or(ModInfoError::Foreign)?)?;
+        let names = content(module, sections().nth(names_index).ok_or(ModInfoError::Foreign)?)?;
         let is_wanted = |section: &&[u8]| {
-            let start = u32_at(section, 0) as usize;
+            let start = u32_at(section, NAME_OFFSET) as usize;
             names.get(start..).is_some_and(|name| name.starts_with(SECTION_NAME))
         };
 
@@ -119,7 +131,7 @@ impl ModInfo {
 
 /// Returns the bytes of the section that an entry of the table describes.
 fn content(module: &(impl Bytes + ?Sized), section: &[u8]) -> Result<Vec<u8>, ModInfoError> {
-    let (offset, size) = (u64_at(section, 24), u64_at(section, 32));
+    let (offset, size) = (u64_at(section, SECTION_OFFSET), u64_at(section, SECTION_SIZE));
     if size > MAX_SECTION {
         return Err(ModInfoError::TooLarge(size));
     }
@@ -129,6 +141,7 @@ fn content(module: &(impl Bytes + ?Sized), section: &[u8]) -> Result<Vec<u8>, Mo
     Ok(bytes)
 }
 
+/// Fills `out` with a module's bytes from `offset` on.
 fn read(module: &(impl Bytes + ?Sized), offset: u64, out: &mut [u8]) -> Result<(), ModInfoError> {
     module.read_at(offset, out).map_err(|error| match error.kind() {
         // The kernel refuses offsets beyond any file's end as invalid.

@@ -22,13 +22,14 @@ use crate::{
 const QEMU_SHARE_MODULES: [&str; 3] = ["virtio_pci", "9pnet_virtio", "9p"];
 /// Modules for `/share` of our own virtual machine: a disk with an image.
 const OWN_SHARE_MODULES: [&str; 4] = ["virtio_pci", "virtio_blk", CHECKSUM, "erofs"];
-/// A checksum that the module of the file system asks for by another name, in a kernel that has it
-/// as a module.
+/// The module of the checksum CRC-32C. `erofs` asks for it by another name, so it is not among that
+/// module's dependencies. It is loaded if the kernel has it.
 const CHECKSUM: &str = "crc32c_generic";
 /// Modules for [`Driver::Vfio`]. The agent loads them, and binds the functions.
 const VFIO_MODULES: [&str; 2] = ["vfio_iommu_type1", "vfio_pci"];
 
-/// The longest parameter of a module, in bytes.
+/// The longest name and the longest parameter of a module, in bytes.
+const MAX_NAME: usize = 64;
 const MAX_PARAMETER: usize = 1024;
 
 /// The kernel modules of one guest.
@@ -64,7 +65,8 @@ impl ModulePlan {
 
         let found = toolkit.drivers_not_in_shim(shim, &software.identities, progress)?;
 
-        // Init loads what the configuration names, what a function needs, and what `/share` needs.
+        // Init loads the named modules, then those that a function needs, and then those for
+        // `/share`.
         let mut wanted = named;
         for name in found {
             if !wanted.iter().any(|request| request.name == name) {
@@ -73,10 +75,10 @@ impl ModulePlan {
         }
 
         let vfio = (software.driver == Driver::Vfio).then_some(VFIO_MODULES).into_iter().flatten();
-        let infrastructure: Vec<&str> =
-            share.iter().copied().chain(vfio).filter(|name| tree.has(name)).collect();
-        let names: Vec<&str> =
-            wanted.iter().map(|request| request.name.as_str()).chain(infrastructure).collect();
+        // Modules that the caller did not name may be missing: the guest then reports what it
+        // lacks.
+        let unnamed: Vec<&str> = share.iter().copied().chain(vfio).filter(|name| tree.has(name)).collect();
+        let names: Vec<&str> = wanted.iter().map(|request| request.name.as_str()).chain(unnamed).collect();
         let included = tree.closure(&names, progress)?;
 
         wanted.extend(share_requests(share).filter(|module| module.name != CHECKSUM || tree.has(CHECKSUM)));
@@ -91,7 +93,8 @@ impl ModulePlan {
             return Err(GuestError::Unsuitable { path: toolkit.kernel.image.clone(), problem });
         }
 
-        // The caller's initramfs may have the modules for `/share`.
+        // The caller's initramfs may have the modules for `/share`. Not every kernel has that of
+        // the checksum, so init is not asked to load it.
         let wanted: Vec<_> = share_requests(share).filter(|module| module.name != CHECKSUM).collect();
         Ok(Self { included: Vec::new(), load: load_lines(&wanted, None)? })
     }
@@ -154,7 +157,7 @@ fn share_requests(modules: &[&str]) -> impl Iterator<Item = ModuleRequest> {
     modules.iter().map(|&name| ModuleRequest { name: name.into(), parameters: Vec::new() })
 }
 
-/// Checks requests, and makes one of those for the same module.
+/// Checks requests, and merges those for the same module.
 fn merged(requests: &[ModuleRequest]) -> Result<Vec<ModuleRequest>, GuestError> {
     let mut merged: Vec<ModuleRequest> = Vec::new();
     for request in requests {
@@ -178,7 +181,7 @@ impl ModuleRequest {
                 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte))
         };
 
-        if !is_name(&self.name) || self.name.len() > 64 {
+        if !is_name(&self.name) || self.name.len() > MAX_NAME {
             let name = &self.name;
             return Err(GuestError::Request(format!("{name:?} is no name of a kernel module")));
         }

@@ -23,7 +23,9 @@ const MAX_MODULES: usize = 1 << 16;
 #[derive(Clone, Debug)]
 pub struct ModuleTree {
     root: PathBuf,
+    /// The files of the modules, by canonical name.
     paths: BTreeMap<String, PathBuf>,
+    /// The canonical names of the modules that are built into the kernel.
     builtin: BTreeSet<String>,
 }
 
@@ -150,7 +152,7 @@ impl ModuleTree {
                 continue;
             }
 
-            // Its dependencies are visited before it, in their order.
+            // The next visits are its dependencies, in their order, and then the module itself.
             let module = self.read_with_dependency_names(&name, progress)?;
             let depends: Vec<_> = module.depends.iter().rev().cloned().map(Visit::Enter).collect();
             open.push(Visit::Leave(module));
@@ -209,6 +211,7 @@ pub(crate) fn read_infos<'a>(
     progress: &Progress,
 ) -> Result<Vec<(&'a str, ModInfo)>, GuestError> {
     let mut infos = Vec::with_capacity(modules.len());
+    // `file` has the module's bytes, and `path` is its name in the log.
     let mut add = |name: &'a str, path: &Path, file: &Path| match read_info(file) {
         Ok(info) => infos.push((name, info)),
         Err(error) => tracing::warn!(%error, "{}", path.display()),
@@ -230,10 +233,12 @@ pub(crate) fn read_infos<'a>(
     Ok(infos)
 }
 
+/// Reads the description in an object file.
 fn read_info(path: &Path) -> Result<ModInfo, ModInfoError> {
     ModInfo::read(&File::open(path)?)
 }
 
+/// Reads an object file that is not compressed.
 fn read_file(path: &Path) -> Result<Vec<u8>, GuestError> {
     let size = std::fs::metadata(path).context(|| path.display().to_string())?.len();
     if size > MAX_SIZE {

@@ -26,10 +26,16 @@ pub struct Progress {
     show: Arc<Mutex<Show>>,
 }
 
+/// How progress is shown.
 enum Show {
     Nothing,
+    /// One changing line of a terminal, once a step has begun.
     Bar(Option<ProgressBar>),
-    Lines { last: Instant, step: String },
+    /// Plain lines: the time of the last one, and the present step.
+    Lines {
+        last: Instant,
+        step: String,
+    },
 }
 
 impl std::fmt::Debug for Progress {
@@ -58,12 +64,13 @@ impl Progress {
     /// Returns this display with a cancellation: once `cancelled` has returned true, the work ends
     /// soon.
     pub fn cancelled_by(self, cancelled: impl Fn() -> bool + Send + Sync + 'static) -> Self {
-        let seen = AtomicBool::new(false);
+        // A cancellation lasts, even if `cancelled` returns false afterwards.
+        let was_cancelled = AtomicBool::new(false);
         let cancelled = move || {
-            seen.load(Ordering::Relaxed) || {
-                let now = cancelled();
-                seen.fetch_or(now, Ordering::Relaxed);
-                now
+            was_cancelled.load(Ordering::Relaxed) || {
+                let is_cancelled = cancelled();
+                was_cancelled.fetch_or(is_cancelled, Ordering::Relaxed);
+                is_cancelled
             }
         };
 
@@ -75,6 +82,7 @@ impl Progress {
         (self.cancelled)()
     }
 
+    /// Returns [`GuestError::Cancelled`] when the work is to end.
     pub(crate) fn check(&self) -> Result<(), GuestError> {
         if self.is_cancelled() { Err(GuestError::Cancelled) } else { Ok(()) }
     }

@@ -17,7 +17,8 @@ use crate::{
     tool,
 };
 
-/// The compiler of the provisioned kernel. kbuild wants the same one for modules.
+/// The major version of the compiler of the provisioned kernel. kbuild needs the same one for
+/// modules.
 const KERNEL_GCC: u32 = 12;
 
 /// The parts that the caller supplies. The others are found or provisioned.
@@ -91,6 +92,7 @@ pub(crate) struct Lspci {
     pub(crate) program: PathBuf,
     pub(crate) loader: PathBuf,
     pub(crate) libraries: Vec<PathBuf>,
+    /// The names of vendors and devices (`pci.ids`).
     pub(crate) names: PathBuf,
 }
 
@@ -102,6 +104,7 @@ pub struct Toolkit {
     /// The kernel.
     pub kernel: Kernel,
     pub(crate) programs: Programs,
+    /// The caller's initramfs, to which nicforge's own is appended.
     pub(crate) initrd: Option<PathBuf>,
     /// The program of our own virtual machine, if the caller named one.
     pub(crate) vm: Option<PathBuf>,
@@ -231,12 +234,13 @@ fn qemu_tree(cache: &Cache, _locked: &Locked, progress: &Progress) -> Result<Pat
 
 /// Returns the private tree with a kernel and the programs for a guest.
 fn linux_tree(cache: &Cache, _locked: &Locked, progress: &Progress) -> Result<PathBuf, GuestError> {
-    let compiler = !has_gcc(KERNEL_GCC, progress)?;
+    let needs_gcc = !has_gcc(KERNEL_GCC, progress)?;
     let make =
         tool::run_quietly("asking make", std::process::Command::new("make").arg("--version"), progress);
     let mut packages = vec!["linux-image-amd64", "linux-headers-amd64", "busybox-static", "pciutils"];
     let mut assumed = vec!["initramfs-tools", "linux-initramfs-tool", "kmod", "linux-base"];
-    if !compiler {
+    // The headers' package depends on the compiler. apt downloads it unless it counts as installed.
+    if !needs_gcc {
         assumed.push("linux-compiler-gcc-12-x86");
     }
 
@@ -245,7 +249,7 @@ fn linux_tree(cache: &Cache, _locked: &Locked, progress: &Progress) -> Result<Pa
     }
 
     let selection = Selection { what: "a kernel", suites: &["bookworm"], target: None, packages, assumed };
-    let name = if compiler { "linux-bookworm-gcc" } else { "linux-bookworm" };
+    let name = if needs_gcc { "linux-bookworm-gcc" } else { "linux-bookworm" };
     provide_tree(cache, name, &selection, progress, relocate_headers)
 }
 
@@ -273,7 +277,8 @@ pub(crate) fn gcc(major: u32, progress: &Progress) -> Result<Option<String>, Gue
     Ok(None)
 }
 
-/// Downloads and unpacks a selection, unless its tree exists.
+/// Returns the cache's tree `name`. Unless it exists, a selection is downloaded and unpacked, and
+/// `finish` changes the tree's files.
 fn provide_tree(
     cache: &Cache,
     name: &str,
@@ -346,6 +351,7 @@ fn kernel_in_tree(tree: &Path) -> Result<Kernel, GuestError> {
     })
 }
 
+/// Returns the programs for a guest from an unpacked tree of packages.
 fn programs_in_tree(tree: &Path, progress: &Progress) -> Result<Programs, GuestError> {
     let folders = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"].map(|folder| tree.join(folder));
     let library_path = folders.map(|folder| folder.display().to_string()).join(":");
@@ -361,8 +367,8 @@ fn programs_in_tree(tree: &Path, progress: &Progress) -> Result<Programs, GuestE
 /// Returns the host's own programs, if its busybox is static.
 fn programs_of_host(progress: &Progress) -> Result<Option<Programs>, GuestError> {
     let Some(busybox) = on_path("busybox") else { return Ok(None) };
-    let (_, needs) = elf::read_with_dependencies(&busybox, progress)?;
-    if !needs.is_empty() {
+    let (_, dependencies) = elf::read_with_dependencies(&busybox, progress)?;
+    if !dependencies.is_empty() {
         return Ok(None);
     }
 
@@ -373,6 +379,7 @@ fn programs_of_host(progress: &Progress) -> Result<Option<Programs>, GuestError>
     let lspci = match (on_path("lspci"), names) {
         (Some(program), Some(names)) => {
             let (_, mut libraries) = elf::read_with_dependencies(&program, progress)?;
+            // The last dependency is the loader.
             libraries.pop().map(|loader| Lspci { program, loader, libraries, names })
         }
         _ => None,

@@ -112,6 +112,7 @@ impl Qemu {
             }
         }
 
+        // QEMU lists the folders of its firmware.
         let folders = self.ask(&["-L", "help"], progress)?;
         for name in FIRMWARE {
             let found = folders.iter().map(|folder| Path::new(folder).join(name)).find(|path| path.is_file());
@@ -134,7 +135,8 @@ impl Qemu {
         Ok(path.map(|path| Loader { path: path.into(), library_path: String::new() }))
     }
 
-    /// Asks the QEMU for its devices and its version. Without the required device it is refused.
+    /// Runs the program to find out its devices and its version. Without the required device it is
+    /// refused.
     fn examined(mut self, progress: &Progress) -> Result<Self, GuestError> {
         if !self.ask(&["-device", "help"], progress)?.iter().any(|line| line.contains(DEVICE)) {
             let problem = "has no device vfio-user-pci; QEMU 10.1 and newer have it";
@@ -153,6 +155,7 @@ impl Qemu {
         tool::run_quietly(&what, self.command().args(arguments), progress)
     }
 
+    /// Returns an error about the program.
     fn unsuitable(&self, problem: String) -> GuestError {
         GuestError::Unsuitable { path: self.program.clone(), problem }
     }
@@ -162,6 +165,7 @@ impl Qemu {
         &self.version
     }
 
+    /// Returns the command that starts the program, by its loader and with its firmware.
     pub(crate) fn command(&self) -> Command {
         let mut command = match &self.loader {
             Some(loader) => {

@@ -15,10 +15,13 @@ use crate::{
     tool,
 };
 
+/// Bytes of a digest that names a module in the cache.
+const DIGEST_SIZE: usize = 12;
+
 /// Names and contents of the module's sources.
 static SOURCES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/shim_sources.rs"));
 
-/// The major version of the provisioned kernel's compiler.
+/// The major version of the compiler that built the provisioned kernel.
 const GCC: u32 = 12;
 
 impl Toolkit {
@@ -154,23 +157,25 @@ fn tree_libraries(tree: &Path) -> Result<PathBuf, GuestError> {
     }
 
     let making = tempfile::tempdir_in(tree).context(|| tree.display().to_string())?;
-    for (from, up) in [
+    // Folders of libraries: in the tree, and as the target of links in the new folder.
+    for (source, link_target) in [
         ("usr/lib/x86_64-linux-gnu", "../usr/lib/x86_64-linux-gnu"),
         ("lib/x86_64-linux-gnu", "../lib/x86_64-linux-gnu"),
     ] {
-        let Ok(entries) = std::fs::read_dir(tree.join(from)) else { continue };
+        let Ok(entries) = std::fs::read_dir(tree.join(source)) else { continue };
         for entry in entries.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             if KBUILD_LIBRARIES.iter().any(|wanted| name.starts_with(wanted)) {
                 // Two folders may have the same library; one is enough.
-                let _ = std::os::unix::fs::symlink(format!("{up}/{name}"), making.path().join(&name));
+                let _ =
+                    std::os::unix::fs::symlink(format!("{link_target}/{name}"), making.path().join(&name));
             }
         }
     }
 
     let made = making.keep();
     if std::fs::rename(&made, &folder).is_err() {
-        // Another process was faster.
+        // Another process has made the folder meanwhile.
         let _ = std::fs::remove_dir_all(&made);
     }
 
@@ -198,7 +203,7 @@ fn has_sources() -> bool {
     SOURCES.iter().any(|(name, _)| *name == "Kbuild" || *name == "Makefile")
 }
 
-/// Returns a name for a module, which changes with its sources and with the kernel.
+/// Returns the part of a module's name in the cache that changes with its sources and the kernel.
 fn module_digest(sources: &[(&str, &[u8])], kernel: &Kernel) -> String {
     let mut hash = Sha256::new();
     let mut add = |bytes: &[u8]| {
@@ -214,5 +219,5 @@ fn module_digest(sources: &[(&str, &[u8])], kernel: &Kernel) -> String {
         add(content);
     }
 
-    hex(&hash.finalize()[..12])
+    hex(&hash.finalize()[..DIGEST_SIZE])
 }

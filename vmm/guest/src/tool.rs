@@ -30,31 +30,32 @@ const MAX_KEPT_OUTPUT: usize = 4096;
 /// The longest line that is passed on in one piece, in bytes.
 const MAX_LINE: u64 = 64 * 1024;
 
-/// Puts the command's process into a process group of its own and lets it end when the calling
-/// thread ends.
+/// Puts the command's process into a process group of its own, and has the kernel kill it when the
+/// calling thread ends.
 ///
-/// The *thread* counts, so it must outlive the child.
+/// The end of the *thread* counts, not of the process. The thread must therefore wait for the
+/// child.
 pub(crate) fn end_with_this_thread(command: &mut Command) -> &mut Command {
     command.process_group(0);
     let parent = getpid();
-    let ask = move || {
+    let before_exec = move || {
         prctl::set_pdeathsig(Signal::SIGKILL)?;
-        // If the parent ended before the request, the signal never comes.
+        // If the parent has ended already, the signal never comes.
         if getppid() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
     };
 
     // SAFETY: the closure makes two system calls, which are async-signal-safe, and allocates no
     // memory.
-    unsafe { command.pre_exec(ask) }
+    unsafe { command.pre_exec(before_exec) }
 }
 
-/// Runs a tool to its end and returns the lines of its standard output. `line` is called with each
-/// as it arrives.
+/// Runs a tool to its end and returns the lines of its standard output. `on_line` gets each as it
+/// arrives. `what` is the operation, for errors.
 pub(crate) fn run(
     what: &str,
     command: &mut Command,
     progress: &Progress,
-    line: impl Fn(&str) + Send + 'static,
+    on_line: impl Fn(&str) + Send + 'static,
 ) -> Result<Vec<String>, GuestError> {
     progress.check()?;
     let program = command.get_program().to_string_lossy().into_owned();
@@ -65,7 +66,7 @@ pub(crate) fn run(
         .spawn()
         .map_err(|source| GuestError::Start { what: what.to_owned(), program, source })?;
 
-    let output = child.stdout.take().map(|pipe| collect(pipe, line));
+    let output = child.stdout.take().map(|pipe| collect(pipe, on_line));
     let errors = child.stderr.take().map(|pipe| collect(pipe, |_| ()));
     let status = wait(what, &mut child, progress);
     let output = output.map(join_reader).unwrap_or_default();
@@ -75,11 +76,12 @@ pub(crate) fn run(
         return Ok(output);
     }
 
+    // Some tools report their errors on standard output.
     let reported = if errors.iter().all(|line| line.trim().is_empty()) { &output } else { &errors };
     Err(GuestError::Tool { what: what.to_owned(), status, output: last_lines(reported) })
 }
 
-/// Runs a tool without looking at its output before its end.
+/// Runs a tool to its end and returns the lines of its standard output, as [`run`] does.
 pub(crate) fn run_quietly(
     what: &str,
     command: &mut Command,
@@ -96,7 +98,7 @@ fn wait(what: &str, child: &mut Child, progress: &Progress) -> Result<std::proce
         }
 
         if progress.is_cancelled() {
-            // The whole group is ended, as the tool's own children hold the pipes.
+            // The tool's own children hold the pipes open too, so the whole group is killed.
             let _ = killpg(Pid::from_raw(child.id() as i32), Signal::SIGKILL);
             let _ = child.wait();
             return Err(GuestError::Cancelled);
@@ -106,11 +108,11 @@ fn wait(what: &str, child: &mut Child, progress: &Progress) -> Result<std::proce
     }
 }
 
-/// Starts a thread that reads lines until the pipe ends, passes each to `line`, and returns all of
-/// them.
+/// Starts a thread that reads lines until the pipe ends, passes each to `on_line`, and returns all
+/// of them.
 fn collect(
     pipe: impl Read + Send + 'static,
-    line: impl Fn(&str) + Send + 'static,
+    on_line: impl Fn(&str) + Send + 'static,
 ) -> JoinHandle<Vec<String>> {
     std::thread::spawn(move || {
         let mut pipe = BufReader::new(pipe);
@@ -123,7 +125,7 @@ fn collect(
                 Ok(0) | Err(_) => return lines,
                 Ok(_) => {
                     let text = String::from_utf8_lossy(&bytes).trim_end().to_owned();
-                    line(&text);
+                    on_line(&text);
                     lines.push(text);
                 }
             }

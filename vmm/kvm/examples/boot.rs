@@ -25,10 +25,12 @@ use nicforge_virtio_devices::{
     rng::VirtioRng,
 };
 
+/// Slot of the first function.
+const FIRST_SLOT: u8 = 3;
 /// Time limit of the whole run.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Time limit of a call to a server.
-const CALL: Duration = Duration::from_secs(5);
+/// Time limit of a call to a function's server.
+const CALL_LIMIT: Duration = Duration::from_secs(5);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -40,8 +42,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let config = VmConfig::new(kernel).initrd(initrd).command_line(command_line);
     let mut vm = Vm::new(&config)?;
     vm.serial(0, Box::new(std::io::stdout()))?;
-    for (slot, text) in (3..).zip(functions) {
-        vm.plug(slot, function(text)?)?;
+    for (slot, text) in (FIRST_SLOT..).zip(functions) {
+        vm.plug(slot, make_function(text)?)?;
     }
 
     let mut running = vm.start()?;
@@ -61,8 +63,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
 }
 
-/// Makes a function.
-fn function(text: &str) -> Result<Arc<dyn Function>, Box<dyn std::error::Error>> {
+/// Makes the function that an argument of the command line names.
+fn make_function(text: &str) -> Result<Arc<dyn Function>, Box<dyn std::error::Error>> {
     if text == "rng" {
         return Ok(Arc::new(LocalFunction::of_device("rng", Box::new(VirtioRng::device()))?));
     }
@@ -70,5 +72,5 @@ fn function(text: &str) -> Result<Arc<dyn Function>, Box<dyn std::error::Error>>
         let image = Image::open(file.as_ref(), Access::ReadOnly)?;
         return Ok(Arc::new(LocalFunction::of_device("disk", Box::new(VirtioBlk::device(image, "disk")))?));
     }
-    Ok(Arc::new(RemoteFunction::connect(text, CALL)?))
+    Ok(Arc::new(RemoteFunction::connect(text, CALL_LIMIT)?))
 }

@@ -12,7 +12,8 @@ use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 
-/// Why a process could not be confined. It is not confined then, or refuses too little.
+/// Why a process could not be confined. After such an error, all system calls are still allowed,
+/// or all but `clone3`.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfineError {
     /// The filter is impossible on this processor.
@@ -81,17 +82,17 @@ const ALLOWED: &[c_long] = &[
     libc::SYS_exit,
     libc::SYS_exit_group,
     libc::SYS_getrandom,
-    // Answered with an error by the other filter.
+    // The first filter of `confine` makes it fail with `ENOSYS`.
     libc::SYS_clone3,
 ];
 
-/// The request codes of `ioctl`: those of KVM have this type in their second byte. The others ask
-/// for the settings of a terminal, and set whether a descriptor blocks.
-const KVM_REQUESTS: u64 = 0xae00;
-const REQUEST_TYPE: u64 = 0xff00;
+/// The type of KVM's `ioctl` requests (`KVMIO`), and the bits of a request that are its type.
+const KVM_IOCTL_TYPE: u64 = 0xae << 8;
+const IOCTL_TYPE_MASK: u64 = 0xff << 8;
 
 /// Confines all threads of the process, and those that it starts, for ever. Other system calls than
-/// the allowed ones fail with `EPERM`. So they do in programs' own code, for example its files.
+/// the allowed ones fail with `EPERM`. That holds for the calling program's own code too: it can
+/// open no file any more.
 ///
 /// A program calls it when its machines run, or when all that they need is open: sockets of
 /// functions, files of disks, and destinations of serial ports. [`crate::Running::restart`] works
@@ -100,35 +101,42 @@ const REQUEST_TYPE: u64 = 0xff00;
 /// # Errors
 /// [`ConfineError`]
 pub fn confine() -> Result<(), ConfineError> {
-    // The C library starts a thread by `clone` where there is no `clone3`, whose arguments are in
-    // memory and so out of a filter's reach.
-    let no_clone3 = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
-    apply(no_clone3, SeccompAction::Allow, SeccompAction::Errno(libc::ENOSYS as u32))?;
+    // The arguments of `clone3` are in memory, where a filter cannot check them. The C library
+    // starts threads by `clone` when `clone3` fails with `ENOSYS`.
+    let any_arguments = Vec::new();
+    let no_clone3 = BTreeMap::from([(libc::SYS_clone3, any_arguments)]);
+    apply(no_clone3, SeccompAction::Errno(libc::ENOSYS as u32), SeccompAction::Allow)?;
 
     let mut rules: BTreeMap<_, _> = ALLOWED.iter().map(|call| (*call, Vec::new())).collect();
     rules.extend(restricted()?);
-    apply(rules, SeccompAction::Errno(libc::EPERM as u32), SeccompAction::Allow)
+    apply(rules, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32))
 }
 
-/// Returns the system calls that are allowed with certain arguments, each with its rules.
+/// Returns the system calls that are allowed with certain arguments, each with its rules. One rule
+/// that matches allows the call. The first parameter of a rule is the argument's number from 0 on.
 fn restricted() -> Result<Vec<(c_long, Vec<SeccompRule>)>, ConfineError> {
     let equal = |argument, value: u64| rule(argument, SeccompCmpOp::Eq, value);
     let masked = |argument, mask: u64, value: u64| rule(argument, SeccompCmpOp::MaskedEq(mask), value);
-    let no_code = || Ok::<_, ConfineError>(vec![masked(2, libc::PROT_EXEC as u64, 0)?]);
-    let thread = (libc::CLONE_VM | libc::CLONE_THREAD) as u64;
+    let not_executable = || Ok::<_, ConfineError>(vec![masked(2, libc::PROT_EXEC as u64, 0)?]);
+    let thread_flags = (libc::CLONE_VM | libc::CLONE_THREAD) as u64;
 
     Ok(vec![
+        // The requests of KVM, reading a terminal's settings, and making a descriptor non-blocking.
         (
             libc::SYS_ioctl,
-            vec![masked(1, REQUEST_TYPE, KVM_REQUESTS)?, equal(1, libc::TCGETS)?, equal(1, libc::FIONBIO)?],
+            vec![
+                masked(1, IOCTL_TYPE_MASK, KVM_IOCTL_TYPE)?,
+                equal(1, libc::TCGETS)?,
+                equal(1, libc::FIONBIO)?,
+            ],
         ),
-        (libc::SYS_mmap, no_code()?),
-        (libc::SYS_mprotect, no_code()?),
+        (libc::SYS_mmap, not_executable()?),
+        (libc::SYS_mprotect, not_executable()?),
         // A thread, but no process.
-        (libc::SYS_clone, vec![masked(0, thread, thread)?]),
+        (libc::SYS_clone, vec![masked(0, thread_flags, thread_flags)?]),
         // A thread's name.
         (libc::SYS_prctl, vec![equal(0, libc::PR_SET_NAME as u64)?]),
-        // Limits are read, not set.
+        // Limits are read, not set: the pointer to new limits is null.
         (libc::SYS_prlimit64, vec![rule_wide(2, SeccompCmpOp::Eq, 0)?]),
     ])
 }
@@ -145,13 +153,14 @@ fn rule_wide(argument: u8, operation: SeccompCmpOp, value: u64) -> Result<Seccom
     Ok(SeccompRule::new(vec![condition])?)
 }
 
-/// Applies a filter to all threads.
+/// Applies a filter to all threads: what happens to calls that match a rule, and to other calls. A
+/// call without rules in the map matches with any arguments.
 fn apply(
     rules: BTreeMap<c_long, Vec<SeccompRule>>,
+    matching: SeccompAction,
     others: SeccompAction,
-    these: SeccompAction,
 ) -> Result<(), ConfineError> {
-    let filter = SeccompFilter::new(rules, others, these, ARCH.try_into()?)?;
+    let filter = SeccompFilter::new(rules, others, matching, ARCH.try_into()?)?;
     let program: BpfProgram = filter.try_into()?;
     Ok(seccompiler::apply_filter_all_threads(&program)?)
 }

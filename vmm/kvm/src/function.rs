@@ -53,7 +53,7 @@ pub enum BarKind {
     Io,
     /// Memory with an address of 32 bits.
     Memory32,
-    /// Memory with an address of 64 bits. It has the next BAR's register too.
+    /// Memory with an address of 64 bits. Its upper half is in the next BAR's register.
     Memory64,
 }
 
@@ -68,7 +68,8 @@ pub struct Area {
     pub file: Arc<File>,
     /// Start in the file, in bytes, a multiple of 4096.
     pub file_offset: u64,
-    /// Whether stores change it. Otherwise they reach [`Function::bar_write`].
+    /// Whether the guest's stores change it. Otherwise they are exits, and reach
+    /// [`Function::bar_write`].
     pub writable: bool,
 }
 
@@ -85,8 +86,8 @@ pub struct Bar {
     pub areas: Vec<Area>,
 }
 
-/// A register whose writes mean no more than that they happened. The guest's writes to it, of any
-/// value and width, signal an eventfd, and do not reach [`Function::bar_write`].
+/// A register for which only counts that it was written, not the value. The guest's writes to it,
+/// of any value and width, signal an eventfd, and do not reach [`Function::bar_write`].
 #[derive(Clone, Debug)]
 pub struct Doorbell {
     /// Number of the BAR, from 0 to 5.
@@ -142,15 +143,16 @@ pub trait Function: Send + Sync {
     /// [`FunctionError`]
     fn bind_vector(&self, vector: u16, event: BorrowedFd<'_>) -> Result<(), FunctionError>;
 
-    /// Takes the eventfds of all MSI-X vectors away.
+    /// Removes the eventfds of all MSI-X vectors.
     ///
     /// # Errors
     /// [`FunctionError`]
     fn release_vectors(&self) -> Result<(), FunctionError>;
 
     /// Sets the eventfds of the interrupt line (INTx): the function writes to `raised` when it
-    /// asserts its line, and looks at the line again after each write to `serviced`. It is called
-    /// for functions whose configuration space names an interrupt pin.
+    /// asserts its line. After each write to `serviced` it writes to `raised` again if its line is
+    /// still asserted. The bus calls it for functions whose configuration space names an interrupt
+    /// pin.
     ///
     /// # Errors
     /// [`FunctionError`]

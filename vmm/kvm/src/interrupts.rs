@@ -12,17 +12,18 @@ use crate::{
     layout::IO_APIC_PINS,
 };
 
-/// Number of routes that KVM has.
+/// Most routes that KVM takes.
 const MOST_ROUTES: u32 = 4096;
 
-/// A number of an interrupt that is a message.
+/// The number (GSI) of an interrupt that is an MSI message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MessageNumber(u32);
 
 /// The interrupts of a virtual machine.
 pub(crate) struct Interrupts {
     hypervisor: Arc<dyn Hypervisor>,
-    /// The messages, by number from [`IO_APIC_PINS`] on.
+    /// The messages, by number from [`IO_APIC_PINS`] on. `None` is a reserved number whose message
+    /// is not set yet.
     messages: Mutex<Vec<Option<Message>>>,
 }
 
@@ -34,7 +35,7 @@ impl Interrupts {
         Ok(interrupts)
     }
 
-    /// Reserves a number for a message. It is never returned.
+    /// Reserves a number for a message, for the life of the virtual machine.
     pub(crate) fn reserve(&self) -> Result<MessageNumber, VmError> {
         let mut messages = self.messages.lock().unwrap_or_else(PoisonError::into_inner);
         let number = IO_APIC_PINS + messages.len() as u32;
@@ -54,6 +55,7 @@ impl Interrupts {
         let entry = messages.get_mut(index);
         let Some(entry) = entry.filter(|entry| **entry != Some(message)) else { return Ok(()) };
 
+        // If the hypervisor refuses the routes, the earlier ones are still in force.
         let earlier = entry.replace(message);
         let set = self.set_routes(&messages);
         if set.is_err()
@@ -75,17 +77,19 @@ impl Interrupts {
         self.hypervisor.connect_line(raised, serviced, pin)
     }
 
-    /// Sends a message for each write to an eventfd, and for earlier ones that were not sent.
+    /// Sends a number's message for each write to an eventfd, and one for earlier writes that sent
+    /// none.
     pub(crate) fn connect(&self, event: &Event, number: MessageNumber) -> Result<(), VmError> {
         self.hypervisor.connect(event, number.0)
     }
 
-    /// Lets the writes to an eventfd wait.
+    /// Sends no message any more for writes to an eventfd. Its counter keeps them until it is
+    /// connected again.
     pub(crate) fn disconnect(&self, event: &Event, number: MessageNumber) -> Result<(), VmError> {
         self.hypervisor.disconnect(event, number.0)
     }
 
-    /// Replaces all routes.
+    /// Replaces the hypervisor's routes: the inputs of the I/O APIC, and these messages.
     fn set_routes(&self, messages: &[Option<Message>]) -> Result<(), VmError> {
         let pins = (0..IO_APIC_PINS).map(|pin| (pin, Route::Pin(pin)));
         let messages = (IO_APIC_PINS..).zip(messages);

@@ -1,8 +1,9 @@
-//! Addresses of the machine.
+//! Addresses of the virtual machine's memory, registers and I/O ports.
 
 use std::ops::Range;
 
-/// First address that is no RAM below 4 GiB.
+/// Start of the addresses below 4 GiB that have no RAM: those of BARs, the configuration space and
+/// the interrupt controllers.
 pub(crate) const HOLE: u64 = 0xc000_0000;
 /// First address of the RAM that does not fit below the hole.
 pub(crate) const HIGH_RAM: u64 = 1 << 32;
@@ -17,10 +18,11 @@ pub(crate) const WINDOW_IO: Range<u64> = 0x1000..0x1_0000;
 /// The configuration space of bus 0 (ECAM): 4 KiB for each function.
 pub(crate) const ECAM: Range<u64> = 0xe000_0000..0xe010_0000;
 
-/// KVM needs four pages of its own on Intel's processors.
+/// Guest addresses that KVM uses itself on Intel's processors: a page table for real mode, and the
+/// three pages of a task state segment.
 pub(crate) const IDENTITY_MAP: u64 = 0xfffb_c000;
 pub(crate) const TSS: usize = 0xfffb_d000;
-/// Registers of KVM's interrupt controllers.
+/// Addresses of the registers of KVM's interrupt controllers.
 pub(crate) const IO_APIC: u32 = 0xfec0_0000;
 pub(crate) const LOCAL_APIC: u32 = 0xfee0_0000;
 
@@ -44,31 +46,47 @@ pub(crate) const ACPI: Range<u64> = 0xe_0000..RESET_VECTOR;
 /// machine. Linux does so where the hardware is reduced and there is no EFI.
 pub(crate) const RESET_VECTOR: u64 = 0xf_fff0;
 
-/// The serial ports: the first I/O port of each, and its interrupt. On a PC the third one shares
-/// the first one's interrupt; an interrupt of its own is simpler.
-pub(crate) const SERIAL: [(u16, u32); 3] = [(0x3f8, 4), (0x2f8, 3), (0x3e8, 5)];
-/// I/O ports of a serial port.
-pub(crate) const SERIAL_PORTS: u16 = 8;
+/// The addresses of a serial port.
+#[derive(Clone, Copy)]
+pub(crate) struct SerialResources {
+    /// First of its [`SERIAL_REGISTERS`] I/O ports.
+    pub(crate) first_port: u16,
+    /// Its input of the I/O APIC.
+    pub(crate) pin: u32,
+}
 
-/// ACPI's registers for sleep and reset.
+/// The serial ports. On a PC the third one shares the first one's interrupt; an interrupt of its
+/// own is simpler.
+pub(crate) const SERIAL_PORTS: [SerialResources; 3] = [
+    SerialResources { first_port: 0x3f8, pin: 4 },
+    SerialResources { first_port: 0x2f8, pin: 3 },
+    SerialResources { first_port: 0x3e8, pin: 5 },
+];
+/// Number of registers of a serial port, each in an I/O port of its own.
+pub(crate) const SERIAL_REGISTERS: u16 = 8;
+
+/// I/O ports of ACPI's registers for sleep and reset.
 pub(crate) const SLEEP_CONTROL: u16 = 0x600;
 pub(crate) const SLEEP_STATUS: u16 = 0x601;
 pub(crate) const RESET: u16 = 0x602;
-/// The value that resets the machine.
+/// The value of [`RESET`] that resets the machine.
 pub(crate) const RESET_VALUE: u8 = 1;
 /// The type of the sleep state S5, power-off.
 pub(crate) const POWER_OFF_TYPE: u8 = 5;
-/// The value of [`SLEEP_CONTROL`] that switches the machine off: type and enable.
+/// The value of [`SLEEP_CONTROL`] that switches the machine off: the type from bit 2 on (SLP_TYP),
+/// and the bit that enters the state (SLP_EN).
 pub(crate) const POWER_OFF: u8 = POWER_OFF_TYPE << 2 | 1 << 5;
 
-/// Inputs of KVM's I/O APIC.
+/// Number of inputs of KVM's I/O APIC. The first 16 have the numbers of a PC's interrupts; the
+/// others are for the slots of the bus.
 pub(crate) const IO_APIC_PINS: u32 = 24;
+const FIRST_PCI_PIN: u32 = 16;
 
 /// Number of slots of the bus.
 pub(crate) const PCI_SLOTS: u8 = 32;
 
-/// Returns the input of the I/O APIC for the interrupt line of a slot. Eight inputs serve all
-/// slots.
+/// Returns the input of the I/O APIC for the interrupt line of a slot. Several slots share an
+/// input.
 pub(crate) fn interrupt_line(slot: u8) -> u32 {
-    16 + u32::from(slot) % 8
+    FIRST_PCI_PIN + u32::from(slot) % (IO_APIC_PINS - FIRST_PCI_PIN)
 }

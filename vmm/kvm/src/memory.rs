@@ -64,7 +64,8 @@ impl Ram {
         let file = memfd_create(c"nicforge-ram", flags).map_err(|error| failed(&error))?;
         let file = Arc::new(File::from(file));
         file.set_len(size).map_err(|error| failed(&error))?;
-        // Servers of functions get the file, and cannot take pages out of this process.
+        // Servers of functions get the file too. The seals keep them from shrinking it, which would
+        // make accesses of this process fail with SIGBUS.
         let seals = SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&*file, FcntlArg::F_ADD_SEALS(seals)).map_err(|error| failed(&error))?;
 
@@ -128,7 +129,7 @@ impl Ram {
     }
 }
 
-/// Returns the ranges of RAM of a size: below the hole, and above 4 GiB.
+/// Returns the ranges of RAM of a size: below the hole, and from 4 GiB on what does not fit there.
 fn ranges(size: u64) -> Vec<RamRange> {
     let low = RamRange { address: 0, size: size.min(HOLE), file_offset: 0 };
     let high = RamRange { address: HIGH_RAM, size: size - low.size, file_offset: low.size };

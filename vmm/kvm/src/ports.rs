@@ -1,4 +1,4 @@
-//! The exits of processors: which device answers which address and which port.
+//! The accesses that cause exits of processors: which device answers which address and I/O port.
 
 use std::sync::Arc;
 
@@ -8,7 +8,9 @@ use crate::{
     function::Function,
     hypervisor::Hypervisor,
     interrupts::Interrupts,
-    layout::{ECAM, POWER_OFF, RESET, RESET_VALUE, SERIAL, SERIAL_PORTS, SLEEP_CONTROL, SLEEP_STATUS},
+    layout::{
+        ECAM, POWER_OFF, RESET, RESET_VALUE, SERIAL_PORTS, SERIAL_REGISTERS, SLEEP_CONTROL, SLEEP_STATUS,
+    },
     memory::Ram,
     pci::{PciBus, Space},
     power::{End, Power},
@@ -22,7 +24,7 @@ use crate::{
 /// A [`crate::Vm`] has one. It is public for tests of the devices without a processor.
 pub struct Devices {
     pub(crate) bus: PciBus,
-    pub(crate) serial: [SerialPort; SERIAL.len()],
+    pub(crate) serial: [SerialPort; SERIAL_PORTS.len()],
     pub(crate) power: Power,
     pub(crate) exits: ExitCounters,
 }
@@ -36,7 +38,7 @@ impl Devices {
         let slots = Arc::new(Slots::new(hypervisor.clone()));
         ram.map(&slots)?;
         let interrupts = Arc::new(Interrupts::new(hypervisor)?);
-        let [first, second, third] = SERIAL.map(|(_, pin)| SerialPort::new(&interrupts, pin));
+        let [first, second, third] = SERIAL_PORTS.map(|port| SerialPort::new(&interrupts, port.pin));
 
         let serial = [first?, second?, third?];
         let bus = PciBus::new(slots, interrupts);
@@ -62,7 +64,8 @@ impl Devices {
     /// answers reads as ones.
     pub fn memory_read(&self, address: u64, data: &mut [u8]) {
         if !data.len().is_power_of_two() {
-            // One access to two pages comes in two parts of any length.
+            // KVM cuts an access that crosses pages in two. A part may have 3, 5, 6 or 7 bytes, for
+            // which devices have no access: they get single bytes.
             let bytes = (0..).zip(data.chunks_mut(1));
             return bytes.for_each(|(at, byte)| self.memory_read(address.wrapping_add(at), byte));
         }
@@ -79,6 +82,7 @@ impl Devices {
     /// Carries out a store of 1 to 8 bytes to an address without writable memory.
     pub fn memory_write(&self, address: u64, data: &[u8]) {
         if !data.len().is_power_of_two() {
+            // As in `memory_read`.
             let bytes = (0..).zip(data.chunks(1));
             return bytes.for_each(|(at, byte)| self.memory_write(address.wrapping_add(at), byte));
         }
@@ -96,9 +100,11 @@ impl Devices {
     /// ones.
     pub fn port_read(&self, port: u16, data: &mut [u8]) {
         count(&self.exits.ports);
-        match (serial_port(port), &mut *data) {
+        match (serial_register(port), &mut *data) {
+            // No sleep state has ended in a wake-up.
             (_, [byte]) if port == SLEEP_STATUS => *byte = 0,
             (Some((number, register)), [byte]) => *byte = self.serial[number].read(register),
+            // A serial port's registers are read byte by byte.
             (Some(_), bytes) => bytes.fill(0xff),
             (None, bytes) if !matches!(bytes.len(), 1 | 2 | 4) => bytes.fill(0xff),
             (None, bytes) => self.bus.read(Space::Io, port.into(), bytes),
@@ -111,17 +117,24 @@ impl Devices {
         match (port, data) {
             (SLEEP_CONTROL, [POWER_OFF]) => self.power.end(End::PowerOff),
             (RESET, [RESET_VALUE]) => self.power.end(End::Reset),
-            (_, bytes) => match (serial_port(port), bytes) {
+            (_, bytes) => match (serial_register(port), bytes) {
                 (Some((number, register)), [byte]) => self.serial[number].write(register, *byte),
                 (None, [_] | [_, _] | [_, _, _, _]) => self.bus.write(Space::Io, port.into(), bytes),
+                // A wide write to a serial port, or one of another length: ignored.
                 _ => {}
             },
         }
     }
 }
 
-/// Returns the serial port and its register at an I/O port.
-fn serial_port(port: u16) -> Option<(usize, u8)> {
-    let at = |first: u16| port.checked_sub(first).filter(|register| *register < SERIAL_PORTS);
-    SERIAL.iter().enumerate().find_map(|(number, (first, _))| Some((number, at(*first)? as u8)))
+/// Returns the serial port's number and the register's number that an I/O port belongs to, if any.
+fn serial_register(port: u16) -> Option<(usize, u8)> {
+    let register_of = |first_port: u16| {
+        let register = port.checked_sub(first_port)?;
+        (register < SERIAL_REGISTERS).then_some(register as u8)
+    };
+    SERIAL_PORTS
+        .iter()
+        .enumerate()
+        .find_map(|(number, serial)| Some((number, register_of(serial.first_port)?)))
 }

@@ -24,9 +24,15 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(5);
 /// RAM of the trial machine in bytes.
 const RAM: u64 = 2 << 20;
-/// Offsets in the trial's file: the note with the entry, and the program.
-const NOTE: usize = 176;
+/// Offsets in the trial's ELF file: the program headers behind the file's own header, the note with
+/// the entry, and the program.
+const LOAD_HEADER: usize = 64;
+const NOTE_HEADER: usize = LOAD_HEADER + 56;
+const NOTE: usize = NOTE_HEADER + 56;
 const CODE: usize = 256;
+/// Types of program headers: of a segment to load, and of notes (elf.h).
+const PT_LOAD: u32 = 1;
+const PT_NOTE: u32 = 4;
 /// The type of the note that names the PVH entry (Xen, public/elfnote.h: `PHYS32_ENTRY`).
 const PHYS32_ENTRY: u32 = 18;
 
@@ -93,15 +99,16 @@ pub fn probe() -> Result<(), VmError> {
             tracing::debug!(time = ?begin.elapsed(), "KVM runs 64-bit code");
             Ok(())
         }
-        Some(end) => Err(VmError::Request(format!("KVM runs no 64-bit code here: {}", first_words(&end)))),
+        Some(end) => Err(VmError::Request(format!("KVM runs no 64-bit code here: {}", reason(&end)))),
         None => Err(VmError::Request(format!("a 64-bit program did not end within {LIMIT:?}"))),
     }
 }
 
-/// Returns why the trial ended, without the registers.
-fn first_words(end: &End) -> String {
+/// Returns why the trial ended. The text of a failed processor ends with its registers, behind a
+/// semicolon: they are left out.
+fn reason(end: &End) -> String {
     match end {
-        End::Failed(reason) => reason.split(';').next().unwrap_or_default().to_owned(),
+        End::Failed(text) => text.split(';').next().unwrap_or_default().to_owned(),
         end => format!("{end:?}"),
     }
 }
@@ -111,23 +118,31 @@ fn kernel() -> Vec<u8> {
     let mut file = vec![0; CODE];
     let mut put = |offset: usize, bytes: &[u8]| file[offset..offset + bytes.len()].copy_from_slice(bytes);
 
-    // The file's header, with two program headers of 56 bytes at 64.
+    // The file's header: 64 bits, little-endian; an executable (2) for x86-64 (62).
     put(0, b"\x7fELF\x02\x01\x01");
     put(16, &[2, 0, 62, 0, 1]);
+    // The entry, and the offset of the program headers.
     put(24, &KERNEL_RAM.to_le_bytes());
-    put(32, &64_u64.to_le_bytes());
+    put(32, &(LOAD_HEADER as u64).to_le_bytes());
+    // The sizes of this header and of a program header, and the number of program headers.
     put(52, &[64, 0, 56, 0, 2]);
 
-    // The program, which is loaded (type 1), and the note (type 4).
-    for (at, kind, offset, size) in [(64, 1_u32, CODE, PROGRAM.len()), (120, 4, NOTE, 20)] {
-        put(at, &kind.to_le_bytes());
+    // The note: the sizes of its name and contents, its type, the name, and the entry's address.
+    let note = [4, 4, PHYS32_ENTRY, u32::from_le_bytes(*b"Xen\0"), KERNEL_RAM as u32];
+    let note = note.map(u32::to_le_bytes);
+    put(NOTE, note.as_flattened());
+
+    // Of a program header: the type, the offset in the file, the physical address, and the sizes in
+    // the file and in memory.
+    let mut put_program_header = |at: usize, type_: u32, offset: usize, size: usize| {
+        put(at, &type_.to_le_bytes());
         put(at + 8, &(offset as u64).to_le_bytes());
         put(at + 24, &KERNEL_RAM.to_le_bytes());
         put(at + 32, &(size as u64).to_le_bytes());
         put(at + 40, &(size as u64).to_le_bytes());
-    }
-    let note = [4, 4, PHYS32_ENTRY, u32::from_le_bytes(*b"Xen\0"), KERNEL_RAM as u32];
-    put(NOTE, note.map(u32::to_le_bytes).as_flattened());
+    };
+    put_program_header(LOAD_HEADER, PT_LOAD, CODE, PROGRAM.len());
+    put_program_header(NOTE_HEADER, PT_NOTE, NOTE, note.as_flattened().len());
 
     file.extend(PROGRAM);
     file

@@ -8,12 +8,13 @@ use crate::{
     error::VmError,
 };
 
-/// Bits of CPUID leaf 1, register ECX: the local APIC's timer counts in time stamps, and the
+/// Bits of CPUID leaf 1, register ECX: the local APIC's timer has deadlines in time stamps, and the
 /// processor belongs to a virtual machine.
 const TSC_DEADLINE: u32 = 1 << 24;
 const HYPERVISOR: u32 = 1 << 31;
 
-/// The register with the default type of memory: enabled, write-back.
+/// The model-specific register with the default type of memory, and its value here: enabled (bit
+/// 11), write-back (6).
 const MTRR_DEFAULT: u32 = 0x2ff;
 const MTRR_WRITE_BACK: u64 = 1 << 11 | 6;
 
@@ -21,11 +22,25 @@ const MTRR_WRITE_BACK: u64 = 1 << 11 | 6;
 const CR0_PROTECTED: u64 = 1;
 const CR0_COPROCESSOR: u64 = 1 << 4;
 
+/// Selectors of the code segment. Linux's boot protocol prescribes its own; PVH prescribes none.
+const PVH_CODE: u16 = 0x8;
+const LINUX_CODE: u16 = 0x10;
+/// Distance of the selectors of two neighbours in a descriptor table.
+const NEXT_SELECTOR: u16 = 0x8;
+
+/// Types of segments: code to execute and read, data to read and write (both already accessed), and
+/// a task state of 32 bits in use.
+const CODE: u8 = 0xb;
+const DATA: u8 = 0x3;
+const BUSY_TASK: u8 = 0xb;
+/// Offset of a task state's last byte.
+const TASK_LIMIT: u32 = 0x67;
+
 /// Sets the features and model-specific registers of a processor.
 pub(crate) fn set_features(kvm: &Kvm, vcpu: &VcpuFd, number: u8) -> Result<(), VmError> {
     let supported = kvm.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES);
     let mut features = supported.map_err(VmError::kvm("the processor's features"))?;
-    describe(&mut features, number);
+    set_number_and_timer(&mut features, number);
     vcpu.set_cpuid2(&features).map_err(VmError::kvm("the processor's features"))?;
 
     let entry = kvm_msr_entry { index: MTRR_DEFAULT, data: MTRR_WRITE_BACK, ..Default::default() };
@@ -35,15 +50,17 @@ pub(crate) fn set_features(kvm: &Kvm, vcpu: &VcpuFd, number: u8) -> Result<(), V
     Ok(())
 }
 
-/// Adds what KVM does not know of: the processor's number, and that its timer is the usual one.
-fn describe(features: &mut CpuId, number: u8) {
+/// Adds the features that KVM leaves to its user: the number of the processor, which is its local
+/// APIC's id, and bits of leaf 1.
+fn set_number_and_timer(features: &mut CpuId, number: u8) {
     for entry in features.as_mut_slice() {
         match entry.function {
             1 => {
                 entry.ecx |= TSC_DEADLINE | HYPERVISOR;
+                // The highest byte of EBX is the local APIC's id.
                 entry.ebx = entry.ebx & 0x00ff_ffff | u32::from(number) << 24;
             }
-            // Extended topology: the number of the processor.
+            // Extended topology: on all processors, and on AMD's.
             0xb | 0x1f => entry.edx = number.into(),
             0x8000_001e => entry.eax = number.into(),
             _ => {}
@@ -56,17 +73,20 @@ fn describe(features: &mut CpuId, number: u8) {
 pub(crate) fn set_entry(vcpu: &VcpuFd, entry: Entry) -> Result<(), VmError> {
     // Bit 1 of the flags is always set.
     let general = kvm_regs { rip: entry.address, rflags: 2, ..Default::default() };
-    let (general, code) = match entry.protocol {
-        Protocol::Pvh { start_info } => (kvm_regs { rbx: start_info, ..general }, 0x8),
-        Protocol::Linux { parameters } => (kvm_regs { rsi: parameters, ..general }, 0x10),
+    let (general, code_selector) = match entry.protocol {
+        Protocol::Pvh { start_info } => (kvm_regs { rbx: start_info, ..general }, PVH_CODE),
+        Protocol::Linux { parameters } => (kvm_regs { rsi: parameters, ..general }, LINUX_CODE),
     };
+    let data_selector = code_selector + NEXT_SELECTOR;
+    let task_selector = data_selector + NEXT_SELECTOR;
 
     let mut special = vcpu.get_sregs().map_err(VmError::kvm("the processor's registers"))?;
-    special.cs = segment(code, 0xb);
+    special.cs = segment(code_selector, CODE);
     for data in [&mut special.ds, &mut special.es, &mut special.fs, &mut special.gs, &mut special.ss] {
-        *data = segment(code + 0x8, 0x3);
+        *data = segment(data_selector, DATA);
     }
-    special.tr = kvm_segment { limit: 0x67, s: 0, g: 0, db: 0, ..segment(code + 0x10, 0xb) };
+    // The task register refers to a system segment (`s`), whose limit is in bytes (`g`).
+    special.tr = kvm_segment { limit: TASK_LIMIT, s: 0, g: 0, db: 0, ..segment(task_selector, BUSY_TASK) };
     special.cr0 = CR0_PROTECTED | CR0_COPROCESSOR;
     special.cr4 = 0;
     special.efer = 0;
@@ -75,7 +95,7 @@ pub(crate) fn set_entry(vcpu: &VcpuFd, entry: Entry) -> Result<(), VmError> {
     vcpu.set_regs(&general).map_err(VmError::kvm("the processor's registers"))
 }
 
-/// Returns a segment of 4 GiB.
+/// Returns a 32-bit segment of all 4 GiB, of one of the types above.
 fn segment(selector: u16, type_: u8) -> kvm_segment {
     kvm_segment {
         base: 0,

@@ -19,13 +19,22 @@ use crate::{
     memory::Ram,
 };
 
-/// Registers of the BARs in the configuration space.
-const BARS: u16 = 0x10;
+/// Offset of the first BAR's register in the configuration space.
+const FIRST_BAR: u16 = 0x10;
+/// The low bits of a BAR's register that say its kind, the one of I/O ports, and their value for
+/// memory with 64-bit addresses.
+const BAR_KIND_MASK: u8 = 7;
+const BAR_IO: u8 = 1;
+const BAR_MEMORY_64: u8 = 4;
+
+/// Whether a write gets no reply. Here each one gets it, so that a refusal is an error.
+const POSTED: bool = false;
 
 /// A function of a served machine. It is the function's only client.
 pub struct RemoteFunction {
     client: Client,
     bars: Vec<Bar>,
+    /// Answers the server's DMA messages.
     message_memory: Arc<MessageMemory>,
 }
 
@@ -54,7 +63,7 @@ impl Function for RemoteFunction {
     }
 
     fn config_write(&self, offset: u16, data: &[u8]) -> Result<(), FunctionError> {
-        Ok(self.client.region_write(PCI_CONFIG_REGION, offset.into(), data, false)?)
+        Ok(self.client.region_write(PCI_CONFIG_REGION, offset.into(), data, POSTED)?)
     }
 
     fn bar_read(&self, bar: u8, offset: u64, data: &mut [u8]) -> Result<(), FunctionError> {
@@ -62,7 +71,7 @@ impl Function for RemoteFunction {
     }
 
     fn bar_write(&self, bar: u8, offset: u64, data: &[u8]) -> Result<(), FunctionError> {
-        Ok(self.client.region_write(bar.into(), offset, data, false)?)
+        Ok(self.client.region_write(bar.into(), offset, data, POSTED)?)
     }
 
     fn bind_vector(&self, vector: u16, event: BorrowedFd<'_>) -> Result<(), FunctionError> {
@@ -83,7 +92,8 @@ impl Function for RemoteFunction {
     }
 
     fn map_ram(&self, ram: &Ram) -> Result<(), FunctionError> {
-        // The server reaches by DMA messages what its limits do not let it map.
+        // The server maps the ranges below. It reaches by DMA messages what its limits do not let
+        // it map. RAM of an earlier call is unmapped first.
         if self.message_memory.replace(ram).is_some() {
             self.client.dma_unmap(DmaUnmap::All)?;
         }
@@ -105,7 +115,7 @@ impl Function for RemoteFunction {
     }
 }
 
-/// RAM that the server reaches by messages.
+/// RAM that the server reaches by DMA messages, once there is any.
 #[derive(Default)]
 struct MessageMemory(RwLock<Option<Ram>>);
 
@@ -115,6 +125,7 @@ impl MessageMemory {
         self.0.write().unwrap_or_else(PoisonError::into_inner).replace(ram.clone())
     }
 
+    /// Calls `access` with the RAM. Any failure is `EFAULT` for the server.
     fn with<E>(&self, access: impl FnOnce(&GuestMemoryMmap) -> Result<(), E>) -> Result<(), Errno> {
         let ram = self.0.read().unwrap_or_else(PoisonError::into_inner);
         let ram = ram.as_ref().ok_or(Errno::EFAULT)?;
@@ -142,10 +153,10 @@ fn read_bars(client: &Client) -> Result<Vec<Bar>, FunctionError> {
         }
 
         let mut register = [0; 4];
-        client.region_read(PCI_CONFIG_REGION, u64::from(BARS) + 4 * u64::from(index), &mut register)?;
-        let kind = match register[0] & 7 {
-            low if low & 1 != 0 => BarKind::Io,
-            4 => BarKind::Memory64,
+        client.region_read(PCI_CONFIG_REGION, u64::from(FIRST_BAR) + 4 * u64::from(index), &mut register)?;
+        let kind = match register[0] & BAR_KIND_MASK {
+            kind if kind & BAR_IO != 0 => BarKind::Io,
+            BAR_MEMORY_64 => BarKind::Memory64,
             _ => BarKind::Memory32,
         };
         let size = info.size;
@@ -154,7 +165,7 @@ fn read_bars(client: &Client) -> Result<Vec<Bar>, FunctionError> {
     Ok(bars)
 }
 
-/// Returns the parts of a region that can be mapped.
+/// Returns the parts of a region that can be mapped: none if the region has no file.
 fn areas(mut info: RegionInfo) -> Vec<Area> {
     let mappable = info.mappable();
     let Some(file) = info.fd.take().map(|fd| Arc::new(File::from(fd))) else { return Vec::new() };

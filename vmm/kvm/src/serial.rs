@@ -21,11 +21,13 @@ pub(crate) struct SerialPort(Mutex<State>);
 
 struct State {
     uart: Serial<Event, NoEvents, Output>,
+    /// Input that is not in the UART's FIFO yet.
     input: VecDeque<u8>,
 }
 
 impl SerialPort {
-    /// Makes a port with an interrupt.
+    /// Makes a port whose interrupt is this input of the I/O APIC. Its output is dropped until
+    /// [`Self::set_output`].
     pub(crate) fn new(interrupts: &Interrupts, pin: u32) -> Result<Self, VmError> {
         let event = Event::new().map_err(VmError::system("an eventfd"))?;
         interrupts.connect_pin(&event, pin)?;
@@ -48,24 +50,26 @@ impl SerialPort {
         let mut state = self.lock();
         let taken = bytes.len().min(MOST_INPUT - state.input.len());
         state.input.extend(&bytes[..taken]);
-        state.fill();
+        state.fill_fifo();
         taken
     }
 
+    /// Reads a register, from 0 to 7. A read of the data register makes room in the FIFO.
     pub(crate) fn read(&self, register: u8) -> u8 {
         let mut state = self.lock();
         let value = state.uart.read(register);
-        state.fill();
+        state.fill_fifo();
         value
     }
 
+    /// Writes a register, from 0 to 7. A write may enable or empty the FIFO.
     pub(crate) fn write(&self, register: u8, value: u8) {
         let mut state = self.lock();
         // A port without a reader loses its output, as a line without a terminal does.
         if let Err(error) = state.uart.write(register, value) {
             tracing::debug!(%error, "a serial port");
         }
-        state.fill();
+        state.fill_fifo();
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -75,7 +79,7 @@ impl SerialPort {
 
 impl State {
     /// Moves input to the FIFO as far as it has room. A FIFO in loop-back mode takes none.
-    fn fill(&mut self) {
+    fn fill_fifo(&mut self) {
         while self.uart.fifo_capacity() > 0 && !self.input.is_empty() {
             match self.uart.enqueue_raw_bytes(self.input.as_slices().0) {
                 Ok(taken @ 1..) => drop(self.input.drain(..taken)),

@@ -13,18 +13,20 @@ use crate::{
     hypervisor::{ExitAddress, Hypervisor, MemoryAccess},
 };
 
-/// A slot in use.
+/// The number of a slot in use. [`Slots::unmap`] takes it back.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Slot(u32);
 
 /// The slots of a virtual machine.
 pub(crate) struct Slots {
     hypervisor: Arc<dyn Hypervisor>,
+    /// Number of slots that the hypervisor has.
     limit: u32,
+    /// The slots in use, by number.
     used: Mutex<BTreeMap<u32, GuestRange>>,
 }
 
-/// Guest addresses of a slot.
+/// Guest addresses of a slot, the last one included.
 #[derive(Clone, Copy)]
 struct GuestRange {
     first: u64,
@@ -71,7 +73,8 @@ impl Slots {
         let mut used = self.used();
         match self.hypervisor.remove_memory(slot.0) {
             Ok(()) => drop(used.remove(&slot.0)),
-            // The memory stays with its slot, so that the guest reaches no freed memory.
+            // The slot stays in use, and the hypervisor keeps its memory: the guest must not reach
+            // freed memory.
             Err(error) => tracing::error!(%error, slot = slot.0, "a memory slot cannot be removed"),
         }
     }
@@ -86,6 +89,7 @@ impl Slots {
         self.hypervisor.remove_doorbell(at, event)
     }
 
+    /// Locks the table of slots in use.
     fn used(&self) -> MutexGuard<'_, BTreeMap<u32, GuestRange>> {
         self.used.lock().unwrap_or_else(PoisonError::into_inner)
     }

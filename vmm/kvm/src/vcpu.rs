@@ -18,7 +18,7 @@ use vmm_sys_util::signal::{Killable, SIGRTMIN, register_signal_handler};
 
 use crate::{error::VmError, exits::count, ports::Devices, power::End};
 
-/// Time between two signals to a thread that has not ended yet.
+/// Time between two signals that end a call of KVM, to a thread that has not ended yet.
 const KICK_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The thread of a processor. It ends when the machine does and [`Self::join`] is called.
@@ -44,7 +44,8 @@ impl Vcpu {
 
     /// Waits for the thread of a machine that has ended.
     pub(crate) fn join(self) {
-        // A signal that comes before the thread enters the guest has no effect, so there are more.
+        // A signal that comes just before the thread enters the guest has no effect, so it is
+        // repeated.
         while !self.0.is_finished() {
             if let Err(error) = self.0.kill(SIGRTMIN()) {
                 tracing::warn!(%error, "a signal to a processor");
@@ -79,14 +80,14 @@ extern "C" fn on_kick(_: c_int, _: *mut siginfo_t, _: *mut c_void) {}
 /// Runs a processor until the machine ends.
 fn run(mut vcpu: VcpuFd, number: u8, devices: &Devices) {
     // SAFETY: the address of a field is taken, and nothing is read.
-    let width: *const u8 = unsafe { &raw const vcpu.get_kvm_run().__bindgen_anon_1.io.size };
+    let port_width: *const u8 = unsafe { &raw const vcpu.get_kvm_run().__bindgen_anon_1.io.size };
     while devices.power.ended().is_none() {
         match vcpu.run() {
             Ok(exit) => {
                 // SAFETY: the page is mapped for as long as `vcpu` exists, and KVM writes to it in
                 // `KVM_RUN` alone. Any bytes are a number.
-                let width = unsafe { width.read_volatile() };
-                if let Err(reason) = answer(exit, width, devices) {
+                let port_width = unsafe { port_width.read_volatile() };
+                if let Err(reason) = answer(exit, port_width, devices) {
                     let registers = registers(&vcpu);
                     devices.power.end(End::Failed(format!("processor {number}: {reason}; {registers}")));
                 }
@@ -100,18 +101,18 @@ fn run(mut vcpu: VcpuFd, number: u8, devices: &Devices) {
     }
 }
 
-/// Answers an exit, or returns why the processor cannot go on. `width` is that of each access of a
-/// port, in bytes.
-fn answer(exit: VcpuExit<'_>, width: u8, devices: &Devices) -> Result<(), String> {
-    let width = usize::from(width.max(1));
+/// Answers an exit, or returns why the processor cannot go on. `port_width` is the size in bytes of
+/// each access of an exit to an I/O port. Other exits leave any value there, 0 too.
+fn answer(exit: VcpuExit<'_>, port_width: u8, devices: &Devices) -> Result<(), String> {
+    let port_width = usize::from(port_width.max(1));
     match exit {
         VcpuExit::MmioRead(address, data) => devices.memory_read(address, data),
         VcpuExit::MmioWrite(address, data) => devices.memory_write(address, data),
         VcpuExit::IoIn(port, data) => {
-            data.chunks_mut(width).for_each(|access| devices.port_read(port, access));
+            data.chunks_mut(port_width).for_each(|access| devices.port_read(port, access));
         }
         VcpuExit::IoOut(port, data) => {
-            data.chunks(width).for_each(|access| devices.port_write(port, access));
+            data.chunks(port_width).for_each(|access| devices.port_write(port, access));
         }
         VcpuExit::Intr | VcpuExit::IrqWindowOpen | VcpuExit::Hlt => count(&devices.exits.other),
         VcpuExit::Shutdown => return Err("a triple fault".into()),

@@ -11,7 +11,7 @@ use crate::{
     exits::Exits,
     function::Function,
     hypervisor::KvmMachine,
-    layout::{IDENTITY_MAP, SERIAL, TSS},
+    layout::{IDENTITY_MAP, SERIAL_PORTS, TSS},
     memory::Ram,
     ports::Devices,
     processor,
@@ -64,14 +64,14 @@ impl VmConfig {
     }
 }
 
-/// The parts of a machine that outlive a restart. Their files stay open, so that a process that may
-/// open none can start its machine anew.
+/// The parts of a machine that outlive a restart. Their files stay open, because a confined process
+/// can open none for a restart.
 #[derive(Clone)]
 struct Lasting {
     kvm: Arc<Kvm>,
     config: VmConfig,
     ram: Ram,
-    /// The software, once the machine has started.
+    /// The software's open files, from the machine's first start on.
     images: Option<Arc<Images>>,
 }
 
@@ -99,14 +99,15 @@ impl Vm {
         Self::with_parts(Lasting { kvm, config: config.clone(), ram, images: None })
     }
 
-    /// Makes a machine of KVM around RAM whose bytes are all 0.
+    /// Makes a machine of KVM without functions. All bytes of its RAM must be 0.
     fn with_parts(lasting: Lasting) -> Result<Self, VmError> {
         let Lasting { kvm, config, ram, .. } = &lasting;
         let vm = Arc::new(kvm.create_vm().map_err(VmError::kvm("a virtual machine"))?);
         vm.set_identity_map_address(IDENTITY_MAP).map_err(VmError::kvm("the identity map"))?;
         vm.set_tss_address(TSS).map_err(VmError::kvm("the task state"))?;
 
-        // KVM wants its interrupt controllers before the processors.
+        // KVM must have its interrupt controllers, which `KvmMachine::new` makes, before
+        // processors.
         let devices = Devices::new(Arc::new(KvmMachine::new(vm.clone())?), ram)?;
         let processors = (0..config.processors)
             .map(|number| vm.create_vcpu(number.into()).map_err(VmError::kvm("a processor")))
@@ -119,7 +120,7 @@ impl Vm {
     /// # Errors
     /// [`VmError::Request`] when there is no such port.
     pub fn serial(&mut self, port: usize, output: Box<dyn Write + Send>) -> Result<(), VmError> {
-        let count = SERIAL.len();
+        let count = SERIAL_PORTS.len();
         let port = self.devices.serial.get(port);
         let port = port.ok_or_else(|| VmError::Request(format!("a machine has {count} serial ports")))?;
         port.set_output(output);
@@ -155,6 +156,7 @@ impl Vm {
         for (number, vcpu) in (0..).zip(&processors) {
             processor::set_features(kvm, vcpu, number)?;
         }
+        // The guest's kernel starts the other processors.
         if let Some(first) = processors.first() {
             processor::set_entry(first, entry)?;
         }
@@ -171,7 +173,7 @@ impl Vm {
 
 /// A running machine. It is stopped on drop.
 pub struct Running {
-    // Fields drop in this order: the processors are gone before their memory.
+    // Fields are dropped in this order: the processors' threads end before their memory is gone.
     vcpus: Vec<Vcpu>,
     devices: Arc<Devices>,
     lasting: Lasting,
@@ -219,7 +221,7 @@ impl Running {
             reset.map_err(|error| VmError::Function { slot: *slot, error })?;
         }
 
-        // Functions that are reset write to no RAM.
+        // The RAM is cleared after the resets: a function that has been reset writes to it no more.
         self.lasting.ram.clear()?;
         let outputs = self.devices.serial.each_ref().map(SerialPort::take_output);
         let lasting = self.lasting.clone();
@@ -235,6 +237,7 @@ impl Running {
         vm.start()
     }
 
+    /// Ends the machine if it still runs, and waits for its processors.
     fn shut_down(&mut self) {
         self.devices.power.end(End::Stopped);
         self.vcpus.drain(..).for_each(Vcpu::join);

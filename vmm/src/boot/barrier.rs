@@ -34,6 +34,7 @@ impl End {
             Self::Passed => 0,
             Self::Left(_) => 1,
             Self::Refused => 3,
+            // As that of the command `timeout`.
             Self::TimedOut(_) => 124,
         }
     }
@@ -53,8 +54,10 @@ impl std::fmt::Display for End {
 /// A call that waits at a barrier.
 struct Waiting {
     guest: usize,
+    /// The call's number in its guest.
     number: u64,
     limit: Duration,
+    /// The end of the limit.
     until: Instant,
 }
 
@@ -65,6 +68,7 @@ pub(super) struct Barriers {
     open: BTreeMap<String, Vec<Waiting>>,
 }
 
+/// A guest, as far as barriers depend on it.
 struct Participant {
     name: String,
     /// Whether its command has ended.
@@ -80,7 +84,9 @@ impl Barriers {
         Self { guests: names.into_iter().map(participant).collect(), open: BTreeMap::new() }
     }
 
-    /// Takes a call of a guest. When no other guest is missing at its barrier, all calls there end.
+    /// Adds a call of a guest. When all guests have called the barrier, all calls there end with
+    /// [`End::Passed`]. The call ends at once when a command has ended, or when too many calls of
+    /// the guest wait.
     pub(super) fn add_call(&mut self, guest: usize, call: BarrierCall, now: Instant) {
         if let Some(left) = self.guests.iter().find(|other| other.ended) {
             let end = End::Left(left.name.clone());
@@ -134,6 +140,7 @@ impl Barriers {
         ends
     }
 
+    /// Keeps the end of a call for the guest, until [`Self::take_ends`].
     fn answer(&mut self, guest: usize, number: u64, end: End) {
         if let Some(participant) = self.guests.get_mut(guest) {
             participant.ends.push((number, end));

@@ -12,6 +12,9 @@ use super::{
 };
 use crate::failure::{Failure, print_note};
 
+/// Most nodes that a message lists.
+const MAX_LISTED_NODES: usize = 20;
+
 /// A machine, as far as its guests depend on it.
 #[derive(Clone, Copy)]
 pub(super) struct Machine<'a> {
@@ -32,10 +35,12 @@ pub(super) struct Hardware {
     pub(super) driver: Driver,
 }
 
-/// Returns the nodes that get a guest.
+/// Returns the nodes that get a guest: those that the options name, or all that have attachments. A
+/// shell is in one guest only.
 pub(super) fn choose_nodes<'a>(options: &Options, built: &'a Built) -> Result<Vec<&'a Node>, Failure> {
     let all = &built.nodes;
-    let names = || all.iter().take(20).map(|node| node.name.as_str()).collect::<Vec<_>>().join(", ");
+    let names =
+        || all.iter().take(MAX_LISTED_NODES).map(|node| node.name.as_str()).collect::<Vec<_>>().join(", ");
     let mut nodes = Vec::new();
 
     for name in &options.nodes {
@@ -90,7 +95,7 @@ pub(super) fn choose_driver(
     };
 
     if driver == Driver::Shim {
-        // The module is built once here, and not in each guest's thread.
+        // The threads that boot the guests find the built module in the cache.
         toolkit.shim(progress)?;
     }
 
@@ -154,7 +159,7 @@ pub(super) fn guest_config(
 ) -> Result<GuestConfig, Failure> {
     let Hardware { vmm, accelerator, driver } = hardware;
     let built = machine.built;
-    let size = built.nodes.iter().filter(|other| other.role == node.role).count();
+    let nodes_of_role = built.nodes.iter().filter(|other| other.role == node.role).count();
     let mut config = GuestConfig::new(&node.name)
         .boot_deadline(BOOT_TIMEOUT)
         .vmm(vmm)
@@ -167,7 +172,7 @@ pub(super) fn guest_config(
         .barriers(options.task != Task::Shell)
         .env("NICFORGE_ROLE", node.role.name())
         .env("NICFORGE_RANK", node.rank.to_string())
-        .env("NICFORGE_SIZE", size.to_string())
+        .env("NICFORGE_SIZE", nodes_of_role.to_string())
         .env("NICFORGE_MACHINE", &built.name);
 
     for (name, value) in &node.environment {

@@ -29,6 +29,7 @@ pub(super) enum GuestFiles {
 }
 
 impl GuestFiles {
+    /// Boots a guest from the files.
     fn boot(&self, config: &GuestConfig, progress: &Progress) -> Result<Guest, GuestError> {
         match self {
             Self::Toolkit(toolkit) => Guest::boot(toolkit, config, progress),
@@ -50,30 +51,31 @@ pub(super) fn run_all(
     let limit = options.timeout.unwrap_or(COMMAND_TIMEOUT);
     let (result_sender, results) = channel();
     let count = guests.len();
-    let together = GuestGroup::new(&guests, options.hold, limit);
+    let group = GuestGroup::new(&guests, options.hold, limit);
 
     std::thread::scope(|scope| {
-        // A guest that fails ends the others, and so does Ctrl-C.
+        // A guest that fails cancels the others, and so does Ctrl-C.
         let is_over = Arc::new(std::sync::atomic::AtomicBool::new(false));
-        let ending = {
+        let guest_progress = {
             let (is_over, progress) = (is_over.clone(), progress.clone());
             Progress::silent().cancelled_by(move || {
                 is_over.load(std::sync::atomic::Ordering::Relaxed) || progress.is_cancelled()
             })
         };
 
-        let together = &together;
+        let group = &group;
         for (number, config) in guests.iter().enumerate() {
-            let (result_sender, ending, printer, job) =
-                (result_sender.clone(), ending.clone(), printer.clone(), job.clone());
+            let (result_sender, guest_progress) = (result_sender.clone(), guest_progress.clone());
+            let (printer, job) = (printer.clone(), job.clone());
             scope.spawn(move || {
-                let member = together.member(number);
-                let result = run_in_guest(files, config, job, &printer, &member, &ending);
+                let member = group.member(number);
+                let result = run_in_guest(files, config, job, &printer, &member, &guest_progress);
                 // The receiver may already have ended the loop.
                 let _ = result_sender.send((config.node().to_owned(), result));
             });
         }
 
+        // Without this sender, the loop ends when all threads have.
         drop(result_sender);
 
         let mut first_failure: Option<Result<u8, Failure>> = None;
@@ -83,6 +85,7 @@ pub(super) fn run_all(
                 Err(_) => break,
             };
 
+            // Later failures are consequences of the first one, which ends all guests.
             if matches!(result, Ok(0)) || first_failure.is_some() {
                 continue;
             }
@@ -136,7 +139,7 @@ fn run_in_guest(
     loop {
         if let Some(output) = running.wait_for(CHECK_INTERVAL)? {
             member.end_command();
-            // A command that failed ends all guests, so its own does not stay either.
+            // A command that failed ends all guests, its own one included.
             if output.status == 0 {
                 member.hold(&guest, progress)?;
             }

@@ -99,8 +99,8 @@ pub fn with(options: &Options, serve: impl FnOnce() -> Result<Served, Failure>) 
         return Err(Failure::usage("--nested needs a machine that is described by a file"));
     }
 
-    // Options that our own virtual machine has not are refused before anything starts. Its trial
-    // has threads of its own, which have ended when the signals are blocked.
+    // Options that our own virtual machine does not support are refused before anything starts. The
+    // trial of KVM has threads of its own, which have ended when the signals are blocked.
     let vmm = vmm::choose(options)?;
     let progress = cancelled_by_signals()?;
     // The machine comes first, so that a mistake in its file is reported before anything is
@@ -114,7 +114,7 @@ pub fn with(options: &Options, serve: impl FnOnce() -> Result<Served, Failure>) 
     let code = result?;
     stopped?;
 
-    // A command that does not notice the end of its device hides it otherwise.
+    // A command may succeed without noticing that its device has panicked.
     Ok(if code == 0 && panics > 0 { EXIT_RESULT } else { code })
 }
 
@@ -165,8 +165,8 @@ fn boot(options: &Options, served: &Served, vmm: Vmm, progress: &Progress) -> Re
     }
 }
 
-/// Provides the parts of the guests. QEMU is among them only if it runs the guests. Returns the
-/// program that runs them too.
+/// Provides the parts of the guests, and returns them with the program that runs the guests: `vmm`,
+/// or QEMU if that cannot start the kernel. QEMU is among the parts only if it runs the guests.
 fn provide(options: &Options, vmm: Vmm, progress: &Progress) -> Result<(Toolkit, Vmm), Failure> {
     let provision = |vmm| Provision { without_qemu: vmm == Vmm::Own, ..options.provision.clone() };
     let toolkit = provision(vmm).provide(progress)?;
@@ -176,7 +176,7 @@ fn provide(options: &Options, vmm: Vmm, progress: &Progress) -> Result<(Toolkit,
     }
 }
 
-/// Chooses how the guests' machines are made, and says so.
+/// Chooses how the guests' machines are made, and prints the choice.
 fn choose_hardware(
     options: &Options,
     toolkit: &Toolkit,
@@ -207,8 +207,8 @@ fn choose_hardware(
     Ok(Hardware { vmm, accelerator, driver })
 }
 
-/// Waits for up to [`DETACH_TIMEOUT`] until the engine has noticed that the guests have ended. It
-/// would otherwise report clients that it had to disconnect.
+/// Waits for up to [`DETACH_TIMEOUT`] until the engine has noticed that the guests have ended. An
+/// engine that is stopped while it has clients reports that it had to disconnect them.
 fn wait_for_detach(served: &Served) {
     let until = Instant::now() + DETACH_TIMEOUT;
     let has_client = || {

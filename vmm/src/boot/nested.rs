@@ -20,13 +20,13 @@ use super::{
     configure::{Hardware, Machine, choose_driver, choose_nodes, find_and_show_stock_drivers, guest_config},
     options::{Options, Task, VmmChoice},
     terminal,
-    vmm::obstacle,
+    vmm::qemu_only_option,
 };
 use crate::{
     cli::EventLoop,
     failure::{ErrorContext, Failure, print_note},
     lines::{Printer, Stream},
-    serve::{built, identities, read_plan},
+    serve::{build_plan, identities, read_plan},
 };
 
 /// The name of the outer guest.
@@ -35,22 +35,22 @@ const OUTER: &str = "nested";
 const KVM_MODULE: &str = "kvm_amd";
 /// Processors of the outer guest. With one, the server waits for each exit of a virtual machine.
 const PROCESSORS: u32 = 2;
-/// MiB of memory of the outer guest, without that of the virtual machines. It holds this program.
-const MEMORY: u32 = 768;
-/// MiB that a virtual machine takes beside its memory.
-const MEMORY_OF_MACHINE: u32 = 64;
+/// MiB of memory of the outer guest for itself. Its file system, with this program, is in memory.
+const OUTER_MIB: u32 = 768;
+/// MiB of the outer guest that each virtual machine takes beside its own memory.
+const MACHINE_MIB: u32 = 64;
 /// Where the outer guest has the machine's file, and the prepared files.
 const MACHINE_FILE: &str = "/root/machine.toml";
 const PREPARED: &str = "/share";
 /// The folder of logs among the prepared files.
 const LOGS: &str = "logs";
-/// Seconds that a system call of the inner server may take. The emulator takes the processor away
-/// in the middle of one, which is not the client's doing.
+/// Seconds that a system call of the inner server for a client may take. The emulator may stop the
+/// processor in the middle of one, for which the client must not be blamed.
 const LONG_CALL: u32 = 400;
 
 /// Runs the command with the machine of a file. Returns the exit code of the command inside.
 pub(super) fn main(machine: &Path, families: &Families, options: &Options) -> Result<u8, Failure> {
-    if let Some(option) = obstacle(options) {
+    if let Some(option) = qemu_only_option(options) {
         return Err(Failure::usage(format!("our own virtual machine has no {option}, so --nested has not")));
     }
     if options.guest.vmm == VmmChoice::Qemu {
@@ -58,10 +58,11 @@ pub(super) fn main(machine: &Path, families: &Families, options: &Options) -> Re
     }
 
     let progress = cancelled_by_signals()?;
-    let (model, built) = built(&read_plan(machine, families)?)?;
+    let (model, built) = build_plan(&read_plan(machine, families)?)?;
     let identities = identities(&model);
+    // The machine is served in the outer guest. Here only its description is needed.
     drop(model);
-    // The sockets exist inside alone.
+    // The inner guests' sockets exist in the outer guest only, so this path is never opened.
     let no_socket = |_: &_, _: &_| Ok("inside".into());
     let view = Machine { built: &built, identities: &identities, socket: &no_socket };
     let nodes = choose_nodes(options, view.built)?;
@@ -78,6 +79,7 @@ pub(super) fn main(machine: &Path, families: &Families, options: &Options) -> Re
     let hardware = Hardware { vmm: Vmm::Own, accelerator: Accelerator::Kvm, driver };
     let configs = nodes.iter().map(|node| guest_config(options, &view, node, hardware));
     let configs: Vec<_> = configs.collect::<Result<_, _>>()?;
+    // This folder is the outer guest's `/share`: the prepared files, and the inner guests' logs.
     let folder = tempfile::tempdir().context(|| "a directory for a nested guest".into())?;
     std::fs::create_dir(folder.path().join(LOGS)).context(|| folder.path().display().to_string())?;
     toolkit.prepare(&configs, folder.path(), &progress)?;
@@ -97,7 +99,8 @@ pub(super) fn main(machine: &Path, families: &Families, options: &Options) -> Re
     result
 }
 
-/// Returns the configuration of the outer guest.
+/// Returns the configuration of the outer guest. `prepared` is the folder of prepared files, and
+/// `guests` the number of inner guests.
 fn outer_config(
     options: &Options,
     machine: &Path,
@@ -105,8 +108,8 @@ fn outer_config(
     prepared: &Path,
     guests: usize,
 ) -> GuestConfig {
-    let memory = options.guest.memory.saturating_add(MEMORY_OF_MACHINE);
-    let memory = memory.saturating_mul(guests as u32).saturating_add(MEMORY);
+    let memory = options.guest.memory.saturating_add(MACHINE_MIB);
+    let memory = memory.saturating_mul(guests as u32).saturating_add(OUTER_MIB);
     let config = GuestConfig::new(OUTER)
         .boot_deadline(BOOT_TIMEOUT)
         .processors(PROCESSORS)
@@ -123,7 +126,8 @@ fn outer_config(
     }
 }
 
-/// Returns the command that runs in the outer guest.
+/// Returns the command that runs in the outer guest: this program's `boot` with the same options,
+/// as far as they concern the inner guests.
 fn inner_command(options: &Options, program: &Path, nodes: &[&str]) -> Vec<String> {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
     let guest = &options.guest;
@@ -170,12 +174,12 @@ fn run(options: &Options, guest: &Guest, command: &[String], progress: &Progress
         return terminal::run_program(guest, command, limit, progress);
     }
 
-    // The command inside ends first, with its own message.
+    // The inner command has a shorter limit, so that its own message is shown.
     let limit = options.timeout.unwrap_or(COMMAND_TIMEOUT) + 2 * BOOT_TIMEOUT;
     Ok(run_command(guest, command, limit, progress)?)
 }
 
-/// Runs a command whose lines are shown as they are. Returns its exit code.
+/// Runs a command in a guest, and prints its lines without a prefix. Returns its exit code.
 fn run_command(
     guest: &Guest,
     command: &[String],

@@ -21,20 +21,22 @@ use crate::{
 
 /// The serial line's name in the guest.
 const LINE: &str = "/dev/ttyS2";
-/// Ctrl-D twice. When the last line has no end, the first Ctrl-D only ends that line.
+/// Ctrl-D (4) twice. When the last line has no end, the first Ctrl-D only ends that line.
 const END_OF_INPUT: [u8; 2] = [4; 2];
 /// The interval between two checks in a wait, in milliseconds.
 const CHECK_INTERVAL: u16 = 50;
-/// The job's output when the shell is about to read.
+/// The line that the job prints when the shell is about to read.
 const READY: &str = "ready";
 
 /// The terminal in raw mode. Its settings are restored when this is dropped.
-struct Raw<'a> {
+struct RawMode<'a> {
     fd: BorrowedFd<'a>,
+    /// The settings to restore.
     before: Termios,
 }
 
-impl<'a> Raw<'a> {
+impl<'a> RawMode<'a> {
+    /// Sets the terminal's raw mode.
     fn new(fd: BorrowedFd<'a>) -> nix::Result<Self> {
         let before = termios::tcgetattr(fd)?;
         let mut raw = before.clone();
@@ -44,7 +46,7 @@ impl<'a> Raw<'a> {
     }
 }
 
-impl Drop for Raw<'_> {
+impl Drop for RawMode<'_> {
     fn drop(&mut self) {
         // A terminal that has been closed has no settings to restore.
         let _ = termios::tcsetattr(self.fd, SetArg::TCSADRAIN, &self.before);
@@ -53,7 +55,7 @@ impl Drop for Raw<'_> {
 
 /// Runs a shell until it ends, for at most `limit`. Returns its exit status.
 pub(super) fn run(guest: &Guest, limit: Duration, progress: &Progress) -> Result<u8, Failure> {
-    run_script(guest, script, limit, progress)
+    run_script(guest, shell_script, limit, progress)
 }
 
 /// Runs a program that sets the terminal's mode itself until it ends, for at most `limit`. Returns
@@ -86,31 +88,32 @@ fn run_script(
         return Err(Failure::environment("the guest has no line for a shell"));
     };
     let stdin = io::stdin();
-    let fd = stdin.as_fd();
-    let raw = fd.is_terminal().then(|| Raw::new(fd)).transpose().context(|| "the terminal".into())?;
+    let user = stdin.as_fd();
+    let raw = user.is_terminal().then(|| RawMode::new(user)).transpose().context(|| "the terminal".into())?;
     let (report, reported) = channel();
     let shell = guest.start(Job::shell(script(raw.is_some())).on_line(Arc::new(move |_, line: &str| {
-        // The guest's line loses bytes that come before the shell reads, so input waits for this.
+        // The guest's line loses bytes that arrive before the shell reads, so the user's input is
+        // not read before this report.
         let _ = report.send(line == READY);
     })))?;
 
-    let mut listens = false;
+    let mut shell_reads = false;
+    let mut user_has_input = true;
     let until = Instant::now() + limit;
-    let mut input = true;
     let mut buffer = [0; 4096];
 
     let status = loop {
         let mut fds = vec![PollFd::new(line.as_fd(), PollFlags::POLLIN)];
-        listens |= reported.try_iter().any(|ready| ready);
-        if input && listens {
-            fds.push(PollFd::new(fd, PollFlags::POLLIN));
+        shell_reads |= reported.try_iter().any(|is_ready| is_ready);
+        if user_has_input && shell_reads {
+            fds.push(PollFd::new(user, PollFlags::POLLIN));
         }
 
-        // An interrupted poll is repeated in the next turn.
+        // An interrupted poll is repeated in the next iteration.
         let _ = poll(&mut fds, PollTimeout::from(CHECK_INTERVAL));
 
-        let ready = |index: usize| fds.get(index).is_some_and(|fd| fd.any().unwrap_or(false));
-        let (from_guest, from_user) = (ready(0), ready(1));
+        let is_ready = |index: usize| fds.get(index).is_some_and(|fd| fd.any().unwrap_or(false));
+        let (from_guest, from_user) = (is_ready(0), is_ready(1));
 
         // A blocked output must not keep the time limit from ending the shell.
         if from_guest && is_writable(Stream::Output, Duration::from_millis(CHECK_INTERVAL.into())) {
@@ -121,12 +124,13 @@ fn run_script(
         if from_user {
             // The read bypasses the standard library's buffer, because `poll` does not see bytes in
             // that buffer.
-            let length = nix::unistd::read(fd, &mut buffer).context(|| "standard input".into())?;
+            let length = nix::unistd::read(user, &mut buffer).context(|| "standard input".into())?;
             let bytes = if length == 0 { &END_OF_INPUT[..] } else { &buffer[..length] };
-            input = length > 0;
+            user_has_input = length > 0;
             line.write_all(bytes).context(|| "the guest's line".into())?;
         }
 
+        // The guest's last output is shown before the end.
         if !from_guest && let Some(output) = shell.wait_for(Duration::ZERO)? {
             break output.status;
         }
@@ -147,7 +151,7 @@ fn run_script(
 ///
 /// An interactive shell has line editing and this terminal's size. Otherwise the shell reads
 /// commands from the line, without echo, prompt or translation of line ends.
-fn script(interactive: bool) -> String {
+fn shell_script(interactive: bool) -> String {
     let size = std::env::var("LINES").ok().zip(std::env::var("COLUMNS").ok());
     let size = match size {
         Some((lines, columns)) if lines.parse::<u16>().is_ok() && columns.parse::<u16>().is_ok() => {
@@ -163,6 +167,7 @@ fn script(interactive: bool) -> String {
     )
 }
 
+/// Writes bytes of the guest to standard output.
 fn show(bytes: &[u8]) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     out.write_all(bytes).and_then(|()| out.flush()).context(|| "standard output".into())

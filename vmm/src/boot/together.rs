@@ -9,19 +9,22 @@ use nicforge_guest::{Guest, GuestConfig, GuestError, Progress};
 
 use super::{BOOT_TIMEOUT, CHECK_INTERVAL, barrier::Barriers};
 
-/// The name in errors of the time in which a guest stays for the others.
+/// The operation in errors of a guest that stays for the others.
 const HOLDING: &str = "staying for the other guests' commands (--hold)";
 
 /// The guests of one boot.
 pub(super) struct GuestGroup {
     barriers: Mutex<Barriers>,
+    /// Whether guests stay until the commands of all have ended.
     hold: bool,
+    /// How long a command may take.
     limit: Duration,
 }
 
 /// One of the guests, for the thread that runs its command.
 pub(super) struct Member<'a> {
-    together: &'a GuestGroup,
+    group: &'a GuestGroup,
+    /// The guest's number in the group.
     number: usize,
 }
 
@@ -34,9 +37,10 @@ impl GuestGroup {
 
     /// Returns the guest with a number.
     pub(super) fn member(&self, number: usize) -> Member<'_> {
-        Member { together: self, number }
+        Member { group: self, number }
     }
 
+    /// Locks the barriers.
     fn barriers(&self) -> MutexGuard<'_, Barriers> {
         self.barriers.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -45,18 +49,19 @@ impl GuestGroup {
 impl Member<'_> {
     /// Returns how long its command may take.
     pub(super) fn limit(&self) -> Duration {
-        self.together.limit
+        self.group.limit
     }
 
-    /// Takes the guest's calls of barriers, and answers those that have ended, until `give_up` says
-    /// that the guest must end. A guest that reads its answers slowly thus delays no end.
+    /// Passes the guest's new calls on to the barriers, and answers the calls that have ended. It
+    /// stops when `give_up` returns true, so that a guest that reads its answers slowly delays no
+    /// end.
     ///
     /// # Errors
     /// [`GuestError::Ended`] when the guest has ended.
     pub(super) fn serve(&self, guest: &Guest, give_up: &impl Fn() -> bool) -> Result<(), GuestError> {
         let now = Instant::now();
         let ends = {
-            let mut barriers = self.together.barriers();
+            let mut barriers = self.group.barriers();
             for call in guest.barrier_calls() {
                 barriers.add_call(self.number, call, now);
             }
@@ -74,7 +79,7 @@ impl Member<'_> {
 
     /// Records that the guest's command has ended.
     pub(super) fn end_command(&self) {
-        self.together.barriers().end_command(self.number);
+        self.group.barriers().end_command(self.number);
     }
 
     /// With `--hold`, waits until the commands of all guests have ended. Otherwise it returns at
@@ -85,11 +90,11 @@ impl Member<'_> {
     /// - [`GuestError::Timeout`]: the others took longer than a boot and a command may take.
     /// - [`GuestError::Cancelled`].
     pub(super) fn hold(&self, guest: &Guest, progress: &Progress) -> Result<(), GuestError> {
-        let limit = BOOT_TIMEOUT + self.together.limit;
+        let limit = BOOT_TIMEOUT + self.group.limit;
         let until = Instant::now() + limit;
 
-        while self.together.hold && !self.together.barriers().have_all_ended() {
-            // Processes that the command has left behind may still call.
+        while self.group.hold && !self.group.barriers().have_all_ended() {
+            // Processes that the command has left behind may still call barriers.
             self.serve(guest, &|| progress.is_cancelled() || Instant::now() >= until)?;
             guest.watch(HOLDING, CHECK_INTERVAL)?;
 

@@ -8,12 +8,12 @@ use crate::failure::{Failure, print_note};
 /// Chooses the program that makes the guests' machines. It starts nothing but a trial of KVM.
 ///
 /// # Errors
-/// A failure of usage when our own virtual machine is asked for with options that it has not, and
-/// one of the environment when this host cannot run it.
+/// A failure of usage when our own virtual machine is asked for with an option that it does not
+/// support, and one of the environment when this host cannot run it.
 pub(super) fn choose(options: &Options) -> Result<Vmm, Failure> {
-    let obstacle = obstacle(options);
+    let unsupported = qemu_only_option(options);
 
-    match (options.guest.vmm, obstacle) {
+    match (options.guest.vmm, unsupported) {
         (VmmChoice::Qemu, _) => Ok(Vmm::Qemu),
         (VmmChoice::Own, Some(option)) => {
             let text = format!("our own virtual machine has no {option}; use --vmm qemu");
@@ -28,7 +28,7 @@ pub(super) fn choose(options: &Options) -> Result<Vmm, Failure> {
             }
         },
         (VmmChoice::Auto, _) => {
-            let (vmm, reason) = choose_by_host(options, obstacle);
+            let (vmm, reason) = choose_by_host(options, unsupported);
             let name = match vmm {
                 Vmm::Qemu => "QEMU",
                 Vmm::Own => "our own virtual machine",
@@ -40,9 +40,10 @@ pub(super) fn choose(options: &Options) -> Result<Vmm, Failure> {
     }
 }
 
-/// Chooses our own virtual machine if the options and the host allow it. Returns the reason too.
-fn choose_by_host(options: &Options, obstacle: Option<&'static str>) -> (Vmm, String) {
-    if let Some(option) = obstacle {
+/// Chooses our own virtual machine if the options and the host allow it. `unsupported` is an option
+/// that needs QEMU. Returns the choice, and its reason for the user.
+fn choose_by_host(options: &Options, unsupported: Option<&'static str>) -> (Vmm, String) {
+    if let Some(option) = unsupported {
         return (Vmm::Qemu, format!("our own virtual machine has no {option}"));
     }
     // The user may want the files that guests write there.
@@ -58,8 +59,8 @@ fn choose_by_host(options: &Options, obstacle: Option<&'static str>) -> (Vmm, St
     }
 }
 
-/// Checks that our own virtual machine starts the kernel. Where the choice is free, QEMU starts one
-/// that it does not.
+/// Checks that our own virtual machine can start the kernel. Otherwise QEMU starts it, unless the
+/// user has asked for our own virtual machine. Returns the program that makes the machines.
 ///
 /// # Errors
 /// A failure of usage when our own virtual machine is asked for.
@@ -78,8 +79,8 @@ pub(super) fn check_kernel(options: &Options, toolkit: &Toolkit, vmm: Vmm) -> Re
     }
 }
 
-/// Returns the option that our own virtual machine has not, if there is one.
-pub(super) fn obstacle(options: &Options) -> Option<&'static str> {
+/// Returns an option that our own virtual machine does not support, if one is given.
+pub(super) fn qemu_only_option(options: &Options) -> Option<&'static str> {
     let guest = &options.guest;
     let only_qemu = [
         (guest.iommu, "--iommu"),

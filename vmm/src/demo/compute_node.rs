@@ -31,8 +31,8 @@ pub(super) fn main(plan: &Plan) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Runs one core. It changes its stream and sends it back. The core that `answers_round_trips`
-/// first answers those of the latency measurement.
+/// Runs one core. It changes its stream and sends it back. With `answers_round_trips` it first
+/// answers the messages of the latency measurement.
 fn run(plan: &Plan, address: &DeviceAddress, answers_round_trips: bool) -> Result<(), Failure> {
     let device = Device::open_at(address, Default::default()).context(|| address.to_string())?;
     let core = ComputeCore::open(device, Config::default()).context(|| "opening FCNP".into())?;
@@ -47,12 +47,12 @@ fn run(plan: &Plan, address: &DeviceAddress, answers_round_trips: bool) -> Resul
     }
 
     let change = Plan::change(rank);
-
     let (mut bytes, mut digest) = (0, Sha256::new());
     let mut buffer = vec![0; plan.message];
 
     loop {
         let length = core.read(&mut buffer).context(|| "reading".into())?;
+        // An empty message ends the stream.
         if length == 0 {
             break;
         }

@@ -16,9 +16,16 @@ const MAX_ENTRIES: usize = 200_000;
 
 /// The data: files that are read one after the other.
 pub(super) struct Data {
-    named: Option<PathBuf>,
-    /// Paths and lengths.
-    files: Vec<(PathBuf, u64)>,
+    /// The file that the user named. `None` stands for libraries.
+    user_file: Option<PathBuf>,
+    files: Vec<SourceFile>,
+}
+
+/// A file of the data.
+struct SourceFile {
+    path: PathBuf,
+    /// Its length when it was chosen.
+    length: u64,
 }
 
 impl Data {
@@ -26,66 +33,42 @@ impl Data {
     /// demonstration.
     pub(super) fn choose(file: Option<&Path>) -> Result<Self, Failure> {
         if let Some(file) = file {
-            let named = |error: io::Error| Failure::usage(format!("{}: {error}", file.display()));
-            let metadata = std::fs::metadata(file).map_err(named)?;
+            let unusable = |error: io::Error| Failure::usage(format!("{}: {error}", file.display()));
+            let metadata = std::fs::metadata(file).map_err(unusable)?;
             if !metadata.is_file() {
                 return Err(Failure::usage(format!("{} is not a file", file.display())));
             }
             // A file that cannot be read is reported before anything is started.
-            File::open(file).map_err(named)?;
-            return Ok(Self { named: Some(file.to_owned()), files: vec![(file.to_owned(), metadata.len())] });
+            File::open(file).map_err(unusable)?;
+            let files = vec![SourceFile { path: file.to_owned(), length: metadata.len() }];
+            return Ok(Self { user_file: Some(file.to_owned()), files });
         }
 
-        let mut files: Vec<(PathBuf, u64)> = Vec::new();
-        let mut bytes = 0;
-
-        for folder in folders() {
-            if bytes >= MIN_BYTES {
-                break;
-            }
-
-            let mut found = Vec::new();
-            collect(&folder, &mut found);
-            // The largest files come first, and equal sizes are sorted by name, so that the order
-            // does not depend on the file system.
-            found.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
-
-            for (path, length) in found {
-                if bytes >= MIN_BYTES {
-                    break;
-                }
-                if files.iter().all(|(other, _)| *other != path) {
-                    bytes += length;
-                    files.push((path, length));
-                }
-            }
-        }
-
+        let files = choose_libraries();
         if files.is_empty() {
             return Err(Failure::usage("no libraries were found to stream; name a file: nicforge demo FILE"));
         }
-
-        Ok(Self { named: None, files })
+        Ok(Self { user_file: None, files })
     }
 
     /// Returns the file that the user named.
     pub(super) fn file(&self) -> Option<&Path> {
-        self.named.as_deref()
+        self.user_file.as_deref()
     }
 
     /// Returns the total number of bytes.
     pub(super) fn bytes(&self) -> u64 {
-        self.files.iter().map(|(_, length)| length).sum()
+        self.files.iter().map(|file| file.length).sum()
     }
 
     /// Returns a description for the terminal.
     pub(super) fn describe(&self) -> String {
         let megabytes = self.bytes() as f64 / 1e6;
         match self.files.as_slice() {
-            [(one, _)] => format!("streaming {} ({megabytes:.1} MB)", one.display()),
-            [(first, _), ..] => format!(
+            [one] => format!("streaming {} ({megabytes:.1} MB)", one.path.display()),
+            [first, ..] => format!(
                 "streaming {megabytes:.1} MB of libraries: {} and {} more files",
-                first.display(),
+                first.path.display(),
                 self.files.len() - 1
             ),
             [] => String::new(),
@@ -100,7 +83,9 @@ impl Data {
 
 /// Reads the files one after the other, each with the length that it had when it was chosen.
 pub(super) struct Reader<'a> {
-    rest: &'a [(PathBuf, u64)],
+    /// The files that were not opened yet.
+    rest: &'a [SourceFile],
+    /// The file that is being read, up to its length.
     current: Option<io::Take<File>>,
 }
 
@@ -112,7 +97,7 @@ impl Reader<'_> {
             let current = match &mut self.current {
                 Some(current) => current,
                 None => {
-                    let Some(((path, length), rest)) = self.rest.split_first() else { break };
+                    let Some((SourceFile { path, length }, rest)) = self.rest.split_first() else { break };
                     self.rest = rest;
                     let file = File::open(path).context(|| path.display().to_string())?;
                     self.current.insert(file.take(*length))
@@ -132,6 +117,36 @@ impl Reader<'_> {
     }
 }
 
+/// Returns libraries of at least [`MIN_BYTES`] in all, if there are so many.
+fn choose_libraries() -> Vec<SourceFile> {
+    let mut files: Vec<SourceFile> = Vec::new();
+    let mut bytes = 0;
+
+    for folder in folders() {
+        if bytes >= MIN_BYTES {
+            break;
+        }
+
+        let mut found = Vec::new();
+        collect(&folder, &mut found);
+        // The largest files come first, and equal sizes are sorted by name, so that the order does
+        // not depend on the file system.
+        found.sort_by(|a, b| b.length.cmp(&a.length).then_with(|| a.path.cmp(&b.path)));
+
+        for file in found {
+            if bytes >= MIN_BYTES {
+                break;
+            }
+            if files.iter().all(|other| other.path != file.path) {
+                bytes += file.length;
+                files.push(file);
+            }
+        }
+    }
+
+    files
+}
+
 /// Returns the folders with libraries: those of the toolchain, and then those of the system.
 fn folders() -> Vec<PathBuf> {
     let mut folders = Vec::new();
@@ -146,8 +161,9 @@ fn folders() -> Vec<PathBuf> {
     folders
 }
 
-/// Collects the regular files below `folder`. It does not follow links.
-fn collect(folder: &Path, found: &mut Vec<(PathBuf, u64)>) {
+/// Collects the regular files below `folder` that are readable and not empty. It does not follow
+/// links.
+fn collect(folder: &Path, found: &mut Vec<SourceFile>) {
     let mut folders = vec![folder.to_owned()];
     let mut seen = 0;
 
@@ -163,7 +179,7 @@ fn collect(folder: &Path, found: &mut Vec<(PathBuf, u64)>) {
             if metadata.is_dir() {
                 folders.push(entry.path());
             } else if metadata.is_file() && metadata.len() > 0 && File::open(entry.path()).is_ok() {
-                found.push((entry.path(), metadata.len()));
+                found.push(SourceFile { path: entry.path(), length: metadata.len() });
             }
         }
     }

@@ -17,7 +17,7 @@ use super::{
 use crate::failure::{ErrorContext, Failure};
 
 /// The interval between two progress messages to the parent.
-const PROGRESS: Duration = Duration::from_millis(100);
+const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Measures the latencies, and streams the data to the compute nodes and back. Returns the exit
 /// code.
@@ -34,8 +34,7 @@ pub(super) fn main(plan: &Plan, data: &Data) -> Result<u8, Failure> {
     let cancel = Cancel::new().context(|| "starting".into())?;
     let start = Instant::now();
     let bytes = std::thread::scope(|scope| {
-        // A half that fails cancels the other one, which would otherwise wait for data that does
-        // not come.
+        // A failure of sending or receiving cancels the other one, which would wait for ever.
         let sender = scope.spawn(|| send(&node, plan, data, &cancel).inspect_err(|_| cancel.cancel()));
         let received = receive(&node, plan, data.bytes(), &cancel).inspect_err(|_| cancel.cancel());
         let sent = sender.join().unwrap_or_else(|_| Err(Failure::environment("the sending thread failed")));
@@ -55,7 +54,7 @@ pub(super) fn main(plan: &Plan, data: &Data) -> Result<u8, Failure> {
 /// traffic.
 fn measure_latency(node: &IoNode) -> Result<(), Failure> {
     for compute_node in 0..super::COMPUTE_NODES {
-        let rank = compute_node * 4;
+        let rank = compute_node * super::CORES_PER_NODE;
         let mut times = Vec::with_capacity(ROUND_TRIPS as usize);
         let mut message = [0; ROUND_TRIP_BYTES];
 
@@ -100,13 +99,14 @@ fn send(node: &IoNode, plan: &Plan, data: &Data, cancel: &Cancel) -> Result<(), 
     Ok(())
 }
 
-/// Receives the changed data in the order in which it was sent.
+/// Receives the changed data in the order in which it was sent, and undoes the change. Returns the
+/// number of bytes.
 fn receive(node: &IoNode, plan: &Plan, total: u64, cancel: &Cancel) -> Result<u64, Failure> {
     let ranks = plan.ranks();
     let mut digests = Digests::new(&ranks);
     let mut buffer = vec![0; plan.message];
     let mut bytes = 0;
-    let mut last = Instant::now();
+    let mut last_progress = Instant::now();
 
     for &rank in ranks.iter().cycle() {
         if bytes >= total {
@@ -123,8 +123,8 @@ fn receive(node: &IoNode, plan: &Plan, total: u64, cancel: &Cancel) -> Result<u6
 
         digests.add(rank, &buffer[..length]);
         bytes += length as u64;
-        if last.elapsed() >= PROGRESS {
-            last = Instant::now();
+        if last_progress.elapsed() >= PROGRESS_INTERVAL {
+            last_progress = Instant::now();
             Message::Progress { bytes }.print();
         }
     }
@@ -137,6 +137,7 @@ fn receive(node: &IoNode, plan: &Plan, total: u64, cancel: &Cancel) -> Result<u6
 struct Digests(BTreeMap<u32, (u64, Sha256)>);
 
 impl Digests {
+    /// Returns the digests of no data, for the cores of these ranks.
     fn new(ranks: &[u32]) -> Self {
         Self(ranks.iter().map(|&rank| (rank, (0, Sha256::new()))).collect())
     }

@@ -44,6 +44,11 @@ use crate::{
 
 /// Compute nodes of the demonstration's pset.
 const COMPUTE_NODES: u32 = 4;
+/// Cores of a compute node. A core's rank in the pset is its node's number times this, plus its own
+/// number in the node.
+const CORES_PER_NODE: u32 = 4;
+/// Least number of the host's processors with which all cores of a node are used.
+const MANY_PROCESSORS: usize = 8;
 /// Round trips measured with each compute node before the streaming.
 const ROUND_TRIPS: u32 = 200;
 /// Bytes in a message of a round trip.
@@ -82,17 +87,19 @@ pub struct Options {
 struct Plan {
     /// Compute cores in use on each node.
     cores: u32,
+    /// Bytes in a message.
     message: usize,
+    /// Whether the I/O node uses interrupt mode.
     interrupts: bool,
 }
 
 impl Plan {
     /// Returns the plan. It uses four cores of each node, as on the real machine, or two on a host
-    /// with few processors. Two cores still exercise the hand-over between cores.
+    /// with few processors. With two, a node's cores still hand FCNP's polling over to each other.
     fn new(options: &Options) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
-            cores: if processors >= 8 { 4 } else { 2 },
+            cores: if processors >= MANY_PROCESSORS { CORES_PER_NODE } else { 2 },
             message: options.message,
             interrupts: options.interrupts,
         }
@@ -101,10 +108,12 @@ impl Plan {
     /// Returns the ranks of the used cores in their sending order: the first core of each node, and
     /// then the second.
     fn ranks(&self) -> Vec<u32> {
-        (0..self.cores).flat_map(|core| (0..COMPUTE_NODES).map(move |node| node * 4 + core)).collect()
+        let rank = |node: u32, core: u32| node * CORES_PER_NODE + core;
+        (0..self.cores).flat_map(|core| (0..COMPUTE_NODES).map(move |node| rank(node, core))).collect()
     }
 
-    /// Returns the number that core `rank` adds to every byte.
+    /// Returns the number that core `rank` adds to every byte. Each core has another one, so that
+    /// data which return from a wrong core are found.
     fn change(rank: u32) -> u8 {
         rank as u8 + 1
     }
@@ -149,6 +158,7 @@ fn parent(options: &Options, plan: &Plan, families: &Families) -> Result<u8, Fai
         ));
     }
 
+    // A wrong template would only cost the styling.
     let bar = if options.json { ProgressBar::hidden() } else { ProgressBar::new(data.bytes()) };
     if let Ok(style) =
         ProgressStyle::with_template("{bar:40} {bytes} of {total_bytes}, {binary_bytes_per_sec}, {eta} left")
@@ -175,7 +185,8 @@ fn parent(options: &Options, plan: &Plan, families: &Families) -> Result<u8, Fai
     report::print(&collected, &snapshot?, plan, options.json)
 }
 
-/// Returns the child programs: this program itself, once for each node.
+/// Returns the child programs: this program itself, once for each node, with the hidden option that
+/// names its part.
 fn programs(options: &Options, data: &Data, served: &Served) -> Result<Vec<Program>, Failure> {
     let this = std::env::current_exe().context(|| "this program's own file".into())?;
     let mut programs = Vec::new();
@@ -205,7 +216,8 @@ fn programs(options: &Options, data: &Data, served: &Served) -> Result<Vec<Progr
     Ok(programs)
 }
 
-/// Collects the messages of children, and prints their other lines.
+/// Returns a sink that collects the messages of children, shows their progress, and prints their
+/// other lines.
 fn collector(collected: &Arc<Mutex<Collected>>, bar: &ProgressBar) -> LineSink {
     let (collected, bar) = (collected.clone(), bar.clone());
     Arc::new(move |name, stream, line| {

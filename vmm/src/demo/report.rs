@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, io::Write};
 use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
 
-use super::Plan;
+use super::{CORES_PER_NODE, Plan};
 use crate::{
     failure::{EXIT_RESULT, Failure, print_line},
     stat::MachineSnapshot,
@@ -14,6 +14,8 @@ use crate::{
 
 /// Marks a child's line as a message to the parent.
 const MARK: &str = "@nicforge-demo ";
+/// Number of views of a core's data.
+const VIEWS: usize = 3;
 
 /// A message from a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -116,7 +118,7 @@ impl Collected {
     fn ranks_with_wrong_digests(&self, plan: &Plan) -> Vec<u32> {
         let agree = |rank: &u32| {
             self.digests.get(rank).is_some_and(|views| {
-                views.len() == 3 && views.values().all(|view| Some(view) == views.values().next())
+                views.len() == VIEWS && views.values().all(|view| Some(view) == views.values().next())
             })
         };
         plan.ranks().into_iter().filter(|rank| !agree(rank)).collect()
@@ -127,8 +129,10 @@ impl Collected {
 #[derive(Debug, Serialize)]
 struct Row {
     node: String,
+    /// Bytes that the node's cores have received.
     bytes: u64,
     gbit_s: f64,
+    /// Half a round trip with the node's first core, in microseconds.
     half_round_trip_us: Option<f64>,
     packets_sent: u64,
     packets_received: u64,
@@ -147,14 +151,15 @@ pub(super) fn print(
         return Err(Failure::result("the I/O node did not say how long the streaming took"));
     };
 
+    // The lower bound avoids a division by 0.
     let seconds = (nanoseconds as f64 / 1e9).max(1e-9);
     let ranks_with_wrong_digests = collected.ranks_with_wrong_digests(plan);
     let rows: Vec<Row> = snapshot.nodes.iter().map(|node| node_row(collected, node, seconds)).collect();
-    let total = bytes as f64 * 8.0 / seconds / 1e9;
+    let gbit_s = bytes as f64 * 8.0 / seconds / 1e9;
 
     if json {
         let report = serde_json::json!({
-            "demo": { "bytes": bytes, "seconds": seconds, "gbit_s_each_way": total, "message": plan.message,
+            "demo": { "bytes": bytes, "seconds": seconds, "gbit_s_each_way": gbit_s, "message": plan.message,
                 "digests_agree": ranks_with_wrong_digests.is_empty() },
             "nodes": rows,
         });
@@ -162,7 +167,7 @@ pub(super) fn print(
     } else {
         print_line(table(&rows))?;
         print_line(format_args!(
-            "{:.1} MB out and back in {seconds:.2} s: {total:.2} Gb/s in each direction at once, {}-byte messages",
+            "{:.1} MB out and back in {seconds:.2} s: {gbit_s:.2} Gb/s in each direction at once, {}-byte messages",
             bytes as f64 / 1e6,
             plan.message
         ))?;
@@ -179,11 +184,12 @@ pub(super) fn print(
 /// they are those of all compute cores.
 fn node_row(collected: &Collected, node: &crate::stat::NodeSnapshot, seconds: f64) -> Row {
     let is_io = node.role == "io";
-    let ranks: Vec<u32> = if is_io { Vec::new() } else { (0..4).map(|core| node.rank * 4 + core).collect() };
+    let first_rank = node.rank * CORES_PER_NODE;
+    let ranks = if is_io { 0..0 } else { first_rank..first_rank + CORES_PER_NODE };
     let bytes: u64 = collected
         .digests
         .iter()
-        .filter(|(rank, _)| is_io || ranks.contains(rank))
+        .filter(|(rank, _)| is_io || ranks.contains(*rank))
         .filter_map(|(_, views)| views.get(&View::Received).map(|(bytes, _)| bytes))
         .sum();
 
@@ -191,9 +197,10 @@ fn node_row(collected: &Collected, node: &crate::stat::NodeSnapshot, seconds: f6
         node: node.name.clone(),
         bytes,
         gbit_s: bytes as f64 * 8.0 / seconds / 1e9,
-        half_round_trip_us: ranks
-            .first()
-            .and_then(|rank| collected.latencies.get(rank))
+        half_round_trip_us: collected
+            .latencies
+            .get(&first_rank)
+            .filter(|_| !is_io)
             .map(|&nanoseconds| nanoseconds as f64 / 1e3),
         packets_sent: node.counter("sent"),
         packets_received: node.counter("received"),
@@ -206,7 +213,7 @@ fn node_row(collected: &Collected, node: &crate::stat::NodeSnapshot, seconds: f6
 fn table(rows: &[Row]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
-    table.set_header(vec![
+    let titles = [
         "node",
         "MB each way",
         "Gb/s each way",
@@ -215,7 +222,8 @@ fn table(rows: &[Row]) -> Table {
         "received packets",
         "stalls",
         "interrupts",
-    ]);
+    ];
+    table.set_header(titles);
 
     for row in rows {
         table.add_row(vec![
@@ -230,7 +238,8 @@ fn table(rows: &[Row]) -> Table {
         ]);
     }
 
-    for column in 1..8 {
+    // The first column has names. All others have numbers.
+    for column in 1..titles.len() {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
         }

@@ -12,6 +12,8 @@ use crate::{
 
 /// How long the engine may take to answer. It answers between two steps.
 const TIMEOUT: Duration = Duration::from_secs(1);
+/// Most nodes that a message lists.
+const MAX_LISTED_NODES: usize = 20;
 
 /// Returns the answer to a request that could not be carried out.
 fn refused(message: String) -> Response {
@@ -28,7 +30,8 @@ pub(super) fn answer(built: &Built, handle: &EngineHandle, request: &Request) ->
         Request::Reset { node } => match built.node(node) {
             Some(node) => reset(node, handle),
             None => {
-                let names: Vec<_> = built.nodes.iter().take(20).map(|node| node.name.as_str()).collect();
+                let names: Vec<_> =
+                    built.nodes.iter().take(MAX_LISTED_NODES).map(|node| node.name.as_str()).collect();
                 Response::Refused {
                     message: format!("there is no node {node}; there are {}", names.join(", ")),
                     is_usage_error: true,
@@ -117,13 +120,15 @@ fn name_in_node(function: &NodeFunction, name: &str) -> String {
 fn longest_turn(built: &Built, turn: &nicforge_engine::LongestTurn) -> LongestTurn {
     let name = |(function, id)| {
         let node = built.nodes.iter().find(|node| node.has_function(function))?;
-        let is_client = |attachment: &&NodeAttachment| (attachment.function, attachment.id) == (function, id);
-        let attachment = node.attachments.iter().find(is_client)?;
+        let is_its_own =
+            |attachment: &&NodeAttachment| (attachment.function, attachment.id) == (function, id);
+        let attachment = node.attachments.iter().find(is_its_own)?;
         Some(format!("{}.{}", node.name, attachment.name))
     };
     LongestTurn { us: microseconds(turn.time), attachment: turn.client.and_then(name), pid: turn.pid }
 }
 
+/// Returns a time in whole microseconds.
 fn microseconds(time: Duration) -> u64 {
     u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 
 use super::*;
-use crate::spec::{AttachmentSpec, FunctionSpec, Identity};
+use crate::spec::{AttachmentSpec, FunctionSpec, Identity, NicSizes};
 
 /// Number of MSI-X vectors. [`bound`] binds vector `i` to the sink named `i`.
 const VECTORS: u16 = 4;
@@ -17,7 +17,14 @@ fn function(intx: bool) -> FunctionSpec {
     let identity =
         Identity { vendor: 1, device: 2, subsystem_vendor: 3, subsystem: 4, class: 0x02_80_00, revision: 0 };
     let attachments = vec![AttachmentSpec { name: "only".into(), group: 0 }];
-    FunctionSpec { intx, ..FunctionSpec::nic(identity, attachments, 0x1000, VECTORS, 64, 0, 0) }
+    FunctionSpec {
+        intx,
+        ..FunctionSpec::nic(
+            identity,
+            attachments,
+            NicSizes { register_bytes: 0x1000, vectors: VECTORS, ring_cells: 64, ..NicSizes::default() },
+        )
+    }
 }
 
 /// Names of the signalled sinks, in order.

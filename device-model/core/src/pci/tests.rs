@@ -5,7 +5,9 @@ use proptest::prelude::*;
 use zerocopy::FromBytes;
 
 use super::*;
-use crate::spec::{AttachmentSpec, BarKind, BarSpec, BarWindow, FunctionSpec, Identity, VendorCapability};
+use crate::spec::{
+    AttachmentSpec, BarKind, BarSpec, BarWindow, FunctionSpec, Identity, NicSizes, VendorCapability,
+};
 
 const VECTORS: u16 = 5;
 
@@ -39,7 +41,11 @@ fn nic() -> FunctionSpec {
     };
 
     let attachments = vec![AttachmentSpec { name: "only".into(), group: 0 }];
-    let mut spec = FunctionSpec::nic(identity, attachments, 0x1000, VECTORS, 64, 0, 0);
+    let mut spec = FunctionSpec::nic(
+        identity,
+        attachments,
+        NicSizes { register_bytes: 0x1000, vectors: VECTORS, ring_cells: 64, ..NicSizes::default() },
+    );
     let wide = BarKind::Memory64 { prefetchable: true };
     spec.bars[3] = Some(BarSpec { size: 8 << 30, kind: wide, ..BarSpec::trapped(0) });
     spec.bars[5] = Some(BarSpec::io(32));

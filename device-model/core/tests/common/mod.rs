@@ -14,7 +14,7 @@ use nicforge_core::{
     dma::DmaError,
     ids::{Address, AttachmentId, DmaToken, FunctionId},
     machine::{Access, AccessError, Machine, Next},
-    spec::{Area, AreaKind, AttachmentSpec, BarKind, BarSpec, FunctionSpec, Identity, Scope},
+    spec::{Area, AreaKind, AttachmentSpec, BarKind, BarSpec, FunctionSpec, Identity, NicSizes, Scope},
     time::Nanos,
 };
 use nicforge_hwi::attachment::{control, mirror};
@@ -58,7 +58,17 @@ pub fn spec() -> FunctionSpec {
     let attachments = [("a", 0), ("b", 0), ("c", 1)]
         .map(|(name, group)| AttachmentSpec { name: name.to_owned(), group })
         .to_vec();
-    let mut spec = FunctionSpec::nic(identity, attachments, 0x1000, VECTORS, RING_CELLS, 0x1_0000, 0x1000);
+    let mut spec = FunctionSpec::nic(
+        identity,
+        attachments,
+        NicSizes {
+            register_bytes: 0x1000,
+            vectors: VECTORS,
+            ring_cells: RING_CELLS,
+            window_bytes: 0x1_0000,
+            mirror_bytes: 0x1000,
+        },
+    );
     spec.bars[3] = Some(BarSpec::memory(0x1000, AreaKind::Mapped, Scope::Group));
     spec.bars[4] = Some(BarSpec {
         size: 0x4000,

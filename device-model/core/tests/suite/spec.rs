@@ -3,7 +3,7 @@
 
 use crate::common::spec;
 use nicforge_core::spec::{
-    Area, AreaKind, BarKind, BarSpec, BarWindow, FunctionSpec, MAX_CAPABILITY, Scope, SpecError,
+    Area, AreaKind, BarKind, BarSpec, BarWindow, FunctionSpec, MAX_CAPABILITY, NicSizes, Scope, SpecError,
     VendorCapability,
 };
 
@@ -27,8 +27,17 @@ fn usual_shape_is_accepted_in_all_its_sizes() {
         [(1, 64, 0, 0), (256, 65536, 0x1000, 0x1000), (8, 2048, 0x10_0000, 0)]
     {
         let usual = spec();
-        let created =
-            FunctionSpec::nic(usual.identity, usual.attachments, 0x2000, vectors, cells, windows, mirror);
+        let created = FunctionSpec::nic(
+            usual.identity,
+            usual.attachments,
+            NicSizes {
+                register_bytes: 0x2000,
+                vectors,
+                ring_cells: cells,
+                window_bytes: windows,
+                mirror_bytes: mirror,
+            },
+        );
         assert_eq!(created.validate(), Ok(()));
     }
 }
@@ -36,7 +45,17 @@ fn usual_shape_is_accepted_in_all_its_sizes() {
 #[test]
 fn windows_lie_behind_a_ring_that_is_longer_than_usual() {
     let usual = spec();
-    let created = FunctionSpec::nic(usual.identity, usual.attachments, 0x1000, 1, 65536, 0x1000, 0);
+    let created = FunctionSpec::nic(
+        usual.identity,
+        usual.attachments,
+        NicSizes {
+            register_bytes: 0x1000,
+            vectors: 1,
+            ring_cells: 65536,
+            window_bytes: 0x1000,
+            ..NicSizes::default()
+        },
+    );
 
     assert!(created.bars[1].as_ref().unwrap().size >= 65536 * 64 + 0x1000);
 }

@@ -6,7 +6,7 @@ use nicforge_core::{
     dma::DmaError,
     ids::{Address, AttachmentId, DmaToken},
     posted::Posted,
-    spec::{AreaKind, AttachmentSpec, BarKind, BarSpec, FunctionSpec, Identity, Scope},
+    spec::{AreaKind, AttachmentSpec, BarKind, BarSpec, FunctionSpec, Identity, NicSizes, Scope},
     time::Nanos,
 };
 use nicforge_hwi::{
@@ -126,11 +126,13 @@ impl Device for Card {
         let mut spec = FunctionSpec::nic(
             identity,
             attachments,
-            REGISTERS,
-            vector::COUNT,
-            RING_CELLS,
-            window::SIZE,
-            mirror::SIZE,
+            NicSizes {
+                register_bytes: REGISTERS,
+                vectors: vector::COUNT,
+                ring_cells: RING_CELLS,
+                window_bytes: window::SIZE,
+                mirror_bytes: mirror::SIZE,
+            },
         );
 
         spec.bars[usize::from(BAR_VELO)] = Some(BarSpec {

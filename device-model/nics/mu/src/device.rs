@@ -5,7 +5,7 @@ use nicforge_core::{
     device::{Counter, Device, Ended, Progress, Reset, Write},
     ids::{Address, AttachmentId},
     posted::Posted,
-    spec::{AttachmentSpec, FunctionSpec, Identity},
+    spec::{AttachmentSpec, FunctionSpec, Identity, NicSizes},
     time::Nanos,
 };
 use nicforge_hwi::{
@@ -176,7 +176,17 @@ impl Device for MessageUnit {
             .chain(users)
             .map(|name| AttachmentSpec { name, group: 0 })
             .collect();
-        FunctionSpec::nic(identity, attachments, REGISTERS, vector::COUNT, RING_CELLS, 0, MIRROR)
+        FunctionSpec::nic(
+            identity,
+            attachments,
+            NicSizes {
+                register_bytes: REGISTERS,
+                vectors: vector::COUNT,
+                ring_cells: RING_CELLS,
+                mirror_bytes: MIRROR,
+                ..NicSizes::default()
+            },
+        )
     }
 
     fn attached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId) {

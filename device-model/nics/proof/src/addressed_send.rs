@@ -20,7 +20,7 @@ use nicforge_core::{
     context::Context,
     device::{Counter, Device, Ended, Reset, Write},
     ids::{Address, AttachmentId},
-    spec::{BarSpec, FunctionSpec},
+    spec::{BarSpec, FunctionSpec, NicSizes},
 };
 use nicforge_hwi::{pci, proof::addressed_send::*};
 use nicforge_kit::RegisterValue;
@@ -113,11 +113,13 @@ impl Device for AddressedSend {
         let mut spec = FunctionSpec::nic(
             identity(pci::DEVICE_ADDRESSED_SEND),
             users(ATTACHMENTS),
-            0x1000,
-            1,
-            64,
-            0x1000,
-            0x1000,
+            NicSizes {
+                register_bytes: 0x1000,
+                vectors: 1,
+                ring_cells: 64,
+                window_bytes: 0x1000,
+                mirror_bytes: 0x1000,
+            },
         );
         spec.bars[usize::from(SEND_BAR)] = Some(BarSpec::trapped(SEND_WINDOW));
         spec

@@ -26,7 +26,7 @@ use nicforge_core::{
     device::{Counter, Device, Ended, Progress, Reset, Write},
     dma::DmaError,
     ids::{Address, AttachmentId, DmaToken},
-    spec::FunctionSpec,
+    spec::{FunctionSpec, NicSizes},
 };
 use nicforge_hwi::{pci, proof::checksum::*};
 use nicforge_kit::{RegisterValue, retry};
@@ -286,7 +286,17 @@ impl Checksum {
 impl Device for Checksum {
     fn spec(&self) -> FunctionSpec {
         // 4 KiB of registers, two vectors, a ring of 64 cells, no windows, 4 KiB of mirror.
-        FunctionSpec::nic(identity(pci::DEVICE_CHECKSUM), users(ATTACHMENTS), 0x1000, 2, 64, 0, 0x1000)
+        FunctionSpec::nic(
+            identity(pci::DEVICE_CHECKSUM),
+            users(ATTACHMENTS),
+            NicSizes {
+                register_bytes: 0x1000,
+                vectors: 2,
+                ring_cells: 64,
+                mirror_bytes: 0x1000,
+                ..NicSizes::default()
+            },
+        )
     }
 
     fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {

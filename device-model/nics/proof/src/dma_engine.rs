@@ -22,7 +22,7 @@ use nicforge_core::{
     device::{Counter, Device, Ended, Progress, Reset, Write},
     dma::{DmaError, MAX_DMA},
     ids::{Address, AttachmentId, DmaToken},
-    spec::FunctionSpec,
+    spec::{FunctionSpec, NicSizes},
     time::Nanos,
 };
 use nicforge_hwi::{pci, proof::dma_engine::*};
@@ -139,7 +139,17 @@ impl DmaEngine {
 impl Device for DmaEngine {
     fn spec(&self) -> FunctionSpec {
         // 4 KiB of registers, two vectors, a ring of 64 cells, no windows, 4 KiB of mirror.
-        FunctionSpec::nic(identity(pci::DEVICE_DMA_ENGINE), users(ATTACHMENTS), 0x1000, 2, 64, 0, 0x1000)
+        FunctionSpec::nic(
+            identity(pci::DEVICE_DMA_ENGINE),
+            users(ATTACHMENTS),
+            NicSizes {
+                register_bytes: 0x1000,
+                vectors: 2,
+                ring_cells: 64,
+                mirror_bytes: 0x1000,
+                ..NicSizes::default()
+            },
+        )
     }
 
     fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {

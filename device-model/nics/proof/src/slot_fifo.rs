@@ -26,7 +26,7 @@ use nicforge_core::{
     context::Context,
     device::{Counter, Device, Ended, Progress, Reset, Write},
     ids::{Address, AttachmentId},
-    spec::FunctionSpec,
+    spec::{FunctionSpec, NicSizes},
 };
 use nicforge_hwi::{pci, proof::slot_fifo::*};
 use nicforge_kit::RegisterValue;
@@ -109,7 +109,17 @@ impl SlotFifo {
 impl Device for SlotFifo {
     fn spec(&self) -> FunctionSpec {
         // 4 KiB of registers, two vectors, a ring of 64 cells, 8 KiB of windows, 8 KiB of mirror.
-        FunctionSpec::nic(identity(pci::DEVICE_SLOT_FIFO), users(ATTACHMENTS), 0x1000, 2, 64, 0x2000, 0x2000)
+        FunctionSpec::nic(
+            identity(pci::DEVICE_SLOT_FIFO),
+            users(ATTACHMENTS),
+            NicSizes {
+                register_bytes: 0x1000,
+                vectors: 2,
+                ring_cells: 64,
+                window_bytes: 0x2000,
+                mirror_bytes: 0x2000,
+            },
+        )
     }
 
     fn attached(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {

@@ -4,7 +4,7 @@ use nicforge_core::{
     context::Context,
     device::{Counter, Device, Ended, Progress, Reset, Write},
     ids::{Address, AttachmentId},
-    spec::{AreaKind, AttachmentSpec, BarSpec, FunctionSpec, Identity, Scope},
+    spec::{AreaKind, AttachmentSpec, BarSpec, FunctionSpec, Identity, NicSizes, Scope},
 };
 use nicforge_hwi::{
     pci,
@@ -246,7 +246,16 @@ impl Device for TreeNic {
             (0..CORES).map(|core| AttachmentSpec { name: format!("core{core}"), group: 1 }).collect();
         attachments.push(AttachmentSpec { name: "admin".to_owned(), group: 0 });
 
-        let mut spec = FunctionSpec::nic(identity, attachments, REGISTERS, vector::COUNT, RING_CELLS, 0, 0);
+        let mut spec = FunctionSpec::nic(
+            identity,
+            attachments,
+            NicSizes {
+                register_bytes: REGISTERS,
+                vectors: vector::COUNT,
+                ring_cells: RING_CELLS,
+                ..NicSizes::default()
+            },
+        );
         spec.bars[usize::from(BAR_WINDOW)] =
             Some(BarSpec::memory(window::SIZE, AreaKind::Mapped, Scope::Group));
         spec.bars[usize::from(BAR_MIRROR)] =

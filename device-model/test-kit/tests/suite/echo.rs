@@ -6,7 +6,7 @@ use nicforge_core::{
     device::{Device, Progress, Reset, Write},
     dma::DmaError,
     ids::{Address, AttachmentId, DmaToken},
-    spec::{AttachmentSpec, FunctionSpec, Identity},
+    spec::{AttachmentSpec, FunctionSpec, Identity, NicSizes},
     time::Nanos,
 };
 
@@ -44,7 +44,11 @@ impl Device for Echo {
             revision: 1,
         };
         let user = AttachmentSpec { name: "user0".to_owned(), group: 0 };
-        FunctionSpec::nic(identity, vec![user], 0x1000, 3, 64, 0, 0)
+        FunctionSpec::nic(
+            identity,
+            vec![user],
+            NicSizes { register_bytes: 0x1000, vectors: 3, ring_cells: 64, ..NicSizes::default() },
+        )
     }
 
     fn read(&mut self, _: &mut Context<'_>, _: AttachmentId, at: Address, data: &mut [u8]) {

@@ -24,7 +24,7 @@ use nicforge_core::{
     machine::Machine,
     panic::DeviceMethod,
     posted::Posted,
-    spec::{AttachmentSpec, FunctionSpec, Identity},
+    spec::{AttachmentSpec, FunctionSpec, Identity, NicSizes},
 };
 use nicforge_engine::{Engine, EngineConfig, EngineHandle, EngineSnapshot, EventLoopKind, Stop};
 use nicforge_shm::{Access, SharedMemory};
@@ -147,7 +147,17 @@ impl Device for TestDevice {
             revision: 1,
         };
         let attachments = ["a", "b"].map(|name| AttachmentSpec { name: name.to_owned(), group: 0 }).to_vec();
-        FunctionSpec::nic(identity, attachments, 0x1000, 4, 64, WINDOW, 0)
+        FunctionSpec::nic(
+            identity,
+            attachments,
+            NicSizes {
+                register_bytes: 0x1000,
+                vectors: 4,
+                ring_cells: 64,
+                window_bytes: WINDOW,
+                ..NicSizes::default()
+            },
+        )
     }
 
     fn read(&mut self, _: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {

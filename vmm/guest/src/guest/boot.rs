@@ -18,7 +18,7 @@ use tempfile::TempDir;
 
 use super::{
     Guest,
-    agent::AgentChannel,
+    agent::{AgentChannel, StartOutcome},
     command_line::{self, AGENT, CONSOLE, MONITOR, TERMINAL},
     config::{Driver, GuestConfig, PluggedFunction, quoted},
     console, ended_error,
@@ -41,7 +41,8 @@ use crate::{
 /// Interval at which a wait checks whether it is to end.
 const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Paths by which a machine's program opens files that have no name.
+/// Paths by which the program of a machine opens files that have no name: it inherits them as its
+/// standard input and output.
 const STANDARD_INPUT: &str = "/proc/self/fd/0";
 const STANDARD_OUTPUT: &str = "/proc/self/fd/1";
 
@@ -104,11 +105,13 @@ impl Guest {
 /// The directory, the logs and the functions of a guest that is not started yet.
 struct Site {
     functions: Vec<PluggedFunction>,
+    /// The directory of its sockets, and of its logs if the caller named no other one.
     folder: TempDir,
     logs: Logs,
 }
 
 impl Site {
+    /// Checks a configuration, and makes the directories of its guest.
     fn new(config: &GuestConfig) -> Result<Self, GuestError> {
         let functions = config.plugged_functions()?;
         config.check_vmm()?;
@@ -239,10 +242,10 @@ fn qemu_command(
     site: &Site,
 ) -> Result<Command, GuestError> {
     let logs = &site.logs;
-    // A misbehaving guest can fill a trace without end, so the default trace is limited. Requested
-    // events are written completely and at once.
-    let limited = config.logging.folder.is_some() && config.logging.trace.is_empty();
-    let trace = if limited { Path::new(STANDARD_OUTPUT) } else { &logs.trace };
+    // A misbehaving guest can fill a trace without end, so a thread limits the default trace.
+    // Events that the caller requested are written by QEMU itself, completely and at once.
+    let is_limited = config.logging.folder.is_some() && config.logging.trace.is_empty();
+    let trace = if is_limited { Path::new(STANDARD_OUTPUT) } else { &logs.trace };
     let files = command_line::Files {
         qemu,
         kernel,
@@ -254,7 +257,7 @@ fn qemu_command(
     let mut command = command_line::command(config, &site.functions, &files);
     command.stdout(Stdio::null());
 
-    if limited {
+    if is_limited {
         let (line, trace) = std::io::pipe().context(|| "a pipe for QEMU's trace".into())?;
         command.stdout(trace);
         let file = File::create(&logs.trace).context(|| logs.trace.display().to_string())?;
@@ -274,7 +277,7 @@ struct Listeners {
 }
 
 impl Listeners {
-    /// Listens in `folder`, also for QEMU's monitor and for a terminal if there are such.
+    /// Listens in `folder`. QEMU's monitor and a terminal have sockets if the guest has them.
     fn bind(folder: &Path, config: &GuestConfig) -> Result<Self, GuestError> {
         let listen = |name: &str| {
             let path = folder.join(name);
@@ -303,6 +306,7 @@ struct Starting<'a> {
     config: &'a GuestConfig,
     logs: &'a Logs,
     process: &'a Process,
+    /// The end of the boot deadline.
     until: Instant,
     progress: &'a Progress,
 }
@@ -333,7 +337,7 @@ impl Starting<'_> {
         Ok(Channels { agent, monitor, terminal })
     }
 
-    /// Accepts a connection of the machine.
+    /// Waits for a connection of the machine, and accepts it.
     fn accept(&self, listener: &UnixListener) -> Result<UnixStream, GuestError> {
         loop {
             let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
@@ -352,13 +356,17 @@ impl Starting<'_> {
     fn wait_for_agent(&self, agent: &AgentChannel) -> Result<(), GuestError> {
         loop {
             match agent.wait_started(1, Instant::now() + CHECK_INTERVAL) {
-                Ok(true) => return Ok(()),
-                Ok(false) => self.check()?,
-                Err(()) => return Err(ended_error(&self.config.node, "booting", self.process, self.logs)),
+                StartOutcome::Started => return Ok(()),
+                StartOutcome::TimedOut => self.check()?,
+                StartOutcome::Gone => {
+                    return Err(ended_error(&self.config.node, "booting", self.process, self.logs));
+                }
             }
         }
     }
 
+    /// Returns an error when the wait is to end: after a cancellation, the machine's end, or the
+    /// deadline.
     fn check(&self) -> Result<(), GuestError> {
         self.progress.check()?;
         if self.process.status().is_some() {
@@ -367,6 +375,7 @@ impl Starting<'_> {
         if Instant::now() >= self.until { Err(self.timeout()) } else { Ok(()) }
     }
 
+    /// Returns the error of a boot that exceeded its deadline.
     fn timeout(&self) -> GuestError {
         GuestError::Timeout {
             node: self.config.node.clone(),
@@ -376,6 +385,7 @@ impl Starting<'_> {
         }
     }
 
+    /// Returns the error of a boot whose monitor failed.
     fn monitor_error(&self, error: MonitorError) -> GuestError {
         match error {
             MonitorError::DeadlinePassed => self.timeout(),
@@ -392,6 +402,7 @@ fn settings(config: &GuestConfig, functions: &[PluggedFunction]) -> String {
         .iter()
         .map(|plugged| format!("{}={}", plugged.function.name, plugged.slot_setting()))
         .collect();
+    // The agent looks for a name between blanks, so there is one at each end too.
     let users = functions.iter().filter(|plugged| plugged.function.user);
     let users: Vec<_> = users.map(|plugged| plugged.function.name.as_str()).collect();
     let share = match (&config.software.share, config.hardware.vmm) {

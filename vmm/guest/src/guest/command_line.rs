@@ -47,10 +47,10 @@ pub(crate) fn device(plugged: &PluggedFunction) -> serde_json::Value {
 /// Returns the command that runs the guest.
 pub(crate) fn command(config: &GuestConfig, functions: &[PluggedFunction], files: &Files<'_>) -> Command {
     let mut command = files.qemu.command();
-    let kvm = config.hardware.accelerator == Accelerator::Kvm;
+    let is_kvm = config.hardware.accelerator == Accelerator::Kvm;
 
     // Interrupt remapping and KVM's full in-kernel interrupt controller exclude each other.
-    let split = if kvm && config.hardware.iommu { ",kernel-irqchip=split" } else { "" };
+    let split = if is_kvm && config.hardware.iommu { ",kernel-irqchip=split" } else { "" };
     command
         .args(["-nodefaults", "-no-user-config", "-display", "none"])
         .args(["-machine", &format!("q35,memory-backend=memory{split}")])
@@ -69,17 +69,17 @@ pub(crate) fn command(config: &GuestConfig, functions: &[PluggedFunction], files
         .args(["-action", if config.reboots { "reboot=reset" } else { "reboot=shutdown" }])
         .args(["-name", &config.node]);
 
-    let mut line = |id: &str| {
+    let mut add_socket = |id: &str| {
         let path = escape_option_value(&files.sockets.join(id));
         command.args(["-chardev", &format!("socket,id={id},path={path}")]);
     };
 
     for id in [CONSOLE, AGENT, MONITOR] {
-        line(id);
+        add_socket(id);
     }
 
     if config.hardware.terminal {
-        line(TERMINAL);
+        add_socket(TERMINAL);
     }
 
     command.args(["-serial", "chardev:console", "-serial", "chardev:agent"]);
@@ -94,7 +94,7 @@ pub(crate) fn command(config: &GuestConfig, functions: &[PluggedFunction], files
     }
 
     for plugged in functions {
-        function(&mut command, plugged);
+        add_function(&mut command, plugged);
     }
 
     if let Some(share) = &config.software.share {
@@ -133,13 +133,14 @@ pub(crate) fn kernel_parameters(config: &GuestConfig) -> String {
     let append = &config.software.append;
 
     // Without no_timer_check, Linux panics when its timer does not tick in time, which happens on a
-    // loaded host. The tests of ciphers at the start take an emulated guest a second.
+    // loaded host. cryptomgr.notests omits tests of ciphers, which take an emulated guest a second.
     format!(
         "console=ttyS0 quiet panic=-1 no_timer_check cryptomgr.notests rdinit=/nicforge/init{iommu}{append}"
     )
 }
 
-fn function(command: &mut Command, plugged: &PluggedFunction) {
+/// Adds a function, behind a port of its own if it can be unplugged.
+fn add_function(command: &mut Command, plugged: &PluggedFunction) {
     if plugged.function.hotplug {
         let (port, slot) = (plugged.port(), plugged.slot);
         command.args([

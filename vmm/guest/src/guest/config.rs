@@ -21,6 +21,7 @@ pub enum Driver {
 }
 
 impl Driver {
+    /// Returns the driver's name for init and agent.
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -73,6 +74,7 @@ impl PluggedFunction {
 pub(crate) struct Hardware {
     /// The program that makes the machine.
     pub(crate) vmm: Vmm,
+    /// The functions, in the order of their slots.
     pub(crate) functions: Vec<Function>,
     /// Further devices, as values of `-device`.
     pub(crate) devices: Vec<String>,
@@ -128,10 +130,12 @@ pub(crate) struct Logging {
 /// Configuration of a guest that is not booted yet.
 #[derive(Clone, Debug)]
 pub struct GuestConfig {
+    /// The guest's name.
     pub(crate) node: String,
     pub(crate) hardware: Hardware,
     pub(crate) software: Software,
     pub(crate) logging: Logging,
+    /// Time limit of a boot.
     pub(crate) boot_deadline: Duration,
     /// Whether it boots again after a reboot, a panic or a reset.
     pub(crate) reboots: bool,
@@ -344,7 +348,11 @@ impl GuestConfig {
         self
     }
 
-    /// Returns the functions with their slots, or an error when there are too few slots.
+    /// Checks the names and the functions of the guest, and returns the functions with their slots.
+    ///
+    /// # Errors
+    /// [`GuestError::Request`]: there are too few slots, VFIO has no IOMMU, or a name is
+    /// impossible.
     pub(crate) fn plugged_functions(&self) -> Result<Vec<PluggedFunction>, GuestError> {
         if self.hardware.functions.len() > SLOTS.count() {
             return Err(GuestError::Request(format!(
@@ -360,7 +368,7 @@ impl GuestConfig {
             return Err(GuestError::Request(format!("{}: {text}", self.node)));
         }
 
-        let good = |name: &str| {
+        let is_name = |name: &str| {
             !name.is_empty()
                 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
         };
@@ -368,7 +376,7 @@ impl GuestConfig {
         for name in
             std::iter::once(&self.node).chain(self.hardware.functions.iter().map(|function| &function.name))
         {
-            if !good(name) {
+            if !is_name(name) {
                 return Err(GuestError::Request(format!(
                     "{name:?} is no name: letters, digits, '.', '_' and '-' are"
                 )));

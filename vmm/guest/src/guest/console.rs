@@ -9,9 +9,10 @@ use std::{
 /// Size in bytes at which the file begins anew; the latest output is the useful one.
 const MAX_FILE_BYTES: usize = 4 << 20;
 
-/// Starts a thread that writes the output to the file until the guest is gone.
+/// Starts a thread that writes the bytes of `output` to the file until its end, which is the
+/// guest's.
 pub(crate) fn spawn_writer(
-    mut line: impl Read + Send + 'static,
+    mut output: impl Read + Send + 'static,
     mut file: File,
 ) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name("guest-log".into()).spawn(move || {
@@ -19,7 +20,7 @@ pub(crate) fn spawn_writer(
         let mut written = 0;
 
         loop {
-            match line.read(&mut buffer) {
+            match output.read(&mut buffer) {
                 Ok(0) => return,
                 Ok(length) => {
                     if written + length > MAX_FILE_BYTES

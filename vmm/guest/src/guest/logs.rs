@@ -10,8 +10,8 @@ use super::vmm::Vmm;
 use crate::error::LogEnds;
 
 /// The part of a log's end that is shown, in bytes and in lines.
-const END: u64 = 4096;
-const LINES: usize = 40;
+const MAX_END_BYTES: u64 = 4096;
+const MAX_END_LINES: usize = 40;
 
 /// The logs of one guest.
 #[derive(Clone, Debug)]
@@ -46,13 +46,13 @@ impl Logs {
 pub(crate) fn end(path: &Path) -> Option<String> {
     let mut file = File::open(path).ok()?;
     let length = file.metadata().ok()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(END))).ok()?;
+    file.seek(SeekFrom::Start(length.saturating_sub(MAX_END_BYTES))).ok()?;
 
     let mut bytes = Vec::new();
-    file.take(END).read_to_end(&mut bytes).ok()?;
+    file.take(MAX_END_BYTES).read_to_end(&mut bytes).ok()?;
     let text = String::from_utf8_lossy(&bytes);
     let lines: Vec<String> = text.lines().map(printable).filter(|line| !line.is_empty()).collect();
-    let start = lines.len().saturating_sub(LINES);
+    let start = lines.len().saturating_sub(MAX_END_LINES);
 
     (!lines.is_empty()).then(|| lines[start..].join("\n"))
 }
@@ -87,7 +87,7 @@ mod tests {
         std::fs::write(&path, text).unwrap();
         let end = end(&path).unwrap();
 
-        assert_eq!(end.lines().count(), LINES);
+        assert_eq!(end.lines().count(), MAX_END_LINES);
         assert!(end.ends_with("line 9999"), "{end}");
         assert!(!end.contains('\u{1b}'));
     }

@@ -30,7 +30,7 @@ pub use running::Running;
 pub use vmm::Vmm;
 
 use self::{
-    agent::AgentChannel,
+    agent::{AgentChannel, StartOutcome},
     config::PluggedFunction,
     logs::Logs,
     monitor::{Monitor, MonitorError},
@@ -39,22 +39,27 @@ use self::{
 };
 use crate::error::{ErrorContext, GuestError, LogEnds};
 
-/// Time limit for an answer of QEMU's monitor.
+/// Time limit for an answer of QEMU's monitor, and for the end of a killed machine.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time from the end of a machine's channel within which its process ends too.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A booted guest. It is killed on drop.
 pub struct Guest {
     node: String,
     functions: Vec<PluggedFunction>,
     boot_deadline: Duration,
-    // Fields drop in this order: the machine first, then its peers, then the files.
+    // Fields are dropped in this order: the machine first, then the connections to it, then the
+    // files.
     process: Arc<Process>,
     /// QEMU's monitor. Our own virtual machine has none.
     monitor: Option<Mutex<Monitor>>,
     agent: Arc<AgentChannel>,
     terminal: Option<UnixStream>,
     logs: Logs,
+    /// Whether a panic prints the ends of the logs.
     show_logs: bool,
+    /// The directory of the guest's sockets, which is removed at the end.
     _folder: TempDir,
 }
 
@@ -137,14 +142,14 @@ impl Guest {
     /// [`GuestError::Timeout`] after the boot deadline, [`GuestError::Ended`].
     pub fn wait_started(&self, starts: u64) -> Result<(), GuestError> {
         match self.agent.wait_started(starts, Instant::now() + self.boot_deadline) {
-            Ok(true) => Ok(()),
-            Ok(false) => Err(GuestError::Timeout {
+            StartOutcome::Started => Ok(()),
+            StartOutcome::TimedOut => Err(GuestError::Timeout {
                 node: self.node.clone(),
                 what: "starting anew".into(),
                 limit: self.boot_deadline,
                 end: self.logs.ends(),
             }),
-            Err(()) => Err(ended_error(&self.node, "starting anew", &self.process, &self.logs)),
+            StartOutcome::Gone => Err(ended_error(&self.node, "starting anew", &self.process, &self.logs)),
         }
     }
 
@@ -159,7 +164,7 @@ impl Guest {
     /// [`GuestError::Request`], [`GuestError::Monitor`], or [`GuestError::Timeout`] when the guest
     /// does not release it.
     pub fn unplug(&self, name: &str, limit: Duration) -> Result<(), GuestError> {
-        let id = self.hotplug(name)?.id();
+        let id = self.unpluggable(name)?.id();
         self.monitor()?.forget_events();
         self.execute("device_del", json!({ "id": id }))?;
 
@@ -175,12 +180,12 @@ impl Guest {
     /// # Errors
     /// [`GuestError::Request`], [`GuestError::Monitor`] when QEMU can't reach its socket.
     pub fn plug(&self, name: &str) -> Result<(), GuestError> {
-        let plugged = self.hotplug(name)?;
+        let plugged = self.unpluggable(name)?;
         self.execute("device_add", command_line::device(plugged)).map(drop)
     }
 
     /// Returns the function of this name if it can be unplugged.
-    fn hotplug(&self, name: &str) -> Result<&PluggedFunction, GuestError> {
+    fn unpluggable(&self, name: &str) -> Result<&PluggedFunction, GuestError> {
         match self.functions.iter().find(|plugged| plugged.function.name == name) {
             Some(plugged) if plugged.function.hotplug => Ok(plugged),
             Some(_) => {
@@ -277,6 +282,7 @@ impl Guest {
         Ok(monitor.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Returns the error of an operation, `what`, whose command of the monitor has no result.
     fn error(&self, what: &str, limit: Duration, error: MonitorError) -> GuestError {
         let (node, what) = (self.node.clone(), what.to_owned());
         match error {
@@ -294,6 +300,7 @@ impl Drop for Guest {
     fn drop(&mut self) {
         self.process.signal(Signal::SIGKILL);
         self.process.wait(ANSWER_TIMEOUT);
+        // The caller's code, such as a test, may have failed because of what the guest did.
         if self.show_logs && std::thread::panicking() {
             eprintln!("{}: the ends of its logs{}", self.node, self.logs.ends());
         }
@@ -302,8 +309,8 @@ impl Drop for Guest {
 
 /// Returns the error of an operation whose guest has ended.
 fn ended_error(node: &str, what: &str, process: &Process, logs: &Logs) -> GuestError {
-    // The channel may have ended shortly before the process.
-    let status = process.wait(Duration::from_secs(5));
+    // The channel may have ended shortly before the process, whose status is still to come.
+    let status = process.wait(END_TIMEOUT);
     let status = match status {
         Some(status) => format!("its machine: {status}"),
         None => "its machine still runs".to_owned(),

@@ -16,7 +16,9 @@ const MAX_EVENTS: usize = 256;
 /// A connection to the monitor.
 pub(crate) struct Monitor {
     stream: UnixStream,
+    /// Bytes received that are not a whole line yet, or whose line is not taken yet.
     buffer: Vec<u8>,
+    /// Events that no wait has taken, the oldest first.
     events: Vec<Value>,
     /// Number of the last command. A late answer must not be taken for the next command's.
     id: u64,
@@ -43,9 +45,10 @@ impl From<io::Error> for MonitorError {
 }
 
 impl Monitor {
-    /// Creates the monitor and negotiates capabilities.
+    /// Opens the monitor on a connection, and negotiates capabilities.
     pub(crate) fn new(stream: UnixStream, until: Instant) -> Result<Self, MonitorError> {
         let mut monitor = Self { stream, buffer: Vec::new(), events: Vec::new(), id: 0 };
+        // QEMU begins with a greeting. It accepts other commands after this one.
         monitor.message(until)?;
         monitor.execute("qmp_capabilities", json!({}), until)?;
         Ok(monitor)
@@ -66,7 +69,11 @@ impl Monitor {
         loop {
             let mut message = self.message(until)?;
             // QEMU answers a command that it can't parse with an error without a number.
-            if message.get("id").map_or(message.get("error").is_none(), |id| *id != self.id) {
+            let is_answer = match message.get("id") {
+                Some(id) => *id == self.id,
+                None => message.get("error").is_some(),
+            };
+            if !is_answer {
                 self.store_event(message);
                 continue;
             }

@@ -9,9 +9,9 @@ use super::{
     prepared::OwnMachine,
 };
 
-/// The command of the program.
+/// The program's command that runs a machine.
 const COMMAND: &str = "vm";
-/// The address of the disk for `/share`, by the slot that the command gives it.
+/// The PCI address of the disk for `/share`, which follows from the slot that the command gives it.
 pub(crate) const SHARE_ADDRESS: &str = "0000:00:02.0";
 
 /// The files that a machine starts from.

@@ -44,6 +44,7 @@ impl OwnMachine {
 /// and the program of our own virtual machine.
 #[derive(Clone, Debug)]
 pub struct Prepared {
+    /// The program of our own virtual machine, if the caller named one.
     vm: Option<PathBuf>,
     kernel: PathBuf,
     folder: PathBuf,
@@ -95,9 +96,9 @@ impl Prepared {
 
 impl Toolkit {
     /// Writes an unpacked kernel and the initramfs of each guest into a folder, for
-    /// [`Guest::boot_prepared`](crate::Guest::boot_prepared) on another system, and for guests of
-    /// our own virtual machine the image of `/share`. If one of them is a
-    /// guest of QEMU, QEMU is copied too (about 70 MB).
+    /// [`Guest::boot_prepared`](crate::Guest::boot_prepared) on another system. Guests of our own
+    /// virtual machine also get the image of `/share`. If one of the guests is QEMU's, QEMU is
+    /// copied too (about 70 MB).
     ///
     /// # Errors
     /// As [`Guest::boot`](crate::Guest::boot), before a machine is started.
@@ -128,6 +129,7 @@ impl Toolkit {
         OwnMachine::new(self.vm.clone(), self.unpacked_kernel()?.to_owned())
     }
 
+    /// Returns the unpacked kernel, which our own virtual machine needs.
     fn unpacked_kernel(&self) -> Result<&Path, GuestError> {
         self.kernel.unpacked().ok_or_else(|| GuestError::Unsuitable {
             path: self.kernel.image.clone(),
@@ -138,10 +140,12 @@ impl Toolkit {
     }
 }
 
+/// Returns the path of a guest's initramfs in a folder of prepared files.
 fn initrd(folder: &Path, node: &str) -> PathBuf {
     folder.join(format!("{node}.initrd"))
 }
 
+/// Returns the path of the image of a guest's `/share` in a folder of prepared files.
 fn share(folder: &Path, node: &str) -> PathBuf {
     folder.join(format!("{node}.share"))
 }

@@ -23,10 +23,12 @@ use crate::tool;
 /// A running process. It is killed on drop.
 pub(crate) struct Process {
     shared: Arc<Shared>,
-    keeper: Option<JoinHandle<()>>,
+    /// The thread that started the process and waits for it, until it is joined.
+    parent: Option<JoinHandle<()>>,
     pid: Pid,
 }
 
+/// The end of the process, which the thread shares with callers.
 #[derive(Default)]
 struct Shared {
     /// `Some` once it has ended. Its process id may then be reused.
@@ -35,17 +37,18 @@ struct Shared {
 }
 
 impl Shared {
+    /// Locks the status.
     fn status(&self) -> MutexGuard<'_, Option<ExitStatus>> {
         self.status.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Process {
-    /// Starts the command; `ended` runs once after its end.
+    /// Starts the command. The thread calls `ended` once, after the end of the process.
     pub(crate) fn start(mut command: Command, ended: impl FnOnce() + Send + 'static) -> io::Result<Self> {
         let shared = Arc::new(Shared::default());
         let (report, reported) = mpsc::channel();
-        let keeper = std::thread::Builder::new().name("guest".into()).spawn({
+        let parent = std::thread::Builder::new().name("guest".into()).spawn({
             let shared = shared.clone();
             move || match tool::end_with_this_thread(&mut command).spawn() {
                 Ok(child) => {
@@ -61,7 +64,7 @@ impl Process {
         })?;
 
         let pid = reported.recv().map_err(io::Error::other)??;
-        Ok(Self { shared, keeper: Some(keeper), pid: Pid::from_raw(pid as i32) })
+        Ok(Self { shared, parent: Some(parent), pid: Pid::from_raw(pid as i32) })
     }
 
     /// Returns its process id.
@@ -93,7 +96,7 @@ impl Process {
     /// Sends it a signal, if it still runs.
     pub(crate) fn signal(&self, signal: Signal) {
         let status = self.shared.status();
-        // While the lock is held the process is not reaped, so its id is not reused.
+        // While the lock is held the process is not reaped, so its id belongs to no other one.
         if status.is_none() {
             let _ = kill(self.pid, signal);
         }
@@ -103,13 +106,14 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         self.signal(Signal::SIGKILL);
-        if let Some(keeper) = self.keeper.take() {
-            let _ = keeper.join();
+        if let Some(parent) = self.parent.take() {
+            let _ = parent.join();
         }
     }
 }
 
-/// Waits for the child without reaping it, then reaps it under the lock.
+/// Waits for the child without reaping it, then reaps it under the lock: [`Process::signal`] holds
+/// the lock too, so it never signals a process id that was reused.
 fn wait_and_reap(mut child: Child, shared: &Shared) {
     let pid = Pid::from_raw(child.id() as i32);
     while waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}

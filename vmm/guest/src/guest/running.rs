@@ -19,7 +19,9 @@ pub struct Running {
     pub(super) agent: Arc<AgentChannel>,
     pub(super) process: Arc<Process>,
     pub(super) logs: Logs,
+    /// The job's number on the channel.
     pub(super) number: u64,
+    /// The job's description for errors.
     pub(super) what: String,
 }
 

@@ -42,24 +42,36 @@ const MODE_FILE: u16 = 0o100_000;
 const MODE_LINK: u16 = 0o120_000;
 /// The bits of `st_mode` beside the type.
 const PERMISSIONS: u16 = 0o7777;
+/// Types of files in a folder's entries.
+const ENTRY_FILE: u8 = 1;
+const ENTRY_FOLDER: u8 = 2;
+const ENTRY_LINK: u8 = 7;
 
 /// The root's index.
 pub(super) const ROOT: usize = 0;
 
+/// The superblock (Linux, fs/erofs/erofs_fs.h, as the other structures here).
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
 struct SuperBlock {
     magic: U32,
     checksum: U32,
     feature_compat: U32,
+    /// Binary logarithm of a block's bytes.
     block_bits: u8,
+    /// Further units of 16 bytes behind the superblock.
     extension_slots: u8,
+    /// Number of the root's inode.
     root: U16,
+    /// Number of inodes.
     inodes: U64,
     /// Seconds and nanoseconds.
     build_time: [u8; 12],
+    /// Number of blocks of the image.
     blocks: U32,
+    /// The block from which inodes are numbered.
     metadata_block: U32,
+    /// The block of extended attributes that inodes share.
     attributes_block: U32,
     uuid: [u8; 16],
     volume_name: [u8; 16],
@@ -67,28 +79,38 @@ struct SuperBlock {
     unused: [u8; 44],
 }
 
+/// An inode of the long version.
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
 struct Inode {
+    /// The version, and how the content is stored.
     format: U16,
+    /// Size of the extended attributes.
     attributes: U16,
     mode: U16,
     unused: U16,
+    /// Size of the content in bytes.
     size: U64,
+    /// First block of the content.
     block: U32,
+    /// The number for programs (`st_ino`) where a number has 32 bits.
     number: U32,
     owner: U32,
     group: U32,
     time: U64,
     nanoseconds: U32,
+    /// Number of hard links.
     links: U32,
     reserved: [u8; 16],
 }
 
+/// A folder's entry, without the name.
 #[derive(IntoBytes, Immutable)]
 #[repr(C)]
 struct DirectoryEntry {
+    /// Number of the node's inode.
     inode: U64,
+    /// Offset of the name in the block.
     name_offset: U16,
     file_type: u8,
     reserved: u8,
@@ -132,9 +154,9 @@ impl Content {
     /// Returns the type in a folder's entry.
     fn file_type(&self) -> u8 {
         match self {
-            Self::File(_) => 1,
-            Self::Folder => 2,
-            Self::Link(_) => 7,
+            Self::File(_) => ENTRY_FILE,
+            Self::Folder => ENTRY_FOLDER,
+            Self::Link(_) => ENTRY_LINK,
         }
     }
 }
@@ -142,6 +164,7 @@ impl Content {
 /// A file, a folder or a symbolic link.
 #[derive(Debug)]
 struct Node {
+    /// Index of the folder that holds it. The root holds itself.
     folder: usize,
     name: Vec<u8>,
     attributes: Attributes,
@@ -189,7 +212,7 @@ impl Tree {
         mut copy: impl FnMut(usize, u64, &mut File) -> Result<(), E>,
     ) -> Result<(), E> {
         let bodies = self.bodies();
-        let (blocks, end) = self.place(&bodies);
+        let (blocks, end) = self.lay_out(&bodies);
         self.write_metadata(image, &bodies, &blocks, end)?;
 
         for (index, (body, block)) in bodies.iter().zip(&blocks).enumerate() {
@@ -206,6 +229,8 @@ impl Tree {
 
     /// Returns the content of each node.
     fn bodies(&self) -> Vec<Body> {
+        // The nodes of each folder, by the folder's index. The root is the first node, and in no
+        // folder.
         let mut held: Vec<Vec<usize>> = vec![Vec::new(); self.nodes.len()];
         for (index, node) in self.nodes.iter().enumerate().skip(1) {
             held[node.folder].push(index);
@@ -213,7 +238,7 @@ impl Tree {
 
         let bodies =
             self.nodes.iter().zip(held).enumerate().map(|(index, (node, held))| match &node.content {
-                Content::Folder => Body::Bytes(self.entries(index, &held)),
+                Content::Folder => Body::Bytes(self.folder_content(index, &held)),
                 Content::File(size) => Body::File(*size),
                 Content::Link(target) => Body::Bytes(target.clone()),
             });
@@ -221,17 +246,18 @@ impl Tree {
     }
 
     /// Returns the first block of each node's content, and the number of blocks of the image.
-    fn place(&self, bodies: &[Body]) -> (Vec<u64>, u64) {
+    fn lay_out(&self, bodies: &[Body]) -> (Vec<u64>, u64) {
         let mut next = FIRST_INODE_BLOCK + (self.nodes.len() as u64 * INODE).div_ceil(BLOCK);
-        let mut place = |body: &Body| {
+        let mut first_block = |body: &Body| {
             let block = next;
             next += body.size().div_ceil(BLOCK);
             block
         };
-        let blocks = bodies.iter().map(&mut place).collect();
+        let blocks = bodies.iter().map(&mut first_block).collect();
         (blocks, next)
     }
 
+    /// Writes the superblock and the inodes. `end` is the number of blocks of the image.
     fn write_metadata(&self, image: &mut File, bodies: &[Body], blocks: &[u64], end: u64) -> io::Result<()> {
         let mut out = BufWriter::new(image);
         out.seek(SeekFrom::Start(SUPERBLOCK_OFFSET))?;
@@ -244,6 +270,7 @@ impl Tree {
         out.flush()
     }
 
+    /// Returns the superblock of an image of `blocks` blocks.
     fn superblock(&self, blocks: u64) -> SuperBlock {
         SuperBlock {
             magic: MAGIC.into(),
@@ -251,7 +278,7 @@ impl Tree {
             feature_compat: TIMES_OF_CONTENT.into(),
             block_bits: BLOCK.ilog2() as u8,
             extension_slots: 0,
-            root: (number(ROOT) as u16).into(),
+            root: (inode_number(ROOT) as u16).into(),
             inodes: (self.nodes.len() as u64).into(),
             build_time: [0; 12],
             blocks: (blocks as u32).into(),
@@ -264,6 +291,7 @@ impl Tree {
         }
     }
 
+    /// Returns the inode of a node whose content has `size` bytes, from block number `block` on.
     fn inode(&self, index: usize, size: u64, block: u64) -> Inode {
         let Node { attributes, content, .. } = &self.nodes[index];
         Inode {
@@ -288,17 +316,17 @@ impl Tree {
     ///
     /// Each block has entries and then their names, in the names' order. The last block ends with
     /// its last name.
-    fn entries(&self, folder: usize, held: &[usize]) -> Vec<u8> {
-        let node = |&index: &usize| (self.nodes[index].name.as_slice(), index);
-        let above = self.nodes[folder].folder;
-        let mut entries: Vec<(&[u8], usize)> = held.iter().map(node).collect();
-        entries.extend([(b".".as_slice(), folder), (b"..".as_slice(), above)]);
+    fn folder_content(&self, folder: usize, held: &[usize]) -> Vec<u8> {
+        let entry = |&node: &usize| NamedNode { name: &self.nodes[node].name, node };
+        let parent = self.nodes[folder].folder;
+        let mut entries: Vec<_> = held.iter().map(entry).collect();
+        entries.extend([NamedNode { name: b".", node: folder }, NamedNode { name: b"..", node: parent }]);
         entries.sort_unstable();
 
         let mut content = Vec::new();
         let mut rest = entries.as_slice();
         while !rest.is_empty() {
-            let (block, later) = rest.split_at(count_of_one_block(rest));
+            let (block, later) = rest.split_at(count_in_one_block(rest));
             content.resize(content.len().next_multiple_of(BLOCK as usize), 0);
             self.add_entries(block, &mut content);
             rest = later;
@@ -306,30 +334,41 @@ impl Tree {
         content
     }
 
-    /// Adds the entries of one block.
-    fn add_entries(&self, entries: &[(&[u8], usize)], content: &mut Vec<u8>) {
+    /// Adds the entries of one block, and then their names.
+    fn add_entries(&self, entries: &[NamedNode<'_>], content: &mut Vec<u8>) {
         let mut name_offset = entries.len() * ENTRY;
-        for (name, index) in entries {
+        for NamedNode { name, node } in entries {
             let entry = DirectoryEntry {
-                inode: number(*index).into(),
+                inode: inode_number(*node).into(),
                 name_offset: (name_offset as u16).into(),
-                file_type: self.nodes[*index].content.file_type(),
+                file_type: self.nodes[*node].content.file_type(),
                 reserved: 0,
             };
             content.extend(entry.as_bytes());
             name_offset += name.len();
         }
-        entries.iter().for_each(|(name, _)| content.extend(*name));
+        entries.iter().for_each(|entry| content.extend(entry.name));
     }
+}
+
+/// A node, as a folder's entry names it. Entries are sorted by name.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct NamedNode<'a> {
+    name: &'a [u8],
+    /// The node's index.
+    node: usize,
 }
 
 /// The content of a node as it is in the image.
 enum Body {
+    /// The entries of a folder, or the target of a link.
     Bytes(Vec<u8>),
+    /// The bytes of a file, which are copied when the image is written. It has this many.
     File(u64),
 }
 
 impl Body {
+    /// Returns the number of bytes.
     fn size(&self) -> u64 {
         match self {
             Self::Bytes(bytes) => bytes.len() as u64,
@@ -339,16 +378,16 @@ impl Body {
 }
 
 /// Returns the number of a node's inode.
-fn number(index: usize) -> u64 {
+fn inode_number(index: usize) -> u64 {
     (FIRST_INODE_BLOCK * BLOCK + index as u64 * INODE) / INODE_UNIT
 }
 
 /// Returns how many entries the next block of a folder has room for: at least one, because a name
 /// has at most 255 bytes.
-fn count_of_one_block(entries: &[(&[u8], usize)]) -> usize {
+fn count_in_one_block(entries: &[NamedNode<'_>]) -> usize {
     let mut used = 0;
-    let fits = |(name, _): &&(&[u8], usize)| {
-        used += ENTRY + name.len();
+    let fits = |entry: &&NamedNode<'_>| {
+        used += ENTRY + entry.name.len();
         used <= BLOCK as usize
     };
     entries.iter().take_while(fits).count().max(1)

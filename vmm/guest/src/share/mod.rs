@@ -51,6 +51,7 @@ const COPIED_AT_ONCE: usize = 1 << 20;
 #[derive(Clone, Debug)]
 pub struct Share {
     folder: PathBuf,
+    /// The image, once a guest has needed it.
     image: Arc<Mutex<Option<Arc<File>>>>,
 }
 
@@ -101,6 +102,7 @@ impl Share {
         Ok(())
     }
 
+    /// Writes the image of the directory to an empty file.
     fn write_image(&self, image: &mut File, progress: &Progress) -> Result<(), GuestError> {
         let metadata = std::fs::metadata(&self.folder).context(|| self.folder.display().to_string())?;
         if !metadata.is_dir() {
@@ -158,17 +160,21 @@ struct Walk<'a> {
     tree: Tree,
     /// The paths of the tree's files, by their indexes.
     files: HashMap<usize, PathBuf>,
+    /// Bytes of all files so far, each rounded up to whole blocks.
     bytes: u64,
+    /// Bytes of all names and targets of links so far.
     text: usize,
     progress: &'a Progress,
 }
 
 impl<'a> Walk<'a> {
+    /// Begins a walk with a root that has the directory's attributes.
     fn new(root: &Metadata, progress: &'a Progress) -> Self {
         Self { tree: Tree::new(attributes(root)), files: HashMap::new(), bytes: 0, text: 0, progress }
     }
 
-    /// Adds what a folder holds. `depth` is the number of folders around it.
+    /// Adds what a folder holds. `folder` is its index in the tree, and `depth` the number of
+    /// folders around it.
     fn add_folder(&mut self, path: &Path, folder: usize, depth: usize) -> Result<(), GuestError> {
         self.progress.check()?;
         if depth > MAX_DEPTH {
@@ -247,6 +253,7 @@ fn copy(
         return Err(Failure::Guest(unsuitable(path, "has become no regular file".into())));
     }
 
+    // The image has room for `size` bytes.
     let mut file = file.take(size);
     loop {
         progress.check().map_err(Failure::Guest)?;
@@ -259,6 +266,7 @@ fn copy(
     }
 }
 
+/// Returns the attributes of a file of the host for the image. A time before 1970 becomes 1970.
 fn attributes(metadata: &Metadata) -> Attributes {
     Attributes {
         mode: metadata.mode(),
@@ -268,10 +276,12 @@ fn attributes(metadata: &Metadata) -> Attributes {
     }
 }
 
+/// Returns the error for a file with which the directory exceeds a limit.
 fn exceeds(path: &Path, what: &str) -> GuestError {
     unsuitable(path, format!("{what}; share less, or use QEMU (--vmm qemu), which copies no files"))
 }
 
+/// Returns the error for a file that an image cannot have.
 fn unsuitable(path: &Path, problem: String) -> GuestError {
     GuestError::Unsuitable { path: path.to_owned(), problem }
 }

@@ -17,12 +17,13 @@ use crate::{
     memory::Ram,
 };
 
-/// Least version of the protocol: 2.10 names the memory that a kernel needs to unpack itself.
+/// Least version of the protocol: since 2.10 a kernel's header says how much memory the kernel
+/// needs to unpack itself.
 const LEAST_VERSION: u16 = 0x20a;
-/// A loader without a number of its own.
-const LOADER: u8 = 0xff;
+/// The type of a loader that has no number of its own.
+const UNKNOWN_LOADER: u8 = 0xff;
 
-/// Loads a kernel.
+/// Loads a bzImage.
 pub(super) fn load(ram: &Ram, kernel: &Image) -> Result<LoadedKernel<setup_header>, VmError> {
     let mut file = kernel.rewound()?;
     let start = GuestAddress(KERNEL_RAM);
@@ -31,19 +32,22 @@ pub(super) fn load(ram: &Ram, kernel: &Image) -> Result<LoadedKernel<setup_heade
 
     let header = loaded.setup_header.filter(|header| header.version >= LEAST_VERSION);
     let header = header.ok_or_else(|| kernel.failed(&"the kernel's boot protocol is older than 2.10"))?;
-    let end = end_of_start(&header).ok_or_else(|| kernel.failed(&"the kernel's header makes no sense"))?;
-    Ok(LoadedKernel { header, end: end.max(loaded.kernel_end), last: header.initrd_addr_max.into() })
+    let end = end_of_unpacked(&header).ok_or_else(|| kernel.failed(&"the kernel's header makes no sense"))?;
+    let last_for_initrd = header.initrd_addr_max.into();
+    Ok(LoadedKernel { header, end: end.max(loaded.kernel_end), last_for_initrd })
 }
 
-/// Returns the first address that the kernel does not use before it knows of its memory. It unpacks
-/// itself at its preferred address, or at the address where it is, whichever is higher.
-fn end_of_start(header: &setup_header) -> Option<u64> {
+/// Returns the end of the memory that the kernel uses while it unpacks itself, before it reads the
+/// memory map. It unpacks itself at its preferred address, or at the address where it is, whichever
+/// is higher. `None` is an end beyond all addresses.
+fn end_of_unpacked(header: &setup_header) -> Option<u64> {
     let alignment = u64::from(header.kernel_alignment).max(1);
-    let place = KERNEL_RAM.checked_next_multiple_of(alignment)?.max(header.pref_address);
-    place.checked_add(header.init_size.into())
+    let start = KERNEL_RAM.checked_next_multiple_of(alignment)?.max(header.pref_address);
+    start.checked_add(header.init_size.into())
 }
 
-/// Writes the parameters that tell the kernel of its memory, initramfs and tables.
+/// Writes the boot parameters: the kernel's header, its command line, initramfs, memory map and
+/// ACPI tables. Returns how the kernel is entered.
 pub(super) fn write_parameters(
     ram: &Ram,
     header: setup_header,
@@ -51,10 +55,10 @@ pub(super) fn write_parameters(
     rsdp: u64,
 ) -> Result<Entry, VmError> {
     let mut parameters = boot_params { hdr: header, acpi_rsdp_addr: rsdp, ..Default::default() };
-    parameters.hdr.type_of_loader = LOADER;
+    parameters.hdr.type_of_loader = UNKNOWN_LOADER;
     parameters.hdr.cmd_line_ptr = COMMAND_LINE as u32;
     if let Some(Initrd { address, size }) = initrd {
-        // All of it is in the low RAM, below 4 GiB.
+        // The initramfs is in the first range of RAM, below 4 GiB.
         parameters.hdr.ramdisk_image = address as u32;
         parameters.hdr.ramdisk_size = size as u32;
     }

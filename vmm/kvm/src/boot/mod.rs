@@ -44,6 +44,7 @@ pub(crate) struct Images {
     initrd: Option<Image>,
 }
 
+/// One open file of the software. The path is for error texts.
 struct Image {
     path: PathBuf,
     file: File,
@@ -64,7 +65,7 @@ impl Image {
         Ok(Self { path: path.clone(), file: File::open(path).map_err(failed)? })
     }
 
-    /// Returns the file, at its beginning.
+    /// Returns a duplicate of the open file, positioned at its beginning.
     fn rewound(&self) -> Result<File, VmError> {
         let mut file = self.file.try_clone().map_err(|error| self.failed(&error))?;
         file.seek(SeekFrom::Start(0)).map_err(|error| self.failed(&error))?;
@@ -78,6 +79,7 @@ impl Image {
         Ok(start == ELF)
     }
 
+    /// Returns an error about the file.
     fn failed(&self, problem: &dyn std::fmt::Display) -> VmError {
         VmError::File { path: self.path.clone(), problem: problem.to_string() }
     }
@@ -90,8 +92,8 @@ pub(crate) struct Entry {
     pub(crate) protocol: Protocol,
 }
 
-/// How a kernel finds the structures of its start. Both ways begin in 32-bit protected mode without
-/// paging.
+/// The boot protocols, which differ in how a kernel finds its parameters. Both begin in 32-bit
+/// protected mode without paging.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Protocol {
     /// The register EBX has the address of the start info.
@@ -109,29 +111,32 @@ struct Initrd {
 
 /// A kernel in RAM.
 struct LoadedKernel<H> {
-    /// The part of its file that its start reads again.
+    /// The part of its file that the writing of its parameters needs: a bzImage's header, or the
+    /// address of the PVH entry.
     header: H,
-    /// First address that neither its file nor its start uses.
+    /// First address that neither the loaded file nor the kernel's unpacking uses.
     end: u64,
-    /// Last address that its start reaches.
-    last: u64,
+    /// Last address where the kernel can read an initramfs.
+    last_for_initrd: u64,
 }
 
 /// A part of the memory map.
 struct MapEntry {
     start: u64,
+    /// First address behind the part.
     end: u64,
     kind: MapKind,
 }
 
-/// The kinds of the memory map's parts, as ACPI and both protocols number them.
+/// The kinds of the memory map's parts, with the numbers of ACPI and of both protocols.
 #[derive(Clone, Copy)]
 enum MapKind {
     Ram = 1,
     Reserved = 2,
 }
 
-/// Fills the RAM with a kernel and all that its start needs.
+/// Fills the RAM with a kernel and all that its start needs. Returns how the first processor enters
+/// the kernel.
 pub(crate) fn load(ram: &Ram, images: &Images, command_line: &str, processors: u8) -> Result<Entry, VmError> {
     let mut line = command_line.as_bytes().to_vec();
     line.push(0);
@@ -154,19 +159,20 @@ pub(crate) fn load(ram: &Ram, images: &Images, command_line: &str, processors: u
     }
 }
 
-/// Loads the initramfs, if there is one, at the end of the low RAM, where the growing kernel comes
-/// last.
+/// Loads the initramfs, if there is one, as high as possible below 4 GiB, because the kernel
+/// allocates memory behind itself while it starts.
 fn load_initrd<H>(ram: &Ram, images: &Images, kernel: &LoadedKernel<H>) -> Result<Option<Initrd>, VmError> {
     let Some(initrd) = &images.initrd else { return Ok(None) };
     let mut file = initrd.rewound()?;
     let size = file.metadata().map_err(|error| initrd.failed(&error))?.len();
 
-    let end = ram.ranges().first().map_or(0, |range| range.size).min(kernel.last.saturating_add(1));
+    let low_ram_end = ram.ranges().first().map_or(0, |range| range.size);
+    let end = low_ram_end.min(kernel.last_for_initrd.saturating_add(1));
     let start = end.checked_sub(size).map(|start| start / PAGE * PAGE);
     let start = start.filter(|start| *start >= kernel.end);
     let start = start.ok_or_else(|| initrd.failed(&"does not fit into the guest's memory"))?;
 
-    // The file goes into the RAM without a copy in this process.
+    // The system call reads the file into the guest's RAM directly.
     let read = ram.memory().read_exact_volatile_from(GuestAddress(start), &mut file, size as usize);
     read.map_err(|error| initrd.failed(&error))?;
     Ok(Some(Initrd { address: start, size }))
@@ -183,13 +189,14 @@ fn memory_map(ram: &Ram) -> Vec<MapEntry> {
     map
 }
 
-/// Returns the code at the reset vector, for real mode: it resets the machine.
+/// Returns the machine code at the reset vector, for real mode: it resets the machine.
 fn reset_code() -> [u8; 9] {
     let [low, high] = RESET.to_le_bytes();
-    // mov dx, RESET; mov al, RESET_VALUE; out dx, al; hlt, and again
+    // mov dx, RESET; mov al, RESET_VALUE; out dx, al; hlt; jmp to the hlt
     [0xba, low, high, 0xb0, RESET_VALUE, 0xee, 0xf4, 0xeb, 0xfd]
 }
 
+/// Writes bytes at a guest address.
 fn write(ram: &Ram, address: u64, bytes: &[u8]) -> Result<(), VmError> {
     let written = ram.memory().write_slice(bytes, GuestAddress(address));
     written.map_err(|error| VmError::Memory(error.to_string()))

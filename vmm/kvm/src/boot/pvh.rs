@@ -12,7 +12,7 @@ use linux_loader::{
 };
 use vm_memory::{Address, GuestAddress};
 
-use super::{Entry, Image, Initrd, LoadedKernel, Protocol, memory_map};
+use super::{Entry, Image, Initrd, LoadedKernel, MapEntry, Protocol, memory_map};
 use crate::{
     error::VmError,
     layout::{COMMAND_LINE, KERNEL_RAM, MEMORY_MAP, MODULE_LIST, START_INFO},
@@ -26,7 +26,7 @@ const START_MAGIC: u32 = 0x336e_c578;
 #[derive(Clone, Copy)]
 pub(super) struct EntryAddress(u64);
 
-/// Loads a kernel.
+/// Loads an unpacked kernel.
 pub(super) fn load(ram: &Ram, kernel: &Image) -> Result<LoadedKernel<EntryAddress>, VmError> {
     let mut file = kernel.rewound()?;
     let loaded = Elf::load(ram.memory(), None, &mut file, Some(GuestAddress(KERNEL_RAM)))
@@ -35,27 +35,27 @@ pub(super) fn load(ram: &Ram, kernel: &Image) -> Result<LoadedKernel<EntryAddres
     match loaded.pvh_boot_cap {
         PvhBootCapability::PvhEntryPresent(entry) => {
             let header = EntryAddress(entry.raw_value());
-            Ok(LoadedKernel { header, end: loaded.kernel_end, last: u64::MAX })
+            Ok(LoadedKernel { header, end: loaded.kernel_end, last_for_initrd: u64::MAX })
         }
         _ => Err(kernel.failed(&"the kernel has no PVH entry")),
     }
 }
 
-/// Writes the structures that tell the kernel of its memory, modules and tables.
+/// Writes the start info: the kernel's command line, initramfs (a *module* of PVH), memory map and
+/// ACPI tables. Returns how the kernel is entered.
 pub(super) fn write_start_info(
     ram: &Ram,
-    EntryAddress(address): EntryAddress,
+    EntryAddress(entry_address): EntryAddress,
     initrd: Option<Initrd>,
     rsdp: u64,
 ) -> Result<Entry, VmError> {
-    let entry = |start: u64, end: u64, type_| hvm_memmap_table_entry {
-        addr: start,
-        size: end - start,
-        type_,
+    let map_entry = |part: &MapEntry| hvm_memmap_table_entry {
+        addr: part.start,
+        size: part.end - part.start,
+        type_: part.kind as u32,
         reserved: 0,
     };
-    let map: Vec<_> =
-        memory_map(ram).iter().map(|part| entry(part.start, part.end, part.kind as u32)).collect();
+    let map: Vec<_> = memory_map(ram).iter().map(map_entry).collect();
     let module = initrd.map(|Initrd { address, size }| hvm_modlist_entry {
         paddr: address,
         size,
@@ -81,5 +81,5 @@ pub(super) fn write_start_info(
     }
     PvhBootConfigurator::write_bootparams(&parameters, ram.memory())
         .map_err(|error| VmError::Memory(error.to_string()))?;
-    Ok(Entry { address, protocol: Protocol::Pvh { start_info: START_INFO } })
+    Ok(Entry { address: entry_address, protocol: Protocol::Pvh { start_info: START_INFO } })
 }

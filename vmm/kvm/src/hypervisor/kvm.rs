@@ -20,7 +20,7 @@ use vm_memory::MmapRegion;
 use super::{ExitAddress, Hypervisor, MemoryAccess, Message, Route};
 use crate::{error::VmError, event::Event};
 
-/// Slots of a KVM that does not say how many it has.
+/// Number of memory slots that any KVM has, for one that does not say how many.
 const LEAST_SLOTS: u32 = 32;
 
 /// A virtual machine of KVM, with KVM's interrupt controllers.
@@ -29,6 +29,7 @@ pub(crate) struct KvmMachine {
     slots: Mutex<BTreeMap<u32, Slot>>,
 }
 
+/// A memory slot in use.
 struct Slot {
     region: kvm_userspace_memory_region,
     /// The memory, which must outlive the slot.
@@ -83,7 +84,7 @@ impl Hypervisor for KvmMachine {
         let Some(entry) = slots.get(&slot) else { return Ok(()) };
         let region = kvm_userspace_memory_region { memory_size: 0, ..entry.region };
 
-        // SAFETY: A slot of size 0 refers to no memory. If KVM keeps the slot, so does `slots`.
+        // SAFETY: A region of size 0 removes the slot. If KVM refuses, `slots` keeps the memory.
         unsafe { self.vm.set_user_memory_region(region) }.map_err(VmError::kvm("a memory slot"))?;
         slots.remove(&slot);
         Ok(())
@@ -100,7 +101,7 @@ impl Hypervisor for KvmMachine {
     }
 
     fn set_routes(&self, routes: &[(u32, Route)]) -> Result<(), VmError> {
-        let entries: Vec<_> = routes.iter().map(|(number, route)| entry(*number, *route)).collect();
+        let entries: Vec<_> = routes.iter().map(|(number, route)| routing_entry(*number, *route)).collect();
         let routing = KvmIrqRouting::from_entries(&entries)
             .map_err(|_| VmError::Request(format!("{} routes are too many", entries.len())))?;
         self.vm.set_gsi_routing(&routing).map_err(VmError::kvm("the interrupts' routes"))
@@ -129,8 +130,8 @@ impl From<ExitAddress> for IoEventAddress {
     }
 }
 
-/// Returns a route as KVM takes it.
-fn entry(number: u32, route: Route) -> kvm_irq_routing_entry {
+/// Returns the route of an interrupt number as KVM takes it.
+fn routing_entry(number: u32, route: Route) -> kvm_irq_routing_entry {
     let mut entry = kvm_irq_routing_entry { gsi: number, ..Default::default() };
     match route {
         Route::Pin(pin) => {

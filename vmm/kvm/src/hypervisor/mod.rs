@@ -14,7 +14,7 @@ use vm_memory::MmapRegion;
 use crate::{error::VmError, event::Event};
 pub(crate) use kvm::KvmMachine;
 
-/// The accesses of a guest to the memory of a slot. A refused store is an exit.
+/// The accesses of a guest to the memory of a slot that cause no exit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MemoryAccess {
     /// The guest loads.
@@ -23,7 +23,7 @@ pub enum MemoryAccess {
     ReadWrite,
 }
 
-/// An address of the guest that is no memory.
+/// An address of the guest without memory, where accesses are exits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ExitAddress {
     /// A memory address.
@@ -41,7 +41,7 @@ pub struct Message {
     pub data: u32,
 }
 
-/// The destination of an interrupt's number.
+/// The destination of an interrupt number (GSI).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
     /// An input of the I/O APIC.
@@ -90,20 +90,20 @@ pub trait Hypervisor: Send + Sync {
     /// [`VmError`]
     fn remove_doorbell(&self, at: ExitAddress, event: &Event) -> Result<(), VmError>;
 
-    /// Sets the destinations of all numbers. Numbers that are not among them have none.
+    /// Sets the destinations of all interrupt numbers. A number that is not in `routes` has none.
     ///
     /// # Errors
     /// [`VmError`]
     fn set_routes(&self, routes: &[(u32, Route)]) -> Result<(), VmError>;
 
-    /// Raises the interrupt of a number for each write to an eventfd, and for earlier ones that
-    /// nothing has read.
+    /// Raises the interrupt of a number for each write to an eventfd, and once if earlier writes
+    /// are still in its counter.
     ///
     /// # Errors
     /// [`VmError`]
     fn connect(&self, event: &Event, number: u32) -> Result<(), VmError>;
 
-    /// Lets the writes to an eventfd wait.
+    /// Raises no interrupt any more for writes to an eventfd. They stay in its counter.
     ///
     /// # Errors
     /// [`VmError`]

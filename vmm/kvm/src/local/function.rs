@@ -35,6 +35,12 @@ const MOST_DOORBELLS: u32 = 64;
 const VENDOR_VIRTIO: u16 = 0x1af4;
 const CAPABILITY_NOTIFY: u8 = 2;
 
+/// The place of a register in a function's BARs.
+struct RegisterPlace {
+    bar: u8,
+    offset: u64,
+}
+
 /// A function of a [`LocalMachine`]. It is the only client of its attachment.
 ///
 /// The notification registers of a virtio device are doorbells: each has an eventfd, so that a
@@ -68,19 +74,20 @@ impl LocalFunction {
         LocalMachine::start(machine)?.function(function, AttachmentId(0))
     }
 
+    /// Attaches a client to the machine's function, and watches an eventfd for each doorbell.
     pub(super) fn attach(machine: Arc<LocalMachine>, client: Client) -> Result<Self, FunctionError> {
         let Client { function, attachment } = client;
         machine.shared.with(|state| Ok(state.machine.attach(function, attachment)?))?;
 
-        // From here on the attachment is detached when the function is dropped.
+        // From here on, an error drops `attached`, which detaches the client.
         let mut attached = Self { machine, client, bars: Vec::new(), doorbells: Vec::new() };
         attached.bars = attached.machine.shared.with(|state| bars(&state.machine, client))?;
-        let locations = attached
+        let registers = attached
             .machine
             .shared
             .with(|state| Ok(state.machine.spec(function).map(notification_registers).unwrap_or_default()))?;
 
-        for (queue, (bar, offset)) in (0..).zip(locations) {
+        for (queue, RegisterPlace { bar, offset }) in (0..).zip(registers) {
             let event = Event::new().map_err(FunctionError::system("an eventfd"))?;
             let kind = SourceKind::Doorbell { event: event.clone(), bar, offset, queue };
             attached.machine.shared.watch(Source { client, kind })?;
@@ -94,7 +101,8 @@ impl LocalFunction {
         &self.machine
     }
 
-    /// Carries out an access. One that the device cannot take waits for steps of the machine.
+    /// Carries out an access. While the device cannot take it, it is tried again, for at most
+    /// [`STALL_LIMIT`]: the steps of the machine's thread make room for it.
     fn access(
         &self,
         mut access: impl FnMut(&mut Machine, FunctionId, AttachmentId) -> Result<Access, AccessError>,
@@ -171,6 +179,7 @@ impl Function for LocalFunction {
 
     fn bind_line(&self, raised: BorrowedFd<'_>, serviced: BorrowedFd<'_>) -> Result<(), FunctionError> {
         let shared = &self.machine.shared;
+        // The eventfd of an earlier call is watched no more.
         shared.unwatch(self.client, |kind| matches!(kind, SourceKind::Serviced(_)))?;
         let kind = SourceKind::Serviced(duplicate(serviced)?);
         shared.watch(Source { client: self.client, kind })?;
@@ -231,6 +240,7 @@ impl InterruptSink for EventSink {
     }
 }
 
+/// Duplicates an eventfd's descriptor.
 fn duplicate(file: BorrowedFd<'_>) -> Result<File, FunctionError> {
     let duplicate = file.try_clone_to_owned();
     duplicate.map(File::from).map_err(FunctionError::system("a duplicate of an eventfd"))
@@ -268,20 +278,24 @@ fn bars(machine: &Machine, client: Client) -> Result<Vec<Bar>, FunctionError> {
     Ok(bars)
 }
 
-/// Returns the BAR and offset of each queue's notification register, by the queues' numbers. A
-/// write to one means no more than its address does.
-fn notification_registers(spec: &FunctionSpec) -> Vec<(u8, u64)> {
+/// Returns the notification register of each queue of a virtio device, by the queues' numbers. It
+/// returns none for other devices, and for one whose queues share a register.
+fn notification_registers(spec: &FunctionSpec) -> Vec<RegisterPlace> {
     let capability = spec.capabilities.iter().find_map(|capability| {
-        // Type, BAR, three bytes of padding, offset, length, and the distance of the registers.
-        let (fixed, words) = capability.content.split_at_checked(5)?;
+        // Type, BAR, three bytes of padding; then the words offset, length, and the distance of the
+        // registers.
+        let (type_and_bar, words) = capability.content.split_at_checked(5)?;
         let (words, []) = words.as_chunks::<4>() else { return None };
         let [offset, length, stride] = words else { return None };
         let words = [offset, length, stride].map(|word| u32::from_le_bytes(*word));
-        (spec.identity.vendor == VENDOR_VIRTIO && fixed[0] == CAPABILITY_NOTIFY).then_some((fixed[1], words))
+        let is_notify = spec.identity.vendor == VENDOR_VIRTIO && type_and_bar[0] == CAPABILITY_NOTIFY;
+        is_notify.then_some((type_and_bar[1], words))
     });
 
     let Some((bar, [offset, length, stride])) = capability else { return Vec::new() };
-    // Queues that share a register tell themselves apart by what is written.
+    // With a distance of 0, all queues share a register: the value written tells them apart, which
+    // a doorbell does not see.
     let count = length.checked_div(stride).unwrap_or(0).min(MOST_DOORBELLS);
-    (0..count).map(|queue| (bar, u64::from(offset) + u64::from(queue) * u64::from(stride))).collect()
+    let offset_of = |queue: u32| u64::from(offset) + u64::from(queue) * u64::from(stride);
+    (0..count).map(|queue| RegisterPlace { bar, offset: offset_of(queue) }).collect()
 }

@@ -40,12 +40,13 @@ pub use function::LocalFunction;
 
 /// Work of each function in a step, in descriptors or packets.
 const BUDGET: u32 = 64;
-/// Longest sleep of a machine whose functions have memory that drivers write without an access.
-const RESCAN: Duration = Duration::from_millis(10);
-/// Token of the event that wakes the thread. Sources have those from 1 on.
+/// Longest sleep of a machine whose functions have mapped memory: drivers write to it without an
+/// access, so nothing wakes the thread.
+const RESCAN_INTERVAL: Duration = Duration::from_millis(10);
+/// Token in the epoll of the event that wakes the thread. Sources have the tokens from 1 on.
 const WAKE: u64 = 0;
-/// Events that one wait returns.
-const EVENTS: usize = 16;
+/// Most events that one wait returns.
+const MOST_EVENTS: usize = 16;
 
 /// A machine in this process, with the thread that runs it. The thread ends with the last
 /// reference, and so do the machine's companions.
@@ -60,38 +61,43 @@ struct Shared {
     started: Instant,
     waker: Arc<MachineWaker>,
     epoll: Epoll,
-    /// Whether drivers write to memory that the machine must look at now and then.
+    /// Whether functions have mapped memory, which the machine polls every [`RESCAN_INTERVAL`].
     has_memory: bool,
 }
 
+/// The machine, and what its lock protects besides.
 struct State {
     machine: Machine,
+    /// The watched eventfds, by their tokens in the epoll.
     sources: BTreeMap<u64, Source>,
+    /// The token given last. None is given twice.
     last_token: u64,
     /// The thread waits, or is about to. The next access wakes it.
     is_asleep: bool,
-    /// When the machine last looked at the memory of all functions.
+    /// When the machine last polled the mapped memory of all functions.
     last_rescan: Instant,
+    /// The machine was dropped: its thread ends.
     has_ended: bool,
 }
 
-/// One attachment of a function: what a function on the bus stands for.
+/// The client of one attachment of a function. Each function on the bus is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Client {
     function: FunctionId,
     attachment: AttachmentId,
 }
 
-/// An eventfd that the thread watches.
+/// An eventfd that the thread watches for a client.
 struct Source {
     client: Client,
     kind: SourceKind,
 }
 
+/// The meaning of a watched eventfd's signal.
 enum SourceKind {
-    /// It stands for writes of a queue's number to a register.
+    /// The guest has written to the register of a queue, whose number is the value for the device.
     Doorbell { event: Event, bar: u8, offset: u64, queue: u16 },
-    /// KVM signals it when the guest has serviced the interrupt line.
+    /// The guest has serviced the interrupt line.
     Serviced(File),
 }
 
@@ -118,7 +124,8 @@ impl LocalMachine {
         let waker = Event::new().map_err(FunctionError::system("an eventfd"))?;
         let waker = Arc::new(MachineWaker(waker));
         machine.set_companions(CompanionMode::Threads, Waker::from(waker.clone()));
-        // Drivers notify a function that does not poll. So it costs no processor while it is idle.
+        // Virtio drivers notify a function of new work. It need not be polled, so an idle one costs
+        // no processor time.
         machine.set_cool_after(0);
 
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(system("an epoll"))?;
@@ -188,7 +195,8 @@ impl Drop for LocalMachine {
 }
 
 impl Shared {
-    /// Calls `f` under the machine's lock, and has the machine's thread look at the result.
+    /// Calls `f` under the machine's lock. Then it wakes the machine's thread if that sleeps,
+    /// because `f` may have made work.
     fn with<R>(&self, f: impl FnOnce(&mut State) -> Result<R, FunctionError>) -> Result<R, FunctionError> {
         let mut state = self.lock()?;
         let result = f(&mut state);
@@ -198,10 +206,12 @@ impl Shared {
         result
     }
 
+    /// Locks the state. An error means that a thread panicked under the lock.
     fn lock(&self) -> Result<MutexGuard<'_, State>, FunctionError> {
         self.state.lock().map_err(|_| FunctionError::Broken)
     }
 
+    /// Returns the machine's time, which began with its start.
     fn now(&self) -> Nanos {
         Nanos(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
@@ -218,7 +228,7 @@ impl Shared {
         })
     }
 
-    /// Watches the eventfds of a client no more which `unwanted` selects.
+    /// Stops watching those of a client's eventfds that `unwanted` selects.
     fn unwatch(&self, client: Client, unwanted: impl Fn(&SourceKind) -> bool) -> Result<(), FunctionError> {
         self.with(|state| {
             let mut deleted = Ok(());
@@ -235,10 +245,10 @@ impl Shared {
 
     /// Runs the machine until its end.
     fn run(&self) {
-        let mut events = [EpollEvent::empty(); EVENTS];
+        let mut events = [EpollEvent::empty(); MOST_EVENTS];
         while let Some(timeout) = self.step() {
             match self.epoll.wait(&mut events, timeout) {
-                Ok(count) => self.take_events(&events[..count]),
+                Ok(count) => self.handle_events(&events[..count]),
                 Err(Errno::EINTR) => {}
                 Err(error) => return tracing::error!(%error, "the devices' thread cannot wait"),
             }
@@ -265,22 +275,23 @@ impl Shared {
         }
     }
 
-    /// Returns the time to wait for an event at `time`.
+    /// Returns the time to wait for an event of the machine at `time`, [`Nanos::NEVER`] for none.
     fn timeout(&self, time: Nanos) -> EpollTimeout {
         let left = (time != Nanos::NEVER).then(|| Duration::from_nanos(time.0.saturating_sub(self.now().0)));
-        let rescan = self.has_memory.then_some(RESCAN);
+        let rescan = self.has_memory.then_some(RESCAN_INTERVAL);
 
         let Some(left) = left.into_iter().chain(rescan).min() else { return EpollTimeout::NONE };
         let milliseconds = left.as_nanos().div_ceil(1_000_000);
         EpollTimeout::from(u16::try_from(milliseconds).unwrap_or(u16::MAX))
     }
 
-    /// Carries out what the eventfds stand for.
-    fn take_events(&self, events: &[EpollEvent]) {
+    /// Handles the signals of watched eventfds, and polls mapped memory when it is time.
+    fn handle_events(&self, events: &[EpollEvent]) {
         let Ok(mut state) = self.lock() else { return };
         state.is_asleep = false;
-        // Not only after a wait without events: those of one function must not delay another.
-        if self.has_memory && state.last_rescan.elapsed() >= RESCAN {
+        // This is done by the clock, not only after a wait without events: frequent events of one
+        // function must not keep another one's memory from being polled.
+        if self.has_memory && state.last_rescan.elapsed() >= RESCAN_INTERVAL {
             state.last_rescan = Instant::now();
             state.machine.rescan();
         }
@@ -288,7 +299,9 @@ impl Shared {
         let State { machine, sources, .. } = &mut *state;
         for event in events {
             match sources.get(&event.data()) {
-                Some(source) => source.take(machine),
+                Some(source) => source.handle(machine),
+                // The event that wakes the thread, whose counter goes back to 0. The token of a
+                // source that is watched no more has no effect besides.
                 None => drop(self.waker.0.take()),
             }
         }
@@ -303,21 +316,24 @@ impl Source {
         }
     }
 
-    /// Carries out what the eventfd stands for.
-    fn take(&self, machine: &mut Machine) {
+    /// Resets the eventfd, and carries out what its signal means.
+    fn handle(&self, machine: &mut Machine) {
         let Client { function, attachment } = self.client;
+
         match &self.kind {
             SourceKind::Doorbell { event, bar, offset, queue } => {
                 event.take();
                 let region = u32::from(*bar);
                 match machine.write(function, attachment, region, *offset, &queue.to_le_bytes()) {
                     Ok(Access::Done | Access::BusMasteringLost) => {}
-                    // The next step makes room, and then the thread finds the event again.
+                    // The thread handles the event again after the next step, which makes room.
                     Ok(Access::Stalled) => event.signal(),
                     Err(error) => tracing::debug!(%error, "a doorbell"),
                 }
             }
             SourceKind::Serviced(file) => {
+                // The read resets the counter. Unmasking the line, which is interrupt 0 and the
+                // only one, raises the interrupt again if the line is still asserted.
                 let mut count = [0; 8];
                 let mut file: &File = file;
                 if file.read_exact(&mut count).is_ok()
@@ -331,7 +347,7 @@ impl Source {
     }
 }
 
-/// Returns whether a function of a machine has memory in its BARs.
+/// Returns whether a function of a machine has mapped or mirrored memory in its BARs.
 fn has_memory(machine: &Machine) -> bool {
     let specs = (0..machine.functions()).filter_map(|function| machine.spec(FunctionId(function)));
     specs.flat_map(|spec| spec.bars.iter().flatten()).any(|bar| !bar.areas.is_empty())

@@ -1,6 +1,10 @@
 //! The BARs of a plugged function: their registers, and what they decode.
 
-use std::{fs::File, ops::Range, sync::Arc};
+use std::{
+    fs::File,
+    ops::{Range, RangeInclusive},
+    sync::Arc,
+};
 
 use nix::libc;
 use vm_memory::{FileOffset, MmapRegion};
@@ -19,9 +23,11 @@ pub(crate) const COMMAND_MEMORY: u16 = 1 << 1;
 
 /// Number of BAR registers.
 const REGISTERS: usize = 6;
-/// Least sizes of BARs.
-const LEAST_PORTS: u64 = 4;
-const LEAST_MEMORY: u64 = 16;
+/// Sizes that a function may give a BAR. The largest ones exceed the windows: such a BAR is never
+/// decoded.
+const SIZES_IO: RangeInclusive<u64> = 4..=1 << 12;
+const SIZES_MEMORY_32: RangeInclusive<u64> = 16..=1 << 31;
+const SIZES_MEMORY_64: RangeInclusive<u64> = 16..=1 << 40;
 
 /// The space in which a BAR has addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,22 +41,26 @@ pub(crate) struct Bars {
     bars: Vec<PluggedBar>,
 }
 
+/// A BAR, its register, and what of it is in the guest now.
 struct PluggedBar {
     bar: Bar,
     /// Bits 3 to 0 of the register, which describe the BAR.
     flags: u32,
-    memory: Vec<MappedArea>,
+    /// The areas that are memory.
+    areas: Vec<MappedArea>,
     /// The address in the register.
     address: u64,
     /// The address that is decoded now, if one is.
     decoded: Option<u64>,
+    /// The memory slots of the areas, while the BAR is decoded.
     slots: Vec<Slot>,
+    /// All doorbells of the BAR.
     doorbells: Vec<Doorbell>,
-    /// The doorbells in use, with their addresses in the guest.
+    /// The doorbells that are connected, with their addresses in the guest.
     connected: Vec<(ExitAddress, Doorbell)>,
 }
 
-/// An area that this process has mapped, so that KVM can.
+/// An area that this process has mapped. KVM gives the guest memory of this process only.
 struct MappedArea {
     offset: u64,
     memory: Arc<MmapRegion>,
@@ -76,21 +86,21 @@ impl Bars {
         let mut plugged = Vec::new();
 
         for bar in bars {
-            check(&bar)?;
-            for register in registers(&bar) {
+            check_bar(&bar)?;
+            for register in register_numbers(&bar) {
                 match used.get_mut(register) {
                     Some(used) if !*used => *used = true,
                     _ => return Err(malformed(&bar, "shares a register with another BAR")),
                 }
             }
 
-            let memory = bar.areas.iter().map(MappedArea::new).collect::<Result<_, _>>()?;
+            let areas = bar.areas.iter().map(MappedArea::new).collect::<Result<_, _>>()?;
             let flags = flags(bar.index)?;
             let doorbells =
                 doorbells.iter().filter(|doorbell| doorbell.bar == bar.index && doorbell.offset < bar.size);
             plugged.push(PluggedBar {
                 flags,
-                memory,
+                areas,
                 address: 0,
                 decoded: None,
                 slots: Vec::new(),
@@ -102,9 +112,10 @@ impl Bars {
         Ok(Self { bars: plugged })
     }
 
-    /// Returns BAR register number `register`.
+    /// Returns the value of BAR register number `register`. A BAR of 64 bits has its flags and the
+    /// lower half of its address in the first of its two registers. Others read as 0.
     pub(crate) fn register(&self, register: usize) -> u32 {
-        let found = self.bars.iter().find(|plugged| registers(&plugged.bar).contains(&register));
+        let found = self.bars.iter().find(|plugged| register_numbers(&plugged.bar).contains(&register));
         match found {
             Some(plugged) if usize::from(plugged.bar.index) == register => {
                 plugged.address as u32 | plugged.flags
@@ -114,13 +125,15 @@ impl Bars {
         }
     }
 
-    /// Writes BAR register number `register`. The bits below the BAR's size are zero.
+    /// Writes BAR register number `register`. Address bits below the BAR's size stay 0, by which a
+    /// guest finds the size out.
     pub(crate) fn set_register(&mut self, register: usize, value: u32) {
-        let found = self.bars.iter_mut().find(|plugged| registers(&plugged.bar).contains(&register));
+        let found = self.bars.iter_mut().find(|plugged| register_numbers(&plugged.bar).contains(&register));
         let Some(plugged) = found else { return };
 
         let (low, high) = (plugged.address & 0xffff_ffff, plugged.address & !0xffff_ffff);
-        let address = match usize::from(plugged.bar.index) == register {
+        let is_lower_half = usize::from(plugged.bar.index) == register;
+        let address = match is_lower_half {
             true => high | u64::from(value),
             false => u64::from(value) << 32 | low,
         };
@@ -132,14 +145,15 @@ impl Bars {
         self.bars.iter_mut().for_each(|plugged| plugged.address = 0);
     }
 
-    /// Decodes what the registers and the command register say. Returns whether that has changed.
+    /// Makes the decoded addresses follow the BARs' registers and the command register. Returns
+    /// whether any have changed.
     pub(crate) fn decode(&mut self, command: u16, slots: &Slots) -> bool {
         let mut changed = false;
         for plugged in &mut self.bars {
-            let wanted = plugged.wanted(command);
-            if wanted != plugged.decoded {
+            let address = plugged.address_to_decode(command);
+            if address != plugged.decoded {
                 plugged.unmap(slots);
-                plugged.decoded = wanted;
+                plugged.decoded = address;
                 plugged.map(slots);
                 changed = true;
             }
@@ -158,8 +172,9 @@ impl Bars {
 }
 
 impl PluggedBar {
-    /// Returns the address to decode: that of the register, if it is enabled and in a window.
-    fn wanted(&self, command: u16) -> Option<u64> {
+    /// Returns the address to decode: that in the register, if the command register enables this
+    /// kind of BAR and the whole BAR is in a window.
+    fn address_to_decode(&self, command: u16) -> Option<u64> {
         let (enable, windows) = match self.bar.kind {
             BarKind::Io => (COMMAND_IO, [WINDOW_IO, 0..0]),
             BarKind::Memory32 => (COMMAND_MEMORY, [WINDOW_32, 0..0]),
@@ -171,7 +186,7 @@ impl PluggedBar {
         (command & enable != 0 && in_window).then_some(self.address)
     }
 
-    /// Takes what is in the guest out of it.
+    /// Removes the areas from the guest, and disconnects the doorbells.
     fn unmap(&mut self, slots: &Slots) {
         self.slots.drain(..).for_each(|slot| slots.unmap(slot));
         for (address, doorbell) in self.connected.drain(..) {
@@ -185,7 +200,7 @@ impl PluggedBar {
     /// refuses, because another BAR has its addresses, continue to cause exits.
     fn map(&mut self, slots: &Slots) {
         let Some(address) = self.decoded else { return };
-        for area in &self.memory {
+        for area in &self.areas {
             match slots.map(address + area.offset, area.memory.clone(), area.access) {
                 Ok(slot) => self.slots.push(slot),
                 Err(error) => tracing::warn!(%error, bar = self.bar.index, "an area is not mapped"),
@@ -208,6 +223,7 @@ impl PluggedBar {
 }
 
 impl MappedArea {
+    /// Maps an area of a function's file into this process.
     fn new(area: &Area) -> Result<Self, FunctionError> {
         let access = if area.writable { MemoryAccess::ReadWrite } else { MemoryAccess::ReadOnly };
         let protection = match access {
@@ -223,41 +239,43 @@ impl MappedArea {
 }
 
 /// Returns the numbers of a BAR's registers.
-fn registers(bar: &Bar) -> Range<usize> {
+fn register_numbers(bar: &Bar) -> Range<usize> {
     let index = usize::from(bar.index);
     let count = if bar.kind == BarKind::Memory64 { 2 } else { 1 };
     index..index + count
 }
 
+/// Returns the space in which a BAR has addresses.
 fn space(bar: &Bar) -> Space {
     if bar.kind == BarKind::Io { Space::Io } else { Space::Memory }
 }
 
-/// Checks what a function says of a BAR.
-fn check(bar: &Bar) -> Result<(), FunctionError> {
-    let (least, most) = match bar.kind {
-        BarKind::Io => (LEAST_PORTS, 1 << 12),
-        BarKind::Memory32 => (LEAST_MEMORY, 1 << 31),
-        BarKind::Memory64 => (LEAST_MEMORY, 1 << 40),
+/// Checks a function's description of a BAR: the size, and areas of whole pages without overlaps.
+fn check_bar(bar: &Bar) -> Result<(), FunctionError> {
+    let sizes = match bar.kind {
+        BarKind::Io => SIZES_IO,
+        BarKind::Memory32 => SIZES_MEMORY_32,
+        BarKind::Memory64 => SIZES_MEMORY_64,
     };
-    if !bar.size.is_power_of_two() || !(least..=most).contains(&bar.size) {
+    if !bar.size.is_power_of_two() || !sizes.contains(&bar.size) {
         return Err(malformed(bar, &format!("has {} bytes", bar.size)));
     }
 
     let mut areas: Vec<_> = bar.areas.iter().collect();
     areas.sort_by_key(|area| area.offset);
-    let mut free = 0;
+    let mut end_before = 0;
     for area in areas {
-        let aligned = [area.offset, area.size, area.file_offset].iter().all(|value| value % PAGE == 0);
+        let is_aligned = [area.offset, area.size, area.file_offset].iter().all(|value| value % PAGE == 0);
         let end = area.offset.checked_add(area.size).filter(|end| *end <= bar.size);
         match end {
-            Some(end) if aligned && area.offset >= free && area.size > 0 => free = end,
+            Some(end) if is_aligned && area.offset >= end_before && area.size > 0 => end_before = end,
             _ => return Err(malformed(bar, &format!("has an area at {:#x}", area.offset))),
         }
     }
     Ok(())
 }
 
+/// Returns the error for a BAR's description that makes no sense.
 fn malformed(bar: &Bar, problem: &str) -> FunctionError {
     FunctionError::Malformed(format!("BAR {} {problem}", bar.index))
 }
@@ -290,7 +308,7 @@ mod tests {
         let mut bars = bars(vec![bar(0, BarKind::Memory32, 4096)]).unwrap();
         let mut wanted = |address: u64, command| {
             bars.set_register(0, address as u32);
-            bars.bars[0].wanted(command)
+            bars.bars[0].address_to_decode(command)
         };
 
         assert_eq!(wanted(WINDOW_32.start, COMMAND_MEMORY), Some(WINDOW_32.start));

@@ -2,16 +2,19 @@
 
 use crate::function::{Function, FunctionError};
 
-/// The pointer to the first capability, and the number of capabilities that fit.
-const FIRST: u16 = 0x34;
+/// Register with the offset of the first capability.
+const FIRST_POINTER: u16 = 0x34;
+/// Most capabilities that fit. It bounds the search in a list that is a ring.
 const MOST: usize = 48;
 /// End of the header. No capability begins before.
 const HEADER_END: u16 = 0x40;
 
-/// Returns the offset of the first capability with a number, if there is one.
+/// Returns the offset of the first capability whose id is `wanted`, if there is one.
 pub(super) fn find(function: &dyn Function, wanted: u8) -> Result<Option<u16>, FunctionError> {
     let byte = |offset| read::<1>(function, offset).map(|[byte]| byte);
-    let mut at = u16::from(byte(FIRST)? & !3);
+    // Each capability begins with its id and the offset of the next one. The low bits of an offset
+    // are reserved.
+    let mut at = u16::from(byte(FIRST_POINTER)? & !3);
 
     for _ in 0..MOST {
         if at < HEADER_END {

@@ -16,43 +16,55 @@ use crate::{
 
 use super::capability;
 
-/// The capability's number.
+/// The capability's id.
 const CAPABILITY: u8 = 0x11;
-/// Bits of the message control register.
+/// Offsets in the capability: the message control register, and the place of the table.
+const CONTROL: u16 = 2;
+const TABLE: u16 = 4;
+/// Bits of the message control register. The size is the number of vectors, less one.
 const CONTROL_ENABLE: u16 = 1 << 15;
 const CONTROL_MASK: u16 = 1 << 14;
 const CONTROL_SIZE: u16 = 0x7ff;
-/// The bit of a vector's control word that masks it.
-const VECTOR_MASK: u32 = 1;
-/// Size of a table entry.
+/// Bits of the table's place that are the number of its BAR. The others are its offset.
+const TABLE_BAR: u32 = 7;
+/// Size of a table entry in bytes.
 const ENTRY: usize = 16;
+/// The words of an entry, of 4 bytes each: the message's address, its data, and the vector control.
+const ADDRESS_LOW: usize = 0;
+const ADDRESS_HIGH: usize = 1;
+const DATA: usize = 2;
+const VECTOR_CONTROL: usize = 3;
+/// The bit of the vector control that masks the vector.
+const VECTOR_MASK: u32 = 1;
 
 /// The place of a function's MSI-X capability and table.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Location {
-    /// The message control register.
+pub(crate) struct MsixLocation {
+    /// Offset of the message control register in the configuration space.
     pub(crate) control: u16,
+    /// Number of vectors.
     vectors: usize,
-    /// The BAR with the table, and the table's offsets in it.
+    /// The BAR with the table.
     pub(crate) bar: u8,
+    /// The table's offsets in the BAR.
     pub(crate) table: Range<u64>,
 }
 
-impl Location {
+impl MsixLocation {
     /// Finds the MSI-X capability of a function, if it has one.
     pub(crate) fn find(function: &dyn Function) -> Result<Option<Self>, FunctionError> {
         let Some(at) = capability::find(function, CAPABILITY)? else { return Ok(None) };
-        let control = at + 2;
+        let control = at + CONTROL;
         let size = u16::from_le_bytes(capability::read(function, control)?) & CONTROL_SIZE;
         let vectors = usize::from(size) + 1;
 
-        let table = u32::from_le_bytes(capability::read(function, at + 4)?);
-        let start = u64::from(table & !7);
-        let table_range = start..start + (vectors * ENTRY) as u64;
-        Ok(Some(Self { control, vectors, bar: table as u8 & 7, table: table_range }))
+        let place = u32::from_le_bytes(capability::read(function, at + TABLE)?);
+        let start = u64::from(place & !TABLE_BAR);
+        let table = start..start + (vectors * ENTRY) as u64;
+        Ok(Some(Self { control, vectors, bar: (place & TABLE_BAR) as u8, table }))
     }
 
-    /// Returns whether the table has the first byte of an access to a BAR.
+    /// Returns whether an access to a BAR at `offset` begins in the table.
     pub(crate) fn contains(&self, bar: u8, offset: u64) -> bool {
         self.bar == bar && self.table.contains(&offset)
     }
@@ -62,8 +74,10 @@ impl Location {
 pub(crate) struct Msix {
     function: Arc<dyn Function>,
     interrupts: Arc<Interrupts>,
-    location: Location,
+    location: MsixLocation,
+    /// The bits of the message control register that the guest sets.
     control: u16,
+    /// The table's bytes as the guest reads them.
     table: Vec<u8>,
     vectors: Vec<Vector>,
 }
@@ -71,10 +85,12 @@ pub(crate) struct Msix {
 /// The source of a vector's messages.
 #[derive(Default)]
 struct Vector {
+    /// The number of its message, from the time when it is first unmasked.
     number: Option<MessageNumber>,
     wiring: Wiring,
 }
 
+/// The connection from the function to KVM by a vector's eventfd.
 #[derive(Default)]
 enum Wiring {
     /// The function has no eventfd.
@@ -87,19 +103,25 @@ enum Wiring {
 }
 
 impl Msix {
-    pub(crate) fn new(function: Arc<dyn Function>, interrupts: Arc<Interrupts>, location: Location) -> Self {
+    /// Makes the state after a reset: MSI-X is disabled, and all vectors are masked.
+    pub(crate) fn new(
+        function: Arc<dyn Function>,
+        interrupts: Arc<Interrupts>,
+        location: MsixLocation,
+    ) -> Self {
         let table = masked_table(location.vectors);
         let vectors = (0..location.vectors).map(|_| Vector::default()).collect();
         Self { function, interrupts, location, control: 0, table, vectors }
     }
 
-    /// Returns to the state after a reset of the function, which has masked all vectors.
+    /// Sets the state after a reset of the function, which has masked all vectors in its own table.
     pub(crate) fn reset(&mut self) {
         self.set_control(0);
         self.table = masked_table(self.location.vectors);
     }
 
-    /// Sets the message control register as the guest wrote it.
+    /// Sets the message control register to the guest's value. When the guest disables MSI-X, the
+    /// function's vectors lose their eventfds.
     pub(crate) fn set_control(&mut self, value: u16) {
         let was_enabled = self.is_enabled();
         self.control = value & (CONTROL_ENABLE | CONTROL_MASK);
@@ -130,27 +152,30 @@ impl Msix {
         let last = (offset + data.len()).div_ceil(ENTRY).min(self.vectors.len());
         (offset / ENTRY..last).for_each(|vector| self.refresh(vector));
 
-        // The function learns of an unmasked vector when its eventfd is there.
+        // The function gets the write last: when it unmasks a vector, the eventfd is there.
         let at = self.location.table.start + offset as u64;
         report("a write to the MSI-X table", self.function.bar_write(self.location.bar, at, data));
     }
 
+    /// Returns whether the guest has enabled MSI-X.
     fn is_enabled(&self) -> bool {
         self.control & CONTROL_ENABLE != 0
     }
 
+    /// Returns a word of a vector's table entry.
     fn word(&self, vector: usize, word: usize) -> u32 {
         let start = vector * ENTRY + 4 * word;
         let bytes = self.table[start..start + 4].try_into();
         u32::from_le_bytes(bytes.unwrap_or_default())
     }
 
-    /// Connects or disconnects a vector, as the table and the control register say.
+    /// Connects or disconnects a vector, as the table and the control register say. A vector that
+    /// is connected already gets its present message.
     fn refresh(&mut self, vector: usize) {
-        let masked = self.control & CONTROL_MASK != 0 || self.word(vector, 3) & VECTOR_MASK != 0;
-        let wanted = self.is_enabled() && !masked;
+        let masked = self.control & CONTROL_MASK != 0 || self.word(vector, VECTOR_CONTROL) & VECTOR_MASK != 0;
+        let is_active = self.is_enabled() && !masked;
 
-        let changed = match (&self.vectors[vector].wiring, wanted) {
+        let changed = match (&self.vectors[vector].wiring, is_active) {
             (Wiring::Connected(_), true) => self.route(vector),
             (Wiring::None | Wiring::Masked(_), false) => Ok(()),
             (Wiring::None | Wiring::Masked(_), true) => self.connect(vector),
@@ -161,11 +186,12 @@ impl Msix {
 
     /// Returns the message of a vector.
     fn message(&self, vector: usize) -> Message {
-        let address = u64::from(self.word(vector, 1)) << 32 | u64::from(self.word(vector, 0));
-        Message { address, data: self.word(vector, 2) }
+        let address =
+            u64::from(self.word(vector, ADDRESS_HIGH)) << 32 | u64::from(self.word(vector, ADDRESS_LOW));
+        Message { address, data: self.word(vector, DATA) }
     }
 
-    /// Sends the present message of a vector that is connected.
+    /// Sets the message of a connected vector's interrupt number to that in the table.
     fn route(&self, vector: usize) -> Result<(), VmError> {
         let number = self.vectors[vector].number;
         number.map_or(Ok(()), |number| self.interrupts.route(number, self.message(vector)))
@@ -194,6 +220,7 @@ impl Msix {
         connected
     }
 
+    /// Masks a vector: its eventfd keeps the interrupts of the function.
     fn disconnect(&mut self, index: usize) -> Result<(), VmError> {
         let vector = &mut self.vectors[index];
         match (std::mem::take(&mut vector.wiring), vector.number) {
@@ -213,13 +240,13 @@ impl Msix {
 /// Returns a table whose vectors are all masked, as after a reset.
 fn masked_table(vectors: usize) -> Vec<u8> {
     let mut table = vec![0; vectors * ENTRY];
-    table.chunks_mut(ENTRY).for_each(|entry| entry[12] = VECTOR_MASK as u8);
+    table.chunks_mut(ENTRY).for_each(|entry| entry[4 * VECTOR_CONTROL] = VECTOR_MASK as u8);
     table
 }
 
-/// Logs an error that the guest cannot be told of.
-fn report<E: std::fmt::Display>(what: &str, result: Result<(), E>) {
+/// Logs an error of an operation that the guest's access started: the access itself cannot fail.
+fn report<E: std::fmt::Display>(operation: &str, result: Result<(), E>) {
     if let Err(error) = result {
-        tracing::warn!(%error, "{what}");
+        tracing::warn!(%error, "{operation}");
     }
 }

@@ -10,10 +10,10 @@ const DEVICE_CAPABILITIES: u16 = 4;
 const DEVICE_CONTROL: u16 = 8;
 /// The bit of the device capabilities for functions that have the reset.
 const HAS_RESET: u32 = 1 << 28;
-/// The bit of the device control's second byte that requests a reset.
+/// The bit of the device control's upper byte that requests a reset.
 const INITIATE: u8 = 1 << 7;
 
-/// The byte of the configuration space by which the guest requests a reset.
+/// Offset of the byte of the configuration space by which the guest requests a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ResetControl(u16);
 

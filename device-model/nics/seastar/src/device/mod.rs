@@ -18,7 +18,7 @@ use nicforge_core::{
     device::{Counter, Device, Ended, Progress, Reset, Write},
     dma::DmaError,
     ids::{Address, AttachmentId, DmaToken},
-    spec::{AttachmentSpec, FunctionSpec, Identity},
+    spec::{AttachmentSpec, FunctionSpec, Identity, NicSizes},
     time::Nanos,
 };
 use nicforge_hwi::{
@@ -336,11 +336,13 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         FunctionSpec::nic(
             identity,
             attachments,
-            REGISTERS,
-            vector::COUNT,
-            RING_CELLS,
-            window::SIZE,
-            mirror::SIZE,
+            NicSizes {
+                register_bytes: REGISTERS,
+                vectors: vector::COUNT,
+                ring_cells: RING_CELLS,
+                window_bytes: window::SIZE,
+                mirror_bytes: mirror::SIZE,
+            },
         )
     }
 

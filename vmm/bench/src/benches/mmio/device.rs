@@ -7,7 +7,7 @@ use nicforge_core::{
     device::{Counter, Device, Ended, Progress, Reset, Write},
     dma::DmaError,
     ids::{Address, AttachmentId, DmaToken},
-    spec::FunctionSpec,
+    spec::{FunctionSpec, NicSizes},
 };
 use nicforge_proof::DmaEngine;
 
@@ -23,7 +23,17 @@ impl Device for DeepRing {
         // The DMA engine has no windows after its ring, so BAR 1 is the ring.
         let registers = spec.rings.as_ref().map_or(0, |ring| u64::from(ring.control_offset));
         let vectors = spec.msix.as_ref().map_or(0, |msix| msix.vectors);
-        FunctionSpec::nic(spec.identity, spec.attachments, registers, vectors, RING_CELLS, 0, 0x1000)
+        FunctionSpec::nic(
+            spec.identity,
+            spec.attachments,
+            NicSizes {
+                register_bytes: registers,
+                vectors,
+                ring_cells: RING_CELLS,
+                mirror_bytes: 0x1000,
+                ..NicSizes::default()
+            },
+        )
     }
 
     fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {

@@ -6,7 +6,7 @@ use super::job::{LineSink, Output, Stream};
 
 /// The part of a job's output that is kept, and of one line of it, in bytes.
 pub(super) const MAX_OUTPUT: usize = 16 << 20;
-/// Number of problems of a guest's start that are kept.
+/// Number of notes on problems of a guest's start that are kept.
 const MAX_NOTES: usize = 64;
 
 /// Number of calls of barriers that are kept until the caller takes them.
@@ -47,13 +47,17 @@ impl BarrierCall {
 pub(super) struct State {
     /// Number of times the guest has reported that it is ready.
     pub(super) starts: u64,
+    /// Notes on problems of its starts.
     pub(super) notes: Vec<String>,
     /// Calls of barriers that the caller has not taken yet.
     pub(super) calls: Vec<BarrierCall>,
+    /// The jobs that are not forgotten yet, by number.
     pub(super) jobs: BTreeMap<u64, JobState>,
+    /// The number of the job that was started last.
     pub(super) last_number: u64,
+    /// The guest has closed the channel.
     pub(super) gone: bool,
-    /// The reader is in a sink, which may block indefinitely.
+    /// The thread that reads the channel is in a sink, which may block indefinitely.
     pub(super) is_in_sink: bool,
     /// The channel is dropped; further lines are discarded.
     pub(super) closed: bool,
@@ -71,9 +75,18 @@ pub(super) struct JobState {
     /// The number of the guest's start in which the job runs.
     pub(super) start: u64,
     pub(super) output: Output,
+    /// The beginning of a line whose end has not arrived, of each [`Stream`].
     pub(super) partial: [String; 2],
     pub(super) ended: bool,
+    /// The caller's callback for each line.
     pub(super) sink: Option<LineSink>,
+}
+
+/// Whether a report has the end of a line, or a part that others follow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Piece {
+    End,
+    Part,
 }
 
 impl State {
@@ -87,6 +100,7 @@ impl State {
         let text = words.next().unwrap_or_default();
 
         match (number, kind) {
+            // A note on a problem of the start.
             (0, "n") => {
                 if self.notes.len() < MAX_NOTES {
                     self.notes.push(text.to_owned());
@@ -96,17 +110,19 @@ impl State {
                 self.starts += 1;
                 self.calls.clear();
             }
+            // A call of a barrier.
             (0, "b") => {
-                // A call without room gets no answer, and ends by its own clock.
+                // A call without room here gets no answer, and ends after its own time limit.
                 if self.calls.len() < MAX_CALLS {
                     self.calls.extend(BarrierCall::parse(text));
                 }
             }
             (number, kind) => {
                 let starts = self.starts;
-                let entry = self.jobs.get_mut(&number)?;
-                if entry.start == starts && !entry.ended {
-                    return entry.handle_report(kind, text);
+                let job = self.jobs.get_mut(&number)?;
+                // A job of an earlier start ended with that start.
+                if job.start == starts && !job.ended {
+                    return job.handle_report(kind, text);
                 }
             }
         }
@@ -116,14 +132,14 @@ impl State {
 }
 
 impl JobState {
-    /// Handles a report of the job: a whole line or a part of one, on standard output (`o`, `o+`)
-    /// or standard error (`e`, `e+`), or the job's status (`x`).
+    /// Handles a report of the job: the end of a line or an earlier part of one, on standard output
+    /// (`o`, `o+`) or standard error (`e`, `e+`), or the job's status (`x`).
     fn handle_report(&mut self, kind: &str, text: &str) -> Option<SinkLine> {
         match kind {
-            "o" => self.line(Stream::Output, text, true),
-            "o+" => self.line(Stream::Output, text, false),
-            "e" => self.line(Stream::Error, text, true),
-            "e+" => self.line(Stream::Error, text, false),
+            "o" => self.add_text(Stream::Output, text, Piece::End),
+            "o+" => self.add_text(Stream::Output, text, Piece::Part),
+            "e" => self.add_text(Stream::Error, text, Piece::End),
+            "e+" => self.add_text(Stream::Error, text, Piece::Part),
             "x" => {
                 // A shell's statuses fit into a byte.
                 self.output.status = text.parse().unwrap_or(u8::MAX);
@@ -134,8 +150,8 @@ impl JobState {
         }
     }
 
-    /// Adds a line, or a part of one, to the job's output. Returns a whole line for the sink.
-    fn line(&mut self, stream: Stream, text: &str, whole: bool) -> Option<SinkLine> {
+    /// Adds text to the job's output. At a line's end, it returns the whole line for the sink.
+    fn add_text(&mut self, stream: Stream, text: &str, piece: Piece) -> Option<SinkLine> {
         let Output { stdout, stderr, truncated, .. } = &mut self.output;
         let line = &mut self.partial[stream as usize];
         if line.len() + text.len() <= MAX_OUTPUT {
@@ -144,12 +160,12 @@ impl JobState {
             *truncated = true;
         }
 
-        if !whole {
+        if piece == Piece::Part {
             return None;
         }
 
         let line = std::mem::take(line);
-        // The beginning is kept, but every line is passed to the sink.
+        // Only the beginning of the output is kept, but every line is passed to the sink.
         *truncated |= stdout.len() + stderr.len() + line.len() >= MAX_OUTPUT;
 
         if !*truncated {

@@ -28,6 +28,8 @@ pub use self::{
 const MAX_SCRIPT: usize = 32 << 10;
 /// The longest line of the protocol, in bytes; the agent's are shorter.
 const MAX_LINE: usize = 8 << 10;
+/// Bytes that are read from the channel at once.
+const BUFFER_SIZE: usize = 16 << 10;
 /// The longest time that a working guest takes to read a request from its channel.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -44,13 +46,26 @@ pub(crate) enum Outcome {
     TimedOut,
 }
 
+/// The result of waiting for a guest's start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StartOutcome {
+    /// The guest has started so many times.
+    Started,
+    /// The guest is gone.
+    Gone,
+    /// The deadline passed first.
+    TimedOut,
+}
+
 /// The host's end of the channel to the agent in a guest.
 pub(crate) struct AgentChannel {
     channel: Mutex<UnixStream>,
     shared: Arc<Shared>,
+    /// The thread that reads the channel, until it is joined.
     reader: Mutex<Option<JoinHandle<()>>>,
 }
 
+/// The guest's reports, which the thread that reads the channel shares with callers.
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
@@ -58,6 +73,7 @@ struct Shared {
 }
 
 impl Shared {
+    /// Locks the state.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -82,27 +98,26 @@ impl AgentChannel {
         self.shared.state().starts
     }
 
-    /// Returns the problems of its start.
+    /// Returns the notes on problems of the guest's starts.
     pub(crate) fn notes(&self) -> Vec<String> {
         self.shared.state().notes.clone()
     }
 
-    /// Waits until the guest has started `starts` times. Returns `Ok(true)`, or `Ok(false)` at the
-    /// deadline, or `Err` when the guest is gone.
-    pub(crate) fn wait_started(&self, starts: u64, until: Instant) -> Result<bool, ()> {
+    /// Waits until the guest has started `starts` times in all.
+    pub(crate) fn wait_started(&self, starts: u64, until: Instant) -> StartOutcome {
         let mut state = self.shared.state();
         loop {
             if state.starts >= starts {
-                return Ok(true);
+                return StartOutcome::Started;
             }
 
             if state.gone {
-                return Err(());
+                return StartOutcome::Gone;
             }
 
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                return Ok(false);
+                return StartOutcome::TimedOut;
             }
 
             state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
@@ -171,12 +186,12 @@ impl AgentChannel {
         let mut state = self.shared.state();
         loop {
             let starts = state.starts;
-            let Some(entry) = state.jobs.get(&number) else { return Outcome::Gone };
-            if entry.ended {
-                return Outcome::Done(entry.output.clone());
+            let Some(job) = state.jobs.get(&number) else { return Outcome::Gone };
+            if job.ended {
+                return Outcome::Done(job.output.clone());
             }
 
-            if entry.start != starts {
+            if job.start != starts {
                 return Outcome::Restarted;
             }
 
@@ -228,7 +243,7 @@ impl Drop for AgentChannel {
 
 /// Reads the channel until it ends, and passes each line to `shared`.
 fn read_lines(mut channel: UnixStream, shared: &Shared) {
-    let mut buffer = vec![0; 16 << 10];
+    let mut buffer = vec![0; BUFFER_SIZE];
     let mut line: Vec<u8> = Vec::new();
 
     loop {
@@ -240,7 +255,7 @@ fn read_lines(mut channel: UnixStream, shared: &Shared) {
         };
 
         for piece in buffer[..length].split_inclusive(|&byte| byte == b'\n') {
-            // A line that is too long is not the agent's; its end is dropped.
+            // The agent sends no line that is too long, so the rest of one is dropped.
             let room = MAX_LINE.saturating_sub(line.len());
             line.extend_from_slice(&piece[..piece.len().min(room)]);
 
@@ -259,8 +274,8 @@ fn read_lines(mut channel: UnixStream, shared: &Shared) {
 }
 
 impl Shared {
-    /// Handles a line of the guest. Returns `false` when the agent is dropped. The sink runs
-    /// without the lock, so that callers who wait for a job can continue.
+    /// Handles a line of the guest. Returns `false` when the channel is dropped. The sink runs
+    /// without the lock, so that callers that wait for a job can continue.
     fn handle_line(&self, line: &str) -> bool {
         let sink_line = {
             let mut state = self.state();

@@ -14,7 +14,7 @@ fn agent() -> (AgentChannel, UnixStream) {
 fn started() -> (AgentChannel, UnixStream) {
     let (agent, mut guest) = agent();
     guest.write_all(b"0 n something\n0 ready\n").unwrap();
-    assert_eq!(agent.wait_started(1, Instant::now() + LONG), Ok(true));
+    assert_eq!(agent.wait_started(1, Instant::now() + LONG), StartOutcome::Started);
     (agent, guest)
 }
 
