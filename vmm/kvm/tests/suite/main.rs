@@ -74,6 +74,18 @@ fn mapped_memory_takes_stores_without_an_exit() {
 }
 
 #[test]
+fn a_million_stores_to_mapped_memory_make_no_exit() {
+    let card = Card::new();
+    let program = set_up().store_countdown(BAR + MEMORY, 1_000_000);
+    let Some(run) = boot(program.show(BAR + MEMORY).power_off(), card.clone()) else { return };
+    let Some(without) = boot(set_up().show(BAR + MEMORY).power_off(), Card::new()) else { return };
+
+    assert_eq!(run.output, 1_u32.to_le_bytes());
+    assert_eq!(card.word(MEMORY), 1);
+    assert_eq!(run.exits.total(), without.exits.total());
+}
+
+#[test]
 fn mirrored_memory_is_read_without_an_exit_and_its_stores_reach_the_function() {
     let card = Card::new();
     card.set_word(MIRROR + 8, 0x1234_5678);

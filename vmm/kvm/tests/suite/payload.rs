@@ -46,6 +46,19 @@ impl Payload {
         self.append(&[address, value])
     }
 
+    /// Stores the numbers from `count` to 1 to an address, one after the other.
+    pub(crate) fn store_countdown(mut self, address: u32, count: u32) -> Self {
+        // mov ecx, count
+        self.0.push(0xb9);
+        self = self.append(&[count]);
+        // mov [address], ecx
+        self.0.extend([0x89, 0x0d]);
+        self = self.append(&[address]);
+        // loop to the store, which has six bytes
+        self.0.extend([0xe2, 0xf8]);
+        self
+    }
+
     /// `mov word [address], value`
     pub(crate) fn store_16(mut self, address: u32, value: u16) -> Self {
         self.0.extend([0x66, 0xc7, 0x05]);
