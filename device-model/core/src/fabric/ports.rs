@@ -32,6 +32,7 @@ impl<'a> Ports<'a> {
     /// Index of no node.
     const NO_NODE: usize = Traffic::NO_NODE as usize;
 
+    /// Returns the ports of a function, whose links are `links`, at the time `now`.
     #[inline]
     pub(super) fn new(
         traffic: &'a mut Traffic,
@@ -107,8 +108,9 @@ impl<'a> Ports<'a> {
     /// virtual channels.
     #[inline]
     pub fn has_arrivals(&self, channels: usize) -> bool {
-        let of = |masks: &[u64; MAX_CHANNELS]| masks.iter().take(channels).fold(0, |all, mask| all | mask);
-        self.node().is_some_and(|node| of(&node.arrived) | of(&node.heads) != 0)
+        let ports_of =
+            |masks: &[u64; MAX_CHANNELS]| masks.iter().take(channels).fold(0, |all, mask| all | mask);
+        self.node().is_some_and(|node| ports_of(&node.arrived) | ports_of(&node.heads) != 0)
     }
 
     /// Returns a bit mask of the ports with a packet to take on a virtual channel.
@@ -175,7 +177,7 @@ impl<'a> Ports<'a> {
         self.send_timed(index, packet)
     }
 
-    /// Returns the reason why a port has no lane out.
+    /// Returns the reason why [`Ports::lane_out`] returned `None`.
     #[cold]
     fn reason_for_no_lane(&self, port: u8, channel: usize) -> Refusal {
         match self.link(port) {
@@ -222,6 +224,7 @@ impl<'a> Ports<'a> {
         let index = self.lane_in(from.port, from.channel)?;
         let out = self.lane_out(to.port, to.channel)?;
 
+        // `forward_row_between` has a faster path for links that take no time.
         if self.traffic.lanes[out].is_instant(self.now) {
             let row = self.forward_row_between(from, 1, |_| Some((to, |_: &Packet| true)));
             return row.and_then(|(moved, more)| (moved == 1).then_some(more));
@@ -275,7 +278,7 @@ impl<'a> Ports<'a> {
 
         let Ok([lane, out_lane]) = lanes.get_disjoint_mut([index, out]) else { return None };
         let all_fit = lane.limits.longest <= out_lane.limits.longest;
-        if out_lane.is_instant(self.now) && lane.direct && all_fit {
+        if out_lane.is_instant(self.now) && lane.returns_at_once && all_fit {
             // The same as `forward_one_by_one`, for lanes on which packets and credits arrive at
             // once.
             let moved = lane.forward(out_lane, self.now, limit, (nodes, woken), goes);
@@ -318,7 +321,7 @@ impl<'a> Ports<'a> {
         let lane = &mut lanes[index];
         let packet = lane.pop_arrived(nodes)?;
 
-        if lane.direct {
+        if lane.returns_at_once {
             lane.return_credits(1, nodes, woken);
         } else {
             let credits = lane.credits_of_first(1);
@@ -335,7 +338,7 @@ impl<'a> Ports<'a> {
         let index = self.lane_in(port, channel)?;
         let Traffic { lanes, nodes, woken, pool, schedule, .. } = &mut *self.traffic;
         let lane = lanes.get_mut(index)?;
-        let left = limit.min(lane.visible);
+        let remaining = limit.min(lane.visible);
 
         Some(Arrivals {
             lane,
@@ -345,7 +348,7 @@ impl<'a> Ports<'a> {
             pool,
             schedule,
             now: self.now,
-            left,
+            remaining,
             taken: 0,
         })
     }
@@ -365,8 +368,8 @@ impl<'a> Ports<'a> {
     ) -> u32 {
         // The drop of the arrivals completes the packets that were taken, also if `take` panics.
         let Some(mut arrivals) = self.take_run(port, channel, limit) else { return 0 };
-        let most = arrivals.left;
-        while arrivals.taken < most
+        let maximum = arrivals.remaining;
+        while arrivals.taken < maximum
             && let Some(packet) = arrivals.lane.queue.take_if(arrivals.taken as usize, &mut take)
         {
             arrivals.pool.put_back(packet);
@@ -395,7 +398,7 @@ impl<'a> Ports<'a> {
     /// [`Refusal::PoolEmpty`].
     pub fn copy_packet(&mut self, packet: &Packet) -> Result<Packet, Refusal> {
         let mut copy = self.new_packet(packet.len())?;
-        copy.copy_of(packet);
+        copy.copy_from(packet);
         Ok(copy)
     }
 
@@ -407,11 +410,11 @@ impl<'a> Ports<'a> {
         let original = lanes.get(index).filter(|lane| lane.has_head())?.queue.front()?;
 
         let mut copy = pool.take(original.len())?;
-        copy.copy_of(original);
+        copy.copy_from(original);
         Some(copy)
     }
 
-    /// Returns the reason why the pool gave no packet.
+    /// Returns the reason why the pool has no packet of `length` bytes.
     #[cold]
     fn reason_for_no_packet(&self, length: usize) -> Refusal {
         let longest = self.traffic.pool.largest_size();

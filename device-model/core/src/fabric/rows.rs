@@ -16,15 +16,16 @@ pub struct Arrivals<'a> {
     pub(super) schedule: &'a mut Schedule,
     pub(super) now: Nanos,
     /// Number of packets that may still be taken.
-    pub(super) left: u32,
+    pub(super) remaining: u32,
+    /// Number of packets taken so far.
     pub(super) taken: u32,
 }
 
 impl Arrivals<'_> {
-    /// Returns the packet in front.
+    /// Returns the packet in front, if one may still be taken.
     #[inline(always)]
     pub fn front(&self) -> Option<&Packet> {
-        if self.left == 0 { None } else { self.lane.queue.get(self.taken as usize) }
+        if self.remaining == 0 { None } else { self.lane.queue.get(self.taken as usize) }
     }
 
     /// Takes the packet in front and returns its buffer to the pool.
@@ -38,11 +39,11 @@ impl Arrivals<'_> {
     /// Takes the packet in front. Its credit returns on drop, with those of the others.
     #[inline(always)]
     pub fn take(&mut self) -> Option<Packet> {
-        if self.left == 0 {
+        if self.remaining == 0 {
             return None;
         }
         let packet = self.lane.queue.take(self.taken as usize)?;
-        self.left -= 1;
+        self.remaining -= 1;
         self.taken += 1;
         Some(packet)
     }
