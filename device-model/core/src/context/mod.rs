@@ -112,11 +112,11 @@ impl Context<'_> {
 
         let rises = asserted && !attachment.intx;
         attachment.counters.interrupts += u64::from(rises);
-        let changes = asserted != attachment.intx;
+        let has_changed = asserted != attachment.intx;
         attachment.intx = asserted;
         attachment.config.set_interrupt_status(asserted);
         attachment.drive_intx();
-        if changes {
+        if has_changed {
             self.shared.trace(self.function.id, attachment_id, Event::Intx { asserted });
         }
     }
@@ -149,8 +149,8 @@ impl Context<'_> {
             return Ok(());
         };
 
-        let remote = attachment.tenant.as_ref().map_or(0, |tenant| tenant.remote_reads.len());
-        if remote + attachment.waiting_reads >= MAX_REMOTE {
+        let sent_reads = attachment.tenant.as_ref().map_or(0, |tenant| tenant.remote_reads.len());
+        if sent_reads + attachment.waiting_reads >= MAX_REMOTE {
             return Err(DmaError::Busy);
         }
 
@@ -216,8 +216,8 @@ impl Context<'_> {
             }
             Ok(DmaPath::Remote) => {
                 let tenant = attachment.tenant.as_mut().ok_or(DmaError::Gone)?;
-                // A held interrupt is delivered once no write is in flight. New writes would delay
-                // it without end.
+                // A held interrupt is delivered once no write is in flight. New writes would
+                // delay it without end.
                 if attachment.interrupts.has_held() || tenant.remote_writes.len() >= MAX_REMOTE {
                     return Err(DmaError::Busy);
                 }
