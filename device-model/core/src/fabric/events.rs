@@ -52,12 +52,12 @@ impl Traffic {
         }
     }
 
-    /// Carries out the next [`BATCH`] events of the time `due`, or the rest of them. Returns whether
-    /// there may be more.
+    /// Carries out the next [`BATCH`] events of the time `due`, or the rest of them. Returns
+    /// whether there may be more.
     ///
-    /// The state that they use is prefetched in three passes, because the addresses of each pass are
-    /// in the state of the pass before it: the lanes, then what a lane refers to, then its first
-    /// packet.
+    /// The state that they use is prefetched in three passes, because the addresses of each pass
+    /// are in the state of the pass before it: the lanes, then what a lane refers to, then its
+    /// first packet.
     fn carry_out_batch(&mut self, due: Nanos) -> bool {
         let mut events = [Event::NONE; BATCH];
         let mut count = 0;
@@ -126,8 +126,8 @@ impl Traffic {
         }
     }
 
-    /// Wakes the sender of a path, which waits for the wire to fall idle. If the wire was booked again
-    /// meanwhile, schedules the event for the end of that.
+    /// Wakes the sender of a path, which waits for the wire to fall idle. If the wire was booked
+    /// again meanwhile, schedules the event for the end of that.
     fn report_idle(&mut self, path: usize, due: Nanos) {
         let entry = &mut self.paths[path];
         let idle_at = entry.idle_at();

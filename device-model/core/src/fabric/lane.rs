@@ -165,7 +165,8 @@ pub(super) struct Lane {
     /// Arrival time of the last packet. A later packet must not arrive before it.
     pub(super) last_arrival: Nanos,
     pub(super) limits: PacketLimits,
-    /// Number of credits for which the sender waits, or 0 if it waits for none or for the first one.
+    /// Number of credits for which the sender waits, or 0 if it waits for none or for the first
+    /// one.
     awaited_credits: u16,
     pace: Pace,
     /// A credit returns as soon as its packet is taken, and the sender waits for no number of
@@ -297,8 +298,8 @@ impl Lane {
         }
     }
 
-    /// Returns the credits of the first packets, which were taken at `now`, after the delay. It does
-    /// this part of [`Lane::complete_take`] for lanes that are not [`Lane::returns_at_once`].
+    /// Returns the credits of the first packets, which were taken at `now`, after the delay. It
+    /// does this part of [`Lane::complete_take`] for lanes that are not [`Lane::returns_at_once`].
     #[cold]
     #[inline(never)]
     fn return_taken(
@@ -349,8 +350,8 @@ impl Lane {
         node.wake(self.ends.receiver, woken);
     }
 
-    /// Returns the length of the longest possible packet in bytes, with its framing, if a packet that
-    /// takes `credits` credits is longer. Returns `None` if it is not.
+    /// Returns the length of the longest possible packet in bytes, with its framing, if a packet
+    /// that takes `credits` credits is longer. Returns `None` if it is not.
     pub(super) fn limit_exceeded_by(&self, credits: u32) -> Option<u32> {
         match self.capacity.unit() {
             CreditUnit::Bytes(unit) if credits > self.capacity.total() => {
@@ -379,8 +380,8 @@ impl Lane {
         self.visible > 0 || self.track.as_ref().is_some_and(|track| track.has_head)
     }
 
-    /// Counts a stall of a packet for which there are too few credits, and has the sender woken when
-    /// there are enough.
+    /// Counts a stall of a packet for which there are too few credits, and has the sender woken
+    /// when there are enough.
     #[cold]
     pub(super) fn refuse(&mut self, packet: &Packet, lane_index: u32, now: Nanos, schedule: &mut Schedule) {
         self.count_stall();

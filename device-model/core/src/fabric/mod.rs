@@ -361,8 +361,8 @@ impl Fabric {
         None
     }
 
-    /// Lets the function's next event queue it again, and returns a bit mask of the ports whose link
-    /// has changed. The caller runs the function now, so that earlier events need not wake it:
+    /// Lets the function's next event queue it again, and returns a bit mask of the ports whose
+    /// link has changed. The caller runs the function now, so that earlier events need not wake it:
     /// [`Fabric::take_next_woken`] passes over it.
     #[inline]
     pub(crate) fn rearm_wake_up(&mut self, function: FunctionId) -> u64 {
@@ -430,8 +430,8 @@ impl Fabric {
         Ok(())
     }
 
-    /// Makes all packets and heads that arrive at a function's ports visible to it again, also after
-    /// [`Ports::route_head`]. The function has another device now.
+    /// Makes all packets and heads that arrive at a function's ports visible to it again, also
+    /// after [`Ports::route_head`]. The function has another device now.
     pub(crate) fn show_all(&mut self, function: FunctionId, now: Nanos) {
         let Some(node) = self.traffic.find_node(function) else { return };
         let Traffic { lanes, nodes, schedule, .. } = &mut self.traffic;

@@ -136,9 +136,9 @@ impl Contents {
     }
 }
 
-/// Largest size of a small packet in bytes. Small packets of all sizes share buffers, which have the
-/// largest of these sizes. Fabrics with several kinds of small packets thus need no search for a
-/// size.
+/// Largest size of a small packet in bytes. Small packets of all sizes share buffers, which have
+/// the largest of these sizes. Fabrics with several kinds of small packets thus need no search for
+/// a size.
 const MAX_SMALL: usize = 256;
 
 /// Buffers of one size.

@@ -171,8 +171,8 @@ impl Path {
         incoming: Incoming,
     ) -> (Passage, u64) {
         let bytes = packet.wire_bytes();
-        // Transmissions of this packet behind a corrupt one, which the receiver discards. The wire is
-        // booked until the request to repeat has arrived, so the loop has those after that.
+        // Transmissions of this packet behind a corrupt one, which the receiver discards. The wire
+        // is booked until the request to repeat has arrived, so the loop has those after that.
         let mut repeated = self.count_discarded(now, bytes);
 
         let mut retries = 0;
@@ -209,8 +209,8 @@ impl Path {
         WireSpeed { delay: self.delay, per_byte: self.per_byte, head_bytes: self.head_bytes }
     }
 
-    /// Books the wire, after a corrupt transmission, until the request to repeat it has arrived: for
-    /// the round trip.
+    /// Books the wire, after a corrupt transmission, until the request to repeat it has arrived:
+    /// for the round trip.
     fn wait_for_repeat(&mut self) {
         let sent_at = self.busy_until.exact();
         self.busy_until = self.busy_until.later(self.delay.saturating_mul(2));

@@ -55,8 +55,8 @@ impl Queue {
         }
     }
 
-    /// Doubles the number of slots, and moves the packets to the first ones. The credits of the lane
-    /// bound the number.
+    /// Doubles the number of slots, and moves the packets to the first ones. The credits of the
+    /// lane bound the number.
     #[cold]
     #[inline(never)]
     fn grow(&mut self) {
@@ -91,8 +91,8 @@ impl Queue {
         self.slots.get(self.slot_index(position))?.as_ref()
     }
 
-    /// Takes the packet at a position, counted from the front, after all packets in front of it were
-    /// taken in the same way. Its slot counts as used until the caller calls [`Queue::skip`].
+    /// Takes the packet at a position, counted from the front, after all packets in front of it
+    /// were taken in the same way. Its slot counts as used until the caller calls [`Queue::skip`].
     #[inline]
     pub(super) fn take(&mut self, position: usize) -> Option<Packet> {
         let slot = self.slot_index(position);

@@ -66,8 +66,8 @@ impl Returns {
     }
 
     /// Adds credits that are not the last ones in time, or for which there is no room in
-    /// [`Returns::times`]. Packets can leave in another order than that in which their transmissions
-    /// end.
+    /// [`Returns::times`]. Packets can leave in another order than that in which their
+    /// transmissions end.
     #[inline(never)]
     fn insert(&mut self, added: Return) {
         // The new return moves those after it back by one. `carried` is what has no room so far: at

@@ -131,8 +131,8 @@ impl Schedule {
         self.next
     }
 
-    /// Adds an event that is due at `due`, after the present time `now`. Returns its place, which it
-    /// has until it is due.
+    /// Adds an event that is due at `due`, after the present time `now`. Returns its place, which
+    /// it has until it is due.
     #[inline]
     pub(super) fn add(&mut self, now: Nanos, due: Nanos, event: Event) -> Place {
         self.next = self.next.min(due);
@@ -260,8 +260,8 @@ impl Wheel {
         self.add(time, event)
     }
 
-    /// Removes the events of a time that is not after [`Wheel::first`], and adds them to `events`. The
-    /// wheel starts at that time then.
+    /// Removes the events of a time that is not after [`Wheel::first`], and adds them to `events`.
+    /// The wheel starts at that time then.
     fn take(&mut self, time: u64, events: &mut DueEvents) {
         let slot = Self::slot(time);
         let is_on_wheel = time.wrapping_sub(self.base) < SLOTS as u64;

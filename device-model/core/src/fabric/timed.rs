@@ -226,8 +226,8 @@ impl Ports<'_> {
     }
 
     /// Forwards the first packet of the lane `index` over the lane `out`, each of any kind. Returns
-    /// whether the function then sees the head of another packet on the lane `index`. Returns `None`,
-    /// and moves nothing, if the packet's head has not arrived, or it cannot be sent now.
+    /// whether the function then sees the head of another packet on the lane `index`. Returns
+    /// `None`, and moves nothing, if the packet's head has not arrived, or it cannot be sent now.
     #[inline]
     pub(super) fn forward_head(&mut self, index: usize, out: usize) -> Option<bool> {
         let now = self.now;

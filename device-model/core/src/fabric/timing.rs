@@ -169,7 +169,8 @@ impl Start {
     /// Returns the start that is later by a transmission time.
     #[inline(always)]
     fn after(self, duration: Duration) -> Self {
-        // A later start is earlier than its ceiling by less. An underflow leads to the next ceiling.
+        // A later start is earlier than its ceiling by less. An underflow leads to the next
+        // ceiling.
         let (earlier, is_next_nanosecond) = self.earlier.overflowing_sub(duration.fraction);
         let nanoseconds = duration.nanoseconds.saturating_add(is_next_nanosecond.into());
         Self { ceiling: self.ceiling.after(nanoseconds), earlier }

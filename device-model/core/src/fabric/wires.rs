@@ -120,8 +120,8 @@ impl Traffic {
         }
     }
 
-    /// Schedules the time at which a wire's members see the levels that are driven now, if they have
-    /// changed.
+    /// Schedules the time at which a wire's members see the levels that are driven now, if they
+    /// have changed.
     fn schedule_wire_change(&mut self, wire: u8, now: Nanos) {
         self.wire_changes += 1;
         let line = &mut self.wires[usize::from(wire)];

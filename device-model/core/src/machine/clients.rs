@@ -144,8 +144,8 @@ impl Attachment {
         let watch = &mut tenant.watch;
         let WatchState::Cold { since } = watch.state else { return };
 
-        // A client that slept for a short time goes cold later the next time, and one that slept for
-        // long goes cold earlier.
+        // A client that slept for a short time goes cold later the next time, and one that slept
+        // for long goes cold earlier.
         let idle_time = cool_after.saturating_mul(watch.idle_limit.into());
         let worthwhile_sleep = idle_time.saturating_mul(LONG_SLEEP);
         watch.idle_limit = if now < since.after(worthwhile_sleep) {
@@ -159,8 +159,8 @@ impl Attachment {
         self.set_sleeping(false);
     }
 
-    /// Counts a check for idle clients. Returns true if the client begins to cool: it was hot and has
-    /// posted nothing for long.
+    /// Counts a check for idle clients. Returns true if the client begins to cool: it was hot and
+    /// has posted nothing for long.
     fn count_idle_check(&mut self) -> bool {
         let records = self.counters.posted_writes.wrapping_add(self.counters.malformed_records);
         let Some(tenant) = &mut self.tenant else { return false };

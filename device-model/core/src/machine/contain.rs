@@ -2,9 +2,9 @@
 //!
 //! [`Machine::guarded`] is around each operation of a machine that calls devices. In a step it is
 //! around all turns together, so that a packet does not pay for it. The method that is in progress
-//! is in [`FunctionSlot::method_in_progress`]. A panic while it is set is the device's, and takes the
-//! function out of service. Any other panic is one of the machine, and continues to the machine's
-//! owner.
+//! is in [`FunctionSlot::method_in_progress`]. A panic while it is set is the device's, and takes
+//! the function out of service. Any other panic is one of the machine, and continues to the
+//! machine's owner.
 //!
 //! After a device's panic:
 //!
@@ -71,8 +71,8 @@ impl Device for Inert {
     fn reset(&mut self, _: &mut Context<'_>, _: Reset) {}
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
-        // Takes the packets of all ports and virtual channels out of the fabric, so that none blocks
-        // a neighbour.
+        // Takes the packets of all ports and virtual channels out of the fabric, so that none
+        // blocks a neighbour.
         let mut ports = context.ports();
         let mut remaining = budget;
         for channel in 0..MAX_CHANNELS {

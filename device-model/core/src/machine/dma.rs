@@ -125,7 +125,8 @@ impl ActiveFunction<'_> {
         let read = tenant.remote_reads.swap_remove(position);
 
         let Some(token) = read.token else {
-            // The forgotten read no longer counts against the limit, so the device may start another.
+            // The forgotten read no longer counts against the limit, so the device may start
+            // another.
             self.wake();
             return Ok(());
         };

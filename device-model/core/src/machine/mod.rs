@@ -309,8 +309,8 @@ impl Machine {
         if index == MSIX
             && let Some(msix) = &mut attachment.msix
         {
-            // A pending vector is raised again, and stays pending only if it has no sink. `bind` has
-            // checked the range, so that every vector is below 2048.
+            // A pending vector is raised again, and stays pending only if it has no sink. `bind`
+            // has checked the range, so that every vector is below 2048.
             for vector in (start..start + count).map(|vector| vector as u16) {
                 if msix.clear_pending(vector) && attachment.interrupts.raise_msix(vector) == Raised::Pending {
                     msix.set_pending(vector);

@@ -98,7 +98,8 @@ impl ActiveFunction<'_> {
             return Drained::default();
         }
 
-        // The device's call borrows the function's state, so the rings move to `lent` for that time.
+        // The device's call borrows the function's state, so the rings move to `lent` for that
+        // time.
         lent.rings = std::mem::take(&mut tenant.rings);
         lent.owner = attachment_id;
         let ring = &mut lent.rings[ring_index];

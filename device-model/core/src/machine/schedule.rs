@@ -110,8 +110,8 @@ impl Schedule {
         }
     }
 
-    /// Makes a function hot whose turn did not end, so that its mark [`FunctionSlot::queued`] may be
-    /// wrong.
+    /// Makes a function hot whose turn did not end, so that its mark [`FunctionSlot::queued`] may
+    /// be wrong.
     #[cold]
     pub(super) fn requeue(&mut self, slot: &mut FunctionSlot) {
         slot.queued = self.hot.contains(&slot.state.id);
@@ -378,8 +378,8 @@ impl Machine {
             slot.set_sleeping(true);
         }
 
-        // A client that stores to its memory from here on finds the word set. Stores before are found
-        // by the last look below.
+        // A client that stores to its memory from here on finds the word set. Stores before are
+        // found by the last look below.
         self.sleeper.barrier();
 
         let mut busy = false;

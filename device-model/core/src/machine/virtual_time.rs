@@ -225,8 +225,8 @@ impl Machine {
         Ok(())
     }
 
-    /// Runs the first `count` functions that the fabric has woken, except those that the machine has
-    /// woken, too: these run with [`Machine::run_woken_by_machine`].
+    /// Runs the first `count` functions that the fabric has woken, except those that the machine
+    /// has woken, too: these run with [`Machine::run_woken_by_machine`].
     #[inline]
     fn run_woken_by_fabric(&mut self, count: usize, limits: TurnLimits) -> Result<(), Endless> {
         for _ in 0..count {

@@ -71,8 +71,8 @@ impl Lane {
         }
     }
 
-    /// Returns credits to the sender at once, on a lane of any kind. Wakes the sender if it had none,
-    /// or has as many as it waits for.
+    /// Returns credits to the sender at once, on a lane of any kind. Wakes the sender if it had
+    /// none, or has as many as it waits for.
     fn return_timed(&mut self, credits: u32, nodes: &mut [Node], woken: &mut WakeQueue) {
         let had_none = self.credits == 0;
         self.credits += credits;
@@ -90,8 +90,8 @@ impl Lane {
         }
     }
 
-    /// Has the sender woken when it has `credits` credits, or a smaller number that it already waits
-    /// for.
+    /// Has the sender woken when it has `credits` credits, or a smaller number that it already
+    /// waits for.
     pub(in crate::fabric) fn await_credits(
         &mut self,
         credits: u32,
@@ -278,8 +278,8 @@ impl Lane {
         }
     }
 
-    /// Makes the packets visible that have arrived at `now`, and records whether the head of the next
-    /// one has arrived. Returns the time of the next event, if there is one.
+    /// Makes the packets visible that have arrived at `now`, and records whether the head of the
+    /// next one has arrived. Returns the time of the next event, if there is one.
     #[inline]
     fn count_arrivals(&mut self, now: Nanos) -> Option<Nanos> {
         loop {
@@ -365,9 +365,9 @@ impl Lane {
         self.track.as_ref().is_some_and(|track| track.view == View::All)
     }
 
-    /// Does the work of [`Lane::arrive`] on a lane that shows heads alone: shows the receiver the next
-    /// head, or the tail that it waits for, if that has arrived at `due`. Returns the time of the
-    /// next event, if there is one.
+    /// Does the work of [`Lane::arrive`] on a lane that shows heads alone: shows the receiver the
+    /// next head, or the tail that it waits for, if that has arrived at `due`. Returns the time of
+    /// the next event, if there is one.
     #[inline(always)]
     fn arrive_head(&mut self, due: Nanos, nodes: &mut [Node], woken: &mut WakeQueue) -> Option<Nanos> {
         let Flight { head, tail } = self.coming();
@@ -404,8 +404,8 @@ impl Lane {
         self.show_arrivals(nodes);
     }
 
-    /// Has the packet whose head the receiver has been shown shown as a whole when its tail arrives.
-    /// Lanes that do not show heads alone do so in any case.
+    /// Has the packet whose head the receiver has been shown shown as a whole when its tail
+    /// arrives. Lanes that do not show heads alone do so in any case.
     #[inline]
     pub(in crate::fabric) fn await_tail(
         &mut self,

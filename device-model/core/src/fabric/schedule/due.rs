@@ -45,8 +45,8 @@ impl DueEvents {
         self.first_group = self.first_group.min(group);
     }
 
-    /// Adds an event of a wire, or of a lane for which there is no bit yet. Events of wires have the
-    /// highest numbers, far beyond the bits of lanes.
+    /// Adds an event of a wire, or of a lane for which there is no bit yet. Events of wires have
+    /// the highest numbers, far beyond the bits of lanes.
     #[cold]
     #[inline(never)]
     fn insert_new(&mut self, event: Event) {
