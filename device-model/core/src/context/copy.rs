@@ -7,7 +7,7 @@
 use super::{Context, check_may_dma, has_writes_in_flight};
 use crate::{
     attachment::Attachment,
-    dma::{DmaError, WordUpdate},
+    dma::{DmaAccess, DmaError, WordUpdate},
     ids::AttachmentId,
     trace::Event,
 };
@@ -128,7 +128,7 @@ impl Context<'_> {
 /// Checks that a write to mapped memory is allowed, and overtakes no write by message.
 fn check_may_write(attachment: &Attachment, iova: u64, length: usize) -> Result<(), DmaError> {
     check_may_dma(attachment)?;
-    if has_writes_in_flight(attachment) && attachment.dma.is_local(iova, length, true)? {
+    if has_writes_in_flight(attachment) && attachment.dma.is_local(iova, length, DmaAccess::Write)? {
         return Err(DmaError::Busy);
     }
     Ok(())

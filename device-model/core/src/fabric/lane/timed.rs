@@ -404,8 +404,8 @@ impl Lane {
         self.show_arrivals(nodes);
     }
 
-    /// Has the packet whose head the receiver has been shown shown as a whole when its tail
-    /// arrives. Lanes that do not show heads alone do so in any case.
+    /// Asks for the tail of the packet whose head is shown: the packet is shown as a whole when its
+    /// tail arrives. Lanes that do not show heads alone do so in any case.
     #[inline]
     pub(in crate::fabric) fn await_tail(
         &mut self,

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use nicforge_core::{context::Context, fabric::Packet};
+use nicforge_core::{context::Context, dma::DmaAccess, fabric::Packet};
 use nicforge_hwi::{
     mu::{DESCRIPTOR, INJECTION_FIFOS, fault},
     mu_dcr::{counter, error},
@@ -226,7 +226,7 @@ impl Unit {
             return None;
         }
 
-        let lease = context.dma_lease(owner.attachment, address, length, false).ok()?;
+        let lease = context.dma_lease(owner.attachment, address, length, DmaAccess::Read).ok()?;
         state.reference = Some(Reference::new(lease, address));
         state.reference.clone()
     }

@@ -8,7 +8,11 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use nicforge_core::{context::Context, dma::DmaLease, ids::AttachmentId};
+use nicforge_core::{
+    context::Context,
+    dma::{DmaAccess, DmaLease},
+    ids::AttachmentId,
+};
 use nicforge_hwi::{
     mu::ADDRESS_BITS,
     mu_packet::{CHUNK, HEADER},
@@ -179,7 +183,8 @@ fn lease_from(
 
     let mut lease = None;
     for &access in accesses {
-        lease = Some(context.dma_lease(attachment_id, start, length, access == Access::Write).ok()?);
+        let access = if access == Access::Write { DmaAccess::Write } else { DmaAccess::Read };
+        lease = Some(context.dma_lease(attachment_id, start, length, access).ok()?);
     }
     lease.filter(|lease| lease.whole().is_some())
 }
