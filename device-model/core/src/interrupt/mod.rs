@@ -136,11 +136,13 @@ struct IntxLine {
 
 /// State of one attachment's interrupts.
 pub struct Interrupts {
+    /// The INTx line, if the function has one.
     line: Option<IntxLine>,
     /// Number of MSI-X vectors.
     vectors: u16,
     /// Sinks of the MSI-X vectors, or nothing before the first one is bound.
     sinks: Vec<Sink>,
+    /// Sinks of the error interrupt and of the request interrupt.
     error: Sink,
     request: Sink,
     /// DMA writes are in flight, and interrupts wait for them.
@@ -329,8 +331,8 @@ impl Interrupts {
         let rises = asserted && !line.asserted;
         line.asserted = asserted;
         if rises {
-            let waits = line.masked || line.sink.is_none();
-            self.counters.pending += u64::from(waits);
+            let is_pending = line.masked || line.sink.is_none();
+            self.counters.pending += u64::from(is_pending);
             self.deliver_line();
         }
     }
@@ -363,19 +365,19 @@ impl Interrupts {
         self.holding = false;
         self.is_held.fill(0);
 
-        // The vectors without a sink move to the front.
-        let mut unbound = 0;
+        // The vectors without a sink move to the front of the list, which becomes the result.
+        let mut unbound_count = 0;
         for position in 0..self.held.len() {
             let vector = self.held[position];
             if vector == HELD_INTX {
                 self.deliver_line();
             } else if self.raise_msix(vector) == Raised::Pending {
-                self.held[unbound] = vector;
-                unbound += 1;
+                self.held[unbound_count] = vector;
+                unbound_count += 1;
             }
         }
 
-        self.held.truncate(unbound);
+        self.held.truncate(unbound_count);
 
         &self.held
     }
@@ -484,6 +486,7 @@ impl Interrupts {
             return;
         }
 
+        // VFIO's auto-mask: the client unmasks the line when it has handled the interrupt.
         line.masked = true;
         signal(&line.sink);
         self.counters.delivered += 1;
