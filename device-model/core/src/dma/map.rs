@@ -205,8 +205,8 @@ impl DmaMap {
         }
     }
 
-    /// Leases a range of addresses. It lies in the mappings with the indices `mapping_range`, all of
-    /// which are memory of this process.
+    /// Leases a range of addresses. It lies in the mappings with the indices `mapping_range`, all
+    /// of which are memory of this process.
     fn create_lease(
         &mut self,
         mapping_range: Range<usize>,

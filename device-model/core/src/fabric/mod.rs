@@ -63,7 +63,7 @@ pub use self::{
     link::{CreditUnit, Direction, LaneStats, LinkId, LinkSpec, MAX_CHANNELS, MAX_CREDITS},
     packet::{Contents, Packet},
     ports::{PortChannel, Ports},
-    rows::{Arrivals, Run},
+    rows::{Arrivals, ForwardedRow, Run},
     wires::{Combine, GI_WIRES, WireState},
 };
 use self::{

@@ -1,7 +1,7 @@
 //! A device's view of the fabric.
 
 use super::{
-    Arrivals, MAX_CHANNELS, Node, Packet, PortLink, Refusal, Run, Traffic, Unsent,
+    Arrivals, ForwardedRow, MAX_CHANNELS, Node, Packet, PortLink, Refusal, Run, Traffic, Unsent,
     wires::{Combine, GI_WIRES, WireState},
 };
 use crate::{ids::FunctionId, time::Nanos};
@@ -207,7 +207,7 @@ impl<'a> Ports<'a> {
     #[inline]
     pub fn forward(&mut self, from: u8, to: u8, channel: usize) -> bool {
         self.forward_row(from, channel, 1, |_| Some((to, |_: &Packet| true)))
-            .is_some_and(|(moved, _)| moved == 1)
+            .is_some_and(|row| row.moved == 1)
     }
 
     /// Forwards the first packet as [`Ports::forward`] does, to any virtual channel.
@@ -227,7 +227,7 @@ impl<'a> Ports<'a> {
         // `forward_row_between` has a faster path for links that take no time.
         if self.traffic.lanes[out].is_instant(self.now) {
             let row = self.forward_row_between(from, 1, |_| Some((to, |_: &Packet| true)));
-            return row.and_then(|(moved, more)| (moved == 1).then_some(more));
+            return row.and_then(|row| (row.moved == 1).then_some(row.has_more));
         }
         self.forward_head(index, out)
     }
@@ -241,8 +241,7 @@ impl<'a> Ports<'a> {
     /// A packet that is too long for the other link can't be sent at any time. The device must take
     /// it. Only a device between links with different longest packets meets one.
     ///
-    /// Returns the number of packets moved, and whether more are waiting at port `from`. Returns
-    /// `None` if no packet was waiting, or `way` returned `None`.
+    /// Returns `None` if no packet was waiting, or `way` returned `None`.
     #[inline]
     pub fn forward_row<G: Fn(&Packet) -> bool>(
         &mut self,
@@ -250,7 +249,7 @@ impl<'a> Ports<'a> {
         channel: usize,
         limit: u32,
         way: impl FnOnce(&Packet) -> Option<(u8, G)>,
-    ) -> Option<(u32, bool)> {
+    ) -> Option<ForwardedRow> {
         self.forward_row_between(PortChannel { port: from, channel }, limit, |packet| {
             let (port, goes) = way(packet)?;
             Some((PortChannel { port, channel }, goes))
@@ -265,7 +264,7 @@ impl<'a> Ports<'a> {
         from: PortChannel,
         limit: u32,
         way: impl FnOnce(&Packet) -> Option<(PortChannel, G)>,
-    ) -> Option<(u32, bool)> {
+    ) -> Option<ForwardedRow> {
         let Traffic { lanes, nodes, woken, .. } = &mut *self.traffic;
         let index = self.links.get(usize::from(from.port))?.lane_in(from.channel)?;
         let lane = lanes.get(index).filter(|lane| lane.has_head())?;
@@ -273,7 +272,7 @@ impl<'a> Ports<'a> {
         let (to, goes) = way(lane.queue.front()?)?;
         let out = self.links.get(usize::from(to.port));
         let Some(out) = out.and_then(|out| out.lane_out(to.channel)) else {
-            return Some((0, true));
+            return Some(ForwardedRow { moved: 0, has_more: true });
         };
 
         let Ok([lane, out_lane]) = lanes.get_disjoint_mut([index, out]) else { return None };
@@ -282,13 +281,13 @@ impl<'a> Ports<'a> {
             // The same as `forward_one_by_one`, for lanes on which packets and credits arrive at
             // once.
             let moved = lane.forward(out_lane, self.now, limit, (nodes, woken), goes);
-            return Some((moved, lane.visible > 0));
+            return Some(ForwardedRow { moved, has_more: lane.visible > 0 });
         }
 
         let moved = self.forward_one_by_one(index, out, limit, goes);
-        let more = self.traffic.lanes.get(index).is_some_and(|lane| lane.has_head());
+        let has_more = self.traffic.lanes.get(index).is_some_and(|lane| lane.has_head());
 
-        Some((moved, more))
+        Some(ForwardedRow { moved, has_more })
     }
 
     /// Returns the statistics of a virtual channel out of a port, which include the link errors.

@@ -5,6 +5,15 @@ use super::{
 };
 use crate::time::Nanos;
 
+/// Packets that were forwarded in a row: see [`super::Ports::forward_row`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ForwardedRow {
+    /// Number of packets moved.
+    pub moved: u32,
+    /// More packets, or the head of one, are waiting at the port that they came from.
+    pub has_more: bool,
+}
+
 /// The packets that arrived on a lane, to be taken in order: see [`super::Ports::take_run`]. The
 /// credits return to the sender together, on drop.
 pub struct Arrivals<'a> {
