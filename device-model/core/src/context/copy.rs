@@ -38,7 +38,7 @@ impl Context<'_> {
             attachment.counters.dma_read_bytes += out.len() as u64;
         }
 
-        self.count_access(attachment_id, out.len(), result, &[Event::DmaRead { iova, length: out.len() }])
+        self.record_access(attachment_id, out.len(), result, &[Event::DmaRead { iova, length: out.len() }])
     }
 
     /// Copies `data`, at most [`crate::dma::MAX_DMA`] bytes, to client memory at `iova`. Order and
@@ -59,7 +59,7 @@ impl Context<'_> {
             attachment.counters.dma_written_bytes += data.len() as u64;
         }
 
-        self.count_access(attachment_id, data.len(), result, &[Event::DmaWrite { iova, length: data.len() }])
+        self.record_access(attachment_id, data.len(), result, &[Event::DmaWrite { iova, length: data.len() }])
     }
 
     /// Changes the 64-bit word of client memory at `iova`, a multiple of 8, by one atomic
@@ -91,13 +91,13 @@ impl Context<'_> {
         }
 
         let events = [Event::DmaRead { iova, length: WORD }, Event::DmaWrite { iova, length: WORD }];
-        self.count_access(attachment_id, WORD, result, &events)
+        self.record_access(attachment_id, WORD, result, &events)
     }
 
     /// Adds the bytes of an access to those of the machine's step, counts its error, and traces it.
     /// It does none of that for an access that the device must repeat, or carry out by messages.
     #[inline]
-    fn count_access<T>(
+    fn record_access<T>(
         &mut self,
         attachment_id: AttachmentId,
         length: usize,

@@ -73,7 +73,7 @@ impl<'a> GuestMemoryView<'a> {
     #[inline]
     pub fn copy_from(&self, iova: u64, out: &mut [u8]) -> Result<(), DmaError> {
         self.map.read_local(iova, out).map_err(|error| self.keep(error))?;
-        self.count(out.len(), self.read);
+        self.add_bytes(out.len(), self.read);
         Ok(())
     }
 
@@ -86,7 +86,7 @@ impl<'a> GuestMemoryView<'a> {
     pub fn copy_to(&self, iova: u64, data: &[u8]) -> Result<(), DmaError> {
         self.check_order()?;
         self.map.write_local(iova, data).map_err(|error| self.keep(error))?;
-        self.count(data.len(), self.written);
+        self.add_bytes(data.len(), self.written);
         Ok(())
     }
 
@@ -99,7 +99,7 @@ impl<'a> GuestMemoryView<'a> {
     /// Adds the bytes of an access to those of the machine's step, and to a counter of the
     /// attachment.
     #[inline]
-    fn count(&self, bytes: usize, counter: &Cell<u64>) {
+    fn add_bytes(&self, bytes: usize, counter: &Cell<u64>) {
         self.touched.set(self.touched.get().saturating_add(bytes));
         counter.set(counter.get().wrapping_add(bytes as u64));
     }
@@ -146,7 +146,7 @@ impl GuestMemory for GuestMemoryView<'_> {
             .map_err(|error| into_guest_memory_error(self.keep(error)))?;
 
         debug_assert!(length <= MAX_DMA, "the map has refused longer accesses");
-        self.count(length, if dma_access.is_write() { self.written } else { self.read });
+        self.add_bytes(length, if dma_access.is_write() { self.written } else { self.read });
         Ok(Slices { memory: self, segments, access: dma_access })
     }
 }

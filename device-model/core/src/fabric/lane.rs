@@ -142,6 +142,8 @@ pub(super) struct PoppedHead {
 /// An instant lane, too, gets a track with the first packet that takes time, because of a fault
 /// hook or because its tail is still coming in.
 ///
+/// Methods that schedule an event get the lane's own index in that table as `lane_index`.
+///
 /// The fields of the receiving end come first, and those of the sending end behind them, each on a
 /// cache line. Large networks have more lanes than a cache holds.
 #[repr(C, align(64))]
@@ -158,7 +160,7 @@ pub(super) struct Lane {
     /// Index of the path.
     pub(super) path: u32,
     /// Credits that the sender has left, without those of the track that are back by now and that
-    /// [`Lane::count_returns`] has not added.
+    /// [`Lane::add_returned_credits`] has not added.
     pub(super) credits: u32,
     /// Delay of the path in nanoseconds.
     pub(super) delay: u64,
@@ -223,13 +225,13 @@ impl Lane {
     /// Adds a packet that arrives at `arrival`, and takes one credit. Only for instant lanes.
     #[inline]
     pub(super) fn push(&mut self, arrival: Nanos, packet: Packet) {
-        self.count_sent(1, packet.wire_bytes(), arrival);
+        self.record_sent(1, packet.wire_bytes(), arrival);
         self.queue.push(packet);
     }
 
-    /// Counts sent packets of one credit each. The last of them arrives at `arrival`.
+    /// Records sent packets of one credit each. The last of them arrives at `arrival`.
     #[inline]
-    pub(super) fn count_sent(&mut self, packets: u32, bytes: u64, arrival: Nanos) {
+    pub(super) fn record_sent(&mut self, packets: u32, bytes: u64, arrival: Nanos) {
         self.credits -= packets;
         self.last_arrival = arrival;
         self.stats.packets += u64::from(packets);
@@ -256,7 +258,7 @@ impl Lane {
         // The next packet would have moved with one more credit.
         let moved = row.moved.packets;
         if moved == row.out.credits && moved < arrived && row.lane.queue.front().is_some_and(&goes) {
-            row.out.count_stall();
+            row.out.record_stall();
         }
 
         moved
@@ -270,7 +272,7 @@ impl Lane {
         }
 
         let packet = self.queue.pop()?;
-        self.count_taken(1, nodes);
+        self.remove_visible(1, nodes);
 
         Some(packet)
     }
@@ -290,7 +292,7 @@ impl Lane {
         schedule: &mut Schedule,
     ) {
         self.queue.skip(packets as usize);
-        self.count_taken(packets, nodes);
+        self.remove_visible(packets, nodes);
         if self.returns_at_once {
             self.return_credits(packets, nodes, woken);
         } else {
@@ -311,14 +313,15 @@ impl Lane {
         woken: &mut WakeQueue,
         schedule: &mut Schedule,
     ) {
-        let credits = self.credits_of_first(packets);
+        let credits = self.take_costs(packets);
         self.show_next_head(lane_index, now, nodes, schedule);
         self.return_later(credits, lane_index, Departure { now, end: now }, nodes, woken, schedule);
     }
 
-    /// Returns the credits that the first packets have taken, and forgets them.
+    /// Returns the number of credits that the first packets have taken. Where that differs from
+    /// packet to packet, removes their entries.
     #[inline]
-    pub(super) fn credits_of_first(&mut self, packets: u32) -> u32 {
+    pub(super) fn take_costs(&mut self, packets: u32) -> u32 {
         let Some(track) = &mut self.track else { return packets };
         match self.capacity.unit() {
             CreditUnit::Packets => packets,
@@ -331,9 +334,9 @@ impl Lane {
         self.capacity.unit().needed(packet.wire_bytes())
     }
 
-    /// Counts packets that were taken after their arrival.
+    /// Removes packets that were taken from the visible ones.
     #[inline(always)]
-    pub(super) fn count_taken(&mut self, packets: u32, nodes: &mut [Node]) {
+    pub(super) fn remove_visible(&mut self, packets: u32, nodes: &mut [Node]) {
         self.visible -= packets;
         if self.visible == 0 {
             let node = &mut nodes[self.ends.receiver as usize];
@@ -384,13 +387,13 @@ impl Lane {
     /// when there are enough.
     #[cold]
     pub(super) fn refuse(&mut self, packet: &Packet, lane_index: u32, now: Nanos, schedule: &mut Schedule) {
-        self.count_stall();
+        self.record_stall();
         self.await_credits(self.credits_for(packet), lane_index, now, schedule);
     }
 
-    /// Counts a stall, unless one was counted since the last credit returned.
+    /// Counts a stall in the statistics, unless one was counted since the last credit returned.
     #[cold]
-    pub(super) fn count_stall(&mut self) {
+    pub(super) fn record_stall(&mut self) {
         if !self.stall_counted {
             self.stall_counted = true;
             self.stats.stalls += 1;
@@ -417,9 +420,9 @@ impl Drop for Forwarded<'_> {
             return;
         }
 
-        lane.count_taken(*packets, nodes);
+        lane.remove_visible(*packets, nodes);
         lane.return_credits(*packets, nodes, woken);
-        out.count_sent(*packets, *bytes, *now);
+        out.record_sent(*packets, *bytes, *now);
         out.deliver(*packets, nodes, woken);
     }
 }

@@ -173,7 +173,7 @@ impl Path {
         let bytes = packet.wire_bytes();
         // Transmissions of this packet behind a corrupt one, which the receiver discards. The wire
         // is booked until the request to repeat has arrived, so the loop has those after that.
-        let mut repeated = self.count_discarded(now, bytes);
+        let mut repeated = self.book_discarded(now, bytes);
 
         let mut retries = 0;
         let passage = loop {
@@ -220,10 +220,10 @@ impl Path {
         }
     }
 
-    /// Returns the number of transmissions of a packet of `bytes` bytes, sent at `now`, that the
-    /// receiver discards because they follow a corrupt one: one in each period in which the wire
-    /// still has time for its start.
-    fn count_discarded(&mut self, now: Nanos, bytes: u64) -> u64 {
+    /// Books the transmissions of a packet of `bytes` bytes, sent at `now`, that the receiver
+    /// discards because they follow a corrupt one: one in each period in which the wire still has
+    /// time for its start. Returns their number.
+    fn book_discarded(&mut self, now: Nanos, bytes: u64) -> u64 {
         let (now, duration) = (exact(now), duration(self.per_byte, bytes));
         let Some(Faults { discards, .. }) = self.faults.as_deref_mut() else { return 0 };
         while discards.front().is_some_and(|discard| discard.end <= now) {

@@ -140,7 +140,7 @@ impl<'a> Ports<'a> {
         let Some(lane) = self.lane_out(port, channel) else { return false };
         let lane = &mut self.traffic.lanes[lane];
         if lane.credits == 0 {
-            lane.count_stall();
+            lane.record_stall();
         }
         lane.credits > 0
     }
@@ -221,15 +221,15 @@ impl<'a> Ports<'a> {
     /// packet was forwarded.
     #[inline]
     pub fn forward_first(&mut self, from: PortChannel, to: PortChannel) -> Option<bool> {
-        let index = self.lane_in(from.port, from.channel)?;
-        let out = self.lane_out(to.port, to.channel)?;
+        let from_index = self.lane_in(from.port, from.channel)?;
+        let to_index = self.lane_out(to.port, to.channel)?;
 
         // `forward_row_between` has a faster path for links that take no time.
-        if self.traffic.lanes[out].is_instant(self.now) {
+        if self.traffic.lanes[to_index].is_instant(self.now) {
             let row = self.forward_row_between(from, 1, |_| Some((to, |_: &Packet| true)));
             return row.and_then(|row| (row.moved == 1).then_some(row.has_more));
         }
-        self.forward_head(index, out)
+        self.forward_head(from_index, to_index)
     }
 
     /// Forwards up to `limit` packets that arrived at port `from`.
@@ -266,16 +266,16 @@ impl<'a> Ports<'a> {
         way: impl FnOnce(&Packet) -> Option<(PortChannel, G)>,
     ) -> Option<ForwardedRow> {
         let Traffic { lanes, nodes, woken, .. } = &mut *self.traffic;
-        let index = self.links.get(usize::from(from.port))?.lane_in(from.channel)?;
-        let lane = lanes.get(index).filter(|lane| lane.has_head())?;
+        let from_index = self.links.get(usize::from(from.port))?.lane_in(from.channel)?;
+        let lane = lanes.get(from_index).filter(|lane| lane.has_head())?;
 
         let (to, goes) = way(lane.queue.front()?)?;
-        let out = self.links.get(usize::from(to.port));
-        let Some(out) = out.and_then(|out| out.lane_out(to.channel)) else {
+        let to_link = self.links.get(usize::from(to.port));
+        let Some(to_index) = to_link.and_then(|link| link.lane_out(to.channel)) else {
             return Some(ForwardedRow { moved: 0, has_more: true });
         };
 
-        let Ok([lane, out_lane]) = lanes.get_disjoint_mut([index, out]) else { return None };
+        let Ok([lane, out_lane]) = lanes.get_disjoint_mut([from_index, to_index]) else { return None };
         let all_fit = lane.limits.longest <= out_lane.limits.longest;
         if out_lane.is_instant(self.now) && lane.returns_at_once && all_fit {
             // The same as `forward_one_by_one`, for lanes on which packets and credits arrive at
@@ -284,8 +284,8 @@ impl<'a> Ports<'a> {
             return Some(ForwardedRow { moved, has_more: lane.visible > 0 });
         }
 
-        let moved = self.forward_one_by_one(index, out, limit, goes);
-        let has_more = self.traffic.lanes.get(index).is_some_and(|lane| lane.has_head());
+        let moved = self.forward_one_by_one(from_index, to_index, limit, goes);
+        let has_more = self.traffic.lanes.get(from_index).is_some_and(|lane| lane.has_head());
 
         Some(ForwardedRow { moved, has_more })
     }
@@ -323,7 +323,7 @@ impl<'a> Ports<'a> {
         if lane.returns_at_once {
             lane.return_credits(1, nodes, woken);
         } else {
-            let credits = lane.credits_of_first(1);
+            let credits = lane.take_costs(1);
             lane.show_next_head(index as u32, self.now, nodes, schedule);
             self.return_credits_at(index, credits, self.now);
         }

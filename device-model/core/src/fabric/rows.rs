@@ -121,7 +121,7 @@ impl Run<'_> {
     #[inline(always)]
     pub fn send_with(&mut self, length: usize, fill: impl FnOnce(&mut Contents)) -> Result<(), Refusal> {
         if self.room == 0 {
-            self.lane.count_stall();
+            self.lane.record_stall();
             return Err(Refusal::NoCredit);
         }
 
@@ -147,7 +147,7 @@ impl Run<'_> {
     #[inline(always)]
     pub fn send_packet(&mut self, packet: Packet) -> Result<(), Unsent> {
         if self.room == 0 {
-            self.lane.count_stall();
+            self.lane.record_stall();
             return Err(Unsent { packet, reason: Refusal::NoCredit });
         }
         let longest = self.lane.limits.longest;
@@ -183,7 +183,7 @@ impl Drop for Run<'_> {
     fn drop(&mut self) {
         let sent = self.initial_room - self.room;
         if sent > 0 {
-            self.lane.count_sent(sent, self.bytes, self.now);
+            self.lane.record_sent(sent, self.bytes, self.now);
             self.lane.deliver(sent, self.nodes, self.woken);
         }
     }

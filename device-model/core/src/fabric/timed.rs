@@ -93,12 +93,12 @@ impl Ports<'_> {
         let limit = self.credit_limit(port, channel);
         let Some(index) = self.lane_out(port, channel) else { return false };
         let lane = &mut self.traffic.lanes[index];
-        lane.count_returns(self.now);
+        lane.add_returned_credits(self.now);
         if lane.credits >= credits {
             return true;
         }
 
-        lane.count_stall();
+        lane.record_stall();
         if credits <= limit {
             lane.await_credits(credits, index as u32, self.now, &mut self.traffic.schedule);
         }
@@ -111,7 +111,7 @@ impl Ports<'_> {
     pub fn update_credits(&mut self, port: u8, channel: usize) -> u32 {
         let Some(index) = self.lane_out(port, channel) else { return 0 };
         let lane = &mut self.traffic.lanes[index];
-        lane.count_returns(self.now);
+        lane.add_returned_credits(self.now);
         lane.credits
     }
 
@@ -190,7 +190,7 @@ impl Ports<'_> {
             return Err(Unsent { packet, reason: Refusal::TooLong { longest } });
         }
 
-        lane.count_returns(self.now);
+        lane.add_returned_credits(self.now);
         if lane.credits < credits {
             lane.refuse(&packet, index as u32, self.now, &mut self.traffic.schedule);
             return Err(Unsent { packet, reason: Refusal::NoCredit });
@@ -203,21 +203,21 @@ impl Ports<'_> {
     }
 
     /// Does the work of [`Ports::forward_row`] over links that take time, or to a link with shorter
-    /// packets. `index` and `out` are the indices of the lanes in and out.
+    /// packets. `from_index` and `to_index` are the indices of the lanes in and out.
     #[cold]
     #[inline(never)]
     pub(super) fn forward_one_by_one(
         &mut self,
-        index: usize,
-        out: usize,
+        from_index: usize,
+        to_index: usize,
         limit: u32,
         goes: impl Fn(&Packet) -> bool,
     ) -> u32 {
         let mut moved = 0;
         while moved < limit {
-            let lane = self.traffic.lanes.get(index).filter(|lane| lane.has_head());
+            let lane = self.traffic.lanes.get(from_index).filter(|lane| lane.has_head());
             let front = lane.and_then(|lane| lane.queue.front());
-            if !front.is_some_and(&goes) || self.forward_head(index, out).is_none() {
+            if !front.is_some_and(&goes) || self.forward_head(from_index, to_index).is_none() {
                 break;
             }
             moved += 1;
@@ -225,14 +225,15 @@ impl Ports<'_> {
         moved
     }
 
-    /// Forwards the first packet of the lane `index` over the lane `out`, each of any kind. Returns
-    /// whether the function then sees the head of another packet on the lane `index`. Returns
-    /// `None`, and moves nothing, if the packet's head has not arrived, or it cannot be sent now.
+    /// Forwards the first packet of the lane `from_index` over the lane `to_index`, each of any
+    /// kind. Returns whether the function then sees the head of another packet on the lane
+    /// `from_index`. Returns `None`, and moves nothing, if the packet's head has not arrived, or it
+    /// cannot be sent now.
     #[inline]
-    pub(super) fn forward_head(&mut self, index: usize, out: usize) -> Option<bool> {
+    pub(super) fn forward_head(&mut self, from_index: usize, to_index: usize) -> Option<bool> {
         let now = self.now;
         let Traffic { lanes, paths, nodes, woken, schedule, .. } = &mut *self.traffic;
-        let [lane, out_lane] = lanes.get_disjoint_mut([index, out]).ok()?;
+        let [lane, out_lane] = lanes.get_disjoint_mut([from_index, to_index]).ok()?;
         let packet = lane.queue.front().filter(|_| lane.has_head())?;
 
         let needed = out_lane.credits_for(packet);
@@ -240,20 +241,21 @@ impl Ports<'_> {
             return None;
         }
 
-        out_lane.count_returns(now);
+        out_lane.add_returned_credits(now);
         if out_lane.credits < needed {
-            out_lane.count_stall();
-            out_lane.await_credits(needed, out as u32, now, schedule);
+            out_lane.record_stall();
+            out_lane.await_credits(needed, to_index as u32, now, schedule);
             return None;
         }
 
-        let PoppedHead { packet, credits, tail_due } = lane.pop_head(index as u32, now, nodes, schedule)?;
+        let PoppedHead { packet, credits, tail_due } =
+            lane.pop_head(from_index as u32, now, nodes, schedule)?;
         let incoming = tail_due.map_or(Incoming::WHOLE, |tail| paths[lane.path as usize].incoming(tail));
 
-        let transmission = Transmission { index: out as u32, now, paths, nodes, woken, schedule };
+        let transmission = Transmission { index: to_index as u32, now, paths, nodes, woken, schedule };
         let end = transmission.put(out_lane, packet, needed, incoming);
         // The credits return when the tail has left the buffer.
-        lane.return_later(credits, index as u32, Departure { now, end }, nodes, woken, schedule);
+        lane.return_later(credits, from_index as u32, Departure { now, end }, nodes, woken, schedule);
         Some(lane.has_head())
     }
 

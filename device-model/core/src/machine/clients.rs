@@ -60,7 +60,7 @@ impl ActiveFunction<'_> {
 
         let mut has_idle = false;
         for attachment in self.slot.state.attachments.iter_mut() {
-            if attachment.count_idle_check() {
+            if attachment.note_idle_check() {
                 attachment.set_sleeping(true);
                 has_idle = true;
             }
@@ -159,9 +159,9 @@ impl Attachment {
         self.set_sleeping(false);
     }
 
-    /// Counts a check for idle clients. Returns true if the client begins to cool: it was hot and
+    /// Notes a check for idle clients. Returns true if the client begins to cool: it was hot and
     /// has posted nothing for long.
-    fn count_idle_check(&mut self) -> bool {
+    fn note_idle_check(&mut self) -> bool {
         let records = self.counters.posted_writes.wrapping_add(self.counters.malformed_records);
         let Some(tenant) = &mut self.tenant else { return false };
         if tenant.watch.state != WatchState::Hot || tenant.rings.is_empty() {

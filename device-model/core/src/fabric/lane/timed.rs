@@ -61,19 +61,19 @@ impl Lane {
         match &mut self.track {
             Some(_) if due > now => {
                 // Credits that are back leave the track first, which makes room there.
-                self.count_returns(now);
+                self.add_returned_credits(now);
                 if let Some(track) = &mut self.track {
                     track.returns.push(due, credits);
                 }
                 self.watch_credits(lane_index, now, schedule);
             }
-            _ => self.return_timed(credits, nodes, woken),
+            _ => self.return_at_once(credits, nodes, woken),
         }
     }
 
     /// Returns credits to the sender at once, on a lane of any kind. Wakes the sender if it had
     /// none, or has as many as it waits for.
-    fn return_timed(&mut self, credits: u32, nodes: &mut [Node], woken: &mut WakeQueue) {
+    fn return_at_once(&mut self, credits: u32, nodes: &mut [Node], woken: &mut WakeQueue) {
         let had_none = self.credits == 0;
         self.credits += credits;
         self.stall_counted = false;
@@ -136,17 +136,17 @@ impl Lane {
     /// Adds the credits that are back at `now` to those of the sender. For a sender that waits for
     /// credits, an event does that.
     #[inline(always)]
-    pub(in crate::fabric) fn count_returns(&mut self, now: Nanos) {
+    pub(in crate::fabric) fn add_returned_credits(&mut self, now: Nanos) {
         if let Some(track) = &self.track
             && track.returns.next() <= now
         {
-            self.count_due_returns(now);
+            self.add_due_credits(now);
         }
     }
 
-    /// Does the work of [`Lane::count_returns`] if credits are back.
+    /// Does the work of [`Lane::add_returned_credits`] if credits are back.
     #[inline]
-    fn count_due_returns(&mut self, now: Nanos) {
+    fn add_due_credits(&mut self, now: Nanos) {
         if self.awaits_credits() {
             return;
         }
@@ -182,7 +182,7 @@ impl Lane {
         }
 
         while let Some(credits) = self.track.as_mut().and_then(|track| track.returns.pop(due)) {
-            self.return_timed(credits, nodes, woken);
+            self.return_at_once(credits, nodes, woken);
         }
         self.watch_credits(lane_index, due, schedule);
     }
@@ -238,7 +238,7 @@ impl Lane {
         }
 
         let shown_before = (self.visible, track.has_head);
-        let next = self.count_arrivals(due);
+        let next = self.update_arrivals(due);
         let track = self.track.as_mut()?;
         if next.is_none() {
             track.arrival_place = Place::NONE;
@@ -281,7 +281,7 @@ impl Lane {
     /// Makes the packets visible that have arrived at `now`, and records whether the head of the
     /// next one has arrived. Returns the time of the next event, if there is one.
     #[inline]
-    fn count_arrivals(&mut self, now: Nanos) -> Option<Nanos> {
+    fn update_arrivals(&mut self, now: Nanos) -> Option<Nanos> {
         loop {
             let Flight { head, tail } = self.coming();
             if tail > now || tail == Nanos::NEVER {
@@ -351,7 +351,7 @@ impl Lane {
         // An event that is too far away stays.
         let is_unscheduled = track.arrival_place == Place::NONE;
 
-        let next = self.count_arrivals(now);
+        let next = self.update_arrivals(now);
         self.show_arrivals(nodes);
         if let Some(due) = next.filter(|_| is_unscheduled) {
             self.schedule_arrival(lane_index, now, due, schedule);
@@ -470,10 +470,10 @@ impl Lane {
         }
 
         let packet = self.queue.pop()?;
-        let credits = self.credits_of_first(1);
+        let credits = self.take_costs(1);
         let is_whole = self.visible > 0;
         if is_whole {
-            self.count_taken(1, nodes);
+            self.remove_visible(1, nodes);
         }
 
         let (tail, is_last) = (packet.flight.tail, self.queue.len() == 0);
