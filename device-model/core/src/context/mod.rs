@@ -331,7 +331,7 @@ impl Context<'_> {
     /// # Errors
     /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and those of
     /// [`crate::dma::DmaMap::count_mappings`].
-    pub fn dma_mappings(
+    pub fn count_dma_mappings(
         &self,
         attachment_id: AttachmentId,
         iova: u64,

@@ -220,7 +220,7 @@ impl Unit {
         let is_permitted = self.identity.max_reference > 0
             && self.control.ranges.permit(owner.is_system, address, length, Access::Read)
             && context
-                .dma_mappings(owner.attachment, address, length)
+                .count_dma_mappings(owner.attachment, address, length)
                 .is_ok_and(|count| count <= MAX_MAPPINGS);
         if !is_permitted {
             return None;

@@ -175,7 +175,8 @@ fn lease_from(
     start: u64,
     accesses: &[Access],
 ) -> Option<DmaLease> {
-    let is_in_one = |length| context.dma_mappings(attachment_id, start, length).is_ok_and(|count| count == 1);
+    let is_in_one =
+        |length| context.count_dma_mappings(attachment_id, start, length).is_ok_and(|count| count == 1);
     let length = (0..=ADDRESS_BITS).rev().map(|bit| 1 << bit).fold(0, |length, more| {
         let longer = length + more;
         if is_in_one(longer) { longer } else { length }
