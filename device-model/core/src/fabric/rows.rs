@@ -39,7 +39,7 @@ impl Arrivals<'_> {
 
     /// Takes the packet in front and returns its buffer to the pool.
     #[inline(always)]
-    pub fn pass(&mut self) {
+    pub fn recycle_front(&mut self) {
         if let Some(packet) = self.take() {
             self.pool.put_back(packet);
         }
