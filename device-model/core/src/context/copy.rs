@@ -108,6 +108,7 @@ impl Context<'_> {
             Ok(_) => self.shared.touched += length,
             Err(DmaError::Remote { .. } | DmaError::Busy) => return result,
             Err(error) => {
+                // The file behind the memory ended, but the bytes before its end were copied.
                 if matches!(error, DmaError::Faulted { .. }) {
                     self.shared.touched += length;
                 }

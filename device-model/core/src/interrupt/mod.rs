@@ -151,7 +151,7 @@ pub struct Interrupts {
     /// vectors among them that had no sink.
     held: Vec<u16>,
     /// Bit mask of the MSI-X vectors in `held`, or nothing before the first hold.
-    is_held: Vec<u64>,
+    held_bits: Vec<u64>,
     counters: InterruptCounters,
 }
 
@@ -166,7 +166,7 @@ impl Interrupts {
             request: None,
             holding: false,
             held: Vec::new(),
-            is_held: Vec::new(),
+            held_bits: Vec::new(),
             counters: InterruptCounters::default(),
         }
     }
@@ -295,7 +295,7 @@ impl Interrupts {
 
         if self.holding {
             let (word, bit) = (usize::from(vector) / 64, 1 << (vector % 64));
-            if let Some(word) = self.is_held.get_mut(word)
+            if let Some(word) = self.held_bits.get_mut(word)
                 && *word & bit == 0
             {
                 *word |= bit;
@@ -347,7 +347,7 @@ impl Interrupts {
     pub fn hold(&mut self) {
         if !self.holding {
             let vectors = usize::from(self.vectors);
-            self.is_held.resize(vectors.div_ceil(64), 0);
+            self.held_bits.resize(vectors.div_ceil(64), 0);
             self.held.clear();
             self.held.reserve(vectors + 1);
             self.holding = true;
@@ -363,7 +363,7 @@ impl Interrupts {
         }
 
         self.holding = false;
-        self.is_held.fill(0);
+        self.held_bits.fill(0);
 
         // The vectors without a sink move to the front of the list, which becomes the result.
         let mut unbound_count = 0;
@@ -403,7 +403,7 @@ impl Interrupts {
     pub fn clear(&mut self) {
         self.holding = false;
         self.held.clear();
-        self.is_held.fill(0);
+        self.held_bits.fill(0);
         if let Some(line) = &mut self.line {
             line.asserted = false;
         }

@@ -48,6 +48,9 @@ const VECTOR: usize = if cfg!(all(target_arch = "x86_64", target_feature = "avx5
 /// Length in bytes from which the string instruction is faster than the vector loop.
 #[cfg(target_arch = "x86_64")]
 const MIN_STRING: usize = 2048;
+/// Length in bytes from which the string instruction is faster than [`move_skewed`].
+#[cfg(target_arch = "x86_64")]
+const MIN_SKEWED_STRING: usize = 32;
 
 /// Returns whether this CPU has fast string instructions (ERMS; CPUID leaf 7, EBX bit 9). The
 /// answer is cached, because a hypervisor traps CPUID.
@@ -318,7 +321,7 @@ pub(crate) unsafe fn copy_shared_to_shared(target: *mut u8, source: *const u8, l
     // The bits in which the addresses differ: the low ones are 0 if both can be aligned together.
     let skew = target as usize ^ source as usize;
     #[cfg(target_arch = "x86_64")]
-    if (skew & (VECTOR - 1) != 0 && len >= 32) || (len >= MIN_STRING && has_fast_strings()) {
+    if (skew & (VECTOR - 1) != 0 && len >= MIN_SKEWED_STRING) || (len >= MIN_STRING && has_fast_strings()) {
         // SAFETY: by this function's contract.
         return unsafe { move_string(target, source, len) };
     }
