@@ -102,12 +102,12 @@ fn a_row_of_packets_arrives_together_and_gives_its_credits_back_together() {
     let mut run = ports.take_run(0, 0, 2).unwrap();
     for number in [1, 2] {
         assert_eq!(run.front().unwrap().bytes(), u64::to_le_bytes(number));
-        run.pass();
+        run.recycle_front();
     }
 
     assert!(run.front().is_none(), "the limit");
 
-    run.pass();
+    run.recycle_front();
     assert_eq!(run.taken(), 2);
 
     drop(run);
