@@ -413,6 +413,7 @@ impl ActiveFunction<'_> {
         let now = self.shared.now;
 
         let PollState::Hot { idle_since } = &mut self.slot.poll_state else {
+            // A cold function is not polled again.
             self.leave_queue(queue_index);
             return busy;
         };
