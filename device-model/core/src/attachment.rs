@@ -161,7 +161,9 @@ pub(crate) type Memories = [Option<SharedMemory>; 6];
 
 /// One attachment of a function.
 pub(crate) struct Attachment {
+    /// The generation that clients read in the control page and in the mirror.
     pub(crate) generation: u32,
+    /// Configuration space, as the attachment's client sees it.
     pub(crate) config: ConfigSpace,
     /// The MSI-X table of a client, if the function has MSI-X.
     pub(crate) msix: Option<Box<MsixTable>>,
@@ -170,6 +172,7 @@ pub(crate) struct Attachment {
     pub(crate) tenant: Option<Tenant>,
     /// The memory behind the BARs, while there is a client.
     memories: Option<Box<Memories>>,
+    /// Number of the ring whose state the control page shows.
     pub(crate) ring_selected: u32,
     pub(crate) counters: AttachmentCounters,
     /// Finished DMA reads whose result the device has not received.
@@ -217,13 +220,13 @@ impl Attachment {
         self.memories = Some(Box::new(memories));
 
         let mut rings = Vec::new();
-        let mut words = None;
+        let mut mirror_words = None;
         if let Some(ring_spec) = spec.rings {
             let page = self.memory(ring_spec.mirror_bar);
             if let Some(page) = page {
                 page.u32(mirror::MAGIC)?.store(mirror::MAGIC_VALUE, Ordering::Release);
 
-                words = Some(Box::new(MirrorWords {
+                mirror_words = Some(Box::new(MirrorWords {
                     generation: page.u32(mirror::GENERATION)?,
                     heartbeat: page.u64(mirror::HEARTBEAT)?,
                     sleeping: page.u32(mirror::SLEEPING)?,
@@ -232,9 +235,10 @@ impl Attachment {
             }
 
             if let (Some(cells), Some(page)) = (self.memory(ring_spec.bar), page) {
-                let bytes = u64::from(ring_spec.cells) * posted::CELL as u64;
+                let ring_bytes = u64::from(ring_spec.cells) * posted::CELL as u64;
                 for index in 0..u64::from(ring_spec.count) {
-                    let window = cells.window(u64::from(ring_spec.offset) + index * bytes, bytes)?;
+                    let start = u64::from(ring_spec.offset) + index * ring_bytes;
+                    let window = cells.window(start, ring_bytes)?;
                     rings.push(Ring {
                         consumer: Consumer::new(SharedCells::new(window)?),
                         head: page.u32(mirror::RING_HEAD + index * mirror::RING_HEAD_STRIDE)?,
@@ -242,6 +246,7 @@ impl Attachment {
                         registers: RegisterRange::NONE,
                         stalled: false,
                         waited_from: None,
+                        // `FunctionState::refresh_rings` sets it.
                         watch_index: 0,
                     });
                 }
@@ -254,7 +259,7 @@ impl Attachment {
         self.tenant = Some(Tenant {
             rings,
             watch: RingWatch::default(),
-            mirror: words,
+            mirror: mirror_words,
             remote_reads: Vec::new(),
             remote_writes: Vec::new(),
         });
@@ -283,7 +288,7 @@ impl Attachment {
     ///
     /// It does all of [`Attachment::clear`], and puts configuration space and the MSI-X table in
     /// their power-on state. The DMA map and the bound interrupts stay, as with a reset through
-    /// Linux' VFIO. The caller must reset the device too, and then report the reset to the client
+    /// Linux's VFIO. The caller must reset the device too, and then report the reset to the client
     /// with [`Attachment::next_generation`].
     pub(crate) fn reset(&mut self, spec: &FunctionSpec) -> Result<(), MemoryError> {
         self.config.reset();
@@ -347,12 +352,12 @@ impl Attachment {
                 continue;
             }
 
-            // The header of the attachment mirror (generation, heartbeat, flags) stays, because a
-            // client reads it at any time.
-            let mirror = spec.rings.is_some_and(|rings| usize::from(rings.mirror_bar) == index);
+            // The first page of the attachment mirror (generation, heartbeat, flags) stays, because
+            // a client reads it at any time.
+            let is_mirror = spec.rings.is_some_and(|rings| usize::from(rings.mirror_bar) == index);
             for area in &bar.areas {
-                let keep = if mirror && area.offset == 0 { mirror::SIZE } else { 0 };
-                memory.zero(area.offset + keep, area.length - keep)?;
+                let kept_bytes = if is_mirror && area.offset == 0 { mirror::SIZE } else { 0 };
+                memory.zero(area.offset + kept_bytes, area.length - kept_bytes)?;
             }
         }
 

@@ -9,19 +9,23 @@ use crate::{
 
 /// Kind of space at an offset of a BAR. The number is the offset in the table or page.
 pub(crate) enum BarSpace {
+    /// Memory that clients map and write.
     Memory,
+    /// Memory that clients only read.
     Mirror,
+    /// The control page.
     Control(u64),
+    /// The MSI-X table.
     MsixTable(u64),
+    /// The pending bits of MSI-X.
     PendingBits(u64),
+    /// The device's registers.
     Device,
 }
 
 /// Returns the kind of space at `at`, and the number of bytes up to the next offset that may be of
 /// another kind.
 pub(crate) fn decode(spec: &FunctionSpec, at: Address) -> (BarSpace, u64) {
-    // Everything but the device's registers starts at a multiple of 4096.
-    let page_end = 4096 - at.offset % 4096;
     if let Some(bar) = spec.bars.get(usize::from(at.bar)).and_then(Option::as_ref) {
         for area in &bar.areas {
             if (area.offset..area.offset + area.length).contains(&at.offset) {
@@ -45,27 +49,29 @@ pub(crate) fn decode(spec: &FunctionSpec, at: Address) -> (BarSpace, u64) {
     if let Some(msix) = spec.msix
         && msix.bar == at.bar
     {
-        let table = u64::from(msix.vectors) * 16;
-        let pending = u64::from(msix.vectors).div_ceil(64) * 8;
+        let (table_bytes, pending_bytes) = (msix.table_bytes(), msix.pending_bytes());
         if let Some(offset) = at.offset.checked_sub(msix.table.into())
-            && offset < table
+            && offset < table_bytes
         {
-            return (BarSpace::MsixTable(offset), table - offset);
+            return (BarSpace::MsixTable(offset), table_bytes - offset);
         }
         if let Some(offset) = at.offset.checked_sub(msix.pba.into())
-            && offset < pending
+            && offset < pending_bytes
         {
-            return (BarSpace::PendingBits(offset), pending - offset);
+            return (BarSpace::PendingBits(offset), pending_bytes - offset);
         }
     }
 
-    (BarSpace::Device, page_end)
+    // All space of another kind starts at a multiple of 4096.
+    let rest_of_page = 4096 - at.offset % 4096;
+    (BarSpace::Device, rest_of_page)
 }
 
 /// Returns whether `length` bytes at `at` lie in a BAR, and all of them are the device's registers.
 pub(crate) fn is_device(spec: &FunctionSpec, at: Address, length: usize) -> bool {
     let Some(bar) = spec.bars.get(usize::from(at.bar)).and_then(Option::as_ref) else { return false };
     let Some(end) = at.offset.checked_add(length as u64).filter(|&end| end <= bar.size) else { return false };
+
     if is_all_device(spec, at.bar) {
         return true;
     }
@@ -117,9 +123,9 @@ impl RegisterRange {
     #[cold]
     pub(crate) fn look_up(&mut self, spec: &FunctionSpec, at: Address, length: usize) -> bool {
         let page = Address { bar: at.bar, offset: at.offset & !4095 };
-        let size = spec.bars.get(usize::from(at.bar)).and_then(Option::as_ref).map_or(0, |bar| bar.size);
+        let bar_size = spec.bars.get(usize::from(at.bar)).and_then(Option::as_ref).map_or(0, |bar| bar.size);
         if is_all_device(spec, at.bar) {
-            *self = Self { bar: at.bar, start: 0, end: size };
+            *self = Self { bar: at.bar, start: 0, end: bar_size };
         } else if is_device(spec, page, 4096) {
             *self = Self { bar: at.bar, start: page.offset, end: page.offset + 4096 };
         }
@@ -128,12 +134,18 @@ impl RegisterRange {
     }
 }
 
-/// Returns whether an access need not wait for the rings: it lies in the control page as a whole,
-/// and does not read the generation. A read of the generation is a flush, and waits.
-pub(crate) fn passes_rings(spec: &FunctionSpec, at: Address, length: usize, write: bool) -> bool {
+/// Returns whether a read need not wait for the records in the rings: all of it lies in the control
+/// page, and it does not cover the generation word. A read of that word is a flush, and waits.
+pub(crate) fn read_bypasses_rings(spec: &FunctionSpec, at: Address, length: usize) -> bool {
     let (BarSpace::Control(offset), remaining) = decode(spec, at) else { return false };
-    let flushes = offset < control::GENERATION + 4 && control::GENERATION < offset + length as u64;
-    length as u64 <= remaining && (write || !flushes)
+    let is_flush = offset < control::GENERATION + 4 && control::GENERATION < offset + length as u64;
+    length as u64 <= remaining && !is_flush
+}
+
+/// Returns whether a write need not wait for the records in the rings: all of it lies in the
+/// control page.
+pub(crate) fn write_bypasses_rings(spec: &FunctionSpec, at: Address, length: usize) -> bool {
+    matches!(decode(spec, at), (BarSpace::Control(_), remaining) if length as u64 <= remaining)
 }
 
 #[cfg(test)]

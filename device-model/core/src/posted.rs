@@ -17,8 +17,10 @@ pub struct Posted<'a> {
     ring: &'a mut Ring,
     attachment_id: AttachmentId,
     /// Number of records that may still be taken.
-    left: u32,
+    remaining: u32,
+    /// Records that the device has carried out.
     carried_out: u64,
+    /// Records that were skipped, because they are malformed or not for the device's registers.
     malformed: u64,
     /// A trace sink receives every record.
     traced: bool,
@@ -27,7 +29,7 @@ pub struct Posted<'a> {
 impl<'a> Posted<'a> {
     /// Returns at most `remaining` records of `ring`, whose client is `attachment_id`.
     pub(crate) fn new(ring: &'a mut Ring, attachment_id: AttachmentId, remaining: u32, traced: bool) -> Self {
-        Self { ring, attachment_id, left: remaining, carried_out: 0, malformed: 0, traced }
+        Self { ring, attachment_id, remaining, carried_out: 0, malformed: 0, traced }
     }
 
     /// Returns the address and the data of the record in front, 1 to 512 bytes. It stays in front
@@ -37,8 +39,8 @@ impl<'a> Posted<'a> {
     /// go outside the device's registers are skipped and counted.
     #[inline]
     pub fn next(&mut self, context: &Context<'_>) -> Option<(Address, &[u8])> {
-        while self.left > 0 {
-            let found = match self.ring.consumer.peek() {
+        while self.remaining > 0 {
+            let address_and_length = match self.ring.consumer.peek() {
                 Peek::Empty => return None,
                 Peek::Malformed { .. } => None,
                 Peek::Record(record) => {
@@ -47,15 +49,16 @@ impl<'a> Posted<'a> {
             };
 
             let spec = &context.function.spec;
-            let known = &mut self.ring.registers;
-            if let Some((at, length)) = found
-                && (known.contains(at, length) || known.look_up(spec, at, length))
+            let registers = &mut self.ring.registers;
+            if let Some((at, length)) = address_and_length
+                && (registers.contains(at, length) || registers.look_up(spec, at, length))
             {
                 return Some((at, self.ring.consumer.data()));
             }
 
+            // The record is malformed, or its address is not one of the device's registers.
             self.ring.consumer.pop();
-            self.left -= 1;
+            self.remaining -= 1;
             self.malformed += 1;
         }
 
@@ -75,7 +78,7 @@ impl<'a> Posted<'a> {
 
         self.ring.consumer.pop();
         self.ring.stalled = false;
-        self.left = self.left.saturating_sub(1);
+        self.remaining = self.remaining.saturating_sub(1);
         self.carried_out += 1;
     }
 
@@ -95,18 +98,19 @@ impl<'a> Posted<'a> {
             return 0;
         }
 
-        let known = self.ring.registers;
-        let accepted = self.ring.consumer.take_while(self.left, |record, is_repeat| {
+        let registers = self.ring.registers;
+        let accepted = self.ring.consumer.take_while(self.remaining, |record, is_repeat| {
             if is_repeat {
                 return accept(None, record.data);
             }
+
             let at = Address { bar: record.bar, offset: record.offset.into() };
-            known.contains(at, record.data.len()) && accept(Some(at), record.data)
+            registers.contains(at, record.data.len()) && accept(Some(at), record.data)
         });
 
         if accepted > 0 {
             self.ring.stalled = false;
-            self.left -= accepted;
+            self.remaining -= accepted;
             self.carried_out += u64::from(accepted);
         }
 
@@ -128,8 +132,16 @@ impl<'a> Posted<'a> {
         true
     }
 
-    /// Returns the number of records carried out and the number skipped.
-    pub(crate) fn counts(&self) -> (u64, u64) {
-        (self.carried_out, self.malformed)
+    /// Returns the numbers of records that have left the ring so far.
+    pub(crate) fn counts(&self) -> PostedCounts {
+        PostedCounts { carried_out: self.carried_out, malformed: self.malformed }
     }
+}
+
+/// Numbers of the records that have left a ring.
+pub(crate) struct PostedCounts {
+    /// Records that the device has carried out.
+    pub(crate) carried_out: u64,
+    /// Records that were skipped, because they are malformed or not for the device's registers.
+    pub(crate) malformed: u64,
 }

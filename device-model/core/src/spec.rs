@@ -143,7 +143,7 @@ pub struct RingSpec {
     /// BAR of the control page. The page lies in trapped space.
     pub control_bar: u8,
     /// Offset of the control page in `control_bar`, a multiple of 4096.
-    pub control_offset: u32,
+    pub control: u32,
 }
 
 /// Location of the MSI-X table and of the pending bits. Both are trapped.
@@ -189,8 +189,28 @@ pub struct FunctionSpec {
     pub capabilities: Vec<VendorCapability>,
 }
 
+impl MsixSpec {
+    /// Returns the size of the table in bytes: 16 for each vector.
+    pub(crate) fn table_bytes(&self) -> u64 {
+        u64::from(self.vectors) * 16
+    }
+
+    /// Returns the size of the pending bits in bytes: a 64-bit word for each 64 vectors.
+    pub(crate) fn pending_bytes(&self) -> u64 {
+        u64::from(self.vectors).div_ceil(64) * 8
+    }
+}
+
 /// Longest name of an attachment in bytes.
 pub const MAX_NAME: usize = 64;
+/// Largest number of MSI-X vectors of a function, which PCI sets.
+const MAX_VECTORS: u16 = 2048;
+/// Size of the largest 32-bit BAR or I/O BAR in bytes.
+const MAX_BAR_32: u64 = 1 << 31;
+/// Size of the largest 64-bit BAR in bytes.
+const MAX_BAR_64: u64 = 1 << 40;
+/// Offset of a NIC's own windows in BAR 1 of [`FunctionSpec::nic`], unless its ring is longer.
+const NIC_WINDOWS: u64 = 0x1_0000;
 
 /// The sizes of a NIC of the usual shape, for [`FunctionSpec::nic`]. The default has none of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -210,6 +230,25 @@ pub struct NicSizes {
 /// Bytes that the core adds to BAR 0 after a NIC's own registers in [`FunctionSpec::nic`]: control
 /// page, MSI-X table (at most 256 vectors), pending bits.
 pub const CORE_REGISTERS: u64 = 0x3000;
+
+/// A range of a BAR.
+#[derive(Clone, Copy)]
+struct BarRange {
+    bar: u8,
+    /// Offset in the BAR in bytes.
+    offset: u64,
+    /// Length in bytes.
+    length: u64,
+}
+
+impl BarRange {
+    /// Returns whether two ranges have a byte in common.
+    fn overlaps(&self, other: &Self) -> bool {
+        self.bar == other.bar
+            && self.offset < other.offset + other.length
+            && other.offset < self.offset + self.length
+    }
+}
 
 impl FunctionSpec {
     /// Returns a description without BARs, attachments and interrupts. It is that of a hub, which
@@ -238,16 +277,18 @@ impl FunctionSpec {
     /// device's windows begin after it.
     pub fn nic(identity: Identity, attachments: Vec<AttachmentSpec>, sizes: NicSizes) -> Self {
         let NicSizes { register_bytes, vectors, ring_cells, window_bytes, mirror_bytes } = sizes;
-        // Behind the device's registers are the control page, the MSI-X table and the pending bits.
-        let control_offset = register_bytes.next_multiple_of(4096);
+        // The control page, the MSI-X table and the pending bits have a page each.
+        let control = register_bytes.next_multiple_of(4096);
+        let (msix_table, pending_bits) = (control + 0x1000, control + 0x2000);
+
         let ring_bytes = u64::from(ring_cells) * posted::CELL as u64;
         let bar_1_bytes = match window_bytes {
             0 => ring_bytes.max(4096),
-            _ => ring_bytes.max(0x1_0000) + window_bytes,
+            _ => ring_bytes.max(NIC_WINDOWS) + window_bytes,
         };
 
         let bars = [
-            Some(BarSpec::trapped((control_offset + CORE_REGISTERS).next_power_of_two())),
+            Some(BarSpec::trapped((control + CORE_REGISTERS).next_power_of_two())),
             Some(BarSpec::memory(bar_1_bytes.next_power_of_two(), AreaKind::Mapped, Scope::Attachment)),
             Some(BarSpec::memory(
                 (4096 + mirror_bytes).next_power_of_two(),
@@ -263,12 +304,7 @@ impl FunctionSpec {
             identity,
             bars,
             attachments,
-            msix: Some(MsixSpec {
-                vectors,
-                bar: 0,
-                table: control_offset as u32 + 0x1000,
-                pba: control_offset as u32 + 0x2000,
-            }),
+            msix: Some(MsixSpec { vectors, bar: 0, table: msix_table as u32, pba: pending_bits as u32 }),
             intx: true,
             rings: Some(RingSpec {
                 count: 1,
@@ -277,7 +313,7 @@ impl FunctionSpec {
                 offset: 0,
                 mirror_bar: 2,
                 control_bar: 0,
-                control_offset: control_offset as u32,
+                control: control as u32,
             }),
             capabilities: Vec::new(),
         }
@@ -290,9 +326,9 @@ impl FunctionSpec {
         }
 
         for (index, attachment) in self.attachments.iter().enumerate() {
-            let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+            let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
             let name = &attachment.name;
-            if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(good) {
+            if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(is_allowed) {
                 return Err(SpecError::Name { attachment: index });
             }
         }
@@ -304,11 +340,11 @@ impl FunctionSpec {
         }
 
         if let Some(msix) = self.msix {
-            if msix.vectors == 0 || msix.vectors > 2048 {
+            if msix.vectors == 0 || msix.vectors > MAX_VECTORS {
                 return Err(SpecError::Vectors { vectors: msix.vectors });
             }
-            self.check_trapped(msix.bar, msix.table.into(), u64::from(msix.vectors) * 16)?;
-            self.check_trapped(msix.bar, msix.pba.into(), u64::from(msix.vectors).div_ceil(64) * 8)?;
+            self.check_trapped(msix.bar, msix.table.into(), msix.table_bytes())?;
+            self.check_trapped(msix.bar, msix.pba.into(), msix.pending_bytes())?;
         }
 
         if let Some(rings) = self.rings {
@@ -326,34 +362,38 @@ impl FunctionSpec {
             }
 
             self.check_area(rings.mirror_bar, 0, attachment::mirror::SIZE, AreaKind::Mirrored)?;
-            self.check_trapped(rings.control_bar, rings.control_offset.into(), attachment::control::SIZE)?;
+            self.check_trapped(rings.control_bar, rings.control.into(), attachment::control::SIZE)?;
         }
 
         capability::validate(&self.capabilities, self.rings.is_some())?;
         self.check_disjoint()
     }
 
-    /// Checks that the core's tables and pages do not overlap.
+    /// Checks that the control page, the MSI-X table and the pending bits do not overlap.
     fn check_disjoint(&self) -> Result<(), SpecError> {
-        let control = self
-            .rings
-            .map(|rings| (rings.control_bar, u64::from(rings.control_offset), attachment::control::SIZE));
-        let msix = self.msix.map(|msix| {
-            let vectors = u64::from(msix.vectors);
-            (
-                (msix.bar, u64::from(msix.table), vectors * 16),
-                (msix.bar, u64::from(msix.pba), vectors.div_ceil(64) * 8),
-            )
+        let control = self.rings.map(|rings| BarRange {
+            bar: rings.control_bar,
+            offset: rings.control.into(),
+            length: attachment::control::SIZE,
+        });
+        let table = self.msix.map(|msix| BarRange {
+            bar: msix.bar,
+            offset: msix.table.into(),
+            length: msix.table_bytes(),
+        });
+        let pending_bits = self.msix.map(|msix| BarRange {
+            bar: msix.bar,
+            offset: msix.pba.into(),
+            length: msix.pending_bytes(),
         });
 
-        let ranges = [control, msix.map(|(table, _)| table), msix.map(|(_, pba)| pba)];
+        let ranges = [control, table, pending_bits];
         for (index, range) in ranges.iter().enumerate() {
             for other in &ranges[index + 1..] {
-                if let (&Some((bar, offset, length)), &Some((other_bar, start, size))) = (range, other)
-                    && bar == other_bar
-                    && offset < start + size
-                    && start < offset + length
+                if let (Some(range), Some(other)) = (range, other)
+                    && range.overlaps(other)
                 {
+                    let &BarRange { bar, offset, length } = range;
                     return Err(SpecError::Place { bar, offset, length });
                 }
             }
@@ -364,6 +404,7 @@ impl FunctionSpec {
 
     /// Checks one BAR: its size, its areas, and the free BAR after one of 64 bits.
     fn validate_bar(&self, index: u8, bar: &BarSpec) -> Result<(), SpecError> {
+        let is_64_bit = matches!(bar.kind, BarKind::Memory64 { .. });
         let minimum = match (bar.kind, bar.areas.is_empty()) {
             (BarKind::Io, true) => 4,
             (BarKind::Io, false) => return Err(SpecError::Area { bar: index, offset: 0, length: bar.size }),
@@ -371,30 +412,28 @@ impl FunctionSpec {
             (_, false) => 4096,
         };
 
-        let maximum = if matches!(bar.kind, BarKind::Memory64 { .. }) { 1 << 40 } else { 1 << 31 };
+        let maximum = if is_64_bit { MAX_BAR_64 } else { MAX_BAR_32 };
         if !bar.size.is_power_of_two() || bar.size < minimum || bar.size > maximum {
             return Err(SpecError::BarSize { bar: index, size: bar.size });
         }
 
-        if matches!(bar.kind, BarKind::Memory64 { .. })
-            && self.bars.get(usize::from(index) + 1).is_none_or(Option::is_some)
-        {
+        if is_64_bit && self.bars.get(usize::from(index) + 1).is_none_or(Option::is_some) {
             return Err(SpecError::Bar64 { bar: index });
         }
 
-        let mut end = 0;
+        let mut previous_end = 0;
         for area in &bar.areas {
-            let bad = area.offset % 4096 != 0
+            let is_refused = area.offset % 4096 != 0
                 || area.length % 4096 != 0
                 || area.length == 0
-                || area.offset < end
+                || area.offset < previous_end
                 || area.offset.checked_add(area.length).is_none_or(|end| end > bar.size)
                 || area.kind != bar.areas[0].kind;
-            if bad {
+            if is_refused {
                 return Err(SpecError::Area { bar: index, offset: area.offset, length: area.length });
             }
 
-            end = area.offset + area.length;
+            previous_end = area.offset + area.length;
         }
 
         Ok(())
@@ -407,7 +446,7 @@ impl FunctionSpec {
 
     /// Checks that a range is page-aligned, lies in a memory BAR, and is trapped.
     fn check_trapped(&self, bar: u8, offset: u64, length: u64) -> Result<(), SpecError> {
-        let free = self.bar(bar).is_some_and(|spec| {
+        let is_trapped = self.bar(bar).is_some_and(|spec| {
             offset.is_multiple_of(4096)
                 && spec.kind != BarKind::Io
                 && offset + length <= spec.size
@@ -417,13 +456,13 @@ impl FunctionSpec {
                     .all(|area| offset + length <= area.offset || area.offset + area.length <= offset)
         });
 
-        if free { Ok(()) } else { Err(SpecError::Place { bar, offset, length }) }
+        if is_trapped { Ok(()) } else { Err(SpecError::Place { bar, offset, length }) }
     }
 
     /// Checks that a range is page-aligned and lies in one area of `kind`, in a BAR of which each
     /// attachment has memory of its own.
     fn check_area(&self, bar: u8, offset: u64, length: u64, kind: AreaKind) -> Result<(), SpecError> {
-        let inside = self.bar(bar).is_some_and(|spec| {
+        let is_inside = self.bar(bar).is_some_and(|spec| {
             offset.is_multiple_of(4096)
                 && spec.scope == Scope::Attachment
                 && spec.areas.iter().any(|area| {
@@ -431,6 +470,6 @@ impl FunctionSpec {
                 })
         });
 
-        if inside { Ok(()) } else { Err(SpecError::Place { bar, offset, length }) }
+        if is_inside { Ok(()) } else { Err(SpecError::Place { bar, offset, length }) }
     }
 }

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use crate::{CounterColumn, DeviceSource, Role, Section, SectionError};
 
+/// Checks a table of a machine file, and returns the source of the device that it describes.
 type Reader = dyn Fn(Section<'_>) -> Result<DeviceSource, SectionError> + Send + Sync;
 
 /// A kind of device for the tables `[[function]]` of machine files.

@@ -91,7 +91,8 @@ pub struct Plan {
     function_names: BTreeMap<String, FunctionKey>,
     /// Number of nodes of each role.
     ranks: BTreeMap<&'static str, u32>,
-    taken: BTreeSet<PortKey>,
+    /// Ports that have a link.
+    linked_ports: BTreeSet<PortKey>,
     /// Packets of buffer of all links, in both directions.
     buffers: u64,
 }
@@ -112,7 +113,7 @@ impl Plan {
             node_names: BTreeMap::new(),
             function_names: BTreeMap::new(),
             ranks: BTreeMap::new(),
-            taken: BTreeSet::new(),
+            linked_ports: BTreeSet::new(),
             buffers: 0,
         })
     }
@@ -151,11 +152,10 @@ impl Plan {
         check_name(name)?;
         let Some(owner) = self.nodes.get(node.0) else { return Err(PlanError::NoNode) };
         let full_name = format!("{}.{name}", owner.name);
-        let taken = || PlanError::FunctionTaken { name: name.to_owned(), node: owner.name.clone() };
-
         if self.function_names.contains_key(&full_name) {
-            return Err(taken());
+            return Err(PlanError::FunctionTaken { name: name.to_owned(), node: owner.name.clone() });
         }
+
         self.push_function(node, full_name, Some(name.to_owned()), source)
     }
 
@@ -203,14 +203,15 @@ impl Plan {
 
         link.check()?;
 
-        // A link has the buffers twice, one set for each direction.
-        let buffers = self.buffers + 2 * link.credits.iter().map(|&credits| u64::from(credits)).sum::<u64>();
+        // A link has the buffers of its virtual channels twice, one set for each direction.
+        let of_direction: u64 = link.credits.iter().map(|&credits| u64::from(credits)).sum();
+        let buffers = self.buffers + 2 * of_direction;
         if buffers > MAX_BUFFERS {
             return Err(PlanError::Buffers { buffers });
         }
 
         self.buffers = buffers;
-        self.taken.extend([a, b]);
+        self.linked_ports.extend([a, b]);
         self.links.push(PlannedLink { a, b, link });
         Ok(())
     }
@@ -220,16 +221,17 @@ impl Plan {
     /// # Errors
     /// [`PlanError::NoFunction`], [`PlanError::NoPort`] and [`PlanError::PortTaken`].
     pub fn check_port(&self, port: PortKey) -> Result<(), PlanError> {
-        if port.0.0 >= self.functions.len() {
+        let (function, number) = port;
+        if function.0 >= self.functions.len() {
             return Err(PlanError::NoFunction {
                 name: "of another plan".into(),
                 some: self.some_functions(),
             });
         }
-        if port.1 >= MAX_PORTS {
+        if number >= MAX_PORTS {
             return Err(PlanError::NoPort { port: self.port_name(port) });
         }
-        if self.taken.contains(&port) {
+        if self.linked_ports.contains(&port) {
             return Err(PlanError::PortTaken { port: self.port_name(port) });
         }
 
@@ -241,9 +243,9 @@ impl Plan {
     /// # Errors
     /// [`PlanError::Variable`] and [`PlanError::NoNode`].
     pub fn environment(&mut self, node: NodeKey, name: &str, value: &str) -> Result<(), PlanError> {
-        let is_name = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+        let is_valid_name = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
             && name.bytes().next().is_some_and(|first| !first.is_ascii_digit());
-        if !is_name || name.starts_with(OWN_VARIABLES) || value.contains('\0') {
+        if !is_valid_name || name.starts_with(OWN_VARIABLES) || value.contains('\0') {
             return Err(PlanError::Variable { name: name.to_owned() });
         }
 
@@ -311,6 +313,7 @@ impl Plan {
         }
     }
 
+    /// Returns a port as errors name it: `FUNCTION:PORT`.
     fn port_name(&self, (function, port): PortKey) -> String {
         let name = self.functions.get(function.0).map(|function| self.full_name(function));
         format!("{}:{port}", name.unwrap_or_default())
@@ -329,7 +332,7 @@ impl Plan {
 
 /// Checks the name of a machine, node or function: its length and its characters.
 fn check_name(name: &str) -> Result<(), PlanError> {
-    let is_good = (1..=MAX_NAME).contains(&name.len())
+    let is_valid = (1..=MAX_NAME).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-    if is_good { Ok(()) } else { Err(PlanError::Name { name: name.to_owned() }) }
+    if is_valid { Ok(()) } else { Err(PlanError::Name { name: name.to_owned() }) }
 }

@@ -124,48 +124,50 @@ impl PlanError {
 
     /// Returns the texts of the error's message.
     pub(crate) fn refusal(&self) -> Refusal {
-        let text = |quantity: &str, found: String, expected: &str| Refusal {
+        let refusal = |quantity: &str, found: String, expected: &str| Refusal {
             quantity: quantity.to_owned(),
             found,
             expected: expected.to_owned(),
         };
 
         match self.clone() {
-            Self::Name { name } => text("name", name, "1 to 32 letters, digits and '-'"),
-            Self::NameTaken { name } => text("name", name, "a name that no other node has"),
+            Self::Name { name } => refusal("name", name, "1 to 32 letters, digits and '-'"),
+            Self::NameTaken { name } => refusal("name", name, "a name that no other node has"),
             Self::FunctionTaken { name, node } => {
-                text("name", name, &format!("a name that no other function of node {node} has"))
+                refusal("name", name, &format!("a name that no other function of node {node} has"))
             }
             Self::Functions => {
-                text("the number of functions", "too large".into(), &format!("at most {MAX_FUNCTIONS}"))
+                refusal("the number of functions", "too large".into(), &format!("at most {MAX_FUNCTIONS}"))
             }
-            Self::NoNode => text("a node", "of another plan".into(), "a node of this plan"),
+            Self::NoNode => refusal("a node", "of another plan".into(), "a node of this plan"),
             Self::NoFunction { name, some } => {
-                text("the function", name, &format!("one of this machine: {some}"))
+                refusal("the function", name, &format!("one of this machine: {some}"))
             }
             Self::NoPort { port } => {
-                text("a port", port, &format!("a number of 0 to {} behind the ':'", MAX_PORTS - 1))
+                refusal("a port", port, &format!("a number of 0 to {} behind the ':'", MAX_PORTS - 1))
             }
-            Self::PortTaken { port } => text("a port", port, "a port that has no link yet"),
-            Self::SamePort { port } => text("the other end", port, "another port than the first end"),
+            Self::PortTaken { port } => refusal("a port", port, "a port that has no link yet"),
+            Self::SamePort { port } => refusal("the other end", port, "another port than the first end"),
             Self::Channels { channels } => {
-                text("channels", channels.to_string(), &format!("1 to {MAX_CHANNELS}"))
+                refusal("channels", channels.to_string(), &format!("1 to {MAX_CHANNELS}"))
             }
-            Self::Credits { credits } => text("credits", credits.to_string(), &format!("1 to {MAX_CREDITS}")),
+            Self::Credits { credits } => {
+                refusal("credits", credits.to_string(), &format!("1 to {MAX_CREDITS}"))
+            }
             Self::Packet { bytes } => {
-                text("the longest packet", bytes.to_string(), &format!("1 to {MAX_PACKET} bytes"))
+                refusal("the longest packet", bytes.to_string(), &format!("1 to {MAX_PACKET} bytes"))
             }
-            Self::LinkUnits { reason } => text(
+            Self::LinkUnits { reason } => refusal(
                 "a link's cut-through or credit unit",
                 reason.to_string(),
                 "a head of at least 1 byte, and credits for the longest packet",
             ),
-            Self::Buffers { buffers } => text(
+            Self::Buffers { buffers } => refusal(
                 "the packets of buffer of all links",
                 buffers.to_string(),
                 &format!("{MAX_BUFFERS} at most"),
             ),
-            Self::Variable { name } => text(
+            Self::Variable { name } => refusal(
                 "an environment variable",
                 name,
                 "letters, digits and '_', without the start NICFORGE_, and a value without a zero byte",

@@ -105,7 +105,7 @@ impl<'f> Section<'f> {
     }
 }
 
-/// Reads a value of type `T`.
+/// Reads a value of type `T`. An error has the position of its field in the file's text.
 fn read<'f, T: Deserialize<'f>>(value: Spanned<DeValue<'f>>) -> Result<T, SectionError> {
     T::deserialize(ValueDeserializer::from(value))
         .map_err(|error| SectionError::Syntax { span: error.span(), message: error.message().to_owned() })

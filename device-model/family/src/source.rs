@@ -7,13 +7,16 @@ use nicforge_core::{device::Device, ids::AttachmentId};
 /// The reason why a device could not be made.
 pub type DeviceError = Box<dyn Error + Send + Sync>;
 
+/// Makes a device.
 type Maker = dyn Fn() -> Result<Box<dyn Device>, DeviceError> + Send + Sync;
 
 /// Makes a device, each time that a machine is built from its plan.
 #[derive(Clone)]
 pub struct DeviceSource {
     make: Arc<Maker>,
+    /// The admin attachment, if the device has one.
     admin: Option<AttachmentId>,
+    /// The longest packet that the device makes, in bytes, if it states one.
     max_packet: Option<usize>,
 }
 

@@ -96,13 +96,15 @@ pub mod nla {
         }
 
         let class = (nla >> CLASS_SHIFT) as u8;
-        let low = nla & ((1 << CLASS_SHIFT) - 1);
-        let shift = super::page::shift(class);
-        if low >> shift >= super::page::entries(class) as u64 {
+        let entry_and_offset = nla & ((1 << CLASS_SHIFT) - 1);
+        let page_shift = super::page::shift(class);
+        let entry = entry_and_offset >> page_shift;
+        if entry >= super::page::entries(class) as u64 {
             return None;
         }
 
-        Some(Location { class, entry: (low >> shift) as u32, offset: low & ((1 << shift) - 1) })
+        let offset = entry_and_offset & ((1 << page_shift) - 1);
+        Some(Location { class, entry: entry as u32, offset })
     }
 }
 

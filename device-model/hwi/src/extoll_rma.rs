@@ -82,11 +82,25 @@ pub mod notify {
     pub const COMPLETER: u8 = 4;
 }
 
+// Lowest bits of the fields of `Command::head` that have no module of their own.
+const TARGET_NODE_SHIFT: u32 = 48;
+const TARGET_VPID_SHIFT: u32 = 40;
+
+// Lowest bits of the fields of `Notification::head`.
+const ROLE_SHIFT: u32 = 60;
+const STATUS_SHIFT: u32 = 56;
+const COMMAND_SHIFT: u32 = 52;
+const OTHER_NODE_SHIFT: u32 = 32;
+const OTHER_VPID_SHIFT: u32 = 24;
+/// Bits of the length in [`Notification::head`].
+const LENGTH_MASK: u64 = 0xff_ffff;
+
 impl Command {
     /// Bits of [`Command::head`] that must be zero.
     pub const RESERVED: u64 = 1 << 32;
 
-    /// Returns a descriptor with these fields.
+    /// Returns the descriptor of a command for VPID `vpid` of node `node`, which notifies the
+    /// parties `notify` and moves `length` bytes. Excess bits are cut off.
     #[inline]
     pub const fn new(
         node: u32,
@@ -97,8 +111,8 @@ impl Command {
         source: u64,
         destination: u64,
     ) -> Self {
-        let head = ((node as u64 & 0xffff) << 48)
-            | ((vpid as u64 & 0xff) << 40)
+        let head = ((node as u64 & 0xffff) << TARGET_NODE_SHIFT)
+            | ((vpid as u64 & 0xff) << TARGET_VPID_SHIFT)
             | ((command as u64 & 0xf) << command::SHIFT)
             | ((notify as u64 & 7) << notify::SHIFT)
             | length as u64;
@@ -108,13 +122,13 @@ impl Command {
     /// Returns the target node.
     #[inline]
     pub const fn node(&self) -> u32 {
-        (self.head >> 48) as u32
+        (self.head >> TARGET_NODE_SHIFT) as u32
     }
 
     /// Returns the target VPID.
     #[inline]
     pub const fn vpid(&self) -> u16 {
-        ((self.head >> 40) & 0xff) as u16
+        ((self.head >> TARGET_VPID_SHIFT) & 0xff) as u16
     }
 
     /// Returns the command: one of [`command`].
@@ -184,7 +198,8 @@ impl Notification {
     /// Bit of [`Notification::head`] that is set in every filled entry.
     pub const VALID: u64 = 1 << 63;
 
-    /// Returns a filled entry.
+    /// Returns a filled entry: for a party of a role, of a command with this result, whose other
+    /// party is VPID `vpid` of node `node`. Excess bits are cut off.
     #[inline]
     pub const fn new(
         role: u8,
@@ -196,12 +211,12 @@ impl Notification {
         address: u64,
     ) -> Self {
         let head = Self::VALID
-            | ((role as u64 & 7) << 60)
-            | ((status as u64 & 0xf) << 56)
-            | ((command as u64 & 0xf) << 52)
-            | ((node as u64 & 0xffff) << 32)
-            | ((vpid as u64 & 0xff) << 24)
-            | (length as u64 & 0xff_ffff);
+            | ((role as u64 & 7) << ROLE_SHIFT)
+            | ((status as u64 & 0xf) << STATUS_SHIFT)
+            | ((command as u64 & 0xf) << COMMAND_SHIFT)
+            | ((node as u64 & 0xffff) << OTHER_NODE_SHIFT)
+            | ((vpid as u64 & 0xff) << OTHER_VPID_SHIFT)
+            | (length as u64 & LENGTH_MASK);
 
         Self { head, address }
     }
@@ -215,38 +230,38 @@ impl Notification {
     /// Returns the role of the notified party: one of [`notify`].
     #[inline]
     pub const fn role(&self) -> u8 {
-        ((self.head >> 60) & 7) as u8
+        ((self.head >> ROLE_SHIFT) & 7) as u8
     }
 
     /// Returns the result: one of [`status`].
     #[inline]
     pub const fn status(&self) -> u8 {
-        ((self.head >> 56) & 0xf) as u8
+        ((self.head >> STATUS_SHIFT) & 0xf) as u8
     }
 
     /// Returns the command: one of [`command`].
     #[inline]
     pub const fn command(&self) -> u8 {
-        ((self.head >> 52) & 0xf) as u8
+        ((self.head >> COMMAND_SHIFT) & 0xf) as u8
     }
 
     /// Returns the other node. For the requester it is the target. For the responder and for a
     /// put's completer it is the requester.
     #[inline]
     pub const fn node(&self) -> u32 {
-        ((self.head >> 32) & 0xffff) as u32
+        ((self.head >> OTHER_NODE_SHIFT) & 0xffff) as u32
     }
 
     /// Returns the other VPID.
     #[inline]
     pub const fn vpid(&self) -> u16 {
-        ((self.head >> 24) & 0xff) as u16
+        ((self.head >> OTHER_VPID_SHIFT) & 0xff) as u16
     }
 
     /// Returns the length in bytes.
     #[inline]
     pub const fn length(&self) -> u32 {
-        (self.head & 0xff_ffff) as u32
+        (self.head & LENGTH_MASK) as u32
     }
 }
 

@@ -53,9 +53,16 @@ pub struct MessageFields {
     pub quadwords: usize,
 }
 
+/// Bits of a node's number in an address and in a header.
+const NODE_MASK: u64 = 0x7ff;
+/// Bits of a VPID, once shifted.
+const VPID_MASK: u64 = 0xff;
+/// Bits of a tag, once shifted.
+const TAG_MASK: u64 = 0xf;
+
 /// Offsets in BAR 3.
 pub mod address {
-    use super::MessageFields;
+    use super::{MessageFields, NODE_MASK, TAG_MASK, VPID_MASK};
 
     /// Lowest bit of the number of quadwords minus 1 (3 bits).
     pub const QUADWORDS_SHIFT: u32 = 6;
@@ -65,27 +72,29 @@ pub mod address {
     pub const VPID_SHIFT: u32 = 13;
     /// Lowest bit of the target node (11 bits).
     pub const NODE_SHIFT: u32 = 21;
+    /// Bits of the number of quadwords minus 1, once shifted.
+    const QUADWORDS_MASK: u64 = 7;
     /// Size of the BAR.
     pub const APERTURE: u64 = 1 << 32;
 
-    /// Returns the offset to which a message of `quadwords` (1 to 8) is written. Excess bits of
-    /// each argument are cut off.
+    /// Returns the offset to which a message of `quadwords` (1 to 8) with a tag is written, for
+    /// VPID `vpid` of node `node`. Excess bits of each argument are cut off.
     #[inline]
     pub const fn encode(node: u32, vpid: u16, tag: u8, quadwords: usize) -> u64 {
-        ((node as u64 & 0x7ff) << NODE_SHIFT)
-            | ((vpid as u64 & 0xff) << VPID_SHIFT)
-            | ((tag as u64 & 0xf) << TAG_SHIFT)
-            | (((quadwords as u64).wrapping_sub(1) & 7) << QUADWORDS_SHIFT)
+        ((node as u64 & NODE_MASK) << NODE_SHIFT)
+            | ((vpid as u64 & VPID_MASK) << VPID_SHIFT)
+            | ((tag as u64 & TAG_MASK) << TAG_SHIFT)
+            | (((quadwords as u64).wrapping_sub(1) & QUADWORDS_MASK) << QUADWORDS_SHIFT)
     }
 
     /// Returns the fields of an offset.
     #[inline]
     pub const fn decode(offset: u64) -> MessageFields {
         MessageFields {
-            node: ((offset >> NODE_SHIFT) & 0x7ff) as u32,
-            vpid: ((offset >> VPID_SHIFT) & 0xff) as u16,
-            tag: ((offset >> TAG_SHIFT) & 0xf) as u8,
-            quadwords: ((offset >> QUADWORDS_SHIFT) & 7) as usize + 1,
+            node: ((offset >> NODE_SHIFT) & NODE_MASK) as u32,
+            vpid: ((offset >> VPID_SHIFT) & VPID_MASK) as u16,
+            tag: ((offset >> TAG_SHIFT) & TAG_MASK) as u8,
+            quadwords: ((offset >> QUADWORDS_SHIFT) & QUADWORDS_MASK) as usize + 1,
         }
     }
 }
@@ -100,7 +109,7 @@ pub mod address {
 /// | 18..11 | source VPID |
 /// | 10..0 | source node |
 pub mod header {
-    use super::MessageFields;
+    use super::{MessageFields, NODE_MASK, TAG_MASK, VPID_MASK};
 
     /// Set in every header.
     pub const VALID: u64 = 1 << 63;
@@ -110,15 +119,17 @@ pub mod header {
     pub const TAG_SHIFT: u32 = 19;
     /// Lowest bit of the number of quadwords.
     pub const QUADWORDS_SHIFT: u32 = 23;
+    /// Bits of the number of quadwords, once shifted.
+    const QUADWORDS_MASK: u64 = 0xf;
 
-    /// Returns a header.
+    /// Returns the header of a message of `quadwords` with a tag from VPID `vpid` of node `node`.
     #[inline]
     pub const fn encode(node: u32, vpid: u16, tag: u8, quadwords: usize) -> u64 {
         VALID
-            | (node as u64 & 0x7ff)
-            | ((vpid as u64 & 0xff) << VPID_SHIFT)
-            | ((tag as u64 & 0xf) << TAG_SHIFT)
-            | ((quadwords as u64 & 0xf) << QUADWORDS_SHIFT)
+            | (node as u64 & NODE_MASK)
+            | ((vpid as u64 & VPID_MASK) << VPID_SHIFT)
+            | ((tag as u64 & TAG_MASK) << TAG_SHIFT)
+            | ((quadwords as u64 & QUADWORDS_MASK) << QUADWORDS_SHIFT)
     }
 
     /// Returns the fields of a header, or `None` for an empty slot.
@@ -129,10 +140,10 @@ pub mod header {
         }
 
         Some(MessageFields {
-            node: (header & 0x7ff) as u32,
-            vpid: ((header >> VPID_SHIFT) & 0xff) as u16,
-            tag: ((header >> TAG_SHIFT) & 0xf) as u8,
-            quadwords: ((header >> QUADWORDS_SHIFT) & 0xf) as usize,
+            node: (header & NODE_MASK) as u32,
+            vpid: ((header >> VPID_SHIFT) & VPID_MASK) as u16,
+            tag: ((header >> TAG_SHIFT) & TAG_MASK) as u8,
+            quadwords: ((header >> QUADWORDS_SHIFT) & QUADWORDS_MASK) as usize,
         })
     }
 }

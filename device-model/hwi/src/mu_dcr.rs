@@ -237,7 +237,7 @@ pub mod error {
     pub const ICSRAM_SELECT_DISABLED: u8 = 5;
 
     /// Returns the number of the error of a packet's header in [`super::errors::RME0`] (network
-    /// reception FIFOs 0 to 7) or [`super::errors::RME1`].
+    /// reception FIFOs 0 to 7) or [`super::errors::RME1`]. Each FIFO has six errors there.
     pub const fn rme_header(fifo: u8) -> u8 {
         if fifo < 8 { 6 * fifo + 5 } else { 6 * (fifo - 8) + 4 }
     }

@@ -264,30 +264,40 @@ pub struct Descriptor {
 const _: () = assert!(size_of::<Descriptor>() == 64 && size_of::<PacketHeader>() == HEADER);
 
 /// Highest put offset: 37 bits.
-const PUT_OFFSET: u64 = (1 << 37) - 1;
-/// Bit of a paced put.
+const MAX_PUT_OFFSET: u64 = (1 << 37) - 1;
+/// Lowest bit of the number of a FIFO or table entry in a selector.
+const NUMBER_SHIFT: u32 = 6;
+/// Bit of a selector: the put is paced.
 const PACED: u16 = 1 << 5;
+/// Bits of a selector: the highest bits of the put offset.
+const PUT_OFFSET_HIGH: u16 = 0x1f;
+/// Bits of the number of a reception memory FIFO.
+const RECEPTION_FIFO_MASK: u16 = 0x1ff;
+/// Bits of an entry of the base address table.
+const BASE_ADDRESS_MASK: u16 = 0x3ff;
+/// Offset in [`UnitHeader`] of the bytes that belong to the software in a FIFO packet.
+const SOFTWARE_BYTES: usize = 6;
 
 impl UnitHeader {
     /// Returns the number in the selector: of a FIFO, or of an entry of the base address table.
     fn number(&self) -> u16 {
-        u16::from_le_bytes(self.selector) >> 6
+        u16::from_le_bytes(self.selector) >> NUMBER_SHIFT
     }
 
     /// Sets the number in the selector, and keeps the selector's lower bits.
     fn set_number(&mut self, number: u16) {
-        let word = u16::from_le_bytes(self.selector) & 0x3f | number << 6;
+        let word = u16::from_le_bytes(self.selector) & (PACED | PUT_OFFSET_HIGH) | number << NUMBER_SHIFT;
         self.selector = word.to_le_bytes();
     }
 
     /// Returns the reception memory FIFO of a FIFO packet: `Rec_FIFO_Id`, 0 to 511.
     pub fn reception_fifo(&self) -> u16 {
-        self.number() & 0x1ff
+        self.number() & RECEPTION_FIFO_MASK
     }
 
     /// Sets the reception memory FIFO of a FIFO packet.
     pub fn set_reception_fifo(&mut self, fifo: u16) {
-        self.set_number(fifo & 0x1ff);
+        self.set_number(fifo & RECEPTION_FIFO_MASK);
     }
 
     /// Returns the entry for the payload of a put: `Rec_Payload_Base_Address_Id`, 0 to 1,023.
@@ -323,25 +333,25 @@ impl UnitHeader {
 
     /// Returns the put offset, 37 bits.
     pub fn put_offset(&self) -> u64 {
-        let high = u64::from(u16::from_le_bytes(self.selector) & 0x1f);
+        let high = u64::from(u16::from_le_bytes(self.selector) & PUT_OFFSET_HIGH);
         high << 32 | u64::from(u32::from_le_bytes(self.put_offset))
     }
 
     /// Sets the put offset. Only the lowest 37 bits count.
     pub fn set_put_offset(&mut self, offset: u64) {
-        let high = ((offset & PUT_OFFSET) >> 32) as u16;
-        self.selector = (u16::from_le_bytes(self.selector) & !0x1f | high).to_le_bytes();
+        let high = ((offset & MAX_PUT_OFFSET) >> 32) as u16;
+        self.selector = (u16::from_le_bytes(self.selector) & !PUT_OFFSET_HIGH | high).to_le_bytes();
         self.put_offset = (offset as u32).to_le_bytes();
     }
 
     /// Returns the entry for the counter of a put: `Rec_Counter_Base_Address_Id`, 0 to 1,023.
     pub fn counter_base_address(&self) -> u16 {
-        u16::from_le_bytes(self.counter_selector) & 0x3ff
+        u16::from_le_bytes(self.counter_selector) & BASE_ADDRESS_MASK
     }
 
     /// Sets the entry for the counter of a put.
     pub fn set_counter_base_address(&mut self, entry: u16) {
-        self.counter_selector = (entry & 0x3ff).to_le_bytes();
+        self.counter_selector = (entry & BASE_ADDRESS_MASK).to_le_bytes();
     }
 
     /// Returns the number of valid bytes of a put.
@@ -367,13 +377,13 @@ impl UnitHeader {
     /// Returns the 14 bytes of a FIFO packet's header that belong to the software.
     pub fn software_bytes(&self) -> [u8; 14] {
         let mut bytes = [0; 14];
-        bytes.copy_from_slice(&self.as_bytes()[6..]);
+        bytes.copy_from_slice(&self.as_bytes()[SOFTWARE_BYTES..]);
         bytes
     }
 
     /// Sets the 14 bytes of a FIFO packet's header that belong to the software.
     pub fn set_software_bytes(&mut self, bytes: [u8; 14]) {
-        self.as_mut_bytes()[6..].copy_from_slice(&bytes);
+        self.as_mut_bytes()[SOFTWARE_BYTES..].copy_from_slice(&bytes);
     }
 }
 
@@ -424,20 +434,23 @@ impl PacketHeader {
 
     /// Returns the hint bits of a dimension.
     pub fn hints(&self, dimension: usize) -> HintBits {
-        let (byte, down) = match dimension {
+        // A- is in bit 7 of byte 1, A+ in bit 6, and so on; E- and E+ are in byte 2.
+        let (byte, down_bit) = match dimension {
             0..=3 => (self.byte1, 7 - 2 * dimension),
             _ => (self.byte2, 7),
         };
-        HintBits { is_down: byte >> down & 1 == 1, is_up: byte >> (down - 1) & 1 == 1 }
+        HintBits { is_down: byte >> down_bit & 1 == 1, is_up: byte >> (down_bit - 1) & 1 == 1 }
     }
 
-    /// Sets the hint bit of a dimension in one direction.
+    /// Sets the hint bit of a dimension: that towards lower coordinates if `is_down`, or else that
+    /// towards higher ones.
     pub fn set_hint(&mut self, dimension: usize, is_down: bool) {
-        let (byte, down) = match dimension {
+        // The bits are those of `PacketHeader::hints`.
+        let (byte, down_bit) = match dimension {
             0..=3 => (&mut self.byte1, 7 - 2 * dimension),
             _ => (&mut self.byte2, 7),
         };
-        *byte |= 1 << (down - usize::from(!is_down));
+        *byte |= 1 << (down_bit - usize::from(!is_down));
     }
 
     /// Returns the class route of a collective packet.

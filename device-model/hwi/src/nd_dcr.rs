@@ -111,10 +111,11 @@ pub mod link {
     pub const SE_TOKENS: u64 = 8 * 0x3b;
 }
 
-/// Lowest bit of set `set` of an even or odd zone in its register.
+/// Lowest bit of set `set` of a zone in its register, which holds an even and an odd zone. Each set
+/// has five bits, and the first set is the highest one.
 pub const fn zone_shift(is_odd: bool, set: u32) -> u32 {
-    let first = if is_odd { 20 } else { 52 };
-    first - 5 * set
+    let shift_of_first = if is_odd { 20 } else { 52 };
+    shift_of_first - 5 * set
 }
 
 /// Types of class routes: `BGQ_CLASS_INPUT_VC_*` of `classroute.h`, without their shift.
@@ -145,23 +146,26 @@ pub const LOCAL: u16 = 1;
 pub const CLASS_LINK_IO: u16 = 1 << 1;
 /// Links and [`LOCAL`].
 pub const LINKS: u16 = 0xfff;
+/// Bits of [`ClassRoute::input`]: the links, and two bits of the [`class_type`].
+const INPUT_MASK: u16 = 0x3fff;
 
 /// Returns the bit of a torus port in the masks of class routes: `BGQ_CLASS_LINK_*`. Port `2 d`
 /// leads up dimension `d`, and `2 d + 1` down.
 pub const fn class_link(port: u8) -> u16 {
+    // A- has bit 11, A+ bit 10, and so on down to E+ with bit 2.
     let dimension = port / 2;
     1 << (10 - 2 * dimension + port % 2)
 }
 
 impl ClassRoute {
-    /// Returns the value of a class register for two classes.
+    /// Returns the value of a class register for two classes, the first one in its high half.
     pub const fn register(of: [Self; 2]) -> u64 {
         of[0].half() << 32 | of[1].half()
     }
 
     /// Returns the 32 bits of this class in a class register.
     const fn half(self) -> u64 {
-        (self.input as u64 & 0x3fff) << 16 | self.output as u64 & 0xfff
+        (self.input as u64 & INPUT_MASK as u64) << 16 | self.output as u64 & LINKS as u64
     }
 
     /// Returns the two classes of a register.
@@ -171,12 +175,13 @@ impl ClassRoute {
 
     /// Returns the class of 32 bits of a class register.
     const fn of_half(half: u64) -> Self {
-        Self { input: (half >> 16) as u16 & 0x3fff, output: half as u16 & 0xfff }
+        Self { input: (half >> 16) as u16 & INPUT_MASK, output: half as u16 & LINKS }
     }
 }
 
 /// Reverses the bits of a set of dimensions. Registers have A in the highest of the five bits, and
 /// this crate's users have A in bit 0. The function converts each into the other.
 pub const fn reversed_set(set: u8) -> u8 {
+    // The reversal of a byte leaves the five bits at its top.
     set.reverse_bits() >> (8 - DIMENSIONS)
 }

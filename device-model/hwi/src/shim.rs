@@ -246,30 +246,30 @@ const IN: u32 = 1;
 /// Direction of an ioctl whose struct the module fills in.
 const OUT: u32 = 2;
 
-/// Returns the number of an ioctl with a struct of `size` bytes.
-const fn number(direction: u32, number: u32, size: usize) -> u32 {
+/// Returns the code of ioctl `number` with a struct of `size` bytes, as Linux's `_IOC` does.
+const fn ioctl_code(direction: u32, number: u32, size: usize) -> u32 {
     direction << 30 | (size as u32) << 16 | (IOCTL_TYPE as u32) << 8 | number
 }
 
 /// ioctl with [`Info`].
-pub const GET_INFO: u32 = number(OUT, 0x00, size_of::<Info>());
+pub const GET_INFO: u32 = ioctl_code(OUT, 0x00, size_of::<Info>());
 /// ioctl with [`Region`].
-pub const GET_REGION: u32 = number(IN | OUT, 0x01, size_of::<Region>());
+pub const GET_REGION: u32 = ioctl_code(IN | OUT, 0x01, size_of::<Region>());
 /// ioctl with [`Irq`].
-pub const GET_IRQ: u32 = number(IN | OUT, 0x02, size_of::<Irq>());
+pub const GET_IRQ: u32 = ioctl_code(IN | OUT, 0x02, size_of::<Irq>());
 /// ioctl with [`IrqBind`].
-pub const BIND_IRQ: u32 = number(IN, 0x03, size_of::<IrqBind>());
+pub const BIND_IRQ: u32 = ioctl_code(IN, 0x03, size_of::<IrqBind>());
 /// ioctl with [`IrqRange`].
-pub const UNBIND_IRQ: u32 = number(IN, 0x04, size_of::<IrqRange>());
+pub const UNBIND_IRQ: u32 = ioctl_code(IN, 0x04, size_of::<IrqRange>());
 /// ioctl with [`IrqRange`].
-pub const MASK_IRQ: u32 = number(IN, 0x05, size_of::<IrqRange>());
+pub const MASK_IRQ: u32 = ioctl_code(IN, 0x05, size_of::<IrqRange>());
 /// ioctl with [`IrqRange`].
-pub const UNMASK_IRQ: u32 = number(IN, 0x06, size_of::<IrqRange>());
+pub const UNMASK_IRQ: u32 = ioctl_code(IN, 0x06, size_of::<IrqRange>());
 /// ioctl with [`DmaAlloc`].
-pub const ALLOC_DMA: u32 = number(IN | OUT, 0x07, size_of::<DmaAlloc>());
+pub const ALLOC_DMA: u32 = ioctl_code(IN | OUT, 0x07, size_of::<DmaAlloc>());
 /// ioctl with [`DmaPin`].
-pub const PIN_DMA: u32 = number(IN | OUT, 0x08, size_of::<DmaPin>());
+pub const PIN_DMA: u32 = ioctl_code(IN | OUT, 0x08, size_of::<DmaPin>());
 /// ioctl with [`DmaFree`].
-pub const FREE_DMA: u32 = number(IN, 0x09, size_of::<DmaFree>());
+pub const FREE_DMA: u32 = ioctl_code(IN, 0x09, size_of::<DmaFree>());
 /// ioctl without an argument.
-pub const RESET: u32 = number(0, 0x0a, 0);
+pub const RESET: u32 = ioctl_code(0, 0x0a, 0);

@@ -192,6 +192,25 @@ pub mod opcode {
 #[repr(transparent)]
 pub struct Header(pub u32);
 
+/// Lowest bit of the class in a header.
+const CLASS_SHIFT: u32 = 28;
+/// Bit of a header: the packet is point-to-point.
+const POINT_TO_POINT: u32 = 1 << 27;
+/// Lowest bit of the irq bit in a header.
+const IRQ_SHIFT: u32 = 26;
+/// Lowest bit of the target of a point-to-point packet, and of the tag of another one.
+const TARGET_SHIFT: u32 = 2;
+/// Bits of the target, once shifted.
+const TARGET_MASK: u32 = 0xff_ffff;
+/// Lowest bit of the opcode of a packet that is not point-to-point.
+const OPCODE_SHIFT: u32 = 23;
+/// Lowest bit of the number of operand words, minus 1, of a packet that is not point-to-point.
+const OPERAND_SHIFT: u32 = 16;
+/// Bits of the number of operand words, minus 1, once shifted.
+const OPERAND_MASK: u32 = 0x7f;
+/// Bits of the tag, once shifted.
+const TAG_MASK: u32 = 0x3fff;
+
 /// Bits of the node's address in a point-to-point packet's target.
 const NODE: u32 = 0x1f_ffff;
 /// Bit of a point-to-point packet's target: the target names a core.
@@ -203,7 +222,12 @@ impl Header {
     /// Returns the header of a point-to-point packet to node `target` (24 bits), by the routes of
     /// `class` (4 bits).
     pub const fn point_to_point(class: u32, target: u32, irq: bool) -> Self {
-        Self(((class & 0xf) << 28) | (1 << 27) | ((irq as u32) << 26) | ((target & 0xff_ffff) << 2))
+        Self(
+            ((class & 0xf) << CLASS_SHIFT)
+                | POINT_TO_POINT
+                | ((irq as u32) << IRQ_SHIFT)
+                | ((target & TARGET_MASK) << TARGET_SHIFT),
+        )
     }
 
     /// Returns the header of a point-to-point packet for core `core` (0 to 3) of node `node` (21
@@ -219,30 +243,30 @@ impl Header {
     /// packet with [`opcode::NONE`] is not combined.
     pub const fn collective(class: u32, opcode: u32, operand_words: u32, tag: u32, irq: bool) -> Self {
         Self(
-            ((class & 0xf) << 28)
-                | ((irq as u32) << 26)
-                | ((opcode & 7) << 23)
-                | ((operand_words.wrapping_sub(1) & 0x7f) << 16)
-                | ((tag & 0x3fff) << 2),
+            ((class & 0xf) << CLASS_SHIFT)
+                | ((irq as u32) << IRQ_SHIFT)
+                | ((opcode & 7) << OPCODE_SHIFT)
+                | ((operand_words.wrapping_sub(1) & OPERAND_MASK) << OPERAND_SHIFT)
+                | ((tag & TAG_MASK) << TARGET_SHIFT),
         )
     }
 
     /// Returns the class, 0 to 15.
     pub const fn class(self) -> u32 {
-        self.0 >> 28
+        self.0 >> CLASS_SHIFT
     }
     /// Returns whether this is a point-to-point packet.
     pub const fn is_point_to_point(self) -> bool {
-        self.0 & (1 << 27) != 0
+        self.0 & POINT_TO_POINT != 0
     }
     /// Returns whether the packet requests an interrupt at the receiver.
     pub const fn irq(self) -> bool {
-        self.0 & (1 << 26) != 0
+        self.0 & (1 << IRQ_SHIFT) != 0
     }
     /// Returns the target of a point-to-point packet. Bits 20..0 are the address of the node. If
     /// bit 23 is set, bits 22..21 name a core.
     pub const fn target(self) -> u32 {
-        (self.0 >> 2) & 0xff_ffff
+        (self.0 >> TARGET_SHIFT) & TARGET_MASK
     }
     /// Returns the address of the node that a point-to-point packet is for.
     pub const fn node(self) -> u32 {
@@ -250,20 +274,20 @@ impl Header {
     }
     /// Returns the core that a point-to-point packet is for, if it names one.
     pub const fn core(self) -> Option<u16> {
-        let named = self.is_point_to_point() && self.target() & FOR_CORE != 0;
-        if named { Some(((self.target() >> CORE_SHIFT) & 3) as u16) } else { None }
+        let names_core = self.is_point_to_point() && self.target() & FOR_CORE != 0;
+        if names_core { Some(((self.target() >> CORE_SHIFT) & 3) as u16) } else { None }
     }
     /// Returns the opcode of a collective packet.
     pub const fn opcode(self) -> u32 {
-        (self.0 >> 23) & 7
+        (self.0 >> OPCODE_SHIFT) & 7
     }
     /// Returns the operand size of a collective packet in bytes, 2 to 256.
     pub const fn operand_bytes(self) -> usize {
-        ((((self.0 >> 16) & 0x7f) + 1) * 2) as usize
+        ((((self.0 >> OPERAND_SHIFT) & OPERAND_MASK) + 1) * 2) as usize
     }
     /// Returns the tag of a collective packet.
     pub const fn tag(self) -> u32 {
-        (self.0 >> 2) & 0x3fff
+        (self.0 >> TARGET_SHIFT) & TAG_MASK
     }
     /// Returns the injection checksum mode.
     pub const fn checksum_mode(self) -> u32 {

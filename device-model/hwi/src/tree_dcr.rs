@@ -62,7 +62,9 @@ pub mod status {
     /// Bits 3..0: headers in the receive FIFO.
     pub const RHD_SHIFT: u32 = 0;
 
-    /// Returns the status word for these counts.
+    /// Returns the status word for a send FIFO with `send_quads` and `send_headers`, and a receive
+    /// FIFO with `quads` and `headers`. `irq` says whether the receive FIFO has a packet with the
+    /// irq bit.
     pub const fn word(send_quads: u32, send_headers: u32, quads: u32, irq: bool, headers: u32) -> u32 {
         (limit(send_quads, 0xff) << IPY_SHIFT)
             | (limit(send_headers, 0xf) << IHD_SHIFT)

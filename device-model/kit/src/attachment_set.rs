@@ -4,11 +4,12 @@ use nicforge_core::ids::AttachmentId;
 
 /// A set of attachments with ids below `64 * WORDS`. Other ids are never members.
 ///
-/// The bits of `filled` stand for the words that are not 0, so a search visits no empty word.
-/// `WORDS` is at most 31.
+/// A search visits no empty word. `WORDS` is at most 31.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttachmentSet<const WORDS: usize> {
+    /// A bit for each attachment.
     words: [u64; WORDS],
+    /// A bit for each of `words` that is not 0.
     filled: u32,
 }
 
@@ -76,6 +77,7 @@ impl<const WORDS: usize> AttachmentSet<WORDS> {
     /// Returns the first member from the id `from` on.
     #[inline]
     fn first_from(&self, from: u32) -> Option<AttachmentId> {
+        // Bit 31 is never set, so that an id beyond all words finds none.
         let mut filled = self.filled & (u32::MAX << (from / 64).min(31));
 
         while filled != 0 {

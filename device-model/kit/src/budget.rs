@@ -20,6 +20,7 @@ const MAX_CHARGE: u64 = 5_000_000;
 /// A token bucket of nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Budget {
+    /// Largest number of nanoseconds in the bucket.
     capacity: i64,
     /// Nanoseconds left. The value is negative after a hold that took longer than was left; that
     /// debt is paid back before the next hold.

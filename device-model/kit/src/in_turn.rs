@@ -13,8 +13,9 @@ pub fn in_turn(mask: u64, first: u8) -> Option<u8> {
         return None;
     }
 
-    let ahead = mask & (u64::MAX << (first & 63));
-    Some(if ahead != 0 { ahead } else { mask }.trailing_zeros() as u8)
+    let from_first = mask & (u64::MAX << (first & 63));
+    let candidates = if from_first != 0 { from_first } else { mask };
+    Some(candidates.trailing_zeros() as u8)
 }
 
 #[cfg(test)]

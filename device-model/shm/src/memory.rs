@@ -50,6 +50,7 @@ pub(crate) struct Mapping {
     /// Length for `munmap` in bytes: `len` rounded up to the file's pages.
     mapped: usize,
     access: Access,
+    /// The file's descriptor, for mappings that keep it.
     fd: Option<OwnedFd>,
     guard: Option<Guard>,
 }
@@ -61,6 +62,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
+    /// Maps `[offset, offset + len)` of a file whose pages have `page` bytes.
     fn new(
         fd: BorrowedFd<'_>,
         offset: u64,
@@ -71,7 +73,7 @@ impl Mapping {
         let overflow = MemoryError::Overflow { offset, len: len as u64 };
         let file_offset = i64::try_from(offset).map_err(|_| overflow)?;
         let mapped =
-            len.checked_next_multiple_of(page).filter(|l| *l <= isize::MAX as usize).ok_or(overflow)?;
+            len.checked_next_multiple_of(page).filter(|&n| n <= isize::MAX as usize).ok_or(overflow)?;
         let length = NonZeroUsize::new(mapped).ok_or(MemoryError::Empty)?;
 
         // SAFETY: the call names no address, so that the kernel chooses an unused range.
@@ -86,7 +88,7 @@ impl Mapping {
     fn reserve(len: usize, page: usize, access: Access) -> Result<Self, MemoryError> {
         let overflow = MemoryError::Overflow { offset: 0, len: len as u64 };
         let mapped =
-            len.checked_next_multiple_of(page).filter(|l| *l <= isize::MAX as usize).ok_or(overflow)?;
+            len.checked_next_multiple_of(page).filter(|&n| n <= isize::MAX as usize).ok_or(overflow)?;
         let length = NonZeroUsize::new(mapped).ok_or(MemoryError::Empty)?;
         let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
 
@@ -119,17 +121,17 @@ impl Mapping {
         }
 
         let overflow = MemoryError::Overflow { offset: file_offset, len };
-        let in_file =
+        let mapped_offset =
             file_offset.checked_add(offset).and_then(|at| i64::try_from(at).ok()).ok_or(overflow)?;
         let length = NonZeroUsize::new(len as usize).ok_or(MemoryError::Empty)?;
-        let at = NonZeroUsize::new(self.address.as_ptr() as usize + offset as usize).ok_or(overflow)?;
+        let address = NonZeroUsize::new(self.address.as_ptr() as usize + offset as usize).ok_or(overflow)?;
         let flags = MapFlags::MAP_SHARED | MapFlags::MAP_FIXED;
 
         // SAFETY: replaces a part of the range that this value owns. No other value has an address
         // in it yet.
-        unsafe { mmap(Some(at), length, self.access.protection(), flags, fd, in_file) }
+        unsafe { mmap(Some(address), length, self.access.protection(), flags, fd, mapped_offset) }
             .map(drop)
-            .map_err(|errno| MemoryError::Map { offset: in_file as u64, len, errno })
+            .map_err(|errno| MemoryError::Map { offset: mapped_offset as u64, len, errno })
     }
 
     pub(crate) fn access(&self) -> Access {
@@ -202,9 +204,7 @@ impl SharedMemory {
     }
 
     /// Creates a file as [`SharedMemory::create`] does, of which later mappings are read-only
-    /// (`F_SEAL_FUTURE_WRITE`).
-    ///
-    /// Only the returned mapping can write, as long as it lives.
+    /// (`F_SEAL_FUTURE_WRITE`). Only the returned mapping can write, as long as it lives.
     ///
     /// # Errors
     /// Those of [`SharedMemory::create`].
@@ -334,6 +334,7 @@ impl SharedMemory {
         Ok(Self::from_mapping(mapping))
     }
 
+    /// Maps a file after checks of the range against the file's size and pages.
     fn map_checked(
         fd: BorrowedFd<'_>,
         stat: &FileStat,
@@ -409,7 +410,7 @@ impl SharedMemory {
         self.all.clone()
     }
 
-    /// Returns the sub-range `[offset, offset + len)`. This call checks its bounds.
+    /// Returns the sub-range `[offset, offset + len)`.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`].
@@ -435,8 +436,7 @@ impl SharedMemory {
         self.all.write(offset, data)
     }
 
-    /// Returns the 32-bit word at `offset`, a multiple of 4. This call checks its bounds and
-    /// alignment.
+    /// Returns the 32-bit word at `offset`, a multiple of 4.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::Misaligned`].
@@ -444,8 +444,7 @@ impl SharedMemory {
         self.all.u32(offset)
     }
 
-    /// Returns the 64-bit word at `offset`, a multiple of 8. This call checks its bounds and
-    /// alignment.
+    /// Returns the 64-bit word at `offset`, a multiple of 8.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::Misaligned`].

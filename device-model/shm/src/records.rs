@@ -85,13 +85,13 @@ impl<const STRIDE: usize, W: Borrow<Window>> Records<STRIDE, W> {
     #[inline]
     pub fn header_and_word(&self, number: u64) -> (u64, u64) {
         let header = self.header(number);
-        // SAFETY: as above.
+        // SAFETY: as for the header.
         let word = unsafe { AtomicU64::from_ptr(self.word(number, 1)) }.load(Ordering::Relaxed);
         (header, word)
     }
 
-    /// Loads data of record `number`'s slot, from the first word on. `data` has at most as many
-    /// words as a slot; later ones repeat the slot.
+    /// Loads data of record `number`'s slot, from the first word after the header on. `data` should
+    /// have no more words than follow there; further ones come from the slot's start again.
     #[inline]
     pub fn data(&self, number: u64, data: &mut [[u8; WORD]]) {
         for (index, bytes) in data.iter_mut().enumerate() {
@@ -122,8 +122,9 @@ impl<const STRIDE: usize, W: Borrow<Window>> Records<STRIDE, W> {
         }
     }
 
-    /// Stores data in record `number`'s slot, from the first word on, and then its header with
-    /// release order. `data` has at most as many words as a slot; later ones repeat the slot.
+    /// Stores data in record `number`'s slot, from the first word after the header on, and then its
+    /// header with release order. `data` should have no more words than follow there; further ones
+    /// go to the slot's start again.
     #[inline(always)]
     pub fn put(&self, number: u64, header: u64, data: &[[u8; WORD]]) {
         for (index, bytes) in data.iter().enumerate() {

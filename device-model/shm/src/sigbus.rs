@@ -24,17 +24,30 @@ use crate::memory::Access;
 /// Largest number of guarded mappings of a process.
 pub const MAX_GUARDED_RANGES: usize = CHUNKS * CHUNK;
 
+/// Largest number of chunks of the table.
 const CHUNKS: usize = 64;
+/// Number of slots of a chunk.
 const CHUNK: usize = 1024;
 
 /// One guarded range, protected by a sequence lock: `version` is odd during a write.
 struct GuardSlot {
     version: AtomicU64,
+    /// Address of the first byte.
     start: AtomicUsize,
     /// Length in bytes, or 0 if the slot is free.
     len: AtomicUsize,
     writable: AtomicBool,
+    /// The range was replaced, because the file behind it ended.
     faulted: AtomicBool,
+}
+
+/// A guarded range, as the handler reads it from its slot.
+struct GuardedRange {
+    /// Address of the first byte.
+    start: usize,
+    /// Length in bytes.
+    len: usize,
+    writable: bool,
 }
 
 impl GuardSlot {
@@ -62,7 +75,7 @@ impl GuardSlot {
 
     /// Returns the range if it contains `address`. A slot that is being written does not match: the
     /// range of an accessed address was written earlier, and stays.
-    fn find(&self, address: usize) -> Option<(usize, usize, bool)> {
+    fn find(&self, address: usize) -> Option<GuardedRange> {
         let version = self.version.load(Ordering::Acquire);
         let start = self.start.load(Ordering::Relaxed);
         let len = self.len.load(Ordering::Relaxed);
@@ -72,7 +85,7 @@ impl GuardSlot {
             return None;
         }
 
-        (address.wrapping_sub(start) < len).then_some((start, len, writable))
+        (address.wrapping_sub(start) < len).then_some(GuardedRange { start, len, writable })
     }
 }
 
@@ -81,18 +94,22 @@ type Chunk = [GuardSlot; CHUNK];
 /// Chunks of slots, allocated when they are first needed and kept for good.
 static TABLE: [AtomicPtr<Chunk>; CHUNKS] = [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS];
 /// Free slots. Only registration takes the lock, never the handler.
-static FREE: Mutex<Free> = Mutex::new(Free { chunks: 0, slots: Vec::new() });
+static FREE: Mutex<FreeSlots> = Mutex::new(FreeSlots { chunks: 0, slots: Vec::new() });
 /// Number of ranges replaced since the process started.
 static FAULTS: AtomicU64 = AtomicU64::new(0);
 /// Action for SIGBUS before the handler was installed.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
+/// Whether the handler is installed.
 static INSTALLED: Mutex<bool> = Mutex::new(false);
 
-struct Free {
+/// The slots of the table that no mapping has.
+struct FreeSlots {
+    /// Number of chunks allocated.
     chunks: usize,
     slots: Vec<&'static GuardSlot>,
 }
 
+/// Locks a mutex, also after a panic of a holder: the data are consistent at all times.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -110,6 +127,7 @@ impl Guard {
         Ok(Guard { slot })
     }
 
+    /// Returns whether the range was replaced, because the file behind it ended.
     #[inline]
     pub(crate) fn faulted(&self) -> bool {
         self.slot.faulted.load(Ordering::Acquire)
@@ -177,7 +195,7 @@ pub fn install_sigbus_guard() -> Result<(), GuardError> {
     // SAFETY: filled in by the call, and zeroed before.
     let previous = unsafe { previous.assume_init() };
 
-    // The handler reads it, so it must be set first.
+    // The handler reads `PREVIOUS`, so it must be set before the handler is installed.
     let _ = PREVIOUS.set(previous);
 
     // SAFETY: all zeros is a valid `sigaction`.
@@ -197,6 +215,7 @@ pub fn install_sigbus_guard() -> Result<(), GuardError> {
 /// Handles SIGBUS: replaces the guarded range of the faulting address by zeroed memory. Any other
 /// signal goes to the handler that was installed before.
 extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    // The interrupted code must find its `errno` unchanged.
     let errno = Errno::last_raw();
 
     // SAFETY: the kernel passes a siginfo that is valid while the handler runs.
@@ -232,7 +251,7 @@ fn replace_range(address: usize) -> bool {
         // SAFETY: a chunk is stored after its initialisation, and never freed.
         let chunk = unsafe { &*chunk };
         for slot in chunk {
-            let Some((start, len, writable)) = slot.find(address) else { continue };
+            let Some(GuardedRange { start, len, writable }) = slot.find(address) else { continue };
             let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
             // SAFETY: the range belongs to a guarded mapping. The faulting thread accesses it, and

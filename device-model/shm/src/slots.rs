@@ -25,7 +25,8 @@ use crate::window::Window;
 /// Alignment of a ring, its slots and their payloads in bytes: a cache line, and the widest vector.
 const ALIGN: usize = 64;
 
-/// Packets in one pass of an unrolled loop, which share its overhead.
+/// Number of packets in one iteration of the copy loops, which the compiler unrolls. They share the
+/// loop's overhead.
 const UNROLLED: usize = 4;
 
 /// A ring of slots of `STRIDE` bytes. Each has a payload of `N` bytes, `PAYLOAD_AT` bytes after
@@ -42,7 +43,7 @@ pub struct Slots<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> {
     writable: u32,
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "always false there"))]
     /// The processor has 32-byte moves that the program was not compiled for.
-    wide: bool,
+    has_wide_moves: bool,
 }
 
 impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE, PAYLOAD_AT, N> {
@@ -75,7 +76,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
 
         let writable = if window.is_writable() { count } else { 0 };
 
-        Ok(Self { window, mask: count - 1, writable, wide: copy::has_wide_moves() })
+        Ok(Self { window, mask: count - 1, writable, has_wide_moves: copy::has_wide_moves() })
     }
 
     /// Returns the number of slots.
@@ -112,7 +113,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
     pub fn payload(&self, number: u32, out: &mut [u8; N]) {
         let source = self.slot(number).wrapping_add(PAYLOAD_AT);
         #[cfg(target_arch = "x86_64")]
-        if self.wide {
+        if self.has_wide_moves {
             // SAFETY: the source is in bounds and aligned, and the target is a private array. The
             // processor has AVX.
             return unsafe { Self::payload_wide(source, out) };
@@ -140,7 +141,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
         if self.writable != 0 {
             let control = (u64::from(tag) << 32) | u64::from(number.wrapping_add(1));
             #[cfg(target_arch = "x86_64")]
-            if self.wide {
+            if self.has_wide_moves {
                 // SAFETY: the slot belongs to the ring, which is writable. The processor has AVX.
                 return unsafe { Self::fill_wide(self.slot(number), control, payload) };
             }
@@ -158,28 +159,29 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
             return 0;
         }
 
-        let remaining = (self.writable - (number & self.mask)) as usize;
-        let many = payloads.len().min(remaining);
+        let slots_to_end = (self.writable - (number & self.mask)) as usize;
+        let count = payloads.len().min(slots_to_end);
+        let payloads = &payloads[..count];
         if self.is_last_lap(number) {
-            return self.put_one_by_one(number, tag, &payloads[..many]);
+            return self.put_one_by_one(number, tag, payloads);
         }
 
-        // One addition for each packet counts up the number and keeps the tag above it: there is no
-        // carry before the last number.
-        let control = (u64::from(tag) << 32) | u64::from(number);
-        let (slot, payloads) = (self.slot(number), &payloads[..many]);
+        // One addition for each packet gives its control word: it counts up the number, and carries
+        // nothing into the tag above it before the last lap.
+        let control_before = (u64::from(tag) << 32) | u64::from(number);
+        let slot = self.slot(number);
         #[cfg(target_arch = "x86_64")]
-        if self.wide {
+        if self.has_wide_moves {
             // SAFETY: the ring has as many slots left as there are payloads, and is writable. The
             // processor has AVX.
-            unsafe { Self::put_wide(slot, control, payloads) };
-            return many;
+            unsafe { Self::put_wide(slot, control_before, payloads) };
+            return count;
         }
 
         // SAFETY: the ring has as many slots left as there are payloads, and is writable.
-        unsafe { Self::put_all::<NarrowMoves>(slot, control, payloads) };
+        unsafe { Self::put_all::<NarrowMoves>(slot, control_before, payloads) };
 
-        many
+        count
     }
 
     /// Copies the payloads of packets from `number` on into `targets`. The run ends at a slot that
@@ -189,22 +191,24 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
     /// continues after it with another call.
     #[inline]
     pub fn take_run(&self, number: u32, stop: u32, targets: &mut [[u8; N]]) -> usize {
-        let remaining = (self.count() - (number & self.mask)) as usize;
-        let many = targets.len().min(remaining);
+        let slots_to_end = (self.count() - (number & self.mask)) as usize;
+        let count = targets.len().min(slots_to_end);
+        let targets = &mut targets[..count];
+        // In these bits, a control word must equal the packet's number plus 1.
         let mask = (u64::from(stop) << 32) | u64::from(u32::MAX);
         if self.is_last_lap(number) {
-            return self.take_one_by_one(number, mask, &mut targets[..many]);
+            return self.take_one_by_one(number, mask, targets);
         }
 
-        let (slot, expected, targets) = (self.slot(number), u64::from(number), &mut targets[..many]);
+        let (slot, control_before) = (self.slot(number), u64::from(number));
         #[cfg(target_arch = "x86_64")]
-        if self.wide {
+        if self.has_wide_moves {
             // SAFETY: the ring has as many slots left as there are targets. The processor has AVX.
-            return unsafe { Self::take_wide(slot, mask, expected, targets) };
+            return unsafe { Self::take_wide(slot, mask, control_before, targets) };
         }
 
         // SAFETY: the ring has as many slots left as there are targets.
-        unsafe { Self::take_all::<NarrowMoves>(slot, mask, expected, targets) }
+        unsafe { Self::take_all::<NarrowMoves>(slot, mask, control_before, targets) }
     }
 
     /// Returns whether the numbers wrap to 0 after the ring's last slot.
@@ -213,6 +217,8 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
         number | self.mask == u32::MAX
     }
 
+    /// Fills slots one after the other, and returns their number. It is for the last lap before the
+    /// packet numbers wrap to 0.
     #[cold]
     fn put_one_by_one(&self, number: u32, tag: u32, payloads: &[[u8; N]]) -> usize {
         for (payload, ahead) in payloads.iter().zip(0..) {
@@ -221,17 +227,17 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
         payloads.len()
     }
 
-    /// Takes slots one after the other, up to the first that is not filled. Returns the number
-    /// taken. It is for the last lap before the numbers of the slots wrap.
+    /// Copies packets one after the other, up to the first slot that does not match in the bits of
+    /// `mask`. Returns the number copied. It is for the last lap before the packet numbers wrap to
+    /// 0.
     #[cold]
     fn take_one_by_one(&self, number: u32, mask: u64, targets: &mut [[u8; N]]) -> usize {
         let mut count = 0;
         for target in targets {
             let number = number.wrapping_add(count);
+            let expected = number.wrapping_add(1).into();
             // SAFETY: the slot belongs to the ring.
-            if !unsafe {
-                Self::take_slot::<NarrowMoves>(self.slot(number), mask, number.wrapping_add(1).into(), target)
-            } {
+            if !unsafe { Self::take_slot::<NarrowMoves>(self.slot(number), mask, expected, target) } {
                 break;
             }
             count += 1;
@@ -240,6 +246,8 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
         count as usize
     }
 
+    /// Copies a payload by [`WideMoves`].
+    ///
     /// # Safety
     /// `source` must be the payload of a slot of a ring; the processor must have AVX.
     #[cfg(target_arch = "x86_64")]
@@ -249,6 +257,8 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
         unsafe { WideMoves::from_shared::<N>(out.as_mut_ptr(), source) };
     }
 
+    /// Does the work of [`Slots::fill`] by [`WideMoves`].
+    ///
     /// # Safety
     /// As [`Slots::fill`]; the processor must have AVX.
     #[cfg(target_arch = "x86_64")]
@@ -258,31 +268,36 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
         unsafe { Self::fill::<WideMoves>(slot, control, payload) };
     }
 
+    /// Does the work of [`Slots::put_all`] by [`WideMoves`].
+    ///
     /// # Safety
     /// As [`Slots::put_all`]; the processor must have AVX.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx")]
-    unsafe fn put_wide(slot: *mut u8, control: u64, payloads: &[[u8; N]]) {
+    unsafe fn put_wide(slot: *mut u8, control_before: u64, payloads: &[[u8; N]]) {
         // SAFETY: by this function's contract.
-        unsafe { Self::put_all::<WideMoves>(slot, control, payloads) };
+        unsafe { Self::put_all::<WideMoves>(slot, control_before, payloads) };
     }
 
+    /// Does the work of [`Slots::take_all`] by [`WideMoves`].
+    ///
     /// # Safety
     /// As [`Slots::take_all`]; the processor must have AVX.
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx")]
-    unsafe fn take_wide(slot: *mut u8, mask: u64, expected: u64, targets: &mut [[u8; N]]) -> usize {
+    unsafe fn take_wide(slot: *mut u8, mask: u64, control_before: u64, targets: &mut [[u8; N]]) -> usize {
         // SAFETY: by this function's contract.
-        unsafe { Self::take_all::<WideMoves>(slot, mask, expected, targets) }
+        unsafe { Self::take_all::<WideMoves>(slot, mask, control_before, targets) }
     }
 
-    /// Fills slots from `slot` on. The first control word is `control` plus 1.
+    /// Fills slots from `slot` on. The first control word is `control_before` plus 1.
     ///
     /// # Safety
     /// `slot` and the slots after it must be writable slots of a ring, as many as there are
     /// payloads.
     #[inline(always)]
-    unsafe fn put_all<M: Moves>(mut slot: *mut u8, mut control: u64, payloads: &[[u8; N]]) {
+    unsafe fn put_all<M: Moves>(mut slot: *mut u8, control_before: u64, payloads: &[[u8; N]]) {
+        let mut control = control_before;
         let (groups, rest) = payloads.as_chunks::<UNROLLED>();
         for group in groups {
             for payload in group {
@@ -301,8 +316,9 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
         }
     }
 
-    /// Copies packets from `slot` on. The first control word must be `before` plus 1. Returns the
-    /// number of packets copied.
+    /// Copies packets from `slot` on, up to the first whose control word does not match in the bits
+    /// of `mask`. The first control word must be `control_before` plus 1. Returns the number of
+    /// packets copied.
     ///
     /// # Safety
     /// `slot` and the slots after it must be slots of a ring, as many as there are targets.
@@ -310,17 +326,17 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
     unsafe fn take_all<M: Moves>(
         mut slot: *mut u8,
         mask: u64,
-        before: u64,
+        control_before: u64,
         targets: &mut [[u8; N]],
     ) -> usize {
-        let mut expected = before;
+        let mut expected = control_before;
         let (groups, rest) = targets.as_chunks_mut::<UNROLLED>();
         for group in groups {
             for target in group {
                 expected += 1;
                 // SAFETY: by this function's contract.
                 if !unsafe { Self::take_slot::<M>(slot, mask, expected, target) } {
-                    return (expected - 1 - before) as usize;
+                    return (expected - 1 - control_before) as usize;
                 }
                 slot = slot.wrapping_add(STRIDE);
             }
@@ -330,14 +346,16 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
             expected += 1;
             // SAFETY: by this function's contract.
             if !unsafe { Self::take_slot::<M>(slot, mask, expected, target) } {
-                return (expected - 1 - before) as usize;
+                return (expected - 1 - control_before) as usize;
             }
             slot = slot.wrapping_add(STRIDE);
         }
 
-        (expected - before) as usize
+        (expected - control_before) as usize
     }
 
+    /// Fills a slot: copies the payload, and then stores the control word with release order.
+    ///
     /// # Safety
     /// `slot` must be a writable slot of a ring.
     #[inline(always)]
@@ -348,7 +366,8 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
         unsafe { AtomicU64::from_ptr(slot.cast()) }.store(control, Ordering::Release);
     }
 
-    /// Copies the payload if the control word equals `expected` in the bits of `mask`.
+    /// Copies the payload if the control word equals `expected` in the bits of `mask`. Returns
+    /// whether it does.
     ///
     /// # Safety
     /// `slot` must be a slot of a ring.

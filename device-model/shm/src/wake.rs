@@ -55,6 +55,7 @@ pub enum WakeError {
     },
 }
 
+/// Calls `membarrier` with a command.
 fn membarrier(command: c_int) -> Result<c_long, Errno> {
     // SAFETY: takes three integers and writes no memory.
     Errno::result(unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) })
@@ -113,10 +114,10 @@ impl Membarrier {
     /// Queries the kernel for the best form of the barrier.
     pub fn open() -> Self {
         let commands = membarrier(QUERY).unwrap_or(0) as c_int;
-        let works = |command| commands & command != 0 && membarrier(command).is_ok();
-        let kind = if works(GLOBAL_EXPEDITED) {
+        let is_available = |command| commands & command != 0 && membarrier(command).is_ok();
+        let kind = if is_available(GLOBAL_EXPEDITED) {
             BarrierKind::GlobalExpedited
-        } else if works(GLOBAL) {
+        } else if is_available(GLOBAL) {
             BarrierKind::Global
         } else {
             BarrierKind::WriterMustFence

@@ -85,6 +85,8 @@ word_accessors! {
 }
 
 impl Window {
+    /// Returns the window of `len` bytes at `base`.
+    ///
     /// # Safety
     /// `[base, base + len)` must lie in `mapping`.
     pub(crate) unsafe fn from_raw(base: *mut u8, len: usize, mapping: Arc<Mapping>) -> Self {
@@ -92,10 +94,12 @@ impl Window {
         Window { base, len, writable, mapping }
     }
 
+    /// Returns the mapping that the window lies in.
     pub(crate) fn mapping(&self) -> &Mapping {
         &self.mapping
     }
 
+    /// Returns a handle that keeps the mapping alive.
     pub(crate) fn mapping_handle(&self) -> Arc<Mapping> {
         self.mapping.clone()
     }
@@ -165,7 +169,7 @@ impl Window {
     }
 
     /// Loads a record as [`Window::store_record`] stores it: the header with *acquire* order, then
-    /// the word, which belongs to that header or a later one.
+    /// the word, which belongs to that header or a later one. Returns the header and the word.
     ///
     /// # Errors
     /// Those of the word loads.
@@ -327,6 +331,7 @@ impl Window {
         Ok(())
     }
 
+    /// Returns the address of `len` bytes at `offset`, if they lie in the window.
     #[inline]
     fn at(&self, offset: u64, len: u64) -> Result<*mut u8, MemoryError> {
         let size = self.len as u64;
@@ -337,6 +342,7 @@ impl Window {
         Ok(unsafe { self.base.add(offset as usize) })
     }
 
+    /// Returns the address as [`Window::at`] does, if stores are allowed, too.
     #[inline]
     fn at_mut(&self, offset: u64, len: u64) -> Result<*mut u8, MemoryError> {
         let size = self.writable as u64;
@@ -347,6 +353,8 @@ impl Window {
         Ok(unsafe { self.base.add(offset as usize) })
     }
 
+    /// Returns the address of `align` bytes at `offset`, if they lie in the window and are aligned
+    /// to their size in memory.
     #[inline]
     fn aligned(&self, offset: u64, align: u64) -> Result<*mut u8, MemoryError> {
         let address = self.at(offset, align)?;
@@ -356,6 +364,7 @@ impl Window {
         Ok(address)
     }
 
+    /// Returns the address as [`Window::aligned`] does, if stores are allowed, too.
     #[inline]
     fn aligned_mut(&self, offset: u64, align: u64) -> Result<*mut u8, MemoryError> {
         let address = self.at_mut(offset, align)?;
@@ -365,6 +374,7 @@ impl Window {
         Ok(address)
     }
 
+    /// Returns the reason why an access was refused.
     #[cold]
     fn refused(&self, offset: u64, len: u64) -> MemoryError {
         let size = self.len as u64;

@@ -36,17 +36,21 @@ pub struct EventSender<'a, E> {
     incarnation: &'a Incarnation,
 }
 
-/// Returns both ends of new FIFOs.
-pub(super) fn ends<C, E>(
+/// Returns both ends of new FIFOs, for a new incarnation.
+pub(super) fn new_ends<C, E>(
     spec: &CompanionSpec,
     incarnation: &Arc<Incarnation>,
 ) -> (DeviceEnd<C, E>, CompanionEnd<C, E>) {
-    let (command_sender, commands) = RingBuffer::new(spec.commands);
-    let (event_sender, events) = RingBuffer::new(spec.events);
+    let (command_sender, command_receiver) = RingBuffer::new(spec.commands);
+    let (event_sender, event_receiver) = RingBuffer::new(spec.events);
 
     (
-        DeviceEnd { commands: command_sender, events, incarnation: Arc::clone(incarnation) },
-        CompanionEnd { commands, events: event_sender, incarnation: Arc::clone(incarnation) },
+        DeviceEnd { commands: command_sender, events: event_receiver, incarnation: Arc::clone(incarnation) },
+        CompanionEnd {
+            commands: command_receiver,
+            events: event_sender,
+            incarnation: Arc::clone(incarnation),
+        },
     )
 }
 
@@ -67,7 +71,8 @@ impl<C, E> DeviceEnd<C, E> {
         Ok(())
     }
 
-    /// Takes the next event. A companion that hung has none, even if it returns.
+    /// Takes the next event. The events of a companion that hung are not delivered, even if its
+    /// poll returns later.
     #[inline]
     pub fn receive(&mut self) -> Option<E> {
         if self.incarnation.is_hung() {
@@ -75,13 +80,14 @@ impl<C, E> DeviceEnd<C, E> {
         }
 
         let event = self.events.pop().ok()?;
-        // The companion may wait for room.
+        // The companion may wait for room for another event.
         self.incarnation.wake_companion();
 
         Some(event)
     }
 
-    /// Returns the next event, which stays in the FIFO. A companion that hung has none.
+    /// Returns the next event, which stays in the FIFO. The events of a companion that hung are not
+    /// delivered.
     #[inline]
     pub fn front(&self) -> Option<&E> {
         if self.incarnation.is_hung() { None } else { self.events.peek().ok() }

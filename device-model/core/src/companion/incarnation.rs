@@ -15,11 +15,11 @@ use std::{
 use super::{
     Companion, CompanionEnd, CompanionStatus, Halt,
     signal::{Awake, Signal},
-    signals::Notes,
+    signals::CompanionFlags,
 };
 use crate::{panic::message_of, progress::Progress};
 
-/// About how many commands one poll on a thread may handle.
+/// Budget of one poll on a thread: about this many commands.
 const POLL_BUDGET: u32 = 64;
 /// Longest sleep of a companion's thread. It bounds the delay of a companion that looks at
 /// something else than its commands.
@@ -39,16 +39,19 @@ pub(super) enum Phase {
 
 /// The state by which companions wake a machine.
 pub(super) struct MachineFlags {
+    /// Whether the machine is awake, and needs no wake-up.
     pub(super) awake: Awake,
+    /// Wakes the holder of the machine.
     pub(super) waker: Waker,
 }
 
 /// The shared state of an incarnation.
 pub(super) struct Incarnation {
+    /// Number of this incarnation among those of its companion, from 1.
     epoch: u32,
     machine: Arc<MachineFlags>,
-    /// The companion's work flag, which tells the machine to poll the companion or to end it.
-    notes: Notes,
+    /// The companion's flags. Its work flag tells the machine to poll the companion or to end it.
+    flags: CompanionFlags,
     /// Raised when the companion has sent an event or halted, until the machine takes it.
     signal: Signal,
     /// The machine's steps poll the companion.
@@ -68,14 +71,19 @@ pub(super) struct Incarnation {
 }
 
 impl Incarnation {
-    pub(super) fn new(epoch: u32, machine: Arc<MachineFlags>, notes: Notes, is_stepped: bool) -> Self {
+    pub(super) fn new(
+        epoch: u32,
+        machine: Arc<MachineFlags>,
+        flags: CompanionFlags,
+        is_stepped: bool,
+    ) -> Self {
         // Every companion is polled once after its start.
-        notes.note_work();
+        flags.note_work();
         Self {
             epoch,
             machine,
-            signal: notes.signal(),
-            notes,
+            signal: flags.signal(),
+            flags,
             is_stepped,
             has_ended: AtomicBool::new(false),
             is_hung: AtomicBool::new(false),
@@ -133,7 +141,7 @@ impl Incarnation {
     /// Ends the incarnation. The companion's thread ends after the poll that is in progress.
     pub(super) fn end(&self) {
         self.has_ended.store(true, Ordering::Release);
-        self.notes.note_work();
+        self.flags.note_work();
         self.wake_companion();
     }
 
@@ -166,7 +174,7 @@ impl Incarnation {
     #[inline]
     pub(super) fn wake_companion(&self) {
         if self.is_stepped {
-            self.notes.note_work();
+            self.flags.note_work();
         } else if let Some(thread) = self.thread.get() {
             thread.unpark();
         }
@@ -186,7 +194,7 @@ impl Incarnation {
         self.set_phase(Phase::Polling);
         self.polls.fetch_add(1, Ordering::Release);
 
-        // Unwind safety: the callers do not poll a companion that panicked again, only drop it.
+        // Unwind safety: a companion that has panicked is not polled again, only dropped.
         match panic::catch_unwind(AssertUnwindSafe(|| body.poll(budget))) {
             Ok(progress) => {
                 self.set_phase(Phase::Waiting);
@@ -244,12 +252,12 @@ pub(super) trait Body: Send {
 }
 
 /// The [`Body`] of one type of companions.
-pub(super) struct Typed<C: Companion> {
+pub(super) struct TypedBody<C: Companion> {
     pub(super) companion: C,
     pub(super) end: CompanionEnd<C::Command, C::Event>,
 }
 
-impl<C: Companion> Body for Typed<C> {
+impl<C: Companion> Body for TypedBody<C> {
     fn poll(&mut self, budget: u32) -> Progress {
         self.companion.poll(&mut self.end, budget)
     }

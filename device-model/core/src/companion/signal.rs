@@ -56,8 +56,8 @@ impl Signal {
     /// Raises the signal. Returns whether the caller must wake the machine.
     #[inline]
     pub(super) fn raise(&self, machine: &Awake) -> bool {
-        // The machine has not taken the signal yet. The call that raised it has looked, or looks,
-        // whether the machine needs a wake-up.
+        // A signal that is raised already has not been taken yet. The call that raised it wakes the
+        // machine if necessary.
         if self.word.fetch_or(self.bit, Ordering::AcqRel) & self.bit != 0 {
             return false;
         }

@@ -1,5 +1,5 @@
-//! Work flags of the companions for their machine: which of them have work, and which have
-//! an unreported event for their device.
+//! Flags of the companions for their machine: which of them have work, and which have an unreported
+//! event for their device.
 //!
 //! A machine can have thousands of companions, few of which have anything in a step. Each has a bit
 //! in a word that it shares with others, so that the machine looks at a word for 64 of them.
@@ -24,18 +24,18 @@ struct Group {
 
 /// The flags of all companions of a machine.
 #[derive(Default)]
-pub(super) struct Signals {
+pub(super) struct FlagGroups {
     groups: Vec<Arc<Group>>,
 }
 
 /// The flags of one companion, which all its incarnations share.
 #[derive(Clone)]
-pub(super) struct Notes {
+pub(super) struct CompanionFlags {
     group: Arc<Group>,
     bit: u64,
 }
 
-impl Notes {
+impl CompanionFlags {
     /// Sets the companion's work flag: the machine polls the companion in its next step, or ends
     /// it.
     #[inline]
@@ -50,24 +50,24 @@ impl Notes {
     }
 }
 
-impl Signals {
+impl FlagGroups {
     /// Returns the flags of companion `index`, and allocates its group if necessary.
-    pub(super) fn of(&mut self, index: usize) -> Notes {
+    pub(super) fn flags_of(&mut self, index: usize) -> CompanionFlags {
         let group = index / GROUP;
         if group >= self.groups.len() {
             let new = || Arc::new(Group { work: AtomicU64::new(0), signals: signal::new_word() });
             self.groups.resize_with(group + 1, new);
         }
-        Notes { group: Arc::clone(&self.groups[group]), bit: 1 << (index % GROUP) }
+        CompanionFlags { group: Arc::clone(&self.groups[group]), bit: 1 << (index % GROUP) }
     }
 
     /// Returns whether a companion has work, or an unreported event for its device.
-    pub(super) fn is_any(&self) -> bool {
-        self.groups.iter().any(|group| group.work.load(Ordering::Relaxed) != 0) || self.is_any_signalled()
+    pub(super) fn has_any(&self) -> bool {
+        self.groups.iter().any(|group| group.work.load(Ordering::Relaxed) != 0) || self.has_signal()
     }
 
     /// Returns whether a companion has an unreported event for its device.
-    pub(super) fn is_any_signalled(&self) -> bool {
+    pub(super) fn has_signal(&self) -> bool {
         self.groups.iter().any(|group| signal::is_any_raised(&group.signals))
     }
 
@@ -75,9 +75,10 @@ impl Signals {
     /// flags.
     #[inline]
     pub(super) fn take_work(&self, take: impl FnMut(usize)) {
-        let is_any = |group: &Group| group.work.load(Ordering::Relaxed) != 0;
+        // The load spares most groups the swap.
+        let has_work = |group: &Group| group.work.load(Ordering::Relaxed) != 0;
         self.for_each_taken(
-            |group| if is_any(group) { group.work.swap(0, Ordering::Acquire) } else { 0 },
+            |group| if has_work(group) { group.work.swap(0, Ordering::Acquire) } else { 0 },
             take,
         );
     }
@@ -115,26 +116,26 @@ mod tests {
 
     #[test]
     fn work_flags_of_several_groups_are_taken_once_in_ascending_order() {
-        let mut signals = Signals::default();
-        let notes = [200, 64, 63, 0].map(|index| signals.of(index));
-        assert!(!signals.is_any());
+        let mut signals = FlagGroups::default();
+        let flags = [200, 64, 63, 0].map(|index| signals.flags_of(index));
+        assert!(!signals.has_any());
 
-        notes.iter().for_each(Notes::note_work);
-        notes[1].note_work();
-        assert!(signals.is_any() && !signals.is_any_signalled());
+        flags.iter().for_each(CompanionFlags::note_work);
+        flags[1].note_work();
+        assert!(signals.has_any() && !signals.has_signal());
         assert_eq!(taken(|take| signals.take_work(take)), [0, 63, 64, 200]);
         assert!(taken(|take| signals.take_work(take)).is_empty());
     }
 
     #[test]
     fn raised_signals_are_taken_once() {
-        let mut signals = Signals::default();
-        let (first, other) = (signals.of(3).signal(), signals.of(70).signal());
+        let mut signals = FlagGroups::default();
+        let (first, other) = (signals.flags_of(3).signal(), signals.flags_of(70).signal());
         let awake = signal::Awake::new();
         assert!(!first.raise(&awake) && !other.raise(&awake));
 
-        assert!(signals.is_any_signalled());
+        assert!(signals.has_signal());
         assert_eq!(taken(|take| signals.take_signals(take)), [3, 70]);
-        assert!(!signals.is_any());
+        assert!(!signals.has_any());
     }
 }

@@ -5,10 +5,10 @@ use std::{sync::Arc, task::Waker, thread};
 use super::{
     COMPANION_LIMIT, Companion, CompanionError, CompanionMode, CompanionReport, CompanionSpec,
     CompanionStatus, DeviceEnd, MAX_ABANDONED, MAX_COMPANIONS, MAX_MESSAGES,
-    ends::ends,
-    incarnation::{Body, Incarnation, MachineFlags, Phase, Typed},
+    ends::new_ends,
+    incarnation::{Body, Incarnation, MachineFlags, Phase, TypedBody},
     signal::Awake,
-    signals::Signals,
+    signals::FlagGroups,
 };
 use crate::{ids::FunctionId, progress::Progress, time::Nanos};
 
@@ -19,13 +19,14 @@ const CHECKS_PER_LIMIT: u64 = 8;
 
 /// The companions of all functions of a machine.
 pub(crate) struct Companions {
+    /// Where companions run that start from now on.
     mode: CompanionMode,
-    flags: Arc<MachineFlags>,
+    machine_flags: Arc<MachineFlags>,
     /// Longest poll on a thread, in nanoseconds.
     limit: u64,
     companions: Vec<NamedCompanion>,
-    /// Work flags of the companions, by their index in `companions`.
-    signals: Signals,
+    /// The flags of the companions, by their index in `companions`.
+    companion_flags: FlagGroups,
     /// A companion has been started on a thread.
     has_threads: bool,
     /// Time of the next check of the threads.
@@ -46,6 +47,7 @@ struct NamedCompanion {
 /// The current incarnation of a companion.
 struct Supervised {
     incarnation: Arc<Incarnation>,
+    /// Where the incarnation runs.
     mode: CompanionMode,
     /// The companion, if the machine's steps poll it and it has not panicked.
     stepped: Option<Box<dyn Body>>,
@@ -60,10 +62,10 @@ impl Companions {
     pub(crate) fn new() -> Self {
         Self {
             mode: CompanionMode::Stepped,
-            flags: flags(Waker::noop().clone()),
+            machine_flags: new_machine_flags(Waker::noop().clone()),
             limit: COMPANION_LIMIT,
             companions: Vec::new(),
-            signals: Signals::default(),
+            companion_flags: FlagGroups::default(),
             has_threads: false,
             next_check: Nanos::ZERO,
         }
@@ -72,7 +74,7 @@ impl Companions {
     /// Sets where incarnations run that begin from now on, and the waker of the machine's holder.
     pub(crate) fn set_mode(&mut self, mode: CompanionMode, waker: Waker) {
         self.mode = mode;
-        self.flags = flags(waker);
+        self.machine_flags = new_machine_flags(waker);
     }
 
     /// Sets the longest poll on a thread, at least [`CHECKS_PER_LIMIT`] nanoseconds.
@@ -94,27 +96,27 @@ impl Companions {
         companion: C,
     ) -> Result<DeviceEnd<C::Command, C::Event>, CompanionError> {
         let name = spec.name;
-        let sizes = 1..=MAX_MESSAGES;
-        if !sizes.contains(&spec.commands) || !sizes.contains(&spec.events) {
+        let allowed_sizes = 1..=MAX_MESSAGES;
+        if !allowed_sizes.contains(&spec.commands) || !allowed_sizes.contains(&spec.events) {
             return Err(CompanionError::Size { name });
         }
 
         let mode = if self.mode == CompanionMode::Threads { spec.mode } else { CompanionMode::Stepped };
-        let flags = Arc::clone(&self.flags);
+        let machine_flags = Arc::clone(&self.machine_flags);
         let index = self.index_of(function, name)?;
-        let signal = self.signals.of(index);
+        let companion_flags = self.companion_flags.flags_of(index);
         let entry = &mut self.companions[index];
         entry.end_current();
-        let count = entry.earlier.len();
-        if count >= MAX_ABANDONED {
-            return Err(CompanionError::Abandoned { name, count });
+        let abandoned = entry.earlier.len();
+        if abandoned >= MAX_ABANDONED {
+            return Err(CompanionError::Abandoned { name, count: abandoned });
         }
 
         entry.epoch = entry.epoch.wrapping_add(1);
         let is_stepped = mode == CompanionMode::Stepped;
-        let incarnation = Arc::new(Incarnation::new(entry.epoch, flags, signal, is_stepped));
-        let (device_end, end) = ends(&spec, &incarnation);
-        let body: Box<dyn Body> = Box::new(Typed { companion, end });
+        let incarnation = Arc::new(Incarnation::new(entry.epoch, machine_flags, companion_flags, is_stepped));
+        let (device_end, end) = new_ends(&spec, &incarnation);
+        let body: Box<dyn Body> = Box::new(TypedBody { companion, end });
 
         let stepped = match mode {
             CompanionMode::Stepped => Some(body),
@@ -155,13 +157,13 @@ impl Companions {
 
     /// Reports that the machine is awake: it looks at the incarnations in this step.
     pub(crate) fn begin_step(&self) {
-        self.flags.awake.begin_step();
+        self.machine_flags.awake.begin_step();
     }
 
     /// Polls the stepped companions that have work. Returns whether one of them has more.
     pub(crate) fn poll(&mut self, budget: u32) -> bool {
         let (mut busy, companions) = (false, &mut self.companions);
-        self.signals.take_work(|index| {
+        self.companion_flags.take_work(|index| {
             let Some(entry) = companions.get_mut(index) else { return };
             if entry.current.as_ref().is_some_and(|current| current.incarnation.has_ended()) {
                 entry.end_current();
@@ -174,12 +176,12 @@ impl Companions {
     /// Returns whether a stepped companion has work, or a companion has an unreported event for its
     /// device.
     pub(crate) fn has_work(&self) -> bool {
-        self.signals.is_any()
+        self.companion_flags.has_any()
     }
 
     /// Calls `wake` with each function whose companion has sent an event or halted.
     pub(crate) fn take_woken(&mut self, mut wake: impl FnMut(FunctionId)) {
-        self.signals.take_signals(|index| {
+        self.companion_flags.take_signals(|index| {
             if let Some(entry) = self.companions.get(index) {
                 wake(entry.function);
             }
@@ -207,16 +209,18 @@ impl Companions {
     }
 
     /// Reports that the machine may sleep until `time`. Returns the time at which it must step
-    /// again at the latest: at once if a companion has sent an event by now.
+    /// again at the latest, or `None` if it must step at once, because a companion has sent an
+    /// event.
     pub(crate) fn end_step(&self, time: Nanos) -> Option<Nanos> {
-        self.flags.awake.end_step();
-        if self.signals.is_any_signalled() {
+        self.machine_flags.awake.end_step();
+        if self.companion_flags.has_signal() {
             return None;
         }
 
+        // A poll on a thread may hang, so the machine must step for the next check of the threads.
         let mut current = self.companions.iter().filter_map(|entry| entry.current.as_ref());
-        let is_watched = self.has_threads && current.any(Supervised::is_watched);
-        Some(if is_watched { time.min(self.next_check) } else { time })
+        let needs_check = self.has_threads && current.any(Supervised::needs_check);
+        Some(if needs_check { time.min(self.next_check) } else { time })
     }
 
     /// Returns the companions of a function.
@@ -248,6 +252,7 @@ impl NamedCompanion {
         current.incarnation.end();
         match current.stepped.take() {
             Some(body) => current.incarnation.drop_body(body),
+            // A thread drops its companion itself.
             None if current.incarnation.phase() == Phase::Over => {}
             None => self.earlier.push(Arc::clone(&current.incarnation)),
         }
@@ -274,7 +279,7 @@ impl Supervised {
 
     /// Returns whether the companion is in a poll on its thread, so that the machine must check
     /// again.
-    fn is_watched(&self) -> bool {
+    fn needs_check(&self) -> bool {
         self.stepped.is_none() && !self.incarnation.is_hung() && self.incarnation.phase() == Phase::Polling
     }
 
@@ -282,14 +287,14 @@ impl Supervised {
     /// has become too long.
     fn measure_poll(&mut self, now: Nanos, limit: u64) -> bool {
         let polls = self.incarnation.polls();
-        let passed = now.0.saturating_sub(self.last_check.0).min(limit / CHECKS_PER_LIMIT);
+        let counted_time = now.0.saturating_sub(self.last_check.0).min(limit / CHECKS_PER_LIMIT);
         self.last_check = now;
-        if !self.is_watched() || polls != self.polls {
+        if !self.needs_check() || polls != self.polls {
             (self.polls, self.time_in_poll) = (polls, 0);
             return false;
         }
 
-        self.time_in_poll += passed;
+        self.time_in_poll += counted_time;
         // The limit, rounded down to what whole checks can add up to.
         self.time_in_poll >= limit / CHECKS_PER_LIMIT * CHECKS_PER_LIMIT
     }
@@ -305,7 +310,7 @@ impl Drop for Supervised {
 }
 
 /// Returns the flags of a machine that is awake and whose holder has this waker.
-fn flags(waker: Waker) -> Arc<MachineFlags> {
+fn new_machine_flags(waker: Waker) -> Arc<MachineFlags> {
     Arc::new(MachineFlags { awake: Awake::new(), waker })
 }
 

@@ -7,7 +7,7 @@
 use super::{Context, check_may_dma, has_writes_in_flight};
 use crate::{
     attachment::Attachment,
-    dma::{DmaError, WordUpdate},
+    dma::{DmaAccess, DmaError, WordUpdate},
     ids::AttachmentId,
     trace::Event,
 };
@@ -38,7 +38,7 @@ impl Context<'_> {
             attachment.counters.dma_read_bytes += out.len() as u64;
         }
 
-        self.finish(attachment_id, out.len(), result, &[Event::DmaRead { iova, length: out.len() }])
+        self.record_access(attachment_id, out.len(), result, &[Event::DmaRead { iova, length: out.len() }])
     }
 
     /// Copies `data`, at most [`crate::dma::MAX_DMA`] bytes, to client memory at `iova`. Order and
@@ -59,7 +59,7 @@ impl Context<'_> {
             attachment.counters.dma_written_bytes += data.len() as u64;
         }
 
-        self.finish(attachment_id, data.len(), result, &[Event::DmaWrite { iova, length: data.len() }])
+        self.record_access(attachment_id, data.len(), result, &[Event::DmaWrite { iova, length: data.len() }])
     }
 
     /// Changes the 64-bit word of client memory at `iova`, a multiple of 8, by one atomic
@@ -91,13 +91,13 @@ impl Context<'_> {
         }
 
         let events = [Event::DmaRead { iova, length: WORD }, Event::DmaWrite { iova, length: WORD }];
-        self.finish(attachment_id, WORD, result, &events)
+        self.record_access(attachment_id, WORD, result, &events)
     }
 
-    /// Charges an access to the step, counts its error, and traces it. It does none of that for an
-    /// access that the device must repeat, or carry out by messages.
+    /// Adds the bytes of an access to those of the machine's step, counts its error, and traces it.
+    /// It does none of that for an access that the device must repeat, or carry out by messages.
     #[inline]
-    fn finish<T>(
+    fn record_access<T>(
         &mut self,
         attachment_id: AttachmentId,
         length: usize,
@@ -108,6 +108,7 @@ impl Context<'_> {
             Ok(_) => self.shared.touched += length,
             Err(DmaError::Remote { .. } | DmaError::Busy) => return result,
             Err(error) => {
+                // The file behind the memory ended, but the bytes before its end were copied.
                 if matches!(error, DmaError::Faulted { .. }) {
                     self.shared.touched += length;
                 }
@@ -128,7 +129,7 @@ impl Context<'_> {
 /// Checks that a write to mapped memory is allowed, and overtakes no write by message.
 fn check_may_write(attachment: &Attachment, iova: u64, length: usize) -> Result<(), DmaError> {
     check_may_dma(attachment)?;
-    if has_writes_in_flight(attachment) && attachment.dma.is_local(iova, length, true)? {
+    if has_writes_in_flight(attachment) && attachment.dma.is_local(iova, length, DmaAccess::Write)? {
         return Err(DmaError::Busy);
     }
     Ok(())

@@ -1,7 +1,10 @@
 //! Reads that a device no longer wants.
 
 use super::{Context, Outgoing};
-use crate::ids::{AttachmentId, DmaToken};
+use crate::{
+    attachment::RemoteRead,
+    ids::{AttachmentId, DmaToken},
+};
 
 impl Context<'_> {
     /// Forgets all DMA reads of an attachment that are in progress, as a soft reset does: no
@@ -28,16 +31,16 @@ impl Context<'_> {
         let Some(tenant) = attachment.and_then(|attachment| attachment.tenant.as_mut()) else { return };
         let reads = &mut tenant.remote_reads;
         // A forgotten read has no token.
-        let forgotten_before = reads.iter().filter(|read| read.token.is_none()).count();
+        let count_forgotten = |reads: &[RemoteRead]| reads.iter().filter(|read| read.token.is_none()).count();
+        let forgotten_before = count_forgotten(reads);
         for read in &mut *reads {
             read.token = read.token.filter(|&token| !forgets(token));
         }
-
-        if reads.iter().filter(|read| read.token.is_none()).count() == forgotten_before {
+        if count_forgotten(reads) == forgotten_before {
             return;
         }
 
-        // A message that has not left need not be sent, and its room is free at once.
+        // A message that has not been sent is dropped, and no longer counts against the limit.
         let owner = (self.function.id, attachment_id);
         self.shared.outgoing.retain(|message| {
             let Outgoing::DmaRead { id, function, attachment, .. } = message else { return true };

@@ -38,7 +38,10 @@ pub(crate) struct FunctionState {
     pub(crate) clients_sleep: bool,
     /// The device has only passed packets on in this turn.
     pub(crate) is_transit: bool,
+    /// Earliest time at which the device has asked for a step during the call in progress, or
+    /// [`Nanos::NEVER`].
     pub(crate) wake_at: Nanos,
+    /// Finished DMA reads whose results the device has not received.
     pub(crate) completions: VecDeque<Completion>,
     /// Heads of the rings of the clients that are not cold, in the order in which a turn drains
     /// them.

@@ -17,7 +17,7 @@ pub(crate) use self::{
 use crate::{
     attachment::{Attachment, RemoteRead},
     companion::{Companion, CompanionError, CompanionSpec, DeviceEnd},
-    dma::{DmaError, DmaLease, DmaPiece, GuestMemoryView, MAX_DMA, Term},
+    dma::{DmaAccess, DmaError, DmaLease, DmaPiece, GuestMemoryView, MAX_DMA, Term},
     fabric::{Fabric, Ports},
     ids::{AttachmentId, DmaToken, FunctionId},
     interrupt::Raised,
@@ -112,11 +112,11 @@ impl Context<'_> {
 
         let rises = asserted && !attachment.intx;
         attachment.counters.interrupts += u64::from(rises);
-        let changes = asserted != attachment.intx;
+        let has_changed = asserted != attachment.intx;
         attachment.intx = asserted;
         attachment.config.set_interrupt_status(asserted);
         attachment.drive_intx();
-        if changes {
+        if has_changed {
             self.shared.trace(self.function.id, attachment_id, Event::Intx { asserted });
         }
     }
@@ -149,12 +149,12 @@ impl Context<'_> {
             return Ok(());
         };
 
-        let remote = attachment.tenant.as_ref().map_or(0, |tenant| tenant.remote_reads.len());
-        if remote + attachment.waiting_reads >= MAX_REMOTE {
+        let sent_reads = attachment.tenant.as_ref().map_or(0, |tenant| tenant.remote_reads.len());
+        if sent_reads + attachment.waiting_reads >= MAX_REMOTE {
             return Err(DmaError::Busy);
         }
 
-        let result = match check_dma(attachment, iova, length, false) {
+        let result = match check_dma(attachment, iova, length, DmaAccess::Read) {
             Ok(DmaPath::Local) => {
                 let mut buffer = self.shared.take_buffer().ok_or(DmaError::Busy)?;
                 self.shared.touched += length;
@@ -208,7 +208,7 @@ impl Context<'_> {
     pub fn dma_write(&mut self, attachment_id: AttachmentId, iova: u64, data: &[u8]) -> Result<(), DmaError> {
         let attachment =
             self.function.attachments.get_mut(usize::from(attachment_id.0)).ok_or(DmaError::Gone)?;
-        let result = match check_dma(attachment, iova, data.len(), true) {
+        let result = match check_dma(attachment, iova, data.len(), DmaAccess::Write) {
             Ok(DmaPath::Local) if has_writes_in_flight(attachment) => return Err(DmaError::Busy),
             Ok(DmaPath::Local) => {
                 self.shared.touched += data.len();
@@ -216,8 +216,8 @@ impl Context<'_> {
             }
             Ok(DmaPath::Remote) => {
                 let tenant = attachment.tenant.as_mut().ok_or(DmaError::Gone)?;
-                // A held interrupt is delivered once no write is in flight. New writes would delay
-                // it without end.
+                // A held interrupt is delivered once no write is in flight. New writes would
+                // delay it without end.
                 if attachment.interrupts.has_held() || tenant.remote_writes.len() >= MAX_REMOTE {
                     return Err(DmaError::Busy);
                 }
@@ -286,7 +286,7 @@ impl Context<'_> {
         tenant.map_or(0, |tenant| tenant.remote_writes.len())
     }
 
-    /// Leases `length` bytes of client memory at `iova`, for writing or for reading. They may lie
+    /// Leases `length` bytes of client memory at `iova`, for reading or for writing. They may lie
     /// in several adjacent mappings. [`DmaLease`] states what a lease permits.
     ///
     /// # Errors
@@ -297,12 +297,12 @@ impl Context<'_> {
         attachment_id: AttachmentId,
         iova: u64,
         length: u64,
-        write: bool,
+        access: DmaAccess,
     ) -> Result<DmaLease, DmaError> {
         let attachment =
             self.function.attachments.get_mut(usize::from(attachment_id.0)).ok_or(DmaError::Gone)?;
         check_may_dma(attachment)?;
-        attachment.dma.lease(iova, length, write)
+        attachment.dma.lease(iova, length, access)
     }
 
     /// Returns the longest prefix of `length` bytes of client memory at `iova` that is of one kind:
@@ -331,7 +331,7 @@ impl Context<'_> {
     /// # Errors
     /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and those of
     /// [`crate::dma::DmaMap::count_mappings`].
-    pub fn dma_mappings(
+    pub fn count_dma_mappings(
         &self,
         attachment_id: AttachmentId,
         iova: u64,
@@ -435,10 +435,15 @@ fn has_writes_in_flight(attachment: &Attachment) -> bool {
 }
 
 /// Checks that DMA of `length` bytes at `iova` is allowed, and returns the path to the memory.
-fn check_dma(attachment: &Attachment, iova: u64, length: usize, write: bool) -> Result<DmaPath, DmaError> {
+fn check_dma(
+    attachment: &Attachment,
+    iova: u64,
+    length: usize,
+    access: DmaAccess,
+) -> Result<DmaPath, DmaError> {
     check_may_dma(attachment)?;
     if length > MAX_DMA {
         return Err(DmaError::TooLong { length });
     }
-    Ok(if attachment.dma.is_local(iova, length, write)? { DmaPath::Local } else { DmaPath::Remote })
+    Ok(if attachment.dma.is_local(iova, length, access)? { DmaPath::Local } else { DmaPath::Remote })
 }

@@ -68,19 +68,24 @@ pub(crate) struct Completion {
 /// Data in a buffer of the pool.
 pub(crate) struct FilledBuffer {
     pub(crate) buffer: Box<[u8]>,
+    /// Number of bytes of data at the start of the buffer.
     pub(crate) length: usize,
 }
 
 /// State that the functions of a machine share, apart from the fabric.
 pub(crate) struct Shared {
     pub(crate) now: Nanos,
+    /// DMA messages that the owner of the machine has not taken.
     pub(crate) outgoing: VecDeque<Outgoing>,
+    /// Number of the next DMA message.
     pub(crate) next_id: u64,
     pub(crate) trace: Option<Box<dyn TraceSink>>,
     /// Bytes of client memory that DMA has read or written in the current step of the machine.
     pub(crate) touched: usize,
     pub(crate) companions: Companions,
+    /// The free buffers of the pool, of [`MAX_DMA`] bytes each.
     buffers: Vec<Box<[u8]>>,
+    /// Number of buffers that the pool has allocated, free or in use.
     buffers_allocated: usize,
 }
 
@@ -151,6 +156,7 @@ impl Shared {
 
     /// Drops the undelivered results for which `drops` returns true.
     pub(crate) fn drop_results(&mut self, function: &mut FunctionState, drops: impl Fn(&Completion) -> bool) {
+        // Backwards, because a removal moves the results behind it.
         for index in (0..function.completions.len()).rev() {
             if !function.completions.get(index).is_some_and(&drops) {
                 continue;
@@ -169,14 +175,13 @@ impl Shared {
     /// Drops the unsent messages and undelivered results of `attachment_id`, or of every attachment
     /// of the function.
     pub(crate) fn drop_pending(&mut self, function: &mut FunctionState, attachment_id: Option<AttachmentId>) {
-        let id = function.id;
-        self.outgoing.retain(|message| {
-            let (owner, attachment) = message.owner();
-            owner != id || attachment_id.is_some_and(|attachment_id| attachment != attachment_id)
-        });
+        let function_id = function.id;
+        let is_dropped = |owner| attachment_id.is_none_or(|attachment_id| owner == attachment_id);
 
-        self.drop_results(function, |completion| {
-            attachment_id.is_none_or(|attachment_id| completion.attachment_id == attachment_id)
+        self.outgoing.retain(|message| {
+            let (owning_function, owning_attachment) = message.owner();
+            owning_function != function_id || !is_dropped(owning_attachment)
         });
+        self.drop_results(function, |completion| is_dropped(completion.attachment_id));
     }
 }

@@ -16,7 +16,7 @@ use vm_memory::{
     guest_memory::GuestMemorySliceIterator,
 };
 
-use super::{DmaError, DmaMap, MAX_DMA, Segment, Segments, map};
+use super::{DmaAccess, DmaError, DmaMap, MAX_DMA, Segment, Segments, map};
 
 /// The memory of one client, for the duration of one call of its device.
 ///
@@ -35,11 +35,15 @@ use super::{DmaError, DmaMap, MAX_DMA, Segment, Segments, map};
 /// it to [`crate::context::Context::count_dma_error`].
 pub struct GuestMemoryView<'a> {
     map: &'a DmaMap,
+    /// Bytes of client memory that DMA has touched in the machine's step.
     touched: &'a Cell<usize>,
+    /// Bytes that the attachment's DMA has read so far.
     read: &'a Cell<u64>,
+    /// Bytes that the attachment's DMA has written so far.
     written: &'a Cell<u64>,
     /// A write by message has no reply yet, which no other write may overtake.
     write_in_flight: bool,
+    /// The first error of any access.
     error: Cell<Option<DmaError>>,
 }
 
@@ -69,7 +73,7 @@ impl<'a> GuestMemoryView<'a> {
     #[inline]
     pub fn copy_from(&self, iova: u64, out: &mut [u8]) -> Result<(), DmaError> {
         self.map.read_local(iova, out).map_err(|error| self.keep(error))?;
-        self.count(out.len(), self.read);
+        self.add_bytes(out.len(), self.read);
         Ok(())
     }
 
@@ -82,7 +86,7 @@ impl<'a> GuestMemoryView<'a> {
     pub fn copy_to(&self, iova: u64, data: &[u8]) -> Result<(), DmaError> {
         self.check_order()?;
         self.map.write_local(iova, data).map_err(|error| self.keep(error))?;
-        self.count(data.len(), self.written);
+        self.add_bytes(data.len(), self.written);
         Ok(())
     }
 
@@ -92,10 +96,10 @@ impl<'a> GuestMemoryView<'a> {
         if self.write_in_flight { Err(self.keep(DmaError::Busy)) } else { Ok(()) }
     }
 
-    /// Charges the bytes of an access to the machine's step, and adds them to a counter of the
+    /// Adds the bytes of an access to those of the machine's step, and to a counter of the
     /// attachment.
     #[inline]
-    fn count(&self, bytes: usize, counter: &Cell<u64>) {
+    fn add_bytes(&self, bytes: usize, counter: &Cell<u64>) {
         self.touched.set(self.touched.get().saturating_add(bytes));
         counter.set(counter.get().wrapping_add(bytes as u64));
     }
@@ -114,10 +118,11 @@ impl GuestMemory for GuestMemoryView<'_> {
     type Bitmap = ();
 
     fn check_range(&self, address: GuestAddress, length: usize, access: Permissions) -> bool {
-        let allowed = |write| matches!(self.map.is_local(address.0, length, write), Ok(true));
-        [(Permissions::Read, false), (Permissions::Write, true)]
+        // The map checks one access at a time.
+        let is_allowed = |access| matches!(self.map.is_local(address.0, length, access), Ok(true));
+        [(Permissions::Read, DmaAccess::Read), (Permissions::Write, DmaAccess::Write)]
             .into_iter()
-            .all(|(permission, write)| !access.allow(permission) || allowed(write))
+            .all(|(permission, dma_access)| !access.allow(permission) || is_allowed(dma_access))
     }
 
     fn get_slices<'b>(
@@ -126,23 +131,23 @@ impl GuestMemory for GuestMemoryView<'_> {
         length: usize,
         access: Permissions,
     ) -> Result<impl GuestMemorySliceIterator<'b, ()>, GuestMemoryError> {
-        let write = access.has_write();
-        if write {
+        let dma_access = if access.has_write() { DmaAccess::Write } else { DmaAccess::Read };
+        if dma_access.is_write() {
             self.check_order().map_err(into_guest_memory_error)?;
         }
 
-        // The map checks one direction at a time.
-        let checked = match access {
-            Permissions::ReadWrite => self.map.segments(address.0, length, false).map(drop),
+        // The map checks one access at a time.
+        let read_checked = match access {
+            Permissions::ReadWrite => self.map.segments(address.0, length, DmaAccess::Read).map(drop),
             _ => Ok(()),
         };
-        let segments = checked
-            .and_then(|()| self.map.segments(address.0, length, write))
+        let segments = read_checked
+            .and_then(|()| self.map.segments(address.0, length, dma_access))
             .map_err(|error| into_guest_memory_error(self.keep(error)))?;
 
         debug_assert!(length <= MAX_DMA, "the map has refused longer accesses");
-        self.count(length, if write { self.written } else { self.read });
-        Ok(Slices { memory: self, segments, write })
+        self.add_bytes(length, if dma_access.is_write() { self.written } else { self.read });
+        Ok(Slices { memory: self, segments, access: dma_access })
     }
 }
 
@@ -150,7 +155,7 @@ impl GuestMemory for GuestMemoryView<'_> {
 struct Slices<'a> {
     memory: &'a GuestMemoryView<'a>,
     segments: Segments<'a>,
-    write: bool,
+    access: DmaAccess,
 }
 
 impl<'a> Slices<'a> {
@@ -159,7 +164,7 @@ impl<'a> Slices<'a> {
         let window = map::window_of(segment)?;
         map::check_not_truncated(window, segment)?;
         let pointer = window
-            .volatile_pointer(segment.offset, segment.length as u64, self.write)
+            .volatile_pointer(segment.offset, segment.length as u64, self.access.is_write())
             .map_err(|_| map::unmapped(segment))?;
 
         // SAFETY: the window has checked the range, and for writing that it is writable. The slice

@@ -46,9 +46,12 @@ impl Term {
 /// the heap.
 #[derive(Default)]
 pub(super) enum LeaseTerms {
+    /// There is no lease.
     #[default]
     Empty,
+    /// One term, which a lease may no longer use.
     One(Weak<AtomicBool>),
+    /// Several terms.
     Many(Box<TermList>),
 }
 
@@ -141,6 +144,7 @@ enum LeaseMemory {
 /// The part of a lease that lies in one mapping.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part<'a> {
+    /// The memory of the part alone.
     memory: &'a Window,
     /// Offset of the part in the lease.
     start: u64,
@@ -183,7 +187,8 @@ impl DmaLease {
         }
     }
 
-    /// Returns whether each aligned unit of `unit` bytes (a power of two) lies in one mapping.
+    /// Returns whether no aligned unit of `unit` bytes (a power of two) of the lease is divided
+    /// between two mappings.
     pub fn keeps_whole(&self, unit: u64) -> bool {
         match &self.memory {
             LeaseMemory::One(_) => true,
@@ -215,8 +220,8 @@ impl DmaLease {
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), LeaseError> {
         let mut rest = out;
         self.for_each_part(offset, rest.len() as u64, |memory, within, count| {
-            let (piece, behind) = std::mem::take(&mut rest).split_at_mut(count as usize);
-            rest = behind;
+            let (piece, remaining) = std::mem::take(&mut rest).split_at_mut(count as usize);
+            rest = remaining;
             memory.read(within, piece)
         })
     }
@@ -232,8 +237,8 @@ impl DmaLease {
         fence(Ordering::Release);
         let mut rest = data;
         self.for_each_part(offset, rest.len() as u64, |memory, within, count| {
-            let (piece, behind) = rest.split_at(count as usize);
-            rest = behind;
+            let (piece, remaining) = rest.split_at(count as usize);
+            rest = remaining;
             word::store(memory, within, piece)
         })
     }
@@ -257,16 +262,16 @@ impl DmaLease {
         // Nothing is copied if a part would miss the target.
         target.check_range(target_offset, length)?;
 
-        let mut to = target_offset;
-
-        self.for_each_part(offset, length, |source, within, count| {
-            let mut from = within;
-            let copied = target.for_each_part(to, count, |memory, at, part| {
-                let copied = source.copy_to(from, memory, at, part);
-                from += part;
+        // A part of this lease may lie in several parts of the target.
+        let mut next_target_offset = target_offset;
+        self.for_each_part(offset, length, |source, source_start, count| {
+            let mut source_offset = source_start;
+            let copied = target.for_each_part(next_target_offset, count, |memory, within, piece| {
+                let copied = source.copy_to(source_offset, memory, within, piece);
+                source_offset += piece;
                 copied
             });
-            to += count;
+            next_target_offset += count;
             copied
         })
     }
@@ -344,13 +349,14 @@ struct MappedPart {
 #[derive(Debug)]
 struct LeaseParts {
     parts: Box<[MappedPart]>,
+    /// Length of the lease in bytes.
     length: u64,
     /// Set if all mappings have one length that is a power of two, as pages have. The first and the
     /// last may be shorter.
     pages: Option<PageLayout>,
 }
 
-/// Sizes by which an offset in the lease gives the index of its mapping.
+/// Sizes from which an offset in the lease gives the index of its mapping.
 #[derive(Clone, Copy, Debug)]
 struct PageLayout {
     /// Log2 of the page size in bytes.

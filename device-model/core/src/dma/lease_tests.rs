@@ -41,8 +41,9 @@ fn a_lease_ends_with_each_of_its_mappings_and_with_no_other() {
     for gone in 0..4 {
         let mut map = DmaMap::new(8);
         let _memory = side_by_side(&mut map, 0x1000, &[PAGE; 4]);
-        let all = map.lease(0x1800, 3 * PAGE, true).unwrap();
-        let each: Vec<_> = (0..4).map(|page| map.lease(0x1000 + page * PAGE, PAGE, false).unwrap()).collect();
+        let all = map.lease(0x1800, 3 * PAGE, DmaAccess::Write).unwrap();
+        let each: Vec<_> =
+            (0..4).map(|page| map.lease(0x1000 + page * PAGE, PAGE, DmaAccess::Read).unwrap()).collect();
         map.unmap(0x1000 + gone * PAGE, PAGE).unwrap();
         assert!(!is_valid(&all) && all.write(3 * PAGE - 8, &[1; 8]) == Err(LeaseError::Over));
         let good: Vec<_> = each.iter().map(is_valid).collect();
@@ -59,18 +60,21 @@ fn a_lease_needs_adjacent_mappings_that_permit_the_access() {
     map.map(0x3000, PAGE, DmaPermission::READ, backing(&memory, 0, PAGE)).unwrap();
     map.map(0x4000, PAGE, BOTH, DmaBacking::Remote).unwrap();
     let mut refused =
-        |iova, length, write| map.lease(iova, length, write).map(|lease| lease.len()).unwrap_err();
+        |iova, length, access| map.lease(iova, length, access).map(|lease| lease.len()).unwrap_err();
     let length = PAGE as usize;
 
-    assert_eq!(refused(0x5000, 1, false), DmaError::Unmapped { iova: 0x5000, length: 1 });
-    assert_eq!(refused(0x1000, 0, false), DmaError::Unmapped { iova: 0x1000, length: 0 });
-    assert_eq!(refused(u64::MAX, 2, false), DmaError::Unmapped { iova: u64::MAX, length: 2 });
-    assert_eq!(refused(0x3800, PAGE, false), DmaError::Remote { iova: 0x4000 });
-    assert_eq!(refused(0x2000, 2 * PAGE, true), DmaError::Permission { iova: 0x3000, length, write: true });
-    assert_eq!(map.lease(0x1000, 3 * PAGE, false).unwrap().len(), 3 * PAGE);
+    assert_eq!(refused(0x5000, 1, DmaAccess::Read), DmaError::Unmapped { iova: 0x5000, length: 1 });
+    assert_eq!(refused(0x1000, 0, DmaAccess::Read), DmaError::Unmapped { iova: 0x1000, length: 0 });
+    assert_eq!(refused(u64::MAX, 2, DmaAccess::Read), DmaError::Unmapped { iova: u64::MAX, length: 2 });
+    assert_eq!(refused(0x3800, PAGE, DmaAccess::Read), DmaError::Remote { iova: 0x4000 });
+    assert_eq!(
+        refused(0x2000, 2 * PAGE, DmaAccess::Write),
+        DmaError::Permission { iova: 0x3000, length, write: true }
+    );
+    assert_eq!(map.lease(0x1000, 3 * PAGE, DmaAccess::Read).unwrap().len(), 3 * PAGE);
 
     map.unmap(0x4000, PAGE).unwrap();
-    let hole = map.lease(0x3800, PAGE, false).map(|lease| lease.len());
+    let hole = map.lease(0x3800, PAGE, DmaAccess::Read).map(|lease| lease.len());
     assert_eq!(hole.unwrap_err(), DmaError::Unmapped { iova: 0x4000, length: 0x800 });
 }
 
@@ -83,9 +87,9 @@ fn a_lease_lies_in_a_bounded_number_of_mappings() {
         map.map(index * 8, 8, BOTH, backing(&memory, 0, 8)).unwrap();
     }
 
-    assert!(map.lease(4, 8 * (count - 1) - 4, true).is_ok());
+    assert!(map.lease(4, 8 * (count - 1) - 4, DmaAccess::Write).is_ok());
 
-    let refused = map.lease(4, 8 * (count - 1), true).map(|lease| lease.len());
+    let refused = map.lease(4, 8 * (count - 1), DmaAccess::Write).map(|lease| lease.len());
     let scattered = DmaError::Scattered { iova: 4, length: 8 * (count - 1), limit: MAX_LEASE };
     assert_eq!(refused, Err(scattered));
 
@@ -161,7 +165,7 @@ fn ending_a_term_ends_its_own_leases_only() {
 
     map.revoke_leases();
     assert!(!is_valid(&second));
-    assert!(is_valid(&map.lease(0x1000, PAGE, false).unwrap()));
+    assert!(is_valid(&map.lease(0x1000, PAGE, DmaAccess::Read).unwrap()));
 }
 
 #[test]
@@ -171,7 +175,7 @@ fn a_word_in_two_mappings_is_refused_as_keeps_whole_predicts() {
     for (boundary, largest_unit) in [(4, 4), (8, 8), (24, 8), (4096, 4096)] {
         let mut map = DmaMap::new(2);
         let _memory = side_by_side(&mut map, 0x1000, &[boundary, 8192 - boundary]);
-        let lease = map.lease(0x1000, 8192, true).unwrap();
+        let lease = map.lease(0x1000, 8192, DmaAccess::Write).unwrap();
         assert!(
             lease.keeps_whole(largest_unit) && !lease.keeps_whole(2 * largest_unit),
             "the second mapping begins at {boundary}"
@@ -190,7 +194,7 @@ fn accesses_that_leave_a_lease_are_refused_as_a_whole() {
     let mut map = DmaMap::new(4);
     let memory = side_by_side(&mut map, 0x1000, &[PAGE; 4]);
     for length in [PAGE / 2, 4 * PAGE] {
-        let lease = map.lease(0x1000, length, true).unwrap();
+        let lease = map.lease(0x1000, length, DmaAccess::Write).unwrap();
         let other = lease.clone();
         for (offset, count) in [(length - 7, 8), (length + 1, 1), (u64::MAX, 8), (u64::MAX - 3, 8)] {
             let mut bytes = vec![7; count as usize];
@@ -470,7 +474,8 @@ impl Harness {
                 self.model.leases.iter_mut().for_each(|lease| lease.valid = false);
             }
             Step::Lease { iova, length, write } => {
-                let lease = self.map.lease(iova, length, write);
+                let access = if write { DmaAccess::Write } else { DmaAccess::Read };
+                let lease = self.map.lease(iova, length, access);
                 prop_assert_eq!(lease.is_ok(), self.model.lease(iova, length, write));
                 self.leases.extend(lease);
             }

@@ -2,15 +2,15 @@
 
 use std::{
     cell::Cell,
-    ops::Range,
+    ops::{Range, RangeInclusive},
     sync::atomic::{Ordering, fence},
 };
 
 use nicforge_shm::Window;
 
 use super::{
-    DmaBacking, DmaError, DmaLease, DmaMapError, DmaPermission, DmaPiece, DmaRange, MAX_DMA, MAX_LEASE,
-    Segment, Segments, Term, WordUpdate, lease::LeaseTerms, mapping::Mapping, word,
+    DmaAccess, DmaBacking, DmaError, DmaLease, DmaMapError, DmaPermission, DmaPiece, DmaRange, MAX_DMA,
+    MAX_LEASE, Segment, Segments, Term, WordUpdate, lease::LeaseTerms, mapping::Mapping, word,
 };
 
 /// The mappings of one attachment: disjoint, sorted, and limited by a quota.
@@ -79,8 +79,8 @@ impl DmaMap {
         let last_iova = last_iova_of_mapping(iova, length)?;
         let first_index = self.mappings.partition_point(|mapping| mapping.last < iova);
         let end_index = self.mappings.partition_point(|mapping| mapping.iova <= last_iova);
-        let hit = self.mappings.get(first_index..end_index).unwrap_or_default();
-        let (Some(lowest), Some(highest)) = (hit.first(), hit.last()) else {
+        let overlapped = self.mappings.get(first_index..end_index).unwrap_or_default();
+        let (Some(lowest), Some(highest)) = (overlapped.first(), overlapped.last()) else {
             return Err(DmaMapError::NotFound { iova, length });
         };
 
@@ -90,8 +90,8 @@ impl DmaMap {
             return Err(DmaMapError::Partial { iova: cut.iova, length: cut.length() });
         }
 
-        let had_leases = hit.iter().any(|mapping| mapping.lease_terms.in_use());
-        self.bytes -= hit.iter().map(|mapping| u128::from(mapping.length())).sum::<u128>();
+        let had_leases = overlapped.iter().any(|mapping| mapping.lease_terms.in_use());
+        self.bytes -= overlapped.iter().map(|mapping| u128::from(mapping.length())).sum::<u128>();
         self.mappings.drain(first_index..end_index);
 
         Ok(had_leases)
@@ -113,7 +113,7 @@ impl DmaMap {
     /// # Errors
     /// [`DmaError::Unmapped`], [`DmaError::Permission`], [`DmaError::Remote`],
     /// [`DmaError::Scattered`].
-    pub fn lease(&mut self, iova: u64, length: u64, write: bool) -> Result<DmaLease, DmaError> {
+    pub fn lease(&mut self, iova: u64, length: u64, access: DmaAccess) -> Result<DmaLease, DmaError> {
         let unmapped = DmaError::Unmapped { iova, length: clamp_to_usize(length) };
         let last_iova = last_iova_of(iova, length).ok_or(unmapped)?;
         let first_index = self.index_of(iova).ok_or(unmapped)?;
@@ -123,8 +123,8 @@ impl DmaMap {
             let rest = clamp_to_usize((last_iova - next_iova).saturating_add(1));
             let mapping = self.mappings.get(end_index).filter(|mapping| mapping.iova <= next_iova);
             let mapping = mapping.ok_or(DmaError::Unmapped { iova: next_iova, length: rest })?;
-            if !mapping.permission.allows(write) {
-                return Err(DmaError::Permission { iova: next_iova, length: rest, write });
+            if !access.is_allowed_by(mapping.permission) {
+                return Err(access.refused(next_iova, rest));
             }
             if matches!(mapping.backing, DmaBacking::Remote) {
                 return Err(DmaError::Remote { iova: next_iova });
@@ -141,7 +141,7 @@ impl DmaMap {
             next_iova = mapping.last + 1;
         }
 
-        self.create_lease(first_index..end_index, (iova, last_iova), &Term::default()).ok_or(unmapped)
+        self.create_lease(first_index..end_index, iova..=last_iova, &Term::default()).ok_or(unmapped)
     }
 
     /// Returns the longest prefix of `length` bytes (at least 1) at `iova` that is of one kind.
@@ -178,7 +178,7 @@ impl DmaMap {
         }
 
         let mappings = end_index - first_index;
-        let addresses = (iova, piece_last.min(last_iova));
+        let addresses = iova..=piece_last.min(last_iova);
         let lease = self.create_lease(first_index..end_index, addresses, term).ok_or(unmapped)?;
 
         Ok(DmaPiece { length: lease.len(), permission, mappings, lease: Some(lease) })
@@ -198,27 +198,27 @@ impl DmaMap {
         let first_index = self.index_of(iova).ok_or(unmapped)?;
         let end_index = self.mappings.partition_point(|mapping| mapping.iova <= last_iova);
         match self.mappings.get(first_index..end_index) {
-            Some(hit) if hit.last().is_some_and(|mapping| mapping.last >= last_iova) => Ok(hit.len()),
+            Some(mappings) if mappings.last().is_some_and(|mapping| mapping.last >= last_iova) => {
+                Ok(mappings.len())
+            }
             _ => Err(unmapped),
         }
     }
 
-    /// Leases the addresses from `first_iova` to `last_iova`. They lie in the mappings with the
-    /// indices `range`, all of which are memory of this process.
+    /// Leases a range of addresses. It lies in the mappings with the indices `mapping_range`, all
+    /// of which are memory of this process.
     fn create_lease(
         &mut self,
-        range: Range<usize>,
-        (first_iova, last_iova): (u64, u64),
+        mapping_range: Range<usize>,
+        addresses: RangeInclusive<u64>,
         term: &Term,
     ) -> Option<DmaLease> {
-        let mappings = self.mappings.get_mut(range)?;
+        let mappings = self.mappings.get_mut(mapping_range)?;
+        let (first, last) = addresses.into_inner();
         let lease = if let [only] = mappings {
-            DmaLease::new(only.part(first_iova, last_iova)?, term.clone())
+            DmaLease::new(only.part(first, last)?, term.clone())
         } else {
-            DmaLease::of_many(
-                mappings.iter().map(|mapping| mapping.part(first_iova, last_iova)),
-                term.clone(),
-            )?
+            DmaLease::of_many(mappings.iter().map(|mapping| mapping.part(first, last)), term.clone())?
         };
 
         for mapping in mappings {
@@ -266,7 +266,7 @@ impl DmaMap {
     /// # Errors
     /// [`DmaError::TooLong`], [`DmaError::Unmapped`], [`DmaError::Permission`].
     #[inline]
-    pub fn segments(&self, iova: u64, length: usize, write: bool) -> Result<Segments<'_>, DmaError> {
+    pub fn segments(&self, iova: u64, length: usize, access: DmaAccess) -> Result<Segments<'_>, DmaError> {
         if length > MAX_DMA {
             return Err(DmaError::TooLong { length });
         }
@@ -281,9 +281,9 @@ impl DmaMap {
         let mut index = first_index;
         let mut next_iova = iova;
         while let Some(mapping) = self.mappings.get(index).filter(|mapping| mapping.iova <= next_iova) {
-            if !mapping.permission.allows(write) {
+            if !access.is_allowed_by(mapping.permission) {
                 let length = (last_iova - next_iova) as usize + 1;
-                return Err(DmaError::Permission { iova: next_iova, length, write });
+                return Err(access.refused(next_iova, length));
             }
             if mapping.last >= last_iova {
                 self.hint.set(index);
@@ -297,14 +297,15 @@ impl DmaMap {
         Err(DmaError::Unmapped { iova: next_iova, length: (last_iova - next_iova) as usize + 1 })
     }
 
-    /// Returns whether all of an access is memory of this process. Otherwise it needs messages.
+    /// Returns whether all of the memory of an access is mapped into this process. Otherwise the
+    /// access needs messages.
     ///
     /// # Errors
     /// Those of [`DmaMap::segments`].
     #[inline]
-    pub fn is_local(&self, iova: u64, length: usize, write: bool) -> Result<bool, DmaError> {
+    pub fn is_local(&self, iova: u64, length: usize, access: DmaAccess) -> Result<bool, DmaError> {
         Ok(self
-            .segments(iova, length, write)?
+            .segments(iova, length, access)?
             .all(|segment| matches!(segment.backing, DmaBacking::Memory(_))))
     }
 
@@ -315,15 +316,15 @@ impl DmaMap {
     /// Those of [`DmaMap::segments`], and [`DmaError::Remote`], before anything is read.
     /// [`DmaError::Faulted`], with zeros in place of the missing memory.
     pub fn read_local(&self, iova: u64, out: &mut [u8]) -> Result<(), DmaError> {
-        let segments = self.local_segments(iova, out.len(), false)?;
+        let segments = self.local_segments(iova, out.len(), DmaAccess::Read)?;
         let mut rest = out;
 
         for segment in segments {
-            let (piece, behind) = rest.split_at_mut(segment.length.min(rest.len()));
+            let (piece, remaining) = rest.split_at_mut(segment.length.min(rest.len()));
             let window = window_of(&segment)?;
             word::load(window, segment.offset, piece).map_err(|_| unmapped(&segment))?;
             check_not_truncated(window, &segment)?;
-            rest = behind;
+            rest = remaining;
         }
 
         // Later reads find what the client stored before the bytes that this one has found.
@@ -339,18 +340,18 @@ impl DmaMap {
     /// Those of [`DmaMap::segments`], and [`DmaError::Remote`], before anything is written.
     /// [`DmaError::Faulted`].
     pub fn write_local(&self, iova: u64, data: &[u8]) -> Result<(), DmaError> {
-        let segments = self.local_segments(iova, data.len(), true)?;
+        let segments = self.local_segments(iova, data.len(), DmaAccess::Write)?;
         let mut rest = data;
 
         // A reader that sees a byte of this write sees all earlier ones.
         fence(Ordering::Release);
 
         for segment in segments {
-            let (piece, behind) = rest.split_at(segment.length.min(rest.len()));
+            let (piece, remaining) = rest.split_at(segment.length.min(rest.len()));
             let window = window_of(&segment)?;
             word::store(window, segment.offset, piece).map_err(|_| unmapped(&segment))?;
             check_not_truncated(window, &segment)?;
-            rest = behind;
+            rest = remaining;
         }
 
         Ok(())
@@ -371,8 +372,9 @@ impl DmaMap {
             return Err(no_word);
         }
 
-        self.segments(iova, WORD, false)?;
-        let mut segments = self.local_segments(iova, WORD, true)?;
+        // The mapping must permit both. `segments` checks one access at a time.
+        self.segments(iova, WORD, DmaAccess::Read)?;
+        let mut segments = self.local_segments(iova, WORD, DmaAccess::Write)?;
         let segment = segments.next().filter(|segment| segment.length == WORD).ok_or(no_word)?;
         let window = window_of(&segment)?;
         let word = window.u64(segment.offset).map_err(|_| no_word)?;
@@ -384,8 +386,8 @@ impl DmaMap {
     }
 
     /// Returns the parts of an access, all of which must be memory of this process.
-    fn local_segments(&self, iova: u64, length: usize, write: bool) -> Result<Segments<'_>, DmaError> {
-        let segments = self.segments(iova, length, write)?;
+    fn local_segments(&self, iova: u64, length: usize, access: DmaAccess) -> Result<Segments<'_>, DmaError> {
+        let segments = self.segments(iova, length, access)?;
         match segments.clone().find(|segment| matches!(segment.backing, DmaBacking::Remote)) {
             Some(segment) => Err(DmaError::Remote { iova: segment.iova }),
             None => Ok(segments),

@@ -2,7 +2,7 @@
 
 use nicforge_shm::{DmaPermission, Window};
 
-use super::{DmaLease, lease::LeaseTerms};
+use super::{DmaError, DmaLease, lease::LeaseTerms};
 
 /// Memory behind a range of IOVAs.
 #[derive(Clone, Debug)]
@@ -14,8 +14,37 @@ pub enum DmaBacking {
     Remote,
 }
 
+/// The access of a device to client memory that is checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DmaAccess {
+    /// The device reads the memory.
+    Read,
+    /// The device writes the memory.
+    Write,
+}
+
+impl DmaAccess {
+    /// Returns whether the device writes the memory.
+    #[inline]
+    pub fn is_write(self) -> bool {
+        self == Self::Write
+    }
+
+    /// Returns whether a mapping with this permission allows the access.
+    #[inline]
+    pub(super) fn is_allowed_by(self, permission: DmaPermission) -> bool {
+        permission.allows(self.is_write())
+    }
+
+    /// Returns the error of the access to `length` bytes at `iova` that a mapping does not allow.
+    pub(super) fn refused(self, iova: u64, length: usize) -> DmaError {
+        DmaError::Permission { iova, length, write: self.is_write() }
+    }
+}
+
 /// One mapping. Dropping it ends its leases.
 pub(super) struct Mapping {
+    /// The first IOVA.
     pub(super) iova: u64,
     /// The last IOVA. The first one behind the mapping may not exist, at the end of the address
     /// space.
@@ -27,12 +56,13 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
+    /// Returns the length in bytes.
     pub(super) fn length(&self) -> u64 {
         self.last - self.iova + 1
     }
 
-    /// Returns the memory of its part of the addresses from `first` to `last`, if it is memory of
-    /// this process.
+    /// Returns the memory of the part of the mapping that lies in the addresses from `first` to
+    /// `last`. Returns `None` if it is not memory of this process, or there is no such part.
     pub(super) fn part(&self, first: u64, last: u64) -> Option<Window> {
         let DmaBacking::Memory(window) = &self.backing else { return None };
         let (first, last) = (first.max(self.iova), last.min(self.last));
@@ -88,8 +118,11 @@ pub struct Segment<'a> {
 /// The parts of an access in ascending order. Together they are the whole access.
 #[derive(Clone)]
 pub struct Segments<'a> {
+    /// The mappings of the parts that remain.
     pub(super) mappings: std::slice::Iter<'a, Mapping>,
+    /// First IOVA that remains.
     pub(super) iova: u64,
+    /// Number of bytes that remain.
     pub(super) remaining: usize,
 }
 
@@ -104,8 +137,8 @@ impl<'a> Iterator for Segments<'a> {
 
         let mapping = self.mappings.next()?;
         let iova = self.iova;
-        let remaining = usize::try_from(mapping.last - iova).unwrap_or(usize::MAX).saturating_add(1);
-        let length = self.remaining.min(remaining);
+        let in_mapping = usize::try_from(mapping.last - iova).unwrap_or(usize::MAX).saturating_add(1);
+        let length = self.remaining.min(in_mapping);
         self.remaining -= length;
         self.iova = iova.wrapping_add(length as u64);
 

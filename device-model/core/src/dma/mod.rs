@@ -41,7 +41,7 @@ pub use error::{DmaError, DmaMapError};
 pub use guest_memory::GuestMemoryView;
 pub use lease::{DmaLease, LeaseError, MAX_LEASE, Term};
 pub use map::DmaMap;
-pub use mapping::{DmaBacking, DmaPiece, DmaRange, Segment, Segments};
+pub use mapping::{DmaAccess, DmaBacking, DmaPiece, DmaRange, Segment, Segments};
 pub use nicforge_shm::DmaPermission;
 pub use word::WordUpdate;
 

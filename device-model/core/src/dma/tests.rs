@@ -34,7 +34,7 @@ fn mapped() -> (DmaMap, SharedMemory) {
 
 /// Returns the address and length of each segment of a read, and its offset in its mapping.
 fn segments(map: &DmaMap, iova: u64, length: usize) -> Vec<(u64, usize, u64)> {
-    map.segments(iova, length, false)
+    map.segments(iova, length, DmaAccess::Read)
         .unwrap()
         .map(|segment| (segment.iova, segment.length, segment.offset))
         .collect()
@@ -73,7 +73,7 @@ fn map_of_nothing_or_past_the_end_is_refused() {
     assert_eq!(map.map(u64::MAX, 1, BOTH, DmaBacking::Remote), Ok(()), "the last address");
     assert_eq!(segments(&map, u64::MAX, 1), [(u64::MAX, 1, 0)]);
     assert_eq!(
-        map.segments(u64::MAX, 2, false).err(),
+        map.segments(u64::MAX, 2, DmaAccess::Read).err(),
         Some(DmaError::Unmapped { iova: u64::MAX, length: 2 })
     );
 }
@@ -162,7 +162,10 @@ fn unmap_all_empties_the_map() {
 
     assert!(map.is_empty());
     assert_eq!(map.bytes(), 0);
-    assert!(map.segments(0x1000, 1, false).is_err(), "the mapping that the last access found is still used");
+    assert!(
+        map.segments(0x1000, 1, DmaAccess::Read).is_err(),
+        "the mapping that the last access found is still used"
+    );
 }
 
 #[test]
@@ -192,7 +195,7 @@ fn segments_split_an_access_at_the_ends_of_mappings() {
 fn segments_of_an_access_with_a_hole_name_the_hole() {
     let (map, _memory) = mapped();
 
-    let hole = map.segments(0x3ff0, 0x2000, false).err();
+    let hole = map.segments(0x3ff0, 0x2000, DmaAccess::Read).err();
 
     assert_eq!(hole, Some(DmaError::Unmapped { iova: 0x4000, length: 0x1ff0 }));
 }
@@ -203,12 +206,12 @@ fn segments_of_an_access_without_permission_name_the_place() {
     map.map(0x4000, PAGE, DmaPermission::READ, DmaBacking::Remote).unwrap();
     map.map(0x6000, PAGE, DmaPermission::WRITE, DmaBacking::Remote).unwrap();
 
-    let write = map.segments(0x3ff0, 0x20, true).err();
-    let read = map.segments(0x5ff0, 0x20, false).err();
+    let write = map.segments(0x3ff0, 0x20, DmaAccess::Write).err();
+    let read = map.segments(0x5ff0, 0x20, DmaAccess::Read).err();
 
     assert_eq!(write, Some(DmaError::Permission { iova: 0x4000, length: 0x10, write: true }));
     assert_eq!(read, Some(DmaError::Permission { iova: 0x6000, length: 0x10, write: false }));
-    assert!(map.segments(0x3ff0, 0x20, false).is_ok());
+    assert!(map.segments(0x3ff0, 0x20, DmaAccess::Read).is_ok());
 }
 
 #[test]
@@ -216,8 +219,8 @@ fn access_that_is_too_long_is_refused() {
     let mut map = DmaMap::new(1);
     map.map(0, 1 << 40, BOTH, DmaBacking::Remote).unwrap();
 
-    assert!(map.segments(0, MAX_DMA, true).is_ok());
-    let refused = map.segments(0, MAX_DMA + 1, true).err();
+    assert!(map.segments(0, MAX_DMA, DmaAccess::Write).is_ok());
+    let refused = map.segments(0, MAX_DMA + 1, DmaAccess::Write).err();
     assert_eq!(refused, Some(DmaError::TooLong { length: MAX_DMA + 1 }));
 }
 
@@ -226,10 +229,10 @@ fn access_is_local_only_if_every_part_is_mapped() {
     let (mut map, _memory) = mapped();
     map.map(0x4000, PAGE, BOTH, DmaBacking::Remote).unwrap();
 
-    assert_eq!(map.is_local(0x1000, 0x3000, true), Ok(true));
-    assert_eq!(map.is_local(0x3ff0, 0x20, true), Ok(false));
-    assert_eq!(map.is_local(0x5000, 1, false), Ok(false));
-    assert_eq!(map.is_local(0x6000, 1, false), Err(DmaError::Unmapped { iova: 0x6000, length: 1 }));
+    assert_eq!(map.is_local(0x1000, 0x3000, DmaAccess::Write), Ok(true));
+    assert_eq!(map.is_local(0x3ff0, 0x20, DmaAccess::Write), Ok(false));
+    assert_eq!(map.is_local(0x5000, 1, DmaAccess::Read), Ok(false));
+    assert_eq!(map.is_local(0x6000, 1, DmaAccess::Read), Err(DmaError::Unmapped { iova: 0x6000, length: 1 }));
 }
 
 #[test]

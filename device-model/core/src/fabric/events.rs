@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{ids::FunctionId, time::Nanos};
 
-/// Events whose lanes are loaded into the cache together.
-const TOGETHER: usize = 8;
+/// Number of events whose lanes are loaded into the cache together.
+const BATCH: usize = 8;
 
 impl Fabric {
     /// Carries out the events due until `now`, and queues the functions they concern for a wake-up.
@@ -23,8 +23,8 @@ impl Fabric {
         }
     }
 
-    /// Has the processor load the state of a node that [`Fabric::take_next_woken`] will name: that
-    /// at position `ahead` of those to come. Returns its function.
+    /// Has the processor load the state of the node whose function [`Fabric::take_next_woken`] will
+    /// return after `ahead` others. Returns the function.
     #[inline]
     pub(crate) fn prefetch_woken(&self, ahead: usize) -> Option<FunctionId> {
         let index = self.traffic.woken.get(ahead)? as usize;
@@ -37,7 +37,7 @@ impl Fabric {
         Some(node.function)
     }
 
-    /// Returns the function that [`Fabric::take_next_woken`] will name after `ahead` others.
+    /// Returns the function that [`Fabric::take_next_woken`] will return after `ahead` others.
     #[inline]
     pub(crate) fn peek_woken(&self, ahead: usize) -> Option<FunctionId> {
         Some(self.traffic.nodes.get(self.traffic.woken.get(ahead)? as usize)?.function)
@@ -45,20 +45,23 @@ impl Fabric {
 }
 
 impl Traffic {
+    /// Carries out the events due until `now`, in order of time.
     fn advance_until(&mut self, now: Nanos) {
         while let Some(due) = self.schedule.begin(now) {
-            while self.carry_out_some(due) {}
+            while self.carry_out_batch(due) {}
         }
     }
 
-    /// Carries out the next events of the present time. Returns false if there are no more.
+    /// Carries out the next [`BATCH`] events of the time `due`, or the rest of them. Returns
+    /// whether there may be more.
     ///
-    /// The lanes and nodes of a large network are in no cache. Those of several events are loaded
-    /// together.
-    fn carry_out_some(&mut self, due: Nanos) -> bool {
-        let mut events = [Event::NONE; TOGETHER];
+    /// The state that they use is prefetched in three passes, because the addresses of each pass
+    /// are in the state of the pass before it: the lanes, then what a lane refers to, then its
+    /// first packet.
+    fn carry_out_batch(&mut self, due: Nanos) -> bool {
+        let mut events = [Event::NONE; BATCH];
         let mut count = 0;
-        while count < TOGETHER
+        while count < BATCH
             && let Some(event) = self.schedule.pop()
         {
             if let Some(lane) = self.lanes.get(event.lane()) {
@@ -67,7 +70,8 @@ impl Traffic {
             if !event.is_arrival()
                 && let Some(lane) = self.lanes.get(event.lane() + 1)
             {
-                // Most packets take one of a port's first two virtual channels.
+                // The sender will look at its virtual channels, and most packets take one of the
+                // first two.
                 prefetch_lines::<2, _>(lane);
             }
             events[count] = event;
@@ -94,7 +98,7 @@ impl Traffic {
         for &event in events {
             self.carry_out(due, event);
         }
-        count == TOGETHER
+        count == BATCH
     }
 
     /// Carries out one event.
@@ -122,8 +126,8 @@ impl Traffic {
         }
     }
 
-    /// Wakes the sender of a path that waits for the wire to fall idle, or schedules that for later
-    /// if the wire was booked again.
+    /// Wakes the sender of a path, which waits for the wire to fall idle. If the wire was booked
+    /// again meanwhile, schedules the event for the end of that.
     fn report_idle(&mut self, path: usize, due: Nanos) {
         let entry = &mut self.paths[path];
         let idle_at = entry.idle_at();
@@ -134,9 +138,9 @@ impl Traffic {
         }
 
         entry.idle_scheduled = false;
-        let (index, port) = entry.sender();
-        let node = &mut self.nodes[index as usize];
-        node.freed |= 1 << (port % MAX_PORTS);
-        node.wake(index, &mut self.woken);
+        let sender = entry.sender();
+        let node = &mut self.nodes[sender.node as usize];
+        node.freed |= 1 << (sender.port % MAX_PORTS);
+        node.wake(sender.node, &mut self.woken);
     }
 }

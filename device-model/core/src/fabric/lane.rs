@@ -42,15 +42,16 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// Returns the mask of the receiving port among the ports of its node.
+    /// Returns the bit of the receiving port in the masks of its node.
     #[inline(always)]
     fn port_bit(self) -> u64 {
-        1 << (self.port % 64)
+        1 << (self.port % MAX_PORTS)
     }
 
-    /// Returns the virtual channel's index in the masks of a node.
+    /// Returns the virtual channel's index in the arrays of masks of a node.
     #[inline(always)]
     fn mask_index(self) -> usize {
+        // The remainder shows the compiler that the index is in bounds.
         usize::from(self.channel) % MAX_CHANNELS
     }
 }
@@ -88,15 +89,15 @@ impl Capacity {
     }
 }
 
-/// Returns a number of credits in 16 bits.
+/// Returns a number of credits in 16 bits, at most `u16::MAX`.
 fn saturated(credits: u32) -> u16 {
     u16::try_from(credits).unwrap_or(u16::MAX)
 }
 
-/// The influences on the time and the credits of a packet.
+/// The properties of a link that affect the time and the credits of a packet.
 #[derive(Clone, Copy, Debug)]
 struct Pace {
-    /// Only the delay affects a packet: see [`super::path::Path::is_plain`].
+    /// A packet takes the link's delay and no other time: see [`super::path::Path::is_plain`].
     is_plain: bool,
     /// Each packet takes one credit, and arrives as a whole.
     is_simple: bool,
@@ -105,9 +106,28 @@ struct Pace {
 }
 
 impl Pace {
+    /// Returns the properties of a lane whose link has a delay of `delay` nanoseconds.
     fn new(is_plain: bool, delay: u64, is_simple: bool) -> Self {
         Self { is_plain, is_simple, is_instant: is_plain && delay == 0 && is_simple }
     }
+}
+
+/// The departure of a packet from the buffer at the receiving end of a lane.
+#[derive(Clone, Copy)]
+pub(super) struct Departure {
+    /// The present time, at which the packet was taken or its forwarding began.
+    pub(super) now: Nanos,
+    /// Time at which the packet's tail has left the buffer.
+    pub(super) end: Nanos,
+}
+
+/// A packet that was taken from a lane for forwarding.
+pub(super) struct PoppedHead {
+    pub(super) packet: Packet,
+    /// Number of credits that it has taken on the lane.
+    pub(super) credits: u32,
+    /// Time at which its tail arrives, or `None` if it has arrived.
+    pub(super) tail_due: Option<Nanos>,
 }
 
 /// One virtual channel in one direction of a link, with its own buffers and credits. The fabric
@@ -122,6 +142,8 @@ impl Pace {
 /// An instant lane, too, gets a track with the first packet that takes time, because of a fault
 /// hook or because its tail is still coming in.
 ///
+/// Methods that schedule an event get the lane's own index in that table as `lane_index`.
+///
 /// The fields of the receiving end come first, and those of the sending end behind them, each on a
 /// cache line. Large networks have more lanes than a cache holds.
 #[repr(C, align(64))]
@@ -135,24 +157,29 @@ pub(super) struct Lane {
     pub(super) visible: u32,
     /// The buffers that credits stand for.
     pub(super) capacity: Capacity,
-    /// Index of the path, and its delay in nanoseconds.
+    /// Index of the path.
     pub(super) path: u32,
-    /// Credits that the sender has left, without those that are back and that it has not looked at.
+    /// Credits that the sender has left, without those of the track that are back by now and that
+    /// [`Lane::add_returned_credits`] has not added.
     pub(super) credits: u32,
+    /// Delay of the path in nanoseconds.
     pub(super) delay: u64,
     /// Arrival time of the last packet. A later packet must not arrive before it.
     pub(super) last_arrival: Nanos,
     pub(super) limits: PacketLimits,
-    /// Number of credits at which the sender is woken, or 0.
-    wake_at: u16,
+    /// Number of credits for which the sender waits, or 0 if it waits for none or for the first
+    /// one.
+    awaited_credits: u16,
     pace: Pace,
-    /// A credit returns when its packet is taken, and the sender waits for no number of credits.
-    pub(super) direct: bool,
+    /// A credit returns as soon as its packet is taken, and the sender waits for no number of
+    /// credits.
+    pub(super) returns_at_once: bool,
     /// A stall was counted since the last credit returned.
     pub(super) stall_counted: bool,
     pub(super) stats: LaneStats,
 }
 
+// A lane has two cache lines. The fields in front of `credits` fill the first one.
 const _: () = assert!(size_of::<Lane>() <= 128 && std::mem::offset_of!(Lane, credits) >= 60);
 
 impl Lane {
@@ -163,10 +190,10 @@ impl Lane {
             visible: 0,
             credits,
             capacity: Capacity::new(credits, spec.credit_unit),
-            wake_at: 0,
+            awaited_credits: 0,
             ends,
             pace: Pace::new(spec.bits_per_second == 0, spec.delay, is_simple),
-            direct: spec.delay == 0 && is_simple,
+            returns_at_once: spec.delay == 0 && is_simple,
             stall_counted: false,
             path,
             delay: spec.delay,
@@ -184,27 +211,27 @@ impl Lane {
         self.pace.is_instant && self.last_arrival <= now
     }
 
-    /// Returns whether only the delay affects a packet that has arrived here as a whole.
+    /// Returns whether a packet that the sender has as a whole takes the delay and no other time.
     #[inline]
     pub(super) fn is_plain(&self) -> bool {
         self.pace.is_plain && self.pace.is_simple
     }
 
-    /// Sets whether only the delay affects a packet.
-    pub(super) fn set_plain(&mut self, plain: bool) {
-        self.pace = Pace::new(plain, self.delay, self.pace.is_simple);
+    /// Sets whether a packet takes the delay and no other time.
+    pub(super) fn set_plain(&mut self, is_plain: bool) {
+        self.pace = Pace::new(is_plain, self.delay, self.pace.is_simple);
     }
 
     /// Adds a packet that arrives at `arrival`, and takes one credit. Only for instant lanes.
     #[inline]
     pub(super) fn push(&mut self, arrival: Nanos, packet: Packet) {
-        self.count_sent(1, packet.wire_bytes(), arrival);
+        self.record_sent(1, packet.wire_bytes(), arrival);
         self.queue.push(packet);
     }
 
-    /// Counts sent packets of one credit each. The last of them arrives at `arrival`.
+    /// Records sent packets of one credit each. The last of them arrives at `arrival`.
     #[inline]
-    pub(super) fn count_sent(&mut self, packets: u32, bytes: u64, arrival: Nanos) {
+    pub(super) fn record_sent(&mut self, packets: u32, bytes: u64, arrival: Nanos) {
         self.credits -= packets;
         self.last_arrival = arrival;
         self.stats.packets += u64::from(packets);
@@ -220,18 +247,18 @@ impl Lane {
         out: &mut Self,
         now: Nanos,
         limit: u32,
-        ends: (&mut [Node], &mut WakeQueue),
+        (nodes, woken): (&mut [Node], &mut WakeQueue),
         goes: impl Fn(&Packet) -> bool,
     ) -> u32 {
-        let (nodes, woken) = ends;
         let arrived = limit.min(self.visible);
         let mut row = Forwarded { lane: self, out, nodes, woken, now, moved: Moved::default() };
-        let most = arrived.min(row.out.credits) as usize;
-        row.lane.queue.move_to(&mut row.out.queue, most, &mut row.moved, &goes);
+        let maximum = arrived.min(row.out.credits) as usize;
+        row.lane.queue.move_to(&mut row.out.queue, maximum, &mut row.moved, &goes);
 
+        // The next packet would have moved with one more credit.
         let moved = row.moved.packets;
         if moved == row.out.credits && moved < arrived && row.lane.queue.front().is_some_and(&goes) {
-            row.out.count_stall();
+            row.out.record_stall();
         }
 
         moved
@@ -245,7 +272,7 @@ impl Lane {
         }
 
         let packet = self.queue.pop()?;
-        self.count_taken(1, nodes);
+        self.remove_visible(1, nodes);
 
         Some(packet)
     }
@@ -265,15 +292,16 @@ impl Lane {
         schedule: &mut Schedule,
     ) {
         self.queue.skip(packets as usize);
-        self.count_taken(packets, nodes);
-        if self.direct {
+        self.remove_visible(packets, nodes);
+        if self.returns_at_once {
             self.return_credits(packets, nodes, woken);
         } else {
             self.return_taken(packets, lane_index, now, nodes, woken, schedule);
         }
     }
 
-    /// Returns the credits of the first packets, which were taken at `now`, after the delay.
+    /// Returns the credits of the first packets, which were taken at `now`, after the delay. It
+    /// does this part of [`Lane::complete_take`] for lanes that are not [`Lane::returns_at_once`].
     #[cold]
     #[inline(never)]
     fn return_taken(
@@ -285,14 +313,15 @@ impl Lane {
         woken: &mut WakeQueue,
         schedule: &mut Schedule,
     ) {
-        let credits = self.credits_of_first(packets);
+        let credits = self.take_costs(packets);
         self.show_next_head(lane_index, now, nodes, schedule);
-        self.return_later(credits, lane_index, (now, now), nodes, woken, schedule);
+        self.return_later(credits, lane_index, Departure { now, end: now }, nodes, woken, schedule);
     }
 
-    /// Returns the credits that the first packets have taken, and forgets them.
+    /// Returns the number of credits that the first packets have taken. Where that differs from
+    /// packet to packet, removes their entries.
     #[inline]
-    pub(super) fn credits_of_first(&mut self, packets: u32) -> u32 {
+    pub(super) fn take_costs(&mut self, packets: u32) -> u32 {
         let Some(track) = &mut self.track else { return packets };
         match self.capacity.unit() {
             CreditUnit::Packets => packets,
@@ -305,9 +334,9 @@ impl Lane {
         self.capacity.unit().needed(packet.wire_bytes())
     }
 
-    /// Counts packets that were taken after their arrival.
+    /// Removes packets that were taken from the visible ones.
     #[inline(always)]
-    pub(super) fn count_taken(&mut self, packets: u32, nodes: &mut [Node]) {
+    pub(super) fn remove_visible(&mut self, packets: u32, nodes: &mut [Node]) {
         self.visible -= packets;
         if self.visible == 0 {
             let node = &mut nodes[self.ends.receiver as usize];
@@ -324,9 +353,9 @@ impl Lane {
         node.wake(self.ends.receiver, woken);
     }
 
-    /// Returns the longest packet in bytes, with its framing, if a packet that takes `credits`
-    /// credits is longer.
-    pub(super) fn longest_for(&self, credits: u32) -> Option<u32> {
+    /// Returns the length of the longest possible packet in bytes, with its framing, if a packet
+    /// that takes `credits` credits is longer. Returns `None` if it is not.
+    pub(super) fn limit_exceeded_by(&self, credits: u32) -> Option<u32> {
         match self.capacity.unit() {
             CreditUnit::Bytes(unit) if credits > self.capacity.total() => {
                 Some(unit.saturating_mul(self.capacity.total()))
@@ -336,7 +365,7 @@ impl Lane {
     }
 
     /// Returns credits to the sender, and wakes it if it had none. Only for lanes that are
-    /// [`Lane::direct`].
+    /// [`Lane::returns_at_once`].
     #[inline(always)]
     pub(super) fn return_credits(&mut self, credits: u32, nodes: &mut [Node], woken: &mut WakeQueue) {
         if self.credits == 0 {
@@ -354,17 +383,17 @@ impl Lane {
         self.visible > 0 || self.track.as_ref().is_some_and(|track| track.has_head)
     }
 
-    /// Counts a stall of a packet that has too few credits, and lets the sender wake when it has
-    /// enough.
+    /// Counts a stall of a packet for which there are too few credits, and has the sender woken
+    /// when there are enough.
     #[cold]
     pub(super) fn refuse(&mut self, packet: &Packet, lane_index: u32, now: Nanos, schedule: &mut Schedule) {
-        self.count_stall();
-        self.wake_sender_at(self.credits_for(packet), lane_index, now, schedule);
+        self.record_stall();
+        self.await_credits(self.credits_for(packet), lane_index, now, schedule);
     }
 
-    /// Counts a stall, unless one was counted since the last credit returned.
+    /// Counts a stall in the statistics, unless one was counted since the last credit returned.
     #[cold]
-    pub(super) fn count_stall(&mut self) {
+    pub(super) fn record_stall(&mut self) {
         if !self.stall_counted {
             self.stall_counted = true;
             self.stats.stalls += 1;
@@ -391,9 +420,9 @@ impl Drop for Forwarded<'_> {
             return;
         }
 
-        lane.count_taken(*packets, nodes);
+        lane.remove_visible(*packets, nodes);
         lane.return_credits(*packets, nodes, woken);
-        out.count_sent(*packets, *bytes, *now);
+        out.record_sent(*packets, *bytes, *now);
         out.deliver(*packets, nodes, woken);
     }
 }

@@ -1,6 +1,6 @@
 //! Links: their properties and statistics.
 
-use super::{DEFAULT_MAX_PACKET, FabricError, MAX_PACKET, check_packet_size};
+use super::{DEFAULT_MAX_PACKET, FabricError, MAX_PACKET};
 
 /// Largest number of virtual channels of a link.
 pub const MAX_CHANNELS: usize = 16;
@@ -54,7 +54,8 @@ pub enum CreditUnit {
 }
 
 impl CreditUnit {
-    /// Returns the credits that a packet of `bytes` bytes takes, with its framing.
+    /// Returns the number of credits that a packet takes whose content and framing have `bytes`
+    /// bytes.
     pub fn needed(self, bytes: u64) -> u32 {
         match self {
             Self::Packets => 1,
@@ -102,6 +103,11 @@ impl LinkSpec {
             None => Ok(()),
         }
     }
+}
+
+/// Checks the length of a link's longest packet, in bytes.
+pub(super) fn check_packet_size(bytes: usize) -> Result<(), FabricError> {
+    if (1..=MAX_PACKET).contains(&bytes) { Ok(()) } else { Err(FabricError::PacketSize { bytes }) }
 }
 
 impl Default for LinkSpec {

@@ -2,8 +2,11 @@
 //! faults. It also holds the wires of the global interrupt network.
 //!
 //! Devices send packets through their [`Ports`], and the machine supplies the time. The fabric
-//! delivers the packets, returns the credits, and names the functions that should run because of
+//! delivers the packets, returns the credits, and queues the functions that should run because of
 //! that ([`Fabric::pop_woken`]). It has no clock, thread or lock: it belongs to the machine.
+//!
+//! A *lane* is one virtual channel in one direction of a link. A *path* is one direction of a link,
+//! with all its lanes. A *node* is a function that has links or wires.
 //!
 //! Rules
 //!
@@ -60,14 +63,15 @@ pub use self::{
     link::{CreditUnit, Direction, LaneStats, LinkId, LinkSpec, MAX_CHANNELS, MAX_CREDITS},
     packet::{Contents, Packet},
     ports::{PortChannel, Ports},
-    rows::{Arrivals, Run},
+    rows::{Arrivals, ForwardedRow, Run},
     wires::{Combine, GI_WIRES, WireState},
 };
 use self::{
     lane::{Ends, Lane},
-    node::{Node, PortLink},
+    link::check_packet_size,
+    node::{Node, NodePort, PortLink},
     packet::Pool,
-    path::Path,
+    path::{NewPath, Path},
     schedule::Schedule,
     wake::WakeQueue,
     wires::Wire,
@@ -97,7 +101,7 @@ pub struct Fabric {
 /// The part of a fabric that packets change, and that a device's view shares with all others.
 struct Traffic {
     /// Index into `nodes` by function number, or [`Traffic::NO_NODE`].
-    index: Vec<u32>,
+    node_indices: Vec<u32>,
     /// Functions that have a port or a wire.
     nodes: Vec<Node>,
     /// Directions of links, two for each link: forward, then backward.
@@ -118,7 +122,7 @@ struct Traffic {
 impl Default for Traffic {
     fn default() -> Self {
         Self {
-            index: Vec::new(),
+            node_indices: Vec::new(),
             nodes: Vec::new(),
             paths: Vec::new(),
             lanes: Vec::new(),
@@ -136,15 +140,15 @@ impl Traffic {
     /// Index of no node. It is out of the range of every list of nodes.
     const NO_NODE: u32 = u32::MAX;
 
-    /// Returns the node of a function, and creates it if necessary.
+    /// Returns the index of a function's node, and creates the node if necessary.
     fn node_of(&mut self, function: FunctionId) -> Result<u32, FabricError> {
         if function.0 >= MAX_FUNCTIONS {
             return Err(FabricError::FunctionOutOfRange { function });
         }
 
-        let slot = function.0 as usize;
-        if self.index.len() <= slot {
-            self.index.resize(slot + 1, Self::NO_NODE);
+        let number = function.0 as usize;
+        if self.node_indices.len() <= number {
+            self.node_indices.resize(number + 1, Self::NO_NODE);
         }
 
         if let Some(node) = self.find_node(function) {
@@ -153,9 +157,9 @@ impl Traffic {
 
         let node = self.nodes.len() as u32;
         self.nodes.push(Node::new(function));
-
+        // Each node is in the queue at most once, so that a wake-up never allocates.
         self.woken.reserve(self.nodes.len());
-        self.index[slot] = node;
+        self.node_indices[number] = node;
 
         Ok(node)
     }
@@ -169,7 +173,7 @@ impl Traffic {
     /// Returns the index of a function's node, or [`Traffic::NO_NODE`].
     #[inline]
     fn find_node_index(&self, function: FunctionId) -> u32 {
-        self.index.get(function.0 as usize).copied().unwrap_or(Self::NO_NODE)
+        self.node_indices.get(function.0 as usize).copied().unwrap_or(Self::NO_NODE)
     }
 }
 
@@ -179,7 +183,8 @@ impl Fabric {
         Self::default()
     }
 
-    /// Connects two ports by a link. [`Direction::Forward`] is from `a` to `b`.
+    /// Connects two ports, each given as its function and its number, by a link.
+    /// [`Direction::Forward`] is from `a` to `b`.
     pub fn connect(
         &mut self,
         a: (FunctionId, u8),
@@ -202,18 +207,21 @@ impl Fabric {
             }
         }
 
-        let (from, to) = (self.traffic.node_of(a.0)?, self.traffic.node_of(b.0)?);
+        let a = NodePort { node: self.traffic.node_of(a.0)?, port: a.1 };
+        let b = NodePort { node: self.traffic.node_of(b.0)?, port: b.1 };
         self.add_buffers(spec.max_packet);
-        let (forward, out) = self.add_path((from, a.1), (to, b.1), &spec);
-        let (backward, back) = self.add_path((to, b.1), (from, a.1), &spec);
+        let NewPath { path: forward, first_lane: out } = self.add_path(a, b, &spec);
+        let NewPath { path: backward, first_lane: back } = self.add_path(b, a, &spec);
+
         // The check has refused links without channels, and with more than 16.
         let channels = spec.credits.len() as u8;
         let link = PortLink { out, inward: back, path: forward, channels, open: channels };
-        self.record_link(from, a.1, link);
-        self.record_link(to, b.1, PortLink { out: back, inward: out, path: backward, ..link });
-        self.record_change(from, a.1);
-        self.record_change(to, b.1);
+        self.record_link(a, link);
+        self.record_link(b, PortLink { out: back, inward: out, path: backward, ..link });
+        self.record_change(a);
+        self.record_change(b);
 
+        // Each link has two paths, the forward one first.
         Ok(LinkId(forward / 2))
     }
 
@@ -223,8 +231,8 @@ impl Fabric {
         (link.channels > 0).then_some(link)
     }
 
-    /// Records a link at a node's port.
-    fn record_link(&mut self, node: u32, port: u8, link: PortLink) {
+    /// Records the link of a port.
+    fn record_link(&mut self, NodePort { node, port }: NodePort, link: PortLink) {
         self.traffic.nodes[node as usize].plugged |= 1 << (port % MAX_PORTS);
         if self.links.len() < self.traffic.nodes.len() {
             self.links.resize(self.traffic.nodes.len(), Vec::new());
@@ -237,20 +245,25 @@ impl Fabric {
         links[usize::from(port)] = link;
     }
 
-    /// Adds a path and its lanes. Returns the indices of the path and of its first lane.
-    fn add_path(&mut self, from: (u32, u8), to: (u32, u8), spec: &LinkSpec) -> (u32, u32) {
+    /// Adds a path and its lanes.
+    fn add_path(&mut self, from: NodePort, to: NodePort, spec: &LinkSpec) -> NewPath {
         let (path, first_lane) = (self.traffic.paths.len() as u32, self.traffic.lanes.len() as u32);
         self.traffic.paths.push(Path::new(from, first_lane, spec));
         for (channel, &credits) in spec.credits.iter().enumerate() {
-            let (sender, sender_port) = from;
-            let ends = Ends { sender, sender_port, receiver: to.0, port: to.1, channel: channel as u8 };
+            let ends = Ends {
+                sender: from.node,
+                sender_port: from.port,
+                receiver: to.node,
+                port: to.port,
+                channel: channel as u8,
+            };
             let mut lane = Lane::new(path, ends, credits, spec);
             lane.limits.set_smallest_buffer(self.traffic.pool.smallest_size());
             self.traffic.lanes.push(lane);
             self.traffic.pool.raise_bound(credits as usize);
         }
 
-        (path, first_lane)
+        NewPath { path, first_lane }
     }
 
     /// Adds packets of up to `bytes` bytes to the pool, for functions whose packets are longer than
@@ -265,13 +278,13 @@ impl Fabric {
         Ok(())
     }
 
-    /// Adds buffers of a size to the pool.
+    /// Adds buffers of a size to the pool, and reports a new smallest size to all lanes.
     fn add_buffers(&mut self, bytes: usize) {
-        let former = self.traffic.pool.smallest_size();
+        let former_smallest = self.traffic.pool.smallest_size();
         self.traffic.pool.add_size(bytes);
 
         let smallest = self.traffic.pool.smallest_size();
-        if smallest != former {
+        if smallest != former_smallest {
             for lane in &mut self.traffic.lanes {
                 lane.limits.set_smallest_buffer(smallest);
             }
@@ -309,15 +322,15 @@ impl Fabric {
         self.traffic.schedule.next()
     }
 
-    /// Returns whether [`Fabric::take_woken`] has functions to name.
+    /// Returns whether events have woken functions, for [`Fabric::take_woken`].
     #[inline(always)]
     pub(crate) fn has_woken(&self) -> bool {
         !self.traffic.woken.is_empty()
     }
 
     /// Passes the functions of [`Fabric::pop_woken`] to `wake`, each with a bit mask of the ports
-    /// whose link has changed. The caller polls the functions from now on. They are not named again
-    /// until [`Fabric::end_polling`], except for a change of a link.
+    /// whose link has changed. The caller polls the functions from now on. Their further events do
+    /// not queue them again before [`Fabric::end_polling`], except for a change of a link.
     pub(crate) fn take_woken(&mut self, mut wake: impl FnMut(FunctionId, u64)) {
         while let Some(node) = self.traffic.woken.pop() {
             let node = &mut self.traffic.nodes[node as usize];
@@ -325,8 +338,7 @@ impl Fabric {
         }
     }
 
-    /// Reports that the machine no longer polls the function. The fabric names it again at its next
-    /// event.
+    /// Reports that the machine no longer polls the function. Its next event wakes it again.
     pub(crate) fn end_polling(&mut self, function: FunctionId) {
         if let Some(node) = self.traffic.find_node(function)
             && !self.traffic.woken.contains(node)
@@ -336,12 +348,12 @@ impl Fabric {
     }
 
     /// Takes the next function that should run, with a bit mask of the ports whose link has
-    /// changed. The fabric names it again at its next event.
+    /// changed. Its next event queues it again.
     #[inline]
     pub(crate) fn take_next_woken(&mut self) -> Option<(FunctionId, u64)> {
         while let Some(node) = self.traffic.woken.pop() {
             let node = &mut self.traffic.nodes[node as usize];
-            // The caller may have run the function for another reason: see `Fabric::name_again`.
+            // The caller may have run the function for another reason: see `Fabric::rearm_wake_up`.
             if std::mem::take(&mut node.woken) {
                 return Some((node.function, std::mem::take(&mut node.changed)));
             }
@@ -349,18 +361,18 @@ impl Fabric {
         None
     }
 
-    /// Names the function again at its next event, and returns a bit mask of the ports whose link
-    /// has changed. The caller runs the function now, so that it need not be named for earlier
-    /// events.
+    /// Lets the function's next event queue it again, and returns a bit mask of the ports whose
+    /// link has changed. The caller runs the function now, so that earlier events need not wake it:
+    /// [`Fabric::take_next_woken`] passes over it.
     #[inline]
-    pub(crate) fn name_again(&mut self, function: FunctionId) -> u64 {
+    pub(crate) fn rearm_wake_up(&mut self, function: FunctionId) -> u64 {
         let Some(node) = self.traffic.find_node(function) else { return 0 };
         let node = &mut self.traffic.nodes[node as usize];
         node.woken = false;
         std::mem::take(&mut node.changed)
     }
 
-    /// Returns the most functions that [`Fabric::take_next_woken`] can name now.
+    /// Returns the largest number of functions that [`Fabric::take_next_woken`] can return now.
     #[inline]
     pub(crate) fn count_woken(&self) -> usize {
         self.traffic.woken.len()
@@ -387,9 +399,9 @@ impl Fabric {
         let path = self.path(link, direction)?;
         let path = &mut self.traffic.paths[path];
         path.set_hook(hook);
-        let (lanes, plain) = (path.lanes(), path.is_plain());
+        let (lanes, is_plain) = (path.lanes(), path.is_plain());
         for lane in &mut self.traffic.lanes[lanes] {
-            lane.set_plain(plain);
+            lane.set_plain(is_plain);
         }
 
         Ok(())
@@ -403,21 +415,23 @@ impl Fabric {
     pub fn set_link_up(&mut self, link: LinkId, up: bool) -> Result<(), FabricError> {
         for direction in [Direction::Forward, Direction::Backward] {
             let path = self.path(link, direction)?;
-            let (node, port) = self.traffic.paths[path].sender();
-            let links = self.links.get_mut(node as usize);
-            let Some(link) = links.and_then(|links| links.get_mut(usize::from(port))) else { continue };
+            let sender = self.traffic.paths[path].sender();
+            let links = self.links.get_mut(sender.node as usize);
+            let Some(link) = links.and_then(|links| links.get_mut(usize::from(sender.port))) else {
+                continue;
+            };
 
             let open = if up { link.channels } else { 0 };
             if std::mem::replace(&mut link.open, open) != open {
-                self.record_change(node, port);
+                self.record_change(sender);
             }
         }
 
         Ok(())
     }
 
-    /// Shows a function all that arrives at its ports, also after [`Ports::route_head`]: it has
-    /// another device now.
+    /// Makes all packets and heads that arrive at a function's ports visible to it again, also
+    /// after [`Ports::route_head`]. The function has another device now.
     pub(crate) fn show_all(&mut self, function: FunctionId, now: Nanos) {
         let Some(node) = self.traffic.find_node(function) else { return };
         let Traffic { lanes, nodes, schedule, .. } = &mut self.traffic;
@@ -450,7 +464,7 @@ impl Fabric {
         let (forward, backward) =
             (self.path(link, Direction::Forward)?, self.path(link, Direction::Backward)?);
         Ok([forward, backward].map(|path| {
-            let (node, port) = self.traffic.paths[path].sender();
+            let NodePort { node, port } = self.traffic.paths[path].sender();
             (self.traffic.nodes[node as usize].function, port)
         }))
     }
@@ -466,8 +480,8 @@ impl Fabric {
         if path < self.traffic.paths.len() { Ok(path) } else { Err(FabricError::NoLink { link }) }
     }
 
-    /// Records that a port's link has changed. The function is named even if the machine polls it.
-    fn record_change(&mut self, node: u32, port: u8) {
+    /// Records that a port's link has changed. The function is woken even if the machine polls it.
+    fn record_change(&mut self, NodePort { node, port }: NodePort) {
         let entry = &mut self.traffic.nodes[node as usize];
         let is_queued = entry.changed != 0 || entry.woken && self.traffic.woken.contains(node);
         entry.changed |= 1 << (port % MAX_PORTS);
@@ -478,9 +492,4 @@ impl Fabric {
             self.traffic.woken.push(node);
         }
     }
-}
-
-/// Checks the longest packet of a link.
-fn check_packet_size(bytes: usize) -> Result<(), FabricError> {
-    if (1..=MAX_PACKET).contains(&bytes) { Ok(()) } else { Err(FabricError::PacketSize { bytes }) }
 }

@@ -3,14 +3,23 @@
 use super::{MAX_CHANNELS, wake::WakeQueue};
 use crate::ids::FunctionId;
 
+/// A port of a node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NodePort {
+    /// Index of the node in the fabric's table.
+    pub(super) node: u32,
+    /// Number of the port.
+    pub(super) port: u8,
+}
+
 /// The link of a port, seen from that port. A node has one for each port up to its highest.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PortLink {
-    /// First lane out.
+    /// Index of the first lane out of the port, that of virtual channel 0. The others follow.
     pub(super) out: u32,
-    /// First lane in.
+    /// Index of the first lane into the port.
     pub(super) inward: u32,
-    /// Path out.
+    /// Index of the path out of the port.
     pub(super) path: u32,
     /// Number of virtual channels, or 0 if there is no link.
     pub(super) channels: u8,
@@ -22,13 +31,13 @@ impl PortLink {
     /// No link.
     pub(super) const NONE: Self = Self { out: 0, inward: 0, path: 0, channels: 0, open: 0 };
 
-    /// Returns the lane in of a virtual channel, if it exists.
+    /// Returns the index of a virtual channel's lane into the port, if it exists.
     #[inline]
     pub(super) fn lane_in(&self, channel: usize) -> Option<usize> {
         (channel < usize::from(self.channels)).then_some(self.inward as usize + channel)
     }
 
-    /// Returns the lane out of a virtual channel, if it exists and is up.
+    /// Returns the index of a virtual channel's lane out of the port, if it exists and is up.
     #[inline]
     pub(super) fn lane_out(&self, channel: usize) -> Option<usize> {
         (channel < usize::from(self.open)).then_some(self.out as usize + channel)
@@ -58,8 +67,8 @@ pub(super) struct Node {
     /// Bit mask of the ports whose link has come, gone up or gone down since the machine called the
     /// device. The node is in the fabric's queue while there are any.
     pub(super) changed: u64,
-    /// Bit mask of the ports to which credits have returned that the function waited for, and of
-    /// those whose wire has fallen idle.
+    /// Bit mask of the ports at which a wait has ended: credits have returned that the function
+    /// waited for, the wire has fallen idle, or the link has changed.
     pub(super) freed: u64,
     /// Bit mask of the ports with a packet of which only the head has arrived, for each virtual
     /// channel.

@@ -115,8 +115,8 @@ impl Contents {
         self.length > bytes
     }
 
-    /// Copies content and headers of a packet of the same length.
-    pub(super) fn copy_of(&mut self, original: &Self) {
+    /// Takes over content and headers of a packet of the same length.
+    pub(super) fn copy_from(&mut self, original: &Self) {
         self.bytes_mut().copy_from_slice(original.bytes());
         self.framing = original.framing;
         self.header = original.header;
@@ -136,9 +136,10 @@ impl Contents {
     }
 }
 
-/// Packet sizes up to this one share buffers, which have the largest of these sizes. Fabrics with
-/// several kinds of small packets thus need no search for a size.
-const SMALL: usize = 256;
+/// Largest size of a small packet in bytes. Small packets of all sizes share buffers, which have
+/// the largest of these sizes. Fabrics with several kinds of small packets thus need no search for
+/// a size.
+const MAX_SMALL: usize = 256;
 
 /// Buffers of one size.
 #[derive(Debug)]
@@ -166,9 +167,10 @@ pub(super) struct Pool {
     is_initial: bool,
     /// Number of buffers in existence, free or not.
     allocated: usize,
+    /// Largest number of buffers that may exist.
     bound: usize,
     /// The bound was set explicitly, and new links do not raise it.
-    fixed: bool,
+    is_bound_fixed: bool,
 }
 
 impl Pool {
@@ -180,15 +182,16 @@ impl Pool {
             is_initial: true,
             allocated: 0,
             bound,
-            fixed: false,
+            is_bound_fixed: false,
         }
     }
 
     /// Adds buffers for packets of a size, unless there are some. Buffers of a former size that are
     /// in use are freed when they come back.
     pub(super) fn add_size(&mut self, size: usize) {
-        let both_small = size.max(self.smallest.size) <= SMALL;
+        let both_small = size.max(self.smallest.size) <= MAX_SMALL;
         if std::mem::take(&mut self.is_initial) || both_small && size > self.smallest.size {
+            // The new size takes the place of the smallest one, whose free buffers are dropped.
             self.allocated -= self.smallest.free.len();
             self.smallest = SizeClass::new(size);
         } else if both_small {
@@ -207,12 +210,12 @@ impl Pool {
     /// Sets the bound, which new links no longer raise.
     pub(super) fn set_bound(&mut self, bound: usize) {
         self.bound = bound;
-        self.fixed = true;
+        self.is_bound_fixed = true;
     }
 
     /// Raises the bound for the packets of a new link, so that no link can use up what others need.
     pub(super) fn raise_bound(&mut self, packets: usize) {
-        if !self.fixed {
+        if !self.is_bound_fixed {
             self.bound += packets;
         }
     }
@@ -227,9 +230,10 @@ impl Pool {
         self.larger.last().unwrap_or(&self.smallest).size
     }
 
+    /// Returns the number of buffers that packets use.
     pub(super) fn in_use(&self) -> usize {
-        let free: usize = self.larger.iter().map(|class| class.free.len()).sum();
-        self.allocated - self.smallest.free.len() - free
+        let free_larger: usize = self.larger.iter().map(|class| class.free.len()).sum();
+        self.allocated - self.smallest.free.len() - free_larger
     }
 
     /// Takes a buffer for a packet of `length` bytes, whose content is arbitrary.
@@ -268,8 +272,9 @@ impl Pool {
         Some(packet.with_length(length))
     }
 
-    /// Allocates a buffer of one of the pool's sizes, none of which is free. If the bound is
-    /// reached, it takes the place of a free one of another size, or there is none.
+    /// Allocates a buffer of one of the pool's sizes, after the caller has found none that is free.
+    /// If the bound is reached, it first frees a buffer of another size. Returns `None` if none of
+    /// these is free either.
     #[cold]
     fn allocate(&mut self, size: usize) -> Option<Packet> {
         while self.allocated >= self.bound {
@@ -285,6 +290,7 @@ impl Pool {
         if let Some(class) = self.class_of(size)
             && class.free.capacity() < allocated
         {
+            // The capacity grows in few steps.
             class.free.reserve(allocated.next_power_of_two().max(64));
         }
 

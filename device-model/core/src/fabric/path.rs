@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use super::{
     Fault, FaultHook, LinkSpec, MAX_RETRIES, Packet,
+    node::NodePort,
     timing::{Incoming, Passage, Start, WireSpeed, duration, exact},
 };
 use crate::time::Nanos;
@@ -16,6 +17,7 @@ use crate::time::Nanos;
 pub(super) struct Path {
     /// End of the last transmission.
     busy_until: Start,
+    /// Time from the end of a transmission to the packet's arrival, in nanoseconds.
     delay: u64,
     /// Transmission time of a byte in 2^-32 ns: at most 4.29 s, which is just above 2 bits a
     /// second.
@@ -44,6 +46,14 @@ pub(super) struct Path {
 // A path has one cache line.
 const _: () = assert!(size_of::<Path>() == 64);
 
+/// A path that was added, as indices into the fabric's tables.
+pub(super) struct NewPath {
+    /// Index of the path.
+    pub(super) path: u32,
+    /// Index of the first of its lanes. The lanes of the other virtual channels follow.
+    pub(super) first_lane: u32,
+}
+
 /// The faults of a path that has or had a hook.
 #[derive(Default)]
 struct Faults {
@@ -51,13 +61,14 @@ struct Faults {
     /// Transmissions since the hook was set.
     transmissions: u64,
     /// The times in which the receiver discards packets, in order.
-    discards: VecDeque<Discard>,
+    discards: VecDeque<DiscardPeriod>,
 }
 
-/// The time between the end of a corrupt transmission and the receiver's request to repeat it, in
-/// 2^-32 ns. The sender transmits the packets after the corrupt one, and repeats them all.
+/// The time between the end of a corrupt transmission and the arrival of the receiver's request to
+/// repeat it. The receiver discards the packets that follow the corrupt one in this time, and the
+/// sender repeats them all. Times are in 2^-32 ns.
 #[derive(Clone, Copy, Debug)]
-struct Discard {
+struct DiscardPeriod {
     /// Time until which the wire carries discarded packets.
     busy_until: u128,
     /// Time of the request, at which the sender breaks off its transmission.
@@ -65,9 +76,8 @@ struct Discard {
 }
 
 impl Path {
-    pub(super) fn new(sender: (u32, u8), first_lane: u32, spec: &LinkSpec) -> Self {
+    pub(super) fn new(sender: NodePort, first_lane: u32, spec: &LinkSpec) -> Self {
         let WireSpeed { delay, per_byte, head_bytes } = WireSpeed::new(spec);
-        let (sender, sender_port) = sender;
         Self {
             busy_until: Start::FIRST,
             delay,
@@ -76,8 +86,8 @@ impl Path {
             faults: None,
             head_bytes,
             first_lane,
-            sender,
-            sender_port,
+            sender: sender.node,
+            sender_port: sender.port,
             // A checked specification has at most `MAX_CHANNELS` channels.
             channels: spec.credits.len() as u8,
             arbitrated: false,
@@ -85,10 +95,10 @@ impl Path {
         }
     }
 
-    /// Returns the sending end: the index of the node in the fabric's table, and the port.
+    /// Returns the sending end.
     #[inline]
-    pub(super) fn sender(&self) -> (u32, u8) {
-        (self.sender, self.sender_port)
+    pub(super) fn sender(&self) -> NodePort {
+        NodePort { node: self.sender, port: self.sender_port }
     }
 
     /// Returns the indices of the path's lanes in the fabric's table.
@@ -116,7 +126,7 @@ impl Path {
         self.update_idle_at();
     }
 
-    /// Takes over the time at which the wire is idle.
+    /// Computes [`Path::idle_at`] again. A wire on which packets take no time is always idle.
     #[inline]
     fn update_idle_at(&mut self) {
         self.idle_at = if self.is_plain() { Nanos::ZERO } else { self.busy_until.rounded_up() };
@@ -128,7 +138,7 @@ impl Path {
         self.arbitrated = true;
     }
 
-    /// Returns the way of a packet that arrives over this path until `tail`.
+    /// Returns the arrival of a packet whose tail arrives over this path at `tail`.
     #[inline]
     pub(super) fn incoming(&self, tail: Nanos) -> Incoming {
         self.speed().incoming(tail)
@@ -161,8 +171,9 @@ impl Path {
         incoming: Incoming,
     ) -> (Passage, u64) {
         let bytes = packet.wire_bytes();
-        // Packets that followed a corrupt one on the wire are repeated, and then this one.
-        let mut repeated = self.count_discarded(now, bytes);
+        // Transmissions of this packet behind a corrupt one, which the receiver discards. The wire
+        // is booked until the request to repeat has arrived, so the loop has those after that.
+        let mut repeated = self.book_discarded(now, bytes);
 
         let mut retries = 0;
         let passage = loop {
@@ -198,19 +209,21 @@ impl Path {
         WireSpeed { delay: self.delay, per_byte: self.per_byte, head_bytes: self.head_bytes }
     }
 
-    /// Books the wire until the request for a repetition has arrived, after a transmission.
+    /// Books the wire, after a corrupt transmission, until the request to repeat it has arrived:
+    /// for the round trip.
     fn wait_for_repeat(&mut self) {
-        let sent = self.busy_until.exact();
+        let sent_at = self.busy_until.exact();
         self.busy_until = self.busy_until.later(self.delay.saturating_mul(2));
         let end = self.busy_until.exact();
         if let Some(faults) = &mut self.faults {
-            faults.discards.push_back(Discard { busy_until: sent, end });
+            faults.discards.push_back(DiscardPeriod { busy_until: sent_at, end });
         }
     }
 
-    /// Returns the number of transmissions of a packet sent at `now` that the receiver discards,
-    /// because they follow a corrupt one.
-    fn count_discarded(&mut self, now: Nanos, bytes: u64) -> u64 {
+    /// Books the transmissions of a packet of `bytes` bytes, sent at `now`, that the receiver
+    /// discards because they follow a corrupt one: one in each period in which the wire still has
+    /// time for its start. Returns their number.
+    fn book_discarded(&mut self, now: Nanos, bytes: u64) -> u64 {
         let (now, duration) = (exact(now), duration(self.per_byte, bytes));
         let Some(Faults { discards, .. }) = self.faults.as_deref_mut() else { return 0 };
         while discards.front().is_some_and(|discard| discard.end <= now) {

@@ -1,7 +1,7 @@
 //! A device's view of the fabric.
 
 use super::{
-    Arrivals, MAX_CHANNELS, Node, Packet, PortLink, Refusal, Run, Traffic, Unsent,
+    Arrivals, ForwardedRow, MAX_CHANNELS, Node, Packet, PortLink, Refusal, Run, Traffic, Unsent,
     wires::{Combine, GI_WIRES, WireState},
 };
 use crate::{ids::FunctionId, time::Nanos};
@@ -32,6 +32,7 @@ impl<'a> Ports<'a> {
     /// Index of no node.
     const NO_NODE: usize = Traffic::NO_NODE as usize;
 
+    /// Returns the ports of a function, whose links are `links`, at the time `now`.
     #[inline]
     pub(super) fn new(
         traffic: &'a mut Traffic,
@@ -107,8 +108,9 @@ impl<'a> Ports<'a> {
     /// virtual channels.
     #[inline]
     pub fn has_arrivals(&self, channels: usize) -> bool {
-        let of = |masks: &[u64; MAX_CHANNELS]| masks.iter().take(channels).fold(0, |all, mask| all | mask);
-        self.node().is_some_and(|node| of(&node.arrived) | of(&node.heads) != 0)
+        let ports_of =
+            |masks: &[u64; MAX_CHANNELS]| masks.iter().take(channels).fold(0, |all, mask| all | mask);
+        self.node().is_some_and(|node| ports_of(&node.arrived) | ports_of(&node.heads) != 0)
     }
 
     /// Returns a bit mask of the ports with a packet to take on a virtual channel.
@@ -138,7 +140,7 @@ impl<'a> Ports<'a> {
         let Some(lane) = self.lane_out(port, channel) else { return false };
         let lane = &mut self.traffic.lanes[lane];
         if lane.credits == 0 {
-            lane.count_stall();
+            lane.record_stall();
         }
         lane.credits > 0
     }
@@ -175,7 +177,7 @@ impl<'a> Ports<'a> {
         self.send_timed(index, packet)
     }
 
-    /// Returns the reason why a port has no lane out.
+    /// Returns the reason why [`Ports::lane_out`] returned `None`.
     #[cold]
     fn reason_for_no_lane(&self, port: u8, channel: usize) -> Refusal {
         match self.link(port) {
@@ -205,7 +207,7 @@ impl<'a> Ports<'a> {
     #[inline]
     pub fn forward(&mut self, from: u8, to: u8, channel: usize) -> bool {
         self.forward_row(from, channel, 1, |_| Some((to, |_: &Packet| true)))
-            .is_some_and(|(moved, _)| moved == 1)
+            .is_some_and(|row| row.moved == 1)
     }
 
     /// Forwards the first packet as [`Ports::forward`] does, to any virtual channel.
@@ -219,14 +221,15 @@ impl<'a> Ports<'a> {
     /// packet was forwarded.
     #[inline]
     pub fn forward_first(&mut self, from: PortChannel, to: PortChannel) -> Option<bool> {
-        let index = self.lane_in(from.port, from.channel)?;
-        let out = self.lane_out(to.port, to.channel)?;
+        let from_index = self.lane_in(from.port, from.channel)?;
+        let to_index = self.lane_out(to.port, to.channel)?;
 
-        if self.traffic.lanes[out].is_instant(self.now) {
+        // `forward_row_between` has a faster path for links that take no time.
+        if self.traffic.lanes[to_index].is_instant(self.now) {
             let row = self.forward_row_between(from, 1, |_| Some((to, |_: &Packet| true)));
-            return row.and_then(|(moved, more)| (moved == 1).then_some(more));
+            return row.and_then(|row| (row.moved == 1).then_some(row.has_more));
         }
-        self.forward_head(index, out)
+        self.forward_head(from_index, to_index)
     }
 
     /// Forwards up to `limit` packets that arrived at port `from`.
@@ -238,8 +241,7 @@ impl<'a> Ports<'a> {
     /// A packet that is too long for the other link can't be sent at any time. The device must take
     /// it. Only a device between links with different longest packets meets one.
     ///
-    /// Returns the number of packets moved, and whether more are waiting at port `from`. Returns
-    /// `None` if no packet was waiting, or `way` returned `None`.
+    /// Returns `None` if no packet was waiting, or `way` returned `None`.
     #[inline]
     pub fn forward_row<G: Fn(&Packet) -> bool>(
         &mut self,
@@ -247,7 +249,7 @@ impl<'a> Ports<'a> {
         channel: usize,
         limit: u32,
         way: impl FnOnce(&Packet) -> Option<(u8, G)>,
-    ) -> Option<(u32, bool)> {
+    ) -> Option<ForwardedRow> {
         self.forward_row_between(PortChannel { port: from, channel }, limit, |packet| {
             let (port, goes) = way(packet)?;
             Some((PortChannel { port, channel }, goes))
@@ -262,30 +264,30 @@ impl<'a> Ports<'a> {
         from: PortChannel,
         limit: u32,
         way: impl FnOnce(&Packet) -> Option<(PortChannel, G)>,
-    ) -> Option<(u32, bool)> {
+    ) -> Option<ForwardedRow> {
         let Traffic { lanes, nodes, woken, .. } = &mut *self.traffic;
-        let index = self.links.get(usize::from(from.port))?.lane_in(from.channel)?;
-        let lane = lanes.get(index).filter(|lane| lane.has_head())?;
+        let from_index = self.links.get(usize::from(from.port))?.lane_in(from.channel)?;
+        let lane = lanes.get(from_index).filter(|lane| lane.has_head())?;
 
         let (to, goes) = way(lane.queue.front()?)?;
-        let out = self.links.get(usize::from(to.port));
-        let Some(out) = out.and_then(|out| out.lane_out(to.channel)) else {
-            return Some((0, true));
+        let to_link = self.links.get(usize::from(to.port));
+        let Some(to_index) = to_link.and_then(|link| link.lane_out(to.channel)) else {
+            return Some(ForwardedRow { moved: 0, has_more: true });
         };
 
-        let Ok([lane, out_lane]) = lanes.get_disjoint_mut([index, out]) else { return None };
+        let Ok([lane, out_lane]) = lanes.get_disjoint_mut([from_index, to_index]) else { return None };
         let all_fit = lane.limits.longest <= out_lane.limits.longest;
-        if out_lane.is_instant(self.now) && lane.direct && all_fit {
+        if out_lane.is_instant(self.now) && lane.returns_at_once && all_fit {
             // The same as `forward_one_by_one`, for lanes on which packets and credits arrive at
             // once.
             let moved = lane.forward(out_lane, self.now, limit, (nodes, woken), goes);
-            return Some((moved, lane.visible > 0));
+            return Some(ForwardedRow { moved, has_more: lane.visible > 0 });
         }
 
-        let moved = self.forward_one_by_one(index, out, limit, goes);
-        let more = self.traffic.lanes.get(index).is_some_and(|lane| lane.has_head());
+        let moved = self.forward_one_by_one(from_index, to_index, limit, goes);
+        let has_more = self.traffic.lanes.get(from_index).is_some_and(|lane| lane.has_head());
 
-        Some((moved, more))
+        Some(ForwardedRow { moved, has_more })
     }
 
     /// Returns the statistics of a virtual channel out of a port, which include the link errors.
@@ -318,10 +320,10 @@ impl<'a> Ports<'a> {
         let lane = &mut lanes[index];
         let packet = lane.pop_arrived(nodes)?;
 
-        if lane.direct {
+        if lane.returns_at_once {
             lane.return_credits(1, nodes, woken);
         } else {
-            let credits = lane.credits_of_first(1);
+            let credits = lane.take_costs(1);
             lane.show_next_head(index as u32, self.now, nodes, schedule);
             self.return_credits_at(index, credits, self.now);
         }
@@ -335,7 +337,7 @@ impl<'a> Ports<'a> {
         let index = self.lane_in(port, channel)?;
         let Traffic { lanes, nodes, woken, pool, schedule, .. } = &mut *self.traffic;
         let lane = lanes.get_mut(index)?;
-        let left = limit.min(lane.visible);
+        let remaining = limit.min(lane.visible);
 
         Some(Arrivals {
             lane,
@@ -345,7 +347,7 @@ impl<'a> Ports<'a> {
             pool,
             schedule,
             now: self.now,
-            left,
+            remaining,
             taken: 0,
         })
     }
@@ -365,8 +367,8 @@ impl<'a> Ports<'a> {
     ) -> u32 {
         // The drop of the arrivals completes the packets that were taken, also if `take` panics.
         let Some(mut arrivals) = self.take_run(port, channel, limit) else { return 0 };
-        let most = arrivals.left;
-        while arrivals.taken < most
+        let maximum = arrivals.remaining;
+        while arrivals.taken < maximum
             && let Some(packet) = arrivals.lane.queue.take_if(arrivals.taken as usize, &mut take)
         {
             arrivals.pool.put_back(packet);
@@ -395,7 +397,7 @@ impl<'a> Ports<'a> {
     /// [`Refusal::PoolEmpty`].
     pub fn copy_packet(&mut self, packet: &Packet) -> Result<Packet, Refusal> {
         let mut copy = self.new_packet(packet.len())?;
-        copy.copy_of(packet);
+        copy.copy_from(packet);
         Ok(copy)
     }
 
@@ -407,11 +409,11 @@ impl<'a> Ports<'a> {
         let original = lanes.get(index).filter(|lane| lane.has_head())?.queue.front()?;
 
         let mut copy = pool.take(original.len())?;
-        copy.copy_of(original);
+        copy.copy_from(original);
         Some(copy)
     }
 
-    /// Returns the reason why the pool gave no packet.
+    /// Returns the reason why the pool has no packet of `length` bytes.
     #[cold]
     fn reason_for_no_packet(&self, length: usize) -> Refusal {
         let longest = self.traffic.pool.largest_size();

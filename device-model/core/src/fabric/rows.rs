@@ -5,6 +5,15 @@ use super::{
 };
 use crate::time::Nanos;
 
+/// Packets that were forwarded in a row: see [`super::Ports::forward_row`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ForwardedRow {
+    /// Number of packets moved.
+    pub moved: u32,
+    /// More packets, or the head of one, are waiting at the port that they came from.
+    pub has_more: bool,
+}
+
 /// The packets that arrived on a lane, to be taken in order: see [`super::Ports::take_run`]. The
 /// credits return to the sender together, on drop.
 pub struct Arrivals<'a> {
@@ -16,20 +25,21 @@ pub struct Arrivals<'a> {
     pub(super) schedule: &'a mut Schedule,
     pub(super) now: Nanos,
     /// Number of packets that may still be taken.
-    pub(super) left: u32,
+    pub(super) remaining: u32,
+    /// Number of packets taken so far.
     pub(super) taken: u32,
 }
 
 impl Arrivals<'_> {
-    /// Returns the packet in front.
+    /// Returns the packet in front, if one may still be taken.
     #[inline(always)]
     pub fn front(&self) -> Option<&Packet> {
-        if self.left == 0 { None } else { self.lane.queue.get(self.taken as usize) }
+        if self.remaining == 0 { None } else { self.lane.queue.get(self.taken as usize) }
     }
 
     /// Takes the packet in front and returns its buffer to the pool.
     #[inline(always)]
-    pub fn pass(&mut self) {
+    pub fn recycle_front(&mut self) {
         if let Some(packet) = self.take() {
             self.pool.put_back(packet);
         }
@@ -38,11 +48,11 @@ impl Arrivals<'_> {
     /// Takes the packet in front. Its credit returns on drop, with those of the others.
     #[inline(always)]
     pub fn take(&mut self) -> Option<Packet> {
-        if self.left == 0 {
+        if self.remaining == 0 {
             return None;
         }
         let packet = self.lane.queue.take(self.taken as usize)?;
-        self.left -= 1;
+        self.remaining -= 1;
         self.taken += 1;
         Some(packet)
     }
@@ -111,7 +121,7 @@ impl Run<'_> {
     #[inline(always)]
     pub fn send_with(&mut self, length: usize, fill: impl FnOnce(&mut Contents)) -> Result<(), Refusal> {
         if self.room == 0 {
-            self.lane.count_stall();
+            self.lane.record_stall();
             return Err(Refusal::NoCredit);
         }
 
@@ -137,7 +147,7 @@ impl Run<'_> {
     #[inline(always)]
     pub fn send_packet(&mut self, packet: Packet) -> Result<(), Unsent> {
         if self.room == 0 {
-            self.lane.count_stall();
+            self.lane.record_stall();
             return Err(Unsent { packet, reason: Refusal::NoCredit });
         }
         let longest = self.lane.limits.longest;
@@ -173,7 +183,7 @@ impl Drop for Run<'_> {
     fn drop(&mut self) {
         let sent = self.initial_room - self.room;
         if sent > 0 {
-            self.lane.count_sent(sent, self.bytes, self.now);
+            self.lane.record_sent(sent, self.bytes, self.now);
             self.lane.deliver(sent, self.nodes, self.woken);
         }
     }

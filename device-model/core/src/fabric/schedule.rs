@@ -40,14 +40,14 @@ pub(super) enum EventKind {
 }
 
 impl Event {
-    /// Bits of the kind. The lane is above them.
+    /// Number of bits of the kind. The number of the lane or wire is above them.
     const KIND_BITS: u32 = 2;
     /// The first number that stands for a wire instead of a lane. Wires come after all lanes.
     const FIRST_WIRE: u32 = (u32::MAX >> Self::KIND_BITS) - GI_WIRES as u32;
     /// No event: one that was cancelled.
     pub(super) const NONE: Self = Self(u32::MAX);
 
-    /// Returns an event of a lane. An event of a path has its first lane.
+    /// Returns an event of a lane. An event of a path is that of its first lane.
     #[inline]
     pub(super) const fn of_lane(lane: u32, kind: EventKind) -> Self {
         Self(lane << Self::KIND_BITS | kind as u32)
@@ -131,7 +131,8 @@ impl Schedule {
         self.next
     }
 
-    /// Adds an event, and returns its place until it is due. `now` is the present, before `due`.
+    /// Adds an event that is due at `due`, after the present time `now`. Returns its place, which
+    /// it has until it is due.
     #[inline]
     pub(super) fn add(&mut self, now: Nanos, due: Nanos, event: Event) -> Place {
         self.next = self.next.min(due);
@@ -167,8 +168,8 @@ impl Schedule {
         })
     }
 
-    /// Takes the events of the next time, if that is `now` or earlier, and returns it.
-    /// [`Schedule::pop`] returns the events.
+    /// Takes the events of the time of the next event, if that is `now` or earlier, and returns the
+    /// time. [`Schedule::pop`] then returns the events.
     pub(super) fn begin(&mut self, now: Nanos) -> Option<Nanos> {
         let due = self.next;
         if due > now {
@@ -182,9 +183,10 @@ impl Schedule {
             }
         }
 
-        let far = self.far.peek().map_or(Nanos::NEVER, |Reverse((time, _))| *time);
-        self.next = far.min(Nanos(self.wheel.first().unwrap_or(u64::MAX)));
+        let next_far = self.far.peek().map_or(Nanos::NEVER, |Reverse((time, _))| *time);
+        self.next = next_far.min(Nanos(self.wheel.first().unwrap_or(u64::MAX)));
 
+        // At `Nanos::NEVER`, the time of no event, there are events only if some were added for it.
         (due < Nanos::NEVER || !self.due.is_empty()).then_some(due)
     }
 
@@ -259,6 +261,7 @@ impl Wheel {
     }
 
     /// Removes the events of a time that is not after [`Wheel::first`], and adds them to `events`.
+    /// The wheel starts at that time then.
     fn take(&mut self, time: u64, events: &mut DueEvents) {
         let slot = Self::slot(time);
         let is_on_wheel = time.wrapping_sub(self.base) < SLOTS as u64;

@@ -362,7 +362,7 @@ proptest! {
                         if run.taken() == most {
                             break;
                         }
-                        run.pass();
+                        run.recycle_front();
                         received[channel] += 1;
                     }
                 }

@@ -2,7 +2,7 @@
 
 use super::{
     MAX_CHANNELS, Node, Packet, Ports, Refusal, Traffic, Unsent,
-    lane::Lane,
+    lane::{Departure, Lane, PoppedHead},
     packet::Flight,
     path::Path,
     schedule::{Event, EventKind, Schedule},
@@ -93,14 +93,14 @@ impl Ports<'_> {
         let limit = self.credit_limit(port, channel);
         let Some(index) = self.lane_out(port, channel) else { return false };
         let lane = &mut self.traffic.lanes[index];
-        lane.count_returns(self.now);
+        lane.add_returned_credits(self.now);
         if lane.credits >= credits {
             return true;
         }
 
-        lane.count_stall();
+        lane.record_stall();
         if credits <= limit {
-            lane.wake_sender_at(credits, index as u32, self.now, &mut self.traffic.schedule);
+            lane.await_credits(credits, index as u32, self.now, &mut self.traffic.schedule);
         }
         false
     }
@@ -111,7 +111,7 @@ impl Ports<'_> {
     pub fn update_credits(&mut self, port: u8, channel: usize) -> u32 {
         let Some(index) = self.lane_out(port, channel) else { return 0 };
         let lane = &mut self.traffic.lanes[index];
-        lane.count_returns(self.now);
+        lane.add_returned_credits(self.now);
         lane.credits
     }
 
@@ -167,7 +167,8 @@ impl Ports<'_> {
         idle_at
     }
 
-    /// Schedules the event at which a wire falls idle. `lane` is the first lane of its path.
+    /// Schedules the event for a wire that falls idle at `idle_at`. `lane` is the first lane of its
+    /// path, by which the event names the path.
     #[inline(never)]
     fn schedule_idle(&mut self, lane: u32, idle_at: Nanos) {
         let event = Event::of_lane(lane, EventKind::Idle);
@@ -185,11 +186,11 @@ impl Ports<'_> {
     pub(super) fn send_timed(&mut self, index: usize, packet: Packet) -> Result<(), Unsent> {
         let lane = &mut self.traffic.lanes[index];
         let credits = lane.credits_for(&packet);
-        if let Some(longest) = lane.longest_for(credits) {
+        if let Some(longest) = lane.limit_exceeded_by(credits) {
             return Err(Unsent { packet, reason: Refusal::TooLong { longest } });
         }
 
-        lane.count_returns(self.now);
+        lane.add_returned_credits(self.now);
         if lane.credits < credits {
             lane.refuse(&packet, index as u32, self.now, &mut self.traffic.schedule);
             return Err(Unsent { packet, reason: Refusal::NoCredit });
@@ -202,21 +203,21 @@ impl Ports<'_> {
     }
 
     /// Does the work of [`Ports::forward_row`] over links that take time, or to a link with shorter
-    /// packets. `index` and `out` are the indices of the lanes in and out.
+    /// packets. `from_index` and `to_index` are the indices of the lanes in and out.
     #[cold]
     #[inline(never)]
     pub(super) fn forward_one_by_one(
         &mut self,
-        index: usize,
-        out: usize,
+        from_index: usize,
+        to_index: usize,
         limit: u32,
         goes: impl Fn(&Packet) -> bool,
     ) -> u32 {
         let mut moved = 0;
         while moved < limit {
-            let lane = self.traffic.lanes.get(index).filter(|lane| lane.has_head());
+            let lane = self.traffic.lanes.get(from_index).filter(|lane| lane.has_head());
             let front = lane.and_then(|lane| lane.queue.front());
-            if !front.is_some_and(&goes) || self.forward_head(index, out).is_none() {
+            if !front.is_some_and(&goes) || self.forward_head(from_index, to_index).is_none() {
                 break;
             }
             moved += 1;
@@ -224,45 +225,49 @@ impl Ports<'_> {
         moved
     }
 
-    /// Forwards the first packet of a lane over a lane of any kind. Returns whether the head of
-    /// another packet is shown then. Returns `None`, and changes nothing, if the packet's head has
-    /// not arrived, or it cannot be sent now.
+    /// Forwards the first packet of the lane `from_index` over the lane `to_index`, each of any
+    /// kind. Returns whether the function then sees the head of another packet on the lane
+    /// `from_index`. Returns `None`, and moves nothing, if the packet's head has not arrived, or it
+    /// cannot be sent now.
     #[inline]
-    pub(super) fn forward_head(&mut self, index: usize, out: usize) -> Option<bool> {
+    pub(super) fn forward_head(&mut self, from_index: usize, to_index: usize) -> Option<bool> {
         let now = self.now;
         let Traffic { lanes, paths, nodes, woken, schedule, .. } = &mut *self.traffic;
-        let [lane, out_lane] = lanes.get_disjoint_mut([index, out]).ok()?;
+        let [lane, out_lane] = lanes.get_disjoint_mut([from_index, to_index]).ok()?;
         let packet = lane.queue.front().filter(|_| lane.has_head())?;
 
         let needed = out_lane.credits_for(packet);
-        if packet.is_longer_than(out_lane.limits.longest) || out_lane.longest_for(needed).is_some() {
+        if packet.is_longer_than(out_lane.limits.longest) || out_lane.limit_exceeded_by(needed).is_some() {
             return None;
         }
 
-        out_lane.count_returns(now);
+        out_lane.add_returned_credits(now);
         if out_lane.credits < needed {
-            out_lane.count_stall();
-            out_lane.wake_sender_at(needed, out as u32, now, schedule);
+            out_lane.record_stall();
+            out_lane.await_credits(needed, to_index as u32, now, schedule);
             return None;
         }
 
-        let (packet, credits, tail) = lane.pop_head(index as u32, now, nodes, schedule)?;
-        let incoming = tail.map_or(Incoming::WHOLE, |tail| paths[lane.path as usize].incoming(tail));
+        let PoppedHead { packet, credits, tail_due } =
+            lane.pop_head(from_index as u32, now, nodes, schedule)?;
+        let incoming = tail_due.map_or(Incoming::WHOLE, |tail| paths[lane.path as usize].incoming(tail));
 
-        let transmission = Transmission { index: out as u32, now, paths, nodes, woken, schedule };
+        let transmission = Transmission { index: to_index as u32, now, paths, nodes, woken, schedule };
         let end = transmission.put(out_lane, packet, needed, incoming);
-        lane.return_later(credits, index as u32, (now, end), nodes, woken, schedule);
+        // The credits return when the tail has left the buffer.
+        lane.return_later(credits, from_index as u32, Departure { now, end }, nodes, woken, schedule);
         Some(lane.has_head())
     }
 
     /// Returns credits of a lane whose packet leaves the buffer at `end`.
     pub(super) fn return_credits_at(&mut self, index: usize, credits: u32, end: Nanos) {
         let Traffic { lanes, nodes, woken, schedule, .. } = &mut *self.traffic;
-        lanes[index].return_later(credits, index as u32, (self.now, end), nodes, woken, schedule);
+        let departure = Departure { now: self.now, end };
+        lanes[index].return_later(credits, index as u32, departure, nodes, woken, schedule);
     }
 }
 
-/// The parts of the fabric that a packet concerns which is put on a lane.
+/// The parts of the fabric that change when a packet is put on a lane.
 struct Transmission<'a> {
     /// Index of the lane.
     index: u32,
@@ -288,13 +293,14 @@ impl Transmission<'_> {
             passage
         };
 
-        // A packet stays behind the one in front of it, which a fault may have delayed.
+        // A packet does not overtake the one in front of it, which a fault may have delayed.
         let head = passage.head.max(lane.last_arrival);
         let tail = passage.tail.max(head);
-        let event = lane.push_timed(Flight { head, tail }, credits, packet);
+        let event_due = lane.push_timed(Flight { head, tail }, credits, packet);
         lane.watch_credits(index, now, schedule);
 
-        if let Some(due) = event
+        // A head that arrives at once is shown now, and the next event is for its tail.
+        if let Some(due) = event_due
             && let Some(due) = if due > now { Some(due) } else { lane.arrive_at_once(now, nodes, woken) }
         {
             lane.schedule_arrival(index, now, due, schedule);

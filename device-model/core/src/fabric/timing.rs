@@ -35,14 +35,15 @@ pub struct WireSpeed {
     pub(super) head_bytes: u32,
 }
 
-/// A packet's way into the router that forwards it, if its tail has not arrived there.
+/// The arrival of a packet at the router that forwards it, which the forwarding has to wait for if
+/// the packet's tail has not arrived. [`Incoming::WHOLE`] stands for a packet that has arrived.
 #[derive(Clone, Copy, Debug)]
 pub struct Incoming {
-    /// Time of the tail.
+    /// Time at which the tail arrives.
     tail: Nanos,
-    /// Bytes of the head, which has arrived.
+    /// Bytes of the head on the incoming link, all of which have arrived.
     head_bytes: u32,
-    /// Transmission time of a byte in 2^-32 ns.
+    /// Transmission time of a byte on the incoming link in 2^-32 ns.
     per_byte: u64,
 }
 
@@ -80,16 +81,17 @@ struct Duration {
 impl WireSpeed {
     /// Returns the speed of a link's wires.
     pub fn new(spec: &LinkSpec) -> Self {
+        /// The bits of a byte, times the nanoseconds of a second, in 2^-32 ns.
+        const BYTE_SECOND: u128 = (8 * 1_000_000_000u128) << FRACTION;
+
         let per_byte = match spec.bits_per_second {
             0 => 0,
-            bits => {
-                u64::try_from(((8 * 1_000_000_000u128) << FRACTION) / u128::from(bits)).unwrap_or(u64::MAX)
-            }
+            bits => u64::try_from(BYTE_SECOND / u128::from(bits)).unwrap_or(u64::MAX),
         };
         Self { delay: spec.delay, per_byte, head_bytes: spec.cut_through.unwrap_or(u32::MAX) }
     }
 
-    /// Returns the way of a packet that arrives over such a wire until `tail`.
+    /// Returns the arrival of a packet whose tail arrives over such a wire at `tail`.
     #[inline]
     pub fn incoming(&self, tail: Nanos) -> Incoming {
         Incoming { tail, head_bytes: self.head_bytes, per_byte: self.per_byte }
@@ -110,8 +112,8 @@ impl WireSpeed {
         self.transmit_held(start, bytes, tail, |own| own)
     }
 
-    /// Does the work of [`WireSpeed::transmit`]. `hold` returns the time at which the head has left
-    /// that could leave at a time.
+    /// Does the work of [`WireSpeed::transmit`]. `hold` gets the time at which the wire could have
+    /// carried the head, and returns the time at which it has: not before the head has come in.
     #[inline(always)]
     fn transmit_held(
         &self,
@@ -120,20 +122,22 @@ impl WireSpeed {
         tail: Nanos,
         hold: impl FnOnce(Start) -> Start,
     ) -> (Passage, Start) {
+        // The tail leaves after the time of all bytes, but not before it has come in.
         let sent = start.after(Duration::of(self.per_byte, bytes));
         let end = if tail >= sent.ceiling { Start::at(tail) } else { sent };
 
-        // A wire of infinite bandwidth carries other packets meanwhile.
+        // A wire of infinite bandwidth carries other packets while it waits for the tail.
         let busy_until = if self.per_byte == 0 { sent } else { end };
 
         // Rounded up, because a byte has arrived only with its last bit.
-        let whole = end.ceiling;
-        let head = if u64::from(self.head_bytes) < bytes {
+        let tail_left = end.ceiling;
+        let head_left = if u64::from(self.head_bytes) < bytes {
             hold(start.after(Duration::of(self.per_byte, self.head_bytes.into()))).ceiling
         } else {
-            whole
+            tail_left
         };
-        let passage = Passage { head: head.after(self.delay), tail: whole.after(self.delay), end: whole };
+        let passage =
+            Passage { head: head_left.after(self.delay), tail: tail_left.after(self.delay), end: tail_left };
         (passage, busy_until)
     }
 }
@@ -165,15 +169,17 @@ impl Start {
     /// Returns the start that is later by a transmission time.
     #[inline(always)]
     fn after(self, duration: Duration) -> Self {
-        let (earlier, is_rounded_up) = self.earlier.overflowing_sub(duration.fraction);
-        let nanoseconds = duration.nanoseconds.saturating_add(is_rounded_up.into());
+        // A later start is earlier than its ceiling by less. An underflow leads to the next
+        // ceiling.
+        let (earlier, is_next_nanosecond) = self.earlier.overflowing_sub(duration.fraction);
+        let nanoseconds = duration.nanoseconds.saturating_add(is_next_nanosecond.into());
         Self { ceiling: self.ceiling.after(nanoseconds), earlier }
     }
 
     /// Returns the start that is earlier by a transmission time, at least [`Start::FIRST`].
     fn before(self, duration: Duration) -> Self {
-        let (earlier, is_too_early) = self.earlier.overflowing_add(duration.fraction);
-        let nanoseconds = duration.nanoseconds.saturating_add(is_too_early.into());
+        let (earlier, is_previous_nanosecond) = self.earlier.overflowing_add(duration.fraction);
+        let nanoseconds = duration.nanoseconds.saturating_add(is_previous_nanosecond.into());
         match self.ceiling.0.checked_sub(nanoseconds) {
             Some(0) | None => Self::FIRST,
             Some(ceiling) => Self { ceiling: Nanos(ceiling), earlier },
@@ -182,8 +188,9 @@ impl Start {
 
     /// Returns the later one of two starts.
     fn max(self, other: Self) -> Self {
-        let key = |start: Self| (start.ceiling, Reverse(start.earlier));
-        if key(other) > key(self) { other } else { self }
+        // Of two starts with the same ceiling, the one that is earlier by less is the later one.
+        let order = |start: Self| (start.ceiling, Reverse(start.earlier));
+        if order(other) > order(self) { other } else { self }
     }
 
     /// Returns the time in 2^-32 ns.

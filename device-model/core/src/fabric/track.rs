@@ -30,6 +30,7 @@ pub(super) struct Track {
     pub(super) arrival_place: Place,
     /// Whether the receiver has been shown the head of the first packet after the visible ones.
     pub(super) has_head: bool,
+    /// The part of what has arrived that the receiver is shown.
     pub(super) view: View,
     /// The credits of packets, if credits count bytes.
     costs: Option<Box<Costs>>,
@@ -37,6 +38,7 @@ pub(super) struct Track {
 
 // A track has one cache line.
 const _: () = assert!(size_of::<Track>() == 64);
+
 /// The credits of the packets in a lane's queue, in order.
 #[derive(Debug, Default)]
 struct Costs {

@@ -1,4 +1,4 @@
-//! The nodes whose functions should run, in the order in which events have named them.
+//! The nodes whose functions should run, in the order in which events have woken them.
 
 /// A queue of the indices of nodes. Its memory begins anew whenever it has become empty.
 #[derive(Debug, Default)]

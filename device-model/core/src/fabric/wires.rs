@@ -37,6 +37,27 @@ pub struct WireState {
     pub or_rises: u64,
 }
 
+/// The combined levels of a wire's members.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Levels {
+    /// There are members, and all of them drive the wire high.
+    and: bool,
+    /// At least one member drives the wire high.
+    or: bool,
+}
+
+impl WireState {
+    /// Returns the levels that the members see.
+    fn levels(&self) -> Levels {
+        Levels { and: self.and, or: self.or }
+    }
+
+    /// Sets the levels that the members see.
+    fn set_levels(&mut self, Levels { and, or }: Levels) {
+        (self.and, self.or) = (and, or);
+    }
+}
+
 /// One wire.
 #[derive(Debug, Default)]
 pub(super) struct Wire {
@@ -47,22 +68,23 @@ pub(super) struct Wire {
     /// State that the members see.
     pub(super) shown: WireState,
     /// Levels that the members see next. An event for them is scheduled.
-    pub(super) coming: Option<(bool, bool)>,
+    pub(super) coming: Option<Levels>,
     /// Levels after `coming`, and the time at which the members see them. Changes that follow each
     /// other faster than the network's delay merge.
-    pub(super) later: Option<(Nanos, (bool, bool))>,
+    pub(super) later: Option<(Nanos, Levels)>,
 }
 
 impl Wire {
-    /// Returns the AND and the OR of the levels driven now.
-    pub(super) fn driven(&self) -> (bool, bool) {
-        (!self.members.is_empty() && self.high as usize == self.members.len(), self.high > 0)
+    /// Returns the levels that the members drive now.
+    pub(super) fn driven(&self) -> Levels {
+        let and = !self.members.is_empty() && self.high as usize == self.members.len();
+        Levels { and, or: self.high > 0 }
     }
 }
 
 impl Traffic {
-    /// Sets the level that a node drives on a wire. `fire` says on which result the level falls by
-    /// itself.
+    /// Sets the level that a node drives on a wire. A high level falls by itself on the result
+    /// `fire`, if there is one.
     pub(super) fn drive(&mut self, node: u32, wire: u8, level: bool, fire: Option<Combine>, now: Nanos) {
         let bit = 1u8 << wire;
         let entry = &mut self.nodes[node as usize];
@@ -70,6 +92,7 @@ impl Traffic {
             return;
         }
 
+        // The node counts among those that drive the wire high if its new level is high.
         let line = &mut self.wires[usize::from(wire)];
         line.high -= u32::from(entry.high & bit != 0);
         line.high += u32::from(level);
@@ -81,6 +104,7 @@ impl Traffic {
 
     /// Makes a node a member of a wire, which drives it low at first, or ends its membership.
     pub(super) fn set_member(&mut self, node: u32, wire: u8, member: bool, now: Nanos) {
+        // Without effect for a node that is no member yet.
         self.drive(node, wire, false, None, now);
         let bit = 1u8 << wire;
         let entry = &mut self.nodes[node as usize];
@@ -96,7 +120,8 @@ impl Traffic {
         }
     }
 
-    /// Schedules a change of a wire's levels for its members.
+    /// Schedules the time at which a wire's members see the levels that are driven now, if they
+    /// have changed.
     fn schedule_wire_change(&mut self, wire: u8, now: Nanos) {
         self.wire_changes += 1;
         let line = &mut self.wires[usize::from(wire)];
@@ -104,7 +129,7 @@ impl Traffic {
         let seen_at = now.after(self.wire_delay);
         if line.coming.is_some() {
             line.later = Some((seen_at, driven));
-        } else if driven != (line.shown.and, line.shown.or) {
+        } else if driven != line.shown.levels() {
             line.coming = Some(driven);
             self.show_wire_at(now, seen_at, wire);
         }
@@ -123,16 +148,17 @@ impl Traffic {
     pub(super) fn show_wire(&mut self, wire: u8, due: Nanos) {
         let bit = 1u8 << wire;
         let line = &mut self.wires[usize::from(wire)];
-        let Some((and, or)) = line.coming.take() else { return };
+        let Some(levels) = line.coming.take() else { return };
         self.wire_changes += 1;
-        let rises = (and && !line.shown.and, or && !line.shown.or);
-        line.shown.and_rises += u64::from(rises.0);
-        line.shown.or_rises += u64::from(rises.1);
+        let and_rises = levels.and && !line.shown.and;
+        let or_rises = levels.or && !line.shown.or;
+        line.shown.and_rises += u64::from(and_rises);
+        line.shown.or_rises += u64::from(or_rises);
 
         let mut fell = false;
         for &member in &line.members {
             let entry = &mut self.nodes[member as usize];
-            let falls = (rises.0 && entry.fired_and & bit != 0) || (rises.1 && entry.fired_or & bit != 0);
+            let falls = (and_rises && entry.fired_and & bit != 0) || (or_rises && entry.fired_or & bit != 0);
             if falls {
                 fell = true;
                 line.high -= u32::from(entry.high & bit != 0);
@@ -143,15 +169,15 @@ impl Traffic {
             entry.wake(member, &mut self.woken);
         }
 
-        (line.shown.and, line.shown.or) = (and, or);
+        line.shown.set_levels(levels);
         if fell {
             // The levels that fell did so at this time: no member may see them high afterwards.
-            (line.shown.and, line.shown.or) = line.driven();
+            line.shown.set_levels(line.driven());
             line.later = line.later.map(|(at, _)| (at, line.driven()));
         }
 
         if let Some((at, levels)) = line.later.take()
-            && levels != (line.shown.and, line.shown.or)
+            && levels != line.shown.levels()
         {
             line.coming = Some(levels);
             self.show_wire_at(due, at, wire);
@@ -159,6 +185,7 @@ impl Traffic {
     }
 }
 
+/// Sets or clears the bits of the mask `bit` in a word.
 fn set_bit(word: &mut u8, bit: u8, on: bool) {
     if on {
         *word |= bit;

@@ -136,11 +136,13 @@ struct IntxLine {
 
 /// State of one attachment's interrupts.
 pub struct Interrupts {
+    /// The INTx line, if the function has one.
     line: Option<IntxLine>,
     /// Number of MSI-X vectors.
     vectors: u16,
     /// Sinks of the MSI-X vectors, or nothing before the first one is bound.
     sinks: Vec<Sink>,
+    /// Sinks of the error interrupt and of the request interrupt.
     error: Sink,
     request: Sink,
     /// DMA writes are in flight, and interrupts wait for them.
@@ -149,7 +151,7 @@ pub struct Interrupts {
     /// vectors among them that had no sink.
     held: Vec<u16>,
     /// Bit mask of the MSI-X vectors in `held`, or nothing before the first hold.
-    is_held: Vec<u64>,
+    held_bits: Vec<u64>,
     counters: InterruptCounters,
 }
 
@@ -164,7 +166,7 @@ impl Interrupts {
             request: None,
             holding: false,
             held: Vec::new(),
-            is_held: Vec::new(),
+            held_bits: Vec::new(),
             counters: InterruptCounters::default(),
         }
     }
@@ -293,7 +295,7 @@ impl Interrupts {
 
         if self.holding {
             let (word, bit) = (usize::from(vector) / 64, 1 << (vector % 64));
-            if let Some(word) = self.is_held.get_mut(word)
+            if let Some(word) = self.held_bits.get_mut(word)
                 && *word & bit == 0
             {
                 *word |= bit;
@@ -329,8 +331,8 @@ impl Interrupts {
         let rises = asserted && !line.asserted;
         line.asserted = asserted;
         if rises {
-            let waits = line.masked || line.sink.is_none();
-            self.counters.pending += u64::from(waits);
+            let is_pending = line.masked || line.sink.is_none();
+            self.counters.pending += u64::from(is_pending);
             self.deliver_line();
         }
     }
@@ -345,7 +347,7 @@ impl Interrupts {
     pub fn hold(&mut self) {
         if !self.holding {
             let vectors = usize::from(self.vectors);
-            self.is_held.resize(vectors.div_ceil(64), 0);
+            self.held_bits.resize(vectors.div_ceil(64), 0);
             self.held.clear();
             self.held.reserve(vectors + 1);
             self.holding = true;
@@ -361,21 +363,21 @@ impl Interrupts {
         }
 
         self.holding = false;
-        self.is_held.fill(0);
+        self.held_bits.fill(0);
 
-        // The vectors without a sink move to the front.
-        let mut unbound = 0;
+        // The vectors without a sink move to the front of the list, which becomes the result.
+        let mut unbound_count = 0;
         for position in 0..self.held.len() {
             let vector = self.held[position];
             if vector == HELD_INTX {
                 self.deliver_line();
             } else if self.raise_msix(vector) == Raised::Pending {
-                self.held[unbound] = vector;
-                unbound += 1;
+                self.held[unbound_count] = vector;
+                unbound_count += 1;
             }
         }
 
-        self.held.truncate(unbound);
+        self.held.truncate(unbound_count);
 
         &self.held
     }
@@ -401,7 +403,7 @@ impl Interrupts {
     pub fn clear(&mut self) {
         self.holding = false;
         self.held.clear();
-        self.is_held.fill(0);
+        self.held_bits.fill(0);
         if let Some(line) = &mut self.line {
             line.asserted = false;
         }
@@ -484,6 +486,7 @@ impl Interrupts {
             return;
         }
 
+        // VFIO's auto-mask: the client unmasks the line when it has handled the interrupt.
         line.masked = true;
         signal(&line.sink);
         self.counters.delivered += 1;

@@ -98,7 +98,8 @@ impl Machine {
         });
 
         accessed.unwrap_or_else(|_| {
-            // A part of the data may be there already.
+            // The device has panicked, and the function is out of service: its reads return ones. A
+            // part of the data may be there already.
             data.fill(0xff);
             Ok(Access::Done)
         })
@@ -127,6 +128,7 @@ impl Machine {
             )
         });
 
+        // After a panic of the device, the function is out of service: its writes have no effect.
         accessed.unwrap_or(Ok(Access::Done))
     }
 
@@ -171,8 +173,8 @@ impl ActiveFunction<'_> {
         let at = Address { bar: region_index as u8, offset };
         self.wake();
         self.wake_client(attachment_id);
-        let passes = decode::passes_rings(&self.slot.state.spec, at, length, false);
-        if !passes && !self.drain_before_access(attachment_id) {
+        let bypasses_rings = decode::read_bypasses_rings(&self.slot.state.spec, at, length);
+        if !bypasses_rings && !self.drain_before_access(attachment_id) {
             return Ok(Access::Stalled);
         }
 
@@ -219,18 +221,20 @@ impl ActiveFunction<'_> {
                 Ok(length)
             }
             BarSpace::Control(offset) => {
-                let (word, within) = (offset & !3, (offset & 3) as usize);
-                let take = length.min(4 - within);
-                let value = attachment.read_control(attachment_id, word).to_le_bytes();
-                data[..take].copy_from_slice(&value[within..within + take]);
-                Ok(take)
+                // One word at a time, of which the access may cover a part.
+                let (word_offset, skipped) = (offset & !3, (offset & 3) as usize);
+                let count = length.min(4 - skipped);
+                let word = attachment.read_control(attachment_id, word_offset).to_le_bytes();
+                data[..count].copy_from_slice(&word[skipped..skipped + count]);
+                Ok(count)
             }
             BarSpace::Device => {
-                let take = if length <= MAX_READ { length } else { natural_width(at.offset).min(length) };
+                // A long read is split into naturally aligned accesses, as a bus would split it.
+                let count = if length <= MAX_READ { length } else { natural_width(at.offset).min(length) };
                 self.call(DeviceMethod::Read, |device, context| {
-                    device.read(context, attachment_id, at, &mut data[..take]);
+                    device.read(context, attachment_id, at, &mut data[..count]);
                 });
-                Ok(take)
+                Ok(count)
             }
         }
     }
@@ -256,10 +260,10 @@ impl ActiveFunction<'_> {
         let at = Address { bar: region_index as u8, offset };
         let space = self.check_write(at, length)?;
 
-        let passes = decode::passes_rings(&self.slot.state.spec, at, length, true);
+        let bypasses_rings = decode::write_bypasses_rings(&self.slot.state.spec, at, length);
         self.wake();
         self.wake_client(attachment_id);
-        if !passes && !self.drain_before_access(attachment_id) {
+        if !bypasses_rings && !self.drain_before_access(attachment_id) {
             return Ok(Access::Stalled);
         }
 
@@ -322,8 +326,9 @@ impl ActiveFunction<'_> {
         Ok(result)
     }
 
-    /// Reads configuration space. A read of the window's data register reads a BAR first. It finds
-    /// ones where the window names nothing.
+    /// Reads configuration space. A read of the data register of the device's BAR window
+    /// ([`crate::spec::BarWindow`]) reads the BAR first. The value is ones if the window's other
+    /// registers name no register of a BAR.
     fn read_config(
         &mut self,
         attachment_id: AttachmentId,
@@ -345,8 +350,9 @@ impl ActiveFunction<'_> {
         Ok(Access::Done)
     }
 
-    /// Writes configuration space, and carries out the effects: a write to a BAR through the
-    /// window, a function-level reset, a change of INTx, or the end of bus mastering.
+    /// Writes configuration space, and carries out the effects: a function-level reset, a change of
+    /// INTx, a write to a BAR through the device's BAR window ([`crate::spec::BarWindow`]), and the
+    /// end of bus mastering.
     fn write_config(
         &mut self,
         attachment_id: AttachmentId,
@@ -354,7 +360,7 @@ impl ActiveFunction<'_> {
         data: &[u8],
     ) -> Result<Access, AccessError> {
         let attachment = self.attachment(attachment_id)?;
-        let was_master = attachment.config.bus_master();
+        let was_bus_master = attachment.config.bus_master();
         let effect = attachment.config.write(offset, data);
 
         if effect.function_level_reset {
@@ -375,10 +381,11 @@ impl ActiveFunction<'_> {
             }
         }
 
-        if !was_master || self.attachment(attachment_id)?.config.bus_master() {
+        if !was_bus_master || self.attachment(attachment_id)?.config.bus_master() {
             return Ok(Access::Done);
         }
 
+        // The write has ended bus mastering.
         self.attachment(attachment_id)?.dma.revoke_leases();
         self.stop_messages(attachment_id)?;
 
@@ -406,12 +413,12 @@ impl Attachment {
                     memory.write(at.offset, data)?;
                 }
             }
-            BarSpace::MsixTable(table) => {
+            BarSpace::MsixTable(table_offset) => {
                 if let Some(msix) = &mut self.msix {
                     for (index, piece) in data.chunks(MAX_TABLE_WRITE).enumerate() {
-                        // The result is of no use: a vector whose interrupt is pending is not
-                        // bound.
-                        let _ = msix.write(table + (index * MAX_TABLE_WRITE) as u64, piece);
+                        // The pending vectors that the write unmasks are not delivered: a vector is
+                        // pending only while it has no sink.
+                        let _ = msix.write(table_offset + (index * MAX_TABLE_WRITE) as u64, piece);
                     }
                 }
             }

@@ -109,11 +109,11 @@ impl ActiveFunction<'_> {
         method: DeviceMethod,
         f: impl FnOnce(&mut dyn Device, &mut Context<'_>) -> R,
     ) -> R {
-        self.slot.under_way = Some(method);
+        self.slot.method_in_progress = Some(method);
         let mut context =
             Context { function: &mut self.slot.state, shared: self.shared, fabric: self.fabric };
         let result = f(self.slot.device.as_mut(), &mut context);
-        self.slot.under_way = None;
+        self.slot.method_in_progress = None;
 
         self.update_timer();
 

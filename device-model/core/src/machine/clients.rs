@@ -31,7 +31,7 @@ const MAX_IDLE_LIMIT: u32 = 1 << 11;
 const LONG_SLEEP: u64 = 16;
 
 impl ActiveFunction<'_> {
-    /// Makes a client hot that makes a trapped access.
+    /// Makes the client of a trapped access hot, if it is cold.
     #[inline]
     pub(super) fn wake_client(&mut self, attachment_id: AttachmentId) {
         let (now, cool_after) = (self.shared.now, self.schedule.cool_client_after());
@@ -43,23 +43,24 @@ impl ActiveFunction<'_> {
         }
     }
 
-    /// Lets idle clients cool down, if turns poll many rings.
+    /// Checks for idle clients, if turns poll many rings and a check is due.
     #[inline(always)]
     pub(super) fn cool_idle_clients(&mut self) {
         if self.slot.state.rings.len() > FEW_RINGS && self.shared.now >= self.slot.client_check {
-            self.check_clients();
+            self.begin_cooling_of_clients();
         }
     }
 
-    /// Lets the clients cool down that have posted nothing for long. The time between two calls is
-    /// at least [`Schedule::cool_client_after`](super::schedule::Schedule::cool_client_after).
+    /// Sets the sleeping words of the clients that have posted nothing for long, and schedules the
+    /// rest of their cooling for the end of the step. The time between two calls is at least
+    /// [`Schedule::cool_client_after`](super::schedule::Schedule::cool_client_after).
     #[cold]
-    fn check_clients(&mut self) {
+    fn begin_cooling_of_clients(&mut self) {
         self.slot.client_check = self.shared.now.after(self.schedule.cool_client_after());
 
         let mut has_idle = false;
         for attachment in self.slot.state.attachments.iter_mut() {
-            if attachment.check_idle() {
+            if attachment.note_idle_check() {
                 attachment.set_sleeping(true);
                 has_idle = true;
             }
@@ -143,7 +144,10 @@ impl Attachment {
         let watch = &mut tenant.watch;
         let WatchState::Cold { since } = watch.state else { return };
 
-        let worthwhile_sleep = cool_after.saturating_mul(watch.idle_limit.into()).saturating_mul(LONG_SLEEP);
+        // A client that slept for a short time goes cold later the next time, and one that slept
+        // for long goes cold earlier.
+        let idle_time = cool_after.saturating_mul(watch.idle_limit.into());
+        let worthwhile_sleep = idle_time.saturating_mul(LONG_SLEEP);
         watch.idle_limit = if now < since.after(worthwhile_sleep) {
             (watch.idle_limit * 2).min(MAX_IDLE_LIMIT)
         } else {
@@ -155,9 +159,9 @@ impl Attachment {
         self.set_sleeping(false);
     }
 
-    /// Counts a check for idle clients. If the client is hot and has posted nothing for long, it
-    /// cools from now on, and the function returns true.
-    fn check_idle(&mut self) -> bool {
+    /// Notes a check for idle clients. Returns true if the client begins to cool: it was hot and
+    /// has posted nothing for long.
+    fn note_idle_check(&mut self) -> bool {
         let records = self.counters.posted_writes.wrapping_add(self.counters.malformed_records);
         let Some(tenant) = &mut self.tenant else { return false };
         if tenant.watch.state != WatchState::Hot || tenant.rings.is_empty() {

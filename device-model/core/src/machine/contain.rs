@@ -2,9 +2,9 @@
 //!
 //! [`Machine::guarded`] is around each operation of a machine that calls devices. In a step it is
 //! around all turns together, so that a packet does not pay for it. The method that is in progress
-//! is in [`FunctionSlot::under_way`]. A panic while it is set is the device's, and takes the
-//! function out of service. Any other panic is one of the machine, and continues to the machine's
-//! owner.
+//! is in [`FunctionSlot::method_in_progress`]. A panic while it is set is the device's, and takes
+//! the function out of service. Any other panic is one of the machine, and continues to the
+//! machine's owner.
 //!
 //! After a device's panic:
 //!
@@ -71,6 +71,8 @@ impl Device for Inert {
     fn reset(&mut self, _: &mut Context<'_>, _: Reset) {}
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
+        // Takes the packets of all ports and virtual channels out of the fabric, so that none
+        // blocks a neighbour.
         let mut ports = context.ports();
         let mut remaining = budget;
         for channel in 0..MAX_CHANNELS {
@@ -105,8 +107,8 @@ impl Machine {
         // right by the drops of the fabric's guards and by `take_out_of_service`. A panic outside a
         // device continues.
         panic::catch_unwind(AssertUnwindSafe(|| f(self))).map_err(|payload| {
-            let calling = self.slots.iter().position(|slot| slot.under_way.is_some());
-            let Some(index) = calling else { panic::resume_unwind(payload) };
+            let panicked = self.slots.iter().position(|slot| slot.method_in_progress.is_some());
+            let Some(index) = panicked else { panic::resume_unwind(payload) };
             let function = FunctionId(index as u32);
             if let Some(active) = self.active(function) {
                 active.take_out_of_service(message_of(payload));
@@ -131,7 +133,7 @@ impl ActiveFunction<'_> {
     /// Takes the function out of service after its device panicked with this message.
     #[cold]
     fn take_out_of_service(mut self, message: String) {
-        let Some(method) = self.slot.under_way.take() else { return };
+        let Some(method) = self.slot.method_in_progress.take() else { return };
         let panic = DevicePanic { method, message };
         tracing::error!("device {} {panic}; it is out of service", self.slot.state.name);
         self.slot.state.panic = Some(panic);

@@ -125,7 +125,8 @@ impl ActiveFunction<'_> {
         let read = tenant.remote_reads.swap_remove(position);
 
         let Some(token) = read.token else {
-            // The device may wait for the room that the forgotten read took.
+            // The forgotten read no longer counts against the limit, so the device may start
+            // another.
             self.wake();
             return Ok(());
         };
@@ -163,14 +164,14 @@ impl ActiveFunction<'_> {
         };
 
         tenant.remote_writes.swap_remove(position);
-        let last = tenant.remote_writes.is_empty();
+        let is_last = tenant.remote_writes.is_empty();
         let attachment = self.attachment(attachment_id)?;
         if let Err(error) = &result {
             attachment.count_dma_error(error);
         }
 
-        if last {
-            // All are delivered but those without a sink, which become pending.
+        if is_last {
+            // Interrupts without a sink are not delivered, and become pending.
             for &vector in attachment.interrupts.release() {
                 if let Some(msix) = &mut attachment.msix {
                     msix.set_pending(vector);
@@ -178,7 +179,7 @@ impl ActiveFunction<'_> {
             }
         }
 
-        // The device may wait for room for a write.
+        // A device whose write was refused for want of room may try again.
         self.wake();
 
         Ok(())
@@ -196,11 +197,11 @@ impl ActiveFunction<'_> {
     /// Slow path of [`ActiveFunction::deliver_results`]: there are results to deliver.
     #[inline(never)]
     pub(super) fn deliver_queued_results(&mut self, maximum: u32) -> u32 {
-        for done in 0..maximum {
+        for delivered in 0..maximum {
             if self.shared.touched >= MAX_TOUCHED {
-                return done;
+                return delivered;
             }
-            let Some(completion) = self.slot.state.completions.pop_front() else { return done };
+            let Some(completion) = self.slot.state.completions.pop_front() else { return delivered };
             let (attachment_id, token) = (completion.attachment_id, completion.token);
 
             if let Ok(attachment) = self.attachment(attachment_id) {
@@ -220,14 +221,15 @@ impl ActiveFunction<'_> {
 
     /// Delivers the data of a DMA read to the device, and returns the buffer to the pool.
     fn deliver_data(&mut self, attachment_id: AttachmentId, token: DmaToken, filled: FilledBuffer) {
-        let FunctionSlot { state, device, under_way, lent, .. } = &mut *self.slot;
+        let FunctionSlot { state, device, method_in_progress, lent, .. } = &mut *self.slot;
+        // A panic of the device leaves the buffer in `lent`, from where it returns to the pool.
         let filled = lent.data.insert(filled);
         let data = &filled.buffer[..filled.length];
 
         let mut context = Context { function: state, shared: self.shared, fabric: self.fabric };
-        *under_way = Some(DeviceMethod::DmaDone);
+        *method_in_progress = Some(DeviceMethod::DmaDone);
         device.dma_done(&mut context, attachment_id, token, Ok(data));
-        *under_way = None;
+        *method_in_progress = None;
 
         if let Some(filled) = lent.data.take() {
             self.shared.return_buffer(filled.buffer);

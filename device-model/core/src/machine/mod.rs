@@ -87,19 +87,21 @@ pub(crate) enum PollState {
 #[repr(C)]
 struct FunctionSlot {
     device: Box<dyn Device>,
-    /// The function's turns in virtual time.
+    /// Number of the function's turns at the present virtual time.
     turns: TurnCount,
     /// Time of the device's next step, or [`Nanos::NEVER`] if it requested none. A timer of
     /// [`Schedule`] with another time is stale.
     timer: Nanos,
     /// The function is among the hot ones of [`Schedule`], or being put there.
     queued: bool,
-    /// The device's method that is in progress.
-    under_way: Option<DeviceMethod>,
+    /// The device's method that is in progress, or `None` between calls. After a panic it tells
+    /// which device panicked.
+    method_in_progress: Option<DeviceMethod>,
     state: FunctionState,
     poll_state: PollState,
-    /// Time of the next check for idle clients, where they are many.
+    /// Time of the next check for idle clients, where turns poll many rings.
     client_check: Nanos,
+    /// Parts of `state` that the call in progress has borrowed.
     lent: Lent,
 }
 
@@ -111,8 +113,11 @@ pub struct Machine {
     config_layouts: ConfigLayouts,
     schedule: Schedule,
     virtual_time: VirtualTime,
+    /// Time of the next heartbeat in the clients' mirrors.
     heartbeat_due: Nanos,
+    /// Number of heartbeats so far, which the clients' mirrors show.
     heartbeat: u64,
+    /// The barrier between the sleeping words of clients and the last look at their memory.
     sleeper: Sleeper<Membarrier>,
 }
 
@@ -184,7 +189,7 @@ impl Machine {
             queued: false,
             timer: Nanos::NEVER,
             turns: TurnCount::default(),
-            under_way: None,
+            method_in_progress: None,
             lent: Lent::NOTHING,
         });
         self.schedule.set_functions(self.slots.len());
@@ -211,6 +216,7 @@ impl Machine {
     pub fn attach(&mut self, function: FunctionId, attachment_id: AttachmentId) -> Result<(), MachineError> {
         match self.guarded(|machine| machine.active_for(function, attachment_id)?.attach(attachment_id)) {
             Ok(result) => result,
+            // The device panicked: the error is that of a function out of service.
             Err(function) => {
                 let mut active = self.active_for_client(function, attachment_id)?;
                 active.drop_client(attachment_id);
@@ -303,7 +309,8 @@ impl Machine {
         if index == MSIX
             && let Some(msix) = &mut attachment.msix
         {
-            // `bind` has checked the range, so that every vector is below 2048.
+            // A pending vector is raised again, and stays pending only if it has no sink. `bind`
+            // has checked the range, so that every vector is below 2048.
             for vector in (start..start + count).map(|vector| vector as u16) {
                 if msix.clear_pending(vector) && attachment.interrupts.raise_msix(vector) == Raised::Pending {
                     msix.set_pending(vector);
@@ -326,6 +333,7 @@ impl Machine {
 }
 
 impl ActiveFunction<'_> {
+    /// Attaches a client: creates its windows and its state, and reports it to the device.
     fn attach(&mut self, attachment_id: AttachmentId) -> Result<(), MachineError> {
         self.check_in_service()?;
         let state = &mut self.slot.state;
@@ -335,8 +343,9 @@ impl ActiveFunction<'_> {
             return Err(MachineError::Taken { function: state.id.0, attachment: attachment_id.0 });
         }
 
+        // Another client of the same group has the windows that the group shares.
         let group_of = |index: usize| state.spec.attachments.get(index).map(|spec| spec.group);
-        let neighbour = state
+        let group_member = state
             .attachments
             .iter()
             .filter(|(_, attachment)| attachment.tenant.is_some())
@@ -346,8 +355,8 @@ impl ActiveFunction<'_> {
         let mut memories = Memories::default();
         for (bar, (spec, memory)) in state.spec.bars.iter().zip(&mut memories).enumerate() {
             let Some(spec) = spec else { continue };
-            *memory = match (&neighbour, spec.scope) {
-                (Some(neighbour), Scope::Group) => neighbour.memory(bar as u8).cloned(),
+            *memory = match (&group_member, spec.scope) {
+                (Some(member), Scope::Group) => member.memory(bar as u8).cloned(),
                 _ => {
                     create_memory(&memory_name(&state.name, &state.spec.attachments[index].name, bar), spec)?
                 }
@@ -396,6 +405,8 @@ impl ActiveFunction<'_> {
         self.wake();
     }
 
+    /// Resets an attachment and its part of the device, as its client has requested. If its memory
+    /// could not be zeroed, the rest of the reset takes place all the same.
     fn reset_attachment(&mut self, attachment_id: AttachmentId) -> Result<(), MachineError> {
         self.drop_pending_dma(Some(attachment_id));
         let state = &mut self.slot.state;
@@ -413,6 +424,8 @@ impl ActiveFunction<'_> {
         Ok(zeroed?)
     }
 
+    /// Resets the device and all attachments that have a client: see [`Machine::reset_function`].
+    /// If memory could not be zeroed, the rest of the reset takes place all the same.
     fn reset(&mut self) -> Result<(), MachineError> {
         self.drop_pending_dma(None);
 
@@ -440,6 +453,7 @@ impl ActiveFunction<'_> {
         Ok(zeroed?)
     }
 
+    /// Reports to a client that it lost the attachment, by its mirror and by the request interrupt.
     fn mark_dead(&mut self, attachment_id: AttachmentId) -> Result<(), MachineError> {
         if let Some(words) = &self.tenant(attachment_id)?.mirror {
             words.flags.store(mirror::FLAG_DEAD, Ordering::Release);

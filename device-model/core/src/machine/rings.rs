@@ -5,8 +5,12 @@ use nicforge_shm::{Cells, Peek};
 
 use super::{FunctionSlot, active::ActiveFunction};
 use crate::{
-    attachment::Attachment, context::Context, device::Write, ids::AttachmentId, panic::DeviceMethod,
-    posted::Posted,
+    attachment::Attachment,
+    context::Context,
+    device::Write,
+    ids::AttachmentId,
+    panic::DeviceMethod,
+    posted::{Posted, PostedCounts},
 };
 
 /// Result of draining a ring.
@@ -16,6 +20,15 @@ pub(super) struct Drained {
     pub(super) moved: bool,
     /// The device refused the next record.
     pub(super) stalled: bool,
+}
+
+/// Work of a turn before the step of the device.
+#[derive(Clone, Copy, Default)]
+pub(super) struct DrainedTurn {
+    /// There was work.
+    pub(super) busy: bool,
+    /// Number of DMA results that the device has received.
+    pub(super) results: u32,
 }
 
 impl ActiveFunction<'_> {
@@ -47,12 +60,13 @@ impl ActiveFunction<'_> {
         let mut ready = true;
         if contended {
             for ring in &mut tenant.rings {
-                let read = ring.consumer.consumed();
-                let from = *ring.waited_from.get_or_insert(read);
-                // As many records as the ring has cells have been read since. All further records
-                // of the client were posted after the access.
-                let all = read.wrapping_sub(from) >= ring.consumer.cells().count() as u32;
-                ready &= all || ring.consumer.is_empty();
+                let consumed = ring.consumer.consumed();
+                let first_attempt = *ring.waited_from.get_or_insert(consumed);
+                // Once a whole ring of cells has been consumed since the first attempt, all further
+                // records were posted after the access.
+                let whole_ring = ring.consumer.cells().count() as u32;
+                let is_past_all = consumed.wrapping_sub(first_attempt) >= whole_ring;
+                ready &= is_past_all || ring.consumer.is_empty();
             }
         }
 
@@ -63,18 +77,20 @@ impl ActiveFunction<'_> {
         ready
     }
 
-    /// Carries out at most `limit` records of a ring, and at most as many as it has cells.
+    /// Carries out at most `limit` records of ring `ring_index` of an attachment, and at most as
+    /// many as it has cells.
     pub(super) fn drain_ring(
         &mut self,
         attachment_id: AttachmentId,
         ring_index: usize,
         limit: u32,
     ) -> Drained {
-        let FunctionSlot { state, device, under_way, lent, .. } = &mut *self.slot;
+        let FunctionSlot { state, device, method_in_progress, lent, .. } = &mut *self.slot;
         let index = usize::from(attachment_id.0);
         let tenant = state.attachments.get_mut(index).and_then(|attachment| attachment.tenant.as_mut());
         let Some(tenant) = tenant else { return Drained::default() };
         let Some(ring) = tenant.rings.get_mut(ring_index) else { return Drained::default() };
+
         if matches!(ring.consumer.peek(), Peek::Empty) {
             if let Some(watched) = state.rings.get_mut(ring.watch_index) {
                 watched.head.follow(&ring.consumer);
@@ -82,7 +98,8 @@ impl ActiveFunction<'_> {
             return Drained::default();
         }
 
-        // The device's call borrows the function's state, so the rings leave it for that time.
+        // The device's call borrows the function's state, so the rings move to `lent` for that
+        // time.
         lent.rings = std::mem::take(&mut tenant.rings);
         lent.owner = attachment_id;
         let ring = &mut lent.rings[ring_index];
@@ -90,21 +107,22 @@ impl ActiveFunction<'_> {
         let mut posted = Posted::new(ring, attachment_id, remaining, self.shared.trace.is_some());
 
         let mut context = Context { function: state, shared: self.shared, fabric: self.fabric };
-        *under_way = Some(DeviceMethod::Drain);
+        *method_in_progress = Some(DeviceMethod::Drain);
         let stalled = device.drain(&mut context, attachment_id, &mut posted) == Write::Stalled;
-        *under_way = None;
-        let newly_stalled = stalled && posted.mark_stalled(&mut context);
-        let (carried_out, malformed) = posted.counts();
+        *method_in_progress = None;
+        let is_new_stall = stalled && posted.mark_stalled(&mut context);
+        let PostedCounts { carried_out, malformed } = posted.counts();
 
         ring.publish();
         if let Some(watched) = state.rings.get_mut(ring.watch_index) {
             watched.head.follow(&ring.consumer);
         }
+
         let rings = std::mem::take(&mut lent.rings);
         if let Some(attachment) = state.attachments.get_mut(index) {
             attachment.counters.posted_writes += carried_out;
             attachment.counters.malformed_records += malformed;
-            attachment.counters.stalls += u64::from(newly_stalled);
+            attachment.counters.stalls += u64::from(is_new_stall);
             if let Some(tenant) = &mut attachment.tenant {
                 tenant.rings = rings;
             }
@@ -138,7 +156,7 @@ impl Attachment {
     /// Writes a word of the control page. An unknown offset is ignored.
     pub(super) fn write_control(&mut self, offset: u64, value: u32) {
         match offset {
-            // Every trapped access wakes the function.
+            // This write needs no more than a count: every trapped access wakes the function.
             control::WAKE => self.counters.wakes += 1,
             control::RING_SELECT => self.ring_selected = value,
             control::RING_RESET => {

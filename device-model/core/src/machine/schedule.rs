@@ -20,7 +20,7 @@ use std::{
     ops::Range,
 };
 
-use super::{FunctionSlot, Machine, PollState, active::ActiveFunction};
+use super::{FunctionSlot, Machine, PollState, active::ActiveFunction, rings::DrainedTurn};
 use crate::{context::Context, device::Progress, ids::FunctionId, panic::DeviceMethod, time::Nanos};
 
 /// Default time without work after which a function goes cold, in nanoseconds.
@@ -90,7 +90,8 @@ impl Schedule {
         }
     }
 
-    /// Makes room for the timers of this number of functions.
+    /// Sets the number of timers above which stale ones are removed, for a machine of this many
+    /// functions: twice their number, and a few for small machines.
     pub(super) fn set_functions(&mut self, functions: usize) {
         self.timer_limit = 2 * functions + 64;
     }
@@ -109,17 +110,19 @@ impl Schedule {
         }
     }
 
-    /// Makes a function hot whose turn did not end.
+    /// Makes a function hot whose turn did not end, so that its mark [`FunctionSlot::queued`] may
+    /// be wrong.
     #[cold]
     pub(super) fn requeue(&mut self, slot: &mut FunctionSlot) {
         slot.queued = self.hot.contains(&slot.state.id);
         self.wake(slot);
     }
 
-    /// Removes the function at this place of the queue.
+    /// Removes the function at an index of the queue. The queue keeps its length until
+    /// [`Schedule::close_gaps`].
     #[inline]
-    fn remove_hot(&mut self, place: usize) {
-        if let Some(function) = self.hot.get_mut(place) {
+    fn remove_hot(&mut self, queue_index: usize) {
+        if let Some(function) = self.hot.get_mut(queue_index) {
             *function = NO_FUNCTION;
             self.has_gaps = true;
         }
@@ -132,8 +135,9 @@ impl Schedule {
         self.has_gaps = false;
     }
 
-    /// Returns the time without records after which a client goes cold at first, in nanoseconds.
-    /// The function is busy meanwhile, so that it is not shorter where functions go cold at once.
+    /// Returns the time without records after which a client goes cold at first, in nanoseconds. It
+    /// is at least the default for functions, even if functions go cold earlier: the function of an
+    /// idle client is hot, because other clients keep it busy.
     pub(super) fn cool_client_after(&self) -> u64 {
         self.cool_after.max(COOL_AFTER)
     }
@@ -178,8 +182,8 @@ impl Schedule {
     fn remove_stale_timers(&mut self, slots: &[FunctionSlot]) {
         self.has_many_timers = false;
         self.timers.clear();
-        let set = slots.iter().filter(|slot| slot.timer < Nanos::NEVER);
-        self.timers.extend(set.map(|slot| Reverse((slot.timer, slot.state.id))));
+        let slots_with_timer = slots.iter().filter(|slot| slot.timer < Nanos::NEVER);
+        self.timers.extend(slots_with_timer.map(|slot| Reverse((slot.timer, slot.state.id))));
     }
 }
 
@@ -203,12 +207,12 @@ impl Machine {
 
         let mut busy = false;
         self.shared.touched = 0;
-        let mut turns = None;
-        // All turns share the cost of containment. After the panic of a device, reports of links
-        // that it interrupted follow, and then the other turns.
-        while self.guarded(|machine| busy |= machine.run_turns(&mut turns, budget)).is_err() {
+        let mut remaining_turns = None;
+        // One `guarded` call is around all turns, so that they share its cost. After the panic of a
+        // device, the reports of links that it interrupted follow, and then the other turns.
+        while self.guarded(|machine| busy |= machine.run_turns(&mut remaining_turns, budget)).is_err() {
             busy = true;
-            while self.guarded(Self::wake_named).is_err() {}
+            while self.guarded(Self::wake_for_fabric).is_err() {}
         }
 
         let has_companions = !self.shared.companions.is_empty();
@@ -251,8 +255,8 @@ impl Machine {
     /// Runs the turns of the functions that are hot now, and then lets functions cool down. Returns
     /// whether there was work.
     ///
-    /// `remaining` is `None` at first, and then the places of the turns to come. A call after the
-    /// panic of a device continues with it.
+    /// `remaining` is `None` at first, and then the range of the queue of hot functions whose turns
+    /// are still to come. A call after the panic of a device continues with it.
     #[inline(always)]
     fn run_turns(&mut self, remaining: &mut Option<Range<usize>>, budget: u32) -> bool {
         let mut busy = false;
@@ -261,17 +265,17 @@ impl Machine {
         }
 
         let turns = remaining.get_or_insert(0..self.schedule.hot.len());
-        while let Some(place) = turns.next() {
+        while let Some(queue_index) = turns.next() {
             if self.shared.touched >= MAX_TOUCHED {
                 // The functions that have had no turn are the first ones of the next step.
-                self.schedule.hot.rotate_left(place);
+                self.schedule.hot.rotate_left(queue_index);
                 *turns = 0..0;
                 busy = true;
                 break;
             }
 
-            let Some(&function) = self.schedule.hot.get(place) else { break };
-            busy |= self.active(function).is_some_and(|mut active| active.run_or_cool(place, budget));
+            let Some(&function) = self.schedule.hot.get(queue_index) else { break };
+            busy |= self.active(function).is_some_and(|mut active| active.run_or_cool(queue_index, budget));
             // A function that got packets from this turn runs in this step if its turn is still to
             // come, and in the next step otherwise.
             self.collect_woken();
@@ -320,37 +324,38 @@ impl Machine {
     fn collect_woken(&mut self) {
         self.fabric.advance(self.shared.now);
         if self.fabric.has_woken() {
-            self.wake_named();
+            self.wake_for_fabric();
         }
     }
 
-    /// Wakes the functions that the fabric names, and reports changes of their links.
+    /// Wakes the functions that the fabric's events concern, and reports changes of their links.
     #[inline(never)]
-    pub(super) fn wake_named(&mut self) {
+    pub(super) fn wake_for_fabric(&mut self) {
         loop {
             let (slots, schedule) = (&mut self.slots, &mut self.schedule);
-            self.fabric.take_woken(|function, changed| {
+            self.fabric.take_woken(|function, changed_ports| {
                 let Some(slot) = slots.get_mut(function.0 as usize) else { return };
                 schedule.wake_for_event(slot);
-                if changed != 0 {
-                    schedule.link_changes.push((function, changed));
+                if changed_ports != 0 {
+                    schedule.link_changes.push((function, changed_ports));
                 }
             });
 
-            // A device may send packets in the call, and wake others.
-            let Some((function, ports)) = self.schedule.link_changes.pop() else { return };
-            self.report_links(function, ports);
+            // A device may send packets when it gets the report, so the loop looks at the fabric
+            // again.
+            let Some((function, changed_ports)) = self.schedule.link_changes.pop() else { return };
+            self.report_links(function, changed_ports);
         }
     }
 
-    /// Reports to a device that the links at these ports have changed.
+    /// Reports to a device that the links at some ports have changed: those of the bit mask.
     #[cold]
-    pub(super) fn report_links(&mut self, function: FunctionId, mut ports: u64) {
+    pub(super) fn report_links(&mut self, function: FunctionId, mut changed_ports: u64) {
         let now = self.shared.now;
         let Some(mut active) = self.active(function) else { return };
-        while ports != 0 {
-            let port = ports.trailing_zeros() as u8;
-            ports &= ports - 1;
+        while changed_ports != 0 {
+            let port = changed_ports.trailing_zeros() as u8;
+            changed_ports &= changed_ports - 1;
             let up = active.fabric.ports(function, now).is_up(port);
             active.call(DeviceMethod::LinkChanged, |device, context| device.link_changed(context, port, up));
         }
@@ -366,13 +371,15 @@ impl Machine {
             Cooling::Clients(_) => true,
         });
         for cooling in &self.schedule.cooling {
-            // The sleeping words of single clients are set.
+            // The sleeping words of single clients have been set by `begin_cooling_of_clients`.
             let Cooling::Function(function) = cooling else { continue };
             let slot = &mut slots[function.0 as usize];
             slot.poll_state = PollState::Cold;
             slot.set_sleeping(true);
         }
 
+        // A client that stores to its memory from here on finds the word set. Stores before are
+        // found by the last look below.
         self.sleeper.barrier();
 
         let mut busy = false;
@@ -394,19 +401,20 @@ impl Machine {
 }
 
 impl ActiveFunction<'_> {
-    /// Runs the function, which is at this place of the queue of hot ones, for one turn. Removes it
-    /// from there if it may go cold. Returns whether it did work.
+    /// Runs the function, which is at `queue_index` of the queue of hot ones, for one turn. Removes
+    /// it from there if it may go cold. Returns whether it did work.
     #[inline(always)]
-    fn run_or_cool(&mut self, place: usize, budget: u32) -> bool {
+    fn run_or_cool(&mut self, queue_index: usize, budget: u32) -> bool {
         if self.slot.poll_state == PollState::Cold && self.slot.state.lets_clients_sleep {
-            return self.run_with_sleeping_clients(place, budget);
+            return self.run_with_sleeping_clients(queue_index, budget);
         }
 
         let busy = self.drain_and_step(budget);
         let now = self.shared.now;
 
         let PollState::Hot { idle_since } = &mut self.slot.poll_state else {
-            self.leave_queue(place);
+            // A cold function is not polled again.
+            self.leave_queue(queue_index);
             return busy;
         };
 
@@ -415,7 +423,7 @@ impl ActiveFunction<'_> {
         } else if now >= idle_since.get_or_insert(now).after(self.schedule.cool_after) {
             // Events of this turn need no wake-up: the machine looks once more before the function
             // is cold.
-            self.leave_queue(place);
+            self.leave_queue(queue_index);
             self.schedule.cool(Cooling::Function(self.slot.state.id));
             return false;
         }
@@ -424,11 +432,12 @@ impl ActiveFunction<'_> {
         busy
     }
 
-    /// Removes the function from its place in the queue of hot ones.
+    /// Removes the function from `queue_index` of the queue of hot ones. The fabric's next event
+    /// wakes it again.
     #[cold]
-    pub(super) fn leave_queue(&mut self, place: usize) {
+    pub(super) fn leave_queue(&mut self, queue_index: usize) {
         self.slot.queued = false;
-        self.schedule.remove_hot(place);
+        self.schedule.remove_hot(queue_index);
         self.fabric.end_polling(self.slot.state.id);
     }
 
@@ -437,39 +446,41 @@ impl ActiveFunction<'_> {
     #[inline(always)]
     pub(super) fn drain_and_step(&mut self, budget: u32) -> bool {
         let state = &mut self.slot.state;
-        let (mut busy, mut handed_over) = (false, 0);
+        let mut drained = DrainedTurn::default();
         if (state.clients.is_empty() || state.clients_sleep) && state.completions.is_empty() {
+            // No ring is drained. Clients that sleep may still compete, but a function without
+            // clients has no competition.
             state.contended &= state.clients_sleep;
         } else {
-            (busy, handed_over) = self.drain(budget);
+            drained = self.drain(budget);
         }
+        let DrainedTurn { mut busy, results } = drained;
 
-        let FunctionSlot { state, device, under_way, .. } = &mut *self.slot;
+        let FunctionSlot { state, device, method_in_progress, .. } = &mut *self.slot;
         let mut context = Context { function: state, shared: self.shared, fabric: self.fabric };
-        *under_way = Some(DeviceMethod::Step);
+        *method_in_progress = Some(DeviceMethod::Step);
         busy |= device.step(&mut context, budget) == Progress::Busy;
-        *under_way = None;
+        *method_in_progress = None;
 
         // Most steps set no timer and finish no DMA.
-        let ended = !self.slot.state.completions.is_empty();
+        let has_results = !self.slot.state.completions.is_empty();
         if self.slot.state.wake_at < Nanos::NEVER {
             self.update_timer();
         }
-        busy | (ended && self.deliver_queued_results(budget - handed_over) > 0)
+        busy | (has_results && self.deliver_queued_results(budget - results) > 0)
     }
 
-    /// Delivers DMA results and drains the rings. Returns whether there was work, and the number of
-    /// results.
+    /// Delivers DMA results and drains the rings.
     #[inline(always)]
-    fn drain(&mut self, budget: u32) -> (bool, u32) {
-        let handed_over = self.deliver_results(budget);
-        let mut busy = handed_over > 0;
+    fn drain(&mut self, budget: u32) -> DrainedTurn {
+        let results = self.deliver_results(budget);
+        let mut busy = results > 0;
         let mut stalled = false;
 
-        // Most clients have no records. Each look reads one entry of the list and a header.
-        let mut next = 0;
-        while let Some(ring) = self.slot.state.rings.get(next) {
-            next += 1;
+        // Most rings are empty. To see that takes one entry of the list and one header in memory.
+        let mut next_ring = 0;
+        while let Some(ring) = self.slot.state.rings.get(next_ring) {
+            next_ring += 1;
             if !ring.head.is_empty() {
                 let (attachment_id, number) = (ring.attachment_id, ring.number);
                 let drained = self.drain_ring(attachment_id, number, budget);
@@ -483,6 +494,6 @@ impl ActiveFunction<'_> {
         if state.contended {
             state.reorder_clients(budget);
         }
-        (busy, handed_over)
+        DrainedTurn { busy, results }
     }
 }

@@ -23,17 +23,17 @@ impl Schedule {
 }
 
 impl ActiveFunction<'_> {
-    /// Runs a turn of a function whose clients sleep. `place` is its place in the queue of hot
-    /// functions, from which it is removed if it did nothing. Wakes the clients if it did more than
-    /// forward packets. Returns whether it did work.
-    pub(super) fn run_with_sleeping_clients(&mut self, place: usize, budget: u32) -> bool {
+    /// Runs a turn of a function whose clients sleep. Removes it from `queue_index` of the queue of
+    /// hot functions if it did nothing. Wakes the clients if it did more than forward packets.
+    /// Returns whether it did work.
+    pub(super) fn run_with_sleeping_clients(&mut self, queue_index: usize, budget: u32) -> bool {
         let state = &mut self.slot.state;
         (state.clients_sleep, state.is_transit) = (true, false);
         let busy = self.drain_and_step(budget);
         self.slot.state.clients_sleep = false;
 
         if !busy && self.slot.poll_state == PollState::Cold {
-            self.leave_queue(place);
+            self.leave_queue(queue_index);
             return false;
         }
 

@@ -23,9 +23,11 @@ use thiserror::Error;
 use super::{Machine, active::ActiveFunction};
 use crate::{ids::FunctionId, time::Nanos};
 
-/// Cache lines of a function, and of its device, that are loaded ahead of a turn. Turns of routers
-/// use these, and those of other devices at least some of them.
+/// Number of cache lines of a [`FunctionSlot`](super::FunctionSlot) that are prefetched before a
+/// turn: those that each turn uses.
 const SLOT_LINES: usize = 3;
+/// Number of cache lines of a device that are prefetched before a turn: those that a turn of a
+/// router uses.
 const DEVICE_LINES: usize = 8;
 
 /// Bounds of the work of a machine in virtual time.
@@ -33,8 +35,8 @@ const DEVICE_LINES: usize = 8;
 pub struct TurnLimits {
     /// Approximate number of packets or descriptors in a turn of a function, at least 1.
     pub budget: u32,
-    /// Maximum number of turns of a function at one time, and most rounds of polls of the
-    /// companions. At least 1.
+    /// Maximum number of turns of a function at one time, and of rounds of polls of the companions.
+    /// At least 1.
     pub turns: u32,
 }
 
@@ -123,8 +125,8 @@ impl Machine {
         self.virtual_time.is_on = true;
         self.virtual_time.begin_instant();
 
-        // All turns share the cost of containment. The other turns follow after the panic of a
-        // device.
+        // One `guarded` call is around all turns, so that they share its cost. After the panic of a
+        // device, the loop continues with the other turns.
         loop {
             if let Ok(result) = self.guarded(|machine| machine.run_instants(time, limits)) {
                 return result;
@@ -190,10 +192,11 @@ impl Machine {
     /// Runs functions and companions until none has work at this time, except for timers.
     fn run_woken(&mut self, limits: TurnLimits) -> Result<(), Endless> {
         loop {
-            let (hot, named) = (self.schedule.hot.len(), self.fabric.count_woken());
-            if hot + named > 0 {
-                self.run_hot(hot, limits)?;
-                self.run_named(named, limits)?;
+            let by_machine = self.schedule.hot.len();
+            let by_fabric = self.fabric.count_woken();
+            if by_machine + by_fabric > 0 {
+                self.run_woken_by_machine(by_machine, limits)?;
+                self.run_woken_by_fabric(by_fabric, limits)?;
                 continue;
             }
 
@@ -209,36 +212,39 @@ impl Machine {
         }
     }
 
-    /// Runs the first functions that the machine has woken.
-    fn run_hot(&mut self, count: usize, limits: TurnLimits) -> Result<(), Endless> {
+    /// Runs the first `count` functions that timers, companions or the owner have woken.
+    fn run_woken_by_machine(&mut self, count: usize, limits: TurnLimits) -> Result<(), Endless> {
         for _ in 0..count {
             let Some(function) = self.schedule.hot.pop_front() else { break };
             if let Some(slot) = self.slots.get_mut(function.0 as usize) {
                 slot.queued = false;
             }
-            let changed = self.fabric.name_again(function);
-            self.run_function(function, changed, limits)?;
+            let changed_ports = self.fabric.rearm_wake_up(function);
+            self.run_function(function, changed_ports, limits)?;
         }
         Ok(())
     }
 
-    /// Runs the first functions that the fabric has woken, except those that the machine has woken,
-    /// too.
+    /// Runs the first `count` functions that the fabric has woken, except those that the machine
+    /// has woken, too: these run with [`Machine::run_woken_by_machine`].
     #[inline]
-    fn run_named(&mut self, count: usize, limits: TurnLimits) -> Result<(), Endless> {
+    fn run_woken_by_fabric(&mut self, count: usize, limits: TurnLimits) -> Result<(), Endless> {
         for _ in 0..count {
             self.prefetch_woken();
-            let Some((function, changed)) = self.fabric.take_next_woken() else { break };
-            if changed == 0 && self.slots.get(function.0 as usize).is_some_and(|slot| slot.queued) {
+            let Some((function, changed_ports)) = self.fabric.take_next_woken() else { break };
+            if changed_ports == 0 && self.slots.get(function.0 as usize).is_some_and(|slot| slot.queued) {
                 continue;
             }
-            self.run_function(function, changed, limits)?;
+            self.run_function(function, changed_ports, limits)?;
         }
         Ok(())
     }
 
     /// Has the processor load the state of the functions that run next: the functions of a large
     /// network are in no cache.
+    ///
+    /// The state of the second next function is loaded first, and one turn later its device, whose
+    /// address is in that state.
     #[inline]
     fn prefetch_woken(&self) {
         let slot = |function: FunctionId| self.slots.get(function.0 as usize);
@@ -250,16 +256,17 @@ impl Machine {
         }
     }
 
-    /// Runs one turn of a function, after reports of changes of its links.
+    /// Runs one turn of a function. Before it, reports changes of the links at the ports of the bit
+    /// mask `changed_ports`.
     #[inline]
     fn run_function(
         &mut self,
         function: FunctionId,
-        changed: u64,
+        changed_ports: u64,
         limits: TurnLimits,
     ) -> Result<(), Endless> {
-        if changed != 0 {
-            self.report_links(function, changed);
+        if changed_ports != 0 {
+            self.report_links(function, changed_ports);
         }
 
         let instant = self.virtual_time.instant;
@@ -281,7 +288,7 @@ impl Machine {
 }
 
 impl VirtualTime {
-    /// Begins the count of turns again.
+    /// Begins a new instant, in which turns and rounds are counted from 0.
     fn begin_instant(&mut self) {
         self.instant += 1;
         self.rounds = 0;
@@ -289,8 +296,11 @@ impl VirtualTime {
 }
 
 impl ActiveFunction<'_> {
-    /// Runs the function for one turn, which finds all that has come by now. Later events wake it
-    /// again. Queues it if it made progress, or if it has had its last turn of this instant before.
+    /// Runs the function for one turn, and queues it again if it made progress.
+    ///
+    /// # Errors
+    /// [`Endless`], without a turn, if the function has had all its turns of this instant. It is
+    /// queued then, too.
     #[inline(always)]
     fn virtual_turn(&mut self, instant: u64, limits: TurnLimits) -> Result<(), Endless> {
         let function = self.id();

@@ -18,12 +18,16 @@ const ID_MSIX: u8 = 0x11;
 const ID_SERIAL_NUMBER: u16 = 0x0003;
 
 /// Offset of the first capability, after the header.
-const FIRST: usize = 0x40;
+const FIRST_CAPABILITY: usize = 0x40;
 /// Offset of extended configuration space.
-const EXTENDED: usize = 0x100;
+const EXTENDED_SPACE: usize = 0x100;
 
 /// Low byte of the power management control and status register: the power state.
 pub(super) const POWER_STATE: u8 = 0x3;
+/// Value of [`POWER_STATE`]: full power.
+pub(super) const D0: u8 = 0;
+/// Value of [`POWER_STATE`]: D3hot.
+pub(super) const D3_HOT: u8 = 3;
 /// High byte of the device control register: initiate function-level reset. Reads as zero.
 pub(super) const INITIATE_RESET: u8 = 0x80;
 /// Low byte of the device status register: unsupported request detected.
@@ -36,10 +40,15 @@ pub(super) const MSIX_FUNCTION_MASK: u16 = 1 << 14;
 /// Offsets of the registers that affect the rest of the function, and the kinds of its BARs.
 #[derive(PartialEq)]
 pub(super) struct RegisterOffsets {
+    /// Low byte of the power management control and status register.
     pub(super) power_control: usize,
+    /// Device control register of the PCI Express capability.
     pub(super) device_control: usize,
+    /// Message control register of the MSI-X capability.
     pub(super) msix_control: Option<usize>,
+    /// Kinds of the BARs that exist.
     pub(super) bars: [Option<BarKind>; 6],
+    /// Registers of the device's BAR window.
     pub(super) window: Option<WindowOffsets>,
 }
 
@@ -76,10 +85,10 @@ impl List<'_> {
 /// Writes all capabilities, and returns where their registers are. Those of the core take at most
 /// 0x40 to 0xac, and 0x100 to 0x10c. Those of the device lie between.
 pub(super) fn put(image: &mut Image, spec: &FunctionSpec) -> RegisterOffsets {
-    let mut list = List { image, link: header::CAPABILITIES, free: FIRST };
+    let mut list = List { image, link: header::CAPABILITIES, free: FIRST_CAPABILITY };
     let power_control = put_power(&mut list);
-    let legacy = spec.bars.iter().flatten().any(|bar| bar.kind == BarKind::Io);
-    let device_control = put_express(&mut list, legacy);
+    let has_io_bar = spec.bars.iter().flatten().any(|bar| bar.kind == BarKind::Io);
+    let device_control = put_express(&mut list, has_io_bar);
     let msix_control = spec.msix.map(|msix| put_msix(&mut list, msix));
     if let Some(rings) = spec.rings {
         put_attachment(&mut list, rings, spec);
@@ -104,11 +113,12 @@ pub(super) fn put(image: &mut Image, spec: &FunctionSpec) -> RegisterOffsets {
 /// Writes power management, version 3: D0 and D3hot, no PME, no soft reset between the states.
 /// Returns the offset of the control register.
 fn put_power(list: &mut List<'_>) -> usize {
+    const VERSION: u16 = 3;
     const CONTROL: usize = 4;
     const NO_SOFT_RESET: u8 = 0x08;
 
     let at = list.add(ID_POWER, 8);
-    list.image.put(at + 2, 0x0003u16.to_le_bytes());
+    list.image.put(at + 2, VERSION.to_le_bytes());
     list.image.field(at + CONTROL, [NO_SOFT_RESET], [POWER_STATE]);
     at + CONTROL
 }
@@ -116,7 +126,7 @@ fn put_power(list: &mut List<'_>) -> usize {
 /// Writes PCI Express, version 2: an endpoint behind a link of eight lanes at 5 GT/s that is up,
 /// without ASPM. Only a *legacy* endpoint may request I/O ports (PCI Express Base 4.0, 1.3.2).
 /// Returns the offset of the device control register.
-fn put_express(list: &mut List<'_>, legacy: bool) -> usize {
+fn put_express(list: &mut List<'_>, has_io_bar: bool) -> usize {
     const VERSION: u16 = 2;
     const LEGACY_ENDPOINT: u16 = 1 << 4;
     const DEVICE_CAPABILITIES: usize = 0x04;
@@ -167,7 +177,7 @@ fn put_express(list: &mut List<'_>, legacy: bool) -> usize {
 
     let at = list.add(ID_EXPRESS, LENGTH);
     let image = &mut *list.image;
-    image.put(at + 2, (VERSION | if legacy { LEGACY_ENDPOINT } else { 0 }).to_le_bytes());
+    image.put(at + 2, (VERSION | if has_io_bar { LEGACY_ENDPOINT } else { 0 }).to_le_bytes());
     image.put(at + DEVICE_CAPABILITIES, DEVICE.to_le_bytes());
     image.field(at + DEVICE_CONTROL, CONTROL.to_le_bytes(), CONTROL_WRITABLE.to_le_bytes());
     image.sticky[at + DEVICE_CONTROL] = CONTROL_PAYLOAD;
@@ -234,10 +244,13 @@ fn put_attachment(list: &mut List<'_>, rings: RingSpec, spec: &FunctionSpec) {
 /// Writes a capability of the device. Returns the offsets of its window's registers, if it has a
 /// window.
 fn put_vendor(list: &mut List<'_>, capability: &VendorCapability) -> Option<WindowOffsets> {
-    let length = 3 + capability.content.len();
+    // The header has the id, the link to the next capability, and the length.
+    const HEADER: usize = 3;
+
+    let length = HEADER + capability.content.len();
     let at = list.add(CAP_ID_VENDOR, length);
     list.image.put(at + 2, [length as u8]);
-    list.image.value[at + 3..at + length].copy_from_slice(&capability.content);
+    list.image.value[at + HEADER..at + length].copy_from_slice(&capability.content);
 
     let window = capability.window?;
     let [bar, offset, length, data] =
@@ -256,11 +269,13 @@ fn put_vendor(list: &mut List<'_>, capability: &VendorCapability) -> Option<Wind
 /// identity has the same number.
 fn put_serial_number(image: &mut Image, identity: &Identity) {
     const VERSION: u32 = 1 << 16;
+    /// First byte of an EUI-64: it is locally administered.
+    const LOCAL: u8 = 0x02;
 
     let [device_high, device_low] = identity.device.to_be_bytes();
     let [vendor_high, vendor_low] = identity.vendor.to_be_bytes();
     let number = u64::from_be_bytes([
-        0x02,
+        LOCAL,
         vendor_high,
         vendor_low,
         0xff,
@@ -271,6 +286,6 @@ fn put_serial_number(image: &mut Image, identity: &Identity) {
     ]);
 
     // The pointer to the next capability, bits 20 to 31, is 0.
-    image.put(EXTENDED, (u32::from(ID_SERIAL_NUMBER) | VERSION).to_le_bytes());
-    image.put(EXTENDED + 4, number.to_le_bytes());
+    image.put(EXTENDED_SPACE, (u32::from(ID_SERIAL_NUMBER) | VERSION).to_le_bytes());
+    image.put(EXTENDED_SPACE + 4, number.to_le_bytes());
 }

@@ -38,6 +38,15 @@ const STATUS_RECEIVED_MASTER_ABORT: u16 = 1 << 13;
 /// detected parity error.
 const STATUS_ERRORS: u16 = 0xf900;
 
+// Bits of a BAR register.
+const BAR_IS_IO: u32 = 1 << 0;
+const BAR_IS_64_BIT: u32 = 1 << 2;
+const BAR_PREFETCHABLE: u32 = 1 << 3;
+/// The bits of an I/O BAR that are no address.
+const BAR_IO_FLAGS: u64 = 0x3;
+/// The bits of a memory BAR that are no address.
+const BAR_MEMORY_FLAGS: u64 = 0xf;
+
 /// Power state of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PowerState {
@@ -100,7 +109,7 @@ impl Image {
         self.value[at..at + N].copy_from_slice(&value);
     }
 
-    /// Sets a field of which the bits in `writable` can be written.
+    /// Sets a field of which software can write the bits in `writable`.
     pub(super) fn field<const N: usize>(&mut self, at: usize, value: [u8; N], writable: [u8; N]) {
         self.put(at, value);
         self.writable[at..at + N].copy_from_slice(&writable);
@@ -186,17 +195,20 @@ impl ConfigSpace {
     /// Writes bytes, each by its own rules. Bytes beyond the end are ignored.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> ConfigEffect {
         let mut effect = ConfigEffect::default();
-        let before = self.interrupt_controls();
+        let interrupt_controls_before = self.interrupt_controls();
 
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
         for (at, &byte) in (start..self.value.len()).zip(data) {
             let old = self.value[at];
             let mut writable = self.layout.power_on.writable[at];
-            if at == self.layout.offsets.power_control && !matches!(byte & capabilities::POWER_STATE, 0 | 3) {
+            if at == self.layout.offsets.power_control
+                && !matches!(byte & capabilities::POWER_STATE, capabilities::D0 | capabilities::D3_HOT)
+            {
                 // The function has no D1 and D2. A write of them completes and changes no state.
                 writable &= !capabilities::POWER_STATE;
             }
 
+            // The bit is in the high byte of the device control register.
             if at == self.layout.offsets.device_control + 1 && byte & capabilities::INITIATE_RESET != 0 {
                 effect.function_level_reset = true;
             }
@@ -206,7 +218,7 @@ impl ConfigSpace {
             effect.changed |= new != old;
         }
 
-        effect.interrupts_changed = self.interrupt_controls() != before;
+        effect.interrupts_changed = self.interrupt_controls() != interrupt_controls_before;
 
         effect
     }
@@ -244,7 +256,7 @@ impl ConfigSpace {
     /// Returns the power state that software set.
     pub fn power_state(&self) -> PowerState {
         match self.get::<1>(self.layout.offsets.power_control)[0] & capabilities::POWER_STATE {
-            0 => PowerState::D0,
+            capabilities::D0 => PowerState::D0,
             _ => PowerState::D3Hot,
         }
     }
@@ -257,18 +269,19 @@ impl ConfigSpace {
         let at = header::BARS + 4 * index;
         let low = u64::from(u32::from_le_bytes(self.get(at)));
         match kind? {
-            BarKind::Io => Some(low & !0x3),
-            BarKind::Memory32 => Some(low & !0xf),
+            BarKind::Io => Some(low & !BAR_IO_FLAGS),
+            BarKind::Memory32 => Some(low & !BAR_MEMORY_FLAGS),
             BarKind::Memory64 { .. } => {
-                Some(low & !0xf | u64::from(u32::from_le_bytes(self.get(at + 4))) << 32)
+                let high = u64::from(u32::from_le_bytes(self.get(at + 4)));
+                Some(low & !BAR_MEMORY_FLAGS | high << 32)
             }
         }
     }
 
-    /// Returns the access to a BAR that an access of `length` bytes at `offset` performs through
-    /// the window. Returns `None` if the access does not lie in the window's data register, or the
-    /// window's other registers name no valid access. An access that also covers other registers
-    /// does not reach the BAR.
+    /// Returns the access to a BAR that an access of `length` bytes at `offset` of configuration
+    /// space performs through the device's BAR window ([`crate::spec::BarWindow`]). Returns `None`
+    /// if the access does not lie in the window's data register, or the window's other registers
+    /// name no valid access. An access that also covers other registers does not reach the BAR.
     pub(crate) fn window_access(&self, offset: u64, length: usize) -> Option<WindowAccess> {
         let window = self.layout.offsets.window?;
         let data = window.data as u64;
@@ -277,13 +290,13 @@ impl ConfigSpace {
         }
 
         let [bar] = self.get(window.bar);
-        let at = u32::from_le_bytes(self.get(window.offset));
+        let bar_offset = u32::from_le_bytes(self.get(window.offset));
         let width = u32::from_le_bytes(self.get(window.length));
-        let valid = usize::from(bar) < self.layout.offsets.bars.len()
+        let is_valid = usize::from(bar) < self.layout.offsets.bars.len()
             && matches!(width, 1 | 2 | 4)
-            && at.is_multiple_of(width);
+            && bar_offset.is_multiple_of(width);
 
-        valid.then_some(WindowAccess { bar, offset: at.into(), length: width as usize })
+        is_valid.then_some(WindowAccess { bar, offset: bar_offset.into(), length: width as usize })
     }
 
     /// Returns the data register of the window.
@@ -313,9 +326,10 @@ impl ConfigSpace {
         let status = u16::from_le_bytes(self.get(header::STATUS)) | STATUS_RECEIVED_MASTER_ABORT;
         self.set(header::STATUS, status.to_le_bytes());
 
-        let at = self.layout.offsets.device_control + 2;
-        let [value] = self.get(at);
-        self.set(at, [value | capabilities::UNSUPPORTED_REQUEST]);
+        // The device status register follows the device control register.
+        let device_status = self.layout.offsets.device_control + 2;
+        let [value] = self.get(device_status);
+        self.set(device_status, [value | capabilities::UNSUPPORTED_REQUEST]);
     }
 
     /// Sets the power-on values, for a client.
@@ -399,17 +413,20 @@ fn put_header(image: &mut Image, spec: &FunctionSpec) {
     for (index, bar) in spec.bars.iter().enumerate() {
         let Some(bar) = bar else { continue };
         let at = header::BARS + 4 * index;
-        let mask = !(bar.size - 1);
-        let (kind, mask) = match bar.kind {
-            BarKind::Io => (0x1, mask & !0x3),
-            BarKind::Memory32 => (0x0, mask & !0xf),
-            BarKind::Memory64 { prefetchable } => (0x4 | u32::from(prefetchable) << 3, mask & !0xf),
+        // Software sizes a BAR by its writable address bits: those above the size.
+        let flags = match bar.kind {
+            BarKind::Io => BAR_IS_IO,
+            BarKind::Memory32 => 0,
+            BarKind::Memory64 { prefetchable: false } => BAR_IS_64_BIT,
+            BarKind::Memory64 { prefetchable: true } => BAR_IS_64_BIT | BAR_PREFETCHABLE,
         };
+        let flag_bits = if bar.kind == BarKind::Io { BAR_IO_FLAGS } else { BAR_MEMORY_FLAGS };
+        let address_bits = !(bar.size - 1) & !flag_bits;
 
         command |= if bar.kind == BarKind::Io { COMMAND_IO } else { COMMAND_MEMORY };
-        image.field(at, kind.to_le_bytes(), (mask as u32).to_le_bytes());
+        image.field(at, flags.to_le_bytes(), (address_bits as u32).to_le_bytes());
         if matches!(bar.kind, BarKind::Memory64 { .. }) {
-            image.field(at + 4, [0; 4], ((mask >> 32) as u32).to_le_bytes());
+            image.field(at + 4, [0; 4], ((address_bits >> 32) as u32).to_le_bytes());
         }
     }
 

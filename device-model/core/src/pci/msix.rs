@@ -21,6 +21,7 @@ pub struct MsixTable {
 /// Pending vectors that a write unmasked. They can be delivered unless the function mask is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unmasked {
+    /// Vector that bit 0 of `bits` stands for.
     first: usize,
     /// Bit `i` stands for vector `first + i`. A write of [`MAX_TABLE_WRITE`] bytes touches fewer
     /// than 64 entries.
@@ -84,7 +85,8 @@ impl MsixTable {
             };
 
             let old = std::mem::replace(&mut entry[at % ENTRY], byte & writable);
-            if at % ENTRY == CONTROL && old & !byte & MASK != 0 && self.is_pending((at / ENTRY) as u16) {
+            let clears_mask = at % ENTRY == CONTROL && old & !byte & MASK != 0;
+            if clears_mask && self.is_pending((at / ENTRY) as u16) {
                 unmasked.bits |= 1 << (at / ENTRY - first);
             }
         }
@@ -136,7 +138,7 @@ impl MsixTable {
         self.pending
             .iter()
             .enumerate()
-            .flat_map(|(word, &bits)| Unmasked { first: word * 64, bits })
+            .flat_map(|(word_index, &bits)| Unmasked { first: word_index * 64, bits })
             .filter(|&vector| !self.is_masked(vector, false))
     }
 

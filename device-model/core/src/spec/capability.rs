@@ -57,27 +57,29 @@ pub(super) fn validate(capabilities: &[VendorCapability], has_rings: bool) -> Re
     for (index, capability) in capabilities.iter().enumerate() {
         let content = capability.content.len();
         let end = CAPABILITY_HEADER + content;
-
-        let inside = |register: u8, width: usize| {
+        // The window's registers must be aligned, lie in the content, and not overlap.
+        let is_in_content = |register: u8, width: usize| {
             let register = usize::from(register);
             register >= CAPABILITY_HEADER && register.is_multiple_of(width) && register + width <= end
         };
-        let windowed = capability.window.is_none_or(|window| {
+        let is_window_valid = capability.window.is_none_or(|window| {
             windows += 1;
             let words = [window.offset, window.length, window.data];
-            let apart = words.iter().enumerate().all(|(index, word)| {
+            let are_disjoint = words.iter().enumerate().all(|(index, word)| {
                 !words[..index].contains(word) && !(*word..word.saturating_add(4)).contains(&window.bar)
             });
-            apart && inside(window.bar, 1) && words.into_iter().all(|word| inside(word, 4))
+            are_disjoint
+                && is_in_content(window.bar, 1)
+                && words.into_iter().all(|word| is_in_content(word, 4))
         });
 
-        if content == 0 || content > MAX_CAPABILITY || !windowed || windows > 1 {
+        if content == 0 || content > MAX_CAPABILITY || !is_window_valid || windows > 1 {
             return Err(SpecError::Capability { capability: index });
         }
     }
 
-    let rings = if has_rings { size_of::<AttachmentCapability>() } else { 0 };
-    let space = CAPABILITIES_END - CORE_CAPABILITIES - rings;
+    let attachment_capability = if has_rings { size_of::<AttachmentCapability>() } else { 0 };
+    let space = CAPABILITIES_END - CORE_CAPABILITIES - attachment_capability;
     let bytes = capabilities.iter().map(VendorCapability::size).sum();
     if bytes > space {
         return Err(SpecError::CapabilitySpace { bytes, space });

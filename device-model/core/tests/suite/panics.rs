@@ -454,7 +454,7 @@ fn no_packet_is_lost_when_a_device_panics_while_it_handles_arrivals() {
                 Box::new(move |context| {
                     let mut ports = context.ports();
                     let mut arrivals = ports.take_run(0, 0, 9).unwrap();
-                    arrivals.pass();
+                    arrivals.recycle_front();
                     panic!("broken");
                 }),
             ),

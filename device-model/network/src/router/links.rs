@@ -259,8 +259,8 @@ impl Links for Ports<'_> {
         let bytes = |ports: &Self| ports.sent(to.port, to.channel).bytes;
         let before = bytes(self);
         let has_word = |packet: &Packet| packet.header == word;
-        let moved = self.forward_row_between(from, limit, |_| Some((to, has_word)));
-        let packets = moved.map_or(0, |(packets, _)| packets);
+        let row = self.forward_row_between(from, limit, |_| Some((to, has_word)));
+        let packets = row.map_or(0, |row| row.moved);
         Row { packets, bytes: bytes(self) - before }
     }
 

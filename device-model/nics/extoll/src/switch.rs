@@ -397,7 +397,7 @@ impl Switch {
 
         let (from, to) = (PortChannel { port: input, channel: vc }, PortChannel { port, channel: out });
         let has_target = |packet: &Packet| Wire::target_of(packet.header) == target;
-        ports.forward_row_between(from, maximum, |_| Some((to, has_target))).map_or(0, |(moved, _)| moved)
+        ports.forward_row_between(from, maximum, |_| Some((to, has_target))).map_or(0, |row| row.moved)
     }
 
     /// Moves the first packet of an input to the queue of its output channel, if all of it has

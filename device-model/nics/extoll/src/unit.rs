@@ -6,7 +6,7 @@
 
 use nicforge_core::{
     context::Context,
-    dma::DmaLease,
+    dma::{DmaAccess, DmaLease},
     fabric::{Contents, Packet},
     ids::AttachmentId,
 };
@@ -111,7 +111,10 @@ impl UnitContext<'_, '_> {
 
         let (base, length) = (registers.base, registers.length(limits)?);
         self.parts.work.spend(work::lease_visits(self.context, attachment, base, length));
-        self.context.dma_lease(attachment, base, length, true).ok().filter(|memory| memory.keeps_whole(8))
+        self.context
+            .dma_lease(attachment, base, length, DmaAccess::Write)
+            .ok()
+            .filter(|memory| memory.keeps_whole(8))
     }
 
     /// Raises an interrupt if it is enabled, and then disables it, as [`Attachments::raise`] does.

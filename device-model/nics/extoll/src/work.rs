@@ -35,7 +35,7 @@ pub(crate) fn is_expensive(register: u64) -> bool {
 
 /// Returns the cost of taking a lease, or of finding that none can be taken, in visits.
 pub(crate) fn lease_visits(context: &Context<'_>, attachment: AttachmentId, iova: u64, length: u64) -> u32 {
-    context.dma_mappings(attachment, iova, length).map_or(1, |mappings| mappings.min(MAX_LEASE) as u32)
+    context.count_dma_mappings(attachment, iova, length).map_or(1, |mappings| mappings.min(MAX_LEASE) as u32)
 }
 
 /// An attachment that waits for the budget.

@@ -5,6 +5,9 @@
 
 use super::{Direction, FromShared, ToShared, V16, VECTOR, move_64, move_bytes};
 
+/// Longest array in bytes whose copy is unrolled.
+const MAX_UNROLLED: usize = 512;
+
 /// Copies `N` bytes out of shared memory, unrolled when the source is aligned.
 ///
 /// # Safety
@@ -84,6 +87,8 @@ impl Moves for WideMoves {
     }
 }
 
+/// Moves `N` bytes in an unrolled loop of 32-byte moves.
+///
 /// # Safety
 /// As [`move_aligned_array`].
 #[cfg(target_arch = "x86_64")]
@@ -102,9 +107,13 @@ unsafe fn move_wide_array<D: Direction, const N: usize>(target: *mut u8, source:
     }
 }
 
+/// Moves `N` bytes, unrolled if the pivot is aligned and `N` is suitable.
+///
+/// # Safety
+/// `source` must be readable and `target` writable for `N` bytes.
 #[inline(always)]
 unsafe fn move_array<D: Direction, const N: usize>(target: *mut u8, source: *const u8) {
-    if !N.is_multiple_of(16) || N > 512 || D::pivot(target, source) & (VECTOR - 1) != 0 {
+    if !N.is_multiple_of(16) || N > MAX_UNROLLED || D::pivot(target, source) & (VECTOR - 1) != 0 {
         // SAFETY: by this function's contract.
         return unsafe { move_bytes::<D>(target, source, N) };
     }

@@ -25,6 +25,10 @@ pub(crate) unsafe fn cell_to_shared(target: *mut u8, source: &[u64; 7]) {
     unsafe { move_cell::<ToShared>(target, source.as_ptr().cast()) };
 }
 
+/// Moves the 56 bytes of a ring cell's data: one word, and then three vectors.
+///
+/// # Safety
+/// As [`cell_from_shared`] or [`cell_to_shared`], for the shared side of `D`.
 #[inline(always)]
 unsafe fn move_cell<D: Direction>(target: *mut u8, source: *const u8) {
     // SAFETY: by this function's contract. The pivot is aligned to 8 bytes, and to 16 bytes after

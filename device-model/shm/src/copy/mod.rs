@@ -47,7 +47,10 @@ const VECTOR: usize = if cfg!(all(target_arch = "x86_64", target_feature = "avx5
 
 /// Length in bytes from which the string instruction is faster than the vector loop.
 #[cfg(target_arch = "x86_64")]
-const STRING: usize = 2048;
+const MIN_STRING: usize = 2048;
+/// Length in bytes from which the string instruction is faster than [`move_skewed`].
+#[cfg(target_arch = "x86_64")]
+const MIN_SKEWED_STRING: usize = 32;
 
 /// Returns whether this CPU has fast string instructions (ERMS; CPUID leaf 7, EBX bit 9). The
 /// answer is cached, because a hypervisor traps CPUID.
@@ -85,16 +88,22 @@ fn has_fast_strings() -> bool {
 
 /// One of the three directions of a copy. The loops below are generic over them.
 trait Direction {
-    /// Returns the address whose alignment the vector accesses need.
+    /// Returns the *pivot*: the shared address, which the vector accesses need aligned. If both
+    /// addresses are shared, it is the target, and the source must have the same alignment.
     fn pivot(target: *mut u8, source: *const u8) -> usize;
+    /// Copies one value of type `T` by one access to each side.
+    ///
     /// # Safety
     /// `source` must be readable and `target` writable for the size of `T`. The shared addresses
     /// must be aligned to it.
     unsafe fn step<T: Copy>(target: *mut u8, source: *const u8);
 }
 
+/// A copy from shared memory to private memory.
 struct FromShared;
+/// A copy from private memory to shared memory.
 struct ToShared;
+/// A copy from shared memory to shared memory.
 struct BothShared;
 
 impl Direction for FromShared {
@@ -178,6 +187,7 @@ unsafe fn move_64<D: Direction>(target: *mut u8, source: *const u8) {
 /// be equal modulo [`VECTOR`].
 #[inline(always)]
 unsafe fn move_bytes<D: Direction>(mut target: *mut u8, mut source: *const u8, mut len: usize) {
+    // Moves one piece, and advances by its size.
     macro_rules! step {
         ($size:expr, $move:expr) => {{
             // SAFETY: `len` covers the piece at each use, and the comment there explains the
@@ -279,7 +289,7 @@ unsafe fn move_string(target: *mut u8, source: *const u8, len: usize) {
 #[inline]
 pub(crate) unsafe fn copy_from_shared(target: *mut u8, source: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
-    if len >= STRING && has_fast_strings() {
+    if len >= MIN_STRING && has_fast_strings() {
         // SAFETY: by this function's contract.
         return unsafe { move_string(target, source, len) };
     }
@@ -294,7 +304,7 @@ pub(crate) unsafe fn copy_from_shared(target: *mut u8, source: *const u8, len: u
 #[inline]
 pub(crate) unsafe fn copy_to_shared(target: *mut u8, source: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
-    if len >= STRING && has_fast_strings() {
+    if len >= MIN_STRING && has_fast_strings() {
         // SAFETY: by this function's contract.
         return unsafe { move_string(target, source, len) };
     }
@@ -308,15 +318,16 @@ pub(crate) unsafe fn copy_to_shared(target: *mut u8, source: *const u8, len: usi
 /// `source` must be readable and `target` writable for `len` bytes.
 #[inline]
 pub(crate) unsafe fn copy_shared_to_shared(target: *mut u8, source: *const u8, len: usize) {
+    // The bits in which the addresses differ: the low ones are 0 if both can be aligned together.
     let skew = target as usize ^ source as usize;
     #[cfg(target_arch = "x86_64")]
-    if (skew & (VECTOR - 1) != 0 && len >= 32) || (len >= STRING && has_fast_strings()) {
+    if (skew & (VECTOR - 1) != 0 && len >= MIN_SKEWED_STRING) || (len >= MIN_STRING && has_fast_strings()) {
         // SAFETY: by this function's contract.
         return unsafe { move_string(target, source, len) };
     }
 
     if skew & (VECTOR - 1) == 0 {
-        // SAFETY: by this function's contract; the two addresses are equal modulo VECTOR.
+        // SAFETY: by this function's contract; the two addresses are equal modulo `VECTOR`.
         return unsafe { move_bytes::<BothShared>(target, source, len) };
     }
 
@@ -324,7 +335,7 @@ pub(crate) unsafe fn copy_shared_to_shared(target: *mut u8, source: *const u8, l
     unsafe { move_skewed(target, source, len) };
 }
 
-/// Copies between addresses whose difference prevents vector accesses to both.
+/// Copies between addresses that no vector access can be aligned to together.
 ///
 /// # Safety
 /// `source` must be readable and `target` writable for `len` bytes.

@@ -40,9 +40,11 @@ pub struct SharedCells {
     base: Base,
     /// The number of cells less one.
     mask: u32,
+    /// Keeps the memory mapped.
     _window: Window,
 }
 
+/// Address of the first cell.
 #[derive(Clone, Copy, Debug)]
 struct Base(*mut u8);
 
@@ -76,12 +78,14 @@ impl SharedCells {
         Ok(SharedCells { base: Base(window.base_pointer()), mask: count as u32 - 1, _window: window })
     }
 
+    /// Returns the address of the cell at a position.
     #[inline]
     fn cell(&self, position: u32) -> *mut u8 {
         // SAFETY: `mask + 1` cells fit the window.
         unsafe { self.base.0.add((position & self.mask) as usize * CELL) }
     }
 
+    /// Returns the header of the cell at a position.
     #[inline]
     fn header(&self, position: u32) -> &AtomicU64 {
         // SAFETY: a cell starts at a multiple of 64 bytes in the window, which lives as long as
@@ -89,6 +93,7 @@ impl SharedCells {
         unsafe { AtomicU64::from_ptr(self.cell(position).cast()) }
     }
 
+    /// Returns the address of the data of the cell at a position.
     #[inline]
     fn data(&self, position: u32) -> *mut u8 {
         // SAFETY: the data follow the header in the cell.
@@ -130,8 +135,8 @@ impl Cells for SharedCells {
     }
 
     #[inline(always)]
-    fn first_word_under(&self, position: u32, header: u64) -> Option<u64> {
-        // The address is computed once.
+    fn first_word_if(&self, position: u32, header: u64) -> Option<u64> {
+        // Not by `Cells::first_word`, so that the address of the cell is computed once.
         let cell = self.cell(position);
         // SAFETY: a cell starts at a multiple of 64 bytes in the window, which lives as long as
         // `self`.

@@ -35,6 +35,7 @@ pub struct RecordRef<'a> {
 #[derive(Debug)]
 pub struct Consumer<C: Cells> {
     cells: C,
+    /// Number of cells of the ring.
     cell_count: u32,
     /// Cells consumed so far, modulo 2^32.
     consumed: u32,
@@ -45,6 +46,7 @@ pub struct Consumer<C: Cells> {
     peeked_cells: u32,
     /// Length of that record's data in bytes. 0 marks a malformed record: a valid one has data.
     len: u32,
+    /// The data of that record, in the pieces of its cells.
     buffer: [[u64; CELL_WORDS]; MAX_CELLS],
 }
 
@@ -55,8 +57,9 @@ pub struct Consumer<C: Cells> {
 #[derive(Clone, Debug)]
 pub struct RingHead<C> {
     cells: C,
-    /// The position of the next record, and its phase.
+    /// The position of the next record.
     position: u32,
+    /// The phase of the next record, as a header bit.
     phase: u64,
     /// The consumer has read the next record.
     has_peeked: bool,
@@ -137,7 +140,7 @@ impl<C: Cells> Consumer<C> {
             self.cells.data_read(self.consumed, &mut self.buffer[0]);
             (self.peeked_cells, self.len) = (1, len as u32);
         } else {
-            self.read_other_record(len);
+            self.read_longer_record(len);
         }
 
         true
@@ -145,7 +148,7 @@ impl<C: Cells> Consumer<C> {
 
     /// Reads a record of several cells, or marks the record as malformed by a length of 0.
     #[inline(never)]
-    fn read_other_record(&mut self, len: usize) {
+    fn read_longer_record(&mut self, len: usize) {
         let cells = posted::cells(len);
         if len == 0 || len > MAX_DATA || cells > self.cell_count as usize {
             (self.peeked_cells, self.len) = (1, 0);
@@ -175,13 +178,18 @@ impl<C: Cells> Consumer<C> {
         }
 
         let (first, cell_count) = (self.consumed, self.cell_count);
+        // The position after the last record that may be passed.
         let end = first.wrapping_add(limit);
+        // The record at `position`, whose data are in the buffer.
         let (mut header, mut len, mut is_repeat) = (self.header, self.len as usize, false);
         let mut position = first;
-        // The position after the ring's last cell, or the end.
-        let mut stop = first.wrapping_add(limit.min(cell_count - (first & (cell_count - 1))));
+        // The position after this lap's last cell, or `end` if that comes first.
+        let cells_of_lap = cell_count - (first & (cell_count - 1));
+        let mut lap_end = first.wrapping_add(limit.min(cells_of_lap));
 
-        let refused = 'run: loop {
+        // The loop ends with true if `accept` refused the record at `position`, and with false if
+        // no record of one cell follows, or the limit is reached.
+        let refused = 'records: loop {
             let RecordHeader { bar, offset, .. } = posted::decode(header);
             let data = &self.buffer[0].as_bytes()[..len.min(CELL_DATA)];
             if !accept(RecordRef { bar, offset, data }, is_repeat) {
@@ -189,30 +197,30 @@ impl<C: Cells> Consumer<C> {
             }
             position = position.wrapping_add(1);
 
-            // The short records of this lap that repeat the header: the most frequent ones.
+            // The most frequent case: short records of this lap with the same header.
             while len <= size_of::<u64>()
-                && position != stop
-                && let Some(word) = self.cells.first_word_under(position, header)
+                && position != lap_end
+                && let Some(word) = self.cells.first_word_if(position, header)
             {
                 if !accept(RecordRef { bar, offset, data: &word.as_bytes()[..len] }, true) {
                     self.buffer[0][0] = word;
-                    break 'run true;
+                    break 'records true;
                 }
                 position = position.wrapping_add(1);
             }
 
-            if position == stop {
+            if position == lap_end {
                 if position == end {
                     break false;
                 }
                 // An equal record in the next lap has the other phase.
                 header ^= PHASE;
-                stop = position.wrapping_add(cell_count.min(end.wrapping_sub(position)));
+                lap_end = position.wrapping_add(cell_count.min(end.wrapping_sub(position)));
             }
 
-            let last = header;
+            let last_header = header;
             header = self.cells.header_acquire(position);
-            is_repeat = header == last;
+            is_repeat = header == last_header;
             if !is_repeat {
                 if header & PHASE != phase_of(position, cell_count) {
                     break false;
@@ -231,6 +239,7 @@ impl<C: Cells> Consumer<C> {
 
         self.consumed = position;
         if refused {
+            // The refused record counts as read: `peek` returns it.
             (self.header, self.peeked_cells, self.len) = (header, 1, len as u32);
         } else {
             (self.peeked_cells, self.len) = (0, 0);
@@ -261,7 +270,8 @@ impl<C: Cells> Consumer<C> {
         self.consumed
     }
 
-    /// Returns {cell, phase} of the next record, which the control page's `RING_STATE` shows.
+    /// Returns the number of the cell of the next record, and whether its phase is 1. The control
+    /// page's `RING_STATE` shows both.
     pub fn state(&self) -> (u32, bool) {
         (self.consumed & (self.cell_count - 1), phase_of(self.consumed, self.cell_count) == PHASE)
     }

@@ -49,10 +49,10 @@ pub trait Cells {
         data[0]
     }
 
-    /// Loads the header of a cell with acquire order. If it is `header`, reads the first word of
-    /// the cell's data.
+    /// Loads the header of a cell with acquire order. If it is `header`, reads and returns the
+    /// first word of the cell's data.
     #[inline(always)]
-    fn first_word_under(&self, position: u32, header: u64) -> Option<u64> {
+    fn first_word_if(&self, position: u32, header: u64) -> Option<u64> {
         (self.header_acquire(position) == header).then(|| self.first_word(position))
     }
 
@@ -77,8 +77,8 @@ pub trait Cells {
     }
 }
 
-/// Returns the phase of a running count of cells, as a header bit. The phase changes with each lap
-/// around the ring.
+/// Returns the phase of the cell at a position, as a header bit. The phase changes with each lap
+/// around the ring: it is 1 in the first.
 #[inline]
 fn phase_of(position: u32, cell_count: u32) -> u64 {
     if position & cell_count == 0 { nicforge_hwi::posted::PHASE } else { 0 }

@@ -29,6 +29,7 @@ pub enum PushError {
 #[derive(Debug)]
 pub struct Producer<C: Cells> {
     cells: C,
+    /// Number of cells of the ring.
     cell_count: u32,
     /// Number of cells written so far. Its low bits are the next cell and lap. The others may
     /// differ from the consumer's count, so that differences are taken modulo two laps.
@@ -63,8 +64,8 @@ impl<C: Cells> Producer<C> {
         // cell. The consumer would later take them for records.
         for index in 0..(MAX_CELLS as u32).min(cell_count) {
             let position = producer.produced.wrapping_add(index);
-            let stale = phase_of(position, cell_count) ^ PHASE;
-            producer.cells.set_header_relaxed(position, stale);
+            let invalid_phase = phase_of(position, cell_count) ^ PHASE;
+            producer.cells.set_header_relaxed(position, invalid_phase);
         }
 
         producer
@@ -79,7 +80,7 @@ impl<C: Cells> Producer<C> {
     /// # Errors
     /// [`PushError::Full`], also if the count is invalid; [`PushError::BadLength`],
     /// [`PushError::BadBar`].
-    // A write of a constant length is then stored with one instruction, not with a loop.
+    // Inlined, so that a write of a constant length is stored by one instruction instead of a loop.
     #[inline(always)]
     pub fn try_push(
         &mut self,
@@ -93,7 +94,7 @@ impl<C: Cells> Producer<C> {
         }
 
         if data.is_empty() || data.len() > CELL_DATA {
-            return self.push_slow(consumed, bar, offset, data);
+            return self.push_cells(consumed, bar, offset, data);
         }
 
         if self.free_cells == 0 && !self.refresh_free_cells(consumed(), 1) {
@@ -110,7 +111,7 @@ impl<C: Cells> Producer<C> {
     }
 
     /// Pushes a record of several cells. Refuses an invalid length.
-    fn push_slow(
+    fn push_cells(
         &mut self,
         consumed: impl FnOnce() -> u32,
         bar: u8,
@@ -152,13 +153,14 @@ impl<C: Cells> Producer<C> {
         let in_use = self.cells_in_use(consumed);
         // More than a lap in use means that the count is invalid. No cell counts as free then.
         let free = self.cell_count.saturating_sub(in_use);
-        let of_lap = self.cell_count - (self.produced & (self.cell_count - 1));
-        self.free_cells = free.min(of_lap);
+        let cells_of_lap = self.cell_count - (self.produced & (self.cell_count - 1));
+        self.free_cells = free.min(cells_of_lap);
         self.phase = phase_of(self.produced, self.cell_count);
         free >= needed
     }
 
-    /// Returns the number of cells that a consumer with this count has not consumed.
+    /// Returns the number of cells that a consumer with this count has not consumed. The high bits
+    /// of the two counts may differ, so the difference is taken modulo two laps.
     fn cells_in_use(&self, consumed: u32) -> u32 {
         self.produced.wrapping_sub(consumed) & (2 * self.cell_count - 1)
     }
@@ -179,7 +181,7 @@ impl<C: Cells> Producer<C> {
         self.cells_in_use(consumed) <= self.produced.wrapping_sub(position)
     }
 
-    /// Returns {cell, phase} of the next record.
+    /// Returns the number of the next record's first cell, and whether its phase is 1.
     pub fn state(&self) -> (u32, bool) {
         (self.produced & (self.cell_count - 1), phase_of(self.produced, self.cell_count) == PHASE)
     }

@@ -19,7 +19,7 @@ use std::{
 use nicforge_core::{
     context::Context,
     device::{Counter, Device, Ended, Progress, Reset, Write},
-    dma::{DmaError, DmaLease},
+    dma::{DmaAccess, DmaError, DmaLease},
     ids::{Address, AttachmentId, DmaToken, FunctionId},
     machine::Machine,
     panic::DeviceMethod,
@@ -196,9 +196,12 @@ impl Device for TestDevice {
                 state.copies_failed += u32::from(started.is_err());
             }
             reg::BUSY => self.busy = value != 0,
-            reg::LEASE => {
-                self.leases[usize::from(from.0)].extend(context.dma_lease(from, value, 0x1000, true))
-            }
+            reg::LEASE => self.leases[usize::from(from.0)].extend(context.dma_lease(
+                from,
+                value,
+                0x1000,
+                DmaAccess::Write,
+            )),
             reg::RELEASE_LEASES => self.leases[usize::from(from.0)].clear(),
             reg::LINE => context.set_intx(from, value != 0),
             reg::PANIC_IN => self.panics_in = Some(METHODS[value as usize]),

@@ -1,8 +1,13 @@
 //! A lane's packets that take time, and its credits on their way back.
+//!
+//! Each packet has a time for its head, after which a router may forward it, and one for its tail,
+//! after which a device may take it ([`Flight`]). A packet is *coming* until its tail has arrived.
+//! To *show* the receiver a head or a packet is to set the port's bit in the masks of the receiving
+//! node ([`Node::heads`], [`Node::arrived`]). [`Lane::visible`] counts the packets shown.
 
 use nicforge_shm::prefetch;
 
-use super::{Lane, saturated};
+use super::{Departure, Lane, PoppedHead, saturated};
 use crate::{
     fabric::{
         CreditUnit, MAX_PORTS, Node, Packet, Path,
@@ -16,7 +21,7 @@ use crate::{
 
 impl Lane {
     /// Adds a packet that takes `credits` credits, to a lane of any kind. Returns the time of the
-    /// event to schedule for it, if it is the first coming one.
+    /// event to schedule for it, if it needs one: if it is the first coming packet.
     #[inline]
     pub(in crate::fabric) fn push_timed(
         &mut self,
@@ -32,21 +37,22 @@ impl Lane {
         self.queue.push(packet);
 
         let track = self.track.get_or_insert_default();
-        let shows_other = track.view != View::All && (track.has_head || self.visible > 0);
+        // With one head shown at a time, the next one is scheduled when the shown packet has left.
+        let waits_for_departure = track.view != View::All && (track.has_head || self.visible > 0);
         if self.capacity.unit() != CreditUnit::Packets {
             track.push_cost(credits);
         }
-        let has_event = track.arrival_place != Place::NONE || shows_other;
-        (!has_event).then_some(flight.head)
+        let needs_event = track.arrival_place == Place::NONE && !waits_for_departure;
+        needs_event.then_some(flight.head)
     }
 
-    /// Returns credits whose packets leave the buffer at `end`, after the delay.
+    /// Returns the credits of packets that leave the buffer, after the delay.
     #[inline(always)]
     pub(in crate::fabric) fn return_later(
         &mut self,
         credits: u32,
         lane_index: u32,
-        (now, end): (Nanos, Nanos),
+        Departure { now, end }: Departure,
         nodes: &mut [Node],
         woken: &mut WakeQueue,
         schedule: &mut Schedule,
@@ -54,28 +60,28 @@ impl Lane {
         let due = end.max(now).after(self.delay);
         match &mut self.track {
             Some(_) if due > now => {
-                // Those that are back need no place any more.
-                self.count_returns(now);
+                // Credits that are back leave the track first, which makes room there.
+                self.add_returned_credits(now);
                 if let Some(track) = &mut self.track {
                     track.returns.push(due, credits);
                 }
                 self.watch_credits(lane_index, now, schedule);
             }
-            _ => self.return_timed(credits, nodes, woken),
+            _ => self.return_at_once(credits, nodes, woken),
         }
     }
 
-    /// Returns credits to the sender of any lane. Wakes it if it had none, or has as many as it
-    /// waits for.
-    fn return_timed(&mut self, credits: u32, nodes: &mut [Node], woken: &mut WakeQueue) {
+    /// Returns credits to the sender at once, on a lane of any kind. Wakes the sender if it had
+    /// none, or has as many as it waits for.
+    fn return_at_once(&mut self, credits: u32, nodes: &mut [Node], woken: &mut WakeQueue) {
         let had_none = self.credits == 0;
         self.credits += credits;
         self.stall_counted = false;
 
-        let has_enough = self.wake_at > 0 && self.credits >= self.wake_at.into();
+        let has_enough = self.awaited_credits > 0 && self.credits >= self.awaited_credits.into();
         if has_enough {
-            self.wake_at = 0;
-            self.direct = self.delay == 0 && self.pace.is_simple;
+            self.awaited_credits = 0;
+            self.returns_at_once = self.delay == 0 && self.pace.is_simple;
         }
         if had_none || has_enough {
             let node = &mut nodes[self.ends.sender as usize];
@@ -84,9 +90,9 @@ impl Lane {
         }
     }
 
-    /// Lets the sender wake when it has `credits` credits, or a smaller number that it already
+    /// Has the sender woken when it has `credits` credits, or a smaller number that it already
     /// waits for.
-    pub(in crate::fabric) fn wake_sender_at(
+    pub(in crate::fabric) fn await_credits(
         &mut self,
         credits: u32,
         lane_index: u32,
@@ -95,28 +101,28 @@ impl Lane {
     ) {
         // A sender without credits is woken at the first one in any case.
         if credits > 1 {
-            let credits = saturated(credits);
-            self.wake_at = if self.wake_at == 0 { credits } else { self.wake_at.min(credits) };
-            self.direct = false;
+            let (credits, earlier) = (saturated(credits), self.awaited_credits);
+            self.awaited_credits = if earlier == 0 { credits } else { earlier.min(credits) };
+            self.returns_at_once = false;
             self.watch_credits(lane_index, now, schedule);
         }
     }
 
     /// Returns whether the sender waits for credits, so that their return is an event.
     #[inline]
-    fn is_watched(&self) -> bool {
-        self.credits == 0 || self.wake_at > 0
+    fn awaits_credits(&self) -> bool {
+        self.credits == 0 || self.awaited_credits > 0
     }
 
     /// Schedules the next return of credits if the sender waits for it.
     #[inline(always)]
     pub(in crate::fabric) fn watch_credits(&mut self, lane_index: u32, now: Nanos, schedule: &mut Schedule) {
-        if self.is_watched() {
+        if self.awaits_credits() {
             self.schedule_return(lane_index, now, schedule);
         }
     }
 
-    /// Schedules the next return of credits, unless there is an event for it.
+    /// Schedules the next return of credits, unless there is an event for it or an earlier one.
     #[inline(never)]
     fn schedule_return(&mut self, lane_index: u32, now: Nanos, schedule: &mut Schedule) {
         let Some(track) = &mut self.track else { return };
@@ -127,21 +133,21 @@ impl Lane {
         }
     }
 
-    /// Counts the credits that are back at `now`. A sender that waits for some has an event for
-    /// that.
+    /// Adds the credits that are back at `now` to those of the sender. For a sender that waits for
+    /// credits, an event does that.
     #[inline(always)]
-    pub(in crate::fabric) fn count_returns(&mut self, now: Nanos) {
+    pub(in crate::fabric) fn add_returned_credits(&mut self, now: Nanos) {
         if let Some(track) = &self.track
             && track.returns.next() <= now
         {
-            self.count_due_returns(now);
+            self.add_due_credits(now);
         }
     }
 
-    /// Does the work of [`Lane::count_returns`] if credits are back.
+    /// Does the work of [`Lane::add_returned_credits`] if credits are back.
     #[inline]
-    fn count_due_returns(&mut self, now: Nanos) {
-        if self.is_watched() {
+    fn add_due_credits(&mut self, now: Nanos) {
+        if self.awaits_credits() {
             return;
         }
 
@@ -156,12 +162,13 @@ impl Lane {
     #[inline]
     pub(in crate::fabric) fn credits_at(&self, now: Nanos) -> u32 {
         match &self.track {
-            Some(track) if !self.is_watched() => self.credits + track.returns.count(now),
+            Some(track) if !self.awaits_credits() => self.credits + track.returns.count(now),
             _ => self.credits,
         }
     }
 
-    /// Returns the credits that are due to the sender, and wakes it if it waits for them.
+    /// Carries out the event [`EventKind::Credit`]: returns the credits that are back at `due`, and
+    /// wakes the sender if it waits for them.
     pub(in crate::fabric) fn return_due(
         &mut self,
         lane_index: u32,
@@ -175,12 +182,12 @@ impl Lane {
         }
 
         while let Some(credits) = self.track.as_mut().and_then(|track| track.returns.pop(due)) {
-            self.return_timed(credits, nodes, woken);
+            self.return_at_once(credits, nodes, woken);
         }
         self.watch_credits(lane_index, due, schedule);
     }
 
-    /// Schedules the event for the first coming packet.
+    /// Schedules the event at `due` for the first coming packet.
     #[inline]
     pub(in crate::fabric) fn schedule_arrival(
         &mut self,
@@ -206,8 +213,8 @@ impl Lane {
         self.arrive(now, nodes, woken)
     }
 
-    /// Shows the receiver the heads and packets that have arrived at `due`, and wakes it. Returns
-    /// the time of the next event, if there is one.
+    /// Carries out the event [`EventKind::Arrival`]: shows the receiver the heads and packets that
+    /// have arrived at `due`, and wakes it. Returns the time of the next event, if there is one.
     #[inline(always)]
     pub(in crate::fabric) fn arrive(
         &mut self,
@@ -222,7 +229,7 @@ impl Lane {
         }
 
         if head <= due && due < tail && !track.has_head && tail < Nanos::NEVER {
-            // The head of a packet, as at most events.
+            // A single head has arrived, as at most events.
             track.has_head = true;
             let node = &mut nodes[self.ends.receiver as usize];
             node.heads[self.ends.mask_index()] |= self.ends.port_bit();
@@ -230,21 +237,21 @@ impl Lane {
             return Some(tail);
         }
 
-        let former = (self.visible, track.has_head);
-        let next = self.count_arrivals(due);
+        let shown_before = (self.visible, track.has_head);
+        let next = self.update_arrivals(due);
         let track = self.track.as_mut()?;
         if next.is_none() {
             track.arrival_place = Place::NONE;
         }
 
-        if former != (self.visible, track.has_head) {
+        if shown_before != (self.visible, track.has_head) {
             self.show_arrivals(nodes);
             nodes[self.ends.receiver as usize].wake(self.ends.receiver, woken);
         }
         next
     }
 
-    /// Has the processor load what an event of this lane concerns.
+    /// Has the processor load the state that an event of this lane uses.
     #[inline(always)]
     pub(in crate::fabric) fn prefetch_for(&self, event: Event, nodes: &[Node], paths: &[Path]) {
         self.prefetch_track();
@@ -271,10 +278,10 @@ impl Lane {
         }
     }
 
-    /// Counts the heads and packets that have arrived at `now`. Returns the time of the next event,
-    /// if there is one.
+    /// Makes the packets visible that have arrived at `now`, and records whether the head of the
+    /// next one has arrived. Returns the time of the next event, if there is one.
     #[inline]
-    fn count_arrivals(&mut self, now: Nanos) -> Option<Nanos> {
+    fn update_arrivals(&mut self, now: Nanos) -> Option<Nanos> {
         loop {
             let Flight { head, tail } = self.coming();
             if tail > now || tail == Nanos::NEVER {
@@ -287,7 +294,8 @@ impl Lane {
         }
     }
 
-    /// Returns the times of the first packet that is not visible as a whole.
+    /// Returns the times of the first coming packet: the first that is not visible as a whole. They
+    /// are [`Flight::NONE`] if there is none.
     #[inline(always)]
     fn coming(&self) -> Flight {
         if self.visible >= self.queue.len() {
@@ -296,7 +304,7 @@ impl Lane {
         self.queue.get(self.visible as usize).map_or(Flight::NONE, |packet| packet.flight)
     }
 
-    /// Shows the receiver whether there is a whole packet, and the head of another.
+    /// Sets or clears the receiver's bits for a whole packet and for the head of another.
     #[inline]
     fn show_arrivals(&self, nodes: &mut [Node]) {
         let has_head = self.track.as_ref().is_some_and(|track| track.has_head);
@@ -317,8 +325,8 @@ impl Lane {
     }
 
     /// Shows the receiver heads alone from now on, one at a time: see
-    /// [`crate::fabric::Ports::route_head`]. A packet has been shown. On a lane without a delay,
-    /// whose packets arrive as a whole and take one credit each, the call has no effect.
+    /// [`crate::fabric::Ports::route_head`]. The first packet's head is shown already. On a lane
+    /// without a delay whose packets arrive as a whole and take one credit each, it has no effect.
     #[cold]
     #[inline(never)]
     pub(in crate::fabric) fn show_heads(&mut self, schedule: &mut Schedule) {
@@ -340,23 +348,26 @@ impl Lane {
         let Some(track) = self.track.as_mut().filter(|track| track.view != View::All) else { return };
         track.view = View::All;
         track.cancel_arrival(schedule);
+        // An event that is too far away stays.
         let is_unscheduled = track.arrival_place == Place::NONE;
 
-        let next = self.count_arrivals(now);
+        let next = self.update_arrivals(now);
         self.show_arrivals(nodes);
         if let Some(due) = next.filter(|_| is_unscheduled) {
             self.schedule_arrival(lane_index, now, due, schedule);
         }
     }
 
-    /// Returns whether [`Lane::show_heads`] has had no effect so far and may have one.
+    /// Returns whether the lane has a track and shows all heads and tails, so that
+    /// [`Lane::show_heads`] may have an effect.
     #[inline]
     pub(in crate::fabric) fn shows_tails(&self) -> bool {
         self.track.as_ref().is_some_and(|track| track.view == View::All)
     }
 
-    /// Shows the receiver the next head, or the tail that it waits for, if that has arrived at
-    /// `due`. Returns the time of the next event, if there is one. Only for lanes that show heads.
+    /// Does the work of [`Lane::arrive`] on a lane that shows heads alone: shows the receiver the
+    /// next head, or the tail that it waits for, if that has arrived at `due`. Returns the time of
+    /// the next event, if there is one.
     #[inline(always)]
     fn arrive_head(&mut self, due: Nanos, nodes: &mut [Node], woken: &mut WakeQueue) -> Option<Nanos> {
         let Flight { head, tail } = self.coming();
@@ -384,7 +395,7 @@ impl Lane {
         None
     }
 
-    /// Shows the receiver that the packet has arrived as a whole of which it has seen the head.
+    /// Shows the receiver as a whole the packet whose head it has been shown.
     #[inline]
     fn show_tail(&mut self, nodes: &mut [Node]) {
         let Some(track) = &mut self.track else { return };
@@ -393,8 +404,8 @@ impl Lane {
         self.show_arrivals(nodes);
     }
 
-    /// Shows the receiver the tail of the packet of which it has seen the head, when it arrives.
-    /// Lanes that do not show heads alone do so in any case.
+    /// Asks for the tail of the packet whose head is shown: the packet is shown as a whole when its
+    /// tail arrives. Lanes that do not show heads alone do so in any case.
     #[inline]
     pub(in crate::fabric) fn await_tail(
         &mut self,
@@ -426,8 +437,8 @@ impl Lane {
         nodes: &mut [Node],
         schedule: &mut Schedule,
     ) {
-        let (has_other, Flight { head, .. }) = (self.visible > 0, self.coming());
-        let Some(track) = self.track.as_mut().filter(|track| track.view != View::All && !has_other) else {
+        let (has_whole, Flight { head, .. }) = (self.visible > 0, self.coming());
+        let Some(track) = self.track.as_mut().filter(|track| track.view != View::All && !has_whole) else {
             return;
         };
 
@@ -444,8 +455,8 @@ impl Lane {
         }
     }
 
-    /// Takes the first packet for forwarding, if its head has arrived. Returns it with the credits
-    /// that it has taken, and the time of its tail if that has not arrived.
+    /// Takes the first packet for forwarding, if its head has been shown. The caller returns its
+    /// credits.
     #[inline]
     pub(in crate::fabric) fn pop_head(
         &mut self,
@@ -453,23 +464,25 @@ impl Lane {
         now: Nanos,
         nodes: &mut [Node],
         schedule: &mut Schedule,
-    ) -> Option<(Packet, u32, Option<Nanos>)> {
+    ) -> Option<PoppedHead> {
         if !self.has_head() {
             return None;
         }
 
         let packet = self.queue.pop()?;
-        let credits = self.credits_of_first(1);
+        let credits = self.take_costs(1);
         let is_whole = self.visible > 0;
         if is_whole {
-            self.count_taken(1, nodes);
+            self.remove_visible(1, nodes);
         }
 
         let (tail, is_last) = (packet.flight.tail, self.queue.len() == 0);
-        let Some(track) = &mut self.track else { return Some((packet, credits, None)) };
+        let tail_due = (!is_whole && tail > now).then_some(tail);
+        let popped = PoppedHead { packet, credits, tail_due };
+        let Some(track) = &mut self.track else { return Some(popped) };
         if !is_whole {
             track.has_head = false;
-            // The tail concerns no device any more.
+            // No device waits for the tail any more, so it need not be an event.
             if track.view == View::HeadAndTail || is_last {
                 track.cancel_arrival(schedule);
             }
@@ -481,6 +494,6 @@ impl Lane {
             track.view = View::Head;
             self.show_next_head(lane_index, now, nodes, schedule);
         }
-        Some((packet, credits, (!is_whole && tail > now).then_some(tail)))
+        Some(popped)
     }
 }

@@ -18,8 +18,9 @@ pub(super) struct DueEvents {
     groups: Vec<u64>,
     /// The groups before this one are zero.
     first_group: usize,
-    /// The rest of the word that [`DueEvents::pop`] has begun, and its first event.
+    /// The events that are left of the word that [`DueEvents::pop`] has begun.
     rest: u64,
+    /// Number of the event that the lowest bit of `rest` stands for.
     base: u32,
     /// A bit for each event of a wire.
     wires: u64,
@@ -34,16 +35,18 @@ impl DueEvents {
     pub(super) fn insert(&mut self, event: Event) {
         let word = event.0 as usize / WORD;
         let group = word / WORD;
-        let (Some(bits), Some(words)) = (self.words.get_mut(word), self.groups.get_mut(group)) else {
+        let (Some(event_bits), Some(word_bits)) = (self.words.get_mut(word), self.groups.get_mut(group))
+        else {
             return self.insert_new(event);
         };
 
-        *bits |= 1 << (event.0 as usize % WORD);
-        *words |= 1 << (word % WORD);
+        *event_bits |= 1 << (event.0 as usize % WORD);
+        *word_bits |= 1 << (word % WORD);
         self.first_group = self.first_group.min(group);
     }
 
-    /// Adds an event of a wire, or of a lane for which there is no bit yet.
+    /// Adds an event of a wire, or of a lane for which there is no bit yet. Events of wires have
+    /// the highest numbers, far beyond the bits of lanes.
     #[cold]
     #[inline(never)]
     fn insert_new(&mut self, event: Event) {
@@ -81,14 +84,14 @@ impl DueEvents {
     /// Moves the next word that is not zero into `rest`. Returns false if there is none.
     #[inline]
     fn begin_word(&mut self) -> bool {
-        while let Some(words_left) = self.groups.get_mut(self.first_group) {
-            if *words_left == 0 {
+        while let Some(word_bits) = self.groups.get_mut(self.first_group) {
+            if *word_bits == 0 {
                 self.first_group += 1;
                 continue;
             }
 
-            let word = self.first_group * WORD + words_left.trailing_zeros() as usize;
-            *words_left &= *words_left - 1;
+            let word = self.first_group * WORD + word_bits.trailing_zeros() as usize;
+            *word_bits &= *word_bits - 1;
             self.rest = self.words.get_mut(word).map_or(0, std::mem::take);
             self.base = (word * WORD) as u32;
             return true;

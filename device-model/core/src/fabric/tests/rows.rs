@@ -21,7 +21,7 @@ fn pass_on(fabric: &mut Fabric, limit: u32, goes: impl Fn(&Packet) -> bool) -> (
 
     fabric.advance(late);
     let forwarded = fabric.ports(B, late).forward_row(0, 0, limit, |_| Some((1, &goes)));
-    let moved = forwarded.map_or(0, |(moved, _)| moved);
+    let moved = forwarded.map_or(0, |row| row.moved);
     let later = Nanos(2 << 20);
     fabric.advance(later);
     let mut ports = fabric.ports(C, later);
@@ -74,7 +74,10 @@ fn a_burst_that_is_passed_on_gives_its_credits_back_and_wakes_both_neighbours_on
 
     let way = |first: &Packet| (first.header == 0).then_some((1, |_: &Packet| true));
 
-    assert_eq!(fabric.ports(B, Nanos(0)).forward_row(0, 0, 8, way), Some((4, false)));
+    assert_eq!(
+        fabric.ports(B, Nanos(0)).forward_row(0, 0, 8, way),
+        Some(ForwardedRow { moved: 4, has_more: false })
+    );
 
     assert_eq!((fabric.pop_woken(), fabric.pop_woken()), (Some(A), Some(C)));
     assert_eq!(fabric.pop_woken(), None);
@@ -99,12 +102,12 @@ fn a_row_of_packets_arrives_together_and_gives_its_credits_back_together() {
     let mut run = ports.take_run(0, 0, 2).unwrap();
     for number in [1, 2] {
         assert_eq!(run.front().unwrap().bytes(), u64::to_le_bytes(number));
-        run.pass();
+        run.recycle_front();
     }
 
     assert!(run.front().is_none(), "the limit");
 
-    run.pass();
+    run.recycle_front();
     assert_eq!(run.taken(), 2);
 
     drop(run);
@@ -127,12 +130,24 @@ fn forwarding_in_a_row_ends_at_a_packet_that_goes_elsewhere() {
             Some((1, move |packet: &Packet| packet.header == header))
         };
 
-        assert_eq!(fabric.ports(B, late).forward_row(0, 0, 8, alike), Some((2, true)), "{spec:?}");
+        assert_eq!(
+            fabric.ports(B, late).forward_row(0, 0, 8, alike),
+            Some(ForwardedRow { moved: 2, has_more: true }),
+            "{spec:?}"
+        );
         assert_eq!(fabric.ports(B, late).forward_row(0, 0, 8, |_| None::<(u8, fn(&Packet) -> bool)>), None);
         fabric.set_link_up(onward, false).unwrap();
-        assert_eq!(fabric.ports(B, late).forward_row(0, 0, 8, alike), Some((0, true)), "the link is down");
+        assert_eq!(
+            fabric.ports(B, late).forward_row(0, 0, 8, alike),
+            Some(ForwardedRow { moved: 0, has_more: true }),
+            "the link is down"
+        );
         fabric.set_link_up(onward, true).unwrap();
-        assert_eq!(fabric.ports(B, late).forward_row(0, 0, 8, alike), Some((1, false)), "{spec:?}");
+        assert_eq!(
+            fabric.ports(B, late).forward_row(0, 0, 8, alike),
+            Some(ForwardedRow { moved: 1, has_more: false }),
+            "{spec:?}"
+        );
         assert_eq!(fabric.ports(B, late).forward_row(0, 0, 8, alike), None, "nothing is left");
     }
 }

@@ -114,7 +114,7 @@ fn packets_that_are_too_long_for_the_next_link_are_not_forwarded() {
         fabric.advance(Nanos(7));
         let forwarded = fabric.ports(B, Nanos(7)).forward_row(0, 0, 9, |_| Some((1, |_: &Packet| true)));
 
-        assert_eq!(forwarded, Some((1, true)), "delay {delay}");
+        assert_eq!(forwarded, Some(ForwardedRow { moved: 1, has_more: true }), "delay {delay}");
         assert_eq!(fabric.ports(B, Nanos(7)).take(0, 0).map(|packet| packet.len()), Some(257));
         assert!(fabric.ports(B, Nanos(7)).forward(0, 1, 0));
     }

@@ -1,7 +1,7 @@
 //! Tests of links that cut through, and of forwarding.
 
 use nicforge_core::{
-    fabric::{FabricError, LinkSpec, Packet, PortChannel},
+    fabric::{FabricError, ForwardedRow, LinkSpec, Packet, PortChannel},
     time::Nanos,
 };
 use proptest::prelude::*;
@@ -122,7 +122,11 @@ fn packets_of_one_channel_leave_on_another() {
         let mut b = ports(&mut fabric, B, 1000);
         assert!(b.forward_between(from, to), "{spec:?}");
         let route = |_: &Packet| Some((to, |packet: &Packet| packet.header < 3));
-        assert_eq!(b.forward_row_between(from, 9, route), Some((2, true)), "{spec:?}");
+        assert_eq!(
+            b.forward_row_between(from, 9, route),
+            Some(ForwardedRow { moved: 2, has_more: true }),
+            "{spec:?}"
+        );
         let missing_channel = PortChannel { channel: 2, ..to };
         assert!(!b.forward_between(from, missing_channel), "there is no such channel");
 

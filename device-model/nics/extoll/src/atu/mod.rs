@@ -237,7 +237,7 @@ impl Atu {
         let resource = usize::from(class & 3);
         self.admit(owner, resource, count)?;
 
-        let mappings = context.dma_mappings(owner, address, bytes).map_err(|_| command::NOT_MAPPED)?;
+        let mappings = context.count_dma_mappings(owner, address, bytes).map_err(|_| command::NOT_MAPPED)?;
         if mappings > MAX_MAPPINGS as usize {
             return Err(command::SCATTERED);
         }

@@ -37,7 +37,7 @@ impl Row for Arrivals<'_> {
 
     #[inline(always)]
     fn pass(&mut self) {
-        self.pass();
+        self.recycle_front();
     }
 }
 

@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use nicforge_core::{context::Context, fabric::Packet};
+use nicforge_core::{context::Context, dma::DmaAccess, fabric::Packet};
 use nicforge_hwi::{
     mu::{DESCRIPTOR, INJECTION_FIFOS, fault},
     mu_dcr::{counter, error},
@@ -220,13 +220,13 @@ impl Unit {
         let is_permitted = self.identity.max_reference > 0
             && self.control.ranges.permit(owner.is_system, address, length, Access::Read)
             && context
-                .dma_mappings(owner.attachment, address, length)
+                .count_dma_mappings(owner.attachment, address, length)
                 .is_ok_and(|count| count <= MAX_MAPPINGS);
         if !is_permitted {
             return None;
         }
 
-        let lease = context.dma_lease(owner.attachment, address, length, false).ok()?;
+        let lease = context.dma_lease(owner.attachment, address, length, DmaAccess::Read).ok()?;
         state.reference = Some(Reference::new(lease, address));
         state.reference.clone()
     }

@@ -6,7 +6,7 @@
 
 use nicforge_core::{
     context::Context,
-    dma::{DmaError, DmaLease, WordUpdate},
+    dma::{DmaAccess, DmaError, DmaLease, WordUpdate},
     ids::AttachmentId,
 };
 
@@ -123,7 +123,7 @@ impl Memory<'_, '_> {
         let Place { offset, length, .. } = place;
         let bytes = usize::try_from(length).or(Err(MemoryFault::Range))?;
         self.check(owner, address, bytes, Access::Write)?;
-        let target = self.context.dma_lease(owner.attachment, address, length, true);
+        let target = self.context.dma_lease(owner.attachment, address, length, DmaAccess::Write);
         if let Ok(target) = target {
             return source.copy_to(offset, &target, 0, length).or(Err(MemoryFault::Unmapped));
         }

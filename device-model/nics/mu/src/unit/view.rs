@@ -8,7 +8,11 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use nicforge_core::{context::Context, dma::DmaLease, ids::AttachmentId};
+use nicforge_core::{
+    context::Context,
+    dma::{DmaAccess, DmaLease},
+    ids::AttachmentId,
+};
 use nicforge_hwi::{
     mu::ADDRESS_BITS,
     mu_packet::{CHUNK, HEADER},
@@ -171,7 +175,8 @@ fn lease_from(
     start: u64,
     accesses: &[Access],
 ) -> Option<DmaLease> {
-    let is_in_one = |length| context.dma_mappings(attachment_id, start, length).is_ok_and(|count| count == 1);
+    let is_in_one =
+        |length| context.count_dma_mappings(attachment_id, start, length).is_ok_and(|count| count == 1);
     let length = (0..=ADDRESS_BITS).rev().map(|bit| 1 << bit).fold(0, |length, more| {
         let longer = length + more;
         if is_in_one(longer) { longer } else { length }
@@ -179,7 +184,8 @@ fn lease_from(
 
     let mut lease = None;
     for &access in accesses {
-        lease = Some(context.dma_lease(attachment_id, start, length, access == Access::Write).ok()?);
+        let access = if access == Access::Write { DmaAccess::Write } else { DmaAccess::Read };
+        lease = Some(context.dma_lease(attachment_id, start, length, access).ok()?);
     }
     lease.filter(|lease| lease.whole().is_some())
 }

@@ -6,7 +6,7 @@
 //! Packets with several targets, presence symbols, and packets that the ALU combines are moved one
 //! by one.
 
-use nicforge_core::fabric::Packet;
+use nicforge_core::fabric::{ForwardedRow, Packet};
 use nicforge_hwi::{tree::Header, tree_dcr::pix};
 
 use super::{
@@ -107,9 +107,9 @@ impl Router {
             }
         });
 
-        if let Some((moved, more)) = forwarded {
+        if let Some(ForwardedRow { moved, has_more }) = forwarded {
             self.counters[channel].forwarded += u64::from(moved);
-            let end = if more {
+            let end = if has_more {
                 RowEnd::before(context.ports.peek_head(port, channel), first)
             } else {
                 RowEnd::Empty
