@@ -57,9 +57,10 @@ impl Budget {
     pub fn charge(&mut self, since: Nanos, now: Nanos) -> bool {
         let refill = now.0.saturating_sub(self.refilled.0) / REFILL_RATIO;
         if refill > 0 {
+            // The rest of the time, too short for a nanosecond's refill, counts the next time.
+            self.refilled.0 += refill * REFILL_RATIO;
             let refill = i64::try_from(refill).unwrap_or(i64::MAX);
             self.left = self.left.saturating_add(refill).min(self.capacity);
-            self.refilled = now;
         }
 
         let held = now.0.saturating_sub(since.0);
@@ -111,6 +112,23 @@ mod tests {
         hold_all(&mut budget, START, 1_000_000_000);
         let later = START + 1_000_000_000 + CLIENT_NANOSECONDS * REFILL_RATIO;
         assert!(hold_all(&mut budget, later, CLIENT_NANOSECONDS) >= CLIENT_NANOSECONDS - CHECK_INTERVAL);
+    }
+
+    #[test]
+    fn frequent_checks_take_nothing_from_the_refill() {
+        let mut budget = Budget::new(CLIENT_NANOSECONDS);
+        while budget.charge(Nanos(START), Nanos(START + MAX_CHARGE)) {}
+        let left_before = budget.left;
+
+        // Each step is almost twice the time of a nanosecond's refill.
+        let (steps, step_time) = (100_000, 2 * REFILL_RATIO - 1);
+        for step in 1..=steps {
+            let now = Nanos(START + MAX_CHARGE + step * step_time);
+            budget.charge(now, now);
+        }
+
+        let refilled = budget.left - left_before;
+        assert_eq!(refilled, (steps * step_time / REFILL_RATIO) as i64);
     }
 
     #[test]
