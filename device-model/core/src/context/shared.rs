@@ -85,7 +85,8 @@ pub(crate) struct Shared {
     pub(crate) companions: Companions,
     /// The free buffers of the pool, of [`MAX_DMA`] bytes each.
     buffers: Vec<Box<[u8]>>,
-    /// Number of buffers that the pool has allocated, free or in use.
+    /// Number of buffers of [`MAX_DMA`] bytes, free or in use. It can exceed [`MAX_BUFFERS`] by
+    /// those that hold answers.
     buffers_allocated: usize,
 }
 
@@ -130,12 +131,19 @@ impl Shared {
             return buffer;
         }
 
+        self.buffers_allocated += usize::from(data.len() == MAX_DMA);
         data.into()
     }
 
-    /// Returns a buffer to the pool. Buffers of another size are freed.
+    /// Returns a buffer to the pool. A buffer of another size, or beyond [`MAX_BUFFERS`], is freed.
     pub(crate) fn return_buffer(&mut self, buffer: Box<[u8]>) {
-        if buffer.len() == MAX_DMA && self.buffers.len() < MAX_BUFFERS {
+        if buffer.len() != MAX_DMA {
+            return;
+        }
+
+        if self.buffers_allocated > MAX_BUFFERS {
+            self.buffers_allocated -= 1;
+        } else {
             self.buffers.push(buffer);
         }
     }
