@@ -31,7 +31,7 @@ static int shim_bar_get(struct shim *shim, struct shim_bar *bar, int index,
 	if (bar->users && bar->wc != wc)
 		return -EBUSY;
 	if (wc && !bar->wc) {
-		/* The kernel's mapping is uncached. Its next access maps anew. */
+		/* The kernel's mapping is uncached. Its next access remaps. */
 		shim_bar_unmap(shim, bar);
 		ret = arch_io_reserve_memtype_wc(pci_resource_start(shim->pdev, index),
 						 bar->size);
