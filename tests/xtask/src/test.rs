@@ -20,13 +20,13 @@ const TEST: [&str; 2] = ["test", "--no-fail-fast"];
 const PACKAGES: [&str; 5] = ["--workspace", "--exclude", "nicforge-book", "--exclude", "nicforge-sim"];
 /// The package of virtual time.
 const VIRTUAL_TIME: [&str; 2] = ["-p", "nicforge-sim"];
-/// Tells tests that all that they start is built.
+/// The environment variable that tells tests that all that they start is built.
 const BUILT: (&str, &str) = ("NICFORGE_BUILT", "1");
 /// Test programs that the fast selection leaves out: they boot guests, or make long random runs.
 const SLOW: [&str; 3] = ["guests", "guest_programs", "seeded"];
 
-/// Lets the C library fill allocated and freed memory with a pattern, so that uses of uninitialised
-/// or freed memory show.
+/// The environment variable by which the C library fills allocated and freed memory with a pattern,
+/// so that uses of uninitialised or freed memory show.
 const FILL: (&str, &str) = ("MALLOC_PERTURB_", "165");
 
 #[derive(Args)]
@@ -43,13 +43,13 @@ pub(crate) fn run(steps: &Steps, test: &Test) -> Result<(), Failed> {
 
 /// Runs all tests, after provisioning QEMU, kernel and root file system of the guests.
 pub(crate) fn all(steps: &Steps) -> Result<(), Failed> {
-    guests(steps)?;
+    provide_guests(steps)?;
     build(steps)?;
     steps.tests("tests", &[&TEST, &PACKAGES[..]].concat(), &[FILL, BUILT])?;
-    virtual_time(steps)?;
+    test_virtual_time(steps)?;
     template::test(steps, true)?;
-    checked(steps)?;
-    loom(steps)
+    test_optimised_memory(steps)?;
+    check_models(steps)
 }
 
 /// Builds the programs that tests start. Examples have a package's features for tests, so that this
@@ -64,51 +64,58 @@ fn fast(steps: &Steps) -> Result<(), Failed> {
     build(steps)?;
     let metadata =
         steps.cargo_output("test programs", &["metadata", "--no-deps", "--format-version", "1"])?;
-    let programs = programs(&metadata)?;
+    let programs = test_programs(&metadata)?;
 
     let mut arguments = [&TEST, &PACKAGES[..], &["--lib"]].concat();
-    for (option, name) in programs.iter().filter(|(_, name)| !SLOW.contains(&name.as_str())) {
-        arguments.extend([option, name.as_str()]);
+    for program in programs.iter().filter(|program| !SLOW.contains(&program.name.as_str())) {
+        arguments.extend([program.option, program.name.as_str()]);
     }
 
     steps.tests("tests without guests and long random runs", &arguments, &[FILL, BUILT])?;
-    virtual_time(steps)?;
+    test_virtual_time(steps)?;
     template::test(steps, false)
 }
 
-/// Returns all programs with tests but those of libraries, by the workspace's metadata. Each is the
-/// option of cargo that selects it and its name, and no pair occurs twice.
-fn programs(metadata: &str) -> Result<Vec<(&'static str, String)>, Failed> {
+/// A program with tests: the option of cargo that selects such programs, and the name.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct TestProgram {
+    option: &'static str,
+    name: String,
+}
+
+/// Returns all programs with tests but those of libraries, by the workspace's metadata. None occurs
+/// twice.
+fn test_programs(metadata: &str) -> Result<Vec<TestProgram>, Failed> {
     let metadata: Value = serde_json::from_str(metadata)
         .map_err(|error| Failed::new(format!("cargo's metadata are no JSON: {error}")))?;
     let list = |value: &Value, name: &str| value[name].as_array().cloned().unwrap_or_default();
 
     let targets = list(&metadata, "packages").into_iter().flat_map(|package| list(&package, "targets"));
     let tested = targets.filter(|target| target["test"] == true);
-    let mut programs: Vec<_> = tested.filter_map(|target| program(&target)).collect();
+    let mut programs: Vec<_> = tested.filter_map(|target| test_program(&target)).collect();
 
     programs.sort();
     programs.dedup();
     Ok(programs)
 }
 
-/// Returns cargo's option for a target and its name, unless it is a library.
-fn program(target: &Value) -> Option<(&'static str, String)> {
+/// Returns the program of a target in cargo's metadata, unless the target is a library.
+fn test_program(target: &Value) -> Option<TestProgram> {
     let option = match target["kind"][0].as_str()? {
         "test" => "--test",
         "bin" => "--bin",
         _ => return None,
     };
-    Some((option, target["name"].as_str()?.to_owned()))
+    Some(TestProgram { option, name: target["name"].as_str()?.to_owned() })
 }
 
 /// Tests machines and software in virtual time.
-fn virtual_time(steps: &Steps) -> Result<(), Failed> {
+fn test_virtual_time(steps: &Steps) -> Result<(), Failed> {
     steps.tests("virtual time", &[&TEST, &VIRTUAL_TIME[..]].concat(), &[FILL])
 }
 
 /// Tests shared memory as compiled for this processor, optimised and with all checks.
-fn checked(steps: &Steps) -> Result<(), Failed> {
+fn test_optimised_memory(steps: &Steps) -> Result<(), Failed> {
     steps.tests(
         "shared memory, optimised for this processor and with all checks",
         &["test", "-p", "nicforge-shm", "--lib", "--tests", "--target", &steps.host()?],
@@ -118,25 +125,25 @@ fn checked(steps: &Steps) -> Result<(), Failed> {
 
 /// Checks the posted-write ring and the wake-ups of companions under every interleaving that the
 /// memory model allows.
-fn loom(steps: &Steps) -> Result<(), Failed> {
+fn check_models(steps: &Steps) -> Result<(), Failed> {
     let host = steps.host()?;
-    let checked = [("RUSTFLAGS", "--cfg loom -C opt-level=3"), ("LOOM_MAX_PREEMPTIONS", "3")];
+    let environment = [("RUSTFLAGS", "--cfg loom -C opt-level=3"), ("LOOM_MAX_PREEMPTIONS", "3")];
 
     steps.tests(
         "model checking of the posted-write ring (loom)",
         &["test", "-p", "nicforge-shm", "--test", "loom", "--target", &host],
-        &checked,
+        &environment,
     )?;
     steps.tests(
         "model checking of the companions' wake-ups (loom)",
         &["test", "-p", "nicforge-core", "--lib", "--target", &host, "companion::signal"],
-        &checked,
+        &environment,
     )
 }
 
 /// Prepares guests for the tests: QEMU, a kernel and the kernel module once for each user, and the
 /// KVM trial once for each boot of the host.
-fn guests(steps: &Steps) -> Result<(), Failed> {
+fn provide_guests(steps: &Steps) -> Result<(), Failed> {
     steps.print_heading("QEMU, kernel and root file system of the guests");
     let progress = nicforge_guest::Progress::on_stderr();
     let created = nicforge_guest::Provision::from_environment().provide(&progress).and_then(|toolkit| {
@@ -178,7 +185,8 @@ mod tests {
         ]}"#;
         let expected = [("--bin", "tool"), ("--test", "guests"), ("--test", "suite")];
 
-        assert_eq!(programs(metadata).unwrap(), expected.map(|(option, name)| (option, name.to_owned())));
-        assert!(programs("no metadata").is_err());
+        let expected = expected.map(|(option, name)| TestProgram { option, name: name.to_owned() });
+        assert_eq!(test_programs(metadata).unwrap(), expected);
+        assert!(test_programs("no metadata").is_err());
     }
 }

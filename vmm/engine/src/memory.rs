@@ -106,8 +106,8 @@ pub(crate) struct ClientMemory {
     /// Sum of the charges of `files`.
     charged_bytes: u64,
     next_file: FileId,
-    /// Whether a device holds files that no range uses.
-    leftover: bool,
+    /// Whether a device holds mappings that no range uses.
+    has_unused: bool,
     /// Whether a range had a file that cannot be mapped.
     had_unmappable: bool,
 }
@@ -120,7 +120,7 @@ impl ClientMemory {
             ranges: BTreeMap::new(),
             charged_bytes: 0,
             next_file: FileId(0),
-            leftover: false,
+            has_unused: false,
             had_unmappable: false,
         }
     }
@@ -269,13 +269,13 @@ impl ClientMemory {
             unused.push(file.memory);
         }
 
-        self.leftover = self.files.iter().any(|file| file.ranges == 0);
+        self.has_unused = self.files.iter().any(|file| file.ranges == 0);
         unused
     }
 
     /// Returns whether [`ClientMemory::sweep`] left mappings for later.
     pub(crate) fn has_leftover(&self) -> bool {
-        self.leftover
+        self.has_unused
     }
 
     /// Removes and returns all mappings, at the end of the client.

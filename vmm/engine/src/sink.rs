@@ -255,6 +255,7 @@ impl EventFdSink {
         let now = Instant::now();
         let length = now.saturating_duration_since(start);
         if length < self.owner.long_call {
+            // Without `thread_time` no write of the client was long, so `was_long` is false.
             if thread_time.is_some() {
                 self.was_long.store(false, Ordering::Relaxed);
             }

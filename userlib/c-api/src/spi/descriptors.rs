@@ -67,6 +67,7 @@ pub(super) fn build(
     descriptor.prefetch_only = base.Pre_Fetch_Only & 1;
     let header = &mut descriptor.packet_header;
     match route {
+        // The hints and the bits of channel and zone stand in the header as they do in the fields.
         Route::PointToPoint(fields) => {
             header.byte1 = fields.Hints_ABCD;
             header.byte2 = fields.Misc1;

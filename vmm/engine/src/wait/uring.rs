@@ -236,7 +236,7 @@ impl EventLoop for Uring {
         let removed =
             self.push(&opcode::PollRemove::new(id).build().user_data(IGNORED)).and_then(|()| self.submit());
         if let Err(error) = removed {
-            tracing::warn!(%error, "a poll could not be taken back");
+            tracing::warn!(%error, "a poll could not be removed");
         }
     }
 

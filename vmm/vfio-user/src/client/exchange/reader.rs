@@ -50,6 +50,14 @@ enum NoInput {
     Dead(FrameError),
 }
 
+/// What the thread that reads does after a wait.
+enum AfterWait {
+    /// It reads again. `has_queued` tells whether bytes wait to be sent.
+    Continue { has_queued: bool },
+    /// It stops: the connection has ended, or another thread has served the awaited request.
+    Stop,
+}
+
 /// A wait for input.
 struct InputWait {
     awaited: AwaitedEvent,
@@ -120,7 +128,8 @@ impl Exchange {
         let spin_end = (!self.spin.is_zero()).then(|| Instant::now() + self.spin);
         let mut wait = InputWait { awaited, deadline, spin_end, empty_reads: 0, has_queued };
         if self.shares_processor && awaited.is_reply() && spin_end.is_some() {
-            // No reply can be there before the server has run.
+            // No reply can be there before the server has run. So the thread yields at once, and
+            // again after each read that finds none.
             wait.empty_reads = READS_BEFORE_YIELD;
             std::thread::yield_now();
         }
@@ -198,26 +207,24 @@ impl Exchange {
         let output = if wait.has_queued { PollFlags::POLLOUT } else { PollFlags::empty() };
         self.poll_socket(PollFlags::POLLIN | output, wait.deadline.remaining().min(MAX_WAIT));
         match self.flush_after_wait(wait.awaited).map_err(NoInput::Dead)? {
-            Some(has_queued) => wait.has_queued = has_queued,
-            None => return Err(NoInput::Deadline),
+            AfterWait::Continue { has_queued } => wait.has_queued = has_queued,
+            AfterWait::Stop => return Err(NoInput::Deadline),
         }
         Ok(())
     }
 
-    /// Sends the queue after a wait. Returns whether bytes are left, or `None` when the thread that
-    /// reads must stop: the connection has ended, or the awaited request was served by another
-    /// thread.
-    fn flush_after_wait(&self, awaited: AwaitedEvent) -> Result<Option<bool>, FrameError> {
+    /// Sends the queue after a wait. Returns whether the thread that reads may continue.
+    fn flush_after_wait(&self, awaited: AwaitedEvent) -> Result<AfterWait, FrameError> {
         let mut state = self.lock();
         if state.dead.is_some() {
-            return Ok(None);
+            return Ok(AfterWait::Stop);
         }
         if state.tx.queued() > 0 {
             state.tx.flush(self.fd.as_fd())?;
         }
         match awaited {
-            AwaitedEvent::Incoming { served } if state.served != served => Ok(None),
-            _ => Ok(Some(state.tx.queued() > 0)),
+            AwaitedEvent::Incoming { served } if state.served != served => Ok(AfterWait::Stop),
+            _ => Ok(AfterWait::Continue { has_queued: state.tx.queued() > 0 }),
         }
     }
 
