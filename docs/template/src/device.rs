@@ -1,8 +1,8 @@
 //! The model of the card.
 //!
-//! Each direction is a small state machine, because a read of client memory may take a message to the
-//! client: it is started in one call, and its data come in another. A doorbell that is written while
-//! its direction is busy stalls. The machine offers the write again, so that nothing is lost.
+//! Each direction is a small state machine, because a read of client memory may take a message to
+//! the client: it is started in one call, and its data come in another. A doorbell that is written
+//! while its direction is busy stalls. The machine offers the write again, so that nothing is lost.
 
 use nicforge_core::{
     context::Context,
@@ -89,8 +89,8 @@ impl Device for Courier {
         };
         let user = AttachmentSpec { name: "user0".to_owned(), group: 0 };
 
-        // 4 KiB of registers, the interrupt vectors, and a posted-write ring of 64 cells. The device
-        // has no windows beside the ring (0), and no values in the mirror page (0).
+        // 4 KiB of registers, the interrupt vectors, and a posted-write ring of 64 cells. The
+        // device has no windows beside the ring (0), and no values in the mirror page (0).
         FunctionSpec::nic(identity, vec![user], 0x1000, VECTORS, 64, 0, 0)
     }
 

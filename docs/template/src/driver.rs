@@ -106,8 +106,8 @@ impl Courier {
     }
 
     // ANCHOR: ring
-    /// Fills in a descriptor, and rings the doorbell of its direction by a posted write. `descriptor`
-    /// and `frame` are offsets in the driver's memory.
+    /// Fills in a descriptor, and rings the doorbell of its direction by a posted write.
+    /// `descriptor` and `frame` are offsets in the driver's memory.
     fn ring(&mut self, doorbell: u64, descriptor: u64, frame: u64, length: u32) -> Result<(), Error> {
         let filled = Descriptor { address: self.memory.iova() + frame, length, status: status::PENDING };
         self.memory.write(descriptor, &filled.to_bytes())?;

@@ -154,7 +154,7 @@ impl Listener {
         loop {
             match accept4(self.fd.as_fd().as_raw_fd(), SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC) {
                 Ok(fd) => return Ok(Some(into_owned_fd(fd))),
-                // The client that waited gave up.
+                // The client that waited has gone, or a signal interrupted the call.
                 Err(SystemErrno::ECONNABORTED | SystemErrno::EINTR) => {}
                 Err(SystemErrno::EAGAIN) => return Ok(None),
                 Err(errno) => return Err(errno),

@@ -34,7 +34,8 @@ impl Dispatcher {
         };
 
         // A range consists of whole pages of the smallest size, as with VFIO's type 1 IOMMU. If
-        // ranges could have a few bytes, one DMA operation would have to search thousands.
+        // ranges could have a few bytes, one DMA operation would have to search thousands. (The
+        // limit of 63 keeps the shift from overflowing if no page size is configured.)
         let smallest_page = 1 << self.config.pgsizes.trailing_zeros().min(63);
         let is_valid = map.flags & !(DMA_FLAG_READ | DMA_FLAG_WRITE) == 0
             && range_is_valid(map.address, map.size)
