@@ -72,6 +72,7 @@ static u64 shim_bar_load(void __iomem *at, unsigned int width)
 	}
 }
 
+/* Stores in one access; the width is as in shim_bar_load(). */
 static void shim_bar_store(void __iomem *at, unsigned int width, u64 value)
 {
 	switch (width) {
@@ -90,6 +91,7 @@ static void shim_bar_store(void __iomem *at, unsigned int width, u64 value)
 	}
 }
 
+/* Loads from the configuration space in one access of 1, 2 or 4 bytes. */
 static int shim_config_load(struct pci_dev *pdev, int at, unsigned int width,
 			    u64 *value)
 {
@@ -138,24 +140,31 @@ static int shim_access(struct shim *shim, int index, u64 offset,
 		return ret;
 
 	/* A read from an absent function returns all ones. */
-	if (*value == GENMASK_ULL(8 * width - 1, 0) && !shim_look(shim))
+	if (*value == GENMASK_ULL(8 * width - 1, 0) &&
+	    !shim_check_presence(shim))
 		return -ENODEV;
 	return 0;
 }
 
-/* Returns the width of the widest aligned access to the next @left bytes. */
-static unsigned int shim_width(u64 offset, size_t left, unsigned int most)
+/*
+ * Returns the width of the widest aligned access at @offset that is at most
+ * @max_width and touches no more than the next @left bytes.
+ */
+static unsigned int shim_width(u64 offset, size_t left, unsigned int max_width)
 {
-	unsigned int width = most;
+	unsigned int width = max_width;
 
 	while (width > left || offset & (width - 1))
 		width /= 2;
 	return width;
 }
 
-/* Checks a transfer. Finds its region, and the widest access allowed there. */
+/*
+ * Checks a transfer at file offset @at. Stores the number of its region, and
+ * the width of the widest access that the region allows.
+ */
 static int shim_check_transfer(struct shim *shim, loff_t at, size_t len,
-			       bool write, u32 *index, unsigned int *most)
+			       bool write, u32 *index, unsigned int *max_width)
 {
 	u64 offset = SHIM_OFFSET_IN_REGION(at);
 	const struct shim_bar *bar;
@@ -164,7 +173,7 @@ static int shim_check_transfer(struct shim *shim, loff_t at, size_t len,
 		return -EINVAL;
 
 	*index = SHIM_OFFSET_REGION(at);
-	*most = 4;
+	*max_width = 4;
 	if (*index == NICFORGE_SHIM_REGION_CONFIG) {
 		if (write)
 			return -EPERM;
@@ -185,22 +194,28 @@ static int shim_check_transfer(struct shim *shim, loff_t at, size_t len,
 	if (write && !(bar->flags & NICFORGE_SHIM_REGION_WRITE))
 		return -EPERM;
 	if (!(bar->flags & NICFORGE_SHIM_REGION_PORTS))
-		*most = 8;
+		*max_width = 8;
 	return 0;
 }
 
+/*
+ * Reads registers to @to, or writes them from @from. The other one is NULL.
+ * Returns the number of bytes transferred, or an error if there are none.
+ */
 static ssize_t shim_transfer(struct shim *shim, char __user *to,
 			     const char __user *from, size_t len, loff_t at)
 {
 	u64 offset = SHIM_OFFSET_IN_REGION(at);
-	unsigned int most;
+	unsigned int max_width;
 	size_t done = 0;
 	u32 index;
 	int ret;
 
-	ret = shim_check_transfer(shim, at, len, from, &index, &most);
+	ret = shim_check_transfer(shim, at, len, from, &index,
+				  &max_width);
 	while (!ret && done < len) {
-		unsigned int width = shim_width(offset + done, len - done, most);
+		unsigned int width = shim_width(offset + done, len - done,
+						max_width);
 		__le64 bytes = 0;
 		u64 value;
 

@@ -117,6 +117,7 @@ static void shim_buffer_end(struct shim_buffer *buffer)
 	shim_uncharge(shim, buffer->len);
 }
 
+/* Drops a reference; the last one frees the buffer. */
 static void shim_buffer_put(struct shim_buffer *buffer)
 {
 	if (--buffer->references)
@@ -145,6 +146,7 @@ int shim_dma_free(struct shim *shim, u32 handle)
 	return buffer ? 0 : -ENOENT;
 }
 
+/* Frees the memory and the handles of all buffers. */
 void shim_dma_teardown(struct shim *shim)
 {
 	struct shim_buffer *buffer, *next;
@@ -168,6 +170,7 @@ int shim_check_len(u64 len)
 
 /* ---- Coherent memory ---- */
 
+/* Allocates a buffer of coherent memory. */
 int shim_dma_alloc(struct shim *shim, struct nicforge_shim_dma_alloc *alloc)
 {
 	struct device *dev = &shim->pdev->dev;
@@ -246,11 +249,11 @@ static const struct vm_operations_struct shim_dma_mapping = {
 	.fault = shim_dma_fault,
 };
 
-/* Called with dma.mutex held. */
+/* Maps a buffer of coherent memory. Called with dma.mutex held. */
 static int shim_dma_insert(struct shim *shim, struct vm_area_struct *vma)
 {
-	unsigned long at = vma->vm_pgoff;
-	u64 offset = ((u64)at << PAGE_SHIFT) - SHIM_DMA;
+	unsigned long pgoff = vma->vm_pgoff;
+	u64 offset = ((u64)pgoff << PAGE_SHIFT) - SHIM_DMA;
 	struct shim_buffer *buffer;
 	int ret;
 
@@ -265,7 +268,7 @@ static int shim_dma_insert(struct shim *shim, struct vm_area_struct *vma)
 	vma->vm_pgoff = (offset & ((1ULL << SHIM_BUFFER_SHIFT) - 1)) >> PAGE_SHIFT;
 	ret = dma_mmap_coherent(&shim->pdev->dev, vma, buffer->cpu,
 				buffer->address, buffer->len);
-	vma->vm_pgoff = at;
+	vma->vm_pgoff = pgoff;
 	if (ret)
 		return ret == -ENXIO ? -EINVAL : ret;
 

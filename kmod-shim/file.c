@@ -29,6 +29,7 @@ static int shim_set_master(struct shim *shim, bool on)
 	return ret;
 }
 
+/* Opens the device for the calling process. Called with open_lock held. */
 static int shim_open_locked(struct shim *shim, struct file *file)
 {
 	int ret;
@@ -63,7 +64,7 @@ static int shim_open(struct inode *inode, struct file *file)
 	struct shim *shim = container_of(inode->i_cdev, struct shim, cdev);
 	int ret;
 
-	/* The owner is an address space, and a kernel thread has none. */
+	/* The user is an address space, and a kernel thread has none. */
 	if (!current->mm)
 		return -EPERM;
 	ret = mutex_lock_interruptible(&shim->open_lock);
@@ -85,7 +86,7 @@ static int shim_release(struct inode *inode, struct file *file)
 	int ret;
 
 	mutex_lock(&shim->open_lock);
-	/* The process may have used it since RESET, which clears dirty. */
+	/* The function may have been used since RESET, which clears dirty. */
 	down_write(&shim->state);
 	shim->dirty = true;
 	up_write(&shim->state);
@@ -150,7 +151,7 @@ static __poll_t shim_poll(struct file *file, poll_table *table)
 	__poll_t events = 0;
 
 	poll_wait(file, &shim->irqs.wait, table);
-	shim_look_rarely(shim);
+	shim_check_presence_rarely(shim);
 	spin_lock_irq(&shim->irqs.lock);
 	if (shim->irqs.count)
 		events |= EPOLLIN | EPOLLRDNORM;
@@ -219,6 +220,7 @@ union shim_argument {
 	struct nicforge_shim_dma_free free;
 };
 
+/* Carries out an ioctl() request on the kernel's copy of its argument. */
 static int shim_call(struct shim *shim, unsigned int number,
 		     union shim_argument *argument)
 {

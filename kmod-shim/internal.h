@@ -88,7 +88,7 @@
  * @areas: ranges that may be accessed, and mapped if @flags has
  *	NICFORGE_SHIM_REGION_MMAP
  * @io: the kernel's mapping; NULL before the first access
- * @wc: all mappings, those of processes and @io, are write-combining
+ * @wc: true if all mappings, those of processes and @io, are write-combining
  * @users: number of mappings in processes
  */
 struct shim_bar {
@@ -106,9 +106,10 @@ struct shim_bar {
  * @shim: function of the vector
  * @eventfd: counts the interrupts; if NULL, irqs.count does
  * @irq: Linux interrupt number
- * @bound: a handler is installed
- * @masked: interrupts are not counted
- * @pending: an interrupt arrived while @masked was set (MSI and MSI-X only)
+ * @bound: true if a handler is installed
+ * @masked: true if interrupts are not counted
+ * @pending: true if an interrupt arrived while @masked was set (MSI and MSI-X
+ *	only)
  */
 struct shim_vector {
 	struct shim *shim;
@@ -167,8 +168,8 @@ struct shim_dma {
  * @open_lock: see the head of this file
  * @mm: address space that has the function open; NULL while it is closed
  * @state: see the head of this file
- * @gone: the function was unplugged, was unbound, or reads as all ones
- * @dirty: the function may have been used since its last reset
+ * @gone: true if the function was unplugged, was unbound, or reads as all ones
+ * @dirty: true if the function may have been used since its last reset
  * @mapping: address_space of the open file
  * @resetter: task in shim_try_reset(); NULL if there is none
  * @resets: number of resets since the function was bound
@@ -176,9 +177,9 @@ struct shim_dma {
  *	device is alive; -1 without a heartbeat
  * @heartbeat_at: offset of the heartbeat in its BAR
  * @heartbeat: last value read from the heartbeat
- * @last_look: time of the last shim_look_rarely() that read the heartbeat,
- *	in jiffies
- * @last_sign: time of the last heartbeat change or presence check, in jiffies
+ * @last_check: time of the last shim_check_presence_rarely() that read the
+ *	heartbeat, in jiffies
+ * @last_alive: time of the last heartbeat change or presence check, in jiffies
  * @info_flags: NICFORGE_SHIM_INFO_*
  * @bars: BARs
  * @irqs: interrupts
@@ -202,8 +203,8 @@ struct shim {
 	int heartbeat_bar;
 	u64 heartbeat_at;
 	u32 heartbeat;
-	unsigned long last_look;
-	unsigned long last_sign;
+	unsigned long last_check;
+	unsigned long last_alive;
 
 	u32 info_flags;
 	struct shim_bar bars[NICFORGE_SHIM_REGION_BARS];
@@ -212,7 +213,7 @@ struct shim {
 };
 
 /* Shortest time between two checks of a heartbeat, in jiffies. */
-#define SHIM_LOOK	(HZ / 4)
+#define SHIM_CHECK_INTERVAL	(HZ / 4)
 
 static inline bool shim_is_gone(const struct shim *shim)
 {
@@ -225,11 +226,11 @@ extern const struct file_operations shim_operations;
 /* reset.c */
 extern const struct pci_error_handlers shim_error_handlers;
 
-void shim_end(struct shim *shim);
+void shim_mark_gone(struct shim *shim);
 bool shim_can_reset(const struct shim *shim);
 int shim_reset(struct shim *shim);
-bool shim_look(struct shim *shim);
-void shim_look_rarely(struct shim *shim);
+bool shim_check_presence(struct shim *shim);
+void shim_check_presence_rarely(struct shim *shim);
 
 /* region.c */
 void shim_regions_init(struct shim *shim);

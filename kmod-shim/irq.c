@@ -45,6 +45,7 @@ static void shim_deliver(struct shim_vector *vector)
 	wake_up(&irqs->wait);
 }
 
+/* The handler of an MSI or MSI-X vector. */
 static irqreturn_t shim_handle_msi(int irq, void *data)
 {
 	struct shim_vector *vector = data;
@@ -59,12 +60,16 @@ static irqreturn_t shim_handle_msi(int irq, void *data)
 	return IRQ_HANDLED;
 }
 
-/* Returns true if Interrupt Disable works. If not, INTx cannot be shared. */
-static bool shim_intx_bit(struct shim *shim)
+/*
+ * Returns true if the function's Interrupt Disable bit works. If it does not,
+ * the interrupt controller masks the line, so INTx cannot be shared.
+ */
+static bool shim_intx_is_maskable(struct shim *shim)
 {
 	return pci_intx_mask_supported(shim->pdev);
 }
 
+/* The handler of INTx. It masks the interrupt before it counts it. */
 static irqreturn_t shim_handle_intx(int irq, void *data)
 {
 	struct shim_vector *vector = data;
@@ -78,12 +83,12 @@ static irqreturn_t shim_handle_intx(int irq, void *data)
 		 * A line without Interrupt Disable is not shared: another
 		 * processor has masked it while this one waited for the lock.
 		 */
-		if (!shim_intx_bit(shim))
+		if (!shim_intx_is_maskable(shim))
 			ret = IRQ_HANDLED;
 		goto unlock;
 	}
 
-	if (!shim_intx_bit(shim)) {
+	if (!shim_intx_is_maskable(shim)) {
 		disable_irq_nosync(irq);
 		ret = IRQ_HANDLED;
 	} else if (pci_check_and_mask_intx(shim->pdev)) {
@@ -100,6 +105,7 @@ unlock:
 
 /* ---- Number of vectors ---- */
 
+/* Returns the number of vectors of a kind that the function has. */
 static unsigned int shim_irq_count(struct shim *shim, u32 kind)
 {
 	int count = 0;
@@ -164,6 +170,7 @@ static int shim_vectors_alloc(struct shim *shim, u32 kind)
 	return 0;
 }
 
+/* Frees the vectors. None is bound, and no kind is in use afterwards. */
 static void shim_vectors_free(struct shim *shim)
 {
 	struct shim_irqs *irqs = &shim->irqs;
@@ -187,6 +194,7 @@ static void shim_vector_retarget(struct shim_vector *vector,
 
 	spin_lock_irq(&irqs->lock);
 	old = vector->eventfd;
+	/* Adds 1 for a new vector of the file, subtracts 1 for a former one. */
 	irqs->file_bound += !eventfd - !old;
 	vector->eventfd = eventfd;
 	spin_unlock_irq(&irqs->lock);
@@ -195,6 +203,10 @@ static void shim_vector_retarget(struct shim_vector *vector,
 	wake_up_all(&irqs->wait);
 }
 
+/*
+ * Binds a vector to an eventfd, or to the file if @eventfd is NULL. On
+ * success the vector holds the caller's reference to the eventfd.
+ */
 static int shim_vector_bind(struct shim_vector *vector,
 			    struct eventfd_ctx *eventfd)
 {
@@ -209,7 +221,7 @@ static int shim_vector_bind(struct shim_vector *vector,
 		return 0;
 	}
 
-	if (intx && shim_intx_bit(shim))
+	if (intx && shim_intx_is_maskable(shim))
 		flags = IRQF_SHARED;
 	vector->eventfd = eventfd;
 	vector->masked = false;
@@ -233,6 +245,10 @@ static int shim_vector_bind(struct shim_vector *vector,
 	return 0;
 }
 
+/*
+ * Unbinds a vector, if it is bound. When the last vector of the file is
+ * unbound, the interrupts that read() has not returned are forgotten.
+ */
 static void shim_vector_unbind(struct shim_vector *vector)
 {
 	struct shim *shim = vector->shim;
@@ -260,6 +276,7 @@ static void shim_vector_unbind(struct shim_vector *vector)
 	wake_up_all(&irqs->wait);
 }
 
+/* Unbinds a range of vectors. Frees all vectors if no bound one is left. */
 static void shim_unbind_vectors(struct shim *shim, u32 start, u32 count)
 {
 	struct shim_irqs *irqs = &shim->irqs;
@@ -273,6 +290,7 @@ static void shim_unbind_vectors(struct shim *shim, u32 start, u32 count)
 		shim_vectors_free(shim);
 }
 
+/* Binds a range of allocated vectors. On an error some may stay bound. */
 static int shim_bind_vectors(struct shim *shim,
 			     const struct nicforge_shim_irq_bind *bind)
 {
@@ -306,15 +324,15 @@ static int shim_bind_vectors(struct shim *shim,
 int shim_bind_irq(struct shim *shim, const struct nicforge_shim_irq_bind *bind)
 {
 	struct shim_irqs *irqs = &shim->irqs;
-	unsigned int there;
+	unsigned int available;
 	int ret = 0;
 
 	if (bind->kind > NICFORGE_SHIM_IRQ_MSIX ||
 	    bind->eventfd < NICFORGE_SHIM_IRQ_FILE)
 		return -EINVAL;
-	there = shim_irq_count(shim, bind->kind);
-	if (!bind->count || bind->start >= there ||
-	    bind->count > there - bind->start)
+	available = shim_irq_count(shim, bind->kind);
+	if (!bind->count || bind->start >= available ||
+	    bind->count > available - bind->start)
 		return -EINVAL;
 
 	mutex_lock(&irqs->mutex);
@@ -353,7 +371,10 @@ void shim_irqs_teardown(struct shim *shim)
 
 	mutex_lock(&irqs->mutex);
 	shim_unbind_vectors(shim, 0, U32_MAX);
-	/* Counts of a vector that was bound to an eventfd later remain. */
+	/*
+	 * Interrupts of a vector that was bound to the file first and to an
+	 * eventfd later are still counted.
+	 */
 	spin_lock_irq(&irqs->lock);
 	irqs->count = 0;
 	spin_unlock_irq(&irqs->lock);
@@ -363,7 +384,8 @@ void shim_irqs_teardown(struct shim *shim)
 static void shim_mask_intx(struct shim_vector *vector, bool mask)
 {
 	struct shim *shim = vector->shim;
-	bool line = !shim_intx_bit(shim);
+	/* The interrupt controller masks the line, not the function. */
+	bool by_line = !shim_intx_is_maskable(shim);
 	bool change;
 
 	spin_lock_irq(&shim->irqs.lock);
@@ -372,11 +394,11 @@ static void shim_mask_intx(struct shim_vector *vector, bool mask)
 		/* Nothing to do. */
 	} else if (mask) {
 		vector->masked = true;
-		if (line)
+		if (by_line)
 			disable_irq_nosync(vector->irq);
 		else
 			pci_intx(shim->pdev, 0);
-	} else if (line) {
+	} else if (by_line) {
 		vector->masked = false;
 		enable_irq(vector->irq);
 	} else if (pci_check_and_unmask_intx(shim->pdev)) {
@@ -388,6 +410,7 @@ static void shim_mask_intx(struct shim_vector *vector, bool mask)
 	spin_unlock_irq(&shim->irqs.lock);
 }
 
+/* Masks or unmasks a vector; a pending interrupt is then counted. */
 static void shim_mask_msi(struct shim_vector *vector, bool mask)
 {
 	struct shim_irqs *irqs = &vector->shim->irqs;
@@ -436,8 +459,9 @@ int shim_mask_irq(struct shim *shim,
 }
 
 /*
- * Takes the count and returns its size. Returns 0 if the caller must wait for
- * an interrupt, and an error if none can arrive.
+ * Takes the count of interrupts and returns its size in bytes, as read() does.
+ * Returns 0 if the caller must wait for an interrupt, and an error if none can
+ * arrive.
  */
 static s64 shim_take_count(struct shim *shim, u64 *count)
 {
@@ -460,7 +484,7 @@ static s64 shim_take_count(struct shim *shim, u64 *count)
 
 /*
  * read() at file position 0, which waits for interrupts. It wakes up every
- * SHIM_LOOK, because a function that died sends no interrupt.
+ * SHIM_CHECK_INTERVAL, because a function that died sends no interrupt.
  */
 ssize_t shim_irq_read(struct shim *shim, char __user *to, size_t len,
 		      bool nonblock)
@@ -475,18 +499,18 @@ ssize_t shim_irq_read(struct shim *shim, char __user *to, size_t len,
 		if (ret)
 			break;
 		if (nonblock) {
-			shim_look_rarely(shim);
+			shim_check_presence_rarely(shim);
 			return shim_is_gone(shim) ? -ENODEV : -EAGAIN;
 		}
 		ret = wait_event_interruptible_timeout(shim->irqs.wait,
 						       shim_is_gone(shim) ||
 						       READ_ONCE(shim->irqs.count) ||
 						       !READ_ONCE(shim->irqs.file_bound),
-						       SHIM_LOOK);
+						       SHIM_CHECK_INTERVAL);
 		if (ret < 0)
 			return ret;
 		if (!ret)
-			shim_look_rarely(shim);
+			shim_check_presence_rarely(shim);
 	}
 	if (ret > 0 && copy_to_user(to, &count, sizeof(count)))
 		return -EFAULT;

@@ -57,6 +57,7 @@ static void shim_device_release(struct device *dev)
 
 /* ---- The PCI driver ---- */
 
+/* Returns the NICFORGE_SHIM_INFO_* flags for resets and the IOMMU. */
 static u32 shim_find_info(struct shim *shim)
 {
 	struct iommu_domain *domain = iommu_get_domain_for_dev(&shim->pdev->dev);
@@ -69,6 +70,7 @@ static u32 shim_find_info(struct shim *shim)
 	return flags;
 }
 
+/* Makes the struct of a function. Its device is not visible yet. */
 static struct shim *shim_create(struct pci_dev *pdev)
 {
 	struct shim *shim;
@@ -94,9 +96,9 @@ static struct shim *shim_create(struct pci_dev *pdev)
 	mutex_init(&shim->open_lock);
 	init_rwsem(&shim->state);
 	shim->heartbeat_bar = -1;
-	shim->last_look = jiffies;
-	shim->last_sign = jiffies;
-	/* An earlier driver may have used it, so the first open() resets. */
+	shim->last_check = jiffies;
+	shim->last_alive = jiffies;
+	/* The first open() resets: an earlier driver may have used it. */
 	shim->dirty = true;
 	shim_irqs_init(shim);
 	shim_dma_init(shim);
@@ -161,7 +163,7 @@ static void shim_remove(struct pci_dev *pdev)
 {
 	struct shim *shim = pci_get_drvdata(pdev);
 
-	shim_end(shim);
+	shim_mark_gone(shim);
 	cdev_device_del(&shim->cdev, &shim->dev);
 
 	/* A concurrent last close finds gone set and drops open_lock soon. */

@@ -31,7 +31,7 @@ static int shim_bar_get(struct shim *shim, struct shim_bar *bar, int index,
 	if (bar->users && bar->wc != wc)
 		return -EBUSY;
 	if (wc && !bar->wc) {
-		/* This mapping is uncached; the next access makes a new one. */
+		/* The kernel's mapping is uncached. Its next access remaps. */
 		shim_bar_unmap(shim, bar);
 		ret = arch_io_reserve_memtype_wc(pci_resource_start(shim->pdev, index),
 						 bar->size);
@@ -43,6 +43,7 @@ static int shim_bar_get(struct shim *shim, struct shim_bar *bar, int index,
 	return 0;
 }
 
+/* Ends the kernel's mapping and the write-combining mode of a BAR. */
 static void shim_bar_uncombine(struct shim *shim, struct shim_bar *bar,
 			       int index)
 {
@@ -103,6 +104,7 @@ static const struct vm_operations_struct shim_bar_mapping = {
 	.fault = shim_bar_fault,
 };
 
+/* Prepares a mapping of a BAR; page faults insert its pages. */
 int shim_region_mmap(struct shim *shim, struct vm_area_struct *vma)
 {
 	u64 at = (u64)vma->vm_pgoff << PAGE_SHIFT;
@@ -152,7 +154,10 @@ void shim_regions_zap(struct shim *shim)
 		unmap_mapping_range(shim->mapping, 0, SHIM_DMA, 1);
 }
 
-/* Called with state held for writing and gone set. */
+/*
+ * Ends the kernel's mappings of all BARs. Called with state held for writing
+ * and gone set.
+ */
 void shim_regions_teardown(struct shim *shim)
 {
 	int i;

@@ -86,6 +86,7 @@ static bool shim_is_bounced(struct shim *shim, struct sg_table *table)
 	return false;
 }
 
+/* Maps the pinned pages of a buffer for the function. */
 static int shim_map_pages(struct shim_buffer *buffer)
 {
 	struct device *dev = &buffer->shim->pdev->dev;
@@ -185,6 +186,7 @@ void shim_pin_end(struct shim_buffer *buffer)
 	kvfree(buffer->pages);
 }
 
+/* Returns an error if the request is invalid. */
 static int shim_pin_check(const struct nicforge_shim_dma_pin *pin)
 {
 	u32 known = NICFORGE_SHIM_DMA_READ | NICFORGE_SHIM_DMA_WRITE;
@@ -197,6 +199,7 @@ static int shim_pin_check(const struct nicforge_shim_dma_pin *pin)
 	return 0;
 }
 
+/* Returns the direction for the accesses that a request allows. */
 static enum dma_data_direction shim_direction(u32 flags)
 {
 	switch (flags) {
@@ -209,6 +212,10 @@ static enum dma_data_direction shim_direction(u32 flags)
 	}
 }
 
+/*
+ * Pins memory of the process and maps it for the function. Stores the handle
+ * of the buffer, and the DMA addresses of its segments in the process's list.
+ */
 int shim_dma_pin(struct shim *shim, struct nicforge_shim_dma_pin *pin)
 {
 	struct nicforge_shim_dma_segment *list;

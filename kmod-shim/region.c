@@ -57,13 +57,15 @@ static void shim_areas_cut(struct shim_bar *bar, u64 offset, u64 len)
 	}
 }
 
-static void shim_bar_is_memory(struct shim_bar *bar)
+/* Marks a BAR as memory, which may be mapped write-combining. */
+static void shim_bar_set_memory(struct shim_bar *bar)
 {
 	bar->flags |= NICFORGE_SHIM_REGION_MEMORY;
 	if (bar->flags & NICFORGE_SHIM_REGION_MMAP)
 		bar->flags |= NICFORGE_SHIM_REGION_WC;
 }
 
+/* Sets size, flags and areas of a BAR by what the PCI core knows of it. */
 static void shim_bar_init(struct shim *shim, int index)
 {
 	struct pci_dev *pdev = shim->pdev;
@@ -91,20 +93,21 @@ static void shim_bar_init(struct shim *shim, int index)
 	if (bar->size >= PAGE_SIZE && !(bar->size >> SHIM_REGION_SHIFT))
 		bar->flags |= NICFORGE_SHIM_REGION_MMAP;
 	if (flags & IORESOURCE_PREFETCH)
-		shim_bar_is_memory(bar);
+		shim_bar_set_memory(bar);
 }
 
+/* Removes the MSI-X table and the pending bits from the areas of their BARs. */
 static void shim_cut_msix(struct shim *shim)
 {
 	struct pci_dev *pdev = shim->pdev;
-	int at = pdev->msix_cap;
+	int cap = pdev->msix_cap;
 	int count = pci_msix_vec_count(pdev);
 	u32 table, pending;
 
-	if (!at || count <= 0)
+	if (!cap || count <= 0)
 		return;
-	if (pci_read_config_dword(pdev, at + PCI_MSIX_TABLE, &table) ||
-	    pci_read_config_dword(pdev, at + PCI_MSIX_PBA, &pending))
+	if (pci_read_config_dword(pdev, cap + PCI_MSIX_TABLE, &table) ||
+	    pci_read_config_dword(pdev, cap + PCI_MSIX_PBA, &pending))
 		return;
 
 	if ((table & PCI_MSIX_TABLE_BIR) < NICFORGE_SHIM_REGION_BARS)
@@ -114,7 +117,7 @@ static void shim_cut_msix(struct shim *shim)
 	if ((pending & PCI_MSIX_PBA_BIR) < NICFORGE_SHIM_REGION_BARS)
 		shim_areas_cut(&shim->bars[pending & PCI_MSIX_PBA_BIR],
 			       pending & PCI_MSIX_PBA_OFFSET,
-			       round_up(count, 64) / 8);
+			       round_up(count, 64) / BITS_PER_BYTE);
 }
 
 #define ATTACHMENT(field) \
@@ -127,6 +130,7 @@ static void shim_cut_msix(struct shim *shim)
 static void shim_read_attachment(struct shim *shim, u8 at)
 {
 	struct pci_dev *pdev = shim->pdev;
+	/* A BAR that does not exist, and no BARs, if a read fails. */
 	u8 mirror = 0xff, memory = 0, mirrored = 0;
 	u32 page = 0;
 	u64 beat;
@@ -140,7 +144,7 @@ static void shim_read_attachment(struct shim *shim, u8 at)
 
 	for (i = 0; i < NICFORGE_SHIM_REGION_BARS; i++) {
 		if (memory & BIT(i) && shim->bars[i].area_count)
-			shim_bar_is_memory(&shim->bars[i]);
+			shim_bar_set_memory(&shim->bars[i]);
 		if (mirrored & BIT(i) || i == mirror)
 			shim->bars[i].flags &= ~NICFORGE_SHIM_REGION_WRITE;
 	}
@@ -155,6 +159,7 @@ static void shim_read_attachment(struct shim *shim, u8 at)
 	}
 }
 
+/* Looks for the attachment capability of nicforge's functions, and reads it. */
 static void shim_find_attachment(struct shim *shim)
 {
 	struct pci_dev *pdev = shim->pdev;

@@ -9,11 +9,15 @@
 
 #include "internal.h"
 
-/* Attempts to take the device lock for a reset, 20 ms apart. */
-#define SHIM_RESET_TRIES 100
+/* Attempts to take the device lock for a reset, and the time between two. */
+#define SHIM_RESET_TRIES	100
+#define SHIM_RESET_PAUSE_MS	20
 
-/* Shortest time from a heartbeat change or a check to the next check. */
-#define SHIM_SILENCE	HZ
+/*
+ * Shortest time, in jiffies, from a change of the heartbeat or a presence
+ * check to the next presence check.
+ */
+#define SHIM_SILENCE		HZ
 
 /* ---- Presence ---- */
 
@@ -21,7 +25,7 @@
  * Marks the function as gone. All later file operations fail without an
  * access to the function, and an access to a mapped BAR raises SIGBUS.
  */
-void shim_end(struct shim *shim)
+void shim_mark_gone(struct shim *shim)
 {
 	down_write(&shim->state);
 	WRITE_ONCE(shim->gone, true);
@@ -34,7 +38,7 @@ void shim_end(struct shim *shim)
  * Returns true if the function still answers. Marks it as gone if it does not.
  * Called with no lock held but open_lock.
  */
-bool shim_look(struct shim *shim)
+bool shim_check_presence(struct shim *shim)
 {
 	bool present;
 
@@ -43,38 +47,38 @@ bool shim_look(struct shim *shim)
 	up_read(&shim->state);
 	if (!present && !shim_is_gone(shim)) {
 		pci_warn(shim->pdev, "does not answer any more\n");
-		shim_end(shim);
+		shim_mark_gone(shim);
 	}
 	return present;
 }
 
 /*
- * Checks the function as shim_look() does, but at a limited rate, for read()
- * and poll(). A change of the heartbeat shows that the device is alive, and
- * reading it needs no answer from the device. The configuration space is
- * read only if the heartbeat is absent or did not change for a second, and at
- * most once a second.
+ * Checks the function as shim_check_presence() does, but at a limited rate,
+ * for read() and poll(). A change of the heartbeat shows that the device is
+ * alive, and reading it needs no answer from the device. The configuration
+ * space is read only if the heartbeat is absent or did not change for a second,
+ * and at most once a second.
  */
-void shim_look_rarely(struct shim *shim)
+void shim_check_presence_rarely(struct shim *shim)
 {
 	unsigned long now = jiffies;
 	u32 beat;
 
-	if (time_before(now, READ_ONCE(shim->last_look) + SHIM_LOOK))
+	if (time_before(now, READ_ONCE(shim->last_check) + SHIM_CHECK_INTERVAL))
 		return;
-	WRITE_ONCE(shim->last_look, now);
+	WRITE_ONCE(shim->last_check, now);
 
 	if (shim_read_heartbeat(shim, &beat) &&
 	    beat != READ_ONCE(shim->heartbeat)) {
 		WRITE_ONCE(shim->heartbeat, beat);
-		WRITE_ONCE(shim->last_sign, now);
+		WRITE_ONCE(shim->last_alive, now);
 		return;
 	}
 
-	if (time_before(now, READ_ONCE(shim->last_sign) + SHIM_SILENCE))
+	if (time_before(now, READ_ONCE(shim->last_alive) + SHIM_SILENCE))
 		return;
-	WRITE_ONCE(shim->last_sign, now);
-	shim_look(shim);
+	WRITE_ONCE(shim->last_alive, now);
+	shim_check_presence(shim);
 }
 
 /* ---- Reset ---- */
@@ -84,6 +88,10 @@ bool shim_can_reset(const struct shim *shim)
 	return shim->pdev->reset_methods[0] != 0;
 }
 
+/*
+ * Resets the function once. Returns -EAGAIN if another task holds the device
+ * lock.
+ */
 static int shim_try_reset(struct shim *shim)
 {
 	int ret;
@@ -111,6 +119,7 @@ static int shim_try_reset(struct shim *shim)
 	return ret;
 }
 
+/* Resets the function. Called with no lock held but open_lock. */
 int shim_reset(struct shim *shim)
 {
 	int ret = -EAGAIN;
@@ -119,12 +128,12 @@ int shim_reset(struct shim *shim)
 	if (!shim_can_reset(shim))
 		return -EOPNOTSUPP;
 	/* The PCI core waits a minute for a function that does not answer. */
-	if (!shim_look(shim))
+	if (!shim_check_presence(shim))
 		return -ENODEV;
 
 	for (i = 0; i < SHIM_RESET_TRIES && ret == -EAGAIN; i++) {
 		if (i)
-			msleep(20);
+			msleep(SHIM_RESET_PAUSE_MS);
 		/* A killed process still resets at its last close. */
 		if (fatal_signal_pending(current) &&
 		    !(current->flags & PF_EXITING))

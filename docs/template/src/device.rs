@@ -1,8 +1,8 @@
 //! The model of the card.
 //!
-//! Each direction is a small state machine, because memory may be a message away: a read of client
-//! memory is started in one call, and its data come in another. A doorbell that rings while its
-//! direction is busy stalls. The machine offers it again, so that nothing is lost.
+//! Each direction is a small state machine, because a read of client memory may take a message to
+//! the client: it is started in one call, and its data come in another. A doorbell that is written
+//! while its direction is busy stalls. The machine offers the write again, so that nothing is lost.
 
 use nicforge_core::{
     context::Context,
@@ -25,12 +25,21 @@ const USER: AttachmentId = AttachmentId(0);
 const PORT: u8 = 0;
 const CHANNEL: usize = 0;
 
-/// Tokens of the DMA reads.
+/// Tokens by which [`Device::dma_done`] tells the DMA reads apart.
 const SEND_DESCRIPTOR: DmaToken = DmaToken(0);
 const SEND_FRAME: DmaToken = DmaToken(1);
 const RECEIVE_DESCRIPTOR: DmaToken = DmaToken(2);
 
-/// The next thing to do in a direction. `at` is the address of the descriptor.
+/// The result of a descriptor, which the card writes into it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct WorkResult {
+    /// Length of the frame.
+    length: u32,
+    /// One of [`status`].
+    status: u32,
+}
+
+/// The next step of a direction. `at` is the address of the descriptor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Work {
     /// Wait for a doorbell.
@@ -48,8 +57,8 @@ enum Work {
     Send { at: u64, length: u32 },
     /// Store a frame, when one has arrived.
     Store { at: u64, descriptor: Descriptor },
-    /// Write the result.
-    Report { at: u64, length: u32, status: u32 },
+    /// Write the result into the descriptor.
+    Report { at: u64, result: WorkResult },
 }
 
 /// The card.
@@ -59,8 +68,9 @@ pub struct Courier {
     receiving: Work,
     /// The frame to send.
     frame: Vec<u8>,
-    /// A frame that has arrived, while its memory is busy.
+    /// A frame that was taken from the link and waits for its memory, which is busy.
     arrived: Option<Packet>,
+    /// Numbers of frames sent and received, and of descriptors that failed.
     sent: u64,
     received: u64,
     errors: u64,
@@ -79,7 +89,7 @@ impl Device for Courier {
         };
         let user = AttachmentSpec { name: "user0".to_owned(), group: 0 };
 
-        // 4 KiB of registers, the vectors, and a posted-write ring of 64 cells. The device has no
+        // 4 KiB of registers, the interrupt vectors, and a posted-write ring of 64 cells. The device has no
         // windows beside the ring, and no values in the mirror page.
         FunctionSpec::nic(
             identity,
@@ -121,9 +131,13 @@ impl Device for Courier {
         result: Result<&[u8], DmaError>,
     ) {
         match token {
-            SEND_DESCRIPTOR => self.sending = self.fetched(self.sending, result, Self::to_load),
-            RECEIVE_DESCRIPTOR => self.receiving = self.fetched(self.receiving, result, Self::to_store),
-            SEND_FRAME => self.loaded(result),
+            SEND_DESCRIPTOR => {
+                self.sending = self.on_descriptor(self.sending, result, Self::begin_send);
+            }
+            RECEIVE_DESCRIPTOR => {
+                self.receiving = self.on_descriptor(self.receiving, result, Self::begin_receive);
+            }
+            SEND_FRAME => self.on_frame(result),
             _ => {}
         }
     }
@@ -156,7 +170,7 @@ impl Device for Courier {
 
 // ANCHOR: work
 impl Courier {
-    /// Does the next work of sending, and returns what comes after it.
+    /// Does the next step of sending, and returns the step after it.
     fn send(&mut self, context: &mut Context<'_>) -> Work {
         match self.sending {
             Work::Fetch { at } => fetch(context, at, SEND_DESCRIPTOR),
@@ -164,7 +178,7 @@ impl Courier {
                 let length = descriptor.length;
                 match context.dma_read(USER, descriptor.address, length as usize, SEND_FRAME) {
                     Ok(()) => Work::Loading { at, length },
-                    Err(_) => again_later(context, self.sending),
+                    Err(_) => retry_later(context, self.sending),
                 }
             }
             Work::Send { at, length } => {
@@ -184,15 +198,15 @@ impl Courier {
                     return self.sending;
                 }
                 self.sent += 1;
-                Work::Report { at, length, status: status::DONE }
+                Work::Report { at, result: WorkResult { length, status: status::DONE } }
             }
-            Work::Report { at, length, status } => self.report(context, at, (length, status), VECTOR_SENT),
+            Work::Report { at, result } => self.report(context, at, result, VECTOR_SENT),
             waiting => waiting,
         }
     }
 
-    /// Does the next work of receiving, and returns what comes after it. A frame without a
-    /// descriptor stays in the link's buffer. When the buffers are full, the sender waits.
+    /// Does the next step of receiving, and returns the step after it. A frame without a descriptor
+    /// stays in the link's buffer. When the buffers are full, the sender waits.
     fn receive(&mut self, context: &mut Context<'_>) -> Work {
         match self.receiving {
             Work::Fetch { at } => fetch(context, at, RECEIVE_DESCRIPTOR),
@@ -211,33 +225,32 @@ impl Courier {
                         }
                         Err(DmaError::Busy) => {
                             self.arrived = Some(packet);
-                            return again_later(context, self.receiving);
+                            return retry_later(context, self.receiving);
                         }
                         Err(_) => status::BAD_ADDRESS,
                     }
                 };
 
                 context.ports().recycle(packet);
-                Work::Report { at, length, status }
+                Work::Report { at, result: WorkResult { length, status } }
             }
-            Work::Report { at, length, status } => {
-                self.report(context, at, (length, status), VECTOR_RECEIVED)
-            }
+            Work::Report { at, result } => self.report(context, at, result, VECTOR_RECEIVED),
             waiting => waiting,
         }
     }
 
-    /// Returns the work behind the read of a descriptor. Without a descriptor there is no place for
-    /// a result, so only the count of errors shows it.
-    fn fetched(
+    /// Handles the end of the read of a descriptor, and returns the step after it, which `begin`
+    /// chooses. If the read has failed there is no place for a result, so only the count of errors
+    /// shows it.
+    fn on_descriptor(
         &mut self,
         work: Work,
-        result: Result<&[u8], DmaError>,
-        next: fn(u64, Descriptor) -> Work,
+        read: Result<&[u8], DmaError>,
+        begin: fn(u64, Descriptor) -> Work,
     ) -> Work {
         let Work::Fetching { at } = work else { return work };
-        match result.map(TryInto::try_into) {
-            Ok(Ok(bytes)) => next(at, Descriptor::from_bytes(bytes)),
+        match read.map(TryInto::try_into) {
+            Ok(Ok(bytes)) => begin(at, Descriptor::from_bytes(bytes)),
             _ => {
                 self.errors += 1;
                 Work::Idle
@@ -245,48 +258,44 @@ impl Courier {
         }
     }
 
-    fn to_load(at: u64, descriptor: Descriptor) -> Work {
+    /// Returns the first step with a descriptor of sending.
+    fn begin_send(at: u64, descriptor: Descriptor) -> Work {
         let length = descriptor.length;
         if (1..=MAX_FRAME as u32).contains(&length) {
             Work::Load { at, descriptor }
         } else {
-            Work::Report { at, length, status: status::BAD_LENGTH }
+            Work::Report { at, result: WorkResult { length, status: status::BAD_LENGTH } }
         }
     }
 
-    fn to_store(at: u64, descriptor: Descriptor) -> Work {
+    /// Returns the first step with a descriptor of receiving.
+    fn begin_receive(at: u64, descriptor: Descriptor) -> Work {
         Work::Store { at, descriptor }
     }
 
-    /// Takes the frame to send, which a read has delivered.
-    fn loaded(&mut self, result: Result<&[u8], DmaError>) {
+    /// Handles the end of the read of the frame to send.
+    fn on_frame(&mut self, read: Result<&[u8], DmaError>) {
         let Work::Loading { at, length } = self.sending else { return };
-        self.sending = match result {
+        self.sending = match read {
             Ok(bytes) => {
                 self.frame.clear();
                 self.frame.extend_from_slice(bytes);
                 Work::Send { at, length }
             }
-            Err(_) => Work::Report { at, length, status: status::BAD_ADDRESS },
+            Err(_) => Work::Report { at, result: WorkResult { length, status: status::BAD_ADDRESS } },
         };
     }
 
     /// Writes the result into the descriptor, and then raises the interrupt. The interrupt does not
     /// overtake the write.
-    fn report(
-        &mut self,
-        context: &mut Context<'_>,
-        at: u64,
-        (length, status): (u32, u32),
-        vector: u16,
-    ) -> Work {
-        let word = Descriptor::result(length, status).to_le_bytes();
+    fn report(&mut self, context: &mut Context<'_>, at: u64, result: WorkResult, vector: u16) -> Work {
+        let word = Descriptor::result(result.length, result.status).to_le_bytes();
         let written = context.dma_write(USER, at.wrapping_add(Descriptor::RESULT), &word);
         if written == Err(DmaError::Busy) {
-            return again_later(context, Work::Report { at, length, status });
+            return retry_later(context, Work::Report { at, result });
         }
 
-        self.errors += u64::from(status != status::DONE || written.is_err());
+        self.errors += u64::from(result.status != status::DONE || written.is_err());
         context.interrupt(USER, vector);
         Work::Idle
     }
@@ -296,12 +305,13 @@ impl Courier {
 fn fetch(context: &mut Context<'_>, at: u64, token: DmaToken) -> Work {
     match context.dma_read(USER, at, Descriptor::SIZE, token) {
         Ok(()) => Work::Fetching { at },
-        Err(_) => again_later(context, Work::Fetch { at }),
+        Err(_) => retry_later(context, Work::Fetch { at }),
     }
 }
 
-/// Returns the same work, and asks for a step after the time in which busy memory may answer.
-fn again_later(context: &mut Context<'_>, work: Work) -> Work {
+/// Asks for another step after the time in which busy memory may answer, and returns `work`, which
+/// that step repeats.
+fn retry_later(context: &mut Context<'_>, work: Work) -> Work {
     context.wake_at(context.now().after(retry::MEMORY_BUSY));
     work
 }

@@ -9,12 +9,21 @@ use crate::registers::{
     VECTOR_SENT, VENDOR, status,
 };
 
-/// Bytes of the driver's memory, and the places in it.
+/// Size of the driver's memory in bytes, and the offsets of the descriptors and frames in it.
 const MEMORY: usize = 4096;
 const SEND_DESCRIPTOR: u64 = 0x000;
 const RECEIVE_DESCRIPTOR: u64 = 0x010;
 const SEND_FRAME: u64 = 0x100;
 const RECEIVE_FRAME: u64 = 0x800;
+
+/// Numbers of frames that the card has sent and received.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrameCounts {
+    /// Frames sent.
+    pub sent: u64,
+    /// Frames received.
+    pub received: u64,
+}
 
 /// The card, opened by one client.
 #[derive(Debug)]
@@ -24,12 +33,12 @@ pub struct Courier {
     memory: DmaBuffer,
     sent: Interrupt,
     received: Interrupt,
-    /// A descriptor for the next frame is with the card.
+    /// Whether the card holds a descriptor for the next frame.
     is_receiving: bool,
 }
 
 impl Courier {
-    /// Drives `device`.
+    /// Takes a device to drive it.
     ///
     /// # Errors
     /// [`Error::Unsupported`] when it is another device, or the error of mapping its memory.
@@ -89,15 +98,19 @@ impl Courier {
     ///
     /// # Errors
     /// The errors of a trapped read.
-    pub fn counts(&self) -> Result<(u64, u64), Error> {
-        Ok((self.registers.read64(REG_SENT)?, self.registers.read64(REG_RECEIVED)?))
+    pub fn counts(&self) -> Result<FrameCounts, Error> {
+        Ok(FrameCounts {
+            sent: self.registers.read64(REG_SENT)?,
+            received: self.registers.read64(REG_RECEIVED)?,
+        })
     }
 
     // ANCHOR: ring
     /// Fills in a descriptor, and rings the doorbell of its direction by a posted write.
+    /// `descriptor` and `frame` are offsets in the driver's memory.
     fn ring(&mut self, doorbell: u64, descriptor: u64, frame: u64, length: u32) -> Result<(), Error> {
-        let content = Descriptor { address: self.memory.iova() + frame, length, status: status::PENDING };
-        self.memory.write(descriptor, &content.to_bytes())?;
+        let filled = Descriptor { address: self.memory.iova() + frame, length, status: status::PENDING };
+        self.memory.write(descriptor, &filled.to_bytes())?;
 
         let address = self.memory.iova() + descriptor;
         self.poster.post(0, doorbell, &address.to_le_bytes())
@@ -113,7 +126,7 @@ impl Courier {
     ) -> Result<u32, Error> {
         let result = self.memory.u64(descriptor + Descriptor::RESULT)?;
         loop {
-            // Acquire: the frame is in memory when the result is.
+            // Acquire ordering: once the result is seen, the frame is too.
             let word = result.load(Ordering::Acquire);
             match (word >> 32) as u32 {
                 status::PENDING => interrupt.wait(deadline, cancel).map(drop)?,

@@ -11,7 +11,7 @@ pub const MAX_FRAME: usize = 1500;
 /// BAR 0, 64 bits, write: the doorbell of sending. The value is the address of a descriptor.
 pub const REG_SEND: u64 = 0x00;
 /// BAR 0, 64 bits, write: the doorbell of receiving. The value is the address of a descriptor. The
-/// card keeps it for the next frame that arrives.
+/// card keeps the descriptor for the next frame that arrives.
 pub const REG_RECEIVE: u64 = 0x08;
 /// BAR 0, 64 bits, read: the number of frames sent.
 pub const REG_SENT: u64 = 0x10;

@@ -55,6 +55,7 @@ fn citations(page: &str) -> Vec<Citation<'_>> {
                 file = Some(quoted);
                 continue;
             }
+            // The names of a file's citation end with the first text that is no name in the list.
             let is_list = matches!(between.trim(), ":" | "," | "and" | ", and");
             file = file.filter(|_| is_list && is_name(quoted));
             found.extend(file.map(|file| Citation { line: index + 1, file, name: quoted }));
@@ -83,7 +84,8 @@ impl Sources {
         Ok(Self(sources))
     }
 
-    /// Returns whether a file whose path ends in `file` has this name. A macro may write the `fn`.
+    /// Returns whether a file whose path ends in `file` contains this name. It need not be the name
+    /// of an `fn`, because a macro may make the function.
     fn have(&self, file: &str, name: &str) -> bool {
         let mut named = self.0.iter().filter(|(path, _)| path.ends_with(file));
         named.any(|(_, words)| words.iter().any(|word| word == name))

@@ -5,8 +5,8 @@ use std::{
     io::{self, BufRead, Write},
 };
 
-/// Lines that are kept of the failures of one test program: the first ones, and the last ones,
-/// where the output of a long test says why it failed.
+/// Numbers of lines that are kept of the failures of one test program: the first ones, and the last
+/// ones, where a test with much output reports why it failed.
 const FIRST_LINES: usize = 100;
 const LAST_LINES: usize = 100;
 
@@ -29,6 +29,7 @@ struct ProgramFailures {
 }
 
 impl ProgramFailures {
+    /// Adds a line. When there are too many, one in the middle is left out.
     fn push(&mut self, line: &str) {
         if self.first.len() < FIRST_LINES {
             self.first.push(line.to_owned());
@@ -42,6 +43,7 @@ impl ProgramFailures {
         }
     }
 
+    /// Returns the kept lines, with a remark where lines were left out.
     fn into_lines(self) -> impl Iterator<Item = String> {
         let remark = format!("... ({} lines are above)", self.left_out);
         let remark = (self.left_out > 0).then_some(remark);
@@ -71,12 +73,14 @@ impl Failures {
         &self.lines
     }
 
-    /// Keeps a line of the output, if it belongs to failures.
+    /// Keeps a line of the output, if it belongs to failures. These stand between the lines
+    /// "failures:" and "test result:" of a program.
     fn note(&mut self, line: &str) {
         if line == "failures:" {
             self.program.get_or_insert_default();
         } else if line.starts_with("running ") {
-            // The program before was killed.
+            // The next program begins. The one before was killed, so its failures have no last
+            // line.
             self.end_program();
         }
         let Some(program) = &mut self.program else { return };

@@ -32,13 +32,13 @@ const PROGRAM: &str = "body";
 /// The environment variable that names the body of a process.
 const BODY: &str = "NICFORGE_FUZZ_BODY";
 /// Number of inputs of the bodies' own tests in the first corpus of each.
-const SEEDS: &str = "100";
+const SEED_COUNT: &str = "100";
 /// Prefixes of the artifacts that are findings; a slow input is none.
-const FINDINGS: [&str; 4] = ["crash-", "leak-", "oom-", "timeout-"];
+const FINDING_PREFIXES: [&str; 4] = ["crash-", "leak-", "oom-", "timeout-"];
 /// Interval at which running fuzzers are checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Unit of processor time in `/proc`, in parts of a second (`USER_HZ`).
-const TICKS: f64 = 100.0;
+/// Number of the units of processor time in `/proc` in a second (`USER_HZ`).
+const TICKS_PER_SECOND: f64 = 100.0;
 
 #[derive(Args, Debug)]
 pub(crate) struct Fuzz {
@@ -54,15 +54,15 @@ pub(crate) struct Fuzz {
 }
 
 /// The result of a body.
-struct Done {
+struct BodyResult {
     body: String,
     /// Inputs that were run, if the log tells.
     runs: Option<u64>,
     /// Elapsed time.
-    wall: Duration,
-    /// Seconds of processor time.
-    processor: f64,
+    wall_time: Duration,
+    processor_seconds: f64,
     status: ExitStatus,
+    /// The artifacts of this run that are findings.
     findings: Vec<PathBuf>,
 }
 
@@ -82,10 +82,10 @@ struct Running {
     body: String,
     child: Fuzzer,
     start: Instant,
-    /// Seconds of processor time so far.
-    processor: f64,
+    /// Processor time so far.
+    processor_seconds: f64,
     /// The artifacts of earlier runs.
-    before: BTreeSet<PathBuf>,
+    old_artifacts: BTreeSet<PathBuf>,
 }
 
 /// Builds the target, runs the bodies, and prints a table.
@@ -94,10 +94,10 @@ pub(crate) fn run(steps: &Steps, fuzz: &Fuzz) -> Result<(), Failed> {
     let corpus = folder.join("corpus");
     let names = steps.cargo_output(
         "inputs to begin with",
-        &["run", "--quiet", "-p", "nicforge-fuzz-bodies", "--bin", "seeds", "--", text(&corpus)?, SEEDS],
+        &["run", "--quiet", "-p", "nicforge-fuzz-bodies", "--bin", "seeds", "--", text(&corpus)?, SEED_COUNT],
     )?;
 
-    let bodies = chosen(&names, &fuzz.bodies)?;
+    let bodies = select_bodies(&names, &fuzz.bodies)?;
     build(steps)?;
 
     steps.print_heading(&format!(
@@ -107,7 +107,7 @@ pub(crate) fn run(steps: &Steps, fuzz: &Fuzz) -> Result<(), Failed> {
         fuzz.jobs
     ));
     let done = run_all(steps, &folder, bodies, fuzz)?;
-    print(&done);
+    print_table(&done);
 
     let failed: Vec<_> = done.iter().filter(|done| done.has_failed()).map(|done| &*done.body).collect();
     if failed.is_empty() {
@@ -118,17 +118,18 @@ pub(crate) fn run(steps: &Steps, fuzz: &Fuzz) -> Result<(), Failed> {
     }
 }
 
-/// Returns the selected bodies out of `names`, which has one a line.
-fn chosen(names: &str, expected: &[String]) -> Result<Vec<String>, Failed> {
+/// Returns the requested bodies, or all if none is requested. `names` has the name of a body in
+/// each line.
+fn select_bodies(names: &str, requested: &[String]) -> Result<Vec<String>, Failed> {
     let all: Vec<_> = names.lines().map(str::to_owned).collect();
-    if let Some(unknown) = expected.iter().find(|name| !all.contains(name)) {
+    if let Some(unknown) = requested.iter().find(|name| !all.contains(name)) {
         return Err(Failed::new(format!("there is no body {unknown}; there are {}", all.join(", "))));
     }
 
     // Two runs of one body would write the same corpus and the same log.
     let mut once = BTreeSet::new();
-    let distinct = expected.iter().filter(|name| once.insert(*name)).cloned();
-    Ok(if expected.is_empty() { all } else { distinct.collect() })
+    let distinct = requested.iter().filter(|name| once.insert(*name)).cloned();
+    Ok(if requested.is_empty() { all } else { distinct.collect() })
 }
 
 /// Builds the fuzz target with a sanitizer and coverage.
@@ -158,7 +159,12 @@ fn build(steps: &Steps) -> Result<(), Failed> {
 }
 
 /// Runs the bodies, with at most as many at a time as there are jobs.
-fn run_all(steps: &Steps, folder: &Path, bodies: Vec<String>, fuzz: &Fuzz) -> Result<Vec<Done>, Failed> {
+fn run_all(
+    steps: &Steps,
+    folder: &Path,
+    bodies: Vec<String>,
+    fuzz: &Fuzz,
+) -> Result<Vec<BodyResult>, Failed> {
     let mut waiting = VecDeque::from(bodies);
     let mut running: Vec<Running> = Vec::new();
     let mut done = Vec::new();
@@ -173,7 +179,7 @@ fn run_all(steps: &Steps, folder: &Path, bodies: Vec<String>, fuzz: &Fuzz) -> Re
 
         let mut still_running = Vec::new();
         for mut one in running {
-            one.processor = processor_time(one.child.0.id()).unwrap_or(one.processor);
+            one.processor_seconds = processor_time(one.child.0.id()).unwrap_or(one.processor_seconds);
             match one.child.0.try_wait() {
                 Ok(None) => still_running.push(one),
                 Ok(Some(status)) => {
@@ -201,7 +207,7 @@ fn start(steps: &Steps, folder: &Path, body: String, seconds: u64) -> Result<Run
         fs::create_dir_all(created).map_err(|error| failed(created, &error))?;
     }
 
-    let before = files(&artifacts)?.into_iter().collect();
+    let old_artifacts = files(&artifacts)?.into_iter().collect();
     let log = logs.join(format!("{body}.log"));
     let log = File::create(&log).map_err(|error| failed(&log, &error))?;
 
@@ -215,6 +221,7 @@ fn start(steps: &Steps, folder: &Path, body: String, seconds: u64) -> Result<Run
         command.arg(known);
     }
 
+    // libFuzzer tries short inputs first, and lengthens them slowly up to 4 KiB.
     let child = command
         .arg(format!("-max_total_time={seconds}"))
         .args(["-max_len=4096", "-len_control=20", "-print_final_stats=1"])
@@ -225,22 +232,22 @@ fn start(steps: &Steps, folder: &Path, body: String, seconds: u64) -> Result<Run
         .spawn()
         .map_err(|error| failed(&program, &error))?;
 
-    Ok(Running { body, child: Fuzzer(child), start: Instant::now(), processor: 0.0, before })
+    Ok(Running { body, child: Fuzzer(child), start: Instant::now(), processor_seconds: 0.0, old_artifacts })
 }
 
 /// Returns the result of a body whose process has ended.
-fn finish(folder: &Path, one: Running, status: ExitStatus) -> Result<Done, Failed> {
+fn finish(folder: &Path, one: Running, status: ExitStatus) -> Result<BodyResult, Failed> {
     let log = fs::read(folder.join("logs").join(format!("{}.log", one.body))).unwrap_or_default();
     let is_finding = |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-        FINDINGS.iter().any(|word| name.starts_with(word)) && !one.before.contains(path)
+        FINDING_PREFIXES.iter().any(|word| name.starts_with(word)) && !one.old_artifacts.contains(path)
     };
     let findings = files(&folder.join("artifacts").join(&one.body))?.into_iter().filter(is_finding).collect();
 
-    Ok(Done {
-        runs: executed(&String::from_utf8_lossy(&log)),
-        wall: one.start.elapsed(),
-        processor: one.processor,
+    Ok(BodyResult {
+        runs: inputs_run(&String::from_utf8_lossy(&log)),
+        wall_time: one.start.elapsed(),
+        processor_seconds: one.processor_seconds,
         status,
         findings,
         body: one.body,
@@ -248,7 +255,7 @@ fn finish(folder: &Path, one: Running, status: ExitStatus) -> Result<Done, Faile
 }
 
 /// Returns the number of inputs in libFuzzer's final statistics.
-fn executed(log: &str) -> Option<u64> {
+fn inputs_run(log: &str) -> Option<u64> {
     let line = log.lines().rev().find_map(|line| line.strip_prefix("stat::number_of_executed_units:"))?;
     line.trim().parse().ok()
 }
@@ -260,10 +267,10 @@ fn processor_time(process: u32) -> Option<f64> {
     // in user mode and in the kernel.
     let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |index: usize| fields.get(index)?.parse::<f64>().ok();
-    Some((ticks(11)? + ticks(12)?) / TICKS)
+    Some((ticks(11)? + ticks(12)?) / TICKS_PER_SECOND)
 }
 
-impl Done {
+impl BodyResult {
     /// Returns whether the process failed or found a defect.
     fn has_failed(&self) -> bool {
         !self.status.success() || !self.findings.is_empty()
@@ -280,12 +287,12 @@ impl Done {
 }
 
 /// Prints the results as a table.
-fn print(done: &[Done]) {
+fn print_table(done: &[BodyResult]) {
     println!("{:<14} {:>12} {:>9} {:>9}  found", "body", "runs", "wall s", "CPU s");
     for one in done {
         let runs = one.runs.map_or("?".to_owned(), |runs| runs.to_string());
-        let (wall, verdict) = (one.wall.as_secs_f64(), one.verdict());
-        println!("{:<14} {runs:>12} {wall:>9.0} {:>9.0}  {verdict}", one.body, one.processor);
+        let (wall_seconds, verdict) = (one.wall_time.as_secs_f64(), one.verdict());
+        println!("{:<14} {runs:>12} {wall_seconds:>9.0} {:>9.0}  {verdict}", one.body, one.processor_seconds);
         for finding in &one.findings {
             println!("{:<14} {}", "", finding.display());
         }
@@ -318,21 +325,21 @@ mod tests {
     fn executed_units_are_read_from_the_last_statistics() {
         let log = "#1 INITED\nstat::number_of_executed_units: 1\nDone\nstat::number_of_executed_units: 4711\nstat::x: 2\n";
 
-        assert_eq!(executed(log), Some(4711));
-        assert_eq!(executed("Done 3 runs\n"), None);
+        assert_eq!(inputs_run(log), Some(4711));
+        assert_eq!(inputs_run("Done 3 runs\n"), None);
     }
 
     #[test]
     fn wanted_bodies_are_chosen_and_unknown_ones_are_refused() {
         let expected = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
 
-        assert_eq!(chosen("stream\nvelo\n", &[]).unwrap(), ["stream", "velo"]);
-        assert_eq!(chosen("stream\nvelo\n", &expected(&["velo"])).unwrap(), ["velo"]);
+        assert_eq!(select_bodies("stream\nvelo\n", &[]).unwrap(), ["stream", "velo"]);
+        assert_eq!(select_bodies("stream\nvelo\n", &expected(&["velo"])).unwrap(), ["velo"]);
         assert_eq!(
-            chosen("stream\nvelo\n", &expected(&["velo", "stream", "velo"])).unwrap(),
+            select_bodies("stream\nvelo\n", &expected(&["velo", "stream", "velo"])).unwrap(),
             ["velo", "stream"]
         );
-        assert!(chosen("stream\nvelo\n", &expected(&["rings"])).is_err());
+        assert!(select_bodies("stream\nvelo\n", &expected(&["rings"])).is_err());
     }
 
     #[test]

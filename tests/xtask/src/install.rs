@@ -17,12 +17,12 @@ use crate::steps::{Failed, Steps};
 /// The folder of the C library.
 const LIBRARY: &str = "userlib/c-api";
 /// The archive and the shared library as cargo names them.
-const BUILT: [&str; 2] = ["libnicforge_c.a", "libnicforge_c.so"];
+const BUILT_LIBRARIES: [&str; 2] = ["libnicforge_c.a", "libnicforge_c.so"];
 /// The name that programs record for the shared library, which its build script sets.
 const SONAME: &str = concat!("libnicforge.so.", env!("CARGO_PKG_VERSION_MAJOR"));
-/// Characters of a prefix besides letters and digits. In nicforge.pc all others would need quotes
-/// of some kind.
-const PLAIN: &str = "/._-+@:,=%~";
+/// Characters that a prefix may have besides letters and digits. In nicforge.pc all others would
+/// need quotes of some kind.
+const ALLOWED_PUNCTUATION: &str = "/._-+@:,=%~";
 
 #[derive(Args)]
 pub(crate) struct Install {
@@ -85,9 +85,9 @@ fn checked_prefix(prefix: &Path) -> Result<String, Failed> {
     let absolute = std::path::absolute(prefix).map_err(|error| refused(error.to_string()))?;
     let text = absolute.to_str().ok_or_else(|| refused("the path is not UTF-8".to_owned()))?;
 
-    match text.chars().find(|letter| !letter.is_alphanumeric() && !PLAIN.contains(*letter)) {
+    match text.chars().find(|letter| !letter.is_alphanumeric() && !ALLOWED_PUNCTUATION.contains(*letter)) {
         Some(letter) => Err(refused(format!(
-            "nicforge.pc can't name a folder with {letter:?} in it; letters, digits and {PLAIN} are possible"
+            "nicforge.pc can't name a folder with {letter:?} in it; letters, digits and {ALLOWED_PUNCTUATION} are possible"
         ))),
         None if text == "/" => Ok(text.to_owned()),
         None => Ok(text.trim_end_matches('/').to_owned()),
@@ -112,7 +112,7 @@ impl Target {
     fn create(folder: PathBuf) -> Result<Self, Failed> {
         for name in ["include/nicforge", "lib/pkgconfig"] {
             let path = folder.join(name);
-            fs::create_dir_all(&path).map_err(|error| at(&path, &error))?;
+            fs::create_dir_all(&path).map_err(|error| failure_at(&path, &error))?;
         }
         Ok(Self { folder })
     }
@@ -120,7 +120,7 @@ impl Target {
     /// Installs the libraries of a folder and the headers of a library's folder. nicforge.pc names
     /// `prefix`.
     fn install(&self, library: &Path, libraries: &Path, prefix: &str) -> Result<(), Failed> {
-        let [archive, shared] = BUILT.map(|name| libraries.join(name));
+        let [archive, shared] = BUILT_LIBRARIES.map(|name| libraries.join(name));
         for file in [&archive, &shared] {
             if !file.exists() {
                 return Err(Failed::new(format!(
@@ -131,45 +131,46 @@ impl Target {
         }
 
         for folder in ["", "nicforge"] {
-            self.headers(&library.join("include").join(folder), &Path::new("include").join(folder))?;
+            self.copy_headers(&library.join("include").join(folder), &Path::new("include").join(folder))?;
         }
-        self.copy(&archive, "lib/libnicforge.a".as_ref(), 0o644)?;
-        self.copy(&shared, &Path::new("lib").join(SONAME), 0o755)?;
-        self.put("lib/libnicforge.so".as_ref(), |path| symlink(SONAME, path))?;
+        self.copy_file(&archive, "lib/libnicforge.a".as_ref(), 0o644)?;
+        self.copy_file(&shared, &Path::new("lib").join(SONAME), 0o755)?;
+        self.replace_file("lib/libnicforge.so".as_ref(), |path| symlink(SONAME, path))?;
 
         let template = library.join("nicforge.pc.in");
-        let template = fs::read_to_string(&template).map_err(|error| at(&template, &error))?;
+        let template = fs::read_to_string(&template).map_err(|error| failure_at(&template, &error))?;
         let flags = template.replace("@PREFIX@", prefix).replace("@VERSION@", env!("CARGO_PKG_VERSION"));
-        self.put("lib/pkgconfig/nicforge.pc".as_ref(), |path| fs::write(path, &flags))
+        self.replace_file("lib/pkgconfig/nicforge.pc".as_ref(), |path| fs::write(path, &flags))
     }
 
     /// Installs the headers of a folder, without those of folders in it.
-    fn headers(&self, from: &Path, into: &Path) -> Result<(), Failed> {
-        for entry in fs::read_dir(from).map_err(|error| at(from, &error))? {
-            let path = entry.map_err(|error| at(from, &error))?.path();
+    fn copy_headers(&self, from: &Path, into: &Path) -> Result<(), Failed> {
+        for entry in fs::read_dir(from).map_err(|error| failure_at(from, &error))? {
+            let path = entry.map_err(|error| failure_at(from, &error))?.path();
             if let (Some(name), true) = (path.file_name(), path.is_file()) {
-                self.copy(&path, &into.join(name), 0o644)?;
+                self.copy_file(&path, &into.join(name), 0o644)?;
             }
         }
         Ok(())
     }
 
     /// Installs a copy of a file with these permissions.
-    fn copy(&self, from: &Path, name: &Path, mode: u32) -> Result<(), Failed> {
-        self.put(name, |path| {
+    fn copy_file(&self, from: &Path, name: &Path, mode: u32) -> Result<(), Failed> {
+        self.replace_file(name, |path| {
             fs::copy(from, path)?;
             fs::set_permissions(path, fs::Permissions::from_mode(mode))
         })
     }
 
     /// Makes a file by `make`, and puts it in the place of one that may exist.
-    fn put(&self, name: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), Failed> {
+    fn replace_file(&self, name: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> Result<(), Failed> {
         let path = self.folder.join(name);
         let mut new = path.clone().into_os_string();
         new.push(".new");
         let new = PathBuf::from(new);
 
         let replace = || {
+            // An earlier installation may have ended before its rename.
             match fs::remove_file(&new) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
@@ -177,12 +178,12 @@ impl Target {
             make(&new)?;
             fs::rename(&new, &path)
         };
-        replace().map_err(|error| at(&path, &error))
+        replace().map_err(|error| failure_at(&path, &error))
     }
 }
 
 /// Returns the failure at a file, with advice for a folder that belongs to another user.
-fn at(path: &Path, error: &io::Error) -> Failed {
+fn failure_at(path: &Path, error: &io::Error) -> Failed {
     let advice = match error.kind() {
         io::ErrorKind::PermissionDenied => {
             "; choose a folder of your own with --prefix, or collect the files in one with --destdir"
@@ -221,7 +222,7 @@ mod tests {
     /// Makes a folder whose libraries are files with `content`.
     fn libraries(content: &str) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
-        for name in BUILT {
+        for name in BUILT_LIBRARIES {
             fs::write(folder.path().join(name), content).unwrap();
         }
         folder
@@ -285,7 +286,8 @@ mod tests {
         let missing = target.install(&library(), empty.path(), "/opt").unwrap_err().to_string();
         assert!(missing.contains("libnicforge_c.a is missing: run `cargo build"), "{missing}");
 
-        let denied = at("/usr/local/lib".as_ref(), &io::ErrorKind::PermissionDenied.into()).to_string();
+        let denied =
+            failure_at("/usr/local/lib".as_ref(), &io::ErrorKind::PermissionDenied.into()).to_string();
         assert!(denied.starts_with("/usr/local/lib: ") && denied.contains("--prefix"), "{denied}");
     }
 }

@@ -9,7 +9,7 @@ use crate::steps::Failed;
 const COMMENT_WIDTH: usize = 100;
 /// Lines of a function's body from which on it needs a blank line.
 const LONG_FUNCTION: usize = 25;
-/// Places that are named of all that were found.
+/// Maximum number of findings that the message names.
 const MAX_NAMED: usize = 20;
 
 /// Checks comment widths, blank lines in long functions, and that test modules are declared, in all
@@ -28,8 +28,8 @@ pub(crate) fn check(root: &Path) -> Result<(), Failed> {
     let mut findings = Vec::new();
     for name in &names {
         let text = read(name)?;
-        let of_file = check_file(&text, is_test(name));
-        findings.extend(of_file.into_iter().map(|(line, what)| format!("{name}:{line}: {what}")));
+        let findings_of_file = check_file(&text, is_test(name));
+        findings.extend(findings_of_file.into_iter().map(|(line, what)| format!("{name}:{line}: {what}")));
 
         if let Some((main, module)) = program_of(name).filter(|(main, _)| names.contains(&main.as_str()))
             && !declares(&read(&main)?, module)
@@ -54,9 +54,9 @@ fn is_test(name: &str) -> bool {
 /// the module's name: `tests/PROGRAM/NAME.rs` belongs to `tests/PROGRAM/main.rs`.
 fn program_of(name: &str) -> Option<(String, &str)> {
     let (folder, file) = name.rsplit_once('/')?;
-    let (_, above) =
-        folder.rsplit_once('/').map(|(above, _)| above.rsplit_once('/').unwrap_or(("", above)))?;
-    let module = file.strip_suffix(".rs").filter(|module| above == "tests" && *module != "main")?;
+    let (parent, _) = folder.rsplit_once('/')?;
+    let (_, parent_name) = parent.rsplit_once('/').unwrap_or(("", parent));
+    let module = file.strip_suffix(".rs").filter(|module| parent_name == "tests" && *module != "main")?;
     Some((format!("{folder}/main.rs"), module))
 }
 
@@ -102,10 +102,11 @@ fn body<'a>(lines: &'a [&'a str]) -> &'a [&'a str] {
         return &[];
     }
     let indent = first.len() - first.trim_start().len();
-    let closes = |line: &&str| line.len() - line.trim_start().len() == indent && line.trim() == "}";
-    let has_ended = |line: &&str| line.len() - line.trim_start().len() == indent && line.ends_with(';');
+    let is_brace = |line: &&str| line.len() - line.trim_start().len() == indent && line.trim() == "}";
+    let is_end_of_declaration =
+        |line: &&str| line.len() - line.trim_start().len() == indent && line.ends_with(';');
 
-    match rest.iter().position(|line| closes(line) || has_ended(line)) {
+    match rest.iter().position(|line| is_brace(line) || is_end_of_declaration(line)) {
         Some(end) => &rest[..end],
         None => &[],
     }

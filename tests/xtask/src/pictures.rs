@@ -27,13 +27,15 @@ struct Source {
     bar: Vec<Bar>,
     #[serde(rename = "box", default)]
     boxes: Vec<Nested>,
+    /// The columns of a sequence.
     #[serde(default)]
     actors: Vec<String>,
+    /// The messages of a sequence: the numbers of sender and receiver, and the text.
     #[serde(default)]
     steps: Vec<(usize, usize, String)>,
 }
 
-/// A BAR and its areas: offset, contents, and how a client reaches it.
+/// A BAR and its areas, each with its offset, its contents, and how a client reaches it.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Bar {
@@ -125,12 +127,14 @@ fn draw(source: &Source) -> String {
 
 /// Draws BARs side by side, each as a column of its areas, and a key to the colours.
 fn draw_bars(title: &str, bars: &[Bar]) -> String {
+    /// Width of a column, height of an area, and space between columns.
     const WIDTH: usize = 190;
     const AREA: usize = 50;
+    const GAP: usize = 12;
     let mut svg = Svg::new();
 
     for (column, bar) in bars.iter().enumerate() {
-        let x = 10 + column * (WIDTH + 12);
+        let x = 10 + column * (WIDTH + GAP);
         svg.bold((x, 20), &bar.name);
         for (row, (offset, holds, reach)) in bar.areas.iter().enumerate() {
             let y = 30 + row * AREA;
@@ -154,21 +158,30 @@ fn draw_bars(title: &str, bars: &[Bar]) -> String {
         svg.text((x + 20, y + 11), name);
     }
 
-    svg.finish(title, (8 + bars.len() * (WIDTH + 12), y + 24))
+    svg.finish(title, (8 + bars.len() * (WIDTH + GAP), y + 24))
 }
 
 /// Draws actors as columns, and the messages between them from top to bottom.
 fn draw_sequence(title: &str, actors: &[String], steps: &[(usize, usize, String)]) -> String {
+    /// Distances of the columns and of the messages, and of the first column's middle from the
+    /// edge.
     const COLUMN: usize = 210;
     const STEP: usize = 34;
+    const FIRST_COLUMN: usize = 80;
+    /// The box of an actor, at the top of its column.
+    const BOX_WIDTH: usize = 130;
+    const BOX_HEIGHT: usize = 24;
+    const BOX_TOP: usize = 8;
+
     let mut svg = Svg::new();
-    let middle = |actor: usize| 80 + actor * COLUMN;
+    let middle = |actor: usize| FIRST_COLUMN + actor * COLUMN;
     let bottom = 50 + steps.len() * STEP;
 
     for (index, actor) in actors.iter().enumerate() {
-        svg.rect((middle(index) - 65, 8), (130, 24), "#eef3f8");
-        svg.centred((middle(index), 24), actor);
-        svg.line((middle(index), 32), (middle(index), bottom), "stroke-dasharray=\"3 3\"");
+        svg.rect((middle(index) - BOX_WIDTH / 2, BOX_TOP), (BOX_WIDTH, BOX_HEIGHT), "#eef3f8");
+        svg.centred((middle(index), BOX_TOP + 16), actor);
+        let (start, end) = ((middle(index), BOX_TOP + BOX_HEIGHT), (middle(index), bottom));
+        svg.line(start, end, "stroke-dasharray=\"3 3\"");
     }
 
     for (index, (from, to, text)) in steps.iter().enumerate() {
@@ -177,13 +190,13 @@ fn draw_sequence(title: &str, actors: &[String], steps: &[(usize, usize, String)
         svg.centred((middle(*from).midpoint(middle(*to)), y - 5), text);
     }
 
-    svg.finish(title, (160 + actors.len().saturating_sub(1) * COLUMN, bottom + 10))
+    svg.finish(title, (2 * FIRST_COLUMN + actors.len().saturating_sub(1) * COLUMN, bottom + 10))
 }
 
 /// Space around a box within another.
 const MARGIN: usize = 10;
 /// Width of a box without boxes in it.
-const LEAF: usize = 280;
+const LEAF_WIDTH: usize = 280;
 
 /// Draws boxes within boxes.
 fn draw_boxes(title: &str, boxes: &[Nested]) -> String {
@@ -204,11 +217,11 @@ fn size(nested: &Nested) -> (usize, usize) {
     let sizes: Vec<_> = nested.boxes.iter().map(size).collect();
     let inner = sizes.iter().map(|(width, _)| width + MARGIN).sum::<usize>() + MARGIN;
     let tallest = sizes.iter().map(|(_, height)| height + MARGIN).max().unwrap_or(0);
-    (inner.max(LEAF), head(nested) + tallest)
+    (inner.max(LEAF_WIDTH), text_height(nested) + tallest)
 }
 
 /// Returns the height of a box's own text.
-fn head(nested: &Nested) -> usize {
+fn text_height(nested: &Nested) -> usize {
     LINE * (nested.holds.len() + 1) + MARGIN
 }
 
@@ -221,10 +234,11 @@ fn draw_box(svg: &mut Svg, nested: &Nested, (x, y): (usize, usize), depth: usize
         svg.text((x + 8, y + LINE * (line + 2)), text);
     }
 
-    let mut inner = x + MARGIN;
+    let mut child_x = x + MARGIN;
     for child in &nested.boxes {
-        draw_box(svg, child, (inner, y + head(nested)), depth + 1);
-        inner += size(child).0 + MARGIN;
+        draw_box(svg, child, (child_x, y + text_height(nested)), depth + 1);
+        let (child_width, _) = size(child);
+        child_x += child_width + MARGIN;
     }
 }
 

@@ -51,7 +51,7 @@ pub(crate) fn check(root: &Path) -> Result<(), Failed> {
     let mut errors = Vec::new();
     let mut crates = BTreeMap::new();
 
-    for folder in manifests(root)? {
+    for folder in crate_folders(root)? {
         let (name, uses) = dependencies(&folder)?;
         let Some(room) = rooms.room.iter().find(|room| room.name == name) else {
             errors.push(format!("{name} is not listed: add it with the crates that it may use"));
@@ -83,17 +83,17 @@ pub(crate) fn check(root: &Path) -> Result<(), Failed> {
 /// Reads the list of rooms.
 fn read(root: &Path) -> Result<Rooms, Failed> {
     let path = root.join(SOURCE);
-    let text = fs::read_to_string(&path).map_err(|error| at(&path, &error))?;
-    toml::from_str(&text).map_err(|error| at(&path, &error))
+    let text = fs::read_to_string(&path).map_err(|error| failure_at(&path, &error))?;
+    toml::from_str(&text).map_err(|error| failure_at(&path, &error))
 }
 
 /// Returns the failure at a file.
-fn at(path: &Path, error: &dyn std::fmt::Display) -> Failed {
+fn failure_at(path: &Path, error: &dyn std::fmt::Display) -> Failed {
     Failed::new(format!("{}: {error}", path.display()))
 }
 
 /// Returns the folders of all crates that are rooms.
-fn manifests(root: &Path) -> Result<Vec<PathBuf>, Failed> {
+fn crate_folders(root: &Path) -> Result<Vec<PathBuf>, Failed> {
     let mut found = Vec::new();
     let mut folders: Vec<PathBuf> = FOLDERS.iter().map(|folder| root.join(folder)).collect();
 
@@ -101,7 +101,7 @@ fn manifests(root: &Path) -> Result<Vec<PathBuf>, Failed> {
         if folder.join("Cargo.toml").exists() {
             found.push(folder.clone());
         }
-        let entries = fs::read_dir(&folder).map_err(|error| at(&folder, &error))?;
+        let entries = fs::read_dir(&folder).map_err(|error| failure_at(&folder, &error))?;
         folders.extend(
             entries
                 .filter_map(Result::ok)
@@ -128,8 +128,8 @@ fn dependencies(folder: &Path) -> Result<(String, BTreeSet<String>), Failed> {
     }
 
     let path = folder.join("Cargo.toml");
-    let text = fs::read_to_string(&path).map_err(|error| at(&path, &error))?;
-    let manifest: Manifest = toml::from_str(&text).map_err(|error| at(&path, &error))?;
+    let text = fs::read_to_string(&path).map_err(|error| failure_at(&path, &error))?;
+    let manifest: Manifest = toml::from_str(&text).map_err(|error| failure_at(&path, &error))?;
     let uses = manifest.dependencies.keys().filter(|name| name.starts_with("nicforge")).cloned().collect();
 
     Ok((manifest.package.name, uses))
@@ -138,13 +138,13 @@ fn dependencies(folder: &Path) -> Result<(String, BTreeSet<String>), Failed> {
 /// Returns an error for each module of a crate that names a later one, or that is not listed.
 fn check_modules(room: &Room, source: &Path) -> Result<Vec<String>, Failed> {
     let mut errors = Vec::new();
-    let entries = fs::read_dir(source).map_err(|error| at(source, &error))?;
+    let entries = fs::read_dir(source).map_err(|error| failure_at(source, &error))?;
     let mut files: Vec<_> = entries.filter_map(Result::ok).map(|entry| entry.path()).collect();
     files.sort();
 
     while let Some(path) = files.pop() {
         if path.is_dir() {
-            let entries = fs::read_dir(&path).map_err(|error| at(&path, &error))?;
+            let entries = fs::read_dir(&path).map_err(|error| failure_at(&path, &error))?;
             files.extend(entries.filter_map(Result::ok).map(|entry| entry.path()));
             continue;
         }
@@ -155,9 +155,9 @@ fn check_modules(room: &Room, source: &Path) -> Result<Vec<String>, Failed> {
             continue;
         };
 
-        let text = fs::read_to_string(&path).map_err(|error| at(&path, &error))?;
+        let text = fs::read_to_string(&path).map_err(|error| failure_at(&path, &error))?;
         let allowed = &room.modules[..=position];
-        let used_modules = names(&text).into_iter().filter(|name| room.modules.contains(name));
+        let used_modules = modules_named_in(&text).into_iter().filter(|name| room.modules.contains(name));
         errors.extend(
             used_modules
                 .filter(|name| !allowed.contains(name))
@@ -178,7 +178,7 @@ fn module_of(source: &Path, path: &Path) -> Option<String> {
 }
 
 /// Returns the modules that a file names by `crate::`, outside its comments and tests.
-fn names(text: &str) -> BTreeSet<String> {
+fn modules_named_in(text: &str) -> BTreeSet<String> {
     let code: String = text
         .lines()
         .take_while(|line| *line != "#[cfg(test)]")
@@ -224,10 +224,14 @@ fn identifier(text: &str) -> Option<String> {
     (!name.is_empty()).then(|| name.to_owned())
 }
 
-/// Width and height of a box in the picture.
-const BOX: (usize, usize) = (172, 58);
+/// Width and height of a box in the picture, in pixels.
+const BOX_WIDTH: usize = 172;
+const BOX_HEIGHT: usize = 58;
 /// Space between boxes, across and down.
-const GAP: (usize, usize) = (16, 44);
+const GAP_ACROSS: usize = 16;
+const GAP_DOWN: usize = 44;
+/// Maximum number of characters in a line of a box's text.
+const TEXT_WIDTH: usize = 26;
 
 /// Returns the picture: a box for each room, and lines to the rooms that it uses. A room that it
 /// also uses through another room gets no line.
@@ -241,13 +245,15 @@ pub(crate) fn draw(root: &Path) -> Result<String, Failed> {
         .collect();
 
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = columns * (BOX.0 + GAP.0) + GAP.0;
+    let width = columns * (BOX_WIDTH + GAP_ACROSS) + GAP_ACROSS;
     let mut positions = BTreeMap::new();
     for (row, rooms) in rows.iter().enumerate() {
-        let left = (width + GAP.0 - rooms.len() * (BOX.0 + GAP.0)) / 2;
+        // The boxes of a row are in the middle of the picture.
+        let left = (width + GAP_ACROSS - rooms.len() * (BOX_WIDTH + GAP_ACROSS)) / 2;
         for (column, room) in rooms.iter().enumerate() {
-            let at = (left + column * (BOX.0 + GAP.0), GAP.1 / 2 + row * (BOX.1 + GAP.1));
-            positions.insert(room.name.as_str(), at);
+            let x = left + column * (BOX_WIDTH + GAP_ACROSS);
+            let y = GAP_DOWN / 2 + row * (BOX_HEIGHT + GAP_DOWN);
+            positions.insert(room.name.as_str(), (x, y));
         }
     }
 
@@ -255,22 +261,23 @@ pub(crate) fn draw(root: &Path) -> Result<String, Failed> {
     for room in &drawn {
         for used in direct_uses(room, &rooms) {
             if let (Some(from), Some(to)) = (positions.get(room.name.as_str()), positions.get(used)) {
-                let (from, to) = ((from.0 + BOX.0 / 2, from.1 + BOX.1), (to.0 + BOX.0 / 2, to.1));
-                svg.line(from, to, "stroke-opacity=\"0.5\"");
+                let bottom = (from.0 + BOX_WIDTH / 2, from.1 + BOX_HEIGHT);
+                let top = (to.0 + BOX_WIDTH / 2, to.1);
+                svg.line(bottom, top, "stroke-opacity=\"0.5\"");
             }
         }
     }
     for room in &drawn {
         let Some(&(x, y)) = positions.get(room.name.as_str()) else { continue };
-        svg.rect((x, y), BOX, "#eef3f8");
+        svg.rect((x, y), (BOX_WIDTH, BOX_HEIGHT), "#eef3f8");
         svg.bold((x + 8, y + 18), room.name.strip_prefix("nicforge-").unwrap_or(&room.name));
-        for (index, line) in wrapped(&room.holds, 26).iter().enumerate() {
+        for (index, line) in wrapped(&room.holds, TEXT_WIDTH).iter().enumerate() {
             svg.text((x + 8, y + 35 + LINE * index), line);
         }
     }
 
     let title = "The rooms of nicforge: a line goes from a room to one below that it uses";
-    Ok(svg.finish(title, (width, rows.len() * (BOX.1 + GAP.1))))
+    Ok(svg.finish(title, (width, rows.len() * (BOX_HEIGHT + GAP_DOWN))))
 }
 
 /// Returns the rooms that a room uses, without those that it also uses through another room.
@@ -299,7 +306,7 @@ mod tests {
     fn names_are_found_in_lists_and_paths_and_not_in_comments() {
         let text = "use crate::{\n    a::{B, C},\n    d,\n};\n// crate::e\nfn f() { crate::g::h(); }\n\
                     #[cfg(test)]\nmod tests { use crate::i; }\n";
-        assert_eq!(names(text).into_iter().collect::<Vec<_>>(), ["a", "d", "g"]);
+        assert_eq!(modules_named_in(text).into_iter().collect::<Vec<_>>(), ["a", "d", "g"]);
     }
 
     #[test]

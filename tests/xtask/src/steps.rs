@@ -67,7 +67,7 @@ impl Steps {
         let status =
             status.map_err(|error| Failed::new(format!("{description}: can't start cargo: {error}")))?;
 
-        ended(description, arguments, status, start)
+        report_end(description, arguments, status, start)
     }
 
     /// Runs tests. Prints the failures again after their output.
@@ -85,6 +85,7 @@ impl Steps {
             child.map_err(|error| Failed::new(format!("{description}: can't start cargo: {error}")))?;
         let output = child.stdout.take().map(BufReader::new);
 
+        // The output is read to its end before the wait, because a full pipe would block the tests.
         let failures = output.map(|output| Failures::copy(output, io::stdout().lock())).transpose();
         let status = child.wait().map_err(|error| Failed::new(format!("{description}: {error}")))?;
         let failures = failures.map_err(|error| Failed::new(format!("{description}: {error}")))?;
@@ -94,7 +95,7 @@ impl Steps {
             failures.iter().flat_map(Failures::lines).for_each(|line| eprintln!("{line}"));
         }
 
-        ended(description, arguments, status, start)
+        report_end(description, arguments, status, start)
     }
 
     /// Runs cargo, and returns its standard output.
@@ -129,8 +130,14 @@ impl Steps {
     }
 }
 
-/// Prints how long a step took. Fails if its command of cargo failed.
-fn ended(description: &str, arguments: &[&str], status: ExitStatus, start: Instant) -> Result<(), Failed> {
+/// Prints how long a step took, from its `start` until now. Returns a failure if its command of
+/// cargo failed.
+fn report_end(
+    description: &str,
+    arguments: &[&str],
+    status: ExitStatus,
+    start: Instant,
+) -> Result<(), Failed> {
     if !status.success() {
         return Err(Failed::new(format!("{description} failed (cargo {}): {status}", arguments.join(" "))));
     }

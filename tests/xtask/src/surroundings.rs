@@ -27,7 +27,9 @@ const FORBIDDEN: [(&str, &str); 11] = [
     (".lock().map_err", LOCK),
     (".lock().ok()", LOCK),
 ];
-/// A simulated thread that blocks in the operating system's lock holds up its holder, too.
+/// What takes a lock in place of the lock's own methods. In virtual time only one thread runs at a
+/// time. A thread that blocked in the operating system's lock would keep the lock's holder from
+/// running.
 const LOCK: &str = "runtime::lock";
 
 /// Checks that no library below `root` takes time, threads, locks or random numbers from the

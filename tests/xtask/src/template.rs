@@ -94,8 +94,8 @@ pub(crate) fn test(steps: &Steps, with_guests: bool) -> Result<(), Failed> {
     let template = root.join(TEMPLATE);
     let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
 
-    let locked = template.join("Cargo.lock");
-    fs::copy(root.join("Cargo.lock"), &locked).map_err(|error| at(&locked, &error))?;
+    let lock_file = template.join("Cargo.lock");
+    fs::copy(root.join("Cargo.lock"), &lock_file).map_err(|error| failure_at(&lock_file, &error))?;
     let profiles = write_profiles(root, &target)?;
 
     let text = |path: &Path| path.display().to_string();
@@ -118,14 +118,14 @@ pub(crate) fn check(steps: &Steps) -> Result<(), Failed> {
 /// Writes the workspace's profiles into a configuration file of cargo, and returns its path.
 fn write_profiles(root: &Path, target: &Path) -> Result<PathBuf, Failed> {
     let manifest = root.join("Cargo.toml");
-    let text = fs::read_to_string(&manifest).map_err(|error| at(&manifest, &error))?;
-    let mut table: toml::Table = toml::from_str(&text).map_err(|error| at(&manifest, &error))?;
+    let text = fs::read_to_string(&manifest).map_err(|error| failure_at(&manifest, &error))?;
+    let mut table: toml::Table = toml::from_str(&text).map_err(|error| failure_at(&manifest, &error))?;
     table.retain(|name, _| name == "profile");
 
-    fs::create_dir_all(target).map_err(|error| at(target, &error))?;
+    fs::create_dir_all(target).map_err(|error| failure_at(target, &error))?;
     let path = target.join("template-profiles.toml");
-    let text = toml::to_string(&table).map_err(|error| at(&path, &error))?;
-    fs::write(&path, text).map_err(|error| at(&path, &error))?;
+    let text = toml::to_string(&table).map_err(|error| failure_at(&path, &error))?;
+    fs::write(&path, text).map_err(|error| failure_at(&path, &error))?;
     Ok(path)
 }
 
@@ -150,17 +150,17 @@ pub(crate) fn copy(steps: &Steps, new: &New) -> Result<(), Failed> {
     copy_folder(&steps.root().join(TEMPLATE), &new.folder, name, steps.root())?;
 
     // The copy begins with the versions with which the template was tested.
-    let locked = new.folder.join("Cargo.lock");
-    fs::copy(steps.root().join("Cargo.lock"), &locked).map_err(|error| at(&locked, &error))?;
+    let lock_file = new.folder.join("Cargo.lock");
+    fs::copy(steps.root().join("Cargo.lock"), &lock_file).map_err(|error| failure_at(&lock_file, &error))?;
     steps.print_heading(&format!("{} is ready: cargo test in it runs its tests", new.folder.display()));
     Ok(())
 }
 
 /// Copies a folder of the template, with the package's name and the folder of nicforge replaced.
 fn copy_folder(from: &Path, to: &Path, name: &str, root: &Path) -> Result<(), Failed> {
-    fs::create_dir_all(to).map_err(|error| at(to, &error))?;
-    for entry in fs::read_dir(from).map_err(|error| at(from, &error))? {
-        let entry = entry.map_err(|error| at(from, &error))?;
+    fs::create_dir_all(to).map_err(|error| failure_at(to, &error))?;
+    for entry in fs::read_dir(from).map_err(|error| failure_at(from, &error))? {
+        let entry = entry.map_err(|error| failure_at(from, &error))?;
         let file = entry.file_name().to_string_lossy().into_owned();
         if BUILD_OUTPUT.contains(&file.as_str()) {
             continue;
@@ -172,9 +172,9 @@ fn copy_folder(from: &Path, to: &Path, name: &str, root: &Path) -> Result<(), Fa
             continue;
         }
 
-        let text = fs::read_to_string(&path).map_err(|error| at(&path, &error))?;
+        let text = fs::read_to_string(&path).map_err(|error| failure_at(&path, &error))?;
         let text = renamed(&text, name).replace(ROOT, &root.display().to_string());
-        fs::write(&target, text).map_err(|error| at(&target, &error))?;
+        fs::write(&target, text).map_err(|error| failure_at(&target, &error))?;
     }
 
     Ok(())
@@ -192,7 +192,7 @@ fn capitalized(name: &str) -> String {
 }
 
 /// Returns the failure at a file.
-fn at(path: &Path, error: &dyn std::fmt::Display) -> Failed {
+fn failure_at(path: &Path, error: &dyn std::fmt::Display) -> Failed {
     Failed::new(format!("{}: {error}", path.display()))
 }
 

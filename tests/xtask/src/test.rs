@@ -20,7 +20,7 @@ const TEST: [&str; 2] = ["test", "--no-fail-fast"];
 const PACKAGES: [&str; 5] = ["--workspace", "--exclude", "nicforge-book", "--exclude", "nicforge-sim"];
 /// The package of virtual time.
 const VIRTUAL_TIME: [&str; 2] = ["-p", "nicforge-sim"];
-/// Tells tests that all that they start is built.
+/// The environment variable that tells tests that all that they start is built.
 const BUILT: (&str, &str) = ("NICFORGE_BUILT", "1");
 /// Test programs that the fast selection leaves out: they boot guests, make long random runs, or
 /// check a model's states.
@@ -29,8 +29,8 @@ const SLOW: [&str; 4] = ["guests", "guest_programs", "model", "seeded"];
 /// show that the papers' tables can fail.
 const LONG: [&str; 2] = ["processes_killed_at_random_leave_no_state", "missing_mechanism_puts_rows_out"];
 
-/// Lets the C library fill allocated and freed memory with a pattern, so that uses of uninitialised
-/// or freed memory show.
+/// The environment variable by which the C library fills allocated and freed memory with a pattern,
+/// so that uses of uninitialised or freed memory show.
 const FILL: (&str, &str) = ("MALLOC_PERTURB_", "165");
 
 #[derive(Args)]
@@ -47,17 +47,18 @@ pub(crate) fn run(steps: &Steps, test: &Test) -> Result<(), Failed> {
 
 /// Runs all tests, after provisioning QEMU, kernel and root file system of the guests.
 pub(crate) fn all(steps: &Steps) -> Result<(), Failed> {
-    guests(steps)?;
+    provide_guests(steps)?;
     build(steps)?;
-    let (quick, slow) = selections(steps)?;
-    let quick = [&quick[..], &["--".to_owned()], &threads()].concat();
+    let Selections { quick, slow } = selections(steps)?;
+    let quick = [&quick[..], &["--".to_owned()], &test_threads()].concat();
+
     run_tests(steps, "tests of libraries and programs", &quick)?;
     run_tests(steps, "tests with guests, and long runs", &slow)?;
     run_tests(steps, "examples in documentation", &["--doc".to_owned()])?;
-    virtual_time(steps, false)?;
+    test_virtual_time(steps, &[])?;
     template::test(steps, true)?;
-    checked(steps)?;
-    loom(steps)
+    test_optimised_memory(steps)?;
+    check_models(steps)
 }
 
 /// Builds the programs that tests start. Examples have a package's features for tests, so that this
@@ -70,11 +71,12 @@ fn build(steps: &Steps) -> Result<(), Failed> {
 /// Runs the tests that take seconds.
 fn fast(steps: &Steps) -> Result<(), Failed> {
     build(steps)?;
-    let (quick, _) = selections(steps)?;
-    let quick = [&quick[..], &["--".to_owned()], &threads(), &skipped()].concat();
+    let quick = selections(steps)?.quick;
+    let skipped = skipped_tests();
+    let quick = [&quick[..], &["--".to_owned()], &test_threads(), &skipped].concat();
 
     run_tests(steps, "tests without guests and long runs", &quick)?;
-    virtual_time(steps, true)?;
+    test_virtual_time(steps, &skipped)?;
     template::test(steps, false)
 }
 
@@ -84,67 +86,83 @@ fn run_tests(steps: &Steps, description: &str, arguments: &[String]) -> Result<(
     steps.tests(description, &[&TEST, &PACKAGES[..], &arguments].concat(), &[FILL, BUILT])
 }
 
-/// Returns cargo's arguments for the libraries and programs whose tests take seconds, and for the
-/// [`SLOW`] programs.
-fn selections(steps: &Steps) -> Result<(Vec<String>, Vec<String>), Failed> {
+/// Arguments of cargo that select test programs.
+struct Selections {
+    /// Libraries, and the programs whose tests take seconds.
+    quick: Vec<String>,
+    /// The [`SLOW`] programs.
+    slow: Vec<String>,
+}
+
+/// Returns the selections of all programs with tests.
+fn selections(steps: &Steps) -> Result<Selections, Failed> {
     let metadata =
         steps.cargo_output("test programs", &["metadata", "--no-deps", "--format-version", "1"])?;
-    let (slow, quick): (Vec<_>, Vec<_>) =
-        programs(&metadata)?.into_iter().partition(|(_, name)| SLOW.contains(&name.as_str()));
-    let arguments = |programs: Vec<(&str, String)>| {
-        programs.into_iter().flat_map(|(option, name)| [option.to_owned(), name])
+    let is_slow = |program: &TestProgram| SLOW.contains(&program.name.as_str());
+    let (slow, quick): (Vec<_>, Vec<_>) = test_programs(&metadata)?.into_iter().partition(is_slow);
+    let arguments = |programs: Vec<TestProgram>| {
+        programs.into_iter().flat_map(|program| [program.option.to_owned(), program.name])
     };
 
-    Ok((std::iter::once("--lib".to_owned()).chain(arguments(quick)).collect(), arguments(slow).collect()))
+    Ok(Selections {
+        quick: std::iter::once("--lib".to_owned()).chain(arguments(quick)).collect(),
+        slow: arguments(slow).collect(),
+    })
 }
 
 /// Returns the option for the number of tests that a program runs at a time. Many tests wait for
 /// other processes most of their time, so that two for each processor use it better than one.
-fn threads() -> [String; 2] {
+fn test_threads() -> [String; 2] {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     ["--test-threads".to_owned(), (2 * processors).to_string()]
 }
 
 /// Returns the options that leave out the [`LONG`] tests.
-fn skipped() -> Vec<String> {
+fn skipped_tests() -> Vec<String> {
     LONG.iter().flat_map(|name| ["--skip", name]).map(str::to_owned).collect()
 }
 
-/// Returns all programs with tests but those of libraries, by the workspace's metadata. Each is the
-/// option of cargo that selects it and its name, and no pair occurs twice.
-fn programs(metadata: &str) -> Result<Vec<(&'static str, String)>, Failed> {
+/// A program with tests: the option of cargo that selects such programs, and the name.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct TestProgram {
+    option: &'static str,
+    name: String,
+}
+
+/// Returns all programs with tests but those of libraries, by the workspace's metadata. None occurs
+/// twice.
+fn test_programs(metadata: &str) -> Result<Vec<TestProgram>, Failed> {
     let metadata: Value = serde_json::from_str(metadata)
         .map_err(|error| Failed::new(format!("cargo's metadata are no JSON: {error}")))?;
     let list = |value: &Value, name: &str| value[name].as_array().cloned().unwrap_or_default();
 
     let targets = list(&metadata, "packages").into_iter().flat_map(|package| list(&package, "targets"));
     let tested = targets.filter(|target| target["test"] == true);
-    let mut programs: Vec<_> = tested.filter_map(|target| program(&target)).collect();
+    let mut programs: Vec<_> = tested.filter_map(|target| test_program(&target)).collect();
 
     programs.sort();
     programs.dedup();
     Ok(programs)
 }
 
-/// Returns cargo's option for a target and its name, unless it is a library.
-fn program(target: &Value) -> Option<(&'static str, String)> {
+/// Returns the program of a target in cargo's metadata, unless the target is a library.
+fn test_program(target: &Value) -> Option<TestProgram> {
     let option = match target["kind"][0].as_str()? {
         "test" => "--test",
         "bin" => "--bin",
         _ => return None,
     };
-    Some((option, target["name"].as_str()?.to_owned()))
+    Some(TestProgram { option, name: target["name"].as_str()?.to_owned() })
 }
 
-/// Tests machines and software in virtual time.
-fn virtual_time(steps: &Steps, fast: bool) -> Result<(), Failed> {
-    let skipped = if fast { skipped() } else { Vec::new() };
-    let skipped: Vec<_> = skipped.iter().map(String::as_str).collect();
-    steps.tests("virtual time", &[&TEST, &VIRTUAL_TIME[..], &["--"], &skipped].concat(), &[FILL])
+/// Tests machines and software in virtual time. `arguments` are for the test programs.
+fn test_virtual_time(steps: &Steps, arguments: &[String]) -> Result<(), Failed> {
+    let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+    steps.tests("virtual time", &[&TEST, &VIRTUAL_TIME[..], &["--"], &arguments].concat(), &[FILL])
 }
 
 /// Tests shared memory as compiled for this processor, optimised and with all checks.
-fn checked(steps: &Steps) -> Result<(), Failed> {
+fn test_optimised_memory(steps: &Steps) -> Result<(), Failed> {
     steps.tests(
         "shared memory, optimised for this processor and with all checks",
         &["test", "-p", "nicforge-shm", "--lib", "--tests", "--target", &steps.host()?],
@@ -154,25 +172,25 @@ fn checked(steps: &Steps) -> Result<(), Failed> {
 
 /// Checks the posted-write ring and the wake-ups of companions under every interleaving that the
 /// memory model allows.
-fn loom(steps: &Steps) -> Result<(), Failed> {
+fn check_models(steps: &Steps) -> Result<(), Failed> {
     let host = steps.host()?;
-    let checked = [("RUSTFLAGS", "--cfg loom -C opt-level=3"), ("LOOM_MAX_PREEMPTIONS", "3")];
+    let environment = [("RUSTFLAGS", "--cfg loom -C opt-level=3"), ("LOOM_MAX_PREEMPTIONS", "3")];
 
     steps.tests(
         "model checking of the posted-write ring (loom)",
         &["test", "-p", "nicforge-shm", "--test", "loom", "--target", &host],
-        &checked,
+        &environment,
     )?;
     steps.tests(
         "model checking of the companions' wake-ups (loom)",
         &["test", "-p", "nicforge-core", "--lib", "--target", &host, "companion::signal"],
-        &checked,
+        &environment,
     )
 }
 
 /// Prepares guests for the tests: QEMU, a kernel and the kernel module once for each user, and the
 /// KVM trial once for each boot of the host.
-fn guests(steps: &Steps) -> Result<(), Failed> {
+fn provide_guests(steps: &Steps) -> Result<(), Failed> {
     steps.print_heading("QEMU, kernel and root file system of the guests");
     let progress = nicforge_guest::Progress::on_stderr();
     let created = nicforge_guest::Provision::from_environment().provide(&progress).and_then(|toolkit| {
@@ -214,7 +232,8 @@ mod tests {
         ]}"#;
         let expected = [("--bin", "tool"), ("--test", "guests"), ("--test", "suite")];
 
-        assert_eq!(programs(metadata).unwrap(), expected.map(|(option, name)| (option, name.to_owned())));
-        assert!(programs("no metadata").is_err());
+        let expected = expected.map(|(option, name)| TestProgram { option, name: name.to_owned() });
+        assert_eq!(test_programs(metadata).unwrap(), expected);
+        assert!(test_programs("no metadata").is_err());
     }
 }

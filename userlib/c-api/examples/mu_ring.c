@@ -29,8 +29,8 @@ enum { CLASS = 0, LINE = 2, SUBGROUP = 0 };
 enum { SEND, GETS, INJECTION_FIFOS };
 enum { RECEIVE };
 
-/* Numbers of the functions that receive messages. */
-enum { READY = 5, START = 6, TAKE = 7 };
+/* Numbers of the functions that receive packets: of notices, and of the message. */
+enum { READY = 5, START = 6, MESSAGE_PACKET = 7 };
 
 /* Maximum number of nodes; time between two messages READY of a node, and their maximum number. */
 enum { MAX_NODES = 4096, RETRY_NS = 5000000, RETRIES = 12000 };
@@ -62,8 +62,8 @@ static MUSPI_RecFifoSubGroup_t reception;
 static MUSPI_BaseAddressTableSubGroup_t table;
 static MUSPI_GIBarrier_t barrier;
 static MUSPI_GI_t line;
-static MUHWI_Destination_t before, after;
-static uint32_t own_rank, before_rank;
+static MUHWI_Destination_t previous, next;
+static uint32_t own_rank, previous_rank;
 static unsigned char message[MESSAGE];
 static size_t received;
 static unsigned char is_ready[MAX_NODES];
@@ -77,7 +77,7 @@ static void fail(const char *what)
     exit(1);
 }
 
-/* The present time in seconds. */
+/* Returns the present time in seconds. */
 static uint64_t seconds(void)
 {
     struct timespec now;
@@ -87,10 +87,10 @@ static uint64_t seconds(void)
 }
 
 /*
- * Returns whether a polling loop makes one more turn. The first turn sets the time at which the loop ends.
+ * Returns whether a polling loop may go on to this turn. The first turn sets the time at which the loop ends.
  * The loop yields its processor from time to time, because many nodes share the processors of the host.
  */
-static int goes_on(uint64_t turn, uint64_t *end)
+static int may_poll_again(uint64_t turn, uint64_t *end)
 {
     if (turn == 0)
         *end = seconds() + WAIT_SECONDS;
@@ -106,19 +106,19 @@ static void check(int32_t result, const char *what)
         fail(what);
 }
 
-/* The address for the unit of a field of the area. */
+/* Returns the address by which the unit reaches a field of the area. */
 static uint64_t physical(size_t offset)
 {
     return (uint64_t)(uintptr_t)region.BasePa + offset;
 }
 
-/* The offset by which a put names a counter. */
+/* Returns the offset by which a put adds to a counter. */
 static uint64_t counter_offset(size_t offset)
 {
     return MUSPI_GetAtomicOffsetFromBaseAddress(&table, 0, physical(offset), MUHWI_ATOMIC_OPCODE_STORE_ADD);
 }
 
-/* The byte at an offset of the block of a node. */
+/* Returns the byte at an offset of the block of a node. */
 static unsigned char expected(uint32_t rank, size_t at)
 {
     return (unsigned char)(rank * 7 + at * 3);
@@ -251,12 +251,12 @@ static void inject(MUHWI_Descriptor_t *descriptor)
     int32_t is_done = 0;
 
     /* A full FIFO, or a full ring of posted writes, has room again soon. */
-    for (turns = 0; number == UINT64_MAX && goes_on(turns, &end); ++turns)
+    for (turns = 0; number == UINT64_MAX && may_poll_again(turns, &end); ++turns)
         number = MUSPI_InjFifoInject(fifo, descriptor);
     if (number == UINT64_MAX)
         fail("MUSPI_InjFifoInject");
 
-    for (turns = 0; is_done == 0 && goes_on(turns, &end); ++turns)
+    for (turns = 0; is_done == 0 && may_poll_again(turns, &end); ++turns)
         is_done = MUSPI_CheckDescComplete(fifo, number);
     if (is_done != 1)
         fail("MUSPI_CheckDescComplete");
@@ -268,7 +268,7 @@ static void await_zero(volatile uint64_t *counter, const char *what)
     uint64_t end, turns;
 
     for (turns = 0; *counter != 0; ++turns) {
-        if (!goes_on(turns, &end)) {
+        if (!may_poll_again(turns, &end)) {
             fprintf(stderr, "node %u: %s has not come\n", own_rank, what);
             exit(1);
         }
@@ -277,7 +277,7 @@ static void await_zero(volatile uint64_t *counter, const char *what)
 }
 
 /* Sends a message without payload, whose software bytes carry this node's number. */
-static void tell(MUHWI_Destination_t dest, uint8_t function)
+static void send_notice(MUHWI_Destination_t dest, uint8_t function)
 {
     MUSPI_Pt2PtMemoryFIFODescriptorInfo_t info;
     MUHWI_Descriptor_t descriptor;
@@ -291,7 +291,7 @@ static void tell(MUHWI_Destination_t dest, uint8_t function)
     inject(&descriptor);
 }
 
-/* Receives a message READY: the node that has sent it is ready. */
+/* Receives a message READY, and records that its sender is ready. */
 static int note_ready(void *param, MUHWI_PacketHeader_t *packet, uint32_t bytes)
 {
     uint32_t rank;
@@ -305,7 +305,7 @@ static int note_ready(void *param, MUHWI_PacketHeader_t *packet, uint32_t bytes)
     return 0;
 }
 
-/* Receives a message START: all nodes are ready. */
+/* Receives a message START, which the first node sends when all nodes are ready. */
 static int note_start(void *param, MUHWI_PacketHeader_t *packet, uint32_t bytes)
 {
     (void)param, (void)packet, (void)bytes;
@@ -328,7 +328,7 @@ static void start(const Personality_Networks_t *network, uint32_t nodes)
     for (tries = 0; tries < RETRIES && (own_rank == 0 ? ready_nodes < nodes - 1 : !is_started); ++tries) {
         if (own_rank != 0) {
             destination(&node, network, 0);
-            tell(node, READY);
+            send_notice(node, READY);
         }
         nanosleep(&pause, NULL);
         MUSPI_RecFifoPoll(fifo, MAX_NODES);
@@ -338,18 +338,18 @@ static void start(const Personality_Networks_t *network, uint32_t nodes)
 
     for (rank = 1; own_rank == 0 && rank < nodes; ++rank) {
         destination(&node, network, rank);
-        tell(node, START);
+        send_notice(node, START);
     }
 }
 
 /* Waits until all nodes are here. */
-static void meet(void)
+static void wait_for_all(void)
 {
     check(MUSPI_GIBarrierEnterAndWaitWithTimeout(&barrier, WAIT_CYCLES), "a barrier");
 }
 
 /* Receives a packet of a message. The packet's put offset is the position of its payload in the message. */
-static int take(void *param, MUHWI_PacketHeader_t *packet, uint32_t bytes)
+static int receive_packet(void *param, MUHWI_PacketHeader_t *packet, uint32_t bytes)
 {
     const unsigned char *payload = (const unsigned char *)packet + MUHWI_PACKET_HEADER_SIZE_IN_BYTES;
     size_t at = packet->messageUnitHeader.Packet_Types.Memory_FIFO.Put_Offset_LSB;
@@ -371,15 +371,15 @@ static void put_round(void)
     MUHWI_Descriptor_t descriptor;
 
     area->own_address = physical(0);
-    make_put(&descriptor, before, physical(OFFSET(own_address)), sizeof area->own_address, OFFSET(next_address),
-             OFFSET(address_left));
+    make_put(&descriptor, previous, physical(OFFSET(own_address)), sizeof area->own_address,
+             OFFSET(next_address), OFFSET(address_left));
     inject(&descriptor);
 
-    make_put(&descriptor, after, physical(OFFSET(own)), BYTES, OFFSET(taken), OFFSET(put_left));
+    make_put(&descriptor, next, physical(OFFSET(own)), BYTES, OFFSET(taken), OFFSET(put_left));
     inject(&descriptor);
     await_zero(&area->put_left, "the put");
     await_zero(&area->address_left, "the address");
-    verify(area->taken, BYTES, before_rank, "the put");
+    verify(area->taken, BYTES, previous_rank, "the put");
 }
 
 /* Sends the next node a descriptor by which its unit puts the block back. */
@@ -390,7 +390,7 @@ static void get_back(MUHWI_Destination_t own)
 
     make_put(&area->reply, own, area->next_address + OFFSET(taken), BYTES, OFFSET(back), OFFSET(get_left));
     memset(&info, 0, sizeof info);
-    fill_point_to_point(&info.Base, &info.Pt2Pt, after, physical(OFFSET(reply)), sizeof area->reply);
+    fill_point_to_point(&info.Base, &info.Pt2Pt, next, physical(OFFSET(reply)), sizeof area->reply);
     info.RemoteGet.Type = MUHWI_PACKET_TYPE_GET;
     info.RemoteGet.Rget_Inj_FIFO_Id = SUBGROUP * BGQ_MU_NUM_INJ_FIFOS_PER_SUBGROUP + GETS;
     check(MUSPI_CreatePt2PtRemoteGetDescriptor(&descriptor, &info), "MUSPI_CreatePt2PtRemoteGetDescriptor");
@@ -404,26 +404,27 @@ static void send_round(void)
 {
     MUSPI_Pt2PtMemoryFIFODescriptorInfo_t info;
     MUHWI_Descriptor_t descriptor;
-    uint32_t come;
+    uint32_t pending;
 
-    MUSPI_RegisterRecvFunction(take, NULL, TAKE);
+    MUSPI_RegisterRecvFunction(receive_packet, NULL, MESSAGE_PACKET);
     memset(&info, 0, sizeof info);
-    fill_point_to_point(&info.Base, &info.Pt2Pt, after, physical(OFFSET(own)), MESSAGE);
+    fill_point_to_point(&info.Base, &info.Pt2Pt, next, physical(OFFSET(own)), MESSAGE);
     info.MemFIFO.Rec_FIFO_Id = SUBGROUP * BGQ_MU_NUM_REC_FIFOS_PER_SUBGROUP + RECEIVE;
-    info.MemFIFO.SoftwareBytes[0] = TAKE;
+    info.MemFIFO.SoftwareBytes[0] = MESSAGE_PACKET;
     info.MemFIFO.Interrupt = 1;
     check(MUSPI_CreatePt2PtMemoryFIFODescriptor(&descriptor, &info), "MUSPI_CreatePt2PtMemoryFIFODescriptor");
     inject(&descriptor);
 
     /* The packets stay in order, so the last one arrives after all others. */
-    check(nicforge_spi_wait_interrupts(SUBGROUP, NICFORGE_SPI_INTERRUPT_PACKET << RECEIVE, WAIT_CYCLES, &come),
+    check(nicforge_spi_wait_interrupts(SUBGROUP, NICFORGE_SPI_INTERRUPT_PACKET << RECEIVE, WAIT_CYCLES,
+                                       &pending),
           "nicforge_spi_wait_interrupts");
     /* Repeated messages READY may be in front of the message. */
     while (received < MESSAGE && MUSPI_RecFifoPoll(MUSPI_IdToRecFifo(RECEIVE, &reception), MAX_NODES) != 0)
         ;
     if (received != MESSAGE)
         fail("the message has not come");
-    verify(message, MESSAGE, before_rank, "the message");
+    verify(message, MESSAGE, previous_rank, "the message");
 }
 
 /* Broadcasts a block of the first node. */
@@ -458,7 +459,7 @@ static void interrupt_all(uint32_t nodes)
         check(MUSPI_GISend(&line), "MUSPI_GISend");
     check(MUSPI_GIPollForArrivalWithTimeout(&line, WAIT_CYCLES), "a global interrupt");
 
-    meet();
+    wait_for_all();
     if (own_rank == nodes - 1)
         check(MUSPI_GISendClear(&line), "MUSPI_GISendClear");
     check(MUSPI_GIPollForClearWithTimeout(&line, WAIT_CYCLES), "the end of a global interrupt");
@@ -479,10 +480,10 @@ int main(void)
     own_rank = own_rank * network->Cnodes + network->Ccoord;
     own_rank = own_rank * network->Bnodes + network->Bcoord;
     own_rank = own_rank * network->Anodes + network->Acoord;
-    before_rank = (own_rank + nodes - 1) % nodes;
+    previous_rank = (own_rank + nodes - 1) % nodes;
     destination(&own, network, own_rank);
-    destination(&before, network, before_rank);
-    destination(&after, network, (own_rank + 1) % nodes);
+    destination(&previous, network, previous_rank);
+    destination(&next, network, (own_rank + 1) % nodes);
 
     open_subgroup();
     for (at = 0; at < BYTES; ++at)
@@ -494,15 +495,15 @@ int main(void)
     set_class_routes(network);
     check(MUSPI_GIBarrierInit(&barrier, CLASS), "MUSPI_GIBarrierInit");
     start(network, nodes);
-    meet();
+    wait_for_all();
     put_round();
-    meet();
+    wait_for_all();
     get_back(own);
     send_round();
     broadcast();
-    meet();
+    wait_for_all();
     interrupt_all(nodes);
-    meet();
+    wait_for_all();
 
     printf("node %u: %d bytes went to node %u and back, and %d came from all\n", own_rank, BYTES,
            (own_rank + 1) % nodes, SHARED);

@@ -25,7 +25,8 @@ enum { AT_BLOCK = 0, AT_OTHER = BLOCK, AT_TOKEN = 2 * BLOCK, BYTES = 2 * BLOCK +
 
 static struct rma_port *port;
 static struct rma_target next;
-static uint64_t mine, theirs;
+/* Addresses of the memory of this node and of the next one. */
+static uint64_t own_memory, next_memory;
 
 /* Ends the program with the last error of the library. */
 static void fail(const char *what)
@@ -53,7 +54,7 @@ static void publish(const char *directory, int node)
     snprintf(temporary, sizeof temporary, "%s.new", name);
     file = fopen(temporary, "w");
     check(file != NULL, "the directory can't be written");
-    fprintf(file, "%" PRIx64 "\n", mine);
+    fprintf(file, "%" PRIx64 "\n", own_memory);
     check(fclose(file) == 0 && rename(temporary, name) == 0, "the address can't be published");
 }
 
@@ -109,14 +110,14 @@ static void test_alone(struct rma_buffer *buffer, struct rma_target self)
     check(rma_wait(port, 1, NULL) == -ETIMEDOUT, "a wait that ends by its time-out");
 
     block[0] = 42;
-    if (rma_get(port, self, mine + AT_BLOCK, mine + AT_OTHER, 8, RMA_NOTIFY_REQUESTER) != 1)
+    if (rma_get(port, self, own_memory + AT_BLOCK, own_memory + AT_OTHER, 8, RMA_NOTIFY_REQUESTER) != 1)
         fail("rma_get");
 
     if (rma_wait(port, TIMEOUT_MS, &seen) < 0)
         fail("rma_wait");
     check(seen.kind == RMA_GET && seen.role == RMA_NOTIFY_REQUESTER && seen.status == RMA_DONE, "another command");
-    check(seen.length == 8 && seen.address == mine + AT_OTHER, "another get");
-    check(seen.node == self.node && seen.vpid == self.vpid, "a get from somebody else");
+    check(seen.length == 8 && seen.address == own_memory + AT_OTHER, "another get");
+    check(seen.node == self.node && seen.vpid == self.vpid, "a get from another node");
     check(block[AT_OTHER / 8] == 42, "what was got is not what was there");
 
     /* The notification stays until it is freed. */
@@ -130,10 +131,11 @@ static void test_alone(struct rma_buffer *buffer, struct rma_target self)
     check(rma_register(port, buffer, 8, 4096, RMA_READ, &region) == -EINVAL, "half a page");
     check(rma_register(port, buffer, 0, (uint64_t)1 << 40, RMA_READ, &region) == -ERANGE, "more than there is");
     check(region == NULL, "a region after an error");
-    check(rma_put(port, self, mine, mine, 0, RMA_NOTIFY_NONE) == -EINVAL, "a put of nothing");
+    check(rma_put(port, self, own_memory, own_memory, 0, RMA_NOTIFY_NONE) == -EINVAL, "a put of nothing");
 
     /* A refused command notifies its requester, even with RMA_NOTIFY_NONE. */
-    check(rma_put(port, self, mine, mine + ((uint64_t)1 << 40), 8, RMA_NOTIFY_NONE) == 1, "a put to nowhere");
+    check(rma_put(port, self, own_memory, own_memory + ((uint64_t)1 << 40), 8, RMA_NOTIFY_NONE) == 1,
+          "a put to nowhere");
     expect(RMA_NOTIFY_REQUESTER, RMA_PUT, RMA_REMOTE_ADDRESS);
 
     check(rma_cancel(port, true) == 0 && rma_wait(port, 0, NULL) == -ECANCELED, "a cancelled wait");
@@ -164,7 +166,7 @@ int main(int count, char **words)
     if (rma_register(port, buffer, 0, BYTES, RMA_READ | RMA_WRITE, &region) < 0)
         fail("rma_register");
 
-    mine = rma_address(region);
+    own_memory = rma_address(region);
     block = rma_buffer_memory(buffer);
     other = block + AT_OTHER / 8;
     token = block + AT_TOKEN / 8;
@@ -174,7 +176,7 @@ int main(int count, char **words)
     test_alone(buffer, self);
 
     publish(words[1], node);
-    theirs = find(words[1], (node + 1) % nodes);
+    next_memory = find(words[1], (node + 1) % nodes);
     if (rma_connect(port, (uint32_t)((node + 1) % nodes), 0, &next) < 0)
         fail("rma_connect");
 
@@ -182,7 +184,7 @@ int main(int count, char **words)
         if (node == 0) {
             for (at = 0; at < WORDS; ++at)
                 block[at] = round << 32 | (uint64_t)at << 8;
-            if (rma_put(port, next, mine + AT_BLOCK, theirs + AT_BLOCK, BLOCK, RMA_NOTIFY_COMPLETER) != 1)
+            if (rma_put(port, next, own_memory + AT_BLOCK, next_memory + AT_BLOCK, BLOCK, RMA_NOTIFY_COMPLETER) != 1)
                 fail("rma_put");
         }
 
@@ -195,7 +197,7 @@ int main(int count, char **words)
             continue;
         for (at = 0; at < WORDS; ++at)
             ++block[at];
-        if (rma_put(port, next, mine + AT_BLOCK, theirs + AT_BLOCK, BLOCK, RMA_NOTIFY_COMPLETER) != 1)
+        if (rma_put(port, next, own_memory + AT_BLOCK, next_memory + AT_BLOCK, BLOCK, RMA_NOTIFY_COMPLETER) != 1)
             fail("rma_put");
     }
 
@@ -207,7 +209,7 @@ int main(int count, char **words)
      * The next node's memory still has the block of the last round: as this node has put it, or one
      * node later.
      */
-    if (rma_get(port, next, theirs + AT_BLOCK, mine + AT_OTHER, BLOCK, RMA_NOTIFY_NONE) != 1)
+    if (rma_get(port, next, next_memory + AT_BLOCK, own_memory + AT_OTHER, BLOCK, RMA_NOTIFY_NONE) != 1)
         fail("rma_get");
     if (rma_drain(port, TIMEOUT_MS) < 0)
         fail("rma_drain");
@@ -218,11 +220,11 @@ int main(int count, char **words)
     /* The first token means that all gets are done, the second that all processes may exit. */
     for (turn = 1; turn <= 2; ++turn) {
         word = (uint64_t)turn;
-        if (node == 0 && rma_put_immediate(port, next, &word, 8, theirs + AT_TOKEN, RMA_NOTIFY_COMPLETER) < 0)
+        if (node == 0 && rma_put_immediate(port, next, &word, 8, next_memory + AT_TOKEN, RMA_NOTIFY_COMPLETER) < 0)
             fail("rma_put_immediate");
         expect(RMA_NOTIFY_COMPLETER, RMA_IMMEDIATE_PUT, RMA_DONE);
         check(*token == word, "another token");
-        if (node != 0 && rma_put_immediate(port, next, &word, 8, theirs + AT_TOKEN, RMA_NOTIFY_COMPLETER) < 0)
+        if (node != 0 && rma_put_immediate(port, next, &word, 8, next_memory + AT_TOKEN, RMA_NOTIFY_COMPLETER) < 0)
             fail("rma_put_immediate");
     }
 

@@ -50,8 +50,8 @@ impl DescriptorReserve {
 }
 
 impl Engine {
-    /// Handles a report that connections may wait at a listening socket.
-    pub(crate) fn on_connection(&mut self, index: usize) {
+    /// Handles a report that connections wait at a listening socket.
+    pub(crate) fn on_connections(&mut self, index: usize) {
         self.attachments[index].may_have_connections = true;
         self.queues.push_accepting(index);
     }
@@ -78,8 +78,8 @@ impl Engine {
         }
     }
 
-    /// Accepts one connection. Returns whether more may be accepted now; if not, a later event
-    /// tries again.
+    /// Accepts one connection. Returns whether more may be accepted now. If not, a later event
+    /// queues the attachment again.
     fn accept(&mut self, index: usize, now: Instant) -> bool {
         if !self.may_accept(index, now) {
             return false;
@@ -106,18 +106,18 @@ impl Engine {
         }
     }
 
-    /// Returns whether a connection may be taken from the kernel's queue now. If not, the engine
-    /// tries again when the attachment's client has ended, or when enough items of earlier clients
-    /// have been closed.
+    /// Returns whether a connection may be taken from the kernel's queue now, to become the client
+    /// or to be refused. If not, the engine tries again when the attachment's client has ended, or
+    /// when enough items of earlier clients have been closed.
     fn may_accept(&mut self, index: usize, now: Instant) -> bool {
         let attachment = &mut self.attachments[index];
         if let Some(client) = &mut attachment.client {
             // A client that has hung up is first served to its end, in its own turns, because the
             // requests that it sent before are still carried out.
-            let was_known = client.hung_up;
-            client.hung_up = was_known || socket::is_hung_up(client.connection.as_fd());
+            let had_hung_up = client.hung_up;
+            client.hung_up = had_hung_up || socket::is_hung_up(client.connection.as_fd());
             if client.hung_up {
-                if !was_known {
+                if !had_hung_up {
                     self.queue_client(index);
                 }
                 return false;
@@ -126,9 +126,9 @@ impl Engine {
 
         let will_be_refused = attachment.client.is_some() || !attachment.back_off.is_over(now);
         let is_admitted = if will_be_refused {
-            attachment.closing.admits_refusal()
+            attachment.backlogs.admits_refusal()
         } else {
-            attachment.closing.admits_client()
+            attachment.backlogs.admits_client()
         };
         if !is_admitted {
             self.queues.hold(index);
@@ -136,8 +136,8 @@ impl Engine {
         is_admitted
     }
 
-    /// Handles a lack of descriptors. The descriptor of the reserve is freed to accept one
-    /// connection and close it at once, because its client would otherwise wait in vain.
+    /// Handles a lack of descriptors: accepts one connection with the descriptor of the reserve and
+    /// closes it at once, because its client would otherwise wait in vain.
     fn close_without_descriptors(&mut self, index: usize, errno: SystemErrno, now: Instant) {
         tracing::warn!(%errno, "no descriptor is left for a client");
         let attachment = &mut self.attachments[index];
@@ -145,7 +145,7 @@ impl Engine {
 
         self.reserve.free_during(|| {
             if let Ok(Some(fd)) = attachment.listener.accept() {
-                attachment.closing.close_unanswered(fd);
+                attachment.backlogs.close_unanswered(fd);
             }
         });
         self.clock.note_deadline(now + ACCEPT_PAUSE);
@@ -158,7 +158,7 @@ impl Engine {
             attachment.counters.foreign += 1;
             let path = attachment.listener.path().display();
             tracing::warn!(%path, "a client of another user was refused");
-            attachment.closing.close_unanswered(fd);
+            attachment.backlogs.close_unanswered(fd);
             return;
         };
 
@@ -178,21 +178,21 @@ impl Engine {
     fn refuse(&mut self, index: usize, fd: OwnedFd, errno: Errno) {
         let attachment = &mut self.attachments[index];
         attachment.counters.refused += 1;
-        attachment.closing.refuse(self.cleanup.closers(), fd, errno);
+        attachment.backlogs.refuse(self.cleanup.closers(), fd, errno);
     }
 
-    /// Adds the client of an attachment, which the machine has attached.
+    /// Makes a connection the client of an attachment. The machine has attached it already.
     fn add_client(&mut self, index: usize, fd: OwnedFd, pid: i32, now: Instant) {
         let attachment = &mut self.attachments[index];
         attachment.generation = attachment.generation.wrapping_add(1);
         attachment.counters.clients += 1;
         let key = ClientKey { index, generation: attachment.generation };
-        tracing::debug!(path = %attachment.listener.path().display(), pid, "a client came");
+        tracing::debug!(path = %attachment.listener.path().display(), pid, "a client connected");
 
         let (watches, watched) = ClientWatches::start(&mut *self.events, &fd, key);
-        let closing = attachment.closing.new_queue(self.cleanup.closers());
+        let close_queue = attachment.backlogs.new_client_queue(self.cleanup.closers());
         let mut connection = ServerConnection::new(fd, self.config.connection());
-        connection.set_closer(Arc::new(DescriptorCloser(Arc::clone(&closing))));
+        connection.set_closer(Arc::new(DescriptorCloser(Arc::clone(&close_queue))));
 
         let client = Client {
             connection,
@@ -200,7 +200,7 @@ impl Engine {
             watches,
             pace: Pace::new(self.config.quotas.long_call),
             hung_up: false,
-            closing,
+            close_queue,
             pid,
             since: now,
         };
@@ -212,7 +212,7 @@ impl Engine {
             return;
         }
         self.clock.note_deadline(now + self.config.version_limit);
-        // Its first message has often arrived already.
+        // The client's first message has often arrived already.
         self.queue_client(index);
     }
 }

@@ -26,19 +26,25 @@ pub(crate) struct ServedAttachment {
     pub(crate) function: FunctionId,
     pub(crate) id: AttachmentId,
     pub(crate) listener: Listener,
-    /// Set and taken by [`ServedAttachments`], which counts clients.
+    /// The client; only [`ServedAttachments`] sets and takes it, because it counts clients.
     pub(crate) client: Option<Client>,
     /// Counts up with each client, so that results for an earlier client are recognized.
     pub(crate) generation: u32,
-    /// Whether connections may wait at the listening socket, which reports each change only once.
+    /// Whether connections may wait at the listening socket. The socket is reported only once,
+    /// until all its connections are accepted.
     pub(crate) may_have_connections: bool,
     pub(crate) back_off: BackOff,
-    pub(crate) closing: Closing,
+    pub(crate) backlogs: CloseBacklogs,
     pub(crate) counters: ServerCounters,
 }
 
 impl ServedAttachment {
-    pub(crate) fn new(function: FunctionId, id: AttachmentId, listener: Listener, closing: Closing) -> Self {
+    pub(crate) fn new(
+        function: FunctionId,
+        id: AttachmentId,
+        listener: Listener,
+        backlogs: CloseBacklogs,
+    ) -> Self {
         Self {
             function,
             id,
@@ -47,26 +53,28 @@ impl ServedAttachment {
             generation: 0,
             may_have_connections: false,
             back_off: BackOff::default(),
-            closing,
+            backlogs,
             counters: ServerCounters::default(),
         }
     }
 }
 
-/// All attachments that are served, each under its number in the order of [`Self::add`].
+/// All attachments that are served. Their index is the number that the engine uses for them.
 #[derive(Default)]
 pub(crate) struct ServedAttachments {
+    /// The attachments in the order of [`Self::add`].
     all: Vec<ServedAttachment>,
-    numbers: HashMap<(FunctionId, AttachmentId), usize>,
+    /// The index of each attachment in `all`.
+    indices: HashMap<(FunctionId, AttachmentId), usize>,
     /// Number of attachments with a client.
-    clients: usize,
+    client_count: usize,
 }
 
 impl ServedAttachments {
-    /// Adds an attachment and returns its number.
+    /// Adds an attachment and returns its index.
     pub(crate) fn add(&mut self, attachment: ServedAttachment) -> usize {
         let index = self.all.len();
-        self.numbers.insert((attachment.function, attachment.id), index);
+        self.indices.insert((attachment.function, attachment.id), index);
         self.all.push(attachment);
         index
     }
@@ -87,12 +95,13 @@ impl ServedAttachments {
         self.all.iter_mut()
     }
 
-    /// Returns the number of an attachment, if it is served.
+    /// Returns the index of an attachment, if it is served.
     pub(crate) fn find(&self, function: FunctionId, id: AttachmentId) -> Option<usize> {
-        self.numbers.get(&(function, id)).copied()
+        self.indices.get(&(function, id)).copied()
     }
 
-    /// Returns a client with this key, unless another one has taken its place.
+    /// Returns the client with this key, unless it has gone. A later client of the same attachment
+    /// has another key.
     pub(crate) fn client_mut(&mut self, key: ClientKey) -> Option<&mut Client> {
         let attachment = self.all.get_mut(key.index)?;
         attachment.client.as_mut().filter(|_| attachment.generation == key.generation)
@@ -100,19 +109,19 @@ impl ServedAttachments {
 
     /// Whether any attachment has a client.
     pub(crate) fn has_clients(&self) -> bool {
-        self.clients > 0
+        self.client_count > 0
     }
 
     /// Sets the client of an attachment that has none.
     pub(crate) fn set_client(&mut self, index: usize, client: Client) {
         let earlier = self.all[index].client.replace(client);
-        self.clients += usize::from(earlier.is_none());
+        self.client_count += usize::from(earlier.is_none());
     }
 
     /// Takes the client of an attachment.
     pub(crate) fn take_client(&mut self, index: usize) -> Option<Client> {
         let client = self.all[index].client.take()?;
-        self.clients -= 1;
+        self.client_count -= 1;
         Some(client)
     }
 }
@@ -136,11 +145,13 @@ impl IndexMut<usize> for ServedAttachments {
 /// The time in which an attachment takes no client, because its last client held up the engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BackOff {
+    /// The end of the last back-off; `None` if there was none.
     until: Option<Instant>,
+    /// Length of the next back-off.
     next: Duration,
 }
 
-/// The first back-off. Each one that follows soon is twice as long.
+/// The first back-off. Each one that follows soon is twice as long, up to [`LONGEST_BACK_OFF`].
 const FIRST_BACK_OFF: Duration = Duration::from_secs(1);
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(60);
 
@@ -151,9 +162,9 @@ impl Default for BackOff {
 }
 
 impl BackOff {
-    /// Starts a back-off after a client held the engine.
+    /// Starts a back-off after a client held up the engine.
     pub(crate) fn begin(&mut self, now: Instant) {
-        // After a long time without a back-off the first one applies again.
+        // After a long time without a back-off the length starts at the shortest again.
         if self.until.is_some_and(|until| now > until + LONGEST_BACK_OFF) {
             self.next = FIRST_BACK_OFF;
         }
@@ -166,17 +177,18 @@ impl BackOff {
     }
 }
 
-/// The items that an attachment's clients have left to be closed. See [`Backlog`].
-pub(crate) struct Closing {
-    /// Items of the clients that had the attachment.
+/// The counts of an attachment's items that wait to be closed, and the limits of these counts. See
+/// [`Backlog`].
+pub(crate) struct CloseBacklogs {
+    /// Items of the attachment's client and of its earlier clients.
     clients: Arc<Backlog>,
-    /// Items of refused connections.
+    /// Refused connections, answered or not.
     refused: Arc<Backlog>,
-    /// Connections that are closed without an answer.
+    /// The queue of the refused connections that are closed without an answer.
     unanswered: Arc<CloseQueue>,
 }
 
-impl Closing {
+impl CloseBacklogs {
     /// Number of unclosed items from which on the attachment's client is not served.
     const MAX_OF_CLIENT: usize = 64;
     /// Number of unclosed items of earlier clients from which on no new client is accepted.
@@ -192,23 +204,26 @@ impl Closing {
         Self { clients, refused, unanswered }
     }
 
-    /// Returns whether a connection may be accepted to become the client.
+    /// Returns whether a connection that will become the client may be accepted now. If not, the
+    /// engine is woken when an item is closed.
     pub(crate) fn admits_client(&self) -> bool {
         self.clients.admits(Self::MAX_OF_PREDECESSORS)
     }
 
-    /// Returns whether a connection may be accepted to be refused.
+    /// Returns whether a connection that will be refused may be accepted now. If not, the engine is
+    /// woken when an item is closed.
     pub(crate) fn admits_refusal(&self) -> bool {
         self.refused.admits(Self::MAX_REFUSED)
     }
 
-    /// Returns whether the client may be served.
+    /// Returns whether the client may be served now. If not, the engine is woken when an item is
+    /// closed.
     pub(crate) fn admits_service(&self) -> bool {
         self.clients.admits(Self::MAX_OF_CLIENT)
     }
 
     /// Makes the queue in which everything of a new client is closed.
-    pub(crate) fn new_queue(&self, closers: &Closers) -> Arc<CloseQueue> {
+    pub(crate) fn new_client_queue(&self, closers: &Closers) -> Arc<CloseQueue> {
         closers.new_queue(&self.clients)
     }
 
@@ -222,8 +237,9 @@ impl Closing {
         }
     }
 
-    /// Returns the closer of the listening socket.
-    pub(crate) fn closer(&self) -> Arc<dyn Closer> {
+    /// Returns the closer of the listening socket, which closes connections that were never
+    /// accepted.
+    pub(crate) fn listener_closer(&self) -> Arc<dyn Closer> {
         Arc::new(DescriptorCloser(Arc::clone(&self.unanswered)))
     }
 

@@ -17,12 +17,12 @@ use nicforge_vfio_user::{
 };
 
 use crate::{
-    client_state::{AccessKind, ClientState, PendingMap, READ_PIECE, StalledAccess},
+    client_state::{AccessKind, ClientState, DeferredAccess, PendingMap, READ_PIECE, WaitsFor},
     closer::CloseQueue,
     errno,
     mapper::{MapRequest, Mapper},
     memory::{Backing, FileId},
-    sink::{self, EventFdSink, Signals},
+    sink::{self, EventFdSink, EventFds},
     stats::ServerCounters,
     watched::ClientKey,
 };
@@ -32,16 +32,16 @@ pub(crate) struct AttachmentHandler<'a> {
     pub(crate) machine: &'a mut Machine,
     pub(crate) client: &'a mut ClientState,
     pub(crate) mapper: &'a Mapper,
-    pub(crate) closing: &'a Arc<CloseQueue>,
-    pub(crate) signals: &'a Arc<Signals>,
+    pub(crate) close_queue: &'a Arc<CloseQueue>,
+    pub(crate) eventfds: &'a Arc<EventFds>,
     pub(crate) counters: &'a mut ServerCounters,
     pub(crate) key: ClientKey,
     pub(crate) stall_limit: Duration,
 }
 
 impl AttachmentHandler<'_> {
-    /// Turns the machine's answer to an access into the outcome of the request. An access that
-    /// stalls is deferred.
+    /// Turns the machine's answer to an access into the outcome of the client's request. An access
+    /// that stalls is deferred.
     fn finish_access(
         &mut self,
         outcome: Result<Access, AccessError>,
@@ -53,7 +53,7 @@ impl AttachmentHandler<'_> {
             Ok(Access::Done | Access::BusMasteringLost) => Outcome::Done,
             Ok(Access::Stalled) => {
                 self.counters.stalled += 1;
-                self.defer_access(region, offset, kind(), true)
+                self.defer_access(region, offset, kind(), WaitsFor::Device)
             }
             Err(error) => {
                 tracing::debug!(%error, "an access was refused");
@@ -63,22 +63,22 @@ impl AttachmentHandler<'_> {
     }
 
     /// Defers an access, which the engine offers to the device again in each round, for at most the
-    /// stall limit. `refused` says whether the device has refused it already; a long read that has
-    /// only not begun is not refused.
-    fn defer_access(&mut self, region: u32, offset: u64, kind: AccessKind, refused: bool) -> Outcome {
+    /// stall limit.
+    fn defer_access(&mut self, region: u32, offset: u64, kind: AccessKind, waits_for: WaitsFor) -> Outcome {
         let token = self.client.next_token();
         let deadline = Instant::now() + self.stall_limit;
-        self.client.stalled =
-            Some(StalledAccess { token, region, offset, kind, done: 0, refused, until: deadline });
+        self.client.deferred =
+            Some(DeferredAccess { token, region, offset, kind, done: 0, waits_for, deadline });
         Outcome::Deferred(token)
     }
 
     /// Defers a read of more than [`READ_PIECE`] bytes, of which one piece is read in each round.
-    fn long_read(&mut self, index: u32, offset: u64, length: usize) -> Outcome {
-        // A refused access has no effect, so the whole range is checked first.
+    fn defer_long_read(&mut self, index: u32, offset: u64, length: usize) -> Outcome {
+        // A read that fails must have no effect, so its whole range is checked before the first
+        // piece is read.
         match self.machine.region(self.client.function, self.client.attachment, index) {
             Ok(view) if offset.checked_add(length as u64).is_some_and(|end| end <= view.size) => {
-                self.defer_access(index, offset, AccessKind::Read(length), false)
+                self.defer_access(index, offset, AccessKind::Read(length), WaitsFor::NextRound)
             }
             Ok(_) => Outcome::Failed(Errno::EINVAL),
             Err(error) => Outcome::Failed(errno::of_machine(&error)),
@@ -90,7 +90,7 @@ impl AttachmentHandler<'_> {
         let mut sinks = Vec::with_capacity(fds.len());
         for fd in fds {
             sinks.push(
-                fd.map(|fd| EventFdSink::bind(fd, &self.client.eventfd_owner, self.signals)).transpose()?,
+                fd.map(|fd| EventFdSink::bind(fd, &self.client.eventfd_owner, self.eventfds)).transpose()?,
             );
         }
 
@@ -103,29 +103,30 @@ impl AttachmentHandler<'_> {
     }
 
     /// Counts a client whose memory cannot be mapped. Of these clients of an attachment the first,
-    /// second, fourth, eighth and so on are logged, so that a client that reconnects again and
-    /// again does not fill the log.
-    fn report_unmappable(&mut self) {
+    /// second, fourth, eighth and so on are logged, so that a client that reconnects repeatedly
+    /// does not fill the log.
+    fn count_unmappable_client(&mut self) {
         self.counters.unmappable += 1;
         if !self.counters.unmappable.is_power_of_two() {
             return;
         }
 
         let (function, attachment) = (self.client.function, self.client.attachment);
-        let name =
+        let attachment_spec =
             self.machine.spec(function).and_then(|spec| spec.attachments.get(usize::from(attachment.0)));
 
         tracing::warn!(
             function = self.machine.name(function).unwrap_or_default(),
-            attachment = name.map(|attachment| attachment.name.as_str()).unwrap_or_default(),
+            attachment = attachment_spec.map(|spec| spec.name.as_str()).unwrap_or_default(),
             clients = self.counters.unmappable,
             "a client's DMA file is not mapped (on neither tmpfs nor hugetlbfs, of pages of 1 GiB, or beyond \
              the limit of mapped bytes): its memory is accessed by DMA messages, which is slow",
         );
     }
 
-    /// Sets the eventfd that unmasks INTx, the only interrupt that can be masked.
-    fn bind_unmask(&mut self, index: u32, fds: Vec<Option<PeerFd>>) -> Result<(), Errno> {
+    /// Sets the eventfd by which the client unmasks INTx, the only interrupt that can be masked.
+    /// A list without a descriptor removes it.
+    fn bind_unmask_eventfd(&mut self, index: u32, fds: Vec<Option<PeerFd>>) -> Result<(), Errno> {
         if index != INTX {
             return Err(Errno::EINVAL);
         }
@@ -182,7 +183,7 @@ impl Handler for AttachmentHandler<'_> {
 
     fn region_read(&mut self, index: u32, offset: u64, data: &mut [u8]) -> Outcome {
         if data.len() > READ_PIECE {
-            return self.long_read(index, offset, data.len());
+            return self.defer_long_read(index, offset, data.len());
         }
         let outcome = self.machine.read(self.client.function, self.client.attachment, index, offset, data);
         self.finish_access(outcome, index, offset, || AccessKind::Read(data.len()))
@@ -197,15 +198,15 @@ impl Handler for AttachmentHandler<'_> {
     }
 
     fn dma_map(&mut self, map: DmaMap, fd: Option<PeerFd>) -> Outcome {
-        self.closing.drop_memory(self.client.memory.sweep());
+        self.close_queue.drop_memory(self.client.memory.sweep());
 
         match self.client.memory.prepare(&map, fd) {
             Ok(Backing::Remote) => {
                 map_range(self.machine, self.client, &map, None, DmaBacking::Remote).into()
             }
-            Ok(Backing::Unmappable { first }) => {
-                if first {
-                    self.report_unmappable();
+            Ok(Backing::Unmappable { is_first }) => {
+                if is_first {
+                    self.count_unmappable_client();
                 }
                 map_range(self.machine, self.client, &map, None, DmaBacking::Remote).into()
             }
@@ -215,7 +216,11 @@ impl Handler for AttachmentHandler<'_> {
             Ok(Backing::NotMapped(file, source)) => {
                 let token = self.client.next_token();
                 self.client.pending_map = Some(PendingMap { token, map, source });
-                let request = MapRequest { client: self.key, file, backlog: self.closing.count_item() };
+                let request = MapRequest {
+                    client: self.key,
+                    file,
+                    backlog: self.close_queue.add_mapping_in_progress(),
+                };
 
                 if self.mapper.map(request) {
                     Outcome::Deferred(token)
@@ -238,9 +243,9 @@ impl Handler for AttachmentHandler<'_> {
             return Outcome::Failed(errno::of_machine(&error));
         }
 
-        self.client.withdraw(self.machine, &unmap);
+        self.client.fail_unsent_in(self.machine, &unmap);
         self.client.memory.remove(&unmap);
-        self.closing.drop_memory(self.client.memory.sweep());
+        self.close_queue.drop_memory(self.client.memory.sweep());
         Outcome::Done
     }
 
@@ -248,7 +253,7 @@ impl Handler for AttachmentHandler<'_> {
         let SetIrqs { index, start, count, action, data } = irqs;
         let data = match (action, data) {
             (IrqAction::Trigger, IrqData::EventFd(fds)) => return self.bind_eventfds(index, start, fds),
-            (IrqAction::Unmask, IrqData::EventFd(fds)) => return self.bind_unmask(index, fds),
+            (IrqAction::Unmask, IrqData::EventFd(fds)) => return self.bind_unmask_eventfd(index, fds),
             (_, data) => data,
         };
 
@@ -283,9 +288,10 @@ impl Handler for AttachmentHandler<'_> {
 
     fn reset_pending(&mut self, token: Token) -> Option<Errno> {
         // The reset waits for a read in pieces, which ends by itself. An access that the device
-        // refuses might never end, so it is cancelled.
-        let is_refused = |stalled: &mut StalledAccess| stalled.token == token && stalled.refused;
-        self.client.stalled.take_if(is_refused).map(|_| Errno::ECANCELED)
+        // stalls might never end, so it is cancelled.
+        let is_stalled =
+            |access: &mut DeferredAccess| access.token == token && access.waits_for == WaitsFor::Device;
+        self.client.deferred.take_if(is_stalled).map(|_| Errno::ECANCELED)
     }
 
     fn dma_read_done(&mut self, token: Token, result: Result<&[u8], Errno>) {
@@ -309,7 +315,7 @@ impl Handler for AttachmentHandler<'_> {
     }
 }
 
-/// Maps a range for the device, and records it with the client's file behind it.
+/// Adds a range to the DMA map of the attachment, and records which file of the client it uses.
 pub(crate) fn map_range(
     machine: &mut Machine,
     client: &mut ClientState,

@@ -30,22 +30,23 @@ impl Cleanup {
         !self.held_memory.is_empty()
     }
 
-    /// Closes the socket of an ended client and unmaps its memory. Memory that a device holds stays
-    /// until the device releases it, so that the engine's thread never unmaps it.
+    /// Closes the socket of an ended client and unmaps its memory, on other threads. Memory that a
+    /// device holds is kept until the device releases it. Otherwise the release would unmap it, on
+    /// the engine's thread.
     pub(crate) fn clean_up(&mut self, client: Client) {
-        let Client { connection, mut state, closing, .. } = client;
-        closing.close_socket(connection.into_socket());
+        let Client { connection, mut state, close_queue, .. } = client;
+        close_queue.close_socket(connection.into_socket());
 
-        let (held, free): (Vec<_>, Vec<_>) =
-            state.memory.take().into_iter().partition(|memory| memory.has_other_handles());
-        closing.drop_memory(free);
-        self.held_memory.extend(held.into_iter().map(|memory| (Arc::clone(&closing), memory)));
+        let (held, released): (Vec<_>, Vec<_>) =
+            state.memory.take_all().into_iter().partition(|memory| memory.has_other_handles());
+        close_queue.drop_memory(released);
+        self.held_memory.extend(held.into_iter().map(|memory| (Arc::clone(&close_queue), memory)));
     }
 
-    /// Unmaps memory of ended clients that devices have released, and starts a thread for queues
-    /// that wait for one.
+    /// Unmaps memory of ended clients that devices have released, and starts a closing thread if
+    /// queues wait for one.
     pub(crate) fn sweep(&mut self) {
-        self.closers.start_missing();
+        self.closers.start_missing_thread();
 
         let released = self.held_memory.extract_if(.., |(_, memory)| !memory.has_other_handles());
         for (queue, memory) in released {

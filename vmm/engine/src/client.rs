@@ -21,13 +21,15 @@ pub(crate) struct Client {
     /// Whether the client is gone; the requests that it sent before are still served.
     pub(crate) hung_up: bool,
     /// The queue in which everything of this client is closed.
-    pub(crate) closing: Arc<CloseQueue>,
+    pub(crate) close_queue: Arc<CloseQueue>,
+    /// The client's process when it connected.
     pub(crate) pid: i32,
+    /// The time when the client connected.
     pub(crate) since: Instant,
 }
 
 impl Client {
-    /// Watches none of the client's descriptors any more.
+    /// Stops watching all descriptors of the client.
     pub(crate) fn stop_watching(&self, events: &mut dyn EventLoop) {
         self.watches.stop(events, &self.connection);
     }
@@ -45,7 +47,8 @@ pub(crate) struct ClientWatches {
 }
 
 impl ClientWatches {
-    /// Watches the first socket for requests.
+    /// Watches the first socket for requests. The watches are returned also if that fails, because
+    /// the client exists already and must be ended.
     pub(crate) fn start(
         events: &mut dyn EventLoop,
         socket: &impl AsFd,
@@ -55,7 +58,7 @@ impl ClientWatches {
         (Self { key, socket: Interest::READ, second_socket: None, unmask: None }, watched)
     }
 
-    /// Whether the client unmasks INTx by an eventfd.
+    /// Returns whether the client unmasks INTx by an eventfd.
     pub(crate) fn has_unmask(&self) -> bool {
         self.unmask.is_some()
     }

@@ -17,7 +17,7 @@ use crate::{
     config::EngineConfig,
     errno,
     memory::{ClientMemory, MappingSource},
-    sink::Owner,
+    sink::EventFdOwner,
     stats::ServerCounters,
 };
 
@@ -29,20 +29,31 @@ const MAX_UNSENT: usize = 4 * MAX_REMOTE;
 /// of 8 bytes, and a client may ask for a mebibyte, so other clients are served between two pieces.
 pub(crate) const READ_PIECE: usize = 4096;
 
-/// An access that the device could not take yet, or a read that is carried out in pieces.
-pub(crate) struct StalledAccess {
+/// An access whose answer is deferred: the device could not take it yet, or it is a long read that
+/// is carried out in pieces.
+pub(crate) struct DeferredAccess {
+    /// The connection's token of the request.
     pub(crate) token: Token,
     pub(crate) region: u32,
     pub(crate) offset: u64,
     pub(crate) kind: AccessKind,
     /// Bytes that were read so far.
     pub(crate) done: usize,
-    /// Whether the device has refused it, so that it waits for the device.
-    pub(crate) refused: bool,
-    pub(crate) until: Instant,
+    pub(crate) waits_for: WaitsFor,
+    /// The time after which a stalled access is answered with `EAGAIN`.
+    pub(crate) deadline: Instant,
 }
 
-/// The direction of a stalled access, and its data.
+/// What a deferred access waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WaitsFor {
+    /// The device, which stalled the access when it was tried last.
+    Device,
+    /// Its next turn. A long read does not hold up the other clients.
+    NextRound,
+}
+
+/// The direction of a deferred access, and its data.
 pub(crate) enum AccessKind {
     /// A read of this many bytes.
     Read(usize),
@@ -59,15 +70,31 @@ pub(crate) struct PendingMap {
 /// A DMA message that the client has not answered.
 #[derive(Clone, Copy, Debug)]
 struct Outstanding {
-    id: u64,
-    write: bool,
-    until: Instant,
+    id: MessageId,
+    deadline: Instant,
 }
 
 /// A DMA message that could not be sent yet.
 struct Unsent {
     message: Outgoing,
-    until: Instant,
+    deadline: Instant,
+}
+
+/// The machine's number of a DMA message, and the direction of the message.
+#[derive(Clone, Copy, Debug)]
+struct MessageId {
+    number: u64,
+    is_write: bool,
+}
+
+impl MessageId {
+    /// Returns the number and the direction of a DMA message.
+    fn of(message: &Outgoing) -> Self {
+        match message {
+            Outgoing::DmaRead { id, .. } => Self { number: *id, is_write: false },
+            Outgoing::DmaWrite { id, .. } => Self { number: *id, is_write: true },
+        }
+    }
 }
 
 /// The accesses, mappings and DMA messages of a client that are in progress, and its memory.
@@ -75,18 +102,23 @@ pub(crate) struct ClientState {
     pub(crate) function: FunctionId,
     pub(crate) attachment: AttachmentId,
     pub(crate) memory: ClientMemory,
-    pub(crate) stalled: Option<StalledAccess>,
+    pub(crate) deferred: Option<DeferredAccess>,
     pub(crate) pending_map: Option<PendingMap>,
     /// A new eventfd by which the client unmasks INTx, or `Some(None)` to end the old one.
     pub(crate) new_unmask: Option<Option<PeerFd>>,
     /// Whether the connection must drop the DMA messages it has sent, because they were cancelled.
     pub(crate) was_cancelled: bool,
     /// The client as the owner of eventfds; records whether they are still written.
-    pub(crate) eventfd_owner: Arc<Owner>,
+    pub(crate) eventfd_owner: Arc<EventFdOwner>,
+    /// DMA messages that were sent and not answered, the oldest first.
     outstanding: VecDeque<Outstanding>,
+    /// DMA messages that were not sent yet, the oldest first.
     unsent: VecDeque<Unsent>,
-    next_token: Token,
-    buffer: Vec<u8>,
+    /// The token of the last deferred request.
+    last_token: Token,
+    /// The data of a deferred read.
+    read_data: Vec<u8>,
+    /// The time that the client may take to answer a DMA message.
     dma_limit: Duration,
 }
 
@@ -96,46 +128,46 @@ impl ClientState {
             function,
             attachment,
             memory: ClientMemory::new(config.quotas),
-            stalled: None,
+            deferred: None,
             pending_map: None,
             new_unmask: None,
             was_cancelled: false,
-            eventfd_owner: Arc::new(Owner::new(config.quotas.long_call)),
+            eventfd_owner: Arc::new(EventFdOwner::new(config.quotas.long_call)),
             outstanding: VecDeque::new(),
             unsent: VecDeque::new(),
-            next_token: 0,
-            buffer: Vec::new(),
+            last_token: 0,
+            read_data: Vec::new(),
             dma_limit: config.dma_limit,
         }
     }
 
     /// Returns a token for a request that is deferred.
     pub(crate) fn next_token(&mut self) -> Token {
-        self.next_token += 1;
-        self.next_token
+        self.last_token += 1;
+        self.last_token
     }
 
-    /// Offers the waiting access to the device again, or reads the next piece of a long read.
+    /// Offers the deferred access to the device again, or reads the next piece of a long read.
     /// Returns whether the access has ended, so that its answer waits in the connection to be sent.
-    pub(crate) fn retry(
+    pub(crate) fn retry_access(
         &mut self,
         machine: &mut Machine,
         connection: &mut ServerConnection,
         now: Instant,
         counters: &mut ServerCounters,
     ) -> bool {
-        let Some(stalled) = &mut self.stalled else { return false };
-        let (region, offset) = (stalled.region, stalled.offset);
+        let Some(deferred) = &mut self.deferred else { return false };
+        let (region, offset) = (deferred.region, deferred.offset);
 
-        let outcome = match &stalled.kind {
+        let outcome = match &deferred.kind {
             AccessKind::Read(length) => {
-                let (from, to) = (stalled.done, (stalled.done + READ_PIECE).min(*length));
-                self.buffer.resize(*length, 0);
-                let piece = &mut self.buffer[from..to];
+                let (from, to) = (deferred.done, (deferred.done + READ_PIECE).min(*length));
+                self.read_data.resize(*length, 0);
+                let piece = &mut self.read_data[from..to];
                 let outcome =
                     machine.read(self.function, self.attachment, region, offset + from as u64, piece);
                 if matches!(outcome, Ok(Access::Done)) && to < *length {
-                    (stalled.done, stalled.refused) = (to, false);
+                    (deferred.done, deferred.waits_for) = (to, WaitsFor::NextRound);
                     return false;
                 }
                 outcome
@@ -145,9 +177,10 @@ impl ClientState {
 
         let result = match outcome {
             Ok(Access::Done | Access::BusMasteringLost) => Ok(()),
-            Ok(Access::Stalled) if now < stalled.until => {
-                counters.stalled += u64::from(!stalled.refused);
-                stalled.refused = true;
+            Ok(Access::Stalled) if now < deferred.deadline => {
+                // A stall is counted once, however often the access is tried.
+                counters.stalled += u64::from(deferred.waits_for != WaitsFor::Device);
+                deferred.waits_for = WaitsFor::Device;
                 return false;
             }
             Ok(Access::Stalled) => {
@@ -160,35 +193,34 @@ impl ClientState {
             Err(error) => Err(errno::of_access(&error)),
         };
 
-        let completed = match &stalled.kind {
+        let completed = match &deferred.kind {
             AccessKind::Read(_) => {
-                connection.complete_read(stalled.token, result.map(|()| self.buffer.as_slice()))
+                connection.complete_read(deferred.token, result.map(|()| self.read_data.as_slice()))
             }
-            AccessKind::Write(_) => connection.complete(stalled.token, result),
+            AccessKind::Write(_) => connection.complete(deferred.token, result),
         };
 
         if let Err(error) = completed {
             tracing::warn!(%error, "completed an access that the connection had no request for");
         }
 
-        self.stalled = None;
+        self.deferred = None;
         true
     }
 
-    /// Takes a DMA message for the client, to be sent by [`ClientState::send`]. Its time limit
-    /// starts now, because a message that waits for the socket waits for the client too.
-    pub(crate) fn queue(&mut self, machine: &mut Machine, message: Outgoing, now: Instant) {
+    /// Queues a DMA message for the client, to be sent by [`ClientState::send_dma_messages`]. Its
+    /// time limit starts now, because a message that waits for the socket waits for the client too.
+    pub(crate) fn queue_dma_message(&mut self, machine: &mut Machine, message: Outgoing, now: Instant) {
         if self.unsent.len() < MAX_UNSENT {
-            self.unsent.push_back(Unsent { message, until: now + self.dma_limit });
+            self.unsent.push_back(Unsent { message, deadline: now + self.dma_limit });
         } else {
-            let (id, write) = identify(&message);
-            self.fail(machine, id, write, Errno::EBUSY);
+            self.fail(machine, MessageId::of(&message), Errno::EBUSY);
         }
     }
 
-    /// Sends the waiting messages, as far as the connection takes them and until `turn_end`.
+    /// Sends the unsent DMA messages, as far as the connection takes them and until `turn_end`.
     /// Returns whether the end of the turn left messages that the connection might have taken.
-    pub(crate) fn send(
+    pub(crate) fn send_dma_messages(
         &mut self,
         machine: &mut Machine,
         connection: &mut ServerConnection,
@@ -196,7 +228,7 @@ impl ClientState {
         turn_end: Instant,
     ) -> bool {
         use nicforge_vfio_user::DmaError;
-        while let Some(&Unsent { ref message, until }) = self.unsent.front() {
+        while let Some(&Unsent { ref message, deadline }) = self.unsent.front() {
             if Instant::now() >= turn_end {
                 return true;
             }
@@ -207,17 +239,17 @@ impl ClientState {
                 Outgoing::DmaRead { id, iova, length, .. } => connection.dma_read(*iova, *length, *id),
                 Outgoing::DmaWrite { id, iova, data, .. } => connection.dma_write(*iova, data, *id),
             };
-            let (id, write) = identify(message);
+            let id = MessageId::of(message);
 
             match sent {
                 Ok(()) => {
                     counters.dma_messages += 1;
-                    self.outstanding.push_back(Outstanding { id, write, until });
+                    self.outstanding.push_back(Outstanding { id, deadline });
                 }
                 Err(DmaError::Busy { .. }) => break,
                 Err(error) => {
                     tracing::debug!(%error, "a DMA message could not be sent");
-                    self.fail(machine, id, write, Errno::EIO);
+                    self.fail(machine, id, Errno::EIO);
                 }
             }
 
@@ -226,38 +258,38 @@ impl ClientState {
         false
     }
 
-    /// Returns when the first DMA message is due. Messages are sent in the order of arrival, so
-    /// those that were sent are due first.
+    /// Returns the earliest deadline of a DMA message. Messages are sent in the order of arrival,
+    /// so those that were sent have the earlier deadlines.
     pub(crate) fn first_deadline(&self) -> Option<Instant> {
-        let sent = self.outstanding.front().map(|first| first.until);
-        sent.or_else(|| self.unsent.front().map(|first| first.until))
+        let sent = self.outstanding.front().map(|first| first.deadline);
+        sent.or_else(|| self.unsent.front().map(|first| first.deadline))
     }
 
     /// Removes a DMA message that was answered.
-    pub(crate) fn remove_answered(&mut self, id: u64) {
-        self.outstanding.retain(|outstanding| outstanding.id != id);
+    pub(crate) fn remove_answered(&mut self, number: u64) {
+        self.outstanding.retain(|outstanding| outstanding.id.number != number);
     }
 
-    /// Fails the DMA messages whose time is over, sent or not. Returns when the next one is due, if
-    /// there is one.
-    pub(crate) fn expire(
+    /// Fails the DMA messages whose deadline has passed, sent or not. Returns the deadline of the
+    /// next one, if there is one.
+    pub(crate) fn expire_dma_messages(
         &mut self,
         machine: &mut Machine,
         connection: &mut ServerConnection,
         now: Instant,
         counters: &mut ServerCounters,
     ) -> Option<Instant> {
-        while let Some(&first) = self.outstanding.front().filter(|first| first.until <= now) {
+        while let Some(&first) = self.outstanding.front().filter(|first| first.deadline <= now) {
             self.outstanding.pop_front();
-            connection.forget_dma(first.id);
+            connection.forget_dma(first.id.number);
             counters.dma_timeouts += 1;
-            self.fail(machine, first.id, first.write, Errno::ETIMEDOUT);
+            self.fail(machine, first.id, Errno::ETIMEDOUT);
         }
-        while let Some(first) = self.unsent.front().filter(|first| first.until <= now) {
-            let (id, write) = identify(&first.message);
+        while let Some(first) = self.unsent.front().filter(|first| first.deadline <= now) {
+            let id = MessageId::of(&first.message);
             self.unsent.pop_front();
             counters.dma_timeouts += 1;
-            self.fail(machine, id, write, Errno::ETIMEDOUT);
+            self.fail(machine, id, Errno::ETIMEDOUT);
         }
         self.first_deadline()
     }
@@ -267,27 +299,26 @@ impl ClientState {
     fn collect_unsent(&mut self, machine: &mut Machine) {
         let now = Instant::now();
         for message in machine.take_outgoing(self.function, self.attachment) {
-            self.queue(machine, message, now);
+            self.queue_dma_message(machine, message, now);
         }
     }
 
     /// Fails the unsent DMA messages that touch memory which the client has unmapped. Messages that
     /// were sent stay: they precede the answer to the unmap on the socket, so the client must still
     /// answer them.
-    pub(crate) fn withdraw(&mut self, machine: &mut Machine, unmap: &DmaUnmap) {
+    pub(crate) fn fail_unsent_in(&mut self, machine: &mut Machine, unmap: &DmaUnmap) {
         self.collect_unsent(machine);
 
-        for Unsent { message, until } in std::mem::take(&mut self.unsent) {
+        for Unsent { message, deadline } in std::mem::take(&mut self.unsent) {
             let (iova, length) = match &message {
                 Outgoing::DmaRead { iova, length, .. } => (*iova, *length),
                 Outgoing::DmaWrite { iova, data, .. } => (*iova, data.len()),
             };
 
             if unmap.touches(iova, length) {
-                let (id, write) = identify(&message);
-                self.fail(machine, id, write, Errno::EFAULT);
+                self.fail(machine, MessageId::of(&message), Errno::EFAULT);
             } else {
-                self.unsent.push_back(Unsent { message, until });
+                self.unsent.push_back(Unsent { message, deadline });
             }
         }
     }
@@ -296,23 +327,22 @@ impl ClientState {
     /// machine ignores answers that it no longer waits for.
     pub(crate) fn cancel_dma(&mut self, machine: &mut Machine) {
         self.collect_unsent(machine);
-        while let Some(Outstanding { id, write, .. }) = self.outstanding.pop_front() {
-            self.fail(machine, id, write, Errno::ECANCELED);
+        while let Some(Outstanding { id, .. }) = self.outstanding.pop_front() {
+            self.fail(machine, id, Errno::ECANCELED);
         }
         while let Some(Unsent { message, .. }) = self.unsent.pop_front() {
-            let (id, write) = identify(&message);
-            self.fail(machine, id, write, Errno::ECANCELED);
+            self.fail(machine, MessageId::of(&message), Errno::ECANCELED);
         }
         self.was_cancelled = true;
     }
 
-    /// Fails the stalled access, if there is one, with `ECANCELED`. An operator's reset of the
+    /// Fails the deferred access, if there is one, with `ECANCELED`. An operator's reset of the
     /// function calls it.
     pub(crate) fn cancel_access(&mut self, connection: &mut ServerConnection) {
-        let Some(stalled) = self.stalled.take() else { return };
-        let completed = match stalled.kind {
-            AccessKind::Read(_) => connection.complete_read(stalled.token, Err(Errno::ECANCELED)),
-            AccessKind::Write(_) => connection.complete(stalled.token, Err(Errno::ECANCELED)),
+        let Some(deferred) = self.deferred.take() else { return };
+        let completed = match deferred.kind {
+            AccessKind::Read(_) => connection.complete_read(deferred.token, Err(Errno::ECANCELED)),
+            AccessKind::Write(_) => connection.complete(deferred.token, Err(Errno::ECANCELED)),
         };
         if let Err(error) = completed {
             tracing::warn!(%error, "completed an access that the connection had no request for");
@@ -320,23 +350,15 @@ impl ClientState {
     }
 
     /// Reports to the device that a DMA message has failed.
-    fn fail(&self, machine: &mut Machine, id: u64, write: bool, errno: Errno) {
+    fn fail(&self, machine: &mut Machine, id: MessageId, errno: Errno) {
         let error = errno::refused(errno);
-        let reported = if write {
-            machine.dma_write_done(self.function, self.attachment, id, Err(error))
+        let reported = if id.is_write {
+            machine.dma_write_done(self.function, self.attachment, id.number, Err(error))
         } else {
-            machine.dma_read_done(self.function, self.attachment, id, Err(error))
+            machine.dma_read_done(self.function, self.attachment, id.number, Err(error))
         };
         if let Err(error) = reported {
             tracing::debug!(%error, "the device had not requested a DMA message that failed");
         }
-    }
-}
-
-/// Returns the number of a DMA message, and whether it is a write.
-fn identify(message: &Outgoing) -> (u64, bool) {
-    match message {
-        Outgoing::DmaRead { id, .. } => (*id, false),
-        Outgoing::DmaWrite { id, .. } => (*id, true),
     }
 }

@@ -1,4 +1,4 @@
-//! The engine's clock: when everything is checked, and when an event is due.
+//! The engine's clock: when all mapped memory is checked again, and when the next deadline is.
 
 use std::time::{Duration, Instant};
 
@@ -45,8 +45,8 @@ impl EngineClock {
         self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
     }
 
-    /// Returns the current time when an event is due, and forgets all deadlines. The caller must
-    /// note those of the events that are left.
+    /// Returns the current time when an event is due, and forgets the deadline. The caller must
+    /// note the deadlines of the events that are not due yet.
     pub(crate) fn take_due(&mut self) -> Option<Instant> {
         let deadline = self.deadline?;
         let now = Instant::now();
@@ -56,32 +56,32 @@ impl EngineClock {
         })
     }
 
-    /// Returns how long to sleep: until the machine has work at time `machine`, an event is due, or
+    /// Returns how long to sleep: until the machine has work at `machine_time`, an event is due, or
     /// `scan_interval` has passed since the last check of all memory. `None` means without limit.
     ///
-    /// A sleep is rounded up to whole sleeps of `shortest`, unless the machine's own time ends it.
+    /// A sleep is rounded up to whole sleeps of `shortest`, unless `machine_time` ends it.
     pub(crate) fn sleep_time(
         &self,
-        machine: Nanos,
+        machine_time: Nanos,
         now: Instant,
         scan_interval: Option<Duration>,
         shortest: Duration,
     ) -> Option<Duration> {
         let since_start = self.since_start(now);
-        let scan =
+        let until_scan =
             scan_interval.map(|interval| interval.saturating_sub(since_start.saturating_sub(self.scanned)));
-        let deadline = self.deadline.map(|deadline| deadline.saturating_duration_since(now));
+        let until_deadline = self.deadline.map(|deadline| deadline.saturating_duration_since(now));
 
         // A remainder would need one more sleep, so the time is rounded up to whole sleeps.
         let round_up = |time: Duration| {
             let sleeps = time.as_nanos().div_ceil(shortest.as_nanos().max(1)).max(1);
             shortest.saturating_mul(u32::try_from(sleeps).unwrap_or(u32::MAX))
         };
-        let rounded = [scan, deadline].into_iter().flatten().min().map(round_up);
+        let rounded = [until_scan, until_deadline].into_iter().flatten().min().map(round_up);
 
-        let machine =
-            (machine < Nanos::NEVER).then(|| Duration::from_nanos(machine.0).saturating_sub(since_start));
-        [rounded, machine].into_iter().flatten().min()
+        let until_machine = (machine_time < Nanos::NEVER)
+            .then(|| Duration::from_nanos(machine_time.0).saturating_sub(since_start));
+        [rounded, until_machine].into_iter().flatten().min()
     }
 }
 

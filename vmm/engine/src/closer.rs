@@ -45,13 +45,13 @@ enum Job {
 }
 
 impl Job {
-    /// Closes the item, or answers the refused connection. This may block.
+    /// Closes the item; a refused connection is answered first. This may block.
     fn carry_out(self) {
         match self {
             Self::Descriptor(fd) => drop(fd),
             Self::Socket(fd) => {
                 // This fails when the peer has gone already, and then there is nothing to shut
-                // down.
+                // down. The drop of `fd` closes the socket.
                 let _ = shutdown(fd.as_raw_fd(), Shutdown::Both);
             }
             Self::Memory(memory) => drop(memory),
@@ -99,7 +99,7 @@ impl Backlog {
         self.items.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Counts an item less, and wakes the engine if it waits for that.
+    /// Subtracts an item from the count, and wakes the engine if it waits for that.
     fn remove(&self) {
         self.items.fetch_sub(1, Ordering::SeqCst);
         if self.is_awaited.swap(false, Ordering::SeqCst) {
@@ -130,7 +130,7 @@ pub(crate) struct CloseQueue {
 #[derive(Debug, Default)]
 struct QueueState {
     jobs: VecDeque<Job>,
-    /// Whether a thread processes the queue, or will do so.
+    /// Whether the queue is in the pool: it waits for a thread, or a thread processes it.
     is_scheduled: bool,
 }
 
@@ -147,10 +147,10 @@ impl CloseQueue {
         }
     }
 
-    /// Counts work of another thread for the client in the backlog, until the result is dropped.
-    /// The work can outlast the client, so it must hold back the next clients as an unclosed item
+    /// Counts a mapping in progress in the backlog, until the returned value is dropped. The
+    /// mapping can outlast the client, so it must hold back the next clients as an unclosed item
     /// does.
-    pub(crate) fn count_item(&self) -> BacklogItem {
+    pub(crate) fn add_mapping_in_progress(&self) -> BacklogItem {
         self.backlog.add();
         BacklogItem(Arc::clone(&self.backlog))
     }
@@ -173,8 +173,9 @@ impl CloseQueue {
         }
     }
 
-    /// Closes the items of the queue until it is empty.
-    fn run(&self) {
+    /// Closes the items of the queue until it is empty. Items that are added meanwhile are closed
+    /// too.
+    fn close_all(&self) {
         loop {
             let mut state = self.lock();
             let Some(job) = state.jobs.pop_front() else {
@@ -203,14 +204,16 @@ impl Closer for DescriptorCloser {
     }
 }
 
-/// The pool of threads. Dropping this value ends the idle ones.
+/// The engine's handle of the pool of closing threads. Dropping it ends the idle ones.
 #[derive(Debug)]
 pub(crate) struct Closers(Arc<Pool>);
 
-/// Threads that process queues. They start and end as there is work.
+/// Threads that process close queues. They are started when queues wait, and end after
+/// [`IDLE_TIME`].
 #[derive(Debug, Default)]
 struct Pool {
     state: Mutex<PoolState>,
+    /// Notified when a queue waits, and when the pool ends.
     work: Condvar,
 }
 
@@ -218,8 +221,9 @@ struct Pool {
 #[derive(Debug, Default)]
 struct PoolState {
     waiting: VecDeque<Arc<CloseQueue>>,
-    /// Threads that wait for a queue.
+    /// Number of threads that wait for a queue.
     idle: usize,
+    /// Whether the engine has dropped its [`Closers`].
     has_ended: bool,
 }
 
@@ -234,9 +238,9 @@ impl Closers {
         Arc::new(CloseQueue { state: Mutex::default(), backlog, pool })
     }
 
-    /// Starts a thread if more queues wait than threads are idle, because a thread could not be
-    /// started before. The engine calls this at each check of all memory.
-    pub(crate) fn start_missing(&self) {
+    /// Starts a thread if more queues wait than threads are idle, which happens when a thread could
+    /// not be started before. The engine calls this at each check of all memory.
+    pub(crate) fn start_missing_thread(&self) {
         let state = self.0.lock();
         let is_thread_missing = state.waiting.len() > state.idle;
         drop(state);
@@ -259,7 +263,7 @@ impl Pool {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues work for a thread of the pool, and starts one if none is idle.
+    /// Queues a close queue for a thread of the pool, and starts a thread if none is idle.
     fn schedule(self: &Arc<Self>, queue: Arc<CloseQueue>) {
         let mut state = self.lock();
         state.waiting.push_back(queue);
@@ -278,22 +282,23 @@ impl Pool {
     /// Starts a thread of the pool.
     fn start_thread(self: &Arc<Self>) {
         let pool = Arc::clone(self);
-        let started =
-            std::thread::Builder::new().name("nicforge-close".to_owned()).spawn(move || pool.close_queued());
+        let started = std::thread::Builder::new()
+            .name("nicforge-close".to_owned())
+            .spawn(move || pool.process_queues());
         if let Err(error) = started {
             // The queue waits until a thread is free or can be started; the backlog bounds it.
             tracing::warn!(%error, "a thread that closes clients' descriptors could not be started");
         }
     }
 
-    /// Runs queues until the pool ends, or until none has come for [`IDLE_TIME`]. It is the body of
-    /// the threads.
-    fn close_queued(&self) {
+    /// Processes close queues until the pool ends, or until none has come for [`IDLE_TIME`]. It is
+    /// the body of the threads.
+    fn process_queues(&self) {
         let mut state = self.lock();
         loop {
             if let Some(queue) = state.waiting.pop_front() {
                 drop(state);
-                queue.run();
+                queue.close_all();
                 state = self.lock();
                 continue;
             }
@@ -302,11 +307,11 @@ impl Pool {
             }
 
             state.idle += 1;
-            let (woken, wait) =
+            let (locked_again, wait_result) =
                 self.work.wait_timeout(state, IDLE_TIME).unwrap_or_else(PoisonError::into_inner);
-            state = woken;
+            state = locked_again;
             state.idle -= 1;
-            if wait.timed_out() && state.waiting.is_empty() {
+            if wait_result.timed_out() && state.waiting.is_empty() {
                 return;
             }
         }

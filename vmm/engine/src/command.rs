@@ -47,8 +47,8 @@ impl CommandQueue {
 }
 
 impl Engine {
-    /// Handles the work of other threads: mappings that were made, items that were closed, and
-    /// commands.
+    /// Handles what other threads wake the engine for: mappings that were made, items that were
+    /// closed, and commands.
     pub(crate) fn on_wake(&mut self) {
         self.commands.waker.clear();
         while let Some(mapped) = self.mapper.take_done() {
@@ -115,12 +115,12 @@ impl EngineHandle {
         timeout: Duration,
         command: impl FnOnce(&mut Control<'_>) -> R + Send + 'static,
     ) -> Result<R, HandleError> {
-        let (answer, answered) = mpsc::sync_channel(1);
+        let (result_sender, result_receiver) = mpsc::sync_channel(1);
         self.send(move |control| {
             // The caller may have given up; then the result is dropped.
-            let _ = answer.try_send(command(control));
+            let _ = result_sender.try_send(command(control));
         })?;
-        answered.recv_timeout(timeout).map_err(|error| match error {
+        result_receiver.recv_timeout(timeout).map_err(|error| match error {
             RecvTimeoutError::Timeout => HandleError::Timeout { milliseconds: timeout.as_millis() },
             RecvTimeoutError::Disconnected => HandleError::Ended,
         })

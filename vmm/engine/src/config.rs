@@ -30,7 +30,7 @@ pub struct Quotas {
     /// freed the pages, about 0.25 ms for each MiB of pages in these files. For clients that are
     /// not trusted, 128 MiB keep that below the time of a turn that others notice.
     pub mapped_bytes: u64,
-    /// Client files (and parts of files) mapped at a time.
+    /// Mappings of client files at a time. A file that has grown may be mapped twice.
     pub files: usize,
     /// DMA ranges at a time.
     pub ranges: usize,
@@ -67,10 +67,11 @@ impl Default for CompanionConfig {
 pub struct EngineConfig {
     /// The event loop.
     pub event_loop: EventLoopKind,
-    /// Empty steps in a row after which the engine yields its processor between two steps.
+    /// Rounds without work in a row after which the engine yields its processor in each further
+    /// one.
     pub spin: u32,
-    /// Time that the mapped memory of a function is still checked every turn after the last work
-    /// found there.
+    /// Time without work after which a function goes cold: its mapped memory is no longer checked
+    /// in every round.
     pub cool_after: Duration,
     /// Packets or descriptors that a function may handle in one step.
     pub budget: u32,
@@ -79,8 +80,9 @@ pub struct EngineConfig {
     pub messages: u32,
     /// Time after which no further message of one client is handled in a turn.
     pub client_turn: Duration,
-    /// Time after which no further client is served between two steps of the machine.
-    pub clients_turn: Duration,
+    /// Time after which no further client is served or accepted in a round, that is, between two
+    /// steps of the machine.
+    pub service_limit: Duration,
     /// Bytes of data in one message of a client. QEMU takes up to 64 MiB.
     pub max_transfer: u32,
     /// Bytes of replies that may wait for a client to read them before no more of its requests are
@@ -119,7 +121,7 @@ impl Default for EngineConfig {
             budget: 64,
             messages: 16,
             client_turn: Duration::from_millis(1),
-            clients_turn: Duration::from_millis(10),
+            service_limit: Duration::from_millis(10),
             max_transfer: 1 << 20,
             max_queued: 4 << 20,
             quotas: Quotas::default(),

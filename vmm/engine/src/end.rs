@@ -1,4 +1,5 @@
-//! Ends of clients: by themselves, by the clock, by their offences, and by the operator.
+//! Ends of clients: clients that close or break their connections, clients that are too slow or
+//! hold up the engine, and clients that the operator ends.
 
 use std::time::Instant;
 
@@ -24,8 +25,9 @@ pub(crate) enum EndReason {
 }
 
 impl Engine {
-    /// Handles the events that are due by the clock. Clients without a version end, and so do DMA
-    /// messages without an answer. Sockets that were left alone for a while accept again.
+    /// Handles the events that are due by the clock. Clients that have not sent their version in
+    /// time end. DMA messages without an answer in time fail. Sockets at which accepting failed a
+    /// while ago try again.
     pub(crate) fn on_deadline(&mut self, now: Instant) {
         for index in 0..self.attachments.len() {
             self.end_without_version(index, now);
@@ -34,7 +36,7 @@ impl Engine {
         }
     }
 
-    /// Ends a client that has not sent its version in time.
+    /// Ends a client that has not sent its `VERSION` message in time.
     fn end_without_version(&mut self, index: usize, now: Instant) {
         let Some(client) = &self.attachments[index].client else { return };
         if client.connection.peer().is_some() {
@@ -54,19 +56,21 @@ impl Engine {
         let attachment = &mut self.attachments[index];
         let Some(client) = &mut attachment.client else { return };
         let connection = &mut client.connection;
-        let due = client.state.expire(&mut self.machine, connection, now, &mut attachment.counters);
+        let due =
+            client.state.expire_dma_messages(&mut self.machine, connection, now, &mut attachment.counters);
 
         if let Some(due) = due {
             self.clock.note_deadline(due);
         }
-        // An unmap may have waited for a message that was given up, and the messages that ended may
-        // have made room for others.
+        // An unmap may have waited for a message that has failed now, and the messages that failed
+        // may have made room for others.
         if connection.ready() || due.is_some() {
             self.queue_client(index);
         }
     }
 
-    /// Ends the clients that truncated a file which is mapped here.
+    /// Ends the clients that truncated a file which is mapped here. An access to such a mapping has
+    /// faulted.
     pub(crate) fn end_faulted(&mut self) {
         for index in 0..self.attachments.len() {
             let client = self.attachments[index].client.as_ref();
@@ -76,7 +80,7 @@ impl Engine {
         }
     }
 
-    /// Ends the clients whose eventfds blocked the engine.
+    /// Ends the clients that were given up because writes to their eventfds held up the engine.
     pub(crate) fn end_clients_of_blocking_eventfds(&mut self) {
         for index in 0..self.attachments.len() {
             let client = self.attachments[index].client.as_ref();
@@ -96,7 +100,7 @@ impl Engine {
         true
     }
 
-    /// Resets a function, and cancels what its clients wait for.
+    /// Resets a function, and cancels the DMA messages and deferred accesses of its clients.
     pub(crate) fn reset_function(&mut self, function: FunctionId) -> Result<(), MachineError> {
         self.machine.reset_function(function)?;
 
@@ -128,7 +132,7 @@ impl Engine {
 
         let attachment = &self.attachments[index];
         if let Err(error) = self.machine.detach(attachment.function, attachment.id, ended) {
-            tracing::warn!(%error, "a client was not attached");
+            tracing::warn!(%error, "a client could not be detached");
         }
 
         client.stop_watching(&mut *self.events);
@@ -145,11 +149,11 @@ impl Engine {
 
         match reason {
             EndReason::Closed => {
-                tracing::debug!(%path, pid, "a client went");
+                tracing::debug!(%path, pid, "a client closed its connection");
                 Ended::Closed
             }
             EndReason::Broken(error) => {
-                tracing::info!(%path, pid, %error, "a client broke off");
+                tracing::info!(%path, pid, %error, "a client failed or broke the protocol");
                 attachment.counters.broken += 1;
                 Ended::Closed
             }

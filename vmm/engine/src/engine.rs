@@ -15,19 +15,19 @@ use nicforge_core::{
 
 use crate::{
     accept::DescriptorReserve,
-    attachment::{Closing, ServedAttachment, ServedAttachments},
+    attachment::{CloseBacklogs, ServedAttachment, ServedAttachments},
     cleanup::Cleanup,
     clock::EngineClock,
     command::{CommandQueue, EngineHandle},
     config::EngineConfig,
     end::EndReason,
     error::EngineError,
-    interrupt,
     mapper::Mapper,
     memory::FaultMonitor,
     service_queues::ServiceQueues,
+    sigurg,
     socket::{Listener, SocketAccess},
-    stats::TurnCounters,
+    stats::RoundCounters,
     stop::Stop,
     wait::{self, EventLoop, Interest},
     watchdog::Watchdog,
@@ -46,7 +46,7 @@ pub struct Engine {
     pub(crate) cleanup: Cleanup,
     pub(crate) watchdog: Watchdog,
     pub(crate) clock: EngineClock,
-    pub(crate) turns: TurnCounters,
+    pub(crate) round_counters: RoundCounters,
     pub(crate) reserve: DescriptorReserve,
     pub(crate) faults: FaultMonitor,
 }
@@ -69,7 +69,7 @@ impl Engine {
             );
         }
 
-        interrupt::prepare()
+        sigurg::set_handler()
             .map_err(|errno| EngineError::System { what: "setting a handler for SIGURG", errno })?;
 
         let commands = CommandQueue::new()?;
@@ -89,7 +89,7 @@ impl Engine {
             cleanup: Cleanup::new(),
             watchdog: Watchdog::start()?,
             clock: EngineClock::new(),
-            turns: TurnCounters::default(),
+            round_counters: RoundCounters::default(),
             reserve: DescriptorReserve::new(),
             faults: FaultMonitor::new(),
         })
@@ -100,7 +100,8 @@ impl Engine {
         self.events.name()
     }
 
-    /// Returns the machine, while the engine does not run.
+    /// Returns the machine. [`Engine::run`] borrows the engine, so this is for the time before and
+    /// after it.
     pub fn machine_mut(&mut self) -> &mut Machine {
         &mut self.machine
     }
@@ -155,9 +156,9 @@ impl Engine {
         }
 
         let mut listener = Listener::bind_for(path.as_ref(), access)?;
-        let closing = Closing::new(self.commands.waker(), self.cleanup.closers());
-        listener.set_closer(closing.closer());
-        self.attachments.add(ServedAttachment::new(function, attachment, listener, closing));
+        let backlogs = CloseBacklogs::new(self.commands.waker(), self.cleanup.closers());
+        listener.set_closer(backlogs.listener_closer());
+        self.attachments.add(ServedAttachment::new(function, attachment, listener, backlogs));
         self.queues.add_attachment();
         Ok(())
     }
@@ -171,9 +172,9 @@ impl Engine {
     /// engine or the machine panics; the caller should drop the engine then. A panic of a device is
     /// contained, and no error.
     pub fn run(&mut self, stop: &Stop) -> Result<(), EngineError> {
-        interrupt::unblock().map_err(|errno| EngineError::System { what: "unblocking SIGURG", errno })?;
+        sigurg::unblock().map_err(|errno| EngineError::System { what: "unblocking SIGURG", errno })?;
 
-        // After a panic the engine only ends its clients, and guards that too.
+        // After a panic the engine only ends its clients. Panics of that are caught too.
         let outcome = panic::catch_unwind(AssertUnwindSafe(|| {
             self.watch_all(stop).and_then(|()| self.run_rounds(stop))
         }));
@@ -238,7 +239,7 @@ impl Engine {
     }
 }
 
-/// Returns a duration in nanoseconds, as the machine counts time.
+/// Returns a duration in nanoseconds, the machine's unit of time.
 pub(crate) fn nanoseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -17,6 +17,7 @@ use crate::{closer::BacklogItem, error::EngineError, memory::FileToMap, stop::Wa
 pub(crate) struct MapRequest {
     pub(crate) client: ClientKey,
     pub(crate) file: FileToMap,
+    /// Counts the mapping in the attachment's backlog while it is in progress.
     pub(crate) backlog: BacklogItem,
 }
 
@@ -47,12 +48,13 @@ impl Mapper {
         Ok(Self { requests: Some(requests), done, thread: Some(thread) })
     }
 
-    /// Asks for a part of a client's file to be mapped, guarded against truncation;
-    /// [`Mapper::take_done`] returns the result. Returns false when the thread has ended.
+    /// Asks the thread to map a client's file, guarded against truncation. [`Mapper::take_done`]
+    /// returns the result later. Returns false when the thread has ended.
     pub(crate) fn map(&self, request: MapRequest) -> bool {
         self.requests.as_ref().is_some_and(|requests| requests.send(request).is_ok())
     }
 
+    /// Returns the result of a mapping that has ended, if there is one.
     pub(crate) fn take_done(&self) -> Option<Mapped> {
         self.done.try_recv().ok()
     }
@@ -62,7 +64,8 @@ impl Drop for Mapper {
     fn drop(&mut self) {
         self.requests = None;
         if let Some(thread) = self.thread.take() {
-            // The thread ends with the queue; the panic hook has already reported a panic in it.
+            // The thread ends because its queue of requests has. A panic of the thread needs no
+            // report here, because the panic hook has made one.
             let _ = thread.join();
         }
     }
@@ -104,7 +107,7 @@ mod tests {
 
         let file = FileToMap { fd: fd.into(), length: 0x1000, access: Access::ReadOnly };
         let client = ClientKey { index: 0, generation: 1 };
-        assert!(mapper.map(MapRequest { client, file, backlog: queue.count_item() }));
+        assert!(mapper.map(MapRequest { client, file, backlog: queue.add_mapping_in_progress() }));
         drop(queue);
 
         let deadline = Instant::now() + Duration::from_secs(20);

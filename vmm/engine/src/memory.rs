@@ -29,6 +29,9 @@ use crate::config::Quotas;
 /// millisecond, one of 1 GiB a tenth of a second.
 const MAX_PAGE: i64 = 2 << 20;
 
+/// Offsets of ranges in their files must be multiples of this.
+const PAGE_SIZE: u64 = 4096;
+
 /// Least number of bytes by which a file counts against the quota if no seal keeps it from growing.
 const MIN_GROWABLE_CHARGE: u64 = 1 << 30;
 
@@ -39,17 +42,18 @@ struct FileKey {
     inode: u64,
 }
 
-/// The number of a mapped file among those of one client. Numbers are not used again.
+/// The number of a mapping among those of one client. Numbers ascend and are not used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct FileId(u64);
 
-/// A mapping of a client's file, whole or in part.
+/// A mapping of a client's whole file.
 struct ClientFile {
     id: FileId,
     key: FileKey,
     memory: SharedMemory,
     /// Bytes that count against the quota.
     charge: u64,
+    /// Number of DMA ranges that use the mapping.
     ranges: usize,
 }
 
@@ -68,39 +72,42 @@ pub(crate) struct FileToMap {
     pub(crate) access: Access,
 }
 
-/// The file of a mapping in progress.
+/// The file of a mapping in progress, and the bytes by which it counts against the quota.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MappingSource {
     key: FileKey,
     charge: u64,
 }
 
-/// Where the bytes of a range are: how the device reaches them.
+/// How the device reaches the bytes of a range.
 #[derive(Debug)]
 pub(crate) enum Backing {
-    /// Messages: the range has no file.
+    /// By DMA messages, because the range has no file.
     Remote,
-    /// Messages: its file is on neither tmpfs nor hugetlbfs, has pages of 1 GiB, or is beyond the
-    /// quota of bytes.
+    /// By DMA messages, because its file is on neither tmpfs nor hugetlbfs, has pages of 1 GiB, or
+    /// is beyond the quota of bytes.
     Unmappable {
         /// Whether it is the first such range of this client.
-        first: bool,
+        is_first: bool,
     },
-    /// A file that is mapped already, with its number.
+    /// By a window of a file that is mapped already.
     Ready(FileId, Window),
-    /// A part of a file that must be mapped first.
+    /// By a window of a file that must be mapped first.
     NotMapped(FileToMap, MappingSource),
 }
 
 /// The ranges that a client has mapped for DMA, and the files behind them.
 pub(crate) struct ClientMemory {
     quotas: Quotas,
+    /// The mappings, in the order of their numbers.
     files: Vec<ClientFile>,
+    /// The ranges by their first address.
     ranges: BTreeMap<u64, Range>,
-    bytes: u64,
+    /// Sum of the charges of `files`.
+    charged_bytes: u64,
     next_file: FileId,
-    /// Whether a device holds files that no range uses.
-    leftover: bool,
+    /// Whether a device holds mappings that no range uses.
+    has_unused: bool,
     /// Whether a range had a file that cannot be mapped.
     had_unmappable: bool,
 }
@@ -111,14 +118,15 @@ impl ClientMemory {
             quotas,
             files: Vec::new(),
             ranges: BTreeMap::new(),
-            bytes: 0,
+            charged_bytes: 0,
             next_file: FileId(0),
-            leftover: false,
+            has_unused: false,
             had_unmappable: false,
         }
     }
 
-    /// Checks a range and its file, and returns its backing.
+    /// Checks a range that the client wants to map and its file, and returns how the device will
+    /// reach the range. It changes no range; [`Self::insert`] adds the range later.
     pub(crate) fn prepare(&mut self, map: &DmaMap, fd: Option<PeerFd>) -> Result<Backing, Errno> {
         if self.ranges.len() >= self.quotas.ranges {
             return Err(Errno::ENOSPC);
@@ -138,30 +146,30 @@ impl ClientMemory {
         let Some(fd) = fd else { return Ok(Backing::Remote) };
         let Ok(seals) = fcntl(&fd, FcntlArg::F_GET_SEALS) else { return Ok(self.unmappable()) };
 
-        // The engine's thread would clear a whole page when it touches a hole.
+        // The engine's thread would clear a whole page when it touches a hole in the file.
         if fstatfs(fd.as_fd())?.block_size() > MAX_PAGE {
             return Ok(self.unmappable());
         }
 
         // The client may map only what its descriptor lets it access.
-        let write = map.flags & DMA_FLAG_WRITE != 0;
+        let needs_write = map.flags & DMA_FLAG_WRITE != 0;
         let mode = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?) & OFlag::O_ACCMODE;
-        if mode == OFlag::O_WRONLY || (write && mode != OFlag::O_RDWR) {
+        if mode == OFlag::O_WRONLY || (needs_write && mode != OFlag::O_RDWR) {
             return Err(Errno::EACCES);
         }
 
         let stat = fstat(fd.as_fd())?;
         let size = u64::try_from(stat.st_size).map_err(|_| Errno::EINVAL)?;
-        let regular = stat.st_mode & libc::S_IFMT == libc::S_IFREG;
+        let is_regular = stat.st_mode & libc::S_IFMT == libc::S_IFREG;
         let end = map.offset.checked_add(map.size).ok_or(Errno::EINVAL)?;
 
-        if !regular || end > size || !map.offset.is_multiple_of(4096) {
+        if !is_regular || end > size || !map.offset.is_multiple_of(PAGE_SIZE) {
             return Err(Errno::EINVAL);
         }
 
         // An earlier range may have mapped the file.
         let key = FileKey { device: stat.st_dev, inode: stat.st_ino };
-        if let Some((id, window)) = self.find(key, map.offset, map.size, write) {
+        if let Some((id, window)) = self.find_mapping(key, map.offset, map.size, needs_write) {
             return Ok(Backing::Ready(id, window));
         }
 
@@ -169,33 +177,40 @@ impl ClientMemory {
             return Err(Errno::ENOSPC);
         }
 
-        let grows = !SealFlag::from_bits_retain(seals).contains(SealFlag::F_SEAL_GROW);
-        let charge = if grows { size.max(MIN_GROWABLE_CHARGE) } else { size };
-        if charge > self.quotas.mapped_bytes.saturating_sub(self.bytes) {
+        let can_grow = !SealFlag::from_bits_retain(seals).contains(SealFlag::F_SEAL_GROW);
+        let charge = if can_grow { size.max(MIN_GROWABLE_CHARGE) } else { size };
+        if charge > self.quotas.mapped_bytes.saturating_sub(self.charged_bytes) {
             return Ok(self.unmappable());
         }
 
         let length = usize::try_from(size).map_err(|_| Errno::ENOSPC)?;
-        let access = if write { Access::ReadWrite } else { Access::ReadOnly };
+        let access = if needs_write { Access::ReadWrite } else { Access::ReadOnly };
         let file = FileToMap { fd, length, access };
         Ok(Backing::NotMapped(file, MappingSource { key, charge }))
     }
 
-    /// Returns the backing of a file that is not mapped.
+    /// Returns the backing of a range whose file cannot be mapped, and records that there was one.
     fn unmappable(&mut self) -> Backing {
-        Backing::Unmappable { first: !std::mem::replace(&mut self.had_unmappable, true) }
+        Backing::Unmappable { is_first: !std::mem::replace(&mut self.had_unmappable, true) }
     }
 
-    /// Returns the number of a mapped file that contains these bytes, and their window in it.
-    fn find(&self, key: FileKey, offset: u64, length: u64, write: bool) -> Option<(FileId, Window)> {
+    /// Returns a mapping of the file that contains these bytes, and their window in it. With
+    /// `needs_write` the mapping must be writable.
+    fn find_mapping(
+        &self,
+        key: FileKey,
+        offset: u64,
+        length: u64,
+        needs_write: bool,
+    ) -> Option<(FileId, Window)> {
         self.files.iter().filter(|file| file.key == key).find_map(|file| {
             let window = file.memory.window(offset, length).ok()?;
-            (!write || window.is_writable()).then_some((file.id, window))
+            (!needs_write || window.is_writable()).then_some((file.id, window))
         })
     }
 
-    /// Adds a mapping that [`Self::prepare`] asked for. Returns its number and the window of the
-    /// range `map` in it.
+    /// Takes over a mapping that [`Self::prepare`] asked for. Returns its number and the window of
+    /// the range `map` in it.
     pub(crate) fn adopt(
         &mut self,
         source: MappingSource,
@@ -206,13 +221,13 @@ impl ClientMemory {
 
         let id = self.next_file;
         self.next_file = FileId(id.0 + 1);
-        self.bytes += source.charge;
+        self.charged_bytes += source.charge;
 
         self.files.push(ClientFile { id, key: source.key, memory, charge: source.charge, ranges: 0 });
         Ok((id, window))
     }
 
-    /// Records a range that is in use now.
+    /// Adds a range that the device can use from now on, with the mapping behind it.
     pub(crate) fn insert(&mut self, map: &DmaMap, file: Option<FileId>) {
         if let Some(file) = file.and_then(|id| self.files.iter_mut().find(|file| file.id == id)) {
             file.ranges += 1;
@@ -221,8 +236,8 @@ impl ClientMemory {
         self.ranges.insert(map.address, Range { length: map.size, file });
     }
 
-    /// Forgets the ranges that an unmap covers. The caller must call [`ClientMemory::sweep`]
-    /// afterwards.
+    /// Removes the ranges that an unmap covers. The caller must call [`ClientMemory::sweep`]
+    /// afterwards, which returns the mappings that no range uses any more.
     pub(crate) fn remove(&mut self, unmap: &DmaUnmap) {
         match *unmap {
             DmaUnmap::All => {
@@ -232,7 +247,8 @@ impl ClientMemory {
             DmaUnmap::Range { address, size } => {
                 let last = address.saturating_add(size.saturating_sub(1));
                 while let Some((&start, range)) = self.ranges.range(address..=last).next() {
-                    // Numbers ascend in the list: one unmap may cover thousands of ranges.
+                    // The files are sorted by number. A binary search matters, because one unmap
+                    // may cover thousands of ranges.
                     let file = range.file.map(|id| self.files.binary_search_by_key(&id, |file| file.id));
                     if let Some(Ok(position)) = file {
                         self.files[position].ranges -= 1;
@@ -243,29 +259,29 @@ impl ClientMemory {
         }
     }
 
-    /// Returns the mappings that are no longer used, and forgets them. A mapping that a device
-    /// holds without a range (for memory that is still registered) keeps counting against the
-    /// quotas, and a later call returns it.
+    /// Removes and returns the mappings that are no longer used. A mapping that a device holds
+    /// without a range (for memory that is still registered) keeps counting against the quotas, and
+    /// a later call returns it.
     pub(crate) fn sweep(&mut self) -> Vec<SharedMemory> {
         let mut unused = Vec::new();
         for file in self.files.extract_if(.., |file| file.ranges == 0 && !file.memory.has_other_handles()) {
-            self.bytes -= file.charge;
+            self.charged_bytes -= file.charge;
             unused.push(file.memory);
         }
 
-        self.leftover = self.files.iter().any(|file| file.ranges == 0);
+        self.has_unused = self.files.iter().any(|file| file.ranges == 0);
         unused
     }
 
     /// Returns whether [`ClientMemory::sweep`] left mappings for later.
     pub(crate) fn has_leftover(&self) -> bool {
-        self.leftover
+        self.has_unused
     }
 
-    /// Returns all mappings, at the end of the client.
-    pub(crate) fn take(&mut self) -> Vec<SharedMemory> {
+    /// Removes and returns all mappings, at the end of the client.
+    pub(crate) fn take_all(&mut self) -> Vec<SharedMemory> {
         self.ranges.clear();
-        self.bytes = 0;
+        self.charged_bytes = 0;
         self.files.drain(..).map(|file| file.memory).collect()
     }
 
@@ -274,11 +290,13 @@ impl ClientMemory {
         self.files.iter().any(|file| file.memory.faulted())
     }
 
+    /// Returns the number of bytes of the mapped files.
     pub(crate) fn mapped_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.memory.len() as u64).sum()
     }
 
-    pub(crate) fn ranges(&self) -> usize {
+    /// Returns the number of ranges.
+    pub(crate) fn count_ranges(&self) -> usize {
         self.ranges.len()
     }
 }
@@ -346,7 +364,7 @@ mod tests {
         assert_eq!(memory.sweep().len(), 0);
         memory.remove(&DmaUnmap::Range { address: 0x8000, size: 0x1000 });
         assert_eq!(memory.sweep().len(), 1);
-        assert_eq!((memory.mapped_bytes(), memory.ranges()), (0, 0));
+        assert_eq!((memory.mapped_bytes(), memory.count_ranges()), (0, 0));
     }
 
     #[test]
@@ -401,8 +419,8 @@ mod tests {
         let first = memory.prepare(&map(0, 0, 0x1000), Some(foreign())).unwrap();
         let second = memory.prepare(&map(0x1000, 0, 0x1000), Some(foreign())).unwrap();
 
-        assert!(matches!(first, Backing::Unmappable { first: true }), "{first:?}");
-        assert!(matches!(second, Backing::Unmappable { first: false }), "{second:?}");
+        assert!(matches!(first, Backing::Unmappable { is_first: true }), "{first:?}");
+        assert!(matches!(second, Backing::Unmappable { is_first: false }), "{second:?}");
         assert_eq!(memory.mapped_bytes(), 0);
     }
 
@@ -417,7 +435,7 @@ mod tests {
 
         let backing = memory.prepare(&map(0, 0, 1 << 30), Some(fd.into())).unwrap();
 
-        assert!(matches!(backing, Backing::Unmappable { first: true }), "{backing:?}");
+        assert!(matches!(backing, Backing::Unmappable { is_first: true }), "{backing:?}");
     }
 
     #[test]
@@ -433,8 +451,8 @@ mod tests {
         let beyond = memory.prepare(&map(0x8000, 0, 0x1000), Some(second.into())).unwrap();
         let growing = memory.prepare(&map(0x9000, 0, 0x1000), Some(growable.into())).unwrap();
 
-        assert!(matches!(beyond, Backing::Unmappable { first: true }), "{beyond:?}");
-        assert!(matches!(growing, Backing::Unmappable { first: false }), "{growing:?}");
+        assert!(matches!(beyond, Backing::Unmappable { is_first: true }), "{beyond:?}");
+        assert!(matches!(growing, Backing::Unmappable { is_first: false }), "{growing:?}");
         assert_eq!(memory.mapped_bytes(), 0x2000, "the file counts as a whole");
     }
 

@@ -34,7 +34,7 @@ pub(crate) const CALL_BUDGET: Duration = Duration::from_millis(100);
 /// Nanoseconds that must pass until the budget is refilled by one nanosecond.
 const TIME_PER_REFILL: u32 = 10;
 
-/// Resources that this thread has used, as the kernel accounts them.
+/// The processor time and context switches of this thread so far, as the kernel accounts them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ThreadTime {
     processor: Duration,
@@ -53,9 +53,10 @@ impl ThreadTime {
         Some(Self { processor, waits, preemptions: usage.involuntary_context_switches() })
     }
 
-    /// Returns whether a call that took at least `limit` since `self` by the clock took it by
-    /// itself. The thread ran for that long, or waited in the kernel and never lost its processor.
-    pub(crate) fn proves(self, limit: Duration) -> bool {
+    /// Returns whether a call that began at `self`, and took at least `limit` by the clock, was not
+    /// merely delayed by other threads. The thread ran for `limit`, or it waited in the kernel and
+    /// never lost its processor.
+    pub(crate) fn confirms_call_of(self, limit: Duration) -> bool {
         Self::now().is_some_and(|now| {
             let has_run = now.processor.saturating_sub(self.processor) >= limit;
             let has_only_waited = now.waits > self.waits && now.preemptions == self.preemptions;
@@ -64,14 +65,17 @@ impl ThreadTime {
     }
 }
 
+/// Converts a time that the kernel reports.
 fn duration(time: TimeVal) -> Duration {
     let microseconds = time.tv_sec().saturating_mul(1_000_000).saturating_add(time.tv_usec());
     Duration::from_micros(u64::try_from(microseconds).unwrap_or(0))
 }
 
-/// Time that long calls for a client have taken, less a tenth of the time that has passed since.
+/// A client's budget of [`CALL_BUDGET`] for long calls. It is refilled by a tenth of the time that
+/// passes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CallBudget {
+    /// The part of the budget that is spent.
     spent: Duration,
     /// The time up to which the budget has been refilled.
     refilled: Option<Instant>,
@@ -102,12 +106,14 @@ pub(crate) struct Pace {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TurnStart {
     at: Instant,
-    account: Option<ThreadTime>,
+    /// The thread's time at the start, which is measured only for a slow client.
+    thread_time: Option<ThreadTime>,
 }
 
-/// Result of a turn.
+/// What becomes of a client after its turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Verdict {
+    /// The client keeps its attachment.
     GoesOn,
     /// The client slows system calls down so much that it must lose its attachment.
     HoldsEngine,
@@ -120,7 +126,7 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Returns the pace of a new client. Calls from `long_call` on are charged to it.
+    /// Returns the pace of a new client. Calls that take `long_call` or longer are charged to it.
     pub(crate) fn new(long_call: Duration) -> Self {
         Self { slow_until: None, budget: CallBudget::default(), long_call }
     }
@@ -130,15 +136,15 @@ impl Pace {
         self.slow_until.is_some()
     }
 
-    /// Starts a turn. Only a turn of a slow client costs a system call for the account.
+    /// Starts a turn. Only a turn of a slow client costs a system call, for the thread's time.
     pub(crate) fn start(&mut self, now: Instant) -> TurnStart {
         self.slow_until = self.slow_until.filter(|until| now < *until);
-        let account = if self.is_slow() { ThreadTime::now() } else { None };
-        TurnStart { at: now, account }
+        let thread_time = if self.is_slow() { ThreadTime::now() } else { None };
+        TurnStart { at: now, thread_time }
     }
 
-    /// Ends a turn in which the slowest system call took `longest_call`. Returns the length of the
-    /// turn and the verdict.
+    /// Ends a turn in which the slowest system call took `longest_call`. A slow call or turn makes
+    /// the client slow. Returns the length of the turn and the verdict on the client.
     pub(crate) fn finish(&mut self, start: TurnStart, longest_call: Duration) -> (Duration, Verdict) {
         let now = Instant::now();
         let length = now.saturating_duration_since(start.at);
@@ -148,7 +154,8 @@ impl Pace {
         }
 
         let limit = self.long_call;
-        let is_proven = longest_call >= limit && start.account.is_some_and(|account| account.proves(limit));
+        let is_proven =
+            longest_call >= limit && start.thread_time.is_some_and(|time| time.confirms_call_of(limit));
         let is_overspent = is_proven && self.budget.charge(longest_call, now);
         (length, if is_overspent { Verdict::HoldsEngine } else { Verdict::GoesOn })
     }
@@ -164,7 +171,7 @@ mod tests {
     fn use_processor() {
         let account = ThreadTime::now().unwrap();
         let deadline = Instant::now() + Duration::from_secs(20);
-        while !account.proves(LONG_CALL * 2) {
+        while !account.confirms_call_of(LONG_CALL * 2) {
             assert!(Instant::now() < deadline);
         }
     }
@@ -220,7 +227,7 @@ mod tests {
     fn long_call_of_a_thread_without_processor_time_is_not_charged() {
         let mut pace = Pace { slow_until: Some(Instant::now() + SLOW_TIME), ..Pace::default() };
         // The account does not change: this stands for a thread that had no processor.
-        let start = TurnStart { at: Instant::now(), account: ThreadTime::now() };
+        let start = TurnStart { at: Instant::now(), thread_time: ThreadTime::now() };
 
         assert_eq!(pace.finish(start, CALL_BUDGET * 2).1, Verdict::GoesOn);
     }

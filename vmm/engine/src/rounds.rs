@@ -13,21 +13,23 @@ use crate::{
     watched::Watched,
 };
 
-/// Rounds with work between two checks of the sockets, where a check is a system call.
-const BUSY_ROUNDS: u32 = 16;
-/// Rounds without work between two such checks. With a system call in each round, the engine would
-/// spin much longer before it yields its processor to the application that it waits for.
-const IDLE_ROUNDS: u32 = 8;
+/// Rounds with work in the machine from one check of the sockets to the next, where a check is a
+/// system call.
+const BUSY_ROUNDS_PER_CHECK: u32 = 16;
+/// Rounds without work from one such check to the next. With a system call in each round, the
+/// engine would spin much longer before it yields its processor to the application that it waits
+/// for.
+const IDLE_ROUNDS_PER_CHECK: u32 = 8;
 
 /// State that the loop keeps from one round to the next.
 #[derive(Default)]
 struct LoopState {
     /// Rounds in a row that found no work.
     empty_rounds: u32,
-    /// Rounds since the events were polled for.
-    rounds_without_poll: u32,
-    /// Whether the machine had nothing to do in the last round but to wait for its time.
-    asleep: bool,
+    /// Rounds since the sockets were checked for events.
+    rounds_without_check: u32,
+    /// Whether the last step returned [`Next::At`]: the machine waits for a time or an access.
+    machine_is_asleep: bool,
 }
 
 impl Engine {
@@ -37,16 +39,17 @@ impl Engine {
         let mut state = LoopState::default();
 
         while !stop.is_stopped() {
-            self.turns.turns += 1;
+            self.round_counters.rounds += 1;
             let before = self.clock.elapsed();
-            let next = self.step(before, state.asleep);
-            state.asleep = matches!(next, Next::At(_));
+            let next = self.step(before, state.machine_is_asleep);
+            state.machine_is_asleep = matches!(next, Next::At(_));
             let now = Instant::now();
-            self.turns.longest.record(self.clock.since_start(now).saturating_sub(before), None, 0);
+            let step_time = self.clock.since_start(now).saturating_sub(before);
+            self.round_counters.longest.record_step(step_time);
 
             self.distribute_dma_messages(now);
-            if self.queues.count_stalled() > 0 {
-                self.retry_stalled(now);
+            if self.queues.count_deferred() > 0 {
+                self.retry_deferred(now);
             }
 
             self.collect_events(next, now, &mut state, &mut events)?;
@@ -57,7 +60,8 @@ impl Engine {
 
     /// Takes one step of the machine. After each `safety_timeout` the step checks the mapped memory
     /// of all functions, because a client's wake-up can get lost. If the whole machine was asleep,
-    /// functions in whose memory the check finds no work go back to sleep at once.
+    /// functions in whose memory the check finds no work go cold at once, so that the engine sleeps
+    /// again.
     fn step(&mut self, now: Duration, was_asleep: bool) -> Next {
         let time = Nanos(nanoseconds(now));
         if !self.needs_scans() || !self.clock.is_scan_due(now, self.config.safety_timeout) {
@@ -67,6 +71,7 @@ impl Engine {
         self.clock.note_scan(now);
         self.unmap_released();
         if was_asleep {
+            // Functions stay hot for zero time after their last work, in this step only.
             self.machine.set_cool_after(0);
         }
 
@@ -88,14 +93,14 @@ impl Engine {
             if let Some(client) = &mut attachment.client
                 && client.state.memory.has_leftover()
             {
-                client.closing.drop_memory(client.state.memory.sweep());
+                client.close_queue.drop_memory(client.state.memory.sweep());
             }
         }
         self.cleanup.sweep();
     }
 
-    /// Collects events. It sleeps, yields the processor, or leaves the sockets for a later round,
-    /// depending on what the machine has to do next.
+    /// Collects events. Depending on `next`, when the machine must be stepped again, it sleeps,
+    /// yields the processor, or leaves the sockets for a later round.
     fn collect_events(
         &mut self,
         next: Next,
@@ -103,39 +108,44 @@ impl Engine {
         state: &mut LoopState,
         events: &mut Vec<Event>,
     ) -> Result<(), EngineError> {
-        let mut must_poll = true;
+        let mut must_check = true;
         match next {
+            // Clients wait for a turn or connections to be accepted, so the engine does not sleep.
             _ if self.queues.has_work() => state.empty_rounds = 0,
             Next::Now => {
                 state.empty_rounds = 0;
-                state.rounds_without_poll += 1;
-                must_poll = self.events.poll_is_cheap() || state.rounds_without_poll >= BUSY_ROUNDS;
+                state.rounds_without_check += 1;
+                must_check =
+                    self.events.poll_is_cheap() || state.rounds_without_check >= BUSY_ROUNDS_PER_CHECK;
             }
             Next::Poll => {
                 self.pause(state);
-                state.rounds_without_poll += 1;
-                must_poll = self.events.poll_is_cheap() || state.rounds_without_poll >= IDLE_ROUNDS;
+                state.rounds_without_check += 1;
+                must_check =
+                    self.events.poll_is_cheap() || state.rounds_without_check >= IDLE_ROUNDS_PER_CHECK;
             }
-            Next::At(_) if self.queues.count_stalled() > 0 => self.pause(state),
-            Next::At(time) => match self.sleep_time(time, now) {
-                Some(time) if time < self.events.shortest_sleep() => self.pause(state),
-                time => {
-                    self.turns.sleeps += 1;
-                    self.events.wait(time, events).map_err(|reason| self.failed(reason))?;
-                    must_poll = false;
+            // A deferred access is tried again in each round, so the engine must not sleep.
+            Next::At(_) if self.queues.count_deferred() > 0 => self.pause(state),
+            Next::At(wake_time) => match self.sleep_time(wake_time, now) {
+                Some(duration) if duration < self.events.shortest_sleep() => self.pause(state),
+                duration => {
+                    self.round_counters.sleeps += 1;
+                    self.events.wait(duration, events).map_err(|reason| self.wait_error(reason))?;
+                    must_check = false;
                     state.empty_rounds = 0;
                 }
             },
         }
 
-        if must_poll {
-            state.rounds_without_poll = 0;
-            self.events.poll(events).map_err(|reason| self.failed(reason))?;
+        if must_check {
+            state.rounds_without_check = 0;
+            self.events.poll(events).map_err(|reason| self.wait_error(reason))?;
         }
         Ok(())
     }
 
-    /// Spins after an empty step, and from the `spin`th one on yields the processor.
+    /// Lets a moment pass after a round without work: spins, or yields the processor once `spin`
+    /// such rounds have followed each other.
     fn pause(&self, state: &mut LoopState) {
         if state.empty_rounds >= self.config.spin {
             std::thread::yield_now();
@@ -145,14 +155,15 @@ impl Engine {
         state.empty_rounds = state.empty_rounds.saturating_add(1);
     }
 
-    /// Returns how long to sleep: until the machine has work or an event is due, and with clients
-    /// no longer than the safety time-out. `None` means until an event comes.
-    fn sleep_time(&self, machine: Nanos, now: Instant) -> Option<Duration> {
+    /// Returns how long to sleep: until the machine has work at `machine_time` or a deadline
+    /// passes, and with clients no longer than the safety time-out. `None` means until an event
+    /// comes.
+    fn sleep_time(&self, machine_time: Nanos, now: Instant) -> Option<Duration> {
         let scan_interval = self.needs_scans().then_some(self.config.safety_timeout);
-        self.clock.sleep_time(machine, now, scan_interval, self.events.shortest_sleep())
+        self.clock.sleep_time(machine_time, now, scan_interval, self.events.shortest_sleep())
     }
 
-    fn failed(&self, reason: std::io::Error) -> EngineError {
+    fn wait_error(&self, reason: std::io::Error) -> EngineError {
         EngineError::Wait { event_loop: self.events.name(), reason }
     }
 
@@ -161,17 +172,17 @@ impl Engine {
         for event in events.drain(..) {
             match Watched::from_token(event.token) {
                 Some(Watched::Waker) => self.on_wake(),
-                Some(Watched::Listener(index)) => self.on_connection(index),
+                Some(Watched::Listener(index)) => self.on_connections(index),
                 Some(Watched::Client(key)) => self.on_client(key, &event),
                 Some(Watched::SecondSocket(key)) => self.on_second_socket(key),
                 Some(Watched::Unmask(key)) => self.on_unmask(key),
-                // The loop checks the flag.
+                // `run_rounds` checks the flag of `Stop` itself.
                 Some(Watched::Stop) | None => {}
             }
         }
 
         if self.queues.has_work() {
-            let round_end = Instant::now() + self.config.clients_turn;
+            let round_end = Instant::now() + self.config.service_limit;
             self.serve_queued(round_end);
             self.accept_queued(round_end);
         }

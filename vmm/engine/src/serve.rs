@@ -1,4 +1,4 @@
-//! Serving of clients: the turn of each, the accesses that wait for a device, and DMA messages.
+//! Serving of clients: the turn of each, deferred accesses, and DMA messages.
 
 use std::time::Instant;
 
@@ -34,8 +34,8 @@ impl Engine {
         }
     }
 
-    /// Unmasks INTx when the client has signalled its eventfd for that. The eventfd is not read:
-    /// each write to it is reported by itself.
+    /// Unmasks INTx when the client has signalled its eventfd for that. The eventfd is not read,
+    /// because its watch is edge-triggered and reports each write.
     pub(crate) fn on_unmask(&mut self, key: ClientKey) {
         let has_unmask = self.attachments.client_mut(key).is_some_and(|client| client.watches.has_unmask());
         let attachment = &self.attachments[key.index];
@@ -75,16 +75,18 @@ impl Engine {
     fn serve_turn(&mut self, index: usize) {
         let attachment = &mut self.attachments[index];
         let Some(client) = &mut attachment.client else { return };
-        if !attachment.closing.admits_service() {
+        // Each message can bring descriptors to be closed, so none is received while too many wait.
+        if !attachment.backlogs.admits_service() {
             self.queues.hold(index);
             return;
         }
 
         let turn = client.pace.start(Instant::now());
-        // DMA writes of the device go out before the answer to a read that may announce them.
         let turn_end = Instant::now() + self.config.client_turn;
+        // DMA writes of the device go out before the answer to a read that may announce them.
         let (state, connection) = (&mut client.state, &mut client.connection);
-        let has_unsent = state.send(&mut self.machine, connection, &mut attachment.counters, turn_end);
+        let has_unsent =
+            state.send_dma_messages(&mut self.machine, connection, &mut attachment.counters, turn_end);
 
         let mut written = Ok(false);
         if connection.wants_write() || connection.second_socket_wants_write() {
@@ -96,8 +98,8 @@ impl Engine {
             machine: &mut self.machine,
             client: state,
             mapper: &self.mapper,
-            closing: &client.closing,
-            signals: self.watchdog.signals(),
+            close_queue: &client.close_queue,
+            eventfds: self.watchdog.eventfds(),
             counters: &mut attachment.counters,
             key: ClientKey { index, generation: attachment.generation },
             stall_limit: self.config.stall_limit,
@@ -130,12 +132,13 @@ impl Engine {
     fn prepare_next_turn(&mut self, index: usize, has_more: bool, turn_end: Instant) {
         let attachment = &mut self.attachments[index];
         let Some(client) = &mut attachment.client else { return };
-        if client.state.stalled.is_some() {
-            self.queues.push_stalled(index);
+        if client.state.deferred.is_some() {
+            self.queues.push_deferred(index);
         }
 
         let (state, connection) = (&mut client.state, &mut client.connection);
-        let has_more_to_send = state.send(&mut self.machine, connection, &mut attachment.counters, turn_end);
+        let has_more_to_send =
+            state.send_dma_messages(&mut self.machine, connection, &mut attachment.counters, turn_end);
         let has_more = has_more || has_more_to_send || connection.ready();
         if let Some(deadline) = state.first_deadline() {
             self.clock.note_deadline(deadline);
@@ -156,7 +159,8 @@ impl Engine {
         }
     }
 
-    /// Accounts for a client's turn, and ends a client that slows system calls down too much.
+    /// Records the length of a client's turn, and ends a client that slows system calls down too
+    /// much.
     fn account_for_turn(&mut self, index: usize, turn: TurnStart) {
         let attachment = &mut self.attachments[index];
         let Some(client) = &mut attachment.client else { return };
@@ -165,34 +169,34 @@ impl Engine {
 
         attachment.counters.longest_turn = attachment.counters.longest_turn.max(length);
         let owner = (attachment.function, attachment.id);
-        self.turns.longest.record(length, Some(owner), client.pid);
+        self.round_counters.longest.record_client_turn(length, owner, client.pid);
         if verdict == Verdict::HoldsEngine {
             let reason = "it made a system call of the engine take too long";
             self.end(index, EndReason::HeldEngine(reason));
         }
     }
 
-    /// Offers the waiting accesses to their devices again. Those that stall again go to the end of
-    /// the queue, for the next time.
-    pub(crate) fn retry_stalled(&mut self, now: Instant) {
-        for _ in 0..self.queues.count_stalled() {
-            let Some(index) = self.queues.pop_stalled() else { return };
+    /// Tries each deferred access again, once. Those that have not ended go to the end of the
+    /// queue, for the next round.
+    pub(crate) fn retry_deferred(&mut self, now: Instant) {
+        for _ in 0..self.queues.count_deferred() {
+            let Some(index) = self.queues.pop_deferred() else { return };
             let attachment = &mut self.attachments[index];
             let Some(client) = &mut attachment.client else { continue };
-            if client.state.stalled.is_none() {
+            if client.state.deferred.is_none() {
                 continue;
             }
 
             let connection = &mut client.connection;
-            if client.state.retry(&mut self.machine, connection, now, &mut attachment.counters) {
+            if client.state.retry_access(&mut self.machine, connection, now, &mut attachment.counters) {
                 self.queue_client(index);
             } else {
-                self.queues.push_stalled(index);
+                self.queues.push_deferred(index);
             }
         }
     }
 
-    /// Serves and accepts again at the attachments that were held back until items are closed.
+    /// Serves and accepts again at the attachments that were held back until items were closed.
     pub(crate) fn resume_held(&mut self) {
         for _ in 0..self.queues.count_held() {
             let Some(index) = self.queues.pop_held() else { return };
@@ -201,22 +205,23 @@ impl Engine {
         }
     }
 
-    /// Takes the result of mapping a file for a range.
+    /// Handles the result of mapping a file: adds the range that waits for it to the client's DMA
+    /// map, and answers the client's request.
     pub(crate) fn on_mapped(&mut self, mapped: Mapped) {
         let Mapped { client: key, result, backlog } = mapped;
         let Some(client) = self.attachments.client_mut(key) else {
-            // The client that asked for it has gone, and its queue with it.
-            let closing = self.attachments[key.index].closing.new_queue(self.cleanup.closers());
-            closing.drop_memory(result.into_iter().collect());
+            // The client that asked for the mapping has gone, and its close queue with it.
+            let close_queue = self.attachments[key.index].backlogs.new_client_queue(self.cleanup.closers());
+            close_queue.drop_memory(result.into_iter().collect());
             return;
         };
-        // The mapping is no longer in progress; its memory counts again when it is queued to be
-        // closed.
+        // The mapping counts in the backlog of items to be closed while it is in progress, which
+        // ends here.
         drop(backlog);
 
         let state = &mut client.state;
         let Some(pending) = state.pending_map.take() else {
-            client.closing.drop_memory(result.into_iter().collect());
+            client.close_queue.drop_memory(result.into_iter().collect());
             return;
         };
 
@@ -226,7 +231,7 @@ impl Engine {
             attachment_handler::map_range(&mut self.machine, state, &pending.map, Some(file), backing)
         });
         if mapped.is_err() {
-            client.closing.drop_memory(state.memory.sweep());
+            client.close_queue.drop_memory(state.memory.sweep());
         }
 
         if let Err(error) = client.connection.complete(pending.token, mapped) {
@@ -243,7 +248,7 @@ impl Engine {
             | Outgoing::DmaWrite { function, attachment, .. }) = &message;
             let Some(index) = self.attachments.find(*function, *attachment) else { continue };
             let Some(client) = &mut self.attachments[index].client else { continue };
-            client.state.queue(&mut self.machine, message, now);
+            client.state.queue_dma_message(&mut self.machine, message, now);
             self.queue_client(index);
         }
     }

@@ -40,17 +40,17 @@ impl UniqueQueue {
     }
 }
 
-/// Attachments that the engine is to serve, to accept at, or to offer an access to again.
+/// Attachments that the engine is to serve, to accept at, or whose deferred access it tries again.
 #[derive(Debug, Default)]
 pub(crate) struct ServiceQueues {
-    /// Attachments with a client to be served in this round.
+    /// Attachments with a client that is served in this round, or in the next one if time runs out.
     ready: UniqueQueue,
     /// As `ready`, of clients for which system calls take long. One is served in each round.
     slow: UniqueQueue,
     /// Attachments at which a connection may be accepted in this round.
     accepting: UniqueQueue,
-    /// Attachments with an access that waits for the device.
-    stalled: UniqueQueue,
+    /// Attachments with a deferred access, which is tried again in each round.
+    deferred: UniqueQueue,
     /// Attachments that are neither served nor accepted at until some of their items are closed.
     held: UniqueQueue,
 }
@@ -58,7 +58,8 @@ pub(crate) struct ServiceQueues {
 impl ServiceQueues {
     /// Makes room for one more attachment, so that no other call allocates.
     pub(crate) fn add_attachment(&mut self) {
-        for queue in [&mut self.ready, &mut self.slow, &mut self.accepting, &mut self.stalled, &mut self.held]
+        for queue in
+            [&mut self.ready, &mut self.slow, &mut self.accepting, &mut self.deferred, &mut self.held]
         {
             queue.add_attachment();
         }
@@ -108,19 +109,19 @@ impl ServiceQueues {
         self.accepting.pop()
     }
 
-    /// Queues an attachment with an access that waits for the device.
-    pub(crate) fn push_stalled(&mut self, index: usize) {
-        self.stalled.push(index);
+    /// Queues an attachment with a deferred access.
+    pub(crate) fn push_deferred(&mut self, index: usize) {
+        self.deferred.push(index);
     }
 
-    /// Takes the next attachment with an access that waits for the device.
-    pub(crate) fn pop_stalled(&mut self) -> Option<usize> {
-        self.stalled.pop()
+    /// Takes the next attachment with a deferred access.
+    pub(crate) fn pop_deferred(&mut self) -> Option<usize> {
+        self.deferred.pop()
     }
 
-    /// Returns the number of attachments with an access that waits for the device.
-    pub(crate) fn count_stalled(&self) -> usize {
-        self.stalled.order.len()
+    /// Returns the number of attachments with a deferred access.
+    pub(crate) fn count_deferred(&self) -> usize {
+        self.deferred.order.len()
     }
 
     /// Holds an attachment back until [`Self::pop_held`].
@@ -165,14 +166,14 @@ mod tests {
     #[test]
     fn dequeued_attachment_can_be_queued_again_after_the_others() {
         let mut queues = queues(2);
-        queues.push_stalled(0);
-        queues.push_stalled(1);
+        queues.push_deferred(0);
+        queues.push_deferred(1);
 
-        let first = queues.pop_stalled();
-        queues.push_stalled(0);
+        let first = queues.pop_deferred();
+        queues.push_deferred(0);
 
-        assert_eq!((first, queues.count_stalled()), (Some(0), 2));
-        assert_eq!((queues.pop_stalled(), queues.pop_stalled()), (Some(1), Some(0)));
+        assert_eq!((first, queues.count_deferred()), (Some(0), 2));
+        assert_eq!((queues.pop_deferred(), queues.pop_deferred()), (Some(1), Some(0)));
     }
 
     #[test]

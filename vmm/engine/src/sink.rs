@@ -11,8 +11,8 @@
 //!
 //! A write can take long by chance: a hypervisor may take the processor away, and the kernel may
 //! account that time to the thread. An eventfd with many watches is slow each time. So two long
-//! writes to one eventfd in a row prove it, and a write that takes its usual microseconds clears
-//! the eventfd. Long writes to different eventfds are charged to a budget of their client.
+//! writes to one eventfd in a row prove that it is slow, and a short write between them begins the
+//! count anew. Long writes to different eventfds are charged to a budget of their client.
 
 use std::{
     collections::HashMap,
@@ -34,35 +34,36 @@ use nix::{
 };
 
 use crate::{
-    interrupt,
     pace::{CALL_BUDGET, CallBudget, LONG_CALL, ThreadTime},
+    sigurg,
 };
 
-/// Name of an eventfd in `/proc`.
-const EVENTFD: &str = "anon_inode:[eventfd]";
+/// Name of an eventfd in `/proc/self/fd`.
+const EVENTFD_NAME: &str = "anon_inode:[eventfd]";
 
 /// A client as the owner of eventfds.
 #[derive(Debug)]
-pub(crate) struct Owner {
+pub(crate) struct EventFdOwner {
     /// Whether its eventfds are no longer written.
     given_up: AtomicBool,
-    /// Whether a write to one of its eventfds took long by the clock; the next writes are also
-    /// measured by the thread's account.
+    /// Whether a write to one of its eventfds took long by the clock. If so, the next writes are
+    /// also measured by the time that the kernel accounts to the thread ([`ThreadTime`]).
     suspected: AtomicBool,
-    /// Time that writes took which were long by the account too.
+    /// Budget for the time of writes that were long by both measures.
     long_writes: Mutex<CallBudget>,
     /// Time from which on a write is long.
     long_call: Duration,
 }
 
-impl Default for Owner {
+impl Default for EventFdOwner {
     fn default() -> Self {
         Self::new(LONG_CALL)
     }
 }
 
-impl Owner {
-    /// Returns the owner for a new client. Writes from `long_call` on are charged to it.
+impl EventFdOwner {
+    /// Returns the owner for a new client. Writes that take `long_call` or longer are charged to
+    /// it.
     pub(crate) fn new(long_call: Duration) -> Self {
         Self {
             given_up: AtomicBool::new(false),
@@ -87,34 +88,38 @@ impl Owner {
     }
 }
 
-/// A write to an eventfd in progress: the number of the eventfd, and the number of the write.
+/// A write to an eventfd in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WriteInProgress {
+    /// Number of the eventfd's [`EventFdSink`].
     sink: u64,
+    /// Number of the write, counted over all eventfds.
     number: u64,
 }
 
-/// The eventfds of an engine, and the write in progress.
+/// The eventfds of an engine's clients, and the write in progress. The engine's thread and the
+/// watchdog share it.
 #[derive(Debug, Default)]
-pub(crate) struct Signals {
-    /// Number of the eventfd that is being written, 0 for none. Only the engine's thread writes.
+pub(crate) struct EventFds {
+    /// Number of the sink whose eventfd is being written, 0 for none. Only the engine's thread
+    /// writes.
     writing: AtomicU64,
-    /// Number of that thread.
+    /// The kernel's id of that thread.
     writer: AtomicI32,
     /// Number of writes so far.
     writes: AtomicU64,
     /// Number of clients that were given up.
     given_up_count: AtomicU64,
-    /// Number of the eventfd that was bound last.
+    /// Number of the sink that was made last.
     last_id: AtomicU64,
     /// The owner of each sink.
-    sinks: Mutex<HashMap<u64, Arc<Owner>>>,
+    sinks: Mutex<HashMap<u64, Arc<EventFdOwner>>>,
     /// Whether the watchdog checks often. If not, the next write wakes it.
     watchdog_checks_often: AtomicBool,
     watchdog: OnceLock<Thread>,
 }
 
-impl Signals {
+impl EventFds {
     /// Returns the number of clients that were given up so far.
     pub(crate) fn given_up_count(&self) -> u64 {
         self.given_up_count.load(Ordering::Acquire)
@@ -136,7 +141,7 @@ impl Signals {
         self.writes.load(Ordering::Acquire)
     }
 
-    /// Returns the number of the thread that writes.
+    /// Returns the kernel's id of the thread that writes.
     pub(crate) fn writer(&self) -> i32 {
         self.writer.load(Ordering::Acquire)
     }
@@ -156,13 +161,13 @@ impl Signals {
     pub(crate) fn end_blocked_write(&self, write: WriteInProgress) {
         let Some(owner) = self.sinks().get(&write.sink).cloned() else { return };
         self.give_up(&owner);
-        if let Err(errno) = interrupt::interrupt(self.writer()) {
+        if let Err(errno) = sigurg::interrupt_thread(self.writer()) {
             tracing::error!(%errno, "a write to an eventfd that blocks the engine could not be ended");
         }
     }
 
     /// Marks the client of an eventfd as given up. Only the first call is counted.
-    fn give_up(&self, owner: &Owner) {
+    fn give_up(&self, owner: &EventFdOwner) {
         if !owner.given_up.swap(true, Ordering::AcqRel) {
             self.given_up_count.fetch_add(1, Ordering::AcqRel);
         }
@@ -170,7 +175,7 @@ impl Signals {
 
     /// Records that this thread begins a write to the eventfd of `sink`.
     fn begin_write(&self, sink: u64) {
-        self.writer.store(interrupt::this_thread(), Ordering::Relaxed);
+        self.writer.store(sigurg::this_thread_id(), Ordering::Relaxed);
         // Only one thread writes, so this needs no atomic addition.
         let writes = self.writes.load(Ordering::Relaxed);
         self.writes.store(writes.wrapping_add(1), Ordering::Relaxed);
@@ -194,7 +199,7 @@ impl Signals {
         self.writing.store(0, Ordering::Release);
     }
 
-    fn sinks(&self) -> MutexGuard<'_, HashMap<u64, Arc<Owner>>> {
+    fn sinks(&self) -> MutexGuard<'_, HashMap<u64, Arc<EventFdOwner>>> {
         self.sinks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -203,9 +208,10 @@ impl Signals {
 #[derive(Debug)]
 pub(crate) struct EventFdSink {
     fd: PeerFd,
+    /// Number of the sink in `eventfds`, from 1.
     id: u64,
-    owner: Arc<Owner>,
-    signals: Arc<Signals>,
+    owner: Arc<EventFdOwner>,
+    eventfds: Arc<EventFds>,
     /// Whether the last write took long by the clock.
     was_long: AtomicBool,
 }
@@ -216,35 +222,41 @@ impl EventFdSink {
     /// # Errors
     /// `EINVAL` for any other kind of file, since a write to one may take as long as its owner
     /// likes. `EPERM` for a client that was given up.
-    pub(crate) fn bind(fd: PeerFd, owner: &Arc<Owner>, signals: &Arc<Signals>) -> Result<Arc<Self>, Errno> {
+    pub(crate) fn bind(
+        fd: PeerFd,
+        owner: &Arc<EventFdOwner>,
+        eventfds: &Arc<EventFds>,
+    ) -> Result<Arc<Self>, Errno> {
         if owner.is_given_up() {
             return Err(Errno::EPERM);
         }
         check_eventfd(&fd)?;
         set_nonblocking(&fd)?;
 
-        let id = signals.last_id.fetch_add(1, Ordering::Relaxed) + 1;
-        signals.sinks().insert(id, Arc::clone(owner));
-        signals.wake_watchdog();
+        let id = eventfds.last_id.fetch_add(1, Ordering::Relaxed) + 1;
+        eventfds.sinks().insert(id, Arc::clone(owner));
+        eventfds.wake_watchdog();
         Ok(Arc::new(Self {
             fd,
             id,
             owner: Arc::clone(owner),
-            signals: Arc::clone(signals),
+            eventfds: Arc::clone(eventfds),
             was_long: AtomicBool::new(false),
         }))
     }
 
-    /// Checks the length of a write that began at `start` and has just ended. `account` is the
-    /// thread's processor time at `start`, which is measured only for a suspected client.
+    /// Checks the length of a write that began at `start` and has just ended. `thread_time` is what
+    /// the kernel had accounted to the thread at `start`; it is measured only for a suspected
+    /// client.
     ///
-    /// A client is suspected after its first long write. It is given up after long writes that the
-    /// thread's own time proves: two in a row to one eventfd, or more than its budget.
-    fn check_length(&self, start: Instant, account: Option<ThreadTime>) {
+    /// A client is suspected after its first long write. It is given up after writes that were long
+    /// by the thread's time too: two in a row to one eventfd, or more than its budget.
+    fn check_length(&self, start: Instant, thread_time: Option<ThreadTime>) {
         let now = Instant::now();
         let length = now.saturating_duration_since(start);
         if length < self.owner.long_call {
-            if account.is_some() {
+            // Without `thread_time` no write of the client was long, so `was_long` is false.
+            if thread_time.is_some() {
                 self.was_long.store(false, Ordering::Relaxed);
             }
             return;
@@ -252,16 +264,16 @@ impl EventFdSink {
 
         self.owner.suspected.store(true, Ordering::Relaxed);
         let was_long = self.was_long.swap(true, Ordering::Relaxed);
-        let is_proven = account.is_some_and(|account| account.proves(self.owner.long_call));
+        let is_proven = thread_time.is_some_and(|start| start.confirms_call_of(self.owner.long_call));
         if is_proven && (self.owner.charge(length, now) || was_long) {
-            self.signals.give_up(&self.owner);
+            self.eventfds.give_up(&self.owner);
         }
     }
 }
 
 impl Drop for EventFdSink {
     fn drop(&mut self) {
-        self.signals.sinks().remove(&self.id);
+        self.eventfds.sinks().remove(&self.id);
     }
 }
 
@@ -271,25 +283,26 @@ impl InterruptSink for EventFdSink {
             return;
         }
         let is_suspected = self.owner.suspected.load(Ordering::Relaxed);
-        let account = if is_suspected { ThreadTime::now() } else { None };
+        let thread_time = if is_suspected { ThreadTime::now() } else { None };
         let start = Instant::now();
 
-        self.signals.begin_write(self.id);
+        self.eventfds.begin_write(self.id);
         // At the end of the counter the write fails with `EAGAIN`, which needs no retry: the client
         // has signals enough to read.
         while write(self.fd.as_fd(), &1_u64.to_ne_bytes()) == Err(SystemErrno::EINTR)
             && !self.owner.is_given_up()
         {}
-        self.signals.end_write();
+        self.eventfds.end_write();
 
-        self.check_length(start, account);
+        self.check_length(start, thread_time);
     }
 }
 
-/// Returns an error for anything but an eventfd, without a call to the file itself.
+/// Returns an error for anything but an eventfd. It reads the name of the file in `/proc`, because
+/// a call to a file of another kind could block.
 pub(crate) fn check_eventfd(fd: &PeerFd) -> Result<(), Errno> {
     let target = readlink(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()).as_str())?;
-    if target.to_str() == Some(EVENTFD) { Ok(()) } else { Err(Errno::EINVAL) }
+    if target.to_str() == Some(EVENTFD_NAME) { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
 fn set_nonblocking(fd: &PeerFd) -> Result<(), SystemErrno> {
@@ -304,7 +317,7 @@ mod tests {
     use nix::sys::eventfd::{EfdFlags, EventFd};
 
     use super::*;
-    use crate::watchdog::{TIMEOUT, Watch};
+    use crate::watchdog::{BlockedWriteCheck, TIMEOUT};
 
     fn eventfd() -> (EventFd, OwnedFd) {
         let fd = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC).unwrap();
@@ -312,57 +325,57 @@ mod tests {
         (fd, copy)
     }
 
-    fn sink(copy: OwnedFd, signals: &Arc<Signals>) -> Arc<EventFdSink> {
-        EventFdSink::bind(copy.into(), &Arc::default(), signals).unwrap()
+    fn sink(copy: OwnedFd, eventfds: &Arc<EventFds>) -> Arc<EventFdSink> {
+        EventFdSink::bind(copy.into(), &Arc::default(), eventfds).unwrap()
     }
 
     #[test]
     fn a_blocked_write_is_ended_and_its_client_given_up() {
-        interrupt::prepare().unwrap();
-        let signals = Arc::new(Signals::default());
+        sigurg::set_handler().unwrap();
+        let eventfds = Arc::new(EventFds::default());
         let (full, copy) = eventfd();
-        let blocked = sink(copy, &signals);
+        let blocked = sink(copy, &eventfds);
         let owner = Arc::clone(&blocked.owner);
         let (same_client, copy) = eventfd();
-        let sibling = EventFdSink::bind(copy.into(), &owner, &signals).unwrap();
+        let sibling = EventFdSink::bind(copy.into(), &owner, &eventfds).unwrap();
         let (other_client, copy) = eventfd();
-        let of_another_client = sink(copy, &signals);
+        let of_another_client = sink(copy, &eventfds);
         fcntl(&full, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
         full.write(u64::MAX - 1).unwrap();
 
-        let mut watch = Watch::default();
+        let mut blocked_write = BlockedWriteCheck::default();
         let writer = std::thread::spawn(move || blocked.signal());
         let start = Instant::now();
         let deadline = start + Duration::from_secs(20);
-        while signals.write_in_progress().is_none() {
+        while eventfds.write_in_progress().is_none() {
             assert!(Instant::now() < deadline);
             std::thread::yield_now();
         }
 
-        watch.check(&signals, start);
-        assert_eq!(signals.given_up_count(), 0);
+        blocked_write.check(&eventfds, start);
+        assert_eq!(eventfds.given_up_count(), 0);
         // The thread may not be asleep yet.
         while !writer.is_finished() {
             assert!(Instant::now() < deadline);
-            watch.check(&signals, start + TIMEOUT);
+            blocked_write.check(&eventfds, start + TIMEOUT);
             std::thread::yield_now();
         }
         writer.join().unwrap();
 
-        assert_eq!(signals.given_up_count(), 1);
+        assert_eq!(eventfds.given_up_count(), 1);
         assert_eq!(full.read(), Ok(u64::MAX - 1));
         sibling.signal();
         of_another_client.signal();
         assert!(same_client.read().is_err());
         assert_eq!(other_client.read(), Ok(1));
-        assert_eq!(EventFdSink::bind(eventfd().1.into(), &owner, &signals).err(), Some(Errno::EPERM));
+        assert_eq!(EventFdSink::bind(eventfd().1.into(), &owner, &eventfds).err(), Some(Errno::EPERM));
     }
 
     #[test]
     fn a_signal_to_a_full_eventfd_returns_and_leaves_its_count() {
-        let signals = Arc::new(Signals::default());
+        let eventfds = Arc::new(EventFds::default());
         let (full, copy) = eventfd();
-        let sink = sink(copy, &signals);
+        let sink = sink(copy, &eventfds);
         full.write(u64::MAX - 1).unwrap();
 
         sink.signal();
@@ -375,7 +388,7 @@ mod tests {
         let account = sink.owner.suspected.load(Ordering::Relaxed).then(|| ThreadTime::now().unwrap());
         let start = Instant::now();
         let deadline = start + Duration::from_secs(20);
-        while start.elapsed() < length || account.is_some_and(|account| !account.proves(length)) {
+        while start.elapsed() < length || account.is_some_and(|account| !account.confirms_call_of(length)) {
             assert!(Instant::now() < deadline);
         }
         sink.check_length(start, account);
@@ -389,7 +402,7 @@ mod tests {
 
     #[test]
     fn eventfd_that_is_slow_twice_in_a_row_gives_its_client_up() {
-        let sink = sink(eventfd().1, &Arc::new(Signals::default()));
+        let sink = sink(eventfd().1, &Arc::new(EventFds::default()));
         end_long_write(&sink, LONG_CALL);
         assert!(!sink.owner.is_given_up());
 
@@ -399,7 +412,7 @@ mod tests {
 
     #[test]
     fn eventfd_that_is_slow_now_and_then_is_tolerated() {
-        let sink = sink(eventfd().1, &Arc::new(Signals::default()));
+        let sink = sink(eventfd().1, &Arc::new(EventFds::default()));
         // A loaded host makes the writes longer. The first one is not charged, because its client
         // is not suspected yet, and two more never overspend the budget.
         for _ in 0..3 {
@@ -411,10 +424,10 @@ mod tests {
 
     #[test]
     fn many_slow_eventfds_of_one_client_give_it_up() {
-        let (owner, signals) = (Arc::new(Owner::default()), Arc::new(Signals::default()));
+        let (owner, eventfds) = (Arc::new(EventFdOwner::default()), Arc::new(EventFds::default()));
         let count = 2 + CALL_BUDGET.as_nanos() / LONG_CALL.as_nanos() * 2;
         let given_up = (0..count).any(|_| {
-            let sink = EventFdSink::bind(eventfd().1.into(), &owner, &signals);
+            let sink = EventFdSink::bind(eventfd().1.into(), &owner, &eventfds);
             sink.map_or(true, |sink| {
                 end_long_write(&sink, LONG_CALL * 2);
                 owner.is_given_up()
@@ -425,12 +438,12 @@ mod tests {
 
     #[test]
     fn a_dropped_sink_is_removed() {
-        let signals = Arc::new(Signals::default());
-        let sink = sink(eventfd().1, &signals);
-        assert_eq!(signals.sinks().len(), 1);
+        let eventfds = Arc::new(EventFds::default());
+        let sink = sink(eventfd().1, &eventfds);
+        assert_eq!(eventfds.sinks().len(), 1);
 
         drop(sink);
 
-        assert_eq!(signals.sinks().len(), 0);
+        assert_eq!(eventfds.sinks().len(), 0);
     }
 }

@@ -28,11 +28,13 @@ use nix::{
 
 use crate::error::EngineError;
 
-/// Connections that the kernel keeps until they are accepted.
+/// Maximum number of connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 64;
 
 /// Maximum number of groups of a client, as in Linux.
 const MAX_GROUPS: usize = 65_536;
+/// Number of a client's groups that are read without a second system call.
+const USUAL_GROUPS: usize = 32;
 
 /// Users that may use a socket beside the server's own user and root; none by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,7 +51,7 @@ impl SocketAccess {
     }
 
     /// Sets owner, group and mode of the socket's file.
-    fn set_on(self, path: &Path) -> io::Result<()> {
+    fn apply_to(self, path: &Path) -> io::Result<()> {
         if self != Self::default() {
             lchown(path, self.owner.map(Uid::as_raw), self.group.map(Gid::as_raw))?;
         }
@@ -63,8 +65,21 @@ pub struct Listener {
     fd: PeerFd,
     path: PathBuf,
     access: SocketAccess,
-    /// The socket's file: device and inode.
-    file: (u64, u64),
+    /// The file that `bind` made. Another server may have replaced it at `path`.
+    file: FileIdentity,
+}
+
+/// The device and inode of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileIdentity {
+    device: u64,
+    inode: u64,
+}
+
+impl FileIdentity {
+    fn of(metadata: &fs::Metadata) -> Self {
+        Self { device: metadata.dev(), inode: metadata.ino() }
+    }
 }
 
 impl Listener {
@@ -99,13 +114,14 @@ impl Listener {
         })?;
 
         let file = fs::symlink_metadata(path)
-            .map(|metadata| (metadata.dev(), metadata.ino()))
+            .map(|metadata| FileIdentity::of(&metadata))
             .map_err(|reason| failed("examining", reason))?;
 
+        // From here on an error removes the file, because it drops the listener.
         let listener = Self { fd, path: path.to_owned(), access, file };
         // No client can connect before `listen`, so owner and mode are set before the first one.
         access
-            .set_on(path)
+            .apply_to(path)
             .map_err(|reason| failed("setting owner, group (which may need root) and mode of", reason))?;
         let backlog = Backlog::new(BACKLOG).map_err(|errno| failed("listening at", errno.into()))?;
 
@@ -138,7 +154,7 @@ impl Listener {
         loop {
             match accept4(self.fd.as_fd().as_raw_fd(), SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC) {
                 Ok(fd) => return Ok(Some(into_owned_fd(fd))),
-                // The client that waited gave up.
+                // The client that waited has gone, or a signal interrupted the call.
                 Err(SystemErrno::ECONNABORTED | SystemErrno::EINTR) => {}
                 Err(SystemErrno::EAGAIN) => return Ok(None),
                 Err(errno) => return Err(errno),
@@ -166,7 +182,7 @@ impl Listener {
 /// UNSAFETY: `nix` has no call for an option whose value is a list.
 #[allow(unsafe_code)]
 fn peer_groups(fd: BorrowedFd<'_>) -> Result<Vec<libc::gid_t>, SystemErrno> {
-    let mut groups: Vec<libc::gid_t> = vec![0; 32];
+    let mut groups: Vec<libc::gid_t> = vec![0; USUAL_GROUPS];
     loop {
         let mut bytes = size_of_val(groups.as_slice()) as libc::socklen_t;
         // SAFETY: the kernel writes no more than `bytes` bytes to `groups`, which has that size,
@@ -198,8 +214,8 @@ fn peer_groups(fd: BorrowedFd<'_>) -> Result<Vec<libc::gid_t>, SystemErrno> {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        let is_own_file = fs::symlink_metadata(&self.path)
-            .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.file);
+        let is_own_file =
+            fs::symlink_metadata(&self.path).is_ok_and(|metadata| FileIdentity::of(&metadata) == self.file);
         if is_own_file && let Err(error) = fs::remove_file(&self.path) {
             tracing::warn!(path = %self.path.display(), %error, "the socket could not be removed");
         }
@@ -233,11 +249,12 @@ fn remove_stale(path: &Path, address: &UnixAddr) -> Result<(), EngineError> {
 
     match connect(trial.as_raw_fd(), address) {
         Err(SystemErrno::ECONNREFUSED) => {}
+        // Another process has removed the socket meanwhile.
         Err(SystemErrno::ENOENT) => return Ok(()),
         // The kernel may hold the socket of a killed server for a moment, while it tears its
         // io_uring down.
         Ok(()) if has_dead_listener(&trial) => {}
-        // The server answers, or would if it were less busy.
+        // A server listens: it answers, its queue is full, or its socket is of another type.
         Ok(()) | Err(SystemErrno::EAGAIN | SystemErrno::EPROTOTYPE) => {
             return Err(EngineError::SocketInUse { path: path.to_owned() });
         }
@@ -250,7 +267,7 @@ fn remove_stale(path: &Path, address: &UnixAddr) -> Result<(), EngineError> {
     }
 }
 
-/// Returns whether the process that listens at the other end has ended.
+/// Returns whether the process that listens at the other end of a connected socket has ended.
 fn has_dead_listener(connected: &OwnedFd) -> bool {
     getsockopt(connected, sockopt::PeerCredentials)
         .is_ok_and(|peer| kill(Pid::from_raw(peer.pid()), None) == Err(SystemErrno::ESRCH))

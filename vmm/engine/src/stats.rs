@@ -17,8 +17,9 @@ use crate::{client::Client, engine::Engine};
 pub struct ServerCounters {
     /// Clients that were given the attachment.
     pub clients: u64,
-    /// Connections that were refused: a client had the attachment, it rested after one that held
-    /// the engine, the machine refused, or no descriptor was left.
+    /// Connections that were refused, because a client had the attachment, the attachment was in
+    /// its back-off after a client that held up the engine, the machine refused, or no descriptor
+    /// was left.
     pub refused: u64,
     /// Connections of other users, closed without an answer.
     pub foreign: u64,
@@ -36,8 +37,8 @@ pub struct ServerCounters {
     pub dma_timeouts: u64,
     /// The longest turn of a client, by the wall clock.
     pub longest_turn: Duration,
-    /// Clients with a DMA file that is not mapped, because it is on neither tmpfs nor hugetlbfs, or
-    /// has pages of more than 2 MiB.
+    /// Clients with a DMA file that is not mapped, because it is on neither tmpfs nor hugetlbfs,
+    /// has pages of more than 2 MiB, or is beyond the quota of mapped bytes.
     pub unmappable: u64,
 }
 
@@ -46,7 +47,7 @@ pub struct ServerCounters {
 pub struct ClientSnapshot {
     /// Its process, as it was when it connected.
     pub pid: i32,
-    /// Time since it connected.
+    /// Time since the client connected.
     pub connected: Duration,
     /// Bytes of its files that are mapped.
     pub mapped_bytes: u64,
@@ -105,18 +106,33 @@ pub struct LongestTurn {
 }
 
 impl LongestTurn {
-    pub(crate) fn record(&mut self, time: Duration, client: Option<(FunctionId, AttachmentId)>, pid: i32) {
+    /// Records the time of a step of the machine, if it is the longest time so far.
+    pub(crate) fn record_step(&mut self, time: Duration) {
         if time > self.time {
-            *self = Self { time, client, pid };
+            *self = Self { time, client: None, pid: 0 };
+        }
+    }
+
+    /// Records the time of a turn of the client of an attachment, if it is the longest time so far.
+    pub(crate) fn record_client_turn(
+        &mut self,
+        time: Duration,
+        attachment: (FunctionId, AttachmentId),
+        pid: i32,
+    ) {
+        if time > self.time {
+            *self = Self { time, client: Some(attachment), pid };
         }
     }
 }
 
-/// Counters of the engine's turns.
+/// Counters of the engine's rounds.
 #[derive(Debug, Default)]
-pub(crate) struct TurnCounters {
-    pub(crate) turns: u64,
+pub(crate) struct RoundCounters {
+    pub(crate) rounds: u64,
+    /// Rounds in which the engine slept.
     pub(crate) sleeps: u64,
+    /// The longest step or client turn of all rounds.
     pub(crate) longest: LongestTurn,
 }
 
@@ -127,9 +143,9 @@ pub struct EngineSnapshot {
     pub event_loop: &'static str,
     /// Time since the machine's engine was made.
     pub uptime: Duration,
-    /// Functions whose mapped memory is checked every turn.
+    /// Functions whose mapped memory is checked in every round.
     pub hot_functions: usize,
-    /// Turns of the engine.
+    /// Rounds of the engine.
     pub turns: u64,
     /// Times the engine slept.
     pub sleeps: u64,
@@ -149,9 +165,9 @@ impl Engine {
             event_loop: self.events.name(),
             uptime: self.clock.elapsed(),
             hot_functions: self.machine.hot_functions(),
-            turns: self.turns.turns,
-            sleeps: self.turns.sleeps,
-            longest_turn: self.turns.longest,
+            turns: self.round_counters.rounds,
+            sleeps: self.round_counters.sleeps,
+            longest_turn: self.round_counters.longest,
             functions,
         }
     }
@@ -174,7 +190,7 @@ impl Engine {
     /// Returns the state of all attachments of a function.
     fn attachment_snapshots(&self, function: FunctionId) -> Vec<AttachmentSnapshot> {
         let Some(spec) = self.machine.spec(function) else { return Vec::new() };
-        let snapshot = |(number, name): (usize, &String)| {
+        let snapshot_of = |(number, name): (usize, &String)| {
             let id = AttachmentId(number as u16);
             let served = self.attachments.find(function, id).map(|index| &self.attachments[index]);
             AttachmentSnapshot {
@@ -186,7 +202,7 @@ impl Engine {
                 server: served.map(|served| served.counters).unwrap_or_default(),
             }
         };
-        spec.attachments.iter().map(|attachment| &attachment.name).enumerate().map(snapshot).collect()
+        spec.attachments.iter().map(|attachment| &attachment.name).enumerate().map(snapshot_of).collect()
     }
 }
 
@@ -197,9 +213,9 @@ impl ClientSnapshot {
             pid: client.pid,
             connected: client.since.elapsed(),
             mapped_bytes: client.state.memory.mapped_bytes(),
-            ranges: client.state.memory.ranges(),
+            ranges: client.state.memory.count_ranges(),
             messages: client.connection.counters().messages,
-            stalled: client.state.stalled.is_some(),
+            stalled: client.state.deferred.is_some(),
         }
     }
 }

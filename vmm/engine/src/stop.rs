@@ -24,8 +24,8 @@ impl Waker {
             .map_err(|errno| EngineError::System { what: "creating an eventfd", errno })
     }
 
-    /// Wakes the engine. The only possible failure is a counter at its end, which also leaves the
-    /// descriptor readable.
+    /// Wakes the engine. The write fails only if the eventfd's counter is at its maximum, and then
+    /// the descriptor is readable anyway.
     pub(crate) fn wake(&self) {
         let _ = self.0.write(1);
     }
@@ -77,7 +77,7 @@ impl Stop {
         Ok(Self { stopped: Arc::new(AtomicBool::new(false)), waker: Waker::new()? })
     }
 
-    /// Ends the engine within a turn. It may be called repeatedly, and before the engine runs.
+    /// Ends the engine within a round. It may be called repeatedly, and before the engine runs.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
         self.waker.wake();

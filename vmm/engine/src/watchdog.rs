@@ -16,7 +16,7 @@ use std::{
 
 use crate::{
     error::EngineError,
-    sink::{Signals, WriteInProgress},
+    sink::{EventFds, WriteInProgress},
 };
 
 /// Time between two checks of the engine's writes.
@@ -33,7 +33,7 @@ const MAX_IDLE_INTERVAL: Duration = Duration::from_millis(50);
 /// The eventfds of an engine, and the thread that checks the writes to them. Dropping this value
 /// ends the thread.
 pub(crate) struct Watchdog {
-    signals: Arc<Signals>,
+    eventfds: Arc<EventFds>,
     /// Clients given up by the last call of [`Self::take_newly_given_up`].
     seen_given_up: u64,
     stop: Arc<AtomicBool>,
@@ -43,26 +43,26 @@ pub(crate) struct Watchdog {
 impl Watchdog {
     /// Starts the thread that checks writes to eventfds.
     pub(crate) fn start() -> Result<Self, EngineError> {
-        let signals = Arc::new(Signals::default());
+        let eventfds = Arc::new(EventFds::default());
         let stop = Arc::new(AtomicBool::new(false));
-        let (checked, stopped) = (Arc::clone(&signals), Arc::clone(&stop));
+        let (checked, stopped) = (Arc::clone(&eventfds), Arc::clone(&stop));
         let thread = std::thread::Builder::new()
             .name("nicforge-watch".to_owned())
             .spawn(move || check_writes(&checked, &stopped))
             .map_err(|reason| EngineError::Thread { what: "that watches eventfds", reason })?;
 
-        signals.set_watchdog(thread.thread().clone());
-        Ok(Self { signals, seen_given_up: 0, stop, thread: Some(thread) })
+        eventfds.set_watchdog(thread.thread().clone());
+        Ok(Self { eventfds, seen_given_up: 0, stop, thread: Some(thread) })
     }
 
-    /// Returns the eventfds, to which clients' eventfds are added.
-    pub(crate) fn signals(&self) -> &Arc<Signals> {
-        &self.signals
+    /// Returns the eventfds that the watchdog checks.
+    pub(crate) fn eventfds(&self) -> &Arc<EventFds> {
+        &self.eventfds
     }
 
     /// Returns whether a client was given up since the last call.
     pub(crate) fn take_newly_given_up(&mut self) -> bool {
-        let given_up_count = self.signals.given_up_count();
+        let given_up_count = self.eventfds.given_up_count();
         std::mem::replace(&mut self.seen_given_up, given_up_count) != given_up_count
     }
 }
@@ -80,22 +80,23 @@ impl Drop for Watchdog {
 
 /// Checks the engine's writes to eventfds until `stop` is set. It is the body of the watchdog's
 /// thread.
-fn check_writes(signals: &Signals, stop: &AtomicBool) {
-    let mut watch = Watch::default();
-    let mut last_write = (signals.writes(), Instant::now());
+fn check_writes(eventfds: &EventFds, stop: &AtomicBool) {
+    let mut blocked_write = BlockedWriteCheck::default();
+    let mut writes_before = eventfds.writes();
+    let mut last_write_seen = Instant::now();
     while !stop.load(Ordering::Acquire) {
         let now = Instant::now();
-        watch.check(signals, now);
+        blocked_write.check(eventfds, now);
 
-        let writes = signals.writes();
-        if writes != last_write.0 {
-            last_write = (writes, now);
+        let writes = eventfds.writes();
+        if writes != writes_before {
+            (writes_before, last_write_seen) = (writes, now);
         }
-        let is_idle = now.saturating_duration_since(last_write.1) >= IDLE_AFTER;
-        signals.set_watchdog_checks_often(!is_idle && signals.has_sinks());
+        let is_idle = now.saturating_duration_since(last_write_seen) >= IDLE_AFTER;
+        eventfds.set_watchdog_checks_often(!is_idle && eventfds.has_sinks());
         // The eventfds are checked again, because one that was bound before the call above, while
         // the flag still said that the watchdog checks often, has sent no wake-up.
-        if signals.has_sinks() {
+        if eventfds.has_sinks() {
             std::thread::park_timeout(if is_idle { MAX_IDLE_INTERVAL } else { CHECK_INTERVAL });
         } else {
             // Binding the first eventfd wakes the thread, before that eventfd is written.
@@ -104,27 +105,28 @@ fn check_writes(signals: &Signals, stop: &AtomicBool) {
     }
 }
 
-/// State that the watchdog keeps between two checks.
+/// The check for a write that blocks, with its state from one check to the next.
 #[derive(Debug, Default)]
-pub(crate) struct Watch {
+pub(crate) struct BlockedWriteCheck {
+    /// The write that was in progress at the last check, and when it was first seen.
     last_seen: Option<(WriteInProgress, Instant)>,
 }
 
-impl Watch {
-    /// Ends the write in progress if it has blocked for too long.
-    pub(crate) fn check(&mut self, signals: &Signals, now: Instant) {
-        let Some(write) = signals.write_in_progress() else {
+impl BlockedWriteCheck {
+    /// Ends the write in progress if it has blocked for [`TIMEOUT`].
+    pub(crate) fn check(&mut self, eventfds: &EventFds, now: Instant) {
+        let Some(write) = eventfds.write_in_progress() else {
             self.last_seen = None;
             return;
         };
         match self.last_seen {
-            Some((last_seen, since)) if last_seen == write => {
-                let is_late = now.saturating_duration_since(since) >= TIMEOUT;
+            Some((last_seen, first_seen_at)) if last_seen == write => {
+                let is_late = now.saturating_duration_since(first_seen_at) >= TIMEOUT;
                 // The same write is in progress before and after the thread was seen asleep, so it
                 // sleeps in that write. The signal is sent at each check, because a signal just
                 // before the call ends nothing.
-                if is_late && is_asleep(signals.writer()) && signals.write_in_progress() == Some(write) {
-                    signals.end_blocked_write(write);
+                if is_late && is_asleep(eventfds.writer()) && eventfds.write_in_progress() == Some(write) {
+                    eventfds.end_blocked_write(write);
                 }
             }
             _ => self.last_seen = Some((write, now)),
@@ -132,8 +134,9 @@ impl Watch {
     }
 }
 
-/// Returns whether a thread of this process sleeps. A thread that only lost its processor is ready
-/// to run. A thread with unknown state counts as asleep.
+/// Returns whether a thread of this process sleeps, by its state in `/proc`. A thread that only
+/// lost its processor is ready to run, and not asleep. A thread with unknown state counts as
+/// asleep.
 fn is_asleep(thread: i32) -> bool {
     let Ok(stat) = fs::read_to_string(format!("/proc/self/task/{thread}/stat")) else { return true };
     // The state follows the name, which is in parentheses and may contain any character.
@@ -144,16 +147,16 @@ fn is_asleep(thread: i32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::interrupt;
+    use crate::sigurg;
 
     #[test]
     fn thread_that_runs_does_not_sleep_and_one_that_waits_does() {
-        assert!(!is_asleep(interrupt::this_thread()));
+        assert!(!is_asleep(sigurg::this_thread_id()));
 
         let (number_sender, numbers) = std::sync::mpsc::channel();
         let (release, released) = std::sync::mpsc::channel::<()>();
         let waiter = std::thread::spawn(move || {
-            number_sender.send(interrupt::this_thread()).unwrap();
+            number_sender.send(sigurg::this_thread_id()).unwrap();
             let _ = released.recv();
         });
         let number = numbers.recv().unwrap();

@@ -25,11 +25,14 @@ pub(crate) enum Watched {
 
 /// Bits of an attachment's index in a token.
 const INDEX_BITS: u32 = 24;
+/// Bits of a client's generation in a token.
+const GENERATION_BITS: u32 = 32;
 /// Maximum number of attachments that an engine serves.
 pub(crate) const MAX_ATTACHMENTS: usize = 1 << INDEX_BITS;
 
 impl Watched {
-    /// Returns the token: kind, generation, index.
+    /// Returns the token. From its most significant bits on it consists of the kind of the owner,
+    /// the client's generation, and the attachment's index.
     pub(crate) fn token(self) -> u64 {
         let none = ClientKey { index: 0, generation: 0 };
         let (kind, key) = match self {
@@ -40,14 +43,14 @@ impl Watched {
             Self::Unmask(key) => (4, key),
             Self::SecondSocket(key) => (5, key),
         };
-        kind << (INDEX_BITS + 32) | u64::from(key.generation) << INDEX_BITS | key.index as u64
+        kind << (INDEX_BITS + GENERATION_BITS) | u64::from(key.generation) << INDEX_BITS | key.index as u64
     }
 
-    /// Returns the watched descriptor of a token, or `None` for a token that no descriptor has.
+    /// Returns the owner that a token names, or `None` for a token that no descriptor has.
     pub(crate) fn from_token(token: u64) -> Option<Self> {
         let index = (token & ((1 << INDEX_BITS) - 1)) as usize;
         let key = ClientKey { index, generation: (token >> INDEX_BITS) as u32 };
-        Some(match token >> (INDEX_BITS + 32) {
+        Some(match token >> (INDEX_BITS + GENERATION_BITS) {
             0 => Self::Stop,
             1 => Self::Waker,
             2 => Self::Listener(index),

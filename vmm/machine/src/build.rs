@@ -18,7 +18,7 @@ pub struct NodeAttachment {
     /// Its name in the node, such as `core0`, or `torus.core0` of a function with a name of its
     /// own.
     pub name: String,
-    /// Whether it has the kernel's role (configuration, the system's channel).
+    /// Whether it is the admin attachment of its function, which a node's kernel uses.
     pub admin: bool,
 }
 
@@ -59,7 +59,8 @@ impl Node {
         self.functions.iter().any(|own| own.id == function)
     }
 
-    /// Adds a function of `machine`, and its attachments.
+    /// Adds a function of `machine`, and its attachments. `name` is the function's name in the
+    /// node, and `admin` its admin attachment, if it has either.
     fn add_function(
         &mut self,
         machine: &Machine,
@@ -67,9 +68,9 @@ impl Node {
         name: Option<&str>,
         admin: Option<AttachmentId>,
     ) {
-        let specs = machine.spec(id).map(|spec| spec.attachments.as_slice()).unwrap_or_default();
+        let attachments = machine.spec(id).map(|spec| spec.attachments.as_slice()).unwrap_or_default();
 
-        self.attachments.extend(specs.iter().zip(0..).map(|(spec, number)| NodeAttachment {
+        self.attachments.extend(attachments.iter().zip(0..).map(|(spec, number)| NodeAttachment {
             function: id,
             id: AttachmentId(number),
             name: name.map_or_else(|| spec.name.clone(), |name| format!("{name}.{}", spec.name)),
@@ -79,7 +80,7 @@ impl Node {
     }
 }
 
-/// The nodes of a machine.
+/// The names and nodes of a machine that was built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Built {
     /// The machine's name.
@@ -94,7 +95,7 @@ impl Built {
     /// Returns the nodes of a machine that was made without a plan: each function is a node with
     /// its name, in the role of a single device, and without an admin attachment.
     pub fn of_machine(name: &str, machine: &Machine) -> Self {
-        let node = |(id, rank)| {
+        let node_of = |(id, rank)| {
             let mut node = Node {
                 name: machine.name(id).unwrap_or_default().to_owned(),
                 role: Role::DEVICE,
@@ -108,7 +109,7 @@ impl Built {
         };
 
         let functions = (0..machine.functions()).map(FunctionId).zip(0..);
-        Self { name: name.to_owned(), nodes: functions.map(node).collect(), columns: Vec::new() }
+        Self { name: name.to_owned(), nodes: functions.map(node_of).collect(), columns: Vec::new() }
     }
 
     /// Returns the node called `name`.
@@ -161,24 +162,26 @@ pub fn build(plan: &Plan) -> Result<(Machine, Built), BuildError> {
         })
         .collect();
 
-    let mut functions = Vec::with_capacity(plan.functions().len());
+    // The machine's number of each function, in the order of the plan.
+    let mut ids = Vec::with_capacity(plan.functions().len());
     for function in plan.functions() {
         let id = add_device(&mut machine, plan, function)?;
         if let Some(node) = nodes.get_mut(function.node) {
             node.add_function(&machine, id, function.name.as_deref(), function.source.admin());
         }
-        functions.push(id);
+        ids.push(id);
     }
 
     for planned in plan.links() {
-        let [a, b] = [planned.a, planned.b].map(|(function, port)| (functions[function.index()], port));
+        let [a, b] = [planned.a, planned.b].map(|(function, port)| (ids[function.index()], port));
         machine.fabric().connect(a, b, planned.link.clone())?;
     }
 
     Ok((machine, Built { name: plan.name().to_owned(), nodes, columns: plan.columns().to_vec() }))
 }
 
-/// Makes the device of a function, and adds it to the machine.
+/// Makes the device of a function, and adds it to the machine. The fabric learns the size of the
+/// device's packets first.
 fn add_device(
     machine: &mut Machine,
     plan: &Plan,

@@ -14,12 +14,12 @@ const LIMIT: Duration = Duration::from_secs(300);
 fn main() -> Result<(), Box<dyn Error>> {
     let device = Device::open_env(environment::SOCKET, OpenOptions::default())?;
     let mut card = Courier::open(&device)?;
-    let first = env::var("NICFORGE_RANK")? == "0";
+    let is_first = env::var("NICFORGE_RANK")? == "0";
     let deadline = || Deadline::after(LIMIT);
 
     for round in 0..ROUNDS {
         let ping = format!("ping {round}");
-        if first {
+        if is_first {
             card.send(ping.as_bytes(), deadline(), None)?;
         }
 
@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         if frame != ping.as_bytes() {
             return Err(format!("expected {ping:?}, got {:?}", String::from_utf8_lossy(&frame)).into());
         }
-        if !first {
+        if !is_first {
             card.send(&frame, deadline(), None)?;
         }
     }

@@ -39,7 +39,7 @@ pub(crate) fn generate(folder: &Path) -> Result<String, Failed> {
     for module in modules(folder)? {
         let _ = write!(text, "\n/* ---- {module} ---- */\n");
         let found = items_of(folder, &module)?;
-        items(&mut text, &[module], &found)?;
+        write_items(&mut text, &[module], &found)?;
     }
 
     text.push_str("\n#endif /* NICFORGE_HWI_H */\n");
@@ -99,11 +99,11 @@ fn modules(folder: &Path) -> Result<Vec<String>, Failed> {
 }
 
 /// Writes the constants and structures of a module whose path is `scope`, and of the modules in it.
-fn items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Failed> {
+fn write_items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Failed> {
     for item in items {
         match item {
             Item::Const(constant) if matches!(constant.vis, Visibility::Public(_)) => {
-                self::constant(text, scope, scope, &constant.ident, &constant.expr, &constant.attrs)?;
+                write_constant(text, scope, scope, &constant.ident, &constant.expr, &constant.attrs)?;
             }
 
             // Constants of a trait are no constants of the type.
@@ -116,7 +116,7 @@ fn items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Fail
                     if let ImplItem::Const(constant) = item
                         && matches!(constant.vis, Visibility::Public(_))
                     {
-                        self::constant(
+                        write_constant(
                             text,
                             &inner,
                             scope,
@@ -129,12 +129,12 @@ fn items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Fail
             }
             Item::Struct(structure) if is_repr_c(structure) => {
                 let name = macro_name(scope, &snake(&structure.ident.to_string())).to_lowercase();
-                comment(text, "", &structure.attrs);
+                write_comment(text, "", &structure.attrs);
                 let _ = writeln!(text, "struct {name} {{");
 
                 if let Fields::Named(fields) = &structure.fields {
                     for field in &fields.named {
-                        comment(text, "\t", &field.attrs);
+                        write_comment(text, "\t", &field.attrs);
                         let field_name = c_name(field.ident.as_ref().map(ToString::to_string));
                         let (kind, array) = c_type(&field.ty, scope)
                             .map_err(|problem| Failed::new(format!("{name}.{field_name}: {problem}")))?;
@@ -148,8 +148,8 @@ fn items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Fail
                 if let Some((_, inner)) = &module.content {
                     let mut scope = scope.to_vec();
                     scope.push(module.ident.to_string());
-                    comment(text, "", &module.attrs);
-                    self::items(text, &scope, inner)?;
+                    write_comment(text, "", &module.attrs);
+                    write_items(text, &scope, inner)?;
                 }
             }
             _ => {}
@@ -160,7 +160,7 @@ fn items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Fail
 }
 
 /// Writes a macro in `scope` for an expression that is in `module`.
-fn constant(
+fn write_constant(
     text: &mut String,
     scope: &[String],
     module: &[String],
@@ -169,8 +169,8 @@ fn constant(
     attributes: &[syn::Attribute],
 ) -> Result<(), Failed> {
     let name = macro_name(scope, &name.to_string());
-    let value = expression(value, module).map_err(|problem| Failed::new(format!("{name}: {problem}")))?;
-    comment(text, "", attributes);
+    let value = c_expression(value, module).map_err(|problem| Failed::new(format!("{name}: {problem}")))?;
+    write_comment(text, "", attributes);
     let _ = writeln!(text, "#define {name} {value}");
     Ok(())
 }
@@ -195,7 +195,7 @@ fn is_repr_c(structure: &syn::ItemStruct) -> bool {
 }
 
 /// Writes the first sentence or line of the documentation as a comment.
-fn comment(text: &mut String, indent: &str, attributes: &[syn::Attribute]) {
+fn write_comment(text: &mut String, indent: &str, attributes: &[syn::Attribute]) {
     let mut lines = attributes.iter().filter_map(|attribute| match &attribute.meta {
         syn::Meta::NameValue(value) if value.path.is_ident("doc") => match &value.value {
             Expr::Lit(literal) => match &literal.lit {
@@ -237,12 +237,16 @@ fn comment(text: &mut String, indent: &str, attributes: &[syn::Attribute]) {
     }
 }
 
-/// Wraps text to the kernel's 80 columns.
+/// Width of the text of a comment. With its frame and an indentation it fits into 80 columns, as in
+/// the kernel.
+const COMMENT_WIDTH: usize = 70;
+
+/// Wraps the text of a comment.
 fn wrapped(text: &str) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
         match lines.last_mut() {
-            Some(line) if line.len() + word.len() < 70 => {
+            Some(line) if line.len() + word.len() < COMMENT_WIDTH => {
                 line.push(' ');
                 line.push_str(word);
             }
@@ -254,7 +258,7 @@ fn wrapped(text: &str) -> Vec<String> {
 }
 
 /// Returns an expression in C. The paths in it begin in the module `scope`.
-fn expression(expression: &Expr, scope: &[String]) -> Result<String, String> {
+fn c_expression(expression: &Expr, scope: &[String]) -> Result<String, String> {
     match expression {
         Expr::Lit(literal) => match &literal.lit {
             Lit::Int(number) => {
@@ -265,23 +269,23 @@ fn expression(expression: &Expr, scope: &[String]) -> Result<String, String> {
             }
             _ => Err("only integers can be constants".into()),
         },
-        Expr::Paren(inner) => Ok(format!("({})", self::expression(&inner.expr, scope)?)),
-        Expr::Cast(inner) => self::expression(&inner.expr, scope),
+        Expr::Paren(inner) => Ok(format!("({})", c_expression(&inner.expr, scope)?)),
+        Expr::Cast(inner) => c_expression(&inner.expr, scope),
         Expr::Path(path) => {
             let parts: Vec<_> = path.path.segments.iter().map(|part| part.ident.to_string()).collect();
-            let mut at = scope.to_vec();
-            let Some((name, way)) = parts.split_last() else { return Err("an empty path".into()) };
+            let mut module = scope.to_vec();
+            let Some((name, modules)) = parts.split_last() else { return Err("an empty path".into()) };
 
-            for step in way {
-                match step.as_str() {
-                    "super" => drop(at.pop()),
-                    "crate" => at.clear(),
+            for part in modules {
+                match part.as_str() {
+                    "super" => drop(module.pop()),
+                    "crate" => module.clear(),
                     "self" => {}
-                    module => at.push(module.to_owned()),
+                    inner => module.push(inner.to_owned()),
                 }
             }
 
-            Ok(macro_name(&at, name))
+            Ok(macro_name(&module, name))
         }
         Expr::Binary(binary) => {
             use syn::BinOp;
@@ -298,20 +302,20 @@ fn expression(expression: &Expr, scope: &[String]) -> Result<String, String> {
                 _ => return Err("an operator that is not supported".into()),
             };
 
-            let left = self::expression(&binary.left, scope)?;
-            let right = self::expression(&binary.right, scope)?;
+            let left = c_expression(&binary.left, scope)?;
+            let right = c_expression(&binary.right, scope)?;
 
             // A shift by more than 31 bits needs a 64-bit left operand.
             let left = if operator == "<<" { format!("{left}ULL") } else { left };
             Ok(format!("({left} {operator} {right})"))
         }
         Expr::Unary(syn::ExprUnary { op: syn::UnOp::Neg(_), expr, .. }) => {
-            Ok(format!("(-{})", self::expression(expr, scope)?))
+            Ok(format!("(-{})", c_expression(expr, scope)?))
         }
         Expr::MethodCall(call) if call.method == "div_ceil" => {
-            let value = self::expression(&call.receiver, scope)?;
+            let value = c_expression(&call.receiver, scope)?;
             let by = match call.args.first() {
-                Some(argument) => self::expression(argument, scope)?,
+                Some(argument) => c_expression(argument, scope)?,
                 None => return Err("div_ceil without an argument".into()),
             };
             Ok(format!("(({value} + {by} - 1) / {by})"))
@@ -348,7 +352,7 @@ fn c_type(kind: &Type, scope: &[String]) -> Result<(String, String), String> {
         }
         Type::Array(array) => {
             let (element, inner) = c_type(&array.elem, scope)?;
-            Ok((element, format!("[{}]{inner}", expression(&array.len, scope)?)))
+            Ok((element, format!("[{}]{inner}", c_expression(&array.len, scope)?)))
         }
         _ => Err("a type that C can't say".into()),
     }
@@ -374,7 +378,7 @@ mod tests {
 
     fn header(source: &str) -> Result<String, Failed> {
         let mut text = String::new();
-        items(&mut text, &["card".to_owned()], &syn::parse_str::<syn::File>(source).unwrap().items)?;
+        write_items(&mut text, &["card".to_owned()], &syn::parse_str::<syn::File>(source).unwrap().items)?;
         Ok(text)
     }
 

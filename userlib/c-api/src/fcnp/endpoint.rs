@@ -41,9 +41,9 @@ impl<T> Endpoint<T> {
         self.timeout.map_or(Deadline::never(), Deadline::after)
     }
 
-    /// Cancels running and later calls with `on`, and permits them again without.
-    pub(crate) fn cancel(&self, on: bool) {
-        if on { self.cancel.cancel() } else { self.cancel.rearm() }
+    /// Sets whether running and later calls end with an error.
+    pub(crate) fn set_cancelled(&self, is_cancelled: bool) {
+        if is_cancelled { self.cancel.cancel() } else { self.cancel.rearm() }
     }
 }
 
@@ -95,7 +95,8 @@ fn config(options: &nicforge_fcnp_options) -> Config {
     }
 }
 
-/// The process's only endpoint for the paper's calls, which have no handle.
+/// The only endpoint of this process that the calls without a handle use. Those calls have the
+/// names and parameters of the paper on FCNP.
 pub(crate) struct Singleton<T>(RwLock<Option<Arc<Endpoint<T>>>>);
 
 impl<T> Singleton<T> {
@@ -127,11 +128,11 @@ impl<T> Singleton<T> {
         Ok(())
     }
 
-    /// Closes the endpoint, and ends the running calls.
+    /// Closes the endpoint for later calls, and cancels the running ones.
     pub(crate) fn exit(&self) -> Result<(), Failure> {
         let taken = self.0.write().unwrap_or_else(PoisonError::into_inner).take();
         let endpoint = taken.ok_or_else(|| Failure::new(libc::ENOTCONN, "fcnp_init has not been called"))?;
-        endpoint.cancel(true);
+        endpoint.set_cancelled(true);
         Ok(())
     }
 }

@@ -49,7 +49,7 @@ pub struct nicforge_fcnp_compute(Arc<Endpoint<ComputeCore>>);
 /// An endpoint of FCNP on an I/O node.
 pub struct nicforge_fcnp_io(Arc<Endpoint<IoNode>>);
 
-// The endpoints of the paper's calls, which have no handle.
+// The endpoints of the calls without a handle, which the paper on FCNP defines.
 static COMPUTE_NODE: Singleton<ComputeCore> = Singleton::new();
 static IO_NODE: Singleton<IoNode> = Singleton::new();
 
@@ -75,17 +75,18 @@ pub unsafe extern "C" fn nicforge_fcnp_open_compute(
 ) -> i32 {
     guarded_status(|| {
         // SAFETY: `socket` and `options` are NULL or valid by this function's contract.
-        let endpoint = unsafe { unopened(socket, options, ComputeCore::open) };
+        let open = unsafe { opener(socket, options, ComputeCore::open) };
         // SAFETY: `compute` is NULL or valid by this function's contract.
-        unsafe { store_opened(compute, "compute", || endpoint().map(nicforge_fcnp_compute)) }
+        unsafe { store_opened(compute, "compute", || open().map(nicforge_fcnp_compute)) }
     })
 }
 
-/// Returns a function that opens an endpoint at `socket` by `open`.
+/// Returns a function that opens an endpoint at `socket` by `open`. The pointers are read here, and
+/// the endpoint is opened by the returned function.
 ///
 /// # Safety
 /// `socket` and `options` are NULL or valid. The returned function does not use them.
-unsafe fn unopened<T>(
+unsafe fn opener<T>(
     socket: *const c_char,
     options: *const nicforge_fcnp_options,
     open: fn(Device, Config) -> Result<T, Error>,
@@ -165,7 +166,7 @@ pub unsafe extern "C" fn nicforge_fcnp_compute_cancel(
 ) -> i32 {
     guarded_status(|| {
         // SAFETY: `compute` is a handle by this function's contract.
-        unsafe { reference(compute) }?.0.cancel(on);
+        unsafe { reference(compute) }?.0.set_cancelled(on);
         Ok(())
     })
 }
@@ -184,9 +185,9 @@ pub unsafe extern "C" fn nicforge_fcnp_open_io(
 ) -> i32 {
     guarded_status(|| {
         // SAFETY: `socket` and `options` are NULL or valid by this function's contract.
-        let endpoint = unsafe { unopened(socket, options, IoNode::open) };
+        let open = unsafe { opener(socket, options, IoNode::open) };
         // SAFETY: `io` is NULL or valid by this function's contract.
-        unsafe { store_opened(io, "io", || endpoint().map(nicforge_fcnp_io)) }
+        unsafe { store_opened(io, "io", || open().map(nicforge_fcnp_io)) }
     })
 }
 
@@ -253,7 +254,7 @@ pub unsafe extern "C" fn nicforge_fcnp_io_cores(io: *const nicforge_fcnp_io) -> 
 pub unsafe extern "C" fn nicforge_fcnp_io_cancel(io: *const nicforge_fcnp_io, on: bool) -> i32 {
     guarded_status(|| {
         // SAFETY: `io` is a handle by this function's contract.
-        unsafe { reference(io) }?.0.cancel(on);
+        unsafe { reference(io) }?.0.set_cancelled(on);
         Ok(())
     })
 }

@@ -39,6 +39,9 @@ pub const MATCHING_ANY_SOURCE: i32 = -1;
 pub const MATCHING_ANY_TAG: u64 = 0xffff_ffff_ffff_ffff;
 const _: () = assert!(MATCHING_ANY_TAG == u64::MAX);
 
+/// Number of the longest eager messages for which a window has room, as the default window has.
+const EAGER_MESSAGES_IN_WINDOW: usize = 32;
+
 /// Options of an endpoint. All zero is the default.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -87,9 +90,9 @@ impl Inner {
         self.timeout.map_or(Deadline::never(), Deadline::after)
     }
 
-    /// Waits for a request of a call that returns its buffer. On an error or a time-out the request
-    /// is cancelled, if that is still possible.
-    fn finish(&mut self, request: Request, cancel: &Cancel) -> Result<Completion, Failure> {
+    /// Waits for a request whose buffer is free again when the call returns. On an error or a
+    /// time-out the request is cancelled, if that is still possible.
+    fn wait_or_cancel(&mut self, request: Request, cancel: &Cancel) -> Result<Completion, Failure> {
         let deadline = self.deadline();
         let error = match self.rank.wait(request, deadline, Some(cancel)) {
             Ok(done) => return Ok(done),
@@ -102,6 +105,7 @@ impl Inner {
         }
 
         if self.rank.cancel(request).map_err(failure)? {
+            // The test releases the cancelled request.
             self.rank.test(request).map_err(failure)?;
             return Err(failure(error));
         }
@@ -150,14 +154,13 @@ fn open(options: &matching_options) -> Result<matching_endpoint, Failure> {
     let mut config = Config::default();
     if options.eager_threshold != 0 {
         config.eager_threshold = options.eager_threshold as usize;
-        // The window has room for 32 of the longest eager messages, as the default window has.
-        config.window = config.window.max(options.eager_threshold as usize * 32);
+        config.window = config.window.max(options.eager_threshold as usize * EAGER_MESSAGES_IN_WINDOW);
     }
 
     let rank = Rank::from_environment(config, deadline)?;
-    let inner = Handle::new(Inner { rank, timeout, barrier: Barrier::default() })
+    let handle = Handle::new(Inner { rank, timeout, barrier: Barrier::default() })
         .map_err(|error| of_transport(error.into()))?;
-    Ok(matching_endpoint(inner))
+    Ok(matching_endpoint(handle))
 }
 
 /// Closes an endpoint: its requests end, and it is gone for the other ranks. NULL is allowed.
@@ -219,9 +222,9 @@ pub unsafe extern "C" fn matching_isend(
             inner.rank.isend(to, buffer).map_err(failure)
         };
         // SAFETY: by this function's contract.
-        let started = unsafe { with_object(endpoint, send) }?;
+        let request = unsafe { with_object(endpoint, send) }?;
         // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { out.write(started.to_bits()) };
+        unsafe { out.write(request.to_bits()) };
         Ok(0)
     })
 }
@@ -366,7 +369,7 @@ pub unsafe extern "C" fn matching_send(
         let send = |inner: &mut Inner, cancel: &Cancel| {
             let to = Envelope::new(to, context, tag);
             let request = inner.rank.isend(to, buffer).map_err(failure)?;
-            inner.finish(request, cancel)
+            inner.wait_or_cancel(request, cancel)
         };
         // SAFETY: by this function's contract.
         let done = unsafe { with_object(endpoint, send) }?;
@@ -396,7 +399,7 @@ pub unsafe extern "C" fn matching_recv(
         let buffer = unsafe { borrowed_buffer(data, size) }?;
         let receive = |inner: &mut Inner, cancel: &Cancel| {
             let request = inner.rank.irecv(selector, buffer).map_err(failure)?;
-            inner.finish(request, cancel)
+            inner.wait_or_cancel(request, cancel)
         };
         // SAFETY: by this function's contract.
         let done = unsafe { with_object(endpoint, receive) }?;
@@ -415,7 +418,7 @@ pub unsafe extern "C" fn matching_recv(
 pub unsafe extern "C" fn matching_interrupt(endpoint: *const matching_endpoint, on: bool) -> i32 {
     guarded_status(|| {
         // SAFETY: by this function's contract.
-        unsafe { reference(endpoint) }?.handle().cancel(on);
+        unsafe { reference(endpoint) }?.handle().set_cancelled(on);
         Ok(())
     })
 }

@@ -10,6 +10,9 @@ use nicforge_mu_transport::{Config as MuConfig, MuTransport};
 use super::failure::{failure, of_mu_transport, of_program, of_transport};
 use crate::support::Failure;
 
+/// The value of a request for its completion that the program does not use.
+const NO_COOKIE: u64 = 0;
+
 /// A rank, over one of the networks.
 pub(crate) enum Rank {
     /// Over the EXTOLL card.
@@ -18,8 +21,8 @@ pub(crate) enum Rank {
     Mu(Box<Endpoint<MuTransport>>),
 }
 
-/// Evaluates a call for the endpoint of either network.
-macro_rules! of_each {
+/// Evaluates `$call` for the endpoint of the rank's network.
+macro_rules! with_endpoint {
     ($rank:expr, $endpoint:ident => $call:expr) => {
         match $rank {
             Rank::Extoll($endpoint) => $call,
@@ -59,21 +62,21 @@ impl Rank {
 
     /// Returns the number of this rank.
     pub(super) fn number(&self) -> u32 {
-        of_each!(self, endpoint => endpoint.rank())
+        with_endpoint!(self, endpoint => endpoint.rank())
     }
 
     /// Returns the number of ranks.
     pub(super) fn size(&self) -> u32 {
-        of_each!(self, endpoint => endpoint.size())
+        with_endpoint!(self, endpoint => endpoint.size())
     }
 
-    // The following are the endpoint's functions of the same names.
+    // The following are the endpoint's functions of the same names. Their requests have no cookie.
     pub(super) fn isend(&mut self, to: Envelope, data: Buffer) -> Result<Request, Error> {
-        of_each!(self, endpoint => endpoint.isend(to, Mode::Standard, data, 0))
+        with_endpoint!(self, endpoint => endpoint.isend(to, Mode::Standard, data, NO_COOKIE))
     }
 
     pub(super) fn irecv(&mut self, selector: Selector, buffer: Buffer) -> Result<Request, Error> {
-        of_each!(self, endpoint => endpoint.irecv(selector, buffer, 0))
+        with_endpoint!(self, endpoint => endpoint.irecv(selector, buffer, NO_COOKIE))
     }
 
     pub(super) fn wait(
@@ -82,19 +85,19 @@ impl Rank {
         deadline: Deadline,
         cancel: Option<&Cancel>,
     ) -> Result<Completion, Error> {
-        of_each!(self, endpoint => endpoint.wait(request, deadline, cancel))
+        with_endpoint!(self, endpoint => endpoint.wait(request, deadline, cancel))
     }
 
     pub(super) fn test(&mut self, request: Request) -> Result<Option<Completion>, Error> {
-        of_each!(self, endpoint => endpoint.test(request))
+        with_endpoint!(self, endpoint => endpoint.test(request))
     }
 
     pub(super) fn cancel(&mut self, request: Request) -> Result<bool, Error> {
-        of_each!(self, endpoint => endpoint.cancel(request))
+        with_endpoint!(self, endpoint => endpoint.cancel(request))
     }
 
     pub(super) fn progress(&mut self) -> Result<usize, Error> {
-        of_each!(self, endpoint => endpoint.progress())
+        with_endpoint!(self, endpoint => endpoint.progress())
     }
 
     /// Waits until all ranks have entered the barrier.
@@ -103,6 +106,6 @@ impl Rank {
         barrier: &mut Barrier<Request>,
         deadline: Deadline,
     ) -> Result<(), Failure> {
-        of_each!(self, endpoint => barrier.wait(&mut **endpoint, deadline)).map_err(of_program)
+        with_endpoint!(self, endpoint => barrier.wait(&mut **endpoint, deadline)).map_err(of_program)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Mutex, OnceLock};
 use nicforge_driver::runtime::lock;
 use nicforge_portals::{Error, EventKind, EventQueue, Interface, Mode, Region};
 
-use super::{failure::failure, library::with};
+use super::{failure::failure, library::with_objects};
 use crate::support::Failure;
 
 /// Maximum number of descriptors of a process in NIC-based mode.
@@ -22,27 +22,27 @@ struct Allocation {
 
 /// A network interface. The order of the fields is that of their drop.
 pub(super) struct NetworkInterface {
-    /// The library's own event queue, for descriptors that are unlinked automatically and have no
-    /// queue of the program. Its events tell when the handles of such descriptors become invalid.
-    watch: OnceLock<EventQueue>,
+    /// An event queue of this crate, for descriptors that are unlinked automatically and have no
+    /// queue of the program. Its events report when the handles of such descriptors become invalid.
+    unlink_queue: OnceLock<EventQueue>,
     interface: Interface,
-    /// Ordered by address.
+    /// The allocated memory, ordered by address.
     memory: Mutex<Vec<Allocation>>,
 }
 
 impl NetworkInterface {
     /// Returns a network interface without memory.
     pub(super) fn new(interface: Interface) -> Self {
-        Self { watch: OnceLock::new(), interface, memory: Mutex::default() }
+        Self { unlink_queue: OnceLock::new(), interface, memory: Mutex::default() }
     }
 
-    /// Returns the interface of the library.
-    pub(super) fn calls(&self) -> &Interface {
+    /// Returns the interface in the Portals library for Rust.
+    pub(super) fn portals(&self) -> &Interface {
         &self.interface
     }
 
     /// Returns the maximum number of descriptors in the interface's mode.
-    pub(super) fn descriptors(&self) -> u32 {
+    pub(super) fn max_descriptors(&self) -> u32 {
         match self.interface.mode() {
             Mode::NicBased => NIC_BASED_DESCRIPTORS,
             Mode::HostBased => HOST_BASED_DESCRIPTORS,
@@ -57,13 +57,13 @@ impl NetworkInterface {
         let buffer = region.buffer().ok_or(Error::OutOfRange { offset: 0, length: bytes, size });
         let start = buffer.map_err(failure)?.window().base_address();
 
-        let at = memory.partition_point(|other| other.start < start);
-        memory.insert(at, Allocation { start, region });
+        let position = memory.partition_point(|other| other.start < start);
+        memory.insert(position, Allocation { start, region });
         Ok(start)
     }
 
-    /// Returns the region that a range of memory lies in, and its offset there. An empty range may
-    /// lie anywhere.
+    /// Returns the region that a range of memory lies in, and the range's offset there. An empty
+    /// range may lie anywhere: if no region contains it, it is located in any region.
     pub(super) fn locate(&self, start: usize, length: u64) -> Result<Option<(Region, u64)>, Failure> {
         if let Some(found) = self.find(start, length) {
             return Ok(Some(found));
@@ -76,39 +76,41 @@ impl NetworkInterface {
         if let Some(region) = first {
             return Ok(Some((region, 0)));
         }
-        let any = self.allocate(1)?;
-        Ok(self.find(any, 0))
+        let start_of_new = self.allocate(1)?;
+        Ok(self.find(start_of_new, 0))
     }
 
     /// Returns the region that contains a range of memory, and the range's offset there.
     fn find(&self, start: usize, length: u64) -> Option<(Region, u64)> {
         let memory = lock(&self.memory);
-        let after = memory.partition_point(|allocation| allocation.start <= start);
-        let allocation = memory.get(after.checked_sub(1)?)?;
+        // The last allocation that begins at the range's start or before it.
+        let count_before = memory.partition_point(|allocation| allocation.start <= start);
+        let allocation = memory.get(count_before.checked_sub(1)?)?;
         let offset = (start - allocation.start) as u64;
         let fits = offset.checked_add(length).is_some_and(|end| end <= allocation.region.len());
         fits.then(|| (allocation.region.clone(), offset))
     }
 
-    /// Returns the watch, or `None` if there is no room for its queue. The handles of descriptors
-    /// that need the watch then stay valid until the program unlinks them.
-    pub(super) fn watch(&self) -> Option<&EventQueue> {
-        if self.watch.get().is_none()
-            && let Ok(queue) = self.interface.allocate_queue(self.descriptors() - 1)
+    /// Returns the queue that reports automatic unlinks, or `None` if there is no room for it. The
+    /// handles of descriptors that need it then stay valid until the program unlinks them.
+    pub(super) fn unlink_queue(&self) -> Option<&EventQueue> {
+        if self.unlink_queue.get().is_none()
+            && let Ok(queue) = self.interface.allocate_queue(self.max_descriptors() - 1)
         {
-            // If another thread has set the watch first, that queue stays.
-            let _ = self.watch.set(queue);
+            // If another thread has set its queue first, that one stays.
+            let _ = self.unlink_queue.set(queue);
         }
-        self.watch.get()
+        self.unlink_queue.get()
     }
 
-    /// Retires the descriptors that the watch reports.
+    /// Retires the handles of descriptors that were unlinked automatically, as the unlink queue
+    /// reports.
     pub(super) fn retire_unlinked(&self) -> Result<(), Failure> {
-        let Some(watch) = self.watch.get() else { return Ok(()) };
-        for _ in 0..self.descriptors() {
-            match watch.get() {
+        let Some(unlink_queue) = self.unlink_queue.get() else { return Ok(()) };
+        for _ in 0..self.max_descriptors() {
+            match unlink_queue.get() {
                 Ok(None) => break,
-                Ok(Some(event)) if event.kind == EventKind::Unlink => with(|objects| {
+                Ok(Some(event)) if event.kind == EventKind::Unlink => with_objects(|objects| {
                     objects.retire_descriptor(event.user_pointer as u32);
                     Ok(())
                 })?,

@@ -1,7 +1,8 @@
 //! The library in this process: the node's kernel, and the objects that C names.
 //!
-//! It has two locks. [`SETUP`] is held by calls that begin or end something. [`LIBRARY`] is held
-//! for the time of a look-up, and never while the card or the kernel works.
+//! It has two locks. [`SETUP`] is held by calls that begin or end the library or an interface.
+//! [`LIBRARY`] is held for the time of a look-up, and never during a call to the card or the
+//! kernel.
 
 use std::{
     ffi::OsString,
@@ -28,11 +29,11 @@ use super::{
 };
 use crate::support::Failure;
 
-/// The longest wait for the grant of another program's kernel.
+/// The longest wait until the program that has the node's kernel grants a process.
 const GRANT_WAIT: Duration = Duration::from_secs(10);
-/// Time between two polls for a process that was granted.
+/// Time between two checks whether a process was granted.
 const GRANT_POLL_INTERVAL: Duration = Duration::from_millis(10);
-/// Maximum number of processes of a node, which the card's scratch memory bounds.
+/// Maximum number of processes of a node, bounded by the scratch memory of the card.
 const MAX_PROCESSES: usize = 15;
 
 /// The library between PtlInit and PtlFini.
@@ -92,20 +93,21 @@ fn no_process(process: usize) -> Failure {
     refused(PTL_PID_INVALID, format!("the node has no process {process}"))
 }
 
-/// The thread that matches messages of processes in host-based mode, as a kernel does on the card's
-/// interrupts.
-struct Service {
+/// The thread that matches messages of processes in host-based mode. It does what a kernel does in
+/// the handler of the card's interrupts.
+struct MatchingThread {
     cancel: Arc<Cancel>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Service {
+impl MatchingThread {
     /// Starts the thread.
     fn start(kernel: &Arc<Kernel>) -> Result<Self, Failure> {
         let cancel = Arc::new(Cancel::new().map_err(driver_failure)?);
         let (kernel, cancel_of_thread) = (kernel.clone(), cancel.clone());
         let name = "portals-kernel".to_owned();
-        // An error of a lost card is also the result of the calls that need the card.
+        // An error means that the card is lost. Then the calls that need the card return an error
+        // too, so the thread only ends.
         let serve = move || drop(kernel.serve(&cancel_of_thread));
 
         let thread = std::thread::Builder::new().name(name).spawn(serve);
@@ -114,7 +116,7 @@ impl Service {
     }
 }
 
-impl Drop for Service {
+impl Drop for MatchingThread {
     fn drop(&mut self) {
         self.cancel.cancel();
         if let Some(thread) = self.thread.take() {
@@ -127,20 +129,20 @@ impl Drop for Service {
 /// The state of the initialised library.
 struct Library {
     /// Number of calls of PtlInit, less those of PtlFini.
-    starts: u32,
+    init_count: u32,
     node: Arc<dyn Node>,
     /// The node's kernel; `None` if another program has it.
     kernel: Option<Arc<Kernel>>,
     /// The thread that matches messages, from the first interface in host-based mode on.
-    service: Option<Service>,
+    matching_thread: Option<MatchingThread>,
     objects: Objects,
 }
 
-/// Calls `call` with the objects.
+/// Calls `call` with the objects, under the lock.
 ///
 /// # Errors
 /// Returns `PTL_NO_INIT` outside of PtlInit and PtlFini, and the errors of `call`.
-pub(super) fn with<T>(call: impl FnOnce(&mut Objects) -> Result<T, Failure>) -> Result<T, Failure> {
+pub(super) fn with_objects<T>(call: impl FnOnce(&mut Objects) -> Result<T, Failure>) -> Result<T, Failure> {
     match lock(&LIBRARY).as_mut() {
         Some(library) => call(&mut library.objects),
         None => Err(no_init()),
@@ -157,7 +159,7 @@ fn no_init() -> Failure {
 pub(super) fn init(node: impl FnOnce() -> Result<Arc<dyn Node>, Failure>) -> Result<usize, Failure> {
     let _setup = lock(&SETUP);
     if let Some(library) = lock(&LIBRARY).as_mut() {
-        library.starts += 1;
+        library.init_count += 1;
         return Ok(library.node.processes());
     }
 
@@ -165,27 +167,27 @@ pub(super) fn init(node: impl FnOnce() -> Result<Arc<dyn Node>, Failure>) -> Res
     let boot = |device| Kernel::boot(device, KernelConfig::default()).map_err(failure);
     let kernel = node.open_kernel()?.map(boot).transpose()?;
     let processes = node.processes();
-    let library = Library { starts: 1, node, kernel, service: None, objects: Objects::new() };
+    let library = Library { init_count: 1, node, kernel, matching_thread: None, objects: Objects::new() };
     *lock(&LIBRARY) = Some(library);
     Ok(processes)
 }
 
-/// Undoes one initialisation. When none is left, everything ends.
+/// Undoes one initialisation. When none is left, all interfaces and the kernel end.
 pub(super) fn fini() {
     let _setup = lock(&SETUP);
     let mut library = lock(&LIBRARY);
-    let Some(starts) = library.as_mut().map(|library| &mut library.starts) else { return };
-    *starts -= 1;
-    if *starts > 0 {
+    let Some(Library { init_count, .. }) = library.as_mut() else { return };
+    *init_count -= 1;
+    if *init_count > 0 {
         return;
     }
 
     let ended = library.take();
     drop(library);
     if let Some(mut ended) = ended {
-        // Interfaces stop their processes before the kernel's thread ends.
+        // Interfaces stop their processes, for which the kernel's thread must still run.
         drop(ended.objects.remove_all());
-        drop(ended.service);
+        drop(ended.matching_thread);
     }
 }
 
@@ -198,32 +200,33 @@ pub(super) fn open_interface(mode: Mode, process: Option<u32>) -> Result<ptl_han
     };
 
     let is_used = |process: usize| used.iter().any(|&other| usize::from(other) == process);
-    let opened = match process.map(|process| process as usize) {
+    let interface = match process.map(|process| process as usize) {
         Some(process) if process >= node.processes() => Err(no_process(process)),
         Some(process) if is_used(process) => {
             Err(refused(PTL_PID_INVALID, format!("process {process} has an interface already")))
         }
         Some(process) => open_process(&*node, kernel.as_ref(), mode, process, Deadline::after(GRANT_WAIT)),
-        None => open_free(&*node, kernel.as_ref(), mode, is_used),
+        None => open_first_free(&*node, kernel.as_ref(), mode, is_used),
     }?;
 
     let mut library = lock(&LIBRARY);
     let library = library.as_mut().ok_or_else(no_init)?;
-    if let Some(kernel) = kernel.filter(|_| mode == Mode::HostBased && library.service.is_none()) {
-        library.service = Some(Service::start(&kernel)?);
+    if let Some(kernel) = kernel.filter(|_| mode == Mode::HostBased && library.matching_thread.is_none()) {
+        library.matching_thread = Some(MatchingThread::start(&kernel)?);
     }
-    library.objects.add_interface(NetworkInterface::new(opened))
+    library.objects.add_interface(NetworkInterface::new(interface))
 }
 
-/// Opens the first process that neither this program nor another one uses.
-fn open_free(
+/// Opens the first process that neither this program nor another one uses. If another program has
+/// the kernel, waits until it grants one of the unused processes.
+fn open_first_free(
     node: &dyn Node,
     kernel: Option<&Arc<Kernel>>,
     mode: Mode,
     is_used: impl Fn(usize) -> bool,
 ) -> Result<Interface, Failure> {
     let deadline = Deadline::after(GRANT_WAIT);
-    let mut last = refused(PTL_PID_INVALID, "all processes of the node are in use");
+    let mut last_error = refused(PTL_PID_INVALID, "all processes of the node are in use");
     let mut ungranted = Vec::new();
     for process in (0..node.processes()).filter(|&process| !is_used(process)) {
         match open_process(node, kernel, mode, process, Deadline::now()) {
@@ -232,23 +235,23 @@ fn open_free(
                 if kernel.is_none() && error.errno() == PTL_NI_INVALID {
                     ungranted.push(process);
                 }
-                last = error;
+                last_error = error;
             }
         }
     }
 
-    // Any of these processes may be granted. They are closed between the polls, so that other
-    // programs can open them.
+    // Any of these processes may be granted later. They are closed between the checks, so that
+    // other programs can open them meanwhile.
     while !ungranted.is_empty() && !deadline.has_passed() {
         runtime::sleep(GRANT_POLL_INTERVAL);
         for &process in &ungranted {
             match open_process(node, kernel, mode, process, Deadline::now()) {
                 Ok(interface) => return Ok(interface),
-                Err(error) => last = error,
+                Err(error) => last_error = error,
             }
         }
     }
-    Err(last)
+    Err(last_error)
 }
 
 /// Opens a process. If another program has the kernel, waits for its grant until the deadline.
@@ -292,7 +295,7 @@ pub(super) fn grant(process: u32) -> Result<(), Failure> {
 /// Ends an interface, with all its objects.
 pub(super) fn close_interface(handle: ptl_handle_ni_t) -> Result<(), Failure> {
     let _setup = lock(&SETUP);
-    let ended = with(|objects| objects.remove_interface(handle))?;
+    let ended = with_objects(|objects| objects.remove_interface(handle))?;
     drop(ended);
     Ok(())
 }

@@ -24,9 +24,10 @@ use super::{
 };
 use crate::support::Failure;
 
-/// The values of a [`ptl_md_t`], with addresses in place of pointers.
+/// The values of a [`ptl_md_t`], the standard's memory descriptor, with addresses in place of
+/// pointers.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Values {
+pub(super) struct DescriptorValues {
     pub(super) start: usize,
     pub(super) length: u64,
     pub(super) threshold: c_int,
@@ -36,13 +37,13 @@ pub(super) struct Values {
     pub(super) queue: ptl_handle_eq_t,
 }
 
-impl Values {
+impl DescriptorValues {
     /// The values of an event whose descriptor's values are not known any more.
     pub(super) const UNKNOWN: Self =
         Self { start: 0, length: 0, threshold: 0, max_size: 0, options: 0, user_ptr: 0, queue: PTL_EQ_NONE };
 }
 
-impl From<ptl_md_t> for Values {
+impl From<ptl_md_t> for DescriptorValues {
     fn from(md: ptl_md_t) -> Self {
         Self {
             start: md.start.expose_provenance(),
@@ -56,8 +57,8 @@ impl From<ptl_md_t> for Values {
     }
 }
 
-impl From<Values> for ptl_md_t {
-    fn from(values: Values) -> Self {
+impl From<DescriptorValues> for ptl_md_t {
+    fn from(values: DescriptorValues) -> Self {
         let pointer = |address: usize| -> *mut c_void { with_exposed_provenance_mut(address) };
         Self {
             start: pointer(values.start),
@@ -73,19 +74,26 @@ impl From<Values> for ptl_md_t {
 
 /// Number of times that a call tries to read an event while the card overwrites events in the
 /// queue.
-const TRIES: usize = 4;
+const MAX_READS: usize = 4;
 
 /// An event queue.
 pub(super) struct Queue {
     pub(super) interface: ptl_handle_ni_t,
     pub(super) events: EventQueue,
-    /// The process that it belongs to, and its device.
+    /// The process that the queue belongs to, and the device of that process.
     pub(super) owner: ProcessId,
     pub(super) device: Device,
-    /// The queue's handle has become invalid. Threads that wait for an event see it.
+    /// Whether the queue's handle has become invalid. Threads that wait for an event check it.
     is_closed: AtomicBool,
-    /// Events were lost, which the next event will report.
+    /// Whether events were lost since the last event that was taken. The next one will report it.
     has_lost: AtomicBool,
+}
+
+/// An event that was taken from a queue.
+pub(super) struct TakenEvent {
+    pub(super) event: Event,
+    /// Whether events before it were lost.
+    pub(super) follows_loss: bool,
 }
 
 impl Queue {
@@ -105,18 +113,20 @@ impl Queue {
         self.is_closed.store(true, Ordering::Relaxed);
     }
 
-    /// Takes the next event, and returns whether events before it were lost.
-    pub(super) fn take(&self) -> Result<Option<(Event, bool)>, Failure> {
+    /// Takes the next event, if there is one.
+    pub(super) fn take(&self) -> Result<Option<TakenEvent>, Failure> {
         if self.is_closed.load(Ordering::Relaxed) {
             return Err(no_queue());
         }
 
         // The card may overwrite unread events more than once during this call.
-        for _ in 0..TRIES {
+        for _ in 0..MAX_READS {
             match self.events.get() {
                 Ok(Some(event)) => {
-                    let has_lost = self.has_lost.load(Ordering::Relaxed);
-                    return Ok(Some((event, has_lost && self.has_lost.swap(false, Ordering::Relaxed))));
+                    // Usually no event was lost, and a load is cheaper than a swap.
+                    let follows_loss =
+                        self.has_lost.load(Ordering::Relaxed) && self.has_lost.swap(false, Ordering::Relaxed);
+                    return Ok(Some(TakenEvent { event, follows_loss }));
                 }
                 Ok(None) => break,
                 Err(Error::EventsLost { .. }) => self.has_lost.store(true, Ordering::Relaxed),
@@ -127,37 +137,39 @@ impl Queue {
     }
 }
 
-/// A match entry.
-pub(super) struct Entry {
+/// The record of a match entry.
+pub(super) struct EntryRecord {
     pub(super) interface: ptl_handle_ni_t,
-    /// `None` while the call that makes it is in progress.
-    pub(super) made: Option<MatchEntry>,
-    /// Whether it is unlinked with its descriptor.
+    /// The library's match entry. It is `None` while the call that creates it is in progress.
+    pub(super) created: Option<MatchEntry>,
+    /// Whether the entry is unlinked with its descriptor.
     pub(super) unlink: Unlink,
     pub(super) descriptor: Option<ptl_handle_md_t>,
 }
 
-/// A memory descriptor. Its events carry its handle.
-pub(super) struct Descriptor {
+/// The record of a memory descriptor. The descriptor's events carry its handle, by which they find
+/// the record.
+pub(super) struct DescriptorRecord {
     pub(super) interface: ptl_handle_ni_t,
-    pub(super) values: Values,
+    pub(super) values: DescriptorValues,
     pub(super) unlink: Unlink,
     pub(super) entry: Option<ptl_handle_me_t>,
-    /// `None` while the call that makes it is in progress, and after it was retired.
-    pub(super) made: Option<MemoryDescriptor>,
+    /// The library's descriptor. It is `None` while the call that creates it is in progress, and
+    /// after the handle was retired.
+    pub(super) created: Option<MemoryDescriptor>,
 }
 
 /// All objects.
 pub(super) struct Objects {
     interfaces: Table<Arc<NetworkInterface>>,
     queues: Table<Arc<Queue>>,
-    pub(super) entries: Table<Entry>,
-    pub(super) descriptors: Table<Descriptor>,
+    pub(super) entries: Table<EntryRecord>,
+    pub(super) descriptors: Table<DescriptorRecord>,
 }
 
-/// Removed queues and interfaces. Their drop waits for the card, so the caller drops them without a
-/// lock.
-pub(super) struct Ended {
+/// Removed queues and interfaces. Their drop waits for the card, so the caller drops them after it
+/// has released the lock of the objects.
+pub(super) struct Removed {
     _queues: Vec<Arc<Queue>>,
     _interfaces: Vec<Arc<NetworkInterface>>,
 }
@@ -175,7 +187,7 @@ impl Objects {
 
     /// Returns the numbers of the processes that have an interface.
     pub(super) fn processes(&self) -> Vec<u16> {
-        self.interfaces.iter().map(|interface| interface.calls().id().process).collect()
+        self.interfaces.iter().map(|interface| interface.portals().id().process).collect()
     }
 
     // The following four add an object and return its handle.
@@ -188,12 +200,15 @@ impl Objects {
         self.queues.insert(Arc::new(queue)).ok_or_else(no_room)
     }
 
-    pub(super) fn add_entry(&mut self, entry: Entry) -> Result<ptl_handle_me_t, Failure> {
+    pub(super) fn add_entry(&mut self, entry: EntryRecord) -> Result<ptl_handle_me_t, Failure> {
         self.interface(entry.interface)?;
         self.entries.insert(entry).ok_or_else(no_room)
     }
 
-    pub(super) fn add_descriptor(&mut self, descriptor: Descriptor) -> Result<ptl_handle_md_t, Failure> {
+    pub(super) fn add_descriptor(
+        &mut self,
+        descriptor: DescriptorRecord,
+    ) -> Result<ptl_handle_md_t, Failure> {
         self.interface(descriptor.interface)?;
         self.descriptors.insert(descriptor).ok_or_else(no_room)
     }
@@ -210,12 +225,12 @@ impl Objects {
     }
 
     /// Returns the match entry of a handle and its record, or `PTL_ME_INVALID`.
-    pub(super) fn entry(&self, handle: ptl_handle_me_t) -> Result<(MatchEntry, &Entry), Failure> {
-        let found = self.entries.find(handle).and_then(|entry| Some((entry.made?, entry)));
+    pub(super) fn entry(&self, handle: ptl_handle_me_t) -> Result<(MatchEntry, &EntryRecord), Failure> {
+        let found = self.entries.find(handle).and_then(|entry| Some((entry.created?, entry)));
         found.ok_or_else(|| refused(PTL_ME_INVALID, "there is no such match entry"))
     }
 
-    /// Returns the match entry of a handle, and the handle and state of the entry's interface.
+    /// Returns the match entry of a handle, and the handle and the object of the entry's interface.
     pub(super) fn entry_with_interface(
         &self,
         handle: ptl_handle_me_t,
@@ -228,8 +243,8 @@ impl Objects {
     pub(super) fn descriptor(
         &self,
         handle: ptl_handle_md_t,
-    ) -> Result<(&MemoryDescriptor, &Descriptor), Failure> {
-        let found = self.descriptors.find(handle).and_then(|record| Some((record.made.as_ref()?, record)));
+    ) -> Result<(&MemoryDescriptor, &DescriptorRecord), Failure> {
+        let found = self.descriptors.find(handle).and_then(|record| Some((record.created.as_ref()?, record)));
         found.ok_or_else(|| refused(PTL_MD_INVALID, "there is no such memory descriptor"))
     }
 
@@ -245,26 +260,28 @@ impl Objects {
     }
 
     /// Makes the handle of a descriptor invalid, and that of its entry if the entry is unlinked
-    /// with it. Events that are still in a queue find the descriptor's values.
+    /// with it. The descriptor's record stays for a while, so that events which are still in a
+    /// queue find the descriptor's values.
     pub(super) fn retire_descriptor(&mut self, handle: ptl_handle_md_t) {
         let Some(descriptor) = self.descriptors.retire(handle) else { return };
-        descriptor.made = None;
+        descriptor.created = None;
 
-        let Some(at) = descriptor.entry else { return };
-        match self.entries.find_mut(at) {
+        let Some(entry_handle) = descriptor.entry else { return };
+        match self.entries.find_mut(entry_handle) {
             Some(entry) if entry.unlink == Unlink::Retain => {
-                // The program may have attached another descriptor before it read this one's event.
+                // The program may have attached another descriptor before it read the event that
+                // this one was unlinked.
                 if entry.descriptor == Some(handle) {
                     entry.descriptor = None;
                 }
             }
-            _ => drop(self.entries.remove(at)),
+            _ => drop(self.entries.remove(entry_handle)),
         }
     }
 
     /// Makes the handles of an entry and of its descriptor invalid.
     pub(super) fn remove_entry(&mut self, handle: ptl_handle_me_t) {
-        if let Some(Entry { descriptor: Some(descriptor), .. }) = self.entries.remove(handle) {
+        if let Some(EntryRecord { descriptor: Some(descriptor), .. }) = self.entries.remove(handle) {
             self.retire_descriptor(descriptor);
         }
     }
@@ -277,7 +294,7 @@ impl Objects {
     }
 
     /// Removes an interface with all its objects, or returns `PTL_NI_INVALID`.
-    pub(super) fn remove_interface(&mut self, handle: ptl_handle_ni_t) -> Result<Ended, Failure> {
+    pub(super) fn remove_interface(&mut self, handle: ptl_handle_ni_t) -> Result<Removed, Failure> {
         let interface = self.interface(handle)?;
         self.interfaces.remove(handle);
         self.entries.remove_all(|entry| entry.interface == handle);
@@ -285,20 +302,20 @@ impl Objects {
 
         let queues = self.queues.remove_all(|queue| queue.interface == handle);
         queues.iter().for_each(|queue| queue.close());
-        Ok(Ended { _queues: queues, _interfaces: vec![interface] })
+        Ok(Removed { _queues: queues, _interfaces: vec![interface] })
     }
 
-    /// Removes everything.
-    pub(super) fn remove_all(&mut self) -> Ended {
+    /// Removes all objects.
+    pub(super) fn remove_all(&mut self) -> Removed {
         self.entries.remove_all(|_| true);
         self.descriptors.remove_all(|_| true);
         let queues = self.queues.remove_all(|_| true);
         queues.iter().for_each(|queue| queue.close());
-        Ended { _queues: queues, _interfaces: self.interfaces.remove_all(|_| true) }
+        Removed { _queues: queues, _interfaces: self.interfaces.remove_all(|_| true) }
     }
 }
 
-/// Returns the failure of a call without a free handle.
+/// Returns the failure of a call when no handle is free.
 fn no_room() -> Failure {
     refused(PTL_NO_SPACE, "the table of handles is full: unlink what is not used")
 }

@@ -8,14 +8,17 @@ use std::collections::VecDeque;
 
 use super::types::ptl_handle_any_t;
 
+/// Number of bits of a slot's index in a handle.
 const INDEX_BITS: u32 = 18;
+/// Position of the two bits of the kind in a handle.
 const KIND_SHIFT: u32 = 30;
+/// Number of generations that a handle can tell apart.
 const GENERATIONS: u32 = 1 << (KIND_SHIFT - INDEX_BITS);
 /// The highest index is left out: `PTL_INVALID_HANDLE`, `PTL_HANDLE_NONE` and `PTL_EQ_NONE` have
 /// it.
 const MAX_SLOTS: usize = (1 << INDEX_BITS) - 1;
 /// Number of slots that stay free before the oldest one is used again.
-const SPARE: usize = 16_384;
+const MIN_FREE_SLOTS: usize = 16_384;
 
 /// The kind of an object, in the upper bits of its handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +43,8 @@ impl Kind {
 
 /// The place of one object at a time.
 struct Slot<T> {
-    /// Number of the object that the slot holds or held. It counts from 1, so that no handle is 0.
+    /// Number of the object that the slot holds or held. It wraps around to 1, so that no handle is
+    /// 0.
     generation: u32,
     /// Whether the handle is valid. The value of a retired object stays until the slot is used
     /// again.
@@ -64,8 +68,9 @@ impl<T> Table<T> {
 
     /// Adds an object, and returns its handle, or `None` when the table is full.
     pub(super) fn insert(&mut self, value: T) -> Option<ptl_handle_any_t> {
+        // A new slot is preferred, so that freed ones stay unused for long.
         let is_full = self.slots.len() == MAX_SLOTS;
-        if self.free.len() <= SPARE && !is_full {
+        if self.free.len() <= MIN_FREE_SLOTS && !is_full {
             self.slots.push(Slot { generation: 1, is_live: true, value: Some(value) });
             return Some(self.handle(self.slots.len() - 1, 1));
         }
@@ -83,7 +88,7 @@ impl<T> Table<T> {
         ((self.kind as u32) << KIND_SHIFT) | (generation << INDEX_BITS) | index as u32
     }
 
-    /// Returns the index of a handle's slot if the slot has the handle's generation.
+    /// Returns the index of a handle's slot, if the slot holds or held the handle's object last.
     fn index(&self, handle: ptl_handle_any_t) -> Option<usize> {
         let index = handle as usize % (1 << INDEX_BITS);
         let slot = self.slots.get(index)?;
@@ -105,11 +110,12 @@ impl<T> Table<T> {
     }
 
     /// Returns the object of a handle, also after it was retired, until its slot is used again.
-    pub(super) fn recall(&self, handle: ptl_handle_any_t) -> Option<&T> {
+    pub(super) fn find_even_retired(&self, handle: ptl_handle_any_t) -> Option<&T> {
         self.slots[self.index(handle)?].value.as_ref()
     }
 
-    /// Makes a handle invalid, and returns the object, which stays for [`Table::recall`].
+    /// Makes a handle invalid, and returns the object, which stays for
+    /// [`Table::find_even_retired`].
     pub(super) fn retire(&mut self, handle: ptl_handle_any_t) -> Option<&mut T> {
         let index = self.index(handle)?;
         let slot = &mut self.slots[index];
@@ -161,7 +167,10 @@ mod tests {
         assert_eq!(Kind::of(first), Kind::Entry);
 
         assert_eq!((table.remove(first), table.remove(first)), (Some(1), None));
-        assert_eq!((table.find(first), table.recall(first), table.find(second)), (None, None, Some(&2)));
+        assert_eq!(
+            (table.find(first), table.find_even_retired(first), table.find(second)),
+            (None, None, Some(&2))
+        );
     }
 
     #[test]
@@ -170,7 +179,7 @@ mod tests {
         let handle = table.insert(7).unwrap();
         assert_eq!(table.retire(handle), Some(&mut 7));
 
-        assert_eq!((table.find(handle), table.recall(handle)), (None, Some(&7)));
+        assert_eq!((table.find(handle), table.find_even_retired(handle)), (None, Some(&7)));
         assert!(table.retire(handle).is_none());
     }
 
@@ -179,13 +188,14 @@ mod tests {
         let mut table = Table::new(Kind::Queue);
         let first = table.insert(0).unwrap();
         table.remove(first);
-        let others: Vec<_> = (0..2 * SPARE).map(|number| table.insert(number).unwrap()).collect();
+        let others: Vec<_> = (0..2 * MIN_FREE_SLOTS).map(|number| table.insert(number).unwrap()).collect();
         for handle in &others {
             table.remove(*handle);
         }
-        let reinserted: Vec<_> = (0..2 * SPARE).map(|number| table.insert(number).unwrap()).collect();
+        let reinserted: Vec<_> =
+            (0..2 * MIN_FREE_SLOTS).map(|number| table.insert(number).unwrap()).collect();
 
-        assert!(table.slots.len() < 4 * SPARE);
+        assert!(table.slots.len() < 4 * MIN_FREE_SLOTS);
         assert!(reinserted.iter().all(|handle| *handle != first && !others.contains(handle)));
         assert_eq!(table.find(first), None);
     }

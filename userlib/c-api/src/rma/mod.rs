@@ -72,8 +72,9 @@ pub struct rma_target {
 /// RMA of a VPID of a card.
 pub struct rma_port {
     handle: Handle<Port>,
-    /// While this exists, a handle of VELO and RMA together knows that its RMA port is open.
-    _open: Arc<()>,
+    /// While this exists, a `nicforge_extoll` with a weak reference to it knows that its RMA port
+    /// is open.
+    _open_marker: Arc<()>,
 }
 
 impl HasHandle for rma_port {
@@ -116,11 +117,12 @@ pub unsafe extern "C" fn rma_open(
 }
 
 /// Opens a device that other libraries may use too; they then share its posted-write ring. The port
-/// keeps `open` until it is closed, so that a caller can see that the port is open.
+/// keeps `open_marker` until it is closed, so that a caller with a weak reference to the marker can
+/// see that the port is open.
 pub(crate) fn open_device_as(
     device: &Device,
     shared: Option<SharedPoster>,
-    open: Arc<()>,
+    open_marker: Arc<()>,
     options: &rma_options,
 ) -> Result<rma_port, Failure> {
     let mut port_options = Options::default();
@@ -141,7 +143,7 @@ pub(crate) fn open_device_as(
         port.set_cancel(Some(cancel.clone()));
         Ok(())
     })?;
-    Ok(rma_port { handle, _open: open })
+    Ok(rma_port { handle, _open_marker: open_marker })
 }
 
 /// Closes a port. Calls of other threads must have ended; rma_cancel ends those that wait. Buffers
@@ -398,7 +400,7 @@ pub unsafe extern "C" fn rma_next(
 pub unsafe extern "C" fn rma_cancel(port: *const rma_port, on: bool) -> i32 {
     guarded_status(|| {
         // SAFETY: by this function's contract.
-        unsafe { reference(port) }?.handle.cancel(on);
+        unsafe { reference(port) }?.handle.set_cancelled(on);
         Ok(())
     })
 }

@@ -1,6 +1,12 @@
-//! Descriptors from the public information. The library's builders check the fields.
+//! Descriptors from the structures of the public headers. The library's builders check the fields.
+//!
+//! Some fields of these structures hold several values in their bits, at the places that the bits
+//! have in a packet's header.
 
-use nicforge_hwi::mu_packet::{channel, collective_type, packet_type};
+use nicforge_hwi::{
+    mu::atomic,
+    mu_packet::{channel, collective_type, packet_type},
+};
 use nicforge_spi::{
     Collective, CollectiveChannel, CollectiveKind, Descriptor, Destination, DirectPut, Load, MemoryFifo,
     MessageRoute, Operation, Payload, PointToPoint, Reduction, RemoteGet, Routing, direct_put, memory_fifo,
@@ -17,9 +23,13 @@ use super::{
 };
 use crate::support::Failure;
 
-/// Bit of an address that stands for an atomic operation. The operation is in the lowest three
-/// bits.
-const ATOMIC: u64 = nicforge_hwi::mu::atomic::INDICATOR;
+/// Bit of an address that stands for an atomic operation.
+const ATOMIC: u64 = atomic::INDICATOR;
+/// Bits of such an address with the number of the operation.
+const ATOMIC_OPERATION: u64 = atomic::OPERATION;
+/// Number of software bytes of a memory-FIFO packet after the first one, which is the number of the
+/// function that receives it.
+const SOFTWARE_BYTES_AFTER_DISPATCH: usize = nicforge_spi::SOFTWARE_BYTES - 1;
 
 /// The public information on a message's route.
 pub(super) enum Route<'a> {
@@ -53,10 +63,11 @@ pub(super) fn build(
     };
     let mut descriptor = built.map_err(descriptor_failure)?;
 
-    // The fields that the library's builders do not have.
+    // The builders of the library do not take these fields.
     descriptor.prefetch_only = base.Pre_Fetch_Only & 1;
     let header = &mut descriptor.packet_header;
     match route {
+        // The hints and the bits of channel and zone stand in the header as they do in the fields.
         Route::PointToPoint(fields) => {
             header.byte1 = fields.Hints_ABCD;
             header.byte2 = fields.Misc1;
@@ -66,7 +77,8 @@ pub(super) fn build(
         Route::Collective(fields) => header.skip = fields.Skip as u8,
     }
     if let Target::MemoryFifo(fields) = target {
-        // The software's bit has the place of a put's pacing bit.
+        // The header of a memory-FIFO packet has the software's bit where that of a put has the
+        // pacing bit.
         header.unit.set_paced(fields.SoftwareBit & 1 == 1);
     }
     Ok(descriptor)
@@ -82,7 +94,7 @@ fn payload(base: &MUSPI_BaseDescriptorInfoFields_t) -> Result<Payload, Failure> 
     if length != 8 {
         return Err(invalid(format!("an atomic payload of {length} bytes: it has 8")));
     }
-    let operation = match address & 7 {
+    let operation = match address & ATOMIC_OPERATION {
         0 => Load::Load,
         1 => Load::Clear,
         2 => Load::Increment,
@@ -92,7 +104,7 @@ fn payload(base: &MUSPI_BaseDescriptorInfoFields_t) -> Result<Payload, Failure> 
         6 => Load::IncrementIfEqual,
         other => return Err(invalid(format!("there is no atomic load {other}"))),
     };
-    Ok(Payload::Load { address: address & !(ATOMIC | 7), operation })
+    Ok(Payload::Load { address: address & !(ATOMIC | ATOMIC_OPERATION), operation })
 }
 
 /// Returns the library's type for a destination.
@@ -105,6 +117,8 @@ fn point_to_point(
     base: &MUSPI_BaseDescriptorInfoFields_t,
     fields: &MUSPI_Pt2PtDescriptorInfoFields_t,
 ) -> Result<PointToPoint, Failure> {
+    // `Misc2` holds the virtual channel in bits 5 to 7, and the zone of dynamic routing in bits 3
+    // and 4.
     let routing = match fields.Misc2 >> 5 {
         channel::DYNAMIC => Routing::Dynamic { zone: fields.Misc2 >> 3 & 3 },
         channel::DETERMINISTIC => Routing::Deterministic,
@@ -122,6 +136,7 @@ fn collective(
     base: &MUSPI_BaseDescriptorInfoFields_t,
     fields: &MUSPI_CollectiveDescriptorInfoFields_t,
 ) -> Result<Collective, Failure> {
+    // `Misc` holds the virtual channel in bits 5 to 7, and the collective type in bits 3 and 4.
     let kind = match fields.Misc >> 3 & 3 {
         collective_type::BROADCAST => CollectiveKind::Broadcast,
         collective_type::ALLREDUCE => CollectiveKind::Allreduce(reduction(fields)?),
@@ -139,7 +154,7 @@ fn collective(
 
 /// Returns the operation of a collective message and the size of its words.
 fn reduction(fields: &MUSPI_CollectiveDescriptorInfoFields_t) -> Result<Reduction, Failure> {
-    let all = [
+    let operations = [
         Operation::And,
         Operation::Or,
         Operation::Xor,
@@ -154,7 +169,8 @@ fn reduction(fields: &MUSPI_CollectiveDescriptorInfoFields_t) -> Result<Reductio
         Operation::FloatingMax,
     ];
 
-    let operation = all.into_iter().find(|operation| (*operation as u8) << 4 == fields.Op_Code);
+    // `Op_Code` holds the operation in its upper four bits.
+    let operation = operations.into_iter().find(|operation| (*operation as u8) << 4 == fields.Op_Code);
     let operation =
         operation.ok_or_else(|| invalid(format!("there is no operation {:#04x}", fields.Op_Code)))?;
     Ok(Reduction { operation, word: fields.Word_Length })
@@ -162,7 +178,7 @@ fn reduction(fields: &MUSPI_CollectiveDescriptorInfoFields_t) -> Result<Reductio
 
 /// Returns the library's target of a memory-FIFO message.
 fn fifo_target(fields: &MUSPI_MemoryFIFODescriptorInfoFields_t) -> MemoryFifo {
-    let mut software = [0; 13];
+    let mut software = [0; SOFTWARE_BYTES_AFTER_DISPATCH];
     software.copy_from_slice(&fields.SoftwareBytes[1..]);
     MemoryFifo {
         fifo: fields.Rec_FIFO_Id,
@@ -186,6 +202,7 @@ fn put_target(fields: &MUSPI_DirectPutDescriptorInfoFields_t) -> DirectPut {
 
 /// Returns the library's target of a remote get.
 fn get_target(fields: &MUSPI_RemoteGetDescriptorInfoFields_t) -> Result<RemoteGet, Failure> {
+    // `Type` holds the packet type in its upper two bits.
     match fields.Type >> 6 {
         packet_type::GET => Ok(RemoteGet { fifo: fields.Rget_Inj_FIFO_Id }),
         packet_type::PACED_GET => Err(invalid("the unit has no paced remote gets")),

@@ -1,7 +1,7 @@
 //! The node's subgroups and kernel in this process.
 //!
-//! The first call opens what it needs. A lock is held while something is opened, and never while a
-//! call works on a subgroup.
+//! A call opens the devices that it needs and that are not open yet. A lock is held while a device
+//! is opened, and never while a call works on a subgroup.
 
 use std::{
     collections::BTreeMap,
@@ -19,9 +19,10 @@ use super::{
 };
 use crate::support::Failure;
 
-/// First subgroup of the system, in the kernel's attachment.
+/// Number of the first subgroup of the system. The system's subgroups are reached by the kernel's
+/// attachment.
 const FIRST_SYSTEM_SUBGROUP: u32 = 64;
-/// Subgroups of a node.
+/// Number of subgroups of a node.
 const SUBGROUPS: u32 = 68;
 
 /// The devices that this process has opened. `None` until the first call, and after [`close`].
@@ -100,14 +101,15 @@ impl Library {
     }
 }
 
-/// Calls `call` with the library. The first call begins with the node that the environment names.
-fn with<T>(call: impl FnOnce(&mut Library) -> Result<T, Failure>) -> Result<T, Failure> {
+/// Calls `call` with the library, under the lock. The first call uses the node that the environment
+/// names.
+fn with_library<T>(call: impl FnOnce(&mut Library) -> Result<T, Failure>) -> Result<T, Failure> {
     let mut library = lock(&LIBRARY);
     let library = match &mut *library {
         Some(library) => library,
-        none => {
+        uninitialised => {
             let (directory, node) = (environment::directory()?, environment::node()?);
-            none.insert(Library::new(Arc::new(Sockets { directory, node })))
+            uninitialised.insert(Library::new(Arc::new(Sockets { directory, node })))
         }
     };
     call(library)
@@ -115,12 +117,12 @@ fn with<T>(call: impl FnOnce(&mut Library) -> Result<T, Failure>) -> Result<T, F
 
 /// Returns a subgroup, which is opened if necessary.
 pub(super) fn subgroup(number: u32) -> Result<Arc<nicforge_spi_subgroup>, Failure> {
-    with(|library| library.subgroup(number))
+    with_library(|library| library.subgroup(number))
 }
 
-/// Returns a subgroup that is open, or else the first one.
+/// Returns a subgroup that is open. If none is, opens the first one.
 pub(super) fn any_subgroup() -> Result<Arc<nicforge_spi_subgroup>, Failure> {
-    with(|library| match library.subgroups.values().next() {
+    with_library(|library| match library.subgroups.values().next() {
         Some(subgroup) => Ok(subgroup.clone()),
         None => library.subgroup(0),
     })
@@ -128,12 +130,12 @@ pub(super) fn any_subgroup() -> Result<Arc<nicforge_spi_subgroup>, Failure> {
 
 /// Returns the subgroups that are open.
 pub(super) fn open_subgroups() -> Result<Vec<Arc<nicforge_spi_subgroup>>, Failure> {
-    with(|library| Ok(library.subgroups.values().cloned().collect()))
+    with_library(|library| Ok(library.subgroups.values().cloned().collect()))
 }
 
 /// Returns the node's kernel, which is opened if necessary.
 pub(super) fn kernel() -> Result<Arc<Kernel>, Failure> {
-    with(Library::kernel)
+    with_library(Library::kernel)
 }
 
 /// Uses the devices of `node` from now on.

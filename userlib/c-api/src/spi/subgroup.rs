@@ -34,11 +34,12 @@ pub(crate) struct Inner {
     pub(super) subgroup: Subgroup,
     /// Memory that the program has allocated.
     memory: Vec<Arc<DmaBuffer>>,
-    /// Allocated injection FIFOs, reception FIFOs and base addresses, one bit for each.
+    /// Bit masks of the allocated injection FIFOs, reception FIFOs and base addresses, in this
+    /// order.
     allocated: [u8; 3],
-    /// Attributes of the injection FIFOs, which their initialisation uses.
+    /// Attributes of the injection FIFOs, kept from their allocation to their initialisation.
     pub(super) attributes: [InjectionAttributes; BGQ_MU_NUM_INJ_FIFOS_PER_SUBGROUP],
-    /// The barriers of the class routes that the program has used.
+    /// The barriers of the class routes, each from its first use on.
     barriers: [Option<Barrier>; BGQ_COLL_CLASS_MAX_CLASSROUTES as usize],
 }
 
@@ -63,8 +64,8 @@ impl Inner {
         }
     }
 
-    /// Returns a bit mask of numbers. Refuses numbers that the resource does not have.
-    fn bits(resource: Resource, numbers: &[u32]) -> Result<u8, Failure> {
+    /// Returns the bit mask of these numbers. Refuses numbers that the resource does not have.
+    fn bit_mask(resource: Resource, numbers: &[u32]) -> Result<u8, Failure> {
         let mut bits = 0;
         for &number in numbers {
             if number >= resource.count().into() {
@@ -77,7 +78,7 @@ impl Inner {
 
     /// Allocates all numbers, or none.
     pub(super) fn allocate(&mut self, resource: Resource, numbers: &[u32]) -> Result<(), Failure> {
-        let bits = Self::bits(resource, numbers)?;
+        let bits = Self::bit_mask(resource, numbers)?;
         let allocated = &mut self.allocated[index(resource)];
         if *allocated & bits != 0 {
             let text = format!("{resource}s {:#04x} are allocated already", *allocated & bits);
@@ -88,7 +89,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Frees all numbers, or none.
+    /// Frees all numbers, or none if one is not allocated. FIFOs are stopped, and base addresses
+    /// are cleared.
     pub(super) fn free(&mut self, resource: Resource, numbers: &[u32]) -> Result<(), Failure> {
         let bits = self.allocated_bits(resource, numbers)?;
         match resource {
@@ -96,9 +98,8 @@ impl Inner {
             Resource::ReceptionFifo => self.subgroup.set_reception_enabled(bits, false).map_err(failure)?,
             _ => {
                 for &number in numbers {
-                    let entry = number as u8;
-                    let none = nicforge_spi::NO_BASE_ADDRESS;
-                    self.subgroup.set_base_address(entry, none).map_err(failure)?;
+                    let cleared = nicforge_spi::NO_BASE_ADDRESS;
+                    self.subgroup.set_base_address(number as u8, cleared).map_err(failure)?;
                 }
             }
         }
@@ -106,9 +107,9 @@ impl Inner {
         Ok(())
     }
 
-    /// Returns a bit mask of numbers. Refuses numbers that are not allocated.
+    /// Returns the bit mask of these numbers. Refuses numbers that are not allocated.
     pub(super) fn allocated_bits(&self, resource: Resource, numbers: &[u32]) -> Result<u8, Failure> {
-        let bits = Self::bits(resource, numbers)?;
+        let bits = Self::bit_mask(resource, numbers)?;
         let missing = bits & !self.allocated[index(resource)];
         if missing != 0 {
             return Err(Failure::new(libc::ENXIO, format!("{resource}s {missing:#04x} are not allocated")));
@@ -130,8 +131,9 @@ impl Inner {
         Ok(address)
     }
 
-    /// Returns the memory at an address of this process, and the offset in it.
-    pub(super) fn memory(&self, address: usize, bytes: usize) -> Option<(Arc<DmaBuffer>, u64)> {
+    /// Returns the allocated memory that contains these bytes of this process, and their offset in
+    /// it.
+    pub(super) fn find_memory(&self, address: usize, bytes: usize) -> Option<(Arc<DmaBuffer>, u64)> {
         self.memory.iter().find_map(|buffer| {
             let offset = address.checked_sub(buffer.window().base_address())? as u64;
             let end = offset.checked_add(bytes as u64)?;
@@ -139,7 +141,7 @@ impl Inner {
         })
     }
 
-    /// Returns the subgroup and its barrier of a class route.
+    /// Returns the subgroup and its barrier of a class route, which the first call opens.
     pub(super) fn barrier(&mut self, class: u64) -> Result<(&mut Subgroup, &mut Barrier), Failure> {
         let slot = usize::try_from(class).ok().and_then(|class| self.barriers.get_mut(class));
         let slot = slot.ok_or_else(|| invalid(format!("there is no class route {class}")))?;

@@ -65,22 +65,24 @@ fn open_errno(problem: &OpenProblem) -> i32 {
 
 thread_local! {
     /// Text of the thread's last failure.
-    static LAST: RefCell<CString> = RefCell::default();
+    static LAST_ERROR: RefCell<CString> = RefCell::default();
 }
 
 /// Returns the text of the calling thread's last failure, which is empty when there was none. The
 /// text is valid until the thread's next failure.
 pub(crate) fn last_error() -> *const c_char {
     // The access fails while the thread is ending. The text is empty then.
-    LAST.try_with(|last| last.try_borrow().map_or(c"".as_ptr(), |text| text.as_ptr())).unwrap_or(c"".as_ptr())
+    LAST_ERROR
+        .try_with(|last| last.try_borrow().map_or(c"".as_ptr(), |text| text.as_ptr()))
+        .unwrap_or(c"".as_ptr())
 }
 
 /// Stores the text of a failure as the calling thread's last one.
 #[cold]
-fn remember(failure: &Failure) {
+fn store_last_error(failure: &Failure) {
     let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
     // If the text cannot be stored, it is lost. The error number is not.
-    let _ = LAST.try_with(|last| last.try_borrow_mut().map(|mut last| *last = text));
+    let _ = LAST_ERROR.try_with(|last| last.try_borrow_mut().map(|mut last| *last = text));
 }
 
 /// Runs a call and returns its result or its negative error number. A panic becomes `EIO`.
@@ -89,7 +91,7 @@ fn guarded<T>(call: impl FnOnce() -> Result<T, Failure>) -> Result<T, i32> {
         .unwrap_or_else(|_| Err(Failure::new(libc::EIO, "the library failed inside; this is a bug in it")));
 
     result.map_err(|failure| {
-        remember(&failure);
+        store_last_error(&failure);
         -failure.errno
     })
 }
@@ -122,7 +124,7 @@ mod tests {
 
     /// Returns the text of this thread's last failure.
     fn last() -> String {
-        LAST.with(|last| last.borrow().to_string_lossy().into_owned())
+        LAST_ERROR.with(|last| last.borrow().to_string_lossy().into_owned())
     }
 
     #[test]

@@ -48,9 +48,9 @@ impl<T> Handle<T> {
         call(&mut inner, &self.cancel)
     }
 
-    /// Cancels waiting calls with `on`, and permits them again without.
-    pub(crate) fn cancel(&self, on: bool) {
-        if on { self.cancel.cancel() } else { self.cancel.rearm() }
+    /// Sets whether present and later calls that wait end with an error.
+    pub(crate) fn set_cancelled(&self, is_cancelled: bool) {
+        if is_cancelled { self.cancel.cancel() } else { self.cancel.rearm() }
     }
 }
 
@@ -106,10 +106,10 @@ mod tests {
         let handle = Handle::new(()).unwrap();
         let cancelled = || handle.with(|(), cancel| Ok(cancel.is_cancelled())).unwrap();
 
-        handle.cancel(true);
+        handle.set_cancelled(true);
         assert!(cancelled());
 
-        handle.cancel(false);
+        handle.set_cancelled(false);
         assert!(!cancelled());
     }
 }

@@ -34,6 +34,9 @@ pub const VELO_ANY_TAG: i32 = -1;
 
 const _: () = assert!(VELO_MAX_MESSAGE == MAX_MESSAGE);
 
+/// Highest tag that a receive can ask for. A send can use those up to 14.
+const MAX_FILTER_TAG: u8 = 15;
+
 /// Options of a port. All zero is the default.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
@@ -83,8 +86,9 @@ pub(crate) struct Inner {
     /// Links of the connections; a connection's number in C is its index here.
     links: Vec<PeerLink>,
     timeout: Option<Duration>,
-    /// While this exists, a handle of VELO and RMA together knows that its VELO port is open.
-    _open: Arc<()>,
+    /// While this exists, a `nicforge_extoll` with a weak reference to it knows that its VELO port
+    /// is open.
+    _open_marker: Arc<()>,
 }
 
 impl Inner {
@@ -132,11 +136,12 @@ pub unsafe extern "C" fn velo_open(
 }
 
 /// Opens a device that other libraries may use too; they then share its posted-write ring. The port
-/// keeps `open` until it is closed, so that a caller can see that the port is open.
+/// keeps `open_marker` until it is closed, so that a caller with a weak reference to the marker can
+/// see that the port is open.
 pub(crate) fn open_device_as(
     device: Device,
     shared: Option<SharedPoster>,
-    open: Arc<()>,
+    open_marker: Arc<()>,
     options: &velo_options,
 ) -> Result<velo_port, Failure> {
     let default = Config::default();
@@ -154,7 +159,8 @@ pub(crate) fn open_device_as(
     };
 
     let port = port.map_err(failure)?;
-    let inner = Inner { port, links: Vec::new(), timeout: timeout(options.timeout_ms), _open: open };
+    let inner =
+        Inner { port, links: Vec::new(), timeout: timeout(options.timeout_ms), _open_marker: open_marker };
     Ok(velo_port(Handle::new(inner)?))
 }
 
@@ -204,10 +210,11 @@ pub unsafe extern "C" fn velo_connect(port: *const velo_port, node: u32, vpid: u
             let deadline = inner.deadline();
             let link = inner.port.connect(Address { node, vpid }, deadline, Some(cancel)).map_err(failure)?;
 
-            let known = inner.links.iter().position(|other| *other == link);
-            let number = known.unwrap_or(inner.links.len());
+            // A second connect to the same VPID has the number of the first one.
+            let existing = inner.links.iter().position(|other| *other == link);
+            let number = existing.unwrap_or(inner.links.len());
 
-            if known.is_none() {
+            if existing.is_none() {
                 inner.links.push(link);
             }
 
@@ -253,7 +260,7 @@ pub unsafe extern "C" fn velo_send(
 ) -> i32 {
     guarded_number(|| {
         // SAFETY: by this function's contract.
-        let data = unsafe { message(data, size) }?;
+        let data = unsafe { bytes_to_send(data, size) }?;
         let send = |inner: &mut Inner, cancel: &Cancel| {
             let (link, deadline) = (inner.link(connection)?, inner.deadline());
             inner.port.send(link, tag, data, deadline, Some(cancel)).map_err(failure)?;
@@ -278,7 +285,7 @@ pub unsafe extern "C" fn velo_send_nb(
 ) -> i32 {
     guarded_number(|| {
         // SAFETY: by this function's contract.
-        let data = unsafe { message(data, size) }?;
+        let data = unsafe { bytes_to_send(data, size) }?;
         let send = |inner: &mut Inner, _: &Cancel| {
             let link = inner.link(connection)?;
             inner.port.send_nb(link, tag, data).map_err(failure)?;
@@ -366,7 +373,7 @@ pub unsafe extern "C" fn velo_progress(port: *const velo_port) -> i32 {
 pub unsafe extern "C" fn velo_cancel(port: *const velo_port, on: bool) -> i32 {
     guarded_number(|| {
         // SAFETY: by this function's contract.
-        unsafe { reference(port) }?.0.cancel(on);
+        unsafe { reference(port) }?.0.set_cancelled(on);
         Ok(0)
     })
 }
@@ -375,8 +382,9 @@ pub unsafe extern "C" fn velo_cancel(port: *const velo_port, on: bool) -> i32 {
 fn filter(tag: i32) -> Result<Filter, Failure> {
     match u8::try_from(tag) {
         _ if tag == VELO_ANY_TAG => Ok(Filter::ANY),
-        Ok(tag) if tag < 16 => Ok(Filter::tag(tag)),
-        _ => Err(failure(Error::BadTag { tag: u8::MAX, most: 15 })),
+        Ok(tag) if tag <= MAX_FILTER_TAG => Ok(Filter::tag(tag)),
+        // The error has room for a tag of 8 bits only.
+        _ => Err(failure(Error::BadTag { tag: u8::MAX, most: MAX_FILTER_TAG })),
     }
 }
 
@@ -398,11 +406,11 @@ unsafe fn store_message(received: &Message, out: NonNull<c_void>, message: *mut 
     bytes.len() as i32
 }
 
-/// Returns the bytes of a message to send.
+/// Returns the bytes of a message that C sends.
 ///
 /// # Safety
 /// `data` has `size` readable bytes, which no thread writes while the result is used.
-unsafe fn message<'a>(data: *const c_void, size: usize) -> Result<&'a [u8], Failure> {
+unsafe fn bytes_to_send<'a>(data: *const c_void, size: usize) -> Result<&'a [u8], Failure> {
     if size > MAX_MESSAGE {
         return Err(failure(Error::BadLength { length: size }));
     }

@@ -84,7 +84,8 @@ impl EventLoop for Epoll {
     }
 
     fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()> {
-        // Whole milliseconds, rounded down; the remainder is less than the shortest sleep.
+        // Whole milliseconds, rounded down; the remainder is less than the shortest sleep. A sleep
+        // that ends after a minute without an event is begun again by the engine's next round.
         let timeout = timeout.map_or(EpollTimeout::NONE, |timeout| {
             let milliseconds = timeout.as_millis().min(60_000);
             EpollTimeout::try_from(milliseconds as i32).unwrap_or(EpollTimeout::MAX)

@@ -29,8 +29,13 @@ use nix::{
 
 use super::{Event, EventLoop, Interest};
 
+/// Entries of the submission queue.
 const SUBMISSIONS: u32 = 256;
+/// Entries of the completion queue. It is the larger one, because a multishot poll is submitted
+/// once and completes at each report.
 const COMPLETIONS: u32 = 4096;
+/// How long the test of a new ring waits for a report, which comes at once if polls work.
+const TEST_WAIT: Duration = Duration::from_millis(200);
 /// User data of a completion whose outcome does not matter.
 const IGNORED: u64 = 0;
 /// Maximum number of calls into the kernel to get one entry into the queue.
@@ -38,7 +43,7 @@ const ATTEMPTS: usize = 64;
 /// Errors in a row after which a poll is not armed again.
 const MAX_ERRORS: u32 = 8;
 
-/// A watched descriptor.
+/// A watched descriptor, which one multishot poll in the kernel reports.
 struct Watch {
     token: u64,
     fd: RawFd,
@@ -77,19 +82,19 @@ impl Watch {
 /// The event loop on io_uring, with a multishot poll for each watch.
 pub(crate) struct Uring {
     ring: IoUring,
-    /// By the number of the poll in the kernel. Each poll has its own number, so that a late report
-    /// of an old one is recognized.
+    /// The watches by the number of their poll. The number is the poll's user data in the kernel.
+    /// No number is used twice, so that a late report of an old poll is recognized.
     watches: HashMap<u64, Watch>,
     /// Number of the poll of each token.
     poll_of_token: HashMap<u64, u64>,
     /// Number of the next poll.
     next_poll: u64,
-    /// Polls that have ended and are to be armed again.
+    /// Numbers of the polls that have ended and must be armed again.
     ended: Vec<u64>,
 }
 
 impl Uring {
-    /// Makes a ring, and tests that it reports a descriptor twice.
+    /// Makes a ring, and tests that its polls report.
     pub(crate) fn new() -> io::Result<Self> {
         let ring = IoUring::builder()
             .setup_cqsize(COMPLETIONS)
@@ -123,7 +128,7 @@ impl Uring {
         for _ in 0..2 {
             eventfd.write(1)?;
             let mut events = Vec::new();
-            self.wait(Some(Duration::from_millis(200)), &mut events)?;
+            self.wait(Some(TEST_WAIT), &mut events)?;
             reported &= events.iter().any(|event| event.token == TOKEN && event.readable);
             eventfd.read()?;
         }
@@ -231,16 +236,17 @@ impl EventLoop for Uring {
         let removed =
             self.push(&opcode::PollRemove::new(id).build().user_data(IGNORED)).and_then(|()| self.submit());
         if let Err(error) = removed {
-            tracing::warn!(%error, "a poll could not be taken back");
+            tracing::warn!(%error, "a poll could not be removed");
         }
     }
 
     fn poll(&mut self, events: &mut Vec<Event>) -> io::Result<()> {
         let submission = self.ring.submission();
-        let call = submission.taskrun() || submission.cq_overflow() || !submission.is_empty();
+        let needs_call = submission.taskrun() || submission.cq_overflow() || !submission.is_empty();
         drop(submission);
-        if call {
-            // This call also collects the reports that the flags announce.
+        if needs_call {
+            // In this call the kernel also moves the reports that the two flags announce to the
+            // completion queue.
             self.submit()?;
         }
         self.collect(events)

@@ -91,7 +91,7 @@ both_loops! {
     fn connections_that_wait_together_are_accepted_in_many_rounds(config) {
         // Fewer than the kernel keeps.
         const CONNECTIONS: u64 = 48;
-        config.clients_turn = Duration::ZERO;
+        config.service_limit = Duration::ZERO;
         let served = Served::start(config);
         let (client, path) = (served.client(A), served.path(A));
         let before = served.snapshot();

@@ -44,10 +44,12 @@ pub use self::error::{DescriptionError, FilePosition};
 /// The largest machine file that is read, in bytes.
 pub const MAX_FILE: u64 = 1 << 20;
 
-/// Virtual channels of a `[[link]]` that does not say how many.
+/// Number of virtual channels of a `[[link]]` without `channels`.
 const DEFAULT_CHANNELS: u32 = 1;
-/// Packets of buffer of each virtual channel of a `[[link]]` that does not say how many.
+/// Packets of buffer of each virtual channel of a `[[link]]` without `credits`.
 const DEFAULT_CREDITS: u32 = 16;
+/// The greatest `packet_bytes` of a `[[link]]`.
+const MAX_PACKET_BYTES: u32 = 1 << 16;
 
 /// Reads and checks a machine file with the sections of `families`.
 ///
@@ -88,7 +90,7 @@ fn plan_of(text: &str, families: &Families) -> Result<Plan, SectionError> {
     let mut file = Section::new(table);
 
     let name: Spanned<String> = file.take("name")?;
-    let sections = families
+    let family_sections = families
         .families()
         .map(|family| Ok((family, file.take_sections(family.table())?)))
         .collect::<Result<Vec<_>, SectionError>>()?;
@@ -100,12 +102,13 @@ fn plan_of(text: &str, families: &Families) -> Result<Plan, SectionError> {
     file.finish(&[&["name"], tables.as_slice()].concat())?;
 
     let mut plan = Plan::new(name.get_ref()).map_err(|error| error.at(name.span()))?;
-    if functions.is_empty() && sections.iter().all(|(_, sections)| sections.is_empty()) {
+    if functions.is_empty() && family_sections.iter().all(|(_, sections)| sections.is_empty()) {
+        // The message names the tables that add functions, so not `link`.
         tables.pop();
         return Err(SectionError::value(0..0, "the machine", "empty", at_least_one(&tables)));
     }
 
-    for (family, sections) in sections {
+    for (family, sections) in family_sections {
         let Some(first) = sections.first().map(Section::span) else { continue };
         plan.add_columns(family.columns());
         family.plan(sections, &mut plan).map_err(|error| error.or_at(first))?;
@@ -135,17 +138,18 @@ fn add_function(plan: &mut Plan, mut table: Section<'_>, families: &Families) ->
     let node: Option<Spanned<String>> = table.take_if_any("node")?;
     let kind: Spanned<String> = table.take("kind")?;
 
-    let Some(known) = families.kind(kind.get_ref()) else {
-        let kinds: Vec<_> = families.kinds().iter().map(|kind| kind.name()).collect();
-        return Err(refuse_value("kind", &kind, format!("one of {}", kinds.join(", "))));
+    let Some(device_kind) = families.kind(kind.get_ref()) else {
+        let known: Vec<_> = families.kinds().iter().map(|kind| kind.name()).collect();
+        return Err(refuse_value("kind", &kind, format!("one of {}", known.join(", "))));
     };
 
     let span = table.span();
-    let source = known.read(table).map_err(|error| error.or_at(span))?;
-    plan.add_columns(known.columns());
+    let source = device_kind.read(table).map_err(|error| error.or_at(span))?;
+    plan.add_columns(device_kind.columns());
 
+    // Without `node` the function is a node of its own.
     let Some(node) = node else {
-        return match plan.single(name.get_ref(), known.role(), source) {
+        return match plan.single(name.get_ref(), device_kind.role(), source) {
             Ok(_) => Ok(()),
             Err(error) => Err(error.at(name.span())),
         };
@@ -153,7 +157,7 @@ fn add_function(plan: &mut Plan, mut table: Section<'_>, families: &Families) ->
 
     let node = match plan.find_node(node.get_ref()) {
         Some(node) => node,
-        None => plan.node(node.get_ref(), known.role()).map_err(|error| error.at(node.span()))?,
+        None => plan.node(node.get_ref(), device_kind.role()).map_err(|error| error.at(node.span()))?,
     };
     plan.function(node, name.get_ref(), source).map(drop).map_err(|error| error.at(name.span()))
 }
@@ -181,10 +185,12 @@ struct LinkTable {
 impl LinkTable {
     /// Returns the link's properties, with defaults for those that the table does not name.
     fn spec(&self) -> Result<LinkSpec, SectionError> {
-        let channels = self.channels.as_ref();
-        let channels = range_or("channels", channels, (1, MAX_CHANNELS as u32), DEFAULT_CHANNELS)?;
-        let packet = self.packet_bytes.as_ref();
-        let packet = range_or("packet_bytes", packet, (1, 1 << 16), DEFAULT_MAX_PACKET as u32)?;
+        let channel_limits = (1, MAX_CHANNELS as u32);
+        let channels = range_or("channels", self.channels.as_ref(), channel_limits, DEFAULT_CHANNELS)?;
+        let packet_limits = (1, MAX_PACKET_BYTES);
+        let default_packet = DEFAULT_MAX_PACKET as u32;
+        let packet_bytes =
+            range_or("packet_bytes", self.packet_bytes.as_ref(), packet_limits, default_packet)?;
 
         let values = LinkSection {
             delay_ns: self.delay_ns.clone(),
@@ -192,7 +198,7 @@ impl LinkTable {
             credits: self.credits.clone(),
             cut_through_bytes: self.cut_through_bytes.clone(),
         };
-        values.with_defaults(LinkSpec::new(channels as usize, DEFAULT_CREDITS, packet as usize))
+        values.with_defaults(LinkSpec::new(channels as usize, DEFAULT_CREDITS, packet_bytes as usize))
     }
 }
 

@@ -31,7 +31,9 @@ pub(super) struct LocalAttachment {
     machine: Arc<LocalMachine>,
     function: FunctionId,
     attachment: AttachmentId,
+    /// Number of the client that opened it ([`Tenant::id`](super::Tenant)).
     tenant: u64,
+    /// Set when the client loses or drops the attachment.
     is_lost: Arc<AtomicBool>,
 }
 
@@ -46,13 +48,14 @@ impl LocalAttachment {
         Self { machine, function, attachment, tenant, is_lost }
     }
 
-    /// Returns whether no eviction has given the attachment to another client.
+    /// Returns whether the client of this backing still has the attachment. An eviction takes it
+    /// away, and another client may have it now.
     fn holds_attachment(&self, inner: &Inner) -> bool {
         inner.tenants.get(&(self.function, self.attachment)).is_some_and(|tenant| tenant.id == self.tenant)
     }
 
     /// Calls `f` under the machine's lock, if this backing still holds the attachment.
-    fn with<R>(&self, f: impl FnOnce(&mut Inner) -> Result<R, Error>) -> Result<R, Error> {
+    fn with_inner<R>(&self, f: impl FnOnce(&mut Inner) -> Result<R, Error>) -> Result<R, Error> {
         let mut inner = self.machine.lock_now()?;
         if !self.holds_attachment(&inner) {
             self.is_lost.store(true, Ordering::Release);
@@ -60,35 +63,37 @@ impl LocalAttachment {
         }
 
         let result = f(&mut inner);
-        // No message outlives the lock, so that none can reach the memory of a later tenant.
-        inner.answer_messages();
+        // All DMA messages are answered before the lock is released, so that none can reach the
+        // memory of a later tenant.
+        inner.answer_dma_messages();
         drop(inner);
         self.machine.sleepers.wake();
         result
     }
 
-    /// Performs a trapped access. An access that stalls is tried again after each step of the
-    /// machine, for at most [`STALL_LIMIT`], and until the client resets its attachment.
+    /// Performs a trapped access by calls of `attempt`. An access that stalls is attempted again
+    /// after each step of the machine, for at most [`STALL_LIMIT`], and until the client resets its
+    /// attachment.
     fn access(
         &self,
         operation: &'static str,
-        mut f: impl FnMut(&mut Inner) -> Result<Access, Error>,
+        mut attempt: impl FnMut(&mut Inner) -> Result<Access, Error>,
     ) -> Result<(), Error> {
         let started = Instant::now();
         let mut relax = Relax::new();
-        let mut resets = None;
+        let mut resets_at_start = None;
 
         loop {
-            let outcome = self.with(|inner| {
-                let now = self.tenant_resets(inner);
-                if *resets.get_or_insert(now) != now {
+            let outcome = self.with_inner(|inner| {
+                let resets = self.tenant_resets(inner);
+                if *resets_at_start.get_or_insert(resets) != resets {
                     return Err(Error::Refused {
                         what: "an access that a reset overtook",
                         errno: Errno::ECANCELED as i32,
                     });
                 }
 
-                f(inner)
+                attempt(inner)
             })?;
             if outcome != Access::Stalled {
                 return Ok(());
@@ -96,7 +101,7 @@ impl LocalAttachment {
 
             let waited = started.elapsed();
             if waited >= STALL_LIMIT {
-                self.with(|inner| {
+                self.with_inner(|inner| {
                     inner.machine.give_up_access(self.function, self.attachment).map_err(machine_error)
                 })?;
                 return Err(Error::Timeout { what: operation, waited });
@@ -113,7 +118,7 @@ impl LocalAttachment {
 
     /// Calls `f` with the attachment's interrupts, under the machine's lock.
     fn interrupts<R>(&self, f: impl FnOnce(&mut Interrupts) -> Result<R, IrqError>) -> Result<R, Error> {
-        self.with(|inner| {
+        self.with_inner(|inner| {
             let interrupts =
                 inner.machine.interrupts(self.function, self.attachment).map_err(machine_error)?;
             f(interrupts).map_err(irq_error)
@@ -124,7 +129,7 @@ impl LocalAttachment {
 impl Drop for LocalAttachment {
     fn drop(&mut self) {
         self.is_lost.store(true, Ordering::Release);
-        let _ = self.with(|inner| {
+        let _ = self.with_inner(|inner| {
             let closed =
                 inner.machine.detach(self.function, self.attachment, Ended::Closed).map_err(machine_error);
             inner.tenants.remove(&(self.function, self.attachment));
@@ -135,7 +140,7 @@ impl Drop for LocalAttachment {
 
 impl Backing for LocalAttachment {
     fn region_info(&self, region: u32) -> Result<RegionInfo, Error> {
-        self.with(|inner| {
+        self.with_inner(|inner| {
             let view = inner.machine.region(self.function, self.attachment, region).map_err(machine_error)?;
             Ok(RegionInfo {
                 size: view.size,
@@ -157,8 +162,9 @@ impl Backing for LocalAttachment {
         })
     }
 
-    /// In process there is no queue between a client and the machine. A posted write that is
-    /// stalled therefore waits, too, like a processor's store without credits.
+    /// Performs a write; the mode makes no difference. In process there is no queue between a
+    /// client and the machine, so a posted write that stalls waits too, like a processor's store
+    /// without credits.
     fn write(&self, region: u32, offset: u64, data: &[u8], _: WriteMode) -> Result<(), Error> {
         note_store();
         self.access("a trapped write", |inner| {
@@ -168,7 +174,7 @@ impl Backing for LocalAttachment {
     }
 
     fn map(&self, region: u32) -> Result<Option<SharedMemory>, Error> {
-        let view = self.with(|inner| {
+        let view = self.with_inner(|inner| {
             inner.machine.region(self.function, self.attachment, region).map_err(machine_error)
         })?;
         let Some(memory) = view.memory else { return Ok(None) };
@@ -183,7 +189,7 @@ impl Backing for LocalAttachment {
     }
 
     fn irq_info(&self, index: u32) -> Result<IrqInfo, Error> {
-        self.with(|inner| {
+        self.with_inner(|inner| {
             let info = inner.machine.irq_info(self.function, self.attachment, index);
             Ok(info.map_or_else(IrqInfo::default, |info| IrqInfo {
                 count: info.count,
@@ -195,7 +201,7 @@ impl Backing for LocalAttachment {
 
     fn interrupt(&self, index: u32, vector: u32) -> Result<Arc<dyn InterruptSource>, Error> {
         let counter = interrupt::Counter::new(self.machine.sleepers.clone());
-        self.with(|inner| {
+        self.with_inner(|inner| {
             let machine = &mut inner.machine;
             let sinks = vec![Some(counter.clone() as Arc<_>)];
             machine
@@ -223,7 +229,7 @@ impl Backing for LocalAttachment {
         let length = memory.len();
 
         // One DMA message may touch shared and private memory, so the client's map has both kinds.
-        let (backing, client): (_, Arc<dyn PrivateMemory>) = match memory {
+        let (backing, client_memory): (_, Arc<dyn PrivateMemory>) = match memory {
             DmaMemory::Shared { memory, offset, len } => {
                 let window = memory.window(offset, len)?;
                 (DmaBacking::Memory(window.clone()), Arc::new(window))
@@ -231,21 +237,21 @@ impl Backing for LocalAttachment {
             DmaMemory::Private { memory, .. } => (DmaBacking::Remote, memory),
         };
 
-        self.with(|inner| {
+        self.with_inner(|inner| {
             let machine = &mut inner.machine;
             machine
                 .dma_map(self.function, self.attachment, iova, length, permission, backing)
                 .map_err(machine_error)?;
 
             if let Some(tenant) = inner.tenants.get_mut(&(self.function, self.attachment)) {
-                tenant.memory.insert(iova, length, client);
+                tenant.memory.insert(iova, length, client_memory);
             }
             Ok(())
         })
     }
 
     fn dma_unmap(&self, iova: u64, len: u64) -> Result<(), Error> {
-        self.with(|inner| {
+        self.with_inner(|inner| {
             inner.machine.dma_unmap(self.function, self.attachment, iova, len).map_err(machine_error)?;
             if let Some(tenant) = inner.tenants.get_mut(&(self.function, self.attachment)) {
                 tenant.memory.remove(iova, len);
@@ -255,7 +261,7 @@ impl Backing for LocalAttachment {
     }
 
     fn reset(&self) -> Result<(), Error> {
-        self.with(|inner| {
+        self.with_inner(|inner| {
             if let Some(tenant) = inner.tenants.get_mut(&(self.function, self.attachment)) {
                 tenant.resets += 1;
             }
@@ -264,7 +270,7 @@ impl Backing for LocalAttachment {
     }
 
     fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
-        // The mirror shows an eviction, too. This flag costs no access to shared memory.
+        // The attachment mirror shows an eviction, too, but this flag is cheaper to read.
         if self.is_lost.load(Ordering::Relaxed) {
             return Err(Error::DeviceGone { cause: GoneCause::Evicted });
         }

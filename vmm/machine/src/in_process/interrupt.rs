@@ -1,4 +1,5 @@
-//! Interrupts as counters.
+//! Interrupts of a machine in this process: counters that the machine increments and a client's
+//! thread takes.
 
 use std::sync::{
     Arc,
@@ -27,8 +28,8 @@ impl Counter {
 
 impl InterruptSink for Counter {
     fn signal(&self) {
-        // Release: a thread that takes the count sees the DMA writes and mirror words from before
-        // the interrupt.
+        // Release ordering: a thread that takes the count sees the DMA writes and mirror words from
+        // before the interrupt.
         self.count.fetch_add(1, Ordering::Release);
         self.sleepers.wake();
     }

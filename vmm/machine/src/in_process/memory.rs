@@ -1,7 +1,8 @@
-//! The clients' DMA memory, and DMA by messages over the socket.
+//! The clients' DMA memory, and the answers to DMA messages.
 //!
-//! The machine copies to and from memory with a file itself. For other memory it sends a message to
-//! the client. The thread that drives the machine answers it here.
+//! The machine itself copies to and from shared memory. For a client's private memory it makes a
+//! DMA message, as for a client in another process. The thread that steps the machine answers the
+//! message here.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -14,47 +15,54 @@ use nix::errno::Errno;
 
 use super::Inner;
 
-/// A client's memory by IOVA, from the client's point of view.
+/// The memory that a client has mapped for DMA.
 #[derive(Default)]
 pub(super) struct ClientMemory {
+    /// The ranges by their first IOVA.
     ranges: BTreeMap<u64, Range>,
 }
 
-/// A registered range. The map has its first address.
+/// A range of the client's DMA map.
 struct Range {
     length: u64,
     memory: Arc<dyn PrivateMemory>,
 }
 
 impl ClientMemory {
+    /// Adds a range.
     pub(super) fn insert(&mut self, iova: u64, length: u64, memory: Arc<dyn PrivateMemory>) {
         self.ranges.insert(iova, Range { length, memory });
     }
 
+    /// Removes the ranges that begin within these addresses.
     pub(super) fn remove(&mut self, iova: u64, length: u64) {
         let last = iova.saturating_add(length.saturating_sub(1));
         self.ranges.retain(|start, _| !(iova..=last).contains(start));
     }
 
-    /// Cuts an access at the borders of ranges, and calls `f` for each piece: with the range's
-    /// memory, the offset in it, and the piece's bytes within the access.
+    /// Cuts an access of `length` bytes at the borders of ranges, and calls `access_piece` for each
+    /// piece: with the range's memory, the offset in it, and the piece's bytes within the access.
     fn for_each_piece(
         &self,
         iova: u64,
         length: usize,
-        mut f: impl FnMut(&dyn PrivateMemory, u64, std::ops::Range<usize>) -> Result<(), nicforge_driver::Error>,
+        mut access_piece: impl FnMut(
+            &dyn PrivateMemory,
+            u64,
+            std::ops::Range<usize>,
+        ) -> Result<(), nicforge_driver::Error>,
     ) -> Result<(), DmaError> {
         let mut done = 0;
         while done < length {
-            let at = iova.checked_add(done as u64).ok_or(refused())?;
-            let (start, range) = self.ranges.range(..=at).next_back().ok_or(refused())?;
+            let address = iova.checked_add(done as u64).ok_or(not_mapped())?;
+            let (start, range) = self.ranges.range(..=address).next_back().ok_or(not_mapped())?;
 
-            let offset = at - start;
+            let offset = address - start;
             let remaining =
-                range.length.checked_sub(offset).filter(|remaining| *remaining > 0).ok_or(refused())?;
+                range.length.checked_sub(offset).filter(|remaining| *remaining > 0).ok_or(not_mapped())?;
             let piece = (length - done).min(usize::try_from(remaining).unwrap_or(usize::MAX));
 
-            f(range.memory.as_ref(), offset, done..done + piece).map_err(|_| refused())?;
+            access_piece(range.memory.as_ref(), offset, done..done + piece).map_err(|_| not_mapped())?;
             done += piece;
         }
         Ok(())
@@ -69,20 +77,20 @@ impl ClientMemory {
     }
 }
 
-/// Returns the client's answer for memory that it does not have.
-fn refused() -> DmaError {
+/// Returns the client's answer to a message for memory that it has not mapped.
+fn not_mapped() -> DmaError {
     DmaError::Refused { errno: Errno::EFAULT as i32 }
 }
 
 impl Inner {
-    /// Answers the messages to clients. Returns whether there were any.
-    pub(super) fn answer_messages(&mut self) -> bool {
+    /// Answers the machine's DMA messages to clients. Returns whether there were any.
+    pub(super) fn answer_dma_messages(&mut self) -> bool {
         let mut has_answered = false;
         while let Some(message) = self.machine.pop_outgoing() {
             has_answered = true;
 
-            // The machine refuses an answer after the end of its attachment, and no call waits for
-            // it.
+            // The machine refuses an answer after the attachment's client has gone. Then no device
+            // waits for it, so the error does not matter.
             let _ = match message {
                 Outgoing::DmaRead { id, function, attachment, iova, length } => {
                     let mut data = vec![0; length.min(MAX_DMA)];

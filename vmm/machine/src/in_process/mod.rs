@@ -4,18 +4,18 @@
 //! touches the machine, under its lock, and the clock. It uses no sockets and no threads of its
 //! own.
 //!
-//! The waiting threads drive the machine. Each pause of a waiting loop ([`Backing::relax`]) tries
-//! the lock and steps the machine. A thread that does not get the lock leaves the machine to the
+//! The waiting threads step the machine. Each pause of a waiting loop ([`Backing::relax`]) tries
+//! the lock and steps the machine once. A thread that does not get the lock leaves the step to the
 //! lock's holder. When the machine has no work until a client's next access, waiting threads sleep.
 //! A sleep lasts at most [`LONGEST_SLEEP`], and every access to the machine ends it.
 //!
-//! A machine in virtual time ([`LocalMachine::with_clock`]) is driven by its clock's owner, and a
-//! waiting loop leaves the time to the clock.
+//! A machine in virtual time ([`LocalMachine::with_clock`]) is stepped by its clock's owner, and a
+//! pause of a waiting loop calls [`Clock::wait`].
 //!
 //! - `mod.rs`: the machine behind its lock, stepping and sleeping;
 //! - `attachment.rs`: [`Backing`] for one attachment;
 //! - `interrupt.rs`: interrupts as counters;
-//! - `memory.rs`: the clients' DMA memory, and DMA by messages over the socket.
+//! - `memory.rs`: the clients' DMA memory, and the answers to DMA messages.
 
 mod attachment;
 mod interrupt;
@@ -43,8 +43,8 @@ use thiserror::Error;
 
 use self::{attachment::LocalAttachment, memory::ClientMemory};
 
-/// The longest single sleep of a waiting thread. It bounds the delay of a store without a
-/// notification.
+/// The longest single sleep of a waiting thread. It bounds how long a client's store to mapped
+/// memory waits when it wakes no thread.
 pub const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 /// How long a trapped access waits while the device stalls it.
 pub const STALL_LIMIT: Duration = Duration::from_secs(2);
@@ -54,9 +54,9 @@ const BUDGET: u32 = 64;
 /// has no work.
 const PAUSES_BEFORE_SLEEP: u32 = 256;
 /// A thread waits awake for a timer that expires within this time. A sleep would overrun it.
-const TOO_NEAR_TO_SLEEP: Duration = Duration::from_micros(100);
-/// Time between two scans of all mapped memory while threads sleep, for clients that the engine's
-/// memory barrier does not reach.
+const NO_SLEEP_WITHIN: Duration = Duration::from_micros(100);
+/// Time between two scans of all mapped memory while threads sleep. The scans find stores of
+/// clients that the machine's memory barrier does not reach.
 const RESCAN_INTERVAL: Duration = Duration::from_millis(10);
 
 /// The reason why an attachment could not be opened.
@@ -85,8 +85,7 @@ pub enum OpenError {
     Broken,
 }
 
-/// The clock of a machine in virtual time. Its owner drives the machine, by
-/// [`Machine::run_until`].
+/// The clock of a machine in virtual time. Its owner steps the machine, by [`Machine::run_until`].
 pub trait Clock: Send + Sync {
     /// Returns the current time, at which accesses take effect.
     fn now(&self) -> Nanos;
@@ -95,7 +94,7 @@ pub trait Clock: Send + Sync {
     fn wait(&self, function: FunctionId);
 }
 
-/// A machine that threads of this process share. The module describes how they drive it.
+/// A machine that threads of this process share. The module describes how they step it.
 pub struct LocalMachine {
     inner: Mutex<Inner>,
     /// The clock of a machine in virtual time.
@@ -107,8 +106,11 @@ pub struct LocalMachine {
 /// The state under the lock.
 struct Inner {
     machine: Machine,
+    /// The clients of the attachments that are taken.
     tenants: HashMap<(FunctionId, AttachmentId), Tenant>,
+    /// Number of the tenant that came last.
     last_tenant: u64,
+    /// Time of the last scan of all mapped memory.
     last_rescan: Instant,
 }
 
@@ -120,7 +122,7 @@ struct Tenant {
     /// Counts the client's own resets, which end stalled accesses.
     resets: u64,
     memory: ClientMemory,
-    /// Set when the attachment ends. Waiting threads check it.
+    /// Set when the client loses or drops the attachment. Waiting threads check it.
     is_lost: Arc<AtomicBool>,
 }
 
@@ -166,7 +168,8 @@ impl LocalMachine {
         })
     }
 
-    /// Takes an attachment. It is held until the backing and everything made from it is dropped.
+    /// Takes an attachment for a client. The client holds it until it drops the returned backing
+    /// and everything made from it, or until it is evicted.
     ///
     /// # Errors
     /// Returns [`OpenError::Machine`] when there is no such attachment or a client holds it, and
@@ -255,7 +258,7 @@ impl LocalMachine {
     pub fn with<R>(&self, f: impl FnOnce(&mut Machine) -> R) -> R {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let result = f(&mut inner.machine);
-        inner.answer_messages();
+        inner.answer_dma_messages();
 
         drop(inner);
         self.sleepers.wake();
@@ -267,7 +270,7 @@ impl LocalMachine {
     pub fn settle(&self, steps: u32) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..steps {
-            if inner.drive(self.now()) != Next::Now {
+            if inner.step(self.now()) != Next::Now {
                 break;
             }
         }
@@ -276,7 +279,8 @@ impl LocalMachine {
         self.sleepers.wake();
     }
 
-    /// Pauses once in a loop that waits for a function.
+    /// Pauses once in a loop that waits for a function: steps the machine, and then spins, yields
+    /// the processor or sleeps if the step found no work.
     fn relax(&self, function: FunctionId, relax: &mut Relax) -> Result<(), Error> {
         let next = relax.next_pause();
         if let Some(clock) = &self.clock {
@@ -288,13 +292,13 @@ impl LocalMachine {
             Ok(inner) => inner,
             Err(TryLockError::Poisoned(_)) => return Err(broken()),
             Err(TryLockError::WouldBlock) => {
-                // The lock's holder drives the machine for this thread, too.
+                // The lock's holder steps the machine for this thread, too.
                 pause(next);
                 return Ok(());
             }
         };
 
-        match inner.drive(self.now()) {
+        match inner.step(self.now()) {
             Next::Now => {
                 drop(inner);
                 self.sleepers.wake();
@@ -304,7 +308,7 @@ impl LocalMachine {
                 drop(inner);
                 pause(next);
             }
-            Next::At(time) => match self.sleep_until(time) {
+            Next::At(time) => match self.time_to_sleep(time) {
                 Some(limit) if relax.pauses() > PAUSES_BEFORE_SLEEP => self.sleep(inner, limit)?,
                 _ => {
                     drop(inner);
@@ -317,20 +321,21 @@ impl LocalMachine {
     }
 
     /// Returns how long to sleep for an event at `time`, or `None` when the event is too near.
-    fn sleep_until(&self, time: Nanos) -> Option<Duration> {
+    fn time_to_sleep(&self, time: Nanos) -> Option<Duration> {
         let remaining = Duration::from_nanos(time.0.saturating_sub(self.now().0));
-        (remaining > TOO_NEAR_TO_SLEEP).then(|| (remaining - TOO_NEAR_TO_SLEEP).min(LONGEST_SLEEP))
+        (remaining > NO_SLEEP_WITHIN).then(|| (remaining - NO_SLEEP_WITHIN).min(LONGEST_SLEEP))
     }
 
-    /// Sleeps until another thread has driven the machine, or for `limit`. It rescans mapped memory
-    /// now and then, for stores without a doorbell.
+    /// Sleeps until another thread has changed the machine, or for `limit`. After a sleep, but no
+    /// sooner than [`RESCAN_INTERVAL`] after the last scan, it makes the next step scan all mapped
+    /// memory, for stores that wake no thread.
     fn sleep(&self, inner: MutexGuard<'_, Inner>, limit: Duration) -> Result<(), Error> {
         self.sleepers.count.fetch_add(1, Ordering::Relaxed);
         let outcome = self.sleepers.changed.wait_timeout(inner, limit);
         self.sleepers.count.fetch_sub(1, Ordering::Relaxed);
-        let Ok((mut inner, timed_out)) = outcome else { return Err(broken()) };
+        let Ok((mut inner, wait_result)) = outcome else { return Err(broken()) };
 
-        if timed_out.timed_out() && inner.last_rescan.elapsed() >= RESCAN_INTERVAL {
+        if wait_result.timed_out() && inner.last_rescan.elapsed() >= RESCAN_INTERVAL {
             inner.last_rescan = Instant::now();
             inner.machine.rescan();
         }
@@ -338,6 +343,7 @@ impl LocalMachine {
         Ok(())
     }
 
+    /// Locks the machine, unless a thread has panicked under the lock.
     fn lock(&self) -> Result<MutexGuard<'_, Inner>, Error> {
         self.inner.lock().map_err(|_| broken())
     }
@@ -346,23 +352,24 @@ impl LocalMachine {
     fn lock_now(&self) -> Result<MutexGuard<'_, Inner>, Error> {
         let mut inner = self.lock()?;
         if let Some(clock) = &self.clock {
-            // Whether the work ended within the limits is left to the clock's owner, who drives the
-            // machine too and sees the same.
+            // The result tells whether the work ended within the limits. It is ignored here,
+            // because the clock's owner steps the machine too and gets the same result.
             let _ = inner.machine.run_until(clock.now(), TurnLimits::default());
         }
         Ok(inner)
     }
 
+    /// Returns the time since the machine was shared.
     fn now(&self) -> Nanos {
         Nanos(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
     }
 }
 
 impl Inner {
-    /// Steps the machine once, and answers its messages to clients.
-    fn drive(&mut self, now: Nanos) -> Next {
+    /// Steps the machine once, and answers its DMA messages to clients.
+    fn step(&mut self, now: Nanos) -> Next {
         let next = self.machine.step(now, BUDGET);
-        if self.answer_messages() { Next::Now } else { next }
+        if self.answer_dma_messages() { Next::Now } else { next }
     }
 }
 

@@ -11,12 +11,18 @@ use crate::wire::{Command, DmaAccess, HEADER_SIZE, Header, parse_prefix};
 /// Size of a DMA message without its data.
 const FIXED: usize = HEADER_SIZE + size_of::<DmaAccess>();
 
-/// Returns how many bytes of answers may wait for a server that does not read them.
+/// Maximum number of answers of the largest size that wait for a server that does not read them.
+const MAX_QUEUED_ANSWERS: usize = 64;
+/// Maximum number of bytes in such answers.
+const MAX_QUEUED_BYTES: usize = 256 << 20;
+
+/// Returns how many bytes of answers may wait for a server that does not read them. An answer has
+/// `max_data` bytes of data at most.
 pub(super) fn max_queued(max_data: u32) -> usize {
-    (max_data as usize).saturating_mul(64).min(256 << 20)
+    (max_data as usize).saturating_mul(MAX_QUEUED_ANSWERS).min(MAX_QUEUED_BYTES)
 }
 
-/// Builds the whole answer to a request, header included.
+/// Carries out a request of the server, and returns the whole answer with its header.
 pub(super) fn answer(memory: Option<&dyn GuestMemory>, max_data: u32, message: &Message<'_>) -> Vec<u8> {
     let header = message.header;
     let result = match header.command {
@@ -62,8 +68,8 @@ fn write(
     Ok(reply)
 }
 
-/// Parses and checks the beginning of a request. Returns it with the number of bytes that it asks
-/// for and the data that follow it.
+/// Parses and checks the fixed part of a request. Returns it with its number of bytes as a `usize`,
+/// and with the data that follow it.
 fn parse_access(max_data: u32, payload: &[u8]) -> Result<(DmaAccess, usize, &[u8]), Errno> {
     let (access, data) = parse_prefix::<DmaAccess>(payload).map_err(|_| Errno::EINVAL)?;
     let count = access.count.get();
@@ -73,9 +79,10 @@ fn parse_access(max_data: u32, payload: &[u8]) -> Result<(DmaAccess, usize, &[u8
     Ok((access, count as usize, data))
 }
 
-/// Writes the header and the repeated address of a reply that carries `data` bytes.
-fn put_fixed(fixed: &mut [u8], header: Header, access: &DmaAccess, data: usize) {
-    let reply = Header::reply(header.id, header.command, size_of::<DmaAccess>() + data);
+/// Writes the header and the fixed part of a reply that carries `data_len` bytes of data. The fixed
+/// part repeats the request's.
+fn put_fixed(fixed: &mut [u8], header: Header, access: &DmaAccess, data_len: usize) {
+    let reply = Header::reply(header.id, header.command, size_of::<DmaAccess>() + data_len);
     fixed[..HEADER_SIZE].copy_from_slice(&reply.to_bytes());
     fixed[HEADER_SIZE..FIXED].copy_from_slice(access.as_bytes());
 }

@@ -278,8 +278,8 @@ impl Client {
                 Err(errno) => return Err(failed(errno.into())),
             }
         }
-        // Only `connect` needed a non-blocking socket; a call that must not block passes a flag
-        // each time.
+        // Only `connect` needed a non-blocking socket. Reads and writes that must not block pass a
+        // flag each time.
         fcntl(&fd, FcntlArg::F_SETFL(OFlag::empty()))
             .map_err(|errno| ClientError::System { call: "fcntl", errno: errno.into() })?;
         Self::negotiate(fd, config, deadline)
@@ -302,10 +302,10 @@ impl Client {
         }
         // A reply carries at most the data that was requested, and a server's request at most the
         // size that this side names.
-        let data = config.max_data_xfer_size.max(DEFAULT_MAX_DATA_XFER_SIZE) as usize;
-        let longest = data.saturating_add(requests::MAX_INFO_REPLY);
+        let max_data = config.max_data_xfer_size.max(DEFAULT_MAX_DATA_XFER_SIZE) as usize;
+        let message_limit = max_data.saturating_add(requests::MAX_INFO_REPLY);
         let exchange =
-            Arc::new(Exchange::new(Framed::new(fd, longest, config.max_msg_fds as usize), &config));
+            Arc::new(Exchange::new(Framed::new(fd, message_limit, config.max_msg_fds as usize), &config));
 
         let command = Command::Version;
         let wants_second_socket = config.twin_socket && config.max_msg_fds > 0;
@@ -323,7 +323,7 @@ impl Client {
             Some(_) if !wants_second_socket => {
                 return Err(malformed(command, "a twin socket was not proposed"));
             }
-            Some(offer) => Some(SecondSocket::start(&exchange, &offer, fds, longest)?),
+            Some(offer) => Some(SecondSocket::start(&exchange, &offer, fds, message_limit)?),
             None => None,
         };
         limits.twin_socket = second_socket.is_some();
@@ -367,8 +367,9 @@ impl Client {
     }
 
     /// Returns the server's process, as it was when it listened. The result is `None` when the
-    /// kernel does not tell, or when the process is in a namespace that this process does not see.
-    /// It is also `None` when that process had exited before this call: then another one serves.
+    /// kernel does not report it, or when the process is in a namespace that this process does not
+    /// see. It is also `None` when that process had exited before this call: then another one
+    /// serves.
     pub fn server_process(&self) -> Option<ServerProcess> {
         peer_process(self.exchange.socket()).map(ServerProcess)
     }

@@ -10,8 +10,8 @@ use super::{Client, ClientError, Deadline, malformed};
 use crate::types::{DeviceInfo, DmaMap, DmaUnmap, IrqInfo, RegionInfo};
 use crate::wire::*;
 
-/// Room for a region info with about 250 areas. A server that needs more is asked again, with a
-/// size up to `MAX_INFO_REPLY`.
+/// Room for the reply in the first request of a region info, enough for about 250 areas. A server
+/// that needs more is asked again, with a size up to [`MAX_INFO_REPLY`].
 const FIRST_ARGSZ: u32 = 4096;
 
 /// Longest region info that is read, in bytes.
@@ -46,13 +46,16 @@ impl Client {
     pub fn region_info(&self, index: u32) -> Result<RegionInfo, ClientError> {
         let command = Command::DeviceGetRegionInfo;
         let deadline = self.deadline();
-        let (info, argsz) = self.region_info_once(index, FIRST_ARGSZ, deadline)?;
-        if argsz <= FIRST_ARGSZ {
+        let (info, needed) = self.region_info_once(index, FIRST_ARGSZ, deadline)?;
+        if needed <= FIRST_ARGSZ {
             return Ok(info);
         }
-        if argsz as usize > MAX_INFO_REPLY {
-            return Err(malformed(command, format!("it would need {argsz} bytes")));
+        if needed as usize > MAX_INFO_REPLY {
+            return Err(malformed(command, format!("it would need {needed} bytes")));
         }
+
+        // The first reply lacks capabilities, for which it had no room.
+        let argsz = needed;
         let (info, needed) = self.region_info_once(index, argsz, deadline)?;
         if needed > argsz {
             return Err(malformed(command, format!("it needed {argsz} bytes and now needs {needed}")));
@@ -71,10 +74,10 @@ impl Client {
         let command = Command::DeviceGetRegionInfo;
         let request = RegionInfoPayload { argsz: argsz.into(), index: index.into(), ..Default::default() };
         self.exchange.call(command, request.as_bytes(), &[], &[], deadline, |reply| {
-            let (mut info, argsz) =
+            let (mut info, needed) =
                 parse_region_info(reply.payload).map_err(|error| malformed(command, error))?;
             info.fd = reply.fds.into_iter().next().map(OwnedFd::from);
-            Ok((info, argsz))
+            Ok((info, needed))
         })
     }
 
@@ -105,17 +108,18 @@ impl Client {
     }
 
     /// Reads `data.len()` bytes of a region, in as many accesses as the server's
-    /// `max_data_xfer_size` requires; up to that size it is one.
+    /// `max_data_xfer_size` requires. A read of up to that size is one access.
     ///
     /// # Errors
     /// [`ClientError`]; `data` may be filled in part.
     pub fn region_read(&self, index: u32, offset: u64, data: &mut [u8]) -> Result<(), ClientError> {
         let command = Command::RegionRead;
         let deadline = self.deadline();
-        let mut at = check_span(offset, data.len())?;
-        for part in data.chunks_mut(self.transfer()) {
-            let access = region_access(index, at, part.len());
-            at += part.len() as u64;
+        check_end(offset, data.len())?;
+        let mut next = offset;
+        for part in data.chunks_mut(self.max_access()) {
+            let access = region_access(index, next, part.len());
+            next += part.len() as u64;
             self.exchange.call(command, access.as_bytes(), &[], &[], deadline, |reply| {
                 let bytes = region_reply(command, &reply, part.len())?;
                 if bytes.len() < part.len() {
@@ -144,10 +148,11 @@ impl Client {
     ) -> Result<(), ClientError> {
         let command = Command::RegionWrite;
         let deadline = self.deadline();
-        let mut at = check_span(offset, data.len())?;
-        for part in data.chunks(self.transfer()) {
-            let access = region_access(index, at, part.len());
-            at += part.len() as u64;
+        check_end(offset, data.len())?;
+        let mut next = offset;
+        for part in data.chunks(self.max_access()) {
+            let access = region_access(index, next, part.len());
+            next += part.len() as u64;
             if posted {
                 self.exchange.post(command, access.as_bytes(), part, deadline)?;
             } else {
@@ -205,7 +210,7 @@ impl Client {
         self.call_empty(Command::DeviceReset, &[], &[], &[], self.deadline())
     }
 
-    /// Makes a call whose reply has no payload.
+    /// Sends a request made of `fixed` and `data`, and waits for its reply, which has no payload.
     pub(super) fn call_empty(
         &self,
         command: Command,
@@ -217,9 +222,9 @@ impl Client {
         self.exchange.call(command, fixed, data, fds, deadline, |_| Ok(()))
     }
 
-    /// Returns the most bytes in one access: the smaller of the server's limit and this side's
-    /// buffer.
-    fn transfer(&self) -> usize {
+    /// Returns the maximum number of bytes in one access of a region: the smaller one of the
+    /// server's limit and this side's.
+    fn max_access(&self) -> usize {
         let own_limit = self.config.max_data_xfer_size.max(DEFAULT_MAX_DATA_XFER_SIZE);
         self.limits.max_data_xfer_size.min(own_limit) as usize
     }
@@ -230,10 +235,10 @@ fn region_access(index: u32, offset: u64, count: usize) -> RegionAccess {
     RegionAccess { offset: offset.into(), region: index.into(), count: (count as u32).into() }
 }
 
-/// Returns `offset`, or an error if the access would end beyond the address space.
-fn check_span(offset: u64, len: usize) -> Result<u64, ClientError> {
+/// Returns an error if an access would end beyond the address space.
+fn check_end(offset: u64, len: usize) -> Result<(), ClientError> {
     match offset.checked_add(len as u64) {
-        Some(_) => Ok(offset),
+        Some(_) => Ok(()),
         None => Err(ClientError::Argument("offset and length overflow")),
     }
 }

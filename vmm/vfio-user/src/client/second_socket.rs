@@ -2,8 +2,8 @@
 //!
 //! A thread of its own serves it, so a request is answered even when no call waits. The kernel does
 //! not order messages between two sockets. So a call returns only after the requests that the
-//! server sent before its reply were served ([`Exchange::wait_until_served`]). A device's data are
-//! then in memory before the register that announces them.
+//! server sent before its reply were served ([`Exchange::wait_until_served`]). When a call returns
+//! the value of a register that announces data of the device, the data are in memory already.
 //!
 //! A server that closes this socket sends no more requests, and the connection continues. A
 //! malformed stream ends the connection, as on the first socket.
@@ -21,7 +21,7 @@ use crate::wire::{Command, MessageType, TwinSocket};
 
 /// Stack of the thread, in bytes. The thread copies between buffers, and calls the client's
 /// [`GuestMemory`](super::GuestMemory).
-const STACK: usize = 512 * 1024;
+const STACK_SIZE: usize = 512 * 1024;
 
 /// The thread that serves the second socket. Dropping this value ends it.
 #[derive(Debug)]
@@ -40,7 +40,8 @@ impl SecondSocket {
         limit: usize,
     ) -> Result<Self, ClientError> {
         let index = offer.fd_index.and_then(|index| usize::try_from(index).ok());
-        let socket = index.and_then(|index| fds.into_iter().nth(index)).filter(|fd| is_stream(fd.as_fd()));
+        let socket =
+            index.and_then(|index| fds.into_iter().nth(index)).filter(|fd| is_unix_stream(fd.as_fd()));
         let Some(socket) = socket else {
             let description = "its twin socket is no connected UNIX socket among its descriptors";
             return Err(malformed(Command::Version, description));
@@ -48,11 +49,11 @@ impl SecondSocket {
 
         let Framed { fd, rx, tx } = Framed::new(socket, limit, 0);
         exchange.set_second_socket(fd);
-        let served = exchange.clone();
+        let exchange_of_thread = exchange.clone();
         let thread = std::thread::Builder::new()
             .name("vfio-user-twin".to_owned())
-            .stack_size(STACK)
-            .spawn(move || run(&served, rx, tx))
+            .stack_size(STACK_SIZE)
+            .spawn(move || run(&exchange_of_thread, rx, tx))
             .map_err(|error| ClientError::System { call: "clone", errno: error.into() })?;
         Ok(Self { exchange: exchange.clone(), thread: Some(thread) })
     }
@@ -61,8 +62,8 @@ impl SecondSocket {
 impl Drop for SecondSocket {
     fn drop(&mut self) {
         self.exchange.shut_down_second_socket();
-        // The join ensures that the memory is not called after the client is gone, unless the
-        // memory itself drops the client.
+        // The join ensures that the client's `GuestMemory` is not called after the client is gone.
+        // If a call of it drops the client, this is the thread itself, which cannot join itself.
         let is_this_thread = |thread: &JoinHandle<()>| thread.thread().id() == std::thread::current().id();
         if let Some(thread) = self.thread.take().filter(|thread| !is_this_thread(thread)) {
             // The panic hook has already reported a panic in the thread.
@@ -71,14 +72,15 @@ impl Drop for SecondSocket {
     }
 }
 
-/// Whether this is a connected stream socket of the UNIX domain.
-fn is_stream(fd: BorrowedFd<'_>) -> bool {
+/// Returns whether the descriptor is a stream socket of the UNIX domain that does not listen.
+fn is_unix_stream(fd: BorrowedFd<'_>) -> bool {
     let is_unix = getsockname::<UnixAddr>(std::os::fd::AsRawFd::as_raw_fd(&fd)).is_ok();
-    let listens = getsockopt(&fd, sockopt::AcceptConn).unwrap_or(true);
-    is_unix && !listens && getsockopt(&fd, sockopt::SockType) == Ok(SockType::Stream)
+    let is_listening = getsockopt(&fd, sockopt::AcceptConn).unwrap_or(true);
+    is_unix && !is_listening && getsockopt(&fd, sockopt::SockType) == Ok(SockType::Stream)
 }
 
-/// Marks the second socket as ended for callers that wait for it, also when the memory panics.
+/// Marks the second socket as ended when it is dropped, also by a panic in the client's
+/// [`GuestMemory`](super::GuestMemory). Calls that wait for the second socket then return.
 struct EndGuard<'a>(&'a Exchange);
 
 impl Drop for EndGuard<'_> {
@@ -89,9 +91,9 @@ impl Drop for EndGuard<'_> {
 
 /// Serves the second socket to its end. It is the body of the thread.
 fn run(exchange: &Exchange, rx: Receiver, tx: Sender) {
-    let end = EndGuard(exchange);
+    let guard = EndGuard(exchange);
     let result = serve(exchange, rx, tx);
-    drop(end);
+    drop(guard);
     match result {
         Ok(()) | Err(FrameError::Closed) => {}
         Err(error) => exchange.end_by_second_socket(error),
@@ -111,7 +113,7 @@ fn serve(exchange: &Exchange, mut rx: Receiver, mut tx: Sender) -> Result<(), Fr
             }
 
             while let Some(message) = rx.next_message()? {
-                // Only requests are served: this side asked nothing on this socket.
+                // This side sends no requests on this socket, so a reply is dropped.
                 if message.header.message_type() != MessageType::Command {
                     continue;
                 }
@@ -122,8 +124,7 @@ fn serve(exchange: &Exchange, mut rx: Receiver, mut tx: Sender) -> Result<(), Fr
                     tx.send(socket, &answer, &[], &[])?;
                 }
 
-                // No further request is taken before the server has room for the answer to this
-                // one.
+                // No further request is served before the socket has taken the whole answer.
                 while tx.queued() > 0 {
                     exchange.wait_second_socket_writable(socket);
                     tx.flush(socket)?;

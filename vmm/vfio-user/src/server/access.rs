@@ -22,17 +22,17 @@ impl Dispatcher {
         let (access, _) = parse_prefix::<RegionAccess>(payload)?;
         let count = self.check_access(&access)?;
 
-        self.scratch.clear();
-        self.scratch.resize(count, 0);
+        self.read_data.clear();
+        self.read_data.resize(count, 0);
 
         let outcome = if count == 0 {
             Outcome::Done
         } else {
-            handler.region_read(access.region.get(), access.offset.get(), &mut self.scratch)
+            handler.region_read(access.region.get(), access.offset.get(), &mut self.read_data)
         };
 
         match outcome {
-            Outcome::Done => Ok(reply(out, request, access.as_bytes(), &self.scratch, &[])?),
+            Outcome::Done => Ok(reply(out, request, access.as_bytes(), &self.read_data, &[])?),
             other => self.finish_or_defer(out, request, other, ReplyKind::Read(access)),
         }
     }
@@ -62,7 +62,7 @@ impl Dispatcher {
     /// or end beyond the address space.
     fn check_access(&self, access: &RegionAccess) -> Result<usize, Errno> {
         let count = access.count.get() as usize;
-        if count > self.transfer || access.offset.get().checked_add(count as u64).is_none() {
+        if count > self.max_access || access.offset.get().checked_add(count as u64).is_none() {
             return Err(Errno::EINVAL);
         }
         Ok(count)

@@ -12,21 +12,23 @@ use super::dispatcher::{Dispatcher, Phase};
 use super::dma::DmaError;
 use super::error::{CompleteError, ConnectionError};
 use super::handler::{Handler, Token};
-use super::second_socket::{SecondSocket, dma_outlet};
+use super::second_socket::{SecondSocket, dma_send_half};
 use super::turn::Turn;
 use crate::Errno;
 use crate::socket::{Closer, Framed, PendingFds};
-use crate::wire::{Capabilities, HEADER_SIZE, MAX_VERSION_JSON};
+use crate::wire::{Capabilities, HEADER_SIZE, MAX_VERSION_JSON, VersionPayload};
 
-/// Descriptors of replies that may wait for the socket before no more requests are taken.
+/// Number of descriptors in replies that wait for the socket from which on no requests are taken.
 const MAX_QUEUED_FDS: usize = 32;
 
 /// State of the connection at the end of a call of [`ServerConnection::on_readable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// All received requests are served: call again when the socket is readable (level-triggered).
+    /// All received requests are served. The caller should call again when the socket is readable
+    /// (level-triggered).
     Idle,
-    /// The budget is used up: call again soon.
+    /// The turn has ended before all received requests were served. The caller should call again
+    /// soon.
     More,
     /// The connection waits for a deferred request or for the client to read: see
     /// [`ServerConnection::wants_read`], `wants_write` and `ready`.
@@ -56,8 +58,8 @@ pub struct ServerConnection {
 impl ServerConnection {
     /// Takes a socket that a client has connected to.
     pub fn new(socket: OwnedFd, config: ServerConfig) -> Self {
-        // Before the negotiation only a version is expected.
-        let limit = HEADER_SIZE + 4 + MAX_VERSION_JSON;
+        // Before the negotiation only a `VERSION` is expected.
+        let limit = HEADER_SIZE + size_of::<VersionPayload>() + MAX_VERSION_JSON;
         let mut framed = Framed::new(socket, limit, config.max_msg_fds as usize);
         framed.rx.set_pending_limit(PendingFds::NONE);
         Self { framed, dispatcher: Dispatcher::new(config) }
@@ -100,7 +102,7 @@ impl ServerConnection {
         if self.dispatcher.phase == Phase::Ended {
             return Err(ConnectionError::Ended);
         }
-        let result = self.drive_both(handler);
+        let result = self.serve_both_sockets(handler);
         if matches!(result, Err(_) | Ok(Progress::Closed)) {
             self.dispatcher.phase = Phase::Ended;
         }
@@ -121,19 +123,19 @@ impl ServerConnection {
 
         let mut turn = Turn::new(&self.dispatcher.config);
         let mut may_send = || {
-            let has_time = turn.has_time();
+            let may_continue = turn.may_continue();
             turn.count_step();
-            has_time
+            may_continue
         };
-        let second_stopped = self
+        let second_has_more = self
             .dispatcher
             .second_socket
             .as_mut()
             .map_or(Ok(false), |second_socket| second_socket.flush_while(&mut may_send));
         let (_, mut out) = self.framed.split();
-        let stopped =
-            second_stopped.and_then(|second_stopped| Ok(out.flush_while(&mut may_send)? || second_stopped));
-        stopped.map_err(|error| {
+        let has_more = second_has_more
+            .and_then(|second_has_more| Ok(out.flush_while(&mut may_send)? || second_has_more));
+        has_more.map_err(|error| {
             self.dispatcher.phase = Phase::Ended;
             error.into()
         })
@@ -145,7 +147,7 @@ impl ServerConnection {
         match (&self.dispatcher.deferred, self.dispatcher.phase) {
             (_, Phase::Ended) => false,
             (Some(_), _) => self.framed.rx.has_room(),
-            (None, _) => !self.is_clogged(),
+            (None, _) => !self.has_full_queue(),
         }
     }
 
@@ -194,8 +196,8 @@ impl ServerConnection {
         match (&self.dispatcher.deferred, self.dispatcher.phase) {
             (_, Phase::Ended) => false,
             _ if self.dispatcher.second_socket.as_ref().is_some_and(SecondSocket::has_message) => true,
-            (Some(deferred), _) => deferred.result.is_some() || self.dispatcher.is_drained(),
-            (None, _) => !self.is_clogged() && self.framed.rx.has_message(),
+            (Some(deferred), _) => deferred.result.is_some() || self.dispatcher.can_answer_unmap(),
+            (None, _) => !self.has_full_queue() && self.framed.rx.has_message(),
         }
     }
 
@@ -226,8 +228,8 @@ impl ServerConnection {
     /// Stores the result of the deferred request that has this token. The next turn of the
     /// connection sends the reply.
     fn complete_with(&mut self, token: Token, result: Result<&[u8], Errno>) -> Result<(), CompleteError> {
-        let waiting = self.dispatcher.deferred.as_mut();
-        let Some(deferred) = waiting.filter(|waiting| waiting.token == token && waiting.awaits_handler())
+        let deferred = self.dispatcher.deferred.as_mut();
+        let Some(deferred) = deferred.filter(|deferred| deferred.token == token && deferred.awaits_handler())
         else {
             return Err(CompleteError::NotDeferred { token });
         };
@@ -252,8 +254,8 @@ impl ServerConnection {
     /// [`DmaError`]; the operation has not started then.
     pub fn dma_read(&mut self, address: u64, len: usize, token: Token) -> Result<(), DmaError> {
         self.check_running()?;
-        let mut out = dma_outlet(&mut self.framed, &mut self.dispatcher.second_socket);
-        self.dispatcher.dma.read(&mut out, self.dispatcher.limits, address, len, token)
+        let mut out = dma_send_half(&mut self.framed, &mut self.dispatcher.second_socket);
+        self.dispatcher.dma.read(&mut out, self.dispatcher.dma_limits, address, len, token)
     }
 
     /// Requests a write of 1 byte to 16 MiB to the client's memory; [`Handler::dma_write_done`]
@@ -266,8 +268,8 @@ impl ServerConnection {
     /// [`DmaError`]; the operation has not started then.
     pub fn dma_write(&mut self, address: u64, data: &[u8], token: Token) -> Result<(), DmaError> {
         self.check_running()?;
-        let mut out = dma_outlet(&mut self.framed, &mut self.dispatcher.second_socket);
-        self.dispatcher.dma.write(&mut out, self.dispatcher.limits, address, data, token)
+        let mut out = dma_send_half(&mut self.framed, &mut self.dispatcher.second_socket);
+        self.dispatcher.dma.write(&mut out, self.dispatcher.dma_limits, address, data, token)
     }
 
     /// Whether a write has bytes that no message has carried yet, because the client takes fewer at
@@ -297,7 +299,7 @@ impl ServerConnection {
 
     /// Returns the capabilities that the client named, once it has sent its version.
     pub fn peer(&self) -> Option<&Capabilities> {
-        (self.dispatcher.phase != Phase::AwaitVersion).then_some(&self.dispatcher.peer)
+        (self.dispatcher.phase != Phase::AwaitVersion).then_some(&self.dispatcher.client_capabilities)
     }
 
     /// Returns process, user and group of the client, as they were when it connected.
@@ -316,18 +318,18 @@ impl ServerConnection {
     /// Returns an error unless DMA requests can be sent: the client has negotiated, and the sockets
     /// are open.
     fn check_running(&self) -> Result<(), DmaError> {
-        let usable = self.dispatcher.second_socket.as_ref().is_none_or(SecondSocket::is_usable);
-        let running = self.dispatcher.phase == Phase::Running && !self.framed.tx.has_ended() && usable;
-        if running { Ok(()) } else { Err(DmaError::NotConnected) }
+        let is_second_usable = self.dispatcher.second_socket.as_ref().is_none_or(SecondSocket::is_usable);
+        let is_first_usable = self.dispatcher.phase == Phase::Running && !self.framed.tx.has_ended();
+        if is_first_usable && is_second_usable { Ok(()) } else { Err(DmaError::NotConnected) }
     }
 
-    /// Whether so much waits for the client that no request may be taken.
-    pub(super) fn is_clogged(&self) -> bool {
+    /// Returns whether so many messages wait to be sent that no further request may be taken.
+    pub(super) fn has_full_queue(&self) -> bool {
         // A reply must not overtake a DMA request that waits for the second socket.
         if self.second_socket_queued() > 0 {
             return true;
         }
-        // A small reply may hold a descriptor, of which a process has fewer than bytes.
+        // Descriptors have a limit of their own, because a few small replies can hold many.
         self.framed.queued() >= self.dispatcher.config.max_queued
             || self.framed.queued_fds() >= MAX_QUEUED_FDS
     }

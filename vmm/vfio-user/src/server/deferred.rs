@@ -13,21 +13,21 @@ pub(super) struct Request {
     pub(super) no_reply: bool,
 }
 
-/// State that a deferred request needs when it ends.
+/// The kind of a request, with what its reply repeats and what is still to be done.
 #[derive(Debug)]
 pub(super) enum ReplyKind {
-    /// The reply is empty: map, reset.
+    /// A map or a reset. The reply is empty.
     Empty,
-    /// The reply repeats the request's entry.
+    /// An unmap that the handler carries out. The reply repeats the request.
     Unmap(DmaUnmapPayload),
-    /// As [`Self::Unmap`]. The handler has unmapped the range, and the reply waits for the DMA
-    /// requests on the second socket that touch the range.
-    Drain { entry: DmaUnmapPayload, unmap: DmaUnmap },
-    /// The reply repeats the request's start, and brings data.
+    /// As [`Self::Unmap`]. The handler has unmapped the range, and the reply waits for the replies
+    /// to the DMA requests on the second socket that touch the range.
+    UnmapAfterDma { entry: DmaUnmapPayload, unmap: DmaUnmap },
+    /// A read. The reply repeats the request's fixed part, and brings data.
     Read(RegionAccess),
-    /// The reply repeats the request's start.
+    /// A write. The reply repeats the request's fixed part.
     Write(RegionAccess),
-    /// The writes from number `next` on are still to be done.
+    /// A `REGION_WRITE_MULTI`, of whose writes those from number `next` on are still to be done.
     Multi { records: Vec<u8>, next: usize },
 }
 
@@ -36,18 +36,21 @@ pub(super) enum ReplyKind {
 pub(super) struct Deferred {
     pub(super) token: Token,
     pub(super) kind: ReplyKind,
-    /// Result, once the handler's side has completed it.
+    /// Result, once the request is completed.
     pub(super) result: Option<Result<(), Errno>>,
     /// Data of a completed read.
     pub(super) data: Vec<u8>,
-    /// Whether the handler was asked to give the request up, because a reset has arrived after it.
-    pub(super) asked: bool,
+    /// Whether the handler was asked to give the request up ([`Handler::reset_pending`]), or need
+    /// not be asked.
+    ///
+    /// [`Handler::reset_pending`]: super::Handler::reset_pending
+    pub(super) was_asked: bool,
     pub(super) request: Request,
 }
 
 impl Deferred {
     /// Returns whether the handler's side must complete the request before it can be answered.
     pub(super) fn awaits_handler(&self) -> bool {
-        self.result.is_none() && !matches!(self.kind, ReplyKind::Drain { .. })
+        self.result.is_none() && !matches!(self.kind, ReplyKind::UnmapAfterDma { .. })
     }
 }

@@ -7,22 +7,25 @@ use zerocopy::IntoBytes;
 use super::config::ServerConfig;
 use super::connection::Counters;
 use super::deferred::{Deferred, ReplyKind, Request};
-use super::dma::{DmaTable, Limits};
+use super::dma::{DmaLimits, DmaTable};
 use super::error::ConnectionError;
 use super::handler::{Handler, Outcome};
 use super::mapping::unmapped_by;
-use super::reply::{Refusal, acknowledge, reply};
+use super::reply::{Refusal, acknowledge, reply, reply_fixed};
 use super::second_socket::SecondSocket;
 use super::{info, irqs};
 use crate::Errno;
 use crate::socket::{Closer, FrameError, Message, SendHalf};
 use crate::wire::*;
 
-/// Whether the connection has a version.
+/// Stage of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
+    /// The client has not sent its `VERSION` yet.
     AwaitVersion,
+    /// Requests are served.
     Running,
+    /// The client has closed the connection, or an error has ended it.
     Ended,
 }
 
@@ -35,21 +38,24 @@ pub(super) struct Dispatcher {
     pub(super) closer: Option<Arc<dyn Closer>>,
     pub(super) config: ServerConfig,
     pub(super) phase: Phase,
-    pub(super) peer: Capabilities,
+    /// The capabilities that the client named in its `VERSION`.
+    pub(super) client_capabilities: Capabilities,
+    /// The request that waits for its answer; no later request is served before it.
     pub(super) deferred: Option<Deferred>,
+    /// The operations on the client's memory.
     pub(super) dma: DmaTable,
-    pub(super) limits: Limits,
+    pub(super) dma_limits: DmaLimits,
     pub(super) counters: Counters,
-    /// Size of a new largest message, set on the stream once no message is borrowed from it.
-    pub(super) new_limit: Option<usize>,
-    /// Stream position up to which messages were searched for resets.
-    pub(super) scanned: u64,
+    /// A new limit of the size of messages, set on the stream once no message is borrowed from it.
+    pub(super) new_message_limit: Option<usize>,
+    /// Stream position up to which messages behind a deferred request were examined.
+    pub(super) examined: u64,
     /// Resets found there that were not served yet.
     pub(super) resets_ahead: u32,
-    /// Maximum number of bytes of data in one access.
-    pub(super) transfer: usize,
-    /// Data of a read.
-    pub(super) scratch: Vec<u8>,
+    /// Maximum number of bytes of data in one access of a region.
+    pub(super) max_access: usize,
+    /// Buffer for the data of a read.
+    pub(super) read_data: Vec<u8>,
 }
 
 impl Dispatcher {
@@ -58,21 +64,27 @@ impl Dispatcher {
             second_socket: None,
             closer: None,
             phase: Phase::AwaitVersion,
-            peer: Capabilities::default(),
+            client_capabilities: Capabilities::default(),
             deferred: None,
             dma: DmaTable::new(config.max_dma_outstanding),
-            limits: Limits { transfer: DEFAULT_MAX_DATA_XFER_SIZE as usize, queue: config.max_queued },
+            dma_limits: DmaLimits {
+                max_transfer: DEFAULT_MAX_DATA_XFER_SIZE as usize,
+                max_queued: config.max_queued,
+            },
             counters: Counters::default(),
-            new_limit: None,
-            scanned: 0,
+            new_message_limit: None,
+            examined: 0,
             resets_ahead: 0,
-            transfer: config.max_data_xfer_size as usize,
-            scratch: Vec::new(),
+            max_access: config.max_data_xfer_size as usize,
+            read_data: Vec::new(),
             config,
         }
     }
 
-    /// Serves one message.
+    /// Serves one message of the first socket.
+    ///
+    /// # Errors
+    /// [`ConnectionError`] when the connection has ended. A refused request is no error here.
     pub(super) fn dispatch(
         &mut self,
         out: &mut SendHalf<'_>,
@@ -82,16 +94,17 @@ impl Dispatcher {
         self.counters.messages += 1;
         let header = message.header;
         if header.message_type() == MessageType::Reply {
-            // A reply gets no answer. One that no operation waits for is dropped, as QEMU does.
+            // A reply gets no answer. A reply that no operation waits for is dropped, as by QEMU.
             let is_expected = self.expects(&header);
-            if !is_expected || !self.dma.on_reply(out, self.limits, &header, message.payload, handler)? {
+            if !is_expected || !self.dma.on_reply(out, self.dma_limits, &header, message.payload, handler)? {
                 self.counters.unmatched_replies += 1;
             }
             return Ok(());
         }
 
         let request = Request { id: header.id, command: header.command, no_reply: header.no_reply() };
-        if header.command == Command::DeviceReset && message.end <= self.scanned {
+        // This reset was examined, and counted, while a request in front of it was deferred.
+        if header.command == Command::DeviceReset && message.end <= self.examined {
             self.resets_ahead = self.resets_ahead.saturating_sub(1);
         }
 
@@ -107,7 +120,7 @@ impl Dispatcher {
             Command::DeviceGetIrqInfo => info::irq_info(out, request, message.payload, handler),
             Command::DeviceSetIrqs => match irqs::parse_set_irqs(message, handler) {
                 Ok(irqs) => match handler.set_irqs(irqs) {
-                    Ok(()) => Ok(reply(out, request, &[], &[], &[])?),
+                    Ok(()) => Ok(reply_fixed(out, request, &[])?),
                     Err(errno) => Err(errno.into()),
                 },
                 Err(errno) => Err(errno.into()),
@@ -116,14 +129,15 @@ impl Dispatcher {
             Command::RegionWrite => self.region_write(out, request, message.payload, handler),
             Command::RegionWriteMulti => self.write_multi(out, request, message.payload, handler),
             Command::DeviceReset => self.finish_or_defer(out, request, handler.reset(), ReplyKind::Empty),
-            // A version comes once; requests of the other direction make no sense in this one.
+            // A client sends its version only once, and only a server sends DMA requests.
             Command::Version | Command::DmaRead | Command::DmaWrite => Err(Errno::EINVAL.into()),
             // Every feature in the specification belongs to migration, which is not offered here. A
-            // probe of such a feature fails, and the reference answers EINVAL then.
+            // probe of such a feature fails with EINVAL, as in libvfio-user.
             Command::DeviceFeature | Command::MigDataRead | Command::MigDataWrite => {
                 Err(Errno::EINVAL.into())
             }
-            // For the dirty page command of older drafts, ENOTSUP means a device without migration.
+            // To clients with the dirty page command of older drafts of the specification, ENOTSUP
+            // means a device without migration.
             Command::DirtyPages | Command::DeviceGetRegionIoFds => Err(Errno::ENOTSUP.into()),
             Command::Unknown(_) => Err(Errno::ENOSYS.into()),
         };
@@ -140,7 +154,8 @@ impl Dispatcher {
         self.second_socket.is_none() && self.dma.expects(header)
     }
 
-    /// Ends the deferred request if it was completed; returns false otherwise.
+    /// Answers the deferred request, or continues it, if it was completed. Returns false when no
+    /// request is deferred, or when it is not completed yet.
     pub(super) fn finish_deferred(
         &mut self,
         out: &mut SendHalf<'_>,
@@ -203,7 +218,7 @@ impl Dispatcher {
             Outcome::Failed(errno) => Err(errno.into()),
             Outcome::Deferred(token) => {
                 let data = Vec::new();
-                self.deferred = Some(Deferred { token, request, kind, result: None, data, asked: false });
+                self.deferred = Some(Deferred { token, request, kind, result: None, data, was_asked: false });
                 Ok(())
             }
         }

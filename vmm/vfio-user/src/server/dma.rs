@@ -2,8 +2,8 @@
 //! They go out on the second socket where the client proposed one, and otherwise between the
 //! replies.
 //!
-//! An operation is cut to the client's `max_data_xfer_size` and has one message in flight at a
-//! time. So a tiny size makes that client's operations slow and has no other effect.
+//! An operation is cut into messages of the client's `max_data_xfer_size`, of which one is in
+//! flight at a time. So a tiny size makes that client's operations slow and has no other effect.
 
 use zerocopy::IntoBytes;
 
@@ -43,28 +43,32 @@ pub enum DmaError {
 /// Largest operation, in bytes.
 pub(super) const MAX_LENGTH: usize = 16 << 20;
 
-/// Whether the client's memory is read or written.
+/// Whether the client's memory is read or written, and the data.
 #[derive(Debug)]
 enum Direction {
-    /// Collects the data, unless one message brings all of it.
+    /// A read, with the data received so far. It stays empty if one message brings all data.
     Read(Vec<u8>),
-    /// Holds the data that was not sent yet.
+    /// A write, with the data behind its first message.
     Write(Vec<u8>),
 }
 
 /// A read or write of client memory, in as many messages as its length needs, one after the other.
 #[derive(Debug)]
 struct Operation {
+    /// Message id of all its requests.
     id: u16,
+    /// The handler's token.
     token: Token,
+    /// First DMA address.
     address: u64,
+    /// Size in bytes.
     len: usize,
-    /// Bytes answered.
-    done: usize,
-    /// Bytes of the message in flight.
-    chunk: usize,
-    /// Whether its memory was unmapped, so that the reply to the message in flight ends it.
-    is_cut: bool,
+    /// Bytes whose requests were answered.
+    answered: usize,
+    /// Bytes of the request in flight, which follow those that were answered.
+    in_flight: usize,
+    /// Whether the reply to the request in flight ends it early, because its memory was unmapped.
+    ends_with_reply: bool,
     direction: Direction,
 }
 
@@ -73,16 +77,18 @@ struct Operation {
 pub(super) struct DmaTable {
     operations: Vec<Operation>,
     capacity: usize,
-    next_id: u16,
+    /// The message id that was used last.
+    last_id: u16,
 }
 
 impl DmaTable {
     pub(super) fn new(capacity: usize) -> Self {
         // Fewer operations than message ids, so that a free one is always found.
         let capacity = capacity.min(usize::from(u16::MAX));
-        Self { operations: Vec::new(), capacity, next_id: 0 }
+        Self { operations: Vec::new(), capacity, last_id: 0 }
     }
 
+    /// Returns the number of operations that have not ended.
     pub(super) fn outstanding(&self) -> usize {
         self.operations.len()
     }
@@ -92,17 +98,23 @@ impl DmaTable {
     pub(super) fn has_unsent_writes(&self) -> bool {
         self.operations.iter().any(|operation| {
             matches!(operation.direction, Direction::Write(_))
-                && operation.done + operation.chunk < operation.len
+                && operation.answered + operation.in_flight < operation.len
         })
     }
 
-    /// Returns an error if the range is invalid, all slots are taken, or `limit` bytes or more are
-    /// `queued` for the socket.
-    fn check_limits(&self, address: u64, len: usize, queued: usize, limit: usize) -> Result<(), DmaError> {
+    /// Returns an error if no operation on `len` bytes at `address` can start: the range is
+    /// invalid, all slots are taken, or `max_queued` bytes or more are queued for the socket.
+    fn check_start(
+        &self,
+        address: u64,
+        len: usize,
+        queued: usize,
+        max_queued: usize,
+    ) -> Result<(), DmaError> {
         if len == 0 || len > MAX_LENGTH || address.checked_add(len as u64 - 1).is_none() {
             return Err(DmaError::Range { address, len });
         }
-        if self.operations.len() >= self.capacity || queued >= limit {
+        if self.operations.len() >= self.capacity || queued >= max_queued {
             return Err(DmaError::Busy { outstanding: self.operations.len(), queued });
         }
         Ok(())
@@ -112,9 +124,9 @@ impl DmaTable {
     fn fresh_id(&mut self) -> u16 {
         // There are fewer operations than ids, so the loop finds a free one.
         loop {
-            self.next_id = self.next_id.wrapping_add(1);
-            if self.operations.iter().all(|operation| operation.id != self.next_id) {
-                return self.next_id;
+            self.last_id = self.last_id.wrapping_add(1);
+            if self.operations.iter().all(|operation| operation.id != self.last_id) {
+                return self.last_id;
             }
         }
     }
@@ -124,18 +136,26 @@ impl DmaTable {
     pub(super) fn read(
         &mut self,
         out: &mut SendHalf<'_>,
-        limits: Limits,
+        limits: DmaLimits,
         address: u64,
         len: usize,
         token: Token,
     ) -> Result<(), DmaError> {
-        self.check_limits(address, len, out.queued(), limits.queue)?;
+        self.check_start(address, len, out.queued(), limits.max_queued)?;
         let id = self.fresh_id();
-        let chunk = len.min(limits.transfer);
-        send_read(out, id, address, chunk)?;
-        let direction = Direction::Read(Vec::new());
+        let in_flight = len.min(limits.max_transfer);
+        send_read(out, id, address, in_flight)?;
 
-        self.operations.push(Operation { id, token, address, len, done: 0, chunk, is_cut: false, direction });
+        self.operations.push(Operation {
+            id,
+            token,
+            address,
+            len,
+            answered: 0,
+            in_flight,
+            ends_with_reply: false,
+            direction: Direction::Read(Vec::new()),
+        });
         Ok(())
     }
 
@@ -144,25 +164,32 @@ impl DmaTable {
     pub(super) fn write(
         &mut self,
         out: &mut SendHalf<'_>,
-        limits: Limits,
+        limits: DmaLimits,
         address: u64,
         data: &[u8],
         token: Token,
     ) -> Result<(), DmaError> {
         let len = data.len();
-        self.check_limits(address, len, out.queued(), limits.queue)?;
+        self.check_start(address, len, out.queued(), limits.max_queued)?;
         let id = self.fresh_id();
-        let (now, later) = data.split_at(len.min(limits.transfer));
-        send_write(out, id, address, now)?;
+        let (first_part, rest) = data.split_at(len.min(limits.max_transfer));
+        send_write(out, id, address, first_part)?;
 
-        let direction = Direction::Write(later.to_vec());
-        let chunk = now.len();
-        self.operations.push(Operation { id, token, address, len, done: 0, chunk, is_cut: false, direction });
+        self.operations.push(Operation {
+            id,
+            token,
+            address,
+            len,
+            answered: 0,
+            in_flight: first_part.len(),
+            ends_with_reply: false,
+            direction: Direction::Write(rest.to_vec()),
+        });
         Ok(())
     }
 
     /// Returns the index of the operation that waits for this reply.
-    fn find(&self, header: &Header) -> Option<usize> {
+    fn find_expecting(&self, header: &Header) -> Option<usize> {
         self.operations.iter().position(|operation| {
             let command = match operation.direction {
                 Direction::Read(_) => Command::DmaRead,
@@ -174,7 +201,7 @@ impl DmaTable {
 
     /// Whether an operation waits for this reply.
     pub(super) fn expects(&self, header: &Header) -> bool {
-        self.find(header).is_some()
+        self.find_expecting(header).is_some()
     }
 
     /// Takes the reply to the message in flight of an operation, and sends its next message or
@@ -182,32 +209,34 @@ impl DmaTable {
     pub(super) fn on_reply(
         &mut self,
         out: &mut SendHalf<'_>,
-        limits: Limits,
+        limits: DmaLimits,
         header: &Header,
         payload: &[u8],
         handler: &mut dyn Handler,
     ) -> Result<bool, FrameError> {
-        let Some(index) = self.find(header) else { return Ok(false) };
-        let most_queued = limits.queue.saturating_add(self.capacity.saturating_mul(limits.transfer));
+        let Some(index) = self.find_expecting(header) else { return Ok(false) };
+        // A client that reads its requests before it answers them leaves no more than this.
+        let max_queued = limits.max_queued.saturating_add(self.capacity.saturating_mul(limits.max_transfer));
         let operation = &mut self.operations[index];
         let result = match header.reply_error() {
             Some(errno) => Err(errno),
-            // The client answers requests that it has not read yet: going on would only fill the
-            // queue.
-            None if out.queued() > most_queued => Err(Errno::EPROTO),
-            None if operation.is_cut => Err(Errno::EFAULT),
+            // The client answers requests that it has not read yet. Each answer would add a request
+            // to the queue.
+            None if out.queued() > max_queued => Err(Errno::EPROTO),
+            None if operation.ends_with_reply => Err(Errno::EFAULT),
             None => operation.accept_reply(payload),
         };
 
-        if result.is_ok() && operation.done < operation.len {
-            operation.chunk = (operation.len - operation.done).min(limits.transfer);
-            let (id, chunk) = (operation.id, operation.chunk);
-            let next = operation.address + operation.done as u64;
+        if result.is_ok() && operation.answered < operation.len {
+            operation.in_flight = (operation.len - operation.answered).min(limits.max_transfer);
+            let (id, length) = (operation.id, operation.in_flight);
+            let address = operation.address + operation.answered as u64;
             match &mut operation.direction {
-                Direction::Read(_) => send_read(out, id, next, chunk)?,
+                Direction::Read(_) => send_read(out, id, address, length)?,
                 Direction::Write(rest) => {
-                    let from = rest.len() - (operation.len - operation.done);
-                    send_write(out, id, next, &rest[from..from + chunk])?;
+                    // `rest` lacks the data of the first message.
+                    let from = rest.len() - (operation.len - operation.answered);
+                    send_write(out, id, address, &rest[from..from + length])?;
                 }
             }
             return Ok(true);
@@ -216,6 +245,7 @@ impl DmaTable {
         let operation = self.operations.swap_remove(index);
         match (operation.direction, result) {
             (Direction::Read(_), Err(errno)) => handler.dma_read_done(operation.token, Err(errno)),
+            // One message has brought all data, so they were not copied.
             (Direction::Read(data), Ok(())) if data.is_empty() => {
                 handler.dma_read_done(operation.token, Ok(&payload[size_of::<DmaAccess>()..]));
             }
@@ -236,7 +266,7 @@ impl DmaTable {
     /// client has unmapped. An operation whose last message is in flight continues: that message
     /// went out before the answer to the unmap does.
     pub(super) fn end_unmapped(&mut self, unmap: &DmaUnmap, handler: &mut dyn Handler) {
-        for operation in self.operations.extract_if(.., |operation| operation.has_more_in(unmap)) {
+        for operation in self.operations.extract_if(.., |operation| operation.would_continue_in(unmap)) {
             operation.report_error(Errno::EFAULT, handler);
         }
     }
@@ -244,9 +274,9 @@ impl DmaTable {
     /// As [`Self::end_unmapped`], for messages on the second socket: each operation ends with the
     /// reply to its message in flight. Returns whether any operation touches the memory, so that
     /// the answer to the unmap must wait.
-    pub(super) fn cut_unmapped(&mut self, unmap: &DmaUnmap) -> bool {
+    pub(super) fn end_unmapped_after_reply(&mut self, unmap: &DmaUnmap) -> bool {
         for operation in &mut self.operations {
-            operation.is_cut |= operation.has_more_in(unmap);
+            operation.ends_with_reply |= operation.would_continue_in(unmap);
         }
         self.touches(unmap)
     }
@@ -265,10 +295,10 @@ impl DmaTable {
 }
 
 impl Operation {
-    /// Whether further messages would follow the one in flight, about memory that the client has
-    /// unmapped.
-    fn has_more_in(&self, unmap: &DmaUnmap) -> bool {
-        self.done + self.chunk < self.len && unmap.touches(self.address, self.len)
+    /// Returns whether further messages would follow the one in flight, about memory that the
+    /// client has unmapped.
+    fn would_continue_in(&self, unmap: &DmaUnmap) -> bool {
+        self.answered + self.in_flight < self.len && unmap.touches(self.address, self.len)
     }
 
     /// Reports an error to the handler.
@@ -283,46 +313,47 @@ impl Operation {
     fn accept_reply(&mut self, payload: &[u8]) -> Result<(), Errno> {
         if let Direction::Read(data) = &mut self.direction {
             let (access, bytes) = parse_prefix::<DmaAccess>(payload).map_err(|_| Errno::EPROTO)?;
-            if access.count.get() != self.chunk as u64 || bytes.len() != self.chunk {
+            if access.count.get() != self.in_flight as u64 || bytes.len() != self.in_flight {
                 return Err(Errno::EPROTO);
             }
-            if self.chunk < self.len {
-                // The device asked for `len` bytes, and each message brings its share of them.
+            // Data of a single message are passed to the handler without a copy.
+            if self.in_flight < self.len {
                 data.extend_from_slice(bytes);
             }
         }
-        self.done += self.chunk;
+        self.answered += self.in_flight;
         Ok(())
     }
 }
 
 /// Limits of the requests to this client.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    /// The client's `max_data_xfer_size`.
-    pub(super) transfer: usize,
-    /// Bytes that may wait for the socket.
-    pub(super) queue: usize,
+pub(super) struct DmaLimits {
+    /// Maximum number of bytes of data in one request: the client's `max_data_xfer_size`.
+    pub(super) max_transfer: usize,
+    /// Number of bytes that wait for the socket from which on no operation starts.
+    pub(super) max_queued: usize,
 }
 
 fn send_read(out: &mut SendHalf<'_>, id: u16, address: u64, count: usize) -> Result<(), FrameError> {
-    out.send(&request(Command::DmaRead, id, address, count, 0), &[], &[])
+    out.send(&request_head(Command::DmaRead, id, address, count, 0), &[], &[])
 }
 
 fn send_write(out: &mut SendHalf<'_>, id: u16, address: u64, data: &[u8]) -> Result<(), FrameError> {
-    out.send(&request(Command::DmaWrite, id, address, data.len(), data.len()), data, &[])
+    out.send(&request_head(Command::DmaWrite, id, address, data.len(), data.len()), data, &[])
 }
 
-/// Returns a DMA request for `count` bytes at `address`, after which `data` bytes follow.
-fn request(
+/// Returns header and fixed part of a DMA request for `count` bytes at `address`. The caller sends
+/// `data_len` bytes of data after it.
+fn request_head(
     command: Command,
     id: u16,
     address: u64,
     count: usize,
-    data: usize,
+    data_len: usize,
 ) -> [u8; HEADER_SIZE + size_of::<DmaAccess>()] {
     let access = DmaAccess { address: address.into(), count: (count as u64).into() };
-    let header = Header::request(id, command, size_of::<DmaAccess>() + data, false);
+    let header = Header::request(id, command, size_of::<DmaAccess>() + data_len, false);
     let mut bytes = [0; HEADER_SIZE + size_of::<DmaAccess>()];
     bytes[..HEADER_SIZE].copy_from_slice(&header.to_bytes());
     bytes[HEADER_SIZE..].copy_from_slice(access.as_bytes());

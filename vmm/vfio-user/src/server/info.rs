@@ -7,7 +7,7 @@ use zerocopy::IntoBytes;
 use super::deferred::Request;
 use super::dispatcher::Dispatcher;
 use super::handler::Handler;
-use super::reply::{Refusal, reply};
+use super::reply::{Refusal, reply, reply_fixed};
 use crate::Errno;
 use crate::socket::SendHalf;
 use crate::types::REGION_FLAG_MMAP;
@@ -31,22 +31,22 @@ impl Dispatcher {
         }
 
         let mut info = handler.region_info(raw.index.get())?;
-        let takes_fds = self.peer.max_msg_fds.is_none_or(|fds| fds > 0);
+        let takes_fds = self.client_capabilities.max_msg_fds.is_none_or(|fds| fds > 0);
         if info.fd.is_none() || info.flags & REGION_FLAG_MMAP == 0 || !takes_fds {
             // A region without its descriptor cannot be mapped.
             info.flags &= !REGION_FLAG_MMAP;
             info.areas.clear();
             info.fd = None;
         } else if info.areas.is_empty() {
-            // One area that covers the region: the reference's client takes a descriptor only
-            // together with capabilities.
+            // One area that covers the region, because the client of libvfio-user takes a
+            // descriptor only together with capabilities.
             info.areas = info.mappable();
         }
 
         let body = build_region_info(raw.index.get(), &info, argsz);
 
-        // The descriptor goes out with the complete answer only. The reference's client has no room
-        // for one in the first answer, and takes it for an error.
+        // The descriptor goes out with the complete answer only. libvfio-user's client has no room
+        // for a descriptor in an incomplete first answer, and takes one there for an error.
         let is_complete = region_info_size(&info) <= argsz as usize;
         let fd = info.fd.as_ref().filter(|_| is_complete).map(AsFd::as_fd);
         Ok(reply(out, request, &body, &[], fd.as_slice())?)
@@ -71,7 +71,7 @@ pub(super) fn device_info(
         num_regions: info.num_regions.into(),
         num_irqs: info.num_irqs.into(),
     };
-    Ok(reply(out, request, body.as_bytes(), &[], &[])?)
+    Ok(reply_fixed(out, request, body.as_bytes())?)
 }
 
 /// Replies to `DEVICE_GET_IRQ_INFO`.
@@ -92,5 +92,5 @@ pub(super) fn irq_info(
         index: raw.index,
         count: info.count.into(),
     };
-    Ok(reply(out, request, body.as_bytes(), &[], &[])?)
+    Ok(reply_fixed(out, request, body.as_bytes())?)
 }

@@ -15,6 +15,7 @@ pub(super) fn parse_set_irqs(message: Message<'_>, handler: &mut dyn Handler) ->
     let (raw, data) = parse_prefix::<SetIrqsPayload>(message.payload).map_err(|_| Errno::EINVAL)?;
     let (index, start, count) = (raw.index.get(), raw.start.get(), raw.count.get());
 
+    // Without all its descriptors the request would bind the wrong eventfds.
     if message.fds_lost {
         return Err(Errno::EMFILE);
     }
@@ -26,12 +27,14 @@ pub(super) fn parse_set_irqs(message: Message<'_>, handler: &mut dyn Handler) ->
     }
 
     let flags = raw.flags.get();
-    let action = action(flags & !vfio::VFIO_IRQ_SET_DATA_TYPE_MASK)?;
+    let action = action_of(flags & !vfio::VFIO_IRQ_SET_DATA_TYPE_MASK)?;
     let data_kind = flags & vfio::VFIO_IRQ_SET_DATA_TYPE_MASK;
 
+    // In VFIO a trigger of no interrupts disables all interrupts of the type.
     if count == 0 {
-        let disable = action == IrqAction::Trigger && data_kind == vfio::VFIO_IRQ_SET_DATA_NONE && start == 0;
-        if !disable || !message.fds.is_empty() {
+        let is_disable =
+            action == IrqAction::Trigger && data_kind == vfio::VFIO_IRQ_SET_DATA_NONE && start == 0;
+        if !is_disable || !message.fds.is_empty() {
             return Err(Errno::EINVAL);
         }
         return Ok(SetIrqs { index, start, count, action: IrqAction::Disable, data: IrqData::None });
@@ -56,9 +59,9 @@ pub(super) fn parse_set_irqs(message: Message<'_>, handler: &mut dyn Handler) ->
     Ok(SetIrqs { index, start, count, action, data })
 }
 
-/// Returns the operation that the action bits of a request name, of which one must be set.
-fn action(flags: u32) -> Result<IrqAction, Errno> {
-    match flags {
+/// Returns the operation that the action bits of a request name. Exactly one must be set.
+fn action_of(action_bits: u32) -> Result<IrqAction, Errno> {
+    match action_bits {
         vfio::VFIO_IRQ_SET_ACTION_MASK => Ok(IrqAction::Mask),
         vfio::VFIO_IRQ_SET_ACTION_UNMASK => Ok(IrqAction::Unmask),
         vfio::VFIO_IRQ_SET_ACTION_TRIGGER => Ok(IrqAction::Trigger),
@@ -66,9 +69,9 @@ fn action(flags: u32) -> Result<IrqAction, Errno> {
     }
 }
 
-/// Returns one entry for each interrupt: its descriptor, or `None` for all when the message brings
-/// no descriptors, which unbinds the range's eventfds. `count` was checked against the device's
-/// number of interrupts.
+/// Returns one entry for each of the `count` interrupts: its descriptor, or `None` for all when the
+/// message brings no descriptors, which unbinds the range's eventfds. The caller has checked
+/// `count` against the device's number of interrupts, which bounds the allocation.
 fn eventfds(fds: Vec<PeerFd>, count: u32) -> Result<Vec<Option<PeerFd>>, Errno> {
     if fds.is_empty() {
         Ok((0..count).map(|_| None).collect())

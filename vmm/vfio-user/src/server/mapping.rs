@@ -33,16 +33,17 @@ impl Dispatcher {
             size: raw.size.get(),
         };
 
-        // As VFIO's type 1 IOMMU: whole pages of the smallest size. With ranges of a few bytes one
-        // DMA operation would have to search thousands.
-        let page = 1 << self.config.pgsizes.trailing_zeros().min(63);
-        let valid = map.flags & !(DMA_FLAG_READ | DMA_FLAG_WRITE) == 0
+        // A range consists of whole pages of the smallest size, as with VFIO's type 1 IOMMU. If
+        // ranges could have a few bytes, one DMA operation would have to search thousands. (The
+        // limit of 63 keeps the shift from overflowing if no page size is configured.)
+        let smallest_page = 1 << self.config.pgsizes.trailing_zeros().min(63);
+        let is_valid = map.flags & !(DMA_FLAG_READ | DMA_FLAG_WRITE) == 0
             && range_is_valid(map.address, map.size)
-            && map.address.is_multiple_of(page)
-            && map.size.is_multiple_of(page)
+            && map.address.is_multiple_of(smallest_page)
+            && map.size.is_multiple_of(smallest_page)
             && map.offset.checked_add(map.size).is_some()
             && message.fds.len() <= 1;
-        if !valid {
+        if !is_valid {
             return Err(Errno::EINVAL.into());
         }
 
@@ -81,7 +82,7 @@ impl Dispatcher {
         handler: &mut dyn Handler,
     ) -> Result<(), Refusal> {
         let must_wait = if self.second_socket.is_some() {
-            self.dma.cut_unmapped(&unmap)
+            self.dma.end_unmapped_after_reply(&unmap)
         } else {
             self.dma.end_unmapped(&unmap, handler);
             false
@@ -90,22 +91,22 @@ impl Dispatcher {
             return Ok(acknowledge(out, request, &ReplyKind::Unmap(entry))?);
         }
 
-        let (kind, data) = (ReplyKind::Drain { entry, unmap }, Vec::new());
-        // The handler is done, so it is not asked to give the request up.
-        self.deferred = Some(Deferred { token: 0, request, kind, result: None, data, asked: true });
+        let (kind, data) = (ReplyKind::UnmapAfterDma { entry, unmap }, Vec::new());
+        // The handler is done, so it is not asked to give the request up, and needs no token.
+        self.deferred = Some(Deferred { token: 0, request, kind, result: None, data, was_asked: true });
         Ok(())
     }
 
-    /// Checks the room that the client has for the reply to its `DMA_UNMAP`. The entry must fit,
-    /// and, as in the reference, the room must not exceed a data transfer.
+    /// Checks `argsz`, the room that the client has for the reply to its `DMA_UNMAP`. The reply
+    /// must fit, and, as in libvfio-user, the room must not exceed a data transfer.
     fn check_unmap_argsz(&self, argsz: u32) -> Result<(), Errno> {
-        let maximum = self.transfer.max(DEFAULT_MAX_DATA_XFER_SIZE as usize);
+        let maximum = self.max_access.max(DEFAULT_MAX_DATA_XFER_SIZE as usize);
         let sizes = size_of::<DmaUnmapPayload>()..=maximum;
         if sizes.contains(&(argsz as usize)) { Ok(()) } else { Err(Errno::EINVAL) }
     }
 }
 
-/// Returns the range that a `DMA_UNMAP` names.
+/// Returns the ranges that a `DMA_UNMAP` names, or an error if the request is invalid.
 pub(super) fn unmapped_by(entry: &DmaUnmapPayload) -> Result<DmaUnmap, Errno> {
     let (address, size) = (entry.address.get(), entry.size.get());
     match entry.flags.get() {

@@ -12,7 +12,8 @@ use crate::socket::SendHalf;
 use crate::wire::*;
 
 impl Dispatcher {
-    /// Serves the first message, which must be a version. Any other message ends the connection.
+    /// Serves the first message, which must be a `VERSION`. Any other message ends the connection,
+    /// and so does a version that does not suit.
     pub(super) fn negotiate(
         &mut self,
         out: &mut SendHalf<'_>,
@@ -38,21 +39,24 @@ impl Dispatcher {
         }
 
         let client = proposed.capabilities.clone().unwrap_or_default();
+        let client_transfer = client.max_data_xfer_size.unwrap_or(DEFAULT_MAX_DATA_XFER_SIZE.into());
         // With zero bytes in a message every transfer would be endless.
-        let transfer = client.max_data_xfer_size.unwrap_or(DEFAULT_MAX_DATA_XFER_SIZE.into());
-        if transfer == 0 {
+        if client_transfer == 0 {
             self.fail(out, request, Errno::EINVAL)?;
             return Err(ConnectionError::NoTransfers);
         }
-        // The client assumes the default for a limit that it did not name.
+        // The answer names no limit that the client did not name. So the client assumes the default
+        // for the server's limit, too.
         if client.max_data_xfer_size.is_none() {
-            self.transfer = DEFAULT_MAX_DATA_XFER_SIZE as usize;
+            self.max_access = DEFAULT_MAX_DATA_XFER_SIZE as usize;
         }
-        self.limits.transfer =
-            usize::try_from(transfer).unwrap_or(usize::MAX).min(self.config.max_data_xfer_size as usize);
-        self.new_limit = Some(self.config.message_limit(self.transfer.max(self.limits.transfer)));
+        self.dma_limits.max_transfer = usize::try_from(client_transfer)
+            .unwrap_or(usize::MAX)
+            .min(self.config.max_data_xfer_size as usize);
+        self.new_message_limit =
+            Some(self.config.message_limit(self.max_access.max(self.dma_limits.max_transfer)));
 
-        let client_socket = self.make_second_socket(&client, request);
+        let client_end = self.make_second_socket(&client, request);
         let answer = VersionMessage {
             major: VERSION_MAJOR,
             // The version here is the lowest there is, so it never exceeds the proposed one.
@@ -60,10 +64,10 @@ impl Dispatcher {
             has_json: proposed.has_json,
             capabilities: proposed.capabilities.as_ref().map(|client| self.capabilities_for(client)),
         };
-        self.peer = client;
+        self.client_capabilities = client;
         self.phase = Phase::Running;
 
-        let fd = client_socket.as_ref().map(AsFd::as_fd);
+        let fd = client_end.as_ref().map(AsFd::as_fd);
         Ok(reply(out, request, &build_version(&answer), &[], fd.as_slice())?)
     }
 
@@ -71,14 +75,14 @@ impl Dispatcher {
     /// client's end. A server without a free descriptor does not agree, and sends its requests on
     /// the first socket.
     fn make_second_socket(&mut self, client: &Capabilities, request: Request) -> Option<OwnedFd> {
-        let expected = client.twin_socket.as_ref().is_some_and(|offer| offer.supported);
+        let is_proposed = client.twin_socket.as_ref().is_some_and(|offer| offer.supported);
         let takes_fds = client.max_msg_fds.is_none_or(|fds| fds > 0);
-        if !expected || !takes_fds || request.no_reply {
+        if !is_proposed || !takes_fds || request.no_reply {
             return None;
         }
 
-        let (second_socket, client_end) =
-            SecondSocket::pair(self.config.message_limit(self.limits.transfer), self.closer.clone()).ok()?;
+        let limit = self.config.message_limit(self.dma_limits.max_transfer);
+        let (second_socket, client_end) = SecondSocket::pair(limit, self.closer.clone()).ok()?;
         self.second_socket = Some(second_socket);
         Some(client_end)
     }
@@ -96,7 +100,7 @@ impl Dispatcher {
             max_dma_maps: client
                 .max_dma_maps
                 .map(|client_maximum| client_maximum.min(config.max_dma_maps.into())),
-            write_multiple: client.write_multiple.filter(|expected| *expected && config.write_multiple),
+            write_multiple: client.write_multiple.filter(|is_proposed| *is_proposed && config.write_multiple),
             twin_socket: self
                 .second_socket
                 .as_ref()

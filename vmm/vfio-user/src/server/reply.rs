@@ -9,9 +9,11 @@ use crate::Errno;
 use crate::socket::{FrameError, SendHalf};
 use crate::wire::{HEADER_SIZE, Header, RegionAccess, ShortPayload, WriteMultiPayload};
 
-/// Why a request failed: a check or the handler refused it, or the stream is lost.
+/// Why a request failed.
 pub(super) enum Refusal {
+    /// A check or the handler refused it, with this error for the client.
     Errno(Errno),
+    /// The stream is lost, which ends the connection.
     Frame(FrameError),
 }
 
@@ -40,21 +42,26 @@ pub(super) fn acknowledge(
     kind: &ReplyKind,
 ) -> Result<(), FrameError> {
     match kind {
-        ReplyKind::Empty => reply(out, request, &[], &[], &[]),
-        ReplyKind::Unmap(entry) | ReplyKind::Drain { entry, .. } => {
-            reply(out, request, entry.as_bytes(), &[], &[])
+        ReplyKind::Empty => reply_fixed(out, request, &[]),
+        ReplyKind::Unmap(entry) | ReplyKind::UnmapAfterDma { entry, .. } => {
+            reply_fixed(out, request, entry.as_bytes())
         }
-        ReplyKind::Read(access) | ReplyKind::Write(access) => {
-            reply(out, request, access.as_bytes(), &[], &[])
-        }
+        ReplyKind::Read(access) | ReplyKind::Write(access) => reply_fixed(out, request, access.as_bytes()),
         ReplyKind::Multi { next, .. } => {
             let done = WriteMultiPayload { wr_cnt: (*next as u64).into() };
-            reply(out, request, done.as_bytes(), &[], &[])
+            reply_fixed(out, request, done.as_bytes())
         }
     }
 }
 
-/// Sends header, `fixed` and `data` in one piece, unless the client wants no reply.
+/// Sends a reply that consists of a fixed structure, which may be empty, without data and
+/// descriptors.
+pub(super) fn reply_fixed(out: &mut SendHalf<'_>, request: Request, fixed: &[u8]) -> Result<(), FrameError> {
+    reply(out, request, fixed, &[], &[])
+}
+
+/// Sends a reply of a header, the structure `fixed` and `data` in one piece, with descriptors. It
+/// sends nothing if the client wants no reply.
 pub(super) fn reply(
     out: &mut SendHalf<'_>,
     request: Request,
@@ -69,7 +76,7 @@ pub(super) fn reply(
     if data.is_empty() {
         return out.send(&header, fixed, fds);
     }
-    // Data always follow a region access.
+    // Data follow only a region access, so `head` has room for the fixed structure.
     let mut head = [0; HEADER_SIZE + size_of::<RegionAccess>()];
     let length = (HEADER_SIZE + fixed.len()).min(head.len());
     head[..HEADER_SIZE].copy_from_slice(&header);

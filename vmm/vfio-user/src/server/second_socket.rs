@@ -27,6 +27,7 @@ use crate::wire::{Header, MessageType};
 #[derive(Debug)]
 pub(super) struct SecondSocket {
     framed: Framed,
+    /// Whether the end of the socket was noticed and the operations in flight have failed.
     ended: bool,
     /// Whether the event loop has reported input that was not read to its end yet.
     is_readable: bool,
@@ -38,7 +39,7 @@ impl SecondSocket {
     pub(super) fn pair(limit: usize, closer: Option<Arc<dyn Closer>>) -> nix::Result<(Self, OwnedFd)> {
         let (local_end, remote_end) =
             socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)?;
-        // A reply to a DMA request brings no descriptors.
+        // A reply to a DMA request brings no descriptors, so none is kept.
         let mut framed = Framed::new(local_end, limit, 0);
         framed.rx.set_pending_limit(PendingFds::NONE);
         if let Some(closer) = closer {
@@ -67,7 +68,7 @@ impl SecondSocket {
         !self.ended && !self.framed.tx.has_ended()
     }
 
-    /// Returns the number of bytes that wait for the socket.
+    /// Returns the number of bytes that wait to be sent.
     pub(super) fn queued(&self) -> usize {
         if self.is_usable() { self.framed.queued() } else { 0 }
     }
@@ -81,35 +82,37 @@ impl SecondSocket {
         self.is_readable = true;
     }
 
-    /// Sends the queue until it is empty or `may_go_on` returns false. Returns whether the latter
-    /// ended it.
-    pub(super) fn flush_while(&mut self, may_go_on: impl FnMut() -> bool) -> Result<bool, FrameError> {
-        self.framed.split().1.flush_while(may_go_on)
+    /// Sends the queue, as far as the socket takes it and while `may_send` returns true. Returns
+    /// whether messages are left because it returned false.
+    pub(super) fn flush_while(&mut self, may_send: impl FnMut() -> bool) -> Result<bool, FrameError> {
+        self.framed.split().1.flush_while(may_send)
     }
 }
 
-/// Returns the outlet for DMA requests: the second socket if there is one.
-pub(super) fn dma_outlet<'a>(
-    main: &'a mut Framed,
+/// Returns the sending half of the socket for DMA requests: the second socket if there is one, else
+/// the first.
+pub(super) fn dma_send_half<'a>(
+    first_socket: &'a mut Framed,
     second_socket: &'a mut Option<SecondSocket>,
 ) -> SendHalf<'a> {
     match second_socket {
         Some(second_socket) => second_socket.framed.split().1,
-        None => main.split().1,
+        None => first_socket.split().1,
     }
 }
 
 impl Dispatcher {
     /// Serves the messages on the second socket, within the turn. It is read while replies are
-    /// outstanding, and when the event loop has reported input. Returns whether there may be more.
-    pub(super) fn drive_second_socket(
+    /// outstanding, and when the event loop has reported input. Returns whether there may be more
+    /// input, because the turn has ended first.
+    pub(super) fn serve_second_socket(
         &mut self,
         handler: &mut dyn Handler,
         turn: &mut Turn,
     ) -> Result<bool, ConnectionError> {
         let mut drained = false;
-        while turn.has_time() {
-            let is_expecting = self.dma.outstanding() > 0;
+        while turn.may_continue() {
+            let awaits_replies = self.dma.outstanding() > 0;
             let Some(second_socket) =
                 self.second_socket.as_mut().filter(|second_socket| !second_socket.ended)
             else {
@@ -128,19 +131,19 @@ impl Dispatcher {
                 if header.message_type() == MessageType::Command {
                     self.counters.failed += 1;
                     refuse(&mut out, &header, self.config.max_queued)?;
-                } else if !self.dma.on_reply(&mut out, self.limits, &header, message.payload, handler)? {
+                } else if !self.dma.on_reply(&mut out, self.dma_limits, &header, message.payload, handler)? {
                     self.counters.unmatched_replies += 1;
                 }
                 continue;
             }
 
-            if drained || !(second_socket.is_readable || is_expecting) {
+            if drained || !(second_socket.is_readable || awaits_replies) {
                 second_socket.is_readable = false;
                 return Ok(false);
             }
             turn.count_step();
             match second_socket.framed.fill()? {
-                ReadOutcome::Data { drained: all } => drained = all,
+                ReadOutcome::Data { drained: is_empty } => drained = is_empty,
                 ReadOutcome::WouldBlock | ReadOutcome::Full => drained = true,
                 ReadOutcome::End => self.end_second_socket(handler),
             }
@@ -148,7 +151,7 @@ impl Dispatcher {
         Ok(true)
     }
 
-    /// Records that the second socket has ended, and fails the operations in flight.
+    /// Records that the second socket has ended, and fails the DMA operations in flight.
     fn end_second_socket(&mut self, handler: &mut dyn Handler) {
         if let Some(second_socket) = &mut self.second_socket {
             second_socket.ended = true;
@@ -156,18 +159,18 @@ impl Dispatcher {
         self.dma.fail_all(Errno::ENOTCONN, handler);
     }
 
-    /// Returns whether a deferred `DMA_UNMAP` waits for DMA requests, of which none is left that
-    /// touches its range.
-    pub(super) fn is_drained(&self) -> bool {
+    /// Returns whether a `DMA_UNMAP` that waits for DMA requests can be answered now: no request in
+    /// flight touches its range any more.
+    pub(super) fn can_answer_unmap(&self) -> bool {
         self.deferred.as_ref().is_some_and(|deferred| match &deferred.kind {
-            ReplyKind::Drain { unmap, .. } => deferred.result.is_none() && !self.dma.touches(unmap),
+            ReplyKind::UnmapAfterDma { unmap, .. } => deferred.result.is_none() && !self.dma.touches(unmap),
             _ => false,
         })
     }
 
-    /// Completes a deferred `DMA_UNMAP` that has waited for DMA requests.
-    pub(super) fn finish_drain(&mut self) {
-        if self.is_drained()
+    /// Completes a `DMA_UNMAP` that has waited for DMA requests, if it can be answered now.
+    pub(super) fn complete_waiting_unmap(&mut self) {
+        if self.can_answer_unmap()
             && let Some(deferred) = &mut self.deferred
         {
             deferred.result = Some(Ok(()));
@@ -175,8 +178,8 @@ impl Dispatcher {
     }
 }
 
-/// Refuses a command on the second socket, where the client has none to send. A client that does
-/// not read the answers gets no more.
+/// Refuses a command on the second socket, on which only the server sends commands. A client that
+/// does not read the answers gets no more.
 fn refuse(out: &mut SendHalf<'_>, header: &Header, max_queued: usize) -> Result<(), FrameError> {
     if header.no_reply() || out.queued() >= max_queued {
         return Ok(());

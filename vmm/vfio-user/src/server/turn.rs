@@ -1,5 +1,6 @@
 //! A turn of a connection: reading both sockets and serving requests within a budget.
 
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::time::Instant;
 
@@ -12,52 +13,62 @@ use super::handler::Handler;
 use crate::socket::{PendingFds, ReadOutcome};
 use crate::wire::{Command, MessageType};
 
-/// Steps and time of one call of [`ServerConnection::on_readable`]. The first step is always taken.
+/// Steps and time of one call of [`ServerConnection::on_readable`] or
+/// [`ServerConnection::on_writable`]. The first step is always taken.
 pub(super) struct Turn {
+    /// Steps taken.
     steps: u32,
+    /// Maximum number of steps.
     budget: u32,
-    until: Instant,
+    end: Instant,
 }
 
 impl Turn {
     pub(super) fn new(config: &ServerConfig) -> Self {
-        Self { steps: 0, budget: config.budget, until: Instant::now() + config.turn }
+        Self { steps: 0, budget: config.budget, end: Instant::now() + config.turn }
     }
 
     pub(super) fn count_step(&mut self) {
         self.steps += 1;
     }
 
-    /// Whether another step may be taken.
-    pub(super) fn has_time(&self) -> bool {
-        self.steps == 0 || (self.steps < self.budget && Instant::now() < self.until)
+    /// Returns whether another step may be taken.
+    pub(super) fn may_continue(&self) -> bool {
+        self.steps == 0 || (self.steps < self.budget && Instant::now() < self.end)
     }
 }
 
 impl ServerConnection {
     /// Serves the second socket and then the first, both within one turn.
-    pub(super) fn drive_both(&mut self, handler: &mut dyn Handler) -> Result<Progress, ConnectionError> {
+    pub(super) fn serve_both_sockets(
+        &mut self,
+        handler: &mut dyn Handler,
+    ) -> Result<Progress, ConnectionError> {
         let mut turn = Turn::new(&self.dispatcher.config);
-        let more = self.dispatcher.drive_second_socket(handler, &mut turn)?;
-        self.dispatcher.finish_drain();
-        match self.drive(handler, &mut turn)? {
-            Progress::Idle | Progress::Blocked if more => Ok(Progress::More),
+        let second_has_more = self.dispatcher.serve_second_socket(handler, &mut turn)?;
+        self.dispatcher.complete_waiting_unmap();
+        match self.serve_first_socket(handler, &mut turn)? {
+            Progress::Idle | Progress::Blocked if second_has_more => Ok(Progress::More),
             progress => Ok(progress),
         }
     }
 
     /// Serves the first socket within the turn.
-    fn drive(&mut self, handler: &mut dyn Handler, turn: &mut Turn) -> Result<Progress, ConnectionError> {
+    fn serve_first_socket(
+        &mut self,
+        handler: &mut dyn Handler,
+        turn: &mut Turn,
+    ) -> Result<Progress, ConnectionError> {
         let mut drained = false;
-        while turn.has_time() {
+        while turn.may_continue() {
             turn.count_step();
             if self.dispatcher.deferred.is_some() {
-                match self.wait_deferred(handler, turn)? {
+                match self.advance_deferred(handler, turn)? {
                     Some(progress) => return Ok(progress),
                     None => continue,
                 }
             }
-            if self.is_clogged() {
+            if self.has_full_queue() {
                 return Ok(Progress::Blocked);
             }
 
@@ -72,26 +83,28 @@ impl ServerConnection {
                 return Ok(Progress::Idle);
             }
             match self.framed.fill()? {
-                ReadOutcome::Data { drained: all } => drained = all,
+                ReadOutcome::Data { drained: is_empty } => drained = is_empty,
                 ReadOutcome::WouldBlock | ReadOutcome::Full => return Ok(Progress::Idle),
-                ReadOutcome::End => return self.end(),
+                ReadOutcome::End => return self.end_of_stream(),
             }
         }
         Ok(Progress::More)
     }
 
-    /// Sets the stream's limits after a VERSION, once no message is borrowed from it.
+    /// Sets the stream's new limits after a `VERSION`. It is called when no message is borrowed
+    /// from the stream.
     fn apply_negotiation(&mut self) {
-        if let Some(limit) = self.dispatcher.new_limit.take() {
+        if let Some(limit) = self.dispatcher.new_message_limit.take() {
             self.framed.set_limit(limit);
             let fds = PendingFds::for_messages_of(self.dispatcher.config.max_msg_fds as usize);
             self.framed.rx.set_pending_limit(fds);
         }
     }
 
-    /// Takes a step while a request is deferred. Returns the progress with which the turn ends, or
-    /// `None` if it continues.
-    fn wait_deferred(
+    /// Takes a step while a request is deferred: answers the request if it was completed, and reads
+    /// on behind it otherwise. Returns the progress with which the turn ends, or `None` if it
+    /// continues.
+    fn advance_deferred(
         &mut self,
         handler: &mut dyn Handler,
         turn: &mut Turn,
@@ -104,20 +117,21 @@ impl ServerConnection {
         self.examine_later_messages(handler, turn)?;
         if let Some(deferred) = self.dispatcher.deferred.as_mut()
             && self.dispatcher.resets_ahead > 0
-            && !deferred.asked
+            && !deferred.was_asked
         {
-            deferred.asked = true;
+            deferred.was_asked = true;
             if let Some(errno) = handler.reset_pending(deferred.token) {
                 deferred.result = Some(Err(errno));
                 return Ok(None);
             }
         }
-        if !turn.has_time() {
+        if !turn.may_continue() {
             return Ok(Some(Progress::More));
         }
 
         if !self.framed.rx.has_room() {
-            // No byte can be read now, so only a poll tells whether the client has gone.
+            // The buffer has no room to read the end of the stream, so a poll finds out whether the
+            // client has gone.
             let has_hung_up = self.has_hung_up();
             return Ok(Some(if has_hung_up { Progress::Closed } else { Progress::Blocked }));
         }
@@ -129,8 +143,8 @@ impl ServerConnection {
     }
 
     /// Examines the messages received after the deferred request, within the turn. It counts
-    /// resets, and serves and removes replies to operations of this side, since the deferred
-    /// request may depend on them. All others stay in the buffer.
+    /// resets, and serves and removes replies to DMA requests, because the deferred request may
+    /// depend on them. All other messages stay in the buffer.
     fn examine_later_messages(
         &mut self,
         handler: &mut dyn Handler,
@@ -138,21 +152,24 @@ impl ServerConnection {
     ) -> Result<(), ConnectionError> {
         let dispatcher = &mut self.dispatcher;
         let (rx, mut out) = self.framed.split();
-        dispatcher.scanned = dispatcher.scanned.max(rx.position());
-        let mut served = Vec::new();
+        dispatcher.examined = dispatcher.examined.max(rx.position());
+        // Stream positions of the replies that were served.
+        let mut served: Vec<Range<u64>> = Vec::new();
         let mut result = Ok(());
-        while turn.has_time()
-            && let Some(header) = rx.header_at(dispatcher.scanned)
+        while turn.may_continue()
+            && let Some(header) = rx.header_at(dispatcher.examined)
         {
             turn.count_step();
-            let from = dispatcher.scanned;
-            dispatcher.scanned = from + u64::from(header.size);
+            let start = dispatcher.examined;
+            dispatcher.examined = start + u64::from(header.size);
             if header.message_type() == MessageType::Reply && dispatcher.expects(&header) {
                 dispatcher.counters.messages += 1;
-                let payload = rx.payload_at(from, &header).unwrap_or_default();
-                result =
-                    dispatcher.dma.on_reply(&mut out, dispatcher.limits, &header, payload, handler).map(drop);
-                served.push((from, dispatcher.scanned));
+                let payload = rx.payload_at(start, &header).unwrap_or_default();
+                result = dispatcher
+                    .dma
+                    .on_reply(&mut out, dispatcher.dma_limits, &header, payload, handler)
+                    .map(drop);
+                served.push(start..dispatcher.examined);
                 if result.is_err() {
                     break;
                 }
@@ -165,19 +182,19 @@ impl ServerConnection {
         // All served messages are removed at once, because each removal moves the later bytes, of
         // which there may be a mebibyte.
         rx.remove(&served);
-        dispatcher.scanned -= served.iter().map(|(from, end)| end - from).sum::<u64>();
+        dispatcher.examined -= served.iter().map(|message| message.end - message.start).sum::<u64>();
         result.map_err(ConnectionError::from)
     }
 
-    /// Whether the client has closed its end.
+    /// Returns whether the client has closed its end. It does not read the socket.
     fn has_hung_up(&self) -> bool {
         let mut fds = [PollFd::new(self.framed.as_fd(), PollFlags::empty())];
         let _ = poll(&mut fds, PollTimeout::ZERO);
         fds[0].revents().is_some_and(|events| events.intersects(PollFlags::POLLHUP | PollFlags::POLLERR))
     }
 
-    /// Returns the result for a client that has closed its end, which is an error within a message.
-    fn end(&self) -> Result<Progress, ConnectionError> {
+    /// Returns the result for a client that has closed its end. Within a message that is an error.
+    fn end_of_stream(&self) -> Result<Progress, ConnectionError> {
         match self.framed.rx.buffered() {
             0 => Ok(Progress::Closed),
             buffered => Err(ConnectionError::Truncated { buffered }),

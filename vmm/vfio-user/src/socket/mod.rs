@@ -5,10 +5,10 @@
 //! most one message of the negotiated size. It owns every descriptor as soon as the descriptor is
 //! in this process, so none leaks.
 //!
-//! The kernel ends a `recvmsg` after the part that carried descriptors, and tells no more about
-//! which message they belong to. Peers send one message in each `sendmsg`. So descriptors belong to
-//! the last message that starts within the bytes they came with; if none starts there, they belong
-//! to the message in progress.
+//! The kernel ends a `recvmsg` after the part that carried descriptors, and does not report more
+//! about the message that they belong to. Peers send one message in each `sendmsg`. So descriptors
+//! belong to the last message that starts within the bytes they came with; if none starts there,
+//! they belong to the message in progress.
 //!
 //! System calls are in `sys` and `peer`, which with `descriptor` are the only modules of this crate
 //! with `unsafe`.
@@ -85,8 +85,9 @@ impl Framed {
     /// Takes a connected stream socket, blocking or not. Messages larger than `limit` bytes end the
     /// stream; the limit is at least 16. A message keeps at most `max_fds` descriptors.
     pub fn new(fd: OwnedFd, limit: usize, max_fds: usize) -> Self {
-        // A read drops a byte that was sent out of band, unless it is in line, and the kernel then
-        // closes its descriptors on this thread. Every socket takes the option.
+        // Without this option a read drops a byte that was sent out of band, and the kernel then
+        // closes the descriptors that came with it on this thread. Every socket takes the option,
+        // so the result does not matter.
         let _ = setsockopt(&fd, sockopt::OobInline, &true);
         Self { fd, rx: Receiver::new(limit, max_fds), tx: Sender::default() }
     }

@@ -14,13 +14,14 @@ use nix::sys::socket::{getsockopt, sockopt};
 const SO_PEERPIDFD: libc::c_int = 77;
 
 /// Returns a descriptor of the socket's peer, as `SO_PEERCRED` defines it: the process that called
-/// `listen`, or that made the pair. The result is `None` when the kernel does not tell, or when the
-/// process is in a namespace that this process does not see. It is also `None` when that process
-/// has already exited: then another process, which inherited the socket, serves it.
+/// `listen`, or that made the pair. The result is `None` when the kernel does not report it, or
+/// when the process is in a namespace that this process does not see. It is also `None` when that
+/// process has already exited: then another process, which inherited the socket, serves it.
 pub(crate) fn peer_process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
     let process = peer_pidfd(socket).or_else(|_| {
-        // An older kernel. By now the number may belong to an unrelated process. The caller does
-        // not conclude from the exit of that process alone that the peer is gone.
+        // A kernel older than 6.5 returns only the process id, which may belong to an unrelated
+        // process by now. The caller does not conclude from the exit of that process alone that the
+        // peer is gone.
         let pid = getsockopt(&socket, sockopt::PeerCredentials)?.pid();
         if pid > 0 { pidfd_open(pid) } else { Err(io::ErrorKind::NotFound.into()) }
     });

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -14,13 +15,15 @@ use crate::wire::{HEADER_SIZE, Header, MessageType};
 /// First size of the buffer, in bytes. It doubles when a message has filled it, up to the limit.
 const INITIAL_BUFFER: usize = 16 * 1024;
 
-/// Maximum number of reads with descriptors that are remembered one by one.
+/// Maximum number of reads with descriptors that are remembered one by one. The descriptors of
+/// further reads are added to the last one.
 const MAX_BATCHES: usize = 2 * MAX_PENDING_FDS;
 
-/// Which descriptors of messages that are not taken yet a receiver keeps.
+/// Limits of the descriptors that a receiver keeps for messages that were not taken yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PendingFds {
-    /// From this number on, no more is read ahead of the message that is being served.
+    /// Number of kept descriptors from which on the receiver reads no more ahead of the message
+    /// that is being served.
     pub(crate) read_ahead: usize,
     /// Descriptors beyond this number are closed on arrival.
     pub(crate) maximum: usize,
@@ -30,8 +33,8 @@ impl PendingFds {
     /// A receiver that keeps no descriptor at all.
     pub(crate) const NONE: Self = Self { read_ahead: 0, maximum: 0 };
 
-    /// Enough for pipelined messages of `max_fds` descriptors each: reading ahead ends before a
-    /// whole message's worth would be lost.
+    /// Enough for pipelined messages of `max_fds` descriptors each: reading ahead ends while there
+    /// is room for the descriptors of one more message.
     pub(crate) fn for_messages_of(max_fds: usize) -> Self {
         Self { read_ahead: max_fds.max(1), maximum: 2 * max_fds }
     }
@@ -74,23 +77,32 @@ struct Batch {
     /// Stream position after the bytes that came with the descriptors.
     end: u64,
     fds: Vec<PeerFd>,
-    lost: bool,
+    /// Whether descriptors of this read are missing from `fds`.
+    fds_lost: bool,
 }
 
 /// The receiving half of a stream: the bytes and descriptors that were received and not taken.
+///
+/// A *stream position* is the number of bytes that the peer sent before a byte.
 #[derive(Debug)]
 pub(crate) struct Receiver {
+    /// The bytes from `start` to `end` were received and not taken.
     buffer: Vec<u8>,
     start: usize,
     end: usize,
+    /// Maximum size of a message, in bytes.
     limit: usize,
+    /// Maximum number of descriptors of a message.
     max_fds: usize,
-    /// Stream position of `start`.
+    /// Stream position of the byte at `start`.
     position: u64,
+    /// The descriptors that were received and not taken.
     batches: VecDeque<Batch>,
+    /// Number of descriptors in `batches`.
     pending_fds: usize,
     pending_limit: PendingFds,
     closer: Option<Arc<dyn Closer>>,
+    /// Room for the control messages of one read.
     control: Box<Control>,
     pub(super) times: CallTimes,
 }
@@ -135,7 +147,7 @@ impl Receiver {
         self.position
     }
 
-    /// Whether another [`Self::fill`] has room for bytes and descriptors.
+    /// Returns whether another [`Self::fill`] has room for bytes and descriptors.
     pub(crate) fn has_room(&self) -> bool {
         self.buffered() < self.capacity() && self.pending_fds < self.pending_limit.read_ahead.max(1)
     }
@@ -147,17 +159,17 @@ impl Receiver {
 
     /// Reads the bytes in the socket, without waiting.
     pub(crate) fn fill(&mut self, socket: BorrowedFd<'_>) -> Result<ReadOutcome, FrameError> {
-        self.fill_by(socket, false)
+        self.fill_once(socket, false)
     }
 
     /// As [`Self::fill`], but blocks until bytes come or the socket's own receive time-out ends. On
     /// a non-blocking socket it does not wait.
     pub(crate) fn wait_and_fill(&mut self, socket: BorrowedFd<'_>) -> Result<ReadOutcome, FrameError> {
-        self.fill_by(socket, true)
+        self.fill_once(socket, true)
     }
 
-    /// Reads the socket once into the buffer. With `wait`, the read blocks.
-    fn fill_by(&mut self, socket: BorrowedFd<'_>, wait: bool) -> Result<ReadOutcome, FrameError> {
+    /// Reads the socket once into the buffer. With `may_block` it waits for bytes.
+    fn fill_once(&mut self, socket: BorrowedFd<'_>, may_block: bool) -> Result<ReadOutcome, FrameError> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         }
@@ -170,7 +182,10 @@ impl Receiver {
         let available = &mut self.buffer[self.end..];
         let requested = available.len();
         let control = &mut self.control;
-        let received = match self.times.measure(|| sys::receive(socket, available, control, &mut fds, wait)) {
+        let received = match self
+            .times
+            .measure(|| sys::receive(socket, available, control, &mut fds, may_block))
+        {
             Ok(received) => received,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(ReadOutcome::WouldBlock),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {
@@ -188,7 +203,7 @@ impl Receiver {
         // then.
         let drained = received.len < requested && fds.is_empty() && !received.fds_lost;
         let fds = fds.into_iter().map(|fd| PeerFd::new(fd, self.closer.clone())).collect();
-        self.keep(fds, received.fds_lost);
+        self.keep_fds(fds, received.fds_lost);
         Ok(ReadOutcome::Data { drained })
     }
 
@@ -196,8 +211,10 @@ impl Receiver {
     /// false when the buffer is full at its largest size.
     fn make_room(&mut self) -> bool {
         let length = self.buffer.len();
-        let worthwhile = self.start >= length / 2 || length >= self.capacity();
-        if self.start > 0 && worthwhile {
+        // A move is worth its copy if it frees half of the buffer. Otherwise the buffer grows while
+        // it may.
+        let prefers_move = self.start >= length / 2 || length >= self.capacity();
+        if self.start > 0 && prefers_move {
             self.buffer.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;
@@ -212,31 +229,30 @@ impl Receiver {
         true
     }
 
-    /// Keeps received descriptors until their message is complete. Those beyond the limit are
-    /// closed, and the message is marked.
-    fn keep(&mut self, mut fds: Vec<PeerFd>, mut lost: bool) {
-        if fds.is_empty() && !lost {
+    /// Keeps the descriptors that came with a read until their message is taken. Those beyond the
+    /// limit are dropped, and then the message reports lost descriptors.
+    fn keep_fds(&mut self, mut fds: Vec<PeerFd>, mut fds_lost: bool) {
+        if fds.is_empty() && !fds_lost {
             return;
         }
 
         let available = self.pending_limit.maximum.saturating_sub(self.pending_fds);
         if fds.len() > available {
             fds.truncate(available);
-            lost = true;
+            fds_lost = true;
         }
 
         self.pending_fds += fds.len();
         let end = self.position + self.buffered() as u64;
-        let full = self.batches.len() >= MAX_BATCHES;
+        let is_full = self.batches.len() >= MAX_BATCHES;
         match self.batches.back_mut() {
-            // A peer that sends bytes with descriptors piecemeal into one message makes the list no
-            // longer.
-            Some(last) if full => {
+            // A peer may send descriptors with each byte of a message. The list stays bounded.
+            Some(last) if is_full => {
                 last.end = end;
-                last.lost |= lost;
+                last.fds_lost |= fds_lost;
                 last.fds.append(&mut fds);
             }
-            _ => self.batches.push_back(Batch { end, fds, lost }),
+            _ => self.batches.push_back(Batch { end, fds, fds_lost }),
         }
     }
 
@@ -248,15 +264,15 @@ impl Receiver {
             return Ok(None);
         }
 
-        let from = self.start;
+        let start = self.start;
         self.start += size;
         self.position += size as u64;
         let (fds, fds_lost) = self.take_fds();
-        let payload = &self.buffer[from + HEADER_SIZE..from + size];
+        let payload = &self.buffer[start + HEADER_SIZE..start + size];
         Ok(Some(Message { header, payload, fds, fds_lost, end: self.position }))
     }
 
-    /// Whether [`Self::next_message`] would return a whole message or an error.
+    /// Returns whether [`Self::next_message`] would return a whole message or an error.
     pub(crate) fn has_message(&self) -> bool {
         match self.checked_header(self.start) {
             Ok(Some(header)) => header.size as usize <= self.buffered(),
@@ -265,55 +281,62 @@ impl Receiver {
         }
     }
 
-    /// Returns the header at stream position `from`, if that message is whole and well-formed.
-    pub(crate) fn header_at(&self, from: u64) -> Option<Header> {
-        let at = self.start + usize::try_from(from.checked_sub(self.position)?).ok()?;
-        let header = self.checked_header(at).ok()??;
-        (header.size as usize <= self.end - at).then_some(header)
+    /// Returns the header of the message at a stream position, if that message is whole and
+    /// well-formed.
+    pub(crate) fn header_at(&self, position: u64) -> Option<Header> {
+        let offset = self.start + usize::try_from(position.checked_sub(self.position)?).ok()?;
+        let header = self.checked_header(offset).ok()??;
+        (header.size as usize <= self.end - offset).then_some(header)
     }
 
-    /// Returns the payload of the whole message that starts at stream position `from` and has this
+    /// Returns the payload of the whole message that starts at a stream position and has this
     /// header.
-    pub(crate) fn payload_at(&self, from: u64, header: &Header) -> Option<&[u8]> {
-        let at = self.start + usize::try_from(from.checked_sub(self.position)?).ok()?;
-        let bytes = self.buffer.get(at..self.end)?.get(..header.size as usize)?;
+    pub(crate) fn payload_at(&self, position: u64, header: &Header) -> Option<&[u8]> {
+        let offset = self.start + usize::try_from(position.checked_sub(self.position)?).ok()?;
+        let bytes = self.buffer.get(offset..self.end)?.get(..header.size as usize)?;
         bytes.get(HEADER_SIZE..)
     }
 
     /// Removes whole messages from the stream, as if they had never come. `removed` holds their
-    /// stream positions in ascending order, each as first byte and byte after the last. The
-    /// remaining bytes move up once, and the descriptors of the removed messages are dropped.
-    pub(crate) fn remove(&mut self, removed: &[(u64, u64)]) {
+    /// stream positions in ascending order. The remaining bytes move up once, and the descriptors
+    /// of the removed messages are dropped.
+    pub(crate) fn remove(&mut self, removed: &[Range<u64>]) {
         let buffer_offset = |position: u64| {
             let offset = usize::try_from(position.saturating_sub(self.position)).unwrap_or(usize::MAX);
             self.start.saturating_add(offset).min(self.end)
         };
 
+        // The bytes between a removed message and the next one move behind those that are kept.
         let mut end_of_kept = None;
-        for (index, &(_, end)) in removed.iter().enumerate() {
-            let next = removed.get(index + 1).map_or(self.end, |&(from, _)| buffer_offset(from));
-            let (from, end) = (buffer_offset(removed[index].0), buffer_offset(end));
-            let to = end_of_kept.unwrap_or(from);
+        for (index, message) in removed.iter().enumerate() {
+            let next = removed.get(index + 1).map_or(self.end, |next| buffer_offset(next.start));
+            let (start, end) = (buffer_offset(message.start), buffer_offset(message.end));
+            let to = end_of_kept.unwrap_or(start);
             self.buffer.copy_within(end..next.max(end), to);
             end_of_kept = Some(to + next.saturating_sub(end));
         }
         self.end = end_of_kept.unwrap_or(self.end);
 
-        let mut dropped = 0;
+        // Descriptors belong to the message in which the bytes of their read end.
+        let mut dropped_fds = 0;
         self.batches.retain_mut(|batch| {
-            let before = removed.iter().take_while(|&&(_, end)| end < batch.end);
-            let moved: u64 = before.map(|&(from, end)| end - from).sum();
-            let inside = removed.iter().any(|&(from, end)| from < batch.end && batch.end <= end);
+            let before = removed.iter().take_while(|message| message.end < batch.end);
+            let moved: u64 = before.map(|message| message.end - message.start).sum();
+            let is_removed =
+                removed.iter().any(|message| message.start < batch.end && batch.end <= message.end);
             batch.end -= moved;
-            dropped += if inside { batch.fds.len() } else { 0 };
-            !inside
+            dropped_fds += if is_removed { batch.fds.len() } else { 0 };
+            !is_removed
         });
-        self.pending_fds -= dropped;
+        self.pending_fds -= dropped_fds;
     }
 
     /// Returns the header at an offset of the buffer, or `None` if it is not complete.
-    fn checked_header(&self, at: usize) -> Result<Option<Header>, FrameError> {
-        let bytes = self.buffer.get(at..self.end).unwrap_or_default();
+    ///
+    /// # Errors
+    /// [`FrameError`] when the header is malformed.
+    fn checked_header(&self, offset: usize) -> Result<Option<Header>, FrameError> {
+        let bytes = self.buffer.get(offset..self.end).unwrap_or_default();
         let Some(header) = Header::parse(bytes) else { return Ok(None) };
 
         if (header.size as usize) < HEADER_SIZE {
@@ -331,18 +354,18 @@ impl Receiver {
     /// Returns the descriptors of the message that ends at `position`, and whether some were lost.
     fn take_fds(&mut self) -> (Vec<PeerFd>, bool) {
         let mut fds = Vec::new();
-        let mut lost = false;
+        let mut fds_lost = false;
         while self.batches.front().is_some_and(|batch| batch.end <= self.position) {
             let Some(batch) = self.batches.pop_front() else { break };
             self.pending_fds -= batch.fds.len();
-            lost |= batch.lost;
+            fds_lost |= batch.fds_lost;
             fds.extend(batch.fds);
         }
 
         if fds.len() > self.max_fds {
             fds.truncate(self.max_fds);
-            lost = true;
+            fds_lost = true;
         }
-        (fds, lost)
+        (fds, fds_lost)
     }
 }

@@ -9,19 +9,23 @@ use super::{FrameError, sys};
 
 /// A message, or the rest of one, that waits for the socket.
 #[derive(Debug)]
-struct Outgoing {
+struct QueuedMessage {
     bytes: Vec<u8>,
+    /// Number of the bytes that were sent.
     sent: usize,
     /// Descriptors that go with the first byte.
     fds: Vec<OwnedFd>,
 }
 
-/// The send queue. Messages stay apart in it, one system call each. QEMU takes a header that is cut
-/// in two for an error, and a message that starts a `sendmsg` is never cut within its first bytes.
+/// The send queue. Each message is sent by a system call of its own, because QEMU takes a header
+/// that is cut in two for an error. The kernel never cuts a message within its first bytes if they
+/// are also the first of a `sendmsg`.
 #[derive(Debug, Default)]
 pub(crate) struct Sender {
-    queue: VecDeque<Outgoing>,
+    queue: VecDeque<QueuedMessage>,
+    /// Unsent bytes of the queue.
     queued: usize,
+    /// Unsent descriptors of the queue.
     queued_fds: usize,
     /// Whether the peer has closed its end.
     ended: bool,
@@ -60,10 +64,11 @@ impl Sender {
             return Ok(());
         }
 
-        let mut owned = Vec::new();
+        // Descriptors went out with the first byte, if any byte did.
+        let mut unsent_fds = Vec::new();
         if sent == 0 {
             for fd in fds {
-                owned.push(fd.try_clone_to_owned()?);
+                unsent_fds.push(fd.try_clone_to_owned()?);
             }
         }
 
@@ -72,8 +77,8 @@ impl Sender {
         bytes.extend_from_slice(&body[sent.saturating_sub(head.len())..]);
 
         self.queued += bytes.len();
-        self.queued_fds += owned.len();
-        self.queue.push_back(Outgoing { bytes, sent: 0, fds: owned });
+        self.queued_fds += unsent_fds.len();
+        self.queue.push_back(QueuedMessage { bytes, sent: 0, fds: unsent_fds });
         Ok(())
     }
 
@@ -132,9 +137,9 @@ fn try_send(
     }
 }
 
-/// The sending half of a stream, apart from the receiving one: a reply goes out while its request
-/// is still borrowed. A peer that has closed its end causes no error here: the bytes that it sent
-/// before are still to be read, and replies to them are dropped.
+/// The sending half of a stream, apart from the receiving one, so that a reply goes out while its
+/// request is still borrowed. A peer that has closed its end causes no error here, because the
+/// bytes that it sent before are still to be read. Replies to them are dropped.
 pub(crate) struct SendHalf<'a> {
     pub(super) socket: BorrowedFd<'a>,
     pub(super) tx: &'a mut Sender,
@@ -153,15 +158,15 @@ impl SendHalf<'_> {
             return Ok(());
         }
         let sent = self.tx.send(self.socket, head, body, fds);
-        self.unless_ended(sent)
+        self.ignore_closed(sent)
     }
 
     /// Sends the queue as [`Sender::flush_while`] does.
-    pub(crate) fn flush_while(&mut self, may_go_on: impl FnMut() -> bool) -> Result<bool, FrameError> {
-        let mut stopped = false;
-        let sent = self.tx.flush_while(self.socket, may_go_on).map(|by_caller| stopped = by_caller);
-        self.unless_ended(sent)?;
-        Ok(stopped)
+    pub(crate) fn flush_while(&mut self, may_send: impl FnMut() -> bool) -> Result<bool, FrameError> {
+        let mut has_more = false;
+        let flushed = self.tx.flush_while(self.socket, may_send).map(|is_left| has_more = is_left);
+        self.ignore_closed(flushed)?;
+        Ok(has_more)
     }
 
     pub(crate) fn queued(&self) -> usize {
@@ -170,7 +175,7 @@ impl SendHalf<'_> {
 
     /// Returns the result of a send. If the peer has closed its end, the queue is dropped and the
     /// result is no error.
-    fn unless_ended(&mut self, sent: Result<(), FrameError>) -> Result<(), FrameError> {
+    fn ignore_closed(&mut self, sent: Result<(), FrameError>) -> Result<(), FrameError> {
         match sent {
             Err(FrameError::Closed) => {
                 *self.tx = Sender { ended: true, times: self.tx.times, ..Sender::default() };

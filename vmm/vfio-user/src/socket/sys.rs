@@ -5,12 +5,18 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Maximum number of descriptors that Linux passes in one message (`SCM_MAX_FD`).
 pub(crate) const SCM_MAX_FD: usize = 253;
 
+/// Size of `struct cmsghdr`: `size_t cmsg_len`, `int cmsg_level`, `int cmsg_type`.
 const CMSG_HEADER: usize = size_of::<libc::cmsghdr>();
+/// Where its fields are.
+const CMSG_LEN: Range<usize> = 0..8;
+const CMSG_LEVEL: Range<usize> = 8..12;
+const CMSG_TYPE: Range<usize> = 12..16;
 const FD_SIZE: usize = size_of::<libc::c_int>();
 /// `CMSG_SPACE` of `SCM_MAX_FD` descriptors, in eight-byte words: header, descriptors, padding.
 const CONTROL_WORDS: usize = (CMSG_HEADER + SCM_MAX_FD * FD_SIZE).div_ceil(8);
@@ -24,18 +30,18 @@ pub(crate) const EMPTY_CONTROL: Control = [0; CONTROL_WORDS];
 pub(crate) struct Received {
     /// Bytes put into the buffer; zero at the end of the stream.
     pub(crate) len: usize,
-    /// Descriptors were lost, for example because this process may have no more of them.
+    /// Whether descriptors were lost, for example because this process may have no more of them.
     pub(crate) fds_lost: bool,
 }
 
-/// Reads the available bytes; with `wait` it blocks for the first. Descriptors are appended to
+/// Reads the available bytes; with `may_block` it waits for the first. Descriptors are appended to
 /// `fds`, close-on-exec.
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
     control: &mut Control,
     fds: &mut Vec<OwnedFd>,
-    wait: bool,
+    may_block: bool,
 ) -> io::Result<Received> {
     let mut iov = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     // SAFETY: `msghdr` is plain old data, for which zero is a value.
@@ -45,29 +51,28 @@ pub(crate) fn receive(
     header.msg_control = control.as_mut_ptr().cast();
     header.msg_controllen = size_of::<Control>() as _;
 
-    let flags = libc::MSG_CMSG_CLOEXEC | if wait { 0 } else { libc::MSG_DONTWAIT };
+    let flags = libc::MSG_CMSG_CLOEXEC | if may_block { 0 } else { libc::MSG_DONTWAIT };
     // SAFETY: `header` points at one iovec over `buffer` and at `control`, with their true lengths;
     // all of them outlive the call, and nothing else refers to them meanwhile.
     let result = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
 
     let len = usize::try_from(result).map_err(|_| io::Error::last_os_error())?;
-    let used = (header.msg_controllen as usize).min(size_of::<Control>());
+    let control_len = (header.msg_controllen as usize).min(size_of::<Control>());
     let bytes = zerocopy::IntoBytes::as_bytes(control.as_slice());
-    take_descriptors(&bytes[..used], fds);
+    take_descriptors(&bytes[..control_len], fds);
 
     Ok(Received { len, fds_lost: header.msg_flags & libc::MSG_CTRUNC != 0 })
 }
 
 /// Walks the control messages that the kernel wrote and takes ownership of the descriptors in them.
 fn take_descriptors(mut control: &[u8], fds: &mut Vec<OwnedFd>) {
-    // `struct cmsghdr`: size_t cmsg_len, int cmsg_level, int cmsg_type.
     while let Some((header, _)) = control.split_at_checked(CMSG_HEADER) {
-        let length = read_word(header, 0) as usize;
-        let level = read_int(header, 8);
-        let kind = read_int(header, 12);
+        let length = read_word(header, CMSG_LEN) as usize;
+        let level = read_int(header, CMSG_LEVEL);
+        let kind = read_int(header, CMSG_TYPE);
         let Some(data) = control.get(CMSG_HEADER..length) else { return };
         if level == libc::SOL_SOCKET && kind == libc::SCM_RIGHTS {
-            for raw in data.chunks_exact(FD_SIZE).map(|chunk| read_int(chunk, 0)) {
+            for raw in data.chunks_exact(FD_SIZE).map(|chunk| read_int(chunk, 0..FD_SIZE)) {
                 // SAFETY: the kernel has just installed this descriptor for us, and each one is
                 // listed once.
                 fds.push(unsafe { OwnedFd::from_raw_fd(raw) });
@@ -77,15 +82,17 @@ fn take_descriptors(mut control: &[u8], fds: &mut Vec<OwnedFd>) {
     }
 }
 
-fn read_word(bytes: &[u8], at: usize) -> u64 {
+/// Reads a `size_t` from the eight bytes `at`.
+fn read_word(bytes: &[u8], at: Range<usize>) -> u64 {
     let mut word = [0; 8];
-    word.copy_from_slice(&bytes[at..at + 8]);
+    word.copy_from_slice(&bytes[at]);
     u64::from_ne_bytes(word)
 }
 
-fn read_int(bytes: &[u8], at: usize) -> i32 {
+/// Reads an `int` from the four bytes `at`.
+fn read_int(bytes: &[u8], at: Range<usize>) -> i32 {
     let mut int = [0; 4];
-    int.copy_from_slice(&bytes[at..at + 4]);
+    int.copy_from_slice(&bytes[at]);
     i32::from_ne_bytes(int)
 }
 
@@ -114,9 +121,9 @@ pub(crate) fn send(
     if !fds.is_empty() {
         let length = CMSG_HEADER + fds.len() * FD_SIZE;
         let bytes = zerocopy::IntoBytes::as_mut_bytes(control.as_mut_slice());
-        bytes[..8].copy_from_slice(&(length as u64).to_ne_bytes());
-        bytes[8..12].copy_from_slice(&libc::SOL_SOCKET.to_ne_bytes());
-        bytes[12..16].copy_from_slice(&libc::SCM_RIGHTS.to_ne_bytes());
+        bytes[CMSG_LEN].copy_from_slice(&(length as u64).to_ne_bytes());
+        bytes[CMSG_LEVEL].copy_from_slice(&libc::SOL_SOCKET.to_ne_bytes());
+        bytes[CMSG_TYPE].copy_from_slice(&libc::SCM_RIGHTS.to_ne_bytes());
         for (slot, fd) in bytes[CMSG_HEADER..].chunks_exact_mut(FD_SIZE).zip(fds) {
             slot.copy_from_slice(&fd.as_raw_fd().to_ne_bytes());
         }

@@ -241,7 +241,8 @@ impl Header {
 }
 
 /// Returns the size of a message with this payload. The negotiated limits keep sizes far below 4
-/// GiB; saturating keeps a mistake detectable.
+/// GiB. A larger size would be an error of this crate, and becomes a size that every receiver
+/// refuses.
 fn size_of_message(payload: usize) -> u32 {
     u32::try_from(payload.saturating_add(HEADER_SIZE)).unwrap_or(u32::MAX)
 }

@@ -8,6 +8,7 @@ use super::{
 };
 use crate::types::{REGION_FLAG_CAPS, RegionInfo, RegionType, SparseArea};
 
+/// Size of a region info without capabilities.
 const BASE: usize = size_of::<RegionInfoPayload>();
 const CAP_HEADER: usize = size_of::<CapHeader>();
 const CAP_SPARSE: u16 = vfio::VFIO_REGION_INFO_CAP_SPARSE_MMAP as u16;
@@ -58,6 +59,7 @@ fn sparse_cap_size(info: &RegionInfo) -> usize {
     }
 }
 
+/// Returns the bytes of the capability that names the region's type.
 fn type_cap_size(info: &RegionInfo) -> usize {
     if info.region_type.is_some() { CAP_HEADER + size_of::<TypeCap>() } else { 0 }
 }
@@ -135,8 +137,8 @@ pub fn parse_region_info(payload: &[u8]) -> Result<(RegionInfo, u32), RegionInfo
         ..Default::default()
     };
 
-    let incomplete = argsz as usize > payload.len();
-    if info.flags & REGION_FLAG_CAPS == 0 || incomplete {
+    let is_incomplete = argsz as usize > payload.len();
+    if info.flags & REGION_FLAG_CAPS == 0 || is_incomplete {
         return Ok((info, argsz));
     }
 
@@ -154,7 +156,7 @@ pub fn parse_region_info(payload: &[u8]) -> Result<(RegionInfo, u32), RegionInfo
         match header.id.get() {
             CAP_SPARSE => {
                 info.areas = parse_areas(body, info.size)?;
-                // No byte is parsed as an area twice.
+                // The next capability lies after the areas, so no byte is parsed as an area twice.
                 min_offset += size_of::<SparseMmapCap>() + info.areas.len() * size_of::<SparseAreaPayload>();
             }
             CAP_TYPE => {

@@ -107,7 +107,7 @@ pub fn build_version(message: &VersionMessage) -> Vec<u8> {
     let mut payload = version.as_bytes().to_vec();
     if message.has_json {
         let data = VersionData { capabilities: message.capabilities.clone() };
-        // Numbers and booleans under fixed names: serialising them cannot fail.
+        // The data are numbers and booleans under fixed names, which always can be serialized.
         payload.extend(serde_json::to_vec(&data).unwrap_or_default());
         payload.push(0);
     }

@@ -5,8 +5,8 @@
 use std::{ffi::c_int, sync::Arc};
 
 use nicforge_portals::{
-    Descriptor as Description, Error, EventQueue, MatchEntry, MemoryDescriptor, Options, Position, Refusal,
-    Region, Threshold, Unlink,
+    Descriptor, Error, EventQueue, MatchEntry, MemoryDescriptor, Options, Position, Refusal, Region,
+    Threshold, Unlink,
 };
 
 use super::{criteria_of, entries::is_gone, out_pointer, position_of, unlink_of};
@@ -14,8 +14,8 @@ use crate::{
     portals3::{
         failure::{failure, guarded, refused},
         interface::NetworkInterface,
-        library::with,
-        objects::{Descriptor, Entry, Queue, Values},
+        library::with_objects,
+        objects::{DescriptorRecord, DescriptorValues, EntryRecord, Queue},
         types::{
             PTL_EQ_INVALID, PTL_EQ_NONE, PTL_MD_ACK_DISABLE, PTL_MD_EVENT_END_DISABLE,
             PTL_MD_EVENT_START_DISABLE, PTL_MD_ILLEGAL, PTL_MD_MANAGE_REMOTE, PTL_MD_MAX_SIZE,
@@ -39,10 +39,10 @@ const OPTIONS: [(u32, Options); 7] = [
 ];
 
 /// The checked values of a descriptor, and what they refer to.
-struct Prepared<'a> {
+struct PreparedDescriptor<'a> {
     ni_handle: ptl_handle_ni_t,
     interface: &'a NetworkInterface,
-    values: Values,
+    values: DescriptorValues,
     region: Region,
     offset: u64,
     options: Options,
@@ -51,17 +51,17 @@ struct Prepared<'a> {
     queue: Option<Arc<Queue>>,
 }
 
-impl<'a> Prepared<'a> {
+impl<'a> PreparedDescriptor<'a> {
     /// Checks the values of a descriptor, and finds its event queue and its memory.
     fn new(
         ni_handle: ptl_handle_ni_t,
         interface: &'a NetworkInterface,
-        values: Values,
+        values: DescriptorValues,
         unlink: Unlink,
     ) -> Result<Self, Failure> {
         let queue = match values.queue {
             PTL_EQ_NONE => None,
-            handle => Some(with(|objects| objects.queue(handle))?),
+            handle => Some(with_objects(|objects| objects.queue(handle))?),
         };
         if queue.as_ref().is_some_and(|queue| queue.interface != ni_handle) {
             return Err(illegal("its event queue belongs to another interface"));
@@ -83,52 +83,55 @@ impl<'a> Prepared<'a> {
         Ok(Self { ni_handle, interface, values, region, offset, options, threshold, unlink, queue })
     }
 
-    /// Returns the descriptor for the library. Its events carry `handle`.
-    fn description(&self, handle: ptl_handle_md_t) -> Description<'_> {
-        let Values { length, max_size, .. } = self.values;
-        let watch = self.watch();
+    /// Returns the descriptor for the Portals library. Its events carry `handle`.
+    fn to_library(&self, handle: ptl_handle_md_t) -> Descriptor<'_> {
+        let DescriptorValues { length, max_size, .. } = self.values;
+        let unlink_queue = self.needed_unlink_queue();
+        // The unlink queue gets no events but that of the unlink.
         let no_events = Options::START_DISABLE | Options::END_DISABLE;
 
-        Description {
+        Descriptor {
             region: &self.region,
             offset: self.offset,
             length,
             threshold: self.threshold,
             max_size: (self.values.options & PTL_MD_MAX_SIZE != 0).then_some(max_size),
-            options: if watch.is_some() { self.options | no_events } else { self.options },
+            options: if unlink_queue.is_some() { self.options | no_events } else { self.options },
             unlink: self.unlink,
             user_pointer: handle.into(),
-            queue: self.queue.as_ref().map(|queue| &queue.events).or(watch),
+            queue: self.queue.as_ref().map(|queue| &queue.events).or(unlink_queue),
         }
     }
 
     /// Returns the queue whose events report that the descriptor was unlinked automatically, if the
     /// program has given it no queue.
-    fn watch(&self) -> Option<&EventQueue> {
-        let needs_watch = self.queue.is_none() && self.unlink == Unlink::Automatic;
-        if needs_watch { self.interface.watch() } else { None }
+    fn needed_unlink_queue(&self) -> Option<&EventQueue> {
+        let is_needed = self.queue.is_none() && self.unlink == Unlink::Automatic;
+        if is_needed { self.interface.unlink_queue() } else { None }
     }
 
-    /// Adds the descriptor's record to the objects, and returns its handle, by which events find
-    /// it.
-    fn add(&self, entry: Option<ptl_handle_me_t>) -> Result<ptl_handle_md_t, Failure> {
+    /// Adds a record of the descriptor to the objects, and returns its handle, by which events find
+    /// the record.
+    fn add_record(&self, entry: Option<ptl_handle_me_t>) -> Result<ptl_handle_md_t, Failure> {
         let Self { ni_handle: interface, values, unlink, .. } = *self;
-        with(|objects| objects.add_descriptor(Descriptor { interface, values, unlink, entry, made: None }))
+        with_objects(|objects| {
+            objects.add_descriptor(DescriptorRecord { interface, values, unlink, entry, created: None })
+        })
     }
 
-    /// Completes the record by the result of the call, or removes it after a failure. An event may
-    /// have retired the record already.
-    fn complete(
+    /// Completes the record by the descriptor that a call has created, or removes it if the call
+    /// has failed. Returns the handle or the failure. An event may have retired the record already.
+    fn complete_record(
         handle: ptl_handle_md_t,
         created: Result<MemoryDescriptor, Error>,
     ) -> Result<ptl_handle_md_t, Failure> {
-        with(|objects| {
+        with_objects(|objects| {
             let Ok(created) = &created else {
                 objects.descriptors.remove(handle);
                 return Ok(());
             };
             let Some(record) = objects.descriptors.find_mut(handle) else { return Ok(()) };
-            record.made = Some(created.clone());
+            record.created = Some(created.clone());
 
             let entry = record.entry.and_then(|entry| objects.entries.find_mut(entry));
             if let Some(entry) = entry {
@@ -151,8 +154,8 @@ fn options(given: u32) -> Result<Options, Failure> {
     if given & !known != 0 {
         return Err(illegal(&format!("its options have bits {:#x}, which are not known", given & !known)));
     }
-    let set = OPTIONS.iter().filter(|(bit, _)| given & bit != 0);
-    Ok(set.fold(Options::empty(), |all, (_, option)| all | *option))
+    let given_options = OPTIONS.iter().filter(|(bit, _)| given & bit != 0);
+    Ok(given_options.fold(Options::empty(), |all, (_, option)| all | *option))
 }
 
 /// Adds a descriptor to a match entry. With PTL_UNLINK it is removed when it is inactive and its
@@ -172,14 +175,14 @@ pub unsafe extern "C" fn PtlMDAttach(
     md_handle: *mut ptl_handle_md_t,
 ) -> c_int {
     guarded(|| {
-        let (entry, ni_handle, interface) = with(|objects| objects.entry_with_interface(me_handle))?;
+        let (entry, ni_handle, interface) = with_objects(|objects| objects.entry_with_interface(me_handle))?;
         let out = out_pointer(md_handle, "md_handle")?;
         let unlink = unlink_of("unlink_op", unlink_op)?;
-        let prepared = Prepared::new(ni_handle, &interface, md.into(), unlink)?;
+        let prepared = PreparedDescriptor::new(ni_handle, &interface, md.into(), unlink)?;
 
-        let handle = prepared.add(Some(me_handle))?;
-        let created = interface.calls().attach_descriptor(entry, &prepared.description(handle));
-        let handle = Prepared::complete(handle, created)?;
+        let handle = prepared.add_record(Some(me_handle))?;
+        let created = interface.portals().attach_descriptor(entry, &prepared.to_library(handle));
+        let handle = PreparedDescriptor::complete_record(handle, created)?;
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(handle) };
         Ok(PTL_OK)
@@ -202,14 +205,14 @@ pub unsafe extern "C" fn PtlMDBind(
     md_handle: *mut ptl_handle_md_t,
 ) -> c_int {
     guarded(|| {
-        let interface = with(|objects| objects.interface(ni_handle))?;
+        let interface = with_objects(|objects| objects.interface(ni_handle))?;
         let out = out_pointer(md_handle, "md_handle")?;
         let unlink = unlink_of("unlink_op", unlink_op)?;
-        let prepared = Prepared::new(ni_handle, &interface, md.into(), unlink)?;
+        let prepared = PreparedDescriptor::new(ni_handle, &interface, md.into(), unlink)?;
 
-        let handle = prepared.add(None)?;
-        let created = interface.calls().bind_descriptor(&prepared.description(handle));
-        let handle = Prepared::complete(handle, created)?;
+        let handle = prepared.add_record(None)?;
+        let created = interface.portals().bind_descriptor(&prepared.to_library(handle));
+        let handle = PreparedDescriptor::complete_record(handle, created)?;
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(handle) };
         Ok(PTL_OK)
@@ -224,14 +227,14 @@ pub unsafe extern "C" fn PtlMDBind(
 #[unsafe(no_mangle)]
 pub extern "C" fn PtlMDUnlink(md_handle: ptl_handle_md_t) -> c_int {
     guarded(|| {
-        let (created, interface) = with(|objects| {
+        let (created, interface) = with_objects(|objects| {
             let (created, record) = objects.descriptor(md_handle)?;
             Ok((created.clone(), objects.interface(record.interface)?))
         })?;
 
-        let unlinked = interface.calls().unlink_descriptor(&created);
+        let unlinked = interface.portals().unlink_descriptor(&created);
         if is_gone(&unlinked, Refusal::Descriptor) {
-            with(|objects| {
+            with_objects(|objects| {
                 objects.retire_descriptor(md_handle);
                 Ok(())
             })?;
@@ -259,41 +262,41 @@ pub unsafe extern "C" fn PtlMDUpdate(
     eq_handle: ptl_handle_eq_t,
 ) -> c_int {
     guarded(|| {
-        let (mut created, old, unlink, ni_handle, interface) = with(|objects| {
+        let (mut created, old, unlink, ni_handle, interface) = with_objects(|objects| {
             let (created, record) = objects.descriptor(md_handle)?;
             let interface = objects.interface(record.interface)?;
             Ok((created.clone(), record.values, record.unlink, record.interface, interface))
         })?;
         // SAFETY: NULL or valid by this function's contract.
-        let new = unsafe { new_md.as_ref() }.map(|md| Values::from(*md));
+        let new = unsafe { new_md.as_ref() }.map(|md| DescriptorValues::from(*md));
         if let Ok(out) = out_pointer(old_md, "old_md") {
             // SAFETY: not NULL, and valid by this function's contract.
             unsafe { out.write(old.into()) };
         }
 
         let Some(values) = new else { return Ok(PTL_OK) };
-        let test = tested_queue(ni_handle, eq_handle)?;
-        let prepared = Prepared::new(ni_handle, &interface, values, unlink)?;
-        let (values, test) = (prepared.description(md_handle), test.as_ref().map(|queue| &queue.events));
-        if !interface.calls().update_descriptor(&mut created, &values, test).map_err(failure)? {
+        let tested = tested_queue(ni_handle, eq_handle)?;
+        let prepared = PreparedDescriptor::new(ni_handle, &interface, values, unlink)?;
+        let (values, tested) = (prepared.to_library(md_handle), tested.as_ref().map(|queue| &queue.events));
+        if !interface.portals().update_descriptor(&mut created, &values, tested).map_err(failure)? {
             return Ok(PTL_MD_NO_UPDATE);
         }
 
-        with(|objects| {
+        with_objects(|objects| {
             if let Some(record) = objects.descriptors.find_mut(md_handle) {
-                (record.made, record.values) = (Some(created), prepared.values);
+                (record.created, record.values) = (Some(created), prepared.values);
             }
             Ok(PTL_OK)
         })
     })
 }
 
-/// Returns the queue that a call tests, which must belong to the interface.
+/// Returns the queue that must be empty for a call to take effect. It must belong to the interface.
 fn tested_queue(ni_handle: ptl_handle_ni_t, handle: ptl_handle_eq_t) -> Result<Option<Arc<Queue>>, Failure> {
     if handle == PTL_EQ_NONE {
         return Ok(None);
     }
-    let queue = with(|objects| objects.queue(handle))?;
+    let queue = with_objects(|objects| objects.queue(handle))?;
     if queue.interface != ni_handle {
         return Err(refused(PTL_EQ_INVALID, "the tested event queue belongs to another interface"));
     }
@@ -328,7 +331,7 @@ pub unsafe extern "C" fn PtlPost(
     eq_handle: ptl_handle_eq_t,
 ) -> c_int {
     guarded(|| {
-        let (interface, base) = with(|objects| {
+        let (interface, base) = with_objects(|objects| {
             let interface = objects.interface(ni_handle)?;
             match objects.entry(base)? {
                 (created, entry) if entry.interface == ni_handle => Ok((interface, created)),
@@ -341,19 +344,19 @@ pub unsafe extern "C" fn PtlPost(
         let position = position_of(position, base, Position::Before, Position::After)?;
         let criteria = criteria_of(&interface, match_id, match_bits, ignore_bits)?;
         let (unlink, unlink_op) = (unlink_of("unlink", unlink)?, unlink_of("unlink_op", unlink_op)?);
-        let test = tested_queue(ni_handle, eq_handle)?;
-        let prepared = Prepared::new(ni_handle, &interface, md.into(), unlink_op)?;
+        let tested = tested_queue(ni_handle, eq_handle)?;
+        let prepared = PreparedDescriptor::new(ni_handle, &interface, md.into(), unlink_op)?;
 
-        let entry = Entry { interface: ni_handle, made: None, unlink, descriptor: None };
-        let entry = with(|objects| objects.add_entry(entry))?;
+        let entry = EntryRecord { interface: ni_handle, created: None, unlink, descriptor: None };
+        let entry = with_objects(|objects| objects.add_entry(entry))?;
         let posted = post(&prepared, entry, |descriptor| {
-            let test = test.as_ref().map(|queue| &queue.events);
-            interface.calls().post(position, criteria, unlink, descriptor, test).map_err(failure)
+            let tested = tested.as_ref().map(|queue| &queue.events);
+            interface.portals().post(position, criteria, unlink, descriptor, tested).map_err(failure)
         });
-        let posted = posted.inspect_err(|_| drop(forget_entry(entry)))?;
+        let posted = posted.inspect_err(|_| drop(remove_entry(entry)))?;
 
         let Some(descriptor) = posted else {
-            forget_entry(entry)?;
+            remove_entry(entry)?;
             return Ok(PTL_MD_NO_UPDATE);
         };
         // SAFETY: not NULL, and valid by this function's contract.
@@ -365,8 +368,8 @@ pub unsafe extern "C" fn PtlPost(
 }
 
 /// Makes the handle of a match entry invalid, because the card has not accepted the entry.
-fn forget_entry(entry: ptl_handle_me_t) -> Result<(), Failure> {
-    with(|objects| {
+fn remove_entry(entry: ptl_handle_me_t) -> Result<(), Failure> {
+    with_objects(|objects| {
         objects.remove_entry(entry);
         Ok(())
     })
@@ -375,25 +378,25 @@ fn forget_entry(entry: ptl_handle_me_t) -> Result<(), Failure> {
 /// Posts a descriptor by `call`, with its entry, whose record is `entry`. Returns the descriptor's
 /// handle, or `None` when the tested queue is not empty.
 fn post(
-    prepared: &Prepared<'_>,
+    prepared: &PreparedDescriptor<'_>,
     entry: ptl_handle_me_t,
-    call: impl FnOnce(&Description<'_>) -> Result<Option<(MatchEntry, MemoryDescriptor)>, Failure>,
+    call: impl FnOnce(&Descriptor<'_>) -> Result<Option<(MatchEntry, MemoryDescriptor)>, Failure>,
 ) -> Result<Option<ptl_handle_md_t>, Failure> {
-    let handle = prepared.add(Some(entry))?;
-    let posted = call(&prepared.description(handle));
+    let handle = prepared.add_record(Some(entry))?;
+    let posted = call(&prepared.to_library(handle));
 
     let Ok(Some((made_entry, created))) = posted else {
-        with(|objects| {
+        with_objects(|objects| {
             objects.descriptors.remove(handle);
             Ok(())
         })?;
         return posted.map(|_| None);
     };
-    with(|objects| {
+    with_objects(|objects| {
         if let Some(record) = objects.entries.find_mut(entry) {
-            record.made = Some(made_entry);
+            record.created = Some(made_entry);
         }
         Ok(())
     })?;
-    Prepared::complete(handle, Ok(created)).map(Some)
+    PreparedDescriptor::complete_record(handle, Ok(created)).map(Some)
 }

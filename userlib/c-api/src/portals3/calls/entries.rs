@@ -6,13 +6,13 @@ use std::{ffi::c_int, sync::Arc};
 
 use nicforge_portals::{Criteria, Error, Position, Refusal, Unlink};
 
-use super::{criteria_of, out_pointer, position_of, small, unlink_of};
+use super::{criteria_of, index_of_8_bits, out_pointer, position_of, unlink_of};
 use crate::{
     portals3::{
         failure::{failure, guarded},
         interface::NetworkInterface,
-        library::with,
-        objects::Entry,
+        library::with_objects,
+        objects::EntryRecord,
         types::{
             PTL_OK, PTL_PT_INDEX_INVALID, ptl_handle_me_t, ptl_handle_ni_t, ptl_ins_pos_t, ptl_match_bits_t,
             ptl_process_id_t, ptl_pt_index_t, ptl_unlink_t,
@@ -41,9 +41,9 @@ pub unsafe extern "C" fn PtlMEAttach(
     me_handle: *mut ptl_handle_me_t,
 ) -> c_int {
     guarded(|| {
-        let interface = with(|objects| objects.interface(ni_handle))?;
+        let interface = with_objects(|objects| objects.interface(ni_handle))?;
         let out = out_pointer(me_handle, "me_handle")?;
-        let portal = small(pt_index, PTL_PT_INDEX_INVALID, "portal")?;
+        let portal = index_of_8_bits(pt_index, PTL_PT_INDEX_INVALID, "portal")?;
         let position = position_of(position, portal, Position::Head, Position::Tail)?;
         let criteria = criteria_of(&interface, match_id, match_bits, ignore_bits)?;
 
@@ -73,7 +73,7 @@ pub unsafe extern "C" fn PtlMEInsert(
     me_handle: *mut ptl_handle_me_t,
 ) -> c_int {
     guarded(|| {
-        let (base, ni_handle, interface) = with(|objects| objects.entry_with_interface(base))?;
+        let (base, ni_handle, interface) = with_objects(|objects| objects.entry_with_interface(base))?;
         let out = out_pointer(me_handle, "me_handle")?;
         let position = position_of(position, base, Position::Before, Position::After)?;
         let criteria = criteria_of(&interface, match_id, match_bits, ignore_bits)?;
@@ -93,14 +93,14 @@ fn attach(
     criteria: Criteria,
     unlink: Unlink,
 ) -> Result<ptl_handle_me_t, Failure> {
-    // The handle comes first, so that nothing is left on the card without one.
-    let entry = Entry { interface: ni_handle, made: None, unlink, descriptor: None };
-    let handle = with(|objects| objects.add_entry(entry))?;
-    let attached = interface.calls().attach_entry(position, criteria, unlink);
+    // The handle is allocated first, so that a full table leaves no entry on the card.
+    let entry = EntryRecord { interface: ni_handle, created: None, unlink, descriptor: None };
+    let handle = with_objects(|objects| objects.add_entry(entry))?;
+    let attached = interface.portals().attach_entry(position, criteria, unlink);
 
-    with(|objects| {
+    with_objects(|objects| {
         match (&attached, objects.entries.find_mut(handle)) {
-            (Ok(created), Some(entry)) => entry.made = Some(*created),
+            (Ok(created), Some(entry)) => entry.created = Some(*created),
             _ => objects.remove_entry(handle),
         }
         Ok(())
@@ -115,11 +115,11 @@ fn attach(
 #[unsafe(no_mangle)]
 pub extern "C" fn PtlMEUnlink(me_handle: ptl_handle_me_t) -> c_int {
     guarded(|| {
-        let (created, _, interface) = with(|objects| objects.entry_with_interface(me_handle))?;
+        let (created, _, interface) = with_objects(|objects| objects.entry_with_interface(me_handle))?;
 
-        let unlinked = interface.calls().unlink_entry(created);
+        let unlinked = interface.portals().unlink_entry(created);
         if is_gone(&unlinked, Refusal::Entry) {
-            with(|objects| {
+            with_objects(|objects| {
                 objects.remove_entry(me_handle);
                 Ok(())
             })?;
@@ -128,8 +128,8 @@ pub extern "C" fn PtlMEUnlink(me_handle: ptl_handle_me_t) -> c_int {
     })
 }
 
-/// Returns whether an object does not exist any more after a call that should unlink it. `reason`
-/// is the refusal that says so.
-pub(super) fn is_gone(unlinked: &Result<(), Error>, reason: Refusal) -> bool {
-    unlinked.as_ref().map_or_else(|error| error.refusal() == Some(reason), |()| true)
+/// Returns whether an object does not exist any more after a call that should unlink it: the call
+/// succeeded, or it was refused because there is `no_such_object`.
+pub(super) fn is_gone(unlinked: &Result<(), Error>, no_such_object: Refusal) -> bool {
+    unlinked.as_ref().map_or_else(|error| error.refusal() == Some(no_such_object), |()| true)
 }

@@ -4,12 +4,12 @@ use std::{ffi::c_int, sync::Arc};
 
 use nicforge_portals::{Ack, Error, Interface, MemoryDescriptor, Target};
 
-use super::{no_constant, small, target_of};
+use super::{index_of_8_bits, target_of, unknown_constant};
 use crate::{
     portals3::{
         failure::{failure, guarded},
         interface::NetworkInterface,
-        library::with,
+        library::with_objects,
         types::{
             PTL_AC_INDEX_INVALID, PTL_ACK_REQ, PTL_EQ_NONE, PTL_NOACK_REQ, PTL_OK, PTL_PT_INDEX_INVALID,
             ptl_ac_index_t, ptl_ack_req_t, ptl_handle_md_t, ptl_hdr_data_t, ptl_match_bits_t,
@@ -20,28 +20,29 @@ use crate::{
 };
 
 /// A descriptor of this process: the source of a put's data, or the destination of a get's reply.
-struct Local {
+struct LocalDescriptor {
     interface: Arc<NetworkInterface>,
-    made: MemoryDescriptor,
+    descriptor: MemoryDescriptor,
     has_queue: bool,
 }
 
-impl Local {
+impl LocalDescriptor {
     /// Returns the descriptor of a handle.
     fn find(handle: ptl_handle_md_t) -> Result<Self, Failure> {
-        with(|objects| {
+        with_objects(|objects| {
             let (created, record) = objects.descriptor(handle)?;
             let interface = objects.interface(record.interface)?;
-            Ok(Self { interface, made: created.clone(), has_queue: record.values.queue != PTL_EQ_NONE })
+            Ok(Self { interface, descriptor: created.clone(), has_queue: record.values.queue != PTL_EQ_NONE })
         })
     }
 
-    /// Returns whether to ask for an acknowledgement: only a descriptor with a queue gets one.
-    fn ack(&self, ack_req: ptl_ack_req_t) -> Result<Ack, Failure> {
+    /// Returns whether a put asks for an acknowledgement. Without a queue nothing can report one,
+    /// so none is requested.
+    fn ack_for(&self, ack_req: ptl_ack_req_t) -> Result<Ack, Failure> {
         match ack_req {
             PTL_ACK_REQ if self.has_queue => Ok(Ack::Requested),
             PTL_ACK_REQ | PTL_NOACK_REQ => Ok(Ack::No),
-            other => Err(no_constant("ack_req", other)),
+            other => Err(unknown_constant("ack_req", other)),
         }
     }
 }
@@ -56,24 +57,24 @@ fn target(
 ) -> Result<Target, Failure> {
     Ok(Target {
         process: target_of(process)?,
-        portal: small(portal, PTL_PT_INDEX_INVALID, "portal")?,
-        access: small(access, PTL_AC_INDEX_INVALID, "access control entry")?,
+        portal: index_of_8_bits(portal, PTL_PT_INDEX_INVALID, "portal")?,
+        access: index_of_8_bits(access, PTL_AC_INDEX_INVALID, "access control entry")?,
         match_bits,
         offset,
     })
 }
 
-/// Runs `call`, which starts a put or get, and returns its Portals code. A bad descriptor is
-/// reported before a bad target, so the target is passed as a result. The inner result of `call` is
-/// that of the library; the outer one is an error of further arguments.
-fn start(
+/// Starts a put or get by `start`, and returns its Portals code. A bad descriptor is reported
+/// before a bad target, so the target is passed as a result. The inner result of `start` is that of
+/// the library; the outer one is an error of further arguments.
+fn start_operation(
     md_handle: ptl_handle_md_t,
     target: Result<Target, Failure>,
-    call: impl FnOnce(&Interface, &Local, &Target) -> Result<Result<(), Error>, Failure>,
+    start: impl FnOnce(&Interface, &LocalDescriptor, &Target) -> Result<Result<(), Error>, Failure>,
 ) -> c_int {
     guarded(|| {
-        let local = Local::find(md_handle)?;
-        let started = call(local.interface.calls(), &local, &target?)?;
+        let local = LocalDescriptor::find(md_handle)?;
+        let started = start(local.interface.portals(), &local, &target?)?;
         started.map(|()| PTL_OK).map_err(failure)
     })
 }
@@ -96,8 +97,8 @@ pub extern "C" fn PtlPut(
     hdr_data: ptl_hdr_data_t,
 ) -> c_int {
     let target = target(target_id, pt_index, ac_index, match_bits, remote_offset);
-    start(md_handle, target, |calls, local, target| {
-        Ok(calls.put(&local.made, local.ack(ack_req)?, target, hdr_data))
+    start_operation(md_handle, target, |interface, local, target| {
+        Ok(interface.put(&local.descriptor, local.ack_for(ack_req)?, target, hdr_data))
     })
 }
 
@@ -117,9 +118,9 @@ pub extern "C" fn PtlPutRegion(
     hdr_data: ptl_hdr_data_t,
 ) -> c_int {
     let target = target(target_id, pt_index, ac_index, match_bits, remote_offset);
-    start(md_handle, target, |calls, local, target| {
-        let ack = local.ack(ack_req)?;
-        Ok(calls.put_region(&local.made, local_offset, length, ack, target, hdr_data))
+    start_operation(md_handle, target, |interface, local, target| {
+        let ack = local.ack_for(ack_req)?;
+        Ok(interface.put_region(&local.descriptor, local_offset, length, ack, target, hdr_data))
     })
 }
 
@@ -137,7 +138,11 @@ pub extern "C" fn PtlGet(
     remote_offset: ptl_size_t,
 ) -> c_int {
     let target = target(target_id, pt_index, ac_index, match_bits, remote_offset);
-    start(md_handle, target, |calls, local, target| Ok(calls.get(&local.made, target)))
+    start_operation(
+        md_handle,
+        target,
+        |interface, local, target| Ok(interface.get(&local.descriptor, target)),
+    )
 }
 
 /// Fetches data for `length` bytes at `local_offset` of a descriptor's memory. As PtlGet otherwise;
@@ -154,7 +159,7 @@ pub extern "C" fn PtlGetRegion(
     remote_offset: ptl_size_t,
 ) -> c_int {
     let target = target(target_id, pt_index, ac_index, match_bits, remote_offset);
-    start(md_handle, target, |calls, local, target| {
-        Ok(calls.get_region(&local.made, local_offset, length, target))
+    start_operation(md_handle, target, |interface, local, target| {
+        Ok(interface.get_region(&local.descriptor, local_offset, length, target))
     })
 }

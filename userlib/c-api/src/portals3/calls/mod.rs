@@ -38,7 +38,7 @@ fn out_pointer<T>(pointer: *mut T, name: &str) -> Result<NonNull<T>, Failure> {
 }
 
 /// Returns the failure of an argument that is none of the standard's constants.
-fn no_constant(name: &str, value: u32) -> Failure {
+fn unknown_constant(name: &str, value: u32) -> Failure {
     refused(PTL_FAIL, format!("{name} {value} is none of the standard's values"))
 }
 
@@ -47,7 +47,7 @@ fn unlink_of(name: &str, unlink: ptl_unlink_t) -> Result<Unlink, Failure> {
     match unlink {
         PTL_RETAIN => Ok(Unlink::Retain),
         PTL_UNLINK => Ok(Unlink::Automatic),
-        other => Err(no_constant(name, other)),
+        other => Err(unknown_constant(name, other)),
     }
 }
 
@@ -61,7 +61,7 @@ fn position_of<T>(
     match position {
         PTL_INS_BEFORE => Ok(before(base)),
         PTL_INS_AFTER => Ok(after(base)),
-        other => Err(no_constant("position", other)),
+        other => Err(unknown_constant("position", other)),
     }
 }
 
@@ -87,7 +87,7 @@ fn target_of(id: ptl_process_id_t) -> Result<ProcessId, Failure> {
 fn initiator_of(interface: &NetworkInterface, id: ptl_process_id_t) -> Result<Initiator, Failure> {
     let node = match id.nid {
         PTL_NID_ANY => None,
-        node if node < interface.calls().nodes() => Some(node),
+        node if node < interface.portals().nodes() => Some(node),
         _ => return Err(no_process(id)),
     };
     let process = if id.pid == PTL_PID_ANY { None } else { Some(process_of(id)?) };
@@ -104,10 +104,11 @@ fn criteria_of(
     Ok(Criteria { initiator: initiator_of(interface, id)?, match_bits, ignore_bits })
 }
 
-/// Returns a number of 8 bits, or a failure with `code` when `number` does not fit. `description`
-/// is what it numbers, for the text of the failure.
-fn small(number: u32, code: c_int, description: &str) -> Result<u8, Failure> {
-    // All ones mean any portal.
+/// Returns the number of a portal or an access control entry, which has 8 bits, or a failure with
+/// `code` when `number` does not fit. `description` names the numbered object in the failure's
+/// text.
+fn index_of_8_bits(number: u32, code: c_int, description: &str) -> Result<u8, Failure> {
+    // All ones are no number: they mean any portal.
     match u8::try_from(number) {
         Ok(number) if number != u8::MAX => Ok(number),
         _ => Err(refused(code, format!("there is no {description} {number}"))),

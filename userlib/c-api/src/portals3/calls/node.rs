@@ -10,11 +10,11 @@ use std::{
 
 use nicforge_portals::{Access, Mode, Status};
 
-use super::{initiator_of, out_pointer, small, target_of};
+use super::{index_of_8_bits, initiator_of, out_pointer, target_of};
 use crate::{
     portals3::{
         failure::{failure, guarded, refused},
-        library::{self, Node, Sockets, with},
+        library::{self, Node, Sockets, with_objects},
         types::{
             NICFORGE_PORTALS_IFACE_HOST_BASED, NICFORGE_PORTALS_SR_PERMISSIONS_VIOLATIONS,
             PTL_AC_INDEX_INVALID, PTL_FAIL, PTL_IFACE_DEFAULT, PTL_IFACE_INVALID, PTL_JID_ANY, PTL_OK,
@@ -162,7 +162,7 @@ pub unsafe extern "C" fn PtlNIInit(
         unsafe { out.write(handle) };
 
         if let Ok(out) = out_pointer(actual, "actual") {
-            let descriptors = with(|objects| Ok(objects.interface(handle)?.descriptors()))?;
+            let descriptors = with_objects(|objects| Ok(objects.interface(handle)?.max_descriptors()))?;
             // SAFETY: not NULL, and valid by this function's contract.
             unsafe { out.write(limits(mode, descriptors as c_int)) };
         }
@@ -208,7 +208,7 @@ pub unsafe extern "C" fn PtlNIStatus(
     status: *mut ptl_sr_value_t,
 ) -> c_int {
     guarded(|| {
-        let interface = with(|objects| objects.interface(ni_handle))?;
+        let interface = with_objects(|objects| objects.interface(ni_handle))?;
         let out = out_pointer(status, "status")?;
         let register = match status_register {
             PTL_SR_DROP_COUNT => Status::DropCount,
@@ -218,7 +218,7 @@ pub unsafe extern "C" fn PtlNIStatus(
             }
         };
 
-        let value = interface.calls().status(register).map_err(failure)?;
+        let value = interface.portals().status(register).map_err(failure)?;
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(value) };
         Ok(PTL_OK)
@@ -239,9 +239,9 @@ pub unsafe extern "C" fn PtlNIDist(
     distance: *mut c_ulong,
 ) -> c_int {
     guarded(|| {
-        let interface = with(|objects| objects.interface(ni_handle))?;
+        let interface = with_objects(|objects| objects.interface(ni_handle))?;
         let out = out_pointer(distance, "distance")?;
-        let found = interface.calls().distance(target_of(process)?).map_err(failure)?;
+        let found = interface.portals().distance(target_of(process)?).map_err(failure)?;
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(found.into()) };
         Ok(PTL_OK)
@@ -257,7 +257,7 @@ pub unsafe extern "C" fn PtlNIDist(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn PtlNIHandle(handle: ptl_handle_any_t, ni_handle: *mut ptl_handle_ni_t) -> c_int {
     guarded(|| {
-        let found = with(|objects| objects.interface_of(handle))?;
+        let found = with_objects(|objects| objects.interface_of(handle))?;
         let out = out_pointer(ni_handle, "ni_handle")?;
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(found) };
@@ -274,9 +274,9 @@ pub unsafe extern "C" fn PtlNIHandle(handle: ptl_handle_any_t, ni_handle: *mut p
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn PtlGetId(ni_handle: ptl_handle_ni_t, id: *mut ptl_process_id_t) -> c_int {
     guarded(|| {
-        let interface = with(|objects| objects.interface(ni_handle))?;
+        let interface = with_objects(|objects| objects.interface(ni_handle))?;
         let out = out_pointer(id, "id")?;
-        let process = interface.calls().id();
+        let process = interface.portals().id();
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(ptl_process_id_t { nid: process.node, pid: process.process.into() }) };
         Ok(PTL_OK)
@@ -299,12 +299,12 @@ pub extern "C" fn PtlACEntry(
     pt_index: ptl_pt_index_t,
 ) -> c_int {
     guarded(|| {
-        let interface = with(|objects| objects.interface(ni_handle))?;
+        let interface = with_objects(|objects| objects.interface(ni_handle))?;
         if (user_id, job_id) != (PTL_UID_ANY, PTL_JID_ANY) {
             return Err(refused(PTL_FAIL, "messages carry no user and no job: use PTL_UID_ANY, PTL_JID_ANY"));
         }
 
-        let index = small(ac_index, PTL_AC_INDEX_INVALID, "access control entry")?;
+        let index = index_of_8_bits(ac_index, PTL_AC_INDEX_INVALID, "access control entry")?;
         let initiator = initiator_of(&interface, match_id)?;
         let portal = match pt_index {
             PTL_PT_INDEX_ANY => None,
@@ -312,7 +312,7 @@ pub extern "C" fn PtlACEntry(
             portal => Some(portal as u8),
         };
 
-        interface.calls().set_access(index, Access { initiator, portal }).map_err(failure)?;
+        interface.portals().set_access(index, Access { initiator, portal }).map_err(failure)?;
         Ok(PTL_OK)
     })
 }
@@ -334,7 +334,7 @@ fn no_portal(portal: ptl_pt_index_t) -> Failure {
 pub extern "C" fn nicforge_portals_allocate(ni_handle: ptl_handle_ni_t, bytes: ptl_size_t) -> *mut c_void {
     let mut start = 0;
     let code = guarded(|| {
-        let interface = with(|objects| objects.interface(ni_handle))?;
+        let interface = with_objects(|objects| objects.interface(ni_handle))?;
         start = interface.allocate(bytes)?;
         Ok(PTL_OK)
     });

@@ -11,8 +11,8 @@ use super::out_pointer;
 use crate::{
     portals3::{
         failure::{driver_failure, failure, guarded, refused},
-        library::with,
-        objects::{Queue, Values},
+        library::with_objects,
+        objects::{DescriptorValues, Queue, TakenEvent},
         types::{
             NICFORGE_PORTALS_FAIL_DATA, NICFORGE_PORTALS_FAIL_MEMORY, NICFORGE_PORTALS_FAIL_NODE,
             PTL_EQ_DROPPED, PTL_EQ_EMPTY, PTL_EQ_INVALID, PTL_EVENT_ACK, PTL_EVENT_GET_END,
@@ -44,7 +44,7 @@ pub unsafe extern "C" fn PtlEQAlloc(
     eq_handle: *mut ptl_handle_eq_t,
 ) -> c_int {
     guarded(|| {
-        let interface = with(|objects| objects.interface(ni_handle))?;
+        let interface = with_objects(|objects| objects.interface(ni_handle))?;
         let out = out_pointer(eq_handle, "eq_handle")?;
         if eq_handler.is_some() {
             return Err(refused(PTL_FAIL, "there are no handlers of events: use PTL_EQ_HANDLER_NONE"));
@@ -52,9 +52,9 @@ pub unsafe extern "C" fn PtlEQAlloc(
 
         let count = u32::try_from(count).ok().filter(|&count| count <= MAX_EVENTS);
         let count = count.ok_or_else(|| refused(PTL_NO_SPACE, "a queue has at most 65535 events"))?;
-        let events = interface.calls().allocate_queue(count).map_err(failure)?;
-        let (owner, device) = (interface.calls().id(), interface.calls().device().clone());
-        let handle = with(|objects| objects.add_queue(Queue::new(ni_handle, events, owner, device)))?;
+        let events = interface.portals().allocate_queue(count).map_err(failure)?;
+        let (owner, device) = (interface.portals().id(), interface.portals().device().clone());
+        let handle = with_objects(|objects| objects.add_queue(Queue::new(ni_handle, events, owner, device)))?;
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(handle) };
         Ok(PTL_OK)
@@ -68,7 +68,7 @@ pub unsafe extern "C" fn PtlEQAlloc(
 #[unsafe(no_mangle)]
 pub extern "C" fn PtlEQFree(eq_handle: ptl_handle_eq_t) -> c_int {
     guarded(|| {
-        let queue = with(|objects| objects.remove_queue(eq_handle))?;
+        let queue = with_objects(|objects| objects.remove_queue(eq_handle))?;
         drop(queue);
         Ok(PTL_OK)
     })
@@ -84,11 +84,11 @@ pub extern "C" fn PtlEQFree(eq_handle: ptl_handle_eq_t) -> c_int {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn PtlEQGet(eq_handle: ptl_handle_eq_t, event: *mut ptl_event_t) -> c_int {
     guarded(|| {
-        let queue = with(|objects| objects.queue(eq_handle))?;
+        let queue = with_objects(|objects| objects.queue(eq_handle))?;
         let out = out_pointer(event, "event")?;
         match queue.take()? {
             // SAFETY: not NULL, and valid by this function's contract.
-            Some((event, has_lost)) => unsafe { deliver(&queue, &event, has_lost, out) },
+            Some(taken) => unsafe { store_event(&queue, &taken, out) },
             None => Ok(PTL_EQ_EMPTY),
         }
     })
@@ -104,11 +104,11 @@ pub unsafe extern "C" fn PtlEQGet(eq_handle: ptl_handle_eq_t, event: *mut ptl_ev
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn PtlEQWait(eq_handle: ptl_handle_eq_t, event: *mut ptl_event_t) -> c_int {
     guarded(|| {
-        let queue = with(|objects| objects.queue(eq_handle))?;
+        let queue = with_objects(|objects| objects.queue(eq_handle))?;
         let out = out_pointer(event, "event")?;
-        match next(slice::from_ref(&queue), Deadline::never())? {
+        match next_event(slice::from_ref(&queue), Deadline::never())? {
             // SAFETY: not NULL, and valid by this function's contract.
-            Some((_, event, has_lost)) => unsafe { deliver(&queue, &event, has_lost, out) },
+            Some((_, taken)) => unsafe { store_event(&queue, &taken, out) },
             None => Ok(PTL_EQ_EMPTY),
         }
     })
@@ -139,7 +139,7 @@ pub unsafe extern "C" fn PtlEQPoll(
 
         // SAFETY: not NULL, and of this length by this function's contract.
         let handles = unsafe { std::slice::from_raw_parts(handles.as_ptr(), size) };
-        let queues = with(|objects| {
+        let queues = with_objects(|objects| {
             handles.iter().map(|&handle| objects.queue(handle)).collect::<Result<Vec<_>, _>>()
         })?;
         if queues.windows(2).any(|pair| pair[0].interface != pair[1].interface) {
@@ -150,32 +150,32 @@ pub unsafe extern "C" fn PtlEQPoll(
             PTL_TIME_FOREVER => Deadline::never(),
             milliseconds => Deadline::after(Duration::from_millis(milliseconds.into())),
         };
-        let Some((position, event, has_lost)) = next(&queues, deadline)? else { return Ok(PTL_EQ_EMPTY) };
+        let Some((position, taken)) = next_event(&queues, deadline)? else { return Ok(PTL_EQ_EMPTY) };
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { which.write(position as c_int) };
         // SAFETY: as above.
-        unsafe { deliver(&queues[position], &event, has_lost, out) }
+        unsafe { store_event(&queues[position], &taken, out) }
     })
 }
 
-/// Waits for an event of any of the queues. Returns it with the position of its queue, and whether
-/// events before it were lost; or `None` after the deadline.
-fn next(queues: &[Arc<Queue>], deadline: Deadline) -> Result<Option<(usize, Event, bool)>, Failure> {
+/// Waits for an event of any of the queues. Returns it with the position of its queue, or `None`
+/// after the deadline.
+fn next_event(queues: &[Arc<Queue>], deadline: Deadline) -> Result<Option<(usize, TakenEvent)>, Failure> {
     let Some(first) = queues.first() else { return Ok(None) };
     let mut waiter = Waiter::new(&first.device, deadline, None);
 
     loop {
         // An error of one queue is returned after the events of the other queues.
-        let mut ended = Ok(());
+        let mut failed_queue = Ok(());
         for (position, queue) in queues.iter().enumerate() {
             match queue.take() {
-                Ok(Some((event, has_lost))) => return Ok(Some((position, event, has_lost))),
+                Ok(Some(taken)) => return Ok(Some((position, taken))),
                 Ok(None) => {}
-                Err(error) => ended = Err(error),
+                Err(error) => failed_queue = Err(error),
             }
         }
 
-        ended?;
+        failed_queue?;
         if waiter.check().is_err() {
             return Ok(None);
         }
@@ -183,26 +183,30 @@ fn next(queues: &[Arc<Queue>], deadline: Deadline) -> Result<Option<(usize, Even
     }
 }
 
-/// Stores an event for C, and returns the code of the call.
+/// Stores an event for C, and returns the code of the call. The event of an unlink makes the handle
+/// of its descriptor invalid.
 ///
 /// # Safety
 /// `out` is valid.
-unsafe fn deliver(
+unsafe fn store_event(
     queue: &Queue,
-    event: &Event,
-    has_lost: bool,
+    taken: &TakenEvent,
     out: NonNull<ptl_event_t>,
 ) -> Result<c_int, Failure> {
+    let event = &taken.event;
     let handle = event.user_pointer as u32;
-    let values = with(|objects| {
-        let values = objects.descriptors.recall(handle).map_or(Values::UNKNOWN, |record| record.values);
+    let values = with_objects(|objects| {
+        let values = objects
+            .descriptors
+            .find_even_retired(handle)
+            .map_or(DescriptorValues::UNKNOWN, |record| record.values);
         if event.kind == EventKind::Unlink {
             objects.retire_descriptor(handle);
         }
         Ok(values)
     })?;
 
-    let created = ptl_event_t {
+    let stored = ptl_event_t {
         r#type: kind(event.kind),
         initiator: initiator(queue.owner, event),
         uid: PTL_UID_ANY,
@@ -220,8 +224,8 @@ unsafe fn deliver(
         sequence: event.sequence,
     };
     // SAFETY: valid by this function's contract.
-    unsafe { out.write(created) };
-    Ok(if has_lost { PTL_EQ_DROPPED } else { PTL_OK })
+    unsafe { out.write(stored) };
+    Ok(if taken.follows_loss { PTL_EQ_DROPPED } else { PTL_OK })
 }
 
 /// Returns the process that has started the operation of an event of `owner`.

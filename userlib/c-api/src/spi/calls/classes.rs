@@ -15,6 +15,8 @@ use crate::{
 
 /// Bits of a class route for its links and the node's own contribution.
 const LINKS: u16 = 0xfff;
+/// Position of the bits of a class route that name its virtual channel.
+const CHANNEL_SHIFT: u16 = 12;
 
 /// Returns the library's number of a class route.
 pub(super) fn class(id: u32) -> Result<u8, Failure> {
@@ -35,7 +37,7 @@ fn free(resource: Resource, id: u32) -> Result<(), Failure> {
 
 /// Returns the library's class route, and the channel whose packets may use it.
 fn route(cr: &ClassRoute_t) -> Result<(ClassRoute, CollectiveChannel), Failure> {
-    let channel = match cr.input >> 12 {
+    let channel = match cr.input >> CHANNEL_SHIFT {
         0 => CollectiveChannel::CommWorld,
         1 => CollectiveChannel::System,
         2 => CollectiveChannel::SubComm,
@@ -146,7 +148,8 @@ pub unsafe extern "C" fn MUSPI_BuildNodeClassroute(
 
         let nodes =
             Box5 { first: coordinates(&comm.ll), last: coordinates(&comm.ur), root: coordinates(root) };
-        let route = nodes.route(coordinates(me), true).map_err(failure)?;
+        let contributes = true;
+        let route = nodes.route(coordinates(me), contributes).map_err(failure)?;
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(ClassRoute_t { input: route.input, output: route.output }) };
         Ok(())

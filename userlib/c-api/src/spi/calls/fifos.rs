@@ -3,7 +3,7 @@
 use nicforge_hwi::mu::atomic;
 use nicforge_spi::{NO_BASE_ADDRESS, Resource};
 
-use super::{numbers, small, with_owner};
+use super::{kernel::permission_bit, library_number, numbers, with_owner};
 use crate::{
     spi::{
         failure::{failure, invalid},
@@ -18,12 +18,15 @@ use crate::{
     support::{Failure, HasHandle, guarded_status, reference},
 };
 
-/// Returns the size of a FIFO and the address of its first byte in this process.
-fn fifo_memory(
-    region: &Kernel_MemoryRegion_t,
-    startoffset: u64,
-    size_1: u64,
-) -> Result<(usize, usize), Failure> {
+/// The memory of a FIFO in this process.
+struct FifoMemory {
+    /// Address of the first byte.
+    start: usize,
+    bytes: usize,
+}
+
+/// Returns the memory of a FIFO of `size_1 + 1` bytes at an offset of a memory region.
+fn fifo_memory(region: &Kernel_MemoryRegion_t, startoffset: u64, size_1: u64) -> Result<FifoMemory, Failure> {
     let bytes = size_1.checked_add(1).and_then(|bytes| usize::try_from(bytes).ok());
     let start = usize::try_from(startoffset).ok().and_then(|offset| region.BaseVa.addr().checked_add(offset));
     let is_inside = bytes.is_some_and(|bytes| {
@@ -31,13 +34,13 @@ fn fifo_memory(
     });
 
     match (start, bytes) {
-        (Some(start), Some(bytes)) if is_inside => Ok((start, bytes)),
+        (Some(start), Some(bytes)) if is_inside => Ok(FifoMemory { start, bytes }),
         _ => Err(invalid(format!("a FIFO at offset {startoffset:#x} leaves the memory region"))),
     }
 }
 
-/// Returns a failure for memory that is not the subgroup's.
-fn not_its_memory(inner: &Inner) -> Failure {
+/// Returns the failure of a call with memory that is not the subgroup's.
+fn not_memory_of(inner: &Inner) -> Failure {
     invalid(format!("the memory is not that of subgroup {}", inner.subgroup.number()))
 }
 
@@ -58,14 +61,16 @@ pub unsafe extern "C" fn Kernel_InjFifoInit(
         // SAFETY: by this function's contract.
         let owner = unsafe { reference(sg_ptr) }?._injfifos[0].owner;
         // SAFETY: by this function's contract.
-        let (start, bytes) = fifo_memory(unsafe { reference(memregion) }?, startoffset, size_1)?;
+        let FifoMemory { start, bytes } = fifo_memory(unsafe { reference(memregion) }?, startoffset, size_1)?;
 
         let init = |inner: &mut Inner| {
             inner.allocated_bits(Resource::InjectionFifo, &[fifoid])?;
-            let (memory, offset) = inner.memory(start, bytes).ok_or_else(|| not_its_memory(inner))?;
+            let (memory, offset) = inner.find_memory(start, bytes).ok_or_else(|| not_memory_of(inner))?;
             let attributes = inner.attributes[fifoid as usize];
             let subgroup = &mut inner.subgroup;
-            subgroup.init_injection(small(fifoid), memory, offset, bytes as u64, attributes).map_err(failure)
+            subgroup
+                .init_injection(library_number(fifoid), memory, offset, bytes as u64, attributes)
+                .map_err(failure)
         };
         // SAFETY: by this function's contract.
         unsafe { with_owner(owner, init) }
@@ -89,12 +94,15 @@ pub unsafe extern "C" fn Kernel_RecFifoInit(
         // SAFETY: by this function's contract.
         let owner = unsafe { reference(sg_ptr) }?._recfifos[0].owner;
         // SAFETY: by this function's contract.
-        let (start, bytes) = fifo_memory(unsafe { reference(memregion) }?, startoffset, size_1)?;
+        let FifoMemory { start, bytes } = fifo_memory(unsafe { reference(memregion) }?, startoffset, size_1)?;
 
         let init = |inner: &mut Inner| {
             inner.allocated_bits(Resource::ReceptionFifo, &[fifoid])?;
-            let (memory, offset) = inner.memory(start, bytes).ok_or_else(|| not_its_memory(inner))?;
-            inner.subgroup.init_reception(small(fifoid), memory, offset, bytes as u64).map_err(failure)
+            let (memory, offset) = inner.find_memory(start, bytes).ok_or_else(|| not_memory_of(inner))?;
+            inner
+                .subgroup
+                .init_reception(library_number(fifoid), memory, offset, bytes as u64)
+                .map_err(failure)
         };
         // SAFETY: by this function's contract.
         unsafe { with_owner(owner, init) }
@@ -132,17 +140,18 @@ pub unsafe extern "C" fn Kernel_InjFifoActivate(
 /// group's first subgroup, and bit 0 is FIFO 3 of its last one.
 fn set_reception(groupid: u32, bits: u64, enabled: bool) -> Result<(), Failure> {
     const FIFOS: usize = BGQ_MU_NUM_REC_FIFOS_PER_SUBGROUP;
+    const HIGHEST_BIT: usize = BGQ_MU_NUM_FIFO_SUBGROUPS * FIFOS - 1;
 
     for subgroup in 0..BGQ_MU_NUM_FIFO_SUBGROUPS {
-        let position = |fifo: usize| 15 - (subgroup * FIFOS + fifo);
+        let bit_of = |fifo: usize| HIGHEST_BIT - (subgroup * FIFOS + fifo);
         let fifos: Vec<_> =
-            (0..FIFOS).filter(|&fifo| bits >> position(fifo) & 1 == 1).map(|fifo| fifo as u32).collect();
+            (0..FIFOS).filter(|&fifo| bits >> bit_of(fifo) & 1 == 1).map(|fifo| fifo as u32).collect();
         if fifos.is_empty() {
             continue;
         }
 
-        let first = groupid.saturating_mul(BGQ_MU_NUM_FIFO_SUBGROUPS as u32);
-        let number = first.saturating_add(subgroup as u32);
+        let first_of_group = groupid.saturating_mul(BGQ_MU_NUM_FIFO_SUBGROUPS as u32);
+        let number = first_of_group.saturating_add(subgroup as u32);
         library::subgroup(number)?.handle().with(|inner, _| {
             let bits = inner.allocated_bits(Resource::ReceptionFifo, &fifos)?;
             inner.subgroup.set_reception_enabled(bits, enabled).map_err(failure)
@@ -165,9 +174,10 @@ pub extern "C" fn Kernel_RecFifoDisable(groupid: u32, disableBits: u64) -> i32 {
     guarded_status(|| set_reception(groupid, disableBits, false))
 }
 
-/// Checks that an entry is allocated.
+/// Returns an error if an entry of a base address table is not allocated.
 fn check_entry(bat: &MUSPI_BaseAddressTableSubGroup_t, entryid: u8) -> Result<(), Failure> {
-    let is_permitted = entryid < 8 && bat.permissions & 0x80 >> entryid != 0;
+    let exists = u32::from(entryid) < u8::BITS;
+    let is_permitted = exists && bat.permissions & permission_bit(entryid.into()) != 0;
     let text = || format!("base address {entryid} is not allocated");
     if is_permitted { Ok(()) } else { Err(Failure::new(libc::ENXIO, text())) }
 }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use nicforge_driver::{Deadline, Error as DriverError};
 use nicforge_spi::{Error, GlobalInterrupt};
 
-use super::{class, small, with_owner};
+use super::{class, library_number, with_owner};
 use crate::{
     spi::{
         failure::failure,
@@ -15,6 +15,9 @@ use crate::{
     },
     support::{Failure, guarded_status, non_null, reference},
 };
+
+/// Number of global interrupt lines of a class route.
+const LINES: u32 = 3;
 
 /// Prepares a line of a class route, GIId 0 to 2. The route is set by
 /// Kernel_SetGlobalInterruptClassRoute, and its lines are clear then.
@@ -38,8 +41,8 @@ pub unsafe extern "C" fn MUSPI_GIInit(GI: *mut MUSPI_GI_t, classRouteId: u32, GI
 
 /// Returns the library's type for the line that a structure names.
 fn interrupt_of(inner: &Inner, line: &MUSPI_GI_t) -> Result<GlobalInterrupt, Failure> {
-    let number = |number: u64| small(u32::try_from(number).unwrap_or(u32::MAX));
-    inner.subgroup.global_interrupt(number(line.classRouteId), number(line.GIId)).map_err(failure)
+    let number_of = |id: u64| library_number(u32::try_from(id).unwrap_or(u32::MAX));
+    inner.subgroup.global_interrupt(number_of(line.classRouteId), number_of(line.GIId)).map_err(failure)
 }
 
 /// Calls `call` with the subgroup of a line.
@@ -92,7 +95,7 @@ unsafe fn wait(line: *const MUSPI_GI_t, is_set: bool, deadline: Deadline) -> Res
 }
 
 /// Returns the deadline after a number of cycles of 1.6 GHz.
-fn after(cycles: u64) -> Deadline {
+fn deadline_after(cycles: u64) -> Deadline {
     Deadline::after(Duration::from_micros(cycles / NICFORGE_SPI_CYCLES_PER_US))
 }
 
@@ -134,7 +137,7 @@ pub unsafe extern "C" fn MUSPI_GIPollForArrival(GI: *mut MUSPI_GI_t) -> i32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn MUSPI_GIPollForArrivalWithTimeout(GI: *mut MUSPI_GI_t, timeoutInCycles: u64) -> i32 {
     // SAFETY: by this function's contract.
-    guarded_status(|| unsafe { wait(GI, true, after(timeoutInCycles)) })
+    guarded_status(|| unsafe { wait(GI, true, deadline_after(timeoutInCycles)) })
 }
 
 /// Returns 0 when a line is clear, and -EAGAIN when it is not.
@@ -155,7 +158,7 @@ pub unsafe extern "C" fn MUSPI_GIPollForClear(GI: *mut MUSPI_GI_t) -> i32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn MUSPI_GIPollForClearWithTimeout(GI: *mut MUSPI_GI_t, timeoutInCycles: u64) -> i32 {
     // SAFETY: by this function's contract.
-    guarded_status(|| unsafe { wait(GI, false, after(timeoutInCycles)) })
+    guarded_status(|| unsafe { wait(GI, false, deadline_after(timeoutInCycles)) })
 }
 
 /// Enables (KERNEL_GI_INTERRUPT_FLAG_ENABLE) or disables the interrupt by which a line wakes waits.
@@ -164,12 +167,12 @@ pub unsafe extern "C" fn MUSPI_GIPollForClearWithTimeout(GI: *mut MUSPI_GI_t, ti
 pub extern "C" fn Kernel_ConfigureGIInterrupts(id: u32, giId: u32, interruptFlag: u32) -> i32 {
     guarded_status(|| {
         let (kernel, class) = (library::kernel()?, class(id)?);
-        let line = 1_u8.checked_shl(giId).filter(|line| *line < 1 << 3);
-        let line = line.ok_or_else(|| failure(Error::NoLine { line: small(giId) }))?;
+        let bit = 1_u8.checked_shl(giId).filter(|bit| *bit < 1 << LINES);
+        let bit = bit.ok_or_else(|| failure(Error::NoLine { line: library_number(giId) }))?;
 
         let enabled = kernel.global_interrupts(class).map_err(failure)?;
         let lines =
-            if interruptFlag == KERNEL_GI_INTERRUPT_FLAG_ENABLE { enabled | line } else { enabled & !line };
+            if interruptFlag == KERNEL_GI_INTERRUPT_FLAG_ENABLE { enabled | bit } else { enabled & !bit };
         kernel.set_global_interrupts(class, lines).map_err(failure)
     })
 }

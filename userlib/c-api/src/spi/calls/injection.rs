@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use nicforge_spi::Descriptor;
 
-use super::{small, with_owner};
+use super::{library_number, with_owner};
 use crate::{
     spi::{
         failure::{failure, invalid},
@@ -50,11 +50,12 @@ unsafe fn with_fifo<R>(
     // SAFETY: by this function's contract.
     let fifo = unsafe { reference(injfifo) }?;
     // SAFETY: its owner is NULL or valid by this function's contract.
-    unsafe { with_owner(fifo.owner, |inner| call(inner, small(fifo.number))) }
+    unsafe { with_owner(fifo.owner, |inner| call(inner, library_number(fifo.number))) }
 }
 
-/// Runs an injection, and returns its sequence number or all ones.
-fn sequence(inject: impl FnOnce() -> Result<Option<u64>, Failure>) -> u64 {
+/// Calls `inject`, and returns the sequence number of its descriptor, or all ones if it has
+/// injected nothing.
+fn sequence_number(inject: impl FnOnce() -> Result<Option<u64>, Failure>) -> u64 {
     let mut number = None;
     guarded_status(|| {
         number = inject()?;
@@ -71,7 +72,7 @@ fn sequence(inject: impl FnOnce() -> Result<Option<u64>, Failure>) -> u64 {
 /// `injfifo` is NULL, or from MUSPI_IdToInjFifo; `desc` is NULL or valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn MUSPI_InjFifoInject(injfifo: *mut MUSPI_InjFifo_t, desc: *mut c_void) -> u64 {
-    sequence(|| {
+    sequence_number(|| {
         let desc = non_null(desc.cast::<MUHWI_Descriptor_t>(), "desc")?;
         // SAFETY: not NULL, and valid by this function's contract. C may align it to 4 bytes only.
         let descriptor = unsafe { desc.read_unaligned() }.0;
@@ -93,7 +94,7 @@ pub unsafe extern "C" fn MUSPI_InjFifoInjectMultiple(
     desc: *mut c_void,
     ndesc: u32,
 ) -> u64 {
-    sequence(|| {
+    sequence_number(|| {
         let desc = non_null(desc.cast::<Descriptor>(), "desc")?;
         if !desc.is_aligned() || ndesc > MAX_BATCH {
             return Err(invalid(format!("{ndesc} descriptors at {desc:p}")));

@@ -19,20 +19,35 @@ use crate::{
     support::{Failure, HasHandle, guarded_status, non_null, reference},
 };
 
-/// Changes the enabled interrupts of a subgroup's FIFOs, which must be allocated. `list` has the
-/// numbers of the FIFOs, and `settings` a structure for each. `change` is called with the bit of
-/// each FIFO and its structure.
+/// Number of 32-byte chunks of one descriptor.
+const CHUNKS_PER_DESCRIPTOR: u64 = 2;
+
+/// The lists of a call that changes interrupts, as C passes them.
+struct FifoSettings<T> {
+    /// Injection or reception FIFOs.
+    resource: Resource,
+    /// Number of elements of both lists.
+    count: u32,
+    /// Numbers of the FIFOs.
+    fifos: *const u32,
+    /// A structure for each FIFO.
+    settings: *mut T,
+}
+
+/// Changes the enabled interrupts of a subgroup's FIFOs, which must be allocated. `change` is
+/// called with the bit of each FIFO and its structure.
 ///
 /// # Safety
-/// `owner` is NULL or valid; `list` and `settings` are NULL or have `count` elements.
+/// `owner` is NULL or valid; the lists are NULL or have `count` elements.
 unsafe fn configure<T: Copy>(
     owner: *const nicforge_spi_subgroup,
-    (resource, count, list, settings): (Resource, u32, *const u32, *mut T),
+    lists: &FifoSettings<T>,
     change: impl Fn(&mut FifoInterrupts, u8, T),
 ) -> Result<(), Failure> {
+    let resource = lists.resource;
     // SAFETY: by this function's contract.
-    let fifos = unsafe { numbers(resource, list, count) }?;
-    let settings = non_null(settings, "the interrupts")?;
+    let fifos = unsafe { numbers(resource, lists.fifos, lists.count) }?;
+    let settings = non_null(lists.settings, "the interrupts")?;
     // SAFETY: not NULL, and `count` elements by this function's contract.
     let settings = unsafe { std::slice::from_raw_parts(settings.as_ptr(), fifos.len()) };
 
@@ -49,7 +64,7 @@ unsafe fn configure<T: Copy>(
 }
 
 /// Sets or clears a bit.
-fn set(bits: &mut u8, bit: u8, is_set: bool) {
+fn assign_bit(bits: &mut u8, bit: u8, is_set: bool) {
     *bits = if is_set { *bits | bit } else { *bits & !bit };
 }
 
@@ -68,12 +83,17 @@ pub unsafe extern "C" fn Kernel_ConfigureInjFifoInterrupts(
     guarded_status(|| {
         // SAFETY: by this function's contract.
         let owner = unsafe { reference(sg_ptr) }?._injfifos[0].owner;
-        let fifos = (Resource::InjectionFifo, nfifos, fifoids.cast_const(), fifoInterrupts);
+        let lists = FifoSettings {
+            resource: Resource::InjectionFifo,
+            count: nfifos,
+            fifos: fifoids,
+            settings: fifoInterrupts,
+        };
         let change = |enabled: &mut FifoInterrupts, fifo, setting: Kernel_InjFifoInterrupts_t| {
-            set(&mut enabled.injection, fifo, setting.Threshold_Crossing != 0);
+            assign_bit(&mut enabled.injection, fifo, setting.Threshold_Crossing != 0);
         };
         // SAFETY: by this function's contract.
-        unsafe { configure(owner, fifos, change) }
+        unsafe { configure(owner, &lists, change) }
     })
 }
 
@@ -93,13 +113,18 @@ pub unsafe extern "C" fn Kernel_ConfigureRecFifoInterrupts(
     guarded_status(|| {
         // SAFETY: by this function's contract.
         let owner = unsafe { reference(sg_ptr) }?._recfifos[0].owner;
-        let fifos = (Resource::ReceptionFifo, nfifos, fifoids.cast_const(), fifoInterrupts);
+        let lists = FifoSettings {
+            resource: Resource::ReceptionFifo,
+            count: nfifos,
+            fifos: fifoids,
+            settings: fifoInterrupts,
+        };
         let change = |enabled: &mut FifoInterrupts, fifo, setting: Kernel_RecFifoInterrupts_t| {
-            set(&mut enabled.reception, fifo, setting.Threshold_Crossing != 0);
-            set(&mut enabled.packets, fifo, setting.Packet_Arrival != 0);
+            assign_bit(&mut enabled.reception, fifo, setting.Threshold_Crossing != 0);
+            assign_bit(&mut enabled.packets, fifo, setting.Packet_Arrival != 0);
         };
         // SAFETY: by this function's contract.
-        unsafe { configure(owner, fifos, change) }
+        unsafe { configure(owner, &lists, change) }
     })
 }
 
@@ -119,8 +144,8 @@ pub unsafe extern "C" fn Kernel_ConfigureInjFifoThresholds(
         let normal = unsafe { normalThreshold.as_ref() };
         // SAFETY: NULL or valid by this function's contract.
         let gets = unsafe { remoteGetThreshold.as_ref() };
-        // The unit counts the room for remote gets in chunks of 32 bytes.
-        let gets = gets.map(|descriptors| descriptors.saturating_mul(2));
+        // The unit counts the free space of a FIFO for remote gets in chunks.
+        let gets = gets.map(|descriptors| descriptors.saturating_mul(CHUNKS_PER_DESCRIPTOR));
         library::kernel()?.set_thresholds(normal.copied(), gets, None).map_err(failure)
     })
 }

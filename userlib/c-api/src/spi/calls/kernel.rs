@@ -23,7 +23,7 @@ use crate::{
     support::{Failure, HasHandle, guarded_status, last_error, non_null, reference},
 };
 
-/// First subgroup of the system.
+/// Number of the first subgroup of the system.
 const FIRST_SYSTEM_SUBGROUP: u32 = 64;
 
 /// Returns the text of the calling thread's last error in any call of libnicforge; an empty text
@@ -106,9 +106,10 @@ pub unsafe extern "C" fn Kernel_CreateMemoryRegion(
     guarded_status(|| {
         let out = non_null(memregion, "memregion")?;
         let address = base_virtualaddress.addr();
+        // The failure of a subgroup that could not be searched.
         let mut busy = None;
         for subgroup in library::open_subgroups()? {
-            let found = subgroup.handle().with(|inner, _| Ok(inner.memory(address, requested_size)));
+            let found = subgroup.handle().with(|inner, _| Ok(inner.find_memory(address, requested_size)));
             let (buffer, offset) = match found {
                 Ok(Some(found)) => found,
                 Ok(None) => continue,
@@ -120,6 +121,7 @@ pub unsafe extern "C" fn Kernel_CreateMemoryRegion(
                 Err(failure) => return Err(failure),
             };
 
+            // The unit uses DMA addresses where the original system has physical ones.
             let physical = (buffer.iova() + offset) as usize;
             let region = Kernel_MemoryRegion_t {
                 Bytes: requested_size,
@@ -318,7 +320,7 @@ pub unsafe extern "C" fn Kernel_AllocateBaseAddressTable(
         let table = MUSPI_BaseAddressTableSubGroup_t {
             owner: Arc::as_ptr(&subgroup),
             subgrpid: subgrpid as u8,
-            permissions: entries.iter().fold(0, |bits, entry| bits | 0x80 >> entry),
+            permissions: entries.iter().fold(0, |bits, &entry| bits | permission_bit(entry)),
         };
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(table) };
@@ -326,7 +328,13 @@ pub unsafe extern "C" fn Kernel_AllocateBaseAddressTable(
     })
 }
 
-/// Frees resources of a subgroup.
+/// Returns the bit of an entry in the permissions of a base address table. As in the public header,
+/// entry 0 has the highest bit.
+pub(super) fn permission_bit(entry: u32) -> u8 {
+    0x80 >> entry
+}
+
+/// Frees resources of a subgroup, all or none.
 ///
 /// # Safety
 /// `owner` is NULL or valid; `list` is NULL or has `count` numbers.

@@ -15,11 +15,11 @@ use crate::{
     support::{Failure, guarded_status, non_null, reference},
 };
 
-/// Stores a descriptor.
+/// Builds a descriptor and stores it for C.
 ///
 /// # Safety
 /// `out` is valid.
-unsafe fn store(
+unsafe fn store_descriptor(
     out: NonNull<MUHWI_Descriptor_t>,
     base: &MUSPI_BaseDescriptorInfoFields_t,
     route: &Route<'_>,
@@ -47,7 +47,7 @@ pub unsafe extern "C" fn MUSPI_CreatePt2PtMemoryFIFODescriptor(
         let info = unsafe { reference(info) }?;
         let (route, target) = (Route::PointToPoint(&info.Pt2Pt), Target::MemoryFifo(&info.MemFIFO));
         // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { store(out, &info.Base, &route, &target) }
+        unsafe { store_descriptor(out, &info.Base, &route, &target) }
     })
 }
 
@@ -67,7 +67,7 @@ pub unsafe extern "C" fn MUSPI_CreatePt2PtDirectPutDescriptor(
         let info = unsafe { reference(info) }?;
         let (route, target) = (Route::PointToPoint(&info.Pt2Pt), Target::DirectPut(&info.DirectPut));
         // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { store(out, &info.Base, &route, &target) }
+        unsafe { store_descriptor(out, &info.Base, &route, &target) }
     })
 }
 
@@ -87,7 +87,7 @@ pub unsafe extern "C" fn MUSPI_CreatePt2PtRemoteGetDescriptor(
         let info = unsafe { reference(info) }?;
         let (route, target) = (Route::PointToPoint(&info.Pt2Pt), Target::RemoteGet(&info.RemoteGet));
         // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { store(out, &info.Base, &route, &target) }
+        unsafe { store_descriptor(out, &info.Base, &route, &target) }
     })
 }
 
@@ -107,7 +107,7 @@ pub unsafe extern "C" fn MUSPI_CreateCollectiveMemoryFIFODescriptor(
         let info = unsafe { reference(info) }?;
         let (route, target) = (Route::Collective(&info.Collective), Target::MemoryFifo(&info.MemFIFO));
         // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { store(out, &info.Base, &route, &target) }
+        unsafe { store_descriptor(out, &info.Base, &route, &target) }
     })
 }
 
@@ -127,7 +127,7 @@ pub unsafe extern "C" fn MUSPI_CreateCollectiveDirectPutDescriptor(
         let info = unsafe { reference(info) }?;
         let (route, target) = (Route::Collective(&info.Collective), Target::DirectPut(&info.DirectPut));
         // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { store(out, &info.Base, &route, &target) }
+        unsafe { store_descriptor(out, &info.Base, &route, &target) }
     })
 }
 
@@ -147,6 +147,6 @@ pub unsafe extern "C" fn MUSPI_CreateCollectiveRemoteGetDescriptor(
         let info = unsafe { reference(info) }?;
         let (route, target) = (Route::Collective(&info.Collective), Target::RemoteGet(&info.RemoteGet));
         // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { store(out, &info.Base, &route, &target) }
+        unsafe { store_descriptor(out, &info.Base, &route, &target) }
     })
 }

@@ -34,7 +34,7 @@ use super::{
 };
 use crate::support::{Failure, HasHandle, non_null, reference};
 
-/// Returns `count` numbers of a subgroup's resources.
+/// Returns the list of `count` numbers of a subgroup's resources that C passes.
 ///
 /// # Safety
 /// `numbers` is NULL, or has `count` valid numbers as long as the result is used.
@@ -63,8 +63,8 @@ unsafe fn with_owner<R>(
     unsafe { reference(owner) }?.handle().with(|inner, _| call(inner))
 }
 
-/// Returns the number of a FIFO or entry as the library counts it.
-fn small(number: u32) -> u8 {
-    // The library refuses numbers that are too high.
+/// Returns the number of a FIFO, entry or line for the library. A number that is too high becomes
+/// one that the library refuses.
+fn library_number(number: u32) -> u8 {
     u8::try_from(number).unwrap_or(u8::MAX)
 }

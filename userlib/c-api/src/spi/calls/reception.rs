@@ -9,7 +9,7 @@ use nicforge_hwi::mu_packet::{HEADER, MAX_PACKET};
 use nicforge_spi::Packet;
 use zerocopy::IntoBytes;
 
-use super::{small, with_owner};
+use super::{library_number, with_owner};
 use crate::{
     spi::{
         failure::{failure, invalid},
@@ -22,8 +22,8 @@ use crate::{
     support::{Failure, guarded_number, guarded_status, reference},
 };
 
-/// Packets that one poll takes from a FIFO before their functions are called.
-const BATCH: usize = 8;
+/// Maximum number of packets that a poll takes from a FIFO before it calls their functions.
+const POLL_BATCH: usize = 8;
 
 /// A registered function and its parameter.
 #[derive(Clone, Copy)]
@@ -33,7 +33,7 @@ struct Receiver {
     param: usize,
 }
 
-/// Functions by number, for all FIFOs of the process.
+/// The registered functions by their ids, for all FIFOs of the process.
 static RECEIVERS: RwLock<[Option<Receiver>; MUSPI_MAX_FUNCTION_IDS]> =
     RwLock::new([None; MUSPI_MAX_FUNCTION_IDS]);
 
@@ -117,12 +117,12 @@ pub unsafe extern "C" fn MUSPI_IdToRecFifo(
 
 /// A copy of a packet, aligned as C's structures of headers are.
 #[repr(C, align(32))]
-struct Copied {
+struct PacketCopy {
     bytes: [u8; MAX_PACKET],
     length: u32,
 }
 
-impl Copied {
+impl PacketCopy {
     const EMPTY: Self = Self { bytes: [0; MAX_PACKET], length: 0 };
 
     /// Copies a packet: its header, and its payload after it.
@@ -133,8 +133,9 @@ impl Copied {
         Ok(())
     }
 
-    /// Returns the number of the packet's function: the first software byte.
-    fn dispatch(&self) -> u8 {
+    /// Returns the number of the packet's function: the first software byte. The software bytes are
+    /// the last ones of the header.
+    fn function_id(&self) -> u8 {
         self.bytes[HEADER - nicforge_spi::SOFTWARE_BYTES]
     }
 }
@@ -155,10 +156,10 @@ impl Copied {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn MUSPI_RecFifoPoll(rec_fifo: *mut MUSPI_RecFifo_t, npackets: u32) -> u32 {
     let mut taken_count = 0;
-    let mut buffers = [const { Copied::EMPTY }; BATCH];
+    let mut buffers = [const { PacketCopy::EMPTY }; POLL_BATCH];
 
     while taken_count < npackets {
-        let maximum = (npackets - taken_count).min(BATCH as u32);
+        let maximum = (npackets - taken_count).min(POLL_BATCH as u32);
         // SAFETY: by this function's contract.
         let count = unsafe { copy_packets(rec_fifo, maximum, &mut buffers) };
         if count == 0 {
@@ -166,8 +167,8 @@ pub unsafe extern "C" fn MUSPI_RecFifoPoll(rec_fifo: *mut MUSPI_RecFifo_t, npack
         }
 
         for packet in &mut buffers[..count] {
-            let number = usize::from(packet.dispatch());
-            let receiver = RECEIVERS.read().unwrap_or_else(PoisonError::into_inner)[number];
+            let id = usize::from(packet.function_id());
+            let receiver = RECEIVERS.read().unwrap_or_else(PoisonError::into_inner)[id];
             if let Some(Receiver { function, param }) = receiver {
                 let param = std::ptr::with_exposed_provenance_mut(param);
                 // SAFETY: the function may be called with its parameter and a packet by the
@@ -180,14 +181,14 @@ pub unsafe extern "C" fn MUSPI_RecFifoPoll(rec_fifo: *mut MUSPI_RecFifo_t, npack
     taken_count
 }
 
-/// Copies at most `maximum` packets from a FIFO, and returns their number.
+/// Takes at most `maximum` packets from a FIFO, copies them to `buffers`, and returns their number.
 ///
 /// # Safety
 /// `rec_fifo` is NULL, or from MUSPI_IdToRecFifo.
 unsafe fn copy_packets(
     rec_fifo: *const MUSPI_RecFifo_t,
     maximum: u32,
-    buffers: &mut [Copied; BATCH],
+    buffers: &mut [PacketCopy; POLL_BATCH],
 ) -> usize {
     let mut count = 0;
     guarded_status(|| {
@@ -195,7 +196,7 @@ unsafe fn copy_packets(
         let fifo = unsafe { reference(rec_fifo) }?;
         let receive = |inner: &mut Inner| {
             let mut copied = Ok(());
-            let received = inner.subgroup.receive(small(fifo.number), maximum, |packet, _| {
+            let received = inner.subgroup.receive(library_number(fifo.number), maximum, |packet, _| {
                 // A packet that can't be read is lost, and so are those of this call after it.
                 if copied.is_ok()
                     && let Some(buffer) = buffers.get_mut(count)

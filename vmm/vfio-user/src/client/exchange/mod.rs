@@ -16,7 +16,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{Shutdown, setsockopt, shutdown, sockopt::ReceiveTimeout};
 use nix::sys::time::{TimeVal, TimeValLike};
 
-use self::reader::{AwaitedEvent, Stop};
+use self::reader::{AwaitedEvent, StopReason};
 use self::second_socket::{SecondSocketPhase, SecondSocketState};
 use super::{ClientConfig, ClientError, Deadline, GuestMemory, ServerWatch, incoming};
 use crate::Errno;
@@ -26,13 +26,14 @@ use crate::wire::{Command, HEADER_SIZE, Header};
 /// Number of processors from which on the server is assumed to have one for itself. With fewer, it
 /// may need this thread's processor to answer at all.
 const MIN_UNSHARED_PROCESSORS: usize = 4;
-/// The greatest number of requests that wait for a reply at a time.
+/// Maximum number of requests that wait for a reply at a time.
 const MAX_PENDING_REQUESTS: usize = 1024;
-/// The greatest number of bytes that wait for the socket when a request is made. A request is at
-/// most one message of about 1 MiB.
+/// Number of bytes that wait for the socket beyond which no request is made. A request is one
+/// message of about 1 MiB at most.
 const MAX_QUEUED_BYTES: usize = 4 << 20;
 
-/// Longest single wait, so that a thread checks its state even if no wake-up came.
+/// Longest single wait. A thread checks the shared state at least that often, even without a
+/// wake-up.
 const MAX_WAIT: Duration = Duration::from_millis(100);
 
 /// A reply before it is passed to its thread.
@@ -57,15 +58,19 @@ struct PendingRequest {
 
 /// State that the threads share.
 struct State {
-    /// Receiver of the first socket; the thread that reads takes it out.
+    /// Receiver of the first socket. The thread that reads takes it out, so `None` means that a
+    /// thread reads.
     rx: Option<Receiver>,
     tx: Sender,
     pending: Vec<PendingRequest>,
-    next_id: u16,
+    /// The message id that was used last.
+    last_id: u16,
+    /// Why the connection has ended; `None` while it lasts.
     dead: Option<Arc<FrameError>>,
-    /// Requests of the server that were served on the first socket.
+    /// Number of requests of the server that were served on the first socket.
     served: u64,
-    /// Threads on the condition variable; waking none costs a system call too.
+    /// Number of threads that wait on [`Exchange::changed`]. Without any, the system call that
+    /// wakes them is saved.
     sleepers: usize,
     /// The second socket, once there is one.
     second_socket: SecondSocketState,
@@ -77,15 +82,19 @@ pub(super) struct Exchange {
     /// The second socket, if the server offers one.
     second_socket: OnceLock<OwnedFd>,
     state: Mutex<State>,
+    /// Notified when the state has changed for threads that wait.
     changed: Condvar,
+    /// Whether `State::dead` is set, for readers without the lock.
     dead: AtomicBool,
+    /// Time for which a thread polls the socket before it sleeps.
     spin: Duration,
     /// Whether the server may be waiting for this thread's processor.
     shares_processor: bool,
     /// Whether the socket itself ends a wait in `recvmsg` after [`MAX_WAIT`].
-    ends_waits: bool,
+    has_receive_timeout: bool,
     memory: Option<Arc<dyn GuestMemory>>,
     watch: Option<Arc<dyn ServerWatch>>,
+    /// Maximum number of bytes of data in a message of the server.
     max_data: u32,
 }
 
@@ -99,14 +108,14 @@ impl Exchange {
     pub(super) fn new(framed: Framed, config: &ClientConfig) -> Self {
         let Framed { fd, rx, tx } = framed;
         let max_wait = TimeVal::milliseconds(MAX_WAIT.as_millis() as i64);
-        let ends_waits = setsockopt(&fd, ReceiveTimeout, &max_wait).is_ok();
+        let has_receive_timeout = setsockopt(&fd, ReceiveTimeout, &max_wait).is_ok();
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
 
         let state = State {
             rx: Some(rx),
             tx,
             pending: Vec::new(),
-            next_id: 0,
+            last_id: 0,
             dead: None,
             served: 0,
             sleepers: 0,
@@ -121,7 +130,7 @@ impl Exchange {
             dead: AtomicBool::new(false),
             spin: config.spin,
             shares_processor: processors < MIN_UNSHARED_PROCESSORS,
-            ends_waits,
+            has_receive_timeout,
             memory: config.memory.clone(),
             watch: config.watch.clone(),
             max_data: config.max_data_xfer_size,
@@ -136,8 +145,8 @@ impl Exchange {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// Returns whether the configured watch reports the server lost, even if the socket is still
-    /// open.
+    /// Returns whether the configured [`ServerWatch`] reports the server lost, even if the socket
+    /// is still open.
     pub(super) fn is_lost(&self) -> bool {
         self.watch.as_ref().is_some_and(|watch| watch.is_lost())
     }
@@ -198,7 +207,7 @@ impl Exchange {
             state = match state.rx.take() {
                 Some(rx) => {
                     let (awaited, deadline) = (AwaitedEvent::Incoming { served }, at_most_max_wait(deadline));
-                    self.read_for_all(state, rx, awaited, deadline, no_reply).0
+                    self.read_for_all(state, rx, awaited, deadline, refuse_reply).0
                 }
                 None => self.flush_when_writable(state, deadline)?,
             };
@@ -213,8 +222,8 @@ impl Exchange {
         let mut state = self.lock();
         let before = state.served;
 
-        // With a second socket its thread serves requests, and this one sleeps. The first socket
-        // reports the end of the server.
+        // With a second socket its thread serves requests, and this one sleeps. It reads the first
+        // socket only to notice the end of the server, so without a wait.
         let has_second_socket =
             self.second_socket().is_some() && state.second_socket.phase != SecondSocketPhase::Ended;
         let read_deadline = if has_second_socket { Deadline::after(Duration::ZERO) } else { deadline };
@@ -224,7 +233,7 @@ impl Exchange {
             let mut has_waited = false;
             if let Some(rx) = state.rx.take() {
                 let awaited = AwaitedEvent::Incoming { served: before };
-                state = self.read_for_all(state, rx, awaited, read_deadline, no_reply).0;
+                state = self.read_for_all(state, rx, awaited, read_deadline, refuse_reply).0;
                 has_waited = !has_second_socket;
             }
 
@@ -237,7 +246,7 @@ impl Exchange {
             }
 
             if !has_waited {
-                state = self.wait_timeout(state, deadline);
+                state = self.wait_for_change(state, deadline);
             }
         }
     }
@@ -269,11 +278,12 @@ impl Exchange {
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), ClientError> {
         let header = header.to_bytes();
-        // Header and fixed part are sent in front of the data without a copy of the data.
-        let mut small = [0; 64];
-        let length = HEADER_SIZE + fixed.len();
+        // Header and fixed part are copied together, so that the data go out without a copy. Only
+        // the fixed part of a `VERSION` is longer.
+        let mut head_buffer = [0; 64];
+        let head_len = HEADER_SIZE + fixed.len();
 
-        let sent = if let Some(head) = small.get_mut(..length) {
+        let sent = if let Some(head) = head_buffer.get_mut(..head_len) {
             head[..HEADER_SIZE].copy_from_slice(&header);
             head[HEADER_SIZE..].copy_from_slice(fixed);
             state.tx.send(self.fd.as_fd(), head, data, fds)
@@ -290,9 +300,9 @@ impl Exchange {
         })
     }
 
-    /// Sleeps until another thread reports a change, for [`MAX_WAIT`] and until the deadline at
-    /// most.
-    fn wait_timeout<'a>(
+    /// Sleeps until another thread reports a change of the state, for [`MAX_WAIT`] and until the
+    /// deadline at most.
+    fn wait_for_change<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
         deadline: Deadline,
@@ -331,7 +341,7 @@ impl Exchange {
         deadline: Deadline,
         on_reply: impl FnOnce(Reply<'_>) -> Result<T, ClientError>,
     ) -> Result<T, ClientError> {
-        // A reply arrives once, either here or through another thread.
+        // The reply arrives once, read either by this thread or by another one.
         let mut on_reply = Some(on_reply);
 
         loop {
@@ -344,7 +354,7 @@ impl Exchange {
                 state.pending.swap_remove(index);
                 drop(state);
                 let OwnedReply { header, payload, fds } = reply;
-                return hand_over(&mut on_reply, header, Reply { payload: &payload, fds });
+                return pass_reply(&mut on_reply, header, Reply { payload: &payload, fds });
             }
 
             if let Err(error) = check_dead(&state) {
@@ -359,18 +369,18 @@ impl Exchange {
             // This thread reads if no other thread does.
             if let Some(rx) = state.rx.take() {
                 let awaited = AwaitedEvent::Reply { id, command };
-                let hand_over = |header, reply: Reply<'_>| hand_over(&mut on_reply, header, reply);
-                let (guard, stop) = self.read_for_all(state, rx, awaited, deadline, hand_over);
+                let on_own_reply = |header, reply: Reply<'_>| pass_reply(&mut on_reply, header, reply);
+                let (guard, stop) = self.read_for_all(state, rx, awaited, deadline, on_own_reply);
                 state = guard;
 
-                if let Stop::Reply(result) = stop {
+                if let StopReason::Reply(result) = stop {
                     state.pending.retain(|request| request.id != id);
                     return result;
                 }
             } else if state.tx.queued() > 0 {
                 state = self.flush_when_writable(state, deadline)?;
             } else {
-                state = self.wait_timeout(state, deadline);
+                state = self.wait_for_change(state, deadline);
             }
         }
     }
@@ -385,12 +395,13 @@ impl Exchange {
     }
 }
 
-/// Returns whether one of `events`, an error or a hang-up is reported within the time.
+/// Waits for one of `events`, an error or a hang-up of a descriptor. Returns whether one is
+/// reported within the time.
 fn poll_one(fd: BorrowedFd<'_>, events: PollFlags, time: PollTimeout) -> bool {
     poll(&mut [PollFd::new(fd, events)], time).is_ok_and(|ready| ready > 0)
 }
 
-/// Checks that a request can wait, for its reply and for a server that does not read.
+/// Returns an error if too many requests wait for their replies, or too many bytes wait to be sent.
 fn check_room(state: &State) -> Result<(), ClientError> {
     if state.pending.len() >= MAX_PENDING_REQUESTS || state.tx.queued() > MAX_QUEUED_BYTES {
         return Err(ClientError::System { call: "request", errno: Errno::EBUSY });
@@ -410,16 +421,17 @@ fn check_dead(state: &State) -> Result<(), ClientError> {
 fn fresh_id(state: &mut State) -> u16 {
     // Fewer requests wait than there are ids, so the loop finds a free one.
     loop {
-        state.next_id = state.next_id.wrapping_add(1);
-        let id = state.next_id;
+        state.last_id = state.last_id.wrapping_add(1);
+        let id = state.last_id;
         if state.pending.iter().all(|request| request.id != id) {
             return id;
         }
     }
 }
 
-/// Passes a reply to `on_reply`, which is empty from then on, or returns the reply's error.
-fn hand_over<T>(
+/// Passes a reply to the function in `on_reply`, and leaves `None` there. If the reply reports an
+/// error, it returns that error.
+fn pass_reply<T>(
     on_reply: &mut Option<impl FnOnce(Reply<'_>) -> Result<T, ClientError>>,
     header: Header,
     reply: Reply<'_>,
@@ -434,8 +446,9 @@ fn hand_over<T>(
     }
 }
 
-/// Refuses a reply, on behalf of a thread that reads the socket and awaits none.
-fn no_reply(header: Header, _: Reply<'_>) -> Result<(), ClientError> {
+/// Refuses a reply. It stands for the function that takes the awaited reply, where a thread reads
+/// the socket and awaits none.
+fn refuse_reply(header: Header, _: Reply<'_>) -> Result<(), ClientError> {
     Err(super::malformed(header.command, "no thread waits for one"))
 }
 

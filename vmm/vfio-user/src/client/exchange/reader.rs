@@ -18,22 +18,19 @@ const READS_BEFORE_YIELD: u32 = 8;
 /// The event that the thread that reads waits for.
 #[derive(Clone, Copy)]
 pub(super) enum AwaitedEvent {
-    Reply {
-        id: u16,
-        command: Command,
-    },
-    /// A request of the server was served: the count differs from this one.
-    Incoming {
-        served: u64,
-    },
+    /// The reply to this request.
+    Reply { id: u16, command: Command },
+    /// A request of the server: the count of requests served differs from `served`.
+    Incoming { served: u64 },
 }
 
 /// Why the thread that reads has stopped.
-pub(super) enum Stop<T> {
+pub(super) enum StopReason<T> {
     /// The awaited reply came; the result is the caller's.
     Reply(Result<T, ClientError>),
     /// A request of the server was served.
     Served,
+    /// The deadline has passed, or the caller must check the shared state.
     Deadline,
     /// The connection has ended.
     Dead(FrameError),
@@ -47,9 +44,18 @@ impl AwaitedEvent {
 
 /// Why no further message can be read now.
 enum NoInput {
-    /// The time is over, or the thread must check its state.
+    /// The deadline has passed, or the thread must check the shared state.
     Deadline,
+    /// The connection has ended.
     Dead(FrameError),
+}
+
+/// What the thread that reads does after a wait.
+enum AfterWait {
+    /// It reads again. `has_queued` tells whether bytes wait to be sent.
+    Continue { has_queued: bool },
+    /// It stops: the connection has ended, or another thread has served the awaited request.
+    Stop,
 }
 
 /// A wait for input.
@@ -58,17 +64,17 @@ struct InputWait {
     deadline: Deadline,
     /// End of the busy wait, if there is one.
     spin_end: Option<Instant>,
-    /// Reads that found the socket empty.
-    reads: u32,
+    /// Number of reads that found the socket empty.
+    empty_reads: u32,
     /// Whether bytes wait to be sent.
-    queued: bool,
+    has_queued: bool,
 }
 
 impl InputWait {
     /// Spins once. The server may be waiting for this processor, so it yields later on.
     fn spin(&mut self) {
-        self.reads = self.reads.saturating_add(1);
-        if self.reads < READS_BEFORE_YIELD {
+        self.empty_reads = self.empty_reads.saturating_add(1);
+        if self.empty_reads < READS_BEFORE_YIELD {
             std::hint::spin_loop();
         } else {
             std::thread::yield_now();
@@ -87,17 +93,17 @@ impl Exchange {
         awaited: AwaitedEvent,
         deadline: Deadline,
         on_reply: impl FnOnce(Header, Reply<'_>) -> Result<T, ClientError>,
-    ) -> (MutexGuard<'a, State>, Stop<T>) {
-        let queued = state.tx.queued() > 0;
+    ) -> (MutexGuard<'a, State>, StopReason<T>) {
+        let has_queued = state.tx.queued() > 0;
         drop(state);
 
-        let stop = self.read_until(&mut rx, awaited, deadline, queued, on_reply);
+        let stop = self.read_until(&mut rx, awaited, deadline, has_queued, on_reply);
         let mut state = self.lock();
         state.rx = Some(rx);
         let stop = match stop {
-            Stop::Dead(error) => {
+            StopReason::Dead(error) => {
                 self.end_connection(&mut state, error);
-                Stop::Deadline
+                StopReason::Deadline
             }
             stop => stop,
         };
@@ -109,21 +115,22 @@ impl Exchange {
         (state, stop)
     }
 
-    /// Reads and serves messages until the awaited event, without the lock. `queued` says whether
-    /// bytes wait to be sent.
+    /// Reads and serves messages until the awaited event, without the lock. `has_queued` tells
+    /// whether bytes wait to be sent.
     fn read_until<T>(
         &self,
         rx: &mut Receiver,
         awaited: AwaitedEvent,
         deadline: Deadline,
-        queued: bool,
+        has_queued: bool,
         on_reply: impl FnOnce(Header, Reply<'_>) -> Result<T, ClientError>,
-    ) -> Stop<T> {
+    ) -> StopReason<T> {
         let spin_end = (!self.spin.is_zero()).then(|| Instant::now() + self.spin);
-        let mut wait = InputWait { awaited, deadline, spin_end, reads: 0, queued };
+        let mut wait = InputWait { awaited, deadline, spin_end, empty_reads: 0, has_queued };
         if self.shares_processor && awaited.is_reply() && spin_end.is_some() {
-            // No reply can be there before the server has run.
-            wait.reads = READS_BEFORE_YIELD;
+            // No reply can be there before the server has run. So the thread yields at once, and
+            // again after each read that finds none.
+            wait.empty_reads = READS_BEFORE_YIELD;
             std::thread::yield_now();
         }
 
@@ -132,10 +139,10 @@ impl Exchange {
                 Ok(Some(message)) => message,
                 Ok(None) => match self.receive(rx, &mut wait) {
                     Ok(()) => continue,
-                    Err(NoInput::Deadline) => return Stop::Deadline,
-                    Err(NoInput::Dead(error)) => return Stop::Dead(error),
+                    Err(NoInput::Deadline) => return StopReason::Deadline,
+                    Err(NoInput::Dead(error)) => return StopReason::Dead(error),
                 },
-                Err(error) => return Stop::Dead(error),
+                Err(error) => return StopReason::Dead(error),
             };
 
             let header = message.header;
@@ -143,35 +150,36 @@ impl Exchange {
                 match awaited {
                     AwaitedEvent::Reply { id, command } if header.id == id && header.command == command => {
                         let reply = Reply { payload: message.payload, fds: message.fds };
-                        return Stop::Reply(on_reply(header, reply));
+                        return StopReason::Reply(on_reply(header, reply));
                     }
                     _ => self.deliver(message),
                 }
-            } else if let Err(error) = self.serve(message, &mut wait.queued) {
-                return Stop::Dead(error);
+            } else if let Err(error) = self.serve(message, &mut wait.has_queued) {
+                return StopReason::Dead(error);
             } else if !awaited.is_reply() {
-                return Stop::Served;
+                return StopReason::Served;
             }
 
             if deadline.is_over() {
-                return Stop::Deadline;
+                return StopReason::Deadline;
             }
         }
     }
 
-    /// Reads the socket once. When it is empty, it spins, or waits for at most [`MAX_WAIT`].
+    /// Reads the socket once. When the socket is empty, it spins, or waits for at most
+    /// [`MAX_WAIT`].
     fn receive(&self, rx: &mut Receiver, wait: &mut InputWait) -> Result<(), NoInput> {
-        let spins = wait.spin_end.is_some_and(|end| Instant::now() < end);
-        // One call instead of a read, a `poll` and another read. Another thread that sends
-        // meanwhile flushes the queue itself.
-        let sleeps_in_read = self.ends_waits
+        let is_spinning = wait.spin_end.is_some_and(|end| Instant::now() < end);
+        // A read that blocks is one system call instead of a read, a `poll` and another read.
+        // Another thread that sends meanwhile flushes the queue itself.
+        let blocks_in_read = self.has_receive_timeout
             && wait.awaited.is_reply()
-            && !spins
-            && !wait.queued
+            && !is_spinning
+            && !wait.has_queued
             && wait.deadline.remaining() >= MAX_WAIT;
 
         let filled =
-            if sleeps_in_read { rx.wait_and_fill(self.fd.as_fd()) } else { rx.fill(self.fd.as_fd()) };
+            if blocks_in_read { rx.wait_and_fill(self.fd.as_fd()) } else { rx.fill(self.fd.as_fd()) };
         match filled.map_err(NoInput::Dead)? {
             ReadOutcome::Data { .. } => return Ok(()),
             ReadOutcome::WouldBlock | ReadOutcome::Full => {}
@@ -181,7 +189,7 @@ impl Exchange {
         if wait.deadline.is_over() {
             return Err(NoInput::Deadline);
         }
-        if spins && !wait.queued {
+        if is_spinning && !wait.has_queued {
             wait.spin();
             return Ok(());
         }
@@ -190,35 +198,33 @@ impl Exchange {
 
     /// Waits until the socket has input, or takes more where bytes wait to be sent.
     fn sleep(&self, wait: &mut InputWait) -> Result<(), NoInput> {
-        // The loss counts only when the socket is empty, because messages that the server had sent
-        // before are still served.
+        // A lost server ends the connection only when the socket is empty, because messages that
+        // the server had sent before are still served.
         if self.is_lost() {
             return Err(NoInput::Dead(FrameError::Died));
         }
 
-        let write = if wait.queued { PollFlags::POLLOUT } else { PollFlags::empty() };
-        self.poll_socket(PollFlags::POLLIN | write, wait.deadline.remaining().min(MAX_WAIT));
+        let output = if wait.has_queued { PollFlags::POLLOUT } else { PollFlags::empty() };
+        self.poll_socket(PollFlags::POLLIN | output, wait.deadline.remaining().min(MAX_WAIT));
         match self.flush_after_wait(wait.awaited).map_err(NoInput::Dead)? {
-            Some(queued) => wait.queued = queued,
-            None => return Err(NoInput::Deadline),
+            AfterWait::Continue { has_queued } => wait.has_queued = has_queued,
+            AfterWait::Stop => return Err(NoInput::Deadline),
         }
         Ok(())
     }
 
-    /// Sends the queue after a wait. Returns whether bytes are left, or `None` when the thread that
-    /// reads must stop: the connection has ended, or the awaited request was served by another
-    /// thread.
-    fn flush_after_wait(&self, awaited: AwaitedEvent) -> Result<Option<bool>, FrameError> {
+    /// Sends the queue after a wait. Returns whether the thread that reads may continue.
+    fn flush_after_wait(&self, awaited: AwaitedEvent) -> Result<AfterWait, FrameError> {
         let mut state = self.lock();
         if state.dead.is_some() {
-            return Ok(None);
+            return Ok(AfterWait::Stop);
         }
         if state.tx.queued() > 0 {
             state.tx.flush(self.fd.as_fd())?;
         }
         match awaited {
-            AwaitedEvent::Incoming { served } if state.served != served => Ok(None),
-            _ => Ok(Some(state.tx.queued() > 0)),
+            AwaitedEvent::Incoming { served } if state.served != served => Ok(AfterWait::Stop),
+            _ => Ok(AfterWait::Continue { has_queued: state.tx.queued() > 0 }),
         }
     }
 
@@ -237,18 +243,19 @@ impl Exchange {
         }
     }
 
-    /// Serves a request of the server. The memory is reached without the lock.
-    fn serve(&self, message: Message<'_>, queued: &mut bool) -> Result<(), FrameError> {
+    /// Serves a request of the server, and stores in `has_queued` whether bytes wait to be sent.
+    /// The memory is reached without the lock.
+    fn serve(&self, message: Message<'_>, has_queued: &mut bool) -> Result<(), FrameError> {
         let answer = self.answer(&message);
         let mut state = self.lock();
         state.served += 1;
         if !message.header.no_reply() {
             if state.tx.queued() > incoming::max_queued(self.max_data) {
-                // The server sends more and more requests, and reads no answers.
+                // The server sends requests without end and reads no answers.
                 return Err(FrameError::Io(std::io::ErrorKind::OutOfMemory.into()));
             }
             state.tx.send(self.fd.as_fd(), &answer, &[], &[])?;
-            *queued = state.tx.queued() > 0;
+            *has_queued = state.tx.queued() > 0;
         }
         Ok(())
     }

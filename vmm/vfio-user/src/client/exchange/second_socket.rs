@@ -11,12 +11,12 @@ use crate::client::Deadline;
 /// State of the second socket's thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum SecondSocketPhase {
-    /// It waits for requests, and has served all that it took off the socket.
+    /// The thread waits for requests, and has served all that it took off the socket.
     #[default]
     Waiting,
-    /// It may have taken a request off the socket that it has not served.
+    /// The thread may have taken a request off the socket that it has not served.
     Serving,
-    /// It has ended, and the socket is no longer used.
+    /// The thread has ended, and the socket is no longer used.
     Ended,
 }
 
@@ -24,7 +24,7 @@ pub(super) enum SecondSocketPhase {
 #[derive(Debug, Default)]
 pub(super) struct SecondSocketState {
     pub(super) phase: SecondSocketPhase,
-    /// Requests served since [`Exchange::poll_incoming`] last reported them.
+    /// Number of requests served since [`Exchange::poll_incoming`] last reported them.
     pub(super) unreported: u64,
 }
 
@@ -71,7 +71,8 @@ impl Exchange {
         self.lock().second_socket.unreported += 1;
     }
 
-    /// Sets the phase, and wakes the calls that wait for the end of [`SecondSocketPhase::Serving`].
+    /// Sets the phase. At the end of [`SecondSocketPhase::Serving`] it wakes the calls that wait in
+    /// [`Self::wait_until_served`].
     fn set_second_socket_phase(&self, phase: SecondSocketPhase) {
         let mut state = self.lock();
         state.second_socket.phase = phase;
@@ -90,7 +91,7 @@ impl Exchange {
             if is_served || state.second_socket.phase == SecondSocketPhase::Ended || deadline.is_over() {
                 return;
             }
-            state = self.wait_timeout(state, deadline);
+            state = self.wait_for_change(state, deadline);
         }
     }
 }

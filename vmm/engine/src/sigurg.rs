@@ -5,8 +5,8 @@
 //! uses it: it belongs to urgent data of TCP.
 //!
 //! UNSAFETY: setting a handler is unsafe, because the handler may run between any two instructions;
-//! this one is empty. Signalling is unsafe in `libc`; it names a thread by its number, also one
-//! that has ended.
+//! this one is empty. Signalling is unsafe in `libc`; it takes the id of a thread, which may have
+//! ended.
 #![allow(unsafe_code)]
 
 use std::sync::OnceLock;
@@ -18,8 +18,8 @@ use nix::{
     unistd::{Pid, getpid, gettid},
 };
 
-/// Sets the handler, once in a process.
-pub(crate) fn prepare() -> Result<(), Errno> {
+/// Sets the empty handler of SIGURG, once in a process.
+pub(crate) fn set_handler() -> Result<(), Errno> {
     static PREPARED: OnceLock<Result<(), Errno>> = OnceLock::new();
     *PREPARED.get_or_init(|| {
         // Without SA_RESTART, so that the call ends.
@@ -31,21 +31,21 @@ pub(crate) fn prepare() -> Result<(), Errno> {
 
 extern "C" fn ignore_signal(_: libc::c_int) {}
 
-/// Unblocks the signal for this thread.
+/// Unblocks SIGURG for this thread.
 pub(crate) fn unblock() -> Result<(), Errno> {
     let mut set = SigSet::empty();
     set.add(Signal::SIGURG);
     set.thread_unblock()
 }
 
-/// Returns the number of this thread.
-pub(crate) fn this_thread() -> i32 {
+/// Returns the kernel's id of this thread.
+pub(crate) fn this_thread_id() -> i32 {
     thread_local!(static NUMBER: Pid = gettid());
     NUMBER.with(|number| number.as_raw())
 }
 
-/// Ends the system call in which a thread of this process waits.
-pub(crate) fn interrupt(thread: i32) -> Result<(), Errno> {
+/// Sends SIGURG to a thread of this process, which ends the system call in which it waits.
+pub(crate) fn interrupt_thread(thread: i32) -> Result<(), Errno> {
     // SAFETY: the call takes three numbers and touches no memory.
     let result = unsafe { libc::syscall(libc::SYS_tgkill, getpid().as_raw(), thread, libc::SIGURG) };
     Errno::result(result).map(drop)
