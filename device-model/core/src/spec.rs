@@ -143,7 +143,7 @@ pub struct RingSpec {
     /// BAR of the control page. The page lies in trapped space.
     pub control_bar: u8,
     /// Offset of the control page in `control_bar`, a multiple of 4096.
-    pub control: u32,
+    pub control_offset: u32,
 }
 
 /// Location of the MSI-X table and of the pending bits. Both are trapped.
@@ -313,7 +313,7 @@ impl FunctionSpec {
                 offset: 0,
                 mirror_bar: 2,
                 control_bar: 0,
-                control: control as u32,
+                control_offset: control as u32,
             }),
             capabilities: Vec::new(),
         }
@@ -362,7 +362,7 @@ impl FunctionSpec {
             }
 
             self.check_area(rings.mirror_bar, 0, attachment::mirror::SIZE, AreaKind::Mirrored)?;
-            self.check_trapped(rings.control_bar, rings.control.into(), attachment::control::SIZE)?;
+            self.check_trapped(rings.control_bar, rings.control_offset.into(), attachment::control::SIZE)?;
         }
 
         capability::validate(&self.capabilities, self.rings.is_some())?;
@@ -373,7 +373,7 @@ impl FunctionSpec {
     fn check_disjoint(&self) -> Result<(), SpecError> {
         let control = self.rings.map(|rings| BarRange {
             bar: rings.control_bar,
-            offset: rings.control.into(),
+            offset: rings.control_offset.into(),
             length: attachment::control::SIZE,
         });
         let table = self.msix.map(|msix| BarRange {

@@ -2,12 +2,7 @@
 
 use std::process::{Command, Output};
 
-use nicforge_sim::paper::{ALL, Experiment};
-
-/// Returns the experiment of a paper.
-fn experiment(name: &str) -> &'static Experiment {
-    ALL.iter().find(|experiment| experiment.name == name).unwrap()
-}
+use nicforge_sim::paper::ALL;
 
 /// Runs the quick rows of a paper in a process of their own.
 fn paper(name: &str, arguments: &[&str]) -> Output {
@@ -37,8 +32,10 @@ fn check_other_seed(name: &str) {
 
 /// Each mechanism, taken away, makes the paper's table fail.
 fn check_mechanisms(name: &str) {
-    assert!(!experiment(name).mechanisms.is_empty());
-    for mechanism in experiment(name).mechanisms {
+    let experiment = ALL.iter().find(|experiment| experiment.name == name).unwrap();
+    assert!(!experiment.mechanisms.is_empty());
+
+    for mechanism in experiment.mechanisms {
         let output = paper(name, &["--without", mechanism.name]);
         let text = String::from_utf8_lossy(&output.stdout);
         assert_eq!(output.status.code(), Some(1), "without {}: {text}", mechanism.name);
