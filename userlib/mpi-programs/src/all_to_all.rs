@@ -14,7 +14,7 @@ const WORD: usize = size_of::<u64>();
 
 /// Parameters of an all-to-all, the same at all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct Parameters {
     /// Bytes of a block.
     pub bytes: usize,
     /// Number of rounds. A rank begins a round when it has sent its blocks of the one before.
@@ -39,7 +39,7 @@ fn word(from: Rank, to: Rank, round: u32, index: usize) -> u64 {
 /// One rank's part of an all-to-all.
 pub struct Blocks<'a, E: Endpoint> {
     endpoint: &'a mut E,
-    terms: Terms,
+    terms: Parameters,
     /// The other ranks, in the order in which blocks are sent to them.
     order: Vec<Rank>,
     /// Number of blocks whose sends were started.
@@ -57,7 +57,7 @@ impl<'a, E: Endpoint> Blocks<'a, E> {
     ///
     /// # Errors
     /// Errors of the endpoint.
-    pub fn new(endpoint: &'a mut E, terms: Terms) -> Result<Self, ErrorOf<E>> {
+    pub fn new(endpoint: &'a mut E, terms: Parameters) -> Result<Self, ErrorOf<E>> {
         let (own_rank, size) = (endpoint.rank(), endpoint.size());
         let mut order: Vec<_> = (0..size).filter(|rank| *rank != own_rank).collect();
         // The pattern of a round that is never sent serves as a random number for each pair.
@@ -190,7 +190,7 @@ mod tests {
     fn every_rank_gets_every_block() {
         for (size, bytes) in [(1, 8), (2, 0), (5, 13), (8, 4096)] {
             let mut endpoints = endpoints(size);
-            let terms = Terms { bytes, rounds: 3, context: 1 };
+            let terms = Parameters { bytes, rounds: 3, context: 1 };
             let mut ranks: Vec<_> =
                 endpoints.iter_mut().map(|endpoint| Blocks::new(endpoint, terms).unwrap()).collect();
 
@@ -206,7 +206,7 @@ mod tests {
         let (first, second) = endpoints.split_at_mut(1);
         second[0].isend(Envelope::new(0, 1, 0), nicforge_matching::Mode::Standard, vec![7; 16], 0).unwrap();
 
-        let terms = Terms { bytes: 16, rounds: 1, context: 1 };
+        let terms = Parameters { bytes: 16, rounds: 1, context: 1 };
         let mut ranks = [Blocks::new(&mut first[0], terms).unwrap()];
         let found = loop {
             second[0].progress().unwrap();

@@ -20,7 +20,7 @@ const ANSWER_BYTES: usize = 4;
 
 /// Parameters of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct Parameters {
     /// Length of a message in bytes.
     pub bytes: usize,
     /// Messages of a window; 64 is usual.
@@ -31,7 +31,7 @@ pub struct Terms {
     pub context: u32,
 }
 
-impl Terms {
+impl Parameters {
     /// Returns the number of messages of a pair.
     pub fn messages(&self) -> u64 {
         u64::from(self.window) * u64::from(self.windows)
@@ -52,7 +52,7 @@ pub struct Side<'a, E: Endpoint> {
     endpoint: &'a mut E,
     end: End,
     peer: Rank,
-    terms: Terms,
+    terms: Parameters,
     /// Windows started.
     started: u32,
     /// Outstanding requests of messages.
@@ -72,7 +72,7 @@ impl<'a, E: Endpoint> Side<'a, E> {
     ///
     /// # Errors
     /// [`Error::BadParameter`]; errors of the endpoint.
-    pub fn new(endpoint: &'a mut E, end: End, peer: Rank, terms: Terms) -> Result<Self, ErrorOf<E>> {
+    pub fn new(endpoint: &'a mut E, end: End, peer: Rank, terms: Parameters) -> Result<Self, ErrorOf<E>> {
         if terms.window == 0 {
             return Err(Error::BadParameter { what: "the window", value: 0, rule: "at least 1" });
         }
@@ -271,7 +271,7 @@ mod tests {
             let mut endpoints: Vec<_> =
                 ports.into_iter().map(|port| Endpoint::new(port, Config::default()).unwrap()).collect();
 
-            let terms = Terms { bytes, window: 16, windows: 5, context: 1 };
+            let terms = Parameters { bytes, window: 16, windows: 5, context: 1 };
             let side = |(rank, endpoint)| match rank {
                 0 | 1 => Side::new(endpoint, End::Sender, rank + 2, terms).unwrap(),
                 _ => Side::new(endpoint, End::Receiver, rank - 2, terms).unwrap(),

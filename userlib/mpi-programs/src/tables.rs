@@ -39,7 +39,7 @@ pub fn rates<E: Endpoint>(
     for pairs in counts.take_while(|pairs| *pairs <= half) {
         for bytes in (0..=12).map(|power| 1 << power) {
             context += 1;
-            let terms = message_rate::Terms { bytes, window: WINDOW, windows, context };
+            let terms = message_rate::Parameters { bytes, window: WINDOW, windows, context };
             barrier(endpoint, deadline)?;
 
             let rate = rate_of_pair(endpoint, pairs, half, terms, deadline)?;
@@ -57,7 +57,7 @@ fn rate_of_pair<E: Endpoint>(
     endpoint: &mut E,
     pairs: u32,
     half: u32,
-    terms: message_rate::Terms,
+    terms: message_rate::Parameters,
     deadline: Deadline,
 ) -> Result<f64, ErrorOf<E>> {
     let rank = endpoint.rank();
@@ -173,7 +173,7 @@ pub fn blocks<E: Endpoint>(
     for (context, bytes) in (1..).zip(BLOCKS) {
         barrier(endpoint, deadline)?;
         let start = Instant::now();
-        let terms = all_to_all::Terms { bytes, rounds, context };
+        let terms = all_to_all::Parameters { bytes, rounds, context };
         drive(&mut [all_to_all::Blocks::new(endpoint, terms)?], deadline, &mut Relax::new())?;
         barrier(endpoint, deadline)?;
 
