@@ -189,8 +189,7 @@ impl Device for MessageUnit {
             .chain(users)
             .map(|name| AttachmentSpec { name, group: 0 })
             .collect();
-        let windows = 0;
-        FunctionSpec::nic(identity, attachments, REGISTERS, vector::COUNT, RING_CELLS, windows, MIRROR)
+        FunctionSpec::nic(identity, attachments, REGISTERS, vector::COUNT, RING_CELLS, 0, MIRROR)
     }
 
     fn attached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId) {
