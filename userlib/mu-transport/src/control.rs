@@ -31,6 +31,7 @@ pub(crate) struct Clock {
 }
 
 impl Clock {
+    /// Reads the clock for the first time.
     pub(crate) fn new() -> Self {
         Self { now: Instant::now(), calls: 0 }
     }

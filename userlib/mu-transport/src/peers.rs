@@ -93,6 +93,7 @@ pub(crate) struct RowState {
 }
 
 impl RowState {
+    /// Returns the state in which the first row can be put at once.
     pub(crate) fn new(now: Instant) -> Self {
         Self { is_due: false, sequence_number: None, repeat_at: now, repeat_delay: FIRST_REPEAT }
     }
@@ -125,6 +126,7 @@ pub(crate) struct Questions {
 }
 
 impl Questions {
+    /// Returns the state without questions, in which the first one can be asked at once.
     fn new(now: Instant) -> Self {
         Self { asked: 0, answered: 0, sequence_number: None, next_at: now }
     }
@@ -157,6 +159,7 @@ pub(crate) struct Peer {
 }
 
 impl Peer {
+    /// Returns the state of a rank that has not come yet.
     pub(crate) fn new(route: Route, now: Instant) -> Self {
         Self {
             route,

@@ -144,12 +144,12 @@ impl MessageUnit {
     }
 }
 
-/// The number of packets that a round may move at most, about.
+/// The number of packets that a round of a step may move, about.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
-    /// Packets that the network moves.
+    /// Packets that the network moves: in each round the whole budget of the step.
     routed: u32,
-    /// Packets that the unit receives from the network.
+    /// Packets that the unit receives from the network: what is left of the budget.
     received: u32,
 }
 

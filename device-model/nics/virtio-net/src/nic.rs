@@ -113,6 +113,15 @@ pub struct VirtioNet {
     statistics: Statistics,
 }
 
+/// The result of [`VirtioNet::transmit`].
+#[derive(Clone, Copy, Default)]
+struct Transmitted {
+    /// Number of descriptors used.
+    descriptors: u32,
+    /// The link has no credit for more frames.
+    is_blocked: bool,
+}
+
 impl VirtioNet {
     /// Builds the device in the state of power-on.
     ///
@@ -169,8 +178,8 @@ impl VirtioNet {
     /// Moves frames, about `budget` in each direction. Returns the descriptors used, or 0 if
     /// nothing moved.
     fn move_frames(&mut self, context: &mut Context<'_>, budget: u32) -> Result<u32, QueueError> {
-        let (sent, is_blocked) = self.transmit(context, budget)?;
-        let work = sent + self.receive(context, budget)?;
+        let Transmitted { descriptors, is_blocked } = self.transmit(context, budget)?;
+        let work = descriptors + self.receive(context, budget)?;
 
         // While the link has no credit, the device waits for the link, and needs no notification.
         if work > 0 {
@@ -183,12 +192,13 @@ impl VirtioNet {
         Ok(work)
     }
 
-    /// Sends frames of the transmit queue, about `budget` descriptors. Returns the number of
-    /// descriptors used, and whether the link has no credit for more.
-    fn transmit(&mut self, context: &mut Context<'_>, budget: u32) -> Result<(u32, bool), QueueError> {
+    /// Sends frames of the transmit queue, about `budget` descriptors.
+    fn transmit(&mut self, context: &mut Context<'_>, budget: u32) -> Result<Transmitted, QueueError> {
         let (features, max_frame) = (self.function.features(), max_frame(self.config.mtu));
-        let Some(queue) = self.function.queue(TRANSMIT) else { return Ok((0, false)) };
-        let Ok((memory, mut ports)) = context.guest_memory_and_ports(USER) else { return Ok((0, false)) };
+        let Some(queue) = self.function.queue(TRANSMIT) else { return Ok(Transmitted::default()) };
+        let Ok((memory, mut ports)) = context.guest_memory_and_ports(USER) else {
+            return Ok(Transmitted::default());
+        };
         let (statistics, link_up) = (&mut self.statistics, self.link_up);
 
         let mut work = 0;
@@ -217,7 +227,7 @@ impl VirtioNet {
             self.function.interrupt(context, Event::Queue(TRANSMIT));
         }
 
-        Ok((work, is_blocked))
+        Ok(Transmitted { descriptors: work, is_blocked })
     }
 
     /// Puts frames from the port into buffers of the receive queue, about `budget` descriptors.

@@ -31,7 +31,7 @@ pub enum Routing {
 impl Routing {
     /// Returns the virtual channel, and the network injection FIFOs that its packets may use.
     #[inline]
-    fn channel(self) -> (u8, u64) {
+    fn channel_and_fifos(self) -> (u8, u64) {
         let normal_fifos = fifo_map::TORUS | fifo_map::LOCAL0 | fifo_map::LOCAL1;
         match self {
             Self::Dynamic { .. } => (channel::DYNAMIC, normal_fifos),
@@ -116,7 +116,7 @@ impl PointToPoint {
             return Err(DescriptorError::Coordinates { coordinates: self.destination.coordinates() });
         }
 
-        let (channel, allowed) = self.routing.channel();
+        let (channel, allowed) = self.routing.channel_and_fifos();
         descriptor.torus_fifo_map = checked_map(self.fifo_map, allowed)?;
 
         let header = &mut descriptor.packet_header;

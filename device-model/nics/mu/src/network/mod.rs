@@ -52,7 +52,7 @@ use self::{
     registers::Registers,
 };
 pub(crate) use self::{
-    policy::{KeepingPolicy, NodePolicy, check_deadlock},
+    policy::{CachingPolicy, NodePolicy, check_deadlock},
     route::{Place, Route, RouteError},
 };
 use crate::config::{NetworkError, Options, Site};
@@ -155,7 +155,7 @@ fn is_for_fifo(packet: &Packet) -> bool {
 #[derive(Debug)]
 pub(crate) struct NetworkUnit {
     site: Site,
-    router: Router<KeepingPolicy>,
+    router: Router<CachingPolicy>,
     collective: CollectiveUnit,
     registers: Registers,
     /// Bytes that the link carries with each packet.
@@ -169,7 +169,7 @@ impl NetworkUnit {
     pub(crate) fn new(site: &Site) -> Result<Self, NetworkError> {
         let framing = site.options.framing();
         Ok(Self {
-            router: Router::with_plan(&site.plan, KeepingPolicy::new(site.policy.clone())),
+            router: Router::with_plan(&site.plan, CachingPolicy::new(site.policy.clone())),
             collective: collective::unit(site)?,
             registers: Registers::new(),
             framing,

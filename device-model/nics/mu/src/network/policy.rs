@@ -166,7 +166,7 @@ struct Decided {
 /// The policy of a node, with a cache of its last decisions: the packets of a message have the same
 /// route word.
 #[derive(Debug)]
-pub(crate) struct KeepingPolicy {
+pub(crate) struct CachingPolicy {
     policy: NodePolicy,
     /// The last decision on a packet of the device.
     of_device: Cell<Option<Decided>>,
@@ -174,11 +174,13 @@ pub(crate) struct KeepingPolicy {
     of_links: Cell<Option<Decided>>,
 }
 
-impl KeepingPolicy {
+impl CachingPolicy {
+    /// Returns the policy with an empty cache.
     pub(crate) fn new(policy: NodePolicy) -> Self {
         Self { policy, of_device: Cell::new(None), of_links: Cell::new(None) }
     }
 
+    /// Returns the zones.
     pub(crate) fn zones(&self) -> &Zones {
         &self.policy.zones
     }
@@ -191,18 +193,18 @@ impl KeepingPolicy {
     }
 }
 
-impl Policy for KeepingPolicy {
+impl Policy for CachingPolicy {
     #[inline]
     fn decide(&self, word: u64, from: Source) -> Decision {
-        let kept = match from {
+        let cache = match from {
             Source::Injection { .. } => &self.of_device,
             Source::Link { .. } => &self.of_links,
         };
-        match kept.get() {
+        match cache.get() {
             Some(decided) if decided.word == word && decided.from == from => decided.decision,
             _ => {
                 let decision = self.policy.decide(word, from);
-                kept.set(Some(Decided { word, from, decision }));
+                cache.set(Some(Decided { word, from, decision }));
                 decision
             }
         }

@@ -74,6 +74,7 @@ pub(super) struct Registers {
 }
 
 impl Registers {
+    /// Returns the state of power-on.
     pub(super) fn new() -> Self {
         Self {
             errors: 0,

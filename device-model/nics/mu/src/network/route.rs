@@ -204,8 +204,9 @@ struct Start {
     port: Option<u8>,
 }
 
-/// Returns the compute node at which a packet enters the torus. That of an I/O node, which has no
-/// coordinates, leaves it by the port that the header states.
+/// Returns the compute node at which a packet enters the torus. A packet of an I/O node, which has
+/// no coordinates, leaves it by the port that the header states, and enters at the compute node
+/// there.
 fn start(sender: Sender, header: &PacketHeader, class: u8) -> Result<Start, RouteError> {
     let return_port = (header.byte2 & routing::FROM_IO) >> routing::FROM_IO.trailing_zeros();
     let Place::IoNode(exits) = sender.place else {

@@ -39,6 +39,7 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
+    /// Returns the refusal that reports an error of a set.
     const fn new(set: ErrorSet, error: u8) -> Self {
         Self { set, error }
     }

@@ -45,6 +45,7 @@ struct PriorityList {
 }
 
 impl PriorityList {
+    /// Returns an empty list.
     const fn new() -> Self {
         Self { fifos: Vec::new(), parked: 0, awaited: 0 }
     }

@@ -44,11 +44,12 @@ impl Unit {
                 // A FIFO without competitors needs no choice, and sends several packets at once.
                 if candidates + parked == 1 {
                     let limit = budget.saturating_sub(moved).max(1);
-                    let row = self.serve_row(network, context, (priority, limit), &mut candidates);
+                    let row = self.serve_row(network, context, priority, limit, &mut candidates);
                     if row > 0 {
                         (moved, is_served) = (moved + row, true);
                         continue;
                     }
+                    // Nothing was sent, so the FIFO is still where it was.
                     parked = 1 - candidates;
                 }
 
@@ -56,7 +57,7 @@ impl Unit {
                 let pick = self.random.below(candidates + parked);
                 let ready = self.active.count_ready(priority);
                 let index = if pick < candidates { pick } else { ready + pick - candidates };
-                let served = self.serve_at(network, context, (priority, index), &mut candidates);
+                let served = self.serve_at(network, context, priority, index, &mut candidates);
                 match served {
                     Served::Moved(cost) => {
                         moved += cost;
@@ -96,7 +97,8 @@ impl Unit {
         &mut self,
         network: &mut NetworkUnit,
         context: &mut Context<'_>,
-        (priority, limit): (Priority, u32),
+        priority: Priority,
+        limit: u32,
         candidates: &mut usize,
     ) -> u32 {
         // Parked FIFOs follow the ready ones in the list.
@@ -115,7 +117,8 @@ impl Unit {
         &mut self,
         network: &mut NetworkUnit,
         context: &mut Context<'_>,
-        (priority, index): (Priority, usize),
+        priority: Priority,
+        index: usize,
         candidates: &mut usize,
     ) -> Served {
         // The caller has counted the FIFOs of the list, so the index exists.
@@ -124,9 +127,9 @@ impl Unit {
         let served = self.serve(network, context, fifo);
 
         if is_parked {
-            self.place_parked(served, fifo, (priority, index), candidates);
+            self.place_parked(served, fifo, priority, index, candidates);
         } else {
-            self.place_candidate(served, fifo, (priority, index), candidates);
+            self.place_candidate(served, fifo, priority, index, candidates);
         }
         served
     }
@@ -136,7 +139,8 @@ impl Unit {
         &mut self,
         served: Served,
         fifo: u16,
-        (priority, index): (Priority, usize),
+        priority: Priority,
+        index: usize,
         candidates: &mut usize,
     ) {
         if matches!(served, Served::Moved(_) | Served::Starved) {
@@ -164,7 +168,8 @@ impl Unit {
         &mut self,
         served: Served,
         fifo: u16,
-        (priority, index): (Priority, usize),
+        priority: Priority,
+        index: usize,
         candidates: &mut usize,
     ) {
         match served {

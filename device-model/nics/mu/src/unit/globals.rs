@@ -75,6 +75,7 @@ impl Unit {
         }
     }
 
+    /// Publishes the lines of all classes whose lines have changed.
     fn publish_lines(&mut self, network: &NetworkUnit) {
         for class in 0..CLASSES as u8 {
             let lines = network.lines(class).all;

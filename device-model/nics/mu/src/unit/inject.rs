@@ -183,7 +183,7 @@ impl Unit {
 
         if message.may_refer {
             if let Some(reference) = self.reference(context, fifo, message) {
-                return self.send_reference(network, context, (fifo, engine), message, &reference);
+                return self.send_reference(network, context, fifo, engine, message, &reference);
             }
             message.may_refer = false;
         }
@@ -244,7 +244,8 @@ impl Unit {
         &mut self,
         network: &mut NetworkUnit,
         context: &mut Context<'_>,
-        (fifo, engine): (u16, u8),
+        fifo: u16,
+        engine: u8,
         message: &mut Message,
         reference: &Reference,
     ) -> Served {

@@ -82,7 +82,7 @@ impl Memory<'_, '_> {
             return Ok(());
         }
         self.context.copy_from(owner.attachment, address, out)?;
-        view.note_miss(self.context, owner.attachment, (address, out.len()), &[Access::Read]);
+        view.note_miss(self.context, owner.attachment, address, out.len(), &[Access::Read]);
         Ok(())
     }
 
@@ -100,7 +100,7 @@ impl Memory<'_, '_> {
             return Ok(());
         }
         self.context.copy_to(owner.attachment, address, data)?;
-        view.note_miss(self.context, owner.attachment, (address, data.len()), &[Access::Write]);
+        view.note_miss(self.context, owner.attachment, address, data.len(), &[Access::Write]);
         Ok(())
     }
 
@@ -174,7 +174,7 @@ impl Memory<'_, '_> {
             return Ok(());
         }
         self.context.update_u64(owner.attachment, address, WordUpdate::Add(value))?;
-        view.note_miss(self.context, owner.attachment, (address, WORD), &[Access::Read, Access::Write]);
+        view.note_miss(self.context, owner.attachment, address, WORD, &[Access::Read, Access::Write]);
         Ok(())
     }
 }

@@ -117,7 +117,8 @@ impl Template {
         }
     }
 
-    /// Returns the header of a message's only packet. `mark` tells for which tenant the packet is.
+    /// Returns the header of a message's only packet. `mark` names the tenant that the packet is
+    /// for.
     #[inline]
     pub(crate) fn single_packet_header(&self, descriptor: &Descriptor, mark: u16) -> PacketHeader {
         let (header, bytes) = (header_of(descriptor, mark), descriptor.message_length as usize);
@@ -125,8 +126,8 @@ impl Template {
     }
 }
 
-/// Returns the header that all packets of a message share. `mark` tells for which tenant they are;
-/// it is 0 if that is not known yet.
+/// Returns the header that all packets of a message share. `mark` names the tenant that they are
+/// for; it is 0 if that is not known yet.
 #[inline(always)]
 fn header_of(descriptor: &Descriptor, mark: u16) -> PacketHeader {
     let mut header = descriptor.packet_header;
@@ -176,6 +177,7 @@ struct TemplateKey {
 }
 
 impl TemplateKey {
+    /// Returns the key of a descriptor's template.
     #[inline]
     fn new(descriptor: &Descriptor, is_system: bool) -> Self {
         let header = &descriptor.packet_header;
@@ -304,7 +306,7 @@ impl Message {
         Ok(Self { header, route, kind, source, left, ready, packet_bytes, interrupts, may_refer })
     }
 
-    /// Sets the mark of the packets, which tells for which tenant they are.
+    /// Sets the mark of the packets, which names the tenant that they are for.
     pub(crate) fn set_mark(&mut self, mark: u16) {
         self.header.injection_info = mark.to_le_bytes();
     }

@@ -52,7 +52,7 @@ impl Target {
 
 impl Unit {
     /// Writes the payload of a put to memory, and decrements its counter.
-    pub(crate) fn put(
+    pub(crate) fn deliver_put(
         &mut self,
         context: &mut Context<'_>,
         arrival: &Arrival<'_>,
@@ -85,7 +85,7 @@ impl Unit {
     }
 
     /// Copies the payload to which a put refers, and decrements its counter.
-    pub(crate) fn put_reference(
+    pub(crate) fn deliver_referring_put(
         &mut self,
         context: &mut Context<'_>,
         arrival: &Arrival<'_>,

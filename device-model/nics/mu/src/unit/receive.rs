@@ -7,8 +7,7 @@
 //! Its engine tries again when the FIFO has room. `fifo` is a FIFO's number among all FIFOs of its
 //! kind on the node, and `index` its number in its subgroup.
 //!
-//! A packet with an error, and one for a subgroup without a client, is
-//! dropped and counted.
+//! A packet with an error, or for a subgroup without a client, is dropped and counted.
 
 use nicforge_core::{context::Context, fabric::Contents};
 use nicforge_hwi::{
@@ -84,15 +83,15 @@ impl Unit {
         budget: u32,
     ) -> u32 {
         let now = context.now();
-        // Engines that can deliver their first packet, as far as this call knows.
+        // Engines that may deliver their first packet. Those that can't are left out of this call.
         let mut open = network.fifos_with_packets(now)
             & self.control.reception_engines
             & !self.reception_waits.waiting();
         let mut taken = 0;
 
         while taken < budget && open != 0 {
-            let first = PRIORITIES.into_iter().map(|engines| engines & open).find(|&engines| engines != 0);
-            let Some(engine) = in_turn(first.unwrap_or(open).into(), self.reception_waits.turn) else {
+            let highest = PRIORITIES.into_iter().map(|engines| engines & open).find(|&engines| engines != 0);
+            let Some(engine) = in_turn(highest.unwrap_or(open).into(), self.reception_waits.turn) else {
                 break;
             };
             self.reception_waits.turn = engine_after(engine);
@@ -109,16 +108,16 @@ impl Unit {
                 continue;
             };
             // Packets that refer to client memory count it as framing.
-            let payload = match packet.memory {
+            let payload_bytes = match packet.memory {
                 Some(_) => packet.framing.into(),
                 None => packet.len().saturating_sub(HEADER) as u64,
             };
-            if !self.timing.take_first(context, engine, payload) {
+            if !self.timing.take_first(context, engine, payload_bytes) {
                 open &= !(1 << engine);
                 continue;
             }
 
-            let cost = reference::budget_cost(payload);
+            let cost = reference::budget_cost(payload_bytes);
             match self.deliver(context, engine, packet) {
                 Ok(()) | Err(Undelivered::Dropped) => {
                     if let Some(packet) = network.take(engine, now) {
@@ -156,7 +155,7 @@ impl Unit {
             return Err(self.drop_for_header(engine));
         }
 
-        // The mark tells for which tenants the packet was sent; 0 stands for any.
+        // The mark names the tenants that the packet was sent to; 0 stands for any.
         let mark = u16::from_le_bytes(header.injection_info);
         if mark != 0 && mark != self.identity.mark_at(self.identity.node, &header) {
             self.tenancies.stale += 1;
@@ -166,13 +165,13 @@ impl Unit {
         let is_system = matches!(header.channel(), channel::SYSTEM | channel::SYSTEM_COLLECTIVE);
         let arrival = Arrival { engine, header, bytes, is_system };
         if let Some(lease) = &packet.memory {
-            return self.put_reference(context, &arrival, lease);
+            return self.deliver_referring_put(context, &arrival, lease);
         }
 
         match header.packet_type() {
             packet_type::FIFO => self.deposit_packet(context, &arrival),
-            packet_type::PUT => self.put(context, &arrival),
-            packet_type::GET => self.get(context, &arrival),
+            packet_type::PUT => self.deliver_put(context, &arrival),
+            packet_type::GET => self.deliver_get(context, &arrival),
             _ => Err(self.drop_for_header(engine)),
         }
     }
@@ -232,7 +231,7 @@ impl Unit {
     }
 
     /// Puts the descriptors of a remote get into an injection FIFO.
-    fn get(&mut self, context: &mut Context<'_>, arrival: &Arrival<'_>) -> Result<(), Undelivered> {
+    fn deliver_get(&mut self, context: &mut Context<'_>, arrival: &Arrival<'_>) -> Result<(), Undelivered> {
         let payload = arrival.payload();
         if payload.is_empty() || !payload.len().is_multiple_of(DESCRIPTOR as usize) {
             return Err(self.drop_for_header(arrival.engine));

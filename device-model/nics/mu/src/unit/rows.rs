@@ -131,7 +131,7 @@ impl RowSender<'_> {
         let template = self.template.if_same(&descriptor, self.is_system)?;
         let PayloadRange { bytes, .. } = template.single_packet_payload(&descriptor)?;
 
-        // The mark tells for which tenant the packet is.
+        // The mark names the tenant that the packet is for.
         let mark = self.identity.mark_on(Some(self.route), &descriptor.packet_header);
         let header = zerocopy::transmute!(template.single_packet_header(&descriptor, mark));
         self.last_checked = Some(CheckedMessage { words, header, payload_bytes: bytes });
@@ -279,8 +279,8 @@ impl Unit {
         let Some(template) = template.known() else { return 0 };
         let Some(route) = template.route() else { return 0 };
 
-        // Packets with a choice of network FIFOs take turns among these, and are not in a row.
-        // Neither are packets that take time.
+        // Packets with a choice of network FIFOs take turns among these, so they make no row. With
+        // a clock, each packet takes time of its own.
         if !route.fifos().is_power_of_two() || ring.is_empty() || !self.timing.is_instant() {
             return 0;
         }
@@ -417,7 +417,7 @@ impl Unit {
             return None;
         }
 
-        // The mark tells for which tenant the packet was sent; 0 stands for any.
+        // The mark names the tenant that the packet was sent to; 0 stands for any.
         let mark = u16::from_le_bytes(header.injection_info);
         let is_current = mark == 0 || mark == self.identity.mark_at(self.identity.node, header);
         HeaderWords::of(packet).filter(|_| is_current).map(|header| RowTarget { fifo, header })

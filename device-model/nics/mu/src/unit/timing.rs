@@ -75,6 +75,7 @@ impl Timing {
         if self.clock.is_instant() { engines } else { self.idle_by_clock(context, engines) }
     }
 
+    /// Does what [`Timing::idle_engines`] does, with a clock.
     fn idle_by_clock(&self, context: &mut Context<'_>, engines: u16) -> u16 {
         if !retry::is_due(context, self.memory.idle_at()) {
             return 0;
@@ -111,6 +112,7 @@ impl Timing {
         self.clock.is_instant() || self.take_by_clock(context, engine, bytes)
     }
 
+    /// Does what [`Timing::take_first`] does, with a clock.
     fn take_by_clock(&mut self, context: &mut Context<'_>, engine: u8, bytes: u64) -> bool {
         let Some(end) = self.reception_ends.get_mut(usize::from(engine)) else { return true };
         let end = end.get_or_insert_with(|| {

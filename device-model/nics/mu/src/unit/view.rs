@@ -142,7 +142,8 @@ impl View {
         &mut self,
         context: &mut Context<'_>,
         attachment_id: AttachmentId,
-        (address, length): (u64, usize),
+        address: u64,
+        length: usize,
         accesses: &[Access],
     ) {
         // Views do not serve accesses as short as these.

@@ -55,6 +55,7 @@ impl ReceptionWaits {
         (self.waits, self.waiting) = (Default::default(), 0);
     }
 
+    /// Wakes the engines whose wait is this one.
     fn wake(&mut self, wait: Wait) {
         if self.waiting == 0 {
             return;
