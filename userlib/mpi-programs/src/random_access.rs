@@ -50,8 +50,8 @@ const UPDATES_TAG: u64 = 1;
 /// Tag of the announcement that a rank has sent all its updates.
 const END_TAG: u64 = 2;
 
-/// Returns the number of the sequence after this one: the product with x, as a polynomial of 64
-/// bits modulo [`POLYNOMIAL`].
+/// Returns the number of the sequence after this one: its product with x, modulo the polynomial of
+/// the sequence.
 #[inline]
 fn next(number: u64) -> u64 {
     number << 1 ^ if number >> 63 != 0 { POLYNOMIAL } else { 0 }

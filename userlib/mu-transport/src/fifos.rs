@@ -58,12 +58,12 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    /// Returns the route between this rank, whose node is at `place`, and another one. Messages
-    /// stay in order both ways.
-    pub(crate) fn new(place: nicforge_spi::NodePosition, to: RankAddress) -> Self {
-        let there = place.coordinates(to.node).unwrap_or(place.own);
-        let back = nicforge_spi::NodePosition { own: there, ..place }.ordered(place.own);
-        Self { way: place.ordered(there), back, subgroup: to.subgroup }
+    /// Returns the route from this rank, whose node is at `position`, to another one and back.
+    /// Messages stay in order both ways.
+    pub(crate) fn new(position: nicforge_spi::NodePosition, to: RankAddress) -> Self {
+        let there = position.coordinates(to.node).unwrap_or(position.own);
+        let back = nicforge_spi::NodePosition { own: there, ..position }.ordered(position.own);
+        Self { way: position.ordered(there), back, subgroup: to.subgroup }
     }
 
     /// Returns the number of the rank's reception FIFO of messages in its node.

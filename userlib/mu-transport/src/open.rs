@@ -28,7 +28,7 @@ use crate::{
 const DESCRIPTORS_OF_A_RANK: u64 = 2 * MAX_GETS as u64 + MAX_UNANSWERED as u64;
 /// Further descriptors of that FIFO.
 const SPARE_DESCRIPTORS: u64 = 16;
-/// Greatest size of a reception FIFO, of which each rank has a share.
+/// Maximum number of bytes of the reception FIFO, of which each other rank has a share.
 const MAX_RECEPTION: u64 = 32 << 20;
 /// Bytes of the shortest packet in a reception FIFO: a header.
 const MIN_PACKET: u64 = 32;
@@ -93,10 +93,10 @@ impl MuTransport {
             return Err(Error::BadConfig { what: "ranks", value: size as usize, rule: "at most 2^24" });
         }
 
-        let place = Subgroup::open(device, Options::default())?.position();
-        job.check(&place)?;
+        let position = Subgroup::open(device, Options::default())?.position();
+        job.check(&position)?;
         let subgroup = (device.attachment() as u16).saturating_sub(FIRST_SUBGROUP);
-        let address = RankAddress { node: place.rank(), subgroup };
+        let address = RankAddress { node: position.rank(), subgroup };
         let rank = job.rank(address).ok_or(Error::NotOfJob { address, size })?;
 
         let window = possible_window(size - 1, config.window);
@@ -110,7 +110,7 @@ impl MuTransport {
         })?;
 
         let clock = Clock::new();
-        let peer = |address: &RankAddress| Peer::new(Route::new(place, *address), clock.now);
+        let peer = |address: &RankAddress| Peer::new(Route::new(position, *address), clock.now);
         Ok(Self {
             gets,
             staging,

@@ -34,7 +34,7 @@ pub(crate) struct Control {
     pub(crate) system_barriers: u16,
     /// Barrier classes that interrupt the kernel, one bit for each.
     pub(crate) barrier_interrupts: u16,
-    /// Thresholds of new clients.
+    /// The kernel's thresholds, which new clients begin with.
     pub(crate) thresholds: Thresholds,
 }
 

@@ -14,16 +14,27 @@ use nicforge_hwi::{
 /// The sets of errors: each has a block of registers of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ErrorSet {
+    /// Memory requests that the address ranges refuse.
     MasterPort,
+    /// Accesses of addresses without a register, or of a wrong width.
     SlavePort,
+    /// Refused accesses of registers in a subgroup's page.
     Registers,
+    /// Packets that find no room in a reception FIFO.
     Fifo,
+    /// Rejected descriptors.
     Descriptor,
+    /// Packets that a reception FIFO does not take, and wrong pointers of reception FIFOs.
     Reception,
+    /// Dropped direct puts.
     Put,
+    /// Packets with impossible headers, at reception engines 0 to 7.
     Header0,
+    /// Packets with impossible headers, at the other reception engines.
     Header1,
+    /// Wrong pointers of injection FIFOs, and remote gets that find no room there.
     Injection,
+    /// Dropped remote gets.
     Get,
 }
 
@@ -103,7 +114,9 @@ impl SetRegisters {
 /// The error registers of a node.
 #[derive(Debug, Default)]
 pub(crate) struct Errors {
+    /// By [`ErrorSet`].
     sets: [SetRegisters; FIRST_REGISTERS.len()],
+    /// By [`ErrorInfo`].
     infos: [u64; INFO_REGISTERS.len()],
     /// Interrupts for the kernel, one bit for each vector.
     vectors: u32,
