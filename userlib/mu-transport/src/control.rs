@@ -47,7 +47,7 @@ impl Clock {
     }
 }
 
-/// What a row says about its rank.
+/// The intention of a rank that its row states.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Presence {
     /// The rank stays.

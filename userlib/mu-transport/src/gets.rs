@@ -141,7 +141,8 @@ impl Gets {
         }
     }
 
-    /// Gives up the chunk of a slot, to which data may still come, and allocates another one.
+    /// Replaces the chunk of a slot by a new one. The old one is kept, because data may still come
+    /// to it.
     #[cold]
     fn give_up(&mut self, slot: usize, subgroup: &Subgroup) {
         let fresh = Chunk::new(subgroup, self.chunk_bytes).ok();

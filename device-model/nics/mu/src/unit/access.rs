@@ -150,6 +150,7 @@ impl Unit {
                 let ReceptionFifo { ring, fault, .. } = &subgroup.reception[fifo];
                 read_fifo(ring, *fault, register)
             }
+
             PageRegister::BaseAddress(entry) => Ok(subgroup.base_addresses[entry]),
             PageRegister::BarrierControl(_) => Err(WRITE_ONLY),
             PageRegister::BarrierStatus(class) => Ok(network.completed_barriers(class)),
