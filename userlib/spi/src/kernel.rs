@@ -74,7 +74,7 @@ pub struct Kernel {
     state: Mutex<State>,
 }
 
-/// What the lock of a [`Kernel`] protects.
+/// The state that the lock of a [`Kernel`] protects.
 struct State {
     registers: Bar,
     allocated: Allocated,
