@@ -389,7 +389,7 @@ where
 pub fn the_programs_verify_their_data(rig: &dyn Rig) {
     in_both_modes(rig, |world| {
         for (bytes, context) in [(0, 1), (8, 2), (1000, 3), (8000, 4)] {
-            let terms = message_rate::Terms { bytes, window: 32, windows: 4, context };
+            let terms = message_rate::Parameters { bytes, window: 32, windows: 4, context };
             let side = |(rank, endpoint)| match rank {
                 0 | 1 => {
                     message_rate::Side::new(endpoint, message_rate::End::Sender, rank + 2, terms).unwrap()

@@ -13,7 +13,7 @@ use nicforge_extoll_transport::ExtollTransport;
 use nicforge_matching::{Config, Endpoint, Transport};
 use nicforge_mpi_programs::{
     Program,
-    message_rate::{End, Side, Terms},
+    message_rate::{End, Parameters, Side},
 };
 use nicforge_tests::{
     backing::{InProcess, test_deadline},
@@ -51,7 +51,7 @@ fn second_half(bytes: usize) -> (u64, u64) {
     let rig = InProcess::new(machine());
     let mut world = World::new(&Extoll::new(&rig), 2, Config::default());
     let [sender, receiver] = &mut world.ranks[..] else { panic!("two ranks") };
-    let terms = Terms { bytes, window: 64, windows: 40, context: 0 };
+    let terms = Parameters { bytes, window: 64, windows: 40, context: 0 };
     let mut sides = [
         Side::new(receiver, End::Receiver, 0, terms).unwrap(),
         Side::new(sender, End::Sender, 1, terms).unwrap(),

@@ -24,9 +24,9 @@ pub trait Backend: Send {
     /// Returns the configuration of the type, [`Model::config_bytes`] long.
     fn config(&self) -> &[u8];
 
-    /// Moves buffers, about `budget` descriptors in each queue. Returns the descriptors used, or 0
-    /// if nothing moved. It is called while the driver is set up: after a notification, after a
-    /// message of a companion, and again after a result other than 0.
+    /// Moves buffers, about `budget` descriptors in each queue. Returns the number of descriptors
+    /// used, which is 0 if nothing moved. It is called while the driver is set up: after a
+    /// notification, after a message of a companion, and again after a result other than 0.
     ///
     /// # Errors
     /// [`QueueError`]. The device then stops until the driver resets it.

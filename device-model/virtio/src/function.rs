@@ -11,11 +11,11 @@ use crate::{
 /// The effect of a register write on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Nothing.
+    /// The device has nothing to do.
     None,
-    /// Return to the state of power-on, as the registers and queues have done.
+    /// The device must return to the state of power-on, as the registers and queues have done.
     Reset,
-    /// Look at a queue: it has new buffers.
+    /// Serve this queue: it has new buffers.
     Notified(usize),
 }
 
@@ -24,7 +24,9 @@ pub struct Function {
     transport: Transport,
     /// The queues that the driver has enabled.
     queues: Vec<Option<SplitQueue>>,
+    /// Number of the driver's notifications.
     notifications: u64,
+    /// Number of times that the device stopped because of a queue.
     errors: u64,
 }
 
@@ -40,8 +42,8 @@ impl Function {
         transport::spec(self.transport.model())
     }
 
-    /// Reads registers. `config` is the configuration of the type. Bytes outside the registers keep
-    /// the content of `data`.
+    /// Reads registers. `config` is the configuration of the type of device. Bytes outside the
+    /// registers keep the content of `data`.
     pub fn read(&mut self, context: &mut Context<'_>, at: Address, config: &[u8], data: &mut [u8]) {
         if at.bar == BAR {
             self.transport.read(context, at.offset, config, data);
@@ -67,7 +69,7 @@ impl Function {
             Request::Notify(index) => {
                 self.notifications += 1;
                 if let Some(queue) = self.queue(index) {
-                    queue.note_notification();
+                    queue.record_notification();
                 }
                 Action::Notified(index)
             }

@@ -47,7 +47,7 @@ pub enum Direction {
     Both,
 }
 
-/// One piece of a buffer.
+/// One piece of a buffer: the memory of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Piece {
     iova: u64,
@@ -57,7 +57,9 @@ struct Piece {
 /// The pieces of a buffer.
 #[derive(Debug)]
 pub struct Pieces {
+    /// Those that the device may read.
     readable: Vec<Piece>,
+    /// Those that the device may write, which follow the others in the chain.
     writable: Vec<Piece>,
 }
 
@@ -88,10 +90,11 @@ pub struct SplitQueue {
     returned: bool,
 }
 
-/// A buffer that the driver made available: its chain's number, and its lengths.
+/// A buffer that the driver made available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub struct Buffer {
+    /// Number of its first descriptor in the table, which names the buffer in both rings.
     head: u16,
     /// Bytes that the device may read.
     pub readable: u64,
@@ -100,17 +103,18 @@ pub struct Buffer {
 }
 
 impl SplitQueue {
-    /// Returns a queue whose positions are at the start.
+    /// Returns a queue whose positions are at the start of its rings. `event_index` says whether
+    /// the driver has accepted that feature.
     ///
     /// # Errors
     /// [`QueueError::Layout`].
     pub fn new(layout: QueueLayout, direction: Direction, event_index: bool) -> Result<Self, QueueError> {
-        let wrong = |_| QueueError::Layout;
-        let mut ring = Queue::new(MAX_QUEUE_SIZE).map_err(wrong)?;
-        ring.try_set_size(layout.size).map_err(wrong)?;
-        ring.try_set_desc_table_address(GuestAddress(layout.descriptors)).map_err(wrong)?;
-        ring.try_set_avail_ring_address(GuestAddress(layout.available)).map_err(wrong)?;
-        ring.try_set_used_ring_address(GuestAddress(layout.used)).map_err(wrong)?;
+        let refusal = |_| QueueError::Layout;
+        let mut ring = Queue::new(MAX_QUEUE_SIZE).map_err(refusal)?;
+        ring.try_set_size(layout.size).map_err(refusal)?;
+        ring.try_set_desc_table_address(GuestAddress(layout.descriptors)).map_err(refusal)?;
+        ring.try_set_avail_ring_address(GuestAddress(layout.available)).map_err(refusal)?;
+        ring.try_set_used_ring_address(GuestAddress(layout.used)).map_err(refusal)?;
         ring.set_event_idx(event_index);
         ring.set_ready(true);
 
@@ -133,7 +137,7 @@ impl SplitQueue {
     /// [`QueueError::Buffer`].
     pub fn take(&mut self, memory: &GuestMemoryView<'_>) -> Result<Option<Buffer>, QueueError> {
         self.pieces.clear();
-        let mut available = self.ring.iter(memory).map_err(|error| failure(memory, &error))?;
+        let mut available = self.ring.iter(memory).map_err(|error| queue_error(memory, &error))?;
         let Some(chain) = available.next() else {
             return memory.error().map_or(Ok(None), |error| Err(QueueError::Memory(error)));
         };
@@ -154,6 +158,7 @@ impl SplitQueue {
             is_complete = !descriptor.has_next();
         }
 
+        // A table that can't be reached also ends the chain. Its error is the better reason.
         if let Some(error) = memory.error() {
             return Err(QueueError::Memory(error));
         }
@@ -166,7 +171,7 @@ impl SplitQueue {
         Ok(Some(buffer))
     }
 
-    /// Puts the buffer taken last back to the front.
+    /// Puts the buffer taken last back, so that the next call takes it again.
     pub fn put_back(&mut self) {
         self.ring.go_to_previous_position();
     }
@@ -185,6 +190,8 @@ impl SplitQueue {
             return Ok(None);
         }
 
+        // A buffer that came before the driver saw the request has no notification, so it is taken
+        // now.
         let mut taken = self.take(memory)?;
         if taken.is_none() && self.ask_for_notification(memory)? {
             taken = self.take(memory)?;
@@ -194,8 +201,8 @@ impl SplitQueue {
         Ok(taken)
     }
 
-    /// Records a notification of the driver.
-    pub(crate) fn note_notification(&mut self) {
+    /// Records a notification of the driver, after which the rings may be read again.
+    pub(crate) fn record_notification(&mut self) {
         self.may_have_buffers = true;
     }
 
@@ -237,7 +244,7 @@ impl SplitQueue {
         written: u32,
     ) -> Result<(), QueueError> {
         self.returned = true;
-        self.ring.add_used(memory, buffer.head, written).map_err(|error| failure(memory, &error))
+        self.ring.add_used(memory, buffer.head, written).map_err(|error| queue_error(memory, &error))
     }
 
     /// Returns whether the driver wants an interrupt for the buffers returned since the last call.
@@ -246,14 +253,14 @@ impl SplitQueue {
             return Ok(false);
         }
         if self.ring.event_idx_enabled() {
-            return self.ring.needs_notification(memory).map_err(|error| failure(memory, &error));
+            return self.ring.needs_notification(memory).map_err(|error| queue_error(memory, &error));
         }
 
         // The used index must be visible before the flags are read: the driver clears the flag, and
         // then looks at the index again.
         fence(Ordering::SeqCst);
         let flags = memory.load::<u16>(GuestAddress(self.ring.avail_ring()), Ordering::Relaxed);
-        let flags = flags.map_err(|_| access_failure(memory))?;
+        let flags = flags.map_err(|_| access_error(memory))?;
 
         Ok(u16::from_le(flags) & AVAILABLE_NO_INTERRUPT == 0)
     }
@@ -266,7 +273,7 @@ impl SplitQueue {
     /// Asks the driver for no notifications, because the device polls the queue.
     fn suppress_notifications(&mut self, memory: &GuestMemoryView<'_>) -> Result<(), QueueError> {
         if std::mem::take(&mut self.notifying) {
-            self.ring.disable_notification(memory).map_err(|error| failure(memory, &error))?;
+            self.ring.disable_notification(memory).map_err(|error| queue_error(memory, &error))?;
         }
         Ok(())
     }
@@ -279,7 +286,7 @@ impl SplitQueue {
         }
 
         self.notifying = true;
-        self.ring.enable_notification(memory).map_err(|error| failure(memory, &error))
+        self.ring.enable_notification(memory).map_err(|error| queue_error(memory, &error))
     }
 }
 
@@ -291,17 +298,19 @@ impl Default for Pieces {
 }
 
 impl Pieces {
+    /// Removes all pieces.
     fn clear(&mut self) {
         self.readable.clear();
         self.writable.clear();
     }
 
+    /// Returns the number of pieces.
     fn len(&self) -> usize {
         self.readable.len() + self.writable.len()
     }
 
-    /// Adds a piece. It fails if the piece has no bytes, if the queue has no buffers of its
-    /// direction, or if it is readable and follows a writable one.
+    /// Adds the next piece of a chain. It fails if the piece has no bytes, if the queue has no
+    /// buffers of its direction, or if it is readable and follows a writable one.
     #[inline]
     fn push(&mut self, piece: Piece, is_writable: bool, direction: Direction) -> Result<(), QueueError> {
         let pieces = match (direction, is_writable) {
@@ -323,9 +332,9 @@ impl Pieces {
     pub fn read(&self, memory: &GuestMemoryView<'_>, offset: u64, out: &mut [u8]) -> Result<(), QueueError> {
         let mut rest = out;
         for_pieces(&self.readable, offset, rest.len(), |iova, length| {
-            let (now, later) = std::mem::take(&mut rest).split_at_mut(length);
-            rest = later;
-            memory.copy_from(iova, now)
+            let (part, behind) = std::mem::take(&mut rest).split_at_mut(length);
+            rest = behind;
+            memory.copy_from(iova, part)
         })
     }
 
@@ -336,9 +345,9 @@ impl Pieces {
     pub fn write(&self, memory: &GuestMemoryView<'_>, offset: u64, data: &[u8]) -> Result<(), QueueError> {
         let mut rest = data;
         for_pieces(&self.writable, offset, data.len(), |iova, length| {
-            let (now, later) = rest.split_at(length);
-            rest = later;
-            memory.copy_to(iova, now)
+            let (part, behind) = rest.split_at(length);
+            rest = behind;
+            memory.copy_to(iova, part)
         })
     }
 }
@@ -352,6 +361,7 @@ fn for_pieces(
     length: usize,
     mut copy: impl FnMut(u64, usize) -> Result<(), DmaError>,
 ) -> Result<(), QueueError> {
+    // Bytes to skip from the start of the current piece, and bytes that are left to copy.
     let (mut skip, mut remaining) = (offset, length);
     for piece in pieces {
         let size = u64::from(piece.length);
@@ -361,11 +371,11 @@ fn for_pieces(
         }
 
         while remaining > 0 && skip < size {
-            let now = remaining.min((size - skip) as usize).min(MAX_DMA);
+            let count = remaining.min((size - skip) as usize).min(MAX_DMA);
             // A sum beyond the address space is an address where nothing is mapped.
             let iova = piece.iova.saturating_add(skip);
-            copy(iova, now).map_err(QueueError::Memory)?;
-            (skip, remaining) = (skip + now as u64, remaining - now);
+            copy(iova, count).map_err(QueueError::Memory)?;
+            (skip, remaining) = (skip + count as u64, remaining - count);
         }
         if remaining == 0 {
             break;
@@ -376,19 +386,19 @@ fn for_pieces(
     if remaining == 0 { Ok(()) } else { Err(QueueError::Buffer) }
 }
 
-/// Returns the reason for an error of `virtio-queue`.
+/// Returns the reason why a queue can't be used any more, for an error of `virtio-queue`.
 #[cold]
-fn failure(memory: &GuestMemoryView<'_>, error: &virtio_queue::Error) -> QueueError {
+fn queue_error(memory: &GuestMemoryView<'_>, error: &virtio_queue::Error) -> QueueError {
     match error {
         virtio_queue::Error::InvalidAvailRingIndex => QueueError::Index,
         virtio_queue::Error::InvalidDescriptorIndex => QueueError::Chain,
-        _ => access_failure(memory),
+        _ => access_error(memory),
     }
 }
 
 /// Returns the reason why an access to the rings failed. The memory has recorded an error, unless
 /// the accessed word crosses two mappings or is misaligned.
 #[cold]
-fn access_failure(memory: &GuestMemoryView<'_>) -> QueueError {
+fn access_error(memory: &GuestMemoryView<'_>) -> QueueError {
     memory.error().map_or(QueueError::Layout, QueueError::Memory)
 }

@@ -1,8 +1,8 @@
 //! Virtio on PCI (4.1): the capabilities that locate the registers, negotiation, device status, the
 //! queues' registers, and interrupts.
 //!
-//! The transport knows nothing of a type's buffers. [`Transport::write`] reports what a write asks
-//! of the device.
+//! The transport does not use the buffers of the queues. [`Transport::write`] returns the effect
+//! that a write has on the device beyond the registers.
 
 use nicforge_core::{
     context::Context,
@@ -19,10 +19,13 @@ use crate::{
     },
 };
 
+/// Bits of the lower half of a 64-bit register.
+const LOWER_HALF: u64 = 0xffff_ffff;
+
 /// The only attachment. Each device has one client, its driver.
 pub const USER: AttachmentId = AttachmentId(0);
 
-/// A type of device, as it shows itself on PCI.
+/// The properties of a type of device that its driver sees on PCI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Model {
     /// Number of the type (5). The PCI device id is [`DEVICE_BASE`] more.
@@ -85,7 +88,9 @@ const _: () = assert!(size_of::<CommonConfig>() as u64 == common::SIZE);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct QueueRegisters {
     pub(crate) layout: QueueLayout,
+    /// MSI-X vector of used buffers, or [`NO_VECTOR`].
     pub(crate) vector: u16,
+    /// The driver has enabled the queue since the last reset.
     pub(crate) enabled: bool,
 }
 
@@ -105,7 +110,7 @@ pub(crate) enum Request {
     Reset,
     /// Create a queue from its registers.
     EnableQueue(usize),
-    /// Look at a queue: it has new buffers.
+    /// Serve a queue: it has new buffers.
     Notify(usize),
 }
 
@@ -121,16 +126,22 @@ pub enum Event {
 /// The registers of the device.
 pub(crate) struct Transport {
     model: Model,
+    /// Half of the offered features that the driver reads: 0 for the lower one, 1 for the upper.
     device_feature_select: u32,
+    /// Half of the accepted features that the driver accesses.
     driver_feature_select: u32,
     /// Features that the driver accepted so far.
     accepted: u64,
+    /// Bits of [`status`].
     status: u8,
+    /// Number of changes of the configuration, modulo 256.
     generation: u8,
+    /// MSI-X vector of configuration changes, or [`NO_VECTOR`].
     config_vector: u16,
+    /// Number of the queue whose registers the driver accesses.
     queue_select: u16,
     queues: Vec<QueueRegisters>,
-    /// Events since the driver read the interrupt status.
+    /// Events since the driver read the interrupt status: bits of [`isr`].
     isr: u8,
 }
 
@@ -158,6 +169,7 @@ impl Transport {
 
     /// Returns to the state of power-on.
     pub(crate) fn reset(&mut self) {
+        // The vector of queues is kept, so that a reset allocates nothing.
         let mut queues = std::mem::take(&mut self.queues);
         queues.fill(QueueRegisters::default());
         let model = self.model;
@@ -180,8 +192,9 @@ impl Transport {
         self.queues[index]
     }
 
-    /// Reads registers. Bytes outside them keep the content of `data`.
-    pub(crate) fn read(&mut self, context: &mut Context<'_>, offset: u64, device: &[u8], data: &mut [u8]) {
+    /// Reads registers from `offset` on into `data`. `config` is the configuration of the type of
+    /// device. Bytes outside the registers keep the content of `data`.
+    pub(crate) fn read(&mut self, context: &mut Context<'_>, offset: u64, config: &[u8], data: &mut [u8]) {
         // A read of the interrupt status clears it, and takes back the interrupt (4.1.4.5).
         if offset == ISR
             && let Some(first) = data.first_mut()
@@ -191,12 +204,12 @@ impl Transport {
             return;
         }
 
-        copy_overlap(offset, data, COMMON, self.common().as_bytes());
-        copy_overlap(offset, data, DEVICE, device);
+        copy_overlap(offset, data, COMMON, self.common_config().as_bytes());
+        copy_overlap(offset, data, DEVICE, config);
     }
 
-    /// Returns the common configuration.
-    fn common(&self) -> CommonConfig {
+    /// Returns the common configuration as the driver reads it now.
+    fn common_config(&self) -> CommonConfig {
         let half = |features: u64, select: u32| match select {
             0 => features as u32,
             1 => (features >> 32) as u32,
@@ -204,8 +217,8 @@ impl Transport {
         };
         let selected = usize::from(self.queue_select);
         // A queue that does not exist has the size 0.
-        let none = QueueRegisters { layout: QueueLayout::default(), vector: NO_VECTOR, enabled: false };
-        let queue = self.queues.get(selected).copied().unwrap_or(none);
+        let absent = QueueRegisters { layout: QueueLayout::default(), vector: NO_VECTOR, enabled: false };
+        let queue = self.queues.get(selected).copied().unwrap_or(absent);
 
         CommonConfig {
             device_feature_select: self.device_feature_select.to_le_bytes(),
@@ -248,7 +261,7 @@ impl Transport {
         match (offset, data.len()) {
             (common::DEVICE_FEATURE_SELECT, 4) => self.device_feature_select = value as u32,
             (common::DRIVER_FEATURE_SELECT, 4) => self.driver_feature_select = value as u32,
-            (common::DRIVER_FEATURE, 4) => self.accept(value as u32),
+            (common::DRIVER_FEATURE, 4) => self.accept_features(value as u32),
             (common::CONFIG_VECTOR, 2) => self.config_vector = self.existing_vector(value),
             (common::STATUS, 1) => return self.write_status(value as u8),
             (common::QUEUE_SELECT, 2) => self.queue_select = value as u16,
@@ -260,14 +273,14 @@ impl Transport {
 
     /// Sets one half of the features that the driver accepts. Once the negotiation has ended with
     /// `FEATURES_OK`, the write is ignored.
-    fn accept(&mut self, value: u32) {
+    fn accept_features(&mut self, value: u32) {
         if self.status & status::FEATURES_OK != 0 {
             return;
         }
         let value = u64::from(value);
         match self.driver_feature_select {
-            0 => self.accepted = self.accepted & !0xffff_ffff | value,
-            1 => self.accepted = self.accepted & 0xffff_ffff | value << 32,
+            0 => self.accepted = self.accepted & !LOWER_HALF | value,
+            1 => self.accepted = self.accepted & LOWER_HALF | value << 32,
             _ => {}
         }
     }
@@ -279,9 +292,9 @@ impl Transport {
         }
 
         let mut added = value & !(self.status | status::NEEDS_RESET);
-        // The driver sees that the device refuses its features by `FEATURES_OK`, which stays 0.
-        let only_offered = self.accepted & !self.model.features == 0;
-        if !only_offered || self.accepted & feature::VERSION_1 == 0 {
+        // If the device refuses the driver's choice of features, `FEATURES_OK` stays 0.
+        let are_offered = self.accepted & !self.model.features == 0;
+        if !are_offered || self.accepted & feature::VERSION_1 == 0 {
             added &= !status::FEATURES_OK;
         }
         self.status |= added;
@@ -367,8 +380,8 @@ impl Transport {
 fn write_address_register(register: &mut u64, at: u64, length: usize, value: u64) {
     match (at, length) {
         (0, 8) => *register = value,
-        (0, 4) => *register = *register & !0xffff_ffff | value,
-        (4, 4) => *register = *register & 0xffff_ffff | value << 32,
+        (0, 4) => *register = *register & !LOWER_HALF | value,
+        (4, 4) => *register = *register & LOWER_HALF | value << 32,
         _ => {}
     }
 }
@@ -383,7 +396,7 @@ fn copy_overlap(offset: u64, data: &mut [u8], start: u64, source: &[u8]) {
     }
 }
 
-/// Returns the description of the function.
+/// Returns the description of the PCI function of a type of device.
 pub(crate) fn spec(model: &Model) -> FunctionSpec {
     let device = DEVICE_BASE + model.device_type;
     let identity = Identity {
@@ -429,9 +442,10 @@ fn capabilities(model: &Model) -> Vec<VendorCapability> {
     capabilities
 }
 
-/// Returns the capability that locates a structure in the BAR (4.1.4), with `more` after the
-/// common part.
+/// Returns the capability that locates registers of one kind in the BAR (4.1.4), with the bytes of
+/// `more` after the common part.
 fn location(kind: u8, offset: u64, length: u64, more: &[u8]) -> VendorCapability {
+    // The type, the BAR, an id and two bytes of padding.
     let mut content = vec![kind, BAR, 0, 0, 0];
     content.extend((offset as u32).to_le_bytes());
     content.extend((length as u32).to_le_bytes());

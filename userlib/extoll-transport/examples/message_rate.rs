@@ -13,7 +13,7 @@ use nicforge_matching::Endpoint;
 use nicforge_mpi_programs::{
     collective::{all_reduce, barrier},
     drive,
-    message_rate::{End, Side, Terms},
+    message_rate::{End, Parameters, Side},
 };
 
 /// Messages of a window.
@@ -37,7 +37,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     while pairs <= half {
         for bytes in (0..=12).map(|power| 1 << power) {
             context += 1;
-            let terms = Terms { bytes, window: WINDOW, windows, context };
+            let terms = Parameters { bytes, window: WINDOW, windows, context };
 
             barrier(&mut endpoint, deadline)?;
 

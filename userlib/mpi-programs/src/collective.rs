@@ -7,7 +7,7 @@ use nicforge_matching::{Envelope, Selector};
 
 use crate::{Buffer, Endpoint, ErrorOf, succeeded};
 
-/// The matching context of these messages, the last one of 14 bits.
+/// The matching context of these messages: the highest one, because contexts have 14 bits.
 const CONTEXT: u32 = 0x3fff;
 
 /// Starts a send of `value` to rank `to`.
@@ -33,21 +33,21 @@ fn receive<E: Endpoint>(endpoint: &mut E, from: u32, deadline: Deadline) -> Resu
     Ok(u64::from_le_bytes(value))
 }
 
-/// Combines every rank's `value` by `join` on rank 0, and returns the result on all ranks. No rank
-/// returns before every rank has called it.
+/// Combines every rank's `value` by `combine` on rank 0, and returns the result on all ranks. No
+/// rank returns before every rank has called it.
 ///
 /// # Errors
 /// Errors of the endpoint, including its time-out.
 pub fn all_reduce<E: Endpoint>(
     endpoint: &mut E,
     value: u64,
-    join: impl Fn(u64, u64) -> u64,
+    combine: impl Fn(u64, u64) -> u64,
     deadline: Deadline,
 ) -> Result<u64, ErrorOf<E>> {
     if endpoint.rank() == 0 {
         let mut result = value;
         for from in 1..endpoint.size() {
-            result = join(result, receive(endpoint, from, deadline)?);
+            result = combine(result, receive(endpoint, from, deadline)?);
         }
 
         let sends =
@@ -81,7 +81,7 @@ pub struct Barrier<R> {
     stage: Stage<R>,
 }
 
-/// How far this rank's part of a barrier has come.
+/// The stage of this rank's part of a barrier.
 #[derive(Debug)]
 enum Stage<R> {
     /// No message of this barrier is sent or expected.

@@ -101,16 +101,17 @@ pub fn drive<P: Program>(
 ) -> Result<(), ErrorOf<P::Endpoint>> {
     loop {
         for _ in 0..STEPS_PER_CHECK {
-            let (mut steps, mut done) = (0, true);
+            let (mut steps, mut all_done) = (0, true);
             for rank in ranks.iter_mut() {
                 steps += rank.step()?;
-                done &= rank.is_done();
+                all_done &= rank.is_done();
             }
 
-            if done {
+            if all_done {
                 return Ok(());
             }
 
+            // Ranks that could do nothing wait for the network.
             if steps > 0 {
                 relax.reset();
             } else if let Some(rank) = ranks.first_mut() {
@@ -124,7 +125,7 @@ pub fn drive<P: Program>(
     }
 }
 
-/// Returns a completion if its request has succeeded.
+/// Returns the completion of a request that has succeeded, and else the request's error.
 fn succeeded<E: Endpoint>(mut completion: Completion<E>) -> Result<Completion<E>, ErrorOf<E>> {
     std::mem::replace(&mut completion.result, Ok(()))?;
     Ok(completion)

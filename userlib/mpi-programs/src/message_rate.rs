@@ -1,5 +1,5 @@
-//! Message rate and bandwidth of pairs, after `osu_mbw_mr` of the OSU micro-benchmarks, which the
-//! paper used for Figure 3.
+//! Message rate and bandwidth of pairs, after `osu_mbw_mr` of the OSU micro-benchmarks. The paper
+//! about EXTOLL measured its Figure 3 with them.
 //!
 //! A sender starts a window of messages. It starts the next window when all messages are complete
 //! and its receiver has answered. The receiver posts the receives of the next window before it
@@ -9,21 +9,22 @@ use nicforge_matching::{Envelope, Rank, Selector};
 
 use crate::{Buffer, Completion, Endpoint, Error, ErrorOf, Program};
 
-/// Tags of messages, and of the answers to windows.
-const MESSAGE: u64 = 1;
-const ANSWER: u64 = 2;
+/// Tag of messages.
+const MESSAGE_TAG: u64 = 1;
+/// Tag of the answers to windows.
+const ANSWER_TAG: u64 = 2;
 /// Cookie of the requests that send or receive answers. Those for messages have the message's
 /// number in its window.
 const ANSWER_COOKIE: u64 = u64::MAX;
 /// Bytes of an answer.
 const ANSWER_BYTES: usize = 4;
 
-/// Parameters of a pair.
+/// Parameters of a run, the same at both ends of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct Parameters {
     /// Length of a message in bytes.
     pub bytes: usize,
-    /// Messages of a window; 64 is usual.
+    /// Number of messages of a window; 64 is usual.
     pub window: u32,
     /// Number of windows.
     pub windows: u32,
@@ -31,7 +32,7 @@ pub struct Terms {
     pub context: u32,
 }
 
-impl Terms {
+impl Parameters {
     /// Returns the number of messages of a pair.
     pub fn messages(&self) -> u64 {
         u64::from(self.window) * u64::from(self.windows)
@@ -52,19 +53,19 @@ pub struct Side<'a, E: Endpoint> {
     endpoint: &'a mut E,
     end: End,
     peer: Rank,
-    terms: Terms,
-    /// Windows started.
-    started: u32,
-    /// Outstanding requests of messages.
-    messages: u32,
-    /// Outstanding requests of answers.
-    answers: u32,
-    /// Completed messages.
+    parameters: Parameters,
+    /// Number of windows that were started.
+    started_windows: u32,
+    /// Number of outstanding requests for messages.
+    outstanding_messages: u32,
+    /// Number of outstanding requests for answers.
+    outstanding_answers: u32,
+    /// Number of completed messages.
     completed: u64,
-    /// Buffers that no request uses.
+    /// Buffers of messages that no request uses.
     free: Vec<E::Buffer>,
     /// The buffer for answers, unless a request uses it.
-    answer: Option<E::Buffer>,
+    answer_buffer: Option<E::Buffer>,
 }
 
 impl<'a, E: Endpoint> Side<'a, E> {
@@ -72,98 +73,113 @@ impl<'a, E: Endpoint> Side<'a, E> {
     ///
     /// # Errors
     /// [`Error::BadParameter`]; errors of the endpoint.
-    pub fn new(endpoint: &'a mut E, end: End, peer: Rank, terms: Terms) -> Result<Self, ErrorOf<E>> {
-        if terms.window == 0 {
+    pub fn new(
+        endpoint: &'a mut E,
+        end: End,
+        peer: Rank,
+        parameters: Parameters,
+    ) -> Result<Self, ErrorOf<E>> {
+        if parameters.window == 0 {
             return Err(Error::BadParameter { what: "the window", value: 0, rule: "at least 1" });
         }
 
         // A receiver posts a window while the messages of the previous one complete.
-        let buffers = 0..2 * terms.window;
-        let free = buffers.map(|_| zeroed(endpoint, terms.bytes)).collect::<Result<_, _>>()?;
-        let answer = Some(zeroed(endpoint, ANSWER_BYTES)?);
+        let buffers = 0..2 * parameters.window;
+        let free = buffers.map(|_| zeroed(endpoint, parameters.bytes)).collect::<Result<_, _>>()?;
+        let answer_buffer = Some(zeroed(endpoint, ANSWER_BYTES)?);
 
         let mut side = Self {
             endpoint,
             end,
             peer,
-            terms,
-            started: 0,
-            messages: 0,
-            answers: 0,
+            parameters,
+            started_windows: 0,
+            outstanding_messages: 0,
+            outstanding_answers: 0,
             completed: 0,
             free,
-            answer,
+            answer_buffer,
         };
 
-        if end == End::Receiver && terms.windows > 0 {
-            side.start()?;
+        if end == End::Receiver && parameters.windows > 0 {
+            side.start_window()?;
         }
         Ok(side)
     }
 
-    /// Starts the sends of a window and the receive of its answer, or the receives of a window.
-    fn start(&mut self) -> Result<(), ErrorOf<E>> {
-        self.started += 1;
+    /// Starts the requests of a window: a sender's sends and the receive of the answer, or a
+    /// receiver's receives.
+    fn start_window(&mut self) -> Result<(), ErrorOf<E>> {
+        self.started_windows += 1;
 
-        let terms = self.terms;
-        for number in 0..u64::from(terms.window) {
+        let parameters = self.parameters;
+        for number in 0..u64::from(parameters.window) {
             let mut data = match self.free.pop() {
                 Some(data) => data,
-                None => zeroed(self.endpoint, terms.bytes)?,
+                None => zeroed(self.endpoint, parameters.bytes)?,
             };
             if self.end == End::Sender {
-                stamp(&mut data, terms.bytes, number);
-                let to = Envelope::new(self.peer, terms.context, MESSAGE);
+                stamp(&mut data, parameters.bytes, number);
+                let to = Envelope::new(self.peer, parameters.context, MESSAGE_TAG);
                 self.endpoint.isend(to, data, number)?;
             } else {
-                self.endpoint.irecv(Selector::exact(self.peer, terms.context, MESSAGE), data, number)?;
+                self.endpoint.irecv(
+                    Selector::exact(self.peer, parameters.context, MESSAGE_TAG),
+                    data,
+                    number,
+                )?;
             }
-            self.messages += 1;
+            self.outstanding_messages += 1;
         }
 
         if self.end == End::Sender {
-            let answer = self.take_answer()?;
-            self.endpoint.irecv(Selector::exact(self.peer, terms.context, ANSWER), answer, ANSWER_COOKIE)?;
-            self.answers += 1;
+            let answer = self.take_answer_buffer()?;
+            self.endpoint.irecv(
+                Selector::exact(self.peer, parameters.context, ANSWER_TAG),
+                answer,
+                ANSWER_COOKIE,
+            )?;
+            self.outstanding_answers += 1;
         }
         Ok(())
     }
 
-    /// Returns the buffer for answers, which is allocated at its first use.
-    fn take_answer(&mut self) -> Result<E::Buffer, ErrorOf<E>> {
-        match self.answer.take() {
+    /// Takes the buffer for answers. While a request still uses it, allocates another one.
+    fn take_answer_buffer(&mut self) -> Result<E::Buffer, ErrorOf<E>> {
+        match self.answer_buffer.take() {
             Some(answer) => Ok(answer),
             None => zeroed(self.endpoint, ANSWER_BYTES),
         }
     }
 
-    /// Handles a receiver's complete window: posts the next one, and answers the sender.
-    fn answer(&mut self) -> Result<(), ErrorOf<E>> {
-        if self.started < self.terms.windows {
-            self.start()?;
+    /// Handles a receiver's complete window: posts the receives of the next one, and answers the
+    /// sender.
+    fn answer_window(&mut self) -> Result<(), ErrorOf<E>> {
+        if self.started_windows < self.parameters.windows {
+            self.start_window()?;
         }
 
-        let answer = self.take_answer()?;
-        let to = Envelope::new(self.peer, self.terms.context, ANSWER);
+        let answer = self.take_answer_buffer()?;
+        let to = Envelope::new(self.peer, self.parameters.context, ANSWER_TAG);
         self.endpoint.isend(to, answer, ANSWER_COOKIE)?;
-        self.answers += 1;
+        self.outstanding_answers += 1;
         Ok(())
     }
 
-    /// Handles the completion of a request.
+    /// Handles the completion of a request. A receiver checks the data.
     fn complete(&mut self, cookie: u64, data: E::Buffer) -> Result<(), ErrorOf<E>> {
         if cookie == ANSWER_COOKIE {
-            self.answers -= 1;
-            self.answer = Some(data);
+            self.outstanding_answers -= 1;
+            self.answer_buffer = Some(data);
             return Ok(());
         }
 
         if self.end == End::Receiver {
-            check_stamp(&data, self.terms.bytes, cookie)?;
+            check_stamp(&data, self.parameters.bytes, cookie)?;
         }
 
         self.free.push(data);
-        self.messages -= 1;
+        self.outstanding_messages -= 1;
         self.completed += 1;
         Ok(())
     }
@@ -181,8 +197,8 @@ fn zeroed<E: Endpoint>(endpoint: &mut E, bytes: usize) -> Result<E::Buffer, Erro
     Ok(buffer)
 }
 
-/// Writes the number of a message of `bytes` bytes to its first and last byte, as far as there is
-/// room.
+/// Writes the lowest byte of a message's number to the first of its `bytes` bytes, and the
+/// complement to the last one, as far as it has them.
 #[inline]
 fn stamp(data: &mut impl Buffer, bytes: usize, number: u64) {
     if bytes > 0 {
@@ -218,11 +234,11 @@ impl<E: Endpoint> Program for Side<'_, E> {
 
     fn step(&mut self) -> Result<usize, ErrorOf<E>> {
         if self.end == End::Sender
-            && self.messages == 0
-            && self.answers == 0
-            && self.started < self.terms.windows
+            && self.outstanding_messages == 0
+            && self.outstanding_answers == 0
+            && self.started_windows < self.parameters.windows
         {
-            self.start()?;
+            self.start_window()?;
         }
 
         let mut steps = self.endpoint.progress()?;
@@ -233,15 +249,15 @@ impl<E: Endpoint> Program for Side<'_, E> {
             self.complete(cookie, buffer)?;
 
             // A receiver starts no window before the previous one is complete.
-            if self.end == End::Receiver && cookie != ANSWER_COOKIE && self.messages == 0 {
-                self.answer()?;
+            if self.end == End::Receiver && cookie != ANSWER_COOKIE && self.outstanding_messages == 0 {
+                self.answer_window()?;
             }
         }
         Ok(steps)
     }
 
     fn is_done(&self) -> bool {
-        self.completed == self.terms.messages() && self.answers == 0
+        self.completed == self.parameters.messages() && self.outstanding_answers == 0
     }
 
     fn endpoint(&mut self) -> &mut E {
@@ -271,10 +287,10 @@ mod tests {
             let mut endpoints: Vec<_> =
                 ports.into_iter().map(|port| Endpoint::new(port, Config::default()).unwrap()).collect();
 
-            let terms = Terms { bytes, window: 16, windows: 5, context: 1 };
+            let parameters = Parameters { bytes, window: 16, windows: 5, context: 1 };
             let side = |(rank, endpoint)| match rank {
-                0 | 1 => Side::new(endpoint, End::Sender, rank + 2, terms).unwrap(),
-                _ => Side::new(endpoint, End::Receiver, rank - 2, terms).unwrap(),
+                0 | 1 => Side::new(endpoint, End::Sender, rank + 2, parameters).unwrap(),
+                _ => Side::new(endpoint, End::Receiver, rank - 2, parameters).unwrap(),
             };
             let mut sides: Vec<_> = (0..).zip(&mut endpoints).map(side).collect();
 

@@ -10,17 +10,22 @@ use crate::{Buffer, Endpoint, Error, ErrorOf, Program, succeeded};
 /// One end of a pair. The end that sends first measures the time.
 pub struct Side<'a, E: Endpoint> {
     endpoint: &'a mut E,
+    /// This end sends the first message of each round. The other end sends it back.
     sends_first: bool,
     peer: Rank,
+    /// The matching context of the messages.
     context: u32,
+    /// Bytes of a message.
     bytes: usize,
+    /// Number of round trips.
     rounds: u32,
-    /// Rounds whose message has arrived.
+    /// Number of rounds whose message has arrived at this end.
     received: u32,
     /// Number of requests that are not complete.
     outstanding: u32,
     /// Buffers for further sends.
-    to_send: Vec<E::Buffer>,
+    send_buffers: Vec<E::Buffer>,
+    /// Time at which the last message was sent.
     sent_at: Instant,
     /// Half of each round trip.
     times: Vec<Duration>,
@@ -40,7 +45,7 @@ impl<'a, E: Endpoint> Side<'a, E> {
         rounds: u32,
         context: u32,
     ) -> Result<Self, ErrorOf<E>> {
-        let to_send = vec![endpoint.buffer(bytes)?, endpoint.buffer(bytes)?];
+        let send_buffers = vec![endpoint.buffer(bytes)?, endpoint.buffer(bytes)?];
         let mut side = Self {
             endpoint,
             sends_first,
@@ -50,7 +55,7 @@ impl<'a, E: Endpoint> Side<'a, E> {
             rounds,
             received: 0,
             outstanding: 0,
-            to_send,
+            send_buffers,
             sent_at: Instant::now(),
             times: Vec::with_capacity(if sends_first { rounds as usize } else { 0 }),
         };
@@ -65,14 +70,16 @@ impl<'a, E: Endpoint> Side<'a, E> {
         Ok(side)
     }
 
+    /// Posts the receive of the peer's next message.
     fn receive(&mut self, buffer: E::Buffer) -> Result<(), ErrorOf<E>> {
         self.endpoint.irecv(Selector::exact(self.peer, self.context, 0), buffer, 0)?;
         self.outstanding += 1;
         Ok(())
     }
 
+    /// Sends a message whose first byte has the round's number.
     fn send(&mut self) -> Result<(), ErrorOf<E>> {
-        let mut data = match self.to_send.pop() {
+        let mut data = match self.send_buffers.pop() {
             Some(data) => data,
             None => self.endpoint.buffer(self.bytes)?,
         };
@@ -105,7 +112,7 @@ impl<E: Endpoint> Program for Side<'_, E> {
             let done = succeeded(done)?;
             let data = done.buffer;
             if done.kind == Kind::Send {
-                self.to_send.push(data);
+                self.send_buffers.push(data);
                 continue;
             }
 
@@ -113,6 +120,7 @@ impl<E: Endpoint> Program for Side<'_, E> {
                 self.times.push(self.sent_at.elapsed() / 2);
             }
 
+            // Both ends stamp their messages with the number of the round.
             let expected = self.received as u8;
             let mut found = [0];
             if self.bytes > 0 && !(data.read(0, &mut found) && found == [expected]) {

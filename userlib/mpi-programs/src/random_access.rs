@@ -10,12 +10,12 @@
 //!   Here no word is wrong, because no update is lost, and each is done by the one owner of its
 //!   word.
 //!
-//! Updates for another rank go to that rank's bucket. When a rank stores as many updates as it may,
-//! the fullest bucket leaves as one message.
+//! Updates for another rank go to that rank's bucket. When a rank stores the maximum number of
+//! updates, it sends the fullest bucket as one message.
 //!
 //! Messages may complete in another order than they were sent in: one that finds no memory at its
-//! receiver comes after later ones. So the announcement of a rank's end has the number of its
-//! messages, and the receiver waits for all of them.
+//! receiver completes after later ones. So a rank that has sent all its updates announces to each
+//! other rank how many messages it has sent to it, and the receiver waits for all of them.
 
 use std::convert::Infallible;
 
@@ -24,45 +24,48 @@ use nicforge_matching::{Envelope, Kind, Rank, Selector};
 
 use crate::{Buffer, Endpoint, Error, ErrorOf, Program, succeeded};
 
-/// Updates that a rank may store before it sends them.
+/// Maximum number of updates that a rank stores before it sends some.
 pub const MAX_STORED: usize = 1024;
 /// Greatest number of updates of a message: those of an eager message with the default threshold.
 const MAX_SENT: usize = 256;
 /// Number of updates for each word.
 const UPDATES: u64 = 4;
-/// The polynomial of the sequence, over the field of two elements.
+/// The polynomial x^64 + x^2 + x + 1 of the sequence, over the field of two elements, without its
+/// highest term.
 const POLYNOMIAL: u64 = 7;
 /// The period of the sequence.
 const PERIOD: u64 = 1_317_624_576_693_539_401;
-/// Updates made in one step on a host. In virtual time it is one, as in the original program, which
-/// calls the library after each.
+/// Number of updates that one step makes, except in virtual time: there it is one, as in the
+/// original program, which calls the library after each update.
 const BATCH: usize = 64;
-/// Posted receives of a rank.
+/// Number of posted receives of a rank.
 const RECEIVES: usize = 8;
-/// Messages that a rank has in flight.
+/// Number of messages that a rank has in flight at most.
 const SENDS: usize = 4;
+/// Bytes of an update.
 const WORD: usize = size_of::<u64>();
 
 /// Tag of messages with updates.
 const UPDATES_TAG: u64 = 1;
-/// Tag of the announcement of a rank's end.
+/// Tag of the announcement that a rank has sent all its updates.
 const END_TAG: u64 = 2;
 
-/// Returns the next number of the sequence.
+/// Returns the number of the sequence after this one: its product with x, modulo the polynomial of
+/// the sequence.
 #[inline]
 fn next(number: u64) -> u64 {
     number << 1 ^ if number >> 63 != 0 { POLYNOMIAL } else { 0 }
 }
 
-/// Returns number `index` of the sequence, which begins with 1.
+/// Returns number `index` of the sequence, which begins with 1, by repeated squaring.
 fn number_at(index: u64) -> u64 {
     let index = index % PERIOD;
     if index == 0 {
         return 1;
     }
 
-    // Number `index` is x^`index`. `squares[i]` is x^(2i), so the sum of the squares of its bits is
-    // the square of a number.
+    // Number `index` is x^`index`, and bit `i` of a number stands for x^i. `squares[i]` is x^(2i).
+    // So the square of a number is the sum of the squares of its set bits.
     let mut squares = [0_u64; 64];
     let mut number = 1_u64;
     for square in &mut squares {
@@ -70,11 +73,13 @@ fn number_at(index: u64) -> u64 {
         number = next(next(number));
     }
 
+    // The highest bit of the index gives x, which is 2. Each further bit squares, and multiplies by
+    // x if it is set.
     let mut result = 2_u64;
     for bit in (0..index.ilog2()).rev() {
-        let set_bits = (0..64).filter(|at| result >> at & 1 != 0);
+        let set_bits = (0..64).filter(|position| result >> position & 1 != 0);
+        result = set_bits.fold(0, |sum, position| sum ^ squares[position]);
 
-        result = set_bits.fold(0, |sum, at| sum ^ squares[at]);
         if index >> bit & 1 != 0 {
             result = next(result);
         }
@@ -85,7 +90,7 @@ fn number_at(index: u64) -> u64 {
 /// A rank's part of the table.
 pub struct Table {
     words: Vec<u64>,
-    /// Number of words of all ranks, less one.
+    /// Number of words of all ranks, less one: the bits of an update that are a word's number.
     mask: u64,
     /// Number of the first word of this part.
     first: u64,
@@ -113,9 +118,13 @@ impl Table {
             });
         }
 
-        let local = 1_u64 << order;
+        let words_of_rank = 1_u64 << order;
         let first = u64::from(rank) << order;
-        Ok(Self { words: (first..first + local).collect(), mask: (u64::from(size) << order) - 1, first })
+        Ok(Self {
+            words: (first..first + words_of_rank).collect(),
+            mask: (u64::from(size) << order) - 1,
+            first,
+        })
     }
 
     /// Returns the number of words that do not hold their own number.
@@ -134,12 +143,12 @@ impl Table {
         UPDATES * self.len()
     }
 
-    /// Returns the rank whose part has the word for a number.
+    /// Returns the rank whose part has the word that an update changes.
     fn rank_of(&self, number: u64) -> usize {
         ((number & self.mask) / self.len()) as usize
     }
 
-    /// Applies an update to a word of this part.
+    /// Applies an update to its word, which must be in this part.
     #[inline]
     fn update<E>(&mut self, number: u64) -> Result<(), Error<E>> {
         let index = (number & self.mask).wrapping_sub(self.first) as usize;
@@ -163,12 +172,13 @@ impl Table {
 pub struct Updates<'a, E: Endpoint> {
     endpoint: &'a mut E,
     table: &'a mut Table,
+    /// The matching context of the messages.
     context: u32,
-    /// The current number of the sequence.
+    /// The current number of the sequence, which is the last update made.
     number: u64,
     /// Number of updates still to make.
     left: u64,
-    /// Stored updates for each rank.
+    /// Updates for each rank that were made and not sent.
     buckets: Vec<Vec<u64>>,
     /// Number of updates in all buckets.
     stored: usize,
@@ -178,15 +188,15 @@ pub struct Updates<'a, E: Endpoint> {
     sending: usize,
     /// Posted receives.
     receives: Vec<E::Request>,
-    /// Number of other ranks to which this rank has announced its end.
+    /// Number of other ranks to which this rank has announced that it has sent all its updates.
     announced: u32,
-    /// Number of other ranks that have announced their end.
+    /// Number of other ranks that have announced the same to this one.
     ended: u32,
-    /// Number of messages with updates for each rank.
+    /// Number of messages with updates that were sent to each rank.
     sent: Vec<u64>,
-    /// Number of messages with updates that came.
+    /// Number of messages with updates that have arrived.
     received: u64,
-    /// Number of messages with updates that the ended ranks have sent to this one.
+    /// Number of messages with updates for this rank, by the announcements that have arrived.
     expected: u64,
 }
 
@@ -196,16 +206,16 @@ impl<'a, E: Endpoint> Updates<'a, E> {
     /// # Errors
     /// Errors of the endpoint.
     pub fn new(endpoint: &'a mut E, table: &'a mut Table, context: u32) -> Result<Self, ErrorOf<E>> {
-        let (ranks, remaining) = (endpoint.size() as usize, table.updates());
+        let (ranks, updates) = (endpoint.size() as usize, table.updates());
 
-        let number = number_at(u64::from(endpoint.rank()) * remaining);
+        let number = number_at(u64::from(endpoint.rank()) * updates);
         let free = (0..SENDS).map(|_| endpoint.buffer(MAX_SENT * WORD)).collect::<Result<_, _>>()?;
-        let mut updates = Self {
+        let mut pass = Self {
             endpoint,
             table,
             context,
             number,
-            left: remaining,
+            left: updates,
             buckets: vec![Vec::with_capacity(MAX_STORED); ranks],
             stored: 0,
             free,
@@ -219,10 +229,10 @@ impl<'a, E: Endpoint> Updates<'a, E> {
         };
 
         for _ in 0..RECEIVES {
-            let buffer = updates.endpoint.buffer(MAX_SENT * WORD)?;
-            updates.receive(buffer)?;
+            let buffer = pass.endpoint.buffer(MAX_SENT * WORD)?;
+            pass.receive(buffer)?;
         }
-        Ok(updates)
+        Ok(pass)
     }
 
     /// Starts the sequence of all ranks at a later index: this pass is a part of a longer run.
@@ -239,6 +249,7 @@ impl<'a, E: Endpoint> Updates<'a, E> {
         self.sent.iter().sum()
     }
 
+    /// Returns the number of other ranks.
     fn other_ranks(&self) -> u32 {
         self.endpoint.size() - 1
     }
@@ -250,7 +261,8 @@ impl<'a, E: Endpoint> Updates<'a, E> {
         Ok(())
     }
 
-    /// Makes updates until as many are stored as may be, or `maximum` were made.
+    /// Makes updates until the maximum number of them is stored, or `maximum` were made. Applies
+    /// those to the own part of the table. Returns their number.
     fn make_updates(&mut self, maximum: usize) -> Result<usize, ErrorOf<E>> {
         let own_rank = self.endpoint.rank() as usize;
         let mut made = 0;
@@ -272,8 +284,8 @@ impl<'a, E: Endpoint> Updates<'a, E> {
     }
 
     /// Sends up to [`MAX_SENT`] updates of the fullest bucket, if a buffer is free. Returns the
-    /// number of messages.
-    fn send(&mut self) -> Result<usize, ErrorOf<E>> {
+    /// number of messages sent.
+    fn send_bucket(&mut self) -> Result<usize, ErrorOf<E>> {
         let Some(mut data) = self.free.pop() else { return Ok(0) };
 
         let fullest = self.buckets.iter_mut().enumerate().max_by_key(|(_, bucket)| bucket.len());
@@ -296,7 +308,8 @@ impl<'a, E: Endpoint> Updates<'a, E> {
         Ok(1)
     }
 
-    /// Announces the end of this rank's updates to one other rank.
+    /// Announces to one other rank how many messages with updates this rank has sent to it, if a
+    /// buffer is free. Returns the number of messages sent.
     fn announce_end(&mut self) -> Result<usize, ErrorOf<E>> {
         let Some(mut data) = self.free.pop() else { return Ok(0) };
         let rank = (self.endpoint.rank() + 1 + self.announced) % self.endpoint.size();
@@ -328,7 +341,8 @@ impl<'a, E: Endpoint> Updates<'a, E> {
         Ok(())
     }
 
-    /// Handles a message with updates, or the announcement of a rank's end.
+    /// Handles a message with updates, or the announcement that a rank has sent all its updates.
+    /// Posts its buffer for another receive.
     fn handle_message(&mut self, tag: u64, length: usize, data: E::Buffer) -> Result<(), ErrorOf<E>> {
         let word_at = |index: usize| {
             let mut bytes = [0; WORD];
@@ -355,7 +369,7 @@ impl<E: Endpoint> Program for Updates<'_, E> {
     fn step(&mut self) -> Result<usize, ErrorOf<E>> {
         let mut steps = self.make_updates(burst(BATCH))?;
         if self.stored >= MAX_STORED || self.left == 0 && self.stored > 0 {
-            steps += self.send()?;
+            steps += self.send_bucket()?;
         } else if self.left == 0 && self.announced < self.other_ranks() {
             steps += self.announce_end()?;
         }

@@ -13,10 +13,10 @@ use crate::{
     random_access::{Table, Updates},
 };
 
-/// Messages of a window.
+/// Number of messages of a window.
 const WINDOW: u32 = 64;
-/// Blocks of an all-to-all, in bytes.
-const BLOCKS: [usize; 4] = [8, 512, 2048, 20_001];
+/// Bytes of the blocks of the all-to-alls.
+const BLOCK_BYTES: [usize; 4] = [8, 512, 2048, 20_001];
 
 /// Prints the messages per second of one pair, two, four and so on, by size. Rank `n` of the first
 /// half sends to rank `n` of the second half.
@@ -35,15 +35,15 @@ pub fn rates<E: Endpoint>(
     }
 
     let mut context = 0;
-    let counts = std::iter::successors(Some(1), |pairs| Some(2 * pairs));
-    for pairs in counts.take_while(|pairs| *pairs <= half) {
+    let pair_counts = std::iter::successors(Some(1), |pairs| Some(2 * pairs));
+    for pairs in pair_counts.take_while(|pairs| *pairs <= half) {
         for bytes in (0..=12).map(|power| 1 << power) {
             context += 1;
-            let terms = message_rate::Terms { bytes, window: WINDOW, windows, context };
+            let parameters = message_rate::Parameters { bytes, window: WINDOW, windows, context };
             barrier(endpoint, deadline)?;
 
-            let rate = rate_of_pair(endpoint, pairs, half, terms, deadline)?;
-            let rate = all_reduce(endpoint, rate as u64, |one, other| one + other, deadline)?;
+            let own_rate = rate_of_pair(endpoint, pairs, half, parameters, deadline)?;
+            let rate = all_reduce(endpoint, own_rate as u64, |sum, rate| sum + rate, deadline)?;
             if rank == 0 {
                 print(format!("{pairs:>6} {bytes:>6} {:>12.2} {rate:>14}", rate as f64 * bytes as f64 / 1e6));
             }
@@ -52,15 +52,17 @@ pub fn rates<E: Endpoint>(
     Ok(())
 }
 
-/// Returns the messages per second of the pair that this rank sends in, or 0.
+/// Runs the pair of this rank, if it is one of the first `pairs` pairs. Returns the messages per
+/// second that this rank has sent; 0 if it has sent none.
 fn rate_of_pair<E: Endpoint>(
     endpoint: &mut E,
     pairs: u32,
     half: u32,
-    terms: message_rate::Terms,
+    parameters: message_rate::Parameters,
     deadline: Deadline,
 ) -> Result<f64, ErrorOf<E>> {
     let rank = endpoint.rank();
+    // Rank `n` of the first half and rank `half + n` are a pair.
     let (end, peer) = match rank.checked_sub(half) {
         None if rank < pairs => (message_rate::End::Sender, rank + half),
         Some(sender) if sender < pairs => (message_rate::End::Receiver, sender),
@@ -68,9 +70,9 @@ fn rate_of_pair<E: Endpoint>(
     };
 
     let start = Instant::now();
-    drive(&mut [message_rate::Side::new(endpoint, end, peer, terms)?], deadline, &mut Relax::new())?;
+    drive(&mut [message_rate::Side::new(endpoint, end, peer, parameters)?], deadline, &mut Relax::new())?;
     Ok(match end {
-        message_rate::End::Sender => terms.messages() as f64 / start.elapsed().as_secs_f64(),
+        message_rate::End::Sender => parameters.messages() as f64 / start.elapsed().as_secs_f64(),
         message_rate::End::Receiver => 0.0,
     })
 }
@@ -94,8 +96,8 @@ pub fn latencies<E: Endpoint>(
     }
 
     for power in 0..=20 {
-        let bytes = 1 << power;
-        let mut side = [ping_pong::Side::new(endpoint, rank == 0, last - rank, bytes, rounds, power)?];
+        let (bytes, peer, context) = (1 << power, last - rank, power);
+        let mut side = [ping_pong::Side::new(endpoint, rank == 0, peer, bytes, rounds, context)?];
         drive(&mut side, deadline, &mut Relax::new())?;
 
         let mut times = side[0].times().to_vec();
@@ -120,10 +122,11 @@ pub fn updates<E: Endpoint>(
     print: &mut dyn FnMut(String),
 ) -> Result<bool, ErrorOf<E>> {
     let (rank, size) = (endpoint.rank(), endpoint.size());
-    let mut table = Table::new(rank, size, order).map_err(of_parameter)?;
+    let mut table = Table::new(rank, size, order).map_err(endpoint_error)?;
     let (words, updates) = (table.len() * u64::from(size), table.updates() * u64::from(size));
     let mut duration = Duration::ZERO;
 
+    // The second pass undoes the first one. Only the first is timed.
     for pass in 0..2 {
         barrier(endpoint, deadline)?;
         let start = Instant::now();
@@ -145,7 +148,7 @@ pub fn updates<E: Endpoint>(
 }
 
 /// Turns an error of [`Table::new`], which uses no endpoint, into one of a program on endpoints.
-fn of_parameter<E>(error: crate::Error<std::convert::Infallible>) -> crate::Error<E> {
+fn endpoint_error<E>(error: crate::Error<std::convert::Infallible>) -> crate::Error<E> {
     match error {
         crate::Error::BadParameter { what, value, rule } => crate::Error::BadParameter { what, value, rule },
         crate::Error::Wrong { what, found, expected } => crate::Error::Wrong { what, found, expected },
@@ -170,11 +173,11 @@ pub fn blocks<E: Endpoint>(
         print(format!("{:>8} {:>12} {:>14}", "bytes", "blocks", "MB/s a rank"));
     }
 
-    for (context, bytes) in (1..).zip(BLOCKS) {
+    for (context, bytes) in (1..).zip(BLOCK_BYTES) {
         barrier(endpoint, deadline)?;
         let start = Instant::now();
-        let terms = all_to_all::Terms { bytes, rounds, context };
-        drive(&mut [all_to_all::Blocks::new(endpoint, terms)?], deadline, &mut Relax::new())?;
+        let parameters = all_to_all::Parameters { bytes, rounds, context };
+        drive(&mut [all_to_all::Blocks::new(endpoint, parameters)?], deadline, &mut Relax::new())?;
         barrier(endpoint, deadline)?;
 
         if rank == 0 {

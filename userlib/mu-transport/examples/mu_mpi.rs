@@ -25,18 +25,18 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     let mut endpoint = Endpoint::new(transport, Default::default())?;
     let mut print = |line: String| println!("{line}");
 
-    let mut is_good = true;
+    let mut is_verified = true;
     match words.first().map(String::as_str) {
         Some("message_rate") => tables::rates(&mut endpoint, number(50)?, deadline, &mut print)?,
         Some("ping_pong") => tables::latencies(&mut endpoint, number(200)?, deadline, &mut print)?,
         Some("all_to_all") => tables::blocks(&mut endpoint, number(4)?, deadline, &mut print)?,
         Some("random_access") => {
-            is_good = tables::updates(&mut endpoint, number(12)?, deadline, &mut print)?;
+            is_verified = tables::updates(&mut endpoint, number(12)?, deadline, &mut print)?;
         }
         _ => return Err("give message_rate, ping_pong, all_to_all or random_access".into()),
     }
 
-    // A rank that exits earlier would be gone for one that still waits for its messages.
+    // A rank that exits before the others have received its messages would be lost for them.
     barrier(&mut endpoint, deadline)?;
-    Ok(if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if is_verified { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -1,4 +1,8 @@
-//! The exchange of ranks and their units beside messages: rows, questions, and the end of a rank.
+//! The exchange between ranks beside messages: rows, questions, and the end of a rank.
+//!
+//! A *row* is the state of a rank for another one, which the rank puts to the other one's memory. A
+//! *question* fetches the session number from the memory of a rank's process. The rank's unit
+//! answers it without the process.
 
 use std::sync::atomic::Ordering;
 
@@ -9,55 +13,68 @@ use nicforge_spi::Error as SpiError;
 use crate::{
     Error, MuTransport,
     fifos::{CONTROL, MESSAGES, RECEPTION},
-    peers::{Link, TRIES},
+    peers::{Link, MAX_UNANSWERED},
     row::Row,
 };
 
-/// Ranks checked in one call.
-const RANKS_PER_LOOK: usize = 2;
-/// Calls between two looks at the clock.
-const CALLS_PER_TIME: u32 = 16;
+/// Number of ranks that one call checks.
+const RANKS_PER_CALL: usize = 2;
+/// Number of calls from one reading of the clock to the next.
+const CALLS_PER_READING: u32 = 16;
 
-/// The time, as of the last look at the clock.
+/// A clock that is read in some calls only.
 pub(crate) struct Clock {
+    /// The time when the clock was read last.
     pub(crate) now: Instant,
+    /// Number of calls of [`Clock::tick`].
     calls: u32,
 }
 
 impl Clock {
+    /// Reads the clock for the first time.
     pub(crate) fn new() -> Self {
         Self { now: Instant::now(), calls: 0 }
     }
 
-    /// Counts a call, and returns whether it has looked at the clock.
-    fn count(&mut self) -> bool {
+    /// Counts a call, and reads the clock in some of them. Returns whether it has.
+    fn tick(&mut self) -> bool {
         self.calls = self.calls.wrapping_add(1);
-        let looks = self.calls.is_multiple_of(CALLS_PER_TIME);
-        if looks {
+        let is_read = self.calls.is_multiple_of(CALLS_PER_READING);
+        if is_read {
             self.now = Instant::now();
         }
-        looks
+        is_read
     }
 }
 
+/// The intention of a rank that its row states.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Presence {
+    /// The rank stays.
+    Staying,
+    /// The rank closes its transport.
+    Leaving,
+}
+
 impl MuTransport {
-    /// Checks some ranks, and now and then this rank's FIFOs. It is called regularly, because no
-    /// message may arrive that would show anything.
-    pub(crate) fn look(&mut self) -> Result<(), Error> {
-        if self.clock.count() {
+    /// Checks some ranks, and now and then this rank's FIFOs. It must be called regularly: a rank
+    /// that comes or goes need not send a message.
+    pub(crate) fn check_regularly(&mut self) -> Result<(), Error> {
+        if self.clock.tick() {
             self.check_own()?;
         }
 
-        for _ in 0..RANKS_PER_LOOK.min(self.peers.len()) {
+        for _ in 0..RANKS_PER_CALL.min(self.peers.len()) {
             let rank = self.losses.next_checked(self.peers.len());
             self.check_rank(rank)?;
         }
         self.put_due_rows()
     }
 
-    /// Checks the FIFOs of this rank.
+    /// Checks this rank's FIFOs, and frees staging memory of abandoned sources.
     #[cold]
     fn check_own(&mut self) -> Result<(), Error> {
+        // A wait that ends at once finds a device that is gone or was reset.
         let subgroup = &mut self.fifos.subgroup;
         match subgroup.wait_packet(RECEPTION, Deadline::now(), None) {
             Ok(()) | Err(SpiError::Driver(DriverError::Timeout { .. })) => {}
@@ -70,25 +87,26 @@ impl MuTransport {
             }
         }
 
-        self.statistics.restarts += u64::from(self.fifos.mend_gets()?);
+        self.statistics.restarts += u64::from(self.fifos.restart_stopped_gets()?);
         if self.staging.has_abandoned() {
             let peers = &self.peers;
+            // No unit can still fetch a source once the process of its receiver has left.
             self.staging.free_abandoned(|rank| peers.get(rank as usize).is_none_or(|peer| peer.has_left));
         }
         Ok(())
     }
 
-    /// Checks whether a rank has come or gone, and what it has granted.
+    /// Checks whether a rank has come or gone, and how many packets it grants.
     pub(crate) fn check_rank(&mut self, rank: Rank) -> Result<(), Error> {
         if rank == self.rank {
             return Ok(());
         }
         if !self.peers[rank as usize].is_alive() {
-            return self.check_silent(rank);
+            return self.check_lost(rank);
         }
 
         if let Some(row) = self.fifos.read_row(rank)? {
-            self.take_row(rank, row);
+            self.handle_row(rank, row);
         }
 
         let now = self.clock.now;
@@ -96,16 +114,17 @@ impl MuTransport {
         if !peer.is_alive() {
             return Ok(());
         }
+        // The first rows may have been lost, because the rank had not come.
         if !peer.is_connected() && peer.row.take_repeat(now) {
             self.mark_due(rank);
         }
-        self.question(rank)
+        self.check_answers(rank)
     }
 
-    /// Checks whether a rank that was silent is known to have left its address, so that the sources
-    /// it may have fetched are freed.
+    /// Checks whether the process of a lost rank has left, as its row shows. Then the sources that
+    /// the process may still have fetched can be freed.
     #[cold]
-    fn check_silent(&mut self, rank: Rank) -> Result<(), Error> {
+    fn check_lost(&mut self, rank: Rank) -> Result<(), Error> {
         let peer = &mut self.peers[rank as usize];
         let Some(link) = peer.link.filter(|_| !peer.has_left) else { return Ok(()) };
 
@@ -115,56 +134,59 @@ impl MuTransport {
         Ok(())
     }
 
-    /// Takes the row that a rank has put.
+    /// Handles the row that a rank has put: it may be that of the known process, of a successor, or
+    /// of the first process.
     #[inline]
-    fn take_row(&mut self, rank: Rank, row: Row) {
+    fn handle_row(&mut self, rank: Rank, row: Row) {
         let peer = &mut self.peers[rank as usize];
         match &mut peer.link {
             Some(link) if link.session == row.session => {
-                link.is_answered |= row.echo == self.fifos.session;
+                link.is_answered |= row.echoed_session == self.fifos.session;
                 peer.flow.limit = row.grant;
                 if row.is_leaving {
                     self.end(rank, Loss::Ended);
                 }
             }
             link => {
-                let before = link.filter(|link| link.is_answered).map(|link| link.session);
-                match before {
+                let previous = link.filter(|link| link.is_answered).map(|link| link.session);
+                match previous {
                     Some(previous) => self.end(rank, Loss::Replaced { previous, current: row.session }),
-                    None => self.meet(rank, &row),
+                    None => self.accept_process(rank, &row),
                 }
             }
         }
     }
 
-    /// Meets a process that may be a rank.
+    /// Makes the process that has put a row the rank's process, unless it can't be one of this job.
     #[cold]
-    fn meet(&mut self, rank: Rank, row: &Row) {
+    fn accept_process(&mut self, rank: Rank, row: &Row) {
         // A process of an earlier job may leave while this job begins.
-        if row.is_leaving && row.echo != self.fifos.session {
+        if row.is_leaving && row.echoed_session != self.fifos.session {
             return;
         }
-        // No question could be put about a session number outside the unit's addresses.
+        // A session number outside the unit's addresses could not be fetched by a question.
         let route = &self.peers[rank as usize].route;
-        if self.fifos.answer(route, row.identity, self.fifos.identity()).is_err() {
+        if self.fifos.answer_descriptor(route, row.session_address, self.fifos.session_address()).is_err() {
             return;
         }
 
         let link = Link::new(self.fifos.session, row);
-        self.peers[rank as usize].meet(Some(link), self.clock.now);
+        self.peers[rank as usize].replace_process(Some(link), self.clock.now);
         self.mark_due(rank);
-        self.take_row(rank, *row);
+        self.handle_row(rank, *row);
     }
 
-    /// Ends the process that is a rank. One that has not answered was no rank of this job.
+    /// Records the loss of a rank's process. A process that has not answered was not connected: it
+    /// is forgotten, and the rank is not lost.
     #[cold]
     pub(crate) fn end(&mut self, rank: Rank, why: Loss) {
         if !self.peers[rank as usize].is_alive() {
             return;
         }
-        // The unit writes a row at once, but shows the tail of the packets before it only at the
-        // end of its step. Without the fence a poll could find no packet, and the last ones would
-        // be lost. After an error the transport as a whole fails soon.
+        // The unit writes a row at once, but publishes the tail of the packets before it only at
+        // the end of its step. Without the fence a poll could find no packet, and the rank's last
+        // packets would be lost. After an error of the fence, the transport as a whole fails
+        // soon.
         if self.peers[rank as usize].is_connected() {
             let _ = self.fifos.fence();
         }
@@ -172,10 +194,10 @@ impl MuTransport {
         let (now, mark) = (self.clock.now, self.losses.mark);
         let peer = &mut self.peers[rank as usize];
         if !peer.is_connected() {
-            // A silent process is still the one of its row, and may come to know this rank. Its
-            // packets count from then on.
+            // A silent process may still read this rank's row later. Its link is kept, so that its
+            // packets are accepted then.
             let kept = peer.link.filter(|_| why == Loss::Silent);
-            peer.meet(kept, now);
+            peer.replace_process(kept, now);
             if kept.is_some() {
                 self.mark_due(rank);
             }
@@ -187,54 +209,57 @@ impl MuTransport {
         self.losses.add(rank);
     }
 
-    /// Takes the answers of a rank's unit, and asks it again when it is time.
-    fn question(&mut self, rank: Rank) -> Result<(), Error> {
+    /// Reads the answers of a rank's unit, and asks it again when it is time.
+    fn check_answers(&mut self, rank: Rank) -> Result<(), Error> {
         let peer = &mut self.peers[rank as usize];
         let Some(link) = peer.link else { return Ok(()) };
-        let (now, step) = (self.clock.now, self.patience / TRIES);
+        // With this interval, the last unanswered question is due when the patience is over.
+        let (now, interval) = (self.clock.now, self.patience / MAX_UNANSWERED);
 
         for serial in peer.questions.answered + 1..=peer.questions.asked {
             match self.fifos.cell(rank, serial)?.load(Ordering::Acquire) {
                 0 => {}
                 session if session == link.session => {
                     peer.questions.answered = serial;
-                    peer.questions.next = now + step;
+                    peer.questions.next_at = now + interval;
                 }
-                tenant => {
-                    self.end(rank, Loss::Replaced { previous: link.session, current: tenant });
+                current => {
+                    self.end(rank, Loss::Replaced { previous: link.session, current });
                     return Ok(());
                 }
             }
         }
 
-        if now < peer.questions.next {
+        if now < peer.questions.next_at {
             return Ok(());
         }
-        if peer.questions.is_hopeless() {
+        if peer.questions.is_patience_over() {
             self.end(rank, Loss::Silent);
             return Ok(());
         }
         self.ask(rank, link)
     }
 
+    /// Asks a rank's unit for its session number, if the descriptor of the question before is done
+    /// and there is room.
     #[cold]
     fn ask(&mut self, rank: Rank, link: Link) -> Result<(), Error> {
         let peer = &mut self.peers[rank as usize];
-        if !self.fifos.check_done(peer.questions.number)? {
+        if !self.fifos.check_done(peer.questions.sequence_number)? {
             return Ok(());
         }
 
         let serial = peer.questions.asked + 1;
-        if let Some(number) = self.fifos.ask(rank, &peer.route, link.identity, serial)? {
+        if let Some(number) = self.fifos.ask(rank, &peer.route, link.session_address, serial)? {
             peer.questions.asked = serial;
-            peer.questions.number = Some(number);
-            peer.questions.next = self.clock.now + self.patience / TRIES;
+            peer.questions.sequence_number = Some(number);
+            peer.questions.next_at = self.clock.now + self.patience / MAX_UNANSWERED;
             self.statistics.questions += 1;
         }
         Ok(())
     }
 
-    /// Lets the row for a rank be put soon.
+    /// Adds a rank to those to which this one will put a row soon.
     pub(crate) fn mark_due(&mut self, rank: Rank) {
         let row = &mut self.peers[rank as usize].row;
         if !row.is_due {
@@ -248,7 +273,7 @@ impl MuTransport {
     pub(crate) fn put_due_rows(&mut self) -> Result<(), Error> {
         let mut index = 0;
         while let Some(&rank) = self.due.get(index) {
-            if self.put_row(rank, false)? {
+            if self.put_row(rank, Presence::Staying)? {
                 self.peers[rank as usize].row.is_due = false;
                 self.due.swap_remove(index);
             } else {
@@ -258,30 +283,30 @@ impl MuTransport {
         Ok(())
     }
 
-    /// Puts the row for a rank. Returns false when there is no room now.
-    pub(crate) fn put_row(&mut self, rank: Rank, is_leaving: bool) -> Result<bool, Error> {
+    /// Puts this rank's row to another one. Returns false when there is no room now.
+    pub(crate) fn put_row(&mut self, rank: Rank, presence: Presence) -> Result<bool, Error> {
         let peer = &mut self.peers[rank as usize];
-        if !self.fifos.check_done(peer.row.number)? {
+        if !self.fifos.check_done(peer.row.sequence_number)? {
             return Ok(false);
         }
 
         let grant = peer.flow.taken.wrapping_add(self.window);
         let row = Row {
             session: self.fifos.session,
-            identity: self.fifos.identity(),
-            echo: peer.link.map_or(0, |link| link.session),
+            session_address: self.fifos.session_address(),
+            echoed_session: peer.link.map_or(0, |link| link.session),
             grant,
-            is_leaving,
+            is_leaving: presence == Presence::Leaving,
         };
         let Some(number) = self.fifos.put_row(rank, &peer.route, row)? else { return Ok(false) };
 
-        peer.row.number = Some(number);
+        peer.row.sequence_number = Some(number);
         peer.flow.granted = grant;
         self.statistics.rows += 1;
         Ok(true)
     }
 
-    /// Returns a lost rank whose messages have all been offered.
+    /// Returns a lost rank whose messages have all been offered to the matching layer.
     pub(crate) fn next_gone(&mut self) -> Option<Gone> {
         let peers = &mut self.peers;
         let (rank, why) = self.losses.take_drained(|rank| peers[rank as usize].health)?;
@@ -290,7 +315,7 @@ impl MuTransport {
         peer.health = Health::Gone;
         // The matching layer has refused these messages.
         peer.held.clear();
-        self.holding.ranks.retain(|other| *other != rank);
+        self.held_ranks.ranks.retain(|other| *other != rank);
         Some(Gone { rank, why })
     }
 

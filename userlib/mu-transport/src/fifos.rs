@@ -23,123 +23,138 @@ use crate::{
 pub(crate) const MAX_MESSAGE: usize = 512;
 /// Bytes of the longest packet in a reception FIFO.
 pub(crate) const MAX_PACKET: u64 = 544;
-/// Questions to one rank that can be told apart by their answers' cells.
+/// Cells for the answers of one rank: a question's serial number chooses one of them.
 pub(crate) const CELLS: u64 = 8;
 
 /// Injection FIFO of messages.
 pub(crate) const MESSAGES: u8 = 0;
-/// Injection FIFO of rows, questions and gets. Questions follow gets to the same rank.
+/// Injection FIFO of rows, questions and gets. Because they share it, a question reaches a rank
+/// after the gets that were sent before it.
 pub(crate) const CONTROL: u8 = 1;
 /// Injection FIFO for the remote gets of others.
 pub(crate) const GETS: u8 = 2;
 /// Reception FIFO of messages.
 pub(crate) const RECEPTION: u8 = 0;
-/// Entry of the base address table: the mailbox.
+/// Entry of the base address table with the mailbox, to which other ranks put their rows.
 const MAILBOX: u8 = 0;
-/// Entry of the base address table: address 0. Answers and data have addresses as offsets.
-const WHOLE: u8 = 1;
+/// Entry of the base address table with address 0. The offsets of answers and of data are
+/// addresses.
+const WHOLE_MEMORY: u8 = 1;
 
-/// Descriptors of the FIFOs that software injects into, and messages in flight.
+/// Descriptors of each FIFO that software injects into. It is also the number of message slots.
 const IN_FLIGHT: u32 = 256;
-/// Alignment of areas.
+/// Alignment of the parts of the memory: a cache line.
 const LINE: u64 = 64;
 
-/// The ways of messages to a rank, and of data from its unit.
+/// The ways of messages to a rank and of data from its unit, and the rank's subgroup.
 #[derive(Clone, Copy)]
 pub(crate) struct Route {
     /// The way to the rank.
     way: PointToPoint,
     /// The way from the rank to this one.
     back: PointToPoint,
+    /// Number of the rank's subgroup in its node.
     subgroup: u16,
 }
 
 impl Route {
-    /// Returns the route between this rank, at `own`, and another one. Both ways keep the order.
-    pub(crate) fn new(place: nicforge_spi::NodePosition, to: RankAddress) -> Self {
-        let there = place.coordinates(to.node).unwrap_or(place.own);
-        let back = nicforge_spi::NodePosition { own: there, ..place }.ordered(place.own);
-        Self { way: place.ordered(there), back, subgroup: to.subgroup }
+    /// Returns the route from this rank, whose node is at `position`, to another one and back.
+    /// Messages stay in order both ways.
+    pub(crate) fn new(position: nicforge_spi::NodePosition, to: RankAddress) -> Self {
+        let there = position.coordinates(to.node).unwrap_or(position.own);
+        let back = nicforge_spi::NodePosition { own: there, ..position }.ordered(position.own);
+        Self { way: position.ordered(there), back, subgroup: to.subgroup }
     }
 
-    fn reception(&self) -> u16 {
+    /// Returns the number of the rank's reception FIFO of messages in its node.
+    fn reception_id(&self) -> u16 {
         self.subgroup * RECEPTION_FIFOS + u16::from(RECEPTION)
     }
 
-    fn gets(&self) -> u16 {
+    /// Returns the number of the rank's injection FIFO for remote gets in its node.
+    fn gets_id(&self) -> u16 {
         self.subgroup * INJECTION_FIFOS + u16::from(GETS)
     }
 
-    fn mailbox(&self) -> u16 {
+    /// Returns the number of the rank's base address of the mailbox in its node.
+    fn mailbox_id(&self) -> u16 {
         self.subgroup * BASE_ADDRESSES + u16::from(MAILBOX)
     }
 }
 
-/// Offsets in the memory of messages, for a job of `ranks`.
+/// Offsets in the transport's memory, for a job of `ranks` ranks. The parts follow each other in
+/// the order of the methods.
 #[derive(Clone, Copy)]
 struct Layout {
     ranks: u64,
 }
 
 impl Layout {
-    /// The row that a rank puts.
+    /// Returns the place in the mailbox of the row that a rank puts.
     fn row(rank: Rank) -> u64 {
         u64::from(rank) * ROW_STRIDE
     }
 
-    /// A counter that is never read. It follows the mailbox at all ranks.
-    fn sink(self) -> u64 {
+    /// Returns the place of a counter that is never read. It follows the mailbox at all ranks,
+    /// because each put needs a counter.
+    fn unused_counter(self) -> u64 {
         self.ranks * ROW_STRIDE
     }
 
-    /// This rank's row for another one.
+    /// Returns the place of this rank's row for another one.
     fn own_row(self, rank: Rank) -> u64 {
-        self.sink() + LINE + Self::row(rank)
+        self.unused_counter() + LINE + Self::row(rank)
     }
 
-    /// The descriptor of a question to a rank.
+    /// Returns the place of the descriptor of a question to a rank.
     fn question(self, rank: Rank) -> u64 {
         self.own_row(rank) + self.ranks * ROW_STRIDE
     }
 
-    /// The cells of a rank's answers.
+    /// Returns the place of the cells of a rank's answers.
     fn cells(self, rank: Rank) -> u64 {
         self.question(rank) + self.ranks * DESCRIPTOR
     }
 
-    /// The number of this rank's session.
-    fn identity(self) -> u64 {
+    /// Returns the place of the number of this rank's session.
+    fn session(self) -> u64 {
         self.cells(0) + self.ranks * LINE
     }
 
+    /// Returns the place of the message slots.
     fn messages(self) -> u64 {
-        self.identity() + LINE
+        self.session() + LINE
     }
 
+    /// Returns the number of bytes of all parts.
     fn bytes(self) -> u64 {
         self.messages() + u64::from(IN_FLIGHT) * MAX_MESSAGE as u64
     }
 }
 
-/// The sizes of a rank's FIFOs for others.
+/// The sizes of the FIFOs that a rank has for the packets of others.
 pub(crate) struct Sizes {
+    /// Bytes of the reception FIFO of messages.
     pub(crate) reception_bytes: u64,
-    pub(crate) gets: u32,
+    /// Descriptors of the injection FIFO for remote gets.
+    pub(crate) get_descriptors: u32,
 }
 
-/// The FIFOs and the memory.
+/// The FIFOs of this rank, and the memory of its messages, rows and answers.
 pub(crate) struct Fifos {
     /// Declared before the memory, so that the FIFOs are disabled first.
     pub(crate) subgroup: Subgroup,
     memory: DmaBuffer,
     layout: Layout,
+    /// This rank.
     own: Rank,
     /// Number of this rank's session; not 0.
     pub(crate) session: u64,
 }
 
 impl Fifos {
-    /// Opens the FIFOs of rank `own` of `ranks`. Others can put rows from then on.
+    /// Opens the FIFOs of rank `own` in a job of `ranks` ranks. Other ranks can put rows from then
+    /// on.
     pub(crate) fn open(
         device: &Device,
         own: Rank,
@@ -150,29 +165,30 @@ impl Fifos {
         let mut subgroup = Subgroup::open(device, Options::default())?;
         let layout = Layout { ranks: ranks.into() };
         let memory = subgroup.memory(layout.bytes() as usize)?;
-        memory.u64(layout.identity())?.store(session, std::sync::atomic::Ordering::Release);
+        memory.u64(layout.session())?.store(session, std::sync::atomic::Ordering::Release);
 
         let of_software = InjectionAttributes::default();
         let of_others = InjectionAttributes { remote_get: true, ..of_software };
         subgroup.open_injection(MESSAGES, IN_FLIGHT, of_software)?;
         subgroup.open_injection(CONTROL, IN_FLIGHT, of_software)?;
-        subgroup.open_injection(GETS, sizes.gets, of_others)?;
+        subgroup.open_injection(GETS, sizes.get_descriptors, of_others)?;
         subgroup.open_reception(RECEPTION, sizes.reception_bytes)?;
 
-        subgroup.set_base_address(WHOLE, 0)?;
+        subgroup.set_base_address(WHOLE_MEMORY, 0)?;
         subgroup.set_base_address(MAILBOX, memory.iova())?;
         Ok(Self { subgroup, memory, layout, own, session })
     }
 
-    /// Waits until the unit has ended the step that it is in, and shows the tails that it has
-    /// moved: the unit takes a trapped access between two steps. The entry keeps its value.
+    /// Waits until the unit has ended its present step, so that the mirror shows the tails which
+    /// that step has moved. The unit takes a trapped access between two steps; this one sets an
+    /// entry to the value that it has.
     pub(crate) fn fence(&mut self) -> Result<(), Error> {
-        Ok(self.subgroup.set_base_address(WHOLE, 0)?)
+        Ok(self.subgroup.set_base_address(WHOLE_MEMORY, 0)?)
     }
 
-    /// Returns the address of the session number.
-    pub(crate) fn identity(&self) -> u64 {
-        self.memory.iova() + self.layout.identity()
+    /// Returns the address of this rank's session number.
+    pub(crate) fn session_address(&self) -> u64 {
+        self.memory.iova() + self.layout.session()
     }
 
     /// Sends a message of up to [`MAX_MESSAGE`] bytes. Returns false when there is no room now.
@@ -183,7 +199,8 @@ impl Fifos {
             return Ok(false);
         }
 
-        // With room for a descriptor, the message that had this slot before is done.
+        // The FIFO has as many descriptors as there are slots, so that with room for one, the
+        // message that had this slot before is done.
         let slot = injection.injected(MESSAGES)? % u64::from(IN_FLIGHT);
         let offset = self.layout.messages() + slot * MAX_MESSAGE as u64;
         self.memory.write(offset, message)?;
@@ -194,7 +211,7 @@ impl Fifos {
             length => Payload::memory(self.memory.iova() + offset, length),
         };
         let target = MemoryFifo {
-            fifo: route.reception(),
+            fifo: route.reception_id(),
             dispatch: DISPATCH,
             software: header.to_software(),
             ..MemoryFifo::default()
@@ -203,7 +220,8 @@ impl Fifos {
         Ok(self.subgroup.try_inject(MESSAGES, &descriptor)?.is_some())
     }
 
-    /// Reads the row that a rank has put.
+    /// Reads the row that a rank has put. Returns `None` if there is none, or it is just being
+    /// written.
     #[inline]
     pub(crate) fn read_row(&self, rank: Rank) -> Result<Option<Row>, Error> {
         let mut bytes = [0; ROW_BYTES];
@@ -211,17 +229,18 @@ impl Fifos {
         Ok(Row::from_bytes(&bytes))
     }
 
-    /// Puts this rank's row for another one. Returns the sequence number, or `None` when there is
-    /// no room now. The caller must wait for the end of the one before.
+    /// Puts this rank's row to another one. Returns the descriptor's sequence number, or `None`
+    /// when there is no room now. The caller must wait until the descriptor of the row before is
+    /// done.
     pub(crate) fn put_row(&mut self, to: Rank, route: &Route, row: Row) -> Result<Option<u64>, Error> {
         let offset = self.layout.own_row(to);
         self.memory.write(offset, &row.to_bytes())?;
 
         let target = DirectPut {
-            payload_base: route.mailbox(),
+            payload_base: route.mailbox_id(),
             offset: Layout::row(self.own),
-            counter_base: route.mailbox(),
-            counter_offset: store_offset(self.layout.sink(), Store::Add)?,
+            counter_base: route.mailbox_id(),
+            counter_offset: store_offset(self.layout.unused_counter(), Store::Add)?,
             paced: false,
         };
         let payload = Payload::memory(self.memory.iova() + offset, ROW_BYTES as u64);
@@ -229,73 +248,86 @@ impl Fifos {
         Ok(self.subgroup.try_inject(CONTROL, &put)?)
     }
 
-    /// Returns whether a descriptor of [`CONTROL`] is done.
-    pub(crate) fn check_done(&mut self, number: Option<u64>) -> Result<bool, Error> {
-        match number {
+    /// Returns whether the descriptor of [`CONTROL`] with this sequence number is done. `None`
+    /// stands for no descriptor, which counts as done.
+    pub(crate) fn check_done(&mut self, sequence_number: Option<u64>) -> Result<bool, Error> {
+        match sequence_number {
             None => Ok(true),
             Some(number) => Ok(self.subgroup.injection().check_done(CONTROL, number)?),
         }
     }
 
-    /// Returns the cell of the answer to a question.
+    /// Returns the cell for the answer to the question with this serial number.
     pub(crate) fn cell(&self, rank: Rank, serial: u64) -> Result<SharedU64, Error> {
         Ok(self.memory.u64(self.layout.cells(rank) + 8 * (serial % CELLS))?)
     }
 
-    /// Asks a rank's unit for its session number at the address `identity`. Returns the sequence
-    /// number, or `None` when there is no room now. The caller must wait for the end of the one
-    /// before.
+    /// Asks a rank's unit for the session number at `session_address` in the rank's memory. Returns
+    /// the descriptor's sequence number, or `None` when there is no room now. The caller must wait
+    /// until the descriptor of the question before is done.
     pub(crate) fn ask(
         &mut self,
         rank: Rank,
         route: &Route,
-        identity: u64,
+        session_address: u64,
         serial: u64,
     ) -> Result<Option<u64>, Error> {
         let cell = self.layout.cells(rank) + 8 * (serial % CELLS);
         self.memory.u64(cell)?.store(0, std::sync::atomic::Ordering::Release);
-        let answer = self.answer(route, identity, self.memory.iova() + cell)?;
+        let answer = self.answer_descriptor(route, session_address, self.memory.iova() + cell)?;
 
         let offset = self.layout.question(rank);
         self.memory.write(offset, answer.as_bytes())?;
         note_store();
-        self.fetch(route, self.memory.iova() + offset, DESCRIPTOR)
+        self.send_remote_get(route, self.memory.iova() + offset, DESCRIPTOR)
     }
 
-    /// Returns the descriptor with which a rank's unit puts 8 bytes of its memory to `cell`, in one
-    /// access.
-    pub(crate) fn answer(&self, route: &Route, identity: u64, cell: u64) -> Result<Descriptor, Error> {
-        let sink = self.memory.iova() + self.layout.sink();
+    /// Returns the descriptor with which a rank's unit puts the 8 bytes at `session_address` in its
+    /// memory to the address `cell` here, in one access.
+    pub(crate) fn answer_descriptor(
+        &self,
+        route: &Route,
+        session_address: u64,
+        cell: u64,
+    ) -> Result<Descriptor, Error> {
+        let counter = self.memory.iova() + self.layout.unused_counter();
         let offset = store_offset(cell, Store::Store)?;
-        self.put_here(route, Payload::memory(identity, 8), offset, sink)
+        self.put_back(route, Payload::memory(session_address, 8), offset, counter)
     }
 
-    /// Returns the descriptor with which a rank's unit puts data of its memory to an offset here,
-    /// and decrements the counter at `counter`.
-    pub(crate) fn put_here(
+    /// Returns the descriptor with which a rank's unit puts data of its memory back to this rank:
+    /// to the address `offset`, which may be an atomic one. The put decrements the counter at
+    /// `counter`.
+    pub(crate) fn put_back(
         &self,
         route: &Route,
         payload: Payload,
         offset: u64,
         counter: u64,
     ) -> Result<Descriptor, Error> {
-        let whole = self.subgroup.base_address_id(WHOLE);
+        let whole = self.subgroup.base_address_id(WHOLE_MEMORY);
         let counter_offset = store_offset(counter, Store::Add)?;
         let target =
             DirectPut { payload_base: whole, offset, counter_base: whole, counter_offset, paced: false };
         Ok(direct_put(payload, route.back, &target)?)
     }
 
-    /// Sends descriptors of this rank's memory to a rank's unit, which carries them out.
-    pub(crate) fn fetch(&mut self, route: &Route, address: u64, bytes: u64) -> Result<Option<u64>, Error> {
-        let target = RemoteGet { fifo: route.gets() };
+    /// Sends a remote get: descriptors in this rank's memory, which a rank's unit carries out.
+    /// Returns the sequence number, or `None` when there is no room now.
+    pub(crate) fn send_remote_get(
+        &mut self,
+        route: &Route,
+        address: u64,
+        bytes: u64,
+    ) -> Result<Option<u64>, Error> {
+        let target = RemoteGet { fifo: route.gets_id() };
         let get = remote_get(Payload::memory(address, bytes), route.way, &target)?;
         Ok(self.subgroup.try_inject(CONTROL, &get)?)
     }
 
-    /// Restarts the FIFO for the gets of others, if a descriptor of theirs has stopped it. Returns
-    /// whether it has.
-    pub(crate) fn mend_gets(&mut self) -> Result<bool, Error> {
+    /// Restarts the FIFO for the gets of others, if one of their descriptors has stopped it.
+    /// Returns whether it was stopped.
+    pub(crate) fn restart_stopped_gets(&mut self) -> Result<bool, Error> {
         if self.subgroup.injection().fault(GETS)?.is_none() {
             return Ok(false);
         }

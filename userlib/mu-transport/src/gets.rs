@@ -1,8 +1,8 @@
 //! Gets in flight.
 //!
-//! Each get has a chunk of the transport's memory, to which the source's unit puts the data, and
-//! then the session number of its owner. The data is then copied to the destination, unless that
-//! was deregistered meanwhile.
+//! Each get has a chunk of the transport's memory. The unit of the source's rank puts the data
+//! there, and then its session number. The data is then copied to the destination, unless that was
+//! deregistered meanwhile.
 //!
 //! A get of a rank that is gone is given up. Its data may still arrive, so that its chunk is not
 //! used again before the transport is dropped.
@@ -19,13 +19,15 @@ use zerocopy::IntoBytes;
 
 use crate::{Config, Error, MuTransport, fifos::Fifos, peers::Peer};
 
-/// Offsets in a chunk: the reception counter, the cell of the session number, the descriptors, and
-/// the data.
+/// Offset in a chunk of the reception counter.
 const COUNTER: u64 = 0;
-const CELL: u64 = 8;
+/// Offset in a chunk of the cell that receives the session number of the source's rank.
+const SESSION_CELL: u64 = 8;
+/// Offset in a chunk of the descriptors of the get.
 const DESCRIPTORS: u64 = 64;
+/// Offset in a chunk of the data, at a page of its own.
 const DATA: u64 = 4096;
-/// Times that a get is sent.
+/// Number of times that a get is sent before it fails.
 const MAX_TRIES: u32 = 8;
 
 /// A get in flight.
@@ -34,46 +36,54 @@ struct GetInFlight {
     get: Get,
     /// Whether its destination is still registered.
     has_destination: bool,
-    /// The last question to the rank before the get was sent.
+    /// Serial number of the last question to the rank before the get was sent.
     asked: u64,
+    /// Number of times that the get was sent.
     tries: u32,
 }
 
 /// Memory that receives the data of one get.
 struct Chunk {
     memory: DmaBuffer,
+    /// Counts the bytes of data that have not arrived.
     counter: Counter,
-    cell: SharedU64,
+    /// 0 until the session number of the source's rank has arrived.
+    session_cell: SharedU64,
 }
 
 impl Chunk {
+    /// Allocates a chunk for gets of up to `bytes` bytes.
     fn new(subgroup: &Subgroup, bytes: usize) -> Result<Self, Error> {
         let memory = subgroup.memory(DATA as usize + bytes)?;
-        Ok(Self { counter: Counter::new(&memory, COUNTER)?, cell: memory.u64(CELL)?, memory })
+        let (counter, session_cell) = (Counter::new(&memory, COUNTER)?, memory.u64(SESSION_CELL)?);
+        Ok(Self { memory, counter, session_cell })
     }
 
-    /// Sends the descriptors of a get. Returns false when there is no room now.
-    fn send(&self, fifos: &mut Fifos, peer: &Peer, get: &Get, identity: u64) -> Result<bool, Error> {
+    /// Sends a get: two descriptors, which the rank's unit carries out. The first puts the data,
+    /// and the second the session number at `session_address`. Returns false when there is no room
+    /// now.
+    fn send(&self, fifos: &mut Fifos, peer: &Peer, get: &Get, session_address: u64) -> Result<bool, Error> {
         let start = self.memory.iova();
         let source = Payload::memory(get.remote.offset, get.length as u64);
-        let put = fifos.put_here(&peer.route, source, start + DATA, self.counter.address())?;
-        let answer = fifos.answer(&peer.route, identity, start + CELL)?;
+        let put_data = fifos.put_back(&peer.route, source, start + DATA, self.counter.address())?;
+        let put_session = fifos.answer_descriptor(&peer.route, session_address, start + SESSION_CELL)?;
 
-        let descriptors = [put, answer];
+        let descriptors = [put_data, put_session];
         self.memory.write(DESCRIPTORS, descriptors.as_bytes())?;
-        self.cell.store(0, Ordering::Release);
+        self.session_cell.store(0, Ordering::Release);
         note_store();
         self.counter.set(get.length as u64);
 
         let bytes = size_of_val(&descriptors) as u64;
-        Ok(fifos.fetch(&peer.route, start + DESCRIPTORS, bytes)?.is_some())
+        Ok(fifos.send_remote_get(&peer.route, start + DESCRIPTORS, bytes)?.is_some())
     }
 }
 
 /// A chunk and its get.
 struct Slot {
-    /// `None` when the chunk was given up, and no other memory was there.
+    /// `None` when the chunk was given up, and no memory was left for another one.
     chunk: Option<Chunk>,
+    /// The get in flight, if there is one.
     flight: Option<GetInFlight>,
 }
 
@@ -82,6 +92,7 @@ pub(crate) struct Gets {
     slots: Vec<Slot>,
     /// Chunks to which data may still come.
     given_up: Vec<Chunk>,
+    /// Bytes of data that fit into a chunk.
     chunk_bytes: usize,
     /// Number of gets in flight.
     in_flight: usize,
@@ -90,19 +101,23 @@ pub(crate) struct Gets {
 /// State of a get.
 enum Outcome {
     InFlight,
+    /// All data has arrived.
     Done,
     /// Its descriptors are lost.
     Lost,
     Failed(TransportError),
 }
 
+/// Reason of the failure of a get whose rank was lost.
 const GONE: &str = "the rank that a get was for is gone";
 
-fn refused(what: &'static str, value: u64) -> TransportError {
+/// Returns the error of a get that is refused or has failed.
+fn get_error(what: &'static str, value: u64) -> TransportError {
     TransportError { what, value }
 }
 
 impl Gets {
+    /// Allocates the chunks.
     pub(crate) fn new(subgroup: &Subgroup, config: &Config) -> Result<Self, Error> {
         let slot = |_| Ok(Slot { chunk: Some(Chunk::new(subgroup, config.get_bytes)?), flight: None });
         Ok(Self {
@@ -118,14 +133,16 @@ impl Gets {
         self.chunk_bytes
     }
 
-    /// Ends all writes to a destination.
+    /// Ends all writes to a destination that is deregistered: the data of its gets will not be
+    /// copied.
     pub(crate) fn withdraw(&mut self, handle: u64) {
         for flight in self.slots.iter_mut().filter_map(|slot| slot.flight.as_mut()) {
             flight.has_destination &= flight.get.local.handle != handle;
         }
     }
 
-    /// Gives up the chunk of a slot, and gets another one.
+    /// Replaces the chunk of a slot by a new one. The old one is kept, because data may still come
+    /// to it.
     #[cold]
     fn give_up(&mut self, slot: usize, subgroup: &Subgroup) {
         let fresh = Chunk::new(subgroup, self.chunk_bytes).ok();
@@ -134,9 +151,10 @@ impl Gets {
         }
     }
 
-    /// Gets a chunk when none is left: memory may have become free since the last one was given up.
+    /// Allocates a chunk if no slot has one. Memory may have become free since the last one was
+    /// given up.
     #[inline]
-    fn replace_last(&mut self, subgroup: &Subgroup) {
+    fn ensure_chunk(&mut self, subgroup: &Subgroup) {
         if self.slots.iter().all(|slot| slot.chunk.is_none())
             && let Some(slot) = self.slots.first_mut()
         {
@@ -149,30 +167,31 @@ impl MuTransport {
     /// Starts a get. Returns false when no chunk is free, or there is no room for descriptors.
     pub(crate) fn post_get(&mut self, get: &Get) -> Result<bool, TransportError> {
         let Some(peer) = self.peers.get(get.peer as usize) else {
-            return Err(refused("there is no such rank to get from", get.peer.into()));
+            return Err(get_error("there is no such rank to get from", get.peer.into()));
         };
         let Some(link) = peer.link.filter(|link| link.is_answered && peer.is_alive()) else {
-            return Err(refused(GONE, get.peer.into()));
+            return Err(get_error(GONE, get.peer.into()));
         };
 
         let destination = self.staging.destination(get.local.handle);
-        let within = destination.is_some_and(|to| to.has(get.local_offset, get.length));
-        if !(1..=self.gets.chunk_bytes).contains(&get.length) || !within {
-            return Err(refused("a get's destination is not within its region", get.local_offset as u64));
+        let is_within = destination.is_some_and(|to| to.has(get.local_offset, get.length));
+        if !(1..=self.gets.chunk_bytes).contains(&get.length) || !is_within {
+            return Err(get_error("a get's destination is not within its region", get.local_offset as u64));
         }
 
-        self.gets.replace_last(&self.fifos.subgroup);
+        self.gets.ensure_chunk(&self.fifos.subgroup);
         let is_free = |slot: &Slot| slot.flight.is_none() && slot.chunk.is_some();
         let Some(slot) = self.gets.slots.iter_mut().find(|slot| is_free(slot)) else {
+            // The end of a get in flight frees its chunk.
             return if self.gets.in_flight > 0 {
                 Ok(false)
             } else {
-                Err(refused("no memory for gets is left", get.peer.into()))
+                Err(get_error("no memory for gets is left", get.peer.into()))
             };
         };
         let Some(chunk) = &slot.chunk else { return Ok(false) };
 
-        match chunk.send(&mut self.fifos, peer, get, link.identity) {
+        match chunk.send(&mut self.fifos, peer, get, link.session_address) {
             Ok(true) => {
                 let asked = peer.questions.asked;
                 slot.flight = Some(GetInFlight { get: *get, has_destination: true, asked, tries: 1 });
@@ -181,9 +200,9 @@ impl MuTransport {
                 Ok(true)
             }
             Ok(false) => Ok(false),
-            // The invalid address is the peer's.
+            // The get names an address outside the unit's, which the peer has sent.
             Err(Error::Spi(nicforge_spi::Error::Descriptor(_))) => {
-                Err(refused("a get's source makes no sense", get.remote.offset))
+                Err(get_error("a get's source makes no sense", get.remote.offset))
             }
             Err(error) => Err(self.fail(error)),
         }
@@ -208,7 +227,7 @@ impl MuTransport {
                     Ok(()) => continue,
                     Err(error) => Err(error),
                 },
-                Outcome::Done => self.copy(index, &flight),
+                Outcome::Done => self.copy_data(index, &flight),
                 Outcome::Failed(error) => {
                     self.gets.give_up(index, &self.fifos.subgroup);
                     Err(error)
@@ -228,42 +247,44 @@ impl MuTransport {
     fn outcome(&mut self, index: usize, flight: &GetInFlight) -> Outcome {
         let rank = flight.get.peer;
         let Some(chunk) = &self.gets.slots[index].chunk else {
-            return Outcome::Failed(refused("no memory for gets is left", rank.into()));
+            return Outcome::Failed(get_error("no memory for gets is left", rank.into()));
         };
         let peer = &self.peers[rank as usize];
         let session = peer.link.map_or(0, |link| link.session);
 
-        match chunk.cell.load(Ordering::Acquire) {
-            0 if !peer.is_alive() => Outcome::Failed(refused(GONE, rank.into())),
-            // The answer to a later question has come, and nothing overtakes on this way.
-            0 if peer.questions.answered > flight.asked => match chunk.cell.load(Ordering::Acquire) {
+        match chunk.session_cell.load(Ordering::Acquire) {
+            0 if !peer.is_alive() => Outcome::Failed(get_error(GONE, rank.into())),
+            // The answer to a later question has come. Answers do not overtake data, so the get is
+            // lost unless its session number has come since the first look at the cell.
+            0 if peer.questions.answered > flight.asked => match chunk.session_cell.load(Ordering::Acquire) {
                 0 => Outcome::Lost,
                 _ => Outcome::InFlight,
             },
             0 => Outcome::InFlight,
-            tenant if tenant != session => {
-                self.end(rank, Loss::Replaced { previous: session, current: tenant });
-                Outcome::Failed(refused(GONE, rank.into()))
+            current if current != session => {
+                self.end(rank, Loss::Replaced { previous: session, current });
+                Outcome::Failed(get_error(GONE, rank.into()))
             }
+            // The session number arrives last. Without the data, the put of the data was lost.
             _ if !chunk.counter.is_done() => Outcome::Lost,
             _ => Outcome::Done,
         }
     }
 
-    /// Repeats a get whose descriptors are lost. They were in a FIFO of the other rank, which
-    /// another descriptor has stopped.
+    /// Repeats a get whose descriptors are lost: they were in the other rank's FIFO for gets when a
+    /// descriptor of a third rank stopped it.
     #[cold]
     fn repeat(&mut self, index: usize, flight: &GetInFlight) -> Result<(), TransportError> {
         let GetInFlight { get, tries, .. } = *flight;
         if tries >= MAX_TRIES {
-            return Err(refused("a get's source is not there", get.remote.offset));
+            return Err(get_error("a get's source is not there", get.remote.offset));
         }
 
         let peer = &self.peers[get.peer as usize];
         let (Some(link), Some(chunk)) = (peer.link, &self.gets.slots[index].chunk) else {
-            return Err(refused(GONE, get.peer.into()));
+            return Err(get_error(GONE, get.peer.into()));
         };
-        match chunk.send(&mut self.fifos, peer, &get, link.identity) {
+        match chunk.send(&mut self.fifos, peer, &get, link.session_address) {
             Ok(true) => {
                 let asked = peer.questions.asked;
                 self.gets.slots[index].flight = Some(GetInFlight { asked, tries: tries + 1, ..*flight });
@@ -277,17 +298,17 @@ impl MuTransport {
     }
 
     /// Copies the data of a get to its destination.
-    fn copy(&self, index: usize, flight: &GetInFlight) -> Result<(), TransportError> {
+    fn copy_data(&self, index: usize, flight: &GetInFlight) -> Result<(), TransportError> {
         let destination = self.staging.destination(flight.get.local.handle);
         let (Some(destination), Some(chunk)) =
             (destination.filter(|_| flight.has_destination), &self.gets.slots[index].chunk)
         else {
-            return Err(refused("a get's destination was deregistered", flight.get.peer.into()));
+            return Err(get_error("a get's destination was deregistered", flight.get.peer.into()));
         };
 
-        // SAFETY: the destination is registered, since `Gets::withdraw` would have said otherwise.
-        // The range is that of a get whose completion was not reported, so nothing else accesses
-        // it.
+        // SAFETY: the destination is registered, since `Gets::withdraw` would have cleared
+        // `has_destination`. The range is that of a get whose completion was not reported, so
+        // nothing else accesses it.
         let copied =
             unsafe { destination.fill(flight.get.local_offset, &chunk.memory, DATA, flight.get.length) };
         copied.map_err(|error| Error::from(error).short())

@@ -56,13 +56,14 @@ impl Job {
         self.addresses.iter().position(|&other| other == address).map(|rank| rank as Rank)
     }
 
+    /// Returns the addresses of the ranks, rank 0 first.
     pub(crate) fn addresses(&self) -> &[RankAddress] {
         &self.addresses
     }
 
     /// Checks that all addresses exist in a network, and no two ranks have the same.
-    pub(crate) fn check(&self, place: &NodePosition) -> Result<(), Error> {
-        let nodes = place.nodes();
+    pub(crate) fn check(&self, position: &NodePosition) -> Result<(), Error> {
+        let nodes = position.nodes();
         let mut sorted = Vec::with_capacity(self.addresses.len());
 
         for (rank, &address) in (0..).zip(&self.addresses) {
@@ -72,6 +73,7 @@ impl Job {
             sorted.push((address, rank));
         }
 
+        // Equal addresses are neighbours after sorting.
         sorted.sort_unstable();
         match sorted.windows(2).find(|pair| pair[0].0 == pair[1].0) {
             Some(pair) => Err(Error::SameAddress { first: pair[0].1, second: pair[1].1, address: pair[0].0 }),

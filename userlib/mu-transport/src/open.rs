@@ -17,26 +17,28 @@ use nix::errno::Errno;
 use crate::{
     Config, Error, Job, MuTransport, RankAddress, Statistics,
     config::MAX_GETS,
-    control::Clock,
+    control::{Clock, Presence},
     fifos::{CONTROL, Fifos, MAX_PACKET, MESSAGES, Route, Sizes},
     gets::Gets,
     packet::MAX_RANKS,
-    peers::{Holding, Peer, TRIES},
+    peers::{HeldRanks, MAX_UNANSWERED, Peer},
 };
 
-/// Descriptors that a rank's gets and questions need at another one.
-const DESCRIPTORS_OF_A_RANK: u64 = 2 * MAX_GETS as u64 + TRIES as u64;
-/// Greatest size of a reception FIFO, of which each rank has a share.
+/// Descriptors that a rank's gets (two each) and questions need in another one's FIFO for gets.
+const DESCRIPTORS_OF_A_RANK: u64 = 2 * MAX_GETS as u64 + MAX_UNANSWERED as u64;
+/// Further descriptors of that FIFO.
+const SPARE_DESCRIPTORS: u64 = 16;
+/// Maximum number of bytes of the reception FIFO, of which each other rank has a share.
 const MAX_RECEPTION: u64 = 32 << 20;
-/// Shortest packet in a reception FIFO, in bytes.
+/// Bytes of the shortest packet in a reception FIFO: a header.
 const MIN_PACKET: u64 = 32;
-/// Time for which closing waits for the unit.
-const CLOSING: Duration = Duration::from_secs(1);
+/// Time limit of the waits when the transport is closed.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Memory of the transport that the unit reaches.
-pub(crate) struct Reachable(DmaBuffer);
+/// Memory of the transport in which sources are staged, because the unit reaches it.
+pub(crate) struct StagingArea(DmaBuffer);
 
-impl Area for Reachable {
+impl Area for StagingArea {
     fn memory(&self) -> &DmaBuffer {
         &self.0
     }
@@ -46,13 +48,14 @@ impl Area for Reachable {
     }
 }
 
-/// Allocates memory for sources. Returns `None` when the kernel has no such piece of memory, and
-/// less may do or other sources will free some.
-pub(crate) fn area(subgroup: &Subgroup, bytes: usize, may_be_none: bool) -> Result<Option<Reachable>, Error> {
+/// Allocates memory for sources. When the kernel has no such piece of memory, returns `None` if
+/// `may_fail`, that is if the caller can do with less or wait for other sources to free some; else
+/// an error.
+pub(crate) fn area(subgroup: &Subgroup, bytes: usize, may_fail: bool) -> Result<Option<StagingArea>, Error> {
     match subgroup.memory(bytes) {
-        Ok(memory) => Ok(Some(Reachable(memory))),
+        Ok(memory) => Ok(Some(StagingArea(memory))),
         Err(SpiError::Driver(DriverError::Refused { errno, .. }))
-            if errno == Errno::ENOMEM as i32 && may_be_none =>
+            if errno == Errno::ENOMEM as i32 && may_fail =>
         {
             Ok(None)
         }
@@ -60,20 +63,25 @@ pub(crate) fn area(subgroup: &Subgroup, bytes: usize, may_be_none: bool) -> Resu
     }
 }
 
-/// Returns the window of each rank, and the sizes of the FIFOs for others.
-fn sizes(others: u32, window: u32) -> (u32, Sizes) {
-    let others = u64::from(others.max(1));
-    let window = u64::from(window).min(MAX_RECEPTION / MAX_PACKET / others).max(1);
+/// Returns the number of packets that each other rank may send ahead: `window`, unless the
+/// reception FIFO can't be long enough for `others` ranks.
+fn possible_window(others: u32, window: u32) -> u32 {
+    u64::from(window).min(MAX_RECEPTION / MAX_PACKET / u64::from(others.max(1))).max(1) as u32
+}
 
-    // A packet more than all grants: equal pointers mean an empty FIFO.
-    let reception_bytes = ((others * window + 1) * MAX_PACKET).min(MAX_FIFO);
-    let gets = (others * DESCRIPTORS_OF_A_RANK + 16).min(MAX_FIFO / DESCRIPTOR - 1);
-    (window as u32, Sizes { reception_bytes, gets: gets as u32 })
+/// Returns the sizes of the FIFOs for `others` other ranks, each of which may send `window` packets
+/// ahead.
+fn fifo_sizes(others: u32, window: u32) -> Sizes {
+    let others = u64::from(others.max(1));
+    // Room for a packet more than is granted: equal pointers mean an empty FIFO.
+    let reception_bytes = ((others * u64::from(window) + 1) * MAX_PACKET).min(MAX_FIFO);
+    let descriptors = others * DESCRIPTORS_OF_A_RANK + SPARE_DESCRIPTORS;
+    Sizes { reception_bytes, get_descriptors: descriptors.min(MAX_FIFO / DESCRIPTOR - 1) as u32 }
 }
 
 impl MuTransport {
-    /// Opens the FIFOs of the subgroup that `device` is, as the rank that it has in `job`. The
-    /// other ranks need not be there yet: [`MuTransport::wait_for_all`] waits for them.
+    /// Opens the subgroup that `device` is, as the rank that the subgroup has in `job`. The other
+    /// ranks need not be there yet: [`MuTransport::wait_for_all`] waits for them.
     ///
     /// # Errors
     /// [`Error::BadConfig`], [`Error::NoSuchAddress`], [`Error::SameAddress`], [`Error::NotOfJob`];
@@ -85,13 +93,15 @@ impl MuTransport {
             return Err(Error::BadConfig { what: "ranks", value: size as usize, rule: "at most 2^24" });
         }
 
-        let place = Subgroup::open(device, Options::default())?.position();
-        job.check(&place)?;
+        let position = Subgroup::open(device, Options::default())?.position();
+        job.check(&position)?;
         let subgroup = (device.attachment() as u16).saturating_sub(FIRST_SUBGROUP);
-        let address = RankAddress { node: place.rank(), subgroup };
+        let address = RankAddress { node: position.rank(), subgroup };
         let rank = job.rank(address).ok_or(Error::NotOfJob { address, size })?;
 
-        let (window, sizes) = sizes(size - 1, config.window);
+        let window = possible_window(size - 1, config.window);
+        let sizes = fifo_sizes(size - 1, window);
+        // A session number is never 0.
         let session = runtime::random() | 1;
         let fifos = Fifos::open(device, rank, size, session, &sizes)?;
         let gets = Gets::new(&fifos.subgroup, &config)?;
@@ -100,7 +110,7 @@ impl MuTransport {
         })?;
 
         let clock = Clock::new();
-        let peer = |address: &RankAddress| Peer::new(Route::new(place, *address), clock.now);
+        let peer = |address: &RankAddress| Peer::new(Route::new(position, *address), clock.now);
         Ok(Self {
             gets,
             staging,
@@ -108,7 +118,7 @@ impl MuTransport {
             window,
             patience: config.patience,
             losses: LossWatch::new(size as usize, 2 * sizes.reception_bytes / MIN_PACKET),
-            holding: Holding::default(),
+            held_ranks: HeldRanks::default(),
             due: Vec::with_capacity(size as usize),
             peers: job.addresses().iter().map(peer).collect(),
             clock,
@@ -141,15 +151,15 @@ impl MuTransport {
         Ok(transport)
     }
 
-    /// Waits until every rank has come and messages can be sent to it. A rank that answered and
-    /// went counts; the endpoint reports it.
+    /// Waits until every rank has come and messages can be sent to it. A rank that came and is gone
+    /// again counts as one that has come; the endpoint reports its loss.
     ///
     /// # Errors
     /// [`DriverError::Timeout`], [`DriverError::Cancelled`]; errors of the SPI library.
     pub fn wait_for_all(&mut self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
         let device = self.device().clone();
         device.wait_for(deadline, cancel, "all ranks of the job", || {
-            self.look()?;
+            self.check_regularly()?;
             Ok(self.is_complete().then_some(()))
         })
     }
@@ -157,9 +167,9 @@ impl MuTransport {
     /// Returns whether every rank has come and messages can be sent to it, as far as this rank
     /// knows. [`nicforge_matching::Transport::poll_gone`] updates this.
     pub fn is_complete(&self) -> bool {
-        let there =
+        let has_come =
             |(rank, peer): (Rank, &Peer)| rank == self.rank || !peer.is_alive() || peer.is_connected();
-        (0..).zip(&self.peers).all(there)
+        (0..).zip(&self.peers).all(has_come)
     }
 
     /// Returns the device.
@@ -167,9 +177,10 @@ impl MuTransport {
         self.fifos.subgroup.device()
     }
 
-    /// Waits for messages in progress, and puts a last row to each rank.
+    /// Waits until the unit has read all messages, and puts a last row to each rank: it says that
+    /// this one leaves.
     fn close(&mut self) -> Result<(), Error> {
-        let deadline = Deadline::after(CLOSING);
+        let deadline = Deadline::after(CLOSE_TIMEOUT);
         self.wait_for_fifo(MESSAGES, deadline)?;
 
         let device = self.device().clone();
@@ -179,7 +190,7 @@ impl MuTransport {
                 continue;
             }
             device.wait_for(deadline, None, "room for a row", || {
-                Ok::<_, Error>(self.put_row(rank, true)?.then_some(()))
+                Ok::<_, Error>(self.put_row(rank, Presence::Leaving)?.then_some(()))
             })?;
         }
         self.wait_for_fifo(CONTROL, deadline)
@@ -195,8 +206,8 @@ impl MuTransport {
 
 impl Drop for MuTransport {
     fn drop(&mut self) {
-        // The unit must have read the messages before the FIFOs are disabled. Without the device
-        // there is no receiver.
+        // The unit must have read the messages before the FIFOs are disabled. A transport that has
+        // failed can't send them any more.
         if self.failure.is_none() {
             let _ = self.close();
         }
@@ -210,12 +221,13 @@ mod tests {
     #[test]
     fn the_reception_fifo_has_room_for_all_grants() {
         for (others, window) in [(0, 64), (1, 1), (31, 64), (2047, 64), (100_000, 4096)] {
-            let (granted, sizes) = sizes(others, window);
+            let granted = possible_window(others, window);
+            let sizes = fifo_sizes(others, granted);
             assert!(granted >= 1 && granted <= window);
             let all = u64::from(others) * u64::from(granted) * MAX_PACKET;
             assert!(sizes.reception_bytes > all.min(MAX_FIFO - 1), "{others} of {granted}");
             assert!(sizes.reception_bytes.is_multiple_of(32) && sizes.reception_bytes <= MAX_FIFO);
         }
-        assert_eq!(sizes(31, 64).0, 64);
+        assert_eq!(possible_window(31, 64), 64);
     }
 }

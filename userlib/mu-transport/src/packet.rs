@@ -1,4 +1,4 @@
-//! The software bytes of memory-FIFO packets: who has sent a message, and which.
+//! The software bytes of memory-FIFO packets: sender, tag and length of a message.
 //!
 //! | bytes | content |
 //! | --- | --- |
@@ -22,9 +22,13 @@ pub(crate) const MAX_RANKS: u32 = 1 << 24;
 /// The description of a message that its packet carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
+    /// The sender.
     pub(crate) rank: Rank,
+    /// Tag of the matching layer.
     pub(crate) tag: u8,
+    /// Bytes of the message.
     pub(crate) length: u16,
+    /// Number of the connection from the sender's process to the receiver's.
     pub(crate) connection: u32,
 }
 
@@ -38,7 +42,7 @@ impl Header {
         [r0, r1, r2, self.tag, l0, l1, c0, c1, c2, c3, 0, 0, 0]
     }
 
-    /// Returns the header in the software bytes of a packet, unless no transport has sent it.
+    /// Returns the header in the software bytes of a packet; `None` if no transport has sent it.
     #[inline]
     pub(crate) fn from_software(bytes: &[u8; SOFTWARE_BYTES]) -> Option<Self> {
         let [dispatch, r0, r1, r2, tag, l0, l1, c0, c1, c2, c3, 0, 0, 0] = *bytes else { return None };

@@ -1,4 +1,8 @@
 //! State of the ranks: absent, connected, gone.
+//!
+//! A rank's process is known by its *row*, which it puts to this rank's memory. This rank puts a
+//! row to each other one, too. A *question* fetches the session number from a rank's memory, to see
+//! whether its unit is still there.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -10,32 +14,37 @@ use crate::{
     row::{Row, connection},
 };
 
-/// Time until a row that was not answered is put again, at first and at last.
+/// First time until a row that was not answered is put again. It doubles from row to row.
 const FIRST_REPEAT: Duration = Duration::from_millis(1);
-const LAST_REPEAT: Duration = Duration::from_millis(64);
-/// Questions without an answer after which a rank is gone.
-pub(crate) const TRIES: u32 = 4;
+/// Longest such time.
+const MAX_REPEAT: Duration = Duration::from_millis(64);
+/// Number of questions without an answer after which a rank is gone.
+pub(crate) const MAX_UNANSWERED: u32 = 4;
 
-/// The process that is a rank, as far as it is known.
+/// The process of a rank that has put a row, and the connection to it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Link {
+    /// Number of the process's session.
     pub(crate) session: u64,
-    /// Address of its session number in its memory.
-    pub(crate) identity: u64,
-    /// Whether it knows this rank's session. Only then are messages sent to it.
+    /// Address of that number in the process's memory.
+    pub(crate) session_address: u64,
+    /// Whether the process knows this rank's session. Only then are messages sent to it.
     pub(crate) is_answered: bool,
-    pub(crate) sends: u32,
-    pub(crate) receives: u32,
+    /// Connection number in the messages that this rank sends.
+    pub(crate) send_connection: u32,
+    /// Connection number in the messages that this rank receives.
+    pub(crate) receive_connection: u32,
 }
 
 impl Link {
+    /// Returns the link to the process that has put a row.
     pub(crate) fn new(own_session: u64, row: &Row) -> Self {
         Self {
             session: row.session,
-            identity: row.identity,
+            session_address: row.session_address,
             is_answered: false,
-            sends: connection(own_session, row.session),
-            receives: connection(row.session, own_session),
+            send_connection: connection(own_session, row.session),
+            receive_connection: connection(row.session, own_session),
         }
     }
 }
@@ -48,17 +57,19 @@ impl Link {
 pub(crate) struct Flow {
     /// Packets sent to the peer.
     pub(crate) sent: u32,
-    /// The peer's grant.
+    /// Total number of packets that the peer has granted: `sent` may rise up to it.
     pub(crate) limit: u32,
     /// Packets of the peer that the matching layer has taken.
     pub(crate) taken: u32,
-    /// The grant that the peer was put.
+    /// Total number of packets that this rank has granted, in the last row that it has put.
     pub(crate) granted: u32,
 }
 
 impl Flow {
+    /// Returns whether this rank may send a packet.
     #[inline]
     pub(crate) fn has_credit(&self) -> bool {
+        // The counts wrap around, so their difference is compared as a signed number.
         self.limit.wrapping_sub(self.sent) as i32 > 0
     }
 
@@ -69,53 +80,60 @@ impl Flow {
     }
 }
 
-/// Time of the next row for a rank.
-pub(crate) struct RowTimer {
+/// State of the rows that this rank puts to another one.
+pub(crate) struct RowState {
     /// Whether the rank is in the transport's list of rows to put.
     pub(crate) is_due: bool,
-    /// The last row's descriptor.
-    pub(crate) number: Option<u64>,
+    /// Sequence number of the last row's descriptor.
+    pub(crate) sequence_number: Option<u64>,
+    /// Time from which a row that was not answered is put again.
     repeat_at: Instant,
-    delay: Duration,
+    /// Time from then on until the next repetition.
+    repeat_delay: Duration,
 }
 
-impl RowTimer {
+impl RowState {
+    /// Returns the state in which the first row can be put at once.
     pub(crate) fn new(now: Instant) -> Self {
-        Self { is_due: false, number: None, repeat_at: now, delay: FIRST_REPEAT }
+        Self { is_due: false, sequence_number: None, repeat_at: now, repeat_delay: FIRST_REPEAT }
     }
 
-    /// Returns whether a row that was not answered must be put again.
+    /// Returns whether a row that was not answered must be put again now, and sets the time of the
+    /// next repetition.
     pub(crate) fn take_repeat(&mut self, now: Instant) -> bool {
         if now < self.repeat_at {
             return false;
         }
-        self.repeat_at = now + self.delay;
-        self.delay = (2 * self.delay).min(LAST_REPEAT);
+        self.repeat_at = now + self.repeat_delay;
+        self.repeat_delay = (2 * self.repeat_delay).min(MAX_REPEAT);
         true
     }
 }
 
 /// Questions to a rank's unit, by serial numbers.
 ///
-/// Invariant: `answered` does not pass `asked`, and they differ by [`TRIES`] at most.
+/// Invariant: `answered` does not pass `asked`, and they differ by [`MAX_UNANSWERED`] at most.
 pub(crate) struct Questions {
+    /// Serial number of the last question.
     pub(crate) asked: u64,
-    /// The last question that was answered. Answers come in the order of questions.
+    /// Serial number of the last question that was answered. Answers come in the order of
+    /// questions.
     pub(crate) answered: u64,
-    /// The last question's descriptor.
-    pub(crate) number: Option<u64>,
-    /// Time of the next question, or of the end of the patience.
-    pub(crate) next: Instant,
+    /// Sequence number of the last question's descriptor.
+    pub(crate) sequence_number: Option<u64>,
+    /// Time of the next question, or, after the last unanswered one, at which the rank is gone.
+    pub(crate) next_at: Instant,
 }
 
 impl Questions {
+    /// Returns the state without questions, in which the first one can be asked at once.
     fn new(now: Instant) -> Self {
-        Self { asked: 0, answered: 0, number: None, next: now }
+        Self { asked: 0, answered: 0, sequence_number: None, next_at: now }
     }
 
-    /// Returns whether the patience with the rank is over, when it is time for the next question.
-    pub(crate) fn is_hopeless(&self) -> bool {
-        self.asked - self.answered >= u64::from(TRIES)
+    /// Returns whether so many questions have no answer that the rank is gone at `next_at`.
+    pub(crate) fn is_patience_over(&self) -> bool {
+        self.asked - self.answered >= u64::from(MAX_UNANSWERED)
     }
 }
 
@@ -128,18 +146,20 @@ pub(crate) struct Held {
 /// State of a rank.
 pub(crate) struct Peer {
     pub(crate) route: Route,
-    /// `None` while the rank has not come.
+    /// `None` while no process has put a row.
     pub(crate) link: Option<Link>,
     pub(crate) health: Health,
-    /// Whether the process that was the rank is known to have left its address.
+    /// Whether the process of a lost rank is known to have ended or closed its transport.
     pub(crate) has_left: bool,
     pub(crate) flow: Flow,
-    pub(crate) row: RowTimer,
+    pub(crate) row: RowState,
     pub(crate) questions: Questions,
+    /// Messages of the rank that the matching layer has refused so far.
     pub(crate) held: VecDeque<Held>,
 }
 
 impl Peer {
+    /// Returns the state of a rank that has not come yet.
     pub(crate) fn new(route: Route, now: Instant) -> Self {
         Self {
             route,
@@ -147,12 +167,13 @@ impl Peer {
             health: Health::Alive,
             has_left: false,
             flow: Flow::default(),
-            row: RowTimer::new(now),
+            row: RowState::new(now),
             questions: Questions::new(now),
             held: VecDeque::new(),
         }
     }
 
+    /// Returns whether the rank was not lost. It need not have come yet.
     #[inline]
     pub(crate) fn is_alive(&self) -> bool {
         matches!(self.health, Health::Alive)
@@ -170,14 +191,14 @@ impl Peer {
         self.held.len() >= window as usize
     }
 
-    /// Begins with another process as the rank, before any message.
-    pub(crate) fn meet(&mut self, link: Option<Link>, now: Instant) {
-        let Questions { asked, number, .. } = self.questions;
+    /// Begins with another process as the rank, or with none, before any message of it.
+    pub(crate) fn replace_process(&mut self, link: Option<Link>, now: Instant) {
+        let Questions { asked, sequence_number, .. } = self.questions;
         self.link = link;
         self.flow = Flow::default();
-        // Answers of the process before go to cells of their own. The unit may still read the last
-        // question's descriptor.
-        self.questions = Questions { asked, answered: asked, number, next: now };
+        // The serial numbers go on, so that answers of the process before go to other cells. The
+        // unit may still read the last question's descriptor, whose sequence number is kept.
+        self.questions = Questions { asked, answered: asked, sequence_number, next_at: now };
     }
 }
 
@@ -185,11 +206,11 @@ impl Peer {
 ///
 /// Invariant: a rank is in `ranks` once while its peer holds messages.
 #[derive(Default)]
-pub(crate) struct Holding {
+pub(crate) struct HeldRanks {
     pub(crate) ranks: Vec<Rank>,
 }
 
-impl Holding {
+impl HeldRanks {
     /// Holds a message of a rank.
     #[cold]
     pub(crate) fn hold(&mut self, rank: Rank, peer: &mut Peer, tag: u8, bytes: &[u8]) {
@@ -214,23 +235,23 @@ mod tests {
 
     #[test]
     fn a_peer_holds_its_grant_when_it_holds_as_many_packets() {
-        let (mut peer, mut holding) = (peer(), Holding::default());
+        let (mut peer, mut held_ranks) = (peer(), HeldRanks::default());
         for held in 0..4 {
             assert!(!peer.holds_grant(4), "{held}");
-            holding.hold(1, &mut peer, 1, b"packet");
+            held_ranks.hold(1, &mut peer, 1, b"packet");
         }
         assert!(peer.holds_grant(4));
-        assert_eq!(holding.ranks, [1]);
+        assert_eq!(held_ranks.ranks, [1]);
     }
 
     #[test]
     fn another_process_is_asked_after_the_descriptor_of_the_question_before() {
         let mut peer = peer();
-        (peer.questions.asked, peer.questions.number) = (3, Some(17));
-        peer.meet(None, Instant::now());
+        (peer.questions.asked, peer.questions.sequence_number) = (3, Some(17));
+        peer.replace_process(None, Instant::now());
 
-        let Questions { asked, answered, number, .. } = peer.questions;
-        assert_eq!((asked, answered, number), (3, 3, Some(17)));
+        let Questions { asked, answered, sequence_number, .. } = peer.questions;
+        assert_eq!((asked, answered, sequence_number), (3, 3, Some(17)));
     }
 
     #[test]
@@ -255,7 +276,7 @@ mod tests {
     #[test]
     fn rows_are_repeated_more_and_more_seldom() {
         let start = Instant::now();
-        let mut timer = RowTimer::new(start);
+        let mut timer = RowState::new(start);
         assert!(timer.take_repeat(start) && !timer.take_repeat(start));
         assert!(timer.take_repeat(start + FIRST_REPEAT) && !timer.take_repeat(start + 2 * FIRST_REPEAT));
     }

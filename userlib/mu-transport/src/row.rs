@@ -2,22 +2,23 @@
 
 /// Bytes of a row.
 pub(crate) const ROW_BYTES: usize = 8 * ROW_WORDS;
+/// Words of a row, its checksum included.
 const ROW_WORDS: usize = 5;
-/// Distance of rows in a mailbox.
+/// Bytes from one row of a mailbox to the next.
 pub(crate) const ROW_STRIDE: u64 = 64;
 /// Bit of the fourth word: the rank closes its transport.
 const LEAVING: u64 = 1 << 32;
 
-/// A rank's state for another rank. Its words, little-endian, are these in their order, the grant
-/// with the bit [`LEAVING`], and a checksum.
+/// A rank's state for another rank, as it puts it to the other one's mailbox. The row has five
+/// little-endian words: the first three fields, the grant with the bit [`LEAVING`], and a checksum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Row {
     /// Number of the rank's session; not 0.
     pub(crate) session: u64,
-    /// Address of its session number in its memory.
-    pub(crate) identity: u64,
+    /// Address of the session number in the rank's memory.
+    pub(crate) session_address: u64,
     /// The session of the other rank, as the rank knows it; or 0.
-    pub(crate) echo: u64,
+    pub(crate) echoed_session: u64,
     /// Total number of packets that the other rank may have sent since the beginning, modulo 2^32.
     pub(crate) grant: u32,
     /// Whether the rank closes its transport.
@@ -31,15 +32,16 @@ fn spread(value: u64) -> u64 {
     value ^ value >> 31
 }
 
-/// Returns the number of the connection from a rank to another, by their sessions.
+/// Returns the number of the connection from a rank to another: a hash of their sessions.
 pub(crate) fn connection(from: u64, to: u64) -> u32 {
     spread(spread(from) ^ to) as u32
 }
 
 impl Row {
+    /// Returns the words without the checksum.
     fn words(&self) -> [u64; ROW_WORDS - 1] {
         let last = u64::from(self.grant) | if self.is_leaving { LEAVING } else { 0 };
-        [self.session, self.identity, self.echo, last]
+        [self.session, self.session_address, self.echoed_session, last]
     }
 
     /// Returns the bytes of the row.
@@ -60,15 +62,23 @@ impl Row {
             *word = u64::from_le_bytes(*bytes);
         }
 
-        let [session, identity, echo, last, sum] = words;
-        if session == 0 || sum != checksum(&[session, identity, echo, last]) {
+        let [session, session_address, echoed_session, last, sum] = words;
+        if session == 0 || sum != checksum(&[session, session_address, echoed_session, last]) {
             return None;
         }
-        Some(Self { session, identity, echo, grant: last as u32, is_leaving: last & LEAVING != 0 })
+        Some(Self {
+            session,
+            session_address,
+            echoed_session,
+            grant: last as u32,
+            is_leaving: last & LEAVING != 0,
+        })
     }
 }
 
+/// Returns the checksum of a row's other words.
 fn checksum(words: &[u64; ROW_WORDS - 1]) -> u64 {
+    // The start value, the golden ratio, keeps zeros from having the checksum 0.
     words.iter().fold(0x9e37_79b9_7f4a_7c15, |sum, word| spread(sum ^ word))
 }
 
@@ -78,8 +88,9 @@ mod tests {
 
     #[test]
     fn a_row_survives_its_bytes_and_a_part_of_one_does_not() {
-        let old = Row { session: 5, identity: 0x1000, echo: 0, grant: 64, is_leaving: false };
-        let new = Row { echo: 9, grant: 96, is_leaving: true, ..old };
+        let old =
+            Row { session: 5, session_address: 0x1000, echoed_session: 0, grant: 64, is_leaving: false };
+        let new = Row { echoed_session: 9, grant: 96, is_leaving: true, ..old };
         assert_eq!(Row::from_bytes(&new.to_bytes()), Some(new));
         assert_eq!(Row::from_bytes(&[0; ROW_BYTES]), None);
 

@@ -20,54 +20,67 @@ use crate::{
     control::Clock,
     fifos::{Fifos, MAX_MESSAGE, RECEPTION},
     gets::Gets,
-    open::{Reachable, area},
+    open::{StagingArea, area},
     packet::Header,
-    peers::{Holding, Peer},
+    peers::{HeldRanks, Peer},
 };
 
-/// The tags of the matching layer.
+/// The tags that the matching layer gives its messages.
 const TAGS: std::ops::RangeInclusive<u8> = 1..=7;
 
 /// A rank's subgroup. Nothing else of the process may use the subgroup meanwhile.
 ///
 /// Dropping the transport ends this rank for the others. Messages sent before are delivered.
 pub struct MuTransport {
-    /// Declared before other memory, so that the unit leaves that alone first.
+    /// Declared before the other memory, so that it is dropped first: the unit then leaves all
+    /// memory alone.
     pub(crate) fifos: Fifos,
     pub(crate) gets: Gets,
-    pub(crate) staging: Staging<Reachable>,
+    pub(crate) staging: Staging<StagingArea>,
     /// This rank.
     pub(crate) rank: Rank,
     /// Packets that each rank may send ahead.
     pub(crate) window: u32,
+    /// [`Config::patience`](crate::Config::patience).
     pub(crate) patience: Duration,
+    /// State of each rank. The entry of this one has no meaning.
     pub(crate) peers: Vec<Peer>,
     pub(crate) losses: LossWatch,
-    pub(crate) holding: Holding,
-    /// Ranks whose rows are to be put.
+    pub(crate) held_ranks: HeldRanks,
+    /// Ranks to which this one will put a row.
     pub(crate) due: Vec<Rank>,
     pub(crate) clock: Clock,
+    /// The first error of the transport as a whole.
     pub(crate) failure: Option<Error>,
     pub(crate) statistics: Statistics,
 }
 
-/// Reads a message of a packet, if a rank of the job has sent it in its session.
+/// A message of a packet.
+struct Received<'a> {
+    rank: Rank,
+    tag: u8,
+    bytes: &'a [u8],
+}
+
+/// Reads the message of a packet into `buffer`. Returns `None` unless the present process of a rank
+/// of the job has sent it to this process.
 #[inline]
 fn read_message<'a>(
     peers: &[Peer],
     packet: &Packet<'_>,
-    room: &'a mut [u8; MAX_MESSAGE],
-) -> Option<(Rank, u8, &'a [u8])> {
+    buffer: &'a mut [u8; MAX_MESSAGE],
+) -> Option<Received<'a>> {
     let header = Header::from_software(&packet.software())?;
     let peer = peers.get(header.rank as usize)?;
-    let link = peer.link.filter(|link| link.receives == header.connection)?;
+    let link = peer.link.filter(|link| link.receive_connection == header.connection)?;
     if peer.health == Health::Gone || link.session == 0 || !TAGS.contains(&header.tag) {
         return None;
     }
 
     let length = usize::from(header.length);
-    let bytes = room.get_mut(..length)?;
-    (packet.read(bytes) == Ok(length)).then_some((header.rank, header.tag, &*bytes))
+    let bytes = buffer.get_mut(..length)?;
+    let is_complete = packet.read(bytes) == Ok(length);
+    is_complete.then_some(Received { rank: header.rank, tag: header.tag, bytes })
 }
 
 impl MuTransport {
@@ -92,12 +105,14 @@ impl MuTransport {
         }
     }
 
-    /// Offers the held messages again. Returns the number of messages taken.
+    /// Offers the held messages to `sink` again, until it has taken `budget` messages. Returns the
+    /// number of messages taken.
     #[cold]
     fn offer_held(&mut self, budget: usize, sink: &mut dyn FnMut(Rank, u8, &[u8]) -> Taken) -> usize {
         let mut taken = 0;
-        let mut ranks = std::mem::take(&mut self.holding.ranks);
+        let mut ranks = std::mem::take(&mut self.held_ranks.ranks);
 
+        // Ranks whose messages were all taken leave the list.
         ranks.retain(|&rank| {
             while taken < budget {
                 let Some(held) = self.peers[rank as usize].held.front() else { return false };
@@ -111,38 +126,41 @@ impl MuTransport {
             !self.peers[rank as usize].held.is_empty()
         });
 
-        self.holding.ranks = ranks;
+        self.held_ranks.ranks = ranks;
         taken
     }
 
-    /// Takes packets, and offers their messages. Returns the number of messages taken.
+    /// Takes up to `limit` packets, and offers their messages to `sink`. Those that it does not
+    /// take are held. Returns the number of messages taken.
     fn take_packets(
         &mut self,
-        most: usize,
+        limit: usize,
         sink: &mut dyn FnMut(Rank, u8, &[u8]) -> Taken,
     ) -> Result<usize, Error> {
-        let Self { fifos, peers, holding, due, statistics, window, .. } = self;
-        let before = statistics.taken;
+        let Self { fifos, peers, held_ranks, due, statistics, window, .. } = self;
+        let taken_before = statistics.taken;
 
-        let received = fifos.subgroup.receive(RECEPTION, most as u32, |packet, _| {
-            let mut room = [0; MAX_MESSAGE];
-            let Some((rank, tag, bytes)) = read_message(peers, packet, &mut room) else {
+        let received = fifos.subgroup.receive(RECEPTION, limit as u32, |packet, _| {
+            let mut buffer = [0; MAX_MESSAGE];
+            let Some(Received { rank, tag, bytes }) = read_message(peers, packet, &mut buffer) else {
                 statistics.strays += 1;
                 return;
             };
 
+            // A rank that sends more than was granted must not fill this process's memory.
             let peer = &mut peers[rank as usize];
             if peer.holds_grant(*window) {
                 statistics.strays += 1;
                 return;
             }
-            // The connection's number shows that the rank knows this session, perhaps before its
-            // row was read.
+            // The connection number shows that the rank knows this session, even if its row that
+            // says so was not read yet.
             if let Some(link) = &mut peer.link {
                 link.is_answered = true;
             }
+            // A message must not overtake those of its rank that are held.
             if !peer.held.is_empty() || sink(rank, tag, bytes) == Taken::NotNow {
-                holding.hold(rank, peer, tag, bytes);
+                held_ranks.hold(rank, peer, tag, bytes);
                 statistics.held += 1;
                 return;
             }
@@ -156,11 +174,12 @@ impl MuTransport {
         })? as usize;
 
         self.losses.mark.polled += received as u64;
-        self.losses.mark.empty_polls += u64::from(received < most);
-        Ok((self.statistics.taken - before) as usize)
+        self.losses.mark.empty_polls += u64::from(received < limit);
+        Ok((self.statistics.taken - taken_before) as usize)
     }
 
-    /// Sends a message to a rank that is there. Returns false without a credit or room.
+    /// Sends a message to a rank. Returns false when there is no credit or no room now. A message
+    /// to a lost rank is dropped, and true is returned.
     #[inline]
     fn send_message(&mut self, to: Rank, tag: u8, message: &[u8]) -> Result<bool, Error> {
         let peer = &self.peers[to as usize];
@@ -177,7 +196,8 @@ impl MuTransport {
             return Ok(true);
         }
 
-        let header = Header { rank: self.rank, tag, length: message.len() as u16, connection: link.sends };
+        let header =
+            Header { rank: self.rank, tag, length: message.len() as u16, connection: link.send_connection };
         let is_sent = self.fifos.send(&peer.route, header, message)?;
         if is_sent {
             peer.flow.sent = peer.flow.sent.wrapping_add(1);
@@ -234,7 +254,7 @@ unsafe impl Transport for MuTransport {
             return Err(failure.short());
         }
 
-        let held = if self.holding.ranks.is_empty() { 0 } else { self.offer_held(budget, sink) };
+        let held = if self.held_ranks.ranks.is_empty() { 0 } else { self.offer_held(budget, sink) };
         let taken = self.take_packets(budget - held, sink).map_err(|error| self.fail(error))?;
 
         if !self.due.is_empty() {
@@ -248,13 +268,16 @@ unsafe impl Transport for MuTransport {
             Access::Destination => Ok(Some(self.staging.add_destination(memory))),
             Access::Source => {
                 let subgroup = &self.fifos.subgroup;
-                let allocate = |bytes, has_others| area(subgroup, bytes, has_others);
+                let allocate = |bytes, may_fail| area(subgroup, bytes, may_fail);
                 // SAFETY: by the caller's contract a source is valid for reads and not written.
                 match unsafe { self.staging.stage(memory, allocate) } {
                     Ok(Some(staged)) => {
-                        let own = u64::from(staged.has_own_area);
-                        self.statistics.own_areas += own;
-                        self.statistics.staged += 1 - own;
+                        let counter = if staged.has_own_area {
+                            &mut self.statistics.own_areas
+                        } else {
+                            &mut self.statistics.staged
+                        };
+                        *counter += 1;
                         Ok(Some(staged.region))
                     }
                     Ok(None) => Ok(None),
@@ -271,9 +294,12 @@ unsafe impl Transport for MuTransport {
     }
 
     fn abandon(&mut self, region: Region, peer: Rank) {
-        match self.peers.get(peer as usize).is_some_and(|peer| !peer.has_left) {
-            true => self.staging.abandon(region.handle, peer),
-            false => self.deregister(region),
+        // The unit of a process that has not left may still fetch the source.
+        let may_fetch = self.peers.get(peer as usize).is_some_and(|peer| !peer.has_left);
+        if may_fetch {
+            self.staging.abandon(region.handle, peer);
+        } else {
+            self.deregister(region);
         }
     }
 
@@ -290,7 +316,7 @@ unsafe impl Transport for MuTransport {
     }
 
     fn poll_gone(&mut self) -> Option<Gone> {
-        if let Err(error) = self.look() {
+        if let Err(error) = self.check_regularly() {
             // The next poll reports a failure of the transport as a whole.
             self.fail(error);
         }
@@ -307,7 +333,7 @@ unsafe impl Transport for MuTransport {
 
 impl fmt::Debug for MuTransport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let count = |of: fn(&Peer) -> bool| self.peers.iter().filter(|peer| of(peer)).count();
+        let count = |is_counted: fn(&Peer) -> bool| self.peers.iter().filter(|peer| is_counted(peer)).count();
         f.debug_struct("MuTransport")
             .field("rank", &self.rank)
             .field("size", &self.peers.len())

@@ -61,7 +61,7 @@ fn rates(endpoint: &mut Endpoint, windows: u32, deadline: Deadline) -> Result<bo
     while pairs <= half {
         for bytes in (0..=12).map(|power| 1 << power) {
             context += 1;
-            let terms = message_rate::Terms { bytes, window: WINDOW, windows, context };
+            let terms = message_rate::Parameters { bytes, window: WINDOW, windows, context };
             barrier(endpoint, deadline)?;
 
             let place = match rank.checked_sub(half) {

@@ -24,7 +24,7 @@ impl Message {
     }
 }
 
-/// Returns the address of the store that reaches `tag` of `target`.
+/// Returns the offset in BAR 5 at which a store sends its data to attachment `target`, with `tag`.
 ///
 /// # Errors
 /// Returns [`Error::NoSuch`] for a target or a tag that does not exist.
@@ -48,8 +48,9 @@ pub struct AddressedSend {
     poster: Poster,
     doorbell: Doorbell,
     mailbox: Window,
-    /// Number of messages taken, where the card reads it.
-    head: SharedU64,
+    /// The word in which the card reads the number of messages taken.
+    head_word: SharedU64,
+    /// Number of messages taken.
     received: u64,
 }
 
@@ -71,7 +72,7 @@ impl AddressedSend {
             poster: device.poster(0)?,
             doorbell: device.doorbell(),
             mailbox: device.bar(2)?.window(MIRROR_MAILBOX, SLOTS * SLOT)?,
-            head: device.bar(1)?.window(WIN_HEAD, 8)?.u64(0)?,
+            head_word: device.bar(1)?.window(WIN_HEAD, 8)?.u64(0)?,
             received: 0,
             device: device.clone(),
         })
@@ -108,6 +109,7 @@ impl AddressedSend {
     /// # Errors
     /// Returns [`Error::DeviceGone`].
     pub fn try_receive(&mut self) -> Result<Option<Message>, Error> {
+        // A slot is full when its sequence word has the number of its next message, from 1 on.
         let slot = self.mailbox.window(self.received % SLOTS * SLOT, SLOT)?;
         if slot.load_u64_acquire(0)? != self.received + 1 {
             // The card raises no interrupt for a message while earlier slots are not returned.
@@ -130,7 +132,7 @@ impl AddressedSend {
         self.received += 1;
         // The new head is the credit for the next sender. Release: the slot may be overwritten from
         // here on.
-        self.head.store(self.received, Ordering::Release);
+        self.head_word.store(self.received, Ordering::Release);
         self.doorbell.after_store()?;
 
         Ok(Some(message))

@@ -22,11 +22,17 @@ pub struct Outcome {
 pub struct DmaEngine {
     device: Device,
     registers: Bar,
+    /// Memory for the descriptors of a list.
     list: DmaBuffer,
+    /// Mirror of the number of starts that have ended.
     ended: SharedU64,
+    /// Mirror of the status of the last start.
     status: SharedU32,
+    /// Mirror of the number of descriptors that were copied.
     done: SharedU32,
+    /// Number of starts.
     started: u64,
+    /// The interrupts of a list's end: after a success, and after an error.
     interrupts: [Interrupt; 2],
 }
 

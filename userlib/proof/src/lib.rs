@@ -1,5 +1,5 @@
-//! Drivers of the three proof devices: demonstration devices that prove the mechanisms of the
-//! device model. The drivers are examples of how to write one. Read them in this order:
+//! Drivers of three proof devices: demonstration devices that prove the mechanisms of the device
+//! model. The drivers are examples of how to write one. Read them in this order:
 //!
 //! 1. [`slot_fifo`]: registers, mapped slots, the return of a read pointer, the wake of a sleeping
 //!    device;
@@ -18,7 +18,8 @@ pub mod slot_fifo;
 use nicforge_driver::{Device, Error};
 use nicforge_hwi::pci;
 
-/// Refuses a device of another type, so that its registers are not misinterpreted.
+/// Refuses a device of another type than `expected`, so that its registers are not misinterpreted.
+/// `description` is what the caller would do with it, for the error.
 fn check_identity(device: &Device, expected: u16, description: &'static str) -> Result<(), Error> {
     let identity = device.identity();
 

@@ -20,9 +20,11 @@ pub struct SlotFifo {
     receive: Window,
     /// The device's count of messages taken out of the send slots.
     taken: SharedU64,
-    /// The driver's count of messages taken out of the receive slots.
-    head: SharedU64,
+    /// The word in which the device reads `received`.
+    head_word: SharedU64,
+    /// Number of messages sent through the slots.
     sent: u64,
+    /// Number of messages taken out of the receive slots.
     received: u64,
 }
 
@@ -43,7 +45,7 @@ impl SlotFifo {
             send: windows.window(WIN_SEND, SLOTS * SLOT)?,
             receive: mirror.window(MIRROR_RECEIVE, SLOTS * SLOT)?,
             taken: mirror.window(MIRROR_TAKEN, 8)?.u64(0)?,
-            head: windows.window(WIN_HEAD, 8)?.u64(0)?,
+            head_word: windows.window(WIN_HEAD, 8)?.u64(0)?,
             sent: 0,
             received: 0,
             device: device.clone(),
@@ -92,6 +94,7 @@ impl SlotFifo {
     /// # Errors
     /// Returns [`Error::Memory`] only for a device whose memory is too small.
     pub fn peek(&self) -> Result<Option<Message>, Error> {
+        // A slot is full when its sequence word has the number of its next message, from 1 on.
         let slot = self.received % SLOTS * SLOT;
         if self.receive.load_u64_acquire(slot)? != self.received + 1 {
             return Ok(None);
@@ -120,7 +123,7 @@ impl SlotFifo {
 
         self.received += 1;
         // Release: the device may overwrite the slot from here on.
-        self.head.store(self.received, Ordering::Release);
+        self.head_word.store(self.received, Ordering::Release);
         self.doorbell.after_store()?;
         Ok(Some(message))
     }

@@ -46,7 +46,7 @@ pub enum Store {
     MaxSigned = atomic::store::MAX_SIGNED,
 }
 
-/// Value from which an address needs more bits than the unit has.
+/// The first number that is no address of the unit: it has more bits.
 pub(crate) const END_OF_ADDRESSES: u64 = 1 << ADDRESS_BITS;
 
 /// Checks that `length` bytes at `address` have addresses of the unit.
@@ -57,6 +57,7 @@ pub(crate) fn check_range(address: u64, length: u64) -> Result<(), DescriptorErr
     }
 }
 
+/// Checks the address of 8 bytes, and returns it with an operation, as an atomic address.
 fn with_operation(address: u64, operation: u64) -> Result<u64, DescriptorError> {
     check_range(address, 8)?;
     if !address.is_multiple_of(8) {

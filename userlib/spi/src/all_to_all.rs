@@ -16,8 +16,10 @@ impl RandomOrder {
     pub fn new(position: &NodePosition, seed: u64) -> Self {
         let own_rank = position.rank();
         let mut ranks: Vec<_> = (0..position.nodes()).filter(|rank| *rank != own_rank).collect();
+        // The constant keeps the seed of rank 0 apart from `seed`.
         let mut random = SplitMix(seed ^ (u64::from(own_rank) << 32 | 0x5eed));
 
+        // Fisher and Yates's shuffle.
         for last in (1..ranks.len()).rev() {
             ranks.swap(last, random.below(last as u64 + 1) as usize);
         }
@@ -34,6 +36,7 @@ impl RandomOrder {
 struct SplitMix(u64);
 
 impl SplitMix {
+    /// Returns the next number.
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut value = self.0;
@@ -42,21 +45,23 @@ impl SplitMix {
         value ^ value >> 31
     }
 
-    /// Returns a number below `end`, each about as often.
+    /// Returns a number below `end`. All of them are about equally frequent.
     fn below(&mut self, end: u64) -> u64 {
+        // The number is a fraction of 2^64, which scales `end`.
         ((u128::from(self.next()) * u128::from(end)) >> 64) as u64
     }
 }
 
-/// Blocks of an all-to-all.
+/// The blocks that a node sends in an all-to-all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blocks {
-    /// Address of the blocks to be sent, by the number of the node that gets each.
+    /// Address of the blocks to be sent. They lie behind each other, in the order of the nodes that
+    /// get them.
     pub source: u64,
     /// Bytes of a block, at least 1.
     pub bytes: u64,
-    /// Where the blocks go, the same at all nodes: after `offset`, by the number of the node that
-    /// sends each.
+    /// The target of the blocks, the same at all nodes: they lie behind each other from `offset`
+    /// on, in the order of the nodes that send them.
     pub target: DirectPut,
 }
 

@@ -11,11 +11,12 @@ use nicforge_shm::SharedU64;
 
 use crate::{Error, Resource, Subgroup, subgroup::ended_by_spin};
 
-/// Whether this node is in a barrier.
+/// The state of this node in the barriers of a class route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
+    /// The node has entered no barrier that is not complete.
     Outside,
-    /// The barrier is complete when the unit has counted this many.
+    /// The node has entered a barrier. It is complete when the unit has counted this many barriers.
     Inside(u64),
 }
 
@@ -25,6 +26,7 @@ enum State {
 #[derive(Clone, Debug)]
 pub struct Barrier {
     class: u8,
+    /// Mirror of the number of completed barriers.
     completed: SharedU64,
     state: State,
 }
@@ -35,8 +37,8 @@ impl Barrier {
         self.class
     }
 
-    /// Returns whether the barrier that was entered last is complete, or none was entered. The
-    /// public name is `MUSPI_GIBarrierPoll`.
+    /// Returns whether the barrier that was entered last is complete, or none was entered at all.
+    /// The public name is `MUSPI_GIBarrierPoll`.
     pub fn poll(&mut self) -> bool {
         if let State::Inside(count) = self.state {
             if self.completed.load(Ordering::Acquire) < count {
@@ -62,7 +64,8 @@ impl Subgroup {
         Ok(Barrier { class, completed, state: State::Outside })
     }
 
-    /// Enters a barrier. It does not wait. The public name is `MUSPI_GIBarrierEnter`.
+    /// Enters the next barrier of a class route, and does not wait for it. The public name is
+    /// `MUSPI_GIBarrierEnter`.
     ///
     /// # Errors
     /// [`Error::InBarrier`] while the one before is not complete; errors of the posted-write ring.
@@ -71,10 +74,10 @@ impl Subgroup {
             return Err(Error::InBarrier { class: barrier.class });
         }
 
-        let target = barrier.completed.load(Ordering::Acquire) + 1;
+        let count = barrier.completed.load(Ordering::Acquire) + 1;
         let register = self.page().offset(reg::BARRIER_CONTROL + 8 * u64::from(barrier.class));
         self.injection().poster.post(BAR_REGISTERS, register, &1_u64.to_le_bytes())?;
-        barrier.state = State::Inside(target);
+        barrier.state = State::Inside(count);
         Ok(())
     }
 

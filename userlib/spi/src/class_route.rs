@@ -15,18 +15,20 @@ pub mod link {
     /// As an input: the node's own contribution.
     pub const LOCAL: u16 = 1 << 0;
 
-    /// Returns the bit of the link that leads down or up a dimension.
+    /// Returns the bit of the link that leads along a dimension, 0 for A: down if `is_down`, else
+    /// up.
     pub const fn of(dimension: usize, is_down: bool) -> u16 {
         AM >> (2 * dimension + !is_down as usize)
     }
 }
 
-/// A node's part of a class route: `ClassRoute_t`.
+/// A node's part of a class route: `ClassRoute_t`. Packets go *up* to the root, where they are
+/// combined, and the result goes *down* to all nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClassRoute {
-    /// Links on the way up that it takes packets from: bits of [`link`].
+    /// Links by which packets on the way up come: bits of [`link`].
     pub input: u16,
-    /// The link on the way up that it gives the combined packet to. The root has none.
+    /// The link by which the combined packet goes up. The root has none.
     pub output: u16,
 }
 
@@ -57,35 +59,35 @@ impl Box5 {
         lengths.map(|(first, last)| u32::from(last.saturating_sub(*first)) + 1).product()
     }
 
-    /// Returns a node's part of the class route. With `contributes` false the node forwards
-    /// the contributions of other nodes without one of its own. The public name is
+    /// Returns a node's part of the class route. If `contributes` is false, the node forwards the
+    /// contributions of other nodes without one of its own. The public name is
     /// `MUSPI_BuildNodeClassRoute`.
     ///
     /// # Errors
     /// [`Error::ClassRoute`] when the box is empty, or the node or the root is outside.
     pub fn route(&self, node: Coordinates, contributes: bool) -> Result<ClassRoute, Error> {
         let Self { first, last, root } = *self;
-        let refuse = |what| Error::ClassRoute { what, node, first, last, root };
+        let refusal = |what| Error::ClassRoute { what, node, first, last, root };
         let contains = |position: Coordinates| {
             (0..DIMENSIONS)
                 .all(|dimension| (first[dimension]..=last[dimension]).contains(&position[dimension]))
         };
         if first.iter().zip(&last).any(|(first, last)| first > last) {
-            return Err(refuse("the box is empty"));
+            return Err(refusal("the box is empty"));
         }
         if !contains(root) {
-            return Err(refuse("the root is outside"));
+            return Err(refusal("the root is outside"));
         }
         if !contains(node) {
-            return Err(refuse("the node is outside"));
+            return Err(refusal("the node is outside"));
         }
 
         let mut route = ClassRoute { input: if contributes { link::LOCAL } else { 0 }, output: 0 };
         for dimension in 0..DIMENSIONS {
             let (at, to) = (node[dimension], root[dimension]);
 
-            // Nodes that are farther from the root in this dimension, but as near in the ones
-            // before, come through this node.
+            // In all dimensions before this one, the node is where the root is. So it is on the way
+            // of the nodes behind it in this dimension, seen from the root.
             if at <= to && at > first[dimension] {
                 route.input |= link::of(dimension, true);
             }
@@ -93,6 +95,8 @@ impl Box5 {
                 route.input |= link::of(dimension, false);
             }
 
+            // A node that is not where the root is goes along this dimension, and is on no other
+            // way.
             if at != to {
                 route.output = link::of(dimension, to < at);
                 break;

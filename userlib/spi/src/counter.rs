@@ -7,7 +7,8 @@ use nicforge_shm::SharedU64;
 
 use crate::{Error, Store, address::check_range, store_offset};
 
-/// A counter in memory. A put subtracts its length, packet by packet, when the data are there.
+/// A counter in memory. The unit subtracts the length of each packet of a put from it once the
+/// packet's data are in memory.
 ///
 /// Software sets the counter to the number of expected bytes, and waits until it is 0. The memory
 /// must live as long as puts to the counter may come.

@@ -117,9 +117,9 @@ pub struct RemoteGet {
     pub fifo: u16,
 }
 
-/// Fills in what all kinds have in common.
+/// Returns a descriptor with the fields that all kinds of messages have: payload and route.
 #[inline]
-fn base(payload: &Payload, route: &MessageRoute) -> Result<Descriptor, DescriptorError> {
+fn base_descriptor(payload: &Payload, route: &MessageRoute) -> Result<Descriptor, DescriptorError> {
     let mut descriptor = Descriptor {
         pa_payload: payload.address()?,
         message_length: payload.len(),
@@ -131,19 +131,23 @@ fn base(payload: &Payload, route: &MessageRoute) -> Result<Descriptor, Descripto
         MessageRoute::PointToPoint(route) => route.write(&mut descriptor)?,
         MessageRoute::Collective(route) => route.write(&mut descriptor)?,
     }
+    // The unit cuts the message into packets of this size.
     descriptor.packet_header.set_payload_bytes(MAX_PAYLOAD);
     Ok(descriptor)
 }
 
+/// Checks the number of a memory FIFO against the number of FIFOs of its kind.
 fn check_fifo(kind: &'static str, fifo: u16, count: u16) -> Result<(), DescriptorError> {
     if fifo < count { Ok(()) } else { Err(DescriptorError::Fifo { kind, fifo, last: count - 1 }) }
 }
 
+/// Checks the number of an entry of the base address table.
 fn check_entry(entry: u16) -> Result<(), DescriptorError> {
     let last = ALL_BASE_ADDRESSES - 1;
     if entry <= last { Ok(()) } else { Err(DescriptorError::BaseAddress { entry, last }) }
 }
 
+/// Checks that a put offset has 37 bits at most.
 fn check_put_offset(offset: u64) -> Result<(), DescriptorError> {
     if offset <= MAX_PUT_OFFSET { Ok(()) } else { Err(DescriptorError::PutOffset { offset }) }
 }
@@ -159,7 +163,7 @@ pub fn memory_fifo(
     route: impl Into<MessageRoute>,
     target: &MemoryFifo,
 ) -> Result<Descriptor, DescriptorError> {
-    let mut descriptor = base(&payload, &route.into())?;
+    let mut descriptor = base_descriptor(&payload, &route.into())?;
     check_fifo("reception", target.fifo, ALL_RECEPTION_FIFOS)?;
     check_put_offset(target.put_offset)?;
 
@@ -192,7 +196,7 @@ pub fn direct_put(
         return Err(DescriptorError::Length { kind: "direct put", length: 0, possible });
     }
 
-    let mut descriptor = base(&payload, &route.into())?;
+    let mut descriptor = base_descriptor(&payload, &route.into())?;
     check_entry(target.payload_base)?;
     check_entry(target.counter_base)?;
     check_put_offset(target.offset)?;
@@ -225,7 +229,7 @@ pub fn remote_get(
         return Err(DescriptorError::Length { kind: "remote get", length, possible });
     }
 
-    let mut descriptor = base(&payload, &route.into())?;
+    let mut descriptor = base_descriptor(&payload, &route.into())?;
     check_fifo("injection", target.fifo, ALL_INJECTION_FIFOS)?;
 
     let header = &mut descriptor.packet_header;

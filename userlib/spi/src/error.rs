@@ -160,7 +160,7 @@ pub enum Resource {
 }
 
 impl Resource {
-    /// Returns the number of a subgroup, or of a node for class routes.
+    /// Returns how many of them a subgroup has, or a node for class routes.
     pub fn count(self) -> u8 {
         match self {
             Self::InjectionFifo => mu::INJECTION_FIFOS as u8,

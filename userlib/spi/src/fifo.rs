@@ -10,10 +10,12 @@ use crate::{Error, address::END_OF_ADDRESSES};
 /// Sizes that a FIFO may have.
 #[derive(Clone, Copy)]
 pub(crate) struct Sizes {
-    pub(crate) least: u64,
-    pub(crate) most: u64,
-    /// Required multiple of address and size.
-    pub(crate) unit: u64,
+    /// Smallest size in bytes.
+    pub(crate) min: u64,
+    /// Largest size in bytes.
+    pub(crate) max: u64,
+    /// The address and the size must be multiples of this.
+    pub(crate) alignment: u64,
 }
 
 /// The memory of a FIFO.
@@ -27,13 +29,14 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Takes `size` bytes at `offset` of a buffer.
+    /// Returns the FIFO memory of `size` bytes at `offset` of a buffer, if `sizes` permits it.
     pub(crate) fn new(buffer: Arc<DmaBuffer>, offset: u64, size: u64, sizes: Sizes) -> Result<Self, Error> {
-        let Sizes { least, most, unit } = sizes;
+        let Sizes { min, max, alignment } = sizes;
         let address = buffer.iova().saturating_add(offset);
-        let is_aligned = address.is_multiple_of(unit) && size.is_multiple_of(unit);
+        let is_aligned = address.is_multiple_of(alignment) && size.is_multiple_of(alignment);
         let is_reachable = address.checked_add(size).is_some_and(|end| end <= END_OF_ADDRESSES);
-        if !is_aligned || !is_reachable || !(least..=most).contains(&size) {
+        if !is_aligned || !is_reachable || !(min..=max).contains(&size) {
+            let (least, most, unit) = (min, max, alignment);
             return Err(Error::FifoMemory { address, bytes: size, least, most, unit });
         }
 
@@ -59,14 +62,14 @@ impl Ring {
         self.size
     }
 
-    /// Returns the offset `bytes` after another one, at most a whole FIFO.
+    /// Returns the offset that is `bytes`, at most a whole FIFO, after another one, around the end.
     #[inline]
     pub(crate) fn advance(&self, offset: u64, bytes: u64) -> u64 {
         let next = offset + bytes;
         if next >= self.size { next - self.size } else { next }
     }
 
-    /// Copies the bytes from `offset` on into `out`, also round the end.
+    /// Copies the bytes from `offset` on into `out`, if necessary around the end.
     #[inline]
     pub(crate) fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error> {
         let until_end = (self.size - offset.min(self.size)) as usize;
@@ -79,14 +82,15 @@ impl Ring {
         Ok(self.window.read(0, rest)?)
     }
 
-    /// Copies `length` bytes from `offset` on to a place in another window, also round the end.
+    /// Copies `length` bytes from `offset` on to offset `at` of another window, if necessary around
+    /// the end.
     #[inline]
     pub(crate) fn copy_to(&self, offset: u64, length: u64, to: &Window, at: u64) -> Result<(), Error> {
         let until_end = self.size - offset.min(self.size);
-        let first = length.min(until_end);
-        self.window.copy_to(offset, to, at, first)?;
-        if first < length {
-            self.window.copy_to(0, to, at + first, length - first)?;
+        let first_part = length.min(until_end);
+        self.window.copy_to(offset, to, at, first_part)?;
+        if first_part < length {
+            self.window.copy_to(0, to, at + first_part, length - first_part)?;
         }
         Ok(())
     }

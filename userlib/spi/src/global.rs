@@ -13,15 +13,16 @@ use crate::{Error, Resource, Subgroup, subgroup::ended_by_spin};
 
 /// A line of global interrupts. Its public name is `MUSPI_GI_t`.
 ///
-/// The line is set at all nodes of the class route as long as one node sets it. A node that clears
-/// it before another one has seen it may go unseen. All subgroups of a node share its lines, so one
-/// of them changes those of a class at a time.
+/// The line is set at all nodes of the class route as long as one node sets it. If a node clears it
+/// before another one has looked, that one may not notice it. All subgroups of a node share its
+/// lines, so one of them changes those of a class at a time.
 ///
 /// The lines of a class are clear when its route has been set at all nodes (`MUSPI_GIInitMU`).
 #[derive(Clone, Debug)]
 pub struct GlobalInterrupt {
     class: u8,
     line: u8,
+    /// Mirror of the lines that some node sets, one bit for each.
     lines: SharedU64,
 }
 
@@ -75,6 +76,7 @@ impl Subgroup {
         let before = self.page().read(register)?;
         let after = if is_set { before | 1 << line } else { before & !(1 << line) };
 
+        // A refused write leaves the register unchanged.
         self.page().write(register, after)?;
         if self.page().read(register)? == after { Ok(()) } else { Err(Error::LineRefused { class, line }) }
     }

@@ -19,28 +19,29 @@ use crate::{
     page::Page,
 };
 
-/// Sizes of injection FIFOs.
-const SIZES: Sizes = Sizes { least: MIN_INJECTION_FIFO, most: MAX_FIFO, unit: DESCRIPTOR };
+/// Sizes that injection FIFOs may have.
+const SIZES: Sizes = Sizes { min: MIN_INJECTION_FIFO, max: MAX_FIFO, alignment: DESCRIPTOR };
 
 /// An injection FIFO with memory. Its public name is `MUSPI_InjFifo_t`.
 struct InjectionFifo {
     ring: Ring,
     /// Offset after the last descriptor.
     tail: u64,
-    /// Descriptors that fit at once.
+    /// Number of descriptors that fit at once.
     capacity: u64,
-    /// Number of the last descriptor, as the unit counts.
+    /// Sequence number of the last descriptor that was injected.
     injected: u64,
-    /// Number of descriptors that were done at the last look.
+    /// Sequence number of the last descriptor that is known to be done.
     done: u64,
-    /// Mirror of the unit's count.
+    /// Mirror of the unit's count of descriptors that are done.
     count: SharedU64,
     /// Mirror of the reason why the unit has stopped the FIFO.
     fault: SharedU64,
 }
 
 impl InjectionFifo {
-    /// Returns the number of descriptors for which there is room.
+    /// Returns the number of descriptors for which there is room. Reads the unit's count only if
+    /// that is less than `wanted` by what is known.
     #[inline]
     fn room(&mut self, wanted: u64) -> u64 {
         let room = self.capacity - (self.injected - self.done);
@@ -48,19 +49,20 @@ impl InjectionFifo {
             return room;
         }
 
-        self.note_done();
+        self.update_done();
         self.capacity - (self.injected - self.done)
     }
 
-    /// Looks how many descriptors are done. A count that is not possible changes nothing.
+    /// Reads the unit's count of descriptors that are done. An impossible count is ignored.
     #[inline]
-    fn note_done(&mut self) {
+    fn update_done(&mut self) {
         let count = self.count.load(Ordering::Acquire);
         if count > self.done && count <= self.injected {
             self.done = count;
         }
     }
 
+    /// Returns the reason why the unit has stopped the FIFO, if it has.
     fn fault(&self) -> Option<Fault> {
         Fault::from_register(self.fault.load(Ordering::Acquire))
     }
@@ -77,12 +79,13 @@ pub struct Injection {
     fifos: [Option<InjectionFifo>; INJECTION_FIFOS as usize],
 }
 
-/// Returns the registers of an injection FIFO.
-fn registers(fifo: u8) -> u64 {
+/// Returns the offset in the page of an injection FIFO's registers.
+fn registers_of(fifo: u8) -> u64 {
     reg::INJECTION + u64::from(fifo) * reg::FIFO
 }
 
 impl Injection {
+    /// Returns FIFOs without memory.
     pub(crate) fn new(page: Page, poster: Poster) -> Self {
         Self { poster, page, fifos: [const { None }; INJECTION_FIFOS as usize] }
     }
@@ -100,7 +103,7 @@ impl Injection {
         let ring = Ring::new(buffer, offset, bytes, SIZES)?;
         self.set_enabled(1 << fifo, false)?;
 
-        let base = registers(fifo);
+        let base = registers_of(fifo);
         self.page.write(base + reg::START, ring.start())?;
         self.page.write(base + reg::SIZE_1, ring.size() - 1)?;
         self.page.write(base + reg::HEAD, ring.start())?;
@@ -124,14 +127,15 @@ impl Injection {
     pub(crate) fn set_enabled(&mut self, fifos: u8, enabled: bool) -> Result<(), Error> {
         self.page.write(if enabled { reg::ENABLE } else { reg::DISABLE }, fifos.into())?;
 
-        // Enabling clears a fault. The mirror still shows it for a moment.
-        let with_memory = |fifo: &u8| fifos >> fifo & 1 == 1 && self.fifos[usize::from(*fifo)].is_some();
-        for fifo in (0..INJECTION_FIFOS as u8).filter(with_memory).filter(|_| enabled) {
-            self.page.await_mirror(registers(fifo) + reg::FAULT)?;
+        // Enabling clears a fault. Until the unit has updated the mirror, it still shows the fault.
+        let is_changed = |fifo: &u8| fifos >> fifo & 1 == 1 && self.fifos[usize::from(*fifo)].is_some();
+        for fifo in (0..INJECTION_FIFOS as u8).filter(is_changed).filter(|_| enabled) {
+            self.page.await_mirror(registers_of(fifo) + reg::FAULT)?;
         }
         Ok(())
     }
 
+    /// Returns a FIFO that has memory.
     #[inline]
     fn fifo(&mut self, fifo: u8) -> Result<&mut InjectionFifo, Error> {
         find(&mut self.fifos, fifo)
@@ -156,12 +160,12 @@ impl Injection {
     /// [`Error::Batch`] for more descriptors than the FIFO holds; as [`Injection::try_inject`].
     #[inline]
     pub fn try_inject_all(&mut self, fifo: u8, descriptors: &[Descriptor]) -> Result<Option<u64>, Error> {
-        let page_offset = self.page.offset(registers(fifo) + reg::TAIL);
+        let tail_register = self.page.offset(registers_of(fifo) + reg::TAIL);
         let state = find(&mut self.fifos, fifo)?;
 
         let count = descriptors.len() as u64;
         if state.room(count) < count {
-            return state.no_room(fifo, count);
+            return state.without_room(fifo, count);
         }
 
         let mut tail = state.tail;
@@ -174,8 +178,9 @@ impl Injection {
         if count > 0 {
             charge(Cost::SendMessage, descriptors.len());
             let address = state.ring.start() + tail;
-            match self.poster.try_post(BAR_REGISTERS, page_offset, &address.to_le_bytes()) {
+            match self.poster.try_post(BAR_REGISTERS, tail_register, &address.to_le_bytes()) {
                 Ok(()) => {}
+                // The descriptors lie behind the tail, where the unit does not see them.
                 Err(DriverError::RingFull { .. }) => return Ok(None),
                 Err(error) => return Err(error.into()),
             }
@@ -204,6 +209,7 @@ impl Injection {
         }
     }
 
+    /// Waits for room, and injects a descriptor.
     #[cold]
     fn inject_when_room(
         &mut self,
@@ -232,13 +238,13 @@ impl Injection {
             return Ok(true);
         }
 
-        state.note_done();
+        state.update_done();
         if number <= state.done {
             return Ok(true);
         }
         match state.fault() {
             None => Ok(false),
-            Some(fault) => state.ended(fifo, number, fault),
+            Some(fault) => state.check_done_before(fifo, number, fault),
         }
     }
 
@@ -287,11 +293,11 @@ impl Injection {
         Ok(self.fifo(fifo)?.fault())
     }
 
-    /// Lets a FIFO begin anew, empty: after [`Error::Stopped`], or to withdraw what it holds. The
-    /// unit may have begun the first of the withdrawn descriptors.
+    /// Empties a FIFO and enables it again: after [`Error::Stopped`], or to withdraw its
+    /// descriptors. The unit may have begun the first of the withdrawn descriptors.
     pub(crate) fn restart(&mut self, fifo: u8) -> Result<(), Error> {
         let start = self.fifo(fifo)?.ring.start();
-        let base = registers(fifo);
+        let base = registers_of(fifo);
         self.set_enabled(1 << fifo, false)?;
         self.page.write(base + reg::HEAD, start)?;
         self.page.write(base + reg::TAIL, start)?;
@@ -304,9 +310,10 @@ impl Injection {
 }
 
 impl InjectionFifo {
-    /// Returns the result of an injection that found no room.
+    /// Returns the result of an injection of `count` descriptors that found no room: an error, if
+    /// there will be none, or `None`.
     #[cold]
-    fn no_room(&self, fifo: u8, count: u64) -> Result<Option<u64>, Error> {
+    fn without_room(&self, fifo: u8, count: u64) -> Result<Option<u64>, Error> {
         if count > self.capacity {
             return Err(Error::Batch { count: count as usize, most: self.capacity });
         }
@@ -316,10 +323,11 @@ impl InjectionFifo {
         }
     }
 
-    /// Looks once more at a FIFO that has stopped: it may have ended the descriptor before.
+    /// Returns whether a FIFO that a fault has stopped had done a descriptor before. If not,
+    /// returns the fault as an error.
     #[cold]
-    fn ended(&mut self, fifo: u8, number: u64, fault: Fault) -> Result<bool, Error> {
-        self.note_done();
+    fn check_done_before(&mut self, fifo: u8, number: u64, fault: Fault) -> Result<bool, Error> {
+        self.update_done();
         if number <= self.done { Ok(true) } else { Err(Error::Stopped { fifo, fault }) }
     }
 }
@@ -339,6 +347,7 @@ pub(crate) fn check_fifo_number(fifo: u8) -> Result<(), Error> {
     if u16::from(fifo) < INJECTION_FIFOS { Ok(()) } else { Err(no_fifo(fifo)) }
 }
 
+/// Returns the error for a FIFO that does not exist.
 #[cold]
 fn no_fifo(number: u8) -> Error {
     Error::NoSuch { resource: Resource::InjectionFifo, number }

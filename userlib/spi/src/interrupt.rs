@@ -18,26 +18,28 @@ pub struct FifoInterrupts {
     pub packets: u8,
 }
 
-/// Lowest bits of the kinds in a register.
-const RECEPTION: u32 = mu::interrupt::RECEPTION_THRESHOLD.trailing_zeros();
-const PACKETS: u32 = mu::interrupt::PACKET.trailing_zeros();
-/// Bits of the reception FIFOs.
-const RECEPTION_FIFOS: u8 = (1 << mu::RECEPTION_FIFOS) - 1;
+/// Number of the lowest bit of the reception FIFOs' thresholds in a register.
+const RECEPTION_SHIFT: u32 = mu::interrupt::RECEPTION_THRESHOLD.trailing_zeros();
+/// Number of the lowest bit of the reception FIFOs' packets in a register.
+const PACKETS_SHIFT: u32 = mu::interrupt::PACKET.trailing_zeros();
+/// A bit for each reception FIFO.
+const ALL_RECEPTION: u8 = (1 << mu::RECEPTION_FIFOS) - 1;
 
 impl FifoInterrupts {
     /// Returns the bits of a register: injection FIFOs from bit 0 on, reception FIFOs from 8, and
     /// their packets from 12.
     pub fn bits(self) -> u64 {
-        let fifos = |fifos: u8| u64::from(fifos & RECEPTION_FIFOS);
-        u64::from(self.injection) | fifos(self.reception) << RECEPTION | fifos(self.packets) << PACKETS
+        let reception = u64::from(self.reception & ALL_RECEPTION) << RECEPTION_SHIFT;
+        let packets = u64::from(self.packets & ALL_RECEPTION) << PACKETS_SHIFT;
+        u64::from(self.injection) | reception | packets
     }
 
     /// Returns the interrupts of a register's bits.
     pub fn from_bits(bits: u64) -> Self {
         Self {
             injection: bits as u8,
-            reception: (bits >> RECEPTION) as u8 & RECEPTION_FIFOS,
-            packets: (bits >> PACKETS) as u8 & RECEPTION_FIFOS,
+            reception: (bits >> RECEPTION_SHIFT) as u8 & ALL_RECEPTION,
+            packets: (bits >> PACKETS_SHIFT) as u8 & ALL_RECEPTION,
         }
     }
 
@@ -46,7 +48,8 @@ impl FifoInterrupts {
         self == Self::default()
     }
 
-    /// Returns the vector that tells of the first kind.
+    /// Returns the vector of one kind of these interrupts. A sleep waits for that vector alone, and
+    /// notices the others when its time limit is over.
     fn vector(self) -> u16 {
         match self {
             Self { packets: 1.., .. } => vector::PACKET,
@@ -105,7 +108,8 @@ impl Subgroup {
     pub fn clear_interrupts(&mut self, interrupts: FifoInterrupts) -> Result<(), Error> {
         self.page().write(reg::CLEAR_INTERRUPT, interrupts.bits())?;
 
-        // The mirror shows them for a moment. New ones may come meanwhile.
+        // Until the unit has updated the mirror, it still shows them. New interrupts may come
+        // meanwhile, so the register is read again each time.
         let word = self.page().word(reg::INTERRUPT_STATUS)?;
         self.device().wait_for(Deadline::after(MIRROR_TIMEOUT), None, "cleared interrupts", || {
             let status = self.page().read(reg::INTERRUPT_STATUS)?;

@@ -1,4 +1,4 @@
-//! The kernel's part: allocation of FIFOs and base addresses, and the device control registers.
+//! The kernel's calls: allocation of FIFOs and base addresses, and the device control registers.
 
 use std::{
     collections::BTreeSet,
@@ -25,12 +25,12 @@ use crate::{
     page::{Page, check_identity},
 };
 
-/// A register of one bit for each FIFO of a group.
+/// The registers with one bit for each FIFO: one register for each group of subgroups.
 #[derive(Clone, Copy)]
 struct FifoRegister {
-    /// Offset of group 0's.
+    /// Offset of the register of group 0.
     offset: u64,
-    /// FIFOs of a subgroup.
+    /// Number of FIFOs of a subgroup.
     fifos: u16,
 }
 
@@ -42,8 +42,10 @@ const RECEPTION_THRESHOLD: FifoRegister =
     FifoRegister { offset: mu_dcr::RMFIFO_THOLD_INT_EN, fifos: RECEPTION_FIFOS };
 const PACKETS: FifoRegister = FifoRegister { offset: mu_dcr::RMFIFO_PACKET_INT_EN, fifos: RECEPTION_FIFOS };
 
-/// Offset of the network's registers after [`DEVICE_CONTROL`].
-const NETWORK: u64 = nd_dcr::BASE - DEVICE_CONTROL;
+/// Offset of the network's registers from [`DEVICE_CONTROL`].
+const NETWORK_OFFSET: u64 = nd_dcr::BASE - DEVICE_CONTROL;
+/// Lowest 20 bits of an address, which range registers do not have.
+const WITHIN_MIB: u64 = (1 << 20) - 1;
 
 /// Range of addresses that the unit may read and write: whole MiB.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +58,7 @@ pub struct AddressRange {
     pub read_only: bool,
 }
 
-/// Resources that the kernel has allocated.
+/// Resources that the kernel has allocated: kind, subgroup (0 for those of the node), and number.
 #[derive(Default)]
 struct Allocated(BTreeSet<(Resource, u16, u8)>);
 
@@ -68,10 +70,11 @@ struct Allocated(BTreeSet<(Resource, u16, u8)>);
 pub struct Kernel {
     device: Device,
     position: NodePosition,
-    /// The registers take several accesses each, so a lock serializes changes.
+    /// A change of a register is a read and a write, so a lock serializes the changes.
     state: Mutex<State>,
 }
 
+/// The state that the lock of a [`Kernel`] protects.
 struct State {
     registers: Bar,
     allocated: Allocated,
@@ -282,8 +285,8 @@ impl Kernel {
             CollectiveChannel::System => class_type::SYSTEM,
         };
         let input = route.input & nd_dcr::LINKS | class_type << class_type::SHIFT;
-        let registers = (Resource::CollectiveClass, nd_dcr::CTRL_COLL_CLASS);
-        self.state().set_class(registers, class, ClassRoute { input, ..route })
+        let route = ClassRoute { input, ..route };
+        self.state().set_class(Resource::CollectiveClass, nd_dcr::CTRL_COLL_CLASS, class, route)
     }
 
     /// Sets this node's part of a class route of barriers. The public name is
@@ -296,7 +299,7 @@ impl Kernel {
     /// [`Error::NoSuch`]; errors of a trapped access.
     pub fn set_barrier_route(&self, class: u8, route: ClassRoute) -> Result<(), Error> {
         let route = ClassRoute { input: route.input & nd_dcr::LINKS, ..route };
-        self.state().set_class((Resource::BarrierClass, nd_dcr::CTRL_GI_CLASS), class, route)
+        self.state().set_class(Resource::BarrierClass, nd_dcr::CTRL_GI_CLASS, class, route)
     }
 
     /// Lets completed barriers of these classes interrupt all subgroups. One bit is a class.
@@ -342,8 +345,9 @@ impl Kernel {
     /// # Errors
     /// [`Error::TooManyRanges`] for more than 20; errors of a trapped access.
     pub fn set_user_ranges(&self, ranges: &[AddressRange]) -> Result<(), Error> {
-        let registers = (MIN_USR_ADDR_RANGE, MAX_USR_ADDR_RANGE, mu_dcr::USR_INJ_RANGE);
-        self.state().set_ranges(registers, USR_RANGES, ranges)
+        let (first, last) = (MIN_USR_ADDR_RANGE, MAX_USR_ADDR_RANGE);
+        let registers = RangeRegisters { first, last, read_only: mu_dcr::USR_INJ_RANGE, count: USR_RANGES };
+        self.state().set_ranges(registers, ranges)
     }
 
     /// Permits the system's FIFOs and messages these addresses, and no others.
@@ -351,8 +355,9 @@ impl Kernel {
     /// # Errors
     /// [`Error::TooManyRanges`] for more than 8; errors of a trapped access.
     pub fn set_system_ranges(&self, ranges: &[AddressRange]) -> Result<(), Error> {
-        let registers = (MIN_SYS_ADDR_RANGE, MAX_SYS_ADDR_RANGE, mu_dcr::SYS_INJ_RANGE);
-        self.state().set_ranges(registers, SYS_RANGES, ranges)
+        let (first, last) = (MIN_SYS_ADDR_RANGE, MAX_SYS_ADDR_RANGE);
+        let registers = RangeRegisters { first, last, read_only: mu_dcr::SYS_INJ_RANGE, count: SYS_RANGES };
+        self.state().set_ranges(registers, ranges)
     }
 
     /// Reads a device control register, at its offset in `nicforge_hwi::mu_dcr`, or that of the
@@ -371,6 +376,15 @@ impl Kernel {
     pub fn set_control(&self, register: u64, value: u64) -> Result<(), Error> {
         self.state().write(register, value)
     }
+}
+
+/// The registers of address ranges: the offsets of the first registers of lowest and of highest
+/// addresses, and of the register of ranges that can only be read; and the number of ranges.
+struct RangeRegisters {
+    first: u64,
+    last: u64,
+    read_only: u64,
+    count: usize,
 }
 
 impl Allocated {
@@ -399,7 +413,7 @@ impl Allocated {
 }
 
 impl State {
-    /// Sets the bits of a mask in a register.
+    /// Replaces the bits of `mask` in a register by those of `bits`.
     fn set_bits(&self, register: u64, mask: u64, bits: u64) -> Result<(), Error> {
         self.write(register, self.read(register)? & !mask | bits)
     }
@@ -412,7 +426,7 @@ impl State {
         Ok(self.registers.write64(DEVICE_CONTROL + register, value)?)
     }
 
-    /// Sets or clears the bits of FIFOs of a subgroup.
+    /// Sets or clears the bits of a subgroup's FIFOs in a register.
     fn set_fifos(
         &mut self,
         register: FifoRegister,
@@ -420,62 +434,53 @@ impl State {
         fifos: &[u8],
         is_set: bool,
     ) -> Result<(), Error> {
-        let (group, within) = (subgroup / SUBGROUPS_OF_GROUP, subgroup % SUBGROUPS_OF_GROUP);
+        let (group, index_in_group) = (subgroup / SUBGROUPS_OF_GROUP, subgroup % SUBGROUPS_OF_GROUP);
         let offset = register.offset + 8 * u64::from(group);
-        let shift = within * register.fifos;
+        let shift = index_in_group * register.fifos;
         let bits = fifos.iter().fold(0_u64, |bits, fifo| bits | 1 << (u16::from(*fifo) + shift));
 
         let before = self.read(offset)?;
         self.write(offset, if is_set { before | bits } else { before & !bits })
     }
 
-    /// Writes a class route. A register has two.
-    fn set_class(
-        &mut self,
-        (resource, first): (Resource, u64),
-        class: u8,
-        route: ClassRoute,
-    ) -> Result<(), Error> {
-        if class >= resource.count() {
-            return Err(Error::NoSuch { resource, number: class });
+    /// Writes a class route. Its register, counted from `first` on, also has that of another class.
+    fn set_class(&mut self, kind: Resource, first: u64, class: u8, route: ClassRoute) -> Result<(), Error> {
+        if class >= kind.count() {
+            return Err(Error::NoSuch { resource: kind, number: class });
         }
 
-        let register = NETWORK + first + 8 * u64::from(class / 2);
+        let register = NETWORK_OFFSET + first + 8 * u64::from(class / 2);
         let mut pair = nd_dcr::ClassRoute::of_register(self.read(register)?);
         pair[usize::from(class % 2)] = nd_dcr::ClassRoute { input: route.input, output: route.output };
         self.write(register, nd_dcr::ClassRoute::register(pair))
     }
 
-    /// Writes ranges, and ranges without addresses after them.
-    fn set_ranges(
-        &mut self,
-        (first, last, read_only): (u64, u64, u64),
-        most: usize,
-        ranges: &[AddressRange],
-    ) -> Result<(), Error> {
-        if ranges.len() > most {
-            return Err(Error::TooManyRanges { count: ranges.len(), most });
+    /// Writes address ranges. The registers that are left get ranges without addresses.
+    fn set_ranges(&mut self, registers: RangeRegisters, ranges: &[AddressRange]) -> Result<(), Error> {
+        let RangeRegisters { first, last, read_only, count } = registers;
+        if ranges.len() > count {
+            return Err(Error::TooManyRanges { count: ranges.len(), most: count });
         }
 
-        let mut mask = 0;
-        for number in 0..most {
+        let mut read_only_ranges = 0;
+        for number in 0..count {
             let range = ranges.get(number);
             if range.is_some_and(|range| range.read_only) {
-                mask |= 1 << number;
+                read_only_ranges |= 1 << number;
             }
 
             // A range whose highest address is below its lowest permits nothing.
-            let (low, high) = range.map_or((1 << 20, 0), |range| (range.first, range.last));
-            let at = 8 * number as u64;
-            self.write(last + at, 0)?;
-            self.write(first + at, low & !0xf_ffff)?;
-            self.write(last + at, high & !0xf_ffff)?;
+            let (lowest, highest) = range.map_or((1 << 20, 0), |range| (range.first, range.last));
+            let offset = 8 * number as u64;
+            self.write(last + offset, 0)?;
+            self.write(first + offset, lowest & !WITHIN_MIB)?;
+            self.write(last + offset, highest & !WITHIN_MIB)?;
         }
-        self.write(read_only, mask)
+        self.write(read_only, read_only_ranges)
     }
 }
 
-/// Checks numbers of a subgroup's resources.
+/// Checks that a subgroup and its resources with these numbers exist.
 fn check_numbers(resource: Resource, subgroup: u16, numbers: &[u8]) -> Result<(), Error> {
     if subgroup >= SUBGROUPS {
         return Err(Error::NoSuchSubgroup { subgroup });

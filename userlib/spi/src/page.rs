@@ -4,7 +4,10 @@ use std::{sync::atomic::Ordering, time::Duration};
 
 use nicforge_driver::{Bar, Deadline, Device};
 use nicforge_hwi::{
-    mu::{BAR_MIRROR, BAR_REGISTERS, FIRST_SUBGROUP, KERNEL, MIRROR_BASE, PAGE, USER_SUBGROUPS, reg},
+    mu::{
+        BAR_MIRROR, BAR_REGISTERS, FIRST_SUBGROUP, KERNEL, MIRROR_BASE, PAGE, SUBGROUPS_OF_GROUP,
+        USER_SUBGROUPS, reg,
+    },
     mu_packet::Destination,
     pci,
 };
@@ -26,13 +29,16 @@ pub(crate) struct Page {
     base: u64,
     /// Number of the subgroup in its node.
     subgroup: u16,
-    /// Values of [`Device::resets`] and [`reg::STARTS`] at the start.
-    resets: u32,
+    /// [`Device::resets`] when the page was opened.
+    resets_at_open: u32,
+    /// The mirror's count of the subgroup's starts.
     starts: SharedU64,
-    start: u64,
+    /// That count when the page was opened.
+    starts_at_open: u64,
 }
 
 /// Checks that a device is an attachment of a Message Unit, and returns the attachment's number.
+/// `wanted` describes the attachment for the error.
 pub(crate) fn check_identity(device: &Device, wanted: &'static str) -> Result<u16, Error> {
     let identity = device.identity();
     if (identity.vendor, identity.device) != (pci::VENDOR_ID, pci::DEVICE_MU) {
@@ -56,10 +62,11 @@ impl Page {
         Self::open(device, 0, attachment - FIRST_SUBGROUP)
     }
 
-    /// Opens the page of subgroup `number` of the system's four, in the kernel's attachment.
+    /// Opens the page of subgroup `number` of the system's group, 0 to 3, in the kernel's
+    /// attachment.
     pub(crate) fn of_system(device: &Device, number: u8) -> Result<Self, Error> {
         let subgroup = USER_SUBGROUPS + u16::from(number);
-        if number >= 4 {
+        if u16::from(number) >= SUBGROUPS_OF_GROUP {
             return Err(Error::NoSuchSubgroup { subgroup });
         }
 
@@ -70,19 +77,23 @@ impl Page {
         }
     }
 
+    /// Opens the page at an offset of BAR 0 and of the mirror, which is that of a subgroup.
     fn open(device: &Device, base: u64, subgroup: u16) -> Result<Self, Error> {
-        let resets = device.resets();
+        let resets_at_open = device.resets();
         let registers = device.bar(BAR_REGISTERS)?;
         let mirror = device.bar(BAR_MIRROR)?.window(MIRROR_BASE + base, PAGE)?;
         let starts = mirror.u64(reg::STARTS)?;
-        let start = starts.load(Ordering::Acquire);
-        Ok(Self { device: device.clone(), registers, mirror, base, subgroup, resets, starts, start })
+        let starts_at_open = starts.load(Ordering::Acquire);
+        let device = device.clone();
+        Ok(Self { device, registers, mirror, base, subgroup, resets_at_open, starts, starts_at_open })
     }
 
+    /// Returns the device.
     pub(crate) fn device(&self) -> &Device {
         &self.device
     }
 
+    /// Returns the number of the subgroup in its node.
     pub(crate) fn subgroup(&self) -> u16 {
         self.subgroup
     }
@@ -107,18 +118,20 @@ impl Page {
         Ok(self.mirror.u64(register)?)
     }
 
-    /// Waits until the mirror shows the present value of a register that the unit does not change
-    /// by itself now.
+    /// Waits until the mirror shows the present value of a register. The unit must not change the
+    /// register by itself meanwhile.
     pub(crate) fn await_mirror(&self, register: u64) -> Result<(), Error> {
         let (value, word) = (self.read(register)?, self.word(register)?);
         let deadline = Deadline::after(MIRROR_TIMEOUT);
-        let shows = || word.load(Ordering::Acquire) == value;
-        Ok(self.device.wait_until(deadline, None, shows)?)
+        let is_shown = || word.load(Ordering::Acquire) == value;
+        Ok(self.device.wait_until(deadline, None, is_shown)?)
     }
 
-    /// Returns whether neither this process nor anyone else has reset the subgroup since the start.
+    /// Returns whether the subgroup was not reset since the page was opened, by this process or by
+    /// another client.
     pub(crate) fn is_current(&self) -> bool {
-        self.device.resets() == self.resets && self.starts.load(Ordering::Acquire) == self.start
+        self.device.resets() == self.resets_at_open
+            && self.starts.load(Ordering::Acquire) == self.starts_at_open
     }
 
     /// Checks that the subgroup was not reset.

@@ -28,10 +28,10 @@ impl NodePosition {
         Destination::new(self.own)
     }
 
-    /// Returns the number of this node: A varies fastest.
+    /// Returns the number of this node. Nodes are counted with A fastest.
     pub fn rank(&self) -> u32 {
-        let pairs = self.own.into_iter().zip(self.shape).rev();
-        pairs.fold(0, |rank, (own, length)| rank * u32::from(length) + u32::from(own))
+        let from_e_to_a = self.own.into_iter().zip(self.shape).rev();
+        from_e_to_a.fold(0, |rank, (own, length)| rank * u32::from(length) + u32::from(own))
     }
 
     /// Returns the coordinates of a node, or `None` if there is none of this number.
@@ -59,7 +59,8 @@ impl NodePosition {
         }
     }
 
-    /// Returns the way by load to a node. Messages to this node itself take a local FIFO.
+    /// Returns the route to a node on which packets choose their way by load. Messages to this node
+    /// itself take a local FIFO.
     pub fn dynamic(&self, to: Coordinates) -> PointToPoint {
         let destination = Destination::new(to);
         if to == self.own {

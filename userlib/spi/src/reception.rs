@@ -19,16 +19,16 @@ use crate::{
     page::Page,
 };
 
-/// Sizes of reception FIFOs.
-const SIZES: Sizes = Sizes { least: MIN_RECEPTION_FIFO, most: MAX_FIFO, unit: CHUNK };
+/// Sizes that reception FIFOs may have.
+const SIZES: Sizes = Sizes { min: MIN_RECEPTION_FIFO, max: MAX_FIFO, alignment: CHUNK };
 /// Number of dispatch ids: `MUSPI_MAX_FUNCTION_IDS`.
 pub const DISPATCH_IDS: usize = 256;
 
 /// A packet in a reception FIFO. It is copied from there by [`Packet::read`].
 pub struct Packet<'a> {
     ring: &'a Ring,
-    /// Offset of the payload in the FIFO.
-    payload: u64,
+    /// Offset of the payload in the FIFO's memory.
+    payload_offset: u64,
     header: PacketHeader,
 }
 
@@ -38,7 +38,7 @@ impl Packet<'_> {
         &self.header
     }
 
-    /// Returns the number of the function that handles the packet.
+    /// Returns the dispatch id: the number of the function that handles the packet.
     #[inline]
     pub fn dispatch(&self) -> u8 {
         self.software()[0]
@@ -57,8 +57,8 @@ impl Packet<'_> {
         self.header.unit.put_offset()
     }
 
-    /// Returns the bytes of the payload, a multiple of 32. After the end of the message they are
-    /// zeros.
+    /// Returns the number of bytes of the payload, a multiple of 32. Those after the end of the
+    /// message are zeros.
     #[inline]
     pub fn payload_len(&self) -> usize {
         self.header.payload_bytes().min(MAX_PAYLOAD)
@@ -72,7 +72,7 @@ impl Packet<'_> {
     #[inline]
     pub fn read(&self, out: &mut [u8]) -> Result<usize, Error> {
         let length = self.payload_len().min(out.len());
-        self.ring.read(self.payload, &mut out[..length])?;
+        self.ring.read(self.payload_offset, &mut out[..length])?;
         Ok(length)
     }
 
@@ -84,7 +84,7 @@ impl Packet<'_> {
     #[inline]
     pub fn copy_to(&self, length: usize, to: &Window, at: u64) -> Result<usize, Error> {
         let length = self.payload_len().min(length);
-        self.ring.copy_to(self.payload, length as u64, to, at)?;
+        self.ring.copy_to(self.payload_offset, length as u64, to, at)?;
         Ok(length)
     }
 }
@@ -156,29 +156,32 @@ struct ReceptionFifo {
 }
 
 impl ReceptionFifo {
-    /// Returns the bytes of complete packets.
+    /// Returns the number of bytes of complete packets. `fifo` is the FIFO's number, for errors.
     #[inline]
     fn available(&self, fifo: u8) -> Result<u64, Error> {
         let tail = self.tail.load(Ordering::Acquire).wrapping_sub(self.ring.start());
         if tail >= self.ring.size() || !tail.is_multiple_of(CHUNK) {
-            return self.no_tail(fifo, tail);
+            return self.without_tail(fifo, tail);
         }
         Ok(if tail >= self.head { tail - self.head } else { tail + self.ring.size() - self.head })
     }
 
-    /// Returns the result for a tail that is not possible. Until the FIFO is enabled it has none.
+    /// Returns the number of available bytes for an offset of the tail that is not in the FIFO.
+    /// There are none while the mirror has no tail yet; any other offset is an error.
     #[cold]
-    fn no_tail(&self, fifo: u8, tail: u64) -> Result<u64, Error> {
+    fn without_tail(&self, fifo: u8, tail: u64) -> Result<u64, Error> {
+        // The mirrored register is 0.
         if tail == 0_u64.wrapping_sub(self.ring.start()) {
             return Ok(0);
         }
         Err(Error::Damaged { fifo, what: "its tail", value: tail })
     }
 
-    /// Reads the header of the packet at the head.
+    /// Reads the header of the packet at the head, and checks the packet's length.
     #[inline]
     fn header(&self, fifo: u8, available: u64) -> Result<PacketHeader, Error> {
-        // The start of the FIFO and all packets are aligned to a header's size.
+        // The start of the FIFO and all packets are multiples of a header's size, so that a header
+        // does not go around the end.
         let mut bytes = [0; HEADER];
         self.ring.window().read_array(self.head, &mut bytes)?;
         let header = PacketHeader::read_from_bytes(&bytes).unwrap_or_default();
@@ -195,11 +198,12 @@ impl ReceptionFifo {
 pub(crate) struct Reception {
     page: Page,
     fifos: [Option<ReceptionFifo>; RECEPTION_FIFOS as usize],
-    /// FIFOs that are enabled.
+    /// FIFOs that are enabled, one bit for each.
     enabled: u8,
 }
 
 impl Reception {
+    /// Returns FIFOs without memory.
     pub(crate) fn new(page: Page) -> Self {
         Self { page, fifos: [const { None }; RECEPTION_FIFOS as usize], enabled: 0 }
     }
@@ -222,7 +226,7 @@ impl Reception {
         self.page.write(base + reg::SIZE_1, ring.size() - 1)?;
         self.page.write(base + reg::HEAD, ring.start())?;
         self.page.write(base + reg::TAIL, ring.start())?;
-        // The mirror shows an earlier tail for a moment.
+        // Until the unit has updated the mirror, it shows an earlier tail.
         self.page.await_mirror(base + reg::TAIL)?;
 
         self.fifos[usize::from(fifo)] = Some(ReceptionFifo {
@@ -241,14 +245,15 @@ impl Reception {
         self.page.write(reg::RECEPTION_ENABLE, mask.into())?;
         self.enabled = mask;
 
-        // Enabling clears a fault. The mirror still shows it for a moment.
-        let with_memory = |fifo: &u8| fifos >> fifo & 1 == 1 && self.fifos[usize::from(*fifo)].is_some();
-        for fifo in (0..RECEPTION_FIFOS as u8).filter(with_memory).filter(|_| enabled) {
+        // Enabling clears a fault. Until the unit has updated the mirror, it still shows the fault.
+        let is_changed = |fifo: &u8| fifos >> fifo & 1 == 1 && self.fifos[usize::from(*fifo)].is_some();
+        for fifo in (0..RECEPTION_FIFOS as u8).filter(is_changed).filter(|_| enabled) {
             self.page.await_mirror(reg::RECEPTION + u64::from(fifo) * reg::FIFO + reg::FAULT)?;
         }
         Ok(())
     }
 
+    /// Returns a FIFO that has memory.
     #[inline]
     fn fifo(&mut self, fifo: u8) -> Result<&mut ReceptionFifo, Error> {
         match self.fifos.get_mut(usize::from(fifo)) {
@@ -278,7 +283,8 @@ impl Reception {
         }
     }
 
-    /// Takes at most `most` packets that are there now, and returns their number.
+    /// Takes at most `most` packets that are there now, passes each to `handle`, and returns their
+    /// number. Then it announces the head to the unit, if it has moved since the last announcement.
     #[inline]
     pub(crate) fn receive(
         &mut self,
@@ -295,16 +301,17 @@ impl Reception {
         while available > 0 && taken < most {
             let header = state.header(fifo, available)?;
             let length = (HEADER + header.payload_bytes()) as u64;
-            let payload = state.ring.advance(state.head, HEADER as u64);
+            let payload_offset = state.ring.advance(state.head, HEADER as u64);
 
             charge(Cost::ReceivePacket, 1);
-            handle(&Packet { ring: &state.ring, payload, header }, injection);
+            handle(&Packet { ring: &state.ring, payload_offset, header }, injection);
 
             state.head = state.ring.advance(state.head, length);
             available -= length;
             taken += 1;
 
-            // A long batch tells the unit in between, so that senders go on.
+            // The unit can reuse the memory of taken packets only once the head is announced. In a
+            // long batch this happens after each quarter of the FIFO, so that senders can go on.
             let unannounced = state.ring.advance(state.ring.size() - state.announced_head, state.head);
             if unannounced >= state.ring.size() / 4 {
                 state.announce_head(injection, head_register)?;
@@ -317,9 +324,9 @@ impl Reception {
         Ok(taken)
     }
 
-    /// Returns the FIFOs that have memory and are enabled.
-    pub(crate) fn enabled(&self) -> u8 {
-        self.enabled
+    /// Disables all FIFOs.
+    pub(crate) fn disable_all(&mut self) -> Result<(), Error> {
+        self.set_enabled(self.enabled, false)
     }
 }
 
@@ -343,11 +350,13 @@ pub(crate) fn check_fifo_number(fifo: u8) -> Result<(), Error> {
     if u16::from(fifo) < RECEPTION_FIFOS { Ok(()) } else { Err(no_fifo(fifo)) }
 }
 
+/// Returns the error for a FIFO without memory.
 #[cold]
 fn not_initialised(number: u8) -> Error {
     Error::NotInitialised { resource: Resource::ReceptionFifo, number }
 }
 
+/// Returns the error for a FIFO that does not exist.
 #[cold]
 fn no_fifo(number: u8) -> Error {
     Error::NoSuch { resource: Resource::ReceptionFifo, number }

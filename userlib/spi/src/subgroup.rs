@@ -48,11 +48,11 @@ impl Default for Options {
     }
 }
 
-/// The interrupts of the subgroup by vector, each bound when it is first waited for.
+/// The interrupts of the subgroup by vector. Each is bound when it is first waited for.
 #[derive(Default)]
-struct Bound([Option<Interrupt>; vector::COUNT as usize]);
+struct BoundInterrupts([Option<Interrupt>; vector::COUNT as usize]);
 
-impl Bound {
+impl BoundInterrupts {
     fn get(&mut self, device: &Device, vector: u16) -> Result<Interrupt, Error> {
         match &mut self.0[usize::from(vector)] {
             Some(interrupt) => Ok(interrupt.clone()),
@@ -71,8 +71,9 @@ pub struct Subgroup {
     position: NodePosition,
     injection: Injection,
     reception: Reception,
-    bases: [u64; BASE_ADDRESSES as usize],
-    interrupts: Bound,
+    /// The base address table, as this process has set it.
+    base_addresses: [u64; BASE_ADDRESSES as usize],
+    interrupts: BoundInterrupts,
     options: Options,
 }
 
@@ -93,15 +94,15 @@ impl Subgroup {
             position,
             injection: Injection::new(page.clone(), poster),
             reception: Reception::new(page.clone()),
-            bases: [NO_BASE_ADDRESS; BASE_ADDRESSES as usize],
-            interrupts: Bound::default(),
+            base_addresses: [NO_BASE_ADDRESS; BASE_ADDRESSES as usize],
+            interrupts: BoundInterrupts::default(),
             options,
             page,
         };
 
         // An earlier subgroup of this process may have left FIFOs enabled.
         subgroup.injection.set_enabled(u8::MAX, false)?;
-        subgroup.reception.set_enabled(0, false)?;
+        subgroup.reception.disable_all()?;
         Ok(subgroup)
     }
 
@@ -161,6 +162,7 @@ impl Subgroup {
         attributes: InjectionAttributes,
     ) -> Result<(), Error> {
         injection::check_fifo_number(fifo)?;
+        // One slot stays empty, because equal pointers mean an empty FIFO.
         let bytes = (u64::from(descriptors) + 1) * DESCRIPTOR;
         let memory = self.memory(bytes as usize)?;
         self.init_injection(fifo, Arc::new(memory), 0, bytes, attributes)?;
@@ -252,9 +254,9 @@ impl Subgroup {
     /// # Errors
     /// [`Error::NoSuch`]; errors of a trapped access.
     pub fn set_base_address(&mut self, entry: u8, address: u64) -> Result<(), Error> {
-        let position = self.base_entry(entry)?;
+        let index = self.base_address_index(entry)?;
         self.page.write(reg::BASE_ADDRESS + 8 * u64::from(entry), address)?;
-        self.bases[position] = address;
+        self.base_addresses[index] = address;
         Ok(())
     }
 
@@ -264,13 +266,14 @@ impl Subgroup {
     /// # Errors
     /// [`Error::NoSuch`].
     pub fn base_address(&self, entry: u8) -> Result<u64, Error> {
-        Ok(self.bases[self.base_entry(entry)?])
+        Ok(self.base_addresses[self.base_address_index(entry)?])
     }
 
-    fn base_entry(&self, number: u8) -> Result<usize, Error> {
-        let entry = usize::from(number);
-        let none = Error::NoSuch { resource: Resource::BaseAddress, number };
-        if entry < self.bases.len() { Ok(entry) } else { Err(none) }
+    /// Checks the number of an entry of the base address table, and returns it as an index.
+    fn base_address_index(&self, number: u8) -> Result<usize, Error> {
+        let index = usize::from(number);
+        let refusal = Error::NoSuch { resource: Resource::BaseAddress, number };
+        if index < self.base_addresses.len() { Ok(index) } else { Err(refusal) }
     }
 
     /// Returns the injection FIFOs.
@@ -337,14 +340,14 @@ impl Subgroup {
     /// like it; as [`Subgroup::receive`].
     #[inline]
     pub fn poll(&mut self, fifo: u8, most: u32, handlers: &mut Handlers<'_>) -> Result<u32, Error> {
-        let mut unhandled = None;
+        let mut first_unhandled = None;
         let taken = self.receive(fifo, most, |packet, injection| {
             if !handlers.call(packet, injection) {
-                unhandled = unhandled.or(Some(packet.dispatch()));
+                first_unhandled = first_unhandled.or(Some(packet.dispatch()));
             }
         })?;
 
-        match unhandled {
+        match first_unhandled {
             None => Ok(taken),
             Some(dispatch) => Err(Error::NoHandler { dispatch }),
         }
@@ -374,7 +377,7 @@ impl Subgroup {
         loop {
             let device = self.device().clone();
             let polled = device.wait_for(deadline.at_most(self.options.spin), cancel, "a packet", || {
-                self.announce_head(fifo)?;
+                self.announce_missing_head(fifo)?;
                 let has_packet = self.has_packet(fifo)?;
                 self.page.check_not_reset()?;
                 Ok(has_packet.then_some(()))
@@ -389,11 +392,11 @@ impl Subgroup {
 
     /// Writes the head register of a FIFO if an earlier write is missing, because the ring of
     /// posted writes was full when the packets before the head were taken.
-    fn announce_head(&mut self, fifo: u8) -> Result<(), Error> {
+    fn announce_missing_head(&mut self, fifo: u8) -> Result<(), Error> {
         self.reception.receive(fifo, 0, &mut self.injection, |_, _| {}).map(|_| ())
     }
 
-    /// Enables the interrupt of packets in a FIFO and sleeps until it comes, for a bounded time.
+    /// Enables the interrupt of packets in a FIFO, and sleeps until it comes, for a bounded time.
     #[cold]
     fn sleep_for_packet(
         &mut self,
@@ -401,8 +404,7 @@ impl Subgroup {
         deadline: Deadline,
         cancel: Option<&Cancel>,
     ) -> Result<(), Error> {
-        let device = self.device().clone();
-        let interrupt = self.interrupts.get(&device, vector::PACKET)?;
+        let interrupt = self.interrupts.get(self.page.device(), vector::PACKET)?;
         let bit = interrupt::PACKET << fifo;
 
         // Earlier packets' bits are cleared. A packet that comes from here on interrupts the sleep.
@@ -450,7 +452,7 @@ impl Subgroup {
         &self.page
     }
 
-    /// Sleeps until an interrupt comes, for a bounded time.
+    /// Sleeps until the interrupt of a vector comes, for [`Options::sleep`] at most.
     #[cold]
     pub(crate) fn sleep_for(
         &mut self,
@@ -458,8 +460,7 @@ impl Subgroup {
         deadline: Deadline,
         cancel: Option<&Cancel>,
     ) -> Result<(), Error> {
-        let device = self.device().clone();
-        let interrupt = self.interrupts.get(&device, vector)?;
+        let interrupt = self.interrupts.get(self.page.device(), vector)?;
         interrupt.sleep(deadline.at_most(self.options.sleep), cancel)?;
         Ok(())
     }
@@ -469,23 +470,23 @@ impl Subgroup {
     }
 }
 
-/// Returns whether only the polling part of a wait has ended.
+/// Returns whether only the polling part of a wait has ended, so that it goes on with a sleep.
 pub(crate) fn ended_by_spin(polled: &Result<(), Error>, deadline: Deadline) -> bool {
     matches!(polled, Err(Error::Driver(DriverError::Timeout { .. }))) && !deadline.has_passed()
 }
 
 impl Drop for Subgroup {
     fn drop(&mut self) {
-        // The unit must leave the FIFOs and the memory alone before the memory goes. After a loss
-        // or a reset it has done so.
+        // The unit must leave the FIFOs and the memory alone before the memory is unmapped. After a
+        // loss or a reset it has done so.
         if !self.page.is_current() {
             return;
         }
 
         let _ = self.injection.set_enabled(u8::MAX, false);
-        let _ = self.reception.set_enabled(self.reception.enabled(), false);
+        let _ = self.reception.disable_all();
         for entry in 0..BASE_ADDRESSES as u8 {
-            if self.bases[usize::from(entry)] != NO_BASE_ADDRESS {
+            if self.base_addresses[usize::from(entry)] != NO_BASE_ADDRESS {
                 let _ = self.set_base_address(entry, NO_BASE_ADDRESS);
             }
         }

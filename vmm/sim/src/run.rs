@@ -13,7 +13,7 @@ use nicforge::{
     table::{TableColumn, TableData},
 };
 use nicforge_driver::runtime::Cost;
-use nicforge_mpi_programs::{Endpoint, message_rate::Terms};
+use nicforge_mpi_programs::{Endpoint, message_rate::Parameters};
 use nicforge_portals::Mode;
 use serde::Serialize;
 
@@ -371,8 +371,8 @@ fn exchanges(ranks: u32) -> impl Iterator<Item = (u32, usize)> {
 }
 
 /// Returns the terms of an exchange in which each pair sends `windows` windows of messages.
-fn terms(bytes: usize, windows: u32, context: u32) -> Terms {
-    Terms { bytes, window: WINDOW, windows, context }
+fn terms(bytes: usize, windows: u32, context: u32) -> Parameters {
+    Parameters { bytes, window: WINDOW, windows, context }
 }
 
 /// The exchanges of one pair, two, four and so on.

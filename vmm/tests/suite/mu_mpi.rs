@@ -15,7 +15,7 @@ use nicforge_driver::{Deadline, Device, OpenOptions, Relax};
 use nicforge_matching::{Completion, Endpoint, Envelope, Error, Loss, Mode, Request, Selector, Transport};
 use nicforge_mpi_programs::{
     Program,
-    all_to_all::{Blocks, Terms},
+    all_to_all::{Blocks, Parameters},
     drive,
     random_access::{Table, Updates},
 };
@@ -78,7 +78,7 @@ fn all_to_all_and_random_access_are_right_on_32_served_nodes() {
 
     // Eager messages of one packet and of several, and fetched ones.
     for (context, bytes) in [(1, 8), (2, 1_000), (3, 5_001)] {
-        let terms = Terms { bytes, rounds: 2, context };
+        let terms = Parameters { bytes, rounds: 2, context };
         finish(ranks.iter_mut().map(|rank| Blocks::new(rank, terms).unwrap()).collect());
     }
 
@@ -334,7 +334,7 @@ fn check_requests_fail(scenarios: &mut [Scenario], start: impl Fn(&mut [Rank; 2]
 /// Opens all ranks of a job anew, and sends a message around.
 fn reopen_and_exchange(folder: &Path, job: &Job) {
     let mut ranks: Vec<_> = (0..3).map(|rank| open(folder, job, rank, Config::default())).collect();
-    let terms = Terms { bytes: 100_000, rounds: 1, context: 1 };
+    let terms = Parameters { bytes: 100_000, rounds: 1, context: 1 };
     finish(ranks.iter_mut().map(|rank| Blocks::new(rank, terms).unwrap()).collect());
 }
 

@@ -31,14 +31,16 @@ const USER: AttachmentId = AttachmentId(0);
 #[derive(Default)]
 pub struct Idio16 {
     lines: Lines,
+    /// Number of changes of inputs.
     changes: u64,
 }
 
 /// The state that a reset restores. The default is the state of power-on.
 #[derive(Default)]
 struct Lines {
+    /// Outputs that are high, one bit for each.
     outputs: u16,
-    /// Inputs as the ports show them, after the filters.
+    /// Inputs that are high, after the filters, as the ports show them.
     inputs: u16,
     /// Inputs with an active filter.
     filtered: u16,
@@ -58,6 +60,7 @@ impl Idio16 {
     fn update(&mut self, context: &mut Context<'_>) {
         let (lines, now) = (&mut self.lines, context.now());
         for (line, settled_at) in lines.settled_at.iter_mut().enumerate() {
+            // The plug wires each input to its output, so a difference is a change of the input.
             let bit = 1 << line;
             if (lines.outputs ^ lines.inputs) & bit == 0 {
                 *settled_at = None;
@@ -65,6 +68,7 @@ impl Idio16 {
             }
 
             if lines.filtered & bit != 0 {
+                // A filtered input changes once its new level has been stable for a time.
                 let time = *settled_at.get_or_insert(now.after(FILTER_NS));
                 if !retry::is_due(context, time) {
                     continue;
@@ -89,7 +93,8 @@ impl Lines {
         self.enabled && self.changed != 0
     }
 
-    /// Reads one port. Returns `None` if no value answers; the read may still have an effect.
+    /// Reads one port. Returns `None` if the port has no value. The read may still have an effect:
+    /// it is how a driver enables interrupts and filters.
     fn read(&mut self, port: u64) -> Option<u8> {
         let [outputs, inputs, filtered] = [self.outputs, self.inputs, self.filtered].map(u16::to_le_bytes);
         let pending = if self.is_pending() { STATUS_PENDING } else { 0 };
@@ -109,7 +114,8 @@ impl Lines {
         None
     }
 
-    /// Writes one port.
+    /// Writes one port. A write to the ports that enable interrupts and filters disables them, and
+    /// one to the lower inputs clears the changes.
     fn write(&mut self, port: u64, value: u8) {
         match port {
             OUTPUTS_LOW => self.outputs = self.outputs & 0xff00 | u16::from(value),

@@ -26,36 +26,40 @@ use crate::{
     tenants::Tenants,
 };
 
-/// Maximum number of nodes of a network, I/O nodes included. The deadlock check asks for the routes
-/// between all pairs of them.
+/// Maximum number of nodes of a network, I/O nodes included. It bounds the time of the deadlock
+/// check, which asks for the routes between all pairs of nodes.
 pub const MAX_NODES: u32 = 2048;
 /// Longest dimensions: coordinates have 6 bits, and dimension E has two nodes.
 pub const LONGEST: [u32; DIMENSIONS] = [64, 64, 64, 64, 2];
 /// Subgroups of a node unless the options say otherwise.
 pub const DEFAULT_SUBGROUPS: u16 = 4;
 /// Packets of buffer at the receiving end of a virtual channel. `nd_rese_dcr.h` states seven
-/// tokens for the deterministic and the collective channels. The dynamic one has about 128 chunks
-/// of 32 bytes, room for seven of the longest packets: up to 104 can be taken away, and 112 not.
+/// tokens, that is packets, for the deterministic and the collective channels. Its limits for the
+/// tokens of the dynamic channel, which are chunks of 32 bytes, suggest a buffer of about 128 of
+/// them: room for seven of the longest packets.
 pub const CREDITS: u32 = 7;
 /// Bytes of the link protocol for each packet on a link with a bandwidth: acknowledgement and
 /// tokens. With them, a link carries at most 90 % of its raw bandwidth as payload (section II.A).
 pub const PROTOCOL_BYTES: u32 = 24;
 /// Maximum number of bytes of client memory that a packet refers to, on links without a bandwidth.
 pub const MAX_REFERENCE: u32 = 256 << 10;
+/// The set of all dimensions, one bit for each.
+const ALL_DIMENSIONS: u8 = (1 << DIMENSIONS) - 1;
 /// Maximum number of compute nodes to which an I/O node is attached.
 pub const MAX_EXITS: usize = 3;
-/// Ports of an I/O node to its compute nodes: the I/O link, D+ and D-.
+/// The ports by which an I/O node is attached to its compute nodes: the I/O link, and those of D+
+/// and D-. The first compute node is at the first port, and so on.
 pub const EXIT_PORTS: [u8; MAX_EXITS] = [IO_PORT, 6, 7];
 
-/// Times and bytes that the hardware spends on a message, as far as the paper gives no parts of
-/// them. The default takes no time, and has the protocol bytes of the paper's links.
+/// Times and bytes that the hardware spends on a message, of which the paper gives only sums. By
+/// default the messages take no time, and links have the protocol bytes of the paper's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
     /// Nanoseconds from the fetch of a descriptor to its first packet: the latencies of memory and
     /// of the ports at both ends of the message, of which only the sum is known.
     pub latency: u64,
-    /// A clock whose cycle is the time of one byte that the unit reads or writes in memory. That of
-    /// 0 is a memory of any bandwidth.
+    /// The bandwidth of memory, as a clock: the unit reads or writes one byte in each cycle. The
+    /// default clock stands for a memory of any bandwidth.
     pub memory: Clock,
     /// Bytes of the link protocol for each packet: [`PROTOCOL_BYTES`].
     pub protocol_bytes: u32,
@@ -82,7 +86,9 @@ pub struct Options {
     pub times: Times,
     /// Order of the dimensions for deterministic packets, the same at all nodes: 0 is A.
     pub order: [u8; DIMENSIONS],
-    /// Zone masks at power-on, for dynamic packets: sets of dimensions, bit 0 for A.
+    /// Zone masks at power-on, for dynamic packets: each of the four zones is a sequence of sets of
+    /// dimensions, bit 0 for A. A packet goes along the dimensions of a set before those of the
+    /// next.
     pub zones: [[u8; DIMENSIONS]; 4],
     /// I/O nodes: the compute nodes to which each is attached, 1 to 3.
     pub io_nodes: Vec<Vec<u32>>,
@@ -98,7 +104,7 @@ impl Default for Options {
             network_clock: Clock::default(),
             times: Times::default(),
             order: [0, 1, 2, 3, 4],
-            zones: [[0b11111, 0, 0, 0, 0]; 4],
+            zones: [[ALL_DIMENSIONS, 0, 0, 0, 0]; 4],
             io_nodes: Vec::new(),
             link: LinkSpec::new(network::CHANNELS, CREDITS, MAX_PACKET),
         }
@@ -202,7 +208,7 @@ pub struct Cables {
     pub(crate) torus: Torus,
     /// Compute nodes of each I/O node.
     pub(crate) io_nodes: Vec<Vec<u32>>,
-    /// End of the I/O link of each compute node, if it has one.
+    /// For each compute node, the end of its I/O link at the I/O node, if it has such a link.
     exits: Vec<Option<CableEnd>>,
 }
 
@@ -229,7 +235,8 @@ impl Cables {
         Ok(Self { torus, io_nodes: io_nodes.to_vec(), exits })
     }
 
-    /// Returns the compute nodes of an I/O node, by its number in the network.
+    /// Returns the compute nodes to which a node is attached as an I/O node. There are none for the
+    /// number of a compute node.
     pub(crate) fn attached_to(&self, node: u32) -> &[u32] {
         let io_node = node.checked_sub(self.torus.nodes());
         io_node.and_then(|io_node| self.io_nodes.get(io_node as usize)).map_or(&[], Vec::as_slice)
@@ -251,7 +258,7 @@ impl Cabling for Cables {
     }
 
     fn far_end(&self, node: u32, port: u8) -> Option<CableEnd> {
-        // The nodes behind those of the torus are I/O nodes.
+        // The numbers behind those of the torus are those of I/O nodes.
         if node >= self.torus.nodes() {
             let index = EXIT_PORTS.iter().position(|&exit_port| exit_port == port)?;
             let compute = *self.attached_to(node).get(index)?;
@@ -313,7 +320,7 @@ impl Network {
 
     /// Returns the network of a torus of five dimensions.
     fn new(torus: Torus, mut options: Options) -> Result<Self, NetworkError> {
-        check(&torus, &options)?;
+        check_options(&torus, &options)?;
         let cables = Cables::new(torus, &options.io_nodes)?;
 
         options.link.max_packet = MAX_PACKET;
@@ -392,7 +399,7 @@ impl Network {
     }
 }
 
-/// A node's place in its network.
+/// A node of a network, and what its device needs of the network.
 #[derive(Clone, Debug)]
 pub(crate) struct Site {
     pub(crate) node: u32,
@@ -405,8 +412,8 @@ pub(crate) struct Site {
     pub(crate) checks: CheckTable,
 }
 
-/// Checks the values that no other part checks.
-fn check(torus: &Torus, options: &Options) -> Result<(), NetworkError> {
+/// Checks the lengths of the dimensions, the number of subgroups, and the order of the dimensions.
+fn check_options(torus: &Torus, options: &Options) -> Result<(), NetworkError> {
     for (dimension, (&Dimension { length, .. }, longest)) in
         torus.dimensions().iter().zip(LONGEST).enumerate()
     {
@@ -421,9 +428,9 @@ fn check(torus: &Torus, options: &Options) -> Result<(), NetworkError> {
     }
 
     let order = options.order;
-    let named =
-        order.iter().fold(0_u32, |set, &dimension| set | 1_u32.checked_shl(dimension.into()).unwrap_or(0));
-    if named != 0b11111 {
+    let bit = |dimension: u8| 1_u32.checked_shl(dimension.into()).unwrap_or(0);
+    let named = order.iter().fold(0, |set, &dimension| set | bit(dimension));
+    if named != u32::from(ALL_DIMENSIONS) {
         return Err(NetworkError::Order { order });
     }
     Ok(())

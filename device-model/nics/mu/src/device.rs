@@ -22,6 +22,9 @@ use crate::{
     unit::{self, Unit},
 };
 
+/// PCI class code: network controller, other, without a programming interface.
+const NETWORK_CONTROLLER: u32 = 0x02_80_00;
+
 /// A node of Blue Gene/Q: its Message Unit and its part of the network. The crate's documentation
 /// describes it.
 pub struct MessageUnit {
@@ -40,6 +43,8 @@ impl MessageUnit {
         let site = network.node(node)?;
         let torus = network.shape();
         let last = torus.dimensions().iter().map(|dimension| dimension.length - 1);
+        // An I/O node has no coordinates. It shows those of node 0, and its number tells them
+        // apart.
         let here = torus.coordinates(node);
         let identity = unit::Identity {
             node,
@@ -57,17 +62,19 @@ impl MessageUnit {
         })
     }
 
-    /// Moves packets. Returns whether there are more.
+    /// Sends, routes and receives packets in rounds, until about `budget` packets have moved or no
+    /// more can. Returns whether the next step has something to do.
     fn move_packets(&mut self, context: &mut Context<'_>, budget: u32) -> bool {
         let mut total = 0;
         loop {
             let left = budget.saturating_sub(total);
+            let limits = Limits { routed: budget, received: left };
             let sent = if self.unit.has_descriptors() {
                 self.unit.inject(&mut self.network, context, left)
             } else {
                 0
             };
-            let Round { routed, received, has_more } = self.route_and_receive(context, budget, left);
+            let Round { routed, received, has_more } = self.route_and_receive(context, limits);
 
             let moved = sent + routed + received;
             total += moved;
@@ -75,50 +82,45 @@ impl MessageUnit {
             if total >= budget {
                 return moved > 0 || has_more;
             }
-            // The network FIFOs have the room and the packets that they had.
+            // The injection FIFOs have no more room than before, and the reception FIFOs no more
+            // packets.
             if routed + received == 0 {
                 return has_more;
             }
         }
     }
 
-    /// Moves packets through the network, at most about `budget`, and receives at most about
-    /// `left`.
+    /// Moves packets through the network, and then receives those for this node.
     #[inline]
-    fn route_and_receive(&mut self, context: &mut Context<'_>, budget: u32, left: u32) -> Round {
+    fn route_and_receive(&mut self, context: &mut Context<'_>, limits: Limits) -> Round {
         let mut ports = context.ports();
         let arriving = Arriving::at(&ports);
         if self.network.is_idle(arriving) {
-            return self.receive(context, left, Round::default());
+            return self.receive(context, limits.received, Round::default());
         }
 
         if let Some(bypass) = self.network.bypass(&ports, arriving) {
-            let round = self.bypass_and_route(context, bypass, (budget, left));
-            return self.receive(context, left, round);
+            let round = self.bypass_and_route(context, bypass, limits);
+            return self.receive(context, limits.received, round);
         }
-        let outcome = self.network.step(&mut ports, arriving, budget);
+        let outcome = self.network.step(&mut ports, arriving, limits.routed);
         context.wake_at(outcome.wake);
         let round = Round { routed: outcome.moved, received: 0, has_more: outcome.has_more };
-        self.receive(context, left, round)
+        self.receive(context, limits.received, round)
     }
 
-    /// Receives packets past their network reception FIFO, and moves the others through the
-    /// network.
+    /// Receives the packets of `bypass` from their link, past the network reception FIFO, and moves
+    /// the other packets through the network.
     #[inline]
-    fn bypass_and_route(
-        &mut self,
-        context: &mut Context<'_>,
-        mut bypass: Bypass,
-        (budget, left): (u32, u32),
-    ) -> Round {
-        let limit = left.min(budget);
+    fn bypass_and_route(&mut self, context: &mut Context<'_>, mut bypass: Bypass, limits: Limits) -> Round {
+        let limit = limits.received.min(limits.routed);
         let passed = self.unit.deposit_bypassing(&mut self.network, context, &mut bypass, limit);
-        let mut round = Round { routed: passed, received: passed, has_more: passed >= budget };
+        let mut round = Round { routed: passed, received: passed, has_more: passed >= limits.routed };
 
         let mut ports = context.ports();
         let arriving = Arriving::at(&ports);
         if !round.has_more && !self.network.is_idle(arriving) {
-            let outcome = self.network.step(&mut ports, arriving, budget - passed);
+            let outcome = self.network.step(&mut ports, arriving, limits.routed - passed);
             context.wake_at(outcome.wake);
             round.routed += outcome.moved;
             round.has_more = outcome.has_more;
@@ -130,28 +132,39 @@ impl MessageUnit {
         round
     }
 
-    /// Receives packets of the network reception FIFOs, so that the round has received about `left`
-    /// at most.
+    /// Receives packets of the network reception FIFOs until the round has received about `limit`
+    /// packets. Returns the round with these packets added.
     #[inline]
-    fn receive(&mut self, context: &mut Context<'_>, left: u32, round: Round) -> Round {
-        if !self.network.has_received() || round.received > 0 && round.received >= left {
+    fn receive(&mut self, context: &mut Context<'_>, limit: u32, round: Round) -> Round {
+        if !self.network.has_received() || round.received > 0 && round.received >= limit {
             return round;
         }
-        let received = self.unit.receive(&mut self.network, context, left - round.received);
+        let received = self.unit.receive(&mut self.network, context, limit - round.received);
         Round { received: round.received + received, ..round }
     }
+}
+
+/// The number of packets that a round of a step may move, about.
+#[derive(Clone, Copy, Debug)]
+struct Limits {
+    /// Packets that the network moves: in each round the whole budget of the step.
+    routed: u32,
+    /// Packets that the unit receives from the network: what is left of the budget.
+    received: u32,
 }
 
 /// The packets that a round of a step has moved.
 #[derive(Clone, Copy, Debug, Default)]
 struct Round {
-    /// Packets that the network has moved, and those that were received.
+    /// Packets that the network has moved.
     routed: u32,
+    /// Packets that the unit has received from the network.
     received: u32,
+    /// The network has more packets to move.
     has_more: bool,
 }
 
-/// Packs coordinates into a word. An I/O node has those of node 0; its number tells them apart.
+/// Packs coordinates A to E into a word, as in a packet's [`Destination`].
 fn pack(coordinates: impl Iterator<Item = u32>) -> u32 {
     let mut bytes = [0; DIMENSIONS];
     for (byte, coordinate) in bytes.iter_mut().zip(coordinates) {
@@ -167,7 +180,7 @@ impl Device for MessageUnit {
             device: pci::DEVICE_MU,
             subsystem_vendor: pci::VENDOR_ID,
             subsystem: pci::DEVICE_MU,
-            class: 0x02_80_00,
+            class: NETWORK_CONTROLLER,
             revision: 1,
         };
 
@@ -190,12 +203,12 @@ impl Device for MessageUnit {
     }
 
     fn attached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId) {
-        self.unit.begin(&self.network, context, attachment_id);
+        self.unit.begin_tenancy(&self.network, context, attachment_id);
         context.wake_at(Nanos::ZERO);
     }
 
     fn detached(&mut self, context: &mut Context<'_>, attachment_id: AttachmentId, _: Ended) {
-        self.unit.end(attachment_id);
+        self.unit.end_tenancy(attachment_id);
         context.wake_at(Nanos::ZERO);
     }
 
@@ -205,14 +218,16 @@ impl Device for MessageUnit {
 
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
         match reach {
-            // A reset follows the end of a client, too.
+            // An attachment is also reset after its client has left. Then no tenancy begins.
             Reset::Attachment(attachment_id) if !self.unit.is_present(attachment_id) => {}
-            Reset::Attachment(attachment_id) => self.unit.begin(&self.network, context, attachment_id),
+            Reset::Attachment(attachment_id) => {
+                self.unit.begin_tenancy(&self.network, context, attachment_id);
+            }
             Reset::Function => {
                 self.network.reset(&mut context.ports());
                 self.unit.reset_shared();
                 for attachment_id in self.unit.attachments() {
-                    self.unit.begin(&self.network, context, attachment_id);
+                    self.unit.begin_tenancy(&self.network, context, attachment_id);
                 }
             }
         }
@@ -240,9 +255,10 @@ impl Device for MessageUnit {
             }
             posted.done(context);
 
-            // Software that injects descriptors one by one writes the same register many times.
+            // Software that injects descriptors one by one writes the tail of one FIFO many times
+            // in a row. The unit carries out these writes in one call.
             if at.bar == BAR_REGISTERS {
-                self.unit.move_tail_again(from, at.offset, length, posted);
+                self.unit.repeat_tail_writes(from, at.offset, length, posted);
             }
         }
         Write::Accepted
@@ -253,7 +269,7 @@ impl Device for MessageUnit {
         self.unit.poll_barriers(&self.network);
         self.unit.poll_lines(&self.network);
         self.unit.poll_network(&self.network);
-        self.unit.show_changes(context);
+        self.unit.publish_changes(context);
         if has_more { Progress::Busy } else { Progress::Idle }
     }
 
@@ -274,9 +290,9 @@ impl Device for MessageUnit {
             ("refused", counter::REFUSED),
             ("prefetched", counter::PREFETCHED),
         ];
-        let own = list.into_iter().map(|(name, counter)| Counter { name, value: self.unit.counter(counter) });
+        let of_unit = list.into_iter().map(|(name, counter)| (name, self.unit.counter(counter)));
         let of_tenants = [("unclaimed", self.unit.count_unclaimed()), ("stale", self.unit.count_stale())];
-        let others = of_tenants.into_iter().chain(self.network.counters());
-        own.chain(others.map(|(name, value)| Counter { name, value })).collect()
+        let all = of_unit.chain(of_tenants).chain(self.network.counters());
+        all.map(|(name, value)| Counter { name, value }).collect()
     }
 }

@@ -55,8 +55,8 @@ const MAX_PROTOCOL_BYTES: u32 = 1024;
 const MAX_RECOVERY: u32 = 10_000;
 /// Names of the dimensions.
 const NAMES: &str = "ABCDE";
-/// All dimensions, in a zone that has any order.
-const ANY: [u8; DIMENSIONS] = [(1 << DIMENSIONS) - 1, 0, 0, 0, 0];
+/// The zone in which packets go along the dimensions in any order: its first set has all of them.
+const ANY_ORDER: [u8; DIMENSIONS] = [(1 << DIMENSIONS) - 1, 0, 0, 0, 0];
 
 /// The role of a node with a Message Unit.
 pub const NODE: Role = Role::new("bgq", "a Blue Gene/Q node");
@@ -117,16 +117,17 @@ fn dimension(letter: char) -> Option<u8> {
     NAMES.find(letter).map(|index| index as u8)
 }
 
-/// Returns an order of dimensions from its letters.
+/// Returns an order of dimensions from its letters, such as "ABCDE".
 fn order(text: &Spanned<String>) -> Result<[u8; DIMENSIONS], SectionError> {
     let numbers: Option<Vec<u8>> = text.get_ref().chars().map(dimension).collect();
     let order: Option<[u8; DIMENSIONS]> = numbers.and_then(|numbers| numbers.try_into().ok());
     order
-        .filter(|order| order.iter().fold(0, |set, dimension| set | 1 << dimension) == ANY[0])
+        .filter(|order| order.iter().fold(0, |set, dimension| set | 1 << dimension) == ANY_ORDER[0])
         .ok_or_else(|| nicforge_family::refuse_value("order", text, "each letter of ABCDE once"))
 }
 
-/// Returns a zone from its sets of letters; `None` if it has another letter, or too many sets.
+/// Returns a zone from its text, such as "AB CD E": sets of dimensions, one after the other.
+/// Returns `None` if a letter is no dimension, or there are too many sets.
 fn zone(text: &str) -> Option<[u8; DIMENSIONS]> {
     let mut zone = [0; DIMENSIONS];
     let mut sets = zone.iter_mut();
@@ -146,12 +147,12 @@ fn zones(list: &Spanned<Vec<String>>) -> Result<[[u8; DIMENSIONS]; 4], SectionEr
         SectionError::value(list.span(), "zones", found, "up to four zones of letters ABCDE, as \"AB CD E\"")
     };
 
-    let mut zones = [ANY; 4];
+    let mut zones = [ANY_ORDER; 4];
     if list.get_ref().len() > zones.len() {
         return Err(refused());
     }
-    for (of_file, text) in zones.iter_mut().zip(list.get_ref()) {
-        *of_file = zone(text).ok_or_else(refused)?;
+    for (parsed, text) in zones.iter_mut().zip(list.get_ref()) {
+        *parsed = zone(text).ok_or_else(refused)?;
     }
     Ok(zones)
 }
@@ -160,8 +161,8 @@ impl NetworkSection {
     /// Returns the options that the file gives.
     fn options(&self) -> Result<Options, SectionError> {
         let default = Options::default();
-        let clock = |what, value: Option<&Spanned<u32>>| -> Result<Clock, SectionError> {
-            Ok(Clock::of_mhz(range_or(what, value, (0, MAX_CLOCK), 0)?))
+        let clock = |key, mhz: Option<&Spanned<u32>>| -> Result<Clock, SectionError> {
+            Ok(Clock::of_mhz(range_or(key, mhz, (0, MAX_CLOCK), 0)?))
         };
         let subgroups = self.subgroups.as_ref();
         let subgroups = range_or("subgroups", subgroups, (1, USER_SUBGROUPS), DEFAULT_SUBGROUPS)?;
@@ -182,19 +183,19 @@ impl NetworkSection {
     fn times(&self) -> Result<Times, SectionError> {
         let default = Times::default();
         let memory = range_or("memory_mbytes_s", self.memory_mbytes_s.as_ref(), (0, MAX_MEMORY_RATE), 0)?;
-        let bytes = (0, MAX_PROTOCOL_BYTES);
-        let cycles = (0, MAX_RECOVERY);
-        let (of_link, of_logic) = (self.protocol_bytes.as_ref(), self.collective_cycles.as_ref());
+        let (bytes, cycles) = (self.protocol_bytes.as_ref(), self.collective_cycles.as_ref());
+        let byte_range = (0, MAX_PROTOCOL_BYTES);
 
         Ok(Times {
             latency: range_or("latency_ns", self.latency_ns.as_ref(), (0, MAX_LATENCY), 0)?.into(),
+            // A byte in each cycle of `n` MHz is `n` MB/s.
             memory: Clock::of_mhz(memory),
-            protocol_bytes: range_or("protocol_bytes", of_link, bytes, default.protocol_bytes)?,
-            collective_recovery: range_or("collective_cycles", of_logic, cycles, 0)?,
+            protocol_bytes: range_or("protocol_bytes", bytes, byte_range, default.protocol_bytes)?,
+            collective_recovery: range_or("collective_cycles", cycles, (0, MAX_RECOVERY), 0)?,
         })
     }
 
-    /// Returns the network.
+    /// Returns the network that the section describes.
     fn network(&self, section: &Section<'_>) -> Result<Network, SectionError> {
         let (lengths, options) = (self.torus.get_ref(), self.options()?);
         if let (Some(wrap), Some(_)) = (&self.wrap, &self.machine) {
@@ -213,15 +214,16 @@ impl NetworkSection {
     }
 }
 
-/// Returns a partition of a machine that is a torus. Partitions of one size are alike, wherever
-/// they lie.
+/// Returns a partition of these lengths at the origin of a machine that is a torus. Partitions of
+/// one size are alike, wherever they lie.
 fn partition(lengths: &[u32], machine: &[u32], options: Options) -> Result<Network, NetworkError> {
     if lengths.is_empty() {
         return Network::torus(lengths, &[], options);
     }
     let dimensions: Vec<_> = machine.iter().map(|&length| Dimension::torus(length)).collect();
     let machine = Torus::new(&dimensions)?;
-    let partition = Partition::new(machine, &vec![0; lengths.len()], lengths, PartitionRule::BLUE_GENE_Q)?;
+    let origin = vec![0; lengths.len()];
+    let partition = Partition::new(machine, &origin, lengths, PartitionRule::BLUE_GENE_Q)?;
     Network::partition(&partition, options)
 }
 
@@ -332,7 +334,7 @@ mod tests {
         let options = parse("torus = [2]\norder = \"EDABC\"\nzones = [\"AB CD E\", \"\"]\n");
 
         assert_eq!(options.order, [4, 3, 0, 1, 2]);
-        assert_eq!(options.zones, [[0b11, 0b1100, 0b10000, 0, 0], [0; 5], ANY, ANY]);
+        assert_eq!(options.zones, [[0b11, 0b1100, 0b10000, 0, 0], [0; 5], ANY_ORDER, ANY_ORDER]);
     }
 
     #[test]

@@ -22,50 +22,54 @@ use nicforge_hwi::mu_packet::{PacketHeader, channel};
 use zerocopy::FromBytes;
 
 /// Bits of a symbol.
-const BITS: u32 = 10;
+const SYMBOL_BITS: u32 = 10;
 /// The polynomial of the field of symbols, x^10 + x^3 + 1. The paper does not name it.
 const POLYNOMIAL: u16 = 1 << 10 | 1 << 3 | 1;
-/// Words that each hop computes anew.
+/// Check words that each hop computes anew.
 pub const HOP_WORDS: usize = 5;
 
-/// Returns the symbols of a packet, from the lowest bit of its first byte on. The last one is
-/// filled with zeros.
+/// Returns the symbols of a packet, from the lowest bit of its first byte on. Zeros fill up the
+/// last symbol.
 fn symbols(bytes: &[u8]) -> impl Iterator<Item = u16> + '_ {
-    let count = (bytes.len() * 8).div_ceil(BITS as usize);
+    let count = (bytes.len() * 8).div_ceil(SYMBOL_BITS as usize);
     (0..count).map(move |symbol| {
-        let (at, shift) = (symbol * BITS as usize / 8, symbol * BITS as usize % 8);
+        let (at, shift) = (symbol * SYMBOL_BITS as usize / 8, symbol * SYMBOL_BITS as usize % 8);
+        // A symbol of 10 bits lies in two bytes.
         let byte = |at| u16::from(bytes.get(at).copied().unwrap_or(0));
-        (byte(at) | byte(at + 1) << 8) >> shift & ((1 << BITS) - 1)
+        (byte(at) | byte(at + 1) << 8) >> shift & ((1 << SYMBOL_BITS) - 1)
     })
 }
 
-/// Multiplies an element of the field with a power of its generator.
+/// Multiplies an element of the field with a power of its generator, which is 2: doubles it `power`
+/// times.
 fn times_power(element: u16, power: usize) -> u16 {
     (0..power).fold(element, |element, _| {
         let doubled = element << 1;
-        doubled ^ if doubled >> BITS == 1 { POLYNOMIAL } else { 0 }
+        doubled ^ if doubled >> SYMBOL_BITS == 1 { POLYNOMIAL } else { 0 }
     })
 }
 
-/// Returns the value of the packet, as a polynomial, at a power of the field's generator.
-fn word(bytes: &[u8], power: usize) -> u16 {
-    symbols(bytes).fold(0, |word, symbol| times_power(word, power) ^ symbol)
+/// Returns a check word: the value of the packet, as a polynomial whose coefficients are its
+/// symbols, at a power of the field's generator.
+fn check_word(bytes: &[u8], power: usize) -> u16 {
+    symbols(bytes).fold(0, |sum, symbol| times_power(sum, power) ^ symbol)
 }
 
 /// Returns the words that each hop computes anew.
 #[must_use]
 pub fn hop_check(bytes: &[u8]) -> [u16; HOP_WORDS] {
-    std::array::from_fn(|power| word(bytes, power))
+    std::array::from_fn(|power| check_word(bytes, power))
 }
 
 /// Returns the word that follows a packet through the network.
 #[must_use]
 pub fn fixed_check(bytes: &[u8]) -> u16 {
-    word(bytes, HOP_WORDS)
+    check_word(bytes, HOP_WORDS)
 }
 
 /// The CRCs of a link in one direction: `SE_LINK_CRC_*` of its sender, and `RE_LINK_CRC_*` of its
-/// receiver.
+/// receiver. Index 0 has those of users' packets, and 1 those of the system's: in each, first the
+/// sender's.
 #[derive(Clone, Debug, Default)]
 pub struct LinkChecks(Arc<[[AtomicU32; 2]; 2]>);
 
@@ -97,17 +101,18 @@ impl LinkChecks {
         [self.user(), self.system()].iter().all(|paired| paired.sent == paired.received)
     }
 
+    /// Returns the CRCs of users' or of the system's packets.
     fn paired(&self, is_system: bool) -> Paired {
         let [sent, received] = &self.0[usize::from(is_system)];
         Paired { sent: sent.load(Ordering::Acquire), received: received.load(Ordering::Acquire) }
     }
 
-    /// Adds a packet that has passed.
+    /// Adds a packet that has passed to the CRCs, with its bytes at both ends.
     fn add(&self, is_system: bool, sent: &[u8], received: &[u8]) {
-        for (sum, bytes) in self.0[usize::from(is_system)].iter().zip([sent, received]) {
-            let mut hasher = Hasher::new_with_initial(sum.load(Ordering::Acquire));
+        for (crc, bytes) in self.0[usize::from(is_system)].iter().zip([sent, received]) {
+            let mut hasher = Hasher::new_with_initial(crc.load(Ordering::Acquire));
             hasher.update(bytes);
-            sum.store(hasher.finalize(), Ordering::Release);
+            crc.store(hasher.finalize(), Ordering::Release);
         }
     }
 }
@@ -164,6 +169,7 @@ pub fn noisy_link(mut noise: impl FnMut(&mut [u8], u64) + Send + 'static) -> (Fa
         noise(packet.bytes_mut(), number);
 
         let received = packet.bytes_mut();
+        // Bytes that differ are an error. The codes find it if one of them differs, too.
         let is_found = *received != sent[..]
             && (hop_check(received) != hop_check(&sent) || fixed_check(received) != fixed_check(&sent));
         if is_found {
@@ -185,7 +191,7 @@ mod tests {
 
     /// Changes the bits of a symbol.
     fn disturb(bytes: &mut [u8], symbol: usize, error: u16) {
-        let (at, shift) = (symbol * BITS as usize / 8, symbol * BITS as usize % 8);
+        let (at, shift) = (symbol * SYMBOL_BITS as usize / 8, symbol * SYMBOL_BITS as usize % 8);
         let wide = error << shift;
         bytes[at] ^= wide as u8;
         bytes[at + 1] ^= (wide >> 8) as u8;
@@ -212,7 +218,7 @@ mod tests {
             let mut places = std::collections::BTreeSet::new();
             for (place, error) in errors {
                 // The last symbol may have bits after the packet.
-                let symbol = place.index(bytes.len() * 8 / BITS as usize - 1);
+                let symbol = place.index(bytes.len() * 8 / SYMBOL_BITS as usize - 1);
                 if places.insert(symbol) {
                     disturb(&mut wrong, symbol, error);
                 }

@@ -16,7 +16,7 @@ use std::sync::{
 
 use nicforge_hwi::mu::SUBGROUPS;
 
-/// Numbers of the tenants of all nodes.
+/// Numbers of the present tenants: [`SUBGROUPS`] for each node, in the order of nodes.
 #[derive(Clone, Debug)]
 pub(crate) struct Tenants(Arc<[AtomicU16]>);
 
@@ -26,10 +26,11 @@ impl Tenants {
         Self((0..nodes as usize * usize::from(SUBGROUPS)).map(|_| AtomicU16::new(1)).collect())
     }
 
+    /// Returns the number of a subgroup's tenant, for changes.
     fn entry(&self, node: u32, subgroup: u16) -> Option<&AtomicU16> {
-        let is_one = subgroup < SUBGROUPS;
+        let exists = subgroup < SUBGROUPS;
         let index = node as usize * usize::from(SUBGROUPS) + usize::from(subgroup);
-        self.0.get(index).filter(|_| is_one)
+        self.0.get(index).filter(|_| exists)
     }
 
     /// Returns the number of a subgroup's tenant; 0 if there is no such subgroup.
@@ -47,11 +48,13 @@ impl Tenants {
     }
 }
 
-/// Returns the mark of a packet for a tenant, or for those of a put's payload and counter. 0 stands
-/// for a packet without mark, so it is never one.
+/// Returns the mark of a packet: a hash of the number of the tenant that it is for. A put is for
+/// two tenants, those of its payload and of its counter; for other packets, `second` is 0. A mark
+/// is never 0, which stands for a packet without one.
 #[inline]
-pub(crate) fn mark(tenant: u16, other: u16) -> u16 {
-    tenant.wrapping_mul(3).wrapping_add(other).max(1)
+pub(crate) fn mark(first: u16, second: u16) -> u16 {
+    // The factor makes the mark change if both numbers change by the same amount.
+    first.wrapping_mul(3).wrapping_add(second).max(1)
 }
 
 #[cfg(test)]

@@ -32,25 +32,29 @@ use crate::{identity, users};
 #[derive(Default)]
 pub struct AddressedSend {
     clients: [AttachmentState; ATTACHMENTS as usize],
+    /// Number of messages that were delivered.
     delivered: u64,
 }
 
 /// The state of one client.
 #[derive(Default)]
 struct AttachmentState {
+    /// `None` while the attachment has no client.
     mailbox: Option<Mailbox>,
-    /// Whether its first send was already counted as a stall.
-    stalled: bool,
+    /// The client's oldest send is stalled, and was counted as a stall.
+    is_stalled: bool,
     /// Number of sends that have stalled.
     stalls: u64,
-    /// Number of sends that could not be delivered.
-    bad: u64,
+    /// Number of sends that were dropped: they had an invalid address or length, or no receiver.
+    bad_sends: u64,
 }
 
 /// The receive side of a client.
 struct Mailbox {
     slots: Window,
+    /// The client's word for the number of messages that it has taken.
     head_word: SharedU64,
+    /// Number of messages put into the mailbox.
     delivered: u64,
     /// The last valid value of `head_word`.
     head: u64,
@@ -89,16 +93,17 @@ impl AddressedSend {
             return Some(Write::Stalled);
         }
 
-        let before = mailbox.delivered;
+        let delivered_before = mailbox.delivered;
         mailbox.put(from, tag, data).ok()?;
         self.delivered += 1;
 
         // The target stores its head, checks for a message once more, and then waits. The order
-        // here is the opposite: the message, then the head. With a fence between the two on either
-        // side, one of them sees the other's store.
+        // here is the opposite: the message is stored, then the head is loaded. If the target had
+        // taken all earlier messages, it may wait for the interrupt. With a fence between the two
+        // on either side, one of them sees the other's store.
         fence(Ordering::SeqCst);
         mailbox.load_head();
-        if mailbox.head >= before {
+        if mailbox.head >= delivered_before {
             context.interrupt(target, VECTOR_RECEIVE);
         }
 
@@ -147,13 +152,13 @@ impl Device for AddressedSend {
         let client = &self.clients[usize::from(from.0)];
         match (at.bar, at.offset) {
             (0, REG_STALLS) => client.stalls.answer_read(data),
-            (0, REG_BAD) => client.bad.answer_read(data),
+            (0, REG_BAD) => client.bad_sends.answer_read(data),
             (0, REG_PRESENT) => {
                 let bits = self
                     .clients
                     .iter()
                     .enumerate()
-                    .map(|(n, client)| u32::from(client.mailbox.is_some()) << n);
+                    .map(|(index, client)| u32::from(client.mailbox.is_some()) << index);
                 bits.sum::<u32>().answer_read(data);
             }
             _ => {}
@@ -169,13 +174,13 @@ impl Device for AddressedSend {
         let client = &mut self.clients[usize::from(from.0)];
         if outcome == Some(Write::Stalled) {
             // A retried send counts as one stall.
-            client.stalls += u64::from(!client.stalled);
-            client.stalled = true;
+            client.stalls += u64::from(!client.is_stalled);
+            client.is_stalled = true;
             return Write::Stalled;
         }
 
-        client.stalled = false;
-        client.bad += u64::from(outcome.is_none());
+        client.is_stalled = false;
+        client.bad_sends += u64::from(outcome.is_none());
         Write::Accepted
     }
 
@@ -184,7 +189,7 @@ impl Device for AddressedSend {
         vec![
             Counter { name: "delivered", value: self.delivered },
             Counter { name: "stalls", value: sum(|client| client.stalls) },
-            Counter { name: "bad_sends", value: sum(|client| client.bad) },
+            Counter { name: "bad_sends", value: sum(|client| client.bad_sends) },
         ]
     }
 }
@@ -194,12 +199,12 @@ impl SendAddress {
     /// [`SEND_WINDOW`], if its bits 5..0 are not zero, or if the length is not 1 to
     /// [`MAX_MESSAGE`].
     fn decode(at: Address, length: usize) -> Option<Self> {
-        let valid = at.offset < SEND_WINDOW
+        let is_valid = at.offset < SEND_WINDOW
             && at.offset.is_multiple_of(1 << SEND_TAG_SHIFT)
             && (1..=MAX_MESSAGE).contains(&length);
         // `% TAGS` removes the target's bits, which lie above the tag. `% ATTACHMENTS` changes no
         // valid offset; it keeps the target a valid index whatever the size of the window.
-        valid.then_some(Self {
+        is_valid.then_some(Self {
             target: AttachmentId((at.offset >> SEND_TARGET_SHIFT) as u16 % ATTACHMENTS),
             tag: ((at.offset >> SEND_TAG_SHIFT) % TAGS) as u16,
         })

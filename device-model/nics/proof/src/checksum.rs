@@ -3,9 +3,9 @@
 //! A client writes the address and number of the bytes, then [`REG_START`]. It waits for
 //! [`VECTOR_DONE`] or [`VECTOR_ERROR`], or polls [`MIRROR_ENDED`].
 //!
-//! Summing takes long for a device's method, so a [`Companion`] does it. The device reads the bytes
-//! by DMA and sends them to the companion in a command; the sum returns in an event. The bytes
-//! are in a buffer that the messages own, and that goes back and forth.
+//! Summing takes too long for a device's method, so a [`Companion`] does it. The device reads the
+//! bytes by DMA and sends them to the companion in a command; the sum returns in an event. The
+//! bytes are in a buffer that the messages own, and that goes back and forth.
 //!
 //! ```text
 //!   Idle --start--> Begin --> Reading --the bytes came--> Waiting --room in the FIFO--> Summing
@@ -34,8 +34,8 @@ use nicforge_shm::SharedMemory;
 
 use crate::{identity, users};
 
-/// The companion: one command and one event for each client are enough.
-const SUMMER: CompanionSpec = CompanionSpec {
+/// The companion. It needs one command and one event for each client.
+const COMPANION: CompanionSpec = CompanionSpec {
     name: "checksum",
     commands: ATTACHMENTS as usize,
     events: ATTACHMENTS as usize,
@@ -50,24 +50,28 @@ pub type Algorithm = Arc<dyn Fn(&[u8]) -> u64 + Send + Sync>;
 /// Returns the FNV-1a hash of 64 bits, which the card uses unless it is built with another
 /// function.
 pub fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+    const OFFSET_BASIS: u64 = 0xcbf2_9ce4_8422_2325;
+    const PRIME: u64 = 0x0000_0100_0000_01b3;
+    bytes.iter().fold(OFFSET_BASIS, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(PRIME))
 }
 
 /// A command to the companion, and with the sum the event that answers it.
 struct Job {
+    /// The client's attachment.
     attachment: AttachmentId,
+    /// Number of the start to which the job belongs.
     serial: u64,
+    /// The bytes to sum.
     bytes: Vec<u8>,
+    /// The result, once the job is done.
     sum: u64,
 }
 
-/// The companion.
+/// The companion, which sums the bytes of jobs.
 struct Summer {
     algorithm: Algorithm,
-    /// A job that is done and waits for room in the FIFO.
-    done: Option<Job>,
+    /// A job that is done and waits for room in the FIFO of events.
+    unsent: Option<Job>,
 }
 
 impl Companion for Summer {
@@ -76,16 +80,16 @@ impl Companion for Summer {
 
     fn poll(&mut self, end: &mut CompanionEnd<Job, Job>, budget: u32) -> Progress {
         for _ in 0..budget {
-            if let Some(done) = self.done.take()
-                && let Err(SendError::Full(done)) = end.send(done)
+            if let Some(job) = self.unsent.take()
+                && let Err(SendError::Full(job)) = end.send(job)
             {
-                self.done = Some(done);
+                self.unsent = Some(job);
                 return Progress::Idle;
             }
 
             let Some(mut job) = end.receive() else { return Progress::Idle };
             job.sum = (self.algorithm)(&job.bytes);
-            self.done = Some(job);
+            self.unsent = Some(job);
         }
 
         Progress::Busy
@@ -97,22 +101,30 @@ pub struct Checksum {
     algorithm: Algorithm,
     companion: Option<DeviceEnd<Job, Job>>,
     channels: [Channel; ATTACHMENTS as usize],
-    /// Number of the last start.
+    /// Number of the last start of any client.
     serial: u64,
     /// Buffers for reuse.
     spare: Vec<Vec<u8>>,
+    /// Number of starts that ended with a sum.
     sums: u64,
+    /// Number of starts that ended with an error or were refused.
     errors: u64,
 }
 
 /// The state of one client.
 #[derive(Default)]
 struct Channel {
+    /// The client's mirror. `None` while the attachment has no client.
     mirror: Option<SharedMemory>,
+    /// IOVA of the bytes.
     address: u64,
+    /// Number of the bytes.
     length: u32,
+    /// Bits `STATUS_*` of the last start.
     status: u32,
+    /// The last sum.
     sum: u64,
+    /// Number of starts that have ended or were refused.
     ended: u64,
     state: State,
 }
@@ -161,16 +173,16 @@ impl Checksum {
     fn start_companion(&mut self, context: &mut Context<'_>) -> Result<(), CompanionError> {
         // The earlier epoch ends first, so that it does not hold its thread longer than needed.
         self.companion = None;
-        let body = Summer { algorithm: self.algorithm.clone(), done: None };
-        self.companion = Some(context.start_companion(SUMMER, body)?);
+        let body = Summer { algorithm: self.algorithm.clone(), unsent: None };
+        self.companion = Some(context.start_companion(COMPANION, body)?);
 
         Ok(())
     }
 
-    /// Starts the companion at the first call. Returns whether it takes jobs.
+    /// Starts the companion if there is none. Returns whether it takes jobs.
     fn ensure_companion(&mut self, context: &mut Context<'_>) -> bool {
-        let is_new = self.companion.is_none();
-        if is_new && self.start_companion(context).is_err() {
+        let is_missing = self.companion.is_none();
+        if is_missing && self.start_companion(context).is_err() {
             return false;
         }
         self.companion.as_ref().is_some_and(|companion| companion.halt().is_none())
@@ -204,8 +216,8 @@ impl Checksum {
         context.interrupt(attachment, VECTOR_ERROR);
     }
 
-    /// Takes a channel's next step unless it waits for an answer: starts the DMA read of its bytes,
-    /// or sends its job to the companion.
+    /// Takes a channel's next step, unless it waits for data or a sum: starts the DMA read of its
+    /// bytes, or sends its job to the companion.
     fn advance(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
         let channel = &mut self.channels[usize::from(attachment.0)];
         match std::mem::take(&mut channel.state) {
@@ -221,13 +233,13 @@ impl Checksum {
                     }
                 };
             }
-            State::Waiting(job) => self.send(context, attachment, job),
+            State::Waiting(job) => self.send_job(context, attachment, job),
             other => channel.state = other,
         }
     }
 
-    /// Sends a job to the companion, or has it wait for room.
-    fn send(&mut self, context: &mut Context<'_>, attachment: AttachmentId, job: Job) {
+    /// Sends a channel's job to the companion. If there is no room, the job waits in the channel.
+    fn send_job(&mut self, context: &mut Context<'_>, attachment: AttachmentId, job: Job) {
         let serial = job.serial;
         let sent = match &mut self.companion {
             Some(companion) => companion.send(job),
@@ -243,14 +255,14 @@ impl Checksum {
         }
     }
 
-    /// Takes a sum of the companion.
+    /// Handles a job that the companion has done.
     fn finish_job(&mut self, context: &mut Context<'_>, job: Job) {
         let Job { attachment, serial, bytes, sum } = job;
         if self.spare.len() < MAX_SPARE {
             self.spare.push(bytes);
         }
 
-        // The client may have been reset since.
+        // If the client was reset since, the sum belongs to no start.
         let state = self.channels.get(usize::from(attachment.0)).map(|channel| &channel.state);
         if matches!(state, Some(State::Summing(current)) if *current == serial) {
             self.end(context, attachment, Ok(sum));
@@ -351,6 +363,7 @@ impl Device for Checksum {
         token: DmaToken,
         result: Result<&[u8], DmaError>,
     ) {
+        // Data of an earlier start are dropped.
         let state = &self.channels[usize::from(attachment.0)].state;
         if !matches!(state, State::Reading(serial) if *serial == token.0) {
             return;
@@ -361,7 +374,7 @@ impl Device for Checksum {
                 let mut bytes = self.spare.pop().unwrap_or_default();
                 bytes.clear();
                 bytes.extend_from_slice(data);
-                self.send(context, attachment, Job { attachment, serial: token.0, bytes, sum: 0 });
+                self.send_job(context, attachment, Job { attachment, serial: token.0, bytes, sum: 0 });
             }
             Err(_) => self.end(context, attachment, Err(STATUS_DMA_ERROR)),
         }

@@ -39,19 +39,28 @@ const TOKEN: DmaToken = DmaToken(0);
 #[derive(Default)]
 pub struct DmaEngine {
     channels: [Channel; ATTACHMENTS as usize],
+    /// Number of lists that were copied.
     lists: u64,
+    /// Number of bytes that were copied.
     bytes: u64,
+    /// Number of starts that ended with an error.
     errors: u64,
 }
 
 /// The state of one client.
 #[derive(Default)]
 struct Channel {
+    /// The client's mirror. `None` while the attachment has no client.
     mirror: Option<SharedMemory>,
+    /// IOVA of the list.
     list: u64,
+    /// Number of descriptors of the list.
     count: u32,
+    /// Bits `STATUS_*` of the last start.
     status: u32,
+    /// Number of descriptors of the list that are copied.
     done: u32,
+    /// Number of starts that have ended.
     ended: u64,
     state: State,
     /// The list that is being processed, read once.
@@ -65,21 +74,21 @@ struct Channel {
 enum State {
     #[default]
     Idle,
-    /// The list has to be read.
-    List { under_way: bool },
+    /// The list has to be read. `in_flight` says whether the read was started.
+    List { in_flight: bool },
     /// Descriptor number `done` has been copied up to `offset`, and the next piece has to be read.
-    Copy { offset: u32, under_way: bool },
+    Copy { offset: u32, in_flight: bool },
 }
 
 /// The next action of a channel.
 enum Next {
-    /// There is no action until a start, or until the data of a read in flight arrive.
-    Nothing,
-    /// A read has to be started.
+    /// Wait for a start, or for the data of the read in flight.
+    Wait,
+    /// Start a read of the client's memory.
     Read { iova: u64, length: usize },
-    /// All descriptors are copied.
+    /// End successfully: all descriptors are copied.
     Finish,
-    /// The list can't be continued, for the reason in this status bit.
+    /// End with this status bit: the list can't be continued.
     Fail(u32),
 }
 
@@ -99,7 +108,7 @@ impl DmaEngine {
     fn advance(&mut self, context: &mut Context<'_>, attachment: AttachmentId) {
         let channel = &mut self.channels[usize::from(attachment.0)];
         match channel.next() {
-            Next::Nothing => {}
+            Next::Wait => {}
             Next::Read { iova, length } => match context.dma_read(attachment, iova, length, TOKEN) {
                 Ok(()) => channel.set_in_flight(true),
                 // The memory is busy. All other errors come to `dma_done`.
@@ -110,7 +119,8 @@ impl DmaEngine {
         }
     }
 
-    /// Ends a start: successfully if `error` is 0, otherwise with that status bit.
+    /// Ends a start: successfully if `error` is 0, otherwise with that status bit. Publishes the
+    /// outcome, and raises an interrupt.
     fn end(&mut self, context: &mut Context<'_>, attachment: AttachmentId, error: u32) {
         let channel = &mut self.channels[usize::from(attachment.0)];
 
@@ -209,7 +219,8 @@ impl Device for DmaEngine {
         let channel = &mut self.channels[usize::from(attachment.0)];
         channel.set_in_flight(false);
 
-        let failed = match (channel.state, result) {
+        let failure = match (channel.state, result) {
+            // The read belongs to no list that is being processed.
             (State::Idle, _) => None,
             (_, Err(_)) => Some(STATUS_DMA_ERROR),
             (State::List { .. }, Ok(bytes)) => {
@@ -230,7 +241,7 @@ impl Device for DmaEngine {
             }
         };
 
-        match failed {
+        match failure {
             None => self.advance(context, attachment),
             Some(status) => self.end(context, attachment, status),
         }
@@ -269,24 +280,24 @@ impl Channel {
 
         // A new start clears the errors of earlier ones, even if it is refused.
         self.status = 0;
-        let valid = (1..=MAX_DESCRIPTORS).contains(&self.count) && self.list.is_multiple_of(8);
-        if !valid {
+        let is_valid = (1..=MAX_DESCRIPTORS).contains(&self.count) && self.list.is_multiple_of(8);
+        if !is_valid {
             return false;
         }
 
-        self.state = State::List { under_way: false };
+        self.state = State::List { in_flight: false };
         self.status = STATUS_BUSY;
         self.done = 0;
         true
     }
 
-    /// Returns the next action, and skips descriptors without bytes.
+    /// Returns the next action of the channel. Moves past descriptors without bytes.
     fn next(&mut self) -> Next {
         match self.state {
-            State::List { under_way: false } => {
+            State::List { in_flight: false } => {
                 Next::Read { iova: self.list, length: self.count as usize * size_of::<Descriptor>() }
             }
-            State::Copy { offset, under_way: false } => {
+            State::Copy { offset, in_flight: false } => {
                 // Descriptors without bytes need no copy.
                 while self
                     .descriptors
@@ -307,7 +318,7 @@ impl Channel {
                     },
                 }
             }
-            _ => Next::Nothing,
+            _ => Next::Wait,
         }
     }
 
@@ -322,7 +333,7 @@ impl Channel {
     fn set_in_flight(&mut self, is_in_flight: bool) {
         match &mut self.state {
             State::Idle => {}
-            State::List { under_way } | State::Copy { under_way, .. } => *under_way = is_in_flight,
+            State::List { in_flight } | State::Copy { in_flight, .. } => *in_flight = is_in_flight,
         }
     }
 
@@ -332,10 +343,10 @@ impl Channel {
         self.descriptors.clear();
         self.descriptors
             .extend(bytes.chunks_exact(size).filter_map(|bytes| Descriptor::read_from_bytes(bytes).ok()));
-        self.state = State::Copy { offset: 0, under_way: false };
+        self.state = State::Copy { offset: 0, in_flight: false };
     }
 
-    /// Returns the destination of the piece that was read.
+    /// Returns the IOVA to which the piece that was read must be written.
     fn destination(&self) -> u64 {
         match (self.state, self.descriptors.get(self.done as usize)) {
             (State::Copy { offset, .. }, Some(descriptor)) => descriptor.destination + u64::from(offset),
@@ -348,11 +359,12 @@ impl Channel {
         let State::Copy { offset, .. } = self.state else { return };
 
         let offset = offset + length;
+        // Whether this was the last piece of the descriptor.
         let is_copied =
             self.descriptors.get(self.done as usize).is_none_or(|descriptor| offset >= descriptor.length);
 
         self.done += u32::from(is_copied);
-        self.state = State::Copy { offset: if is_copied { 0 } else { offset }, under_way: false };
+        self.state = State::Copy { offset: if is_copied { 0 } else { offset }, in_flight: false };
     }
 
     /// Shows the outcome of the last start in the client's mirror.

@@ -41,13 +41,16 @@ type Message = [u8; DATA];
 #[derive(Default)]
 pub struct SlotFifo {
     fifos: [ClientFifo; ATTACHMENTS as usize],
+    /// Number of messages that were put into receive slots.
     delivered: u64,
+    /// Number of errors that were reported.
     errors: u64,
 }
 
 /// The FIFO of one client. The default is the state of power-on.
 #[derive(Default)]
 struct ClientFifo {
+    /// `None` while the attachment has no client.
     slots: Option<Slots>,
     queue: VecDeque<Message>,
     /// Number of messages taken, through slots and port.
@@ -66,7 +69,9 @@ struct ClientFifo {
 struct Slots {
     send: Window,
     receive: Window,
+    /// The mirror's word for `taken`, by which the client sees free send slots.
     taken_word: SharedU64,
+    /// The client's word for its read pointer: the number of messages that it has taken.
     head_word: SharedU64,
     /// Number of messages taken out of the send slots.
     taken: u64,
@@ -74,7 +79,7 @@ struct Slots {
     delivered: u64,
     /// The last valid value of the client's read pointer.
     head: u64,
-    /// The last invalid value; it is reported once.
+    /// The last invalid value of the read pointer. It is reported once.
     bad_head: Option<u64>,
 }
 
@@ -134,8 +139,8 @@ impl Device for SlotFifo {
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
         for index in 0..self.fifos.len() {
             let attachment = AttachmentId(index as u16);
-            // A FIFO without slots has no client (or is losing it) and is in the state of power-on
-            // already.
+            // A FIFO without slots has no client, or its client is just leaving, and is in the
+            // state of power-on already.
             if reach.reaches(attachment) && self.fifos[index].slots.is_some() {
                 self.reset_attachment(context, attachment);
             }
@@ -185,22 +190,23 @@ impl Device for SlotFifo {
             let attachment = AttachmentId(index as u16);
 
             // Deliver first: messages that leave the queue make room in it.
-            let moved = match self.fifos[index].deliver(budget) {
+            let delivered = match self.fifos[index].deliver(budget) {
                 Ok(delivery) => {
                     self.delivered += delivery.count;
                     if delivery.bad_pointer {
                         self.fail(context, attachment, ERROR_POINTER);
                     }
-                    if delivery.all_taken {
+                    if delivery.may_sleep {
                         context.interrupt(attachment, VECTOR_RECEIVE);
                     }
                     delivery.count
                 }
+                // The windows have the sizes of the slots, so no access fails.
                 Err(_) => 0,
             };
 
-            let count = self.fifos[index].take_sent(budget).unwrap_or(0);
-            if moved + count > 0 {
+            let taken = self.fifos[index].take_sent(budget).unwrap_or(0);
+            if delivered + taken > 0 {
                 progress = Progress::Busy;
             }
         }
@@ -220,9 +226,11 @@ impl Device for SlotFifo {
 /// The outcome of [`ClientFifo::deliver`].
 #[derive(Default)]
 struct Delivery {
+    /// Number of messages delivered.
     count: u64,
-    /// Whether the client had taken all earlier messages, so that it may wait for an interrupt.
-    all_taken: bool,
+    /// The client had taken all earlier messages, so it may wait for an interrupt.
+    may_sleep: bool,
+    /// The client's read pointer has a new invalid value.
     bad_pointer: bool,
 }
 
@@ -235,6 +243,7 @@ impl ClientFifo {
 
         while self.queue.len() < QUEUE && count < u64::from(budget) {
             let slot = slots.taken % SLOTS * SLOT;
+            // A slot is full when its sequence word has the number of its next message, from 1 on.
             // Acquire: the data of a slot are there when its sequence word is.
             if slots.send.load_u64_acquire(slot)? != slots.taken + 1 {
                 break;
@@ -262,7 +271,7 @@ impl ClientFifo {
         let Some(slots) = &mut self.slots else { return Ok(delivery) };
         delivery.bad_pointer = slots.load_head();
 
-        let before = slots.delivered;
+        let delivered_before = slots.delivered;
         while !self.hold && slots.delivered - slots.head < SLOTS && delivery.count < u64::from(budget) {
             let Some(message) = self.queue.pop_front() else { break };
             let slot = slots.delivered % SLOTS * SLOT;
@@ -275,11 +284,11 @@ impl ClientFifo {
 
         if delivery.count > 0 {
             // The client stores its read pointer, checks for a message once more, and then waits.
-            // The order here is the opposite: messages, then the pointer. With a fence between the
-            // two on either side, one of them sees the other's store.
+            // The order here is the opposite: the messages are stored, then the pointer is loaded.
+            // With a fence between the two on either side, one of them sees the other's store.
             fence(Ordering::SeqCst);
             delivery.bad_pointer |= slots.load_head();
-            delivery.all_taken = slots.head >= before;
+            delivery.may_sleep = slots.head >= delivered_before;
         }
         Ok(delivery)
     }

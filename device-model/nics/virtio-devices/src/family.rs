@@ -92,12 +92,12 @@ struct Console {
 impl Disk {
     /// Returns the driver's access to the file.
     fn access(&self) -> Result<Access, SectionError> {
-        let mib =
+        let limit_mib =
             range_or("changes_mib", self.changes_mib.as_ref(), (1, MAX_CHANGES_MIB), DEFAULT_CHANGES_MIB)?;
         let access = self.access.as_ref().map_or("read-only", |access| access.get_ref().as_str());
 
         match (access, &self.access, &self.changes_mib) {
-            ("copy-on-write", ..) => Ok(Access::CopyOnWrite { limit: mib << 20 }),
+            ("copy-on-write", ..) => Ok(Access::CopyOnWrite { limit: limit_mib << 20 }),
             ("read-only", _, Some(changes)) => {
                 Err(refuse_value("changes_mib", changes, "no value, or access = \"copy-on-write\""))
             }
@@ -109,8 +109,8 @@ impl Disk {
     /// Returns the source of the disk, which opens the file.
     fn source(self) -> Result<DeviceSource, SectionError> {
         let access = self.access()?;
-        let is_long = |serial: &&Spanned<String>| serial.get_ref().len() > ID_BYTES;
-        if let Some(serial) = self.serial.as_ref().filter(is_long) {
+        let is_too_long = |serial: &&Spanned<String>| serial.get_ref().len() > ID_BYTES;
+        if let Some(serial) = self.serial.as_ref().filter(is_too_long) {
             return Err(refuse_value("serial", serial, format!("at most {ID_BYTES} bytes")));
         }
 
@@ -125,7 +125,7 @@ impl Disk {
 impl Console {
     /// Returns the source of the console, which makes the socket or opens the file.
     fn source(self, section: &Section<'_>) -> Result<DeviceSource, SectionError> {
-        let line: fn(&Path) -> Result<Line, LineError> =
+        let open_line: fn(&Path) -> Result<Line, LineError> =
             if self.socket.is_some() { Line::listen } else { Line::append_to };
         let path = match (self.socket, self.file) {
             (Some(_), Some(file)) => {
@@ -137,7 +137,7 @@ impl Console {
             }
         };
 
-        let make = move || Ok::<_, LineError>(VirtioConsole::device(line(Path::new(&path))?));
+        let make = move || Ok::<_, LineError>(VirtioConsole::device(open_line(Path::new(&path))?));
         Ok(DeviceSource::fallible(make))
     }
 }

@@ -39,8 +39,8 @@ const MODEL: Model = Model {
     config_bytes: 0,
 };
 
-/// The companion: there is one block, which goes back and forth.
-const SOURCE: CompanionSpec =
+/// The companion. It needs one command and one event, because one block goes back and forth.
+const COMPANION: CompanionSpec =
     CompanionSpec { name: "entropy", commands: 1, events: 1, mode: CompanionMode::Threads };
 
 /// The bytes of a block.
@@ -53,29 +53,29 @@ struct Filled {
     is_random: bool,
 }
 
-/// The companion.
+/// The companion, which fills blocks with the host's random bytes.
 #[derive(Default)]
-struct Source {
-    /// A block that waits for room in the FIFO.
-    done: Option<Filled>,
+struct EntropySource {
+    /// A filled block that waits for room in the FIFO of events.
+    unsent: Option<Filled>,
 }
 
-impl Companion for Source {
+impl Companion for EntropySource {
     type Command = Block;
     type Event = Filled;
 
     fn poll(&mut self, end: &mut CompanionEnd<Block, Filled>, _: u32) -> Progress {
-        if self.done.is_none()
+        if self.unsent.is_none()
             && let Some(mut block) = end.receive()
         {
             let is_random = getrandom::fill(&mut block[..]).is_ok();
-            self.done = Some(Filled { block, is_random });
+            self.unsent = Some(Filled { block, is_random });
         }
 
-        if let Some(done) = self.done.take()
-            && let Err(SendError::Full(done)) = end.send(done)
+        if let Some(filled) = self.unsent.take()
+            && let Err(SendError::Full(filled)) = end.send(filled)
         {
-            self.done = Some(done);
+            self.unsent = Some(filled);
         }
         Progress::Idle
     }
@@ -105,10 +105,14 @@ pub struct VirtioRng {
     statistics: Statistics,
 }
 
+/// Statistics of the device.
 #[derive(Default)]
 struct Statistics {
+    /// Buffers that were filled.
     buffers: u64,
+    /// Random bytes that the driver got.
     bytes: u64,
+    /// Blocks for which the host had no random bytes.
     failures: u64,
 }
 
@@ -119,7 +123,7 @@ impl VirtioRng {
         VirtioDevice::new(Self { companion: None, supply: Supply::empty(), statistics })
     }
 
-    /// Refills an empty block: sends the block to the companion, or receives it back.
+    /// Sends an empty block to the companion to be filled, and takes a filled one back.
     fn refill(&mut self, context: &mut Context<'_>) {
         if let Supply::Filling = self.supply
             && let Some(Filled { block, is_random }) = self.companion.as_mut().and_then(DeviceEnd::receive)
@@ -132,23 +136,24 @@ impl VirtioRng {
             };
         }
 
-        if let Supply::Empty(_, time) = self.supply
-            && retry::is_due(context, time)
+        if let Supply::Empty(_, refill_at) = self.supply
+            && retry::is_due(context, refill_at)
         {
-            self.send(context);
+            self.send_block(context);
         }
     }
 
     /// Sends the empty block to the companion, and starts the companion first if there is none.
-    fn send(&mut self, context: &mut Context<'_>) {
+    fn send_block(&mut self, context: &mut Context<'_>) {
         if self.companion.is_none() {
             // Without a companion the driver's buffers wait, and a reset tries again.
-            self.companion = context.start_companion(SOURCE, Source::default()).ok();
+            self.companion = context.start_companion(COMPANION, EntropySource::default()).ok();
         }
         let Some(companion) = &mut self.companion else { return };
 
         match std::mem::replace(&mut self.supply, Supply::Filling) {
             Supply::Empty(block, _) => {
+                // A companion that takes no block has ended. The next reset replaces it.
                 if let Err(SendError::Full(block) | SendError::Ended(block)) = companion.send(block) {
                     self.supply = Supply::Empty(block, Nanos::NEVER);
                 }
@@ -159,21 +164,22 @@ impl VirtioRng {
 
     /// Fills the next buffer, if there is one and bytes for it. Returns the descriptors used.
     fn fill_buffer(&mut self, context: &mut Context<'_>, function: &mut Function) -> Result<u32, QueueError> {
-        let Supply::Ready(block, at) = &mut self.supply else { return Ok(0) };
+        let Supply::Ready(block, next) = &mut self.supply else { return Ok(0) };
         let Some((queue, memory)) = function.queue_with_memory(context, REQUESTS) else { return Ok(0) };
         let Some(buffer) = queue.take_or_ask(&memory)? else { return Ok(0) };
 
-        let count = buffer.writable.min((BLOCK - *at) as u64) as usize;
-        let bytes = &mut block[*at..*at + count];
+        let count = buffer.writable.min((BLOCK - *next) as u64) as usize;
+        let bytes = &mut block[*next..*next + count];
         queue.write(&memory, 0, bytes)?;
+        // No other buffer gets these bytes.
         bytes.fill(0);
         queue.give_back(&memory, buffer, count as u32)?;
 
-        *at += count;
+        *next += count;
         self.statistics.buffers += 1;
         self.statistics.bytes += count as u64;
         let descriptors = queue.descriptors() as u32;
-        if *at == BLOCK {
+        if *next == BLOCK {
             let used = std::mem::replace(&mut self.supply, Supply::Filling);
             if let Supply::Ready(block, _) = used {
                 self.supply = Supply::Empty(block, Nanos::ZERO);
@@ -213,7 +219,7 @@ impl Backend for VirtioRng {
     }
 
     fn reset(&mut self, _: &mut Context<'_>) {
-        // The driver that is gone may have seen bytes of the block, or had them zeroed.
+        // The rest of the block is not given to another driver.
         self.supply = match std::mem::replace(&mut self.supply, Supply::Filling) {
             Supply::Ready(block, _) => Supply::Empty(block, Nanos::ZERO),
             other => other,

@@ -4,7 +4,7 @@
 //! byte to sum and the place of the field. TCP and UDP have such checksums (RFC 1071).
 
 /// Bytes of a checksum field.
-const FIELD: usize = 2;
+const FIELD_BYTES: usize = 2;
 
 /// The place of a partial checksum: its field holds only the sum of the pseudo-header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,35 +15,37 @@ pub(crate) struct PartialChecksum {
     pub(crate) offset: u16,
 }
 
-/// Bit of a packet's header word: the lower bits are the place of a partial checksum.
+/// Bit of a packet's header word: it has a partial checksum, with `start` in bits 16 to 31 and
+/// `offset` in bits 0 to 15.
 const PRESENT: u64 = 1 << 32;
 
 impl PartialChecksum {
     /// Returns the offset of the field in the frame.
-    fn field(self) -> usize {
+    fn field_offset(self) -> usize {
         usize::from(self.start) + usize::from(self.offset)
     }
 
     /// Returns whether the field lies in a frame of `length` bytes.
     pub(crate) fn fits(self, length: usize) -> bool {
-        self.field() + FIELD <= length
+        self.field_offset() + FIELD_BYTES <= length
     }
 
-    /// Returns the word by which a packet carries a partial checksum, or none.
+    /// Returns the header word of a packet with this partial checksum, or with none.
     pub(crate) fn to_word(partial: Option<Self>) -> u64 {
         partial.map_or(0, |partial| PRESENT | u64::from(partial.start) << 16 | u64::from(partial.offset))
     }
 
-    /// Returns the partial checksum of a packet with this word. A checksum outside the frame counts
-    /// as none.
+    /// Returns the partial checksum of a frame of `length` bytes in a packet with this header word.
+    /// A checksum outside the frame counts as none.
     pub(crate) fn from_word(word: u64, length: usize) -> Option<Self> {
         let partial = Self { start: (word >> 16) as u16, offset: word as u16 };
         (word & PRESENT != 0 && partial.fits(length)).then_some(partial)
     }
 
-    /// Completes the checksum of a frame. A frame that does not hold the field stays as it is.
+    /// Completes the checksum of a frame. The field holds a part of the sum and is summed, too. A
+    /// frame that does not hold the field stays as it is.
     pub(crate) fn complete(self, frame: &mut [u8]) {
-        let field = self.field();
+        let field = self.field_offset();
         let Some(summed) = frame.get(usize::from(self.start)..).filter(|_| self.fits(frame.len())) else {
             return;
         };
@@ -53,7 +55,7 @@ impl PartialChecksum {
             0 => u16::MAX,
             checksum => checksum,
         };
-        frame[field..field + FIELD].copy_from_slice(&checksum.to_be_bytes());
+        frame[field..field + FIELD_BYTES].copy_from_slice(&checksum.to_be_bytes());
     }
 }
 
@@ -63,6 +65,7 @@ fn sum(bytes: &[u8]) -> u16 {
     let last = words.remainder().first().map_or(0, |&byte| u64::from(byte) << 8);
     let mut sum = words.map(|word| u64::from(word[0]) << 8 | u64::from(word[1])).sum::<u64>() + last;
 
+    // Carries are added to the lower 16 bits.
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);
     }

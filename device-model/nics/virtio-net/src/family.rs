@@ -102,9 +102,10 @@ struct NetworkValues {
     link: LinkSpec,
 }
 
-/// The stations of all networks so far.
+/// The stations of the networks that have been checked so far.
 #[derive(Default)]
 struct KnownStations {
+    /// Number of these stations.
     stations: u32,
     macs: BTreeSet<MacAddress>,
 }
@@ -190,6 +191,7 @@ fn macs(
     count: u32,
     known: &mut KnownStations,
 ) -> Result<Vec<MacAddress>, SectionError> {
+    // The stations are counted through all networks.
     let numbers = known.stations..known.stations + count;
     known.stations = numbers.end;
 
@@ -205,14 +207,15 @@ fn macs(
         _ => numbers.map(MacAddress::derived).collect::<Vec<_>>(),
     };
 
-    if let Some(twice) = macs.iter().find(|mac| !known.macs.insert(**mac)) {
+    if let Some(duplicate) = macs.iter().find(|mac| !known.macs.insert(**mac)) {
         let span = network.macs.as_ref().map_or_else(|| section.span(), Spanned::span);
-        return Err(SectionError::value(span, "the address", twice, "addresses that all differ"));
+        return Err(SectionError::value(span, "the address", duplicate, "addresses that all differ"));
     }
     Ok(macs)
 }
 
-/// Adds the nodes of a network, and the links between them.
+/// Adds the nodes of a network, and the links between them. `stations` and `switches` count the
+/// nodes of all networks, whose names have these numbers.
 fn add_network(
     plan: &mut Plan,
     section: &Section<'_>,
@@ -241,7 +244,7 @@ fn add_network(
     Ok(())
 }
 
-/// Returns the next name of a series.
+/// Returns the next name of a series, and counts it.
 fn numbered(series: &str, count: &mut u32) -> String {
     let name = format!("{series}{count}");
     *count += 1;

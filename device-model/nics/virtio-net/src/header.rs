@@ -36,14 +36,14 @@ impl FrameHeader {
         if partial.fits(length) { Ok(Some(partial)) } else { Err(BadHeader) }
     }
 
-    /// Returns the header of a received frame.
+    /// Returns the header of a received frame, whose checksum is complete unless it is `partial`.
     pub(crate) fn received(partial: Option<PartialChecksum>) -> Self {
-        let whole = Self { buffers: 1_u16.to_le_bytes(), ..Self::default() };
-        partial.map_or(whole, |partial| Self {
+        let without_partial = Self { buffers: 1_u16.to_le_bytes(), ..Self::default() };
+        partial.map_or(without_partial, |partial| Self {
             flags: NEEDS_CHECKSUM,
             checksum_start: partial.start.to_le_bytes(),
             checksum_offset: partial.offset.to_le_bytes(),
-            ..whole
+            ..without_partial
         })
     }
 }

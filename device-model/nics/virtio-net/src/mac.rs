@@ -55,6 +55,7 @@ impl FromStr for MacAddress {
     type Err = MacError;
 
     fn from_str(text: &str) -> Result<Self, MacError> {
+        // The error quotes a bounded part of the text.
         let error = || MacError { text: text.chars().take(64).collect() };
         let mut address = [0; 6];
         let mut parts = text.split(':');

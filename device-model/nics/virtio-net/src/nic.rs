@@ -102,14 +102,24 @@ pub enum NicConfigError {
 pub struct VirtioNet {
     config: NicConfig,
     function: Function,
+    /// The link was up when it was looked at last.
     link_up: bool,
     /// The longest packet of the link in bytes, if there is one.
     longest_packet: Option<usize>,
-    /// Time of the last work or notification.
+    /// Time at which the device last moved a frame or was notified.
     last_work: Nanos,
     /// Time since which the first received frame waits for a buffer.
     starved_since: Option<Nanos>,
     statistics: Statistics,
+}
+
+/// The result of [`VirtioNet::transmit`].
+#[derive(Clone, Copy, Default)]
+struct Transmitted {
+    /// Number of descriptors used.
+    descriptors: u32,
+    /// The link has no credit for more frames.
+    is_blocked: bool,
 }
 
 impl VirtioNet {
@@ -149,6 +159,7 @@ impl VirtioNet {
     /// Returns the MTU that the driver is offered: frames must also fit the link.
     fn mtu(&self) -> u16 {
         let Some(longest) = self.longest_packet else { return self.config.mtu };
+        // A frame of no payload is its header and tag alone.
         let available = longest.saturating_sub(max_frame(0)).min(usize::from(u16::MAX));
         self.config.mtu.min(available as u16)
     }
@@ -167,24 +178,27 @@ impl VirtioNet {
     /// Moves frames, about `budget` in each direction. Returns the descriptors used, or 0 if
     /// nothing moved.
     fn move_frames(&mut self, context: &mut Context<'_>, budget: u32) -> Result<u32, QueueError> {
-        let (sent, is_blocked) = self.transmit(context, budget)?;
-        let work = sent + self.receive(context, budget)?;
+        let Transmitted { descriptors, is_blocked } = self.transmit(context, budget)?;
+        let work = descriptors + self.receive(context, budget)?;
 
+        // While the link has no credit, the device waits for the link, and needs no notification.
         if work > 0 {
             self.last_work = context.now();
         } else if !is_blocked && self.ask_for_frames(context)? {
+            // A frame has come, which the next step sends.
             return Ok(1);
         }
 
         Ok(work)
     }
 
-    /// Sends frames of the transmit queue. Returns the descriptors used, and whether the link has
-    /// no credit for more.
-    fn transmit(&mut self, context: &mut Context<'_>, budget: u32) -> Result<(u32, bool), QueueError> {
+    /// Sends frames of the transmit queue, about `budget` descriptors.
+    fn transmit(&mut self, context: &mut Context<'_>, budget: u32) -> Result<Transmitted, QueueError> {
         let (features, max_frame) = (self.function.features(), max_frame(self.config.mtu));
-        let Some(queue) = self.function.queue(TRANSMIT) else { return Ok((0, false)) };
-        let Ok((memory, mut ports)) = context.guest_memory_and_ports(USER) else { return Ok((0, false)) };
+        let Some(queue) = self.function.queue(TRANSMIT) else { return Ok(Transmitted::default()) };
+        let Ok((memory, mut ports)) = context.guest_memory_and_ports(USER) else {
+            return Ok(Transmitted::default());
+        };
         let (statistics, link_up) = (&mut self.statistics, self.link_up);
 
         let mut work = 0;
@@ -213,27 +227,29 @@ impl VirtioNet {
             self.function.interrupt(context, Event::Queue(TRANSMIT));
         }
 
-        Ok((work, is_blocked))
+        Ok(Transmitted { descriptors: work, is_blocked })
     }
 
-    /// Puts frames from the port into buffers of the receive queue. Returns the descriptors used.
+    /// Puts frames from the port into buffers of the receive queue, about `budget` descriptors.
+    /// Returns the number of descriptors used, and of frames dropped.
     fn receive(&mut self, context: &mut Context<'_>, budget: u32) -> Result<u32, QueueError> {
-        let takes_partial = self.function.features() & feature::GUEST_CSUM != 0;
+        let takes_partial_checksums = self.function.features() & feature::GUEST_CSUM != 0;
         let Some(queue) = self.function.queue(RECEIVE) else { return Ok(self.drop_arrived(context, budget)) };
         let Ok((memory, mut ports)) = context.guest_memory_and_ports(USER) else {
             return Ok(self.wait_for_buffer(context, budget));
         };
 
         let mut work = 0;
-        let mut starved = false;
+        let mut is_starved = false;
         while work < budget
             && let Some(packet) = ports.peek_mut(PORT, CHANNEL)
         {
             let Some(buffer) = queue.take(&memory)? else {
+                // A buffer may have come before the driver saw that it is asked.
                 if queue.ask_for_notification(&memory)? {
                     continue;
                 }
-                starved = true;
+                is_starved = true;
                 break;
             };
             work += queue.descriptors() as u32;
@@ -242,11 +258,13 @@ impl VirtioNet {
             let length = packet.len();
             let written = FRAME_HEADER + length;
             if buffer.writable < written as u64 {
+                // The frame is dropped, and the buffer serves for the next one.
                 queue.put_back();
                 self.statistics.short_buffer += 1;
             } else {
+                // A driver that takes no partial checksums gets a complete one.
                 let mut partial = PartialChecksum::from_word(packet.header, length);
-                if let Some(checksum) = partial.take_if(|_| !takes_partial) {
+                if let Some(checksum) = partial.take_if(|_| !takes_partial_checksums) {
                     checksum.complete(packet.bytes_mut());
                     self.statistics.checksums += 1;
                 }
@@ -267,7 +285,7 @@ impl VirtioNet {
             self.function.interrupt(context, Event::Queue(RECEIVE));
         }
 
-        Ok(if starved { work + self.wait_for_buffer(context, budget) } else { work })
+        Ok(if is_starved { work + self.wait_for_buffer(context, budget) } else { work })
     }
 
     /// Lets received frames wait for a buffer, or drops them if the time for that is over. Returns
@@ -309,8 +327,9 @@ impl VirtioNet {
     }
 }
 
-/// Sends the frame of a buffer. `load` copies bytes of the buffer from an offset on. Returns the
-/// frame's length, or why it was dropped.
+/// Sends the frame of a buffer. `load` copies bytes of the buffer from an offset on. The inner
+/// result is the frame's length, or the reason why the frame was dropped; the outer one is an error
+/// of the queue.
 ///
 /// # Errors
 /// The errors of `load`, and [`QueueError::Buffer`].

@@ -7,6 +7,11 @@ use nicforge_hwi::mu_packet::{
 
 use crate::DescriptorError;
 
+/// Lowest bit of the class route in byte 2 of a collective header.
+const CLASS_SHIFT: u32 = 4;
+/// Lowest bit of the collective type in byte 3.
+const KIND_SHIFT: u32 = 3;
+
 /// The routing of a point-to-point packet: its virtual channel, and the choices on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Routing {
@@ -24,13 +29,13 @@ pub enum Routing {
 }
 
 impl Routing {
-    /// Returns the channel and the network injection FIFOs that it may use.
+    /// Returns the virtual channel, and the network injection FIFOs that its packets may use.
     #[inline]
-    fn channel(self) -> (u8, u64) {
-        let normal = fifo_map::TORUS | fifo_map::LOCAL0 | fifo_map::LOCAL1;
+    fn channel_and_fifos(self) -> (u8, u64) {
+        let normal_fifos = fifo_map::TORUS | fifo_map::LOCAL0 | fifo_map::LOCAL1;
         match self {
-            Self::Dynamic { .. } => (channel::DYNAMIC, normal),
-            Self::Deterministic => (channel::DETERMINISTIC, normal),
+            Self::Dynamic { .. } => (channel::DYNAMIC, normal_fifos),
+            Self::Deterministic => (channel::DETERMINISTIC, normal_fifos),
             Self::HighPriority => (channel::HIGH_PRIORITY, fifo_map::PRIORITY),
             Self::System => (channel::SYSTEM, fifo_map::SYSTEM),
         }
@@ -85,6 +90,8 @@ impl PointToPoint {
     /// Returns a route on which the packets to a destination stay in order: deterministic routing,
     /// and one network injection FIFO, which depends on the destination alone.
     pub fn ordered(destination: Destination) -> Self {
+        // The ten FIFOs of the torus have the bits from that of E+ on. The sum spreads the
+        // destinations over them.
         let sum: u32 = destination.coordinates().map(u32::from).iter().sum();
         Self::with(destination, Routing::Deterministic, fifo_map::EP << (sum % 10))
     }
@@ -96,18 +103,20 @@ impl PointToPoint {
         Self::with(own, Routing::Deterministic, map)
     }
 
+    /// Returns a route without hints and options.
     fn with(destination: Destination, routing: Routing, fifo_map: u64) -> Self {
         Self { destination, routing, fifo_map, hints: [Hint::None; 5], deposit: false, to_io: false }
     }
 
+    /// Checks the route, and writes it into a descriptor.
     #[inline]
     pub(super) fn write(&self, descriptor: &mut Descriptor) -> Result<(), DescriptorError> {
-        // Six bits for each of the five dimensions.
+        // A destination has six bits for each of the five dimensions.
         if self.destination.0.get() >> 30 != 0 {
             return Err(DescriptorError::Coordinates { coordinates: self.destination.coordinates() });
         }
 
-        let (channel, allowed) = self.routing.channel();
+        let (channel, allowed) = self.routing.channel_and_fifos();
         descriptor.torus_fifo_map = checked_map(self.fifo_map, allowed)?;
 
         let header = &mut descriptor.packet_header;
@@ -188,8 +197,8 @@ pub struct Reduction {
 }
 
 impl Reduction {
-    /// Returns byte 1 of a header.
-    fn byte(self) -> Result<u8, DescriptorError> {
+    /// Returns byte 1 of a header: the operation, and the exponent `n` of a word of `4 << n` bytes.
+    fn header_byte(self) -> Result<u8, DescriptorError> {
         let bytes = self.word;
         let is_possible = bytes.is_power_of_two() && (4..=512).contains(&bytes);
         if !is_possible || self.operation.is_floating() && bytes != 8 {
@@ -252,6 +261,7 @@ impl Collective {
         Self { class, kind, channel: CollectiveChannel::default() }
     }
 
+    /// Checks the route, and writes it into a descriptor that has its payload.
     pub(super) fn write(&self, descriptor: &mut Descriptor) -> Result<(), DescriptorError> {
         let class = self.class;
         if usize::from(class) >= CLASSES {
@@ -261,9 +271,9 @@ impl Collective {
         let (byte1, kind_bits, destination) = match self.kind {
             CollectiveKind::Broadcast => (0, collective_type::BROADCAST, Destination::default()),
             CollectiveKind::Allreduce(reduction) => {
-                (reduction.byte()?, collective_type::ALLREDUCE, Destination::default())
+                (reduction.header_byte()?, collective_type::ALLREDUCE, Destination::default())
             }
-            CollectiveKind::Reduce(reduction, to) => (reduction.byte()?, collective_type::REDUCE, to),
+            CollectiveKind::Reduce(reduction, to) => (reduction.header_byte()?, collective_type::REDUCE, to),
         };
 
         if let CollectiveKind::Allreduce(reduction) | CollectiveKind::Reduce(reduction, _) = self.kind
@@ -284,14 +294,15 @@ impl Collective {
         let header = &mut descriptor.packet_header;
         header.data_packet_type = kind::COLLECTIVE;
         header.byte1 = byte1;
-        header.byte2 = class << 4;
-        header.byte3 = kind_bits << 3;
+        header.byte2 = class << CLASS_SHIFT;
+        header.byte3 = kind_bits << KIND_SHIFT;
         header.set_channel(channel);
         header.destination = destination;
         Ok(())
     }
 }
 
+/// Checks that a FIFO map names some of the allowed network injection FIFOs, and no others.
 fn checked_map(map: u64, allowed: u64) -> Result<u64, DescriptorError> {
     if map == 0 || map & !allowed != 0 {
         return Err(DescriptorError::FifoMap { map, allowed });

@@ -67,7 +67,7 @@ impl Cluster<'_> {
         }
 
         let Pairs { bytes, window, windows, .. } = pairs;
-        let terms = message_rate::Terms { bytes, window, windows, context: CONTEXT };
+        let terms = message_rate::Parameters { bytes, window, windows, context: CONTEXT };
         let count = u32::from(pairs.pairs);
 
         let (times, _) = self.run_program(pairs.pairs, MessageRate { pairs: count, terms })?;
@@ -124,7 +124,7 @@ impl Cluster<'_> {
 /// The program of [`Cluster::message_rate`].
 struct MessageRate {
     pairs: u32,
-    terms: message_rate::Terms,
+    terms: message_rate::Parameters,
 }
 
 impl RankProgram for MessageRate {
@@ -173,10 +173,10 @@ pub(crate) fn time_of_messages<E: Endpoint>(
     endpoint: &mut E,
     pairs: u32,
     distance: u32,
-    terms: message_rate::Terms,
+    terms: message_rate::Parameters,
 ) -> Result<Duration, RankError> {
-    let measured = message_rate::Terms { context: 2 * terms.context + 1, ..terms };
-    let warm_up = message_rate::Terms { windows: WARM_UP_WINDOWS, context: 2 * terms.context, ..terms };
+    let measured = message_rate::Parameters { context: 2 * terms.context + 1, ..terms };
+    let warm_up = message_rate::Parameters { windows: WARM_UP_WINDOWS, context: 2 * terms.context, ..terms };
 
     send_messages(endpoint, pairs, distance, warm_up)?;
     barrier(endpoint, Deadline::never())?;
@@ -196,7 +196,7 @@ fn send_messages<E: Endpoint>(
     endpoint: &mut E,
     pairs: u32,
     distance: u32,
-    terms: message_rate::Terms,
+    terms: message_rate::Parameters,
 ) -> Result<Duration, RankError> {
     let rank = endpoint.rank();
     let (end, peer) = match rank.checked_sub(distance) {

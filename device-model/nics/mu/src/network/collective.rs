@@ -21,19 +21,20 @@ use super::{
 };
 use crate::config::{Cables, NetworkError, Options, Site};
 
-/// Injection and reception FIFO of the system.
+/// Number of the injection FIFO of the system, and of the collective unit's reception FIFO.
 pub(super) const SYSTEM_FIFO: u8 = fifo_map::COLLECTIVE_SYSTEM.trailing_zeros() as u8;
-/// Injection and reception FIFO of users.
+/// Number of the injection FIFO of users, and of the collective unit's reception FIFO.
 pub(super) const USER_FIFO: u8 = fifo_map::COLLECTIVE_USER.trailing_zeros() as u8;
-/// Place of the virtual channel of all nodes and of the system, and of that of sub-communicators.
-const CHANNEL: u8 = 0;
-const SUB_COMM_CHANNEL: u8 = 1;
+/// Index of the virtual channel [`COLLECTIVE`] in the list of the collective unit.
+const COLLECTIVE_INDEX: u8 = 0;
+/// Index of the virtual channel [`SUB_COMM`] in that list.
+const SUB_COMM_INDEX: u8 = 1;
 
-/// Cycles that the collective logic adds to a packet's way up and down (section II.C).
+/// Cycles that the collective logic adds to a packet's way: first up, and then down (section II.C).
 const DELAYS: [u32; 2] = [9, 3];
 /// Bytes of a barrier symbol on links with a bandwidth: a network header.
 const SYMBOL_BYTES: u32 = 12;
-/// Longest word of an operation: `4 << 7` bytes.
+/// Bytes of the longest word of an operation. A header can state more, `4 << n`.
 const MAX_WORD: usize = 512;
 
 /// Returns the collective unit of a node.
@@ -70,9 +71,9 @@ pub(super) fn route(
 ) -> Result<Route, RouteError> {
     let number = header.channel();
     let (channel, fifo) = match number {
-        channel::USER_COMM_WORLD => (CHANNEL, USER_FIFO),
-        channel::USER_SUB_COMM => (SUB_COMM_CHANNEL, USER_FIFO),
-        channel::SYSTEM_COLLECTIVE if is_system => (CHANNEL, SYSTEM_FIFO),
+        channel::USER_COMM_WORLD => (COLLECTIVE_INDEX, USER_FIFO),
+        channel::USER_SUB_COMM => (SUB_COMM_INDEX, USER_FIFO),
+        channel::SYSTEM_COLLECTIVE if is_system => (COLLECTIVE_INDEX, SYSTEM_FIFO),
         channel::SYSTEM_COLLECTIVE => return Err(RouteError::Permission { channel: number }),
         _ => return Err(RouteError::Channel { channel: number, kind: kind::COLLECTIVE }),
     };
@@ -83,12 +84,12 @@ pub(super) fn route(
         return Err(RouteError::ClassRoute { class, channel: number });
     }
 
-    let word = word(cables, header, class)?;
+    let word = collective_word(cables, header, class)?;
     Ok(Route { word: word.bits(), fifos: check_map(map, 1 << fifo)?, target: None })
 }
 
-/// Returns the route word of a header.
-fn word(cables: &Cables, header: &PacketHeader, class: u8) -> Result<CollectiveWord, RouteError> {
+/// Checks the fields of a header that describe its operation, and returns the packet's route word.
+fn collective_word(cables: &Cables, header: &PacketHeader, class: u8) -> Result<CollectiveWord, RouteError> {
     let refused = RouteError::Operation {
         operation: header.operation(),
         bytes: header.word_bytes(),
@@ -103,6 +104,7 @@ fn word(cables: &Cables, header: &PacketHeader, class: u8) -> Result<CollectiveW
     };
     let (number, operation) = match operation_of(header.operation()) {
         Some(operation) => operation,
+        // A broadcast combines nothing, so its operation has no meaning.
         None if kind == Kind::Broadcast => (Number::Unsigned, Operation::Or),
         None => return Err(refused),
     };
@@ -124,7 +126,8 @@ fn word(cables: &Cables, header: &PacketHeader, class: u8) -> Result<CollectiveW
     Ok(CollectiveWord { class, kind, operation, operand, target, flags: Flags::default(), is_down: false })
 }
 
-/// Returns the numbers and the operation of a code; `None` if there is none.
+/// Returns the type of numbers and the operation that a header's code stands for; `None` if there
+/// is none.
 fn operation_of(code: u8) -> Option<(Number, Operation)> {
     Some(match code {
         operation::AND => (Number::Unsigned, Operation::And),
@@ -143,13 +146,13 @@ fn operation_of(code: u8) -> Option<(Number, Operation)> {
     })
 }
 
-/// Returns the bit of a port in the masks of class routes.
+/// Returns the bit of a port in the link masks of class route registers.
 fn link_bit(port: u8) -> u16 {
     if port == IO_PORT { CLASS_LINK_IO } else { class_link(port) }
 }
 
-/// Returns the class route of a register; `None` if its type does not exist, it has more than one
-/// output, its local bit is an output, or a link is both input and output.
+/// Returns the class route that a register states; `None` if its type does not exist, it has more
+/// than one output, its local bit is an output, or a link is both input and output.
 pub(super) fn class_route(register: nd_dcr::ClassRoute) -> Option<ClassRoute> {
     let ports_of = |mask: u16| (0..PORTS).filter(move |&port| mask & link_bit(port) != 0);
     let outputs = register.output;
@@ -158,9 +161,9 @@ pub(super) fn class_route(register: nd_dcr::ClassRoute) -> Option<ClassRoute> {
     }
 
     let (channel, fifo) = match register.input >> class_type::SHIFT {
-        class_type::USER => (CHANNEL, USER_FIFO),
-        class_type::SYSTEM => (CHANNEL, SYSTEM_FIFO),
-        class_type::SUB_COMM => (SUB_COMM_CHANNEL, USER_FIFO),
+        class_type::USER => (COLLECTIVE_INDEX, USER_FIFO),
+        class_type::SYSTEM => (COLLECTIVE_INDEX, SYSTEM_FIFO),
+        class_type::SUB_COMM => (SUB_COMM_INDEX, USER_FIFO),
         _ => return None,
     };
     Some(ClassRoute {
@@ -172,12 +175,12 @@ pub(super) fn class_route(register: nd_dcr::ClassRoute) -> Option<ClassRoute> {
     })
 }
 
-/// Returns the register of a class route.
+/// Returns the register that states a class route.
 pub(super) fn class_register(route: &ClassRoute) -> nd_dcr::ClassRoute {
     let links = (0..PORTS).filter(|port| route.inputs >> port & 1 == 1);
     let class_type = match (route.channel, route.fifo) {
-        (SUB_COMM_CHANNEL, _) => class_type::SUB_COMM,
-        // A class without a route has zeros.
+        (SUB_COMM_INDEX, _) => class_type::SUB_COMM,
+        // A class without a route has zeros, and not the type of the system.
         (_, SYSTEM_FIFO) if *route != ClassRoute::default() => class_type::SYSTEM,
         _ => class_type::USER,
     };

@@ -45,7 +45,6 @@ use nicforge_network::{
     collective::{CollectiveError, CollectiveUnit, CollectiveWord, LineLevels},
     router::{Bypass, FifoSpec, InjectionRefusal, NotInjected, Outcome, Router, RouterSpec},
 };
-
 use zerocopy::FromBytes;
 
 use self::{
@@ -53,12 +52,12 @@ use self::{
     registers::Registers,
 };
 pub(crate) use self::{
-    policy::{KeepingPolicy, NodePolicy, check_deadlock},
+    policy::{CachingPolicy, NodePolicy, check_deadlock},
     route::{Place, Route, RouteError},
 };
 use crate::config::{NetworkError, Options, Site};
 
-/// Virtual channels of a link.
+/// Number of virtual channels of a link.
 pub(crate) const CHANNELS: usize = 7;
 /// Virtual channel of collective packets of all nodes, and of the system. As on the chip, software
 /// must keep their class routes on different links.
@@ -72,12 +71,9 @@ pub(crate) const SYMBOL_CREDITS: u32 = 32;
 
 /// Packets from links that an output sends between two injected ones, at power-on.
 const THROUGH_RATIO: u8 = 1;
-/// Packets of a network FIFO on links with a bandwidth, and on others. There, more packets at a
-/// time save turns of the router.
-const FIFO_PACKETS: [u16; 2] = [4, 16];
 /// Number of the first network injection FIFO of the router. Those below are for collectives.
 const FIRST_ROUTED: u8 = fifo_map::SYSTEM.trailing_zeros() as u8;
-/// Number of reception FIFOs of the router. Those after are for collectives.
+/// Number of network reception FIFOs of the router. Those behind are for collectives.
 const ROUTED_RECEPTION: u8 = reception_fifo::COLLECTIVE_USER;
 
 /// Priorities of the senders: collective and system packets first, then user packets of high
@@ -88,9 +84,10 @@ mod priority {
     pub(super) const NORMAL: u8 = 2;
 }
 
-/// Returns the packets of a network FIFO.
+/// Returns the number of packets that a network FIFO holds. On links without a bandwidth it is
+/// larger, because more packets at a time save steps of the router.
 fn fifo_packets(options: &Options) -> u16 {
-    FIFO_PACKETS[usize::from(!options.is_timed())]
+    if options.is_timed() { 4 } else { 16 }
 }
 
 /// Returns the description of the routers of a network.
@@ -101,7 +98,7 @@ pub(crate) fn router_spec(options: &Options) -> RouterSpec {
         let bytes = (MAX_PACKET as u32 + framing) * u32::from(packets);
         FifoSpec { bytes, packets, priority }
     };
-    let of_fifo = |number: u32| match 1 << number {
+    let injection_fifo = |number: u32| match 1 << number {
         fifo_map::SYSTEM => fifo(priority::SYSTEM),
         fifo_map::PRIORITY => fifo(priority::HIGH),
         _ => fifo(priority::NORMAL),
@@ -111,10 +108,11 @@ pub(crate) fn router_spec(options: &Options) -> RouterSpec {
         ports: PORTS,
         link: options.link.clone(),
         framing,
+        // By virtual channel, 0 to 3.
         priorities: vec![priority::NORMAL, priority::NORMAL, priority::HIGH, priority::SYSTEM],
-        bubble_vcs: 0b1110,
+        bubble_vcs: 1 << channel::DETERMINISTIC | 1 << channel::HIGH_PRIORITY | 1 << channel::SYSTEM,
         through_ratio: THROUGH_RATIO,
-        injection: (FIRST_ROUTED.into()..fifo_map::COUNT).map(of_fifo).collect(),
+        injection: (FIRST_ROUTED.into()..fifo_map::COUNT).map(injection_fifo).collect(),
         reception: (0..ROUTED_RECEPTION).map(|_| fifo(0)).collect(),
     }
 }
@@ -136,7 +134,7 @@ impl Arriving {
     #[inline(always)]
     pub(crate) fn at(ports: &Ports<'_>) -> Self {
         let [arrived, heads] = ports.arrivals_and_heads();
-        // The channels are named one by one, because a loop costs more than its body.
+        // One word a channel, with a bit for each port. A loop over them costs more than its body.
         let any = |channel: u8| arrived[usize::from(channel)] | heads[usize::from(channel)];
         let user = any(channel::DYNAMIC) | any(channel::DETERMINISTIC) | any(channel::HIGH_PRIORITY);
         let collective = any(COLLECTIVE) | any(SUB_COMM) | any(SYMBOLS);
@@ -146,7 +144,7 @@ impl Arriving {
 
 const _: () = assert!(CHANNELS == 7 && MAX_CHANNELS >= CHANNELS && channel::SYSTEM == 3);
 
-/// Returns whether a packet is for a FIFO in memory.
+/// Returns whether a packet is for a reception FIFO in memory.
 #[inline]
 fn is_for_fifo(packet: &Packet) -> bool {
     let header = PacketHeader::ref_from_prefix(packet.bytes());
@@ -157,13 +155,13 @@ fn is_for_fifo(packet: &Packet) -> bool {
 #[derive(Debug)]
 pub(crate) struct NetworkUnit {
     site: Site,
-    router: Router<KeepingPolicy>,
+    router: Router<CachingPolicy>,
     collective: CollectiveUnit,
     registers: Registers,
     /// Bytes that the link carries with each packet.
     framing: u32,
     /// Bytes of the longest packet, with framing and the memory that it refers to.
-    longest: u32,
+    longest_packet: u32,
 }
 
 impl NetworkUnit {
@@ -171,11 +169,11 @@ impl NetworkUnit {
     pub(crate) fn new(site: &Site) -> Result<Self, NetworkError> {
         let framing = site.options.framing();
         Ok(Self {
-            router: Router::with_plan(&site.plan, KeepingPolicy::new(site.policy.clone())),
+            router: Router::with_plan(&site.plan, CachingPolicy::new(site.policy.clone())),
             collective: collective::unit(site)?,
             registers: Registers::new(),
             framing,
-            longest: MAX_PACKET as u32 + framing + site.options.max_reference(),
+            longest_packet: MAX_PACKET as u32 + framing + site.options.max_reference(),
             site: site.clone(),
         })
     }
@@ -192,8 +190,9 @@ impl NetworkUnit {
         is_system: bool,
     ) -> Result<Route, RouteError> {
         let Site { node, place, cables, .. } = &self.site;
+        let sender = route::Sender { node: *node, place: *place };
         match header.data_packet_type {
-            kind::POINT_TO_POINT => route::point_to_point(cables, (*node, *place), header, map, is_system),
+            kind::POINT_TO_POINT => route::point_to_point(cables, sender, header, map, is_system),
             kind::COLLECTIVE => collective::route(&self.collective, cables, header, map, is_system),
             kind => Err(RouteError::Kind { kind }),
         }
@@ -212,11 +211,12 @@ impl NetworkUnit {
         map
     }
 
-    /// Returns the first FIFO of [`NetworkUnit::room`] in turn, which begins at `turn`.
+    /// Returns the first FIFO that [`NetworkUnit::room`] would return, counted from FIFO `turn` on
+    /// and around the end.
     #[inline]
     pub(crate) fn next_with_room(&self, fifos: u16, turn: u8, now: Nanos) -> Option<u8> {
-        let behind = fifos & u16::MAX.checked_shl(turn.into()).unwrap_or(0);
-        for mut left in [behind, fifos & !behind] {
+        let from_turn = fifos & u16::MAX.checked_shl(turn.into()).unwrap_or(0);
+        for mut left in [from_turn, fifos & !from_turn] {
             while left != 0 {
                 let fifo = left.trailing_zeros() as u8;
                 if self.has_room(fifo, now) {
@@ -232,7 +232,7 @@ impl NetworkUnit {
     #[inline]
     fn has_room(&self, fifo: u8, now: Nanos) -> bool {
         let (room, longest) = match fifo.checked_sub(FIRST_ROUTED) {
-            Some(routed) => (self.router.injection_room(routed, now), self.longest),
+            Some(routed) => (self.router.injection_room(routed, now), self.longest_packet),
             None => (self.collective.injection_room(fifo, now), MAX_PACKET as u32 + self.framing),
         };
         room.fits(longest)
@@ -251,8 +251,8 @@ impl NetworkUnit {
         mut packet: Packet,
         now: Nanos,
     ) -> Result<(), NotInjected> {
-        let is_permitted = u32::from(fifo) < fifo_map::COUNT && route.fifos >> fifo & 1 == 1;
-        if !is_permitted {
+        let is_of_route = u32::from(fifo) < fifo_map::COUNT && route.fifos >> fifo & 1 == 1;
+        if !is_of_route {
             return Err(NotInjected { packet, reason: InjectionRefusal::NoFifo { fifo } });
         }
 
@@ -310,8 +310,8 @@ impl NetworkUnit {
     /// if the unit has nothing else to do.
     #[inline]
     pub(crate) fn bypass(&self, ports: &Ports<'_>, arriving: Arriving) -> Option<Bypass> {
-        let is_routed_alone = arriving == Arriving::ROUTED && self.collective.awaits_arrivals();
-        if is_routed_alone { self.router.bypass(ports, is_for_fifo) } else { None }
+        let is_router_alone = arriving == Arriving::ROUTED && self.collective.awaits_arrivals();
+        if is_router_alone { self.router.bypass(ports, is_for_fifo) } else { None }
     }
 
     /// Passes packets as [`Router::bypass_row`] does.
@@ -338,7 +338,7 @@ impl NetworkUnit {
     }
 
     /// Returns the network reception FIFOs whose first packet is complete, one bit for each.
-    pub(crate) fn waiting(&self, now: Nanos) -> u16 {
+    pub(crate) fn fifos_with_packets(&self, now: Nanos) -> u16 {
         let mut left = self.router.received() as u16;
         if !self.collective.awaits_arrivals() {
             left |= 1 << reception_fifo::COLLECTIVE_USER | 1 << reception_fifo::COLLECTIVE_SYSTEM;
@@ -439,7 +439,7 @@ impl NetworkUnit {
             return self.step_router(ports, is_routed, budget);
         }
 
-        // Collective packets come first on each wire.
+        // The collective logic comes first, so that its packets are first on each wire.
         let collective = self.collective.step(ports, budget);
         if collective.moved > 0 {
             self.registers.note_exceptions(self.collective.counters());

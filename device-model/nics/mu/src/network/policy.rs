@@ -22,10 +22,11 @@ use super::{
 };
 use crate::config::{Cables, EXIT_PORTS, NetworkError, Options};
 
-/// Sets of dimensions for each zone, in the order in which dynamic packets go along them.
+/// The four zones. Each has sets of dimensions, in the order in which dynamic packets go along
+/// them.
 pub(crate) type Zones = [[u8; DIMENSIONS]; 4];
 
-/// The policy of a node.
+/// The routing policy of a node.
 #[derive(Clone, Debug)]
 pub(crate) struct NodePolicy {
     torus: TorusPolicy,
@@ -33,7 +34,7 @@ pub(crate) struct NodePolicy {
     role: Role,
 }
 
-/// The part of a node in packets to I/O nodes.
+/// The role of a node for packets to I/O nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     /// It has no I/O link.
@@ -44,8 +45,9 @@ enum Role {
     IoNode,
 }
 
-/// Returns the rules of the torus.
+/// Returns the rules of the torus: the virtual channels of each class of packets.
 fn rules(options: &Options) -> TorusRules {
+    // Packets in dimension order, on a virtual channel with the bubble rule.
     let fixed = |vc| ChannelClass { fixed: Fixed::Bubble { vc }, adaptive: 0 };
     let user = ChannelClass { adaptive: 1 << channel::DYNAMIC, ..fixed(channel::DETERMINISTIC) };
 
@@ -80,8 +82,9 @@ impl NodePolicy {
         Ok((Place::IoNode(exits), policy))
     }
 
-    /// Returns those ports that belong to the first set of a zone that has any.
+    /// Returns those of `ports` that belong to the first set of a zone that has any of them.
     fn ports_of_zone(&self, zone: usize, ports: u64) -> u64 {
+        // Port `2 d` leads up dimension `d`, and port `2 d + 1` down.
         let of_set = |&set: &u8| {
             let dimensions = (0..DIMENSIONS).filter(|dimension| set >> dimension & 1 == 1);
             ports & dimensions.fold(0, |mask, dimension| mask | 0b11 << (2 * dimension))
@@ -95,6 +98,7 @@ impl NodePolicy {
             return loop_decision(word, port);
         }
 
+        // A dynamic packet on the deterministic channel has escaped there at an earlier node.
         let has_escaped = matches!(from, Source::Link { vc: channel::DETERMINISTIC, .. });
         let torus_word = if has_escaped && word.stays() { word.0.in_order() } else { word.0 };
         match self.torus.decide(torus_word.0, from) {
@@ -102,6 +106,7 @@ impl NodePolicy {
                 let ports = self.ports_of_zone(word.0.zone(), candidates.ports);
                 Decision::Any(Candidates { ports, ..candidates })
             }
+            // The packet is at its compute node, and leaves it by the I/O link.
             Decision::Local if word.is_to_io() => match self.role {
                 Role::Exit => Decision::One(Exit { port: IO_PORT, vc: channel::SYSTEM, room: Room::One }),
                 Role::Compute | Role::IoNode => Decision::Drop,
@@ -111,7 +116,8 @@ impl NodePolicy {
     }
 }
 
-/// Returns the decision on a packet that takes a loop cable, which is a ring of one node.
+/// Returns the decision on a packet that takes a loop cable, which is a ring of one node. A packet
+/// that enters a ring needs room for two packets.
 fn loop_decision(word: RouteWord, port: u8) -> Decision {
     let escape = Exit { port, vc: word.fixed_vc(), room: Room::Two };
     if word.0.is_adaptive() {
@@ -129,6 +135,7 @@ impl Policy for NodePolicy {
             return self.decide_at_compute_node(word, from);
         }
 
+        // This is an I/O node: packets of links are for it, and its own leave by an I/O link.
         match (from, word.exit_port()) {
             (Source::Link { .. }, _) | (_, None) => Decision::Local,
             (Source::Injection { .. }, Some(port)) => {
@@ -148,7 +155,7 @@ impl Policy for NodePolicy {
     }
 }
 
-/// A decision, with what it depends on.
+/// A decision, with the arguments that it was made for.
 #[derive(Clone, Copy, Debug)]
 struct Decided {
     word: u64,
@@ -156,20 +163,24 @@ struct Decided {
     decision: Decision,
 }
 
-/// The policy of a node, which keeps its last decision on a packet of the device, and that on one
-/// of a link: the packets of a message have the same route word.
+/// The policy of a node, with a cache of its last decisions: the packets of a message have the same
+/// route word.
 #[derive(Debug)]
-pub(crate) struct KeepingPolicy {
+pub(crate) struct CachingPolicy {
     policy: NodePolicy,
+    /// The last decision on a packet of the device.
     of_device: Cell<Option<Decided>>,
+    /// The last decision on a packet of a link.
     of_links: Cell<Option<Decided>>,
 }
 
-impl KeepingPolicy {
+impl CachingPolicy {
+    /// Returns the policy with an empty cache.
     pub(crate) fn new(policy: NodePolicy) -> Self {
         Self { policy, of_device: Cell::new(None), of_links: Cell::new(None) }
     }
 
+    /// Returns the zones.
     pub(crate) fn zones(&self) -> &Zones {
         &self.policy.zones
     }
@@ -182,18 +193,18 @@ impl KeepingPolicy {
     }
 }
 
-impl Policy for KeepingPolicy {
+impl Policy for CachingPolicy {
     #[inline]
     fn decide(&self, word: u64, from: Source) -> Decision {
-        let kept = match from {
+        let cache = match from {
             Source::Injection { .. } => &self.of_device,
             Source::Link { .. } => &self.of_links,
         };
-        match kept.get() {
+        match cache.get() {
             Some(decided) if decided.word == word && decided.from == from => decided.decision,
             _ => {
                 let decision = self.policy.decide(word, from);
-                kept.set(Some(Decided { word, from, decision }));
+                cache.set(Some(Decided { word, from, decision }));
                 decision
             }
         }
@@ -205,8 +216,8 @@ impl Policy for KeepingPolicy {
     }
 }
 
-/// Directions of packets in the five dimensions, one bit for each, such that any two dimensions
-/// meet with each pair of directions.
+/// Sets of directions of a packet in the five dimensions; a bit is set for down. For any two
+/// dimensions, each of the four pairs of their directions is in one of the sets.
 const DIRECTIONS: [u8; 6] = [0b00000, 0b11111, 0b00101, 0b01010, 0b10011, 0b11100];
 
 /// Checks that packets in dimension order cannot wait for each other in a circle, whatever their
@@ -217,12 +228,13 @@ const DIRECTIONS: [u8; 6] = [0b00000, 0b11111, 0b00101, 0b01010, 0b10011, 0b1110
 /// waiting for their own transmission. Collective packets have a channel of their own, whose class
 /// routes are the software's.
 pub(crate) fn check_deadlock(cables: &Cables, policy: &NodePolicy) -> Result<(), NetworkError> {
-    let at = |node| policy.at(cables, node).map(|(_, policy)| policy);
-    let policies = (0..cables.nodes()).map(at).collect::<Result<Vec<_>, _>>()?;
+    let policy_of = |node| policy.at(cables, node).map(|(_, policy)| policy);
+    let policies = (0..cables.nodes()).map(policy_of).collect::<Result<Vec<_>, _>>()?;
     let routes = Routes { cables, policies };
 
     let mut graph = WaitGraph::new(cables, NodeChannels { vcs: 1, fifos: 0 })?;
     graph.add_routes(&routes)?;
+    // The bubble rule keeps the rings of the torus moving. I/O links are in no ring.
     let on_torus = bubble(&cables.torus, 0);
     graph.check_with(|channel: Channel| match channel {
         Channel::Link { node, port, .. } if node >= cables.torus.nodes() || port == IO_PORT => None,
@@ -231,28 +243,38 @@ pub(crate) fn check_deadlock(cables: &Cables, policy: &NodePolicy) -> Result<(),
     Ok(())
 }
 
-/// The routes of packets in dimension order: a word for each compute node and each set of
-/// directions, and then one for each I/O link.
+/// The routes of packets in dimension order, for the deadlock check, which numbers its route words:
+/// one for each compute node as destination and each set of directions, and then one for each I/O
+/// link.
 struct Routes<'a> {
     cables: &'a Cables,
     policies: Vec<NodePolicy>,
 }
 
+/// An I/O link.
+struct IoLink {
+    compute_node: u32,
+    io_node: u32,
+}
+
 impl Routes<'_> {
-    /// Returns the words to compute nodes.
+    /// Returns the number of words to compute nodes.
     fn compute_words(&self) -> u32 {
         self.cables.torus.nodes() * DIRECTIONS.len() as u32
     }
 
-    /// Returns the compute node and the I/O node of a word for an I/O link.
-    fn io_link(&self, word: u32) -> Option<(u32, u32)> {
+    /// Returns the link of a word to an I/O node; `None` if the word is to a compute node.
+    fn io_link(&self, word: u32) -> Option<IoLink> {
         let first = self.cables.torus.nodes();
         let attached = self.cables.io_nodes.iter().zip(first..);
-        let mut links = attached.flat_map(|(exits, io_node)| exits.iter().map(move |&exit| (exit, io_node)));
+        let mut links = attached.flat_map(|(computes, io_node)| {
+            computes.iter().map(move |&compute_node| IoLink { compute_node, io_node })
+        });
         links.nth(word.checked_sub(self.compute_words())? as usize)
     }
 
-    /// Returns the route word from a compute node to another.
+    /// Returns the route word from a compute node to another, with these directions along the
+    /// dimensions that are rings.
     fn word(&self, from: u32, to: u32, directions: u8) -> Option<RouteWord> {
         let torus: &Torus = &self.cables.torus;
         let shortest = TorusWord::between(torus, from, to, 0).ok()?;
@@ -271,18 +293,19 @@ impl Routing for Routes<'_> {
 
     fn target(&self, word: u32) -> Option<u32> {
         match self.io_link(word) {
-            Some((_, io_node)) => Some(io_node),
+            Some(IoLink { io_node, .. }) => Some(io_node),
             None => Some(word / DIRECTIONS.len() as u32),
         }
     }
 
     fn exits(&self, node: u32, word: u32, exits: &mut Exits) {
         let io_link = self.io_link(word);
-        if io_link.is_some_and(|(_, io_node)| io_node == node) {
+        if io_link.as_ref().is_some_and(|link| link.io_node == node) {
             exits.deliver();
             return;
         }
 
+        // At an I/O node, any of its links may be the packet's.
         let attached = self.cables.attached_to(node);
         if !attached.is_empty() {
             for &port in &EXIT_PORTS[..attached.len()] {
@@ -291,7 +314,7 @@ impl Routing for Routes<'_> {
             return;
         }
 
-        let to = io_link.map_or(word / DIRECTIONS.len() as u32, |(exit, _)| exit);
+        let to = io_link.as_ref().map_or(word / DIRECTIONS.len() as u32, |link| link.compute_node);
         let directions = DIRECTIONS[word as usize % DIRECTIONS.len()];
         let Some(route) = self.word(node, to, directions) else { return };
         let route = if io_link.is_some() { route.to_io() } else { route };

@@ -14,14 +14,21 @@ use thiserror::Error;
 use super::{COLLECTIVE, NetworkUnit, SUB_COMM, collective};
 use crate::link_check::End;
 
-/// Nanoseconds of a network cycle, in which waiting times are counted.
-const CYCLE: u64 = 2;
+/// Nanoseconds of a network cycle, the unit of waiting times.
+const CYCLE_NS: u64 = 2;
 /// Bytes of a register.
 const REGISTER: u64 = 8;
-/// Registers with two classes each.
+/// Number of registers of class routes: each has those of two classes.
 const CLASS_REGISTERS: u64 = CLASSES as u64 / 2;
-/// Bits of a port in the registers that clear and stop counters.
+/// Bits of a port in the registers that clear and stop counters: one for each counter of the
+/// sender, and one for those of the receiver.
 const COUNTER_BITS: u32 = 5;
+/// Number of a port's performance counters at the sender: sent chunks of payload. They come first.
+const SENDER_COUNTERS: usize = 4;
+/// The receiver's counter of packets. That of their waiting times follows.
+const RECEIVED_PACKETS: usize = SENDER_COUNTERS;
+/// Bits of a coordinate in the register of coordinates.
+const COORDINATE_BITS: u32 = 6;
 
 /// Reasons why a write to a register is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -42,10 +49,12 @@ pub(crate) enum RegisterError {
     },
 }
 
-/// A performance counter: the raw count at which it began, or the value at which it stands still.
+/// A performance counter.
 #[derive(Clone, Copy, Debug)]
 enum PerformanceCounter {
+    /// It counts. `from` is the raw count at which it was 0.
     Counts { from: u64 },
+    /// It stands still at a value.
     Stands { at: u64 },
 }
 
@@ -56,27 +65,29 @@ pub(super) struct Registers {
     pub(super) errors: u64,
     /// [`nd_dcr::NON_FATAL_ERR_ENABLE`].
     pub(super) enabled: u64,
-    /// Counters of the collective unit that are in [`Registers::errors`].
-    seen: CollectiveCounters,
+    /// The collective unit's counters at the last [`Registers::note_exceptions`].
+    last_counters: CollectiveCounters,
     /// [`link::UPC_CTRL`] of each port.
     control: [u64; PORTS as usize],
+    /// The counters of each port.
     counters: [[PerformanceCounter; link::COUNTERS]; PORTS as usize],
 }
 
 impl Registers {
+    /// Returns the state of power-on.
     pub(super) fn new() -> Self {
         Self {
             errors: 0,
             enabled: 0,
-            seen: CollectiveCounters::default(),
+            last_counters: CollectiveCounters::default(),
             control: [link::UPC_CTRL_RESET; PORTS as usize],
             counters: [[PerformanceCounter::Counts { from: 0 }; link::COUNTERS]; PORTS as usize],
         }
     }
 
-    /// Records the exceptions of this node's ALU.
+    /// Records the exceptions of this node's collective logic: those whose counters have risen.
     pub(super) fn note_exceptions(&mut self, now: CollectiveCounters) {
-        let before = std::mem::replace(&mut self.seen, now);
+        let before = std::mem::replace(&mut self.last_counters, now);
         for (has_risen, bit) in [
             (now.not_a_number > before.not_a_number, error::NAN),
             (now.overflow > before.overflow, error::OVERFLOW),
@@ -87,31 +98,40 @@ impl Registers {
     }
 }
 
-/// A register.
+/// A device control register of the network.
 #[derive(Clone, Copy)]
 enum Register {
+    /// Rings, and the ratio of packets from links to injected ones.
     Internal,
+    /// Clears exceptions.
     Clear,
     Coordinates,
+    /// Order of the dimensions.
     Order,
     /// Zones `2 n` and `2 n + 1`.
     Zones(usize),
     /// Classes `2 n` and `2 n + 1`.
     BarrierClasses(u8),
+    /// Classes `2 n` and `2 n + 1`.
     CollectiveClasses(u8),
+    /// Exceptions that interrupt the kernel.
     ErrorEnable,
     Errors,
     CounterClear,
     CounterStop,
+    /// The virtual channels that a port's counters count.
     Control(u8),
     Retransmissions(u8),
+    /// A counter of a port.
     Counter(u8, usize),
+    /// Credits of a port.
     Tokens(u8),
-    /// The CRC of users' or the system's packets at an end of the port's link.
+    /// The CRC of the packets of users or, if true, of the system at an end of the port's link.
     Crc(u8, End, bool),
 }
 
 impl Register {
+    /// Returns the register at an offset from [`nd_dcr::BASE`].
     fn at(offset: u64) -> Option<Self> {
         if !offset.is_multiple_of(REGISTER) {
             return None;
@@ -143,11 +163,14 @@ impl Register {
         })
     }
 
+    /// Returns the register at an offset behind the first register of port 0.
     fn of_port(offset: u64) -> Option<Self> {
-        let (from, stride) = (offset - nd_dcr::port(0), nd_dcr::port(1) - nd_dcr::port(0));
-        let port = u8::try_from(from / stride).ok().filter(|&port| port < PORTS)?;
-        let counter = (from % stride).wrapping_sub(link::UPC) / REGISTER;
-        Some(match from % stride {
+        let port_bytes = nd_dcr::port(1) - nd_dcr::port(0);
+        let from_port0 = offset - nd_dcr::port(0);
+        let port = u8::try_from(from_port0 / port_bytes).ok().filter(|&port| port < PORTS)?;
+        let within = from_port0 % port_bytes;
+        let counter = within.wrapping_sub(link::UPC) / REGISTER;
+        Some(match within {
             link::UPC_CTRL => Self::Control(port),
             link::SE_RETRANS_CNT => Self::Retransmissions(port),
             link::SE_TOKENS => Self::Tokens(port),
@@ -219,8 +242,10 @@ impl NetworkUnit {
             Register::BarrierClasses(pair) => {
                 let routes = class_routes(value).ok_or(wrong)?;
                 for (class, route) in (2 * pair..).zip(routes) {
+                    // Barriers have a channel of their own, and no FIFO.
                     let route = ClassRoute { channel: 0, fifo: 0, ..route };
-                    // A barrier of the other class of the register can be in progress.
+                    // The route of the register's other class is left alone if it does not change:
+                    // a barrier of it can be in progress.
                     if route != self.collective.barrier_route(class) {
                         self.collective.set_barrier_route(class, route).or(Err(wrong))?;
                     }
@@ -254,22 +279,25 @@ impl NetworkUnit {
         dimensions.fold(0, |set, dimension| set << 1 | u64::from(dimension.wraps))
     }
 
+    /// Returns the register of coordinates: those of the node in the upper word, and the highest
+    /// ones of the torus in the lower word.
     fn coordinates(&self) -> u64 {
         let torus = &self.site.cables.torus;
         let pack = |values: &mut dyn Iterator<Item = u32>| {
-            values.fold(0, |word, value| word << 6 | u64::from(value))
+            values.fold(0, |word, value| word << COORDINATE_BITS | u64::from(value))
         };
         // An I/O node has none.
         let own = torus.coordinates(self.site.node).map_or(0, |own| pack(&mut own.iter().copied()));
         own << 32 | pack(&mut torus.dimensions().iter().map(|dimension| dimension.length - 1))
     }
 
+    /// Returns the register of the order of dimensions: for each one a set with a single dimension.
     fn order(&self) -> u64 {
         let order = self.site.options.order.iter();
         order.fold(0, |word, dimension| word << DIMENSIONS | u64::from(nd_dcr::reversed_set(1 << dimension)))
     }
 
-    /// Returns the register of a pair of zones.
+    /// Returns the register of a pair of zones: 0 and 1, or 2 and 3.
     fn zones(&self, pair: usize) -> u64 {
         let zones = &self.router.policy().zones()[2 * pair..2 * pair + 2];
         let sets = zones.iter().zip([false, true]).flat_map(|(zone, is_odd)| {
@@ -280,6 +308,7 @@ impl NetworkUnit {
         sets.fold(0, |word, set| word | set)
     }
 
+    /// Sets a pair of zones to the value of their register.
     fn set_zones(&mut self, pair: usize, value: u64) {
         let zones = &mut self.router.policy_mut().zones_mut()[2 * pair..2 * pair + 2];
         for (zone, is_odd) in zones.iter_mut().zip([false, true]) {
@@ -292,23 +321,28 @@ impl NetworkUnit {
 
     /// Returns the count of a performance counter since power-on.
     fn raw_counter(&self, ports: &Ports<'_>, port: u8, counter: usize) -> u64 {
-        let enabled = (self.registers.control[usize::from(port)] >> (56 - 8 * counter.min(4))) as u8;
+        // The control register has a byte of channels for each counter, from the highest byte on.
+        // The counters of the receiver share one.
+        let shift = 56 - 8 * counter.min(RECEIVED_PACKETS);
+        let enabled = (self.registers.control[usize::from(port)] >> shift) as u8;
         let vcs = physical_vcs(enabled);
         match counter {
-            0..=3 => {
+            ..SENDER_COUNTERS => {
                 let sent = vcs.map(|vc| ports.sent(port, vc.into()));
-                let content =
-                    |packets: u64, bytes: u64| bytes.saturating_sub(packets * u64::from(self.framing));
-                sent.map(|sent| content(sent.packets, sent.bytes) / CHUNK as u64).sum()
+                let framing = u64::from(self.framing);
+                sent.map(|sent| sent.bytes.saturating_sub(sent.packets * framing) / CHUNK as u64).sum()
             }
-            4 => vcs.map(|vc| self.router.input_counters(Source::Link { port, vc }).packets).sum(),
+            RECEIVED_PACKETS => {
+                vcs.map(|vc| self.router.input_counters(Source::Link { port, vc }).packets).sum()
+            }
             _ => {
                 let waited = vcs.map(|vc| self.router.input_counters(Source::Link { port, vc }).waited);
-                waited.sum::<u64>() / CYCLE
+                waited.sum::<u64>() / CYCLE_NS
             }
         }
     }
 
+    /// Returns the value of a performance counter.
     fn counter(&self, ports: &Ports<'_>, port: u8, counter: usize) -> u64 {
         match self.registers.counters[usize::from(port)][counter] {
             PerformanceCounter::Counts { from } => {
@@ -318,6 +352,7 @@ impl NetworkUnit {
         }
     }
 
+    /// Sets performance counters to 0. `bits` has a bit for each, as [`counter_bit`] returns it.
     pub(super) fn clear_counters(&mut self, ports: &Ports<'_>, bits: u64) {
         for (port, counter) in counters_of(bits) {
             let raw = self.raw_counter(ports, port, counter);
@@ -329,9 +364,11 @@ impl NetworkUnit {
         }
     }
 
+    /// Stops the performance counters of `bits`, and lets the others count.
     fn stop_counters(&mut self, ports: &Ports<'_>, bits: u64) {
         for (port, counter) in counters_of(u64::MAX) {
-            let (raw, value) = (self.raw_counter(ports, port, counter), self.counter(ports, port, counter));
+            let raw = self.raw_counter(ports, port, counter);
+            let value = self.counter(ports, port, counter);
             let stops = counters_of(bits).any(|stopped| stopped == (port, counter));
             self.registers.counters[usize::from(port)][counter] = if stops {
                 PerformanceCounter::Stands { at: value }
@@ -356,17 +393,18 @@ impl NetworkUnit {
 /// Returns the bit of a counter in the registers that clear and stop counters. The counters of a
 /// receiver share one.
 fn counter_bit(port: u8, counter: usize) -> u64 {
-    1 << (63 - COUNTER_BITS * u32::from(port) - counter.min(4) as u32)
+    1 << (63 - COUNTER_BITS * u32::from(port) - counter.min(RECEIVED_PACKETS) as u32)
 }
 
-/// Returns the counters of some bits.
+/// Returns the counters of some bits: their ports, and their numbers there.
 fn counters_of(bits: u64) -> impl Iterator<Item = (u8, usize)> {
     let all = (0..PORTS).flat_map(|port| (0..link::COUNTERS).map(move |counter| (port, counter)));
     all.filter(move |&(port, counter)| bits & counter_bit(port, counter) != 0)
 }
 
-/// Returns the virtual channels of the links for a set of those of packet headers, channel 0 in bit
-/// 6. Collective packets of all nodes and of the system share one.
+/// Returns the virtual channels of links that carry the packets of a set of header channels. In the
+/// set, channel 0 has bit 6, and channel 6 bit 0. Collective packets of all nodes and of the system
+/// share a channel of the links.
 fn physical_vcs(enabled: u8) -> impl Iterator<Item = u8> {
     let vc_of = |number: u8| match number {
         channel::USER_COMM_WORLD | channel::SYSTEM_COLLECTIVE => COLLECTIVE,
@@ -379,14 +417,16 @@ fn physical_vcs(enabled: u8) -> impl Iterator<Item = u8> {
     (0..u8::BITS as u8).filter(move |vc| set >> vc & 1 == 1)
 }
 
-/// Returns the credits of the virtual channels of a port, in the order of the register.
+/// Returns the register of a port's credits: 10 bits for the dynamic channel, and then 4 bits for
+/// each of the others, down to the lowest.
 fn tokens(ports: &Ports<'_>, port: u8) -> u64 {
     let credits = |vc: u8, most: u32| u64::from(ports.credits(port, vc.into()).min(most));
     let fixed = [channel::DETERMINISTIC, channel::HIGH_PRIORITY, channel::SYSTEM, COLLECTIVE, SUB_COMM];
     fixed.iter().fold(credits(channel::DYNAMIC, 0x3ff), |word, &vc| word << 4 | credits(vc, 0xf))
 }
 
-/// Returns the register of a pair of classes, with these bits of the input masks.
+/// Returns the register of the routes of classes `2 pair` and `2 pair + 1`. Of their input masks,
+/// it shows `bits`.
 fn class_pair(pair: u8, route: impl Fn(u8) -> ClassRoute, bits: u16) -> u64 {
     nd_dcr::ClassRoute::register([2 * pair, 2 * pair + 1].map(|class| {
         let register = collective::class_register(&route(class));
@@ -394,7 +434,7 @@ fn class_pair(pair: u8, route: impl Fn(u8) -> ClassRoute, bits: u16) -> u64 {
     }))
 }
 
-/// Returns the class routes of a register, if both have a meaning.
+/// Returns the routes of the two classes in a register, if both have a meaning.
 fn class_routes(value: u64) -> Option<[ClassRoute; 2]> {
     let [even, odd] = nd_dcr::ClassRoute::of_register(value).map(collective::class_route);
     Some([even?, odd?])

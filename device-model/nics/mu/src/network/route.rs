@@ -17,6 +17,7 @@ use crate::config::{Cables, EXIT_PORTS};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Route {
     pub(super) word: u64,
+    /// Network injection FIFOs that take the packet, as bits of [`fifo_map`].
     pub(super) fifos: u16,
     /// The only node that gets the packet, if that is a compute node.
     pub(super) target: Option<u32>,
@@ -137,7 +138,7 @@ impl RouteError {
     }
 }
 
-/// A map of FIFOs that carry a packet: it must be one or more of `possible`.
+/// Checks a descriptor's FIFO map: it must name one or more FIFOs of `possible`, and no other ones.
 pub(super) fn check_map(map: u64, possible: u64) -> Result<u16, RouteError> {
     if map == 0 || map & !possible != 0 {
         return Err(RouteError::Fifos { map, possible: possible as u16 });
@@ -145,11 +146,10 @@ pub(super) fn check_map(map: u64, possible: u64) -> Result<u16, RouteError> {
     Ok(map as u16)
 }
 
-/// Checks the header of a packet from one node to another, and returns its route. `own` is the
-/// node's number; that of an I/O node has no coordinates, and its packets start at a compute node.
+/// Checks the header of a packet from one node to another, and returns its route.
 pub(super) fn point_to_point(
     cables: &Cables,
-    (own, place): (u32, Place),
+    sender: Sender,
     header: &PacketHeader,
     map: u64,
     is_system: bool,
@@ -163,10 +163,10 @@ pub(super) fn point_to_point(
         _ => return Err(RouteError::Channel { channel: number, kind: kind::POINT_TO_POINT }),
     };
 
-    let from = start(own, place, header, class)?;
-    let way = Way::of(&cables.torus, from.node, header)?;
+    let start = start(sender, header, class)?;
+    let way = Way::of(&cables.torus, start.node, header)?;
     let mut word = RouteWord(way.word.with_class(class));
-    if let Some(port) = from.port {
+    if let Some(port) = start.port {
         word = word.by_exit(port);
     }
     word = with_options(word, &way, header)?;
@@ -178,33 +178,43 @@ pub(super) fn point_to_point(
         word = word.to_io();
     }
 
-    let is_local = way.travelled == 0 && way.loop_port.is_none() && from.port.is_none();
+    let is_local = way.travelled == 0 && way.loop_port.is_none() && start.port.is_none();
     let possible = match class {
         class::HIGH_PRIORITY => fifo_map::PRIORITY,
         class::SYSTEM => fifo_map::SYSTEM,
         _ if is_local => fifo_map::LOCAL0 | fifo_map::LOCAL1,
         _ => fifo_map::TORUS,
     };
-    let is_to_one = header.byte2 & (routing::TO_IO | routing::DEPOSIT) == 0;
-    let target = is_to_one.then_some(way.target);
+    let has_one_receiver = header.byte2 & (routing::TO_IO | routing::DEPOSIT) == 0;
+    let target = has_one_receiver.then_some(way.target);
     Ok(Route { word: word.0.0, fifos: check_map(map, possible)?, target })
 }
 
-/// The compute node at which a packet starts.
+/// The node that sends a packet.
+#[derive(Clone, Copy)]
+pub(super) struct Sender {
+    pub(super) node: u32,
+    pub(super) place: Place,
+}
+
+/// The compute node at which a packet enters the torus.
 struct Start {
     node: u32,
-    /// Port by which it leaves its I/O node.
+    /// The port by which the packet of an I/O node leaves that node.
     port: Option<u8>,
 }
 
-/// Returns the compute node at which a packet starts.
-fn start(own: u32, place: Place, header: &PacketHeader, class: u8) -> Result<Start, RouteError> {
+/// Returns the compute node at which a packet enters the torus. A packet of an I/O node, which has
+/// no coordinates, leaves it by the port that the header states, and enters at the compute node
+/// there.
+fn start(sender: Sender, header: &PacketHeader, class: u8) -> Result<Start, RouteError> {
     let return_port = (header.byte2 & routing::FROM_IO) >> routing::FROM_IO.trailing_zeros();
-    let Place::IoNode(exits) = place else {
-        return if return_port == 0 { Ok(Start { node: own, port: None }) } else { Err(RouteError::IoLink) };
+    let Place::IoNode(exits) = sender.place else {
+        let start = Start { node: sender.node, port: None };
+        return if return_port == 0 { Ok(start) } else { Err(RouteError::IoLink) };
     };
 
-    // `MU_Pt2PtNetworkHeader.h`: 1 is torus port 6, D-, and 2 is port 7, D+.
+    // `MU_Pt2PtNetworkHeader.h`: 1 stands for D-, and 2 for D+. These are ports 7 and 6 here.
     let port = match return_port {
         1 => 7,
         2 => 6,
@@ -220,16 +230,26 @@ fn start(own: u32, place: Place, header: &PacketHeader, class: u8) -> Result<Sta
 
 /// The way of a packet to its destination.
 struct Way {
+    /// The destination.
     target: u32,
     word: TorusWord,
     /// Dimensions along which it goes, one bit for each.
     travelled: u8,
-    /// Port of the loop cable that it takes.
+    /// Port of the loop cable that it takes to its own node.
     loop_port: Option<u8>,
 }
 
+/// The coordinates of a packet's start and target along a dimension.
+struct Along {
+    dimension: usize,
+    ring: Dimension,
+    own: u32,
+    target: u32,
+}
+
 impl Way {
-    /// Returns the way from a compute node. Hint bits that are not set are computed.
+    /// Returns the way from a compute node. Along dimensions without hint bits, it is the shortest
+    /// one.
     ///
     /// Where both directions are equally short, the parity of the node's coordinate and of all
     /// coordinates along other dimensions decides. So the messages of a node to many others use
@@ -243,12 +263,15 @@ impl Way {
         let word = TorusWord::between(torus, from, target, 0).or(Err(outside))?;
         let mut way = Self { target, word, travelled: 0, loop_port: None };
 
+        // The sum of all coordinates of both nodes. Without the target's coordinate in a dimension,
+        // its parity decides there.
         let sum: u32 = here.iter().sum::<u32>() + coordinates.map(u32::from).iter().sum::<u32>();
         let dimensions = torus.dimensions().iter().zip(here.iter().zip(coordinates)).enumerate();
         for (dimension, (ring, (&own, target))) in dimensions {
             let (target, hints) = (u32::from(target), header.hints(dimension));
             let is_down_if_equal = (sum - target) % 2 == 1;
-            way.add(torus, dimension, *ring, (own, target), hints, is_down_if_equal)?;
+            let step = Along { dimension, ring: *ring, own, target };
+            way.add(torus, step, hints, is_down_if_equal)?;
         }
         if way.loop_port.is_some() && way.travelled != 0 {
             return Err(outside);
@@ -256,16 +279,16 @@ impl Way {
         Ok(way)
     }
 
-    /// Adds a dimension.
+    /// Adds the way along a dimension. `is_down_if_equal` is the direction where both are equally
+    /// short.
     fn add(
         &mut self,
         torus: &Torus,
-        dimension: usize,
-        ring: Dimension,
-        (own, target): (u32, u32),
+        along: Along,
         hints: HintBits,
         is_down_if_equal: bool,
     ) -> Result<(), RouteError> {
+        let Along { dimension, ring, own, target } = along;
         let refused = RouteError::Hints { dimension };
         let is_down = match (hints.is_down, hints.is_up) {
             (true, true) => return Err(refused),
@@ -275,11 +298,14 @@ impl Way {
                     way.direction == Direction::Down || way.direction == Direction::Either && is_down_if_equal
                 }
             },
+            // A hint to the own coordinate is possible only on a ring of one node, which has a loop
+            // cable.
             (is_down, _) if own == target => {
                 let is_possible = ring.wraps && ring.length == 1 && self.loop_port.is_none();
                 self.loop_port = Some(dimension as u8 * 2 + u8::from(is_down));
                 return if is_possible { Ok(()) } else { Err(refused) };
             }
+            // On a ring both directions lead to the target, and on a line only one.
             (is_down, _) if ring.wraps || (target < own) == is_down => is_down,
             _ => return Err(refused),
         };
@@ -290,7 +316,7 @@ impl Way {
     }
 }
 
-/// Returns the word with the options of the header.
+/// Checks the options of the header, and returns the word with them.
 fn with_options(word: RouteWord, way: &Way, header: &PacketHeader) -> Result<RouteWord, RouteError> {
     let is_dynamic = header.byte2 & routing::DYNAMIC != 0;
     if is_dynamic != (header.channel() == channel::DYNAMIC) {
@@ -304,7 +330,7 @@ fn with_options(word: RouteWord, way: &Way, header: &PacketHeader) -> Result<Rou
     if is_dynamic {
         word = RouteWord(word.0.adaptive().with_zone(header.zone()));
         if header.byte3 & route_control::STAY_ON_BUBBLE != 0 {
-            word = word.stay();
+            word = word.staying();
         }
     }
 

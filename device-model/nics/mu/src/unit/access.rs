@@ -1,5 +1,7 @@
 //! Accesses of software to the registers of its subgroup.
 //!
+//! `index` is a FIFO's number in its subgroup, and `fifo` its number among all of the node.
+//!
 //! In: reads and writes, posted or trapped. Out: values, enabled FIFOs, moved pointers, errors. May
 //! touch: the subgroup's state.
 
@@ -9,27 +11,59 @@ use nicforge_core::{
     posted::Posted,
 };
 use nicforge_hwi::{
-    mu::{ADDRESS_BITS, BAR_REGISTERS, NO_BASE_ADDRESS, USER_SUBGROUPS, atomic, fault, interrupt},
+    mu::{
+        ADDRESS_BITS, BAR_REGISTERS, INJECTION_FIFOS, NO_BASE_ADDRESS, RECEPTION_FIFOS, USER_SUBGROUPS,
+        atomic, fault, interrupt,
+    },
     mu_dcr::{counter, error},
 };
 use nicforge_kit::RegisterValue;
 
 use super::{
     Unit,
-    errors::{Info, Set},
+    errors::{ErrorInfo, ErrorSet},
+    inject::injection_fifo,
+    receive::reception_fifo,
     registers::{FifoRegister, NoRegister, PageRegister, Register, SubgroupRegister},
     ring::{Kind, Ring},
     subgroup::{InjectionFifo, ReceptionFifo, Subgroup},
 };
 use crate::network::NetworkUnit;
 
-/// The error that a refused access reports: its set of errors, and its number in that set.
-pub(super) type Refusal = (Set, u8);
+/// The error that a refused access reports.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Refusal {
+    set: ErrorSet,
+    /// Number of the error in its set.
+    error: u8,
+}
 
-const READ_ONLY: Refusal = (Set::Registers, error::MMREGS_WRITE);
-const WRITE_ONLY: Refusal = (Set::Registers, error::MMREGS_READ);
-pub(super) const UNDEFINED_BITS: Refusal = (Set::Registers, error::MMREGS_RANGE);
-const NO_ADDRESS: Refusal = (Set::SlavePort, error::XS_ADDRESS);
+impl Refusal {
+    /// Returns the refusal that reports an error of a set.
+    const fn new(set: ErrorSet, error: u8) -> Self {
+        Self { set, error }
+    }
+}
+
+/// A write of a register that can only be read.
+const READ_ONLY: Refusal = Refusal::new(ErrorSet::Registers, error::MMREGS_WRITE);
+/// A read of a register that can only be written.
+const WRITE_ONLY: Refusal = Refusal::new(ErrorSet::Registers, error::MMREGS_READ);
+/// A write of bits that the register does not have.
+pub(super) const UNDEFINED_BITS: Refusal = Refusal::new(ErrorSet::Registers, error::MMREGS_RANGE);
+/// A write that concerns a barrier class of the system, or one of which the node is no member.
+pub(super) const BARRIER_REFUSED: Refusal = Refusal::new(ErrorSet::Registers, error::MMREGS_BARRIER);
+/// An access of an address without a register.
+const NO_ADDRESS: Refusal = Refusal::new(ErrorSet::SlavePort, error::XS_ADDRESS);
+/// A write of an injection FIFO's pointer that its state does not permit.
+const INJECTION_RANGE: Refusal = Refusal::new(ErrorSet::Injection, error::ICSRAM_RANGE);
+/// A write of a reception FIFO's pointer that its state does not permit.
+const RECEPTION_POINTER: Refusal = Refusal::new(ErrorSet::Reception, error::RCSRAM_POINTER);
+
+/// A bit for each injection FIFO of a subgroup.
+const ALL_INJECTION: u64 = (1 << INJECTION_FIFOS) - 1;
+/// A bit for each reception FIFO of a subgroup.
+const ALL_RECEPTION: u64 = (1 << RECEPTION_FIFOS) - 1;
 
 impl Unit {
     /// Handles a read of BAR 0. A refused read leaves `data` unchanged.
@@ -42,12 +76,12 @@ impl Unit {
         data: &mut [u8],
     ) {
         let value = match Register::decode(from, offset, data.len()) {
-            Ok(Register::Page(number, register)) => self.read_page(network, number, register),
+            Ok(Register::Page(subgroup_id, register)) => self.read_page(network, subgroup_id, register),
             Ok(Register::Unit(offset)) => self.read_control(offset).ok_or(NO_ADDRESS),
             Ok(Register::Network(offset)) => {
                 network.read_register(&context.ports(), offset).ok_or(NO_ADDRESS)
             }
-            Err(refusal) => Err(error_of(refusal)),
+            Err(reason) => Err(refusal_of(reason)),
         };
 
         match value {
@@ -65,10 +99,11 @@ impl Unit {
         offset: u64,
         data: &[u8],
     ) {
+        // Data of another length than 8 bytes is refused by `decode`.
         let value = u64::from_write(data).unwrap_or(0);
-        let done = match Register::decode(from, offset, data.len()) {
-            Ok(Register::Page(number, register)) => {
-                self.write_page(network, context, number, register, value)
+        let outcome = match Register::decode(from, offset, data.len()) {
+            Ok(Register::Page(subgroup_id, register)) => {
+                self.write_page(network, context, subgroup_id, register, value)
             }
             Ok(Register::Unit(offset)) => {
                 if self.write_control(offset, value) {
@@ -80,27 +115,32 @@ impl Unit {
             Ok(Register::Network(offset)) => {
                 network.write_register(&context.ports(), offset, value).map_err(|_| NO_ADDRESS)
             }
-            Err(refusal) => Err(error_of(refusal)),
+            Err(reason) => Err(refusal_of(reason)),
         };
 
-        if let Err(refusal) = done {
+        if let Err(refusal) = outcome {
             self.refuse(refusal, offset);
         }
     }
 
-    /// Counts a refused access.
+    /// Reports and counts a refused access of an offset.
     #[cold]
-    fn refuse(&mut self, (set, error): Refusal, offset: u64) {
-        self.errors.report_about(set, error, Info::Access, offset);
+    fn refuse(&mut self, Refusal { set, error }: Refusal, offset: u64) {
+        self.errors.report_with_info(set, error, ErrorInfo::Access, offset);
         self.counters[counter::REFUSED] += 1;
     }
 
     /// Returns the value of a register in the page of a subgroup.
-    fn read_page(&self, network: &NetworkUnit, number: u16, register: PageRegister) -> Result<u64, Refusal> {
-        let Some(subgroup) = self.subgroups.get(number) else { return Err(NO_ADDRESS) };
+    fn read_page(
+        &self,
+        network: &NetworkUnit,
+        subgroup_id: u16,
+        register: PageRegister,
+    ) -> Result<u64, Refusal> {
+        let Some(subgroup) = self.subgroups.get(subgroup_id) else { return Err(NO_ADDRESS) };
         match register {
             PageRegister::Injection(fifo, FifoRegister::DescriptorCount) => {
-                Ok(subgroup.injection[fifo].descriptors)
+                Ok(subgroup.injection[fifo].descriptors_done)
             }
             PageRegister::Injection(fifo, register) => {
                 let InjectionFifo { ring, fault, .. } = &subgroup.injection[fifo];
@@ -110,6 +150,7 @@ impl Unit {
                 let ReceptionFifo { ring, fault, .. } = &subgroup.reception[fifo];
                 read_fifo(ring, *fault, register)
             }
+
             PageRegister::BaseAddress(entry) => Ok(subgroup.base_addresses[entry]),
             PageRegister::BarrierControl(_) => Err(WRITE_ONLY),
             PageRegister::BarrierStatus(class) => Ok(network.completed_barriers(class)),
@@ -119,99 +160,110 @@ impl Unit {
         }
     }
 
+    /// Writes a register in the page of a subgroup.
     fn write_page(
         &mut self,
         network: &mut NetworkUnit,
         context: &mut Context<'_>,
-        number: u16,
+        subgroup_id: u16,
         register: PageRegister,
         value: u64,
     ) -> Result<(), Refusal> {
         match register {
-            PageRegister::Injection(fifo, register) => self.write_injection(number, fifo, register, value),
-            PageRegister::Reception(fifo, register) => self.write_reception(number, fifo, register, value),
-            PageRegister::Subgroup(register) => self.write_subgroup(number, register, value),
-            PageRegister::BaseAddress(entry) => self.set_base_address(number, entry, value),
-            PageRegister::BarrierControl(class) => self.enter_barrier(network, context, number, class, value),
+            PageRegister::Injection(fifo, register) => {
+                self.write_injection(subgroup_id, fifo, register, value)
+            }
+            PageRegister::Reception(fifo, register) => {
+                self.write_reception(subgroup_id, fifo, register, value)
+            }
+            PageRegister::Subgroup(register) => self.write_subgroup(subgroup_id, register, value),
+            PageRegister::BaseAddress(entry) => self.set_base_address(subgroup_id, entry, value),
+            PageRegister::BarrierControl(class) => {
+                self.enter_barrier(network, context, subgroup_id, class, value)
+            }
             PageRegister::GlobalInterruptControl(class) => {
-                self.set_lines(network, context, number, class, value)
+                self.set_lines(network, context, subgroup_id, class, value)
             }
             PageRegister::BarrierStatus(_) | PageRegister::GlobalInterruptStatus(_) => Err(READ_ONLY),
         }
     }
 
-    /// Writes a register of an injection FIFO. An enabled one takes a new tail alone.
+    /// Writes a register of an injection FIFO. While the FIFO is enabled, only its tail can be
+    /// written.
     fn write_injection(
         &mut self,
-        number: u16,
+        subgroup_id: u16,
         index: usize,
         register: FifoRegister,
         value: u64,
     ) -> Result<(), Refusal> {
-        let Some(subgroup) = self.subgroups.get_mut(number) else { return Err(NO_ADDRESS) };
+        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return Err(NO_ADDRESS) };
         let fifo = &mut subgroup.injection[index];
         let is_enabled = fifo.is_enabled();
 
         match register {
-            FifoRegister::Tail if is_enabled => return self.set_injection_tail(number, index, value),
-            FifoRegister::FreeSpace => return Err((Set::Injection, error::ICSRAM_FREE_SPACE)),
+            FifoRegister::Tail if is_enabled => return self.set_injection_tail(subgroup_id, index, value),
+            FifoRegister::FreeSpace => {
+                return Err(Refusal::new(ErrorSet::Injection, error::ICSRAM_FREE_SPACE));
+            }
             FifoRegister::DescriptorCount | FifoRegister::Fault => return Err(READ_ONLY),
-            _ if is_enabled => return Err((Set::Injection, error::ICSRAM_RANGE)),
-            _ if value >> ADDRESS_BITS != 0 => return Err((Set::Injection, error::ICSRAM_RANGE)),
+            _ if is_enabled || value >> ADDRESS_BITS != 0 => return Err(INJECTION_RANGE),
             FifoRegister::Start => fifo.ring.start = value,
-            FifoRegister::Size => fifo.ring.size_1 = value,
+            FifoRegister::Size => fifo.ring.size_minus_1 = value,
             FifoRegister::Head => fifo.ring.head = value,
             FifoRegister::Tail => fifo.ring.tail = value,
         }
         subgroup.page.mark_injection(index);
-        self.subgroups.mark_changed(number);
+        self.subgroups.mark_changed(subgroup_id);
         Ok(())
     }
 
     /// Moves the tail of an enabled injection FIFO, so that its descriptors are fetched.
     #[inline]
-    fn set_injection_tail(&mut self, number: u16, index: usize, tail: u64) -> Result<(), Refusal> {
-        let Some(subgroup) = self.subgroups.get_mut(number) else { return Err(NO_ADDRESS) };
-        let fifo = number * 8 + index as u16;
-        let state = &mut subgroup.injection[index];
-        if !state.may_have_tail(tail) {
+    fn set_injection_tail(&mut self, subgroup_id: u16, index: usize, tail: u64) -> Result<(), Refusal> {
+        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return Err(NO_ADDRESS) };
+        let fifo = injection_fifo(subgroup_id, index);
+        let target = &mut subgroup.injection[index];
+        if !target.may_have_tail(tail) {
             self.stop(fifo, fault::POINTERS);
-            return Err((Set::Injection, error::ICSRAM_ALIGNMENT));
+            return Err(Refusal::new(ErrorSet::Injection, error::ICSRAM_ALIGNMENT));
         }
 
-        state.ring.tail = tail;
+        target.ring.tail = tail;
         subgroup.page.mark_moved_injection(index);
         let priority = subgroup.priority(index);
         self.active.add(fifo, priority);
-        self.subgroups.mark_changed(number);
-        // A remote get may wait for the room that a tail which was taken back leaves.
-        self.engines.wake_injection(fifo);
+        self.subgroups.mark_changed(subgroup_id);
+        // Software can also move the tail back, which makes room for a remote get that waits.
+        self.reception_waits.wake_for_injection(fifo);
         Ok(())
     }
 
-    /// Carries out further writes of the tail of an injection FIFO that was just written, as long
-    /// as each is possible and nothing else is to be done than to move the tail. The other writes
-    /// are left to [`Unit::write`]. A write of another length than the tail's was refused.
+    /// Carries out posted writes that follow a write of `length` bytes at `offset` and name the
+    /// same register, if that is the tail of an enabled injection FIFO. The first write has marked
+    /// the FIFO as active and changed, so each of the others only moves the tail. Writes of other
+    /// registers, and of impossible tails, are left to [`Unit::write`].
     #[inline]
-    pub(crate) fn move_tail_again(
+    pub(crate) fn repeat_tail_writes(
         &mut self,
         from: AttachmentId,
         offset: u64,
         length: usize,
         posted: &mut Posted<'_>,
     ) {
-        let Ok(Register::Page(number, PageRegister::Injection(index, FifoRegister::Tail))) =
+        let Ok(Register::Page(subgroup_id, PageRegister::Injection(index, FifoRegister::Tail))) =
             Register::decode(from, offset, length)
         else {
             return;
         };
-        let Some(subgroup) = self.subgroups.get_mut(number) else { return };
+        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return };
         let fifo = &mut subgroup.injection[index];
         if !fifo.is_enabled() {
             return;
         }
 
         posted.take_while(|address, data| {
+            // There is no address if it is that of the record before.
             let is_same = address.is_none_or(|at| at == Address { bar: BAR_REGISTERS, offset });
             let tail = u64::from_write(data).filter(|&tail| is_same && fifo.may_have_tail(tail));
             fifo.ring.tail = tail.unwrap_or(fifo.ring.tail);
@@ -219,108 +271,117 @@ impl Unit {
         });
     }
 
-    /// Writes a register of a reception FIFO. An enabled one takes a new head alone.
+    /// Writes a register of a reception FIFO. While the FIFO is enabled, only its head can be
+    /// written.
     fn write_reception(
         &mut self,
-        number: u16,
+        subgroup_id: u16,
         index: usize,
         register: FifoRegister,
         value: u64,
     ) -> Result<(), Refusal> {
-        let Some(subgroup) = self.subgroups.get_mut(number) else { return Err(NO_ADDRESS) };
+        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return Err(NO_ADDRESS) };
         let fifo = &mut subgroup.reception[index];
         let is_enabled = fifo.is_enabled;
 
         match register {
             FifoRegister::Head if is_enabled => {
-                let is_possible = fifo.ring.holds(Kind::Reception, value) && fifo.ring.may_consume_to(value);
-                if !is_possible {
-                    return Err((Set::Reception, error::RCSRAM_POINTER));
+                let is_valid = fifo.ring.holds(Kind::Reception, value) && fifo.ring.may_consume_to(value);
+                if !is_valid {
+                    return Err(RECEPTION_POINTER);
                 }
                 fifo.ring.head = value;
-                self.engines.wake_reception(number * 4 + index as u16);
+                self.reception_waits.wake_for_reception(reception_fifo(subgroup_id, index));
             }
             FifoRegister::FreeSpace | FifoRegister::DescriptorCount | FifoRegister::Fault => {
                 return Err(READ_ONLY);
             }
-            _ if is_enabled || value >> ADDRESS_BITS != 0 => {
-                return Err((Set::Reception, error::RCSRAM_POINTER));
-            }
+            _ if is_enabled || value >> ADDRESS_BITS != 0 => return Err(RECEPTION_POINTER),
             FifoRegister::Start => fifo.ring.start = value,
-            FifoRegister::Size => fifo.ring.size_1 = value,
+            FifoRegister::Size => fifo.ring.size_minus_1 = value,
             FifoRegister::Head => fifo.ring.head = value,
             FifoRegister::Tail => fifo.ring.tail = value,
         }
         subgroup.page.mark_reception(index);
-        self.subgroups.mark_changed(number);
+        self.subgroups.mark_changed(subgroup_id);
         Ok(())
     }
 
     /// Writes a register that concerns a whole subgroup: enables, priority, interrupts, thresholds.
-    fn write_subgroup(&mut self, number: u16, register: SubgroupRegister, value: u64) -> Result<(), Refusal> {
-        let Some(subgroup) = self.subgroups.get_mut(number) else { return Err(NO_ADDRESS) };
+    fn write_subgroup(
+        &mut self,
+        subgroup_id: u16,
+        register: SubgroupRegister,
+        value: u64,
+    ) -> Result<(), Refusal> {
+        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return Err(NO_ADDRESS) };
         let max_value = match register {
             SubgroupRegister::InjectionThreshold | SubgroupRegister::ReceptionThreshold => u64::MAX,
             SubgroupRegister::InterruptEnable | SubgroupRegister::ClearInterrupt => interrupt::ALL,
-            SubgroupRegister::ReceptionEnable => 0xf,
+            SubgroupRegister::ReceptionEnable => ALL_RECEPTION,
             SubgroupRegister::IsEnabled | SubgroupRegister::InterruptStatus => return Err(READ_ONLY),
-            _ => 0xff,
+            _ => ALL_INJECTION,
         };
         if value > max_value {
             return Err(UNDEFINED_BITS);
         }
 
         match register {
-            SubgroupRegister::Enable => self.enable_injection(number, value),
-            SubgroupRegister::Disable => self.disable_injection(number, value),
-            SubgroupRegister::HighPriority => self.set_high_priority(number, value as u8),
+            SubgroupRegister::Enable => self.enable_injection(subgroup_id, value),
+            SubgroupRegister::Disable => self.disable_injection(subgroup_id, value),
+            SubgroupRegister::HighPriority => self.set_high_priority(subgroup_id, value as u8),
             SubgroupRegister::ClearInterrupt => subgroup.interrupts.status &= !value,
             SubgroupRegister::InterruptEnable => subgroup.interrupts.enable(value),
             SubgroupRegister::RemoteGet => {
                 subgroup.remote_get = value as u8;
                 // A packet that waits for a FIFO which is no longer for gets must be dropped.
-                self.engines.wake_all();
+                self.reception_waits.wake_all();
             }
-            SubgroupRegister::ReceptionEnable => self.enable_reception(number, value),
+            SubgroupRegister::ReceptionEnable => self.enable_reception(subgroup_id, value),
             SubgroupRegister::InjectionThreshold => subgroup.thresholds.injection = value,
             SubgroupRegister::ReceptionThreshold => subgroup.thresholds.reception = value,
             SubgroupRegister::IsEnabled | SubgroupRegister::InterruptStatus => return Err(READ_ONLY),
         }
-        self.subgroups.mark_changed(number);
+        self.subgroups.mark_changed(subgroup_id);
         Ok(())
     }
 
     /// Enables injection FIFOs, whose descriptors are fetched from then on.
-    fn enable_injection(&mut self, number: u16, bits: u64) {
-        let Some(subgroup) = self.subgroups.get_mut(number) else { return };
-        for index in (0..8).filter(|index| bits >> index & 1 == 1) {
+    fn enable_injection(&mut self, subgroup_id: u16, bits: u64) {
+        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return };
+        for index in (0..usize::from(INJECTION_FIFOS)).filter(|index| bits >> index & 1 == 1) {
             subgroup.injection[index].enable();
             subgroup.page.mark_injection(index);
             if subgroup.injection[index].is_enabled() {
-                // A fault may have stopped it while it was parked.
-                self.active.remove(number * 8 + index as u16);
-                self.active.add(number * 8 + index as u16, subgroup.priority(index));
+                // A FIFO that a fault stopped while it was parked is still in a list, in its old
+                // place.
+                let fifo = injection_fifo(subgroup_id, index);
+                self.active.remove(fifo);
+                self.active.add(fifo, subgroup.priority(index));
             }
         }
     }
 
     /// Disables injection FIFOs. A message in service ends with the packets that have been sent.
-    fn disable_injection(&mut self, number: u16, bits: u64) {
-        let Some(subgroup) = self.subgroups.get_mut(number) else { return };
-        for index in (0..8).filter(|index| bits >> index & 1 == 1) {
+    fn disable_injection(&mut self, subgroup_id: u16, bits: u64) {
+        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return };
+        for index in (0..usize::from(INJECTION_FIFOS)).filter(|index| bits >> index & 1 == 1) {
             subgroup.injection[index].disable();
             subgroup.page.mark_injection(index);
-            self.active.remove(number * 8 + index as u16);
-            self.engines.wake_injection(number * 8 + index as u16);
+            // A remote get that waits for room must find that the FIFO is disabled.
+            let fifo = injection_fifo(subgroup_id, index);
+            self.active.remove(fifo);
+            self.reception_waits.wake_for_injection(fifo);
         }
     }
 
-    /// Sets the FIFOs of high priority. Those that are active change their place.
-    fn set_high_priority(&mut self, number: u16, bits: u8) {
-        let Some(subgroup) = self.subgroups.get_mut(number) else { return };
+    /// Sets the injection FIFOs of high priority. Enabled ones move to the list of their new
+    /// priority.
+    fn set_high_priority(&mut self, subgroup_id: u16, bits: u8) {
+        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return };
         subgroup.high_priority = bits;
-        for index in 0..8 {
-            let fifo = number * 8 + index as u16;
+        for index in 0..usize::from(INJECTION_FIFOS) {
+            let fifo = injection_fifo(subgroup_id, index);
             if subgroup.injection[index].is_enabled() {
                 self.active.remove(fifo);
                 self.active.add(fifo, subgroup.priority(index));
@@ -329,8 +390,8 @@ impl Unit {
     }
 
     /// Enables the reception FIFOs of these bits, and disables the others.
-    pub(crate) fn enable_reception(&mut self, number: u16, bits: u64) {
-        let Some(subgroup) = self.subgroups.get_mut(number) else { return };
+    pub(crate) fn enable_reception(&mut self, subgroup_id: u16, bits: u64) {
+        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return };
         for (index, fifo) in subgroup.reception.iter_mut().enumerate() {
             if bits >> index & 1 == 1 {
                 fifo.enable();
@@ -338,13 +399,14 @@ impl Unit {
                 fifo.is_enabled = false;
             }
             subgroup.page.mark_reception(index);
-            self.engines.wake_reception(number * 4 + index as u16);
+            self.reception_waits.wake_for_reception(reception_fifo(subgroup_id, index));
         }
     }
 
     /// Sets an entry of the base address table.
-    fn set_base_address(&mut self, number: u16, entry: usize, value: u64) -> Result<(), Refusal> {
-        let Some(subgroup) = self.subgroups.get_mut(number) else { return Err(NO_ADDRESS) };
+    fn set_base_address(&mut self, subgroup_id: u16, entry: usize, value: u64) -> Result<(), Refusal> {
+        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return Err(NO_ADDRESS) };
+        // The highest bit of an address is the indicator of an atomic one.
         if value != NO_BASE_ADDRESS && value >= atomic::INDICATOR << 1 {
             return Err(UNDEFINED_BITS);
         }
@@ -357,29 +419,29 @@ impl Unit {
         &mut self,
         network: &mut NetworkUnit,
         context: &mut Context<'_>,
-        number: u16,
+        subgroup_id: u16,
         class: u8,
         value: u64,
     ) -> Result<(), Refusal> {
-        let refused = (Set::Registers, error::MMREGS_BARRIER);
-        let is_systems = self.control.system_barriers >> class & 1 == 1;
-        if is_systems && number < USER_SUBGROUPS {
-            return Err(refused);
+        let is_system_class = self.control.system_barriers >> class & 1 == 1;
+        if is_system_class && subgroup_id < USER_SUBGROUPS {
+            return Err(BARRIER_REFUSED);
         }
         if value != 1 {
             return Err(UNDEFINED_BITS);
         }
 
-        network.enter_barrier(class).map_err(|_| refused)?;
-        self.barriers.enter(class, number);
+        network.enter_barrier(class).map_err(|_| BARRIER_REFUSED)?;
+        self.barriers.enter(class, subgroup_id);
         context.wake_at(context.now());
         Ok(())
     }
 }
 
-fn error_of(refusal: NoRegister) -> Refusal {
-    match refusal {
-        NoRegister::Width => (Set::SlavePort, error::XS_SIZE),
+/// Returns the error that an access without a register reports.
+fn refusal_of(reason: NoRegister) -> Refusal {
+    match reason {
+        NoRegister::Width => Refusal::new(ErrorSet::SlavePort, error::XS_SIZE),
         NoRegister::Address => NO_ADDRESS,
     }
 }
@@ -388,7 +450,7 @@ fn error_of(refusal: NoRegister) -> Refusal {
 fn read_fifo(ring: &Ring, fault: u64, register: FifoRegister) -> Result<u64, Refusal> {
     match register {
         FifoRegister::Start => Ok(ring.start),
-        FifoRegister::Size => Ok(ring.size_1),
+        FifoRegister::Size => Ok(ring.size_minus_1),
         FifoRegister::Head => Ok(ring.head),
         FifoRegister::Tail => Ok(ring.tail),
         FifoRegister::FreeSpace => Ok(ring.free()),

@@ -23,29 +23,31 @@ impl Priority {
     pub(crate) const ALL: [Self; 3] = [Self::System, Self::High, Self::Normal];
 }
 
-/// A FIFO that is in no list.
+/// The position of a FIFO that is in no list.
 const ABSENT: Position = Position { priority: Priority::Normal, index: u16::MAX };
 
-/// The place of a FIFO in the lists.
+/// The position of a FIFO in the lists.
 #[derive(Clone, Copy, Debug)]
 struct Position {
     priority: Priority,
     index: u16,
 }
 
-/// The active FIFOs of a priority: those to be served first, then the parked ones. The order in
-/// each part has no meaning.
+/// The active FIFOs of a priority: the ready ones, and then the parked ones. The order in each part
+/// has no meaning.
 #[derive(Debug)]
 struct PriorityList {
     fifos: Vec<u16>,
-    /// FIFOs at the end whose messages wait for room in the network FIFOs of `map`.
+    /// Number of parked FIFOs, at the end of `fifos`.
     parked: usize,
-    map: u16,
+    /// Network FIFOs that the messages of the parked FIFOs wait for, one bit for each.
+    awaited: u16,
 }
 
 impl PriorityList {
+    /// Returns an empty list.
     const fn new() -> Self {
-        Self { fifos: Vec::new(), parked: 0, map: 0 }
+        Self { fifos: Vec::new(), parked: 0, awaited: 0 }
     }
 
     /// Returns the number of FIFOs that are not parked.
@@ -61,7 +63,9 @@ impl PriorityList {
 /// proceed when one of these has room, and until then a step looks at none of them.
 #[derive(Debug)]
 pub(crate) struct ActiveFifos {
+    /// By [`Priority`].
     lists: [PriorityList; 3],
+    /// By the number of the FIFO.
     positions: Vec<Position>,
 }
 
@@ -71,9 +75,11 @@ impl ActiveFifos {
         Self { lists: [const { PriorityList::new() }; 3], positions: Vec::new() }
     }
 
-    /// Allocates the memory for the FIFOs of one more subgroup, so that no later call does.
+    /// Allocates the memory for the FIFOs of this many subgroups, so that no other method
+    /// allocates.
     pub(crate) fn reserve(&mut self, subgroups: usize, fifos_each: usize) {
         self.positions.resize(usize::from(ALL_INJECTION_FIFOS), ABSENT);
+        // All FIFOs can have the same priority, so each list has room for all.
         for PriorityList { fifos, .. } in &mut self.lists {
             fifos.reserve((subgroups * fifos_each).saturating_sub(fifos.len()));
         }
@@ -100,10 +106,10 @@ impl ActiveFifos {
     /// Returns the network FIFOs that the parked FIFOs of a priority wait for, one bit for each.
     #[inline]
     pub(crate) fn awaited_fifos(&self, priority: Priority) -> u16 {
-        self.lists[priority as usize].map
+        self.lists[priority as usize].awaited
     }
 
-    /// Returns the FIFO at a place of a list.
+    /// Returns the FIFO at an index of a priority's list.
     #[inline]
     pub(crate) fn get(&self, priority: Priority, index: usize) -> Option<u16> {
         self.lists[priority as usize].fifos.get(index).copied()
@@ -122,6 +128,7 @@ impl ActiveFifos {
         *position = Position { priority, index: last as u16 };
         list.fifos.push(fifo);
         if list.parked > 0 {
+            // The new FIFO is ready: it changes places with the first parked one.
             let first_parked = last - list.parked;
             self.swap(priority, first_parked, last);
         }
@@ -141,10 +148,11 @@ impl ActiveFifos {
         if index >= ready {
             list.parked -= 1;
         } else if list.parked > 0 {
-            // The last one that is ready leaves its place to a parked one.
-            let last = list.fifos[ready - 1];
-            list.fifos[index] = last;
-            self.positions[usize::from(last)].index = index as u16;
+            // The last ready FIFO moves to the place of the removed one, and the last parked FIFO
+            // (below) to the place of the last ready one.
+            let last_ready = list.fifos[ready - 1];
+            list.fifos[index] = last_ready;
+            self.positions[usize::from(last_ready)].index = index as u16;
             index = ready - 1;
         }
 
@@ -153,7 +161,7 @@ impl ActiveFifos {
         self.positions[usize::from(fifo)] = ABSENT;
     }
 
-    /// Exchanges two places of the same part of a list.
+    /// Exchanges the FIFOs at two indices of the same part of a list.
     #[inline]
     pub(crate) fn swap(&mut self, priority: Priority, a: usize, b: usize) {
         let list = &mut self.lists[priority as usize].fifos;
@@ -165,18 +173,18 @@ impl ActiveFifos {
     }
 
     /// Parks the last ready FIFO of a list, whose message waits for room in the network FIFOs of
-    /// `map`. Returns false if those that are parked wait for others.
-    pub(crate) fn park_last(&mut self, priority: Priority, map: u16) -> bool {
+    /// `awaited`. Returns false, and changes nothing, if the parked FIFOs wait for other ones.
+    pub(crate) fn park_last(&mut self, priority: Priority, awaited: u16) -> bool {
         let list = &mut self.lists[priority as usize];
-        let is_possible = list.ready() > 0 && (list.parked == 0 || list.map == map);
+        let is_possible = list.ready() > 0 && (list.parked == 0 || list.awaited == awaited);
         if is_possible {
             list.parked += 1;
-            list.map = map;
+            list.awaited = awaited;
         }
         is_possible
     }
 
-    /// Makes the parked FIFO at a place of a list the last ready one.
+    /// Makes the parked FIFO at an index of a list the last ready one.
     pub(crate) fn unpark(&mut self, priority: Priority, index: usize) {
         let ready = self.lists[priority as usize].ready();
         if (ready..self.lists[priority as usize].fifos.len()).contains(&index) {
@@ -185,7 +193,7 @@ impl ActiveFifos {
         }
     }
 
-    /// Updates the recorded place of the FIFO that is at a place now.
+    /// Records the position of the FIFO that is at an index of a list now.
     fn record_position(&mut self, priority: Priority, index: usize) {
         if let Some(fifo) = self.get(priority, index) {
             self.positions[usize::from(fifo)] = Position { priority, index: index as u16 };
@@ -193,17 +201,19 @@ impl ActiveFifos {
     }
 }
 
-/// A source of pseudo-random numbers: the same ones for the same node.
+/// A source of pseudo-random numbers, the same ones for the same node: Marsaglia's xorshift
+/// generator with the shifts 13, 7 and 17.
 #[derive(Debug)]
 pub(crate) struct Random(u64);
 
 impl Random {
     /// Returns the source of a node.
     pub(crate) fn new(node: u32) -> Self {
+        // The golden ratio spreads the node numbers over all bits. The state must not be 0.
         Self((u64::from(node) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// Returns a number below `end`, or 0.
+    /// Returns a number below `end`; 0 if `end` is 0.
     #[inline]
     pub(crate) fn below(&mut self, end: usize) -> usize {
         if end < 2 {
@@ -213,6 +223,7 @@ impl Random {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
+        // The upper half of the state is a fraction of 2^32, which scales `end`.
         ((self.0 >> 32) as usize * end) >> 32
     }
 }

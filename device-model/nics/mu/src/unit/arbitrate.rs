@@ -21,7 +21,7 @@ use super::{
 use crate::network::NetworkUnit;
 
 impl Unit {
-    /// Sends packets, about `budget` at most. Returns their number.
+    /// Sends packets of active FIFOs, about `budget` at most. Returns their number.
     pub(crate) fn inject(
         &mut self,
         network: &mut NetworkUnit,
@@ -30,7 +30,8 @@ impl Unit {
     ) -> u32 {
         let mut moved = 0;
         for priority in Priority::ALL {
-            // FIFOs that cannot proceed in this call follow the candidates in the list.
+            // The list has three parts: first the candidates, which this call may serve; then ready
+            // FIFOs that turned out to be blocked in this call; at the end the parked ones.
             let mut candidates = self.active.count_ready(priority);
             let mut is_served = false;
 
@@ -40,21 +41,23 @@ impl Unit {
                     break;
                 }
 
-                // A FIFO without competitors needs no choice.
+                // A FIFO without competitors needs no choice, and sends several packets at once.
                 if candidates + parked == 1 {
                     let limit = budget.saturating_sub(moved).max(1);
-                    let row = self.serve_row(network, context, (priority, limit), &mut candidates);
+                    let row = self.serve_row(network, context, priority, limit, &mut candidates);
                     if row > 0 {
                         (moved, is_served) = (moved + row, true);
                         continue;
                     }
+                    // Nothing was sent, so the FIFO is still where it was.
                     parked = 1 - candidates;
                 }
 
+                // The blocked FIFOs between candidates and parked ones are left out of the choice.
                 let pick = self.random.below(candidates + parked);
                 let ready = self.active.count_ready(priority);
                 let index = if pick < candidates { pick } else { ready + pick - candidates };
-                let served = self.serve_at(network, context, (priority, index), &mut candidates);
+                let served = self.serve_at(network, context, priority, index, &mut candidates);
                 match served {
                     Served::Moved(cost) => {
                         moved += cost;
@@ -94,7 +97,8 @@ impl Unit {
         &mut self,
         network: &mut NetworkUnit,
         context: &mut Context<'_>,
-        (priority, limit): (Priority, u32),
+        priority: Priority,
+        limit: u32,
         candidates: &mut usize,
     ) -> u32 {
         // Parked FIFOs follow the ready ones in the list.
@@ -107,45 +111,49 @@ impl Unit {
         sent
     }
 
-    /// Serves the FIFO at a place of a list, and moves it to the FIFOs that it belongs to then:
-    /// candidates, those that cannot proceed in this call, or parked ones.
+    /// Serves the FIFO at an index of a list, and moves it to the part of the list to which it
+    /// belongs then: candidates, FIFOs that are blocked in this call, or parked ones.
     fn serve_at(
         &mut self,
         network: &mut NetworkUnit,
         context: &mut Context<'_>,
-        (priority, index): (Priority, usize),
+        priority: Priority,
+        index: usize,
         candidates: &mut usize,
     ) -> Served {
-        // The caller has counted the FIFOs of the list, so the place exists.
+        // The caller has counted the FIFOs of the list, so the index exists.
         let Some(fifo) = self.active.get(priority, index) else { return Served::Starved };
         let is_parked = index >= self.active.count_ready(priority);
         let served = self.serve(network, context, fifo);
 
         if is_parked {
-            self.place_parked(served, fifo, (priority, index), candidates);
+            self.place_parked(served, fifo, priority, index, candidates);
         } else {
-            self.place_candidate(served, fifo, (priority, index), candidates);
+            self.place_candidate(served, fifo, priority, index, candidates);
         }
         served
     }
 
-    /// Moves a candidate that was served, unless it stays one.
+    /// Moves a candidate that was served, unless it stays a candidate.
     fn place_candidate(
         &mut self,
         served: Served,
         fifo: u16,
-        (priority, index): (Priority, usize),
+        priority: Priority,
+        index: usize,
         candidates: &mut usize,
     ) {
         if matches!(served, Served::Moved(_) | Served::Starved) {
             return;
         }
 
+        // It changes places with the last candidate, which makes it the first blocked FIFO.
         *candidates -= 1;
         self.active.swap(priority, index, *candidates);
         match served {
             Served::Inactive => self.active.remove(fifo),
             Served::Full(map) => {
+                // It stays a blocked FIFO if the parked ones wait for other network FIFOs.
                 let last = self.active.count_ready(priority) - 1;
                 self.active.swap(priority, *candidates, last);
                 self.active.park_last(priority, map);
@@ -160,20 +168,21 @@ impl Unit {
         &mut self,
         served: Served,
         fifo: u16,
-        (priority, index): (Priority, usize),
+        priority: Priority,
+        index: usize,
         candidates: &mut usize,
     ) {
         match served {
             Served::Moved(_) if !self.is_sending(fifo) => self.make_candidate(priority, index, candidates),
             Served::Inactive => self.active.remove(fifo),
-            // Its message waits for something else, such as other network FIFOs. It is not served
-            // again in this call.
+            // Its message no longer waits for the network FIFOs of the parked ones. It becomes a
+            // blocked FIFO, which is not served again in this call.
             Served::Blocked | Served::Full(_) => self.active.unpark(priority, index),
             Served::Moved(_) | Served::Starved => {}
         }
     }
 
-    /// Makes a parked FIFO a candidate.
+    /// Makes the parked FIFO at an index of a list the last candidate.
     fn make_candidate(&mut self, priority: Priority, index: usize, candidates: &mut usize) {
         self.active.unpark(priority, index);
         let last = self.active.count_ready(priority) - 1;
@@ -181,10 +190,10 @@ impl Unit {
         *candidates += 1;
     }
 
-    /// Returns whether a FIFO has a message with packets to send.
+    /// Returns whether a FIFO has begun to send a message and has more packets of it.
     fn is_sending(&self, fifo: u16) -> bool {
-        let (number, index) = subgroup_and_index(fifo);
-        let subgroup = self.subgroups.get(number);
+        let (subgroup_id, index) = subgroup_and_index(fifo);
+        let subgroup = self.subgroups.get(subgroup_id);
         subgroup.is_some_and(|subgroup| matches!(subgroup.injection[index].state, Injection::Sending(_)))
     }
 }

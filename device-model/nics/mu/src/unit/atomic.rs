@@ -39,20 +39,22 @@ pub(crate) fn load(
     address: u64,
     operation: u64,
 ) -> Result<u64, NotDone> {
-    let simple = |memory: &mut Memory<'_, '_>, update| Ok(memory.update(owner, address, update)?);
+    // These operations have no condition.
+    let always = |memory: &mut Memory<'_, '_>, update| Ok(memory.update(owner, address, update)?);
 
     match operation {
         load::LOAD => Ok(memory.read_word(owner, address)?),
-        load::CLEAR => simple(memory, WordUpdate::Swap(0)),
-        load::INCREMENT => simple(memory, WordUpdate::Add(1)),
-        load::DECREMENT => simple(memory, WordUpdate::Add(u64::MAX)),
+        load::CLEAR => always(memory, WordUpdate::Swap(0)),
+        load::INCREMENT => always(memory, WordUpdate::Add(1)),
+        load::DECREMENT => always(memory, WordUpdate::Add(u64::MAX)),
         load::INCREMENT_BOUNDED => {
             let bound = memory.read_word(owner, address + 8)?;
             step_if(memory, owner, address, 1, |value| value != bound)
         }
         load::DECREMENT_BOUNDED => {
-            let before = address.checked_sub(8).ok_or(MemoryFault::Range)?;
-            let bound = memory.read_word(owner, before)?;
+            // The bound is in the word before, as that of an increment is in the word behind.
+            let bound_address = address.checked_sub(8).ok_or(MemoryFault::Range)?;
+            let bound = memory.read_word(owner, bound_address)?;
             step_if(memory, owner, address, u64::MAX, |value| value != bound)
         }
         load::INCREMENT_IF_EQUAL => {
@@ -63,7 +65,8 @@ pub(crate) fn load(
     }
 }
 
-/// Adds to a word whose value meets a condition. Returns the previous value, or [`AT_BOUND`].
+/// Adds to a word if its value meets a condition. Returns the previous value, or [`AT_BOUND`] if
+/// the word was left unchanged.
 fn step_if(
     memory: &mut Memory<'_, '_>,
     owner: Owner,
@@ -76,8 +79,8 @@ fn step_if(
     Ok(if condition(previous) { previous } else { AT_BOUND })
 }
 
-/// Replaces a word by what `change` returns for its value, if it returns something. Returns the
-/// previous value.
+/// Replaces the value of a word by that which `change` returns for it. If `change` returns `None`,
+/// the word keeps its value. Returns the previous value.
 fn exchange(
     memory: &mut Memory<'_, '_>,
     owner: Owner,
@@ -119,7 +122,7 @@ pub(crate) fn store(
             exchange(memory, owner, address, |value| (operand > value).then_some(operand))?
         }
         store::MAX_SIGNED => {
-            let is_larger = |value| order_of(operand) > order_of(value);
+            let is_larger = |value| sign_magnitude(operand) > sign_magnitude(value);
             exchange(memory, owner, address, |value| is_larger(value).then_some(operand))?
         }
         _ => return Err(NotDone::Fault(MemoryFault::Range)),
@@ -138,8 +141,9 @@ fn store_twin(memory: &mut Memory<'_, '_>, owner: Owner, address: u64, operand: 
     Ok(())
 }
 
-/// Returns the order of a number of a sign bit and 63 bits of absolute value.
-fn order_of(value: u64) -> i64 {
+/// Returns the number that a word stands for in sign-magnitude form: a sign bit, and 63 bits of
+/// absolute value.
+fn sign_magnitude(value: u64) -> i64 {
     let absolute = (value & !(1 << 63)) as i64;
     if value >> 63 == 1 { -absolute } else { absolute }
 }

@@ -26,13 +26,15 @@ use super::{
 #[derive(Debug)]
 pub(crate) struct Control {
     pub(crate) ranges: Ranges,
-    /// Network injection and reception FIFOs whose engines work, one bit for each.
+    /// Enabled injection engines, one bit for each network injection FIFO.
     pub(crate) injection_engines: u16,
+    /// Enabled reception engines, one bit for each network reception FIFO.
     pub(crate) reception_engines: u16,
-    /// Barrier classes of the system, and those that interrupt the kernel: one bit for each.
+    /// Barrier classes of the system, one bit for each.
     pub(crate) system_barriers: u16,
+    /// Barrier classes that interrupt the kernel, one bit for each.
     pub(crate) barrier_interrupts: u16,
-    /// Thresholds of new clients.
+    /// The kernel's thresholds, which new clients begin with.
     pub(crate) thresholds: Thresholds,
 }
 
@@ -50,33 +52,38 @@ impl Control {
     }
 }
 
-/// A register with some bits of each subgroup of a group.
+/// A register of a group: it has one bit for each FIFO of the group's subgroups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum GroupRegister {
+    /// Enables the threshold interrupts of injection FIFOs.
     InjectionInterrupts,
+    /// Makes injection FIFOs those of remote gets.
     RemoteGets,
+    /// Enables reception FIFOs.
     Receptions,
+    /// Enables the threshold interrupts of reception FIFOs.
     ReceptionInterrupts,
+    /// Enables the interrupts of packets in reception FIFOs.
     PacketInterrupts,
 }
 
 impl GroupRegister {
-    /// Returns the register at an offset, and its group.
+    /// Returns the register at an offset, and the number of its group.
     fn decode(offset: u64) -> Option<(Self, u16)> {
-        let list = [
+        let first_registers = [
             (IMFIFO_THOLD_INT_EN, Self::InjectionInterrupts),
             (IMFIFO_RGET, Self::RemoteGets),
             (RMFIFO_EN, Self::Receptions),
             (RMFIFO_THOLD_INT_EN, Self::ReceptionInterrupts),
             (RMFIFO_PACKET_INT_EN, Self::PacketInterrupts),
         ];
-        list.into_iter().find_map(|(first, register)| {
+        first_registers.into_iter().find_map(|(first, register)| {
             let group = index_in(offset, first, GROUPS.into())?;
             Some((register, group as u16))
         })
     }
 
-    /// Returns the bits that a subgroup has.
+    /// Returns the number of bits of each subgroup.
     fn width(self) -> u16 {
         match self {
             Self::InjectionInterrupts | Self::RemoteGets => INJECTION_FIFOS,
@@ -84,8 +91,8 @@ impl GroupRegister {
         }
     }
 
-    /// Returns the lowest of its bits among a subgroup's interrupts.
-    fn interrupt(self) -> u64 {
+    /// Returns the interrupt of a subgroup that the register's lowest bit enables.
+    fn first_interrupt(self) -> u64 {
         match self {
             Self::InjectionInterrupts => interrupt::INJECTION_THRESHOLD,
             Self::ReceptionInterrupts => interrupt::RECEPTION_THRESHOLD,
@@ -93,11 +100,13 @@ impl GroupRegister {
         }
     }
 
+    /// Returns the bits of a subgroup, the lowest one in bit 0.
     fn get(self, subgroup: &Subgroup) -> u64 {
         let bits = match self {
             Self::RemoteGets => subgroup.remote_get.into(),
             Self::Receptions => subgroup.enabled_reception(),
-            _ => subgroup.interrupts.enabled / self.interrupt(),
+            // The division shifts the interrupts down to bit 0.
+            _ => subgroup.interrupts.enabled / self.first_interrupt(),
         };
         bits & ((1 << self.width()) - 1)
     }
@@ -116,12 +125,13 @@ impl Unit {
             return Some(self.counters[index]);
         }
 
-        let system_group = |first, bits| {
+        // Registers that say which FIFOs are the system's: all of the last group, and no others.
+        let system_fifos = |first, bits| {
             index_in(offset, first, GROUPS.into())
                 .map(|group| if group == usize::from(SYSTEM_GROUP) { bits } else { 0 })
         };
-        let fifos = system_group(IMFIFO_SYSTEM, u64::from(u32::MAX));
-        if let Some(bits) = fifos.or_else(|| system_group(RMFIFO_SYSTEM, u64::from(u16::MAX))) {
+        let injection = system_fifos(IMFIFO_SYSTEM, u64::from(u32::MAX));
+        if let Some(bits) = injection.or_else(|| system_fifos(RMFIFO_SYSTEM, u64::from(u16::MAX))) {
             return Some(bits);
         }
 
@@ -154,7 +164,7 @@ impl Unit {
             return true;
         }
         if let Some(index) = index_in(offset, UPC_MU_COUNTER, counter::COUNT) {
-            // A counter has 63 bits, and no count reaches the 64th.
+            // Bit 63 stays clear, so that no count can overflow the word.
             self.counters[index] = value & (u64::MAX >> 1);
             return true;
         }
@@ -181,13 +191,14 @@ impl Unit {
 
     /// Sets the thresholds of all subgroups that have clients.
     fn set_thresholds(&mut self) {
-        for number in self.subgroups.present() {
-            if let Some(subgroup) = self.subgroups.get_mut(number) {
+        for subgroup_id in self.subgroups.present() {
+            if let Some(subgroup) = self.subgroups.get_mut(subgroup_id) {
                 subgroup.thresholds = self.control.thresholds;
             }
         }
     }
 
+    /// Returns the value of a register of a group. Subgroups without a client have zeros.
     fn read_group(&self, register: GroupRegister, group: u16) -> u64 {
         let of_group = (0..SUBGROUPS_OF_GROUP).map(|index| {
             let subgroup = self.subgroups.get(group * SUBGROUPS_OF_GROUP + index);
@@ -196,28 +207,29 @@ impl Unit {
         of_group.fold(0, |bits, of_subgroup| bits | of_subgroup)
     }
 
-    /// Writes the bits of the subgroups of a group that have clients.
+    /// Writes a register of a group. The bits of subgroups without a client have no effect.
     fn write_group(&mut self, register: GroupRegister, group: u16, value: u64) {
         let mask = (1 << register.width()) - 1;
         for index in 0..SUBGROUPS_OF_GROUP {
-            let number = group * SUBGROUPS_OF_GROUP + index;
+            let subgroup_id = group * SUBGROUPS_OF_GROUP + index;
             let bits = value >> (index * register.width()) & mask;
-            let Some(subgroup) = self.subgroups.get_mut(number) else { continue };
+            let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { continue };
 
             match register {
                 GroupRegister::RemoteGets => {
                     subgroup.remote_get = bits as u8;
                     // A packet that waits for a FIFO which is no longer for gets must be dropped.
-                    self.engines.wake_all();
+                    self.reception_waits.wake_all();
                 }
-                GroupRegister::Receptions => self.enable_reception(number, bits),
+                GroupRegister::Receptions => self.enable_reception(subgroup_id, bits),
                 _ => {
-                    let lowest = register.interrupt();
-                    let (others, own) = (subgroup.interrupts.enabled & !(mask * lowest), bits * lowest);
-                    subgroup.interrupts.enable(others | own);
+                    // The multiplication shifts the bits up to the interrupts of the register.
+                    let first = register.first_interrupt();
+                    let others = subgroup.interrupts.enabled & !(mask * first);
+                    subgroup.interrupts.enable(others | bits * first);
                 }
             }
-            self.subgroups.mark_changed(number);
+            self.subgroups.mark_changed(subgroup_id);
         }
     }
 }

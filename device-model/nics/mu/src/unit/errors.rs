@@ -11,24 +11,35 @@ use nicforge_hwi::{
     },
 };
 
-/// The sets of errors.
+/// The sets of errors: each has a block of registers of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Set {
+pub(crate) enum ErrorSet {
+    /// Memory requests that the address ranges refuse.
     MasterPort,
+    /// Accesses of addresses without a register, or of a wrong width.
     SlavePort,
+    /// Refused accesses of registers in a subgroup's page.
     Registers,
+    /// Packets that find no room in a reception FIFO.
     Fifo,
+    /// Rejected descriptors.
     Descriptor,
+    /// Packets that a reception FIFO does not take, and wrong pointers of reception FIFOs.
     Reception,
+    /// Dropped direct puts.
     Put,
+    /// Packets with impossible headers, at reception engines 0 to 7.
     Header0,
+    /// Packets with impossible headers, at the other reception engines.
     Header1,
+    /// Wrong pointers of injection FIFOs, and remote gets that find no room there.
     Injection,
+    /// Dropped remote gets.
     Get,
 }
 
-/// First registers of the sets, in the order of [`Set`].
-const SETS: [u64; 11] = [
+/// First register of each set, in the order of [`ErrorSet`].
+const FIRST_REGISTERS: [u64; 11] = [
     errors::MASTER_PORT0,
     errors::SLAVE_PORT,
     errors::MMREGS,
@@ -42,21 +53,29 @@ const SETS: [u64; 11] = [
     errors::MISC,
 ];
 
-/// Registers that tell more about the last error of a kind.
+/// Registers with information about the last error of a kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Info {
+pub(crate) enum ErrorInfo {
+    /// The address of a refused memory request.
     Memory,
+    /// The offset of a refused register access.
     Access,
+    /// The number of a full reception FIFO.
     FullReception,
+    /// The number of an injection FIFO with a rejected descriptor.
     Descriptor,
+    /// The number of a user's injection FIFO whose descriptor names a FIFO of the system.
     SystemFifo,
+    /// The number of a reception FIFO that takes no packet.
     Reception,
+    /// The number of a full injection FIFO for remote gets.
     FullInjection,
+    /// The number of an injection FIFO that takes no remote get.
     Get,
 }
 
-/// Offsets of the registers of [`Info`], in its order.
-const INFOS: [u64; 8] = [
+/// Offsets of the registers of [`ErrorInfo`], in its order.
+const INFO_REGISTERS: [u64; 8] = [
     XM0_ERR_INFO,
     XS_ERR_INFO,
     RMFIFO,
@@ -67,49 +86,56 @@ const INFOS: [u64; 8] = [
     IMFIFO_ACCESS_ERROR_ID,
 ];
 
-/// The registers of one set.
+/// The registers of one set. Error `n` has bit `n`.
 #[derive(Clone, Copy, Debug, Default)]
-struct Registers {
+struct SetRegisters {
+    /// Errors that have come and have not been cleared.
     state: u64,
+    /// The error that came first since `state` was 0.
     first: u64,
-    /// Severities of errors 0 to 31, and of 32 to 63.
+    /// Severities of errors 0 to 31, and of 32 to 63, with two bits for each.
     control: [u64; 2],
 }
 
-impl Registers {
+impl SetRegisters {
+    /// Returns the severity of an error: one of [`severity`].
     fn severity(&self, error: u8) -> u64 {
         self.control[usize::from(error / 32) % 2] >> (2 * (error % 32)) & 0b11
     }
 
     /// Returns the errors that have come and have this severity.
     fn with_severity(&self, severity: u64) -> u64 {
-        let is_it = |&error: &u8| self.state >> error & 1 == 1 && self.severity(error) == severity;
-        (0..64).filter(is_it).fold(0, |bits, error| bits | 1 << error)
+        let has_come = |error: u8| self.state >> error & 1 == 1;
+        let is_chosen = |&error: &u8| has_come(error) && self.severity(error) == severity;
+        (0..64).filter(is_chosen).fold(0, |bits, error| bits | 1 << error)
     }
 }
 
 /// The error registers of a node.
 #[derive(Debug, Default)]
 pub(crate) struct Errors {
-    sets: [Registers; SETS.len()],
-    infos: [u64; INFOS.len()],
+    /// By [`ErrorSet`].
+    sets: [SetRegisters; FIRST_REGISTERS.len()],
+    /// By [`ErrorInfo`].
+    infos: [u64; INFO_REGISTERS.len()],
     /// Interrupts for the kernel, one bit for each vector.
     vectors: u32,
 }
 
 impl Errors {
     /// Records an error. An error that has come already raises no further interrupt.
-    pub(crate) fn report(&mut self, set: Set, error: u8) {
-        self.note(set as usize, 1 << (error % 64));
+    pub(crate) fn report(&mut self, set: ErrorSet, error: u8) {
+        self.record(set as usize, 1 << (error % 64));
     }
 
-    /// Records an error, and what it is about.
-    pub(crate) fn report_about(&mut self, set: Set, error: u8, info: Info, about: u64) {
-        self.infos[info as usize] = about;
+    /// Records an error, and a value in a register that informs about it.
+    pub(crate) fn report_with_info(&mut self, set: ErrorSet, error: u8, info: ErrorInfo, value: u64) {
+        self.infos[info as usize] = value;
         self.report(set, error);
     }
 
-    fn note(&mut self, set: usize, bits: u64) {
+    /// Records errors of a set, and the interrupts of those that are new.
+    fn record(&mut self, set: usize, bits: u64) {
         let registers = &mut self.sets[set];
         if registers.state == 0 {
             registers.first = bits;
@@ -127,7 +153,7 @@ impl Errors {
         }
     }
 
-    /// Records an interrupt for the kernel that no register of these is the reason of.
+    /// Records an interrupt for the kernel whose reason is in no error register.
     pub(crate) fn interrupt(&mut self, vector: u16) {
         self.vectors |= 1 << vector;
     }
@@ -140,7 +166,7 @@ impl Errors {
 
     /// Returns the value of a register; `None` if there is none at the offset.
     pub(crate) fn read(&self, offset: u64) -> Option<u64> {
-        if let Some(info) = INFOS.iter().position(|&register| register == offset) {
+        if let Some(info) = INFO_REGISTERS.iter().position(|&register| register == offset) {
             return Some(self.infos[info]);
         }
 
@@ -160,7 +186,7 @@ impl Errors {
 
     /// Writes a register. Returns false if there is none at the offset that can be written.
     pub(crate) fn write(&mut self, offset: u64, value: u64) -> bool {
-        if let Some(info) = INFOS.iter().position(|&register| register == offset) {
+        if let Some(info) = INFO_REGISTERS.iter().position(|&register| register == offset) {
             self.infos[info] = value;
             return true;
         }
@@ -171,14 +197,15 @@ impl Errors {
             errors::STATE => registers.clear(value),
             errors::CONTROL_LOW => registers.control[0] = value,
             errors::CONTROL_HIGH => registers.control[1] = value,
-            errors::FORCE => self.note(set, value),
+            errors::FORCE => self.record(set, value),
             _ => return false,
         }
         true
     }
 }
 
-impl Registers {
+impl SetRegisters {
+    /// Clears errors.
     fn clear(&mut self, bits: u64) {
         self.state &= !bits;
         if self.state == 0 {
@@ -187,9 +214,10 @@ impl Registers {
     }
 }
 
-/// Returns the set and the register at an offset.
+/// Returns the number of the set that has a register at an offset, and the register's offset from
+/// the first one of the set.
 fn locate(offset: u64) -> Option<(usize, u64)> {
-    SETS.iter().enumerate().find_map(|(set, &first)| {
+    FIRST_REGISTERS.iter().enumerate().find_map(|(set, &first)| {
         let register = offset.checked_sub(first)?;
         (register < errors::SIZE).then_some((set, register))
     })
@@ -207,8 +235,8 @@ mod tests {
         let control = severity::CRITICAL << (2 * error::XM_READ_RANGE);
         assert!(registers.write(errors::MASTER_PORT0 + errors::CONTROL_LOW, control));
 
-        registers.report(Set::MasterPort, error::XM_READ_RANGE);
-        registers.report(Set::MasterPort, error::XM_READ_RANGE);
+        registers.report(ErrorSet::MasterPort, error::XM_READ_RANGE);
+        registers.report(ErrorSet::MasterPort, error::XM_READ_RANGE);
         assert_eq!(registers.take_vectors(), 1 << vector::CRITICAL);
         assert_eq!(registers.take_vectors(), 0);
 
@@ -217,14 +245,14 @@ mod tests {
         assert_eq!(registers.read(errors::MASTER_PORT0 + errors::NONCRITICAL), Some(0));
 
         assert!(registers.write(errors::MASTER_PORT0, bit));
-        registers.report(Set::MasterPort, error::XM_READ_RANGE);
+        registers.report(ErrorSet::MasterPort, error::XM_READ_RANGE);
         assert_eq!(registers.take_vectors(), 1 << vector::CRITICAL);
     }
 
     #[test]
     fn a_masked_error_is_noted_and_raises_nothing() {
         let mut registers = Errors::default();
-        registers.report_about(Set::Descriptor, error::MCSRAM_OFFSET, Info::Descriptor, 77);
+        registers.report_with_info(ErrorSet::Descriptor, error::MCSRAM_OFFSET, ErrorInfo::Descriptor, 77);
 
         assert_eq!(registers.take_vectors(), 0);
         assert_eq!(registers.read(errors::MCSRAM), Some(1 << 32));
@@ -236,7 +264,7 @@ mod tests {
     fn the_first_error_stays_until_all_are_cleared() {
         let mut registers = Errors::default();
         for error in [3, 4] {
-            registers.report(Set::Get, error);
+            registers.report(ErrorSet::Get, error);
         }
         assert_eq!(registers.read(errors::MISC + errors::FIRST), Some(1 << 3));
         registers.write(errors::MISC, 1 << 3);

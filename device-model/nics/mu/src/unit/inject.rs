@@ -3,7 +3,8 @@
 //! In: FIFOs that `arbitrate` has chosen. Out: packets in network injection FIFOs, moved heads,
 //! faults. May touch: client memory, the network's injection FIFOs.
 //!
-//! The descriptor is fetched when its FIFO is chosen for the first time.
+//! A descriptor is fetched when its FIFO is chosen, not when the tail moves. `fifo` is a FIFO's
+//! number among all injection FIFOs of the node, and `index` its number in its subgroup.
 
 use std::sync::Arc;
 
@@ -19,11 +20,12 @@ use zerocopy::IntoBytes;
 use super::{
     Unit,
     atomic::{self, NotDone},
-    errors::{Info, Set},
+    engine_after,
+    errors::{ErrorInfo, ErrorSet},
     memory::{Memory, MemoryFault, Owner, fault_of},
-    message::{Kind, Message, Rejected, Source},
+    message::{Kind, Message, PayloadSource, Rejected},
     ranges::Access,
-    reference::{self, MAX_MAPPINGS, Place, Reference},
+    reference::{self, MAX_MAPPINGS, PayloadPlace, Reference},
     subgroup::{Injection, InjectionFifo, owner_of},
 };
 use crate::network::NetworkUnit;
@@ -31,12 +33,12 @@ use crate::network::NetworkUnit;
 /// Result of a visit to an active FIFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Served {
-    /// A packet was sent, or a piece prefetched: this much of the budget.
+    /// A packet was sent, or a piece prefetched. It takes this much of the step's budget.
     Moved(u32),
-    /// No network FIFO of its message's map has room.
+    /// None of these network FIFOs, to which its message may go, has room.
     Full(u16),
-    /// Its message is not ready, or waits for its packets, or the word of an atomic operation is
-    /// contended.
+    /// Its message is not ready, its packets have not all been received, or the word of an atomic
+    /// operation is contended.
     Blocked,
     /// The FIFO has no more descriptors, or has stopped.
     Inactive,
@@ -44,48 +46,51 @@ pub(super) enum Served {
     Starved,
 }
 
-/// Reasons why a FIFO does not send its next packet.
-enum Stop {
-    /// The FIFO stops with this fault.
+/// Reasons why the next packet of a FIFO can't be made.
+enum NotMade {
+    /// A fault, one of [`fault`], which stops the FIFO.
     Fault(u64),
-    /// It tries again.
+    /// The word of an atomic operation is contended. The FIFO tries again.
     Contended,
 }
 
-impl Stop {
+impl NotMade {
+    /// Returns the reason for memory that can't be reached.
     fn memory(fault: MemoryFault) -> Self {
         Self::Fault(fault_of(fault))
     }
 }
 
 impl Unit {
-    /// Returns the idle engines of a map whose network FIFO has room.
+    /// Returns those engines of a FIFO map that are idle and whose network FIFO has room.
     #[inline]
     pub(super) fn open_engines(&self, network: &NetworkUnit, context: &mut Context<'_>, map: u16) -> u16 {
         let open = network.room(map & self.control.injection_engines, context.now());
-        self.timing.idle(context, open)
+        self.timing.idle_engines(context, open)
     }
 
-    /// Returns the engine of a map in turn that is idle and whose network FIFO has room.
+    /// Returns the engine of a FIFO map whose turn it is, among those that are idle and whose
+    /// network FIFO has room.
     #[inline]
     fn choose_engine(&self, network: &NetworkUnit, context: &mut Context<'_>, map: u16) -> Option<u8> {
         if self.timing.has_clock() {
             return in_turn(self.open_engines(network, context, map).into(), self.next_engine);
         }
-        // All engines are idle, so that the first FIFO with room is enough. A map has many.
+        // All engines are idle, so the search ends at the first FIFO with room.
         let map = map & self.control.injection_engines;
         network.next_with_room(map, self.next_engine, context.now())
     }
 
-    /// Sends a packet of an active FIFO, or fetches its next descriptor.
+    /// Sends the next packet of an active FIFO. Fetches its next descriptor first, if it has no
+    /// message in service.
     pub(super) fn serve(
         &mut self,
         network: &mut NetworkUnit,
         context: &mut Context<'_>,
         fifo: u16,
     ) -> Served {
-        let (number, index) = subgroup_and_index(fifo);
-        let Some(subgroup) = self.subgroups.get(number) else { return Served::Inactive };
+        let (subgroup_id, index) = subgroup_and_index(fifo);
+        let Some(subgroup) = self.subgroups.get(subgroup_id) else { return Served::Inactive };
         let is_empty = subgroup.injection[index].ring.is_empty();
 
         let mut message = match subgroup.injection[index].state {
@@ -98,15 +103,16 @@ impl Unit {
         self.serve_message(network, context, fifo, &mut message)
     }
 
-    /// Fetches the descriptor at a FIFO's head, and sends its first packet. A message that has no
-    /// other one is never stored.
+    /// Fetches the descriptor at a FIFO's head, and sends the first packet of its message. The
+    /// FIFO's state does not change for a message that this packet ends.
     fn serve_new(&mut self, network: &mut NetworkUnit, context: &mut Context<'_>, fifo: u16) -> Served {
         let Some(mut message) = self.fetch(network, context, fifo) else { return Served::Inactive };
         let served = self.serve_message(network, context, fifo, &mut message);
 
+        // The message waits in the FIFO's state, so that its descriptor is not fetched again.
         if matches!(served, Served::Blocked | Served::Full(_) | Served::Starved) {
-            let (number, index) = subgroup_and_index(fifo);
-            if let Some(subgroup) = self.subgroups.get_mut(number) {
+            let (subgroup_id, index) = subgroup_and_index(fifo);
+            if let Some(subgroup) = self.subgroups.get_mut(subgroup_id) {
                 subgroup.injection[index].state = Injection::Sending(message);
             }
         }
@@ -130,8 +136,8 @@ impl Unit {
     /// Fetches and checks the descriptor at a FIFO's head. Returns `None` if the FIFO has stopped.
     #[inline]
     fn fetch(&mut self, network: &NetworkUnit, context: &mut Context<'_>, fifo: u16) -> Option<Message> {
-        let (number, index) = subgroup_and_index(fifo);
-        let subgroup = self.subgroups.get_mut(number)?;
+        let (subgroup_id, index) = subgroup_and_index(fifo);
+        let subgroup = self.subgroups.get_mut(subgroup_id)?;
         let owner = subgroup.owner();
         let InjectionFifo { ring, view, template, .. } = &mut subgroup.injection[index];
         let head = ring.head;
@@ -146,7 +152,7 @@ impl Unit {
         match Message::new(&descriptor, template, network, owner.is_system) {
             Ok(mut message) => {
                 message.set_mark(self.identity.mark_on(message.route, message.header()));
-                message.ready = self.timing.fetched(context.now());
+                message.ready = self.timing.ready_time(context.now());
                 Some(message)
             }
             Err(rejected) => {
@@ -177,7 +183,7 @@ impl Unit {
 
         if message.may_refer {
             if let Some(reference) = self.reference(context, fifo, message) {
-                return self.send_reference(network, context, (fifo, engine), message, &reference);
+                return self.send_reference(network, context, fifo, engine, message, &reference);
             }
             message.may_refer = false;
         }
@@ -187,60 +193,62 @@ impl Unit {
         let Ok(mut packet) = context.ports().new_packet(length) else { return Served::Starved };
         packet.framing = 0;
 
-        if let Err(stop) = self.fill(context, fifo, message, &mut packet, bytes) {
+        if let Err(reason) = self.fill(context, fifo, message, &mut packet, bytes) {
             context.ports().recycle(packet);
-            return self.not_sent(fifo, message, stop);
+            return self.not_sent(fifo, message, reason);
         }
         if let Err(refused) = network.inject(engine, route, packet, now) {
             context.ports().recycle(refused.packet);
             return Served::Blocked;
         }
 
-        self.next_engine = (engine + 1) % 16;
+        self.next_engine = engine_after(engine);
         self.counters[counter::PACKETS_SENT] += 1;
         self.counters[counter::BYTES_SENT] += bytes as u64;
-        let (Source::Memory(address) | Source::Atomic { address, .. }) = message.source;
-        self.timing.inject(now, engine, address, bytes as u64);
+        let (PayloadSource::Memory(address) | PayloadSource::Atomic { address, .. }) = message.source;
+        self.timing.charge_injection(now, engine, address, bytes as u64);
         self.advance(fifo, message, bytes as u64);
         Served::Moved(1)
     }
 
-    /// Returns the reference to the payload of a message, if it can be leased.
+    /// Returns the reference to the payload of a message. Returns `None` if packets can't refer to
+    /// memory, or the payload can't be leased.
     fn reference(&mut self, context: &mut Context<'_>, fifo: u16, message: &Message) -> Option<Reference> {
-        let (number, index) = subgroup_and_index(fifo);
-        let subgroup = self.subgroups.get_mut(number)?;
+        let (subgroup_id, index) = subgroup_and_index(fifo);
+        let subgroup = self.subgroups.get_mut(subgroup_id)?;
         let owner = subgroup.owner();
-        let state = &mut subgroup.injection[index];
-        if state.reference.is_some() {
-            return state.reference.clone();
+        let fifo = &mut subgroup.injection[index];
+        if fifo.reference.is_some() {
+            return fifo.reference.clone();
         }
 
-        let Source::Memory(address) = message.source else { return None };
+        let PayloadSource::Memory(address) = message.source else { return None };
         let length = message.left;
-        let is_permitted = self.identity.max_reference > 0
+        let is_possible = self.identity.max_reference > 0
             && self.control.ranges.permit(owner.is_system, address, length, Access::Read)
             && context
                 .count_dma_mappings(owner.attachment, address, length)
                 .is_ok_and(|count| count <= MAX_MAPPINGS);
-        if !is_permitted {
+        if !is_possible {
             return None;
         }
 
         let lease = context.dma_lease(owner.attachment, address, length, DmaAccess::Read).ok()?;
-        state.reference = Some(Reference::new(lease, address));
-        state.reference.clone()
+        fifo.reference = Some(Reference::new(lease, address));
+        fifo.reference.clone()
     }
 
-    /// Sends the next packet of a message, which refers to its payload.
+    /// Sends the next packet of a message, which refers to its payload instead of carrying it.
     fn send_reference(
         &mut self,
         network: &mut NetworkUnit,
         context: &mut Context<'_>,
-        (fifo, engine): (u16, u8),
+        fifo: u16,
+        engine: u8,
         message: &mut Message,
         reference: &Reference,
     ) -> Served {
-        let (Some(route), Source::Memory(address)) = (message.route, message.source) else {
+        let (Some(route), PayloadSource::Memory(address)) = (message.route, message.source) else {
             return Served::Inactive;
         };
         let bytes = message.left.min(self.identity.max_reference.into());
@@ -248,7 +256,7 @@ impl Unit {
 
         let (header, place) = packet.bytes_mut().split_at_mut(HEADER);
         header.copy_from_slice(message.next_reference_header().as_bytes());
-        place.copy_from_slice(Place::new(address - reference.start, bytes).as_bytes());
+        place.copy_from_slice(PayloadPlace::new(address - reference.start, bytes).as_bytes());
         packet.framing = bytes as u32;
         packet.memory = Some(Arc::clone(&reference.lease));
 
@@ -257,26 +265,27 @@ impl Unit {
             return Served::Blocked;
         }
 
-        self.next_engine = (engine + 1) % 16;
-        self.counters[counter::PACKETS_SENT] += reference::packets(bytes);
+        self.next_engine = engine_after(engine);
+        self.counters[counter::PACKETS_SENT] += reference::packet_count(bytes);
         self.counters[counter::BYTES_SENT] += bytes;
-        self.timing.inject(context.now(), engine, address, bytes);
+        self.timing.charge_injection(context.now(), engine, address, bytes);
         self.advance(fifo, message, bytes);
-        Served::Moved(reference::cost(bytes))
+        Served::Moved(reference::budget_cost(bytes))
     }
 
     /// Ends a message once all packets that refer to its payload have been received.
     fn drain(&mut self, context: &mut Context<'_>, fifo: u16) -> Served {
-        let (number, index) = subgroup_and_index(fifo);
-        let Some(subgroup) = self.subgroups.get_mut(number) else { return Served::Inactive };
+        let (subgroup_id, index) = subgroup_and_index(fifo);
+        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return Served::Inactive };
         let Some(reference) = &mut subgroup.injection[index].reference else { return Served::Inactive };
         if !reference.is_received() {
-            // No event tells a sender that another device has recycled a packet.
-            let look = reference.next_look();
-            context.wake_at(context.now().after(look));
+            // No event reports that another device has recycled a packet, so this one polls.
+            let delay = reference.next_poll_delay();
+            context.wake_at(context.now().after(delay));
             return Served::Blocked;
         }
 
+        // The payload was unmapped before its packets arrived.
         if !reference.is_valid() {
             self.stop(fifo, fault::UNMAPPED);
             return Served::Inactive;
@@ -285,7 +294,8 @@ impl Unit {
         Served::Moved(1)
     }
 
-    /// Writes header and payload of a packet.
+    /// Writes the header and the payload of the next packet of a message, with `bytes` bytes of
+    /// payload.
     #[inline]
     fn fill(
         &mut self,
@@ -294,9 +304,9 @@ impl Unit {
         message: &Message,
         packet: &mut Packet,
         bytes: usize,
-    ) -> Result<(), Stop> {
-        let (number, index) = subgroup_and_index(fifo);
-        let owner = owner_of(number);
+    ) -> Result<(), NotMade> {
+        let (subgroup_id, index) = subgroup_and_index(fifo);
+        let owner = owner_of(subgroup_id);
         let mut memory = Memory { context, ranges: &self.control.ranges };
         let (header, payload) = packet.bytes_mut().split_at_mut(HEADER);
         header.copy_from_slice(message.next_header(bytes).as_bytes());
@@ -304,18 +314,18 @@ impl Unit {
         padding.fill(0);
 
         match message.source {
-            Source::Memory(address) => match self.subgroups.get_mut(number) {
+            PayloadSource::Memory(address) => match self.subgroups.get_mut(subgroup_id) {
                 Some(subgroup) => {
-                    let view = &mut subgroup.injection[index].payload;
-                    memory.read_by(view, owner, address, payload).map_err(Stop::memory)
+                    let view = &mut subgroup.injection[index].payload_view;
+                    memory.read_by(view, owner, address, payload).map_err(NotMade::memory)
                 }
-                None => memory.read(owner, address, payload).map_err(Stop::memory),
+                None => memory.read(owner, address, payload).map_err(NotMade::memory),
             },
-            Source::Atomic { address, operation } => {
+            PayloadSource::Atomic { address, operation } => {
                 let value =
                     atomic::load(&mut memory, owner, address, operation).map_err(|error| match error {
-                        NotDone::Contended => Stop::Contended,
-                        NotDone::Fault(fault) => Stop::memory(fault),
+                        NotDone::Contended => NotMade::Contended,
+                        NotDone::Fault(fault) => NotMade::memory(fault),
                     })?;
                 payload.copy_from_slice(&value.to_le_bytes()[..bytes.min(8)]);
                 self.counters[counter::ATOMICS] += 1;
@@ -324,14 +334,14 @@ impl Unit {
         }
     }
 
-    /// Handles a packet that could not be made.
+    /// Handles a packet that can't be made: the FIFO stops, or tries again.
     #[cold]
-    fn not_sent(&mut self, fifo: u16, message: &Message, stop: Stop) -> Served {
-        let Stop::Fault(fault) = stop else {
+    fn not_sent(&mut self, fifo: u16, message: &Message, reason: NotMade) -> Served {
+        let NotMade::Fault(fault) = reason else {
             self.is_contended = true;
             return Served::Blocked;
         };
-        let (Source::Memory(address) | Source::Atomic { address, .. }) = message.source;
+        let (PayloadSource::Memory(address) | PayloadSource::Atomic { address, .. }) = message.source;
         self.report_range(owner_of(subgroup_and_index(fifo).0), address, error::XM_READ_RANGE, fault);
         self.stop(fifo, fault);
         Served::Inactive
@@ -339,20 +349,20 @@ impl Unit {
 
     /// Reads the next piece of a message that is not sent. It takes an engine, as a packet does.
     fn prefetch(&mut self, context: &mut Context<'_>, fifo: u16, message: &mut Message) -> Served {
-        let open = self.timing.idle(context, self.control.injection_engines);
+        let open = self.timing.idle_engines(context, self.control.injection_engines);
         let Some(engine) = in_turn(open.into(), self.next_engine) else { return Served::Blocked };
 
         let owner = owner_of(subgroup_and_index(fifo).0);
-        let (Source::Memory(address) | Source::Atomic { address, .. }) = message.source;
+        let (PayloadSource::Memory(address) | PayloadSource::Atomic { address, .. }) = message.source;
         let mut piece = [0; MAX_PAYLOAD];
         let bytes = message.next_bytes();
 
         let mut memory = Memory { context, ranges: &self.control.ranges };
         if let Err(fault) = memory.read(owner, address, &mut piece[..bytes]) {
-            return self.not_sent(fifo, message, Stop::memory(fault));
+            return self.not_sent(fifo, message, NotMade::memory(fault));
         }
         self.counters[counter::PREFETCHED] += bytes as u64;
-        self.timing.inject(context.now(), engine, address, bytes as u64);
+        self.timing.charge_injection(context.now(), engine, address, bytes as u64);
         self.advance(fifo, message, bytes as u64);
         Served::Moved(1)
     }
@@ -361,45 +371,56 @@ impl Unit {
     #[inline]
     fn advance(&mut self, fifo: u16, message: &mut Message, bytes: u64) {
         let is_done = message.advance(bytes);
-        let (number, index) = subgroup_and_index(fifo);
-        let Some(subgroup) = self.subgroups.get_mut(number) else { return };
-        let state = &mut subgroup.injection[index];
+        let (subgroup_id, index) = subgroup_and_index(fifo);
+        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return };
+        let own = &mut subgroup.injection[index];
         if !is_done {
-            state.state = Injection::Sending(*message);
-        } else if state.reference.is_some() {
-            state.state = Injection::Draining;
+            own.state = Injection::Sending(*message);
+        } else if own.reference.is_some() {
+            own.state = Injection::Draining;
         } else {
             self.finish(fifo);
         }
     }
 
-    /// Ends a message: the head moves past its descriptor.
+    /// Ends the message in service: the head moves past its descriptor.
     #[inline]
     fn finish(&mut self, fifo: u16) {
-        let (number, index) = subgroup_and_index(fifo);
-        let Some(subgroup) = self.subgroups.get_mut(number) else { return };
-        let state = &mut subgroup.injection[index];
+        let (subgroup_id, index) = subgroup_and_index(fifo);
+        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return };
+        let own = &mut subgroup.injection[index];
 
-        let before = state.ring.free();
-        (state.state, state.reference) = (Injection::Waiting, None);
-        state.ring.consume(DESCRIPTOR);
-        state.descriptors += 1;
-        subgroup.injection_moved(index, before);
+        let free_before = own.ring.free();
+        (own.state, own.reference) = (Injection::Waiting, None);
+        own.ring.consume(DESCRIPTOR);
+        own.descriptors_done += 1;
+        subgroup.injection_moved(index, free_before);
 
+        // A remote get may wait for the room of this descriptor.
         let is_for_gets = subgroup.remote_get >> index & 1 == 1;
-        self.subgroups.mark_changed(number);
+        self.subgroups.mark_changed(subgroup_id);
         self.counters[counter::DESCRIPTORS] += 1;
         if is_for_gets {
-            self.engines.wake_injection(fifo);
+            self.reception_waits.wake_for_injection(fifo);
         }
     }
 
-    /// Stops a FIFO whose descriptor is not possible.
+    /// Stops a FIFO whose descriptor was rejected.
     #[cold]
     fn reject(&mut self, fifo: u16, rejected: Rejected) {
-        self.errors.report_about(Set::Descriptor, rejected.error, Info::Descriptor, fifo.into());
+        self.errors.report_with_info(
+            ErrorSet::Descriptor,
+            rejected.error,
+            ErrorInfo::Descriptor,
+            fifo.into(),
+        );
         if rejected.error == error::MCSRAM_SYSTEM_FIFO {
-            self.errors.report_about(Set::Descriptor, rejected.error, Info::SystemFifo, fifo.into());
+            self.errors.report_with_info(
+                ErrorSet::Descriptor,
+                rejected.error,
+                ErrorInfo::SystemFifo,
+                fifo.into(),
+            );
         }
         self.stop(fifo, rejected.fault);
     }
@@ -411,25 +432,31 @@ impl Unit {
         self.stop(fifo, fault_of(fault));
     }
 
-    /// Stops an injection FIFO. The others go on.
+    /// Stops an injection FIFO because of a fault: one of [`fault`]. The other FIFOs go on.
     #[cold]
     pub(crate) fn stop(&mut self, fifo: u16, fault: u64) {
-        let (number, index) = subgroup_and_index(fifo);
-        let Some(subgroup) = self.subgroups.get_mut(number) else { return };
-        let state = &mut subgroup.injection[index];
-        state.disable();
-        state.fault = fault;
+        let (subgroup_id, index) = subgroup_and_index(fifo);
+        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return };
+        let own = &mut subgroup.injection[index];
+        own.disable();
+        own.fault = fault;
         subgroup.page.mark_injection(index);
 
-        self.subgroups.mark_changed(number);
+        self.subgroups.mark_changed(subgroup_id);
         self.counters[counter::FAULTS] += 1;
         // A remote get that waits for room must find that the FIFO has stopped.
-        self.engines.wake_injection(fifo);
+        self.reception_waits.wake_for_injection(fifo);
     }
 }
 
-/// Returns the subgroup of an injection FIFO, and its number there.
+/// Returns the number of an injection FIFO's subgroup, and its index there.
 #[inline]
 pub(crate) fn subgroup_and_index(fifo: u16) -> (u16, usize) {
     (fifo / INJECTION_FIFOS, usize::from(fifo % INJECTION_FIFOS))
+}
+
+/// Returns the number of an injection FIFO among all of the node.
+#[inline]
+pub(crate) fn injection_fifo(subgroup_id: u16, index: usize) -> u16 {
+    subgroup_id * INJECTION_FIFOS + index as u16
 }

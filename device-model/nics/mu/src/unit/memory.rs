@@ -14,11 +14,11 @@ use nicforge_hwi::mu::fault;
 
 use super::{
     ranges::{Access, Ranges},
-    reference::Place,
+    reference::PayloadPlace,
     view::View,
 };
 
-/// Bytes of a piece of a copy to memory that can't be leased.
+/// Bytes that are copied at a time to memory that can't be leased.
 const PIECE: usize = 4096;
 
 /// The client whose memory a request concerns.
@@ -33,7 +33,7 @@ pub(crate) struct Owner {
 pub(crate) enum MemoryFault {
     /// It is outside the permitted ranges, or in memory that only messages reach.
     Range,
-    /// The memory is not mapped, or not for this.
+    /// The memory is not mapped, or not for this kind of access.
     Unmapped,
 }
 
@@ -47,13 +47,14 @@ impl From<DmaError> for MemoryFault {
     }
 }
 
-/// The memory of all clients, for the duration of a call.
+/// The memory of all clients, as far as the ranges permit it, for the duration of a call.
 pub(crate) struct Memory<'a, 'b> {
     pub(crate) context: &'a mut Context<'b>,
     pub(crate) ranges: &'a Ranges,
 }
 
 impl Memory<'_, '_> {
+    /// Checks a request against the ranges that the kernel permits.
     #[inline]
     fn check(&self, owner: Owner, address: u64, length: usize, access: Access) -> Result<(), MemoryFault> {
         let is_permitted = self.ranges.permit(owner.is_system, address, length as u64, access);
@@ -81,7 +82,7 @@ impl Memory<'_, '_> {
             return Ok(());
         }
         self.context.copy_from(owner.attachment, address, out)?;
-        view.note_miss(self.context, owner.attachment, (address, out.len()), &[Access::Read]);
+        view.note_miss(self.context, owner.attachment, address, out.len(), &[Access::Read]);
         Ok(())
     }
 
@@ -99,7 +100,7 @@ impl Memory<'_, '_> {
             return Ok(());
         }
         self.context.copy_to(owner.attachment, address, data)?;
-        view.note_miss(self.context, owner.attachment, (address, data.len()), &[Access::Write]);
+        view.note_miss(self.context, owner.attachment, address, data.len(), &[Access::Write]);
         Ok(())
     }
 
@@ -110,17 +111,18 @@ impl Memory<'_, '_> {
         Ok(self.context.copy_to(owner.attachment, address, data)?)
     }
 
-    /// Copies from a lease of another client's memory. A later update publishes the data.
+    /// Copies from `place` in a lease of another client's memory to an address. The later update of
+    /// the put's counter publishes the data.
     ///
-    /// Memory that can't be leased as a whole is written in pieces.
+    /// Target memory that can't be leased as a whole is written in pieces.
     pub(crate) fn copy_lease(
         &mut self,
         owner: Owner,
         address: u64,
         source: &DmaLease,
-        place: Place,
+        place: PayloadPlace,
     ) -> Result<(), MemoryFault> {
-        let Place { offset, length, .. } = place;
+        let PayloadPlace { offset, length, .. } = place;
         let bytes = usize::try_from(length).or(Err(MemoryFault::Range))?;
         self.check(owner, address, bytes, Access::Write)?;
         let target = self.context.dma_lease(owner.attachment, address, length, DmaAccess::Write);
@@ -171,7 +173,7 @@ impl Memory<'_, '_> {
             return Ok(());
         }
         self.context.update_u64(owner.attachment, address, WordUpdate::Add(value))?;
-        view.note_miss(self.context, owner.attachment, (address, WORD), &[Access::Read, Access::Write]);
+        view.note_miss(self.context, owner.attachment, address, WORD, &[Access::Read, Access::Write]);
         Ok(())
     }
 }

@@ -13,25 +13,25 @@ use super::reference;
 use crate::network::{NetworkUnit, Route};
 use zerocopy::IntoBytes;
 
-/// Bits of a put offset without the indicator of an atomic address.
-const OFFSET: u64 = (1 << ADDRESS_BITS) - 1;
+/// Bits of an address or a put offset, without the indicator of an atomic one.
+const ADDRESS_MASK: u64 = (1 << ADDRESS_BITS) - 1;
 
-/// Uses of the payload.
+/// The kinds of messages, by the use of their payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// It goes into a reception FIFO.
+    /// The payload goes into a reception FIFO.
     Fifo,
-    /// It is written to memory.
+    /// The payload is written to memory.
     Put,
-    /// It is descriptors.
+    /// The payload is descriptors, for an injection FIFO of the target.
     Get,
-    /// It is read and not sent.
+    /// The payload is read, and nothing is sent.
     Prefetch,
 }
 
 /// Location of the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum PayloadSource {
     /// Memory from this address on.
     Memory(u64),
     /// The result of an operation on the word at this address.
@@ -50,21 +50,24 @@ pub(crate) struct PayloadRange {
 pub(crate) struct Rejected {
     /// Reason why the FIFO stops: one of [`fault`].
     pub(crate) fault: u64,
-    /// The error of the set of descriptors.
+    /// The number of the error in the set of descriptor errors.
     pub(crate) error: u8,
 }
 
 impl Rejected {
+    /// Returns the rejection of a descriptor with an impossible field.
     fn descriptor(error: u8) -> Self {
         Self { fault: fault::DESCRIPTOR, error }
     }
 
+    /// Returns the rejection of a user's descriptor that names something of the system.
     fn permission(error: u8) -> Self {
         Self { fault: fault::PERMISSION, error }
     }
 }
 
-/// The result of the checks of a descriptor's template.
+/// The result of the checks of a descriptor's header template: the fields that messages with the
+/// same template share.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Template {
     kind: Kind,
@@ -75,7 +78,7 @@ pub(crate) struct Template {
 }
 
 impl Template {
-    /// Checks the fields of a descriptor other than those of payload and target.
+    /// Checks the fields of a descriptor other than those of its payload and its put offset.
     fn new(descriptor: &Descriptor, network: &NetworkUnit, is_system: bool) -> Result<Self, Rejected> {
         let kind = kind_of(descriptor)?;
         let packet_bytes = packet_bytes(&descriptor.packet_header)?;
@@ -88,45 +91,47 @@ impl Template {
         Ok(Self { kind, packet_bytes, route })
     }
 
-    /// Checks the fields of payload and target. Returns the location of the payload.
+    /// Checks the fields of the payload and the put offset. Returns the location of the payload.
     #[inline(always)]
-    fn check(&self, descriptor: &Descriptor) -> Result<Source, Rejected> {
+    fn check_payload(&self, descriptor: &Descriptor) -> Result<PayloadSource, Rejected> {
         let length = descriptor.message_length;
         check_length(self.kind, length, self.packet_bytes)?;
-        let source = source(descriptor.pa_payload, length, self.kind)?;
+        let source = payload_source(descriptor.pa_payload, length, self.kind)?;
 
-        let offset = descriptor.packet_header.unit.put_offset() & OFFSET;
+        let offset = descriptor.packet_header.unit.put_offset() & ADDRESS_MASK;
         if self.kind == Kind::Put && offset + length > 1 << ADDRESS_BITS {
             return Err(Rejected::descriptor(error::MCSRAM_OFFSET));
         }
         Ok(source)
     }
 
-    /// Returns a message's payload, if all checks accept it, it is in memory, and the message has
-    /// one packet.
+    /// Returns a message's payload in memory. Returns `None` if a check refuses the descriptor, the
+    /// payload is the result of an atomic operation, or the message has more than one packet.
     #[inline(always)]
     pub(crate) fn single_packet_payload(&self, descriptor: &Descriptor) -> Option<PayloadRange> {
-        match self.check(descriptor) {
-            Ok(Source::Memory(address)) if descriptor.message_length <= self.packet_bytes.into() => {
+        match self.check_payload(descriptor) {
+            Ok(PayloadSource::Memory(address)) if descriptor.message_length <= self.packet_bytes.into() => {
                 Some(PayloadRange { address, bytes: descriptor.message_length as usize })
             }
             _ => None,
         }
     }
 
-    /// Returns the header, with a mark, of a message's only packet.
+    /// Returns the header of a message's only packet. `mark` names the tenant that the packet is
+    /// for.
     #[inline]
     pub(crate) fn single_packet_header(&self, descriptor: &Descriptor, mark: u16) -> PacketHeader {
         let (header, bytes) = (header_of(descriptor, mark), descriptor.message_length as usize);
-        packet_header(header, self.kind, bytes, interrupts(descriptor, self.kind))
+        packet_header(header, self.kind, bytes, wants_interrupt(descriptor, self.kind))
     }
 }
 
-/// Returns the header that all packets of a message share.
+/// Returns the header that all packets of a message share. `mark` names the tenant that they are
+/// for; it is 0 if that is not known yet.
 #[inline(always)]
 fn header_of(descriptor: &Descriptor, mark: u16) -> PacketHeader {
     let mut header = descriptor.packet_header;
-    // In a collective header, the same bit asks for the interrupt.
+    // Only the last packet may ask for an interrupt. The bit is the same in collective headers.
     header.byte2 &= !routing::INTERRUPT;
     header.injection_info = mark.to_le_bytes();
     header
@@ -134,11 +139,12 @@ fn header_of(descriptor: &Descriptor, mark: u16) -> PacketHeader {
 
 /// Returns whether the last packet of a message asks for an interrupt.
 #[inline(always)]
-fn interrupts(descriptor: &Descriptor, kind: Kind) -> bool {
+fn wants_interrupt(descriptor: &Descriptor, kind: Kind) -> bool {
     kind == Kind::Fifo && descriptor.interrupt & 1 == 1
 }
 
-/// Returns the header of a packet with so many bytes of payload.
+/// Returns the header of a packet with `bytes` bytes of payload. `interrupts` says whether it asks
+/// for an interrupt.
 #[inline(always)]
 fn packet_header(mut header: PacketHeader, kind: Kind, bytes: usize, interrupts: bool) -> PacketHeader {
     header.set_payload_bytes(bytes);
@@ -152,23 +158,26 @@ fn packet_header(mut header: PacketHeader, kind: Kind, bytes: usize, interrupts:
 }
 
 /// The template of a FIFO's last message from one node to another, with the result of its checks.
-/// Many messages differ from the one before in payload and target alone.
+/// Many messages differ from the one before only in payload and put offset, so that their template
+/// needs no second check.
 #[derive(Debug, Default)]
 pub(crate) struct LastTemplate(Option<(TemplateKey, Template)>);
 
 /// The fields of a descriptor that the checks of its template depend on, in one network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct TemplateKey {
-    /// Header type, hints, options, channel and destination.
+    /// First 8 bytes of the header: header type, hints, options, channel and destination.
     header: u64,
-    /// Packet type and size.
+    /// Byte 8 of the header: packet type and size.
     byte8: u8,
     prefetch_only: u32,
-    map: u64,
+    /// Network injection FIFOs that the packets may use.
+    fifo_map: u64,
     is_system: bool,
 }
 
 impl TemplateKey {
+    /// Returns the key of a descriptor's template.
     #[inline]
     fn new(descriptor: &Descriptor, is_system: bool) -> Self {
         let header = &descriptor.packet_header;
@@ -176,21 +185,21 @@ impl TemplateKey {
             header: header.as_bytes().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)),
             byte8: header.byte8,
             prefetch_only: descriptor.prefetch_only,
-            map: descriptor.torus_fifo_map,
+            fifo_map: descriptor.torus_fifo_map,
             is_system,
         }
     }
 }
 
 impl LastTemplate {
-    /// Returns the template of the last message, if it was sent from one node to another.
+    /// Returns the template that is kept, if there is one.
     #[inline]
     pub(crate) fn known(&self) -> Option<KnownTemplate<'_>> {
         self.0.as_ref().map(|(key, template)| KnownTemplate { key, template })
     }
 
-    /// Returns the result of the checks of a template. `check` makes them if the template is not
-    /// that of the last message.
+    /// Returns the result of the checks of a descriptor's template: the kept one if it is the same
+    /// template, else that of `check`.
     #[inline]
     fn get_or_check(
         &mut self,
@@ -201,26 +210,27 @@ impl LastTemplate {
         let key = TemplateKey::new(descriptor, is_system);
         match &self.0 {
             Some((last, template)) if *last == key => Ok(*template),
-            _ => self.check(key, check),
+            _ => self.check_and_keep(key, check),
         }
     }
 
-    fn check(
+    /// Checks a template, and keeps the result if it stays the same for later messages.
+    fn check_and_keep(
         &mut self,
         key: TemplateKey,
         check: impl FnOnce() -> Result<Template, Rejected>,
     ) -> Result<Template, Rejected> {
         let template = check()?;
-        // Software can change class routes, so that collective messages are always checked.
-        let is_fixed = key.header.to_le_bytes()[0] == kind::POINT_TO_POINT;
-        if is_fixed {
+        // Collective messages are checked each time, because software can change class routes.
+        let header_type = key.header.to_le_bytes()[0];
+        if header_type == kind::POINT_TO_POINT {
             self.0 = Some((key, template));
         }
         Ok(template)
     }
 }
 
-/// The template of a FIFO's last message, for messages that follow it.
+/// The template of a FIFO's last message, for messages that have the same one.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KnownTemplate<'a> {
     key: &'a TemplateKey,
@@ -234,9 +244,9 @@ impl<'a> KnownTemplate<'a> {
         self.template.route
     }
 
-    /// Returns the template, if it is that of a descriptor.
+    /// Returns the template if a descriptor has the same one.
     #[inline(always)]
-    pub(crate) fn of(&self, descriptor: &Descriptor, is_system: bool) -> Option<&'a Template> {
+    pub(crate) fn if_same(&self, descriptor: &Descriptor, is_system: bool) -> Option<&'a Template> {
         (*self.key == TemplateKey::new(descriptor, is_system)).then_some(self.template)
     }
 }
@@ -248,13 +258,14 @@ pub(crate) struct Message {
     header: PacketHeader,
     pub(crate) route: Option<Route>,
     pub(crate) kind: Kind,
-    pub(crate) source: Source,
+    pub(crate) source: PayloadSource,
     /// Bytes that have not been sent.
     pub(crate) left: u64,
     /// Time from which its first packet can be sent.
     pub(crate) ready: Nanos,
     /// Maximum number of bytes of payload of a packet.
     packet_bytes: u16,
+    /// The last packet asks for an interrupt.
     interrupts: bool,
     /// Packets may refer to the payload instead of carrying it.
     pub(crate) may_refer: bool,
@@ -280,11 +291,13 @@ impl Message {
     /// Checks the fields of a descriptor that are not part of its template.
     #[inline(always)]
     fn of_template(descriptor: &Descriptor, template: &Template) -> Result<Self, Rejected> {
-        let source = template.check(descriptor)?;
+        let source = template.check_payload(descriptor)?;
         let Template { kind, packet_bytes, route } = *template;
         let (header, left) = (header_of(descriptor, 0), descriptor.message_length);
 
-        let interrupts = interrupts(descriptor, kind);
+        let interrupts = wants_interrupt(descriptor, kind);
+        // References are for packets with one receiver: no collective ones, and none that leave
+        // copies.
         let may_refer = kind == Kind::Put
             && left >= reference::SHORTEST
             && header.data_packet_type == self::kind::POINT_TO_POINT
@@ -293,7 +306,7 @@ impl Message {
         Ok(Self { header, route, kind, source, left, ready, packet_bytes, interrupts, may_refer })
     }
 
-    /// Sets the mark of the packets, which tells for which tenant they are.
+    /// Sets the mark of the packets, which names the tenant that they are for.
     pub(crate) fn set_mark(&mut self, mark: u16) {
         self.header.injection_info = mark.to_le_bytes();
     }
@@ -304,19 +317,19 @@ impl Message {
         &self.header
     }
 
-    /// Returns the payload that is left, if it is in memory, and the message has one more packet,
-    /// which carries it.
+    /// Returns the payload of the message's last packet. Returns `None` if more packets are left,
+    /// if packets may refer to the payload, or if it is the result of an atomic operation.
     #[inline]
     pub(crate) fn last_payload(&self) -> Option<PayloadRange> {
         match self.source {
-            Source::Memory(address) if !self.may_refer && self.left <= self.packet_bytes.into() => {
+            PayloadSource::Memory(address) if !self.may_refer && self.left <= self.packet_bytes.into() => {
                 Some(PayloadRange { address, bytes: self.left as usize })
             }
             _ => None,
         }
     }
 
-    /// Returns the bytes of payload of the next packet.
+    /// Returns the number of bytes of payload of the next packet.
     #[inline]
     pub(crate) fn next_bytes(&self) -> usize {
         self.left.min(self.packet_bytes.into()) as usize
@@ -331,15 +344,16 @@ impl Message {
     /// Returns the header of the next packet, which refers to its payload.
     pub(crate) fn next_reference_header(&self) -> PacketHeader {
         let mut header = self.header;
-        header.set_payload_bytes(size_of::<reference::Place>());
+        header.set_payload_bytes(size_of::<reference::PayloadPlace>());
         header
     }
 
-    /// Records that the next packet has been sent. Returns whether it was the last one.
+    /// Records that a packet with `bytes` bytes of payload has been sent. Returns whether it was
+    /// the last one.
     #[inline]
     pub(crate) fn advance(&mut self, bytes: u64) -> bool {
         self.left -= bytes;
-        if let Source::Memory(address) = &mut self.source {
+        if let PayloadSource::Memory(address) = &mut self.source {
             *address += bytes;
         }
         if matches!(self.kind, Kind::Put | Kind::Fifo) {
@@ -350,6 +364,7 @@ impl Message {
     }
 }
 
+/// Returns the kind of a descriptor's message.
 fn kind_of(descriptor: &Descriptor) -> Result<Kind, Rejected> {
     if descriptor.prefetch_only & 1 == 1 {
         return Ok(Kind::Prefetch);
@@ -362,8 +377,8 @@ fn kind_of(descriptor: &Descriptor) -> Result<Kind, Rejected> {
     }
 }
 
-/// Returns the most bytes of payload of a packet. The template states it in chunks; 0 stands for
-/// the longest packet.
+/// Returns the maximum number of bytes of payload of a message's packets. The template states it in
+/// chunks; 0 stands for the longest packet.
 fn packet_bytes(header: &PacketHeader) -> Result<u16, Rejected> {
     match header.payload_bytes() {
         0 => Ok(MAX_PAYLOAD as u16),
@@ -372,6 +387,7 @@ fn packet_bytes(header: &PacketHeader) -> Result<u16, Rejected> {
     }
 }
 
+/// Checks the length of a message against its kind.
 fn check_length(kind: Kind, length: u64, packet_bytes: u16) -> Result<(), Rejected> {
     let error = match kind {
         Kind::Put | Kind::Get | Kind::Prefetch if length == 0 => error::MCSRAM_NO_PAYLOAD,
@@ -383,25 +399,26 @@ fn check_length(kind: Kind, length: u64, packet_bytes: u16) -> Result<(), Reject
     Err(Rejected::descriptor(error))
 }
 
-/// Returns the location of the payload.
-fn source(address: u64, length: u64, kind: Kind) -> Result<Source, Rejected> {
+/// Returns the location of the payload of `length` bytes at an address, which may be an atomic one.
+fn payload_source(address: u64, length: u64, kind: Kind) -> Result<PayloadSource, Rejected> {
     if address >> ADDRESS_BITS == 0 {
         let fits = address + length <= 1 << ADDRESS_BITS;
         return if fits {
-            Ok(Source::Memory(address))
+            Ok(PayloadSource::Memory(address))
         } else {
             Err(Rejected::descriptor(error::MCSRAM_PAYLOAD_END))
         };
     }
 
+    // The bit above those of an address marks an atomic one. Higher bits do not exist.
     let error = match kind {
         _ if address >> ADDRESS_BITS != 1 => error::MCSRAM_PAYLOAD_END,
         Kind::Get | Kind::Prefetch => error::MCSRAM_GET_ATOMIC,
         _ if length != 8 => error::MCSRAM_ATOMIC_LENGTH,
         _ => {
             let operation = address & atomic::OPERATION;
-            let address = address & OFFSET & !atomic::OPERATION;
-            return Ok(Source::Atomic { address, operation });
+            let address = address & ADDRESS_MASK & !atomic::OPERATION;
+            return Ok(PayloadSource::Atomic { address, operation });
         }
     };
     Err(Rejected::descriptor(error))
@@ -423,7 +440,7 @@ fn check_permission(descriptor: &Descriptor, is_system: bool) -> Result<(), Reje
     }
 }
 
-/// Returns the route of the packets.
+/// Checks the header and the FIFO map with the network, and returns the route of the packets.
 fn route(
     descriptor: &Descriptor,
     header: &PacketHeader,
@@ -435,7 +452,7 @@ fn route(
         return Err(Rejected::descriptor(error::MCSRAM_FIFO_MAP));
     }
 
-    // The size of a header is that of each packet, so the check gets a whole one.
+    // The error registers distinguish fewer reasons than the network does.
     network.route(header, map, is_system).map_err(|refused| {
         let error = match refused.fault() {
             fault::PERMISSION => error::MCSRAM_SYSTEM_CHANNEL,

@@ -5,7 +5,7 @@
 //!                               │  ▲
 //!                       active  ▼  │
 //!   client memory ──▶ inject ──▶ network injection FIFOs
-//!   client memory ◀── receive ◀── network reception FIFOs ◀── engines
+//!   client memory ◀── receive ◀── network reception FIFOs ◀── waits
 //! ```
 //!
 //! | module | contents |
@@ -16,11 +16,14 @@
 //! | `active`, `arbitrate` | injection FIFOs with descriptors, and the choice among them |
 //! | `message`, `inject` | descriptors, and the injection engines |
 //! | `rows` | packets of one FIFO with which no other competes |
-//! | `receive`, `engines` | the reception engines, and what they wait for |
+//! | `receive`, `waits` | the reception engines, and the FIFOs in memory that they wait for |
 //! | `put`, `drops` | direct puts, and packets that are dropped |
 //! | `memory`, `view`, `atomic`, `reference` | client memory, and packets that refer to it |
 //! | `timing` | the time that engines take |
 //! | `barriers`, `globals` | the subgroups that wait for barriers, and global interrupts |
+//!
+//! A FIFO in memory has two numbers: `fifo`, among all FIFOs of its kind on the node, and `index`,
+//! in its subgroup. Sets of FIFOs, engines and barrier classes are words with one bit for each.
 //!
 //! In: accesses, packets. Out: packets, deposits, interrupts. May touch: client memory, mirrors,
 //! the network unit.
@@ -32,7 +35,6 @@ mod atomic;
 mod barriers;
 mod control;
 mod drops;
-mod engines;
 mod errors;
 mod globals;
 mod inject;
@@ -50,6 +52,7 @@ mod subgroup;
 mod subgroups;
 mod timing;
 mod view;
+mod waits;
 
 use nicforge_core::{context::Context, ids::AttachmentId};
 use nicforge_hwi::{
@@ -66,14 +69,14 @@ use self::{
     active::{ActiveFifos, Random},
     barriers::Barriers,
     control::Control,
-    engines::Engines,
-    errors::{Errors, Info, Set},
+    errors::{ErrorInfo, ErrorSet, Errors},
     globals::Globals,
     memory::Owner,
     page::Page,
     subgroup::Subgroup,
     subgroups::Subgroups,
     timing::Timing,
+    waits::ReceptionWaits,
 };
 use crate::{
     config::Times,
@@ -81,35 +84,37 @@ use crate::{
     tenants::{self, Tenants},
 };
 
-/// A node, as its unit knows it.
+/// The properties of a node that its unit uses.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     /// Number of the node.
     pub(crate) node: u32,
     /// Number of nodes.
     pub(crate) nodes: u32,
-    /// Coordinates of the node, and the highest ones of the network.
+    /// Coordinates of the node, in one word.
     pub(crate) coordinates: u32,
+    /// Highest coordinate of each dimension of the network, in one word.
     pub(crate) last_coordinates: u32,
+    /// Numbers of the tenants of all nodes.
     pub(crate) tenants: Tenants,
     /// Maximum number of bytes of client memory that a packet can refer to, or 0.
     pub(crate) max_reference: u32,
 }
 
 impl Identity {
-    /// Returns the mark of packets with this header for a node: [`tenants::mark`] of the tenants
-    /// that they are for.
+    /// Returns the mark that packets with this header have if they are for the present tenants of a
+    /// node: [`tenants::mark`] of these tenants' numbers.
     #[inline]
     fn mark_at(&self, node: u32, header: &PacketHeader) -> u16 {
-        let number = |subgroup| self.tenants.number(node, subgroup);
+        let tenant = |subgroup_id| self.tenants.number(node, subgroup_id);
         let unit = &header.unit;
         match header.packet_type() {
-            packet_type::FIFO => tenants::mark(number(unit.reception_fifo() / RECEPTION_FIFOS), 0),
+            packet_type::FIFO => tenants::mark(tenant(unit.reception_fifo() / RECEPTION_FIFOS), 0),
             packet_type::PUT => {
                 let (payload, counter) = (unit.payload_base_address(), unit.counter_base_address());
-                tenants::mark(number(payload / BASE_ADDRESSES), number(counter / BASE_ADDRESSES))
+                tenants::mark(tenant(payload / BASE_ADDRESSES), tenant(counter / BASE_ADDRESSES))
             }
-            _ => tenants::mark(number(unit.get_fifo() / INJECTION_FIFOS), 0),
+            _ => tenants::mark(tenant(unit.get_fifo() / INJECTION_FIFOS), 0),
         }
     }
 
@@ -125,8 +130,9 @@ impl Identity {
 /// Counts about clients that come and go.
 #[derive(Clone, Copy, Debug, Default)]
 struct Tenancies {
-    /// Packets for subgroups without a client, and for former clients.
+    /// Packets for subgroups without a client.
     unclaimed: u64,
+    /// Packets for former clients.
     stale: u64,
     /// Number of starts of any subgroup.
     starts: u64,
@@ -140,7 +146,7 @@ pub(crate) struct Unit {
     random: Random,
     /// Network injection FIFO that is chosen first among those with room.
     next_engine: u8,
-    engines: Engines,
+    reception_waits: ReceptionWaits,
     /// A word of memory changed in all attempts of an atomic operation in this step.
     is_contended: bool,
     timing: Timing,
@@ -148,7 +154,7 @@ pub(crate) struct Unit {
     errors: Errors,
     barriers: Barriers,
     globals: Globals,
-    /// By [`counter`].
+    /// Performance counters, by the numbers of [`counter`].
     counters: [u64; counter::COUNT],
     tenancies: Tenancies,
     /// Exceptions of the network that have interrupted the kernel.
@@ -164,7 +170,7 @@ impl Unit {
             subgroups: Subgroups::new(),
             active: ActiveFifos::new(),
             next_engine: 0,
-            engines: Engines::default(),
+            reception_waits: ReceptionWaits::default(),
             is_contended: false,
             timing: Timing::new(clock, times),
             control: Control::new(),
@@ -210,24 +216,25 @@ impl Unit {
 
     /// Begins a tenancy of an attachment that has a client: its subgroups return to the state of
     /// power-on.
-    pub(crate) fn begin(
+    pub(crate) fn begin_tenancy(
         &mut self,
         network: &NetworkUnit,
         context: &Context<'_>,
         attachment_id: AttachmentId,
     ) {
         let mirror = context.memory(attachment_id, BAR_MIRROR);
-        for (number, offset) in subgroups_of(attachment_id).zip((MIRROR_BASE..).step_by(PAGE as usize)) {
-            self.end_subgroup(number);
+        for (subgroup_id, offset) in subgroups_of(attachment_id).zip((MIRROR_BASE..).step_by(PAGE as usize)) {
+            self.end_subgroup(subgroup_id);
             let page = mirror.as_ref().and_then(|mirror| Page::open(mirror, offset).ok());
             if let Some(page) = page {
-                self.begin_subgroup(network, Subgroup::new(number, self.control.thresholds, page));
+                self.begin_subgroup(network, Subgroup::new(subgroup_id, self.control.thresholds, page));
             }
         }
         // Packets that wait for the former tenant must find that it is gone.
-        self.engines.wake_all();
+        self.reception_waits.wake_all();
     }
 
+    /// Publishes the node's values in the page of a new subgroup, and takes the subgroup up.
     fn begin_subgroup(&mut self, network: &NetworkUnit, mut subgroup: Subgroup) {
         self.tenancies.starts += 1;
         let Identity { node, nodes, coordinates, last_coordinates, .. } = self.identity;
@@ -248,62 +255,67 @@ impl Unit {
 
     /// Drops an attachment's views of memory that its client has unmapped.
     pub(crate) fn release_views(&mut self, attachment_id: AttachmentId) {
-        for number in subgroups_of(attachment_id) {
-            if let Some(subgroup) = self.subgroups.get_mut(number) {
+        for subgroup_id in subgroups_of(attachment_id) {
+            if let Some(subgroup) = self.subgroups.get_mut(subgroup_id) {
                 subgroup.release_views();
             }
         }
     }
 
     /// Ends the tenancy of an attachment.
-    pub(crate) fn end(&mut self, attachment_id: AttachmentId) {
-        for number in subgroups_of(attachment_id) {
-            self.end_subgroup(number);
+    pub(crate) fn end_tenancy(&mut self, attachment_id: AttachmentId) {
+        for subgroup_id in subgroups_of(attachment_id) {
+            self.end_subgroup(subgroup_id);
         }
-        self.engines.wake_all();
+        self.reception_waits.wake_all();
     }
 
-    fn end_subgroup(&mut self, number: u16) {
-        for fifo in number * INJECTION_FIFOS..(number + 1) * INJECTION_FIFOS {
+    /// Ends the tenancy of one subgroup. Packets for its tenant are stale from now on.
+    fn end_subgroup(&mut self, subgroup_id: u16) {
+        for fifo in subgroup_id * INJECTION_FIFOS..(subgroup_id + 1) * INJECTION_FIFOS {
             self.active.remove(fifo);
         }
-        self.barriers.forget(number);
-        self.identity.tenants.change(self.identity.node, number);
-        self.subgroups.close(number);
+        self.barriers.forget(subgroup_id);
+        self.identity.tenants.change(self.identity.node, subgroup_id);
+        self.subgroups.close(subgroup_id);
     }
 
     /// Returns the state that subgroups share to that of power-on. The performance counters stay.
     pub(crate) fn reset_shared(&mut self) {
         self.control = Control::new();
         self.errors = Errors::default();
-        self.engines = Engines::default();
-        self.timing = self.timing.restarted();
-        self.barriers = self.barriers.restarted();
-        self.globals = self.globals.restarted();
+        self.reception_waits = ReceptionWaits::default();
+        self.timing = self.timing.after_reset();
+        self.barriers = self.barriers.after_reset();
+        self.globals = self.globals.after_reset();
     }
 
     /// Returns the attachments that have clients.
     pub(crate) fn attachments(&self) -> impl Iterator<Item = AttachmentId> + use<> {
         self.subgroups
             .present()
-            .filter(|&number| number <= USER_SUBGROUPS)
-            .map(|number| subgroup::owner_of(number).attachment)
+            .filter(|&subgroup_id| subgroup_id <= USER_SUBGROUPS)
+            .map(|subgroup_id| subgroup::owner_of(subgroup_id).attachment)
     }
 
-    /// Records completed barriers in the pages, and raises the interrupts of those that waited.
+    /// Publishes completed barriers in the pages, and interrupts the subgroups that waited for
+    /// them.
     pub(crate) fn poll_barriers(&mut self, network: &NetworkUnit) {
-        if !self.barriers.note_sum(network.all_completed_barriers()) {
+        if !self.barriers.update_sum(network.all_completed_barriers()) {
             return;
         }
         while let Some(completed) = self.barriers.next_completed(|class| network.completed_barriers(class)) {
             let interrupts_kernel = self.control.barrier_interrupts >> completed.class & 1 == 1;
-            for number in self.subgroups.present() {
-                let Some(subgroup) = self.subgroups.get_mut(number) else { continue };
+            for subgroup_id in self.subgroups.present() {
+                let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { continue };
                 subgroup.page.publish(reg::BARRIER_STATUS + 8 * u64::from(completed.class), completed.count);
-                let is_kernel = interrupts_kernel && number == USER_SUBGROUPS;
-                if completed.waiting.contains(AttachmentId(number)) || is_kernel {
+                let has_waited = completed.waiting.contains(AttachmentId(subgroup_id));
+                // All subgroups of the system interrupt the kernel's attachment. The first one
+                // does.
+                let is_for_kernel = interrupts_kernel && subgroup_id == USER_SUBGROUPS;
+                if has_waited || is_for_kernel {
                     subgroup.interrupts.raise(vector::BARRIER);
-                    self.subgroups.mark_changed(number);
+                    self.subgroups.mark_changed(subgroup_id);
                 }
             }
         }
@@ -319,25 +331,31 @@ impl Unit {
         self.network_errors = errors;
     }
 
-    /// Shows what has changed in the mirrors, and raises interrupts.
+    /// Publishes changed values in the mirrors, and then raises interrupts.
     #[inline]
-    pub(crate) fn show_changes(&mut self, context: &mut Context<'_>) {
-        self.subgroups.show_changes(context);
+    pub(crate) fn publish_changes(&mut self, context: &mut Context<'_>) {
+        self.subgroups.publish_changes(context);
         let vectors = self.errors.take_vectors();
         if vectors != 0 {
             subgroups::raise(context, AttachmentId(KERNEL), vectors);
         }
     }
 
-    /// Reports a memory request that a range refused. Requests to memory that is not mapped are
-    /// faults of their FIFO alone.
+    /// Reports an error of the master port for a memory request that the address ranges refused.
+    /// Other faults, such as memory that is not mapped, concern their FIFO alone.
     #[cold]
     fn report_range(&mut self, owner: Owner, address: u64, error: u8, fault: u64) {
         if fault == fault::RANGE {
             let system = if owner.is_system { nicforge_hwi::mu_dcr::ERR_INFO_SYSTEM } else { 0 };
-            self.errors.report_about(Set::MasterPort, error, Info::Memory, address | system);
+            self.errors.report_with_info(ErrorSet::MasterPort, error, ErrorInfo::Memory, address | system);
         }
     }
+}
+
+/// Returns the engine after this one in the order of turns. Sets of engines have 16 bits.
+#[inline]
+fn engine_after(engine: u8) -> u8 {
+    (engine + 1) % u16::BITS as u8
 }
 
 /// Returns the subgroups of an attachment.

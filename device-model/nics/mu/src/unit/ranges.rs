@@ -11,8 +11,8 @@ use nicforge_hwi::{
     },
 };
 
-/// The bits of an address that a register has: ranges are multiples of 1 MB.
-const REGISTER: u64 = 0xf_fff0_0000;
+/// The bits of an address in a register: ranges are multiples of 1 MB.
+const ADDRESS_REGISTER: u64 = 0xf_fff0_0000;
 
 /// Number of addresses.
 const ADDRESSES: u64 = 1 << ADDRESS_BITS;
@@ -24,33 +24,37 @@ pub(crate) enum Access {
     Write,
 }
 
-/// A range of addresses.
+/// A range of addresses, as its two registers state it.
 #[derive(Clone, Copy, Debug)]
 struct Range {
+    /// Lowest address.
     first: u64,
-    /// Highest address, without its lowest 20 bits.
+    /// First address of the last megabyte.
     last: u64,
 }
 
-/// A range without addresses, as the registers are at power-on.
-const EMPTY: Range = Range { first: REGISTER, last: 0 };
-const EVERYTHING: Range = Range { first: 0, last: REGISTER };
+/// A range without addresses.
+const EMPTY: Range = Range { first: ADDRESS_REGISTER, last: 0 };
+/// The range of all addresses.
+const EVERYTHING: Range = Range { first: 0, last: ADDRESS_REGISTER };
 
 /// The ranges of users or of the system.
 #[derive(Debug)]
 struct RangeSet<const COUNT: usize> {
     ranges: [Range; COUNT],
-    /// Ranges that can be read alone.
+    /// Ranges that can only be read, one bit for each.
     read_only: u64,
 }
 
 impl<const COUNT: usize> RangeSet<COUNT> {
+    /// Returns the ranges of power-on: the first one has all addresses, the others none.
     fn new() -> Self {
         let mut ranges = [EMPTY; COUNT];
         ranges[0] = EVERYTHING;
         Self { ranges, read_only: 0 }
     }
 
+    /// Returns whether one of the ranges permits a request from address `first` to address `last`.
     #[inline]
     fn permits(&self, first: u64, last: u64, access: Access) -> bool {
         // At power-on, and mostly afterwards, the first range permits all requests.
@@ -62,8 +66,9 @@ impl<const COUNT: usize> RangeSet<COUNT> {
     #[inline]
     fn permits_in(&self, index: usize, first: u64, last: u64, access: Access) -> bool {
         let range = self.ranges[index];
+        let last_of_range = range.last | !ADDRESS_REGISTER & (ADDRESSES - 1);
         first >= range.first
-            && last <= range.last | !REGISTER & ((1 << ADDRESS_BITS) - 1)
+            && last <= last_of_range
             && (access == Access::Read || self.read_only >> index & 1 == 0)
     }
 }
@@ -92,7 +97,7 @@ impl Ranges {
         }
     }
 
-    /// Returns the permission for several requests in one direction.
+    /// Returns the ranges as a permission for several requests in one direction.
     #[inline]
     pub(crate) fn permission(&self, is_system: bool, access: Access) -> Permission<'_> {
         let permits_all = self.permit(is_system, 0, ADDRESSES, access);
@@ -126,22 +131,22 @@ impl Ranges {
             let index = index_in(offset, MAX_SYS_ADDR_RANGE, SYS_RANGES)?;
             &mut system[index].last
         };
-        Some(RangeRegister { value, mask: REGISTER })
+        Some(RangeRegister { value, mask: ADDRESS_REGISTER })
     }
 }
 
-/// The ranges, as requests in one direction find them.
+/// The permission for requests of users or of the system in one direction.
 #[derive(Debug)]
 pub(crate) struct Permission<'a> {
     ranges: &'a Ranges,
     is_system: bool,
     access: Access,
-    /// One range permits everything, as at power-on.
+    /// One range permits all addresses, as at power-on.
     permits_all: bool,
 }
 
 impl Permission<'_> {
-    /// Returns the result of [`Ranges::permit`].
+    /// Returns the result of [`Ranges::permit`] for a request.
     #[inline(always)]
     pub(crate) fn permits(&self, address: u64, length: u64) -> bool {
         if self.permits_all {
@@ -152,9 +157,10 @@ impl Permission<'_> {
     }
 }
 
-/// A register of the ranges, and its bits.
+/// A register of the ranges.
 pub(crate) struct RangeRegister<'a> {
     value: &'a mut u64,
+    /// The bits that exist.
     mask: u64,
 }
 
@@ -170,7 +176,8 @@ impl RangeRegister<'_> {
     }
 }
 
-/// Returns the number of the register at an offset among `count` ones.
+/// Returns the index of the register at an offset among `count` registers of 8 bytes, the first of
+/// which is at `first`. Returns `None` if it is none of them.
 pub(crate) fn index_in(offset: u64, first: u64, count: usize) -> Option<usize> {
     let index = offset.checked_sub(first)? / 8;
     (index < count as u64).then_some(index as usize)

@@ -4,8 +4,10 @@
 //! errors. May touch: client memory, the network's reception FIFOs.
 //!
 //! A packet that finds a full FIFO stays in its network reception FIFO, and delays those behind it.
-//! It wakes when there is room. A packet with an error, and one for a subgroup without a client, is
-//! dropped and counted.
+//! Its engine tries again when the FIFO has room. `fifo` is a FIFO's number among all FIFOs of its
+//! kind on the node, and `index` its number in its subgroup.
+//!
+//! A packet with an error, or for a subgroup without a client, is dropped and counted.
 
 use nicforge_core::{context::Context, fabric::Contents};
 use nicforge_hwi::{
@@ -19,19 +21,19 @@ use nicforge_kit::in_turn;
 use zerocopy::FromBytes;
 
 use super::{
-    Unit,
-    engines::Wait,
-    errors::{Info, Set},
+    Unit, engine_after,
+    errors::{ErrorInfo, ErrorSet},
     inject::subgroup_and_index,
     memory::{Memory, MemoryFault, Owner, fault_of},
     reference,
     ring::Ring,
     subgroup::{InjectionFifo, ReceptionFifo},
     view::View,
+    waits::Wait,
 };
 use crate::network::NetworkUnit;
 
-/// Engines by priority, highest first: system, user high priority, others.
+/// Sets of engines by priority, highest first: system, user high priority, others.
 const PRIORITIES: [u16; 3] = [
     1 << reception_fifo::SYSTEM | 1 << reception_fifo::COLLECTIVE_SYSTEM,
     1 << reception_fifo::PRIORITY,
@@ -51,19 +53,22 @@ pub(crate) enum Undelivered {
 
 /// A packet that is being delivered.
 pub(crate) struct Arrival<'a> {
-    /// Its network reception FIFO.
+    /// The number of its network reception FIFO.
     pub(crate) engine: u8,
     header: PacketHeader,
     /// Header and payload.
     bytes: &'a [u8],
+    /// It came on a virtual channel of the system.
     pub(crate) is_system: bool,
 }
 
 impl Arrival<'_> {
+    /// Returns the bytes after the header.
     pub(crate) fn payload(&self) -> &[u8] {
         self.bytes.get(HEADER..).unwrap_or_default()
     }
 
+    /// Returns the Message Unit's part of the header.
     pub(crate) fn unit(&self) -> &UnitHeader {
         &self.header.unit
     }
@@ -78,14 +83,20 @@ impl Unit {
         budget: u32,
     ) -> u32 {
         let now = context.now();
-        let mut open = network.waiting(now) & self.control.reception_engines & !self.engines.waiting();
+        // Engines that may deliver their first packet. Those that can't are left out of this call.
+        let mut open = network.fifos_with_packets(now)
+            & self.control.reception_engines
+            & !self.reception_waits.waiting();
         let mut taken = 0;
 
         while taken < budget && open != 0 {
-            let first = PRIORITIES.into_iter().map(|engines| engines & open).find(|&engines| engines != 0);
-            let Some(engine) = in_turn(first.unwrap_or(open).into(), self.engines.turn) else { break };
-            self.engines.turn = (engine + 1) % 16;
+            let highest = PRIORITIES.into_iter().map(|engines| engines & open).find(|&engines| engines != 0);
+            let Some(engine) = in_turn(highest.unwrap_or(open).into(), self.reception_waits.turn) else {
+                break;
+            };
+            self.reception_waits.turn = engine_after(engine);
 
+            // Packets in a row are delivered together, where that is possible.
             let row = self.deposit_row(network, context, engine, budget - taken);
             if row > 0 {
                 taken += row;
@@ -96,26 +107,27 @@ impl Unit {
                 open &= !(1 << engine);
                 continue;
             };
-            let payload = match packet.memory {
+            // Packets that refer to client memory count it as framing.
+            let payload_bytes = match packet.memory {
                 Some(_) => packet.framing.into(),
                 None => packet.len().saturating_sub(HEADER) as u64,
             };
-            if !self.timing.receive(context, engine, payload) {
+            if !self.timing.take_first(context, engine, payload_bytes) {
                 open &= !(1 << engine);
                 continue;
             }
 
-            let cost = reference::cost(payload);
+            let cost = reference::budget_cost(payload_bytes);
             match self.deliver(context, engine, packet) {
                 Ok(()) | Err(Undelivered::Dropped) => {
                     if let Some(packet) = network.take(engine, now) {
                         context.ports().recycle(packet);
                     }
-                    self.timing.taken(engine);
+                    self.timing.end_first(engine);
                     taken += cost;
                 }
                 Err(Undelivered::Full(wait)) => {
-                    self.engines.wait(engine, wait);
+                    self.reception_waits.wait(engine, wait);
                     self.counters[counter::RECEIVE_WAITS] += 1;
                     open &= !(1 << engine);
                 }
@@ -128,7 +140,7 @@ impl Unit {
         taken
     }
 
-    /// Delivers a packet.
+    /// Checks a packet, and delivers it according to its type.
     fn deliver(
         &mut self,
         context: &mut Context<'_>,
@@ -137,12 +149,13 @@ impl Unit {
     ) -> Result<(), Undelivered> {
         let bytes = packet.bytes();
         let Ok((header, payload)) = PacketHeader::read_from_prefix(bytes) else {
-            return Err(self.bad_header(engine));
+            return Err(self.drop_for_header(engine));
         };
         if payload.len() > MAX_PAYLOAD || header.payload_bytes() != payload.len() {
-            return Err(self.bad_header(engine));
+            return Err(self.drop_for_header(engine));
         }
 
+        // The mark names the tenants that the packet was sent to; 0 stands for any.
         let mark = u16::from_le_bytes(header.injection_info);
         if mark != 0 && mark != self.identity.mark_at(self.identity.node, &header) {
             self.tenancies.stale += 1;
@@ -152,14 +165,14 @@ impl Unit {
         let is_system = matches!(header.channel(), channel::SYSTEM | channel::SYSTEM_COLLECTIVE);
         let arrival = Arrival { engine, header, bytes, is_system };
         if let Some(lease) = &packet.memory {
-            return self.put_reference(context, &arrival, lease);
+            return self.deliver_referring_put(context, &arrival, lease);
         }
 
         match header.packet_type() {
             packet_type::FIFO => self.deposit_packet(context, &arrival),
-            packet_type::PUT => self.put(context, &arrival),
-            packet_type::GET => self.get(context, &arrival),
-            _ => Err(self.bad_header(engine)),
+            packet_type::PUT => self.deliver_put(context, &arrival),
+            packet_type::GET => self.deliver_get(context, &arrival),
+            _ => Err(self.drop_for_header(engine)),
         }
     }
 
@@ -170,66 +183,75 @@ impl Unit {
         arrival: &Arrival<'_>,
     ) -> Result<(), Undelivered> {
         let fifo = arrival.unit().reception_fifo();
-        let (number, index) = (fifo / RECEPTION_FIFOS, usize::from(fifo % RECEPTION_FIFOS));
+        let (subgroup_id, index) = reception_subgroup_and_index(fifo);
         if fifo >= ALL_RECEPTION_FIFOS {
             return Err(self.drop_at_reception(error::RCSRAM_INDEX, fifo));
         }
-        if number >= USER_SUBGROUPS && !arrival.is_system {
+        if subgroup_id >= USER_SUBGROUPS && !arrival.is_system {
             return Err(self.drop_at_reception(error::RCSRAM_SYSTEM, fifo));
         }
 
-        let Some(subgroup) = self.subgroups.get_mut(number) else { return Err(self.no_client()) };
+        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else {
+            return Err(self.drop_without_client());
+        };
         let owner = subgroup.owner();
-        let state = &mut subgroup.reception[index];
-        if !state.is_enabled {
-            return Err(self.drop_at_reception_of(number, error::RCSRAM_DISABLED, fifo));
+        let target = &mut subgroup.reception[index];
+        if !target.is_enabled {
+            return Err(self.drop_at_subgroup_reception(subgroup_id, error::RCSRAM_DISABLED, fifo));
         }
 
-        let (length, before) = (arrival.bytes.len() as u64, state.ring.free());
-        if !state.ring.has_room(length) {
-            let about = fifo.into();
-            self.errors.report_about(Set::Fifo, error::RMFIFO_INSUFFICIENT_SPACE, Info::FullReception, about);
+        let (length, free_before) = (arrival.bytes.len() as u64, target.ring.free());
+        if !target.ring.has_room(length) {
+            let (error, info) = (error::RMFIFO_INSUFFICIENT_SPACE, ErrorInfo::FullReception);
+            self.errors.report_with_info(ErrorSet::Fifo, error, info, fifo.into());
             return Err(Undelivered::Full(Wait::Reception(fifo)));
         }
 
-        let tail = state.ring.tail;
+        let tail = target.ring.tail;
         let mut memory = Memory { context, ranges: &self.control.ranges };
-        let ReceptionFifo { ring, view, .. } = &mut *state;
+        let ReceptionFifo { ring, view, .. } = &mut *target;
         if let Err(fault) = write_at_tail(&mut memory, view, owner, ring, arrival.bytes) {
-            // The FIFO's own memory is not there, so no later packet would find it either.
-            (state.is_enabled, state.fault) = (false, fault_of(fault));
+            // The FIFO's memory can't be reached, and no later packet could reach it, so it stops.
+            (target.is_enabled, target.fault) = (false, fault_of(fault));
             subgroup.page.mark_reception(index);
-            self.engines.wake_reception(fifo);
+            self.reception_waits.wake_for_reception(fifo);
             self.report_range(owner, tail, error::XM_WRITE_RANGE, fault_of(fault));
-            return Err(self.drop_for(number));
+            return Err(self.drop_for(subgroup_id));
         }
 
-        // The packet is there, so the tail may show it. One packet is written at a time, so that
-        // they become visible in the order of the tail.
-        state.ring.produce(length);
+        // The packet is in memory, so the tail may move past it. One packet is written at a time,
+        // so packets become visible in the order in which they lie in the FIFO.
+        target.ring.produce(length);
         let interrupts = arrival.header.byte2 & routing::INTERRUPT != 0;
-        subgroup.reception_moved(index, before, interrupts);
-        self.subgroups.mark_changed(number);
+        subgroup.reception_moved(index, free_before, interrupts);
+        self.subgroups.mark_changed(subgroup_id);
         self.counters[counter::FIFO_PACKETS] += 1;
         self.counters[counter::BYTES_RECEIVED] += arrival.payload().len() as u64;
         Ok(())
     }
 
     /// Puts the descriptors of a remote get into an injection FIFO.
-    fn get(&mut self, context: &mut Context<'_>, arrival: &Arrival<'_>) -> Result<(), Undelivered> {
+    fn deliver_get(&mut self, context: &mut Context<'_>, arrival: &Arrival<'_>) -> Result<(), Undelivered> {
         let payload = arrival.payload();
         if payload.is_empty() || !payload.len().is_multiple_of(DESCRIPTOR as usize) {
-            return Err(self.bad_header(arrival.engine));
+            return Err(self.drop_for_header(arrival.engine));
         }
 
         let fifo = arrival.unit().get_fifo();
-        let (number, index) = subgroup_and_index(fifo);
-        if fifo >= ALL_INJECTION_FIFOS || number >= USER_SUBGROUPS && !arrival.is_system {
-            self.errors.report_about(Set::Get, error::ICSRAM_SELECT_SYSTEM, Info::Get, fifo.into());
+        let (subgroup_id, index) = subgroup_and_index(fifo);
+        if fifo >= ALL_INJECTION_FIFOS || subgroup_id >= USER_SUBGROUPS && !arrival.is_system {
+            self.errors.report_with_info(
+                ErrorSet::Get,
+                error::ICSRAM_SELECT_SYSTEM,
+                ErrorInfo::Get,
+                fifo.into(),
+            );
             return Err(self.drop_packet());
         }
 
-        let Some(subgroup) = self.subgroups.get_mut(number) else { return Err(self.no_client()) };
+        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else {
+            return Err(self.drop_without_client());
+        };
         if subgroup.remote_get >> index & 1 == 0 {
             return Err(self.drop_get(fifo, error::ICSRAM_SELECT_NO_GET));
         }
@@ -238,45 +260,47 @@ impl Unit {
         }
 
         let owner = subgroup.owner();
-        let InjectionFifo { ring, gets, .. } = &mut subgroup.injection[index];
+        let InjectionFifo { ring, get_view, .. } = &mut subgroup.injection[index];
         let ring = *ring;
         if payload.len() as u64 >= ring.size() {
             // One slot stays free, so the packet would never have room.
             return Err(self.drop_get(fifo, error::ICSRAM_GET_FULL));
         }
         if !ring.has_room(payload.len() as u64) {
-            let about = fifo.into();
-            self.errors.report_about(Set::Injection, error::ICSRAM_GET_FULL, Info::FullInjection, about);
+            let (error, info) = (error::ICSRAM_GET_FULL, ErrorInfo::FullInjection);
+            self.errors.report_with_info(ErrorSet::Injection, error, info, fifo.into());
             return Err(Undelivered::Full(Wait::Injection(fifo)));
         }
 
         let mut memory = Memory { context, ranges: &self.control.ranges };
-        if let Err(fault) = write_at_tail(&mut memory, gets, owner, &ring, payload) {
+        if let Err(fault) = write_at_tail(&mut memory, get_view, owner, &ring, payload) {
             self.report_range(owner, ring.tail, error::XM_WRITE_RANGE, fault_of(fault));
             self.stop(fifo, fault_of(fault));
-            return Err(self.drop_for(number));
+            return Err(self.drop_for(subgroup_id));
         }
         self.accept_get(fifo, payload.len() as u64);
         Ok(())
     }
 
-    /// Hands descriptors over to an injection FIFO.
+    /// Moves the tail of an injection FIFO past the descriptors of a remote get, so that they are
+    /// fetched.
     fn accept_get(&mut self, fifo: u16, bytes: u64) {
-        let (number, index) = subgroup_and_index(fifo);
-        let Some(subgroup) = self.subgroups.get_mut(number) else { return };
-        let before = subgroup.injection[index].ring.free();
+        let (subgroup_id, index) = subgroup_and_index(fifo);
+        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return };
+        let free_before = subgroup.injection[index].ring.free();
         subgroup.injection[index].ring.produce(bytes);
-        subgroup.injection_moved(index, before);
+        subgroup.injection_moved(index, free_before);
 
         let priority = subgroup.priority(index);
         self.active.add(fifo, priority);
-        self.subgroups.mark_changed(number);
+        self.subgroups.mark_changed(subgroup_id);
         self.counters[counter::GET_PACKETS] += 1;
         self.counters[counter::BYTES_RECEIVED] += bytes;
     }
 }
 
-/// Writes data at the tail of a FIFO that has room for it.
+/// Writes data at the tail of a FIFO that has room for it, in two pieces if the memory ends in
+/// between.
 fn write_at_tail(
     memory: &mut Memory<'_, '_>,
     view: &mut View,
@@ -284,8 +308,20 @@ fn write_at_tail(
     ring: &Ring,
     data: &[u8],
 ) -> Result<(), MemoryFault> {
-    let end = data.len().min(usize::try_from(ring.contiguous()).unwrap_or(usize::MAX));
-    let (front, rest) = data.split_at(end);
+    let front_bytes = data.len().min(usize::try_from(ring.contiguous_at_tail()).unwrap_or(usize::MAX));
+    let (front, rest) = data.split_at(front_bytes);
     memory.write_by(view, owner, ring.tail, front)?;
     if rest.is_empty() { Ok(()) } else { memory.write_by(view, owner, ring.start, rest) }
+}
+
+/// Returns the number of a reception FIFO's subgroup, and its index there.
+#[inline]
+pub(crate) fn reception_subgroup_and_index(fifo: u16) -> (u16, usize) {
+    (fifo / RECEPTION_FIFOS, usize::from(fifo % RECEPTION_FIFOS))
+}
+
+/// Returns the number of a reception FIFO among all of the node.
+#[inline]
+pub(crate) fn reception_fifo(subgroup_id: u16, index: usize) -> u16 {
+    subgroup_id * RECEPTION_FIFOS + index as u16
 }

@@ -7,7 +7,8 @@
 //! The payload is read when a packet arrives. The descriptor is done when all packets have been
 //! received, so that its count means the same as without references.
 //!
-//! In: messages. Out: headers with the place of the payload in the lease. May touch: its own state.
+//! In: messages. Out: packets that hold a lease, and the place of their payload in it. May touch:
+//! its own state.
 
 use std::sync::Arc;
 
@@ -21,10 +22,11 @@ pub(crate) const SHORTEST: u64 = 1 << 10;
 pub(crate) const MAX_MAPPINGS: usize = 256;
 /// Bytes of payload that count as one packet in the budget of a step.
 const BUDGET_UNIT: u32 = 8 << 10;
-/// Delays of a sender that looks whether its packets have been received, in nanoseconds: the first
-/// one, and the longest. A returned credit usually comes before.
-const FIRST_LOOK: u64 = 1_000;
-const LAST_LOOK: u64 = 64_000;
+/// First delay after which a sender polls whether its packets have been received, in nanoseconds.
+/// It doubles from poll to poll. A returned credit usually makes the sender poll earlier.
+const FIRST_POLL_DELAY: u64 = 1_000;
+/// Longest such delay.
+const MAX_POLL_DELAY: u64 = 64_000;
 
 /// The payload of a message that is sent by references.
 #[derive(Clone, Debug)]
@@ -32,18 +34,19 @@ pub(crate) struct Reference {
     pub(crate) lease: Arc<DmaLease>,
     /// Address of the lease's first byte.
     pub(crate) start: u64,
-    /// Delay until the next look.
-    look: u64,
+    /// Delay until the next poll, in nanoseconds.
+    poll_delay: u64,
 }
 
 impl Reference {
     /// Returns the reference to a lease at an address.
     pub(crate) fn new(lease: DmaLease, start: u64) -> Self {
-        Self { lease: Arc::new(lease), start, look: FIRST_LOOK }
+        Self { lease: Arc::new(lease), start, poll_delay: FIRST_POLL_DELAY }
     }
 
     /// Returns whether no packet refers to the payload any more.
     pub(crate) fn is_received(&self) -> bool {
+        // The packets in flight hold clones.
         Arc::strong_count(&self.lease) == 1
     }
 
@@ -52,10 +55,10 @@ impl Reference {
         self.lease.read(0, &mut [0]).is_ok()
     }
 
-    /// Returns the delay until the next look, in nanoseconds.
-    pub(crate) fn next_look(&mut self) -> u64 {
-        let delay = self.look;
-        self.look = (2 * delay).min(LAST_LOOK);
+    /// Returns the delay until the next poll, in nanoseconds, and doubles the one after it.
+    pub(crate) fn next_poll_delay(&mut self) -> u64 {
+        let delay = self.poll_delay;
+        self.poll_delay = (2 * delay).min(MAX_POLL_DELAY);
         delay
     }
 }
@@ -63,26 +66,27 @@ impl Reference {
 /// The content of a packet after its header: the place of the payload in the lease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-pub(crate) struct Place {
+pub(crate) struct PayloadPlace {
     pub(crate) offset: u64,
     pub(crate) length: u64,
     unused: [u64; 2],
 }
 
-const _: () = assert!(size_of::<Place>() == CHUNK);
+const _: () = assert!(size_of::<PayloadPlace>() == CHUNK);
 
-impl Place {
+impl PayloadPlace {
+    /// Returns the place at an offset from the start of the lease.
     pub(crate) fn new(offset: u64, length: u64) -> Self {
         Self { offset, length, unused: [0; 2] }
     }
 }
 
-/// Returns what a packet for this much payload takes of a step's budget.
-pub(crate) fn cost(bytes: u64) -> u32 {
+/// Returns how much of a step's budget a packet with this many bytes of payload takes.
+pub(crate) fn budget_cost(bytes: u64) -> u32 {
     1 + (bytes / u64::from(BUDGET_UNIT)) as u32
 }
 
-/// Returns the number of packets that Blue Gene/Q sends for this much payload.
-pub(crate) fn packets(bytes: u64) -> u64 {
+/// Returns the number of packets that Blue Gene/Q sends for this many bytes of payload.
+pub(crate) fn packet_count(bytes: u64) -> u64 {
     bytes.div_ceil(MAX_PAYLOAD as u64)
 }

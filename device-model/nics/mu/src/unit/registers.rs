@@ -16,9 +16,9 @@ use nicforge_kit::RegisterValue;
 /// A register of BAR 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Register {
-    /// In the page of a subgroup.
+    /// In the page of the subgroup with this number.
     Page(u16, PageRegister),
-    /// A device control register of the Message Unit, at this offset of theirs.
+    /// A device control register of the Message Unit, at this offset from [`DEVICE_CONTROL`].
     Unit(u64),
     /// A device control register of the network, at this offset from [`nd_dcr::BASE`].
     Network(u64),
@@ -27,13 +27,13 @@ pub(crate) enum Register {
 /// A register in the page of a subgroup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PageRegister {
-    /// Of an injection FIFO.
+    /// Of the injection FIFO with this index in the subgroup.
     Injection(usize, FifoRegister),
-    /// Of a reception FIFO.
+    /// Of the reception FIFO with this index in the subgroup.
     Reception(usize, FifoRegister),
     /// Enables and interrupts.
     Subgroup(SubgroupRegister),
-    /// An entry of the base address table.
+    /// The entry of the base address table with this index.
     BaseAddress(usize),
     /// Enters a barrier of this class.
     BarrierControl(u8),
@@ -76,9 +76,9 @@ pub(crate) enum SubgroupRegister {
 /// Reasons why an access names no register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoRegister {
-    /// It has not 8 aligned bytes.
+    /// The access does not have 8 aligned bytes.
     Width,
-    /// There is none at the address, or none for this attachment.
+    /// There is no register at the address, or none for this attachment.
     Address,
 }
 
@@ -91,6 +91,7 @@ impl Register {
         }
 
         let (page, within) = (offset / PAGE, offset % PAGE);
+        // A user's attachment has the page of its subgroup alone.
         if from.0 != KERNEL {
             if page != 0 {
                 return Err(NoRegister::Address);
@@ -98,6 +99,7 @@ impl Register {
             return page_register(within).map(|register| Self::Page(from.0 - FIRST_SUBGROUP, register));
         }
 
+        // The kernel's has the pages of the system's subgroups, and the device control registers.
         match offset {
             _ if offset < DEVICE_CONTROL => {
                 let subgroup = USER_SUBGROUPS + page as u16;
@@ -113,6 +115,7 @@ impl Register {
 /// Returns the register at an offset of a subgroup's page.
 #[inline]
 fn page_register(offset: u64) -> Result<PageRegister, NoRegister> {
+    // The index of the register block at `offset`, among `count` blocks of `size` bytes.
     let index_in = |first: u64, size: u64, count: u64| {
         let index = offset.checked_sub(first)? / size;
         (index < count).then_some(index as usize)
@@ -146,6 +149,7 @@ fn page_register(offset: u64) -> Result<PageRegister, NoRegister> {
     subgroup_register(offset).map(PageRegister::Subgroup)
 }
 
+/// Returns the register at an offset from the first one of a FIFO.
 #[inline]
 fn fifo_register(offset: u64) -> Result<FifoRegister, NoRegister> {
     match offset {
@@ -160,6 +164,7 @@ fn fifo_register(offset: u64) -> Result<FifoRegister, NoRegister> {
     }
 }
 
+/// Returns the register that concerns a whole subgroup, at an offset of its page.
 fn subgroup_register(offset: u64) -> Result<SubgroupRegister, NoRegister> {
     match offset {
         reg::IS_ENABLED => Ok(SubgroupRegister::IsEnabled),

@@ -3,7 +3,7 @@
 //! In: the pointers that software writes. Out: where to read and write, and how much room there is.
 //! May touch: its own state.
 //!
-//! *Invariant:* while a FIFO is enabled, [`Ring::is_possible`] holds, and every method may rely on
+//! *Invariant:* while a FIFO is enabled, [`Ring::is_valid`] holds, and every method may rely on
 //! it. Equal pointers mean an empty FIFO, so a full one has a slot that is not used.
 
 use nicforge_hwi::mu::{ADDRESS_BITS, CHUNK, DESCRIPTOR, MAX_FIFO, MIN_INJECTION_FIFO, MIN_RECEPTION_FIFO};
@@ -26,7 +26,8 @@ impl Kind {
         }
     }
 
-    fn smallest(self) -> u64 {
+    /// Returns the smallest size of a FIFO in bytes.
+    fn min_size(self) -> u64 {
         match self {
             Self::Injection => MIN_INJECTION_FIFO,
             Self::Reception => MIN_RECEPTION_FIFO,
@@ -39,8 +40,8 @@ impl Kind {
 pub(crate) struct Ring {
     /// Address of the first byte.
     pub(crate) start: u64,
-    /// Bytes less one.
-    pub(crate) size_1: u64,
+    /// Number of bytes less one, as in the register.
+    pub(crate) size_minus_1: u64,
     /// Address of the oldest byte in use.
     pub(crate) head: u64,
     /// Address after the newest byte in use.
@@ -49,8 +50,8 @@ pub(crate) struct Ring {
 
 impl Ring {
     /// Returns whether an enabled FIFO may have these pointers.
-    pub(crate) fn is_possible(&self, kind: Kind) -> bool {
-        let fits = (kind.smallest()..=MAX_FIFO).contains(&self.size_1.saturating_add(1));
+    pub(crate) fn is_valid(&self, kind: Kind) -> bool {
+        let fits = (kind.min_size()..=MAX_FIFO).contains(&self.size_minus_1.saturating_add(1));
         fits && self.size().is_multiple_of(kind.alignment())
             && self.start.is_multiple_of(kind.alignment())
             && self.start < 1 << ADDRESS_BITS
@@ -63,7 +64,7 @@ impl Ring {
     pub(crate) fn holds(&self, kind: Kind, pointer: u64) -> bool {
         pointer.is_multiple_of(kind.alignment())
             && pointer >= self.start
-            && pointer - self.start <= self.size_1
+            && pointer - self.start <= self.size_minus_1
     }
 
     /// Returns whether software may move the head to a pointer: it lies between head and tail.
@@ -71,10 +72,10 @@ impl Ring {
         self.distance(self.head, pointer) <= self.used()
     }
 
-    /// Returns the number of bytes.
+    /// Returns the size in bytes.
     #[inline]
     pub(crate) fn size(&self) -> u64 {
-        self.size_1.wrapping_add(1)
+        self.size_minus_1.wrapping_add(1)
     }
 
     /// Returns the number of bytes in use.
@@ -83,8 +84,8 @@ impl Ring {
         self.distance(self.head, self.tail)
     }
 
-    /// Returns the number of bytes that are not in use. It is wrong for pointers that are not
-    /// possible.
+    /// Returns the number of bytes that are not in use. It has no meaning while the pointers are
+    /// invalid.
     #[inline]
     pub(crate) fn free(&self) -> u64 {
         self.size().wrapping_sub(self.used())
@@ -104,29 +105,30 @@ impl Ring {
 
     /// Returns the number of bytes that can be written at the tail before the end of the memory.
     #[inline]
-    pub(crate) fn contiguous(&self) -> u64 {
+    pub(crate) fn contiguous_at_tail(&self) -> u64 {
         self.start + self.size() - self.tail
     }
 
-    /// Moves the head.
+    /// Moves the head past this many bytes.
     #[inline]
     pub(crate) fn consume(&mut self, bytes: u64) {
-        self.head = self.behind(self.head, bytes);
+        self.head = self.advanced(self.head, bytes);
     }
 
-    /// Moves the tail.
+    /// Moves the tail past this many bytes.
     #[inline]
     pub(crate) fn produce(&mut self, bytes: u64) {
-        self.tail = self.behind(self.tail, bytes);
+        self.tail = self.advanced(self.tail, bytes);
     }
 
-    /// Returns the address this many bytes after a pointer.
-    fn behind(&self, pointer: u64, bytes: u64) -> u64 {
+    /// Returns a pointer moved forward by this many bytes, around the end of the memory.
+    fn advanced(&self, pointer: u64, bytes: u64) -> u64 {
         let next = pointer + bytes;
         if next - self.start >= self.size() { next - self.size() } else { next }
     }
 
-    /// Returns the bytes from one pointer forward to another.
+    /// Returns the number of bytes from one pointer forward to another, around the end of the
+    /// memory.
     fn distance(&self, from: u64, to: u64) -> u64 {
         if to >= from { to - from } else { to.wrapping_add(self.size()).wrapping_sub(from) }
     }
@@ -139,20 +141,25 @@ mod tests {
     use super::*;
 
     fn ring(slots: u64, head: u64, tail: u64) -> Ring {
-        Ring { start: 0x1000, size_1: slots * 64 - 1, head: 0x1000 + head * 64, tail: 0x1000 + tail * 64 }
+        Ring {
+            start: 0x1000,
+            size_minus_1: slots * 64 - 1,
+            head: 0x1000 + head * 64,
+            tail: 0x1000 + tail * 64,
+        }
     }
 
     #[test]
     fn impossible_addresses_and_sizes_are_refused() {
         let good = ring(4, 1, 3);
-        assert!(good.is_possible(Kind::Injection));
+        assert!(good.is_valid(Kind::Injection));
 
         for bad in [
             Ring { start: 0x1020, ..good },
-            Ring { size_1: 63, ..good },
-            Ring { size_1: 254, ..good },
-            Ring { size_1: MAX_FIFO + 63, ..good },
-            Ring { size_1: u64::MAX, ..good },
+            Ring { size_minus_1: 63, ..good },
+            Ring { size_minus_1: 254, ..good },
+            Ring { size_minus_1: MAX_FIFO + 63, ..good },
+            Ring { size_minus_1: u64::MAX, ..good },
             Ring { head: 0x0fc0, ..good },
             Ring { tail: 0x1100, ..good },
             Ring { tail: 0x10c1, ..good },
@@ -160,7 +167,7 @@ mod tests {
             Ring { start: u64::MAX - 63, head: u64::MAX - 63, tail: u64::MAX - 63, ..good },
             Ring::default(),
         ] {
-            assert!(!bad.is_possible(Kind::Injection), "{bad:?}");
+            assert!(!bad.is_valid(Kind::Injection), "{bad:?}");
         }
     }
 
@@ -172,11 +179,11 @@ mod tests {
             (Kind::Reception, 576),
             (Kind::Reception, MAX_FIFO),
         ] {
-            let ring = Ring { start: 0, size_1: bytes - 1, head: 0, tail: 0 };
-            assert!(ring.is_possible(kind), "{bytes}");
+            let ring = Ring { start: 0, size_minus_1: bytes - 1, head: 0, tail: 0 };
+            assert!(ring.is_valid(kind), "{bytes}");
         }
-        let small = Ring { start: 0, size_1: 543, head: 0, tail: 0 };
-        assert!(!small.is_possible(Kind::Reception));
+        let small = Ring { start: 0, size_minus_1: 543, head: 0, tail: 0 };
+        assert!(!small.is_valid(Kind::Reception));
     }
 
     #[test]
@@ -207,11 +214,11 @@ mod tests {
                     used -= count;
                 }
 
-                prop_assert!(ring.is_possible(Kind::Injection));
+                prop_assert!(ring.is_valid(Kind::Injection));
                 prop_assert_eq!(ring.used(), used * 64);
                 prop_assert_eq!(ring.free(), (slots - used) * 64);
                 prop_assert_eq!(ring.is_empty(), used == 0);
-                prop_assert!(ring.contiguous() > 0);
+                prop_assert!(ring.contiguous_at_tail() > 0);
             }
         }
     }

@@ -24,10 +24,11 @@ use nicforge_network::router::Bypass;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::{
-    Identity, Unit,
+    Identity, Unit, engine_after,
     inject::subgroup_and_index,
     message::{KnownTemplate, Message, PayloadRange},
     ranges::{Access, Permission},
+    receive::reception_subgroup_and_index,
     ring::Ring,
     subgroup::{Injection, InjectionFifo, ReceptionFifo, owner_of},
     view::HeldMemory,
@@ -37,65 +38,70 @@ use crate::network::{NetworkUnit, Route};
 /// An injection FIFO whose messages are sent in a row.
 struct RowSender<'a> {
     ring: &'a mut Ring,
-    /// The message in service, which has one more packet.
+    /// The message that is in service when the row begins. It belongs to the row if one packet is
+    /// left of it.
     in_service: Option<Message>,
+    /// The template that all messages of the row have.
     template: KnownTemplate<'a>,
     route: Route,
+    /// The memory of the descriptors.
     descriptors: HeldMemory<'a>,
+    /// The memory of the payloads.
     payloads: HeldMemory<'a>,
     permission: Permission<'a>,
     identity: &'a Identity,
-    /// The message before, if there is one.
-    checked: Option<CheckedMessage>,
+    /// The last message whose descriptor was checked, if there is one.
+    last_checked: Option<CheckedMessage>,
     is_system: bool,
     /// Bytes of payload sent.
-    bytes: u64,
+    bytes_sent: u64,
 }
 
 /// A message of the row that has passed all checks except those of its payload's address. The
-/// messages behind it often differ in that address alone.
+/// messages behind it often differ from it in that address alone.
 #[derive(Debug)]
 struct CheckedMessage {
     /// The words of its descriptor.
-    words: Words,
+    words: DescriptorWords,
     /// The header of its packet.
     header: [u8; HEADER],
     /// Bytes of its payload.
-    bytes: usize,
+    payload_bytes: usize,
 }
 
 /// The words of a descriptor, as they lie in memory.
-type Words = [u64; DESCRIPTOR as usize / 8];
-/// Number of the word with the payload's address.
-const ADDRESS: usize = std::mem::offset_of!(Descriptor, pa_payload) / 8;
+type DescriptorWords = [u64; DESCRIPTOR as usize / 8];
+/// Number of the descriptor's word with the payload's address.
+const ADDRESS_WORD: usize = std::mem::offset_of!(Descriptor, pa_payload) / 8;
 
 /// Returns whether two descriptors differ at most in the address of the payload.
 #[inline(always)]
-fn are_alike(a: &Words, b: &Words) -> bool {
+fn differ_in_address_alone(a: &DescriptorWords, b: &DescriptorWords) -> bool {
     let mut differences = a[0] ^ b[0];
-    for word in (1..a.len()).filter(|&word| word != ADDRESS) {
+    for word in (1..a.len()).filter(|&word| word != ADDRESS_WORD) {
         differences |= a[word] ^ b[word];
     }
     differences == 0
 }
 
 impl RowSender<'_> {
-    /// Returns the only packet of the next message, and moves the head past its descriptor.
-    /// Changes nothing if the message ends the row.
+    /// Returns the only packet of the next message, and moves the head past its descriptor. Returns
+    /// `None`, and leaves the message alone, if the row ends before it.
     #[inline(always)]
     fn next(&mut self, ports: &mut Ports<'_>) -> Option<Packet> {
         if self.in_service.is_some() {
             return self.last_packet_in_service(ports);
         }
 
-        let words = self.descriptor()?;
-        let is_alike = self.checked.as_ref().is_some_and(|last| are_alike(&words, &last.words));
-        if !is_alike {
+        let words = self.next_descriptor()?;
+        let last = self.last_checked.as_ref();
+        let needs_check = !last.is_some_and(|last| differ_in_address_alone(&words, &last.words));
+        if needs_check {
             self.check(words)?;
         }
-        let checked = self.checked.as_ref()?;
-        let (address, bytes) = (u64::from_le(words[ADDRESS]), checked.bytes);
-        // An atomic address is never permitted.
+        let checked = self.last_checked.as_ref()?;
+        let (address, bytes) = (u64::from_le(words[ADDRESS_WORD]), checked.payload_bytes);
+        // The address of an atomic operation is beyond all ranges, so it ends the row here.
         if !self.permission.permits(address, bytes as u64) {
             return None;
         }
@@ -103,6 +109,7 @@ impl RowSender<'_> {
         let mut packet = ports.new_packet(HEADER + bytes.next_multiple_of(CHUNK)).ok()?;
         let (header, payload) = packet.bytes_mut().split_at_mut(HEADER);
         header.copy_from_slice(&checked.header);
+        // Zeros pad the last chunk. The payload then overwrites the chunk's beginning.
         if let Some(last) = payload.last_chunk_mut::<CHUNK>() {
             *last = [0; CHUNK];
         }
@@ -112,24 +119,26 @@ impl RowSender<'_> {
         }
 
         self.ring.consume(DESCRIPTOR);
-        self.bytes += bytes as u64;
+        self.bytes_sent += bytes as u64;
         Some(packet)
     }
 
-    /// Checks a descriptor. Returns `None` if its message ends the row.
+    /// Checks a descriptor, and keeps the result in `last_checked`. Returns `None` if the row ends
+    /// before its message.
     #[inline(never)]
-    fn check(&mut self, words: Words) -> Option<()> {
+    fn check(&mut self, words: DescriptorWords) -> Option<()> {
         let descriptor: Descriptor = zerocopy::transmute!(words);
-        let template = self.template.of(&descriptor, self.is_system)?;
+        let template = self.template.if_same(&descriptor, self.is_system)?;
         let PayloadRange { bytes, .. } = template.single_packet_payload(&descriptor)?;
 
+        // The mark names the tenant that the packet is for.
         let mark = self.identity.mark_on(Some(self.route), &descriptor.packet_header);
         let header = zerocopy::transmute!(template.single_packet_header(&descriptor, mark));
-        self.checked = Some(CheckedMessage { words, header, bytes });
+        self.last_checked = Some(CheckedMessage { words, header, payload_bytes: bytes });
         Some(())
     }
 
-    /// Returns the last packet of the message in service, as [`RowSender::next`] does.
+    /// Does what [`RowSender::next`] does for the last packet of the message in service.
     #[inline(never)]
     fn last_packet_in_service(&mut self, ports: &mut Ports<'_>) -> Option<Packet> {
         let message = self.in_service.as_ref()?;
@@ -149,13 +158,14 @@ impl RowSender<'_> {
 
         self.in_service = None;
         self.ring.consume(DESCRIPTOR);
-        self.bytes += bytes as u64;
+        self.bytes_sent += bytes as u64;
         Some(packet)
     }
 
-    /// Returns the words of the descriptor at the head.
+    /// Returns the words of the descriptor at the head. Returns `None` if there is none, or its
+    /// memory can't be read here.
     #[inline(always)]
-    fn descriptor(&self) -> Option<Words> {
+    fn next_descriptor(&self) -> Option<DescriptorWords> {
         let head = self.ring.head;
         if self.ring.is_empty() || !self.permission.permits(head, DESCRIPTOR) {
             return None;
@@ -169,35 +179,42 @@ impl RowSender<'_> {
 
 /// A reception FIFO that gets packets in a row, until its memory ends.
 struct RowReceiver<'a> {
-    /// Address of the next packet, and the bytes that fit there. All of them are permitted.
+    /// Address at which the next packet is written.
     tail: u64,
+    /// Bytes that fit there, all of which are permitted.
     room: u64,
     memory: HeldMemory<'a>,
-    /// The fields that the headers of all packets of the row share.
-    flow: Flow,
-    /// First words of all headers together: a packet asks for an interrupt there.
-    options: u64,
+    /// The header of the first packet, with which the others must share some fields.
+    header: HeaderWords,
+    /// The bitwise or of the first words of all headers: its interrupt bit is set if one of the
+    /// packets asks for an interrupt.
+    first_words: u64,
 }
 
-/// The fields of a header that are the same in all packets of a row: channel, packet type, mark and
-/// FIFO. They are in the first two words.
+/// The first two little-endian words of a packet's header. They have the fields that all packets of
+/// a row share: channel, packet type, mark and FIFO.
 #[derive(Clone, Copy, Debug)]
-struct Flow {
+struct HeaderWords {
     first: u64,
     second: u64,
 }
 
-impl Flow {
-    /// The bits of the fields, and the interrupt, in words that are little-endian.
+impl HeaderWords {
+    /// First word: the virtual channel, in byte 3 of the header.
     const CHANNEL: u64 = 0xe0 << 24;
-    const PACKET_TYPE: u64 = 0xc0;
-    const MARK: u64 = 0xffff << 8;
-    const FIFO: u64 = 0xffc0 << 32;
+    /// First word: the request for an interrupt, in byte 2.
     const INTERRUPT: u64 = (routing::INTERRUPT as u64) << 16;
-    /// Number of chunks of payload.
+    /// Second word: the packet type, in byte 8.
+    const PACKET_TYPE: u64 = 0xc0;
+    /// Second word: the number of chunks of payload, in byte 8.
     const CHUNKS: u64 = 0x1f;
+    /// Second word: the mark, in bytes 9 and 10.
+    const MARK: u64 = 0xffff << 8;
+    /// Second word: the reception FIFO, in bytes 12 and 13.
+    const FIFO: u64 = 0xffc0 << 32;
 
-    /// Returns the flow of a packet, if its length is that of its header.
+    /// Returns the words of a packet that carries its payload and has the length that its header
+    /// states.
     #[inline(always)]
     fn of(packet: &Contents) -> Option<Self> {
         let bytes = packet.bytes();
@@ -207,14 +224,14 @@ impl Flow {
         };
         let (first, second) = (word(0)?, word(8)?);
         let length = HEADER + (second & Self::CHUNKS) as usize * CHUNK;
-        let is_whole = bytes.len() == length && length <= HEADER + MAX_PAYLOAD && packet.memory.is_none();
-        is_whole.then_some(Self { first, second })
+        let is_valid = bytes.len() == length && length <= HEADER + MAX_PAYLOAD && packet.memory.is_none();
+        is_valid.then_some(Self { first, second })
     }
 
-    /// Returns whether two packets have the same fields.
+    /// Returns whether the packets of two headers can be in one row.
     #[inline(always)]
-    fn has_same_fields(self, other: Self) -> bool {
-        const SECOND: u64 = Flow::PACKET_TYPE | Flow::MARK | Flow::FIFO;
+    fn is_same_row(self, other: Self) -> bool {
+        const SECOND: u64 = HeaderWords::PACKET_TYPE | HeaderWords::MARK | HeaderWords::FIFO;
         (self.first ^ other.first) & Self::CHANNEL == 0 && (self.second ^ other.second) & SECOND == 0
     }
 }
@@ -223,9 +240,9 @@ impl RowReceiver<'_> {
     /// Writes a packet at the tail. Returns false, and changes nothing, if it ends the row.
     #[inline(always)]
     fn accept(&mut self, packet: &Contents) -> bool {
-        let Some(flow) = Flow::of(packet) else { return false };
+        let Some(header) = HeaderWords::of(packet) else { return false };
         let length = packet.len() as u64;
-        let is_written = flow.has_same_fields(self.flow)
+        let is_written = header.is_same_row(self.header)
             && length <= self.room
             && self.memory.write(self.tail, packet.bytes());
         if !is_written {
@@ -234,14 +251,20 @@ impl RowReceiver<'_> {
 
         self.tail += length;
         self.room -= length;
-        self.options |= flow.first;
+        self.first_words |= header.first;
         true
     }
 }
 
+/// The reception FIFO of a row of packets, and the header of the first one.
+struct RowTarget {
+    fifo: u16,
+    header: HeaderWords,
+}
+
 impl Unit {
     /// Sends messages of an injection FIFO with which no other competes, at most `limit`. Returns
-    /// their number.
+    /// their number, which is 0 where a row is not possible.
     pub(super) fn send_row(
         &mut self,
         network: &mut NetworkUnit,
@@ -249,14 +272,15 @@ impl Unit {
         fifo: u16,
         limit: u32,
     ) -> u32 {
-        let (number, index) = subgroup_and_index(fifo);
-        let Some(subgroup) = self.subgroups.get_mut(number) else { return 0 };
-        let is_system = owner_of(number).is_system;
-        let InjectionFifo { ring, template, view, payload, state, .. } = &mut subgroup.injection[index];
+        let (subgroup_id, index) = subgroup_and_index(fifo);
+        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return 0 };
+        let is_system = owner_of(subgroup_id).is_system;
+        let InjectionFifo { ring, template, view, payload_view, state, .. } = &mut subgroup.injection[index];
         let Some(template) = template.known() else { return 0 };
         let Some(route) = template.route() else { return 0 };
 
-        // With a choice of network FIFOs, the packets take turns.
+        // Packets with a choice of network FIFOs take turns among these, so they make no row. With
+        // a clock, each packet takes time of its own.
         if !route.fifos().is_power_of_two() || ring.is_empty() || !self.timing.is_instant() {
             return 0;
         }
@@ -264,14 +288,14 @@ impl Unit {
         if network.room(engines, context.now()) == 0 {
             return 0;
         }
-        let (Some(descriptors), Some(payloads)) = (view.held(), payload.held()) else { return 0 };
+        let (Some(descriptors), Some(payloads)) = (view.held(), payload_view.held()) else { return 0 };
 
         let in_service = match state {
             Injection::Waiting => None,
             Injection::Sending(message) if message.route == Some(route) => Some(*message),
             Injection::Sending(_) | Injection::Disabled | Injection::Draining => return 0,
         };
-        let (engine, before) = (engines.trailing_zeros() as u8, ring.free());
+        let (engine, free_before) = (engines.trailing_zeros() as u8, ring.free());
         let mut sender = RowSender {
             ring,
             in_service,
@@ -281,50 +305,54 @@ impl Unit {
             payloads,
             permission: self.control.ranges.permission(is_system, Access::Read),
             identity: &self.identity,
-            checked: None,
+            last_checked: None,
             is_system,
-            bytes: 0,
+            bytes_sent: 0,
         };
+
         let (mut left, now, mut ports) = (limit, context.now(), context.ports());
-        let next = || {
+        let next_packet = || {
             left = left.checked_sub(1)?;
             sender.next(&mut ports)
         };
-        let (sent, refused) = network.inject_row(engine, route, now, next);
-        let RowSender { in_service, bytes, .. } = sender;
+        let (sent, refused) = network.inject_row(engine, route, now, next_packet);
+        let RowSender { in_service, bytes_sent, .. } = sender;
 
         if let Some(packet) = refused {
             ports.recycle(packet);
         }
         if sent > 0 {
+            // The row began with the last packet of the message in service, if there was one.
             if in_service.is_none() {
                 *state = Injection::Waiting;
             }
-            self.next_engine = (engine + 1) % 16;
-            self.counters[counter::BYTES_SENT] += bytes;
-            self.finish_row(fifo, sent, before);
+            self.next_engine = engine_after(engine);
+            self.counters[counter::BYTES_SENT] += bytes_sent;
+            self.finish_row(fifo, sent, free_before);
         }
         sent
     }
 
-    /// Ends the messages of a row: the head has moved past their descriptors.
-    fn finish_row(&mut self, fifo: u16, sent: u32, before: u64) {
-        let (number, index) = subgroup_and_index(fifo);
-        let Some(subgroup) = self.subgroups.get_mut(number) else { return };
-        subgroup.injection[index].descriptors += u64::from(sent);
-        subgroup.injection_moved(index, before);
+    /// Ends the `sent` messages of a row: the head has moved past their descriptors. `free_before`
+    /// is the free space of the FIFO before the row.
+    fn finish_row(&mut self, fifo: u16, sent: u32, free_before: u64) {
+        let (subgroup_id, index) = subgroup_and_index(fifo);
+        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return };
+        subgroup.injection[index].descriptors_done += u64::from(sent);
+        subgroup.injection_moved(index, free_before);
 
+        // A remote get may wait for the room of these descriptors.
         let is_for_gets = subgroup.remote_get >> index & 1 == 1;
-        self.subgroups.mark_changed(number);
+        self.subgroups.mark_changed(subgroup_id);
         self.counters[counter::PACKETS_SENT] += u64::from(sent);
         self.counters[counter::DESCRIPTORS] += u64::from(sent);
         if is_for_gets {
-            self.engines.wake_injection(fifo);
+            self.reception_waits.wake_for_injection(fifo);
         }
     }
 
-    /// Writes packets of a network reception FIFO into a user's reception FIFO, at most `limit`.
-    /// Returns their number.
+    /// Writes packets of an engine's network reception FIFO into a user's reception FIFO, at most
+    /// `limit`. Returns their number, which is 0 where a row is not possible.
     pub(super) fn deposit_row(
         &mut self,
         network: &mut NetworkUnit,
@@ -334,9 +362,9 @@ impl Unit {
     ) -> u32 {
         let now = context.now();
         let first = network.front(engine, now);
-        let Some((flow, fifo)) = first.and_then(|packet| self.flow_of(packet)) else { return 0 };
+        let Some(target) = first.and_then(|packet| self.row_target(packet)) else { return 0 };
         let (mut ports, mut left) = (context.ports(), limit);
-        self.deposit((flow, fifo), |receiver| {
+        self.deposit_packets(target, |receiver| {
             let accept = |packet: &Packet| {
                 let is_accepted = left > 0 && receiver.accept(packet);
                 left -= u32::from(is_accepted);
@@ -355,15 +383,16 @@ impl Unit {
         bypass: &mut Bypass,
         limit: u32,
     ) -> u32 {
-        let open = self.control.reception_engines & !self.engines.waiting();
-        if open >> bypass.fifo & 1 == 0 {
+        let open_engines = self.control.reception_engines & !self.reception_waits.waiting();
+        if open_engines >> bypass.fifo & 1 == 0 {
             return 0;
         }
 
         let (mut passed, mut ports) = (0, context.ports());
         while passed < limit {
-            let Some(flow) = bypass.first(&ports).and_then(|packet| self.flow_of(packet)) else { break };
-            let row = self.deposit(flow, |receiver| {
+            let first = bypass.first(&ports);
+            let Some(target) = first.and_then(|packet| self.row_target(packet)) else { break };
+            let row = self.deposit_packets(target, |receiver| {
                 network.bypass_row(&mut ports, bypass, limit - passed, |packet| receiver.accept(packet))
             });
             if row == 0 {
@@ -373,54 +402,61 @@ impl Unit {
         }
 
         if passed > 0 {
-            self.engines.turn = (bypass.fifo + 1) % 16;
+            self.reception_waits.turn = engine_after(bypass.fifo);
         }
         passed
     }
 
-    /// Returns the flow of a packet for a user's reception FIFO, and the FIFO, if the tenant that
-    /// the packet is for is the present one.
+    /// Returns the target of a row that begins with a packet. Returns `None` if the packet is not
+    /// for a user's reception FIFO, or is for a former tenant.
     #[inline]
-    fn flow_of(&self, packet: &Contents) -> Option<(Flow, u16)> {
+    fn row_target(&self, packet: &Contents) -> Option<RowTarget> {
         let (header, _) = PacketHeader::ref_from_prefix(packet.bytes()).ok()?;
         let fifo = header.unit.reception_fifo();
         if header.packet_type() != packet_type::FIFO || fifo / RECEPTION_FIFOS >= USER_SUBGROUPS {
             return None;
         }
 
+        // The mark names the tenant that the packet was sent to; 0 stands for any.
         let mark = u16::from_le_bytes(header.injection_info);
         let is_current = mark == 0 || mark == self.identity.mark_at(self.identity.node, header);
-        Flow::of(packet).filter(|_| is_current).map(|flow| (flow, fifo))
+        HeaderWords::of(packet).filter(|_| is_current).map(|header| RowTarget { fifo, header })
     }
 
-    /// Calls `take` with a receiver that writes packets of a flow into a FIFO. Returns the number
-    /// of packets that it has accepted.
+    /// Calls `pass_packets` with a receiver for the packets of a row. It passes packets to the
+    /// receiver, and returns the number of those that were accepted. Moves the tail past these
+    /// packets, and returns their number.
     #[inline(always)]
-    fn deposit(&mut self, (flow, fifo): (Flow, u16), take: impl FnOnce(&mut RowReceiver<'_>) -> u32) -> u32 {
-        let (number, index) = (fifo / RECEPTION_FIFOS, usize::from(fifo % RECEPTION_FIFOS));
-        let Some(subgroup) = self.subgroups.get_mut(number) else { return 0 };
+    fn deposit_packets(
+        &mut self,
+        RowTarget { fifo, header }: RowTarget,
+        pass_packets: impl FnOnce(&mut RowReceiver<'_>) -> u32,
+    ) -> u32 {
+        let (subgroup_id, index) = reception_subgroup_and_index(fifo);
+        let Some(subgroup) = self.subgroups.get_mut(subgroup_id) else { return 0 };
         let ReceptionFifo { ring, view, is_enabled, .. } = &mut subgroup.reception[index];
         let Some(memory) = view.held().filter(|_| *is_enabled && self.timing.is_instant()) else { return 0 };
 
         // One byte of a FIFO always stays free.
-        let (before, tail) = (ring.free(), ring.tail);
-        let room = before.saturating_sub(1).min(ring.contiguous());
+        let (free_before, tail) = (ring.free(), ring.tail);
+        let room = free_before.saturating_sub(1).min(ring.contiguous_at_tail());
         if !self.control.ranges.permit(false, tail, room, Access::Write) {
             return 0;
         }
 
-        let mut receiver = RowReceiver { tail, room, memory, flow, options: 0 };
-        let taken = take(&mut receiver);
+        let mut receiver = RowReceiver { tail, room, memory, header, first_words: 0 };
+        let accepted = pass_packets(&mut receiver);
 
-        let RowReceiver { tail: end, options, .. } = receiver;
-        if taken > 0 {
+        let RowReceiver { tail: end, first_words, .. } = receiver;
+        if accepted > 0 {
             // The packets are in memory, so the tail may move past them.
             ring.produce(end - tail);
-            subgroup.reception_moved(index, before, options & Flow::INTERRUPT != 0);
-            self.subgroups.mark_changed(number);
-            self.counters[counter::FIFO_PACKETS] += u64::from(taken);
-            self.counters[counter::BYTES_RECEIVED] += end - tail - u64::from(taken) * HEADER as u64;
+            let packet_interrupts = first_words & HeaderWords::INTERRUPT != 0;
+            subgroup.reception_moved(index, free_before, packet_interrupts);
+            self.subgroups.mark_changed(subgroup_id);
+            self.counters[counter::FIFO_PACKETS] += u64::from(accepted);
+            self.counters[counter::BYTES_RECEIVED] += end - tail - u64::from(accepted) * HEADER as u64;
         }
-        taken
+        accepted
     }
 }

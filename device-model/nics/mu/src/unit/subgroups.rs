@@ -8,34 +8,37 @@ use nicforge_kit::AttachmentSet;
 
 use super::subgroup::Subgroup;
 
-/// A set of subgroups. The kit's sets are of attachments; here, a member is a subgroup's number.
-type Set = AttachmentSet<{ (SUBGROUPS as usize).div_ceil(64) }>;
+/// A set of subgroups. The kit's sets hold attachment ids; here, the number in an id is a
+/// subgroup's.
+type SubgroupSet = AttachmentSet<{ (SUBGROUPS as usize).div_ceil(64) }>;
 
-/// The states, by number.
+/// The subgroups of a node.
 pub(crate) struct Subgroups {
+    /// The states of those that have a client, by their numbers.
     list: Vec<Option<Box<Subgroup>>>,
-    /// Subgroups whose pages must be shown at the end of the step.
-    changed: Set,
-    present: Set,
+    /// Subgroups whose pages must be updated at the end of the step.
+    changed: SubgroupSet,
+    /// Subgroups that have a client.
+    present: SubgroupSet,
 }
 
 impl Subgroups {
-    /// Returns no states.
+    /// Returns subgroups without clients.
     pub(crate) fn new() -> Self {
         let list = (0..SUBGROUPS).map(|_| None).collect();
-        Self { list, changed: Set::default(), present: Set::default() }
+        Self { list, changed: SubgroupSet::default(), present: SubgroupSet::default() }
     }
 
     /// Returns a subgroup that has a client.
     #[inline]
-    pub(crate) fn get(&self, number: u16) -> Option<&Subgroup> {
-        self.list.get(usize::from(number))?.as_deref()
+    pub(crate) fn get(&self, subgroup_id: u16) -> Option<&Subgroup> {
+        self.list.get(usize::from(subgroup_id))?.as_deref()
     }
 
     /// Returns a subgroup that has a client, for changes.
     #[inline]
-    pub(crate) fn get_mut(&mut self, number: u16) -> Option<&mut Subgroup> {
-        self.list.get_mut(usize::from(number))?.as_deref_mut()
+    pub(crate) fn get_mut(&mut self, subgroup_id: u16) -> Option<&mut Subgroup> {
+        self.list.get_mut(usize::from(subgroup_id))?.as_deref_mut()
     }
 
     /// Returns the numbers of the subgroups that have clients.
@@ -50,38 +53,38 @@ impl Subgroups {
 
     /// Sets the state of a subgroup whose client has come, or was reset.
     pub(crate) fn open(&mut self, subgroup: Subgroup) {
-        let number = subgroup.number;
-        if let Some(entry) = self.list.get_mut(usize::from(number)) {
+        let subgroup_id = subgroup.id;
+        if let Some(entry) = self.list.get_mut(usize::from(subgroup_id)) {
             *entry = Some(Box::new(subgroup));
-            self.present.add(AttachmentId(number));
-            self.mark_changed(number);
+            self.present.add(AttachmentId(subgroup_id));
+            self.mark_changed(subgroup_id);
         }
     }
 
     /// Drops the state of a subgroup whose client has left.
-    pub(crate) fn close(&mut self, number: u16) {
-        if let Some(entry) = self.list.get_mut(usize::from(number)) {
+    pub(crate) fn close(&mut self, subgroup_id: u16) {
+        if let Some(entry) = self.list.get_mut(usize::from(subgroup_id)) {
             *entry = None;
-            self.present.remove(AttachmentId(number));
-            self.changed.remove(AttachmentId(number));
+            self.present.remove(AttachmentId(subgroup_id));
+            self.changed.remove(AttachmentId(subgroup_id));
         }
     }
 
-    /// Marks a subgroup's page to be shown at the end of the step.
+    /// Marks a subgroup whose page must be updated at the end of the step.
     #[inline]
-    pub(crate) fn mark_changed(&mut self, number: u16) {
-        self.changed.add(AttachmentId(number));
+    pub(crate) fn mark_changed(&mut self, subgroup_id: u16) {
+        self.changed.add(AttachmentId(subgroup_id));
     }
 
-    /// Shows the pages that have changed, and then raises the interrupts that tell of it.
+    /// Publishes what has changed in the pages of subgroups, and then raises their interrupts.
     #[inline]
-    pub(crate) fn show_changes(&mut self, context: &mut Context<'_>) {
+    pub(crate) fn publish_changes(&mut self, context: &mut Context<'_>) {
         let mut next = self.changed.first();
         while let Some(member) = next {
             if let Some(subgroup) = self.list.get_mut(usize::from(member.0)).and_then(Option::as_deref_mut) {
-                subgroup.show_changes();
-                let (attachment_id, vectors) =
-                    (subgroup.owner().attachment, subgroup.interrupts.take_vectors());
+                subgroup.publish_changes();
+                let attachment_id = subgroup.owner().attachment;
+                let vectors = subgroup.interrupts.take_vectors();
                 raise(context, attachment_id, vectors);
             }
             self.changed.remove(member);
@@ -90,7 +93,7 @@ impl Subgroups {
     }
 }
 
-/// Raises the vectors of a bit mask.
+/// Raises the interrupts of an attachment whose vectors are set in a bit mask.
 pub(crate) fn raise(context: &mut Context<'_>, attachment_id: AttachmentId, mut vectors: u32) {
     while vectors != 0 {
         context.interrupt(attachment_id, vectors.trailing_zeros() as u16);

@@ -24,11 +24,12 @@ const RECEPTION_BYTES: u64 = 4;
 pub(crate) struct Timing {
     clock: Clock,
     times: Times,
+    /// The memory that all engines share.
     memory: Server,
     injection: [Server; fifo_map::COUNT as usize],
     reception: [Server; reception_fifo::COUNT as usize],
-    /// End of the reception of each engine's first packet.
-    due: [Option<Nanos>; reception_fifo::COUNT as usize],
+    /// Time at which each reception engine has taken its first packet, once it has begun.
+    reception_ends: [Option<Nanos>; reception_fifo::COUNT as usize],
 }
 
 impl Timing {
@@ -40,12 +41,12 @@ impl Timing {
             memory: Server::default(),
             injection: Default::default(),
             reception: Default::default(),
-            due: Default::default(),
+            reception_ends: Default::default(),
         }
     }
 
-    /// Returns the state of power-on with the same clock.
-    pub(crate) fn restarted(&self) -> Self {
+    /// Returns idle engines with the same clock and times.
+    pub(crate) fn after_reset(&self) -> Self {
         Self::new(self.clock, self.times)
     }
 
@@ -61,20 +62,21 @@ impl Timing {
         !self.clock.is_instant()
     }
 
-    /// Returns the time from which the message of a descriptor can be sent that is fetched now.
+    /// Returns the time from which a message can be sent whose descriptor is fetched now.
     #[inline]
-    pub(crate) fn fetched(&self, now: Nanos) -> Nanos {
+    pub(crate) fn ready_time(&self, now: Nanos) -> Nanos {
         if self.times.latency == 0 { Nanos::ZERO } else { now.after(self.times.latency) }
     }
 
-    /// Returns those of these injection engines that are idle, and asks for a step when another one
-    /// is.
+    /// Returns those of these injection engines that are idle. Asks for a step at the time when
+    /// each of the others becomes idle.
     #[inline]
-    pub(crate) fn idle(&self, context: &mut Context<'_>, engines: u16) -> u16 {
-        if self.clock.is_instant() { engines } else { self.idle_at(context, engines) }
+    pub(crate) fn idle_engines(&self, context: &mut Context<'_>, engines: u16) -> u16 {
+        if self.clock.is_instant() { engines } else { self.idle_by_clock(context, engines) }
     }
 
-    fn idle_at(&self, context: &mut Context<'_>, engines: u16) -> u16 {
+    /// Does what [`Timing::idle_engines`] does, with a clock.
+    fn idle_by_clock(&self, context: &mut Context<'_>, engines: u16) -> u16 {
         if !retry::is_due(context, self.memory.idle_at()) {
             return 0;
         }
@@ -85,15 +87,16 @@ impl Timing {
         })
     }
 
-    /// Charges an injection engine with the packets of a payload.
+    /// Keeps an injection engine and the memory busy for the time that a payload's packets take.
     #[inline]
-    pub(crate) fn inject(&mut self, now: Nanos, engine: u8, address: u64, bytes: u64) {
+    pub(crate) fn charge_injection(&mut self, now: Nanos, engine: u8, address: u64, bytes: u64) {
         if self.clock.is_instant() {
             return;
         }
 
         let packets = bytes.div_ceil(MAX_PAYLOAD as u64).max(1);
         let is_aligned = address.is_multiple_of(CHUNK as u64) || bytes == 0;
+        // Each packet has a chunk of header, and one more chunk of payload if that is not aligned.
         let chunks = bytes.div_ceil(CHUNK as u64) + packets * (1 + u64::from(!is_aligned));
         if let Some(server) = self.injection.get_mut(usize::from(engine)) {
             server.work(now, self.clock, chunks as u32);
@@ -102,15 +105,17 @@ impl Timing {
     }
 
     /// Lets a reception engine take its first packet, which has `bytes` bytes of payload. Returns
-    /// whether it has it. If not, asks for a step when it has.
+    /// whether the engine has the whole packet now. If not, asks for a step at the time when it
+    /// has.
     #[inline]
-    pub(crate) fn receive(&mut self, context: &mut Context<'_>, engine: u8, bytes: u64) -> bool {
-        self.clock.is_instant() || self.receive_by_clock(context, engine, bytes)
+    pub(crate) fn take_first(&mut self, context: &mut Context<'_>, engine: u8, bytes: u64) -> bool {
+        self.clock.is_instant() || self.take_by_clock(context, engine, bytes)
     }
 
-    fn receive_by_clock(&mut self, context: &mut Context<'_>, engine: u8, bytes: u64) -> bool {
-        let Some(due) = self.due.get_mut(usize::from(engine)) else { return true };
-        let due = due.get_or_insert_with(|| {
+    /// Does what [`Timing::take_first`] does, with a clock.
+    fn take_by_clock(&mut self, context: &mut Context<'_>, engine: u8, bytes: u64) -> bool {
+        let Some(end) = self.reception_ends.get_mut(usize::from(engine)) else { return true };
+        let end = end.get_or_insert_with(|| {
             let packets = bytes.div_ceil(MAX_PAYLOAD as u64).max(1);
             let cycles = (bytes + packets * HEADER as u64) / RECEPTION_BYTES;
             let server = &mut self.reception[usize::from(engine)];
@@ -118,14 +123,14 @@ impl Timing {
             self.memory.work(context.now(), self.times.memory, bytes as u32);
             server.idle_at().max(self.memory.idle_at())
         });
-        retry::is_due(context, *due)
+        retry::is_due(context, *end)
     }
 
-    /// Records that a reception engine's first packet is gone.
+    /// Records that a reception engine's first packet has left its network FIFO.
     #[inline]
-    pub(crate) fn taken(&mut self, engine: u8) {
-        if let Some(due) = self.due.get_mut(usize::from(engine)) {
-            *due = None;
+    pub(crate) fn end_first(&mut self, engine: u8) {
+        if let Some(end) = self.reception_ends.get_mut(usize::from(engine)) {
+            *end = None;
         }
     }
 }

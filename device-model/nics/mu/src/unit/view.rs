@@ -31,13 +31,15 @@ const MIN_ACCESS: usize = 8;
 /// Bytes of a packet with one chunk of payload, which most short messages are.
 const SHORT_PACKET: usize = HEADER + CHUNK;
 
-/// A part of client memory that accesses have reached. A view is for reads alone, for writes alone,
-/// or for changes of words, because the mapping need not permit both.
+/// A leased part of client memory, which accesses of one kind have reached before. A view is for
+/// reads alone, for writes alone, or for changes of words, because the mapping need not permit
+/// both.
 #[derive(Debug, Default)]
 pub(crate) struct View {
+    /// Address of the lease's first byte.
     start: u64,
     lease: Option<DmaLease>,
-    /// Accesses outside of the view since it was taken.
+    /// Accesses outside of the view since the lease was taken.
     misses: u32,
     /// Number of such accesses that the view permits before it moves. It doubles each time, so that
     /// a client can't cause a lease for each packet.
@@ -49,6 +51,7 @@ pub(crate) struct View {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct HeldMemory<'a> {
     memory: &'a Window,
+    /// Address of the window's first byte.
     start: u64,
 }
 
@@ -64,7 +67,7 @@ impl HeldMemory<'_> {
             _ => out.len() >= MIN_ACCESS && self.memory.read(offset, out).is_ok(),
         };
 
-        // Later reads find what the client stored before the bytes that this one has found.
+        // A read after this one sees all that the client stored before the bytes that this one saw.
         fence(Ordering::Acquire);
         is_read && !self.memory.faulted()
     }
@@ -99,9 +102,9 @@ impl HeldMemory<'_> {
     #[inline]
     fn add(&self, address: u64, value: u64) -> bool {
         let word = self.memory.u64(address.wrapping_sub(self.start));
-        let is_done = word.map(|word| word.fetch_add(value, Ordering::AcqRel)).is_ok();
-        // After a failure here, the look-up reports memory that is gone.
-        is_done && !self.memory.faulted()
+        let is_added = word.map(|word| word.fetch_add(value, Ordering::AcqRel)).is_ok();
+        // The caller then tries to reach the memory by a look-up, which reports it as unmapped.
+        is_added && !self.memory.faulted()
     }
 }
 
@@ -143,10 +146,11 @@ impl View {
         &mut self,
         context: &mut Context<'_>,
         attachment_id: AttachmentId,
-        (address, length): (u64, usize),
+        address: u64,
+        length: usize,
         accesses: &[Access],
     ) {
-        // No view serves these.
+        // Views do not serve accesses as short as these.
         if length < MIN_ACCESS {
             return;
         }
@@ -157,9 +161,10 @@ impl View {
         }
 
         self.misses = 0;
+        // The bound keeps the next doubling from overflowing.
         self.permitted_misses = (2 * self.permitted_misses + 1).min(u32::MAX / 4);
-        let first = address - address % PAGE;
-        self.lease = [first, address].into_iter().find_map(|start| {
+        let page_start = address - address % PAGE;
+        self.lease = [page_start, address].into_iter().find_map(|start| {
             let lease = lease_from(context, attachment_id, start, accesses)?;
             self.start = start;
             Some(lease)
@@ -167,21 +172,23 @@ impl View {
     }
 }
 
-/// Leases the rest of the mapping from an address on, if that is memory of this process for such
-/// accesses.
+/// Leases the rest of the mapping from an address on. Returns `None` if it is not mapped into this
+/// process, or does not permit all of `accesses`.
 fn lease_from(
     context: &mut Context<'_>,
     attachment_id: AttachmentId,
     start: u64,
     accesses: &[Access],
 ) -> Option<DmaLease> {
-    let is_in_one =
+    // The longest length that lies in one mapping, bit by bit from the highest.
+    let is_in_one_mapping =
         |length| context.count_dma_mappings(attachment_id, start, length).is_ok_and(|count| count == 1);
     let length = (0..=ADDRESS_BITS).rev().map(|bit| 1 << bit).fold(0, |length, more| {
         let longer = length + more;
-        if is_in_one(longer) { longer } else { length }
+        if is_in_one_mapping(longer) { longer } else { length }
     });
 
+    // A lease for each access checks the permission; one of them is enough to reach the memory.
     let mut lease = None;
     for &access in accesses {
         let access = if access == Access::Write { DmaAccess::Write } else { DmaAccess::Read };

@@ -9,7 +9,7 @@ use nicforge_core::{
 
 use super::{MAX_IN_FLIGHT, Store, image::SECTOR, registers::Status};
 
-/// The companion: one command and one event for each request in flight.
+/// The companion. It needs one command and one event for each request in flight.
 pub(super) const SPEC: CompanionSpec = CompanionSpec {
     name: "disk",
     commands: MAX_IN_FLIGHT,
@@ -33,16 +33,19 @@ pub(super) struct Job {
     /// Place of the request among those in flight.
     pub(super) slot: usize,
     pub(super) operation: Operation,
+    /// The first sector.
     pub(super) sector: u64,
+    /// The data of whole sectors: those to write, or room for those that are read.
     pub(super) bytes: Vec<u8>,
+    /// The result, once the job is done.
     pub(super) status: Status,
 }
 
-/// The companion.
+/// The companion, which carries out jobs on the contents of the disk.
 pub(super) struct Worker {
     pub(super) store: Arc<dyn Store>,
-    /// A job that is done and waits for room in the FIFO.
-    pub(super) done: Option<Job>,
+    /// A job that is done and waits for room in the FIFO of events.
+    pub(super) unsent: Option<Job>,
 }
 
 impl Companion for Worker {
@@ -51,16 +54,16 @@ impl Companion for Worker {
 
     /// Does one job, since a slow disk may take most of a poll's time for it.
     fn poll(&mut self, end: &mut CompanionEnd<Job, Job>, _: u32) -> Progress {
-        if self.done.is_none() {
+        if self.unsent.is_none() {
             let Some(mut job) = end.receive() else { return Progress::Idle };
             job.run(&*self.store);
-            self.done = Some(job);
+            self.unsent = Some(job);
         }
 
-        if let Some(done) = self.done.take()
-            && let Err(SendError::Full(done)) = end.send(done)
+        if let Some(job) = self.unsent.take()
+            && let Err(SendError::Full(job)) = end.send(job)
         {
-            self.done = Some(done);
+            self.unsent = Some(job);
             return Progress::Idle;
         }
         Progress::Busy
@@ -71,10 +74,10 @@ impl Job {
     /// Carries out the job, and sets its status.
     fn run(&mut self, store: &dyn Store) {
         let offset = self.sector * SECTOR;
-        let done = match self.operation {
+        let result = match self.operation {
             Operation::Read => store.read(offset, &mut self.bytes),
             Operation::Write => store.write(offset, &self.bytes),
         };
-        self.status = if done.is_ok() { Status::Ok } else { Status::IoError };
+        self.status = if result.is_ok() { Status::Ok } else { Status::IoError };
     }
 }

@@ -26,9 +26,9 @@ pub const CLUSTER: u64 = 4096;
 /// Permission of a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It reads.
+    /// The driver can only read.
     ReadOnly,
-    /// It reads and writes. The changes are kept apart from the file.
+    /// The driver can read and write. Its changes are kept apart from the file.
     CopyOnWrite {
         /// Maximum number of bytes of changed clusters. Further writes fail.
         limit: u64,
@@ -81,12 +81,12 @@ pub struct Image {
     changes: Option<Changes>,
 }
 
-/// The clusters that were written.
+/// The clusters that the driver has written.
 #[derive(Debug)]
 struct Changes {
-    /// A file without a name.
+    /// A file without a name, with the clusters at their offsets.
     file: File,
-    /// The clusters in it, by their numbers.
+    /// Numbers of the clusters in it.
     clusters: Mutex<BTreeSet<u64>>,
     /// Maximum number of clusters.
     limit: usize,
@@ -99,7 +99,7 @@ impl Image {
     /// [`ImageError`].
     pub fn open(path: &Path, access: Access) -> Result<Self, ImageError> {
         let open_error = |reason| ImageError::Open { path: path.to_owned(), reason };
-        // A pipe without a writer would hold up the opening.
+        // Without this flag, the opening of a pipe would wait for a writer.
         let flags = OFlag::O_NONBLOCK.bits();
         let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(open_error)?;
         let metadata = file.metadata().map_err(open_error)?;
@@ -122,8 +122,8 @@ impl Image {
         Ok(Self { file, sectors: bytes / SECTOR, changes })
     }
 
-    /// Writes bytes of one cluster. The rest of a cluster that is new to the changes is copied
-    /// first.
+    /// Writes bytes within one cluster to the changes. A cluster that is new there is written as a
+    /// whole, with the rest of its content copied from the file.
     fn write_in_cluster(&self, changes: &Changes, offset: u64, data: &[u8]) -> io::Result<()> {
         let cluster = offset / CLUSTER;
         if changes.has(cluster) {
@@ -136,10 +136,10 @@ impl Image {
         if data.len() < length {
             self.file.read_exact_at(&mut content[..length], start)?;
         }
-        let at = (offset - start) as usize;
-        content[at..at + data.len()].copy_from_slice(data);
+        let first = (offset - start) as usize;
+        content[first..first + data.len()].copy_from_slice(data);
 
-        // A companion that hung may have written the cluster since.
+        // An earlier companion that hung may have written the cluster since the first check.
         let mut clusters = changes.clusters();
         if clusters.contains(&cluster) {
             return changes.file.write_all_at(data, offset);
@@ -174,10 +174,10 @@ impl Store for Image {
                 length = (length + CLUSTER).min(rest.len() as u64);
             }
 
-            let (now, later) = rest.split_at_mut(length as usize);
+            let (part, behind) = rest.split_at_mut(length as usize);
             let file = if is_changed { &changes.file } else { &self.file };
-            file.read_exact_at(now, offset)?;
-            (offset, rest) = (offset + length, later);
+            file.read_exact_at(part, offset)?;
+            (offset, rest) = (offset + length, behind);
         }
         Ok(())
     }
@@ -188,9 +188,9 @@ impl Store for Image {
         let (mut offset, mut rest) = (offset, data);
         while !rest.is_empty() {
             let length = to_cluster_end(offset).min(rest.len() as u64);
-            let (now, later) = rest.split_at(length as usize);
-            self.write_in_cluster(changes, offset, now)?;
-            (offset, rest) = (offset + length, later);
+            let (part, behind) = rest.split_at(length as usize);
+            self.write_in_cluster(changes, offset, part)?;
+            (offset, rest) = (offset + length, behind);
         }
         Ok(())
     }
@@ -214,7 +214,7 @@ impl Changes {
     }
 }
 
-/// Returns the bytes from `offset` to the end of its cluster.
+/// Returns the number of bytes from `offset` to the end of its cluster.
 fn to_cluster_end(offset: u64) -> u64 {
     CLUSTER - offset % CLUSTER
 }

@@ -78,6 +78,7 @@ pub trait Store: Send + Sync + 'static {
 pub struct VirtioBlk {
     store: Arc<dyn Store>,
     config: DeviceConfig,
+    /// The disk's name, which the driver can ask for, filled up with zeros.
     id: [u8; ID_BYTES],
     companion: Option<DeviceEnd<Job, Job>>,
     requests: Requests,
@@ -89,9 +90,10 @@ struct Requests {
     /// Number of the driver's incarnation, which each reset ends.
     incarnation: u64,
     slots: Vec<Slot>,
-    /// A job that waits for room in the FIFO. Until it is sent, no further request is taken.
+    /// A job that waits for room in the FIFO of commands. Until it is sent, no further request is
+    /// taken.
     unsent: Option<Job>,
-    /// Buffers of jobs, for reuse.
+    /// Memory of jobs that have ended, for reuse.
     spare: Vec<Vec<u8>>,
 }
 
@@ -100,9 +102,11 @@ struct Requests {
 struct Slot {
     /// The request's buffer, if there is a request.
     buffer: Option<Buffer>,
+    /// The pieces of that buffer.
     pieces: Pieces,
 }
 
+/// Statistics of the disk. A request that fails counts as an error, and not as a read or write.
 #[derive(Clone, Copy, Debug, Default)]
 struct Statistics {
     reads: u64,
@@ -111,14 +115,15 @@ struct Statistics {
     written_bytes: u64,
     flushes: u64,
     io_errors: u64,
+    /// Requests of a kind that the device does not have.
     unsupported: u64,
 }
 
 /// The device's action on a request.
 enum RequestAction {
-    /// It answers the request at once, with a status and this number of bytes of the disk's name.
+    /// The device answers the request at once, with a status and this number of bytes of its name.
     Answer(Status, usize),
-    /// It sends the job to the companion, which carries the request out.
+    /// The device sends a job to the companion, which carries the request out.
     Job(Job),
 }
 
@@ -149,18 +154,18 @@ impl VirtioBlk {
     /// Starts the companion if there is none. Without one, requests fail.
     fn ensure_companion(&mut self, context: &mut Context<'_>) {
         if self.companion.is_none() {
-            let worker = Worker { store: Arc::clone(&self.store), done: None };
+            let worker = Worker { store: Arc::clone(&self.store), unsent: None };
             self.companion = context.start_companion(SPEC, worker).ok();
         }
     }
 
-    /// Returns whether the companion runs.
+    /// Returns whether the companion runs and takes jobs.
     fn takes_jobs(&self) -> bool {
         self.companion.as_ref().is_some_and(|companion| companion.halt().is_none())
     }
 
-    /// Answers requests that the companion has done, about `budget` descriptors, or all that are in
-    /// flight if it is halted. Returns the descriptors used.
+    /// Answers requests that the companion has done, about `budget` descriptors. If it is halted,
+    /// all requests in flight fail. Returns the number of descriptors used.
     fn answer_done(
         &mut self,
         context: &mut Context<'_>,
@@ -173,7 +178,8 @@ impl VirtioBlk {
         while work < budget
             && let Some(job) = self.companion.as_mut().and_then(DeviceEnd::receive)
         {
-            work += descriptors_of(&job);
+            work += copy_cost(&job);
+            // The driver may have been reset since, and then there is no request.
             if let Some((buffer, pieces)) = self.requests.end(&job) {
                 self.statistics.count(&job);
                 let data = if job.operation == Operation::Read { &job.bytes[..] } else { &[] };
@@ -195,7 +201,7 @@ impl VirtioBlk {
     }
 
     /// Takes requests, about `budget` descriptors, while there is a place for them. Returns the
-    /// descriptors used.
+    /// number of descriptors used.
     fn take_requests(
         &mut self,
         context: &mut Context<'_>,
@@ -218,8 +224,9 @@ impl VirtioBlk {
                     answer(queue, &memory, buffer, pieces, status, &self.id[..bytes])?;
                 }
                 RequestAction::Job(job) => {
+                    // The data of a write was copied now. That of a read is copied with the answer.
                     if job.operation == Operation::Write {
-                        work += descriptors_of(&job);
+                        work += copy_cost(&job);
                     }
                     self.requests.slots[index].buffer = Some(buffer);
                     self.requests.unsent = Some(job);
@@ -231,8 +238,8 @@ impl VirtioBlk {
         Ok(work)
     }
 
-    /// Sends the job that waits for space in the FIFO, if there is one. Returns whether no job
-    /// waits any more.
+    /// Sends the job that waits for room in the FIFO, if there is one. Returns whether the next
+    /// request can be taken.
     fn send_unsent(&mut self) -> bool {
         let Some(job) = self.requests.unsent.take() else { return true };
         let Some(companion) = &mut self.companion else { return true };
@@ -267,12 +274,13 @@ impl VirtioBlk {
         let mut header = RequestHeader::default();
         pieces.read(memory, 0, header.as_mut_bytes())?;
 
+        // The last byte is for the status.
         let available = buffer.writable - 1;
         let (operation, bytes) = match u32::from_le_bytes(header.kind) {
             IN => (Operation::Read, available),
             OUT => (Operation::Write, buffer.readable - HEADER),
             FLUSH => {
-                // The changes are in a file that ends with the device.
+                // Changes need no flush: they are in a file that is gone with the device.
                 self.statistics.flushes += 1;
                 return Ok(RequestAction::Answer(Status::Ok, 0));
             }
@@ -306,6 +314,7 @@ impl VirtioBlk {
 }
 
 impl Requests {
+    /// Returns no requests.
     fn new() -> Self {
         let slots = (0..MAX_IN_FLIGHT).map(|_| Slot::default()).collect();
         Self { incarnation: 0, slots, unsent: None, spare: Vec::with_capacity(MAX_IN_FLIGHT) }
@@ -325,14 +334,14 @@ impl Requests {
         Some((slot.buffer.take()?, &slot.pieces))
     }
 
-    /// Keeps a buffer for reuse.
+    /// Keeps the memory of a job for reuse.
     fn recycle(&mut self, bytes: Vec<u8>) {
         if self.spare.len() < MAX_IN_FLIGHT {
             self.spare.push(bytes);
         }
     }
 
-    /// Forgets all requests.
+    /// Begins the driver's next incarnation: forgets all requests.
     fn begin_incarnation(&mut self) {
         self.incarnation += 1;
         self.unsent = None;
@@ -343,7 +352,7 @@ impl Requests {
 }
 
 impl Statistics {
-    /// Counts a job that is done.
+    /// Counts the request of a job that is done.
     fn count(&mut self, job: &Job) {
         let bytes = job.bytes.len() as u64;
         match (job.status, job.operation) {
@@ -359,7 +368,7 @@ impl Statistics {
         }
     }
 
-    /// Counts a request that failed.
+    /// Counts a request if it failed.
     fn count_status(&mut self, status: Status) {
         match status {
             Status::Ok => {}
@@ -376,12 +385,13 @@ fn fits(sectors: u64, first_sector: u64, bytes: u64) -> bool {
     is_whole && first_sector.checked_add(bytes / SECTOR).is_some_and(|end| end <= sectors)
 }
 
-/// Returns the descriptors that count for the copy of a job's bytes.
-fn descriptors_of(job: &Job) -> u32 {
+/// Returns the number of descriptors of the budget that the copy of a job's bytes takes.
+fn copy_cost(job: &Job) -> u32 {
     1 + job.bytes.len() as u32 / SIZE_MAX
 }
 
-/// Returns a request to the driver, with its status as the last byte.
+/// Returns a request's buffer to the driver: with `data`, unless it failed, and with the status as
+/// its last byte.
 fn answer(
     queue: &mut SplitQueue,
     memory: &GuestMemoryView<'_>,

@@ -29,9 +29,9 @@ pub const OFFERED: u64 = COMMON | feature::SIZE_MAX | feature::SEG_MAX | feature
 
 /// Bytes of the longest segment that a driver should use.
 pub const SIZE_MAX: u32 = 4096;
-/// Segments of data of a request at most.
+/// Maximum number of segments of data of a request.
 pub const SEG_MAX: u32 = 64;
-/// Bytes of data of a request at most.
+/// Maximum number of bytes of data of a request.
 pub const MAX_DATA: u64 = SIZE_MAX as u64 * SEG_MAX as u64;
 
 /// The configuration (5.2.4), as far as the features need it.

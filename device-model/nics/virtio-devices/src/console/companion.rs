@@ -9,7 +9,7 @@ use nicforge_core::{
 
 use super::line::{Chunk, Line};
 
-/// Chunks that wait for the driver, or for the host's end.
+/// Maximum number of chunks that wait for the driver, or for the host's end.
 const CHUNKS: usize = 32;
 
 /// The reader: [`CheckInput`] needs one command.
@@ -28,8 +28,8 @@ pub(super) struct SpaceAvailable;
 /// The companion that reads the line.
 pub(super) struct Reader {
     pub(super) line: Arc<Line>,
-    /// A chunk that waits for room in the FIFO.
-    pub(super) held: Option<Chunk>,
+    /// A chunk that waits for room in the FIFO of events.
+    pub(super) unsent: Option<Chunk>,
 }
 
 impl Companion for Reader {
@@ -37,20 +37,22 @@ impl Companion for Reader {
     type Event = Chunk;
 
     fn poll(&mut self, end: &mut CompanionEnd<CheckInput, Chunk>, _: u32) -> Progress {
+        // Commands only cause this poll.
         while end.receive().is_some() {}
 
         let may_wait = end.may_wait();
-        if self.held.is_none() {
-            self.held = self.line.read(may_wait);
+        if self.unsent.is_none() {
+            self.unsent = self.line.read(may_wait);
         }
 
-        let Some(chunk) = self.held.take() else {
-            let waits_again = may_wait && self.line.has_input();
-            return if waits_again { Progress::Busy } else { Progress::Idle };
+        let Some(chunk) = self.unsent.take() else {
+            // On a thread of its own, the reader goes on to wait for input.
+            let goes_on = may_wait && self.line.has_input();
+            return if goes_on { Progress::Busy } else { Progress::Idle };
         };
         if let Err(SendError::Full(chunk)) = end.send(chunk) {
-            // The device's next `receive` has this polled again.
-            self.held = Some(chunk);
+            // The companion is polled again when the device has received an event.
+            self.unsent = Some(chunk);
             return Progress::Idle;
         }
         Progress::Busy
@@ -60,7 +62,7 @@ impl Companion for Reader {
 /// The companion that writes to the line.
 pub(super) struct Writer {
     pub(super) line: Arc<Line>,
-    /// The chunk in progress, and the bytes of it that have gone.
+    /// The chunk in progress, and the number of its bytes that were written or lost.
     pub(super) current: Option<(Chunk, usize)>,
 }
 
@@ -72,13 +74,13 @@ impl Companion for Writer {
         if self.current.is_none() {
             let Some(chunk) = end.receive() else { return Progress::Idle };
             self.current = Some((chunk, 0));
-            // If the FIFO is full, the device has yet to receive the last event, which is enough.
+            // If the FIFO is full, the last event will cause the device's step.
             let _ = end.send(SpaceAvailable);
         }
 
-        if let Some((chunk, gone)) = &mut self.current {
-            *gone += self.line.write(&chunk.bytes()[*gone..], end.may_wait());
-            if *gone >= chunk.bytes().len() {
+        if let Some((chunk, done)) = &mut self.current {
+            *done += self.line.write(&chunk.bytes()[*done..], end.may_wait());
+            if *done >= chunk.bytes().len() {
                 self.current = None;
             }
         }

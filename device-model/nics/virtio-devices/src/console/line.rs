@@ -32,7 +32,7 @@ use thiserror::Error;
 /// Bytes of a chunk.
 pub const CHUNK: usize = 508;
 /// Longest wait for the host's end, in milliseconds.
-const WAIT: u16 = 100;
+const MAX_WAIT_MS: u16 = 100;
 
 /// Reason why a line can't be made.
 #[derive(Debug, Error)]
@@ -59,10 +59,11 @@ pub enum LineError {
     },
 }
 
-/// Some bytes on their way.
+/// Some bytes on their way between the device and the host's end.
 #[derive(Clone, Copy)]
 pub(super) struct Chunk {
-    /// The driver's incarnation in which the bytes were read, if they are for the driver.
+    /// The driver's incarnation when the bytes were read. It has no meaning for bytes of the
+    /// driver.
     pub(super) incarnation: u32,
     length: u16,
     bytes: [u8; CHUNK],
@@ -108,13 +109,28 @@ enum End {
     File(File),
 }
 
+/// The identity of a file: those of two files differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl FileId {
+    /// Returns the identity of the file with this metadata.
+    fn of(metadata: &fs::Metadata) -> Self {
+        Self { device: metadata.dev(), inode: metadata.ino() }
+    }
+}
+
 /// A listening socket. Its file is removed when this is dropped.
 #[derive(Debug)]
 struct Listener {
     socket: UnixListener,
     path: PathBuf,
-    /// The socket's file: device and inode.
-    file: (u64, u64),
+    /// Identity of the socket's file.
+    file: FileId,
+    /// The client that is connected, if there is one.
     client: Mutex<Option<Arc<UnixStream>>>,
 }
 
@@ -134,7 +150,7 @@ impl Line {
     /// [`LineError::NotAFile`], [`LineError::System`].
     pub fn append_to(path: &Path) -> Result<Self, LineError> {
         let system = |reason| LineError::System { path: path.to_owned(), reason };
-        // A pipe without a reader would hold up the opening.
+        // Without this flag, the opening of a pipe would wait for a reader.
         let flags = OFlag::O_NONBLOCK.bits();
         let mut options = OpenOptions::new();
         options.append(true).create(true).mode(0o600).custom_flags(flags);
@@ -146,7 +162,7 @@ impl Line {
         Ok(Self::new(End::File(file)))
     }
 
-    /// Returns the line of a far end.
+    /// Returns the line of a host's end.
     const fn new(end: End) -> Self {
         Self { end, incarnation: AtomicU32::new(0), lost: AtomicU64::new(0) }
     }
@@ -169,7 +185,8 @@ impl Line {
         }
     }
 
-    /// Returns the bytes of the driver that were lost, because no client was there.
+    /// Returns the number of bytes of the driver that were lost: no client was there, or it took
+    /// none.
     pub(super) fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed)
     }
@@ -202,8 +219,8 @@ impl Line {
         }
     }
 
-    /// Passes bytes of the driver on. Returns how many of them are done with, written or lost; 0
-    /// asks the caller to call again with the same bytes.
+    /// Passes bytes of the driver on. Returns the number of bytes that were written or lost. After
+    /// a 0 the caller must call again with the same bytes.
     ///
     /// While no client is connected, bytes are lost. If the client or file takes none now, the call
     /// waits for some time if `may_wait`, and the bytes are lost otherwise.
@@ -240,7 +257,7 @@ impl Listener {
             _ => system(reason),
         })?;
         let metadata = fs::symlink_metadata(path).map_err(system)?;
-        let file = (metadata.dev(), metadata.ino());
+        let file = FileId::of(&metadata);
         let listener = Self { socket, path: path.to_owned(), file, client: Mutex::default() };
 
         fs::set_permissions(path, Permissions::from_mode(0o600)).map_err(system)?;
@@ -248,7 +265,7 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Returns the client that is connected.
+    /// Locks the client that is connected.
     fn current(&self) -> MutexGuard<'_, Option<Arc<UnixStream>>> {
         self.client.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -283,7 +300,7 @@ impl Listener {
     /// Writes bytes to the client. Returns 0 if there is none, and a temporary error if the client
     /// takes none now, after a wait for it if `may_wait`.
     fn write(&self, bytes: &[u8], may_wait: bool) -> io::Result<usize> {
-        // The other direction accepts clients.
+        // Clients are accepted by the reader's companion only.
         let Some(client) = self.current().clone() else { return Ok(0) };
         let written = (&*client).write(bytes);
         if may_wait && written.as_ref().is_err_and(is_temporary) {
@@ -302,10 +319,10 @@ impl Drop for Listener {
 impl Listener {
     /// Removes the socket's file, unless another socket has taken its place.
     fn remove_file(&self) {
-        let is_ours = fs::symlink_metadata(&self.path)
-            .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.file);
+        let is_ours =
+            fs::symlink_metadata(&self.path).is_ok_and(|metadata| FileId::of(&metadata) == self.file);
         if is_ours {
-            // Nothing is left to do when that fails.
+            // If that fails, the file stays, and the next server replaces it.
             let _ = fs::remove_file(&self.path);
         }
     }
@@ -319,7 +336,7 @@ fn remove_stale(path: &Path) -> Result<(), LineError> {
     }
 
     let system = |errno: Errno| LineError::System { path: path.to_owned(), reason: errno.into() };
-    // A server whose queue of connections is full would hold up a trial that waits.
+    // A trial that blocks would wait for a server whose queue of connections is full.
     let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let trial = socket(AddressFamily::Unix, SockType::Stream, flags, None).map_err(system)?;
     let address = UnixAddr::new(path).map_err(system)?;
@@ -327,7 +344,7 @@ fn remove_stale(path: &Path) -> Result<(), LineError> {
         Err(Errno::ECONNREFUSED) => {
             fs::remove_file(path).map_err(|reason| LineError::System { path: path.to_owned(), reason })
         }
-        // The queue of connections is full.
+        // A server lives: it accepts the connection, or its queue of connections is full.
         Ok(()) | Err(Errno::EAGAIN) => Err(LineError::InUse { path: path.to_owned() }),
         Err(errno) => Err(system(errno)),
     }
@@ -339,10 +356,10 @@ fn may_use(client: &UnixStream) -> bool {
         .is_ok_and(|peer| peer.uid() == 0 || peer.uid() == geteuid().as_raw())
 }
 
-/// Waits until a descriptor is ready, for [`WAIT`] milliseconds at most.
+/// Waits until a descriptor is ready, for [`MAX_WAIT_MS`] at most.
 fn wait_for(descriptor: &impl AsFd, events: PollFlags) {
     // An interrupted wait ends early, which is no harm.
-    let _ = poll(&mut [PollFd::new(descriptor.as_fd(), events)], PollTimeout::from(WAIT));
+    let _ = poll(&mut [PollFd::new(descriptor.as_fd(), events)], PollTimeout::from(MAX_WAIT_MS));
 }
 
 /// Returns whether a read or write can succeed later.

@@ -1,7 +1,7 @@
 //! The console device (5.3): one port, which is a line to a client of a socket or to a file.
 //!
-//! - Bytes of the host's end wait for a buffer of the driver, at most some 16 KB here and what the
-//!   socket holds. A client that sends more waits.
+//! - Bytes of the host's end wait for a buffer of the driver: at most some 16 KB here, and those in
+//!   the socket's buffer. A client that sends more waits.
 //! - As many bytes of the driver wait for the host's end. If it takes none for [`HOLD`], they are
 //!   dropped until it does: a driver may keep a processor busy until its buffer returns.
 //! - Without a client the driver's bytes are dropped and counted.
@@ -63,14 +63,23 @@ pub struct VirtioConsole {
     line: Arc<Line>,
     reader: Option<DeviceEnd<CheckInput, Chunk>>,
     writer: Option<DeviceEnd<Chunk, SpaceAvailable>>,
-    /// Bytes of the reader's next chunk that the driver has got.
+    /// Bytes of the reader's next chunk that the driver has got already.
     taken: usize,
-    /// The driver's buffer in progress, and the bytes of it that have gone.
-    sending: Option<(Buffer, u64)>,
+    /// The driver's buffer whose bytes are being sent.
+    sending: Option<Sending>,
     /// Time since which the writer has had no room.
     full_since: Option<Nanos>,
+    /// Bytes of the driver that were passed to the writer.
     sent: u64,
+    /// Bytes of the host's end that the driver got.
     received: u64,
+}
+
+/// A buffer of the driver whose bytes are being sent.
+struct Sending {
+    buffer: Buffer,
+    /// Bytes of it that were sent or lost.
+    done: u64,
 }
 
 impl VirtioConsole {
@@ -91,7 +100,7 @@ impl VirtioConsole {
     /// Starts the reader and the writer unless they run. Without them no bytes are exchanged.
     fn ensure_companions(&mut self, context: &mut Context<'_>) {
         if self.reader.is_none() && self.line.has_input() {
-            let reader = Reader { line: Arc::clone(&self.line), held: None };
+            let reader = Reader { line: Arc::clone(&self.line), unsent: None };
             self.reader = context.start_companion(READER, reader).ok();
         }
         if self.writer.is_none() {
@@ -100,7 +109,7 @@ impl VirtioConsole {
         }
     }
 
-    /// Copies bytes of the host's end to buffers. Returns the descriptors used.
+    /// Copies bytes of the host's end to buffers. Returns the number of descriptors used.
     fn receive(
         &mut self,
         context: &mut Context<'_>,
@@ -114,6 +123,7 @@ impl VirtioConsole {
         while work < budget
             && let Some(chunk) = reader.front()
         {
+            // Bytes that were read for an earlier driver are dropped.
             if chunk.incarnation != self.line.incarnation() {
                 reader.drop_front();
                 work += 1;
@@ -136,12 +146,12 @@ impl VirtioConsole {
             }
         }
 
-        // If the FIFO is full, the reader checks the line in any case.
+        // If the FIFO is full, an earlier command makes the reader check the line.
         let _ = reader.send(CheckInput);
         Ok(work)
     }
 
-    /// Passes bytes of buffers to the writer. Returns the descriptors and chunks used.
+    /// Passes bytes of buffers to the writer. Returns the number of descriptors and chunks used.
     fn transmit(
         &mut self,
         context: &mut Context<'_>,
@@ -151,37 +161,39 @@ impl VirtioConsole {
         let mut hold_is_over = self.full_since.is_some_and(|since| retry::is_due(context, since.after(HOLD)));
         let now = context.now();
         let Some((queue, memory)) = function.queue_with_memory(context, TRANSMIT) else { return Ok(0) };
+        // Events of the writer only cause this step.
         while self.writer.as_mut().and_then(DeviceEnd::receive).is_some() {}
 
         let mut work = 0;
         while work < budget {
-            let (buffer, gone) = match self.sending.take() {
+            let Sending { buffer, done } = match self.sending.take() {
                 Some(sending) => sending,
                 None => {
                     let Some(buffer) = queue.take_or_ask(&memory)? else { break };
                     work += queue.descriptors() as u32;
-                    (buffer, 0)
+                    Sending { buffer, done: 0 }
                 }
             };
 
-            let rest = buffer.readable - gone;
+            let rest = buffer.readable - done;
             let length = rest.min(CHUNK as u64);
-            let chunk = Chunk::filled(length as usize, |bytes| queue.read(&memory, gone, bytes))?;
+            let chunk = Chunk::filled(length as usize, |bytes| queue.read(&memory, done, bytes))?;
             let sent = match &mut self.writer {
                 Some(writer) => writer.send(chunk),
                 None => Err(SendError::Ended(chunk)),
             };
-            let gone = match sent {
+            let done = match sent {
                 Ok(()) => {
                     (self.full_since, hold_is_over) = (None, false);
                     self.sent += length;
-                    gone + length
+                    done + length
                 }
                 Err(SendError::Full(_)) if !hold_is_over => {
-                    self.sending = Some((buffer, gone));
+                    self.sending = Some(Sending { buffer, done });
                     self.full_since = self.full_since.or(Some(now));
                     break;
                 }
+                // The time is over or there is no writer, so the rest of the buffer is lost.
                 Err(_) => {
                     self.line.count_lost(rest as usize);
                     buffer.readable
@@ -189,14 +201,15 @@ impl VirtioConsole {
             };
 
             work += 1;
-            if gone < buffer.readable {
-                self.sending = Some((buffer, gone));
+            if done < buffer.readable {
+                self.sending = Some(Sending { buffer, done });
             } else {
                 queue.give_back(&memory, buffer, 0)?;
             }
         }
 
-        // Once the time is over, nothing is kept, and the driver's next buffer causes a step.
+        // A step must follow when the time is over. After that no bytes wait, and the driver's next
+        // buffer causes a step.
         if let Some(since) = self.full_since
             && !hold_is_over
         {
@@ -239,11 +252,11 @@ impl Backend for VirtioConsole {
     fn reset(&mut self, _: &mut Context<'_>) {
         (self.taken, self.sending, self.full_since) = (0, None, None);
 
-        let has_ended = |halted: Option<bool>| halted.unwrap_or(true);
-        if has_ended(self.reader.as_ref().map(|reader| reader.halt().is_some())) {
+        // Companions that are halted are replaced when the next driver needs them.
+        if self.reader.as_ref().is_some_and(|reader| reader.halt().is_some()) {
             self.reader = None;
         }
-        if has_ended(self.writer.as_ref().map(|writer| writer.halt().is_some())) {
+        if self.writer.as_ref().is_some_and(|writer| writer.halt().is_some()) {
             self.writer = None;
         }
 

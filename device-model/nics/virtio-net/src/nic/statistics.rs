@@ -30,9 +30,13 @@ pub(super) struct Statistics {
 
 /// Reason why a frame of the driver was not sent.
 pub(super) enum Dropped {
+    /// It is shorter than a header, or longer than the network or the link allows.
     BadLength,
+    /// It requests a feature that the device does not offer, or names an impossible checksum.
     BadHeader,
+    /// There is no link, or it is down.
     NoLink,
+    /// The fabric has no packet for it, or the link no credit.
     NoPacket,
 }
 

@@ -108,10 +108,10 @@ impl Switch {
         })
     }
 
-    /// Forwards a frame that came by port `from`. Returns the number of packets that it took, at
-    /// least 1.
+    /// Forwards a frame that came by port `from`. Returns the number of packets that were handled:
+    /// the frame and its copies.
     fn forward(&mut self, ports: &mut Ports<'_>, now: Nanos, from: u8, frame: Packet) -> u32 {
-        let Some((destination, source)) = addresses(frame.bytes()) else {
+        let Some(FrameAddresses { destination, source }) = addresses(frame.bytes()) else {
             self.statistics.short += 1;
             ports.recycle(frame);
             return 1;
@@ -122,6 +122,8 @@ impl Switch {
         }
 
         let known = if destination.is_group() { None } else { self.table.find(destination, now) };
+        // A frame to an address behind a link that is down is flooded, as one to an unknown
+        // address.
         match known.filter(|&port| ports.is_up(port)) {
             Some(port) if port == from => {
                 self.statistics.filtered += 1;
@@ -138,7 +140,7 @@ impl Switch {
     }
 
     /// Sends a frame by every port except `from`: a copy by each but the last. Returns the number
-    /// of packets that it took, at least 1.
+    /// of packets that were handled: the frame and its copies.
     fn flood(&mut self, ports: &mut Ports<'_>, from: u8, frame: Packet) -> u32 {
         self.statistics.flooded += 1;
         let mut outputs = up_ports(ports) & !(1 << from);
@@ -147,6 +149,7 @@ impl Switch {
         while outputs != 0 {
             let port = outputs.trailing_zeros() as u8;
             outputs &= outputs - 1;
+            // The last output gets the frame itself.
             if outputs == 0 {
                 self.send(ports, port, frame);
                 return packets;
@@ -197,11 +200,18 @@ fn up_ports(ports: &Ports<'_>) -> u64 {
     up
 }
 
-/// Returns destination and source of a frame, unless it is too short to have them.
-fn addresses(frame: &[u8]) -> Option<(MacAddress, MacAddress)> {
+/// The addresses in the header of a frame.
+struct FrameAddresses {
+    destination: MacAddress,
+    source: MacAddress,
+}
+
+/// Returns the addresses of a frame, unless it is shorter than a header.
+fn addresses(frame: &[u8]) -> Option<FrameAddresses> {
     let header = frame.first_chunk::<ETHERNET_HEADER>()?;
     let (destination, rest) = header.split_first_chunk::<6>()?;
-    Some((MacAddress(*destination), MacAddress(*rest.first_chunk::<6>()?)))
+    let source = MacAddress(*rest.first_chunk::<6>()?);
+    Some(FrameAddresses { destination: MacAddress(*destination), source })
 }
 
 impl Device for Switch {

@@ -12,23 +12,26 @@ use crate::MacAddress;
 /// Entries of a set.
 const WAYS: usize = 8;
 
-/// An address, and where it was heard of.
+/// An address, and the port behind which it is.
 #[derive(Clone, Copy)]
 struct Entry {
     address: MacAddress,
     port: u8,
-    /// Time of the last frame, or `None` if the entry is free.
-    heard: Option<Nanos>,
+    /// Time of the last frame from the address, or `None` if the entry is free.
+    last_heard: Option<Nanos>,
 }
 
 /// An entry without an address.
-const FREE: Entry = Entry { address: MacAddress([0; 6]), port: 0, heard: None };
+const FREE: Entry = Entry { address: MacAddress([0; 6]), port: 0, last_heard: None };
 
 /// The table; the module's documentation describes it.
 pub(super) struct AddressTable {
     sets: Vec<[Entry; WAYS]>,
+    /// Time without a frame after which an address is forgotten, in nanoseconds.
     age: u64,
+    /// Number of times that an address came by another port than before.
     moved: u64,
+    /// Number of known addresses that gave way to others.
     evicted: u64,
 }
 
@@ -48,16 +51,17 @@ impl AddressTable {
         if let Some(entry) = set.iter_mut().find(|entry| entry.is_known(age, now) && entry.address == address)
         {
             self.moved += u64::from(entry.port != port);
-            *entry = Entry { address, port, heard: Some(now) };
+            *entry = Entry { address, port, last_heard: Some(now) };
             return;
         }
 
-        // Entries of other ports come last. Of the rest, the oldest is taken, and a free one before
-        // it: `None` is less than any time.
-        let rank = |entry: &&mut Entry| (entry.is_known(age, now) && entry.port != port, entry.heard);
+        // The entry with the lowest rank is replaced: known ones of other ports rank above the
+        // rest, and of each the oldest ranks lowest. A free one ranks below all, as `None` is less
+        // than any time.
+        let rank = |entry: &&mut Entry| (entry.is_known(age, now) && entry.port != port, entry.last_heard);
         let Some(oldest) = set.iter_mut().min_by_key(rank) else { return };
         self.evicted += u64::from(oldest.is_known(age, now));
-        *oldest = Entry { address, port, heard: Some(now) };
+        *oldest = Entry { address, port, last_heard: Some(now) };
     }
 
     /// Returns the port behind which `address` is.
@@ -74,7 +78,7 @@ impl AddressTable {
 
     /// Returns the number of entries in use, including those that are too old.
     pub(super) fn len(&self) -> usize {
-        self.sets.iter().flatten().filter(|entry| entry.heard.is_some()).count()
+        self.sets.iter().flatten().filter(|entry| entry.last_heard.is_some()).count()
     }
 
     /// Returns how often an address came by another port than before.
@@ -99,7 +103,7 @@ impl AddressTable {
 impl Entry {
     /// Returns whether the entry is in use and young enough.
     fn is_known(&self, age: u64, now: Nanos) -> bool {
-        self.heard.is_some_and(|heard| now < heard.after(age))
+        self.last_heard.is_some_and(|heard| now < heard.after(age))
     }
 }
 

@@ -8,7 +8,7 @@ use nicforge_hwi::mu::FIRST_SUBGROUP;
 use nicforge_matching::Endpoint;
 use nicforge_mpi_programs::{
     drive,
-    message_rate::{End, Side, Terms},
+    message_rate::{End, Parameters, Side},
 };
 use nicforge_mu_transport::{Config, Job, MuTransport, RankAddress};
 
@@ -53,7 +53,7 @@ impl Ranks {
         while start.elapsed() < sustained {
             self.context += 1;
             let terms =
-                Terms { bytes: BYTES as usize, window: WINDOW, windows: WINDOWS, context: self.context };
+                Parameters { bytes: BYTES as usize, window: WINDOW, windows: WINDOWS, context: self.context };
             let [sender, receiver] = &mut self.endpoints[..] else {
                 return Err(Failure::result("there are two ranks"));
             };

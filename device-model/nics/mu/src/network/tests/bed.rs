@@ -171,7 +171,7 @@ impl UnitNode {
         let mut ports = context.ports();
         let now = ports.now();
         for fifo in (0..reception_fifo::COUNT).filter(|fifo| node.deaf >> fifo & 1 == 0) {
-            while self.unit.waiting(now) >> fifo & 1 == 1 {
+            while self.unit.fifos_with_packets(now) >> fifo & 1 == 1 {
                 let packet = self.unit.take(fifo, now).unwrap();
                 let (header, payload) = PacketHeader::read_from_prefix(packet.bytes()).unwrap();
                 node.received.push(Receipt { time: now, fifo, header, payload: payload.to_vec() });

@@ -11,7 +11,7 @@ use nicforge_extoll_transport::{Config, ExtollTransport, Job};
 use nicforge_matching::Endpoint;
 use nicforge_mpi_programs::{
     drive,
-    message_rate::{End, Side, Terms},
+    message_rate::{End, Parameters, Side},
     ping_pong,
     random_access::{Table, Updates},
 };
@@ -79,7 +79,7 @@ impl Ranks {
         windows: u32,
     ) -> Result<Vec<Side<'_, Endpoint<ExtollTransport>>>, Failure> {
         self.context += 1;
-        let terms = Terms { bytes, window: WINDOW, windows, context: self.context };
+        let terms = Parameters { bytes, window: WINDOW, windows, context: self.context };
         let (senders, receivers) = self.endpoints.split_at_mut(self.pairs.into());
         let mut sides = Vec::with_capacity(2 * usize::from(pairs));
 
