@@ -264,7 +264,9 @@ impl Unit {
         let ring = *ring;
         if payload.len() as u64 >= ring.size() {
             // One slot stays free, so the packet would never have room.
-            return Err(self.drop_get(fifo, error::ICSRAM_GET_FULL));
+            let (error, info) = (error::ICSRAM_GET_FULL, ErrorInfo::FullInjection);
+            self.errors.report_with_info(ErrorSet::Injection, error, info, fifo.into());
+            return Err(self.drop_for(subgroup_id));
         }
         if !ring.has_room(payload.len() as u64) {
             let (error, info) = (error::ICSRAM_GET_FULL, ErrorInfo::FullInjection);

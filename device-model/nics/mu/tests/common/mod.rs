@@ -168,6 +168,7 @@ impl User {
         bed.settle();
     }
 
+    /// Sets the place and size of an injection FIFO, which is empty then.
     pub(crate) fn set_injection(&mut self, bed: &mut Testbed, fifo: u64, start: u64, bytes: u64) {
         let base = reg::INJECTION + fifo * reg::FIFO;
         for (register, value) in

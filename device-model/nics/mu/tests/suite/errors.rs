@@ -1,7 +1,7 @@
 //! Packets that nothing at the receiver takes.
 
 use nicforge_hwi::{
-    mu::{NO_BASE_ADDRESS, atomic, reg},
+    mu::{DESCRIPTOR, NO_BASE_ADDRESS, atomic, reg},
     mu_dcr::{error, errors},
     mu_packet::Descriptor,
 };
@@ -67,6 +67,20 @@ fn ids_that_do_not_exist_or_are_not_set_up_are_errors() {
         check_dropped(&mut rig, &mut users, &kernel, &message, error);
     }
     assert_eq!(users[1].read64(COUNTERS), 0);
+}
+
+#[test]
+fn a_remote_get_that_is_longer_than_its_fifo_is_an_error() {
+    let (mut rig, mut users) = Rig::pair();
+    let kernel = rig.kernel(1);
+    users[1].set(&mut rig.bed, reg::DISABLE, 1 << 6);
+    users[1].set_injection(&mut rig.bed, 6, DATA, 4 * DESCRIPTOR);
+    users[1].set(&mut rig.bed, reg::ENABLE, 1 << 6);
+
+    for descriptors in [4, 5, 8] {
+        let get = WAY.get(6, PAYLOAD, descriptors * DESCRIPTOR as usize);
+        check_dropped(&mut rig, &mut users, &kernel, &get, (errors::ICSRAM, error::ICSRAM_GET_FULL));
+    }
 }
 
 #[test]
