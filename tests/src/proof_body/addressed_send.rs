@@ -85,6 +85,8 @@ pub fn every_length_arrives(rig: &dyn Rig) {
 
     assert!(matches!(client.send(0, 0, &[]), Err(Error::BadLength { .. })));
     assert!(matches!(client.send(0, 0, &[0; MAX_MESSAGE + 1]), Err(Error::BadLength { .. })));
+    assert!(matches!(client.try_send(0, 0, &[]), Err(Error::BadLength { .. })));
+    assert!(matches!(client.try_send(0, 0, &[0; MAX_MESSAGE + 1]), Err(Error::BadLength { .. })));
     assert!(matches!(client.send(ATTACHMENTS, 0, &[0]), Err(Error::NoSuch { .. })));
     assert!(matches!(client.send(0, TAGS as u16, &[0]), Err(Error::NoSuch { .. })));
 }

@@ -40,6 +40,14 @@ pub fn address(target: u16, tag: u16) -> Result<u64, Error> {
     Ok((u64::from(target) << SEND_TARGET_SHIFT) | (u64::from(tag) << SEND_TAG_SHIFT))
 }
 
+/// Checks that a message has 1 to [`MAX_MESSAGE`] bytes.
+fn check_length(data: &[u8]) -> Result<(), Error> {
+    match data.len() {
+        1..=MAX_MESSAGE => Ok(()),
+        len => Err(Error::BadLength { len, most: MAX_MESSAGE }),
+    }
+}
+
 /// One client's side of the card.
 #[derive(Debug)]
 pub struct AddressedSend {
@@ -86,11 +94,7 @@ impl AddressedSend {
     /// when the ring is full of messages that wait for credits.
     pub fn send(&mut self, target: u16, tag: u16, data: &[u8]) -> Result<(), Error> {
         let address = address(target, tag)?;
-
-        if data.is_empty() || data.len() > MAX_MESSAGE {
-            return Err(Error::BadLength { len: data.len(), most: MAX_MESSAGE });
-        }
-
+        check_length(data)?;
         self.poster.post(SEND_BAR, address, data)
     }
 
@@ -100,7 +104,9 @@ impl AddressedSend {
     /// Returns [`Error::RingFull`] when the ring has no room, and otherwise the errors of
     /// [`AddressedSend::send`].
     pub fn try_send(&mut self, target: u16, tag: u16, data: &[u8]) -> Result<(), Error> {
-        self.poster.try_post(SEND_BAR, address(target, tag)?, data)
+        let address = address(target, tag)?;
+        check_length(data)?;
+        self.poster.try_post(SEND_BAR, address, data)
     }
 
     /// Takes the next message, if there is one. After a `None`, the next message raises the
