@@ -19,14 +19,14 @@ thread_local! {
     static RUNNING: Cell<*const Suspender> = const { Cell::new(ptr::null()) };
 }
 
-/// A coroutine.
+/// A coroutine with a stack of its own.
 pub(super) struct Fiber {
     coroutine: Coroutine<(), (), ()>,
     /// Its yielder, once it has begun.
     yielder: Rc<Cell<*const Suspender>>,
 }
 
-/// Restores the running coroutine's yielder when it is dropped, also after a panic.
+/// Restores [`RUNNING`] when it is dropped, also after a panic.
 struct Resumed {
     previous: *const Suspender,
 }
