@@ -35,7 +35,8 @@ impl Pset<'_> {
     pub fn ciod(&self, bytes: usize, messages: u32) -> Result<Picos, PsetError> {
         let mut run = PsetRun::new(self)?;
         let time = Rc::new(Cell::new(Duration::ZERO));
-        let result = time.clone();
+        let measured_time = time.clone();
+        // One more message before those that are measured.
         let total = bytes * (messages as usize + 1);
 
         let daemon = move |channel: &TreeChannel| -> Result<(), Box<dyn Error>> {
@@ -55,7 +56,7 @@ impl Pset<'_> {
             }
 
             application.join();
-            result.set(start.elapsed());
+            measured_time.set(start.elapsed());
             Ok(())
         };
         run.start_bare(daemon, move |core| {
@@ -79,6 +80,7 @@ fn chunks(bytes: usize) -> impl Iterator<Item = usize> {
 /// A stream socket between CIOD and the application. It holds one chunk.
 #[derive(Default)]
 struct Socket {
+    /// Bytes of the chunk that it holds, or 0.
     bytes: AtomicUsize,
     changed: Event,
 }
@@ -103,7 +105,7 @@ impl Socket {
         }
     }
 
-    /// Waits until the number of bytes in the socket fulfils a condition, and returns it.
+    /// Waits until the number of bytes in the socket satisfies `condition`, and returns the number.
     fn wait_until(&self, condition: impl Fn(usize) -> bool) -> usize {
         loop {
             let count = self.changed.count();
