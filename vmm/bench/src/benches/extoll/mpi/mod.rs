@@ -54,13 +54,13 @@ const BARE_PAIRS: u16 = 4;
 #[derive(Clone, Debug)]
 struct RankMeasurement {
     measurement: Measurement,
-    /// The share of wrong words in the table of RandomAccess, in percent.
-    wrong_share: f64,
+    /// Wrong words in the table of RandomAccess, in percent.
+    wrong_percent: f64,
 }
 
 impl From<Measurement> for RankMeasurement {
     fn from(measurement: Measurement) -> Self {
-        Self { measurement, wrong_share: 0.0 }
+        Self { measurement, wrong_percent: 0.0 }
     }
 }
 
@@ -155,7 +155,7 @@ fn measurements_of(measured: &[RankMeasurement]) -> Vec<Measurement> {
 
 /// Returns the greatest share of wrong words of the measurements, in percent.
 fn wrong_percent(measured: &[RankMeasurement]) -> f64 {
-    measured.iter().map(|measured| measured.wrong_share).fold(0.0, f64::max)
+    measured.iter().map(|measured| measured.wrong_percent).fold(0.0, f64::max)
 }
 
 /// Returns a row of figures for each contestant.

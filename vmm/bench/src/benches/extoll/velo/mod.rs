@@ -49,7 +49,7 @@ struct Effort {
     /// Duration of a measurement of a rate.
     sustained: Duration,
     /// Number of messages, one after the other, for a latency.
-    single: u32,
+    latency_messages: u32,
     /// Number of batches of sends.
     batches: u32,
 }
@@ -57,12 +57,19 @@ struct Effort {
 /// A contestant. Each has a row in the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Contestant {
+    /// The rate of messages of this number of pairs.
     Rate(usize),
+    /// The time of a send alone.
     Send,
+    /// The time of a message from its send until its receiver has it.
     Latency,
+    /// The rate of records in a posted-write ring without an engine.
     BareRing,
+    /// A pair of Unix sockets.
     Unix,
+    /// A TCP connection over loopback.
     Tcp,
+    /// libfabric's ping-pong over shared memory.
     Libfabric,
 }
 
@@ -85,12 +92,12 @@ pub(in crate::benches) struct Peer(Pairs);
 impl Peer {
     /// Measures the time of `messages` messages, each from its send until its receiver has it.
     pub(in crate::benches) fn latency(&mut self, messages: u32) -> Result<Measurement, Failure> {
-        self.0.measure_latency(&Effort { sustained: Duration::ZERO, single: messages, batches: 0 })
+        self.0.measure_latency(&Effort { sustained: Duration::ZERO, latency_messages: messages, batches: 0 })
     }
 
     /// Measures the rate of messages over a time.
     pub(in crate::benches) fn rate(&mut self, sustained: Duration) -> Result<Measurement, Failure> {
-        self.0.measure_rate(1, &Effort { sustained, single: 0, batches: 0 })
+        self.0.measure_rate(1, &Effort { sustained, latency_messages: 0, batches: 0 })
     }
 }
 
@@ -111,9 +118,9 @@ pub(in crate::benches) fn with_pair<T>(
 /// Measures all contestants in turns, and counts instructions.
 fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let effort = if run.quick {
-        Effort { sustained: Duration::from_millis(30), single: 200, batches: 50 }
+        Effort { sustained: Duration::from_millis(30), latency_messages: 200, batches: 50 }
     } else {
-        Effort { sustained: Duration::from_millis(400), single: 20_000, batches: 2_000 }
+        Effort { sustained: Duration::from_millis(400), latency_messages: 20_000, batches: 2_000 }
     };
 
     let rounds = if run.quick { 1 } else { 7 };
@@ -153,7 +160,7 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     outcome.goals.extend(counted.goals);
     outcome.notes = counted.notes;
     outcome.notes.push(
-        "velo-rate: first thread sends and receives, first is the engine; bare-ring: the same two, first writes and first reads posted-write \
+        "velo-rate: one thread sends and receives, one is the engine; bare-ring: the same two, one writes and one reads posted-write \
          records of 8 bytes"
             .into(),
     );
@@ -174,7 +181,7 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
 
     outcome
         .notes
-        .push("unix, tcp: p50 is half a round trip, the rate is first way, a system call a message".into());
+        .push("unix, tcp: p50 is half a round trip, the rate is one way, a system call a message".into());
     Ok(outcome)
 }
 
