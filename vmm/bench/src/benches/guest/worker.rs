@@ -64,7 +64,7 @@ impl<'a> Worker<'a> {
     /// Starts a worker on the host, with `devices`.
     pub(super) fn on_host(run: &Run<'_>, name: &'static str, devices: &[PathBuf]) -> Result<Self, Failure> {
         let devices: Vec<_> = devices.iter().map(|device| device.display().to_string()).collect();
-        let mut command = process::of_bench(BENCH.name, END)?;
+        let mut command = process::child_command(BENCH.name, END)?;
         command.env(environment::SOCKET, devices.join(":"));
 
         let (line_sender, answers) = channel();

@@ -23,7 +23,16 @@ impl Device for DeepRing {
         // The DMA engine has no windows after its ring, so BAR 1 is the ring.
         let registers = spec.rings.as_ref().map_or(0, |ring| u64::from(ring.control_offset));
         let vectors = spec.msix.as_ref().map_or(0, |msix| msix.vectors);
-        FunctionSpec::nic(spec.identity, spec.attachments, registers, vectors, RING_CELLS, 0, 0x1000)
+        let (window_bytes, mirror_bytes) = (0, 0x1000);
+        FunctionSpec::nic(
+            spec.identity,
+            spec.attachments,
+            registers,
+            vectors,
+            RING_CELLS,
+            window_bytes,
+            mirror_bytes,
+        )
     }
 
     fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {

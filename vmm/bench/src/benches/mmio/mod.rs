@@ -115,7 +115,7 @@ pub(super) trait Contestant {
     fn measure(&mut self, effort: &Effort) -> Result<Measurement, Failure>;
 }
 
-/// Times `operation` repeatedly without a pause, after some uncounted calls.
+/// Times `operation` repeatedly without a pause, after some calls that are not timed.
 fn in_a_row(
     effort: &Effort,
     mut operation: impl FnMut() -> Result<(), Failure>,
@@ -127,16 +127,16 @@ fn in_a_row(
 
     let mut samples = Samples::with_capacity(effort.in_a_row);
     let start = Instant::now();
-    let mut before = start;
+    let mut last_end = start;
 
     for _ in 0..effort.in_a_row {
         operation()?;
-        let now = Instant::now();
-        samples.add(now - before);
-        before = now;
+        let end = Instant::now();
+        samples.add(end - last_end);
+        last_end = end;
     }
 
-    let rate = effort.in_a_row as f64 / (before - start).as_secs_f64();
+    let rate = effort.in_a_row as f64 / (last_end - start).as_secs_f64();
     Ok(Measurement { rate: Some(rate), samples })
 }
 
@@ -217,11 +217,12 @@ fn measure(
     contestants.push(Box::new(interrupt::Irq::new(&open(2, registers::blocking())?)?));
     contestants.push(Box::new(interrupt::EventFds::new(placement.processor_of("server"))?));
 
-    let text = placement.text();
+    let placement_text = placement.text();
     let mut last_round = None;
     let results = contest::run(run, effort.rounds, contestants, |contestant, round| {
+        // The progress counts rounds, and not contestants.
         if last_round.replace(round) != Some(round) {
-            run.step(format!("{text}, round {}", round + 1))?;
+            run.step(format!("{placement_text}, round {}", round + 1))?;
         }
         contestant.measure(effort)
     })?;
@@ -229,7 +230,7 @@ fn measure(
     let row = |contestant: &dyn Contestant, measurements: &[Measurement]| {
         let row = Row {
             backing: contestant.backing(),
-            placement: Some(text.clone()),
+            placement: Some(placement_text.clone()),
             ..Row::new(contestant.path()).with_measurements(measurements)
         };
 
