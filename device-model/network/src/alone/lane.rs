@@ -145,6 +145,7 @@ impl Lane {
         if let Some(slot) = self.slots.get_mut(index) {
             slot.head = credits_back;
         }
+        // A packet that began to leave before this one may give its credits back later.
         if first != self.oldest
             && self
                 .slots

@@ -195,6 +195,7 @@ fn add_credit_event(lane: &mut Lane, index: usize, wheel: &mut Wheel) {
     }
 }
 
+/// What the methods do and return is documented at [`Links`].
 impl Links for NodeLinks<'_> {
     type Packet = Parcel;
 
@@ -300,6 +301,8 @@ impl Links for NodeLinks<'_> {
     fn forward_first(&mut self, from: PortChannel, to: PortChannel) -> Option<bool> {
         let index = self.lane_in(from.port, from.channel);
         let forwarded = self.forward_lane(index, to.port, to.channel, 0);
+
+        // If the packet was not forwarded for want of credits, the node is woken when it has them.
         if forwarded.is_none() {
             let credits = self.tables.lanes.get(index)?.shown_first()?.credits;
             self.await_credits(self.lane_out(to.port, to.channel), credits);
@@ -309,12 +312,8 @@ impl Links for NodeLinks<'_> {
 
     #[inline(always)]
     fn forward_within(&mut self, from: LinkInput, to: PortChannel, least: u32) -> Option<bool> {
-        self.forward_lane(
-            self.status.first_lane as usize + usize::from(from.number),
-            to.port,
-            to.channel,
-            least,
-        )
+        let from_lane = self.status.first_lane as usize + usize::from(from.number);
+        self.forward_lane(from_lane, to.port, to.channel, least)
     }
 
     fn send(&mut self, to: PortChannel, parcel: Parcel) -> Result<(), Parcel> {

@@ -200,6 +200,7 @@ impl<N: Node> Network<N> {
     /// Runs the turns of all woken nodes. If one of them does not end, it and those after it stay
     /// woken.
     fn run_woken(&mut self) -> Result<(), Endless> {
+        // The empty memory takes the nodes that are woken meanwhile.
         std::mem::swap(&mut self.turns, &mut self.net.woken);
         let turns = std::mem::take(&mut self.turns);
         for (index, &number) in turns.iter().enumerate() {

@@ -57,6 +57,10 @@ const NAN_SHIFT: u32 = 40;
 const OVERFLOW_SHIFT: u32 = 41;
 /// The first of the bits that must be zero.
 const RESERVED_SHIFT: u32 = 42;
+// Widths of the longer fields.
+const CLASS_BITS: u32 = 4;
+const BYTES_BITS: u32 = 10;
+const TARGET_BITS: u32 = 17;
 
 impl CollectiveWord {
     /// Returns the word of a contribution to an allreduce.
@@ -91,8 +95,8 @@ impl CollectiveWord {
             | operation << OPERATION_SHIFT
             | number << NUMBER_SHIFT
             | u64::from(self.operand.order == ByteOrder::Little) << LITTLE_SHIFT
-            | u64::from(self.operand.bytes & 0x3ff) << BYTES_SHIFT
-            | u64::from(self.target & 0x1_ffff) << TARGET_SHIFT
+            | u64::from(self.operand.bytes & ((1 << BYTES_BITS) - 1)) << BYTES_SHIFT
+            | u64::from(self.target & ((1 << TARGET_BITS) - 1)) << TARGET_SHIFT
             | u64::from(self.is_down) << DOWN_SHIFT
             | u64::from(self.flags.not_a_number) << NAN_SHIFT
             | u64::from(self.flags.overflow) << OVERFLOW_SHIFT
@@ -120,15 +124,18 @@ impl CollectiveWord {
             5 => Operation::Add,
             _ => return None,
         };
-        let operand =
-            operand(field(NUMBER_SHIFT, 2), field(BYTES_SHIFT, 10) as u16, field(LITTLE_SHIFT, 1) == 1)?;
+        let operand = operand(
+            field(NUMBER_SHIFT, 2),
+            field(BYTES_SHIFT, BYTES_BITS) as u16,
+            field(LITTLE_SHIFT, 1) == 1,
+        )?;
 
         Some(Self {
-            class: field(0, 4) as u8,
+            class: field(0, CLASS_BITS) as u8,
             kind,
             operation,
             operand,
-            target: field(TARGET_SHIFT, 17) as u32,
+            target: field(TARGET_SHIFT, TARGET_BITS) as u32,
             flags: Flags { not_a_number: field(NAN_SHIFT, 1) == 1, overflow: field(OVERFLOW_SHIFT, 1) == 1 },
             is_down: field(DOWN_SHIFT, 1) == 1,
         })

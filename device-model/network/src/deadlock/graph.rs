@@ -186,12 +186,12 @@ impl WaitGraph {
     /// Returns the index and the slot of a channel, which must exist and have a cable.
     fn find(&self, channel: Channel) -> Result<(usize, usize), DeadlockError> {
         let (Channel::Link { node, .. } | Channel::Fifo { node, .. }) = channel;
-        let missing = DeadlockError::NoChannel { channel };
-        let Some(slot) = self.layout.slot(channel) else { return Err(missing) };
+        let no_channel = DeadlockError::NoChannel { channel };
+        let Some(slot) = self.layout.slot(channel) else { return Err(no_channel) };
 
         let index = node as usize * self.layout.width() + slot;
         match self.buffer_nodes.get(index) {
-            None | Some(&NO_NODE) => Err(missing),
+            None | Some(&NO_NODE) => Err(no_channel),
             Some(_) => Ok((index, slot)),
         }
     }

@@ -51,6 +51,8 @@ pub const EXTOLL: Experiment = Experiment {
 
 /// Pairs that saturate the link: one more than it takes.
 const MANY_PAIRS: u16 = 5;
+/// Bytes of the short messages of the paper.
+const SHORT_BYTES: usize = 8;
 /// Windows of a pair in most measurements.
 const WINDOWS: u32 = 40;
 /// Windows of a pair with messages of more than 512 bytes.
@@ -89,7 +91,7 @@ fn run(run: &mut Run<'_>) -> Result<(), Failure> {
 /// per second of all pairs together.
 fn million_messages_per_s(cluster: &Cluster, pairs: u16, bytes: usize) -> Result<f64, Failure> {
     let windows = match bytes {
-        ..=8 if pairs == 4 => WINDOWS_OF_FOUR,
+        ..=SHORT_BYTES if pairs == 4 => WINDOWS_OF_FOUR,
         ..=512 => WINDOWS,
         _ => WINDOWS_OF_LONG_MESSAGES,
     };
@@ -101,10 +103,11 @@ fn million_messages_per_s(cluster: &Cluster, pairs: u16, bytes: usize) -> Result
 fn measure_message_rate(run: &mut Run<'_>, model: Model) -> Result<f64, Failure> {
     run.show("message rate")?;
     let cluster = model.pair()?;
-    let peak = million_messages_per_s(&cluster, MANY_PAIRS, 8)?;
+    let rate = |pairs| million_messages_per_s(&cluster, pairs, SHORT_BYTES);
+    let peak = rate(MANY_PAIRS)?;
     run.record(rows::peak(), peak)?;
-    run.record(rows::rate_of_three_pairs(), 100.0 * million_messages_per_s(&cluster, 3, 8)? / peak)?;
-    run.record(rows::rate_of_four_pairs(), 100.0 * million_messages_per_s(&cluster, 4, 8)? / peak)?;
+    run.record(rows::rate_of_three_pairs(), 100.0 * rate(3)? / peak)?;
+    run.record(rows::rate_of_four_pairs(), 100.0 * rate(4)? / peak)?;
 
     run.note(
         "\"EXTOLL requires four simultaneous pairs to saturate\" is read as: four pairs are within 2 % of the \
@@ -122,13 +125,15 @@ fn measure_bandwidth(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Measures the time of a hop, between ranks whose software takes no time.
+/// Measures the time of a hop in microseconds, between ranks whose software takes no time.
 fn measure_hop(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
+    const FURTHER_HOPS: f64 = 2.0;
     run.measure(rows::hop(), |_| {
         let cluster = model.without_software().torus()?;
-        // Node 7 is two hops farther than node 1.
-        let [near, far] = [cluster.ping_pong(1, 8, ROUNDS)?, cluster.ping_pong(7, 8, ROUNDS)?];
-        Ok((far - near) * 1e6 / 2.0)
+        // In the torus of 2x2x2 nodes, node 1 is one hop from node 0, and node 7 three.
+        let near = cluster.ping_pong(1, SHORT_BYTES, ROUNDS)?;
+        let far = cluster.ping_pong(7, SHORT_BYTES, ROUNDS)?;
+        Ok((far - near) * 1e6 / FURTHER_HOPS)
     })?;
     Ok(())
 }
@@ -168,7 +173,7 @@ fn measure_rates(run: &mut Run<'_>, model: Model, peak: f64) -> Result<Vec<Point
     let mut rates = Vec::new();
     for (mhz, [paper_rate, _, _]) in FREQUENCIES {
         let percent = run.measure(rows::rate_at(mhz, paper_rate), |_| {
-            Ok(100.0 * million_messages_per_s(&model.at(mhz).pair()?, MANY_PAIRS, 8)? / peak)
+            Ok(100.0 * million_messages_per_s(&model.at(mhz).pair()?, MANY_PAIRS, SHORT_BYTES)? / peak)
         })?;
         rates.push((f64::from(mhz), percent.unwrap_or_default()));
     }
@@ -329,7 +334,7 @@ fn draw_curves(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     let mut by_pairs = Vec::new();
     for pairs in 1..=RANKS_OF_NODE {
         run.show(format!("figure 4, {pairs} pairs"))?;
-        by_pairs.push((f64::from(pairs), million_messages_per_s(&cluster, pairs, 8)?));
+        by_pairs.push((f64::from(pairs), million_messages_per_s(&cluster, pairs, SHORT_BYTES)?));
     }
     run.figure(Figure {
         name: "rate-by-pairs",

@@ -74,6 +74,10 @@ const INTERRUPT_PENALTIES: [(&str, f64); 3] =
 /// Messages of a stream. The simulation is deterministic: all messages but the first take the same
 /// time.
 const MESSAGES: u32 = 8;
+/// Bare packets of a measurement.
+const PACKETS: usize = 1_000;
+/// Bare packets of a measurement in which software takes no time.
+const FAST_PACKETS: usize = 4_000;
 const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 
@@ -187,17 +191,18 @@ fn run(run: &mut Run<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Measures bare packets: the link's ceiling, and what a core achieves.
+/// Measures the bandwidth of bare packets: with software that takes no time, in which the link is
+/// busy all the time, and with the costs of the cores.
 fn measure_packets(run: &mut Run<'_>, model: &Model<'_>) -> Result<(), Failure> {
     run.measure(rows::free_packets(), |_| {
         let fast = Model { software_cost: false, ..*model };
-        let packet = fast.polling().packets(Direction::ToIo, 4_000)?;
+        let packet = fast.polling().packets(Direction::ToIo, FAST_PACKETS)?;
         Ok(gigabits_per_s(PAYLOAD_BYTES as usize, packet))
     })?;
 
     let polling = model.polling();
     run.measure(rows::packets(), |_| {
-        Ok(gigabits_per_s(PAYLOAD_BYTES as usize, polling.packets(Direction::ToIo, 1_000)?))
+        Ok(gigabits_per_s(PAYLOAD_BYTES as usize, polling.packets(Direction::ToIo, PACKETS)?))
     })?;
     Ok(())
 }
@@ -218,7 +223,7 @@ fn measure_latency(run: &mut Run<'_>, polling: &Pset<'_>) -> Result<(), Failure>
 
 /// Measures the bandwidths of long messages, in percent of that of bare packets.
 fn measure_bandwidth(run: &mut Run<'_>, polling: &Pset<'_>) -> Result<(), Failure> {
-    let best = gigabits_per_s(PAYLOAD_BYTES as usize, polling.packets(Direction::ToIo, 1_000)?);
+    let best = gigabits_per_s(PAYLOAD_BYTES as usize, polling.packets(Direction::ToIo, PACKETS)?);
     let percent = |direction, bytes: usize, messages| -> Result<f64, Failure> {
         Ok(100.0 * gigabits_per_s(bytes, polling.stream(direction, bytes, messages)?) / best)
     };

@@ -25,6 +25,8 @@ use crate::world::Picos;
 
 /// Bytes that CIOD forwards at a time.
 const CHUNK: usize = 64 << 10;
+/// The longest sleep of a side that waits for a change of the socket.
+const MAX_SLEEP: Duration = Duration::from_secs(1);
 
 impl Pset<'_> {
     /// Returns the mean time of a message of `bytes` bytes from the core to the application on the
@@ -94,7 +96,7 @@ impl Socket {
         self.set(bytes);
     }
 
-    /// Reads a number of bytes.
+    /// Reads a number of bytes, a chunk at a time.
     fn read_all(&self, mut bytes: usize) {
         while bytes > 0 {
             let held = self.wait_until(|held| held > 0);
@@ -108,12 +110,13 @@ impl Socket {
     /// Waits until the number of bytes in the socket satisfies `condition`, and returns the number.
     fn wait_until(&self, condition: impl Fn(usize) -> bool) -> usize {
         loop {
-            let count = self.changed.count();
+            // The count is read first, so that a change after it ends the sleep at once.
+            let changes = self.changed.count();
             let held = self.bytes.load(Ordering::Acquire);
             if condition(held) {
                 return held;
             }
-            self.changed.sleep(count, Duration::from_secs(1));
+            self.changed.sleep(changes, MAX_SLEEP);
         }
     }
 

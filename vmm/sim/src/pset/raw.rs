@@ -28,13 +28,13 @@ impl Pset<'_> {
     pub fn packets(&self, direction: Direction, packets: usize) -> Result<Picos, PsetError> {
         let mut run = PsetRun::new(self)?;
         let time = Rc::new(Cell::new(Duration::ZERO));
-        let result = time.clone();
+        let measured_time = time.clone();
 
         let receive = move |channel: &TreeChannel| -> Result<(), Box<dyn Error>> {
             receive(channel, WARM_UP)?;
             let start = runtime::Instant::now();
             receive(channel, packets)?;
-            result.set(start.elapsed());
+            measured_time.set(start.elapsed());
             Ok(())
         };
         match direction {

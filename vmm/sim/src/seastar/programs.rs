@@ -307,6 +307,7 @@ impl SeaStars {
                     EventKind::SendEnd => ended_sends += 1,
                     EventKind::PutEnd => {
                         received += 1;
+                        // The next message without a receive gets one.
                         if received + INITIAL_RECEIVES <= messages {
                             endpoint.post(bytes, MATCH_BITS)?;
                         }

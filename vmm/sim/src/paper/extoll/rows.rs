@@ -100,11 +100,14 @@ pub(super) fn latency_at(mhz: u32, paper: f64) -> Expected {
 /// Returns the row of a mean over all sizes of messages. Its null model is a machine in which all
 /// times scale with the clock. One in which no time does so would be farther away.
 fn of_frequency(description: String, mhz: u32, paper: f64) -> Expected {
+    // The lowest frequency calibrates the model.
     let expected = match mhz {
         117 => Expected::calibrates(description, "%", paper),
         _ => Expected::predicted(description, "%", paper),
     };
 
+    // The null model is near at the highest of the lower frequencies, which needs a tolerance of
+    // its own.
     let scaled = 100.0 * f64::from(mhz) / f64::from(CLOCK_MHZ);
     let percent = if mhz == 140 { 1.5 } else { 2.0 };
     expected

@@ -21,6 +21,10 @@ use crate::{
 
 /// Numbers of pairs for which instructions are counted.
 pub(super) const PAIRS: [u16; 2] = [1, 8];
+/// The goal for a message of one pair, in instructions.
+const MAX_INSTRUCTIONS: f64 = 400.0;
+/// The goal for a message of 8 pairs, as a multiple of that of one.
+const MAX_RATIO_OF_PAIRS: f64 = 1.05;
 /// Number of messages that each pair sends and receives at a time.
 const BURST: u32 = 32;
 /// Number of steps of the machine between two polls of the receivers.
@@ -57,8 +61,12 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
     Ok(Outcome {
         rows: rows.collect(),
         goals: vec![
-            Goal::at_most("instructions a message with 1 pair", 400.0, counts[0]),
-            Goal::at_most("instructions a message with 8 pairs, of those with 1, times", 1.05, ratio),
+            Goal::at_most("instructions a message with 1 pair", MAX_INSTRUCTIONS, counts[0]),
+            Goal::at_most(
+                "instructions a message with 8 pairs, of those with 1, times",
+                MAX_RATIO_OF_PAIRS,
+                ratio,
+            ),
         ],
         notes: vec![format!(
             "velo-instructions: send, all of the machine's work, and receive, in bursts of {BURST} a pair; counted by callgrind"
