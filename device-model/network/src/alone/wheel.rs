@@ -71,6 +71,7 @@ pub(super) struct Wheel {
 }
 
 impl Wheel {
+    /// Returns a wheel without events, at time 0.
     pub(super) fn new() -> Self {
         Self {
             base: 0,

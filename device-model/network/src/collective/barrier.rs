@@ -84,6 +84,7 @@ impl Barriers {
         let mut inputs = route.inputs;
         while inputs != 0 {
             symbols.queue_barrier(inputs.trailing_zeros() as u8, class, Direction::Down);
+            // Removes this port.
             inputs &= inputs - 1;
         }
     }

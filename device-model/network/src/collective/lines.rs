@@ -92,6 +92,7 @@ impl Lines {
         let mut inputs = route.inputs;
         while inputs != 0 {
             symbols.queue_lines(inputs.trailing_zeros() as u8, class, Direction::Down);
+            // Removes this port.
             inputs &= inputs - 1;
         }
     }

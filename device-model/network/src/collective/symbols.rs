@@ -126,6 +126,7 @@ impl Symbols {
         let mut left = self.ports;
         while left != 0 {
             let port = left.trailing_zeros() as u8;
+            // Removes this port.
             left &= left - 1;
             while self.ports >> port & 1 == 1 && self.send_one(ports, port, lines) {
                 sent += 1;
@@ -150,7 +151,7 @@ impl Symbols {
             return false;
         }
 
-        // The symbol was that of the lowest class in its queue.
+        // The symbol was that of the lowest class in its queue, whose bit is removed.
         *queue &= *queue - 1;
         if *waiting == Waiting::default() {
             self.ports &= !(1 << port);

@@ -47,9 +47,12 @@ impl Partition {
         rule: PartitionRule,
     ) -> Result<Self, ShapeError> {
         let dimensions = machine.dimensions();
-        for given in [origin.len(), lengths.len()] {
-            if given != dimensions.len() {
-                return Err(ShapeError::PartitionDimensions { dimensions: given, machine: dimensions.len() });
+        for given_dimensions in [origin.len(), lengths.len()] {
+            if given_dimensions != dimensions.len() {
+                return Err(ShapeError::PartitionDimensions {
+                    dimensions: given_dimensions,
+                    machine: dimensions.len(),
+                });
             }
         }
 

@@ -183,6 +183,8 @@ impl Write for OutputTimes {
 fn bare_program() -> Vec<u8> {
     const CODE: u64 = 0x10_0000;
     const CODE_OFFSET: usize = 0x100;
+    const NOTE_OFFSET: usize = 176;
+    const NOTE_BYTES: u64 = 20;
     // mov al, '!'; mov dx, 0x3f8; out dx, al; jmp to itself
     let code = [0xb0, b'!', 0x66, 0xba, 0xf8, 0x03, 0xee, 0xeb, 0xfe];
     let mut file = vec![0; CODE_OFFSET];
@@ -198,8 +200,10 @@ fn bare_program() -> Vec<u8> {
     write_at(32, &64_u64.to_le_bytes());
     write_at(52, &[64, 0, 56, 0, 2]);
 
-    // The program headers: the code, which is loaded (type 1), and the note at offset 176 (type 4).
-    for (at, kind, offset, size) in [(64, 1_u32, CODE_OFFSET as u64, code.len() as u64), (120, 4, 176, 20)] {
+    // The program headers: the code, which is loaded (type 1), and the note (type 4).
+    let code_header = (64, 1_u32, CODE_OFFSET as u64, code.len() as u64);
+    let note_header = (120, 4, NOTE_OFFSET as u64, NOTE_BYTES);
+    for (at, kind, offset, size) in [code_header, note_header] {
         write_at(at, &kind.to_le_bytes());
         write_at(at + 8, &offset.to_le_bytes());
         write_at(at + 24, &CODE.to_le_bytes());
@@ -208,9 +212,8 @@ fn bare_program() -> Vec<u8> {
     }
     // The note: bytes of its name, bytes of its contents, its type (18, the PVH entry), its name,
     // and as contents the entry's address.
-    for (at, word) in
-        [(176, 4), (180, 4), (184, 18), (188, u32::from_le_bytes(*b"Xen\0")), (192, CODE as u32)]
-    {
+    let note = [4, 4, 18, u32::from_le_bytes(*b"Xen\0"), CODE as u32];
+    for (at, word) in (NOTE_OFFSET..).step_by(4).zip(note) {
         write_at(at, &word.to_le_bytes());
     }
 

@@ -161,12 +161,12 @@ struct LogGp {
 impl LogGp {
     /// Fits the model to the times of a short and a long message.
     fn fit(pset: &Pset<'_>, direction: Direction) -> Result<Self, PsetError> {
-        let (short, long) = (16 * KIB, MIB);
-        let short_ns = pset.stream(direction, short, MESSAGES)?.as_nanos();
-        let long_ns = pset.stream(direction, long, MESSAGES)?.as_nanos();
+        let (short_bytes, long_bytes) = (16 * KIB, MIB);
+        let short_ns = pset.stream(direction, short_bytes, MESSAGES)?.as_nanos();
+        let long_ns = pset.stream(direction, long_bytes, MESSAGES)?.as_nanos();
 
-        let byte_ns = (long_ns - short_ns) / (long - short) as f64;
-        Ok(Self { latency_us: (short_ns - byte_ns * short as f64) / 1e3, byte_ns })
+        let byte_ns = (long_ns - short_ns) / (long_bytes - short_bytes) as f64;
+        Ok(Self { latency_us: (short_ns - byte_ns * short_bytes as f64) / 1e3, byte_ns })
     }
 }
 
@@ -223,6 +223,10 @@ fn measure_latency(run: &mut Run<'_>, polling: &Pset<'_>) -> Result<(), Failure>
 
 /// Measures the bandwidths of long messages, in percent of that of bare packets.
 fn measure_bandwidth(run: &mut Run<'_>, polling: &Pset<'_>) -> Result<(), Failure> {
+    // The longest messages, and those of both directions at once: bytes of one, and their number.
+    const LONGEST: (usize, u32) = (16 * MIB, 2);
+    const BOTH_WAYS: (usize, u32) = (4 * MIB, 3);
+
     let best = gigabits_per_s(PAYLOAD_BYTES as usize, polling.packets(Direction::ToIo, PACKETS)?);
     let percent = |direction, bytes: usize, messages| -> Result<f64, Failure> {
         Ok(100.0 * gigabits_per_s(bytes, polling.stream(direction, bytes, messages)?) / best)
@@ -234,32 +238,38 @@ fn measure_bandwidth(run: &mut Run<'_>, polling: &Pset<'_>) -> Result<(), Failur
         })?;
     }
     for (direction, name) in rows::DIRECTIONS {
-        run.measure(rows::long_message(name), |_| percent(direction, 16 * MIB, 2))?;
+        let (bytes, messages) = LONGEST;
+        run.measure(rows::long_message(name), |_| percent(direction, bytes, messages))?;
     }
 
-    let both = polling.both_ways(4 * MIB, 3)?;
+    let (bytes, messages) = BOTH_WAYS;
+    let both = polling.both_ways(bytes, messages)?;
     for (name, time) in rows::BOTH.into_iter().zip(both) {
-        run.record(rows::both_ways(name), 100.0 * gigabits_per_s(4 * MIB, time) / best)?;
+        run.record(rows::both_ways(name), 100.0 * gigabits_per_s(bytes, time) / best)?;
     }
     Ok(())
 }
 
 /// Measures the penalties of interrupts, and the messages that have one.
 fn measure_interrupts(run: &mut Run<'_>, model: &Model<'_>) -> Result<(), Failure> {
+    /// Bytes of a message without an interrupt: the I/O node still polls when it ends.
+    const SHORT_BYTES: usize = 16 * KIB;
+    /// Bytes of a message with an interrupt.
+    const LONG_BYTES: usize = 256 * KIB;
+
     // The time of a message less that of its packets, in microseconds.
     let overhead_us = |pset: &Pset<'_>, direction, bytes: usize| -> Result<f64, Failure> {
         let packets_ns = bytes as f64 / PAYLOAD_BYTES * PACKET_NS;
         Ok((pset.stream(direction, bytes, MESSAGES)?.as_nanos() - packets_ns) / 1e3)
     };
-    // A short message has no interrupt: the I/O node still polls when it ends.
     let penalty_us = |pset: &Pset<'_>, direction, bytes: usize| -> Result<f64, Failure> {
-        Ok(overhead_us(pset, direction, bytes)? - overhead_us(pset, direction, 16 * KIB)?)
+        Ok(overhead_us(pset, direction, bytes)? - overhead_us(pset, direction, SHORT_BYTES)?)
     };
 
     for (threads, interrupt_us) in INTERRUPT_PENALTIES {
         let pset = model.pset(Waiting::Interrupt, interrupt_us);
         run.measure(rows::interrupt(threads, interrupt_us), |_| {
-            penalty_us(&pset, Direction::ToCompute, 256 * KIB)
+            penalty_us(&pset, Direction::ToCompute, LONG_BYTES)
         })?;
     }
 
@@ -294,6 +304,7 @@ fn stated_curve(direction: Direction, sizes: &[usize]) -> Vec<Point> {
 
 /// Draws figure 7: bandwidth by message size.
 fn draw_curves(run: &mut Run<'_>, model: &Model<'_>) -> Result<(), Failure> {
+    const MESSAGES_OF_POINT: u32 = 2;
     let sizes: Vec<usize> = (8..=22).map(|order| 1 << order).collect();
     let polling = model.polling();
     let (_, interrupt_us) = INTERRUPT_PENALTIES[0];
@@ -308,7 +319,10 @@ fn draw_curves(run: &mut Run<'_>, model: &Model<'_>) -> Result<(), Failure> {
                 .iter()
                 .map(|&bytes| {
                     run.show(format!("figure 7, {bytes} bytes"))?;
-                    Ok((bytes as f64, gigabits_per_s(bytes, pset.stream(direction, bytes, 2)?)))
+                    Ok((
+                        bytes as f64,
+                        gigabits_per_s(bytes, pset.stream(direction, bytes, MESSAGES_OF_POINT)?),
+                    ))
                 })
                 .collect()
         };
@@ -320,7 +334,9 @@ fn draw_curves(run: &mut Run<'_>, model: &Model<'_>) -> Result<(), Failure> {
         if direction == Direction::ToIo {
             let ciod: Result<Vec<_>, Failure> = sizes
                 .iter()
-                .map(|&bytes| Ok((bytes as f64, gigabits_per_s(bytes, polling.ciod(bytes, 2)?))))
+                .map(|&bytes| {
+                    Ok((bytes as f64, gigabits_per_s(bytes, polling.ciod(bytes, MESSAGES_OF_POINT)?)))
+                })
                 .collect();
             series.push(Series::new("CIOD's sockets", [], ciod?));
         }

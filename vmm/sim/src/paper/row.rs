@@ -51,6 +51,7 @@ impl Expected {
         Self::new(Role::Predicted, description.into(), unit, paper)
     }
 
+    /// Returns a row of this role that is unjudged and not measured by `--quick`.
     fn new(role: Role, description: String, unit: &'static str, paper: f64) -> Self {
         Self {
             what: description,
@@ -146,7 +147,7 @@ impl Expected {
     }
 
     /// Checks that a tolerance has the unit of the row and a width, which is below half of
-    /// `distance`, that of the null model's value, if there is one.
+    /// `distance`, by which the null model's value differs, if there is a null model.
     fn check_tolerance(&self, tolerance: Tolerance, distance: Option<f64>) -> Result<(), RowError> {
         let description = || self.what.clone();
         if let Some(needed) = tolerance.unit().filter(|&unit| unit != self.unit) {
@@ -296,8 +297,8 @@ impl Row {
     }
 }
 
-/// The fields are those of the expected value, and `simulated`, `difference`, `error_percent` and
-/// `holds`.
+/// The fields are those of the expected value, and `ours` (the simulated value), `difference`,
+/// `error_percent` and `holds`.
 impl Serialize for Row {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let expected = &self.expected;

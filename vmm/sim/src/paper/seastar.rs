@@ -88,6 +88,10 @@ const LONG_MESSAGES: u32 = 6;
 const POSTED_RECEIVES: u32 = 16;
 /// Collective operations of a measurement.
 const COLLECTIVE_ROUNDS: u32 = 2;
+/// Nodes of most collective operations.
+const COLLECTIVE_NODES: u32 = 16;
+/// Nodes of the largest barrier.
+const LARGE_BARRIER_NODES: u32 = 64;
 
 /// The mechanisms of the model that this run has, and its seed.
 #[derive(Clone, Copy)]
@@ -318,7 +322,8 @@ fn measure_collectives(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     };
     // The time of the NIC-based operation in percent of the host-based one.
     let percent = |collective| -> Result<f64, Failure> {
-        Ok(100.0 * time(Mode::NicBased, 16, collective)? / time(Mode::HostBased, 16, collective)?)
+        let time_in = |mode| time(mode, COLLECTIVE_NODES, collective);
+        Ok(100.0 * time_in(Mode::NicBased)? / time_in(Mode::HostBased)?)
     };
     let advantage = |nodes, collective| -> Result<f64, Failure> {
         Ok(time(Mode::HostBased, nodes, collective)? - time(Mode::NicBased, nodes, collective)?)
@@ -336,7 +341,8 @@ fn measure_collectives(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     );
 
     run.measure(rows::advantage_of_64_nodes(), |_| {
-        Ok(100.0 * advantage(64, Collective::Barrier)? / advantage(16, Collective::Barrier)?)
+        let advantage_in_barrier = |nodes| advantage(nodes, Collective::Barrier);
+        Ok(100.0 * advantage_in_barrier(LARGE_BARRIER_NODES)? / advantage_in_barrier(COLLECTIVE_NODES)?)
     })?;
     Ok(())
 }

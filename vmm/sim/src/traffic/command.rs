@@ -29,6 +29,8 @@ const ADAPTIVE_CHANNELS: u16 = 0b110;
 const HEAD_BYTES: u32 = 32;
 /// Packets from links between two injected ones, while both wait for one output.
 const THROUGH_RATIO: u8 = 3;
+/// Windows into which a measurement is divided.
+const WINDOWS: u32 = 2;
 /// Injection FIFOs of a node.
 const INJECTION_FIFOS: u8 = 4;
 /// Packets that a FIFO has room for.
@@ -161,14 +163,18 @@ impl Arguments {
             fifo_packets: FIFO_PACKETS,
         };
 
-        // The measurement is two windows, so each has half of its nanoseconds.
-        let window = self.window_us * 1000 / 2;
+        let window_ns = self.window_us * 1000 / u64::from(WINDOWS);
         LoadSweep {
             network,
             pattern: self.pattern.pattern(),
             packet_bytes: self.packet as usize,
             loads: vec![load],
-            windows: Windows { warm_up: 2 * window, window, windows: 2, drain: window },
+            windows: Windows {
+                warm_up: 2 * window_ns,
+                window: window_ns,
+                windows: WINDOWS,
+                drain: window_ns,
+            },
             seed: self.seed,
         }
     }

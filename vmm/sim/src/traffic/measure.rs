@@ -28,6 +28,7 @@ struct Histogram {
 }
 
 impl Histogram {
+    /// Returns a histogram without values.
     fn new() -> Self {
         Self {
             buckets: (0..BUCKETS).map(|_| AtomicU64::new(0)).collect(),
@@ -127,6 +128,7 @@ pub(super) struct Collector {
 }
 
 impl Collector {
+    /// Returns a collector that has counted nothing, for the windows of `spans`.
     pub(super) fn new(spans: Spans) -> Self {
         Self {
             spans,

@@ -80,13 +80,13 @@ pub struct Network {
 /// Times of a measurement, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
-    /// Time before the first window.
+    /// Time before the first window, in nanoseconds.
     pub warm_up: u64,
-    /// Length of a window.
+    /// Length of a window, in nanoseconds.
     pub window: u64,
     /// Number of windows, 1 to 1024.
     pub windows: u32,
-    /// Time after the last window for packets that are still on their way.
+    /// Time after the last window for packets that are still on their way, in nanoseconds.
     pub drain: u64,
 }
 

@@ -52,12 +52,12 @@ impl Fiber {
     /// Creates a coroutine that will run `body`.
     pub(super) fn new(body: Box<dyn FnOnce()>) -> Self {
         let yielder = Rc::new(Cell::new(ptr::null()));
-        let own = yielder.clone();
+        let while_running = yielder.clone();
         let coroutine = Coroutine::new(move |yielder: &Suspender, ()| {
-            own.set(yielder);
+            while_running.set(yielder);
             RUNNING.set(yielder);
             body();
-            own.set(ptr::null());
+            while_running.set(ptr::null());
         });
         Self { coroutine, yielder }
     }

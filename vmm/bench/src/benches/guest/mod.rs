@@ -195,8 +195,7 @@ fn drivers(
     drivers
 }
 
-/// Returns the goals for the counted exits and server messages of one pair of guests: there are
-/// none.
+/// Returns the goals for one pair of guests: no exit and no message to the server is counted.
 fn goals(rows: &[Row], sweep: &Sweep, accelerator: Accelerator, backing: Backing) -> Vec<Goal> {
     let mut goals = Vec::new();
     for (path, operations) in [(counts::POSTED, "posted writes"), (counts::PACKETS, "packets")] {

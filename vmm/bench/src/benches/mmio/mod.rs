@@ -124,7 +124,7 @@ pub(super) trait Contestant {
     fn measure(&mut self, effort: &Effort) -> Result<Measurement, Failure>;
 }
 
-/// Times `operation` repeatedly without a pause, after some calls that are not timed.
+/// Times `operation` repeatedly without a pause, after a twentieth as many untimed calls.
 fn in_a_row(
     effort: &Effort,
     mut operation: impl FnMut() -> Result<(), Failure>,

@@ -177,7 +177,8 @@ fn stream_packets(figure: CountedFigure, packets: u64) -> Result<(), Failure> {
     let mut stepped = SteppedMachine::new(machine);
     let sender = channel(&stepped, "io0")?;
     let receiver = channel(&stepped, &route.name())?;
-    let header = Header::point_to_point(CLASS, route.address, false);
+    let interrupts = false;
+    let header = Header::point_to_point(CLASS, route.address, interrupts);
 
     step_uncounted(&mut stepped, STEPS_TO_SETTLE);
     warm_up(&mut stepped, &sender, header, &receiver)?;

@@ -111,7 +111,7 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
         "put8: put, all of the machine's work, and event, NIC-based, counted by callgrind and attributed by source file: library_put (the \
          call and its command), library_event (taking the event), driver (doorbell, waiting loops), machine (steps, locks, memory of \
          clients), network (router, links), device (mailbox, engines, FIFOs to the firmware), firmware (matching, flow control, events), \
-         standard_library (description is not inlined: copies, locks, the clock)"
+         standard_library (what is not inlined: copies, locks, the clock)"
             .into(),
     );
     Ok(outcome)

@@ -134,11 +134,11 @@ impl Contestant {
 
 /// Returns the rows, and the goal of the many streams beside one over the mean distance.
 fn outcome(results: &Results<Contestant>, shape: &Shape) -> Outcome {
-    let of = |hops: Option<u32>| {
+    let measurements_over = |hops: Option<u32>| {
         let found = results.iter().find(|(contestant, _)| contestant.hops == hops);
         found.map_or(&[][..], |(_, measurements)| measurements)
     };
-    let one = of(Some(shape.hops));
+    let one = measurements_over(Some(shape.hops));
 
     let row = |(contestant, measurements): (&Contestant, &[Measurement])| {
         let row = Row { backing: Some(Backing::InProcess), ..Row::new("streams") };
@@ -153,11 +153,11 @@ fn outcome(results: &Results<Contestant>, shape: &Shape) -> Outcome {
         }
     };
 
-    let what =
+    let description =
         format!("bandwidth into a node from {} nodes, of one at the mean distance, times", shape.nodes);
     Outcome {
         rows: results.iter().map(row).collect(),
-        goals: vec![Goal::at_least(what, MIN_SHARE_OF_ONE, ratio(of(None), one))],
+        goals: vec![Goal::at_least(description, MIN_SHARE_OF_ONE, ratio(measurements_over(None), one))],
         notes: vec![format!(
             "streams: a torus of {:?} nodes in process, one thread for all of it; at most {} messages in progress; of_one compares with one \
              stream over {} hops, the mean distance",

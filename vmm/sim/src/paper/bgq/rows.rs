@@ -115,12 +115,14 @@ pub(super) fn size(bytes: u64) -> String {
     }
 }
 
+/// Returns the row of a hardware latency of [`HARDWARE_LATENCIES`].
 pub(super) fn hardware(hops: u32, time: f64) -> Expected {
     Expected::calibrates(format!("hardware latency, {hops} hops"), "ns", time)
         .within(Tolerance::Percent(0.5))
         .quick()
 }
 
+/// Returns the row of the time that software adds to a latency.
 pub(super) fn software() -> Expected {
     Expected::calibrates("software of a message", "ns", 96.0).within(Tolerance::Percent(1.0)).quick()
 }
@@ -130,12 +132,14 @@ pub(super) fn software() -> Expected {
 pub(super) fn latency(hops: u32, hardware: f64, total: f64) -> Expected {
     let description = format!("latency with software, {hops} hops");
     let expected = match hops {
+        // Those of HARDWARE_LATENCIES.
         1 | 13 => Expected::derived(description, "ns", total),
         _ => Expected::predicted(description, "ns", total),
     };
     expected.null_model("software-cost", hardware).within(Tolerance::Percent(1.5)).quick()
 }
 
+/// Returns the row of the share of a busy link that packets leave to their payload.
 pub(super) fn payload_share() -> Expected {
     // A payload of 512 bytes, of 552 with header and check bytes.
     Expected::predicted("payload on a busy link, of its raw bandwidth", "%", 90.0)
@@ -156,13 +160,15 @@ pub(super) fn loops(bytes: u64, rate: f64, null_model: NullModel) -> Expected {
     if bytes <= QUICK_LOOP { expected.quick() } else { expected }
 }
 
+/// Returns the row of a throughput of [`DROPS`].
 pub(super) fn drop_behind_l2(bytes: u64, percent: f64) -> Expected {
     let description = format!("ten looped links, {} of 1 MB", size(bytes));
     Expected::predicted(description, "%", percent).null_model("memory", 100.0).within(Tolerance::Points(5.0))
 }
 
-/// Returns the row of a latency of Table 3. The null model of larger machines is one without
-/// collective logic, which is closer than one without hops.
+/// Returns the row of a latency of Table 3. That of 2 nodes calibrates the time of memory and
+/// ports. The null model of 4 nodes is one without hops. That of larger machines is one without
+/// collective logic, which is closer there.
 pub(super) fn sum(nodes: u32, hops: u32, time: f64) -> Expected {
     let description = format!("sum of 8 bytes, {nodes} nodes");
     let expected = match nodes {
@@ -177,6 +183,7 @@ pub(super) fn sum(nodes: u32, hops: u32, time: f64) -> Expected {
     if nodes <= QUICK_NODES || nodes == 512 { expected.quick() } else { expected }
 }
 
+/// Returns the row of the time by which a further hop lengthens a sum.
 pub(super) fn sum_hop() -> Expected {
     Expected::predicted("the same, a hop from 2 to 512 nodes", "ns", 57.2)
         .null_model(LOGIC, 45.3)
@@ -196,44 +203,53 @@ pub(super) fn throughput(bytes: u64, rate: f64, null_model: f64) -> Expected {
     if bytes <= QUICK_SUM { expected.quick() } else { expected }
 }
 
+/// Returns the row of a throughput of [`ALL_TO_ALL`].
 pub(super) fn all_to_all(bytes: u64, percent: f64, null_model: f64) -> Expected {
     Expected::predicted(format!("all-to-all on 512 nodes, {}, of the peak", size(bytes)), "%", percent)
         .null_model(PROTOCOL, null_model)
         .within(Tolerance::Points(2.0))
 }
 
+/// Returns the row of the throughput of the longer messages of [`ALL_TO_ALL`], in percent of that
+/// of the shorter.
 pub(super) fn longer_all_to_all() -> Expected {
     Expected::predicted("all-to-all on 512 nodes, 32 KB of 4 KB", "%", 100.0)
         .null_model("start of messages", 100.0)
         .above()
 }
 
+/// Returns the row of a torus with one long dimension, whose packets choose any dimension first.
 pub(super) fn without_zones() -> Expected {
     Expected::predicted("all-to-all on a torus 2:1:1:1 without zones, of the peak", "%", 75.0)
         .null_model("asymmetry", 93.0)
         .at_most()
 }
 
+/// Returns the row of the same torus, whose packets go along the longest dimension first.
 pub(super) fn with_zones() -> Expected {
     Expected::predicted("the same with zones, longest dimension first", "%", 90.0)
         .null_model("zones", 66.0)
         .at_least()
 }
 
+/// Returns the row of a torus with three long dimensions, whose packets go along these first.
 pub(super) fn with_zones_of_three() -> Expected {
     Expected::predicted("all-to-all on a torus 2:2:2:1 with zones, of the peak", "%", 95.0)
         .null_model("zones", 75.0)
         .at_least()
 }
 
+/// Returns the row of the paper's projection for the most distant nodes of a large machine.
 pub(super) fn worst_latency() -> Expected {
     Expected::derived("projection: latency on 16x16x16x12x2, 31 hops and cables", "us", 2.6).quick()
 }
 
+/// Returns the row of the paper's projection for a sum on the same machine.
 pub(super) fn worst_sum() -> Expected {
     Expected::derived("projection: sum of 8 bytes there, 31 hops up and down", "us", 6.5).quick()
 }
 
+/// Returns the row of the paper's projection for a barrier on the same machine.
 pub(super) fn worst_barrier() -> Expected {
     Expected::derived("projection: barrier there", "us", 6.3).quick()
 }

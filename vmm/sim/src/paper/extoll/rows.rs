@@ -50,6 +50,7 @@ pub(super) fn all() -> Vec<Expected> {
     rows
 }
 
+/// Returns the row of the highest rate of short messages.
 pub(super) fn peak() -> Expected {
     Expected::predicted("message rate at 8 bytes", "M/s", 9.73)
         .null_model("the network's protocol bytes", 26.0)
@@ -57,6 +58,7 @@ pub(super) fn peak() -> Expected {
         .quick()
 }
 
+/// Returns the row of the rate of three pairs, which do not saturate the link.
 pub(super) fn rate_of_three_pairs() -> Expected {
     Expected::calibrates("message rate of 3 pairs, of the peak", "%", 98.0)
         .null_model("the cost of software", 100.0)
@@ -64,10 +66,12 @@ pub(super) fn rate_of_three_pairs() -> Expected {
         .quick()
 }
 
+/// Returns the row of the rate of four pairs, which saturate the link.
 pub(super) fn rate_of_four_pairs() -> Expected {
     Expected::calibrates("message rate of 4 pairs, of the peak", "%", 98.0).at_least().quick()
 }
 
+/// Returns the row of the bandwidth of the longest messages.
 pub(super) fn bandwidth() -> Expected {
     Expected::calibrates("peak bandwidth", "MB/s", 480.0)
         .null_model("the network's protocol bytes", 624.0)
@@ -75,6 +79,7 @@ pub(super) fn bandwidth() -> Expected {
         .quick()
 }
 
+/// Returns the row of the time by which a further hop lengthens the latency.
 pub(super) fn hop() -> Expected {
     Expected::calibrates("time of a hop more", "us", HOP_NS / 1e3)
         .null_model("cut-through", 0.377)
@@ -82,6 +87,8 @@ pub(super) fn hop() -> Expected {
         .quick()
 }
 
+/// Returns the row of the message rate at a frequency, with the paper's percent of that at
+/// [`CLOCK_MHZ`].
 pub(super) fn rate_at(mhz: u32, paper: f64) -> Expected {
     Expected::predicted(format!("message rate at {mhz} MHz, of that at {CLOCK_MHZ}"), "%", paper)
         .null_model("the clock", 100.0)
@@ -115,6 +122,7 @@ fn of_frequency(description: String, mhz: u32, paper: f64) -> Expected {
         .within(Tolerance::Percent(percent))
 }
 
+/// Returns the row of the share of the time of RandomAccess that is spent in MPI.
 pub(super) fn time_in_mpi() -> Expected {
     Expected::calibrates("RandomAccess, time in MPI", "%", 89.0)
         .null_model("the cost of software", 75.0)
@@ -122,6 +130,7 @@ pub(super) fn time_in_mpi() -> Expected {
         .quick()
 }
 
+/// Returns the row of the billions of updates per second of RandomAccess.
 pub(super) fn updates() -> Expected {
     Expected::predicted("RandomAccess, 8 nodes, 64 processes", "GUPS", 0.208_53)
         .null_model("the cost of software", 0.47)
@@ -129,6 +138,7 @@ pub(super) fn updates() -> Expected {
         .quick()
 }
 
+/// Returns the row of RandomAccess at a frequency, in percent of that at [`CLOCK_MHZ`].
 pub(super) fn updates_at(mhz: u32) -> Expected {
     let paper = fitted(FREQUENCY_EXPONENT, f64::from(mhz) / f64::from(CLOCK_MHZ));
     Expected::predicted(format!("RandomAccess at {mhz} MHz"), "%", paper)

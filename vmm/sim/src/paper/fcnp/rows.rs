@@ -81,6 +81,7 @@ fn ceiling() -> f64 {
     rounded(LINK_GBIT_S * PAYLOAD_BYTES / (PAYLOAD_BYTES + HEADER_BYTES), 3)
 }
 
+/// Returns the row of the bandwidth of packets if software takes no time: that of the link.
 pub(super) fn free_packets() -> Expected {
     Expected::derived("bare packets, cores of no cost", "Gb/s", ceiling())
         .null_model("packet headers", LINK_GBIT_S)
@@ -88,6 +89,7 @@ pub(super) fn free_packets() -> Expected {
         .quick()
 }
 
+/// Returns the row of the bandwidth of packets with the cores' costs.
 pub(super) fn packets() -> Expected {
     Expected::calibrates("bare packets", "Gb/s", 6.54)
         .null_model("the cost of a packet", ceiling())
@@ -95,6 +97,7 @@ pub(super) fn packets() -> Expected {
         .quick()
 }
 
+/// Returns the row of the latency of a read that a thread of the I/O node already awaits.
 pub(super) fn awaited_latency() -> Expected {
     Expected::calibrates("latency when the I/O node already waits", "us", 2.1)
         .null_model("the cost of locks and packets", 0.71)
@@ -102,6 +105,7 @@ pub(super) fn awaited_latency() -> Expected {
         .quick()
 }
 
+/// Returns the row of a read's latency, without the time of its bytes.
 pub(super) fn read_latency() -> Expected {
     Expected::calibrates("latency of a read", "us", 13.3)
         .null_model("taking over from the daemon", 2.1)
@@ -109,6 +113,7 @@ pub(super) fn read_latency() -> Expected {
         .quick()
 }
 
+/// Returns the row of the time by which a byte more lengthens a read.
 pub(super) fn time_of_a_byte() -> Expected {
     Expected::derived("time of a byte", "ns", 1.22)
         .null_model("the cost of a packet", 1.195)
@@ -116,6 +121,7 @@ pub(super) fn time_of_a_byte() -> Expected {
         .quick()
 }
 
+/// Returns the row of a write's latency less that of a read.
 pub(super) fn write_latency() -> Expected {
     Expected::predicted("latency of a write, more than of a read", "us", 0.6)
         .null_model("the path of the acknowledgement", 0.0)
@@ -139,6 +145,7 @@ pub(super) fn long_message(call: &str) -> Expected {
         .within(Tolerance::Points(1.0))
 }
 
+/// Returns the row of the bandwidth of a call, in percent of that of bare packets.
 pub(super) fn both_ways(call: &str) -> Expected {
     Expected::predicted(format!("{call} while both go on, of bare packets"), "%", 100.0)
         .null_model("a link in each direction", 50.0)
@@ -161,6 +168,7 @@ pub(super) fn penalty(Penalty { call, bytes, paper_us, without, null_us, .. }: P
         .quick()
 }
 
+/// Returns the row of the bandwidth of a write through the sockets that FCNP replaces.
 pub(super) fn ciod() -> Expected {
     Expected::calibrates("a write of 1 MB through CIOD's sockets", "Gb/s", 2.05)
         .null_model("copies and system calls", 6.54)

@@ -2,7 +2,9 @@
 
 use nicforge_portals::Mode;
 
-use super::{COLLECTIVE_ROUNDS, Failure, MESSAGES, MODES, Model, ROUNDS, Run, micros, rows};
+use super::{
+    COLLECTIVE_NODES, COLLECTIVE_ROUNDS, Failure, MESSAGES, MODES, Model, ROUNDS, Run, micros, rows,
+};
 use crate::seastar::programs::{Collective, Streams};
 
 /// Bytes of a message. The paper calls such messages small to moderate.
@@ -61,7 +63,7 @@ fn measure_hidden_cost(run: &mut Run<'_>, model: Model, without_protocol: Model)
 /// Measures barriers with the protocol, in percent of those without it (Figures 8 and 9).
 fn measure_collectives(run: &mut Run<'_>, model: Model, without_protocol: Model) -> Result<(), Failure> {
     let time = |model: Model, mode, collective| -> Result<f64, Failure> {
-        Ok(micros(model.nodes(16, mode, "").collective(collective, COLLECTIVE_ROUNDS)?))
+        Ok(micros(model.nodes(COLLECTIVE_NODES, mode, "").collective(collective, COLLECTIVE_ROUNDS)?))
     };
 
     for (mode, name) in MODES {

@@ -94,18 +94,18 @@ impl<K: RoutedPacket> Node<K> {
         TorusWord::between(&self.torus, self.node, target, ties).ok().map(|word| word.0)
     }
 
-    /// Fills the injection FIFO, moves packets, and takes those that have arrived. `new` makes a
-    /// packet with a route word, if there is memory for one.
+    /// Fills the injection FIFO, moves packets, and takes those that have arrived. `new_packet`
+    /// makes a packet with a route word, if there is memory for one.
     #[inline(always)]
     fn turn<L: Links<Packet = K>>(
         &mut self,
         links: &mut L,
         budget: u32,
-        new: impl Fn(&mut L, u64) -> Option<K>,
+        new_packet: impl Fn(&mut L, u64) -> Option<K>,
     ) -> Outcome {
         // Most turns have neither packets to make nor packets to take.
         if self.router.injection_room(FIFO, links.now()).packets > 0 {
-            self.fill(links, new);
+            self.fill(links, new_packet);
         }
         let outcome = self.router.step(links, budget);
         if self.router.received() != 0 {
@@ -114,13 +114,13 @@ impl<K: RoutedPacket> Node<K> {
         outcome
     }
 
-    /// Fills the injection FIFO with packets to random nodes.
+    /// Fills the injection FIFO with packets to random nodes, which `new_packet` makes.
     #[inline(never)]
-    fn fill<L: Links<Packet = K>>(&mut self, links: &mut L, new: impl Fn(&mut L, u64) -> Option<K>) {
+    fn fill<L: Links<Packet = K>>(&mut self, links: &mut L, new_packet: impl Fn(&mut L, u64) -> Option<K>) {
         let now = links.now();
         while self.router.injection_room(FIFO, now).packets > 0
             && let Some(word) = self.next_word()
-            && let Some(packet) = new(links, word)
+            && let Some(packet) = new_packet(links, word)
         {
             if let Err(refused) = self.router.inject(FIFO, packet, now) {
                 links.recycle(refused.packet);
@@ -170,12 +170,12 @@ impl Device for Node<Packet> {
     fn reset(&mut self, _: &mut Context<'_>, _: Reset) {}
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
-        let new = |ports: &mut Ports<'_>, word: u64| {
+        let new_packet = |ports: &mut Ports<'_>, word: u64| {
             let mut packet = ports.new_packet(PACKET_BYTES).ok()?;
             packet.header = word;
             Some(packet)
         };
-        let outcome = self.turn(&mut context.ports(), budget, new);
+        let outcome = self.turn(&mut context.ports(), budget, new_packet);
 
         context.wake_at(outcome.wake);
         if outcome.has_more { Progress::Busy } else { Progress::Idle }
