@@ -156,6 +156,7 @@ impl PortParts<'_> {
         credits: u32,
         tail: Nanos,
     ) -> Nanos {
+        // Without a gap, if the last transmission ends in this nanosecond.
         let has_waited = true;
         let start = self.wire.busy_until.from(self.now, has_waited);
         let (passage, busy_until) = self.properties.speed.transmit_alike(start, parcel.bytes.into(), tail);

@@ -36,6 +36,9 @@ pub(super) struct Wire {
 }
 
 /// Inputs with packets, ports whose waits have ended, and packets sent by a node.
+///
+/// The sets have one bit for each input or port. A router has at most 64 of them; that numbers are
+/// taken modulo 64 only keeps shifts in range.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Marks {
     /// Inputs with a whole packet, and those with the head of one, which include the former.

@@ -18,7 +18,7 @@ const ALL_LINES: u8 = (1 << LINES) - 1;
 pub struct LineLevels {
     /// Lines that the node itself sets.
     pub own: u8,
-    /// Lines that some node sets, as far as this node knows.
+    /// Lines that some node sets, by the symbols that have reached this node.
     pub all: u8,
 }
 
@@ -31,7 +31,7 @@ struct ClassLines {
     inputs: [u64; LINES as usize],
     /// Lines that some node of this node's subtree sets.
     subtree: u8,
-    /// Lines that some node sets, as far as this node knows.
+    /// Lines that some node sets, by the symbols that have reached this node.
     all: u8,
 }
 

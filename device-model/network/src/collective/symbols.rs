@@ -93,6 +93,7 @@ pub(super) struct Symbols {
 }
 
 impl Symbols {
+    /// Returns empty queues for `ports` ports. `framing` and `credits` are those of a symbol.
     pub(super) fn new(ports: u8, vc: u8, framing: u32, credits: u32) -> Self {
         let waiting = vec![Waiting::default(); usize::from(ports)];
         Self { waiting, ports: 0, vc: vc.into(), framing, credits, starved: false }

@@ -8,11 +8,11 @@ use super::{Cluster, ClusterError, RankError, RankProgram, RankSite, between_bar
 use crate::world::{Picos, Profile};
 
 /// Time of the software on Blue Gene/Q for a message, in nanoseconds: "about 95 ns to 100 ns" for
-/// the descriptor, the look for its arrival, and the loop (section V). Each side has half of it.
+/// the descriptor, the poll for its arrival, and the loop (section V). Each side has half of it.
 const SOFTWARE_NS: f64 = 96.0;
 
-/// Returns the profile of Blue Gene/Q's processors. Matching and copies take no time: the paper
-/// states no cost of them.
+/// Returns the profile of Blue Gene/Q's processors, which are A2 cores. Matching and copies take no
+/// time: the paper states no cost of them.
 pub fn a2() -> Profile {
     let half_of_each_side = [Cost::SendMessage, Cost::ReceivePacket].map(|kind| (kind, SOFTWARE_NS / 2.0));
     Profile::of_nanos(half_of_each_side)

@@ -139,6 +139,7 @@ impl WorldState {
         self.agenda.borrow_mut().add(process, name, fiber, self.now.get())
     }
 
+    /// Returns the clock of the thread that runs, or the time of the last event.
     pub(super) fn now(&self) -> Picos {
         self.now.get()
     }

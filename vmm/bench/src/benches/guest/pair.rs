@@ -230,7 +230,8 @@ impl<'a> GuestPair<'a> {
     /// Returns the number of calls to [`Run::step`] for a pair of guests.
     pub(super) fn steps(sweep: &Sweep) -> u64 {
         let paths: usize = sweep.sizes.iter().map(|&bytes| MessagePath::of_messages(bytes).count()).sum();
-        // The boot and the registers are a step each, and each kind of counted work is one.
+        // The boot and the registers are a step each, and so is each of the four kinds of counted
+        // work. A path has a step for its probe and one for each round.
         (2 + 4 + paths * sweep.directions.len() * (sweep.rounds + 1)) as u64
     }
 

@@ -25,7 +25,7 @@ use crate::{
 const MEMORY: u64 = 4096;
 /// Messages that are sent, and then taken, at a time.
 const BURST: u32 = 64;
-/// Number of bursts between two looks at the clock.
+/// Number of bursts between two readings of the clock.
 const BURSTS_PER_CHECK: u32 = 64;
 /// The goal for a put's latency, as a multiple of VELO's.
 const MAX_LATENCY_RATIO: f64 = 1.5;

@@ -28,7 +28,7 @@ pub(super) const HOP_NS: f64 = 300.0;
 const HOP_CYCLES: u32 = 20;
 
 /// Calibrated by the message rates of three and four pairs: time of a call of the MPI library, in
-/// nanoseconds. It starts a send, receives a message, or looks for work. With 205 to 304 ns, four
+/// nanoseconds. It starts a send, receives a message, or polls for work. With 205 to 304 ns, four
 /// pairs saturate the link and three do not. This is the middle.
 const CALL_NS: f64 = 254.0;
 

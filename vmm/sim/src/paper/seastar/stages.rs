@@ -15,7 +15,7 @@ const BYTES: usize = 8;
 pub(super) enum Stage {
     /// Links and routers.
     Router,
-    /// Stores to the card's memory and loads of it, its bytes, and looks of the host at memory.
+    /// Stores to the card's memory and loads of it, its bytes, and polls of memory by the host.
     HostInterface,
     /// The work of the library above Portals for a message: that of MPI in the paper.
     Library,

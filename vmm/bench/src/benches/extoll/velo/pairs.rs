@@ -19,7 +19,7 @@ use crate::{
 pub(super) const BATCH: u32 = 32;
 /// Number of messages that are sent, and then polled for, at a time.
 const BURST: u32 = 64;
-/// Number of rounds of all pairs between two looks at the clock.
+/// Number of rounds of all pairs between two readings of the clock.
 const ROUNDS_PER_CHECK: u32 = 64;
 /// The greatest number of messages of a pair in flight.
 const WINDOW: u32 = 256;

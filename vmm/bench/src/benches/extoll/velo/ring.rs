@@ -11,7 +11,7 @@ use crate::{bare_ring::BareRing, machine::never_sleeping_wait};
 
 /// The longest wait for the consumer.
 const STEP_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum number of records between two looks at the clock.
+/// Maximum number of records between two readings of the clock.
 const RECORDS_PER_CHECK: u32 = 1024;
 /// BAR and offset of the register in each record. No device carries the records out.
 const BAR: u8 = 0;

@@ -22,7 +22,7 @@ const ECHO: u64 = 0;
 const ONE_WAY: u64 = 1;
 /// The content of the last message, after whose return the far end ends.
 const END: u64 = 2;
-/// Number of messages between two looks at the clock.
+/// Number of messages between two readings of the clock.
 const MESSAGES_PER_CHECK: u32 = 64;
 
 /// Measures a pair of Unix sockets.
