@@ -200,6 +200,7 @@ impl Collective {
     fn steps(self, node: u32, nodes: u32) -> Vec<Exchange> {
         let distances = (0..nodes.ilog2()).map(|order| 1 << order);
         let exchange = |to, bytes| Exchange { to: Some(to), receives: true, bytes };
+
         match self {
             Self::Barrier => distances.map(|distance| exchange((node + distance) % nodes, 0)).collect(),
             Self::Allreduce => distances.map(|distance| exchange(node ^ distance, ELEMENT_BYTES)).collect(),

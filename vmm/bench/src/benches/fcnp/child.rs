@@ -76,6 +76,7 @@ impl Child {
                 self.open = Some(self.open(&task, &sockets, peer.as_ref())?);
                 Ok(Answer::Opened)
             }
+
             Order::Measure => match &mut self.open {
                 Some(Open::Endpoint(endpoint, task)) => {
                     Ok(Answer::Done(flow::run(endpoint.as_ref(), self.side, task)?))
