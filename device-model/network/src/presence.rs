@@ -1,9 +1,9 @@
 //! Presence: which nodes have software, and since which generation.
 //!
-//! One table beside the links says it for all nodes of a machine. It is not a message: it costs no
-//! packets, and unordered networks need no *behind*. A change is shown to peers only when nothing
-//! of the former life is in flight. The largest delay of a path, the *drain time*, says when that
-//! is so:
+//! A *life* of a node is the time from the start of its software to its end. One table beside the
+//! links has the lives of all nodes of a machine. A change of the table sends no packets, so it
+//! does not depend on their order. It is shown to peers only when no packet of the former life is
+//! in flight. That is so after the *drain time*, the largest delay of a path:
 //!
 //! ```text
 //!   life 1                 │ leave                              join │        life 2
@@ -22,8 +22,8 @@
 //!    generation. It must not send before it is shown ([`Presence::generation`] of the node
 //!    itself).
 //!
-//! A network that can tell that no packet is left does not have to wait: [`Presence::drained`] ends
-//! the waiting of a node.
+//! A network that can tell that no packet is left need not wait: [`Presence::drained`] ends the
+//! drain times of a node.
 //!
 //! Changes are shown at *barriers of time*, multiples of a period. All parts of a machine that is
 //! run in parts then see them at the same time, if each part ends at a barrier.
@@ -105,7 +105,7 @@ pub struct Presence {
     drain: u64,
     /// Time between two barriers, in nanoseconds, at least 1.
     period: u64,
-    /// Counter behind [`Presence::changes`].
+    /// Number of calls that have changed the table.
     changes: u64,
 }
 
@@ -114,6 +114,7 @@ impl Presence {
     /// nanoseconds, and changes are shown at multiples of `period` nanoseconds. With 0, they are
     /// shown at any time.
     pub fn new(nodes: u32, drain: u64, period: u64) -> Self {
+        // Peers have seen no life before the first: the end of life 0 is shown from time 0 on.
         let former = Former { generation: 0, end: Nanos::ZERO };
         let life = Life::Absent { former, quiet: Nanos::ZERO };
         let entries = vec![Entry { life, generation: 0 }; nodes as usize].into_boxed_slice();
@@ -170,9 +171,9 @@ impl Presence {
         Ok(former.end.max(now))
     }
 
-    /// Ends the waiting of a node, after the caller has made sure that no packet from it or to it
-    /// is in flight. A change that waits is shown from the next barrier. Without one it has no
-    /// effect.
+    /// Ends the drain times of a node, after the caller has made sure that no packet from it or to
+    /// it is in flight. A change that is not shown yet is shown from the next barrier. Without such
+    /// a change, the call has no effect on what peers see.
     ///
     /// # Errors
     /// [`PresenceError::NoNode`].
@@ -181,13 +182,13 @@ impl Presence {
         let entry = self.entries.get_mut(node as usize).ok_or(PresenceError::NoNode { node, nodes })?;
         let barrier = next_barrier(now, period);
 
-        let sooner = |former: Former| Former { end: former.end.min(barrier), ..former };
+        let end_by_barrier = |former: Former| Former { end: former.end.min(barrier), ..former };
         entry.life = match entry.life {
             Life::Absent { former, quiet } => {
-                Life::Absent { former: sooner(former), quiet: quiet.min(barrier) }
+                Life::Absent { former: end_by_barrier(former), quiet: quiet.min(barrier) }
             }
             Life::Present { former, shown } => {
-                Life::Present { former: sooner(former), shown: shown.min(barrier) }
+                Life::Present { former: end_by_barrier(former), shown: shown.min(barrier) }
             }
         };
         self.changes += 1;

@@ -17,11 +17,14 @@ use crate::{machine::never_sleeping_wait, placement::pin};
 
 /// Number of records that the consumer takes before it publishes its count, as the engine does.
 const RECORDS_PER_PUBLISH: u32 = 64;
+/// Bytes of the page behind the ring that holds the consumer's count.
+const COUNT_PAGE: usize = 4096;
 
 /// The writing end of a ring whose records have `N` bytes of data, at most 8, and the thread that
 /// reads them.
 pub struct BareRing<const N: usize> {
     producer: Producer<SharedCells>,
+    /// The count of records that the consumer has published.
     consumed: SharedU32,
     /// Sum of the data that were written.
     sum: u64,
@@ -38,8 +41,7 @@ impl<const N: usize> BareRing<N> {
     pub fn start(cells: u32, processor: Option<usize>) -> Result<Self, Failure> {
         let description = || "the memory of a bare ring".into();
         let bytes = cells as usize * CELL;
-        // One more page holds the consumer's count.
-        let memory = SharedMemory::create("bench-ring", bytes + 4096).context(description)?;
+        let memory = SharedMemory::create("bench-ring", bytes + COUNT_PAGE).context(description)?;
         let cells =
             SharedCells::new(memory.window(0, bytes as u64).context(description)?).context(description)?;
         let consumed = memory.u32(bytes as u64).context(description)?;
@@ -59,7 +61,8 @@ impl<const N: usize> BareRing<N> {
         Ok(Self { producer: Producer::new(cells), consumed, sum: 0, stop, reader })
     }
 
-    /// Writes a record. Returns `false` when the ring is full.
+    /// Writes a record of a register write at `offset` of BAR `bar`. Returns `false` when the ring
+    /// is full.
     ///
     /// # Errors
     /// Returns an error when the ring refuses the record.

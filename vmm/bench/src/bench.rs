@@ -53,7 +53,7 @@ impl Bench {
 pub struct Run<'a> {
     /// Make fewer repetitions.
     pub quick: bool,
-    /// How engines wait.
+    /// The way in which engines wait for sockets.
     pub event_loop: EventLoop,
     /// Set for `all`. Figures that cannot be measured on this host are then left out with a note,
     /// which is no error.
@@ -64,9 +64,9 @@ pub struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// Returns a full run. Its progress is shown on a terminal, unless it is `silent`.
-    pub fn new(bench: &Bench, event_loop: EventLoop, signals: &'a Signals, silent: bool) -> Self {
-        let progress = if silent { ProgressBar::hidden() } else { ProgressBar::new(0) };
+    /// Returns a full run. Its progress is shown on a terminal, unless `is_silent`.
+    pub fn new(bench: &Bench, event_loop: EventLoop, signals: &'a Signals, is_silent: bool) -> Self {
+        let progress = if is_silent { ProgressBar::hidden() } else { ProgressBar::new(0) };
         if let Ok(style) = ProgressStyle::with_template("{prefix:8} {bar:30} {pos}/{len} {msg}") {
             progress.set_style(style);
         }
@@ -75,7 +75,7 @@ impl<'a> Run<'a> {
         Self { quick: false, event_loop, all: false, signals, progress }
     }
 
-    /// Announces the number of calls to [`Run::step`].
+    /// Announces the number of calls to [`Run::step`], for the progress bar.
     pub fn steps(&self, steps: u64) {
         self.progress.set_length(steps);
     }

@@ -117,7 +117,7 @@ impl Callgrind {
         let directory = TempDir::new().context(|| "a directory for callgrind's counts".into())?;
         let errors = directory.path().join("errors");
         let counts = directory.path().join(COUNTS);
-        let child = process::of_bench(count.bench, &count.task)?;
+        let child = process::child_command(count.bench, &count.task)?;
 
         let mut command = Command::new(VALGRIND);
         command.args(["-q", "--tool=callgrind", "--collect-atstart=no"]);
@@ -154,7 +154,7 @@ impl Callgrind {
 /// Number of lines of a failed child's output that its error contains.
 const SHOWN_LINES: usize = 8;
 
-/// Returns the error of a child under callgrind, with the end of its output.
+/// Returns the error of a child under callgrind, with the end of its output in the file `errors`.
 fn child_failure(name: &str, status: ExitStatus, errors: &Path) -> Failure {
     let errors = fs::read_to_string(errors).unwrap_or_default();
     let hint = if errors.contains("unhandled instruction") || errors.contains("Illegal opcode") {
@@ -163,23 +163,23 @@ fn child_failure(name: &str, status: ExitStatus, errors: &Path) -> Failure {
         ""
     };
 
-    let last: Vec<_> = errors.lines().rev().take(SHOWN_LINES).collect();
-    let last: Vec<_> = last.into_iter().rev().collect();
+    let mut last_lines: Vec<_> = errors.lines().rev().take(SHOWN_LINES).collect();
+    last_lines.reverse();
 
     Failure::environment(format!(
         "{VALGRIND}, counting {name}, ended with {status}{hint}:\n{}",
-        last.join("\n")
+        last_lines.join("\n")
     ))
 }
 
-/// Returns the sum of all events in callgrind's file: its line `totals: N`, or the sum of its
-/// dumps' `summary: N`.
+/// Returns the sum of all events in callgrind's file: its line `totals: N`, or the sum of the lines
+/// `summary: N` of its dumps.
 fn total(text: &str) -> Option<u64> {
-    let figure = |line: &str, name: &str| -> Option<u64> {
-        line.strip_prefix(name)?.split_whitespace().next()?.parse().ok()
+    let number_after = |line: &str, label: &str| -> Option<u64> {
+        line.strip_prefix(label)?.split_whitespace().next()?.parse().ok()
     };
-    text.lines().find_map(|line| figure(line, "totals:")).or_else(|| {
-        let summaries: Vec<_> = text.lines().filter_map(|line| figure(line, "summary:")).collect();
+    text.lines().find_map(|line| number_after(line, "totals:")).or_else(|| {
+        let summaries: Vec<_> = text.lines().filter_map(|line| number_after(line, "summary:")).collect();
         (!summaries.is_empty()).then(|| summaries.iter().sum())
     })
 }

@@ -24,12 +24,12 @@ pub struct Counting;
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Calls `f`, and returns its result and the bytes that it has allocated and not freed. Bytes of
+/// Calls `work`, and returns its result and the bytes that it has allocated and not freed. Bytes of
 /// other threads count, too.
-pub fn count<T>(f: impl FnOnce() -> T) -> (T, isize) {
+pub fn count<T>(work: impl FnOnce() -> T) -> (T, isize) {
     let before = BYTES.load(Ordering::Relaxed);
     IS_COUNTING.store(true, Ordering::Relaxed);
-    let result = f();
+    let result = work();
     IS_COUNTING.store(false, Ordering::Relaxed);
 
     (result, BYTES.load(Ordering::Relaxed) - before)

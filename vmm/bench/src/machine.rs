@@ -26,7 +26,7 @@ use crate::{bench::Run, placement::Placement};
 /// The interval between two attempts to open a device.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 /// The simulated time of one step, in nanoseconds.
-const TICK: u64 = 1_000;
+const TICK_NS: u64 = 1_000;
 /// The first time of the simulated clock. It is later than every time of the real clock in the
 /// machine.
 const START: Nanos = Nanos(1 << 42);
@@ -112,6 +112,15 @@ fn is_transient(address: &DeviceAddress, error: &Error) -> bool {
     }
 }
 
+/// An attachment of a node, by which a machine of either kind finds it.
+#[derive(Clone, Copy, Debug)]
+pub struct AttachmentOfNode<'a> {
+    /// Its name, which a machine in this process needs.
+    pub name: &'a str,
+    /// Its index in the node, which a served machine needs.
+    pub index: usize,
+}
+
 /// A machine of a bench that measures with both kinds.
 pub enum Host {
     /// In this process. A waiting thread steps it.
@@ -137,20 +146,22 @@ impl Host {
         serve(run, plan, placement).map(|server| Self::Served(Box::new(server)))
     }
 
-    /// Opens an attachment, which has a name and an index in its node. A served one may still have
-    /// its previous client for up to `patience`.
+    /// Opens an attachment of a node. A served one may still have its previous client for up to
+    /// `patience`.
     ///
     /// # Errors
     /// Returns an error when there is no such attachment, and the errors of opening it.
     pub fn open(
         &self,
         node: &str,
-        (name, index): (&str, usize),
+        attachment: AttachmentOfNode<'_>,
         patience: Duration,
     ) -> Result<Device, Failure> {
         match self {
-            Self::InProcess(machine) => open_in_process(machine, node, name),
-            Self::Served(server) => open(&served_at(server, node, index)?, OpenOptions::default(), patience),
+            Self::InProcess(machine) => open_in_process(machine, node, attachment.name),
+            Self::Served(server) => {
+                open(&served_at(server, node, attachment.index)?, OpenOptions::default(), patience)
+            }
         }
     }
 
@@ -192,13 +203,14 @@ impl SteppedMachine {
         open_in_process(&self.machine, node, attachment)
     }
 
-    /// Makes some steps. `step` makes one of them, at a time of the simulated clock.
+    /// Makes `count` steps, each a tick of the simulated clock after the one before. `step` is
+    /// called with the machine and the time, and makes one of them.
     #[inline]
     pub fn steps<T>(&mut self, count: u32, mut step: impl FnMut(&mut Machine, Nanos) -> T) {
         let now = &mut self.now;
         self.machine.with(|machine| {
             for _ in 0..count {
-                *now = now.after(TICK);
+                *now = now.after(TICK_NS);
                 step(machine, *now);
             }
         });

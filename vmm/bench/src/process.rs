@@ -23,7 +23,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 ///
 /// # Errors
 /// Returns an error when this program's own file is unknown.
-pub fn of_bench(bench: &str, task: &str) -> Result<Command, Failure> {
+pub fn child_command(bench: &str, task: &str) -> Result<Command, Failure> {
     let program = env::current_exe().context(|| "this program's own file".into())?;
     let mut command = Command::new(program);
     command.args([bench, "--task", task]);
@@ -141,7 +141,8 @@ pub fn send_order(mut to: impl Write, order: &impl Serialize) -> std::io::Result
 /// Carries out the orders of the parent, one in each line of standard input, until that is closed.
 /// Each order has an answer, one in each line of standard output.
 ///
-/// `ready` is the first answer. `failed` makes an answer from the message of an order that failed.
+/// `ready` is the first answer. `execute` carries an order out, and returns its answer. `failed`
+/// makes an answer from the message of an order that failed.
 ///
 /// # Errors
 /// Returns an error when an order cannot be read, or an answer not be written.

@@ -24,6 +24,7 @@ pub fn endpoints_of<T: Transport>(
     let (deadline, mut idle) = (Deadline::after(time_out), never_sleeping_wait());
     while !ranks.iter().all(&is_complete) {
         for rank in &mut ranks {
+            // No message is taken yet: it waits until its rank has an endpoint.
             rank.poll_gone();
             rank.poll(MAX_EVENTS, &mut |_, _, _| Taken::NotNow).context(|| "a rank".into())?;
             rank.relax(&mut idle).context(|| "the machine".into())?;

@@ -105,6 +105,7 @@ type Cell = fn(&Row) -> Option<String>;
 /// Returns a table with a line for each row. A column that applies to no row is left out. The
 /// figures that only some benchmarks have follow the fixed columns, by name.
 fn rows(rows: &[Row]) -> TableData {
+    // Name, whether the cells are numbers, and the cell of a row.
     let fixed: [(&str, bool, Cell); 11] = [
         ("path", false, |row| Some(row.path.clone())),
         ("backing", false, |row| row.backing.map(|backing| backing.name().to_owned())),
@@ -121,25 +122,25 @@ fn rows(rows: &[Row]) -> TableData {
 
     let used: Vec<_> =
         fixed.iter().filter(|(_, _, cell)| rows.iter().any(|row| cell(row).is_some())).collect();
-    let mut figures: Vec<&str> = rows.iter().flat_map(|row| row.figures.keys().copied()).collect();
-
-    figures.sort_unstable();
-    figures.dedup();
+    let mut figure_names: Vec<&str> = rows.iter().flat_map(|row| row.figures.keys().copied()).collect();
+    figure_names.sort_unstable();
+    figure_names.dedup();
 
     let mut columns: Vec<_> =
         used.iter().map(|(name, is_numeric, _)| TableColumn::new(*name, *is_numeric)).collect();
-    columns.extend(figures.iter().map(|name| TableColumn::new(name.replace('_', " "), true)));
+    columns.extend(figure_names.iter().map(|name| TableColumn::new(name.replace('_', " "), true)));
+
     let cells = |row: &Row| {
         let fixed = used.iter().map(|(_, _, cell)| cell(row));
-        let figures = figures.iter().map(|name| row.figures.get(name).copied().map(format_figure));
+        let figures = figure_names.iter().map(|name| row.figures.get(name).copied().map(format_figure));
         fixed.chain(figures).map(|cell| cell.unwrap_or_else(|| "-".into())).collect()
     };
 
     TableData { columns, rows: rows.iter().map(cells).collect() }
 }
 
-/// Returns a table of bandwidths in Gb/s, with a column for each path. The first columns hold the
-/// other properties of a row.
+/// Returns a table of bandwidths in Gb/s, with a column for each path, FIFO depth and backing. The
+/// first columns hold the other properties of a row.
 fn bandwidth_table(rows: &[Row]) -> TableData {
     // The rows with the same key share a line, and those with the same label a column.
     let key = |row: &Row| {
@@ -174,12 +175,12 @@ fn bandwidth_table(rows: &[Row]) -> TableData {
         TableColumn::new("outstanding", true),
     ];
     columns.extend(labels.iter().map(|label| TableColumn::new(label.as_str(), true)));
-    let line = |expected: &[String; 3]| {
-        let cell = |wanted_label: &String| {
-            let found = rows.iter().find(|row| key(row) == *expected && label(row) == *wanted_label);
+    let line = |line_key: &[String; 3]| {
+        let cell = |column_label: &String| {
+            let found = rows.iter().find(|row| key(row) == *line_key && label(row) == *column_label);
             found.and_then(|row| row.gbit_s).map_or_else(|| "-".into(), format_figure)
         };
-        expected.iter().cloned().chain(labels.iter().map(cell)).collect()
+        line_key.iter().cloned().chain(labels.iter().map(cell)).collect()
     };
 
     TableData { columns, rows: keys.iter().map(line).collect() }

@@ -36,6 +36,7 @@ impl Results {
         self.write_file(report, "json", &format!("{}\n", report.json()?))
     }
 
+    /// Writes one file of a report.
     fn write_file(&self, report: &Report, extension: &str, text: &str) -> Result<(), Failure> {
         let path = self.directory.join(report.bench).with_extension(extension);
         fs::write(&path, text).context(|| format!("can't write {}", path.display()))

@@ -20,7 +20,7 @@ use serde::Serialize;
 use crate::{
     cluster::{
         Cards, Cluster, ClusterError, RankError, RankProgram, mu,
-        programs::{Updated, half_round_trip, rate_of, time_of_messages},
+        programs::{Passes, Updated, half_round_trip, rate_of, time_of_messages},
     },
     interrupted::Interrupted,
     paper::{extoll, seastar},
@@ -38,8 +38,9 @@ Programs:
 
 /// Messages of a window.
 const WINDOW: u32 = 64;
-/// Sizes of the messages of `message_rate` and of `ping_pong`, as powers of two.
+/// Sizes in bytes of the messages of `message_rate`, as powers of two.
 const RATE_SIZES: std::ops::RangeInclusive<u32> = 0..=12;
+/// Sizes in bytes of the messages of `ping_pong`, as powers of two.
 const PING_PONG_SIZES: std::ops::RangeInclusive<u32> = 0..=20;
 /// Maximum number of windows or round trips.
 const MAX_COUNT: u32 = 10_000;
@@ -98,9 +99,16 @@ impl Software {
 /// A program and its parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Program {
-    MessageRate { windows: u32 },
-    PingPong { rounds: u32 },
-    RandomAccess { order: u32 },
+    MessageRate {
+        windows: u32,
+    },
+    PingPong {
+        rounds: u32,
+    },
+    /// Each rank has 2^`order` words of the table.
+    RandomAccess {
+        order: u32,
+    },
 }
 
 impl Program {
@@ -113,19 +121,19 @@ impl Program {
                 return Err(Failure::usage(format!("one program with one argument is possible: {PROGRAMS}")));
             }
         };
-        let number = |what, default, maximum| match argument {
+        let number_or = |default, argument_name, maximum| match argument {
             None => Ok(default),
             Some(text) => {
                 text.parse().ok().filter(|number| (1..=maximum).contains(number)).ok_or_else(|| {
-                    Failure::usage(format!("{name}: {what} is {text}; 1 to {maximum} are possible"))
+                    Failure::usage(format!("{name}: {argument_name} is {text}; 1 to {maximum} are possible"))
                 })
             }
         };
 
         match name {
-            "message_rate" => Ok(Self::MessageRate { windows: number("WINDOWS", 4, MAX_COUNT)? }),
-            "ping_pong" => Ok(Self::PingPong { rounds: number("ROUNDS", 4, MAX_COUNT)? }),
-            "random_access" => Ok(Self::RandomAccess { order: number("ORDER", 10, MAX_ORDER)? }),
+            "message_rate" => Ok(Self::MessageRate { windows: number_or(4, "WINDOWS", MAX_COUNT)? }),
+            "ping_pong" => Ok(Self::PingPong { rounds: number_or(4, "ROUNDS", MAX_COUNT)? }),
+            "random_access" => Ok(Self::RandomAccess { order: number_or(10, "ORDER", MAX_ORDER)? }),
             _ => Err(Failure::usage(format!(
                 "there is no program {name} for virtual time; there are {PROGRAMS}"
             ))),
@@ -133,7 +141,7 @@ impl Program {
     }
 }
 
-/// The rate of messages of one size.
+/// The rate of messages of one size between some pairs of ranks.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct RateRow {
     pairs: u32,
@@ -149,13 +157,14 @@ struct LatencyRow {
     us: f64,
 }
 
-/// The updates of RandomAccess.
+/// The result of RandomAccess: its table, its updates and their rate.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct UpdatesRow {
     words: u64,
     updates: u64,
     messages: u64,
     us: f64,
+    /// Billions of updates per second.
     gups: f64,
     wrong_words: u64,
 }
@@ -182,7 +191,7 @@ impl Rows {
         }])
     }
 
-    /// Returns whether the data was right. One wrong word of a hundred is allowed in RandomAccess.
+    /// Returns whether the data was right. RandomAccess may have one wrong word of a hundred.
     fn is_good(&self) -> bool {
         match self {
             Self::RandomAccess([row]) => row.wrong_words * 100 <= row.words,
@@ -208,6 +217,7 @@ impl Rows {
 }
 
 impl RateRow {
+    /// Returns the cells of the row in the table.
     fn cells(&self) -> Vec<String> {
         let (rate, bytes) = (format!("{:.0}", self.messages_per_s), format!("{:.1}", self.mb_per_s));
         vec![self.pairs.to_string(), self.bytes.to_string(), rate, bytes]
@@ -215,12 +225,14 @@ impl RateRow {
 }
 
 impl LatencyRow {
+    /// Returns the cells of the row in the table.
     fn cells(&self) -> Vec<String> {
         vec![self.bytes.to_string(), format!("{:.3}", self.us)]
     }
 }
 
 impl UpdatesRow {
+    /// Returns the cells of the row in the table.
     fn cells(&self) -> Vec<String> {
         let (time, gups) = (format!("{:.1}", self.us), format!("{:.5}", self.gups));
         let [words, updates, messages, wrong] =
@@ -290,13 +302,13 @@ pub fn main(arguments: &Arguments) -> Result<u8, Failure> {
     check_ranks(program, ranks)?;
 
     let (results, end) = run_on(program, &cluster, per_node).map_err(to_failure)?;
-    let cost = |(kind, time): (Cost, Picos)| CostRow { work: name_of(kind), ns: time.as_nanos() };
+    let cost_row = |(kind, time): (Cost, Picos)| CostRow { work: name_of(kind), ns: time.as_nanos() };
     let report = Report {
         machine: cluster.name().to_owned(),
         program: arguments.program.join(" "),
         ranks,
         profile: arguments.profile,
-        costs: cluster.profile.costs().map(cost).collect(),
+        costs: cluster.profile.costs().map(cost_row).collect(),
         virtual_us: end.as_nanos() / 1e3,
         results,
     };
@@ -342,7 +354,8 @@ fn check_ranks(program: Program, ranks: usize) -> Result<(), Failure> {
     }
 }
 
-/// Runs a program. Returns its result, and the virtual time at its end.
+/// Runs a program with `per_node` ranks on each node. Returns its result, and the virtual time at
+/// its end.
 fn run_on(program: Program, cluster: &Cluster, per_node: u16) -> Result<(Rows, Picos), ClusterError> {
     match program {
         Program::MessageRate { windows } => {
@@ -350,32 +363,40 @@ fn run_on(program: Program, cluster: &Cluster, per_node: u16) -> Result<(Rows, P
             Ok((Rows::MessageRate(rates(&times, windows)), end))
         }
         Program::PingPong { rounds } => {
-            let (times, end) = cluster.run_program(per_node, Latencies { rounds })?;
-            let times = times.into_iter().next().unwrap_or_default();
+            let (latencies_by_rank, end) = cluster.run_program(per_node, Latencies { rounds })?;
+            let latencies = latencies_by_rank.into_iter().next().unwrap_or_default();
             let row = |(order, us)| LatencyRow { bytes: 1_usize << order, us };
-            Ok((Rows::PingPong(PING_PONG_SIZES.zip(times).map(row).collect()), end))
+            Ok((Rows::PingPong(PING_PONG_SIZES.zip(latencies).map(row).collect()), end))
         }
         Program::RandomAccess { order } => {
-            let (updated, end) = cluster.random_access(per_node, order, true)?;
+            let (updated, end) = cluster.random_access(per_node, order, Passes::WithVerification)?;
             Ok((Rows::of_updates(updated), end))
         }
     }
 }
 
-/// Returns the exchanges of `message_rate` on a number of ranks, as numbers of pairs and sizes of
-/// messages: one pair, two, four and so on, each with all sizes.
-fn exchanges(ranks: u32) -> impl Iterator<Item = (u32, usize)> {
-    let doubled = std::iter::successors(Some(1_u32), |pairs| pairs.checked_mul(2));
-    let counts = doubled.take_while(move |pairs| *pairs <= ranks / 2);
-    counts.flat_map(|pairs| RATE_SIZES.map(move |order| (pairs, 1 << order)))
+/// A part of `message_rate`: messages of `bytes` bytes between `pairs` pairs of ranks.
+#[derive(Clone, Copy)]
+struct Exchange {
+    pairs: u32,
+    bytes: usize,
 }
 
-/// Returns the terms of an exchange in which each pair sends `windows` windows of messages.
-fn terms(bytes: usize, windows: u32, context: u32) -> Parameters {
+/// Returns the exchanges of `message_rate` on a number of ranks: one pair, two, four and so on,
+/// each with all sizes of messages.
+fn exchanges(ranks: u32) -> impl Iterator<Item = Exchange> {
+    let doubled = std::iter::successors(Some(1_u32), |pairs| pairs.checked_mul(2));
+    let counts = doubled.take_while(move |pairs| *pairs <= ranks / 2);
+    counts.flat_map(|pairs| RATE_SIZES.map(move |order| Exchange { pairs, bytes: 1 << order }))
+}
+
+/// Returns the parameters of an exchange in which each pair sends `windows` windows of messages, with
+/// the matching context `context`.
+fn parameters(bytes: usize, windows: u32, context: u32) -> Parameters {
     Parameters { bytes, window: WINDOW, windows, context }
 }
 
-/// The exchanges of one pair, two, four and so on.
+/// `message_rate` on one rank: all exchanges, one after another.
 struct MessageRates {
     windows: u32,
 }
@@ -386,26 +407,28 @@ impl RankProgram for MessageRates {
 
     fn run<E: Endpoint>(&self, endpoint: &mut E) -> Result<Vec<Duration>, RankError> {
         let (ranks, mut context) = (endpoint.size(), 0);
-        let measure = |(pairs, bytes)| {
+        // The receivers are the ranks of the upper half.
+        let distance = ranks / 2;
+        let measure = |Exchange { pairs, bytes }| {
             context += 1;
-            time_of_messages(endpoint, pairs, ranks / 2, terms(bytes, self.windows, context))
+            time_of_messages(endpoint, pairs, distance, parameters(bytes, self.windows, context))
         };
         exchanges(ranks).map(measure).collect()
     }
 }
 
-/// Returns the rates of all exchanges, by their times on each rank.
-fn rates(times: &[Vec<Duration>], windows: u32) -> Vec<RateRow> {
-    let row = |(number, (pairs, bytes)): (usize, (u32, usize))| {
-        let of_rank = |times: &Vec<Duration>| times.get(number).copied().unwrap_or_default();
-        let senders: Vec<_> = times.iter().take(pairs as usize).map(of_rank).collect();
-        let rate = rate_of(&senders, terms(bytes, windows, 0).messages());
+/// Returns the rates of all exchanges. `times_by_rank` has the times of the exchanges on each rank.
+fn rates(times_by_rank: &[Vec<Duration>], windows: u32) -> Vec<RateRow> {
+    let row = |(number, Exchange { pairs, bytes }): (usize, Exchange)| {
+        let time_of = |times: &Vec<Duration>| times.get(number).copied().unwrap_or_default();
+        let sender_times: Vec<_> = times_by_rank.iter().take(pairs as usize).map(time_of).collect();
+        let rate = rate_of(&sender_times, parameters(bytes, windows, 0).messages());
         RateRow { pairs, bytes, messages_per_s: rate, mb_per_s: rate * bytes as f64 / 1e6 }
     };
-    exchanges(times.len() as u32).enumerate().map(row).collect()
+    exchanges(times_by_rank.len() as u32).enumerate().map(row).collect()
 }
 
-/// Round trips from the first rank to the last one.
+/// `ping_pong` on one rank: round trips from the first rank to the last one.
 struct Latencies {
     rounds: u32,
 }

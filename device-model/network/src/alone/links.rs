@@ -44,7 +44,8 @@ impl NodeLinks<'_> {
         }
     }
 
-    /// Returns whether a lane out has the credits for a packet. The node is woken when it has.
+    /// Returns whether a lane out has the credits for a packet. If not, the node is woken when it
+    /// has them.
     #[inline(never)]
     fn await_credits(&mut self, index: usize, credits: u32) -> bool {
         let Tables { lanes, wheel, now, .. } = self.tables;
@@ -58,22 +59,24 @@ impl NodeLinks<'_> {
         false
     }
 
-    /// Returns the lanes, and what else a packet concerns that leaves by a port.
+    /// Returns all lanes, and the other parts of the network that change when a packet leaves or is
+    /// taken by a port. Returns `None` if the port does not exist.
     #[inline(always)]
-    fn parts(&mut self, port: u8) -> Option<(&mut [Lane], Parts<'_>)> {
+    fn port_parts(&mut self, port: u8) -> Option<(&mut [Lane], PortParts<'_>)> {
         let NodeStatus { wires, marks, .. } = self.status;
         let wire = wires.get_mut(usize::from(port))?;
         let Tables { properties, lanes, wheel, .. } = self.tables;
-        let parts = Parts { properties, wire, marks, wheel, now: self.now };
+        let parts = PortParts { properties, wire, marks, wheel, now: self.now };
         Some((lanes, parts))
     }
 
-    /// Forwards the first packet of a lane to another lane, if that has `least` credits or more.
-    /// Returns whether another head can be seen then.
+    /// Forwards the first packet of the lane with index `from` to a lane out, if that has the
+    /// packet's credits and at least `least`. Returns whether the head of the next packet can be
+    /// seen then, or `None` if no packet was forwarded.
     #[inline(never)]
     fn forward_lane(&mut self, from: usize, port: u8, vc: usize, least: u32) -> Option<bool> {
         let (now, out) = (self.now, self.lane_out(port, vc));
-        let (lanes, mut parts) = self.parts(port)?;
+        let (lanes, mut parts) = self.port_parts(port)?;
         let [lane, out_lane] = lanes.get_disjoint_mut([from, out]).ok()?;
         let parcel = lane.shown_first()?;
         let credits = parcel.credits;
@@ -83,25 +86,28 @@ impl NodeLinks<'_> {
             return None;
         }
 
+        // Zero stands for a tail that has arrived.
         let tail = if parcel.tail > now { parcel.tail } else { Nanos::ZERO };
         let end = parts.transmit(out_lane, out, parcel, credits, tail);
         Some(parts.pop(lane, from, end))
     }
 }
 
-/// The parts of a network that a packet concerns which a node forwards, sends or takes.
-struct Parts<'a> {
+/// The parts of a network, beside its lanes, that change when a node forwards, sends or takes a
+/// packet at a port.
+struct PortParts<'a> {
     properties: &'a LinkProperties,
-    /// The wire out.
+    /// The wire out of the port.
     wire: &'a mut Wire,
+    /// The marks of the node.
     marks: &'a mut Marks,
     wheel: &'a mut Wheel,
     now: Nanos,
 }
 
-impl Parts<'_> {
-    /// Removes the first packet of a lane in, which leaves the buffer at `end`, and shows the head
-    /// of the next one. Returns whether that can be seen now.
+impl PortParts<'_> {
+    /// Removes the first packet of a lane in, whose tail leaves the buffer at `end`, and shows the
+    /// head of the next packet when it has arrived. Returns whether it has arrived now.
     #[inline(always)]
     fn pop(&mut self, lane: &mut Lane, index: usize, end: Nanos) -> bool {
         let bit = 1 << (lane.input % 64);
@@ -127,7 +133,8 @@ impl Parts<'_> {
         }
     }
 
-    /// Has a part of a lane's first packet shown to the receiver at a time.
+    /// Has the next part of a lane's first packet, its head or its tail, shown to the receiver at
+    /// `due`.
     #[inline(always)]
     fn show_at(&mut self, lane: &mut Lane, index: usize, due: Nanos) {
         lane.due = due;
@@ -137,8 +144,9 @@ impl Parts<'_> {
         }
     }
 
-    /// Transmits a packet over a lane that has the credits. The packet's tail comes in at `tail`,
-    /// or has arrived. Returns the time at which it has left.
+    /// Transmits a packet over a lane that has the credits for it. The packet's tail arrives at
+    /// this node at `tail`, or has arrived if that is [`Nanos::ZERO`]. Returns the time at which
+    /// the tail has left.
     #[inline(always)]
     fn transmit(
         &mut self,
@@ -148,18 +156,22 @@ impl Parts<'_> {
         credits: u32,
         tail: Nanos,
     ) -> Nanos {
-        let start = self.wire.busy_until.from(self.now, true);
+        // Without a gap, if the last transmission ends in this nanosecond.
+        let has_waited = true;
+        let start = self.wire.busy_until.from(self.now, has_waited);
         let (passage, busy_until) = self.properties.speed.transmit_alike(start, parcel.bytes.into(), tail);
         self.wire.busy_until = busy_until;
 
-        // A wire carries one packet after the other, so that they arrive in their order.
+        // A wire carries one packet after the other, so the new packet arrives after those before.
         let (head, tail) = (passage.head, passage.tail);
         let is_only = lane.push(Parcel { head, tail, credits, ..*parcel }, self.now);
         self.marks.sent += 1;
         if is_only {
             self.show_at(lane, index, head);
         }
-        if lane.is_watched() {
+        // If the sender has too few credits now, those that are back may be enough. Otherwise it
+        // waits for more.
+        if lane.sender_waits() {
             lane.credits_after_returns(self.now);
             watch_credits(lane, index, self.wheel);
         }
@@ -170,7 +182,7 @@ impl Parts<'_> {
 /// Adds the event for the return of a lane's credits, if the sender waits for it.
 #[inline(always)]
 fn watch_credits(lane: &mut Lane, index: usize, wheel: &mut Wheel) {
-    if lane.is_watched() {
+    if lane.sender_waits() {
         add_credit_event(lane, index, wheel);
     }
 }
@@ -184,6 +196,7 @@ fn add_credit_event(lane: &mut Lane, index: usize, wheel: &mut Wheel) {
     }
 }
 
+/// What the methods do and return is documented at [`Links`].
 impl Links for NodeLinks<'_> {
     type Packet = Parcel;
 
@@ -289,6 +302,8 @@ impl Links for NodeLinks<'_> {
     fn forward_first(&mut self, from: PortChannel, to: PortChannel) -> Option<bool> {
         let index = self.lane_in(from.port, from.channel);
         let forwarded = self.forward_lane(index, to.port, to.channel, 0);
+
+        // If the packet was not forwarded for want of credits, the node is woken when it has them.
         if forwarded.is_none() {
             let credits = self.tables.lanes.get(index)?.shown_first()?.credits;
             self.await_credits(self.lane_out(to.port, to.channel), credits);
@@ -298,12 +313,8 @@ impl Links for NodeLinks<'_> {
 
     #[inline(always)]
     fn forward_within(&mut self, from: LinkInput, to: PortChannel, least: u32) -> Option<bool> {
-        self.forward_lane(
-            self.status.first_lane as usize + usize::from(from.number),
-            to.port,
-            to.channel,
-            least,
-        )
+        let from_lane = self.status.first_lane as usize + usize::from(from.number);
+        self.forward_lane(from_lane, to.port, to.channel, least)
     }
 
     fn send(&mut self, to: PortChannel, parcel: Parcel) -> Result<(), Parcel> {
@@ -315,7 +326,7 @@ impl Links for NodeLinks<'_> {
             return Err(parcel);
         }
 
-        let Some((lanes, mut parts)) = self.parts(to.port) else { return Err(parcel) };
+        let Some((lanes, mut parts)) = self.port_parts(to.port) else { return Err(parcel) };
         let Some(lane) = lanes.get_mut(out) else { return Err(parcel) };
         parts.transmit(lane, out, &parcel, credits, Nanos::ZERO);
         Ok(())
@@ -324,7 +335,7 @@ impl Links for NodeLinks<'_> {
     #[inline]
     fn take(&mut self, port: u8, vc: u8) -> Option<Parcel> {
         let (index, now) = (self.lane_in(port, vc.into()), self.now);
-        let (lanes, mut parts) = self.parts(port)?;
+        let (lanes, mut parts) = self.port_parts(port)?;
         let lane = lanes.get_mut(index).filter(|lane| lane.shown == Shown::Whole)?;
         let parcel = *lane.shown_first()?;
         parts.pop(lane, index, now);

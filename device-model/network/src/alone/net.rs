@@ -14,9 +14,12 @@ use super::{
     links::NodeLinks,
     wheel::{Event, Kind, Wheel},
 };
+use crate::shape::CableEnd;
 
-/// Events between the request for the memory of one and its execution.
-const AHEAD: usize = 6;
+/// Number of events by which an event's memory is prefetched ahead of its execution.
+const PREFETCH_DISTANCE: usize = 6;
+/// Cache lines of a node's wires that are prefetched: they hold those of six ports.
+const WIRE_LINES: usize = 3;
 /// No lane: the port has no cable.
 pub(super) const NO_LANE: u32 = u32::MAX;
 
@@ -27,12 +30,15 @@ pub(super) struct Wire {
     pub(super) busy_until: Start,
     /// There is an event for the time at which it falls idle, or it has no cable and never does.
     pub(super) has_event: bool,
-    /// Its lane of the first virtual channel, or [`NO_LANE`]. The others follow at a distance of
-    /// the number of ports.
+    /// Index of its lane of the first virtual channel, or [`NO_LANE`]. That of the next virtual
+    /// channel is larger by the number of ports.
     pub(super) outward: u32,
 }
 
 /// Inputs with packets, ports whose waits have ended, and packets sent by a node.
+///
+/// The sets have one bit for each input or port. A router has at most 64 of them; that numbers are
+/// taken modulo 64 only keeps shifts in range.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Marks {
     /// Inputs with a whole packet, and those with the head of one, which include the former.
@@ -56,20 +62,20 @@ pub(super) struct NodeStatus {
     pub(super) marks: Marks,
     /// Time of the node's first timer event, or [`Nanos::NEVER`].
     pub(super) timer: Nanos,
-    /// The node is in [`Net::woken`].
+    /// The node is in [`Net::woken`], or its turn has not begun since.
     pub(super) is_woken: bool,
 }
 
 const _: () = assert!(size_of::<NodeStatus>() == 64);
 
 impl NodeStatus {
-    /// Records the end of a wait at a port. The node must be woken.
+    /// Records that a wait at a port has ended. The caller must wake the node.
     #[inline]
     fn free(&mut self, port: u8) {
         self.marks.freed |= 1 << (port % 64);
     }
 
-    /// Adds the node, whose number is `node`, to those that are to have a turn.
+    /// Adds the node, whose number is `node`, to the woken nodes, unless it is woken.
     #[inline]
     fn wake(&mut self, node: u32, woken: &mut Vec<u32>) {
         if !std::mem::replace(&mut self.is_woken, true) {
@@ -78,7 +84,7 @@ impl NodeStatus {
     }
 }
 
-/// Bits of a port in the number of a wire.
+/// Bits of a port in the number of a wire. The node is above them.
 const PORT_BITS: u32 = u8::BITS;
 
 /// Returns the number of the wire out of a port.
@@ -97,10 +103,14 @@ const fn port_of(wire: u32) -> (u32, u8) {
 #[derive(Clone, Debug)]
 pub(super) struct LinkProperties {
     pub(super) speed: WireSpeed,
+    /// Nanoseconds that a packet or a credit takes along a link.
     pub(super) delay: u64,
     pub(super) unit: CreditUnit,
+    /// Credits of each virtual channel.
     pub(super) credits: Vec<u32>,
+    /// Ports of a node.
     pub(super) ports: usize,
+    /// Virtual channels of a link.
     pub(super) vcs: usize,
 }
 
@@ -113,6 +123,13 @@ pub(super) struct Tables {
     pub(super) wheel: Wheel,
     /// The present time.
     pub(super) now: Nanos,
+}
+
+/// The arrival of a packet's head at an input of a node.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ArrivedHead {
+    pub(super) node: u32,
+    pub(super) input: u8,
 }
 
 /// The links of a network, their packets and their events.
@@ -139,6 +156,8 @@ impl Net {
 
         let wire = Wire { busy_until: Start::NEVER, has_event: true, outward: NO_LANE };
         let inputs = ports * vcs;
+        // Ports without a cable keep these placeholders. [`Net::connect`] replaces the others.
+        let no_sender = CableEnd { node: 0, port: 0 };
         let status = (0..nodes).map(|node| NodeStatus {
             wires: vec![wire; ports].into_boxed_slice(),
             first_lane: (node * inputs) as u32,
@@ -147,8 +166,9 @@ impl Net {
             is_woken: false,
         });
         let lanes = (0..nodes * inputs).map(|lane| {
-            let credits = link.credits.get(lane % inputs / ports).copied().unwrap_or(0);
-            Lane::new((0, 0), (0, 0), credits)
+            let vc = lane % inputs / ports;
+            let credits = link.credits.get(vc).copied().unwrap_or(0);
+            Lane::new(no_sender, 0, 0, credits)
         });
 
         Self {
@@ -158,37 +178,37 @@ impl Net {
         }
     }
 
-    /// Returns whether the events have numbers for the lanes of a network.
-    pub(super) fn has_room(nodes: u32, ports: u8, vcs: usize) -> bool {
+    /// Returns whether an event can hold the index of each lane and the number of each wire.
+    pub(super) fn fits_events(nodes: u32, ports: u8, vcs: usize) -> bool {
         (nodes as usize).saturating_mul(usize::from(ports) * vcs.max(1)) < Event::INDICES
             && nodes as usize <= Event::INDICES >> PORT_BITS
     }
 
-    /// Adds the wire from one port to another.
-    pub(super) fn connect(&mut self, from: (u32, u8), to: (u32, u8)) {
+    /// Adds the wire from one port to another, with its lanes.
+    pub(super) fn connect(&mut self, from: CableEnd, to: CableEnd) {
         let LinkProperties { ports, vcs, .. } = self.tables.properties;
-        let first = to.0 as usize * ports * vcs + usize::from(to.1);
-        let wire = &mut self.status[from.0 as usize].wires[usize::from(from.1)];
-        *wire = Wire { busy_until: Start::FIRST, has_event: false, outward: first as u32 };
+        let first_lane = to.node as usize * ports * vcs + usize::from(to.port);
+        let wire = &mut self.status[from.node as usize].wires[usize::from(from.port)];
+        *wire = Wire { busy_until: Start::FIRST, has_event: false, outward: first_lane as u32 };
 
         for vc in 0..vcs {
-            let input = (vc * ports + usize::from(to.1)) as u8;
+            let input = (vc * ports + usize::from(to.port)) as u8;
             let credits = self.tables.properties.credits[vc];
-            self.tables.lanes[first + vc * ports] = Lane::new(from, (to.0, input), credits);
+            self.tables.lanes[first_lane + vc * ports] = Lane::new(from, to.node, input, credits);
         }
     }
 
-    /// Returns the links as a node sees them, whose turn begins.
+    /// Begins a node's turn. Returns the links as the node sees them.
     #[inline(always)]
     pub(super) fn begin_turn(&mut self, node: u32) -> Option<NodeLinks<'_>> {
-        let links = self.of_node(node)?;
+        let links = self.node_links(node)?;
         links.status.is_woken = false;
         Some(links)
     }
 
     /// Returns the links as a node sees them.
     #[inline(always)]
-    pub(super) fn of_node(&mut self, node: u32) -> Option<NodeLinks<'_>> {
+    pub(super) fn node_links(&mut self, node: u32) -> Option<NodeLinks<'_>> {
         let status = self.status.get_mut(node as usize)?;
         let now = self.tables.now;
         Some(NodeLinks { tables: &mut self.tables, status, now, node })
@@ -205,7 +225,7 @@ impl Net {
         self.status[node as usize].wake(node, &mut self.woken);
     }
 
-    /// Has a node woken at a time, or earlier.
+    /// Has a node woken at `time`. An earlier time that was set before stays.
     #[inline]
     pub(super) fn wake_at(&mut self, node: u32, time: Nanos) {
         let timer = &mut self.status[node as usize].timer;
@@ -215,7 +235,7 @@ impl Net {
         }
     }
 
-    /// Has the processor load what an event concerns. The tables of a large network are in no
+    /// Has the processor load the lane or node of an event. The tables of a large network are in no
     /// cache.
     #[inline(always)]
     fn prefetch_event(&self, event: Event) {
@@ -236,9 +256,9 @@ impl Net {
     }
 
     /// Returns the inputs of a node with the head of a packet, and the ports at which a wait has
-    /// ended.
+    /// ended, one bit for each.
     #[inline(always)]
-    pub(super) fn waits_ended(&self, node: u32) -> (u64, u64) {
+    pub(super) fn heads_and_freed(&self, node: u32) -> (u64, u64) {
         self.status.get(node as usize).map_or((0, 0), |status| (status.marks.heads, status.marks.freed))
     }
 
@@ -246,11 +266,11 @@ impl Net {
     #[inline(always)]
     pub(super) fn prefetch_node(&self, node: u32) {
         if let Some(status) = self.status.get(node as usize) {
-            prefetch_lines::<3, _>(&*status.wires);
+            prefetch_lines::<WIRE_LINES, _>(&*status.wires);
         }
     }
 
-    /// Wakes nodes whose turns were not carried out.
+    /// Wakes the nodes again whose turns were not carried out.
     #[cold]
     pub(super) fn postpone(&mut self, nodes: &[u32]) {
         for &node in nodes {
@@ -268,7 +288,7 @@ impl Net {
         Some(events)
     }
 
-    /// Sets the present time, unless it is later.
+    /// Sets the present time to `time`, unless it is later already.
     pub(super) fn go_on_to(&mut self, time: Nanos) {
         self.tables.now = self.tables.now.max(time);
     }
@@ -278,18 +298,18 @@ impl Net {
         self.tables.wheel.recycle(events);
     }
 
-    /// Has the processor load what an event concerns which is to be carried out soon.
+    /// Has the processor load the lane or node of the event that is [`PREFETCH_DISTANCE`] after
+    /// `events[index]`.
     #[inline(always)]
     pub(super) fn prefetch_ahead(&self, events: &[Event], index: usize) {
-        if let Some(&ahead) = events.get(index + AHEAD) {
+        if let Some(&ahead) = events.get(index + PREFETCH_DISTANCE) {
             self.prefetch_event(ahead);
         }
     }
 
-    /// Carries out an event. Returns the node and its input if a head has arrived at a node that
-    /// has no turn yet.
+    /// Carries out an event. Returns the arrival of a head at a node that is not woken yet.
     #[inline(always)]
-    pub(super) fn carry_out(&mut self, event: Event) -> Option<(u32, u8)> {
+    pub(super) fn carry_out(&mut self, event: Event) -> Option<ArrivedHead> {
         match event.kind() {
             Kind::Arrival(lane) => return self.arrive(lane),
             Kind::Idle(wire) => self.fall_idle(wire),
@@ -312,12 +332,13 @@ impl Net {
         }
     }
 
-    /// Shows the receiver of a lane what has arrived. The event may be that of a former packet.
-    /// Returns the receiver and its input if that is a head, and the receiver has no turn yet.
+    /// Shows the receiver of a lane the head or the tail that has arrived. A tail wakes it. Returns
+    /// the arrival of a head at a node that is not woken yet.
     #[inline(always)]
-    fn arrive(&mut self, index: u32) -> Option<(u32, u8)> {
+    fn arrive(&mut self, index: u32) -> Option<ArrivedHead> {
         let Tables { lanes, wheel, now, .. } = &mut self.tables;
         let lane = &mut lanes[index as usize];
+        // The event may be that of a former packet, and the next arrival later.
         if lane.due > *now {
             lane.has_event = lane.due < Nanos::NEVER;
             if lane.has_event {
@@ -328,28 +349,29 @@ impl Net {
         lane.has_event = false;
         lane.due = Nanos::NEVER;
 
-        let (receiver, input) = (lane.receiver, lane.input);
-        let status = &mut self.status[receiver as usize];
+        let (node, input) = (lane.receiver, lane.input);
+        let status = &mut self.status[node as usize];
         if lane.shown == Shown::Nothing {
             lane.shown = Shown::Head;
             status.marks.heads |= 1 << (input % 64);
-            return if status.is_woken { None } else { Some((receiver, input)) };
+            return if status.is_woken { None } else { Some(ArrivedHead { node, input }) };
         }
         lane.shown = Shown::Whole;
         status.marks.whole |= 1 << (input % 64);
-        status.wake(receiver, &mut self.woken);
+        status.wake(node, &mut self.woken);
         None
     }
 
-    /// Wakes the sender of a wire that has fallen idle.
+    /// Wakes the sender of a wire that has fallen idle. If the wire has begun another transmission
+    /// since the event was added, adds an event for the end of that one.
     #[inline]
-    fn fall_idle(&mut self, index: u32) {
-        let (node, port) = port_of(index);
+    fn fall_idle(&mut self, number: u32) {
+        let (node, port) = port_of(number);
         let status = &mut self.status[node as usize];
         let wire = &mut status.wires[usize::from(port)];
         let due = wire.busy_until.rounded_up();
         if due > self.tables.now {
-            return self.tables.wheel.add(due, Kind::Idle(index));
+            return self.tables.wheel.add(due, Kind::Idle(number));
         }
 
         wire.has_event = false;
@@ -357,12 +379,12 @@ impl Net {
         status.wake(node, &mut self.woken);
     }
 
-    /// Returns credits to the sender of a lane, which waits for some.
+    /// Returns credits to the sender of a lane, and wakes the sender if it has waited for them.
     fn return_credits(&mut self, index: u32) {
         let Tables { lanes, wheel, now, .. } = &mut self.tables;
         let lane = &mut lanes[index as usize];
-        let wakes = lane.return_due(*now);
-        let next = if lane.is_watched() { lane.next_credit_event() } else { None };
+        let wakes = lane.return_credits(*now);
+        let next = if lane.sender_waits() { lane.next_credit_event() } else { None };
         let (sender, port) = (lane.sender, lane.port);
 
         if let Some(due) = next {

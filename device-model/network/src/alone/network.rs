@@ -7,14 +7,17 @@ use nicforge_core::{
 };
 use thiserror::Error;
 
-use super::{links::NodeLinks, net::Net};
+use super::{
+    links::NodeLinks,
+    net::{ArrivedHead, Net},
+};
 use crate::shape::Cabling;
 
-/// Cache lines at the begin of a node that are loaded before its turn. Routers have most of their
-/// masks there.
+/// Cache lines at the beginning of a node that are prefetched before its turn. Routers have most of
+/// their masks there.
 const NODE_LINES: usize = 8;
 /// Maximum number of turns of a node at one time.
-const TURNS: u32 = 1 << 16;
+const MAX_TURNS: u32 = 1 << 16;
 
 /// A node: a router, and what puts packets into it and takes them out.
 pub trait Node {
@@ -31,11 +34,12 @@ pub trait Node {
         true
     }
 
-    /// Has the processor load the tables of the node, which has a turn soon, with these arguments:
-    /// [`crate::router::Router::prefetch`].
+    /// Has the processor load the tables of the node, which has a turn soon. The arguments are
+    /// those of [`crate::router::Router::prefetch`]: the inputs with the head of a packet, and the
+    /// ports at which a wait has ended, one bit for each.
     #[inline(always)]
-    fn prefetch(&self, arrived: u64, freed: u64) {
-        let _ = (arrived, freed);
+    fn prefetch(&self, heads: u64, freed: u64) {
+        let _ = (heads, freed);
     }
 }
 
@@ -87,7 +91,7 @@ pub enum AloneError {
 
 /// Work at one time that did not end within 65,536 turns of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
-#[error("node {node} has had {TURNS} turns at {} ns, and is not done", time.0)]
+#[error("node {node} has had {MAX_TURNS} turns at {} ns, and is not done", time.0)]
 pub struct Endless {
     /// The node.
     pub node: u32,
@@ -100,7 +104,7 @@ pub struct Endless {
 pub struct Network<N> {
     nodes: Vec<N>,
     net: Net,
-    /// Memory for the turns of one time.
+    /// Empty memory for the list of nodes that have a turn at one time.
     turns: Vec<u32>,
 }
 
@@ -121,15 +125,14 @@ impl<N: Node> Network<N> {
         if nodes.len() != count as usize {
             return Err(AloneError::Nodes { given: nodes.len(), nodes: count });
         }
-        if !Net::has_room(count, ports, channels) {
+        if !Net::fits_events(count, ports, channels) {
             return Err(AloneError::TooLarge { nodes: count, ports, channels });
         }
 
         let mut net = Net::new(count, ports, channels, link);
         for cable in cabling.cables() {
-            let [a, b] = [cable.a, cable.b].map(|end| (end.node, end.port));
-            net.connect(a, b);
-            net.connect(b, a);
+            net.connect(cable.a, cable.b);
+            net.connect(cable.b, cable.a);
         }
         (0..count).for_each(|node| net.wake(node));
         Ok(Self { nodes, net, turns: Vec::new() })
@@ -162,14 +165,14 @@ impl<N: Node> Network<N> {
     /// is that of the last event.
     ///
     /// # Errors
-    /// [`Endless`] if a node always asks for another turn. A further call goes on with the work.
+    /// [`Endless`] if a node always asks for another turn. A further call continues the work.
     pub fn run_until(&mut self, time: Nanos) -> Result<(), Endless> {
         self.run_woken()?;
         while let Some(events) = self.net.take_events(time) {
             for (index, &event) in events.iter().enumerate() {
                 self.net.prefetch_ahead(&events, index);
-                if let Some((node, input)) = self.net.carry_out(event) {
-                    self.show_head(node, input);
+                if let Some(head) = self.net.carry_out(event) {
+                    self.show_head(head);
                 }
             }
             self.net.recycle_events(events);
@@ -182,10 +185,11 @@ impl<N: Node> Network<N> {
         Ok(())
     }
 
-    /// Shows a node a head that has arrived.
+    /// Lets a node's router decide on a packet whose head has arrived, and wakes the node if it
+    /// needs a turn for that.
     #[inline(always)]
-    fn show_head(&mut self, number: u32, input: u8) {
-        let (node, links) = (self.nodes.get_mut(number as usize), self.net.of_node(number));
+    fn show_head(&mut self, ArrivedHead { node: number, input }: ArrivedHead) {
+        let (node, links) = (self.nodes.get_mut(number as usize), self.net.node_links(number));
         if let (Some(node), Some(mut links)) = (node, links)
             && node.arrive(&mut links, input)
         {
@@ -193,8 +197,10 @@ impl<N: Node> Network<N> {
         }
     }
 
-    /// Runs the turns of all woken nodes.
+    /// Runs the turns of all woken nodes. If one of them does not end, it and those after it stay
+    /// woken.
     fn run_woken(&mut self) -> Result<(), Endless> {
+        // The empty memory takes the nodes that are woken meanwhile.
         std::mem::swap(&mut self.turns, &mut self.net.woken);
         let turns = std::mem::take(&mut self.turns);
         for (index, &number) in turns.iter().enumerate() {
@@ -210,24 +216,27 @@ impl<N: Node> Network<N> {
         Ok(())
     }
 
-    /// Has the processor load what the turns after the first of some need.
+    /// Has the processor load the memory of the nodes that have their turns after the first of
+    /// `turns`.
     #[inline(always)]
     fn prefetch(&self, turns: &[u32]) {
-        if let Some(&ahead) = turns.get(2)
-            && let Some(node) = self.nodes.get(ahead as usize)
+        // In two steps: what a router needs of its tables is known only when its masks are loaded.
+        if let Some(&after_next) = turns.get(2)
+            && let Some(node) = self.nodes.get(after_next as usize)
         {
             prefetch_lines::<NODE_LINES, _>(node);
-            self.net.prefetch_node(ahead);
+            self.net.prefetch_node(after_next);
         }
         if let Some(&next) = turns.get(1)
             && let Some(node) = self.nodes.get(next as usize)
         {
-            let (arrived, freed) = self.net.waits_ended(next);
-            node.prefetch(arrived, freed);
+            let (heads, freed) = self.net.heads_and_freed(next);
+            node.prefetch(heads, freed);
         }
     }
 
-    /// Runs turns of a node for as long as it has more to do.
+    /// Runs turns of a node for as long as it has more to do, and has it woken when it asks for
+    /// that.
     #[inline(always)]
     fn run_node(&mut self, number: u32) -> Result<(), Endless> {
         let mut turn = self.run_turn(number);
@@ -244,7 +253,7 @@ impl<N: Node> Network<N> {
     #[cold]
     #[inline(never)]
     fn run_more(&mut self, number: u32) -> Result<Turn, Endless> {
-        for _ in 1..TURNS {
+        for _ in 1..MAX_TURNS {
             let turn = self.run_turn(number);
             if !turn.has_more {
                 return Ok(turn);

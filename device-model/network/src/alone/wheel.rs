@@ -28,7 +28,7 @@ pub(super) enum Kind {
 }
 
 impl Event {
-    /// Bits of the kind. The index is above them.
+    /// Bits of the kind's number. The index is above them.
     const KIND_BITS: u32 = 2;
     /// Indices are below this.
     pub(super) const INDICES: usize = 1 << (u32::BITS - Self::KIND_BITS);
@@ -63,13 +63,15 @@ pub(super) struct Wheel {
     /// A slot without events has no memory.
     slots: Box<[Vec<Event>; SLOTS]>,
     occupied: OccupiedSlots,
-    /// Memory that slots have had. The last one is the most likely to be in a cache.
+    /// Empty vectors that slots have had. The memory of the last one is the most likely to be in a
+    /// cache.
     spare: Vec<Vec<Event>>,
-    /// Events that are not on the wheel.
+    /// Events that are too far away for the wheel, with their times: the earliest one first.
     far: BinaryHeap<Reverse<(u64, Event)>>,
 }
 
 impl Wheel {
+    /// Returns a wheel without events, at time 0.
     pub(super) fn new() -> Self {
         Self {
             base: 0,
@@ -101,7 +103,8 @@ impl Wheel {
         self.add(due, Kind::Idle(wire));
     }
 
-    /// Makes room for another event in a slot.
+    /// Makes room for another event in a slot. If it is the first one, the slot gets a spare vector
+    /// and counts as occupied.
     #[cold]
     #[inline(never)]
     fn make_room(&mut self, slot: usize) {
@@ -113,7 +116,7 @@ impl Wheel {
         events.reserve(1);
     }
 
-    /// Adds an event that is not on the wheel.
+    /// Adds an event that is too far away for the wheel.
     #[cold]
     #[inline(never)]
     fn add_far(&mut self, time: u64, event: Event) {

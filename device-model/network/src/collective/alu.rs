@@ -39,10 +39,10 @@ pub enum ByteOrder {
     Little,
 }
 
-/// The operands of a packet: its content is an array of them.
+/// The kind of the operands of a packet, whose content is an array of them.
 ///
-/// If the content does not hold a whole number of operands, the rest at its end is an operand of
-/// its own. A rest of floating-point numbers stays what it is.
+/// If the content does not hold a whole number of operands, the bytes that are left at its end are
+/// a shorter operand. With floating-point numbers, they are not combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Operand {
     /// Kind of number.
@@ -92,12 +92,12 @@ impl BitOrAssign for Flags {
     }
 }
 
-/// The result of an operation that is not a number. All of them have these bits, because the bits
-/// of an operand that is none would depend on the processor.
+/// The bits of every floating-point result that is not a number: the quiet NaN of IEEE 754. Without
+/// this constant, the bits would depend on the processor.
 const NOT_A_NUMBER: u64 = 0x7ff8_0000_0000_0000;
 
-/// Combines the operands of `other` into those of `result`, as far as both have bytes. Returns the
-/// exceptions.
+/// Combines the operands of `other` into those of `result`. If the lengths differ, the bytes of the
+/// longer one that the other lacks are left out. Returns the exceptions.
 pub fn combine(operation: Operation, operand: Operand, result: &mut [u8], other: &[u8]) -> Flags {
     match (operation, operand.number) {
         (Operation::Or, _) => bitwise(result, other, |a, b| a | b),
@@ -116,7 +116,8 @@ fn bitwise(result: &mut [u8], other: &[u8], operation: impl Fn(u8, u8) -> u8) ->
     Flags::default()
 }
 
-/// Combines floating-point numbers.
+/// Combines floating-point numbers. A result that is not a number and a sum of finite numbers that
+/// is infinite are exceptions.
 fn floats(operation: Operation, operand: Operand, result: &mut [u8], other: &[u8]) -> Flags {
     let mut flags = Flags::default();
     for (a, b) in result.as_chunks_mut::<8>().0.iter_mut().zip(other.as_chunks::<8>().0) {
@@ -148,7 +149,7 @@ fn floats(operation: Operation, operand: Operand, result: &mut [u8], other: &[u8
     flags
 }
 
-/// Combines integers.
+/// Combines integers of any length. A sum that does not fit is an exception.
 fn integers(operation: Operation, operand: Operand, result: &mut [u8], other: &[u8]) -> Flags {
     let size = usize::from(operand.bytes.max(1));
     let is_signed = operand.number == Number::Signed;
@@ -159,9 +160,10 @@ fn integers(operation: Operation, operand: Operand, result: &mut [u8], other: &[
     for (a, b) in pairs {
         match operation {
             Operation::Add => flags.overflow |= add(operand.order, is_signed, a, b),
+            // The minimum or the maximum.
             _ => {
-                let is_less = is_less(operand.order, is_signed, b, a);
-                if is_less == (operation == Operation::Min) {
+                let is_b_less = is_less(operand.order, is_signed, b, a);
+                if is_b_less == (operation == Operation::Min) {
                     a.copy_from_slice(b);
                 }
             }
@@ -170,10 +172,10 @@ fn integers(operation: Operation, operand: Operand, result: &mut [u8], other: &[
     flags
 }
 
-/// Adds an integer of the same length to `a`. Returns whether the sum does not fit.
+/// Adds an integer of the same length to `a`, byte by byte. Returns whether the sum does not fit.
 fn add(order: ByteOrder, is_signed: bool, a: &mut [u8], b: &[u8]) -> bool {
     let top = most_significant(order, a.len());
-    let signs = (a[top] >> 7, b[top] >> 7);
+    let (sign_of_a, sign_of_b) = (a[top] >> 7, b[top] >> 7);
 
     let mut carry = 0;
     for index in 0..a.len() {
@@ -183,24 +185,27 @@ fn add(order: ByteOrder, is_signed: bool, a: &mut [u8], b: &[u8]) -> bool {
         carry = sum >> 8;
     }
 
-    if is_signed { signs.0 == signs.1 && a[top] >> 7 != signs.0 } else { carry != 0 }
+    // A signed sum does not fit if its sign is not that of both operands.
+    if is_signed { sign_of_a == sign_of_b && a[top] >> 7 != sign_of_a } else { carry != 0 }
 }
 
 /// Returns whether `a` is less than `b`, an integer of the same length.
 fn is_less(order: ByteOrder, is_signed: bool, a: &[u8], b: &[u8]) -> bool {
     let top = most_significant(order, a.len());
-    let flip = if is_signed { 0x80 } else { 0 };
-    let tops = (a[top] ^ flip, b[top] ^ flip);
+    // With the sign bit inverted, signed bytes are in the order of unsigned ones.
+    let sign_bit = if is_signed { 0x80 } else { 0 };
+    let (top_of_a, top_of_b) = (a[top] ^ sign_bit, b[top] ^ sign_bit);
 
-    // The bytes below the most significant one, from the highest.
+    // The other bytes, from the most significant one. With equal top bytes, a comparison of all
+    // bytes has the same result.
     let below = match order {
         ByteOrder::Big => a.iter().cmp(b),
         ByteOrder::Little => a[..top].iter().rev().cmp(b[..top].iter().rev()),
     };
-    if tops.0 == tops.1 { below.is_lt() } else { tops.0 < tops.1 }
+    if top_of_a == top_of_b { below.is_lt() } else { top_of_a < top_of_b }
 }
 
-/// Returns the position of the most significant byte.
+/// Returns the index of the most significant byte of an integer of `length` bytes.
 fn most_significant(order: ByteOrder, length: usize) -> usize {
     match order {
         ByteOrder::Big => 0,

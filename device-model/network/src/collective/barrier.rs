@@ -8,9 +8,9 @@ use super::{
 /// A barrier class at a node.
 #[derive(Clone, Copy, Debug, Default)]
 struct Barrier {
-    /// Inputs whose subtree has arrived, one bit for each.
-    arrived: u64,
-    /// The node itself has arrived.
+    /// Inputs whose subtree has entered the barrier, one bit for each.
+    entered_inputs: u64,
+    /// The node itself has entered it.
     has_entered: bool,
     /// Completed barriers.
     completed: u64,
@@ -41,37 +41,40 @@ impl Barriers {
         self.advance(class, route, symbols);
     }
 
-    /// Records that the subtree of an input has entered. Returns whether that was expected.
-    pub(super) fn come_up(
+    /// Records that all members of the subtree at an input have entered the barrier. Returns false
+    /// if they had entered it already, so that the symbol is one too many.
+    pub(super) fn enter_subtree(
         &mut self,
-        (class, port): (usize, u8),
+        class: usize,
+        port: u8,
         route: &ClassRoute,
         symbols: &mut Symbols,
     ) -> bool {
-        let arrived = &mut self.classes[class].arrived;
-        if *arrived >> port & 1 == 1 {
+        let entered = &mut self.classes[class].entered_inputs;
+        if *entered >> port & 1 == 1 {
             return false;
         }
-        *arrived |= 1 << port;
+        *entered |= 1 << port;
         self.advance(class, route, symbols);
         true
     }
 
-    /// Sends a symbol up if all have arrived. At the root, the barrier is then complete.
+    /// Sends a symbol up if all inputs and the node itself, if it is a member, have entered. At the
+    /// root, the barrier is then complete.
     fn advance(&mut self, class: usize, route: &ClassRoute, symbols: &mut Symbols) {
         let barrier = &mut self.classes[class];
-        if barrier.arrived != route.inputs || route.is_member && !barrier.has_entered {
+        if barrier.entered_inputs != route.inputs || route.is_member && !barrier.has_entered {
             return;
         }
 
-        barrier.arrived = 0;
+        barrier.entered_inputs = 0;
         match route.output {
             None => self.complete(class, route, symbols),
             Some(port) => symbols.queue_barrier(port, class, Direction::Up),
         }
     }
 
-    /// Completes a barrier, and sends symbols down.
+    /// Completes the barrier of a class at this node, and sends symbols down to its inputs.
     pub(super) fn complete(&mut self, class: usize, route: &ClassRoute, symbols: &mut Symbols) {
         let barrier = &mut self.classes[class];
         barrier.has_entered = false;
@@ -81,11 +84,12 @@ impl Barriers {
         let mut inputs = route.inputs;
         while inputs != 0 {
             symbols.queue_barrier(inputs.trailing_zeros() as u8, class, Direction::Down);
+            // Removes this port.
             inputs &= inputs - 1;
         }
     }
 
-    /// Forgets the arrivals of a class.
+    /// Forgets which inputs have entered a class's barrier, and whether the node has.
     pub(super) fn forget(&mut self, class: usize) {
         self.classes[class] = Barrier { completed: self.classes[class].completed, ..Barrier::default() };
     }

@@ -22,7 +22,7 @@ pub(super) struct BarrierNetwork {
     symbols: Symbols,
 }
 
-/// Numbers of symbols that were taken.
+/// The numbers of symbols that [`BarrierNetwork::receive_symbols`] has taken.
 pub(super) struct ReceivedSymbols {
     pub(super) count: u32,
     /// Symbols among them that no route expects.
@@ -75,7 +75,8 @@ impl BarrierNetwork {
         Ok(())
     }
 
-    /// Sets the lines of a class that this node sets.
+    /// Sets the lines of a class that this node itself sets, one bit for each, and clears the
+    /// others.
     ///
     /// # Errors
     /// [`CollectiveError::Class`], [`CollectiveError::NoMember`].
@@ -132,19 +133,20 @@ impl BarrierNetwork {
         self.symbols.forget(class);
     }
 
-    /// Takes the symbols that have arrived.
+    /// Takes and handles the symbols that have arrived. Returns their numbers.
     pub(super) fn receive_symbols(&mut self, ports: &mut Ports<'_>) -> ReceivedSymbols {
         let mut received = ReceivedSymbols { count: 0, unexpected: 0 };
-        while let Some((port, word)) = self.symbols.take(ports) {
+        while let Some((port, header)) = self.symbols.take(ports) {
             received.count += 1;
-            received.unexpected += u32::from(!self.handle_symbol(port, word));
+            received.unexpected += u32::from(!self.handle_symbol(port, header));
         }
         received
     }
 
-    /// Handles a symbol. Returns false for one that no route expects.
-    fn handle_symbol(&mut self, port: u8, word: u64) -> bool {
-        let Some(Symbol { class, direction, kind }) = Symbol::from_bits(word) else { return false };
+    /// Handles a symbol that has arrived at a port, by its header word. Returns false for one that
+    /// no route expects.
+    fn handle_symbol(&mut self, port: u8, header: u64) -> bool {
+        let Some(Symbol { class, direction, kind }) = Symbol::from_bits(header) else { return false };
         let (route, symbols) = (&self.routes[class], &mut self.symbols);
         let is_expected = match direction {
             Direction::Up => route.inputs >> port & 1 == 1,
@@ -154,11 +156,13 @@ impl BarrierNetwork {
         match (direction, kind) {
             _ if !is_expected => return false,
             (Direction::Up, Kind::Barrier) => {
-                return self.barriers.come_up((class, port), route, symbols);
+                return self.barriers.enter_subtree(class, port, route, symbols);
             }
             (Direction::Down, Kind::Barrier) => self.barriers.complete(class, route, symbols),
-            (Direction::Up, Kind::Lines(lines)) => self.lines.come_up((class, port), lines, route, symbols),
-            (Direction::Down, Kind::Lines(lines)) => self.lines.come_down(class, lines, route, symbols),
+            (Direction::Up, Kind::Lines(lines)) => {
+                self.lines.set_of_subtree(class, port, lines, route, symbols);
+            }
+            (Direction::Down, Kind::Lines(lines)) => self.lines.set_of_all(class, lines, route, symbols),
         }
         true
     }

@@ -1,45 +1,45 @@
 //! Global interrupts: lines that the nodes of a class share.
 //!
 //! Each class has [`LINES`] lines. A line is set as long as one node sets it. A node sends the
-//! union of its subtree up when that changes, and the root's union goes down to all nodes.
+//! lines that its subtree sets up when they change. Those of the root go down to all nodes.
 
 use super::{
     CLASSES, ClassRoute,
     symbols::{Direction, Symbols},
 };
 
-/// Lines of a class.
+/// Number of lines of a class.
 pub const LINES: u8 = 3;
-/// All lines of a class.
-const ALL: u8 = (1 << LINES) - 1;
+/// All lines of a class, one bit for each.
+const ALL_LINES: u8 = (1 << LINES) - 1;
 
 /// The lines of a class that are set, one bit for each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LineLevels {
     /// Lines that the node itself sets.
     pub own: u8,
-    /// Lines that some node sets, as far as this node knows.
+    /// Lines that some node sets, by the symbols that have reached this node.
     pub all: u8,
 }
 
 /// The lines of a class at a node, one bit for each.
 #[derive(Clone, Copy, Debug, Default)]
-struct Class {
-    /// Those that the node itself sets.
+struct ClassLines {
+    /// Lines that the node itself sets.
     own: u8,
-    /// Inputs whose subtree sets a line, by line; one bit for each port.
+    /// For each line, the inputs whose subtree sets it, one bit for each port.
     inputs: [u64; LINES as usize],
-    /// The union of this node's subtree.
+    /// Lines that some node of this node's subtree sets.
     subtree: u8,
-    /// The union of all nodes, as far as this node knows.
+    /// Lines that some node sets, by the symbols that have reached this node.
     all: u8,
 }
 
 /// The lines of all classes at a node.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
-    classes: [Class; CLASSES],
-    /// Number of changes of any class's union of all nodes.
+    classes: [ClassLines; CLASSES],
+    /// Number of changes of [`LineLevels::all`] of any class.
     pub(super) changes: u64,
 }
 
@@ -50,7 +50,8 @@ impl Lines {
         LineLevels { own: class.own, all: class.all }
     }
 
-    /// Returns the lines that a symbol carries.
+    /// Returns the lines that a symbol carries which is sent now: those of the subtree up, and
+    /// those of all nodes down.
     pub(super) fn to_send(&self, class: usize, direction: Direction) -> u8 {
         match direction {
             Direction::Up => self.classes[class].subtree,
@@ -58,16 +59,17 @@ impl Lines {
         }
     }
 
-    /// Sets the lines of the node itself.
+    /// Sets the lines that the node itself sets, and clears the others.
     pub(super) fn set(&mut self, class: usize, lines: u8, route: &ClassRoute, symbols: &mut Symbols) {
-        self.classes[class].own = lines & ALL;
+        self.classes[class].own = lines & ALL_LINES;
         self.update(class, route, symbols);
     }
 
-    /// Records the lines of an input's subtree.
-    pub(super) fn come_up(
+    /// Records the lines that the subtree at an input sets.
+    pub(super) fn set_of_subtree(
         &mut self,
-        (class, port): (usize, u8),
+        class: usize,
+        port: u8,
         lines: u8,
         route: &ClassRoute,
         symbols: &mut Symbols,
@@ -78,9 +80,9 @@ impl Lines {
         self.update(class, route, symbols);
     }
 
-    /// Records the lines of all nodes, and sends them down.
-    pub(super) fn come_down(&mut self, class: usize, lines: u8, route: &ClassRoute, symbols: &mut Symbols) {
-        let (state, lines) = (&mut self.classes[class], lines & ALL);
+    /// Records the lines that some node sets, and sends them down if they have changed.
+    pub(super) fn set_of_all(&mut self, class: usize, lines: u8, route: &ClassRoute, symbols: &mut Symbols) {
+        let (state, lines) = (&mut self.classes[class], lines & ALL_LINES);
         if state.all == lines {
             return;
         }
@@ -90,22 +92,24 @@ impl Lines {
         let mut inputs = route.inputs;
         while inputs != 0 {
             symbols.queue_lines(inputs.trailing_zeros() as u8, class, Direction::Down);
+            // Removes this port.
             inputs &= inputs - 1;
         }
     }
 
-    /// Sends the union of the subtree up if it has changed.
+    /// Computes the lines of the subtree: the union of the node's own and those of its inputs.
+    /// Sends them up if they have changed. At the root, they are those of all nodes.
     fn update(&mut self, class: usize, route: &ClassRoute, symbols: &mut Symbols) {
         let state = &mut self.classes[class];
         let of_inputs = state.inputs.iter().enumerate();
-        let set = of_inputs.fold(state.own, |set, (line, &inputs)| set | u8::from(inputs != 0) << line);
-        if set == state.subtree {
+        let union = of_inputs.fold(state.own, |union, (line, &inputs)| union | u8::from(inputs != 0) << line);
+        if union == state.subtree {
             return;
         }
 
-        state.subtree = set;
+        state.subtree = union;
         match route.output {
-            None => self.come_down(class, set, route, symbols),
+            None => self.set_of_all(class, union, route, symbols),
             Some(port) => symbols.queue_lines(port, class, Direction::Up),
         }
     }
@@ -113,6 +117,6 @@ impl Lines {
     /// Forgets the lines of a class.
     pub(super) fn forget(&mut self, class: usize) {
         self.changes += u64::from(self.classes[class].all != 0);
-        self.classes[class] = Class::default();
+        self.classes[class] = ClassLines::default();
     }
 }

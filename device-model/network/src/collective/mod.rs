@@ -75,7 +75,7 @@ use crate::router::FifoSpec;
 
 /// Number of classes, for data and for barriers.
 pub const CLASSES: usize = 16;
-/// Maximum number of injection FIFOs of a unit, and most reception FIFOs.
+/// Maximum number of injection FIFOs of a unit, and that of its reception FIFOs.
 pub const MAX_FIFOS: usize = 4;
 /// Maximum number of inputs of a unit from links: ports, times virtual channels of data.
 pub const MAX_INPUTS: usize = 60;
@@ -112,7 +112,7 @@ pub struct CollectiveSpec {
     pub barrier_vc: u8,
     /// Framing of a barrier symbol, which has no content, in bytes.
     pub barrier_framing: u32,
-    /// Nanoseconds that the unit adds to a packet's way up, and to its way down.
+    /// Nanoseconds that the unit adds to a packet's way: first on its way up, then on its way down.
     pub delays: [u64; 2],
     /// Nanoseconds that the logic needs between two packets on their way up, beyond the time of the
     /// first on the wire.
@@ -219,7 +219,8 @@ impl CollectiveSpec {
         (self.link.max_packet as u32).saturating_add(self.framing)
     }
 
-    /// Checks the values.
+    /// Checks that the numbers of inputs, FIFOs and virtual channels are possible, and that each
+    /// FIFO and each virtual channel holds the longest packet.
     fn check(&self) -> Result<(), CollectiveError> {
         let (ports, data) = (self.ports, self.vcs.len());
         if !(1..=MAX_INPUTS).contains(&(usize::from(ports) * data)) {
@@ -241,7 +242,7 @@ impl CollectiveSpec {
         Ok(())
     }
 
-    /// Checks that the virtual channels exist, differ, and hold a packet.
+    /// Checks that the virtual channels exist, differ, and hold their longest packet.
     fn check_channels(&self) -> Result<(), CollectiveError> {
         let (barrier_vc, channels) = (self.barrier_vc, self.link.credits.len());
         let mut used = 1_u64 << (barrier_vc % 64);
@@ -264,7 +265,8 @@ impl CollectiveSpec {
         Ok(())
     }
 
-    /// Checks a class route.
+    /// Checks that a class exists, and that its route names a virtual channel, a FIFO and ports
+    /// that exist. The output must not be an input.
     fn check_route(&self, class: u8, route: &ClassRoute) -> Result<(), CollectiveError> {
         if usize::from(class) >= CLASSES {
             return Err(CollectiveError::Class { class });
@@ -275,10 +277,10 @@ impl CollectiveSpec {
             return Err(CollectiveError::RouteChannel { class, channel, fifo });
         }
 
-        let known = (1 << self.ports) - 1;
-        if route.inputs & !known != 0 {
-            let port = (route.inputs & !known).trailing_zeros() as u8;
-            return Err(CollectiveError::RoutePort { class, port });
+        let existing = (1 << self.ports) - 1;
+        let missing = route.inputs & !existing;
+        if missing != 0 {
+            return Err(CollectiveError::RoutePort { class, port: missing.trailing_zeros() as u8 });
         }
         match route.output {
             Some(port) if port >= self.ports || route.inputs >> port & 1 == 1 => {

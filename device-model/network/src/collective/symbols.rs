@@ -1,8 +1,8 @@
 //! Symbols: packets without content between the collective units of neighbours.
 //!
-//! A symbol waits for nothing but a wire and a credit. At most one of each kind, class and
-//! direction waits for a port, so that the queue has a fixed size: that of a global interrupt
-//! carries the state at the time when it is sent.
+//! A symbol waits for nothing but a wire and a credit. At most one symbol of each kind, class and
+//! direction waits for a port, so the queue has a fixed size. A symbol of global interrupts carries
+//! the lines that are set at the time when it is sent.
 
 use nicforge_core::fabric::Ports;
 
@@ -32,84 +32,93 @@ pub(super) struct Symbol {
     pub(super) kind: Kind,
 }
 
-/// Fields of a symbol's header: the class, the direction, the kind, and the lines.
-const CLASS: u64 = CLASSES as u64 - 1;
-const DOWN: u64 = 1 << 4;
-const LINES: u64 = 1 << 5;
+/// Bits of a symbol's header with its class.
+const CLASS_MASK: u64 = CLASSES as u64 - 1;
+/// Bit of a header: the symbol is on its way down.
+const DOWN_BIT: u64 = 1 << 4;
+/// Bit of a header: the symbol is one of global interrupts, and not of a barrier.
+const LINES_BIT: u64 = 1 << 5;
+/// Lowest bit of a header with the lines of global interrupts.
 const LINES_SHIFT: u32 = 6;
 
 impl Symbol {
-    /// Returns the header of a packet.
+    /// Returns the header of the symbol's packet.
     fn bits(self) -> u64 {
-        let down = if self.direction == Direction::Down { DOWN } else { 0 };
+        let down = if self.direction == Direction::Down { DOWN_BIT } else { 0 };
         let kind = match self.kind {
             Kind::Barrier => 0,
-            Kind::Lines(lines) => LINES | u64::from(lines) << LINES_SHIFT,
+            Kind::Lines(lines) => LINES_BIT | u64::from(lines) << LINES_SHIFT,
         };
         self.class as u64 | down | kind
     }
 
-    /// Returns the symbol of a header, or `None` if there is none.
+    /// Returns the symbol with this header, or `None` if a field has a value that no symbol has.
     pub(super) fn from_bits(bits: u64) -> Option<Self> {
-        let direction = if bits & DOWN == 0 { Direction::Up } else { Direction::Down };
+        let direction = if bits & DOWN_BIT == 0 { Direction::Up } else { Direction::Down };
         let lines = u8::try_from(bits >> LINES_SHIFT).ok()?;
-        let kind = match bits & LINES {
+        let kind = match bits & LINES_BIT {
             0 if lines == 0 => Kind::Barrier,
             0 => return None,
             _ => Kind::Lines(lines),
         };
-        Some(Self { class: (bits & CLASS) as usize, direction, kind })
+        Some(Self { class: (bits & CLASS_MASK) as usize, direction, kind })
     }
 }
 
-/// Classes of which a symbol waits for a port, one bit for each: by kind and [`Direction`].
+/// The symbols that wait for a port: for each kind and [`Direction`], the classes of the symbols,
+/// one bit for each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Waiting {
+    /// Symbols of barriers, up and down.
     barriers: [u16; 2],
+    /// Symbols of global interrupts, up and down.
     lines: [u16; 2],
 }
 
 /// The symbols that wait for ports.
 #[derive(Debug)]
 pub(super) struct Symbols {
+    /// The symbols that wait for each port.
     waiting: Vec<Waiting>,
     /// Ports with symbols that wait, one bit for each.
     ports: u64,
     /// Virtual channel of the symbols.
     vc: usize,
+    /// Bytes of a symbol on a link.
     framing: u32,
-    /// Credits of a symbol.
+    /// Credits that a symbol takes.
     credits: u32,
     /// A symbol was to be sent, and the fabric had no packet.
     pub(super) starved: bool,
 }
 
 impl Symbols {
+    /// Returns empty queues for `ports` ports. `framing` and `credits` are those of a symbol.
     pub(super) fn new(ports: u8, vc: u8, framing: u32, credits: u32) -> Self {
         let waiting = vec![Waiting::default(); usize::from(ports)];
         Self { waiting, ports: 0, vc: vc.into(), framing, credits, starved: false }
     }
 
-    /// Lets the symbol of a barrier wait for a port.
+    /// Puts a symbol of a class's barrier into the queue of a port.
     pub(super) fn queue_barrier(&mut self, port: u8, class: usize, direction: Direction) {
         self.waiting[usize::from(port)].barriers[direction as usize] |= 1 << class;
         self.ports |= 1 << port;
     }
 
-    /// Lets the symbol of global interrupts wait for a port.
+    /// Puts a symbol of a class's global interrupts into the queue of a port.
     pub(super) fn queue_lines(&mut self, port: u8, class: usize, direction: Direction) {
         self.waiting[usize::from(port)].lines[direction as usize] |= 1 << class;
         self.ports |= 1 << port;
     }
 
-    /// Takes a symbol that has arrived, with its port.
+    /// Takes a symbol that has arrived. Returns its port and its header.
     pub(super) fn take(&self, ports: &mut Ports<'_>) -> Option<(u8, u64)> {
         let arrived = ports.arrived(self.vc) & ((1 << self.waiting.len()) - 1);
         let port = (arrived != 0).then(|| arrived.trailing_zeros() as u8)?;
         let packet = ports.take(port, self.vc)?;
-        let word = packet.header;
+        let header = packet.header;
         ports.recycle(packet);
-        Some((port, word))
+        Some((port, header))
     }
 
     /// Sends symbols whose ports have room and an idle wire. Returns their number.
@@ -118,6 +127,7 @@ impl Symbols {
         let mut left = self.ports;
         while left != 0 {
             let port = left.trailing_zeros() as u8;
+            // Removes this port.
             left &= left - 1;
             while self.ports >> port & 1 == 1 && self.send_one(ports, port, lines) {
                 sent += 1;
@@ -126,11 +136,11 @@ impl Symbols {
         sent
     }
 
-    /// Sends a symbol through a port that has one waiting.
+    /// Sends the next symbol that waits for a port. Returns whether it was sent.
     fn send_one(&mut self, ports: &mut Ports<'_>, port: u8, lines: &Lines) -> bool {
-        let is_possible = ports.request_wire(port) && ports.request_credits(port, self.vc, self.credits);
+        let can_send = ports.request_wire(port) && ports.request_credits(port, self.vc, self.credits);
         let waiting = &mut self.waiting[usize::from(port)];
-        let Some((queue, symbol)) = waiting.next(lines).filter(|_| is_possible) else { return false };
+        let Some((queue, symbol)) = waiting.next(lines).filter(|_| can_send) else { return false };
 
         let Ok(mut packet) = ports.new_packet(0) else {
             self.starved = true;
@@ -142,6 +152,7 @@ impl Symbols {
             return false;
         }
 
+        // The symbol was that of the lowest class in its queue, whose bit is removed.
         *queue &= *queue - 1;
         if *waiting == Waiting::default() {
             self.ports &= !(1 << port);
@@ -149,7 +160,7 @@ impl Symbols {
         true
     }
 
-    /// Forgets the symbols of a class.
+    /// Removes the symbols of a class from the queues of all ports.
     pub(super) fn forget(&mut self, class: usize) {
         for (port, waiting) in self.waiting.iter_mut().enumerate() {
             for queue in waiting.barriers.iter_mut().chain(&mut waiting.lines) {
@@ -169,7 +180,8 @@ impl Symbols {
 }
 
 impl Waiting {
-    /// Returns the next symbol with its queue: those on the way down first.
+    /// Returns the next symbol with the mask of classes in which it waits: those on the way down
+    /// first, and those of a lower class.
     fn next(&mut self, lines: &Lines) -> Option<(&mut u16, Symbol)> {
         let [barriers_up, barriers_down] = &mut self.barriers;
         let [lines_up, lines_down] = &mut self.lines;
@@ -202,6 +214,6 @@ mod tests {
             }
         }
         assert_eq!(Symbol::from_bits(1 << LINES_SHIFT), None);
-        assert_eq!(Symbol::from_bits(LINES | 1 << (LINES_SHIFT + 8)), None);
+        assert_eq!(Symbol::from_bits(LINES_BIT | 1 << (LINES_SHIFT + 8)), None);
     }
 }

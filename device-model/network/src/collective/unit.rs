@@ -15,11 +15,11 @@ use crate::router::{
     fifo::{InjectionFifo, ReceptionFifo},
 };
 
-/// Lowest bit of the node's own contributions in a set of operands, one for each injection FIFO.
-/// The inputs from links have the bits below: that of a virtual channel's port is
-/// `1 << (channel * ports + port)`.
-pub(super) const OWN: u32 = MAX_INPUTS as u32;
-/// Nanoseconds after which a unit tries again whose fabric had no packet.
+/// Position of the first bit of the node's own contributions in a set of inputs, with one bit for
+/// each injection FIFO. The inputs from links have the bits below: that of a virtual channel's port
+/// is `1 << (channel * ports + port)`.
+pub(super) const OWN_SHIFT: u32 = MAX_INPUTS as u32;
+/// Nanoseconds after which a unit tries again when the fabric had no packet for it.
 const STARVED_RETRY: u64 = 1000;
 
 /// Counters of a collective unit.
@@ -31,8 +31,8 @@ pub struct CollectiveCounters {
     pub sent: u64,
     /// Packets put into the reception FIFO.
     pub delivered: u64,
-    /// Operations whose operands differ in their operation, their numbers or their length. The
-    /// result is that of the first operand's.
+    /// Operands that differ from the first one of their operation, counted once for another
+    /// operation, kind or number, and once for another length. The first operand's are used.
     pub mismatched: u64,
     /// Packets with a wrong header, or that no class route expects. They are dropped.
     pub dropped: u64,
@@ -44,14 +44,14 @@ pub struct CollectiveCounters {
     pub overflow: u64,
 }
 
-/// The first packet of an input.
+/// The state of the first packet of an input.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Slot {
-    /// The unit has seen none.
+    /// There is no packet, or the unit has not read its header.
     Empty,
-    /// It waits.
+    /// The packet, with this header, waits for the other operands of its operation.
     Waiting(CollectiveWord),
-    /// The unit has used it. It leaves the buffer when its tail has arrived.
+    /// The unit needs the packet no more. It leaves the buffer when its tail has arrived.
     Used,
 }
 
@@ -59,17 +59,17 @@ pub(super) enum Slot {
 #[derive(Debug)]
 pub(super) struct PacketInService {
     pub(super) packet: Packet,
-    /// Ports to which it still goes.
+    /// Ports by which it is still to be sent, one bit for each.
     pub(super) ports: u64,
     /// Virtual channel of its class.
     pub(super) vc: usize,
     /// Reception FIFO of its class.
     pub(super) fifo: usize,
-    /// It is still to be delivered here.
+    /// It is still to be delivered to this node.
     pub(super) is_local: bool,
     /// Time from which it can be sent.
     pub(super) due: Nanos,
-    /// Time at which all of it is here.
+    /// Time at which the tails of all packets that it consists of are here.
     pub(super) complete: Nanos,
 }
 
@@ -77,22 +77,26 @@ pub(super) struct PacketInService {
 #[derive(Debug)]
 pub struct CollectiveUnit {
     pub(super) spec: CollectiveSpec,
+    /// Credits that the longest packet takes.
     pub(super) longest_credits: u32,
+    /// The routes of the classes for data.
     pub(super) routes: [ClassRoute; CLASSES],
     /// The first packets of the inputs from links.
-    pub(super) slots: Vec<Slot>,
+    pub(super) link_slots: Vec<Slot>,
     /// The first packets of the injection FIFOs.
-    pub(super) own: Vec<Slot>,
+    pub(super) own_slots: Vec<Slot>,
     pub(super) injection: Vec<InjectionFifo>,
     pub(super) reception: Vec<ReceptionFifo>,
+    /// The packet on its way up that the unit works on.
     pub(super) up: Option<PacketInService>,
     /// Time from which the next packet can be sent up.
     pub(super) up_free: Nanos,
+    /// The packet on its way down that the unit works on.
     pub(super) down: Option<PacketInService>,
     barriers: BarrierNetwork,
-    /// A step found nothing to do, and nothing but arrivals can have changed that.
+    /// The last step found nothing to do, and nothing but arrivals can have changed that.
     awaits_arrivals: bool,
-    /// A packet was wanted in this step, and the fabric had none.
+    /// The fabric had no free packet when this step needed one.
     pub(super) starved: bool,
     pub(super) counters: CollectiveCounters,
 }
@@ -109,8 +113,8 @@ impl CollectiveUnit {
         Ok(Self {
             longest_credits: unit.needed(spec.longest_bytes().into()),
             routes: [ClassRoute::default(); CLASSES],
-            slots: vec![Slot::Empty; usize::from(spec.ports) * spec.vcs.len()],
-            own: vec![Slot::Empty; spec.injection.len()],
+            link_slots: vec![Slot::Empty; usize::from(spec.ports) * spec.vcs.len()],
+            own_slots: vec![Slot::Empty; spec.injection.len()],
             injection: spec.injection.iter().map(|&fifo| InjectionFifo::new(fifo)).collect(),
             reception: spec.reception.iter().map(|&fifo| ReceptionFifo::new(fifo)).collect(),
             up: None,
@@ -124,8 +128,9 @@ impl CollectiveUnit {
         })
     }
 
-    /// Sets the class route of a class for data. Packets that wait are looked at again; those that
-    /// the new route does not expect are dropped. No operation of the class should be in progress.
+    /// Sets the class route of a class for data. Packets of the class that wait are checked again,
+    /// and those that the new route does not expect are dropped. No operation of the class should
+    /// be in progress.
     ///
     /// # Errors
     /// [`CollectiveError::Class`], [`CollectiveError::RouteChannel`],
@@ -134,7 +139,7 @@ impl CollectiveUnit {
         self.spec.check_route(class, &route)?;
         self.awaits_arrivals = false;
         self.routes[usize::from(class)] = route;
-        for slot in self.slots.iter_mut().chain(&mut self.own) {
+        for slot in self.link_slots.iter_mut().chain(&mut self.own_slots) {
             if matches!(slot, Slot::Waiting(word) if word.class == class) {
                 *slot = Slot::Empty;
             }
@@ -222,7 +227,7 @@ impl CollectiveUnit {
     }
 
     /// Sets the lines of a class that this node sets, one bit for each of [`LINES`](super::LINES);
-    /// other bits are ignored. [`CollectiveUnit::step`] tells the other nodes.
+    /// other bits are ignored. [`CollectiveUnit::step`] sends the change to the other nodes.
     ///
     /// # Errors
     /// [`CollectiveError::Class`], [`CollectiveError::NoMember`].
@@ -290,6 +295,8 @@ impl CollectiveUnit {
         self.work(ports, budget)
     }
 
+    /// Does the work of [`CollectiveUnit::step`] for a unit that is not idle, in rounds until a
+    /// round moves nothing or the budget is used up.
     fn work(&mut self, ports: &mut Ports<'_>, budget: u32) -> Outcome {
         self.starved = false;
 
@@ -331,9 +338,9 @@ impl CollectiveUnit {
             ports.recycle(active.packet);
         }
 
-        self.own.fill(Slot::Empty);
+        self.own_slots.fill(Slot::Empty);
         // Packets that were used before still leave when their tails have arrived.
-        for slot in self.slots.iter_mut().filter(|slot| matches!(slot, Slot::Waiting(_))) {
+        for slot in self.link_slots.iter_mut().filter(|slot| matches!(slot, Slot::Waiting(_))) {
             *slot = Slot::Empty;
         }
         self.barriers.reset();
@@ -348,21 +355,22 @@ impl CollectiveUnit {
 
     /// Returns the time at which the unit has to run again.
     fn next_wake(&self, now: Nanos) -> Nanos {
-        let active = [&self.up, &self.down].into_iter().flatten().map(|active| active.due);
-        let front = self.reception.iter().filter_map(|fifo| Some(fifo.front()?.1));
+        let sends = [&self.up, &self.down].into_iter().flatten().map(|active| active.due);
+        let completions = self.reception.iter().filter_map(|fifo| Some(fifo.front()?.1));
         let retry = self.starved.then(|| now.after(STARVED_RETRY));
-        active.chain(front).chain(retry).filter(|&time| time > now).min().unwrap_or(Nanos::NEVER)
+        sends.chain(completions).chain(retry).filter(|&time| time > now).min().unwrap_or(Nanos::NEVER)
     }
 
-    /// Frees the buffers of used packets whose tails have arrived.
+    /// Frees the buffers of used packets from links whose tails have arrived. Returns the number of
+    /// packets.
     fn release_used(&mut self, ports: &mut Ports<'_>) -> u32 {
         let mut released = 0;
-        for index in 0..self.slots.len() {
-            let (port, vc) = self.place(index);
-            if matches!(self.slots[index], Slot::Used)
+        for index in 0..self.link_slots.len() {
+            let (port, vc) = self.port_and_vc(index);
+            if matches!(self.link_slots[index], Slot::Used)
                 && let Some(packet) = ports.take(port, vc)
             {
-                self.slots[index] = Slot::Empty;
+                self.link_slots[index] = Slot::Empty;
                 ports.recycle(packet);
                 released += 1;
             }
@@ -370,42 +378,43 @@ impl CollectiveUnit {
         released
     }
 
-    /// Returns the port and the virtual channel of an input from a link.
-    pub(super) fn place(&self, index: usize) -> (u8, usize) {
+    /// Returns the port and the virtual channel of an input from a link, by the index of its slot.
+    pub(super) fn port_and_vc(&self, index: usize) -> (u8, usize) {
         let ports = usize::from(self.spec.ports);
         ((index % ports) as u8, self.spec.vcs[index / ports].into())
     }
 
-    /// Reads the headers of packets that have become the first of their input.
+    /// Reads the headers of the packets that have become the first of their input, and fills their
+    /// slots.
     fn read_headers(&mut self, ports: &Ports<'_>) {
         for channel in 0..self.spec.vcs.len() {
             let vc = usize::from(self.spec.vcs[channel]);
             let present = ports.arrived(vc) | ports.heads(vc);
             for port in (0..self.spec.ports).filter(|port| present >> port & 1 == 1) {
                 let index = channel * usize::from(self.spec.ports) + usize::from(port);
-                if matches!(self.slots[index], Slot::Empty)
+                if matches!(self.link_slots[index], Slot::Empty)
                     && let Some(packet) = ports.peek_head(port, vc)
                 {
-                    let (word, channel) = (packet.header, channel as u8);
-                    self.slots[index] = self.slot_of(word, &Input::Link { port, channel });
+                    let (header, channel) = (packet.header, channel as u8);
+                    self.link_slots[index] = self.slot_of(header, &Input::Link { port, channel });
                 }
             }
         }
 
-        for fifo in 0..self.own.len() {
-            if matches!(self.own[fifo], Slot::Empty)
+        for fifo in 0..self.own_slots.len() {
+            if matches!(self.own_slots[fifo], Slot::Empty)
                 && let Some(packet) = self.injection[fifo].front()
             {
-                let word = packet.header;
-                self.own[fifo] = self.slot_of(word, &Input::Own { fifo: fifo as u8 });
+                let header = packet.header;
+                self.own_slots[fifo] = self.slot_of(header, &Input::Own { fifo: fifo as u8 });
             }
         }
     }
 
-    /// Returns the slot of a packet at an input: its word, or that it is used up because no class
-    /// route expects it.
-    fn slot_of(&mut self, bits: u64, input: &Input) -> Slot {
-        let expected = CollectiveWord::from_bits(bits).filter(|word| {
+    /// Returns the slot of a packet that has become the first of an input, by its header. A packet
+    /// that no class route expects is counted as dropped, and used.
+    fn slot_of(&mut self, header: u64, input: &Input) -> Slot {
+        let expected = CollectiveWord::from_bits(header).filter(|word| {
             let route = &self.routes[usize::from(word.class) % CLASSES];
             match *input {
                 Input::Own { fifo } => route.is_member && route.fifo == fifo && !word.is_down,
@@ -423,12 +432,13 @@ impl CollectiveUnit {
         }
     }
 
-    /// Returns the word of the packet that waits at an input.
+    /// Returns the header of the packet that waits at an input, which is given by its bit: see
+    /// [`OWN_SHIFT`].
     pub(super) fn waiting(&self, input: u64) -> Option<CollectiveWord> {
         let index = input.trailing_zeros();
-        let slot = match index.checked_sub(OWN) {
-            Some(fifo) => self.own.get(fifo as usize),
-            None => self.slots.get(index as usize),
+        let slot = match index.checked_sub(OWN_SHIFT) {
+            Some(fifo) => self.own_slots.get(fifo as usize),
+            None => self.link_slots.get(index as usize),
         };
         match slot {
             Some(Slot::Waiting(word)) => Some(*word),
@@ -436,20 +446,24 @@ impl CollectiveUnit {
         }
     }
 
-    /// Returns the operands of a class: its inputs, and the own contribution.
+    /// Returns the set of inputs from which a class's operations have operands: those of its route,
+    /// and the node's own contribution if the node is a member.
     pub(super) fn operands(&self, route: &ClassRoute) -> u64 {
-        let links = route.inputs << (u32::from(route.channel) * u32::from(self.spec.ports));
-        links | if route.is_member { 1 << (OWN + u32::from(route.fifo)) } else { 0 }
+        let from_links = route.inputs << (u32::from(route.channel) * u32::from(self.spec.ports));
+        let own = if route.is_member { 1 << (OWN_SHIFT + u32::from(route.fifo)) } else { 0 };
+        from_links | own
     }
 }
 
 /// An input of a unit.
 enum Input {
+    /// An injection FIFO.
     Own { fifo: u8 },
+    /// A virtual channel of a port. `channel` is its place in [`CollectiveSpec::vcs`].
     Link { port: u8, channel: u8 },
 }
 
-/// Returns the bits of a set of inputs, in order.
+/// Returns the inputs of a set in order, each as its bit.
 pub(super) fn inputs_of(mut set: u64) -> impl Iterator<Item = u64> {
     std::iter::from_fn(move || {
         let input = (set != 0).then(|| set & set.wrapping_neg())?;

@@ -45,17 +45,22 @@ pub struct CollectiveWord {
     pub is_down: bool,
 }
 
-const KIND: u32 = 4;
-const OPERATION: u32 = 6;
-const NUMBER: u32 = 9;
-const LITTLE: u32 = 11;
-const BYTES: u32 = 12;
-const TARGET: u32 = 22;
-const DOWN: u32 = 39;
-const NAN: u32 = 40;
-const OVERFLOW: u32 = 41;
-/// First bit that must be zero.
-const RESERVED: u32 = 42;
+// Positions of the lowest bits of the fields.
+const KIND_SHIFT: u32 = 4;
+const OPERATION_SHIFT: u32 = 6;
+const NUMBER_SHIFT: u32 = 9;
+const LITTLE_SHIFT: u32 = 11;
+const BYTES_SHIFT: u32 = 12;
+const TARGET_SHIFT: u32 = 22;
+const DOWN_SHIFT: u32 = 39;
+const NAN_SHIFT: u32 = 40;
+const OVERFLOW_SHIFT: u32 = 41;
+/// The first of the bits that must be zero.
+const RESERVED_SHIFT: u32 = 42;
+// Widths of the longer fields.
+const CLASS_BITS: u32 = 4;
+const BYTES_BITS: u32 = 10;
+const TARGET_BITS: u32 = 17;
 
 impl CollectiveWord {
     /// Returns the word of a contribution to an allreduce.
@@ -86,31 +91,31 @@ impl CollectiveWord {
         };
 
         (u64::from(self.class) % CLASSES as u64)
-            | (kind << KIND)
-            | operation << OPERATION
-            | number << NUMBER
-            | u64::from(self.operand.order == ByteOrder::Little) << LITTLE
-            | u64::from(self.operand.bytes & 0x3ff) << BYTES
-            | u64::from(self.target & 0x1_ffff) << TARGET
-            | u64::from(self.is_down) << DOWN
-            | u64::from(self.flags.not_a_number) << NAN
-            | u64::from(self.flags.overflow) << OVERFLOW
+            | (kind << KIND_SHIFT)
+            | operation << OPERATION_SHIFT
+            | number << NUMBER_SHIFT
+            | u64::from(self.operand.order == ByteOrder::Little) << LITTLE_SHIFT
+            | u64::from(self.operand.bytes & ((1 << BYTES_BITS) - 1)) << BYTES_SHIFT
+            | u64::from(self.target & ((1 << TARGET_BITS) - 1)) << TARGET_SHIFT
+            | u64::from(self.is_down) << DOWN_SHIFT
+            | u64::from(self.flags.not_a_number) << NAN_SHIFT
+            | u64::from(self.flags.overflow) << OVERFLOW_SHIFT
     }
 
-    /// Returns the word of these bits, or `None` if they are no such word.
+    /// Returns the word with these bits, or `None` if a field has a value without a meaning.
     pub fn from_bits(bits: u64) -> Option<Self> {
         let field = |first: u32, width: u32| bits >> first & ((1 << width) - 1);
-        if bits >> RESERVED != 0 {
+        if bits >> RESERVED_SHIFT != 0 {
             return None;
         }
 
-        let kind = match field(KIND, 2) {
+        let kind = match field(KIND_SHIFT, 2) {
             0 => Kind::Broadcast,
             1 => Kind::Reduce,
             2 => Kind::Allreduce,
             _ => return None,
         };
-        let operation = match field(OPERATION, 3) {
+        let operation = match field(OPERATION_SHIFT, 3) {
             0 => Operation::Or,
             1 => Operation::And,
             2 => Operation::Xor,
@@ -119,21 +124,25 @@ impl CollectiveWord {
             5 => Operation::Add,
             _ => return None,
         };
-        let operand = operand(field(NUMBER, 2), field(BYTES, 10) as u16, field(LITTLE, 1) == 1)?;
+        let operand = operand(
+            field(NUMBER_SHIFT, 2),
+            field(BYTES_SHIFT, BYTES_BITS) as u16,
+            field(LITTLE_SHIFT, 1) == 1,
+        )?;
 
         Some(Self {
-            class: field(0, 4) as u8,
+            class: field(0, CLASS_BITS) as u8,
             kind,
             operation,
             operand,
-            target: field(TARGET, 17) as u32,
-            flags: Flags { not_a_number: field(NAN, 1) == 1, overflow: field(OVERFLOW, 1) == 1 },
-            is_down: field(DOWN, 1) == 1,
+            target: field(TARGET_SHIFT, TARGET_BITS) as u32,
+            flags: Flags { not_a_number: field(NAN_SHIFT, 1) == 1, overflow: field(OVERFLOW_SHIFT, 1) == 1 },
+            is_down: field(DOWN_SHIFT, 1) == 1,
         })
     }
 }
 
-/// Returns the operand of these fields, if there is such a one.
+/// Returns the operands that the fields of a word describe, or `None` if there are none such.
 fn operand(number: u64, bytes: u16, is_little: bool) -> Option<Operand> {
     let number = match number {
         0 => Number::Unsigned,
@@ -173,7 +182,12 @@ mod tests {
         let word = CollectiveWord::allreduce(3, Operation::Add, Operand::FLOAT).bits();
 
         assert!(CollectiveWord::from_bits(word).is_some());
-        for wrong in [word | 1 << 42, word | 3 << KIND, word | 7 << OPERATION, word & !(0x3ff << BYTES)] {
+        for wrong in [
+            word | 1 << 42,
+            word | 3 << KIND_SHIFT,
+            word | 7 << OPERATION_SHIFT,
+            word & !(0x3ff << BYTES_SHIFT),
+        ] {
             assert_eq!(CollectiveWord::from_bits(wrong), None, "{wrong:#x}");
         }
     }

@@ -7,35 +7,38 @@ use nicforge_core::{
 
 use super::{
     CollectiveWord, Flags, Kind, alu,
-    unit::{CollectiveUnit, OWN, PacketInService, Slot, inputs_of},
+    unit::{CollectiveUnit, OWN_SHIFT, PacketInService, Slot, inputs_of},
 };
 use crate::router::RoutedPacket;
 
 impl CollectiveUnit {
-    /// Begins with a packet that came down, if there is one and the unit works on no other. Returns
-    /// the number of packets taken.
+    /// Begins the work on a packet that came down, if there is one and the unit works on no other.
+    /// Returns the number of packets taken, 0 or 1.
     pub(super) fn begin_down(&mut self, ports: &mut Ports<'_>) -> u32 {
         if self.down.is_some() {
             return 0;
         }
 
-        let inputs = (0..self.slots.len()).map(|index| 1 << index);
-        let came_down = inputs.filter_map(|input| Some((input, self.waiting(input)?)));
-        let Some((input, word)) = came_down.into_iter().find(|(_, word)| word.is_down) else { return 0 };
+        let inputs = (0..self.link_slots.len()).map(|index| 1 << index);
+        let mut waiting = inputs.filter_map(|input| Some((input, self.waiting(input)?)));
+        let Some((input, word)) = waiting.find(|(_, word)| word.is_down) else { return 0 };
         let Some((packet, complete)) = self.take_operand(ports, input) else { return 0 };
 
-        let delay = self.spec.delays[1];
-        self.down = Some(self.active_down(packet, &word, complete.after(delay), ports.now().after(delay)));
+        let [_, delay_down] = self.spec.delays;
+        let (due, complete) = (ports.now().after(delay_down), complete.after(delay_down));
+        self.down = Some(self.service_down(packet, &word, due, complete));
         1
     }
 
-    /// Returns a packet on its way down from here.
-    fn active_down(
+    /// Returns the service of a packet on its way down: it goes to the inputs of its class's route,
+    /// and to the node itself if the result is for it. `due` and `complete` are those of
+    /// [`PacketInService`].
+    fn service_down(
         &self,
         packet: Packet,
         word: &CollectiveWord,
-        complete: Nanos,
         due: Nanos,
+        complete: Nanos,
     ) -> PacketInService {
         let route = &self.routes[usize::from(word.class)];
         let is_for_this_node = word.kind != Kind::Reduce || word.target == self.spec.node;
@@ -50,7 +53,8 @@ impl CollectiveUnit {
         }
     }
 
-    /// Sends the copies of the packet on its way down. Returns the number of packets moved.
+    /// Sends and delivers copies of the packet on its way down, and ends its service after the last
+    /// one. Returns the number of copies.
     pub(super) fn advance_down(&mut self, ports: &mut Ports<'_>) -> u32 {
         let Some(mut active) = self.down.take() else { return 0 };
         let now = ports.now();
@@ -69,12 +73,13 @@ impl CollectiveUnit {
         moved
     }
 
-    /// Sends copies through ports that have room and an idle wire.
+    /// Sends copies of the packet on its way down by those of its ports that have credits and an
+    /// idle wire. Returns the number of copies.
     fn send_copies(&mut self, ports: &mut Ports<'_>, active: &mut PacketInService) -> u32 {
         let mut sent = 0;
         let targets = active.ports;
         for port in (0..self.spec.ports).filter(|port| targets >> port & 1 == 1) {
-            if !self.has_way(ports, port, active.vc) {
+            if !self.can_send(ports, port, active.vc) {
                 continue;
             }
             let Ok(copy) = ports.copy_packet(&active.packet) else {
@@ -92,7 +97,8 @@ impl CollectiveUnit {
         sent
     }
 
-    /// Delivers a copy of the packet on its way down, if the reception FIFO has room.
+    /// Delivers a copy of the packet on its way down to this node, if that is still to be done and
+    /// the reception FIFO has room. Returns whether it has delivered one.
     fn deliver_copy(&mut self, ports: &mut Ports<'_>, active: &mut PacketInService) -> bool {
         if !active.is_local || !self.reception[active.fifo].has_room(active.packet.wire_bytes()) {
             return false;
@@ -108,37 +114,38 @@ impl CollectiveUnit {
         true
     }
 
-    /// Returns whether the longest packet can leave by a port now.
-    fn has_way(&self, ports: &mut Ports<'_>, port: u8, vc: usize) -> bool {
+    /// Returns whether a port has an idle wire, and credits for the longest packet. If not, the
+    /// device is woken when it has.
+    fn can_send(&self, ports: &mut Ports<'_>, port: u8, vc: usize) -> bool {
         ports.request_wire(port) && ports.request_credits(port, vc, self.longest_credits)
     }
 
-    /// Begins with the operation of a class whose operands are all there, if the unit works on no
-    /// other. Returns the number of packets taken.
+    /// Begins an operation whose operands are all there, if the unit works on no other. Operations
+    /// of a lower FIFO go first. Returns the number of packets taken.
     pub(super) fn begin_up(&mut self, ports: &mut Ports<'_>) -> u32 {
-        self.drop_own(ports);
+        self.release_used_own(ports);
         if self.up.is_some() {
             return 0;
         }
 
-        let own = (0..self.own.len()).map(|fifo| 1 << (OWN as usize + fifo));
-        let inputs = own.chain((0..self.slots.len()).map(|index| 1 << index));
+        let own = (0..self.own_slots.len()).map(|fifo| 1 << (OWN_SHIFT as usize + fifo));
+        let inputs = own.chain((0..self.link_slots.len()).map(|index| 1 << index));
         let ready = inputs.filter_map(|input| {
             let word = self.waiting(input).filter(|word| !word.is_down)?;
-            let set = if word.kind == Kind::Broadcast { input } else { self.complete_set(&word)? };
-            Some((set, word))
+            let operands = if word.kind == Kind::Broadcast { input } else { self.all_operands(&word)? };
+            Some((operands, word))
         });
 
         let first = ready.min_by_key(|(_, word)| self.routes[usize::from(word.class)].fifo);
         match first {
-            Some((set, word)) => self.combine(ports, set, word),
+            Some((operands, word)) => self.combine(ports, operands, word),
             None => 0,
         }
     }
 
-    /// Removes own packets that no class route expects.
-    fn drop_own(&mut self, ports: &mut Ports<'_>) {
-        for (slot, fifo) in self.own.iter_mut().zip(&mut self.injection) {
+    /// Removes the packets of injection FIFOs that no class route expects: their slots are used.
+    fn release_used_own(&mut self, ports: &mut Ports<'_>) {
+        for (slot, fifo) in self.own_slots.iter_mut().zip(&mut self.injection) {
             if matches!(slot, Slot::Used)
                 && let Some(packet) = fifo.pop(ports.now())
             {
@@ -148,29 +155,31 @@ impl CollectiveUnit {
         }
     }
 
-    /// Returns the operands of a class if all of them are there.
-    fn complete_set(&self, word: &CollectiveWord) -> Option<u64> {
-        let set = self.operands(&self.routes[usize::from(word.class)]);
+    /// Returns the set of inputs with the operands of the class of `word`, if each of them has a
+    /// packet of a reduction of this class.
+    fn all_operands(&self, word: &CollectiveWord) -> Option<u64> {
+        let operands = self.operands(&self.routes[usize::from(word.class)]);
         let is_there = |input: u64| {
             let operand = self.waiting(input);
             operand.is_some_and(|other| {
                 !other.is_down && other.class == word.class && other.kind != Kind::Broadcast
             })
         };
-        inputs_of(set).all(is_there).then_some(set)
+        inputs_of(operands).all(is_there).then_some(operands)
     }
 
-    /// Combines a set of operands, the own one first and then by port. Returns the number of
-    /// packets taken.
-    fn combine(&mut self, ports: &mut Ports<'_>, set: u64, mut word: CollectiveWord) -> u32 {
-        let own = set >> OWN << OWN;
-        let in_order = inputs_of(own).chain(inputs_of(set & !own));
+    /// Combines the packets of a set of inputs, the node's own one first and then by port, and
+    /// begins the way up of the result. Returns the number of packets taken.
+    fn combine(&mut self, ports: &mut Ports<'_>, operands: u64, mut word: CollectiveWord) -> u32 {
+        let own = operands >> OWN_SHIFT << OWN_SHIFT;
+        let in_order = inputs_of(own).chain(inputs_of(operands & !own));
         let mut result: Option<Packet> = None;
         let mut complete = ports.now();
         let (mut flags, mut taken) = (Flags::default(), 0);
 
         for input in in_order {
             let Some(other) = self.waiting(input) else { continue };
+            // The first operand is the packet into which the others are combined.
             let Some(mut sum) = result.take() else {
                 let Some((first, tail)) = self.take_operand(ports, input) else { return 0 };
                 (word, complete, taken) = (other, complete.max(tail), 1);
@@ -189,38 +198,56 @@ impl CollectiveUnit {
             result = Some(sum);
         }
 
-        let Some(mut packet) = result else { return 0 };
+        let Some(packet) = result else { return 0 };
         self.counters.combined += u64::from(taken > 1);
         self.counters.exceptions += u64::from(flags != Flags::default());
         self.counters.not_a_number += u64::from(flags.not_a_number);
         self.counters.overflow += u64::from(flags.overflow);
         word.flags |= flags;
-        packet.header = word.bits();
 
-        let route = &self.routes[usize::from(word.class)];
-        let ports_up = route.output.map_or(0, |port| 1 << port);
-        let (vc, fifo) = (self.spec.vcs[usize::from(route.channel)].into(), route.fifo.into());
-        let delay = self.spec.delays[0];
-        let (due, complete) = (ports.now().after(delay).max(self.up_free), complete.after(delay));
-        self.up = Some(PacketInService { packet, ports: ports_up, vc, fifo, is_local: false, due, complete });
+        self.up = Some(self.service_up(packet, &word, ports.now(), complete));
         taken
     }
 
+    /// Returns the service of a combined packet on its way up, with its new header. Its tail is
+    /// here at `complete`. At the root, it has no port.
+    fn service_up(
+        &self,
+        mut packet: Packet,
+        word: &CollectiveWord,
+        now: Nanos,
+        complete: Nanos,
+    ) -> PacketInService {
+        let route = &self.routes[usize::from(word.class)];
+        let [delay_up, _] = self.spec.delays;
+        packet.header = word.bits();
+        PacketInService {
+            packet,
+            ports: route.output.map_or(0, |port| 1 << port),
+            vc: self.spec.vcs[usize::from(route.channel)].into(),
+            fifo: route.fifo.into(),
+            is_local: false,
+            due: now.after(delay_up).max(self.up_free),
+            complete: complete.after(delay_up),
+        }
+    }
+
     /// Takes the packet of an input, with the time at which its tail is here. A packet whose tail
-    /// has not arrived stays in its buffer, and the caller gets a copy.
+    /// has not arrived stays in its buffer, and the caller gets a copy. Returns `None` if the
+    /// fabric has no memory for the copy.
     fn take_operand(&mut self, ports: &mut Ports<'_>, input: u64) -> Option<(Packet, Nanos)> {
         let now = ports.now();
         let index = input.trailing_zeros();
-        if let Some(fifo) = index.checked_sub(OWN) {
-            self.own[fifo as usize] = Slot::Empty;
+        if let Some(fifo) = index.checked_sub(OWN_SHIFT) {
+            self.own_slots[fifo as usize] = Slot::Empty;
             return Some((self.injection[fifo as usize].pop(now)?, now));
         }
 
         let index = index as usize;
-        let (port, vc) = self.place(index);
+        let (port, vc) = self.port_and_vc(index);
         let Some(tail) = ports.tail_due(port, vc) else {
             let packet = ports.take(port, vc)?;
-            self.slots[index] = Slot::Empty;
+            self.link_slots[index] = Slot::Empty;
             return Some((packet, now));
         };
 
@@ -228,12 +255,12 @@ impl CollectiveUnit {
             self.starved = true;
             return None;
         };
-        self.slots[index] = Slot::Used;
+        self.link_slots[index] = Slot::Used;
         Some((copy, tail))
     }
 
-    /// Combines the packet of an input into `sum`. Returns the exceptions, and the time at which
-    /// the packet's tail is here.
+    /// Combines the packet of an input from a link into `sum`. Returns the exceptions, and the time
+    /// at which the packet's tail is here.
     fn add_operand(
         &mut self,
         ports: &mut Ports<'_>,
@@ -243,7 +270,7 @@ impl CollectiveUnit {
     ) -> (Flags, Nanos) {
         let now = ports.now();
         let index = input.trailing_zeros() as usize;
-        let (port, vc) = self.place(index);
+        let (port, vc) = self.port_and_vc(index);
         let tail = ports.tail_due(port, vc).unwrap_or(now);
 
         let mut flags = Flags::default();
@@ -257,12 +284,12 @@ impl CollectiveUnit {
             }
         }
 
-        self.slots[index] = Slot::Used;
+        self.link_slots[index] = Slot::Used;
         (flags, tail)
     }
 
     /// Sends the packet on its way up, or turns it around at the root. Returns the number of
-    /// packets moved.
+    /// packets moved, 0 or 1.
     pub(super) fn advance_up(&mut self, ports: &mut Ports<'_>) -> u32 {
         let Some(active) = self.up.take_if(|active| active.due <= ports.now()) else { return 0 };
         if active.ports == 0 {
@@ -270,7 +297,7 @@ impl CollectiveUnit {
         }
 
         let port = active.ports.trailing_zeros() as u8;
-        if !self.has_way(ports, port, active.vc) {
+        if !self.can_send(ports, port, active.vc) {
             self.up = Some(active);
             return 0;
         }
@@ -288,7 +315,10 @@ impl CollectiveUnit {
         }
     }
 
-    /// Returns the time from which the logic can send the packet after one of `bytes` bytes.
+    /// Returns the time from which the logic can send the next packet up, after one of `bytes`
+    /// bytes at `sent`: when that is on the wire, and [`CollectiveSpec::recovery`] has passed.
+    ///
+    /// [`CollectiveSpec::recovery`]: super::CollectiveSpec::recovery
     fn recovered_at(&self, sent: Nanos, bytes: u32) -> Nanos {
         if self.spec.recovery == 0 {
             return Nanos::ZERO;
@@ -298,8 +328,8 @@ impl CollectiveUnit {
         sent.after(on_wire + self.spec.recovery)
     }
 
-    /// Turns a packet around at the root, unless the unit works on another one on its way down: the
-    /// packet waits for that. Returns the number of packets moved.
+    /// Turns a packet around at the root, so that it goes down. It waits as long as the unit works
+    /// on another packet on its way down. Returns the number of packets moved, 0 or 1.
     fn turn_at_root(&mut self, mut active: PacketInService, now: Nanos) -> u32 {
         if self.down.is_some() {
             self.up = Some(active);
@@ -309,7 +339,7 @@ impl CollectiveUnit {
         if let Some(mut word) = CollectiveWord::from_bits(active.packet.header) {
             word.is_down = true;
             active.packet.header = word.bits();
-            self.down = Some(self.active_down(active.packet, &word, active.complete, now));
+            self.down = Some(self.service_down(active.packet, &word, now, active.complete));
         }
         1
     }

@@ -29,19 +29,20 @@ impl Layout {
     /// Returns the number of slots of a node.
     #[inline]
     pub(super) fn width(self) -> usize {
-        self.links() + usize::from(self.channels.fifos)
+        self.link_slots() + usize::from(self.channels.fifos)
     }
 
-    /// Returns the number of slots of a node that are channels of links. They come first.
+    /// Returns the number of slots of a node that are channels of links. They come before those of
+    /// FIFOs.
     #[inline]
-    fn links(self) -> usize {
+    fn link_slots(self) -> usize {
         usize::from(self.ports) * usize::from(self.channels.vcs)
     }
 
-    /// Returns the channels of links in a mask of slots.
+    /// Returns those slots of a mask that are channels of links.
     #[inline]
-    pub(super) fn links_of(self, mask: u64) -> u64 {
-        match self.links() {
+    pub(super) fn links_in(self, mask: u64) -> u64 {
+        match self.link_slots() {
             64.. => mask,
             links => mask & ((1 << links) - 1),
         }
@@ -55,7 +56,7 @@ impl Layout {
             Channel::Link { port, vc, .. } if port < self.ports && vc < vcs => {
                 Some(usize::from(port) * usize::from(vcs) + usize::from(vc))
             }
-            Channel::Fifo { fifo, .. } if fifo < fifos => Some(self.links() + usize::from(fifo)),
+            Channel::Fifo { fifo, .. } if fifo < fifos => Some(self.link_slots() + usize::from(fifo)),
             _ => None,
         }
     }
@@ -63,7 +64,7 @@ impl Layout {
     /// Returns the channel of an index.
     pub(super) fn channel(self, index: usize) -> Channel {
         let (node, slot) = ((index / self.width()) as u32, index % self.width());
-        match slot.checked_sub(self.links()) {
+        match slot.checked_sub(self.link_slots()) {
             Some(fifo) => Channel::Fifo { node, fifo: fifo as u8 },
             None => {
                 let vcs = usize::from(self.channels.vcs);
@@ -73,7 +74,7 @@ impl Layout {
     }
 }
 
-/// Stands for the node of a channel whose port has no cable.
+/// In place of a node: the channel's port has no cable.
 pub(super) const NO_NODE: u32 = u32::MAX;
 
 /// The channels of a network, and for each one the channels that it waits for. The module
@@ -83,7 +84,8 @@ pub struct WaitGraph {
     pub(super) layout: Layout,
     /// The node at which the packets of each channel are buffered, or [`NO_NODE`].
     pub(super) buffer_nodes: Vec<u32>,
-    /// The channels that each channel waits for: slots at its place, one bit for each.
+    /// The channels that each channel waits for: slots of the node that buffers its packets, one
+    /// bit for each.
     pub(super) waits: Vec<u64>,
 }
 
@@ -142,8 +144,8 @@ impl WaitGraph {
         Ok(())
     }
 
-    /// Adds that packets in one channel may wait for another. Packets of a link are at the other
-    /// end of its cable, where the second channel must begin.
+    /// Adds an edge: packets in the channel `from` may wait for the channel `to`, which must begin
+    /// at the node that buffers them. The packets of a link are at the other end of its cable.
     ///
     /// # Errors
     /// [`DeadlockError::NoChannel`], [`DeadlockError::Apart`].
@@ -181,20 +183,21 @@ impl WaitGraph {
         }
     }
 
-    /// Returns the index and slot of a channel.
+    /// Returns the index and the slot of a channel, which must exist and have a cable.
     fn find(&self, channel: Channel) -> Result<(usize, usize), DeadlockError> {
         let (Channel::Link { node, .. } | Channel::Fifo { node, .. }) = channel;
-        let missing = DeadlockError::NoChannel { channel };
-        let Some(slot) = self.layout.slot(channel) else { return Err(missing) };
+        let no_channel = DeadlockError::NoChannel { channel };
+        let Some(slot) = self.layout.slot(channel) else { return Err(no_channel) };
 
         let index = node as usize * self.layout.width() + slot;
         match self.buffer_nodes.get(index) {
-            None | Some(&NO_NODE) => Err(missing),
+            None | Some(&NO_NODE) => Err(no_channel),
             Some(_) => Ok((index, slot)),
         }
     }
 
-    /// Returns the exits of packets with a route word from a node, after checking them.
+    /// Returns the slots by which packets with a route word leave a node, one bit for each. Checks
+    /// that they exist, and that packets are delivered only at their target.
     #[inline]
     fn exits(&self, routing: &impl Routing, node: u32, word: u32) -> Result<u64, DeadlockError> {
         let mut exits = Exits::none(self.layout, node);
@@ -219,13 +222,14 @@ impl WaitGraph {
         }
     }
 
-    /// Adds the waits of packets that leave each node by the exits given.
+    /// Adds the waits of the packets of one route word, which leave each node by one of its
+    /// `exits`: in the channel that they leave by, they wait for the exits of the next node.
     fn add_waits(&mut self, exits: &[u64]) {
         for (node, &mask) in exits.iter().enumerate() {
             let first = node * self.layout.width();
-            for slot in slots(self.layout.links_of(mask)) {
-                let place = self.buffer_nodes[first + slot] as usize;
-                self.waits[first + slot] |= exits[place];
+            for slot in slots(self.layout.links_in(mask)) {
+                let next_node = self.buffer_nodes[first + slot] as usize;
+                self.waits[first + slot] |= exits[next_node];
             }
         }
     }

@@ -111,7 +111,8 @@ impl fmt::Display for Channel {
     }
 }
 
-/// Channels of which each waits for the next, and the last for the first. It has at least one.
+/// Channels of which each waits for the next one, and the last for the first. There is at least
+/// one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cycle {
     channels: Vec<Channel>,

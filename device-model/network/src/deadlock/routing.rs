@@ -30,30 +30,30 @@ pub struct Exits {
     pub(super) mask: u64,
     /// Whether packets are delivered here, at once or through a FIFO.
     pub(super) delivers: bool,
-    /// A channel that does not exist.
+    /// A channel that was added and does not exist.
     pub(super) unknown: Option<Channel>,
 }
 
 impl Exits {
-    /// Returns no exits from a node.
+    /// Returns an empty set of exits from a node.
     #[inline]
     pub(super) fn none(layout: Layout, node: u32) -> Self {
         Self { layout, node, mask: 0, delivers: false, unknown: None }
     }
 
-    /// Packets are delivered here. Their receiver always takes them.
+    /// Adds the delivery of packets at this node, to a receiver that always takes them.
     #[inline]
     pub fn deliver(&mut self) {
         self.delivers = true;
     }
 
-    /// Packets leave by a virtual channel of a port.
+    /// Adds a virtual channel of a port by which packets leave.
     #[inline]
     pub fn link(&mut self, port: u8, vc: u8) {
         self.add(Channel::Link { node: self.node, port, vc });
     }
 
-    /// Packets are delivered here into a FIFO, and wait for room in it.
+    /// Adds the delivery of packets at this node into a FIFO, in which they wait for room.
     #[inline]
     pub fn fifo(&mut self, fifo: u8) {
         self.delivers = true;
@@ -70,8 +70,8 @@ impl Exits {
     }
 }
 
-/// Returns the routing in which packets are routed by their target: `exits` gets the node, the
-/// target, and the exits to add to.
+/// Returns the routing in which a packet's route word is its target. `exits` is called with a node,
+/// a target, and the exits that it adds to.
 pub fn by_target(nodes: u32, exits: impl Fn(u32, u32, &mut Exits)) -> impl Routing {
     ByTarget { nodes, exits }
 }

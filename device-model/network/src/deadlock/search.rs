@@ -8,8 +8,8 @@ use super::{
 };
 use crate::shape::{CableEnd, Torus};
 
-/// Returns the rings of a torus that have the bubble rule, for [`WaitGraph::check_with`]: all rings
-/// of one virtual channel.
+/// Returns the `successor` of [`WaitGraph::check_with`] for a torus in which all rings of one
+/// virtual channel have the bubble rule.
 pub fn bubble(torus: &Torus, bubble_vc: u8) -> impl Fn(Channel) -> Option<Channel> {
     move |channel| match channel {
         Channel::Link { node, port, vc } if vc == bubble_vc => {
@@ -39,7 +39,8 @@ const COMPLETE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug)]
 struct Step {
     index: u32,
-    /// The channels that it waits for and that are still to be followed: slots at its place.
+    /// The channels that it waits for and that are still to be followed: slots of the node that
+    /// buffers its packets.
     rest: u64,
 }
 
@@ -47,9 +48,9 @@ struct Step {
 /// other, over any number of steps. All cycles lie inside components.
 struct Search<'a> {
     graph: &'a WaitGraph,
-    /// The order in which channels were visited, from 1.
+    /// The order in which channels were visited, from 1; [`UNSEEN`] or [`COMPLETE`].
     order: Vec<u32>,
-    /// The lowest order that is known to be reached from a channel.
+    /// The lowest order of the open channels that are known to be reached from a channel.
     lowest: Vec<u32>,
     /// Visited channels of components that are not complete.
     open: Vec<u32>,
@@ -79,6 +80,7 @@ impl<'a> Search<'a> {
         while let Some(step) = self.path.last_mut() {
             let index = step.index as usize;
 
+            // Follow the next wait of the channel.
             if step.rest != 0 {
                 let slot = step.rest.trailing_zeros() as usize;
                 step.rest &= step.rest - 1;
@@ -92,6 +94,8 @@ impl<'a> Search<'a> {
                 continue;
             }
 
+            // All waits are followed. A channel that reaches none before itself is the first of its
+            // component.
             self.path.pop();
             let lowest = self.lowest[index];
             if let Some(before) = self.path.last() {
@@ -107,7 +111,7 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// Adds a channel to the path.
+    /// Adds a channel, which has not been visited, to the path.
     fn enter(&mut self, index: usize) {
         self.visited += 1;
         self.order[index] = self.visited;
@@ -133,8 +137,8 @@ impl<'a> Search<'a> {
         None
     }
 
-    /// Returns the first step inside the component of `root` that does not lead to its channel's
-    /// successor.
+    /// Returns the first step inside the component of `root`, from one channel to another, that
+    /// does not lead to its channel's successor.
     fn uncovered_step(
         &self,
         root: usize,
@@ -158,8 +162,10 @@ impl<'a> Search<'a> {
             .filter(move |&to| self.order[to] != COMPLETE && self.order[to] >= self.order[root])
     }
 
-    /// Returns a shortest cycle through a step inside the component of `root`.
+    /// Returns a shortest cycle through the step from `from` to `to`, which is inside the component
+    /// of `root`. The cycle begins with that step.
     fn cycle_through(&self, root: usize, from: usize, to: usize) -> Cycle {
+        // A breadth-first search from `to` back to `from`.
         let mut before = vec![None; self.graph.waits.len()];
         let mut waiting = VecDeque::from([to]);
 
@@ -174,6 +180,8 @@ impl<'a> Search<'a> {
             }
         }
 
+        // `before` leads from `from` back to `to`. Reversed, the path begins with `to` and ends
+        // with `from`, which comes to the front.
         let path = std::iter::successors(Some(from), |&index| before[index].map(|index| index as usize));
         let mut channels: Vec<Channel> = path.map(|index| self.graph.layout.channel(index)).collect();
         channels.reverse();

@@ -19,7 +19,7 @@ struct Step {
     node: u32,
     /// The slot by which the path goes on.
     slot: u8,
-    /// The exits that are still to be followed.
+    /// The exits that are still to be followed, as a mask of slots.
     rest: u64,
 }
 
@@ -36,7 +36,8 @@ impl Walk {
         Self { states: vec![State::Unknown; nodes as usize], path: Vec::new() }
     }
 
-    /// Checks that all ways by these exits of the nodes end.
+    /// Checks that packets with the route word `word` arrive by whichever of each node's `exits`
+    /// they leave: no way leads in a circle.
     ///
     /// # Errors
     /// [`DeadlockError::Endless`].
@@ -46,7 +47,7 @@ impl Walk {
         for start in 0..exits.len() as u32 {
             if self.states[start as usize] == State::Unknown {
                 self.enter(graph, exits, start);
-                self.follow(graph, exits, word)?;
+                self.follow_all(graph, exits, word)?;
             }
         }
         Ok(())
@@ -56,12 +57,12 @@ impl Walk {
     #[inline]
     fn enter(&mut self, graph: &WaitGraph, exits: &[u64], node: u32) {
         self.states[node as usize] = State::OnPath;
-        let rest = graph.layout.links_of(exits[node as usize]);
+        let rest = graph.layout.links_in(exits[node as usize]);
         self.path.push(Step { node, slot: 0, rest });
     }
 
     /// Follows all ways from the end of the path, until the path is empty.
-    fn follow(&mut self, graph: &WaitGraph, exits: &[u64], word: u32) -> Result<(), DeadlockError> {
+    fn follow_all(&mut self, graph: &WaitGraph, exits: &[u64], word: u32) -> Result<(), DeadlockError> {
         while let Some(step) = self.path.last_mut() {
             if step.rest == 0 {
                 self.states[step.node as usize] = State::Ends;
@@ -84,7 +85,7 @@ impl Walk {
         Ok(())
     }
 
-    /// Returns the part of the path from a node on.
+    /// Returns the circle of the path that begins at a node and has come back to it.
     fn cycle(&self, graph: &WaitGraph, from: u32) -> Cycle {
         let steps = self.path.iter().skip_while(|step| step.node != from);
         let index = |step: &Step| step.node as usize * graph.layout.width() + usize::from(step.slot);

@@ -44,6 +44,7 @@ impl Cabling for FullMesh {
             return None;
         }
 
+        // The ports skip the node itself.
         let other = if u32::from(port) < node { u32::from(port) } else { u32::from(port) + 1 };
         Some(CableEnd { node: other, port: self::port(other, node) })
     }

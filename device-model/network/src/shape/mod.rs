@@ -164,7 +164,7 @@ pub enum ShapeError {
     },
 }
 
-/// Returns a number of nodes, if it is in range.
+/// Checks that a number of nodes is in range, and returns it.
 fn checked_nodes(nodes: u64) -> Result<u32, ShapeError> {
     match u32::try_from(nodes) {
         Ok(nodes @ 1..=MAX_NODES) => Ok(nodes),

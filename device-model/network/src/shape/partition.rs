@@ -19,10 +19,10 @@ impl PartitionRule {
     /// Blue Gene/Q's rule: whole dimensions and those of four nodes are tori.
     pub const BLUE_GENE_Q: Self = Self { closes_at: Some(4) };
 
-    /// Returns a partition's dimension of `length` nodes in a dimension of the machine.
+    /// Returns a partition's dimension of `length` nodes in the dimension `machine` of the machine.
     fn dimension(self, machine: Dimension, length: u32) -> Dimension {
-        let whole = machine.wraps && length == machine.length;
-        Dimension { length, wraps: whole || self.closes_at == Some(length) }
+        let is_whole_ring = machine.wraps && length == machine.length;
+        Dimension { length, wraps: is_whole_ring || self.closes_at == Some(length) }
     }
 }
 
@@ -47,22 +47,25 @@ impl Partition {
         rule: PartitionRule,
     ) -> Result<Self, ShapeError> {
         let dimensions = machine.dimensions();
-        for given in [origin.len(), lengths.len()] {
-            if given != dimensions.len() {
-                return Err(ShapeError::PartitionDimensions { dimensions: given, machine: dimensions.len() });
+        for given_dimensions in [origin.len(), lengths.len()] {
+            if given_dimensions != dimensions.len() {
+                return Err(ShapeError::PartitionDimensions {
+                    dimensions: given_dimensions,
+                    machine: dimensions.len(),
+                });
             }
         }
 
-        let mut own = [Dimension::mesh(1); MAX_DIMENSIONS];
+        let mut partition = [Dimension::mesh(1); MAX_DIMENSIONS];
         for (index, &dimension) in dimensions.iter().enumerate() {
             let (origin, length, limit) = (origin[index], lengths[index], dimension.length);
             if length == 0 || length > limit || origin > limit - length {
                 return Err(ShapeError::Outside { dimension: index, origin, length, limit });
             }
-            own[index] = rule.dimension(dimension, length);
+            partition[index] = rule.dimension(dimension, length);
         }
 
-        let shape = Torus::new(&own[..dimensions.len()])?;
+        let shape = Torus::new(&partition[..dimensions.len()])?;
         Ok(Self { machine, origin: Coordinates::new(origin)?, shape })
     }
 
@@ -88,21 +91,21 @@ impl Partition {
     #[inline]
     pub fn machine_node(&self, node: u32) -> Option<u32> {
         let mut coordinates = [0; MAX_DIMENSIONS];
-        let own = self.shape.coordinates(node)?;
-        for (at, (&own, &origin)) in coordinates.iter_mut().zip(own.iter().zip(&*self.origin)) {
-            *at = own + origin;
+        let in_partition = self.shape.coordinates(node)?;
+        for (sum, (&own, &origin)) in coordinates.iter_mut().zip(in_partition.iter().zip(&*self.origin)) {
+            *sum = own + origin;
         }
-        self.machine.node(&coordinates[..own.len()])
+        self.machine.node(&coordinates[..in_partition.len()])
     }
 
     /// Returns the partition's number of a node of the machine; `None` if it is outside.
     #[inline]
     pub fn node(&self, machine_node: u32) -> Option<u32> {
         let mut coordinates = [0; MAX_DIMENSIONS];
-        let machine = self.machine.coordinates(machine_node)?;
-        for (at, (&machine, &origin)) in coordinates.iter_mut().zip(machine.iter().zip(&*self.origin)) {
-            *at = machine.checked_sub(origin)?;
+        let in_machine = self.machine.coordinates(machine_node)?;
+        for (rest, (&of_node, &origin)) in coordinates.iter_mut().zip(in_machine.iter().zip(&*self.origin)) {
+            *rest = of_node.checked_sub(origin)?;
         }
-        self.shape.node(&coordinates[..machine.len()])
+        self.shape.node(&coordinates[..in_machine.len()])
     }
 }

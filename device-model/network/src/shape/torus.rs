@@ -108,7 +108,7 @@ pub struct Way {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Torus {
     dimensions: [Dimension; MAX_DIMENSIONS],
-    /// The distance of the numbers of neighbours in each dimension.
+    /// The difference between the numbers of two neighbours in each dimension.
     strides: [u32; MAX_DIMENSIONS],
     /// Number of dimensions.
     count: u8,
@@ -187,21 +187,22 @@ impl Torus {
             return None;
         }
 
-        let apart = from.abs_diff(to);
-        let direct = if to > from { Direction::Up } else { Direction::Down };
-        let round = if to > from { Direction::Down } else { Direction::Up };
+        let (direct, around) =
+            if to > from { (Direction::Up, Direction::Down) } else { (Direction::Down, Direction::Up) };
+        let direct_hops = from.abs_diff(to);
+        let around_hops = length - direct_hops;
 
-        if !wraps || apart < length - apart {
-            Some(Way { hops: apart, direction: direct })
-        } else if apart == length - apart {
-            Some(Way { hops: apart, direction: Direction::Either })
+        if !wraps || direct_hops < around_hops {
+            Some(Way { hops: direct_hops, direction: direct })
+        } else if direct_hops == around_hops {
+            Some(Way { hops: direct_hops, direction: Direction::Either })
         } else {
-            Some(Way { hops: length - apart, direction: round })
+            Some(Way { hops: around_hops, direction: around })
         }
     }
 
-    /// Returns the channel's successor on its ring: the end from which the next cable of the same
-    /// direction leaves. Returns `None` for a port of a mesh dimension.
+    /// Returns the next end on the ring of a channel that leaves by `end`: the same port of the
+    /// node at the other end of the cable. Returns `None` for a port of a mesh dimension.
     #[inline]
     pub fn ring_successor(&self, end: CableEnd) -> Option<CableEnd> {
         let dimension = self.dimensions().get(usize::from(end.port / 2))?;
@@ -234,16 +235,17 @@ impl Cabling for Torus {
         let dimension = usize::from(port / 2);
         let Dimension { length, wraps } = self.dimensions[dimension];
         let (coordinate, stride) = (self.coordinate(node, dimension), self.strides[dimension]);
-        let (first, last) = (coordinate == 0, coordinate + 1 == length);
-        let around = (length - 1) * stride;
+        let (is_first, is_last) = (coordinate == 0, coordinate + 1 == length);
+        let first_to_last = (length - 1) * stride;
 
-        let (ends_here, next) = match port % 2 {
-            0 if last => (true, node - around),
+        // Even ports lead up, odd ones down. The cable that closes the ring exists in a torus only.
+        let (closes_ring, next) = match port % 2 {
+            0 if is_last => (true, node - first_to_last),
             0 => (false, node + stride),
-            _ if first => (true, node + around),
+            _ if is_first => (true, node + first_to_last),
             _ => (false, node - stride),
         };
-        (wraps || !ends_here).then_some(CableEnd { node: next, port: port ^ 1 })
+        (wraps || !closes_ring).then_some(CableEnd { node: next, port: port ^ 1 })
     }
 
     fn cables(&self) -> impl Iterator<Item = Cable> {

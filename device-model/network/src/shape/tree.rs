@@ -40,8 +40,9 @@ impl Tree {
     /// the root and for nodes that do not exist.
     #[inline]
     pub fn parent(&self, node: u32) -> Option<CableEnd> {
-        let before = node.checked_sub(1).filter(|_| node < self.nodes)?;
-        Some(CableEnd { node: before / self.fan_out, port: 1 + (before % self.fan_out) as u8 })
+        // Children are numbered from 1 on, `fan_out` for each parent.
+        let child_index = node.checked_sub(1).filter(|_| node < self.nodes)?;
+        Some(CableEnd { node: child_index / self.fan_out, port: 1 + (child_index % self.fan_out) as u8 })
     }
 }
 
@@ -85,7 +86,8 @@ impl Shape for Tree {
             return Some(from.abs_diff(to));
         }
 
-        // A parent has a lower number than its child, so the higher node is not above the other.
+        // A parent has a lower number than its child, so the node with the higher number is not
+        // above the other: the path leads through its parent.
         let (mut low, mut high, mut hops) = (from.min(to), from.max(to), 0);
         while low != high {
             high = (high - 1) / self.fan_out;
@@ -104,13 +106,14 @@ impl Shape for Tree {
             return Some(u8::from(target > node));
         }
 
+        // Climbs from the target. If the path reaches the node, it leaves by the port of a child.
         let mut below = target;
         while below > node {
-            let before = below - 1;
-            if before / self.fan_out == node {
-                return Some(1 + (before % self.fan_out) as u8);
+            let child_index = below - 1;
+            if child_index / self.fan_out == node {
+                return Some(1 + (child_index % self.fan_out) as u8);
             }
-            below = before / self.fan_out;
+            below = child_index / self.fan_out;
         }
         Some(0)
     }

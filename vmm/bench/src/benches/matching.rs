@@ -36,8 +36,10 @@ pub const BENCH: Bench =
 const DEPTHS: [u32; 5] = [1, 10, 100, 1_000, 10_000];
 /// Bytes of a message.
 const BYTES: usize = 8;
-/// The tag of the operation. The other tags are smaller.
+/// The tag of the operation's own receive and message. The other tags are smaller.
 const TAG: u64 = 1 << 40;
+/// Operations before the measurement, in which tables and pools grow to their final sizes.
+const WARM_UP: u32 = 10;
 /// Bits that the wildcards ignore.
 const IGNORED_BITS: u64 = 0xff << 48;
 /// The greatest ratio of the time at the largest depth to the time at small depths.
@@ -49,10 +51,15 @@ const SEASTAR_NANOSECONDS: f64 = 30.0;
 /// [`Path::name`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Path {
+    /// Posted receives from a named source.
     Posted,
+    /// Posted receives from any source.
     PostedWildcard,
+    /// Unexpected messages, and a receive from a named source.
     Unexpected,
+    /// Unexpected messages, and a receive from any source.
     UnexpectedWildcard,
+    /// A plain list of receives, which is searched alone.
     List,
 }
 
@@ -91,6 +98,7 @@ struct Contestant {
 }
 
 impl Contestant {
+    /// Returns a path at a depth, with a filled queue.
     fn new(path: Path, depth: u32) -> Result<Self, Error> {
         Ok(Self { path, depth, queue: Queue::new(path, depth)? })
     }
@@ -175,12 +183,15 @@ fn failure(error: Error) -> Failure {
 
 /// A queue of one depth.
 enum Queue {
+    /// The queues of a rank, and two free buffers for the operation's own receive and message.
     Endpoint { path: Path, endpoint: Box<Endpoint<FabricPort>>, memory: Vec<Vec<u8>> },
+    /// A plain list of receives.
     List { list: LinkedList<Selector> },
 }
 
 impl Queue {
-    /// Creates the queue, with all entries but the last of `depth`.
+    /// Creates the queue with `depth` - 1 waiting entries. The operation adds the last one. A list
+    /// has all entries.
     fn new(path: Path, depth: u32) -> Result<Self, Error> {
         let tags = 1..u64::from(depth);
         if path == Path::List {
@@ -207,8 +218,7 @@ impl Queue {
 
         let memory = vec![vec![0; BYTES], vec![0; BYTES]];
         let mut queue = Self::Endpoint { path, endpoint, memory };
-        // Tables and pools grow to their final sizes before the measurement.
-        queue.measure(10)?;
+        queue.measure(WARM_UP)?;
 
         Ok(queue)
     }
@@ -229,13 +239,13 @@ impl Queue {
                 for _ in 0..operations {
                     let (incoming, outgoing) =
                         (memory.pop().unwrap_or_default(), memory.pop().unwrap_or_default());
-                    let to = Envelope::new(0, 0, TAG);
+                    let envelope = Envelope::new(0, 0, TAG);
 
                     if matches!(path, Path::Posted | Path::PostedWildcard) {
                         endpoint.irecv(path.selector(TAG), incoming, 0)?;
-                        endpoint.isend(to, Mode::Standard, outgoing, 0)?;
+                        endpoint.isend(envelope, Mode::Standard, outgoing, 0)?;
                     } else {
-                        endpoint.isend(to, Mode::Standard, outgoing, 0)?;
+                        endpoint.isend(envelope, Mode::Standard, outgoing, 0)?;
                         endpoint.irecv(path.selector(TAG), incoming, 0)?;
                     }
 

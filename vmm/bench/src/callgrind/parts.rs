@@ -20,13 +20,13 @@ pub struct Parts {
 }
 
 impl Parts {
-    /// Returns the part that a source file belongs to.
+    /// Returns the part that a source file belongs to: the one with the longest matching path.
     fn of_file(&self, file: &str) -> Option<&'static str> {
-        let fits = |(part, paths): &(&'static str, &[&str])| {
+        let longest_match = |(part, paths): &(&'static str, &[&str])| {
             let longest = paths.iter().filter(|path| is_below(file, path)).map(|path| path.len()).max()?;
             Some((longest, *part))
         };
-        self.paths.iter().filter_map(fits).max().map(|(_, part)| part)
+        self.paths.iter().filter_map(longest_match).max().map(|(_, part)| part)
     }
 
     /// Reads callgrind's output, and returns the number of instructions of each part.
@@ -38,8 +38,9 @@ impl Parts {
     ///   there.
     /// - Other lines that begin with a position have a count after it.
     pub(super) fn count(&self, text: &str) -> HashMap<&'static str, u64> {
-        // The parts of each file: for code of a function's own source, and for inlined code.
-        let mut names: HashMap<&str, [Option<&'static str>; 2]> = HashMap::new();
+        // The parts of each file, by its number: for code of a function's own source, and for code
+        // that is inlined from it.
+        let mut parts_of_files: HashMap<&str, [Option<&'static str>; 2]> = HashMap::new();
         let mut counts = HashMap::new();
         // The part of the function, and the part of the code inlined in it.
         let (mut outer, mut inner) = (None, None);
@@ -49,12 +50,12 @@ impl Parts {
             if let Some((key, value)) = line.split_once('=') {
                 if matches!(key, "fl" | "fi" | "fe" | "cfi" | "cfl") {
                     let (number, name) = value.split_once(' ').unwrap_or((value, ""));
-                    let [part, inlined] = *names.entry(number).or_insert_with(|| {
+                    let [own, inlined] = *parts_of_files.entry(number).or_insert_with(|| {
                         let part = self.of_file(name);
                         [part, part.filter(|_| !self.shared.iter().any(|path| is_below(name, path)))]
                     });
                     match key {
-                        "fl" => (outer, inner) = (part, part),
+                        "fl" => (outer, inner) = (own, own),
                         "fi" | "fe" => inner = inlined,
                         // These name the called function's file.
                         _ => {}

@@ -17,9 +17,10 @@ use super::{
 };
 use crate::world::Picos;
 
-/// Subgroups of a node, and the injection FIFOs of each: `NUM_INJ_FIFOS` is 64.
+/// Subgroups of a node.
 pub const SUBGROUPS: u16 = 8;
-const FIFOS: u8 = 8;
+/// Injection FIFOs of a subgroup. The node has 64: `NUM_INJ_FIFOS`.
+const FIFOS_OF_SUBGROUP: u8 = 8;
 /// Bytes of an injection FIFO: `INJ_MEMORY_FIFO_SIZE`.
 const FIFO_BYTES: u64 = 64 << 10;
 /// Bytes of a direct put: `window_size`.
@@ -29,8 +30,10 @@ const ROUND_BYTES: u64 = 2048;
 pub(crate) const THROUGH_RATIO: u8 = 16;
 /// Entry of the base address table of the first subgroup.
 const ENTRY: u8 = 0;
+/// Alignment of the parts of a node's memory.
+const PAGE_BYTES: u64 = 4096;
 /// Offset of the source in a node's memory. The counter lies in front of it.
-const SOURCE_OFFSET: u64 = 4096;
+const SOURCE_OFFSET: u64 = PAGE_BYTES;
 
 impl BlueGene<'_> {
     /// Returns the time of an all-to-all of messages of `bytes` bytes, by dynamic direct puts in a
@@ -58,7 +61,7 @@ impl BlueGene<'_> {
             let time = mean_since(began, 1);
 
             for subgroup in node.all_subgroups() {
-                end_sends(subgroup, FIFOS)?;
+                end_sends(subgroup, FIFOS_OF_SUBGROUP)?;
             }
             Ok(time)
         })?;
@@ -69,8 +72,9 @@ impl BlueGene<'_> {
 /// The memory of a node: counter, source, target, and injection FIFOs. All of it is one file, since
 /// many nodes have more buffers than a process has files.
 struct NodeMemory {
-    /// The memory as each subgroup's unit reaches it.
+    /// The memory as it is mapped for DMA of each subgroup.
     buffers: Vec<Arc<DmaBuffer>>,
+    /// Counter of the bytes that are still to arrive.
     counter: Counter,
     target: DirectPut,
 }
@@ -78,10 +82,10 @@ struct NodeMemory {
 impl NodeMemory {
     /// Allocates memory for messages of `bytes` bytes, and opens the injection FIFOs.
     fn new(node: &mut Node, bytes: u64) -> Result<Self, NodeError> {
-        let target = SOURCE_OFFSET + bytes.next_multiple_of(SOURCE_OFFSET);
-        let fifos = target + bytes.next_multiple_of(SOURCE_OFFSET);
-        let bytes_of_subgroup = u64::from(FIFOS) * FIFO_BYTES;
-        let length = fifos + node.all_subgroups().count() as u64 * bytes_of_subgroup;
+        let target_offset = SOURCE_OFFSET + bytes.next_multiple_of(PAGE_BYTES);
+        let fifos_offset = target_offset + bytes.next_multiple_of(PAGE_BYTES);
+        let bytes_of_subgroup = u64::from(FIFOS_OF_SUBGROUP) * FIFO_BYTES;
+        let length = fifos_offset + node.all_subgroups().count() as u64 * bytes_of_subgroup;
 
         let memory = Arc::new(node.subgroup.memory(length as usize)?);
         let mut buffers = vec![memory.clone()];
@@ -91,7 +95,7 @@ impl NodeMemory {
             buffers.push(Arc::new(buffer));
         }
 
-        let offsets = (fifos..).step_by(bytes_of_subgroup as usize);
+        let offsets = (fifos_offset..).step_by(bytes_of_subgroup as usize);
         for ((subgroup, buffer), offset) in node.all_subgroups().zip(&buffers).zip(offsets) {
             open_fifos(subgroup, buffer, offset)?;
         }
@@ -101,7 +105,7 @@ impl NodeMemory {
         let base = node.subgroup.base_address_id(ENTRY);
         let target = DirectPut {
             payload_base: base,
-            offset: target,
+            offset: target_offset,
             counter_base: base,
             counter_offset: counter.offset(memory.iova())?,
             ..DirectPut::default()
@@ -109,17 +113,19 @@ impl NodeMemory {
         Ok(Self { counter, target, buffers })
     }
 
-    /// Sends `bytes` bytes to each node of an order, through all injection FIFOs in turn.
+    /// Sends a message of `bytes` bytes to each node of an order, through the injection FIFOs of
+    /// all subgroups in turn.
     fn send(&self, node: &mut Node, order: &RandomOrder, bytes: u64) -> Result<(), NodeError> {
         let position = node.subgroup.position();
         let mut subgroups: Vec<_> = node.all_subgroups().zip(&self.buffers).collect();
-        let fifos = subgroups.len() * usize::from(FIFOS);
+        let fifos_of_subgroup = usize::from(FIFOS_OF_SUBGROUP);
+        let fifos_of_node = subgroups.len() * fifos_of_subgroup;
 
-        for (number, &rank) in order.ranks().iter().enumerate() {
+        for (message, &rank) in order.ranks().iter().enumerate() {
             let to = position.coordinates(rank).unwrap_or(position.own);
-            let number = number % fifos;
-            let (subgroup, fifo) = (number / usize::from(FIFOS), number % usize::from(FIFOS));
-            let (subgroup, buffer) = &mut subgroups[subgroup];
+            let fifo_of_node = message % fifos_of_node;
+            let (subgroup, buffer) = &mut subgroups[fifo_of_node / fifos_of_subgroup];
+            let fifo = fifo_of_node % fifos_of_subgroup;
 
             let source = Payload::memory(buffer.iova() + SOURCE_OFFSET, bytes);
             let put = direct_put(source, position.dynamic(to), &self.target)?;
@@ -131,7 +137,7 @@ impl NodeMemory {
 
 /// Opens the injection FIFOs of a subgroup, with memory from `first_offset` on.
 fn open_fifos(subgroup: &mut Subgroup, buffer: &Arc<DmaBuffer>, first_offset: u64) -> Result<(), NodeError> {
-    for (fifo, offset) in (0..FIFOS).zip((first_offset..).step_by(FIFO_BYTES as usize)) {
+    for (fifo, offset) in (0..FIFOS_OF_SUBGROUP).zip((first_offset..).step_by(FIFO_BYTES as usize)) {
         subgroup.init_injection(fifo, buffer.clone(), offset, FIFO_BYTES, InjectionAttributes::default())?;
     }
     Ok(subgroup.set_injection_enabled(u8::MAX, true)?)

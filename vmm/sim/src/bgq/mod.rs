@@ -113,7 +113,7 @@ pub struct Node {
     pub subgroup: Subgroup,
     /// The other application subgroups.
     pub others: Vec<Subgroup>,
-    /// Beginning of the simulation.
+    /// Time at which its thread has begun: the beginning of the simulation.
     began: Instant,
 }
 
@@ -137,8 +137,8 @@ impl BlueGene<'_> {
         text
     }
 
-    /// Runs a program on some nodes. The routers of the others forward packets, too. Returns the
-    /// results in the order of the nodes.
+    /// Runs a program on each of `nodes`. The routers of the other nodes only forward packets.
+    /// Returns the results in the order of the nodes' numbers.
     ///
     /// # Errors
     /// [`BlueGeneError`].
@@ -176,7 +176,8 @@ impl BlueGene<'_> {
     }
 }
 
-/// Returns the results of all nodes in their order, or the first error.
+/// Returns the results of all nodes in their order, or the first error. The error of a node comes
+/// before that of the run, which it has caused.
 fn results<R>(
     outcomes: Vec<NodeResult<R>>,
     run_result: Result<(), WorldError>,
@@ -210,22 +211,27 @@ impl Node {
         std::iter::once(&mut self.subgroup).chain(&mut self.others)
     }
 
-    /// Sets the packets from links that an output sends between two injected ones, 1 to 16.
+    /// Sets the number of packets from links that an output sends between two injected ones, 1 to
+    /// 16.
     fn set_through_ratio(&self, ratio: u8) -> Result<(), NodeError> {
-        const FIELD: u64 = 0xf << nd_dcr::THROUGH_RATIO_SHIFT;
+        const FIELD_MASK: u64 = 0xf << nd_dcr::THROUGH_RATIO_SHIFT;
+        // The offset of the register among the device control registers.
         const REGISTER: u64 = nd_dcr::BASE - DEVICE_CONTROL + nd_dcr::CTRL_INTERNAL;
-        let other_fields = self.kernel.control(REGISTER)? & !FIELD;
-        let ratio = u64::from(ratio.clamp(1, 16) - 1) << nd_dcr::THROUGH_RATIO_SHIFT;
-        Ok(self.kernel.set_control(REGISTER, other_fields | ratio)?)
+
+        let other_fields = self.kernel.control(REGISTER)? & !FIELD_MASK;
+        // The field has the number less one.
+        let field = u64::from(ratio.clamp(1, 16) - 1) << nd_dcr::THROUGH_RATIO_SHIFT;
+        Ok(self.kernel.set_control(REGISTER, other_fields | field)?)
     }
 
-    /// Waits until all nodes have set their registers. All begin at the same time.
+    /// Waits until [`BEGIN`], when all nodes have set their registers. So all programs begin at the
+    /// same time.
     fn wait_for_begin(&self) {
         runtime::sleep(BEGIN.saturating_sub(self.began.elapsed()));
     }
 }
 
-/// Returns the mean time of some rounds since a time.
+/// Returns the mean time of `rounds` rounds that have begun at `began` and end now.
 fn mean_since(began: Instant, rounds: u32) -> Picos {
     Picos::from(began.elapsed() / rounds.max(1))
 }

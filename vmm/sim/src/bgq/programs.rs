@@ -13,8 +13,12 @@ use crate::world::Picos;
 
 /// Time after which a message counts as lost.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Offset of the data in a subgroup's memory. The counters lie in front of it.
-const DATA_OFFSET: u64 = 4096;
+/// Alignment of the source and the target in a subgroup's memory.
+const PAGE_BYTES: u64 = 4096;
+/// Offset of the source in a subgroup's memory. The counters lie in front of it.
+const SOURCE_OFFSET: u64 = PAGE_BYTES;
+/// Bytes of a message of a ping-pong.
+const PING_PONG_BYTES: u64 = 8;
 /// Descriptors that an injection FIFO holds.
 const DESCRIPTORS: u32 = 64;
 /// Entry of the base address table that all programs use.
@@ -31,13 +35,15 @@ const LINKS_OF_SUBGROUP: usize = 5;
 /// A subgroup's memory: counters, a source and a target.
 struct Area {
     memory: DmaBuffer,
+    /// Bytes of the longest message.
     bytes: u64,
 }
 
 impl Area {
-    /// Allocates memory for messages of `bytes` bytes, and opens some injection FIFOs.
+    /// Allocates memory for messages of `bytes` bytes, and opens the first `fifos` injection FIFOs.
     fn new(subgroup: &mut Subgroup, bytes: u64, fifos: u8) -> Result<Self, NodeError> {
-        let memory = subgroup.memory((DATA_OFFSET + 2 * bytes.next_multiple_of(DATA_OFFSET)) as usize)?;
+        let source_and_target = 2 * bytes.next_multiple_of(PAGE_BYTES);
+        let memory = subgroup.memory((SOURCE_OFFSET + source_and_target) as usize)?;
         subgroup.set_base_address(ENTRY, memory.iova())?;
         for fifo in 0..fifos {
             subgroup.open_injection(fifo, DESCRIPTORS, InjectionAttributes::default())?;
@@ -45,21 +51,22 @@ impl Area {
         Ok(Self { memory, bytes })
     }
 
-    /// Returns a counter of the area.
+    /// Returns counter `number` of the area. A counter has 8 bytes.
     fn counter(&self, number: usize) -> Result<Counter, NodeError> {
         Ok(Counter::new(&self.memory, 8 * number as u64)?)
     }
 
     /// Returns the first bytes of the source.
     fn source(&self, bytes: u64) -> Payload {
-        Payload::memory(self.memory.iova() + DATA_OFFSET, bytes)
+        Payload::memory(self.memory.iova() + SOURCE_OFFSET, bytes)
     }
 
-    /// Returns the target with a counter. All nodes have the same.
+    /// Returns the target of direct puts, and the counter of their bytes, at the offsets that they
+    /// have in the memory of each node. `base` is the entry of the base address table.
     fn target(&self, base: u16, counter: &Counter) -> Result<DirectPut, NodeError> {
         Ok(DirectPut {
             payload_base: base,
-            offset: DATA_OFFSET + self.bytes.next_multiple_of(DATA_OFFSET),
+            offset: SOURCE_OFFSET + self.bytes.next_multiple_of(PAGE_BYTES),
             counter_base: base,
             counter_offset: counter.offset(self.memory.iova())?,
             ..DirectPut::default()
@@ -67,7 +74,7 @@ impl Area {
     }
 }
 
-/// Returns the time at which a message that is waited for from now on counts as lost.
+/// Returns the deadline of a message that a program begins to wait for now. Then it counts as lost.
 pub(super) fn message_deadline() -> Deadline {
     Deadline::after(TIMEOUT)
 }
@@ -82,31 +89,31 @@ pub(super) fn end_sends(subgroup: &mut Subgroup, fifos: u8) -> Result<(), NodeEr
     Ok(())
 }
 
-/// Returns the first result, or zero if there is none.
+/// Returns the first time, or zero if there is none.
 fn first(times: &[Picos]) -> Picos {
     times.first().copied().unwrap_or(Picos::ZERO)
 }
 
 impl BlueGene<'_> {
-    /// Returns half the time of a round trip of 8 bytes between node 0 and each of other nodes, by
-    /// direct puts in dimension order (Table 1).
+    /// Returns half the time of a round trip of 8 bytes between node 0 and each of `others`, one
+    /// after another, by direct puts in dimension order (Table 1).
     ///
     /// # Errors
     /// [`BlueGeneError`].
     pub fn ping_pong(&self, others: &[u32], rounds: u32) -> Result<Vec<Picos>, BlueGeneError> {
-        let to = others.to_vec();
+        let peers = others.to_vec();
         let times = self.run([0].into_iter().chain(others.iter().copied()), move |node| {
             let subgroup = &mut node.subgroup;
-            let area = Area::new(subgroup, 8, 1)?;
+            let area = Area::new(subgroup, PING_PONG_BYTES, 1)?;
             let end = PingPong { counter: area.counter(0)?, area };
-            end.counter.set(8);
+            end.counter.set(PING_PONG_BYTES);
             node.wait_for_begin();
 
             let subgroup = &mut node.subgroup;
             let mut times = Vec::new();
             if subgroup.position().rank() == 0 {
-                for &other in &to {
-                    times.push(end.ping(subgroup, other, rounds)?);
+                for &peer in &peers {
+                    times.push(end.ping(subgroup, peer, rounds)?);
                 }
             } else {
                 end.pong(subgroup, rounds)?;
@@ -145,30 +152,31 @@ impl BlueGene<'_> {
         Ok(first(&times))
     }
 
-    /// Returns the mean time of a floating-point sum of each of some numbers of bytes on all nodes,
-    /// which all nodes receive by direct puts (Tables 3 and 4). The root is in the middle of the
-    /// nodes.
+    /// Returns, for each of `sizes` in bytes, the mean time of an allreduce of floating-point sums
+    /// on all nodes, whose result arrives as direct puts (Tables 3 and 4). The root is in the
+    /// middle of the nodes.
     ///
     /// # Errors
     /// [`BlueGeneError`].
     pub fn allreduce(&self, sizes: &[u64], rounds: u32) -> Result<Vec<Picos>, BlueGeneError> {
-        let of_nodes = sizes.to_vec();
+        let sizes_to_sum = sizes.to_vec();
         let times = self.run(0..self.nodes(), move |node| {
             let subgroup = &mut node.subgroup;
-            let longest = of_nodes.iter().copied().max().unwrap_or(8);
+            let longest = sizes_to_sum.iter().copied().max().unwrap_or(WORD_BYTES.into());
             let area = Area::new(subgroup, longest, 1)?;
             let counter = area.counter(0)?;
             let target = area.target(subgroup.base_address_id(ENTRY), &counter)?;
             let collective = Collective { channel: CHANNEL, ..Collective::allreduce(CLASS, SUM, WORD_BYTES) };
 
             let position = subgroup.position();
-            let route = Box5::whole(position.shape).route(position.own, true)?;
+            let contributes = true;
+            let route = Box5::whole(position.shape).route(position.own, contributes)?;
             node.kernel.set_collective_route(CLASS, route, CHANNEL)?;
             node.wait_for_begin();
 
             let subgroup = &mut node.subgroup;
             let mut times = Vec::new();
-            for &bytes in &of_nodes {
+            for &bytes in &sizes_to_sum {
                 let put = direct_put(area.source(bytes), collective, &target)?;
                 let began = Instant::now();
                 for _ in 0..rounds {
@@ -182,53 +190,56 @@ impl BlueGene<'_> {
         })?;
 
         // The nodes that are farthest from the root determine the time.
-        let of_size = |size: usize| times.iter().filter_map(|times| times.get(size)).max().copied();
-        Ok((0..sizes.len()).filter_map(of_size).collect())
+        let longest_time = |size: usize| times.iter().filter_map(|times| times.get(size)).max().copied();
+        Ok((0..sizes.len()).filter_map(longest_time).collect())
     }
 }
 
 /// A node's end of a ping-pong.
 struct PingPong {
     area: Area,
+    /// Counter of the bytes that are still to arrive.
     counter: Counter,
 }
 
 impl PingPong {
-    /// Sends 8 bytes and waits for 8 bytes, `rounds` times. Returns the mean time of one way.
+    /// Sends a message to a node and waits for its answer, `rounds` times. Returns the mean time of
+    /// one way.
     fn ping(&self, subgroup: &mut Subgroup, other: u32, rounds: u32) -> Result<Picos, NodeError> {
         let put = self.put(subgroup, other)?;
         let began = Instant::now();
         for _ in 0..rounds {
             subgroup.inject(0, &put, message_deadline(), None)?;
             subgroup.wait_counter(&self.counter, message_deadline(), None)?;
-            self.counter.set(8);
+            self.counter.set(PING_PONG_BYTES);
         }
         Ok(mean_since(began, 2 * rounds))
     }
 
-    /// Waits for 8 bytes of node 0 and sends 8 bytes back, `rounds` times.
+    /// Waits for a message of node 0 and answers it, `rounds` times.
     fn pong(&self, subgroup: &mut Subgroup, rounds: u32) -> Result<(), NodeError> {
         let put = self.put(subgroup, 0)?;
         for _ in 0..rounds {
             subgroup.wait_counter(&self.counter, message_deadline(), None)?;
-            self.counter.set(8);
+            self.counter.set(PING_PONG_BYTES);
             subgroup.inject(0, &put, message_deadline(), None)?;
         }
         Ok(())
     }
 
-    /// Returns the descriptor of a direct put of 8 bytes to a node, in dimension order.
+    /// Returns the descriptor of a message to a node: a direct put in dimension order.
     fn put(&self, subgroup: &Subgroup, to: u32) -> Result<Descriptor, NodeError> {
         let position = subgroup.position();
         let route = position.ordered(position.coordinates(to).unwrap_or(position.own));
         let target = self.area.target(subgroup.base_address_id(ENTRY), &self.counter)?;
-        Ok(direct_put(self.area.source(8), route, &target)?)
+        Ok(direct_put(self.area.source(PING_PONG_BYTES), route, &target)?)
     }
 }
 
-/// The messages of a subgroup to its own node, one on each of half of the links.
+/// The messages of a subgroup to its own node, one over each of [`LINKS_OF_SUBGROUP`] links.
 struct LoopEnds {
     area: Area,
+    /// The message of each link, in the order of the injection FIFOs.
     messages: Vec<LoopMessage>,
 }
 
@@ -239,7 +250,8 @@ struct LoopMessage {
 }
 
 impl LoopEnds {
-    /// Prepares the first or the second half of the links.
+    /// Prepares the messages over the first half of the node's links if `half` is 0, or over the
+    /// second half if it is 1.
     fn new(subgroup: &mut Subgroup, half: usize, bytes: u64) -> Result<Self, NodeError> {
         let area = Area::new(subgroup, bytes, LINKS_OF_SUBGROUP as u8)?;
         let own = subgroup.position().destination();
@@ -247,6 +259,7 @@ impl LoopEnds {
 
         let mut messages = Vec::new();
         for number in 0..LINKS_OF_SUBGROUP {
+            // The links are numbered by dimension: even ones lead down, odd ones up.
             let link = half * LINKS_OF_SUBGROUP + number;
             let mut route = PointToPoint::ordered(own);
             route.fifo_map = fifo_map::EP << link;

@@ -24,7 +24,7 @@ use nicforge_machine::{
     description::{self, DescriptionError},
 };
 use nicforge_matching::{Endpoint, Error as MatchingError};
-use nicforge_mpi_programs::{Endpoint as RankEnd, Error as ProgramError, collective::barrier};
+use nicforge_mpi_programs::{Endpoint as ProgramEndpoint, Error as ProgramError, collective::barrier};
 use nicforge_mu::family::NODE as MESSAGE_UNIT;
 use nicforge_mu_transport::Error as MuTransportError;
 use nicforge_nics::families;
@@ -150,13 +150,13 @@ pub enum Cards {
     MessageUnit,
 }
 
-/// A program of one rank, on any card.
+/// A program that each rank runs, on any card.
 pub(crate) trait RankProgram: 'static {
-    /// Its result.
+    /// The result of one rank.
     type Output: 'static;
 
-    /// Runs the program.
-    fn run<E: RankEnd>(&self, endpoint: &mut E) -> Result<Self::Output, RankError>;
+    /// Runs the program on one rank.
+    fn run<E: ProgramEndpoint>(&self, endpoint: &mut E) -> Result<Self::Output, RankError>;
 }
 
 /// A rank's end of a network of EXTOLL cards.
@@ -174,9 +174,10 @@ struct Node {
 #[derive(Debug)]
 pub struct Cluster<'a> {
     plan: Plan,
+    /// The nodes with such cards.
     nodes: Vec<Node>,
     name: String,
-    /// Its cards.
+    /// The kind of its cards.
     pub cards: Cards,
     /// The costs of each rank's software.
     pub profile: Profile,
@@ -208,13 +209,15 @@ impl Cluster<'_> {
     /// Returns the cluster of a plan, which is built once to check it.
     fn of(plan: Plan, profile: Profile, seed: u64) -> Result<Self, ClusterError> {
         let (_, built) = build::build(&plan)?;
-        let node = |node: &build::Node| Node {
+        let cluster_node = |node: &build::Node| Node {
             name: node.name.clone(),
             vpids: node.users().map(|vpid| vpid.name.clone()).collect(),
         };
+        let nodes_of = |role| -> Vec<_> {
+            built.nodes.iter().filter(|node| node.role == role).map(cluster_node).collect()
+        };
 
-        let nodes_of =
-            |role| -> Vec<_> { built.nodes.iter().filter(|node| node.role == role).map(node).collect() };
+        // A machine with several kinds of cards counts as one of the first kind here.
         let (mut cards, mut nodes) = (Cards::Extoll, nodes_of(EXTOLL));
         if nodes.is_empty() {
             (cards, nodes) = (Cards::SeaStar(Mode::NicBased), nodes_of(SEASTAR));
@@ -277,7 +280,8 @@ impl Cluster<'_> {
         }
     }
 
-    /// Starts the threads of all ranks, and returns their results and the virtual time at the end.
+    /// Runs `body` in a thread of each rank. Returns the results of the ranks in their order, and
+    /// the virtual time at the end.
     fn start_ranks<R: 'static>(
         &self,
         per_node: u16,
@@ -286,7 +290,7 @@ impl Cluster<'_> {
         let (machine, built) = build::build(&self.plan)?;
         let mut world = World::new(machine, self.seed);
         let body = Rc::new(body);
-        let ends: Rc<RefCell<Vec<RankResult<R>>>> = Rc::default();
+        let outcomes: Rc<RefCell<Vec<RankResult<R>>>> = Rc::default();
 
         let mut rank = 0;
         for node in &self.nodes {
@@ -303,45 +307,50 @@ impl Cluster<'_> {
                 let process = world.add_process(functions.clone(), self.profile.clone());
                 let (node, attachment) = (node.name.clone(), attachment.clone());
                 let site = RankSite { devices: world.devices(), node, attachment };
-                let (body, ends) = (body.clone(), ends.clone());
+                let (body, outcomes) = (body.clone(), outcomes.clone());
                 world.start(process, &format!("rank {rank}"), move || {
                     let result = body(site);
-                    ends.borrow_mut().push((rank, result));
+                    outcomes.borrow_mut().push((rank, result));
                 });
                 rank += 1;
             }
         }
 
-        // The other ranks would wait for ever for one that has failed.
-        let has_failed = || ends.borrow().iter().any(|(_, end)| end.is_err());
-        let ended = world.run_unless(self.limit, &|| has_failed() || self.interrupted.is_interrupted());
-        Ok((results(ends.take(), ended)?, world.now()))
+        // The other ranks would wait for ever for one that has failed, so its failure ends the run.
+        let has_failed = || outcomes.borrow().iter().any(|(_, outcome)| outcome.is_err());
+        let run_result = world.run_unless(self.limit, &|| has_failed() || self.interrupted.is_interrupted());
+        Ok((results(outcomes.take(), run_result)?, world.now()))
     }
 }
 
 /// The result of a rank, with its number.
 type RankResult<R> = (u32, Result<R, RankError>);
 
-/// Where a rank runs.
+/// The names of a rank's node and attachment, and the devices of the world to open it from.
 struct RankSite {
     devices: Devices,
     node: String,
     attachment: String,
 }
 
-/// Returns the results of all ranks in their order, or the first error.
-fn results<R>(ends: Vec<RankResult<R>>, ended: Result<(), WorldError>) -> Result<Vec<R>, ClusterError> {
+/// Returns the results of all ranks in their order, or the first error. The error of a rank comes
+/// before that of the run, which it has caused.
+fn results<R>(
+    outcomes: Vec<RankResult<R>>,
+    run_result: Result<(), WorldError>,
+) -> Result<Vec<R>, ClusterError> {
     let mut results = Vec::new();
-    for (rank, end) in ends {
-        results.push((rank, end.map_err(|error| ClusterError::Rank { rank, error })?));
+    for (rank, outcome) in outcomes {
+        results.push((rank, outcome.map_err(|error| ClusterError::Rank { rank, error })?));
     }
 
-    ended?;
+    run_result?;
     results.sort_by_key(|(rank, _)| *rank);
     Ok(results.into_iter().map(|(_, result)| result).collect())
 }
 
-/// Opens a rank, waits for all others, and runs a program on it between two barriers.
+/// Opens the transport of a rank on an EXTOLL card, waits for all others, and runs a program on it
+/// between two barriers.
 fn run_rank<R>(
     site: &RankSite,
     job: &Job,
@@ -355,8 +364,9 @@ fn run_rank<R>(
     between_barriers(&mut endpoint, program)
 }
 
-/// Runs a program between two barriers. Ranks begin late by a random time.
-fn between_barriers<E: RankEnd, R>(
+/// Runs a program between two barriers. After the first one, each rank begins late by a random
+/// time: see [`LATE_START`].
+fn between_barriers<E: ProgramEndpoint, R>(
     endpoint: &mut E,
     program: impl FnOnce(&mut E) -> Result<R, RankError>,
 ) -> Result<R, RankError> {

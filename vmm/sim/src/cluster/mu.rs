@@ -8,14 +8,14 @@ use super::{Cluster, ClusterError, RankError, RankProgram, RankSite, between_bar
 use crate::world::{Picos, Profile};
 
 /// Time of the software on Blue Gene/Q for a message, in nanoseconds: "about 95 ns to 100 ns" for
-/// the descriptor, the look for its arrival, and the loop (section V). Each side has half of it.
+/// the descriptor, the poll for its arrival, and the loop (section V). Each side has half of it.
 const SOFTWARE_NS: f64 = 96.0;
 
-/// Returns the profile of Blue Gene/Q's processors. Matching and copies take no time: the paper
-/// states no cost of them.
+/// Returns the profile of Blue Gene/Q's processors, which are A2 cores. Matching and copies take no
+/// time: the paper states no cost of them.
 pub fn a2() -> Profile {
-    let halves = [Cost::SendMessage, Cost::ReceivePacket].map(|kind| (kind, SOFTWARE_NS / 2.0));
-    Profile::of_nanos(halves)
+    let half_of_each_side = [Cost::SendMessage, Cost::ReceivePacket].map(|kind| (kind, SOFTWARE_NS / 2.0));
+    Profile::of_nanos(half_of_each_side)
 }
 
 impl Cluster<'_> {
@@ -30,7 +30,8 @@ impl Cluster<'_> {
     }
 }
 
-/// Opens a rank, waits for all others, and runs a program on it.
+/// Opens the transport of a rank on a Message Unit, waits for all others, and runs a program on it
+/// between two barriers.
 fn run_rank<P: RankProgram>(site: &RankSite, job: &Job, program: &P) -> Result<P::Output, RankError> {
     let device = site.devices.open(&site.node, &site.attachment)?;
     let mut transport = MuTransport::open(&device, job, Config::default())?;

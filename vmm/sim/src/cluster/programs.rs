@@ -56,6 +56,15 @@ pub struct Updated {
     pub wrong: Option<u64>,
 }
 
+/// The passes of RandomAccess over its updates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Passes {
+    /// The updates, which are measured.
+    UpdatesOnly,
+    /// The updates, and a second pass over them that restores and verifies the table.
+    WithVerification,
+}
+
 impl Cluster<'_> {
     /// Returns the messages per second of all pairs together.
     ///
@@ -88,9 +97,8 @@ impl Cluster<'_> {
         Ok(times.first().copied().unwrap_or_default().as_secs_f64())
     }
 
-    /// Runs RandomAccess with `per_node` ranks on each node and 2^`order` words on each rank. With
-    /// `verifies`, a second pass over the same updates verifies the first. Also returns the
-    /// virtual time at the end.
+    /// Runs RandomAccess with `per_node` ranks on each node and 2^`order` words on each rank.
+    /// Returns its result, and the virtual time at the end.
     ///
     /// # Errors
     /// [`ClusterError`].
@@ -98,11 +106,11 @@ impl Cluster<'_> {
         &self,
         per_node: u16,
         order: u32,
-        verifies: bool,
+        passes: Passes,
     ) -> Result<(Updated, Picos), ClusterError> {
         let position = FIRST_POSITION + (mix(self.seed) >> (u64::BITS - POSITION_BITS));
-        let (results, end) = self.run_program(per_node, RandomAccess { order, position, verifies })?;
-        let sum = |of: fn(&Updated) -> u64| results.iter().map(of).sum::<u64>();
+        let (results, end) = self.run_program(per_node, RandomAccess { order, position, passes })?;
+        let sum = |field: fn(&Updated) -> u64| results.iter().map(field).sum::<u64>();
 
         let updated = Updated {
             ranks: results.len() as u32,
@@ -154,19 +162,20 @@ impl RankProgram for PingPong {
 struct RandomAccess {
     order: u32,
     position: u64,
-    verifies: bool,
+    passes: Passes,
 }
 
 impl RankProgram for RandomAccess {
     type Output = Updated;
 
     fn run<E: Endpoint>(&self, endpoint: &mut E) -> Result<Updated, RankError> {
-        run_updates(endpoint, self.order, self.position, self.verifies)
+        run_updates(endpoint, self.order, self.position, self.passes)
     }
 }
 
-/// Measures the exchange of messages between pairs, after a warm-up and a barrier of all ranks.
-/// Rank i sends to rank i + `distance`. Returns the time on the ranks of the pairs.
+/// Measures the exchange of messages between `pairs` pairs, after a warm-up and a barrier of all
+/// ranks. Rank i sends to rank i + `distance`, for each i below `pairs`. Returns the time on the
+/// ranks of the pairs, and zero on other ranks.
 ///
 /// The warm-up has twice the context of `terms`, and the measurement the context after that.
 pub(crate) fn time_of_messages<E: Endpoint>(
@@ -185,13 +194,14 @@ pub(crate) fn time_of_messages<E: Endpoint>(
 
 /// Returns the messages per second of all pairs together, by the mean of their senders' times, or 0
 /// if they took no time. Each pair has sent `messages`.
-pub(crate) fn rate_of(times: &[Duration], messages: u64) -> f64 {
-    let pairs = times.len() as f64;
-    let mean = times.iter().map(Duration::as_secs_f64).sum::<f64>() / pairs;
+pub(crate) fn rate_of(sender_times: &[Duration], messages: u64) -> f64 {
+    let pairs = sender_times.len() as f64;
+    let mean = sender_times.iter().map(Duration::as_secs_f64).sum::<f64>() / pairs;
     if mean > 0.0 { pairs * messages as f64 / mean } else { 0.0 }
 }
 
-/// Takes part in the exchange of messages between pairs. Returns the time.
+/// Takes part in the exchange of messages of [`time_of_messages`]. Returns the time, which is zero
+/// on a rank of no pair.
 fn send_messages<E: Endpoint>(
     endpoint: &mut E,
     pairs: u32,
@@ -220,7 +230,8 @@ pub(crate) fn half_round_trip<E: Endpoint>(
     rounds: u32,
 ) -> Result<Duration, RankError> {
     let rank = endpoint.rank();
-    let (sends_first, peer) = (rank == 0, if rank == 0 { to } else { 0 });
+    let sends_first = rank == 0;
+    let peer = if sends_first { to } else { 0 };
     let mut times = Vec::new();
     if sends_first || rank == to {
         let rounds = rounds + 2 * EXTRA_ROUNDS;
@@ -235,25 +246,28 @@ pub(crate) fn half_round_trip<E: Endpoint>(
     Ok(measured.iter().sum::<Duration>() / measured.len().max(1) as u32)
 }
 
-/// Makes the updates of a rank, which begin at `position` of the random sequence that all ranks
-/// share. With `verifies`, a second pass restores the table, and the wrong words are counted.
+/// Makes the updates of a rank, which has 2^`order` words of the table. The updates begin at
+/// `position` of the random sequence that all ranks share. Returns the rank's part of the result;
+/// rank 0 has all wrong words.
 fn run_updates<E: Endpoint>(
     endpoint: &mut E,
     order: u32,
     position: u64,
-    verifies: bool,
+    passes: Passes,
 ) -> Result<Updated, RankError> {
     let mut table = Table::new(endpoint.rank(), endpoint.size(), order)?;
     let mut messages = 0;
     let mut seconds = 0.0;
 
+    // An update is undone by its repetition, so the second pass restores the table.
+    let verifies = passes == Passes::WithVerification;
     for pass in 0..if verifies { 2 } else { 1 } {
         let start = Instant::now();
-        let mut ranks = [Updates::new(endpoint, &mut table, CONTEXT + pass)?.starting_at(position)];
-        drive(&mut ranks, Deadline::never(), &mut Relax::new())?;
+        let mut updates = [Updates::new(endpoint, &mut table, CONTEXT + pass)?.starting_at(position)];
+        drive(&mut updates, Deadline::never(), &mut Relax::new())?;
         if pass == 0 {
             seconds = start.elapsed().as_secs_f64();
-            messages = ranks[0].messages();
+            messages = updates[0].messages();
         }
         barrier(endpoint, Deadline::never())?;
     }

@@ -43,7 +43,8 @@ impl Cluster<'_> {
     }
 }
 
-/// Opens a rank, and runs a program on it. Also returns the time of the program's end.
+/// Opens the endpoint of a rank on a SeaStar, waits for all others, and runs a program on it
+/// between two barriers. Returns its result, and the time from the beginning to the program's end.
 fn run_rank<P: RankProgram>(
     site: &RankSite,
     kernels: &Kernels,
@@ -59,6 +60,7 @@ fn run_rank<P: RankProgram>(
     let result = between_barriers(&mut endpoint, |endpoint| program.run(endpoint))?;
     let end = began.elapsed();
 
+    // Its last messages may still need this side to handle acknowledgements.
     while began.elapsed() < end + LINGER {
         endpoint.progress()?;
         runtime::sleep(CHECK_INTERVAL);
@@ -66,7 +68,8 @@ fn run_rank<P: RankProgram>(
     Ok((result, end))
 }
 
-/// Opens the interface of a rank. The rank of a node's first process boots it for all.
+/// Opens the interface of a rank. The rank of a node's first process boots the node's kernel for
+/// all of them.
 fn open(site: &RankSite, kernels: &Kernels, mode: Mode) -> Result<Interface, RankError> {
     let RankSite { devices, node, attachment } = site;
     if attachment == FIRST_PROCESS {

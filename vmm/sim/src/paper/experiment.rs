@@ -59,9 +59,10 @@ impl Default for Options {
 /// One run of an experiment: its options, its progress, and the rows so far.
 pub struct Run<'a> {
     options: &'a Options,
+    /// Returns whether the user has ended the run.
     interrupted: &'a dyn Fn() -> bool,
     progress: ProgressBar,
-    /// The rows of the experiment.
+    /// All rows of the experiment, measured or not.
     rows: Vec<Expected>,
     table: Table,
 }
@@ -120,8 +121,8 @@ impl<'a> Run<'a> {
         expected.quick || !self.options.quick
     }
 
-    /// Checks that the user has not interrupted the run. It costs a system call. Long measurements
-    /// call it every tenth of a second or so.
+    /// Checks that the user has not ended the run, by a system call. Long measurements call it
+    /// every tenth of a second or so.
     ///
     /// # Errors
     /// Returns an error when the user has ended the run.
@@ -129,7 +130,7 @@ impl<'a> Run<'a> {
         if (self.interrupted)() { Err(Failure::interrupted()) } else { Ok(()) }
     }
 
-    /// Shows what is being measured, and calls [`Run::check`].
+    /// Shows the description of the next measurement, and calls [`Run::check`].
     ///
     /// # Errors
     /// Returns an error when the user has ended the run.
@@ -166,9 +167,9 @@ impl<'a> Run<'a> {
     /// Returns an error when the experiment does not name the row.
     pub fn record(&mut self, expected: Expected, simulated: f64) -> Result<(), Failure> {
         self.check_row(&expected)?;
-        let requested = self.measures(&expected);
+        let is_measured = self.measures(&expected);
         let row = Row::new(expected, simulated)?;
-        if requested {
+        if is_measured {
             self.table.rows.push(row);
             self.progress.inc(1);
         }
@@ -195,8 +196,8 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Returns the progress of an experiment on standard error. It has no total, because the number of
-/// rows depends on the run.
+/// Returns the display of an experiment's progress on standard error. It has no total, because the
+/// number of rows depends on the run.
 fn progress(experiment: &Experiment) -> ProgressBar {
     let progress = ProgressBar::new_spinner();
     if let Ok(style) = ProgressStyle::with_template("{spinner} {prefix}: {pos} rows, {elapsed}, {msg}") {

@@ -28,6 +28,11 @@ use super::{
 const SIZE: (u32, u32) = (760, 480);
 /// The font of all texts.
 const FONT: &str = "sans-serif";
+/// Radii in pixels of the paper's points, and of the simulated ones.
+const PAPER_RADIUS: i32 = 5;
+const SIMULATED_RADIUS: u32 = 2;
+/// Length in pixels of the line that stands for a series in the legend.
+const LEGEND_LENGTH: i32 = 18;
 /// The colours of the series, which are told apart with red-green blindness, too.
 const COLOURS: [RGBColor; 6] = [
     RGBColor(0, 114, 178),
@@ -150,27 +155,33 @@ fn draw_series(
 
     if !paper.is_empty() {
         chart
-            .draw_series(paper.iter().map(|&position| Circle::new(position, 5, colour.stroke_width(1))))?
+            .draw_series(
+                paper.iter().map(|&position| Circle::new(position, PAPER_RADIUS, colour.stroke_width(1))),
+            )?
             .label(format!("{}, paper", series.label))
-            .legend(move |(left, middle)| Circle::new((left + 9, middle), 5, colour.stroke_width(1)));
+            .legend(move |(left, middle)| {
+                Circle::new((left + LEGEND_LENGTH / 2, middle), PAPER_RADIUS, colour.stroke_width(1))
+            });
     }
     if !simulated.is_empty() {
         chart
-            .draw_series(LineSeries::new(simulated, colour.stroke_width(2)).point_size(2))?
+            .draw_series(LineSeries::new(simulated, colour.stroke_width(2)).point_size(SIMULATED_RADIUS))?
             .label(format!("{}, ours", series.label))
             .legend(move |(left, middle)| {
-                PathElement::new([(left, middle), (left + 18, middle)], colour.stroke_width(2))
+                PathElement::new([(left, middle), (left + LEGEND_LENGTH, middle)], colour.stroke_width(2))
             });
     }
 
     Ok(())
 }
 
-/// The positions along an axis: the values themselves, or their logarithms.
+/// An axis of a drawing. Positions along it are the values themselves, or their logarithms.
 #[derive(Clone, Debug)]
 struct PlotAxis {
     scale: Scale,
+    /// The first and the last position.
     range: Range<f64>,
+    /// The positions of the ticks.
     ticks: Vec<f64>,
 }
 
@@ -183,6 +194,7 @@ impl PlotAxis {
         let high = positions.iter().copied().fold(f64::NEG_INFINITY, f64::max);
 
         if low <= high {
+            // A linear axis includes zero, and has some room above the highest value.
             plotted.range = match axis.scale {
                 Scale::Linear => low.min(0.0)..high.max(0.0) + 0.05 * high.abs(),
                 Scale::Log2 | Scale::Log10 => low.floor()..high.ceil(),
@@ -220,13 +232,14 @@ impl Ranged for PlotAxis {
     type FormatOption = NoDefaultFormatting;
     type ValueType = f64;
 
+    /// Returns the pixel of a position on an axis that is drawn from one pixel to another.
     fn map(&self, position: &f64, (first, last): (i32, i32)) -> i32 {
         let part = (position - self.range.start) / (self.range.end - self.range.start);
         first + (f64::from(last - first) * part).round() as i32
     }
 
     fn key_points<Hint: KeyPointHint>(&self, hint: Hint) -> Vec<f64> {
-        // There are no light lines between those of the ticks.
+        // The grid has bold lines at the ticks, and no light lines between them.
         if hint.weight().allow_light_points() { Vec::new() } else { self.ticks.clone() }
     }
 
@@ -246,6 +259,7 @@ impl ValueFormatter<f64> for PlotAxis {
 fn ticks(range: &Range<f64>, scale: Scale) -> Vec<f64> {
     let length = range.end - range.start;
     let step = match scale {
+        // The least step with at most MAX_TICKS ticks. With a step of `power`, there are fewer.
         Scale::Linear => {
             let power = 10_f64.powf((length / MAX_TICKS as f64).log10().ceil());
             [0.2, 0.5, 1.0]
@@ -261,7 +275,8 @@ fn ticks(range: &Range<f64>, scale: Scale) -> Vec<f64> {
     (0..=MAX_TICKS).map(|index| (first + index as f64) * step).filter(|tick| *tick <= range.end).collect()
 }
 
-/// Formats the value of a tick without the rounding errors of its computation.
+/// Formats the value of a tick with a suffix for thousands, and without the rounding errors of its
+/// computation.
 fn decimal_text(value: f64) -> String {
     let (value, suffix) = match value.abs() {
         large if large >= 1e9 => (value / 1e9, " G"),
@@ -274,14 +289,11 @@ fn decimal_text(value: f64) -> String {
     format!("{rounded}{suffix}")
 }
 
-/// Formats a power of two, as a size in bytes is written.
+/// Formats a power of two with a suffix for powers of 1024, as sizes in bytes are written.
 fn size_text(value: f64) -> String {
-    let units = [(30, " G"), (20, " M"), (10, " K")];
-    let unit = units.into_iter().find(|(shift, _)| value >= f64::from(1 << shift));
-    unit.map_or_else(
-        || decimal_text(value),
-        |(shift, suffix)| format!("{}{suffix}", value / f64::from(1 << shift)),
-    )
+    let units = [(1 << 30, " G"), (1 << 20, " M"), (1 << 10, " K")];
+    let unit = units.into_iter().find(|&(unit, _)| value >= f64::from(unit));
+    unit.map_or_else(|| decimal_text(value), |(unit, suffix)| format!("{}{suffix}", value / f64::from(unit)))
 }
 
 #[cfg(test)]

@@ -12,10 +12,11 @@ use super::{
 /// A row before it is measured: the paper's value, and the rule by which the simulated value is
 /// judged.
 ///
-/// A row that is judged must be able to fail. Its tolerance is below half the distance between the
-/// paper's value and the null model's. A bound lies between the null model and what it allows;
-/// where the bound itself is out, it may be the null model's value. A calibrating row may do
-/// without a null model, because its cost was chosen. [`Row::new`] refuses other rows.
+/// A row that is judged must be able to fail: the null model's value must be out. A tolerance is
+/// therefore below half the distance between the paper's value and the null model's. A bound has
+/// the null model on its other side, or at the bound where equality is out
+/// ([`Judgement::Above`], [`Judgement::Below`]). A calibrating row may do without a null model,
+/// because its cost was chosen. [`Row::new`] refuses other rows.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Expected {
     /// The measured quantity. It is the row's name, too.
@@ -50,6 +51,7 @@ impl Expected {
         Self::new(Role::Predicted, description.into(), unit, paper)
     }
 
+    /// Returns a row of this role that is unjudged and not measured by `--quick`.
     fn new(role: Role, description: String, unit: &'static str, paper: f64) -> Self {
         Self {
             what: description,
@@ -110,7 +112,7 @@ impl Expected {
         self.judgement != Judgement::Unjudged
     }
 
-    /// Checks that the row is able to fail.
+    /// Checks that the row is able to fail, by the rule of [`Expected`].
     ///
     /// # Errors
     /// Returns the defect of the row.
@@ -144,7 +146,8 @@ impl Expected {
         }
     }
 
-    /// Checks a tolerance by the distance of the null model's value, if there is one.
+    /// Checks that a tolerance has the unit of the row and a width, which is below half of
+    /// `distance`, by which the null model's value differs, if there is a null model.
     fn check_tolerance(&self, tolerance: Tolerance, distance: Option<f64>) -> Result<(), RowError> {
         let description = || self.what.clone();
         if let Some(needed) = tolerance.unit().filter(|&unit| unit != self.unit) {
@@ -161,7 +164,7 @@ impl Expected {
             return Ok(());
         }
 
-        // A reader writes 5.6 instead of 5.6000000000000005.
+        // The message says 5.6 instead of 5.6000000000000005.
         let (width, limit) = (rounded(width, 9), rounded(limit, 9));
         Err(RowError::TooWide { what: description(), tolerance, width, unit: self.unit, limit })
     }
@@ -294,8 +297,8 @@ impl Row {
     }
 }
 
-/// The fields are those of the expected value, and `simulated`, `difference`, `error_percent` and
-/// `holds`.
+/// The fields are those of the expected value, and `ours` (the simulated value), `difference`,
+/// `error_percent` and `holds`.
 impl Serialize for Row {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let expected = &self.expected;

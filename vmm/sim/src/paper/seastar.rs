@@ -20,7 +20,10 @@ use super::{
     figure::{Axis, Figure, Scale, Series},
 };
 use crate::{
-    seastar::{SeaStars, SeaStarsError, programs::Collective},
+    seastar::{
+        SeaStars, SeaStarsError,
+        programs::{Collective, Posting, Streams},
+    },
     world::{Picos, Profile},
 };
 
@@ -46,9 +49,10 @@ pub const SEASTAR: Experiment = Experiment {
 
 /// Frequency of the embedded processor in MHz.
 const FIRMWARE_MHZ: u32 = 500;
-/// Rate of a link's payload in Gb/s, and the delay of a hop in nanoseconds. The paper does not name
-/// the delay; it calls the router's share of the latency small.
+/// Rate of a link's payload in Gb/s.
 const LINK_GBIT_S: f64 = 20.0;
+/// Delay of a hop in nanoseconds. The paper does not name it; it calls the router's share of the
+/// latency small.
 const HOP_NS: u32 = 60;
 /// Rate in Gb/s of a link that takes next to no time.
 const INSTANT_LINK_GBIT_S: f64 = 10_000.0;
@@ -58,8 +62,9 @@ const SYSTEM_CALL_NS: f64 = 65.0;
 /// Calibrated by the peak bandwidth: rate of the host interface in MB/s.
 const HOST_MB_S: u32 = 1_150;
 /// Calibrated by the round trip of a call: time of 64 bytes from the processor to the card's
-/// memory, and of a load of that memory, in nanoseconds.
+/// memory, in nanoseconds.
 const STORE_NS: f64 = 150.0;
+/// Calibrated by the same: time of a load of the card's memory, in nanoseconds.
 const LOAD_NS: f64 = 310.0;
 /// Calibrated by the difference of the modes' latencies for long messages: time of an interrupt in
 /// nanoseconds.
@@ -75,14 +80,27 @@ const POLL_NS: u64 = 20;
 
 /// Round trips of a measurement. The simulation is deterministic.
 const ROUNDS: u32 = 4;
-/// Messages of a stream. The receiver has posted receives for all of them.
+/// Messages of a stream of short ones. The receiver has posted receives for all of them.
 const MESSAGES: u32 = 64;
+/// Messages of a stream of messages of 1 MB.
+const LONG_MESSAGES: u32 = 6;
+/// Receives that a measurement of their time posts.
+const POSTED_RECEIVES: u32 = 16;
+/// Collective operations of a measurement.
+const COLLECTIVE_ROUNDS: u32 = 2;
+/// Nodes of most collective operations.
+const COLLECTIVE_NODES: u32 = 16;
+/// Nodes of the largest barrier.
+const LARGE_BARRIER_NODES: u32 = 64;
 
 /// The mechanisms of the model that this run has, and its seed.
 #[derive(Clone, Copy)]
 struct Model {
-    software: bool,
+    /// [`SOFTWARE_COST`].
+    software_cost: bool,
+    /// [`INTERRUPTS`].
     interrupts: bool,
+    /// [`PROTOCOL`].
     protocol: bool,
     seed: u64,
     /// The stage of a message's way that takes no time.
@@ -93,7 +111,7 @@ impl Model {
     /// Returns the model with the mechanisms that this run has.
     fn of(run: &Run<'_>) -> Self {
         Self {
-            software: run.has(&SOFTWARE_COST),
+            software_cost: run.has(&SOFTWARE_COST),
             interrupts: run.has(&INTERRUPTS),
             protocol: run.has(&PROTOCOL),
             seed: run.seed(),
@@ -113,39 +131,42 @@ impl Model {
 
     /// Returns the costs of software on the host.
     fn profile(self) -> Profile {
-        let of = |stage, time| if self.has_stage(stage) { time } else { 0.0 };
-        let interrupt = if self.interrupts { INTERRUPT_NS } else { 0.0 };
+        let of_stage = |stage, time_ns| if self.has_stage(stage) { time_ns } else { 0.0 };
+        let interrupt_ns = if self.interrupts { INTERRUPT_NS } else { 0.0 };
         let costs = [
-            (Cost::SystemCall, of(Stage::Kernel, SYSTEM_CALL_NS)),
-            (Cost::InterruptWake, of(Stage::Interrupts, interrupt)),
-            (Cost::Burst, of(Stage::HostInterface, STORE_NS)),
-            (Cost::TrappedAccess, of(Stage::HostInterface, LOAD_NS)),
-            (Cost::Match, of(Stage::Kernel, HOST_MATCH_NS)),
-            (Cost::SendMessage, of(Stage::Library, LIBRARY_NS)),
-            (Cost::ReceiveMessage, of(Stage::Library, LIBRARY_NS)),
+            (Cost::SystemCall, of_stage(Stage::Kernel, SYSTEM_CALL_NS)),
+            (Cost::InterruptWake, of_stage(Stage::Interrupts, interrupt_ns)),
+            (Cost::Burst, of_stage(Stage::HostInterface, STORE_NS)),
+            (Cost::TrappedAccess, of_stage(Stage::HostInterface, LOAD_NS)),
+            (Cost::Match, of_stage(Stage::Kernel, HOST_MATCH_NS)),
+            (Cost::SendMessage, of_stage(Stage::Library, LIBRARY_NS)),
+            (Cost::ReceiveMessage, of_stage(Stage::Library, LIBRARY_NS)),
         ];
 
         let profile = Profile::of_nanos(costs);
         if self.has_stage(Stage::HostInterface) { profile.with_poll(Picos::nanos(POLL_NS)) } else { profile }
     }
 
-    /// Returns nodes on a line, with further keys of the section of their cards.
-    fn nodes(self, nodes: u32, mode: Mode, keys: &str) -> SeaStars {
-        let mhz = if self.software && self.has_stage(Stage::Firmware) { FIRMWARE_MHZ } else { 0 };
-        let rate = if self.has_stage(Stage::HostInterface) { HOST_MB_S } else { 0 };
-        let (hop, link) =
+    /// Returns `nodes` nodes on a line. `card_keys` are further keys of the section of their cards.
+    fn nodes(self, nodes: u32, mode: Mode, card_keys: &str) -> SeaStars {
+        // In the machine file, zero stands for an embedded processor and a host interface that take
+        // no time.
+        let firmware_mhz =
+            if self.software_cost && self.has_stage(Stage::Firmware) { FIRMWARE_MHZ } else { 0 };
+        let host_mb_s = if self.has_stage(Stage::HostInterface) { HOST_MB_S } else { 0 };
+        let (hop_ns, link_gbit_s) =
             if self.has_stage(Stage::Router) { (HOP_NS, LINK_GBIT_S) } else { (0, INSTANT_LINK_GBIT_S) };
         let protocol = self.protocol;
 
         SeaStars {
             nodes,
             card: format!(
-                "wrap = [false, false, true]\nprocesses = 1\nfirmware_mhz = {mhz}\nht_mbytes_s = {rate}\n\
-                 flow_control = {protocol}\n{keys}"
+                "wrap = [false, false, true]\nprocesses = 1\nfirmware_mhz = {firmware_mhz}\n\
+                 ht_mbytes_s = {host_mb_s}\nflow_control = {protocol}\n{card_keys}"
             ),
-            link: format!("delay_ns = {hop}\ngbit_s = {link:.1}\ncut_through_bytes = 64"),
+            link: format!("delay_ns = {hop_ns}\ngbit_s = {link_gbit_s:.1}\ncut_through_bytes = 64"),
             mode,
-            profile: if self.software { self.profile() } else { Profile::default() },
+            profile: if self.software_cost { self.profile() } else { Profile::default() },
             seed: self.seed,
         }
     }
@@ -158,7 +179,7 @@ impl Model {
 
 /// Returns the profile of the paper's processors, with the kernel and the libraries.
 pub(crate) fn opteron() -> Profile {
-    Model { software: true, interrupts: true, protocol: true, seed: 0, left_out: None }.profile()
+    Model { software_cost: true, interrupts: true, protocol: true, seed: 0, left_out: None }.profile()
 }
 
 impl From<SeaStarsError> for Failure {
@@ -203,14 +224,14 @@ fn run(run: &mut Run<'_>) -> Result<(), Failure> {
 /// Measures the time in which a receive is posted (Figure 3).
 fn measure_posting(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     let nic = model.pair(Mode::NicBased);
-    let one = micros(nic.post_time(false, 16)?);
-    run.record(rows::posting_with_one_call(), one)?;
+    let one_call = micros(nic.post_time(Posting::OneCall, POSTED_RECEIVES)?);
+    run.record(rows::posting_with_one_call(), one_call)?;
 
-    let three = micros(nic.post_time(true, 16)?);
-    run.record(rows::posting_with_three_calls(), 100.0 * three / one)?;
+    let three_calls = micros(nic.post_time(Posting::ThreeCalls, POSTED_RECEIVES)?);
+    run.record(rows::posting_with_three_calls(), 100.0 * three_calls / one_call)?;
 
     run.measure(rows::posting_host_based(), |_| {
-        Ok(micros(model.pair(Mode::HostBased).post_time(true, 16)?))
+        Ok(micros(model.pair(Mode::HostBased).post_time(Posting::ThreeCalls, POSTED_RECEIVES)?))
     })?;
     Ok(())
 }
@@ -229,7 +250,8 @@ fn measure_latency(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
 
     run.measure(rows::advantage_of_one_interrupt(), |_| Ok(100.0 * advantage(8)? / advantage(1024)?))?;
 
-    // The growth from 16 to 32 bytes, without that of 16 further bytes in packets of data.
+    // The growth from 16 to 32 bytes, less that of 16 further bytes, which are in a second packet
+    // in any case.
     for (mode, name) in MODES {
         run.measure(rows::second_packet(name), |_| {
             Ok((one_way_time(mode, 32)? - one_way_time(mode, 16)?)
@@ -245,17 +267,20 @@ fn measure_bandwidth(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     let rate = |time: Picos| BYTES as f64 / time.as_nanos();
 
     let nic = model.pair(Mode::NicBased);
-    let one_way = rate(nic.stream(BYTES, 6, false)?);
+    let one_way = rate(nic.stream(BYTES, LONG_MESSAGES, Streams::OneWay)?);
     run.record(rows::bandwidth(), one_way)?;
 
-    run.measure(rows::both_ways(), |_| Ok(200.0 * rate(nic.stream(BYTES, 6, true)?) / one_way))?;
+    // The rate is that of one of the two streams.
+    run.measure(rows::both_ways(), |_| {
+        Ok(200.0 * rate(nic.stream(BYTES, LONG_MESSAGES, Streams::BothWays)?) / one_way)
+    })?;
     Ok(())
 }
 
 /// Measures rates of messages in a stream (Figure 6).
 fn measure_rates(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     let time = |nodes: SeaStars, bytes| -> Result<f64, Failure> {
-        Ok(nodes.stream(bytes, MESSAGES, false)?.as_nanos())
+        Ok(nodes.stream(bytes, MESSAGES, Streams::OneWay)?.as_nanos())
     };
 
     run.measure(rows::rate_of_1_kb(), |_| {
@@ -277,34 +302,38 @@ fn measure_queues(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     };
 
     run.show("queues of posted receives")?;
+    // The latency with an empty queue, and the time of each receive in the queue.
     let [host, nic] = [Mode::HostBased, Mode::NicBased].map(|mode| -> Result<_, Failure> {
         let empty = one_way_time(mode, 0)?;
         Ok((empty, (one_way_time(mode, QUEUED)? - empty) / f64::from(QUEUED)))
     });
-    let ((host, host_item), (nic, nic_item)) = (host?, nic?);
+    let ((host_empty, host_receive), (nic_empty, nic_receive)) = (host?, nic?);
 
-    run.record(rows::passed_receive(), nic_item)?;
+    run.record(rows::passed_receive(), nic_receive)?;
 
-    run.record(rows::equal_queues(), (host - nic) / (nic_item - host_item))
+    // The card has the lower latency, and takes more time for each receive.
+    run.record(rows::equal_queues(), (host_empty - nic_empty) / (nic_receive - host_receive))
 }
 
 /// Measures collective operations (Figures 8 and 9).
 fn measure_collectives(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     let time = |mode, nodes, collective| -> Result<f64, Failure> {
-        Ok(micros(model.nodes(nodes, mode, "").collective(collective, 2)?))
+        Ok(micros(model.nodes(nodes, mode, "").collective(collective, COLLECTIVE_ROUNDS)?))
     };
-    let ratio = |collective| -> Result<f64, Failure> {
-        Ok(100.0 * time(Mode::NicBased, 16, collective)? / time(Mode::HostBased, 16, collective)?)
+    // The time of the NIC-based operation in percent of the host-based one.
+    let percent = |collective| -> Result<f64, Failure> {
+        let time_in = |mode| time(mode, COLLECTIVE_NODES, collective);
+        Ok(100.0 * time_in(Mode::NicBased)? / time_in(Mode::HostBased)?)
     };
     let advantage = |nodes, collective| -> Result<f64, Failure> {
         Ok(time(Mode::HostBased, nodes, collective)? - time(Mode::NicBased, nodes, collective)?)
     };
 
     for (collective, name) in Collective::ALL {
-        run.measure(rows::collective(name), |_| ratio(collective))?;
+        run.measure(rows::collective(name), |_| percent(collective))?;
     }
     run.measure(rows::reduce_of_allreduce(), |_| {
-        Ok(100.0 * ratio(Collective::Reduce)? / ratio(Collective::Allreduce)?)
+        Ok(100.0 * percent(Collective::Reduce)? / percent(Collective::Allreduce)?)
     })?;
     run.note(
         "the paper's reduce gains more than its allreduce, and here less: the host's arithmetic, with which \
@@ -312,12 +341,14 @@ fn measure_collectives(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     );
 
     run.measure(rows::advantage_of_64_nodes(), |_| {
-        Ok(100.0 * advantage(64, Collective::Barrier)? / advantage(16, Collective::Barrier)?)
+        let advantage_in_barrier = |nodes| advantage(nodes, Collective::Barrier);
+        Ok(100.0 * advantage_in_barrier(LARGE_BARRIER_NODES)? / advantage_in_barrier(COLLECTIVE_NODES)?)
     })?;
     Ok(())
 }
 
-/// Draws figures 4 and 11.
+/// Draws figures 4 and 11: the latency by the size of messages, and by the number of posted
+/// receives in front.
 fn draw_curves(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     let mut by_size = Vec::new();
     let mut by_queue = Vec::new();

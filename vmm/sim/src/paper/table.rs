@@ -196,8 +196,8 @@ fn cells(row: &Row) -> Vec<String> {
     ]
 }
 
-/// Returns the difference between the simulated value and the paper's, in the unit of the
-/// tolerance.
+/// Returns the difference between the simulated value and the paper's: in the unit of the
+/// tolerance, or in percent without one.
 fn error_text(row: &Row) -> String {
     match row.expected().judgement {
         Judgement::Within(Tolerance::Points(_)) => format!("{:+.2} points", rounded(row.difference(), 2)),
@@ -208,22 +208,21 @@ fn error_text(row: &Row) -> String {
     }
 }
 
-/// Formats a value with the decimals of the paper's, and with three digits at least.
+/// Formats a value with as many decimals as the paper's value has, and with three digits at least.
 fn value_text(value: f64, paper: f64) -> String {
-    let significant = match value.abs() {
+    let paper_text = format!("{paper}");
+    if value == paper {
+        return paper_text;
+    }
+
+    let decimals_of_paper = paper_text.split_once('.').map_or(0, |(_, decimals)| decimals.len());
+    let decimals_of_three_digits = match value.abs() {
         large if large >= 100.0 => 0,
         middle if middle >= 10.0 => 1,
         small if small >= 1.0 => 2,
         _ => 3,
     };
-
-    if value == paper {
-        return format!("{paper}");
-    }
-
-    let written = format!("{paper}");
-    let decimals = written.split_once('.').map_or(0, |(_, decimals)| decimals.len());
-    let decimals = decimals.max(significant).min(MAX_DECIMALS);
+    let decimals = decimals_of_paper.max(decimals_of_three_digits).min(MAX_DECIMALS);
     format!("{:.decimals$}", rounded(value, decimals))
 }
 

@@ -25,6 +25,8 @@ use crate::world::Picos;
 
 /// Bytes that CIOD forwards at a time.
 const CHUNK: usize = 64 << 10;
+/// The longest sleep of a side that waits for a change of the socket.
+const MAX_SLEEP: Duration = Duration::from_secs(1);
 
 impl Pset<'_> {
     /// Returns the mean time of a message of `bytes` bytes from the core to the application on the
@@ -35,7 +37,8 @@ impl Pset<'_> {
     pub fn ciod(&self, bytes: usize, messages: u32) -> Result<Picos, PsetError> {
         let mut run = PsetRun::new(self)?;
         let time = Rc::new(Cell::new(Duration::ZERO));
-        let result = time.clone();
+        let measured_time = time.clone();
+        // One more message before those that are measured.
         let total = bytes * (messages as usize + 1);
 
         let daemon = move |channel: &TreeChannel| -> Result<(), Box<dyn Error>> {
@@ -55,7 +58,7 @@ impl Pset<'_> {
             }
 
             application.join();
-            result.set(start.elapsed());
+            measured_time.set(start.elapsed());
             Ok(())
         };
         run.start_bare(daemon, move |core| {
@@ -79,6 +82,7 @@ fn chunks(bytes: usize) -> impl Iterator<Item = usize> {
 /// A stream socket between CIOD and the application. It holds one chunk.
 #[derive(Default)]
 struct Socket {
+    /// Bytes of the chunk that it holds, or 0.
     bytes: AtomicUsize,
     changed: Event,
 }
@@ -92,7 +96,7 @@ impl Socket {
         self.set(bytes);
     }
 
-    /// Reads a number of bytes.
+    /// Reads a number of bytes, a chunk at a time.
     fn read_all(&self, mut bytes: usize) {
         while bytes > 0 {
             let held = self.wait_until(|held| held > 0);
@@ -103,15 +107,16 @@ impl Socket {
         }
     }
 
-    /// Waits until the number of bytes in the socket fulfils a condition, and returns it.
+    /// Waits until the number of bytes in the socket satisfies `condition`, and returns the number.
     fn wait_until(&self, condition: impl Fn(usize) -> bool) -> usize {
         loop {
-            let count = self.changed.count();
+            // The count is read first, so that a change after it ends the sleep at once.
+            let changes = self.changed.count();
             let held = self.bytes.load(Ordering::Acquire);
             if condition(held) {
                 return held;
             }
-            self.changed.sleep(count, Duration::from_secs(1));
+            self.changed.sleep(changes, MAX_SLEEP);
         }
     }
 

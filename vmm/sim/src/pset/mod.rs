@@ -21,6 +21,9 @@ use crate::{
     world::{Picos, Profile, WorldError},
 };
 
+/// Time for which a core pauses before each call, so that the I/O node's call already waits for it.
+const AWAITED_PAUSE: Duration = Duration::from_micros(200);
+
 /// The reason why an experiment has no result.
 #[derive(Debug, Error)]
 pub enum PsetError {
@@ -102,6 +105,7 @@ struct Stream {
     direction: Direction,
     core: u8,
     bytes: usize,
+    /// Number of measured messages. One message before them is not measured.
     messages: u32,
     /// Time for which the core pauses before each call. In the pauses, the I/O node's next call
     /// begins to wait.
@@ -109,7 +113,7 @@ struct Stream {
 }
 
 impl Stream {
-    /// Runs the I/O node's side.
+    /// Runs the I/O node's side: a call for each message.
     fn serve(self, io: &IoNode) -> Result<(), Error> {
         let mut buffer = vec![0; self.bytes];
         for _ in 0..=self.messages {
@@ -121,7 +125,8 @@ impl Stream {
         Ok(())
     }
 
-    /// Runs the core's side. Returns the mean time of a call, without the first one.
+    /// Runs the core's side: a call for each message. Returns the mean time of a call, without the
+    /// first one.
     fn drive(self, core: &ComputeCore) -> Result<Duration, Error> {
         let mut buffer = vec![0; self.bytes];
         let mut call = || match self.direction {
@@ -144,8 +149,8 @@ impl Stream {
 }
 
 impl Pset<'_> {
-    /// Sends `messages` messages of `bytes` bytes over FCNP as fast as possible. Returns the mean
-    /// time of a message on the core, without the first one.
+    /// Sends messages of `bytes` bytes over FCNP as fast as possible. Returns the mean time of
+    /// `messages` messages on the core, after a first one.
     ///
     /// # Errors
     /// [`PsetError`].
@@ -160,7 +165,7 @@ impl Pset<'_> {
     /// # Errors
     /// [`PsetError`].
     pub fn awaited(&self, direction: Direction, bytes: usize, messages: u32) -> Result<Picos, PsetError> {
-        let streams = [Stream { direction, core: 0, bytes, messages, pause: Duration::from_micros(200) }];
+        let streams = [Stream { direction, core: 0, bytes, messages, pause: AWAITED_PAUSE }];
         self.streams(&streams).map(|times| times.into_iter().sum())
     }
 
@@ -176,7 +181,7 @@ impl Pset<'_> {
         Ok([times.first().copied().unwrap_or_default(), times.get(1).copied().unwrap_or_default()])
     }
 
-    /// Runs streams at the same time, and returns their mean times of a message.
+    /// Runs streams at the same time. Returns the mean time of a message of each of them.
     fn streams(&self, streams: &[Stream]) -> Result<Vec<Picos>, PsetError> {
         let mut run = PsetRun::new(self)?;
         let config = self.waiting.config();

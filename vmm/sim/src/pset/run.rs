@@ -35,13 +35,17 @@ type Outcome = Result<(), Box<dyn Error>>;
 /// A pset's world and the first failure of its programs.
 pub(super) struct PsetRun<'a> {
     world: World,
+    /// The process of the I/O node.
     io: Process,
+    /// The process of the compute node.
     compute: Process,
+    /// The first failure of a program.
     failure: Rc<RefCell<Option<PsetError>>>,
     interrupted: Interrupted<'a>,
 }
 
 impl<'a> PsetRun<'a> {
+    /// Builds the machine, with one compute node, and a world without programs.
     pub(super) fn new(pset: &Pset<'a>) -> Result<Self, PsetError> {
         let text = format!(
             "name = \"pset\"\n[[pset]]\ncompute_nodes = 1\nfifo_depth = 8\n[pset.link]\n{}\n",
@@ -61,7 +65,8 @@ impl<'a> PsetRun<'a> {
         Ok(Self { world, io, compute, failure: Rc::default(), interrupted: pset.interrupted })
     }
 
-    /// Starts FCNP on the I/O node, and a thread for each of `bodies`.
+    /// Starts a program that opens FCNP on the I/O node, runs each of `bodies` in a thread of its
+    /// own, and serves for a while after the last one has ended.
     pub(super) fn start_io<F>(&mut self, config: Config, bodies: impl IntoIterator<Item = F>)
     where
         F: FnOnce(&IoNode) -> Result<(), nicforge_fcnp::Error> + Send + 'static,
@@ -69,12 +74,12 @@ impl<'a> PsetRun<'a> {
         let bodies: Vec<F> = bodies.into_iter().collect();
         self.start(self.io, "the I/O node", move |devices| {
             let node = Arc::new(IoNode::open(devices.open("io0", "core0")?, config)?);
-            let (mut threads, failed) = (Vec::new(), Arc::new(Mutex::new(None)));
+            let (mut threads, first_error) = (Vec::new(), Arc::new(Mutex::new(None)));
             for body in bodies {
-                let (node, failed) = (node.clone(), failed.clone());
+                let (node, first_error) = (node.clone(), first_error.clone());
                 threads.push(runtime::spawn("an I/O thread", move || {
                     if let Err(error) = body(&node) {
-                        runtime::lock(&failed).get_or_insert(error);
+                        runtime::lock(&first_error).get_or_insert(error);
                     }
                 })?);
             }
@@ -83,12 +88,13 @@ impl<'a> PsetRun<'a> {
             }
 
             runtime::sleep(SERVE_AFTER_LAST_CALL);
-            let failed = runtime::lock(&failed).take();
-            failed.map_or(Ok(()), |error| Err(error.into()))
+            let first_error = runtime::lock(&first_error).take();
+            first_error.map_or(Ok(()), |error| Err(error.into()))
         });
     }
 
-    /// Starts a program on a compute core, with FCNP.
+    /// Starts a program that begins late by a random time ([`LATE_START`]), opens FCNP on a compute
+    /// core, and runs `body`.
     pub(super) fn start_core(
         &mut self,
         core: u8,
@@ -134,12 +140,13 @@ impl<'a> PsetRun<'a> {
         });
     }
 
-    /// Runs the programs to their ends.
+    /// Runs the programs until all have ended. Returns the first failure of a program, or else that
+    /// of the run.
     pub(super) fn finish(mut self) -> Result<(), PsetError> {
-        let ended = self.world.run_unless(LIMIT, &|| self.interrupted.is_interrupted());
+        let run_result = self.world.run_unless(LIMIT, &|| self.interrupted.is_interrupted());
         match self.failure.take() {
             Some(failure) => Err(failure),
-            None => Ok(ended?),
+            None => Ok(run_result?),
         }
     }
 }

@@ -89,7 +89,7 @@ pub struct Node {
     pub number: u32,
     /// Number of nodes.
     pub nodes: u32,
-    /// Beginning of the simulation.
+    /// Time at which its thread has begun: the beginning of the simulation.
     began: Instant,
 }
 
@@ -105,7 +105,8 @@ impl SeaStars {
         text
     }
 
-    /// Runs a program on each node, after all have booted. Returns their results by node.
+    /// Runs a program on each node, after all have booted. Returns the results in the order of the
+    /// nodes' numbers.
     ///
     /// # Errors
     /// [`SeaStarsError`].
@@ -117,7 +118,7 @@ impl SeaStars {
         let (machine, built) = build::build(&plan)?;
         let mut world = World::new(machine, self.seed);
         let program = Rc::new(program);
-        let ends: Rc<RefCell<Vec<NodeResult<R>>>> = Rc::default();
+        let outcomes: Rc<RefCell<Vec<NodeResult<R>>>> = Rc::default();
 
         for number in 0..self.nodes {
             let name = format!("ss{number}");
@@ -128,7 +129,7 @@ impl SeaStars {
             let process = world.add_process(functions, self.profile.clone());
 
             let (devices, mode, nodes) = (world.devices(), self.mode, self.nodes);
-            let (program, ends) = (program.clone(), ends.clone());
+            let (program, outcomes) = (program.clone(), outcomes.clone());
             world.start(process, &format!("node {number}"), move || {
                 let began = Instant::now();
                 let open = || -> Result<(Arc<Kernel>, Interface), NodeError> {
@@ -144,16 +145,17 @@ impl SeaStars {
                     node.stay_until(began.elapsed() + LINGER)?;
                     Ok(result)
                 });
-                ends.borrow_mut().push((number, result));
+                outcomes.borrow_mut().push((number, result));
             });
         }
 
-        let ended = world.run(LIMIT);
+        // The error of a node comes before that of the run, which it may have caused.
+        let run_result = world.run(LIMIT);
         let mut results = Vec::new();
-        for (node, end) in ends.take() {
-            results.push((node, end.map_err(|error| SeaStarsError::Node { node, error })?));
+        for (node, outcome) in outcomes.take() {
+            results.push((node, outcome.map_err(|error| SeaStarsError::Node { node, error })?));
         }
-        ended?;
+        run_result?;
         results.sort_by_key(|(node, _)| *node);
         Ok(results.into_iter().map(|(_, result)| result).collect())
     }

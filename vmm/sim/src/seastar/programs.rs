@@ -25,8 +25,14 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 const INITIAL_RECEIVES: u32 = 64;
 /// Bytes of a node's data in a collective operation (Figure 9).
 const ELEMENT_BYTES: usize = 16;
-/// Messages of a stream in flight.
+/// Maximum number of messages of a stream in flight.
 const MAX_IN_FLIGHT: u32 = 32;
+/// Events of receives, and of sends, that a queue has room for.
+const QUEUE_EVENTS: u32 = 1024;
+/// Match bits of messages and receives, unless several messages must be told apart.
+const MATCH_BITS: u64 = 1;
+/// Bytes of a receive whose posting is measured.
+const POSTED_BYTES: usize = 8;
 
 /// A process's memory, its queue of receives, and its descriptor for sends.
 struct Endpoint<'a> {
@@ -40,11 +46,13 @@ struct Endpoint<'a> {
 }
 
 impl<'a> Endpoint<'a> {
+    /// Allocates memory of `bytes` bytes and the queues of events, and binds the descriptor of
+    /// sends.
     fn new(node: &'a Node, bytes: usize) -> Result<Self, NodeError> {
         let interface = &node.interface;
         let memory = interface.allocate(bytes.max(1) as u64)?;
         let (receive_events, send_events) =
-            (interface.allocate_queue(1024)?, interface.allocate_queue(1024)?);
+            (interface.allocate_queue(QUEUE_EVENTS)?, interface.allocate_queue(QUEUE_EVENTS)?);
         let send_descriptor = interface.bind_descriptor(&Descriptor {
             options: Options::START_DISABLE,
             queue: Some(&send_events),
@@ -53,7 +61,7 @@ impl<'a> Endpoint<'a> {
         Ok(Self { interface, memory, receive_events, send_descriptor, send_events })
     }
 
-    /// Returns the descriptor of a receive.
+    /// Returns the descriptor of a receive of `bytes` bytes, which is unlinked after one message.
     fn receive(&self, bytes: usize) -> Descriptor<'_> {
         Descriptor {
             length: bytes as u64,
@@ -82,6 +90,7 @@ impl<'a> Endpoint<'a> {
     fn post_by_three_calls(&self, bytes: usize, match_bits: u64) -> Result<(), NodeError> {
         let criteria = Criteria::bits(match_bits);
         let entry = self.interface.attach_entry(Position::Tail(PORTAL), criteria, Unlink::Automatic)?;
+        // The update makes the descriptor active.
         let inactive =
             Descriptor { threshold: Threshold::Operations(0), unlink: Unlink::Retain, ..self.receive(bytes) };
         let mut descriptor = self.interface.attach_descriptor(entry, &inactive)?;
@@ -101,7 +110,8 @@ impl<'a> Endpoint<'a> {
         wait_for(&self.receive_events, EventKind::PutEnd)
     }
 
-    /// Waits for the next event of a receive or a send, and returns its kind.
+    /// Waits for the next event of a receive or a send, and returns its kind. A failed operation is
+    /// an error.
     fn wait_any(&self) -> Result<EventKind, NodeError> {
         let deadline = Deadline::after(TIMEOUT);
         let (_, event) = Interface::poll(&[&self.receive_events, &self.send_events], deadline, None)?;
@@ -112,7 +122,8 @@ impl<'a> Endpoint<'a> {
     }
 }
 
-/// Waits for the next event of a kind. Events of unlinked descriptors are passed over.
+/// Waits for the next event of a kind. Events of other kinds, such as those of unlinked
+/// descriptors, are ignored.
 fn wait_for(queue: &EventQueue, kind: EventKind) -> Result<(), NodeError> {
     loop {
         let event = queue.wait(Deadline::after(TIMEOUT), None)?;
@@ -123,6 +134,24 @@ fn wait_for(queue: &EventQueue, kind: EventKind) -> Result<(), NodeError> {
             return Ok(());
         }
     }
+}
+
+/// The streams of a measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Streams {
+    /// One stream, from the first node to the second.
+    OneWay,
+    /// Two streams at once, one in each direction.
+    BothWays,
+}
+
+/// The way in which a process posts a receive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Posting {
+    /// By `PtlPost`.
+    OneCall,
+    /// By the three calls that were there before `PtlPost`.
+    ThreeCalls,
 }
 
 /// A collective operation. The number of nodes is a power of two.
@@ -141,15 +170,16 @@ pub enum Collective {
 /// A step of a collective operation on one node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Exchange {
-    /// The node that gets a message, if any.
+    /// The node that this one sends a message to, if any.
     to: Option<u32>,
-    /// Whether a message comes.
-    is_received: bool,
+    /// Whether this node receives a message.
+    receives: bool,
+    /// Length of the messages.
     bytes: usize,
 }
 
 impl Collective {
-    /// All of them, with the words for them.
+    /// All of them, with their names.
     pub const ALL: [(Self, &'static str); 4] = [
         (Self::Barrier, "barrier"),
         (Self::Allreduce, "allreduce"),
@@ -157,8 +187,8 @@ impl Collective {
         (Self::Allgather, "allgather"),
     ];
 
-    /// Returns the bytes of the longest message.
-    fn longest(self, nodes: u32) -> usize {
+    /// Returns the bytes of memory that a node needs for the operation's messages.
+    fn memory_bytes(self, nodes: u32) -> usize {
         match self {
             Self::Barrier => 0,
             Self::Allreduce | Self::Reduce => ELEMENT_BYTES,
@@ -166,28 +196,30 @@ impl Collective {
         }
     }
 
-    /// Returns the steps of a node.
+    /// Returns the steps of a node among `nodes`, in their order.
     fn steps(self, node: u32, nodes: u32) -> Vec<Exchange> {
         let distances = (0..nodes.ilog2()).map(|order| 1 << order);
-        let exchange = |to, bytes| Exchange { to: Some(to), is_received: true, bytes };
+        let exchange = |to, bytes| Exchange { to: Some(to), receives: true, bytes };
+
         match self {
             Self::Barrier => distances.map(|distance| exchange((node + distance) % nodes, 0)).collect(),
             Self::Allreduce => distances.map(|distance| exchange(node ^ distance, ELEMENT_BYTES)).collect(),
             Self::Allgather => distances
                 .map(|distance| exchange(node ^ distance, ELEMENT_BYTES * distance as usize))
                 .collect(),
+            // A node receives from the nodes above it in the tree, until it sends to the one below.
             Self::Reduce => {
                 let mut steps = Vec::new();
                 for distance in distances {
                     if node & distance != 0 {
                         steps.push(Exchange {
                             to: Some(node - distance),
-                            is_received: false,
+                            receives: false,
                             bytes: ELEMENT_BYTES,
                         });
                         break;
                     }
-                    steps.push(Exchange { to: None, is_received: true, bytes: ELEMENT_BYTES });
+                    steps.push(Exchange { to: None, receives: true, bytes: ELEMENT_BYTES });
                 }
                 steps
             }
@@ -214,15 +246,15 @@ impl SeaStars {
                 endpoint.post(bytes, UNMATCHED_BITS)?;
             }
             for _ in 0..=rounds {
-                endpoint.post(bytes, 1)?;
+                endpoint.post(bytes, MATCH_BITS)?;
             }
             // At this time, every node has posted its receives.
             node.stay_until(POSTING_END)?;
 
-            let (is_first, other) = (node.number == 0, 1 - node.number.min(1));
             if node.number > 1 {
                 return Ok(None);
             }
+            let (is_first, other) = (node.number == 0, 1 - node.number);
             let mut began = Instant::now();
             for round in 0..=rounds {
                 // Round 0 warms up, and is not counted.
@@ -230,11 +262,11 @@ impl SeaStars {
                     began = Instant::now();
                 }
                 if is_first {
-                    endpoint.send(other, bytes, 1)?;
+                    endpoint.send(other, bytes, MATCH_BITS)?;
                     endpoint.wait_received()?;
                 } else {
                     endpoint.wait_received()?;
-                    endpoint.send(other, bytes, 1)?;
+                    endpoint.send(other, bytes, MATCH_BITS)?;
                 }
             }
             Ok(is_first.then(|| began.elapsed() / (2 * rounds)))
@@ -242,41 +274,43 @@ impl SeaStars {
         Ok(first_result(&times).into())
     }
 
-    /// Returns the mean time of a message in a stream from the first node to the second, or in
-    /// streams in both directions at once. The receiver posts 64 receives before, and further ones
-    /// as messages come.
+    /// Returns the mean time of a message in a stream of `messages` messages from the first node to
+    /// the second, or in streams in both directions at once. A receiver posts 64 receives before,
+    /// and further ones as messages come.
     ///
     /// # Errors
     /// [`SeaStarsError`].
-    pub fn stream(&self, bytes: usize, messages: u32, both_ways: bool) -> Result<Picos, SeaStarsError> {
+    pub fn stream(&self, bytes: usize, messages: u32, streams: Streams) -> Result<Picos, SeaStarsError> {
         let times = self.run(move |node| {
             let endpoint = Endpoint::new(node, bytes)?;
+            let both_ways = streams == Streams::BothWays;
             let (sends, receives) = (node.number == 0 || both_ways, node.number == 1 || both_ways);
             if receives {
                 for _ in 0..INITIAL_RECEIVES.min(messages) {
-                    endpoint.post(bytes, 1)?;
+                    endpoint.post(bytes, MATCH_BITS)?;
                 }
             }
             node.stay_until(POSTING_END)?;
 
             let began = Instant::now();
             let other = 1 - node.number.min(1);
-            let (mut sent, mut ended, mut received) = (0, 0, 0);
+            let (mut sent, mut ended_sends, mut received) = (0, 0, 0);
             loop {
-                while sends && sent < messages && sent - ended < MAX_IN_FLIGHT {
-                    endpoint.send(other, bytes, 1)?;
+                while sends && sent < messages && sent - ended_sends < MAX_IN_FLIGHT {
+                    endpoint.send(other, bytes, MATCH_BITS)?;
                     sent += 1;
                 }
-                if (!sends || ended == messages) && (!receives || received == messages) {
+                if (!sends || ended_sends == messages) && (!receives || received == messages) {
                     break;
                 }
 
                 match endpoint.wait_any()? {
-                    EventKind::SendEnd => ended += 1,
+                    EventKind::SendEnd => ended_sends += 1,
                     EventKind::PutEnd => {
                         received += 1;
+                        // The next message without a receive gets one.
                         if received + INITIAL_RECEIVES <= messages {
-                            endpoint.post(bytes, 1)?;
+                            endpoint.post(bytes, MATCH_BITS)?;
                         }
                     }
                     _ => {}
@@ -287,19 +321,18 @@ impl SeaStars {
         Ok(first_result(&times).into())
     }
 
-    /// Returns the time in which a process posts a receive, by `PtlPost` or by three calls.
+    /// Returns the mean time in which a process posts a receive, of `count` receives.
     ///
     /// # Errors
     /// [`SeaStarsError`].
-    pub fn post_time(&self, by_three_calls: bool, count: u32) -> Result<Picos, SeaStarsError> {
+    pub fn post_time(&self, posting: Posting, count: u32) -> Result<Picos, SeaStarsError> {
         let times = self.run(move |node| {
-            let endpoint = Endpoint::new(node, 8)?;
+            let endpoint = Endpoint::new(node, POSTED_BYTES)?;
             let began = Instant::now();
             for _ in 0..count {
-                if by_three_calls {
-                    endpoint.post_by_three_calls(8, 1)?;
-                } else {
-                    endpoint.post(8, 1)?;
+                match posting {
+                    Posting::OneCall => endpoint.post(POSTED_BYTES, MATCH_BITS)?,
+                    Posting::ThreeCalls => endpoint.post_by_three_calls(POSTED_BYTES, MATCH_BITS)?,
                 }
             }
             Ok(Some(began.elapsed() / count))
@@ -315,16 +348,16 @@ impl SeaStars {
     pub fn collective(&self, collective: Collective, rounds: u32) -> Result<Picos, SeaStarsError> {
         let times = self.run(move |node| {
             let nodes = node.nodes;
-            let bytes = collective.longest(nodes);
-            let endpoint = Endpoint::new(node, bytes)?;
+            let endpoint = Endpoint::new(node, collective.memory_bytes(nodes))?;
             let steps = collective.steps(node.number, nodes);
-            let tag = |round: u32, step: usize| u64::from(round) << 8 | step as u64;
+            // The match bits of a step. There are fewer than 256 steps.
+            let match_bits = |round: u32, step: usize| u64::from(round) << 8 | step as u64;
 
             // Faster nodes may be rounds ahead, so all receives are posted first.
             for round in 0..=rounds {
                 for (step, exchange) in steps.iter().enumerate() {
-                    if exchange.is_received {
-                        endpoint.post(exchange.bytes, tag(round, step))?;
+                    if exchange.receives {
+                        endpoint.post(exchange.bytes, match_bits(round, step))?;
                     }
                 }
             }
@@ -332,14 +365,15 @@ impl SeaStars {
 
             let mut began = Instant::now();
             for round in 0..=rounds {
+                // Round 0 warms up, and is not counted.
                 if round == 1 {
                     began = Instant::now();
                 }
                 for (step, exchange) in steps.iter().enumerate() {
                     if let Some(to) = exchange.to {
-                        endpoint.send(to, exchange.bytes, tag(round, step))?;
+                        endpoint.send(to, exchange.bytes, match_bits(round, step))?;
                     }
-                    if exchange.is_received {
+                    if exchange.receives {
                         endpoint.wait_received()?;
                     }
                 }

@@ -15,14 +15,26 @@ use nicforge_network::{
 
 use super::{Curve, LoadSweep, Network, Pattern, Point, TrafficError, Windows, run, uniform_capacity};
 
-/// Bytes of a credit. Longer packets than 8 KiB have longer credits.
+/// Bytes of a credit. Packets of more than 8 KiB have larger credits.
 const CREDIT_BYTES: u32 = 32;
-/// Credits of a packet at most.
+/// Maximum number of credits that a packet takes.
 const MAX_PACKET_CREDITS: u32 = 256;
 /// Packets that the buffers of a link hold, over all virtual channels.
 const BUFFERED_PACKETS: u32 = 12;
+/// Virtual channels of a network with adaptive packets: the escape channel and two others.
+const ADAPTIVE_NETWORK_CHANNELS: usize = 3;
+/// The channels of such a network for adaptive packets, one bit for each.
+const ADAPTIVE_CHANNELS: u16 = 0b110;
 /// Bytes after which a router forwards a packet.
 const HEAD_BYTES: u32 = 32;
+/// Packets from links between two injected ones, while both wait for one output.
+const THROUGH_RATIO: u8 = 3;
+/// Windows into which a measurement is divided.
+const WINDOWS: u32 = 2;
+/// Injection FIFOs of a node.
+const INJECTION_FIFOS: u8 = 4;
+/// Packets that a FIFO has room for.
+const FIFO_PACKETS: u16 = 4;
 
 /// The arguments of `nicforge traffic`.
 #[derive(Clone, Debug, Args)]
@@ -120,15 +132,17 @@ fn parse_load(text: &str) -> Result<f64, String> {
 }
 
 impl Arguments {
-    /// Returns the sweep at one load, which is a fraction of a link's bandwidth.
+    /// Returns the sweep of these arguments at one load, which is a fraction of a link's bandwidth.
     fn sweep(&self, load: f64) -> LoadSweep {
-        let unit = self.packet.div_ceil(MAX_PACKET_CREDITS).next_multiple_of(CREDIT_BYTES);
-        let credits = BUFFERED_PACKETS * self.packet.div_ceil(unit);
+        let credit_bytes = self.packet.div_ceil(MAX_PACKET_CREDITS).next_multiple_of(CREDIT_BYTES);
+        let link_credits = BUFFERED_PACKETS * self.packet.div_ceil(credit_bytes);
 
         // The first channel is the escape from the others.
-        let (credits, adaptive) = match self.adaptive {
-            true => (vec![credits / 3; 3], 0b110),
-            false => (vec![credits], 0),
+        let (credits, adaptive) = if self.adaptive {
+            let channel_credits = link_credits / ADAPTIVE_NETWORK_CHANNELS as u32;
+            (vec![channel_credits; ADAPTIVE_NETWORK_CHANNELS], ADAPTIVE_CHANNELS)
+        } else {
+            (vec![link_credits], 0)
         };
 
         let network = Network {
@@ -137,26 +151,30 @@ impl Arguments {
                 delay: self.delay_ns,
                 bits_per_second: (self.gbit_s * 1e9).round() as u64,
                 credits,
-                credit_unit: CreditUnit::Bytes(unit),
+                credit_unit: CreditUnit::Bytes(credit_bytes),
                 max_packet: self.packet as usize,
                 cut_through: (!self.store_and_forward).then_some(HEAD_BYTES),
             },
             framing: 0,
             rules: TorusRules::shared(ChannelClass { fixed: Fixed::Bubble { vc: 0 }, adaptive }),
             adaptive_zone: self.adaptive.then_some(0),
-            through_ratio: 3,
-            injection_fifos: 4,
-            fifo_packets: 4,
+            through_ratio: THROUGH_RATIO,
+            injection_fifos: INJECTION_FIFOS,
+            fifo_packets: FIFO_PACKETS,
         };
 
-        // The measurement is two windows, so each has half of its nanoseconds.
-        let window = self.window_us * 1000 / 2;
+        let window_ns = self.window_us * 1000 / u64::from(WINDOWS);
         LoadSweep {
             network,
             pattern: self.pattern.pattern(),
             packet_bytes: self.packet as usize,
             loads: vec![load],
-            windows: Windows { warm_up: 2 * window, window, windows: 2, drain: window },
+            windows: Windows {
+                warm_up: 2 * window_ns,
+                window: window_ns,
+                windows: WINDOWS,
+                drain: window_ns,
+            },
             seed: self.seed,
         }
     }

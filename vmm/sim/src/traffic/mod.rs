@@ -50,8 +50,10 @@ use self::{
     random::Random,
 };
 
-/// Slices of a run, after each of which the caller can stop it.
+/// Number of slices of a run, after each of which the caller can stop it.
 const SLICES: u64 = 64;
+/// Maximum number of windows of a measurement.
+const MAX_WINDOWS: u32 = 1024;
 
 /// A network of routers.
 #[derive(Clone, Debug)]
@@ -66,9 +68,10 @@ pub struct Network {
     pub rules: TorusRules,
     /// Zone of adaptive packets, or `None` for packets in dimension order.
     pub adaptive_zone: Option<u8>,
-    /// Packets from links between two injected ones, while both wait for one output.
+    /// Number of packets from links that an output sends between two injected ones, while both wait
+    /// for it.
     pub through_ratio: u8,
-    /// Injection FIFOs of a node, and the packets that each has room for.
+    /// Number of injection FIFOs of a node.
     pub injection_fifos: u8,
     /// Packets that an injection FIFO and the reception FIFO have room for.
     pub fifo_packets: u16,
@@ -77,13 +80,13 @@ pub struct Network {
 /// Times of a measurement, in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Windows {
-    /// Time before the first window.
+    /// Time before the first window, in nanoseconds.
     pub warm_up: u64,
-    /// Length of a window.
+    /// Length of a window, in nanoseconds.
     pub window: u64,
     /// Number of windows, 1 to 1024.
     pub windows: u32,
-    /// Time after the last window for packets that are still on their way.
+    /// Time after the last window for packets that are still on their way, in nanoseconds.
     pub drain: u64,
 }
 
@@ -215,7 +218,7 @@ pub enum TrafficError {
         load: f64,
     },
     /// There is no window, too many of them, or a window has no length.
-    #[error("{windows} windows of {window} ns: choose 1 to 1024 windows, of at least 1 ns")]
+    #[error("{windows} windows of {window} ns: choose 1 to {MAX_WINDOWS} windows, of at least 1 ns")]
     Windows {
         /// Number of windows.
         windows: u32,
@@ -273,10 +276,11 @@ pub fn uniform_capacity(dimensions: &[Dimension]) -> Result<f64, ShapeError> {
     Ok(if busiest == 0.0 { 0.0 } else { crossing_share / busiest })
 }
 
-/// Returns the packets over the busiest link of a line, for each packet that a node sends to a
-/// random node of the line.
+/// Returns the mean number of packets over the busiest link of a line, for each packet that every
+/// node of the line sends to a random one of them.
 fn busiest_link(dimension: Dimension) -> f64 {
     let length = u64::from(dimension.length);
+    // The packets over the link if each node sends one to each node of the line.
     let crossing = if dimension.wraps {
         // Hops of the shortest ways to all nodes, over the two links of a node.
         let hops: u64 = (0..length).map(|apart| apart.min(length - apart)).sum();
@@ -314,14 +318,15 @@ fn check_values(sweep: &LoadSweep, torus: &Torus) -> Result<(), TrafficError> {
     if let Some(&load) = sweep.loads.iter().find(|&&load| !(load.is_finite() && load > 0.0)) {
         return Err(TrafficError::Load { load });
     }
-    if windows.window == 0 || !(1..=1024).contains(&windows.windows) {
+    if windows.window == 0 || !(1..=MAX_WINDOWS).contains(&windows.windows) {
         return Err(TrafficError::Windows { windows: windows.windows, window: windows.window });
     }
 
     check_deadlock(network, torus)
 }
 
-/// Checks that packets cannot wait for each other in a circle.
+/// Checks that packets cannot wait for each other in a circle on their escape channels, which have
+/// the bubble rule or no cycle.
 fn check_deadlock(network: &Network, torus: &Torus) -> Result<(), TrafficError> {
     let vcs = network.link.credits.len() as u8;
     let mut graph = WaitGraph::new(torus, NodeChannels { vcs, fifos: 0 })?;
@@ -333,7 +338,8 @@ fn check_deadlock(network: &Network, torus: &Torus) -> Result<(), TrafficError> 
     Ok(())
 }
 
-/// Measures a network at one load.
+/// Measures a network at one load: builds it, runs it to the end of the measurement in slices, and
+/// reads the counts.
 fn run_load(
     sweep: &LoadSweep,
     torus: &Torus,
@@ -341,8 +347,9 @@ fn run_load(
     is_stopped: &dyn Fn() -> bool,
 ) -> Result<Point, TrafficError> {
     let Windows { warm_up, window, windows, drain } = sweep.windows;
-    let is_finite = matches!(sweep.pattern, Pattern::AllToAll { .. });
-    let spans = if is_finite {
+    // An all-to-all ends by itself. Its only window is its whole time.
+    let ends_by_itself = matches!(sweep.pattern, Pattern::AllToAll { .. });
+    let spans = if ends_by_itself {
         Spans { warm_up: 0, window: u64::MAX, windows: 1 }
     } else {
         Spans { warm_up, window, windows }
@@ -350,8 +357,8 @@ fn run_load(
 
     let collector = Arc::new(Collector::new(spans));
     let mut network = build(sweep, torus, load, spans.end(), &collector)?;
-    let end = if is_finite { Nanos::NEVER } else { spans.end().after(drain) };
-    if !is_finite {
+    let end = if ends_by_itself { Nanos::NEVER } else { spans.end().after(drain) };
+    if !ends_by_itself {
         for slice in 1..SLICES {
             network.run_until(Nanos(end.0 / SLICES * slice))?;
             if is_stopped() {
@@ -361,11 +368,12 @@ fn run_load(
     }
     network.run_until(end)?;
 
-    let bits = sweep.network.link.bits_per_second as f64;
-    let (received, last) = collector.total();
-    let length = if is_finite { last.0 } else { window };
-    let capacity = bits / 8e9 * length as f64 * f64::from(torus.nodes());
-    let by_window: Vec<_> = collector.bytes().iter().map(|&bytes| bytes as f64 / capacity).collect();
+    // A load of 1 is a link's bytes in a window, for each node.
+    let (received, last_received) = collector.total();
+    let window_ns = if ends_by_itself { last_received.0 } else { window };
+    let bytes_per_ns = sweep.network.link.bits_per_second as f64 / 8e9;
+    let full_load = bytes_per_ns * window_ns as f64 * f64::from(torus.nodes());
+    let by_window: Vec<_> = collector.bytes().iter().map(|&bytes| bytes as f64 / full_load).collect();
 
     Ok(Point {
         offered: load,
@@ -375,11 +383,11 @@ fn run_load(
         unfinished: collector.unfinished(),
         received,
         hops: network.hops(),
-        last_received_ns: last.0,
+        last_received_ns: last_received.0,
     })
 }
 
-/// Returns the network of a sweep.
+/// Returns the network of a sweep, whose nodes create packets at a load until `end`.
 fn build(
     sweep: &LoadSweep,
     torus: &Torus,
@@ -392,7 +400,8 @@ fn build(
     let policy = TorusPolicy::new(torus, 0, network.rules)?;
     // The check has refused packets that are longer than those of the link.
     let bytes = (sweep.packet_bytes as u32).saturating_add(network.framing);
-    let interval = f64::from(bytes) * 8e12 / network.link.bits_per_second as f64 / load;
+    let picoseconds_on_link = f64::from(bytes) * 8e12 / network.link.bits_per_second as f64;
+    let interval_ps = picoseconds_on_link / load;
 
     let mut nodes = Vec::with_capacity(torus.nodes() as usize);
     for node in 0..torus.nodes() {
@@ -400,7 +409,7 @@ fn build(
         let source = Source {
             targets: Targets::new(sweep.pattern, *torus, node, &mut random),
             random,
-            interval,
+            interval_ps,
             bytes,
             adaptive_zone: network.adaptive_zone,
             end,

@@ -13,30 +13,31 @@ use nicforge_network::{
 
 use super::{measure::Collector, pattern::Targets, random::Random};
 
-/// Most packets that a router moves in a turn before it takes another one at the same time.
+/// Maximum number of packets that a router moves in a turn. If it has more to do, it has another
+/// turn at the same time.
 const BUDGET: u32 = 64;
 /// Picoseconds of a nanosecond.
-const PICOSECONDS: f64 = 1000.0;
+const PICOS_PER_NANO: f64 = 1000.0;
 /// Number of the router's reception FIFO.
 const RECEPTION: u8 = 0;
 
-/// Packets of one node.
+/// The generator of one node's packets.
 #[derive(Debug)]
 pub(super) struct Source {
     pub(super) targets: Targets,
     pub(super) random: Random,
     /// Mean time between two packets in picoseconds.
-    pub(super) interval: f64,
+    pub(super) interval_ps: f64,
     /// Bytes of a packet, with its framing.
     pub(super) bytes: u32,
-    /// Whether packets are adaptive, and in which zone.
+    /// The zone of adaptive packets, or `None` for packets in dimension order.
     pub(super) adaptive_zone: Option<u8>,
     /// Time from which no packets are created.
     pub(super) end: Nanos,
 }
 
 impl Source {
-    /// Returns the word of the next packet, or `None` if there are no more.
+    /// Returns the route word of the next packet, or `None` if there are no more.
     fn next_word(&mut self) -> Option<TorusWord> {
         let word = self.targets.next(&mut self.random)?.ok()?;
         Some(match self.adaptive_zone {
@@ -46,33 +47,37 @@ impl Source {
     }
 }
 
-/// A packet that has been created, or will be.
+/// The next packet of a node. It has been created and waits for room, or will be created later.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     word: TorusWord,
     /// Time of its creation in picoseconds.
-    created: f64,
+    created_ps: f64,
 }
 
 impl Pending {
-    /// Returns the nanosecond from which the packet is there.
+    /// Returns the first nanosecond after the packet's creation.
     fn time(&self) -> Nanos {
-        Nanos((self.created / PICOSECONDS) as u64 + 1)
+        Nanos((self.created_ps / PICOS_PER_NANO) as u64 + 1)
     }
 }
 
-/// The node. The tag of a packet is the time of its creation.
+/// A router with a traffic generator. The tag of a packet is the time of its creation in
+/// nanoseconds.
 pub(super) struct TrafficNode {
     router: Router<TorusPolicy, Parcel>,
+    /// Number of injection FIFOs.
     fifos: u8,
     /// Injection FIFO that gets the next packet, if it has room.
     next_fifo: u8,
     source: Source,
     pending: Option<Pending>,
+    /// The counts of all nodes.
     collector: Arc<Collector>,
 }
 
 impl TrafficNode {
+    /// Returns a node whose first packet is created a random time after time 0.
     pub(super) fn new(
         router: Router<TorusPolicy, Parcel>,
         fifos: u8,
@@ -80,12 +85,12 @@ impl TrafficNode {
         collector: Arc<Collector>,
     ) -> Self {
         let word = source.next_word();
-        let created = source.random.interval(source.interval);
-        let pending = word.map(|word| Pending { word, created });
+        let created_ps = source.random.interval(source.interval_ps);
+        let pending = word.map(|word| Pending { word, created_ps });
         Self { router, fifos, next_fifo: 0, source, pending, collector }
     }
 
-    /// Takes the packets that have arrived.
+    /// Takes and counts the packets that have arrived.
     fn receive(&mut self, now: Nanos) {
         while let Some(parcel) = self.router.take(RECEPTION, now) {
             self.collector.count_received(Nanos(parcel.tag), now, parcel.bytes.into());
@@ -110,21 +115,21 @@ impl TrafficNode {
             }
             self.collector.count_injected(time);
 
-            let created = pending.created + self.source.random.interval(self.source.interval);
-            self.pending = self.source.next_word().map(|word| Pending { word, created });
+            let created_ps = pending.created_ps + self.source.random.interval(self.source.interval_ps);
+            self.pending = self.source.next_word().map(|word| Pending { word, created_ps });
         }
         Nanos::NEVER
     }
 
-    /// Puts a packet into an injection FIFO. Returns false if none has room.
+    /// Puts a packet into the next injection FIFO with room. Returns false if none has room.
     fn inject_one(&mut self, now: Nanos, word: TorusWord, created: Nanos) -> bool {
-        let needed = self.source.bytes;
-        let has_room = |fifo: u8| self.router.injection_room(fifo, now).fits(needed);
+        let bytes = self.source.bytes;
+        let has_room = |fifo: u8| self.router.injection_room(fifo, now).fits(bytes);
         let fifos = (0..self.fifos).map(|offset| (self.next_fifo + offset) % self.fifos);
         let Some(fifo) = fifos.into_iter().find(|&fifo| has_room(fifo)) else { return false };
 
         self.next_fifo = (fifo + 1) % self.fifos;
-        self.router.inject(fifo, Parcel::new(word.0, needed, created.0), now).is_ok()
+        self.router.inject(fifo, Parcel::new(word.0, bytes, created.0), now).is_ok()
     }
 }
 
@@ -135,7 +140,8 @@ impl Node for TrafficNode {
         let next = self.inject(now);
         let outcome = self.router.step(links, BUDGET);
 
-        // Room in an injection FIFO comes with an event of its link.
+        // A packet that waits for room in an injection FIFO needs no timer: when a packet leaves
+        // the FIFO, an event of its link wakes the node.
         let has_arrivals = self.router.front(RECEPTION, now).is_some();
         Turn { wake: outcome.wake.min(next), has_more: outcome.has_more || has_arrivals }
     }

@@ -45,8 +45,10 @@ pub(super) struct Targets {
     node: u32,
     /// Position in the present order, or among the ports.
     position: u32,
-    /// Orders that have begun.
+    /// Number of orders that have begun.
     rounds: u32,
+    /// The present order of the other nodes, as distances between their numbers and this node's,
+    /// less one.
     order: Permutation,
 }
 
@@ -58,7 +60,8 @@ impl Targets {
 
     /// Returns the route word of the next packet, or `None` if the node sends no more.
     pub(super) fn next(&mut self, random: &mut Random) -> Option<Result<TorusWord, WordError>> {
-        // Where both directions are equally short, a packet takes a random one.
+        // One bit for each dimension: where both directions are equally short, a packet takes a
+        // random one.
         let ties = random.next() as u8;
         let target = match self.pattern {
             Pattern::Uniform => self.random_other_node(random),
@@ -80,7 +83,8 @@ impl Targets {
         (self.node + 1 + random.below(nodes - 1)) % nodes
     }
 
-    /// Returns the next node in this node's order. Begins another one at its end, `rounds` in all.
+    /// Returns the next node in this node's order of the others. Begins another order at its end.
+    /// Returns `None` after `rounds` orders.
     fn next_in_order(&mut self, rounds: u32, random: &mut Random) -> Option<u32> {
         let nodes = self.torus.nodes();
         if self.position == nodes - 1 {
@@ -97,7 +101,7 @@ impl Targets {
         Some((self.node + 1 + step) % nodes)
     }
 
-    /// Returns the word of a packet to the next neighbour, by the port that leads there.
+    /// Returns the route word of a packet to the next neighbour, by the port that leads there.
     fn next_neighbour_word(&mut self) -> Option<Result<TorusWord, WordError>> {
         let ports = u32::from(self.torus.ports());
         for _ in 0..ports {
@@ -115,12 +119,12 @@ impl Targets {
         None
     }
 
-    /// Returns the node half a ring away.
+    /// Returns the node half a ring away in the longest dimension.
     fn opposite(&self) -> Option<u32> {
         let dimensions = self.torus.dimensions().iter().enumerate();
         let (longest, dimension) = dimensions.max_by_key(|(_, dimension)| dimension.length)?;
-        let mut at = self.torus.coordinates(self.node)?.to_vec();
-        at[longest] = (at[longest] + dimension.length / 2) % dimension.length;
-        self.torus.node(&at)
+        let mut coordinates = self.torus.coordinates(self.node)?.to_vec();
+        coordinates[longest] = (coordinates[longest] + dimension.length / 2) % dimension.length;
+        self.torus.node(&coordinates)
     }
 }

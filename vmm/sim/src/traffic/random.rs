@@ -9,7 +9,7 @@
 #[derive(Clone, Debug)]
 pub(super) struct Random(u64);
 
-/// Returns a number with all bits mixed.
+/// Returns a number with all bits mixed: the last step of SplitMix64.
 fn mix(mut number: u64) -> u64 {
     number = (number ^ number >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     number = (number ^ number >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -33,7 +33,8 @@ impl Random {
         ((u128::from(self.next()) * u128::from(limit)) >> 64) as u32
     }
 
-    /// Returns an interval of a Poisson process with a mean interval: exponentially distributed.
+    /// Returns a random interval of a Poisson process: exponentially distributed with the mean
+    /// `mean`.
     pub(super) fn interval(&mut self, mean: f64) -> f64 {
         // A number in (0, 1], with 53 bits.
         let uniform = ((self.next() >> 11) + 1) as f64 / (1_u64 << 53) as f64;
@@ -47,16 +48,25 @@ impl Random {
 /// multiplications and divisions.
 fn logarithm(number: f64) -> f64 {
     const LN_2: f64 = std::f64::consts::LN_2;
-    let exponent = (number.to_bits() >> 52) as i64 - 1022;
-    // In [0.5, 1).
-    let mantissa = f64::from_bits(number.to_bits() & ((1 << 52) - 1) | 1022 << 52);
+    /// Bits of the fraction of a double-precision number, below its exponent.
+    const FRACTION_BITS: u32 = f64::MANTISSA_DIGITS - 1;
+    /// The exponent field of numbers from 0.5 to below 1.
+    const EXPONENT_OF_HALF: u64 = 1022;
+    /// Terms of the series.
+    const TERMS: u32 = 12;
+
+    // The number is `mantissa` times 2^`exponent`, with a mantissa in [0.5, 1).
+    let (field, fraction) =
+        (number.to_bits() >> FRACTION_BITS, number.to_bits() & ((1 << FRACTION_BITS) - 1));
+    let exponent = field as i64 - EXPONENT_OF_HALF as i64;
+    let mantissa = f64::from_bits(fraction | EXPONENT_OF_HALF << FRACTION_BITS);
 
     // ln(m) = 2 artanh((m - 1) / (m + 1)), and the argument is at most 1/3.
     let x = (mantissa - 1.0) / (mantissa + 1.0);
     let square = x * x;
     let mut sum = 0.0;
-    for power in (0..12).rev() {
-        sum = sum * square + 1.0 / f64::from(2 * power + 1);
+    for term in (0..TERMS).rev() {
+        sum = sum * square + 1.0 / f64::from(2 * term + 1);
     }
     2.0 * x * sum + exponent as f64 * LN_2
 }
@@ -68,8 +78,9 @@ fn logarithm(number: f64) -> f64 {
 #[derive(Clone, Debug)]
 pub(super) struct Permutation {
     limit: u32,
-    /// Bits of each half.
+    /// Bits of each half of a number.
     half: u32,
+    /// The keys of the rounds.
     keys: [u64; 4],
 }
 
@@ -83,7 +94,8 @@ impl Permutation {
     /// Returns the number at a position.
     pub(super) fn at(&self, position: u32) -> u32 {
         let mut number = self.permute(position);
-        // The cycle of a position that is below the limit comes back to one.
+        // The cycle of a position leads back to that position, which is below the limit, so the
+        // loop ends.
         while number >= self.limit {
             number = self.permute(number);
         }

@@ -13,13 +13,17 @@ pub(super) type ThreadId = u32;
 /// delay of a deadline, and of a store that the library does not report.
 const LONGEST_POLL: Picos = Picos::nanos(2_000);
 
-/// The latest time at which a thread can run. It is after the end of every run.
+/// The latest time at which a thread can run. It is after the end of every run, so a thread that
+/// waits for ever is scheduled then.
 const LATEST: Picos = Picos(u64::MAX - 1);
+/// The latest end of a run.
+pub(super) const LATEST_END: Picos = Picos(LATEST.0 - 1);
 
-/// The event for which a thread waits.
+/// The event for which a thread waits. The thread also continues at the time at which it is
+/// scheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// Only its time.
+    /// None: the thread waits for its time alone.
     Time,
     /// Work of a function, which it polls since a time.
     Poll { function: FunctionId, since: Picos },
@@ -46,8 +50,8 @@ pub(super) struct SimulatedThread {
     wait: Wait,
     /// Time at which it runs next.
     at: Picos,
-    /// The activity of each function that it polls, when it last returned from a poll.
-    seen: BTreeMap<FunctionId, u64>,
+    /// For each function that it polls: [`Polled::activity`] when it last returned from a poll.
+    seen_activity: BTreeMap<FunctionId, u64>,
 }
 
 /// The threads of a simulation, in the order in which they run.
@@ -58,13 +62,14 @@ pub(super) struct Agenda {
     pub(super) processes: Vec<Process>,
     pub(super) threads: Vec<SimulatedThread>,
     order: BTreeSet<(Picos, ThreadId)>,
-    /// Functions that have run or that threads poll.
+    /// The functions that have run or that threads poll.
     polled: BTreeMap<FunctionId, Polled>,
 }
 
 /// The threads that poll a function, and when the function has run.
 #[derive(Default)]
 struct Polled {
+    /// The threads that wait in a poll of it.
     threads: Vec<ThreadId>,
     /// Number of times at which the function has run.
     activity: u64,
@@ -83,19 +88,19 @@ impl Agenda {
             has_ended: false,
             wait: Wait::Time,
             at,
-            seen: BTreeMap::new(),
+            seen_activity: BTreeMap::new(),
         });
         self.order.insert((at, id));
         id
     }
 
     /// Returns the time of the thread that runs next, if there is one.
-    pub(super) fn next(&self) -> Option<Picos> {
+    pub(super) fn next_time(&self) -> Option<Picos> {
         self.order.first().map(|&(at, _)| at)
     }
 
-    /// Removes the thread that runs next from the order. The caller runs it, and then calls
-    /// [`Agenda::end_turn`].
+    /// Removes the thread that runs next from the order, and ends its wait. The caller runs it, and
+    /// then calls [`Agenda::end_turn`].
     pub(super) fn take_next(&mut self) -> Option<(ThreadId, Fiber)> {
         let (_, id) = self.order.pop_first()?;
         let thread = &mut self.threads[id as usize];
@@ -103,7 +108,7 @@ impl Agenda {
             && let Some(polled) = self.polled.get_mut(&function)
         {
             polled.threads.retain(|&poller| poller != id);
-            thread.seen.insert(function, polled.activity);
+            thread.seen_activity.insert(function, polled.activity);
         }
         Some((id, thread.fiber.take()?))
     }
@@ -120,7 +125,8 @@ impl Agenda {
         }
     }
 
-    /// Puts a thread that runs back into the order, until `at` at the latest.
+    /// Puts a thread that runs back into the order. It waits for an event, until `at` at the
+    /// latest.
     pub(super) fn schedule(&mut self, id: ThreadId, wait: Wait, at: Picos) {
         let at = at.min(LATEST);
         let thread = &mut self.threads[id as usize];
@@ -134,18 +140,20 @@ impl Agenda {
     /// Puts a thread that runs back into the order, as one that polls a function.
     ///
     /// If the thread has not polled since the function's last activity, it polls again after one
-    /// period, and otherwise after the function's next activity.
+    /// period. Otherwise a poll would find nothing new, and it polls again after the function's
+    /// next activity ([`Agenda::note_activity`]), or after [`LONGEST_POLL`].
     pub(super) fn schedule_poll(&mut self, id: ThreadId, function: FunctionId, now: Picos) {
-        let (activity, last) =
+        let (activity, last_activity) =
             self.polled.get(&function).map_or((0, Picos::ZERO), |polled| (polled.activity, polled.last));
-        let has_seen = self.threads[id as usize].seen.get(&function) == Some(&activity);
-        let time = if has_seen { now + LONGEST_POLL } else { last };
+        let has_seen = self.threads[id as usize].seen_activity.get(&function) == Some(&activity);
+        let earliest = if has_seen { now + LONGEST_POLL } else { last_activity };
 
-        let at = next_poll(now, self.profile(id).poll(), time);
+        let at = next_poll(now, self.profile(id).poll(), earliest);
         self.schedule(id, Wait::Poll { function, since: now }, at);
     }
 
-    /// Records that a function has run at `time`, so that the threads that poll it poll after that.
+    /// Records that a function has run at `time`. The threads that poll it poll after that at the
+    /// latest.
     pub(super) fn note_activity(&mut self, function: FunctionId, time: Picos) {
         let polled = self.polled.entry(function).or_default();
         polled.activity += 1;
@@ -163,7 +171,8 @@ impl Agenda {
         }
     }
 
-    /// Ends the waits for an event at `now`.
+    /// Ends the waits for an event at `now`. Each of the threads runs after the time that its
+    /// processor takes to wake it.
     pub(super) fn notify(&mut self, event: Wait, now: Picos) {
         for (id, thread) in self.threads.iter_mut().enumerate() {
             if thread.wait == event && !thread.has_ended {
@@ -187,9 +196,10 @@ impl Agenda {
     }
 }
 
-/// Returns the first time after `since`, in steps of `period`, that is not before `time`.
-fn next_poll(since: Picos, period: Picos, time: Picos) -> Picos {
-    let steps = time.since(since).0.div_ceil(period.0.max(1)).max(1);
+/// Returns the time of the first poll after `since`, in steps of `period`, that is not before
+/// `earliest`.
+fn next_poll(since: Picos, period: Picos, earliest: Picos) -> Picos {
+    let steps = earliest.since(since).0.div_ceil(period.0.max(1)).max(1);
     since + period * steps
 }
 

@@ -19,14 +19,14 @@ thread_local! {
     static RUNNING: Cell<*const Suspender> = const { Cell::new(ptr::null()) };
 }
 
-/// A coroutine.
+/// A coroutine with a stack of its own.
 pub(super) struct Fiber {
     coroutine: Coroutine<(), (), ()>,
     /// Its yielder, once it has begun.
     yielder: Rc<Cell<*const Suspender>>,
 }
 
-/// Restores the running coroutine's yielder when it is dropped, also after a panic.
+/// Restores [`RUNNING`] when it is dropped, also after a panic.
 struct Resumed {
     previous: *const Suspender,
 }
@@ -52,12 +52,12 @@ impl Fiber {
     /// Creates a coroutine that will run `body`.
     pub(super) fn new(body: Box<dyn FnOnce()>) -> Self {
         let yielder = Rc::new(Cell::new(ptr::null()));
-        let own = yielder.clone();
+        let while_running = yielder.clone();
         let coroutine = Coroutine::new(move |yielder: &Suspender, ()| {
-            own.set(yielder);
+            while_running.set(yielder);
             RUNNING.set(yielder);
             body();
-            own.set(ptr::null());
+            while_running.set(ptr::null());
         });
         Self { coroutine, yielder }
     }

@@ -208,10 +208,10 @@ impl Devices {
     /// # Errors
     /// [`DeviceError`].
     pub fn open(&self, function: &str, attachment: &str) -> Result<Device, DeviceError> {
-        let named = |machine: &mut Machine| {
+        let find_function = |machine: &mut Machine| {
             (0..machine.functions()).map(FunctionId).find(|&id| machine.name(id) == Some(function))
         };
-        if let Some(id) = self.machine.with(named) {
+        if let Some(id) = self.machine.with(find_function) {
             WorldState::add_function(id);
         }
 

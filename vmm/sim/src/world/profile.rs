@@ -13,8 +13,8 @@ use super::Picos;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
     costs: BTreeMap<Cost, Picos>,
-    /// Time of one turn of a loop that waits. A program that polls sees an event at the first
-    /// multiple of it.
+    /// Time of one iteration of a loop that waits: the poll period. A program that polls sees an
+    /// event at the next multiple of it after the beginning of the wait.
     poll: Picos,
     /// Time from a notification to the moment at which the sleeping thread runs.
     wake: Picos,
@@ -31,8 +31,8 @@ impl Profile {
     /// Returns a profile of costs in nanoseconds, which polls each nanosecond.
     #[must_use]
     pub fn of_nanos(costs: impl IntoIterator<Item = (Cost, f64)>) -> Self {
-        let with = |profile: Self, (kind, time)| profile.with(kind, Picos::of_nanos(time));
-        costs.into_iter().fold(Self::default(), with)
+        let add = |profile: Self, (kind, time)| profile.with(kind, Picos::of_nanos(time));
+        costs.into_iter().fold(Self::default(), add)
     }
 
     /// Sets the time that one unit of a kind of work takes.
@@ -42,7 +42,7 @@ impl Profile {
         self
     }
 
-    /// Sets the time of one turn of a loop that waits, at least a picosecond.
+    /// Sets the poll period, which is at least a picosecond.
     #[must_use]
     pub fn with_poll(mut self, time: Picos) -> Self {
         self.poll = time.max(Picos(1));
@@ -66,7 +66,7 @@ impl Profile {
         self.costs.iter().map(|(&kind, &time)| (kind, time))
     }
 
-    /// Returns the time of one turn of a loop that waits.
+    /// Returns the poll period: the time of one iteration of a loop that waits.
     pub fn poll(&self) -> Picos {
         self.poll
     }

@@ -17,14 +17,14 @@ use nicforge_machine::in_process::{Clock, LocalMachine};
 
 use super::{
     Picos, Profile,
-    agenda::{Agenda, Process, ThreadId, Wait},
+    agenda::{Agenda, LATEST_END, Process, ThreadId, Wait},
     fiber::{Fiber, suspend},
 };
 
-/// Turns of machine and threads between two checks of whether to continue.
-const TURNS: u32 = 4096;
-/// Maximum number of waits of a thread that panics. A destructor that waits for longer waits for a
-/// thread that is suspended.
+/// Turns of machine and threads between two checks of whether the caller has stopped the run.
+const TURNS_BETWEEN_CHECKS: u32 = 4096;
+/// Maximum number of waits of threads that panic. A destructor with more waits counts as waiting
+/// for a thread that is suspended.
 const MAX_UNWINDING_WAITS: u32 = 1 << 16;
 /// The longest time of such a wait. The machine can have timers for ever.
 const LONGEST_UNWINDING_WAIT: Picos = Picos::nanos(1_000_000_000);
@@ -46,13 +46,13 @@ pub(super) struct WorldState {
     running: Cell<ThreadId>,
     /// The running thread has stored to memory since the machine last looked.
     has_stored: Cell<bool>,
-    /// Turns of machine and threads since the caller was last asked whether to continue.
+    /// Turns of machine and threads since the last check of whether the caller has stopped the run.
     turns: Cell<u32>,
-    /// Waits of threads that panic.
+    /// Number of waits of threads that panic.
     unwinding_waits: Cell<u32>,
     /// Work of the machine that did not end.
     endless: Cell<Option<Endless>>,
-    /// State of the sequence of random numbers.
+    /// State of the sequence of random numbers: see [`mix`].
     random: Cell<u64>,
 }
 
@@ -94,6 +94,7 @@ impl Drop for CurrentWorld {
 }
 
 impl WorldState {
+    /// Returns the state of a world without threads, at time 0.
     pub(super) fn new(machine: Arc<LocalMachine>, seed: u64) -> Rc<Self> {
         Rc::new(Self {
             machine,
@@ -109,6 +110,7 @@ impl WorldState {
         })
     }
 
+    /// Makes this the world that runs on the calling thread, until the result is dropped.
     pub(super) fn make_current(self: &Rc<Self>) -> CurrentWorld {
         CurrentWorld { previous: CURRENT.replace(Some(self.clone())) }
     }
@@ -125,40 +127,45 @@ impl WorldState {
         }
     }
 
+    /// Adds a process, and returns its number.
     pub(super) fn add_process(&self, functions: Vec<FunctionId>, profile: Profile) -> usize {
         let processes = &mut self.agenda.borrow_mut().processes;
         processes.push(Process { functions, profile });
         processes.len() - 1
     }
 
+    /// Adds a thread of a process, which runs from now on.
     pub(super) fn start(&self, process: usize, name: &str, fiber: Fiber) -> ThreadId {
         self.agenda.borrow_mut().add(process, name, fiber, self.now.get())
     }
 
+    /// Returns the clock of the thread that runs, or the time of the last event.
     pub(super) fn now(&self) -> Picos {
         self.now.get()
     }
 
+    /// Returns the names of the threads that have not ended.
     pub(super) fn waiting(&self) -> Vec<String> {
         self.agenda.borrow().waiting()
     }
 
     /// Runs machine and threads until all threads have ended, until `end`, or until `is_stopped`
-    /// returns true. It is asked every [`TURNS`] turns.
+    /// returns true. That is called every [`TURNS_BETWEEN_CHECKS`] turns.
     pub(super) fn run_until(&self, end: Picos, is_stopped: &dyn Fn() -> bool) -> Result<RunEnd, Endless> {
-        // Threads that wait for ever are later than any end.
-        let end = end.min(Picos(u64::MAX - 2));
+        // Threads that wait for ever are scheduled after this end.
+        let end = end.min(LATEST_END);
         self.end.set(end);
         loop {
-            let Some(thread) = self.agenda.borrow().next() else { return Ok(RunEnd::AllEnded) };
+            let Some(thread_time) = self.agenda.borrow().next_time() else { return Ok(RunEnd::AllEnded) };
 
-            let event = Picos::from(self.machine.with(|machine| machine.next_event()));
-            let next = thread.min(event);
+            let event_time = Picos::from(self.machine.with(|machine| machine.next_event()));
+            let next = thread_time.min(event_time);
             if next > end {
                 return Ok(RunEnd::TimeOver);
             }
 
-            if self.is_check_due() {
+            let is_check_due = self.count_turn();
+            if is_check_due {
                 self.turns.set(0);
                 if is_stopped() {
                     return Ok(RunEnd::Stopped);
@@ -166,7 +173,7 @@ impl WorldState {
             }
 
             self.now.set(next.max(self.now.get()));
-            if event <= thread {
+            if event_time <= thread_time {
                 self.run_machine();
             } else {
                 self.resume_next();
@@ -177,10 +184,10 @@ impl WorldState {
         }
     }
 
-    /// Counts a turn. Returns whether [`TURNS`] have passed since the last check.
-    fn is_check_due(&self) -> bool {
+    /// Counts a turn. Returns whether [`TURNS_BETWEEN_CHECKS`] have passed since the last check.
+    fn count_turn(&self) -> bool {
         self.turns.set(self.turns.get().saturating_add(1));
-        self.turns.get() >= TURNS
+        self.turns.get() >= TURNS_BETWEEN_CHECKS
     }
 
     /// Runs the thread whose time has come, until it waits or has ended.
@@ -241,10 +248,11 @@ impl WorldState {
         suspend();
     }
 
-    /// Passes the time until `at` for a thread that panics, with the machine alone. The other
-    /// threads stay suspended, because the panic ends the run.
+    /// Advances the clock to `at` for a thread that panics, and runs the machine until then. The
+    /// other threads stay suspended, because the panic ends the run.
     ///
-    /// A destructor that waits for one of them would wait for ever. It ends the process instead.
+    /// A destructor that waits for one of them would wait for ever. After [`MAX_UNWINDING_WAITS`]
+    /// waits, the process is aborted.
     fn pass_unwinding(&self, at: Picos) {
         let waits = self.unwinding_waits.get() + 1;
         self.unwinding_waits.set(waits);
@@ -260,7 +268,8 @@ impl WorldState {
         self.run_machine();
     }
 
-    /// Passes the time of a turn of a loop that waits for a function.
+    /// Lets the running thread wait for a function's work in a loop that polls, until its next poll
+    /// can find some.
     fn poll(&self, function: FunctionId) {
         self.publish_stores();
         let (id, now) = (self.running.get(), self.now.get());
@@ -273,8 +282,8 @@ impl WorldState {
         suspend();
     }
 
-    /// Lets `time` pass for this thread. The thread continues without a switch if no event and no
-    /// other thread is due until then.
+    /// Lets `time` pass for the running thread. The thread continues without a switch if no event
+    /// and no other thread is due until then.
     fn pass(&self, time: Picos) {
         self.publish_stores();
         let at = self.now.get() + time;
@@ -282,10 +291,10 @@ impl WorldState {
             return self.pass_unwinding(at);
         }
 
-        let event = Picos::from(self.machine.with(|machine| machine.next_event()));
-        let next_thread = self.agenda.borrow().next().unwrap_or(Picos::NEVER);
-        let nothing_before = event > at && next_thread > at && at <= self.end.get();
-        if nothing_before && !self.is_check_due() {
+        let next_event = Picos::from(self.machine.with(|machine| machine.next_event()));
+        let next_thread = self.agenda.borrow().next_time().unwrap_or(Picos::NEVER);
+        let is_next = next_event > at && next_thread > at && at <= self.end.get();
+        if is_next && !self.count_turn() {
             self.now.set(at);
         } else {
             self.wait_for(Wait::Time, at);
@@ -353,7 +362,7 @@ impl Simulation for WorldState {
     }
 }
 
-/// The difference between two states of [`mix`]'s sequence.
+/// The difference between two successive states of the sequence of random numbers.
 const INCREMENT: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// Returns the random number of a state, or of a seed: SplitMix64 (G. L. Steele, D. Lea, C. H.

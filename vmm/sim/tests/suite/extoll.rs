@@ -9,7 +9,10 @@ use std::{
 use nicforge_driver::{Deadline, runtime::Cost};
 use nicforge_mpi_programs::collective::{all_reduce, barrier};
 use nicforge_sim::{
-    cluster::{Cluster, ClusterError, programs::Pairs},
+    cluster::{
+        Cluster, ClusterError,
+        programs::{Pairs, Passes},
+    },
     world::{Picos, Profile},
 };
 use nix::{
@@ -73,7 +76,7 @@ fn four_pairs_share_the_link_that_one_pair_of_instant_ranks_fills() {
 
 #[test]
 fn random_access_restores_its_table() {
-    let (updated, _) = pair().random_access(4, 6, true).unwrap();
+    let (updated, _) = pair().random_access(4, 6, Passes::WithVerification).unwrap();
     assert_eq!((updated.ranks, updated.words, updated.updates), (8, 512, 2048));
     assert_eq!(updated.wrong, Some(0));
 }
@@ -158,7 +161,7 @@ fn the_seed_determines_the_times_of_a_program() {
     let seconds = |seed| {
         let mut cluster = pair();
         cluster.seed = seed;
-        cluster.random_access(2, 6, false).unwrap().0.seconds
+        cluster.random_access(2, 6, Passes::UpdatesOnly).unwrap().0.seconds
     };
 
     assert_eq!(seconds(1), seconds(1));

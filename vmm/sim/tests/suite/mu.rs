@@ -3,7 +3,10 @@
 use std::process::{Command, Output};
 
 use nicforge_sim::{
-    cluster::{Cards, Cluster, programs::Pairs},
+    cluster::{
+        Cards, Cluster,
+        programs::{Pairs, Passes},
+    },
     world::Profile,
 };
 
@@ -36,7 +39,7 @@ fn result_rows(arguments: &[&str]) -> Vec<serde_json::Value> {
 
 #[test]
 fn random_access_over_the_message_unit_restores_its_table() {
-    let (updated, _) = pair().random_access(2, 6, true).unwrap();
+    let (updated, _) = pair().random_access(2, 6, Passes::WithVerification).unwrap();
     assert_eq!((updated.ranks, updated.words, updated.updates), (4, 256, 1024));
     assert_eq!(updated.wrong, Some(0));
 }

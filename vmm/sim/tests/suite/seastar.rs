@@ -4,7 +4,10 @@ use std::process::{Command, Output};
 
 use nicforge_portals::Mode;
 use nicforge_sim::{
-    cluster::{Cards, Cluster, programs::Pairs},
+    cluster::{
+        Cards, Cluster,
+        programs::{Pairs, Passes},
+    },
     world::Profile,
 };
 
@@ -40,7 +43,7 @@ fn result_rows(arguments: &[&str]) -> Vec<serde_json::Value> {
 #[test]
 fn random_access_over_portals_restores_its_table() {
     for mode in [Mode::NicBased, Mode::HostBased] {
-        let (updated, _) = pair(mode).random_access(2, 6, true).unwrap();
+        let (updated, _) = pair(mode).random_access(2, 6, Passes::WithVerification).unwrap();
         assert_eq!((updated.ranks, updated.words, updated.updates), (4, 256, 1024));
         assert_eq!(updated.wrong, Some(0), "{mode:?}");
     }

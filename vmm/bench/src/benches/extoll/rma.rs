@@ -55,6 +55,7 @@ enum Path {
 }
 
 impl Path {
+    /// All contestants.
     const ALL: [Self; 3] = [Self::Put, Self::Get, Self::Copy];
 
     /// Returns the name in the rows.
@@ -71,8 +72,17 @@ impl Path {
 #[derive(Clone, Copy)]
 struct TransferTimes {
     wall: Duration,
-    /// CPU time of the thread that moved the bytes: the engine, or the copying thread.
+    /// CPU time of the threads that moved the bytes.
     mover: Duration,
+}
+
+/// The threads that move the bytes of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mover {
+    /// The thread that is measured: it copies.
+    ThisThread,
+    /// All other threads of the process: the engine.
+    Engine,
 }
 
 /// Returns the CPU time of this process or of this thread, depending on `clock`.
@@ -80,12 +90,8 @@ fn cpu_time(clock: ClockId) -> Result<Duration, Failure> {
     clock.now().map(Duration::from).context(|| "CPU time".into())
 }
 
-/// Measures the wall time of `body`, and the processor time of the threads that move its bytes:
-/// this thread if `this_thread_moves`, and all other threads otherwise.
-fn timed(
-    this_thread_moves: bool,
-    body: impl FnOnce() -> Result<(), Failure>,
-) -> Result<TransferTimes, Failure> {
+/// Measures the wall time of `body`, and the CPU time of the threads that move its bytes.
+fn timed(mover: Mover, body: impl FnOnce() -> Result<(), Failure>) -> Result<TransferTimes, Failure> {
     let process_clock = ClockId::CLOCK_PROCESS_CPUTIME_ID;
     let thread_clock = ClockId::CLOCK_THREAD_CPUTIME_ID;
     let (all_before, own_before) = (cpu_time(process_clock)?, cpu_time(thread_clock)?);
@@ -93,7 +99,12 @@ fn timed(
     body()?;
     let wall = start.elapsed();
     let (all, own) = (cpu_time(process_clock)? - all_before, cpu_time(thread_clock)? - own_before);
-    Ok(TransferTimes { wall, mover: if this_thread_moves { own } else { all.saturating_sub(own) } })
+
+    let mover = match mover {
+        Mover::ThisThread => own,
+        Mover::Engine => all.saturating_sub(own),
+    };
+    Ok(TransferTimes { wall, mover })
 }
 
 /// A port and its memory.
@@ -125,12 +136,13 @@ fn touch_all_pages(memory: &nicforge_shm::Window) -> Result<(), Failure> {
     memory.zero(0, memory.len()).context(|| "touching memory".into())
 }
 
-/// Moves `bytes` in pieces of `size`, with at most [`WINDOW`] in flight.
+/// Moves `bytes` by puts or gets of `size` bytes each, with at most [`WINDOW`] in flight.
+/// `remote_start` is the network address of the remote memory.
 fn transfer(
     local: &mut Side,
     target: Target,
-    remote: u64,
-    is_get: bool,
+    remote_start: u64,
+    path: Path,
     size: usize,
     bytes: usize,
 ) -> Result<(), Error> {
@@ -140,8 +152,8 @@ fn transfer(
     while ended < bytes / size {
         while posted < bytes / size && posted - ended < WINDOW {
             let offset = (posted * size % BUFFER_BYTES) as u64;
-            let (local_address, remote_address) = (local_start + offset, remote + offset);
-            if is_get {
+            let (local_address, remote_address) = (local_start + offset, remote_start + offset);
+            if path == Path::Get {
                 local.port.get(target, remote_address, local_address, size as u64, Notify::REQUESTER)?;
             } else {
                 local.port.put(target, local_address, remote_address, size as u64, Notify::REQUESTER)?;
@@ -176,7 +188,8 @@ fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     Ok(Outcome { rows, goals, notes })
 }
 
-/// Measures all paths. Returns their rows and goals.
+/// Measures all paths in turns, for each size of transfers. Each measurement moves `bytes`. Returns
+/// the rows and goals.
 fn measure(
     run: &Run<'_>,
     server: &Served,
@@ -198,11 +211,11 @@ fn measure(
                 Path::Copy => {
                     // The engine runs on this processor, and must fall asleep first.
                     std::thread::sleep(TIME_TO_SLEEP);
-                    placement.within("engine", || timed(true, || copies.copy(size, bytes / size)))
+                    placement
+                        .within("engine", || timed(Mover::ThisThread, || copies.copy(size, bytes / size)))
                 }
-                _ => timed(false, || {
-                    let is_get = *path == Path::Get;
-                    transfer(&mut local, target, remote.region.address(), is_get, size, bytes)
+                Path::Put | Path::Get => timed(Mover::Engine, || {
+                    transfer(&mut local, target, remote.region.address(), *path, size, bytes)
                         .context(|| path.name().into())
                 }),
             }
@@ -215,7 +228,7 @@ fn measure(
     Ok((rows, goals))
 }
 
-/// Returns the rows for transfers of `size`, of which each turn moved `bytes`.
+/// Returns the rows for transfers of `size`, of which each measurement moved `bytes`.
 fn rows_of(
     times: &Results<Path, TransferTimes>,
     placement: &Placement,
@@ -248,12 +261,12 @@ fn goals_of(times: &Results<Path, TransferTimes>, size: usize) -> Vec<Goal> {
     if size >= LARGE_BYTES { [Path::Put, Path::Get].map(goal).into() } else { Vec::new() }
 }
 
-/// Returns the median bandwidth of a path as a share of a copy's.
+/// Returns the median bandwidth of a path as a share of a copy's, by wall time or by CPU time.
 fn of_memcpy(times: &Results<Path, TransferTimes>, path: Path, time: fn(&TransferTimes) -> Duration) -> f64 {
     median_seconds(times.of(&Path::Copy), time) / median_seconds(times.of(&path), time)
 }
 
-/// Returns the median of a time over all turns.
-fn median_seconds(transfers: &[TransferTimes], time: fn(&TransferTimes) -> Duration) -> f64 {
-    median(&transfers.iter().map(|transfers| time(transfers).as_secs_f64()).collect::<Vec<_>>())
+/// Returns the median of a time over all measurements, in seconds.
+fn median_seconds(measurements: &[TransferTimes], time: fn(&TransferTimes) -> Duration) -> f64 {
+    median(&measurements.iter().map(|measured| time(measured).as_secs_f64()).collect::<Vec<_>>())
 }

@@ -1,24 +1,24 @@
 //! BookSim on the same network, for comparison: a torus of 8 x 8 x 8, uniform traffic beyond
 //! saturation, the same bytes of a packet. The environment variable [`PROGRAM`] names its binary.
 //!
-//! BookSim moves flits, so what is compared is packets over links. Its routers have as many virtual
-//! channels as ours, with buffers for as many packets, and the same routes: dimension order, with a
-//! second virtual channel where a ring closes.
+//! BookSim moves flits, so the compared rate is that of packets over links. Its routers have as
+//! many virtual channels as ours, with buffers for as many packets, and the same routes: dimension
+//! order, with a second virtual channel where a ring closes.
 
 use std::{env, ffi::OsString, fs, process::Command};
 
 use nicforge::failure::{ErrorContext, Failure};
 use nicforge_core::fabric::MAX_PACKET;
 
-use super::traffic::{CHANNELS, CREDITS, PACKET};
+use super::traffic::{CHANNELS, CREDITS, PACKET_BYTES};
 
 /// The environment variable that names BookSim's binary.
 pub(super) const PROGRAM: &str = "NICFORGE_BOOKSIM";
 /// Bytes of a flit. BookSim's links carry one in a cycle.
-const FLIT: usize = 32;
+const FLIT_BYTES: usize = 32;
 /// Nodes of the torus.
 const NODES: f64 = 512.0;
-const _: () = assert!(PACKET.is_multiple_of(FLIT) && PACKET <= MAX_PACKET);
+const _: () = assert!(PACKET_BYTES.is_multiple_of(FLIT_BYTES) && PACKET_BYTES <= MAX_PACKET);
 
 /// Returns BookSim's binary, if the user has named it.
 pub(super) fn find() -> Option<OsString> {
@@ -41,8 +41,9 @@ pub(super) fn rate(program: &OsString) -> Result<f64, Failure> {
     })
 }
 
+/// Returns the text of BookSim's configuration file: the torus, its routers, and the traffic.
 fn configuration() -> String {
-    let flits = PACKET / FLIT;
+    let flits = PACKET_BYTES / FLIT_BYTES;
     format!(
         "topology = torus;\nk = 8;\nn = 3;\nrouting_function = dim_order;\nnum_vcs = {CHANNELS};\nvc_buf_size = {};\n\
          packet_size = {flits};\ninjection_rate_uses_flits = 1;\ninjection_rate = 0.9;\ntraffic = uniform;\n\
@@ -54,6 +55,7 @@ fn configuration() -> String {
 
 /// Returns the packets over links and second of a run that has printed `text`.
 fn hops_per_second(text: &str) -> Option<f64> {
+    // The first number behind a label, in the last line that begins with it.
     let last = |label: &str| {
         let line = text.lines().rev().find(|line| line.trim_start().starts_with(label))?;
         let words = line.trim_start().strip_prefix(label)?.split_whitespace();

@@ -27,7 +27,7 @@ use crate::{
     callgrind::{Callgrind, Count, pattern},
     heap,
     machine::{build, describe},
-    process::{of_bench, unknown_task},
+    process::{child_command, unknown_task},
     row::{Goal, Outcome, Row},
     samples::Samples,
 };
@@ -45,11 +45,11 @@ struct Torus {
     warm_up: u64,
     /// Virtual time of one measurement, in nanoseconds.
     window: u64,
-    /// The goal for the rate, in packets over links and second.
+    /// The goal for the rate, in packets over links per second.
     goal: f64,
 }
 
-/// The measured machines.
+/// The measured networks. The smaller one needs more time until its packets are spread out.
 const TORI: [Torus; 2] = [
     Torus { lengths: [8, 8, 8], warm_up: 20_000, window: 2_000, goal: 2e6 },
     Torus { lengths: [32, 16, 16], warm_up: 4_000, window: 200, goal: 1e6 },
@@ -63,21 +63,22 @@ const QUICK_NODES: u32 = 512;
 const SEED: u64 = 1;
 /// Maximum number of instructions of a hop.
 const INSTRUCTIONS_GOAL: f64 = 900.0;
-/// Dimensions and VPIDs of the machine whose memory is counted.
+/// The section of the machine file of the machine whose memory is counted.
 const CARDS: &str = "[[extoll]]\ntorus = [8, 8, 8]\nvpids = 16\n";
 /// Maximum number of bytes of a card without clients.
 const BYTES_GOAL: f64 = 20.0 * 1024.0;
 /// The least ratio of our rate to BookSim's.
 const TIMES_BOOKSIM: f64 = 5.0;
-/// The task of the child process that counts memory.
+/// The task of the child process that counts the memory of a machine.
 const MEMORY: &str = "memory";
 
 impl Torus {
+    /// Returns the number of nodes.
     fn nodes(&self) -> u32 {
         self.lengths.iter().map(|&length| u32::from(length)).product()
     }
 
-    /// Builds the torus, and runs it until the traffic is steady.
+    /// Builds the torus, and runs it for `warm_up` nanoseconds, until the traffic is steady.
     fn start(&self, driver: Driver, warm_up: u64) -> Result<Traffic, Failure> {
         let mut traffic = Traffic::new(self.lengths, driver, SEED)?;
         traffic.run_until(warm_up)?;
@@ -87,6 +88,7 @@ impl Torus {
 
 /// Runs the benchmark.
 fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
+    // Rate and instructions of each torus, for two drivers; the memory; and BookSim.
     run.steps(4 * TORI.len() as u64 + 1 + u64::from(booksim::find().is_some()));
     let mut outcome = Outcome { notes: notes(), ..Outcome::default() };
     let callgrind = match Callgrind::find() {
@@ -123,8 +125,11 @@ fn measure_booksim(run: &Run<'_>, outcome: &mut Outcome) -> Result<(), Failure> 
     run.step("booksim")?;
     let booksim_rate = booksim::rate(&program)?;
     let rate = outcome.rows.first().and_then(|row| row.rate_per_s).unwrap_or(0.0);
-    let row =
-        Row { bytes: Some(traffic::PACKET as u64), rate_per_s: Some(booksim_rate), ..Row::new("booksim") };
+    let row = Row {
+        bytes: Some(traffic::PACKET_BYTES as u64),
+        rate_per_s: Some(booksim_rate),
+        ..Row::new("booksim")
+    };
     outcome.rows.push(row.figure("nodes", 512.0));
     outcome.goals.push(Goal::at_least(
         "times the packets over links of BookSim",
@@ -134,7 +139,7 @@ fn measure_booksim(run: &Run<'_>, outcome: &mut Outcome) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Measures a network alone, for which there are goals.
+/// Measures a network without a machine, and adds its row and goals.
 fn measure_torus(
     run: &Run<'_>,
     torus: Torus,
@@ -170,7 +175,7 @@ fn torus_row(
 
     run.step(format!("{path}: rate, {nodes} nodes"))?;
     let rate = rate(run, torus, driver)?;
-    let row = Row { bytes: Some(traffic::PACKET as u64), rate_per_s: Some(rate), ..Row::new(path) }
+    let row = Row { bytes: Some(traffic::PACKET_BYTES as u64), rate_per_s: Some(rate), ..Row::new(path) }
         .figure("nodes", nodes.into());
 
     run.step(format!("{path}: instructions, {nodes} nodes"))?;
@@ -181,37 +186,39 @@ fn torus_row(
     }
 }
 
-/// Returns the packets over links and second: the median of many windows.
+/// Returns the packets over links per second: the median of many windows.
 fn rate(run: &Run<'_>, torus: Torus, driver: Driver) -> Result<f64, Failure> {
-    let (warm_up, least) =
+    let (warm_up, least_time) =
         if run.quick { (torus.warm_up / 8, Duration::ZERO) } else { (torus.warm_up, Duration::from_secs(5)) };
     let mut traffic = torus.start(driver, warm_up)?;
 
-    let (mut samples, start) = (Samples::default(), Instant::now());
-    while samples.is_empty() || start.elapsed() < least {
+    let (mut hop_times, start) = (Samples::default(), Instant::now());
+    while hop_times.is_empty() || start.elapsed() < least_time {
         run.check()?;
-        let before = traffic.hops();
+        let hops_before = traffic.hops();
         let until = traffic.now().0 + torus.window;
-        let begun = Instant::now();
+        let window_start = Instant::now();
         traffic.run_until(until)?;
-        let time = begun.elapsed();
+        let time = window_start.elapsed();
 
-        let hops = traffic.hops() - before;
-        samples.add_mean(time, u32::try_from(hops).unwrap_or(u32::MAX));
+        let hops = traffic.hops() - hops_before;
+        hop_times.add_mean(time, u32::try_from(hops).unwrap_or(u32::MAX));
     }
 
-    Ok(1e9 / samples.percentile(50.0))
+    let median_ns = hop_times.percentile(50.0);
+    Ok(1e9 / median_ns)
 }
 
-/// Returns the instructions of a hop.
+/// Returns the instructions of a hop: those of a child process under callgrind, divided by the hops
+/// of the same traffic in this process.
 fn instructions(run: &Run<'_>, torus: Torus, driver: Driver, callgrind: &Callgrind) -> Result<f64, Failure> {
-    // Few nodes need more time until their packets are spread out.
+    // Shorter times than those of the rate, because callgrind is slow.
     let divisor = if run.quick { 16 } else { 2 };
     let (warm_up, window) = (torus.warm_up / divisor, torus.window / divisor);
     let mut traffic = torus.start(driver, warm_up)?;
-    let before = traffic.hops();
+    let hops_before = traffic.hops();
     traffic.run_until(warm_up + window)?;
-    let hops = traffic.hops() - before;
+    let hops = traffic.hops() - hops_before;
 
     let count = Count {
         name: "hops",
@@ -228,7 +235,8 @@ fn instructions(run: &Run<'_>, torus: Torus, driver: Driver, callgrind: &Callgri
 /// Returns the bytes that a node of a machine without clients takes, by a child process that builds
 /// the machine.
 fn bytes_per_node() -> Result<f64, Failure> {
-    let output = of_bench(BENCH.name, MEMORY)?.output().context(|| "the child process for memory".into())?;
+    let output =
+        child_command(BENCH.name, MEMORY)?.output().context(|| "the child process for memory".into())?;
     let text = String::from_utf8_lossy(&output.stdout);
     text.trim().parse().map_err(|_| {
         let errors = String::from_utf8_lossy(&output.stderr);
@@ -236,8 +244,8 @@ fn bytes_per_node() -> Result<f64, Failure> {
     })
 }
 
-/// Runs a child process: the memory of a machine, or the traffic of
-/// `NODES:WARM_UP:WINDOW:IN_MACHINE`.
+/// Carries out the task of a child process: counts the memory of a machine, or runs the traffic of
+/// `NODES:WARM_UP:WINDOW:IS_IN_MACHINE`, with the times in nanoseconds and 0 or 1 at the end.
 fn run_child(text: &str) -> Result<u8, Failure> {
     if text == MEMORY {
         let plan = describe(BENCH.name, CARDS)?;
@@ -248,8 +256,8 @@ fn run_child(text: &str) -> Result<u8, Failure> {
     }
 
     let numbers: Vec<u64> = text.split(':').map_while(|number| number.parse().ok()).collect();
-    let &[nodes, warm_up, window, in_machine] = numbers.as_slice() else { return Err(unknown_task(text)) };
-    let driver = if in_machine == 0 { Driver::Alone } else { Driver::Machine };
+    let &[nodes, warm_up, window, is_in_machine] = numbers.as_slice() else { return Err(unknown_task(text)) };
+    let driver = if is_in_machine == 0 { Driver::Alone } else { Driver::Machine };
     let torus = TORI.into_iter().find(|torus| u64::from(torus.nodes()) == nodes);
     let mut traffic = torus.ok_or_else(|| unknown_task(text))?.start(driver, warm_up)?;
     counted::run_window(&mut traffic, warm_up.saturating_add(window))?;
@@ -262,7 +270,7 @@ fn notes() -> Vec<String> {
         format!(
             "virtual-hops: a torus (8x8x8, or 32x16x16) at saturated uniform random load; packets of {} bytes, cut-through, \
              dimension order, {} virtual channels of {} packets; one thread, median of windows",
-            traffic::PACKET,
+            traffic::PACKET_BYTES,
             traffic::CHANNELS,
             traffic::CREDITS
         ),

@@ -16,7 +16,7 @@ use nix::{
 use super::{
     flow::{self, Endpoint},
     relay::Relay,
-    sockets::{self, Listeners},
+    sockets::Listeners,
     task::{Addresses, Answer, FlowTimes, Order, Side, Task},
     tree,
 };
@@ -26,9 +26,11 @@ use crate::{machine, placement, process::carry_out_orders};
 /// device.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The open end or relay of a measurement.
+/// What an order has opened for a measurement.
 enum Open {
+    /// This process's end of the path.
     Endpoint(Box<dyn Endpoint + Send>, Task),
+    /// The relay between two sockets.
     Relay(Relay, Task),
 }
 
@@ -38,11 +40,12 @@ struct Child {
     listeners: Listeners,
     /// The processors that this process may use at its start.
     anywhere: CpuSet,
+    /// Ends the waits of the open endpoint.
     cancel: Cancel,
     open: Option<Open>,
 }
 
-/// Runs a child process: `task` is its side and a folder for its socket.
+/// Runs a child process. `task` is `SIDE:FOLDER`: its side, and the folder for its socket.
 pub(super) fn main(task: &str) -> Result<u8, Failure> {
     let (side, folder) = task
         .split_once(':')
@@ -67,12 +70,13 @@ impl Child {
     /// Carries an order out, and returns the answer to it.
     fn execute(&mut self, order: Order) -> Result<Answer, Failure> {
         match order {
-            Order::Open { task, processor, device, peer } => {
+            Order::Open { task, processor, device: sockets, peer } => {
                 self.open = None;
                 self.move_to(processor)?;
-                self.open = Some(self.open(&task, &device, peer.as_ref())?);
+                self.open = Some(self.open(&task, &sockets, peer.as_ref())?);
                 Ok(Answer::Opened)
             }
+
             Order::Measure => match &mut self.open {
                 Some(Open::Endpoint(endpoint, task)) => {
                     Ok(Answer::Done(flow::run(endpoint.as_ref(), self.side, task)?))
@@ -102,9 +106,9 @@ impl Child {
         }
     }
 
-    /// Opens this process's end of a measurement's path: on the sockets of `device`, or on
+    /// Opens this process's end of a measurement's path: on the device's `sockets`, or on
     /// connections to `peer`.
-    fn open(&self, task: &Task, device: &[PathBuf], peer: Option<&Addresses>) -> Result<Open, Failure> {
+    fn open(&self, task: &Task, sockets: &[PathBuf], peer: Option<&Addresses>) -> Result<Open, Failure> {
         if self.side == Side::Relay {
             let peer = peer.ok_or_else(|| Failure::environment("the order names no peer to connect to"))?;
             return Ok(Open::Relay(Relay::open(task, &self.listeners, peer)?, *task));
@@ -115,10 +119,10 @@ impl Child {
                 let address = DeviceAddress::VfioUser(socket.clone());
                 machine::open(&address, OpenOptions::default(), DETACH_TIMEOUT)
             };
-            let devices = device.iter().map(open).collect::<Result<_, _>>()?;
+            let devices = sockets.iter().map(open).collect::<Result<_, _>>()?;
             tree::open(self.side, task, devices, &self.cancel)?
         } else {
-            sockets::open(self.side, task.path, &self.listeners, peer)?
+            super::sockets::open(self.side, task.path, &self.listeners, peer)?
         };
 
         Ok(Open::Endpoint(endpoint, *task))

@@ -40,8 +40,7 @@ pub(super) struct Children {
     children: Vec<Child>,
     /// The answers of all children. `None` comes when a child has ended.
     answers: Receiver<(Side, Option<Answer>)>,
-    /// The folder contains only the children's sockets. It is removed after the children have
-    /// ended.
+    /// The folder of the children's sockets. It is removed after the children have ended.
     folder: TempDir,
 }
 
@@ -80,7 +79,8 @@ impl Children {
         self.children.iter().find(|child| child.side == side).and_then(|child| child.addresses.clone())
     }
 
-    /// Makes one measurement.
+    /// Makes one measurement: the processes of the task's path open their ends, measure, and close.
+    /// `machine` is the served machine of a path with a device.
     pub(super) fn measure(
         &mut self,
         run: &Run<'_>,
@@ -94,6 +94,7 @@ impl Children {
             _ => &[Side::Io, Side::Relay, Side::Compute],
         };
 
+        // A process connects to the one before it on the path. The I/O process is the first one.
         for &side in sides {
             let peer = match side {
                 Side::Io => None,
@@ -137,7 +138,8 @@ impl Children {
         self.child(side).map_or(Ok(()), |child| child.worker.send(order))
     }
 
-    /// Waits for one answer from each of `sides`, for at most [`ANSWER_TIMEOUT`].
+    /// Waits for one answer from each of `sides`, for at most [`ANSWER_TIMEOUT`]. `description`
+    /// names the work in errors.
     fn collect(
         &self,
         run: &Run<'_>,
@@ -190,7 +192,7 @@ fn start(
     folder: &FilePath,
     answer_sender: &Sender<(Side, Option<Answer>)>,
 ) -> Result<Child, Failure> {
-    let command = process::of_bench(BENCH.name, &format!("{}:{}", side.name(), folder.display()))?;
+    let command = process::child_command(BENCH.name, &format!("{}:{}", side.name(), folder.display()))?;
     let answer_sender = answer_sender.clone();
     let worker = Worker::start(command, side.name(), move |line| {
         let answer = line.and_then(|line| serde_json::from_str(&line).ok());

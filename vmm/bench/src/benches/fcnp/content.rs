@@ -15,11 +15,13 @@ pub(super) fn message(bytes: usize) -> Vec<u8> {
 }
 
 /// Returns the byte of the pattern at an offset. Neighbouring bytes differ.
-fn pattern_byte(at: usize) -> u8 {
-    (at as u32).wrapping_mul(0x9e37_79b1).to_be_bytes()[0]
+fn pattern_byte(offset: usize) -> u8 {
+    // The multiplier is 2^32 divided by the golden ratio, which spreads successive offsets.
+    const MULTIPLIER: u32 = 0x9e37_79b1;
+    (offset as u32).wrapping_mul(MULTIPLIER).to_be_bytes()[0]
 }
 
-/// Makes `message` message `number` of its flow.
+/// Writes the number of a message into it: at its start, and the complement at its end.
 pub(super) fn stamp(message: &mut [u8], number: u64) {
     if let Some(start) = message.first_chunk_mut() {
         *start = number.to_le_bytes();

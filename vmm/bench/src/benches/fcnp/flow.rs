@@ -58,7 +58,8 @@ fn flows(side: Side, task: &Task) -> Vec<Flow> {
     flows
 }
 
-/// Runs this side's part of `task`.
+/// Runs this side's part of a task, with a thread for each of its flows. Returns the times that
+/// this side has measured.
 pub(in crate::benches) fn run(
     endpoint: &dyn Endpoint,
     side: Side,
@@ -81,7 +82,8 @@ pub(in crate::benches) fn run(
     }
 }
 
-/// Sends or receives the messages of one flow. The receiver returns the time that they took.
+/// Sends or receives the messages of one flow. A receiver returns the time from the first message,
+/// which is not counted, to the last one.
 fn stream(endpoint: &dyn Endpoint, flow: &Flow, task: &Task) -> Result<FlowTimes, Failure> {
     let mut message = content::message(task.bytes);
     // Message 0 is not measured.
@@ -116,16 +118,17 @@ fn stream(endpoint: &dyn Endpoint, flow: &Flow, task: &Task) -> Result<FlowTimes
     Ok(FlowTimes { spans: vec![Span { start, end }], round_trips: Vec::new() })
 }
 
-/// Exchanges messages in both directions. The side that sends first returns the round trips.
+/// Sends and receives messages in alternation. The side that sends first returns the times of the
+/// round trips.
 fn ping_pong(endpoint: &dyn Endpoint, side: Side, task: &Task) -> Result<FlowTimes, Failure> {
-    let begins = (side == Side::Io) == task.direction.includes(Direction::IoToCompute);
+    let sends_first = (side == Side::Io) == task.direction.includes(Direction::IoToCompute);
     let mut sender = endpoint.sender()?;
     let mut receiver = endpoint.receiver()?;
     let mut message = content::message(task.bytes);
     let mut round_trips = Vec::with_capacity(task.count as usize + 1);
 
     for number in 0..=u64::from(task.count) {
-        if begins {
+        if sends_first {
             content::stamp(&mut message, number);
             let start = now()?;
             sender.send(0, &message)?;
@@ -138,7 +141,7 @@ fn ping_pong(endpoint: &dyn Endpoint, side: Side, task: &Task) -> Result<FlowTim
         }
     }
 
-    if begins {
+    if sends_first {
         // The peer may not have been ready for the first round trip.
         round_trips.remove(0);
     }

@@ -15,7 +15,8 @@ use nicforge_family::Plan;
 use nicforge_machine::in_process::LocalMachine;
 
 use super::{
-    BENCH, flow,
+    BENCH,
+    flow::{self, Endpoint},
     task::{FlowTimes, Side, Task},
     tree,
 };
@@ -84,6 +85,19 @@ impl InProcessMachine {
         (0..cores).map(|core| open_in_process(&self.machine, node, &format!("core{core}"))).collect()
     }
 
+    /// Pins the calling thread to the processor of a side, and opens the side's end of a task's
+    /// path.
+    fn open_endpoint(
+        &self,
+        side: Side,
+        task: &Task,
+        placement: &Placement,
+        cancel: &Cancel,
+    ) -> Result<Box<dyn Endpoint + Send>, Failure> {
+        placement.processor_of(side.name()).map_or(Ok(()), placement::pin)?;
+        tree::open(side, task, self.open_devices(side, task.compute_cores)?, cancel)
+    }
+
     /// Makes one measurement, with a thread for each side.
     pub(super) fn measure(
         &self,
@@ -92,20 +106,17 @@ impl InProcessMachine {
         placement: &Placement,
     ) -> Result<FlowTimes, Failure> {
         let cancel = Cancel::new().context(|| "starting".into())?;
-        let both_ready = std::sync::Barrier::new(2);
+        let both_sides = std::sync::Barrier::new(2);
         let (result_sender, results) = channel();
 
         std::thread::scope(|scope| {
             for side in [Side::Io, Side::Compute] {
-                let (result_sender, cancel, both_ready) = (result_sender.clone(), &cancel, &both_ready);
+                let (result_sender, cancel, both_sides) = (result_sender.clone(), &cancel, &both_sides);
                 scope.spawn(move || {
-                    let pinned = placement.processor_of(side.name()).map_or(Ok(()), placement::pin);
-                    let endpoint = pinned
-                        .and_then(|()| self.open_devices(side, task.compute_cores))
-                        .and_then(|devices| tree::open(side, task, devices, cancel));
+                    let endpoint = self.open_endpoint(side, task, placement, cancel);
 
                     // No side sends before both are open.
-                    both_ready.wait();
+                    both_sides.wait();
                     let measured = match &endpoint {
                         Ok(endpoint) => flow::run(endpoint.as_ref(), side, task),
                         Err(failure) => Err(failure.clone()),
@@ -119,7 +130,7 @@ impl InProcessMachine {
                     }
 
                     // No side closes before both have finished.
-                    both_ready.wait();
+                    both_sides.wait();
                 });
             }
 
@@ -127,6 +138,7 @@ impl InProcessMachine {
             let mut all = Ok(FlowTimes::default());
             let mut missing = 2;
 
+            // Both results come also after Ctrl-C or the time-out, because those end the waits.
             while missing > 0 {
                 if let Ok(measured) = results.recv_timeout(CHECK_INTERVAL) {
                     missing -= 1;

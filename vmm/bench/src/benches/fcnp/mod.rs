@@ -1,9 +1,9 @@
 //! `nicforge bench fcnp`: FCNP compared with raw packets on the same device, and with direct and
 //! relayed sockets.
 //!
-//! One I/O node and one compute node are an application process each. Between them is the engine
-//! (this process). For relayed sockets a relay process replaces the engine. All
-//! contestants run with the same placement on processors: the one with the fastest raw packets.
+//! The applications of one I/O node and one compute node are a process each. Between them is the
+//! engine (this process). For relayed sockets a relay process replaces the engine. All contestants
+//! run with the same placement on processors: the one with the fastest raw packets.
 //!
 //! - `mod.rs`: the contestants, and the order of their measurements;
 //! - `rows.rs`: rows and goals;
@@ -105,6 +105,7 @@ impl Sweep {
     /// comparisons has taken `elapsed`. It is smaller when other programs have delayed the
     /// measurements.
     fn rounds_now(&self, share: f64, elapsed: Duration) -> usize {
+        // The delay, as a share of the time limit.
         let late = elapsed.as_secs_f64() / self.limit.as_secs_f64() - share;
         match late {
             ..0.05 => self.rounds,
@@ -113,9 +114,9 @@ impl Sweep {
         }
     }
 
-    /// Returns the number of messages for one measurement, when `count` messages took `seconds`.
-    fn count(&self, count: u32, seconds: f64) -> u32 {
-        ((f64::from(count) * self.seconds / seconds) as u32).clamp(2, MAX_MESSAGES)
+    /// Returns the number of messages for one measurement, when `probe` messages took `seconds`.
+    fn messages(&self, probe: u32, seconds: f64) -> u32 {
+        ((f64::from(probe) * self.seconds / seconds) as u32).clamp(2, MAX_MESSAGES)
     }
 }
 
@@ -212,12 +213,12 @@ fn contestants() -> Vec<Contestant> {
 /// Returns the placements to try. The processors of the host are assumed to be equal, so symmetric
 /// placements are left out.
 fn placements() -> Result<Vec<Placement>, Failure> {
-    let roles = |engine, io, compute| {
+    let pinned = |engine, io, compute| {
         Placement::pinned(&[("engine", engine), ("relay", engine), ("io", io), ("compute", compute)])
     };
     Ok(match *processors()?.as_slice() {
-        [a, b, c, ..] => vec![Placement::free(), roles(a, b, c)],
-        [a, b] => vec![Placement::free(), roles(a, b, b), roles(a, a, b), roles(a, b, a)],
+        [a, b, c, ..] => vec![Placement::free(), pinned(a, b, c)],
+        [a, b] => vec![Placement::free(), pinned(a, b, b), pinned(a, a, b), pinned(a, b, a)],
         _ => vec![Placement::free()],
     })
 }
@@ -238,8 +239,8 @@ impl Setting<'_> {
         self.served.drain(..).try_for_each(Machine::stop)
     }
 
-    /// Chooses the placement with the fastest raw packets. Returns the bandwidth for each
-    /// placement.
+    /// Chooses the placement with the fastest raw packets, and serves the machines with it. Returns
+    /// each placement that was tried, with its median bandwidth in Gb/s.
     fn choose_placement(
         &mut self,
         candidates: &[Placement],
@@ -274,7 +275,7 @@ impl Setting<'_> {
                     direction,
                     TWO_OUTSTANDING_BYTES,
                     Kind::Stream,
-                    sweep.count(MAX_PROBE_MESSAGES, seconds),
+                    sweep.messages(MAX_PROBE_MESSAGES, seconds),
                 );
                 bandwidths.push(task.bandwidth(task.rate(&self.measure(&raw, &task)?)) / 1e9);
             }
@@ -284,7 +285,8 @@ impl Setting<'_> {
         Ok((logarithms / bandwidths.len() as f64).exp())
     }
 
-    /// Measures the contestants of a comparison in turns, and adds their figures to `results`.
+    /// Measures the contestants of a comparison in turns, and adds their measurements to `results`.
+    /// A probe of each contestant determines how many messages are measured.
     fn measure_interleaved(
         &mut self,
         comparison: &Comparison,
@@ -299,7 +301,7 @@ impl Setting<'_> {
             let probe = ((4 * TWO_OUTSTANDING_BYTES) / bytes).clamp(2, MAX_PROBE_MESSAGES as usize) as u32;
             let task = contestant.task(direction, bytes, Kind::Stream, probe);
             let seconds = self.measure(contestant, &task)?.seconds();
-            counted.push((*contestant, sweep.count(probe, seconds)));
+            counted.push((*contestant, sweep.messages(probe, seconds)));
         }
 
         let run = self.run;
@@ -322,7 +324,7 @@ impl Setting<'_> {
         Ok(())
     }
 
-    /// Measures a contestant once.
+    /// Measures a contestant once, on the machine that it needs.
     fn measure(&mut self, contestant: &Contestant, task: &Task) -> Result<FlowTimes, Failure> {
         if contestant.backing == Some(Backing::InProcess) {
             let mut machines = self.in_process.iter();

@@ -21,6 +21,7 @@ const PAPER_RATIO: f64 = 3.27;
 pub(super) struct Contestant {
     pub(super) path: Path,
     pub(super) backing: Option<Backing>,
+    /// Packets in each FIFO of the device, if there is one.
     pub(super) depth: Option<u32>,
     /// Number of compute cores, each with one outstanding request.
     pub(super) compute_cores: u32,
@@ -86,12 +87,12 @@ impl Results {
 
         let tried: Vec<_> = tried.iter().map(|(text, gbit_s)| format!("{text}: {gbit_s:.2}")).collect();
         notes.push(format!("raw packets, Gb/s (geometric mean) by placement: {}", tried.join("; ")));
-        // Relayed sockets have no goal: a kernel that copies 1 MB at once is faster than a CIOD
-        // was. `nicforge paper fcnp` has that comparison, in virtual time.
+        // Relayed sockets have no goal: a kernel that copies 1 MB at once is faster than CIOD was.
+        // `nicforge paper fcnp` has that comparison, in virtual time.
         let mut goals = self.goals_of_raw();
         goals.extend(self.goals_of_forwarded_sockets());
 
-        notes.extend(self.paper());
+        notes.extend(self.notes_of_paper());
         Outcome { rows, goals, notes }
     }
 
@@ -133,7 +134,8 @@ impl Results {
         Some(ratio_in_rounds(&first.measurements, &second.measurements))
     }
 
-    /// Returns the goals for FCNP compared with raw packets.
+    /// Returns the goals for FCNP compared with raw packets: one large stream, and two smaller ones
+    /// at once.
     fn goals_of_raw(&self) -> Vec<Goal> {
         let mut goals = Vec::new();
         for (bytes, compute_cores) in [(LARGE_BYTES, 1), (TWO_OUTSTANDING_BYTES, 2)] {
@@ -154,7 +156,8 @@ impl Results {
         goals
     }
 
-    /// Returns the goals for FCNP compared with the faster forwarded sockets.
+    /// Returns the goals for FCNP compared with the faster forwarded sockets, for each FIFO depth
+    /// and message size. The ratio is the worst of all directions.
     fn goals_of_forwarded_sockets(&self) -> Vec<Goal> {
         let mut sizes: Vec<_> = self.entries.iter().map(|entry| entry.bytes).collect();
         sizes.sort_unstable();
@@ -178,7 +181,8 @@ impl Results {
         goals
     }
 
-    /// Returns the ratio of FCNP to the fastest sockets with this process in the middle.
+    /// Returns the ratio of FCNP's bandwidth to that of the fastest sockets with this process in
+    /// the middle.
     fn ratio_to_sockets(
         &self,
         middle: Middle,
@@ -186,8 +190,8 @@ impl Results {
         direction: Direction,
         bytes: usize,
     ) -> Option<f64> {
-        let sockets = Path::ALL.into_iter().filter(|path| path.middle() == middle);
-        sockets
+        let socket_paths = Path::ALL.into_iter().filter(|path| path.middle() == middle);
+        socket_paths
             .filter_map(|path| {
                 let sockets = Contestant { path, backing: None, depth: None, compute_cores: 1 };
                 self.ratio(served_contestant(Path::FcnpPoll, depth, 1), sockets, direction, bytes)
@@ -195,8 +199,9 @@ impl Results {
             .min_by(f64::total_cmp)
     }
 
-    /// Returns the paper's comparison as notes.
-    fn paper(&self) -> Vec<String> {
+    /// Returns the paper's comparison as notes: the ratio to sockets at the largest messages, and
+    /// the latencies.
+    fn notes_of_paper(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let Some(largest) = self.entries.iter().map(|entry| entry.bytes).max() else { return notes };
 
@@ -215,6 +220,13 @@ impl Results {
             ));
         }
 
+        notes.extend(self.note_of_latencies());
+        notes
+    }
+
+    /// Returns the latencies of FCNP, relayed and forwarded sockets as a note, if all of them were
+    /// measured.
+    fn note_of_latencies(&self) -> Option<String> {
         let half_round_trip = |path, depth| {
             let contestant = match depth {
                 Some(depth) => served_contestant(path, depth, 1),
@@ -224,17 +236,12 @@ impl Results {
             self.row(entry).p50_us
         };
 
-        if let (Some(fcnp), Some(unix), Some(forwarded)) = (
-            half_round_trip(Path::FcnpPoll, Some(DEPTHS[0])),
-            half_round_trip(Path::UnixRelayed, None),
-            half_round_trip(Path::UnixForwarded, None),
-        ) {
-            notes.push(format!(
-                "half a round trip of {LATENCY_BYTES} bytes, us: fcnp-poll {fcnp:.1}, unix-relayed {unix:.1}, unix-forwarded {forwarded:.1}"
-            ));
-        }
-
-        notes
+        let fcnp = half_round_trip(Path::FcnpPoll, Some(DEPTHS[0]))?;
+        let relayed = half_round_trip(Path::UnixRelayed, None)?;
+        let forwarded = half_round_trip(Path::UnixForwarded, None)?;
+        Some(format!(
+            "half a round trip of {LATENCY_BYTES} bytes, us: fcnp-poll {fcnp:.1}, unix-relayed {relayed:.1}, unix-forwarded {forwarded:.1}"
+        ))
     }
 }
 

@@ -98,11 +98,13 @@ pub(super) enum Stream {
 }
 
 impl Stream {
+    /// Makes a Unix socket non-blocking.
     fn unix(stream: UnixStream) -> Result<Self, Failure> {
         stream.set_nonblocking(true).context(|| "a Unix socket".into())?;
         Ok(Self::Unix(stream))
     }
 
+    /// Makes a TCP socket non-blocking, and lets it send short messages at once.
     fn tcp(stream: TcpStream) -> Result<Self, Failure> {
         stream
             .set_nonblocking(true)
@@ -141,14 +143,14 @@ impl Stream {
 
     /// Fills `buffer`. Returns false when the other side has closed before the first byte.
     pub(super) fn read_all(&self, buffer: &mut [u8]) -> Result<bool, Failure> {
-        let mut at = 0;
-        while at < buffer.len() {
-            match self.read_some(&mut buffer[at..])? {
-                0 if at == 0 => return Ok(false),
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self.read_some(&mut buffer[filled..])? {
+                0 if filled == 0 => return Ok(false),
                 0 => {
                     return Err(Failure::environment("the other side has closed in the middle of a message"));
                 }
-                count => at += count,
+                count => filled += count,
             }
         }
 
@@ -158,14 +160,14 @@ impl Stream {
     /// Writes `head` and then `data`.
     pub(super) fn write_all(&self, head: &[u8], data: &[u8]) -> Result<(), Failure> {
         let mut idle = Relax::new();
-        let mut at = 0;
+        let mut done = 0;
         let length = head.len() + data.len();
 
-        while at < length {
-            let slices = if at < head.len() {
-                [IoSlice::new(&head[at..]), IoSlice::new(data)]
+        while done < length {
+            let slices = if done < head.len() {
+                [IoSlice::new(&head[done..]), IoSlice::new(data)]
             } else {
-                [IoSlice::new(&data[at - head.len()..]), IoSlice::new(&[])]
+                [IoSlice::new(&data[done - head.len()..]), IoSlice::new(&[])]
             };
 
             let written = match self {
@@ -178,7 +180,7 @@ impl Stream {
                     self.pause(&mut idle, PollFlags::POLLOUT)?;
                 }
                 written => {
-                    at += written.context(|| "writing to a socket".into())?;
+                    done += written.context(|| "writing to a socket".into())?;
                     idle.reset();
                 }
             }
@@ -209,7 +211,8 @@ impl Stream {
     }
 }
 
-/// Opens `side`'s end of a path.
+/// Opens a side's end of a path: the I/O side accepts a connection, and the compute side connects
+/// to `peer`.
 pub(super) fn open(
     side: Side,
     path: Path,
@@ -277,7 +280,9 @@ impl Receiver for &Direct {
 
 /// Connections to a forwarder, which makes this process's calls.
 struct Forwarded {
+    /// The connection of calls that write.
     sends: Stream,
+    /// The connection of calls that read.
     receives: Stream,
 }
 

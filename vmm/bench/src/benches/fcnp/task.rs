@@ -56,6 +56,7 @@ impl Path {
         Self::TcpForwarded,
     ];
 
+    /// Returns the name in the rows.
     pub(in crate::benches) const fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -103,8 +104,10 @@ pub(in crate::benches) enum Direction {
 }
 
 impl Direction {
+    /// All directions.
     pub(in crate::benches) const ALL: [Self; 3] = [Self::IoToCompute, Self::ComputeToIo, Self::Both];
 
+    /// Returns the name in the rows.
     pub(in crate::benches) const fn name(self) -> &'static str {
         match self {
             Self::IoToCompute => "io-to-compute",
@@ -113,7 +116,7 @@ impl Direction {
         }
     }
 
-    /// Returns whether messages flow in `direction`, which is one of the two.
+    /// Returns whether messages flow in `direction`, which is not [`Direction::Both`].
     pub(in crate::benches) const fn includes(self, direction: Self) -> bool {
         matches!((self, direction), (Self::Both, _))
             || matches!(
@@ -123,7 +126,7 @@ impl Direction {
     }
 }
 
-/// The kind of measurement.
+/// The kind of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::benches) enum Kind {
     /// A stream of messages at the highest possible rate.
@@ -189,7 +192,7 @@ pub(in crate::benches) enum Order {
         task: Task,
         /// The processor to run on.
         processor: Option<usize>,
-        /// Sockets of the device's attachments.
+        /// Sockets of the attachments of the device; empty for a path without one.
         device: Vec<PathBuf>,
         /// The addresses to connect to.
         peer: Option<Addresses>,

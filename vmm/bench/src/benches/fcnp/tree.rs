@@ -142,7 +142,7 @@ struct Raw {
 }
 
 impl Raw {
-    /// Opens a side of a pset with one compute node.
+    /// Opens the channel of a side of a pset with one compute node.
     fn open(device: Device, cancel: &Cancel) -> Result<Self, nicforge_fcnp::Error> {
         let channel = TreeChannel::open(device)?;
         let info = channel.info();
@@ -177,7 +177,8 @@ impl Raw {
 impl Endpoint for Raw {
     fn sender(&self) -> Result<Box<dyn Sender + '_>, Failure> {
         let guard = self.lock(self.channel.send_lock())?;
-        let header = Header::point_to_point(ROUTE_CLASS, self.peer, false);
+        let interrupts = false;
+        let header = Header::point_to_point(ROUTE_CLASS, self.peer, interrupts);
         Ok(Box::new(RawSender { raw: self, header, held: guard, relax: self.channel.device().new_relax() }))
     }
 
@@ -207,15 +208,15 @@ struct RawSender<'a> {
 
 impl Sender for RawSender<'_> {
     fn send(&mut self, _: u32, message: &[u8]) -> Result<(), Failure> {
-        let mut at = 0;
-        while at < message.len() {
+        let mut done = 0;
+        while done < message.len() {
             let sent = self.raw.channel.send_batch(SenderLock(&self.held)).send_data(
                 self.header,
-                &message[at..],
+                &message[done..],
                 RAW_BATCH,
             );
 
-            at += sent * nicforge_hwi::tree::PAYLOAD;
+            done += sent * nicforge_hwi::tree::PAYLOAD;
             if sent == 0 {
                 self.raw.wait_once(&mut self.relax)?;
             } else {
@@ -236,14 +237,14 @@ struct RawReceiver<'a> {
 
 impl Receiver for RawReceiver<'_> {
     fn receive(&mut self, _: u32, message: &mut [u8]) -> Result<(), Failure> {
-        let mut at = 0;
-        while at < message.len() {
-            let count = self.packets.take_data(&mut message[at..]);
-            at += count.packets * nicforge_hwi::tree::PAYLOAD;
+        let mut done = 0;
+        while done < message.len() {
+            let taken = self.packets.take_data(&mut message[done..]);
+            done += taken.packets * nicforge_hwi::tree::PAYLOAD;
 
-            if count.packets != 0 {
+            if taken.packets != 0 {
                 self.relax.reset();
-            } else if count.control {
+            } else if taken.control {
                 return Err(Failure::result("a control packet came where there is no protocol"));
             } else {
                 self.packets.publish();

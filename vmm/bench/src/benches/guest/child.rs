@@ -34,18 +34,13 @@ const REGISTERS: u8 = 0;
 
 /// The state that an order has opened.
 enum Open {
+    /// The contestants on a device of registers.
     Registers(Vec<Box<dyn Contestant>>),
     /// Registers and a posted-write ring. The parent counts the server's messages and the exits of
     /// the guest that their accesses cause.
-    Counted {
-        registers: Bar,
-        posted: Posted,
-    },
-    Endpoint {
-        side: Side,
-        task: Task,
-        endpoint: Box<dyn Endpoint + Send>,
-    },
+    Counted { registers: Bar, posted: Posted },
+    /// One side's end of a path of messages.
+    Endpoint { side: Side, task: Task, endpoint: Box<dyn Endpoint + Send> },
 }
 
 /// Runs a worker.
@@ -61,7 +56,9 @@ pub(super) fn main() -> Result<u8, Failure> {
 
 /// The state of a worker.
 struct Child {
+    /// The devices that orders name by their number.
     devices: Vec<DeviceAddress>,
+    /// Ends the waits of the open endpoint.
     cancel: Cancel,
     open: Option<Open>,
 }
@@ -70,7 +67,7 @@ impl Child {
     /// Carries an order out, and returns the answer to it.
     fn execute(&mut self, order: Order) -> Result<Answer, Failure> {
         match order {
-            Order::OpenRegisters { first } => self.open_registers(first)?,
+            Order::OpenRegisters { first: first_device } => self.open_registers(first_device)?,
             Order::MeasureRegisters { path, quick } => {
                 return self.measure_registers(&path, quick).map(Answer::Measurement);
             }
@@ -108,20 +105,20 @@ impl Child {
         Ok(Answer::Done)
     }
 
-    /// Opens three attachments of a device of registers: one whose waits poll, one whose waits
-    /// block, and one for interrupts.
+    /// Opens three attachments of a device of registers, from number `first` on: one whose waits
+    /// poll, one whose waits block, and one for interrupts.
     fn open_registers(&mut self, first: usize) -> Result<(), Failure> {
-        let polling = self.open_device(first, OpenOptions::default())?;
-        let asleep = self.open_device(first + 1, blocking())?;
-        let interrupts = self.open_device(first + 2, blocking())?;
+        let polling_device = self.open_device(first, OpenOptions::default())?;
+        let blocking_device = self.open_device(first + 1, blocking())?;
+        let interrupt_device = self.open_device(first + 2, blocking())?;
 
-        let mut all = contestants(&polling, &asleep)?;
-        all.push(Box::new(Irq::new(&interrupts)?));
+        let mut all = contestants(&polling_device, &blocking_device)?;
+        all.push(Box::new(Irq::new(&interrupt_device)?));
         self.open = Some(Open::Registers(all));
         Ok(())
     }
 
-    /// Measures one of the open contestants once.
+    /// Measures the open contestant with this path once.
     fn measure_registers(&mut self, path: &str, quick: bool) -> Result<Measurement, Failure> {
         let Some(Open::Registers(all)) = &mut self.open else { return Err(not_open()) };
         let contestant = all.iter_mut().find(|contestant| contestant.path() == path);

@@ -31,8 +31,8 @@ pub(super) struct Counted {
 }
 
 impl Counted {
-    /// Adds the counts to `row`.
-    pub(super) fn figures(&self, row: Row, operations: u64) -> Row {
+    /// Adds the counts of `operations` operations to a row.
+    pub(super) fn add_to(&self, row: Row, operations: u64) -> Row {
         let row = row
             .figure("operations", operations as f64)
             .figure("server_messages", self.done.messages as f64)
@@ -48,17 +48,18 @@ impl Counted {
     }
 }
 
-/// Counts the work that `work` causes in `machine` and in the QEMU processes of `guests`. It waits
-/// until `is_complete` returns true for the machine's work, for at most [`TIMEOUT`].
+/// Calls `work`, and counts the work that it causes in `machine` and in the QEMU processes of
+/// `guests`. Waits until `is_complete` returns true for the machine's work since the call, for at
+/// most [`TIMEOUT`].
 pub(super) fn count(
     machine: &Machine,
     guests: &[&BenchGuest],
     is_complete: impl Fn(&WorkDone) -> bool,
     work: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<Counted, Failure> {
-    let trace = |on| guests.iter().try_for_each(|guest| guest.trace_exits(on));
+    let trace = |is_on| guests.iter().try_for_each(|guest| guest.trace_exits(is_on));
     let exits = || guests.iter().try_fold(0, |sum, guest| guest.count_exits().map(|exits| sum + exits));
-    let kvm = || -> Result<Option<KvmExits>, Failure> {
+    let kvm_exits = || -> Result<Option<KvmExits>, Failure> {
         let mut sum = None;
         for guest in guests {
             sum = guest.kvm_exits()?.map(|exits| exits.and(sum.unwrap_or_default()));
@@ -67,13 +68,13 @@ pub(super) fn count(
     };
 
     trace(true)?;
-    let kvm_before = kvm()?;
-    let (before, exits_before) = (machine.work_done()?, exits()?);
+    let kvm_before = kvm_exits()?;
+    let (done_before, exits_before) = (machine.work_done()?, exits()?);
     work()?;
     let start = Instant::now();
 
     let done = loop {
-        let done = machine.work_done()?.since(&before);
+        let done = machine.work_done()?.since(&done_before);
         if is_complete(&done) {
             break done;
         }
@@ -85,7 +86,7 @@ pub(super) fn count(
 
     // QEMU writes each line of its trace before it continues.
     let exits = exits()? - exits_before;
-    let kvm = kvm()?.zip(kvm_before).map(|(after, before)| after.since(before));
+    let kvm = kvm_exits()?.zip(kvm_before).map(|(after, before)| after.since(before));
     trace(false)?;
 
     Ok(Counted { done, exits, kvm })

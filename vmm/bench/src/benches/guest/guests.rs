@@ -16,7 +16,7 @@ use super::{
 const EXITS: [&str; 4] =
     ["vfio_region_read", "vfio_region_write", "vfio_pci_read_config", "vfio_pci_write_config"];
 
-/// A network between the guests. It has no other members.
+/// A network between the guests alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Network {
     /// QEMU's own, between its virtio network devices.
@@ -52,6 +52,7 @@ pub(super) struct BenchGuest {
     /// The name of the network device of its kernel, whose exits are not counted: the kernel
     /// refreshes its table of neighbours at any time.
     network: String,
+    /// The file of QEMU's trace.
     trace: PathBuf,
 }
 
@@ -65,18 +66,18 @@ impl BenchGuest {
         driver: Driver,
         folder: &Path,
     ) -> Result<Self, Failure> {
-        let Role { name, number, functions, network } = *role;
+        let Role { name, number, functions, network: (network_machine, network_function) } = *role;
         let context = || format!("the guest {name}");
-        let this = std::env::current_exe().context(|| "this program's own file".into())?;
-        let socket = |number| folder.join(format!("network{number}")).display().to_string();
+        let this_program = std::env::current_exe().context(|| "this program's own file".into())?;
+        let socket_of_guest = |number| folder.join(format!("network{number}")).display().to_string();
         // The guests are numbers 1 and 2.
-        let (own_socket, peer_socket) = (socket(number), socket(3 - number));
+        let (own_socket, peer_socket) = (socket_of_guest(number), socket_of_guest(3 - number));
         let mut config = GuestConfig::new(name)
             .driver(driver)
             .iommu(driver == Driver::Vfio)
             .accelerator(accelerator)
             .boot_deadline(TIMEOUT)
-            .program_as(this, PROGRAM)
+            .program_as(this_program, PROGRAM)
             .logs(folder)
             .terminal(true)
             .module("virtio_pci")
@@ -93,8 +94,7 @@ impl BenchGuest {
             config = config.user_function(format!("f{index}.{function}"), machine.socket(function));
         }
 
-        let (machine, function) = network;
-        let (network, socket) = (function.to_owned(), machine.socket(function));
+        let (network, socket) = (network_function.to_owned(), network_machine.socket(network_function));
         config = config.function(Function { name: network.clone(), socket, hotplug: false, user: false });
 
         let guest = Guest::boot(toolkit, &config, progress).context(context)?;
@@ -114,9 +114,9 @@ impl BenchGuest {
     }
 
     /// Turns the trace of exits on or off.
-    pub(super) fn trace_exits(&self, on: bool) -> Result<(), Failure> {
+    pub(super) fn trace_exits(&self, is_on: bool) -> Result<(), Failure> {
         for event in EXITS {
-            let state = json!({ "name": event, "enable": on });
+            let state = json!({ "name": event, "enable": is_on });
             self.guest.execute("trace-event-set-state", state).context(|| "QEMU's trace".into())?;
         }
         Ok(())
@@ -138,7 +138,8 @@ impl BenchGuest {
     }
 }
 
-/// Returns the script that sets up both network interfaces of guest `number`.
+/// Returns the script that sets up both network interfaces of guest `number`. It tells them apart
+/// by their Ethernet addresses: those of QEMU's devices begin with 52.
 fn set_up_script(number: u8) -> String {
     let (qemu, served) = (Network::Qemu.address(number), Network::Served.address(number));
     format!(

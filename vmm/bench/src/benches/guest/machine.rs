@@ -45,8 +45,8 @@ pub(super) struct WorkDone {
 }
 
 impl Machine {
-    /// Serves a machine. `polls_for` is how long its engine polls after the last work. `None` means
-    /// the default time.
+    /// Serves a machine. `polls_for` is the time for which its engine polls after the last work, or
+    /// `None` for the default.
     pub(super) fn serve(
         name: &str,
         event_loop: EventLoop,
@@ -60,11 +60,11 @@ impl Machine {
         let (mut machine, built) = build(&description)?;
         let registers =
             machine.add_function("dma0", Box::new(DeepRing::default())).context(|| "the machine".into())?;
-        let usual = EngineConfig::default();
+        let default_config = EngineConfig::default();
         let config = EngineConfig {
             event_loop: event_loop.into(),
-            cool_after: polls_for.unwrap_or(usual.cool_after),
-            ..usual
+            cool_after: polls_for.unwrap_or(default_config.cool_after),
+            ..default_config
         };
 
         let engine = || "the engine".to_owned();

@@ -63,7 +63,7 @@ pub const BENCH: Bench = Bench::new(
 .with_child(run_child)
 .not_in_all();
 
-/// The task of all child processes.
+/// The task of all child processes: to be one end of the measured paths.
 const END: &str = "end";
 
 /// The message sizes of all measurements, and how often and how long each is measured.
@@ -195,8 +195,7 @@ fn drivers(
     drivers
 }
 
-/// Compares the counted exits and server messages of one pair of guests with the goal for both,
-/// which is none.
+/// Returns the goals for one pair of guests: no exit and no message to the server is counted.
 fn goals(rows: &[Row], sweep: &Sweep, accelerator: Accelerator, backing: Backing) -> Vec<Goal> {
     let mut goals = Vec::new();
     for (path, operations) in [(counts::POSTED, "posted writes"), (counts::PACKETS, "packets")] {

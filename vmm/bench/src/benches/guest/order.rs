@@ -16,9 +16,9 @@ pub(super) enum Order {
     MeasureRegisters { path: String, quick: bool },
     /// Opens one attachment of a device of registers, whose accesses are counted.
     OpenCounted { device: usize },
-    /// Makes accesses.
+    /// Makes accesses, which the parent counts.
     Count { kind: Access, times: u32 },
-    /// Reads back the last posted write.
+    /// Checks that the register holds the value of the last posted write.
     Check,
     /// Opens this side's end of a tree.
     OpenTree { side: Side, task: Task, device: usize },

@@ -33,8 +33,10 @@ const POLLING_TIME: Duration = Duration::from_secs(5);
 const PORT: u16 = 7000;
 /// Bytes of all messages of a probe, which determines how many messages are measured.
 const PROBE_BYTES: usize = 256 << 10;
-/// The least and the greatest number of messages in a probe.
-const PROBE_MESSAGES: (usize, usize) = (2, 64);
+/// The least number of messages in a probe, and in a measurement.
+const MIN_MESSAGES: u32 = 2;
+/// The greatest number of messages in a probe.
+const MAX_PROBE_MESSAGES: u32 = 64;
 /// The greatest number of messages in a measurement. A few messages may pass faster than many do.
 const MAX_MESSAGES: u32 = 20_000;
 /// The message size for measurements of latency.
@@ -58,6 +60,13 @@ const COUNTED_COMPUTE: usize = 2;
 const SECOND_VPID: usize = 3;
 /// Index of the host's device.
 const HOST_IO: usize = 0;
+
+/// The devices of both ends of a path, as indexes into the lists of their workers.
+#[derive(Clone, Copy, Debug)]
+struct EndDevices {
+    io: usize,
+    compute: usize,
+}
 
 /// A path of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -221,7 +230,8 @@ impl<'a> GuestPair<'a> {
     /// Returns the number of calls to [`Run::step`] for a pair of guests.
     pub(super) fn steps(sweep: &Sweep) -> u64 {
         let paths: usize = sweep.sizes.iter().map(|&bytes| MessagePath::of_messages(bytes).count()).sum();
-        // The boot and the registers are a step each, and each kind of counted work is one.
+        // The boot and the registers are a step each, and so is each of the four kinds of counted
+        // work. A path has a step for its probe and one for each round.
         (2 + 4 + paths * sweep.directions.len() * (sweep.rounds + 1)) as u64
     }
 
@@ -283,14 +293,14 @@ impl<'a> GuestPair<'a> {
             count,
             compute_cores: 1,
         };
-        let (minimum, maximum) = PROBE_MESSAGES;
-        let probe = (PROBE_BYTES / bytes).clamp(minimum, maximum) as u32;
+        let probe = ((PROBE_BYTES / bytes) as u32).clamp(MIN_MESSAGES, MAX_PROBE_MESSAGES);
         let mut counted = Vec::new();
 
         for path in MessagePath::of_messages(bytes) {
             self.run.step(format!("{}, {bytes} bytes, {}", path.row(), direction.name()))?;
-            let duration = self.measure_once(path, &task(path, Kind::Stream, probe))?.seconds();
-            counted.push((path, ((f64::from(probe) * seconds / duration) as u32).clamp(2, MAX_MESSAGES)));
+            let probe_seconds = self.measure_once(path, &task(path, Kind::Stream, probe))?.seconds();
+            let count = (f64::from(probe) * seconds / probe_seconds) as u32;
+            counted.push((path, count.clamp(MIN_MESSAGES, MAX_MESSAGES)));
         }
 
         let results = contest::run(self.run, rounds, counted, |&mut (path, count), _| {
@@ -322,9 +332,9 @@ impl<'a> GuestPair<'a> {
     /// Opens both endpoints of a path, passes a task's messages once, and closes the endpoints.
     fn measure_once(&mut self, path: MessagePath, task: &Task) -> Result<FlowTimes, Failure> {
         let devices = match path {
-            MessagePath::Host => (HOST_IO, COMPUTE_OF_HOST),
-            MessagePath::Velo => (FIRST_VPID, SECOND_VPID),
-            _ => (IO, COMPUTE),
+            MessagePath::Host => EndDevices { io: HOST_IO, compute: COMPUTE_OF_HOST },
+            MessagePath::Velo => EndDevices { io: FIRST_VPID, compute: SECOND_VPID },
+            _ => EndDevices { io: IO, compute: COMPUTE },
         };
 
         self.open_endpoints(path, task, devices)?;
@@ -334,13 +344,14 @@ impl<'a> GuestPair<'a> {
         Ok(measured)
     }
 
-    /// Returns the two workers of a path.
+    /// Returns the I/O worker and the compute worker of a path.
     fn workers(&mut self, path: MessagePath) -> (&mut Worker<'a>, &mut Worker<'a>) {
         let io = if path == MessagePath::Host { &mut self.host } else { &mut self.io };
         (io, &mut self.compute)
     }
 
-    /// Sends both workers their orders, and waits for both answers.
+    /// Sends the I/O worker and the compute worker of a path an order each, and waits for both
+    /// answers.
     fn order_both(&mut self, path: MessagePath, orders: [Order; 2]) -> Result<Vec<Answer>, Failure> {
         let run = self.run;
         let description = format!("{path:?}, {:?}", orders[1]);
@@ -350,14 +361,8 @@ impl<'a> GuestPair<'a> {
         worker::collect(run, &[io, compute], &description)
     }
 
-    /// Makes both workers open their endpoints. The devices are indexes into the lists of the I/O
-    /// worker and of the compute worker.
-    fn open_endpoints(
-        &mut self,
-        path: MessagePath,
-        task: &Task,
-        (io, compute): (usize, usize),
-    ) -> Result<(), Failure> {
+    /// Makes both workers open their endpoints on these devices.
+    fn open_endpoints(&mut self, path: MessagePath, task: &Task, devices: EndDevices) -> Result<(), Failure> {
         let task = *task;
         let order = |side, device| -> Result<Order, Failure> {
             Ok(match path {
@@ -371,7 +376,7 @@ impl<'a> GuestPair<'a> {
             })
         };
 
-        let orders = [order(Side::Io, io)?, order(Side::Compute, compute)?];
+        let orders = [order(Side::Io, devices.io)?, order(Side::Compute, devices.compute)?];
         self.order_both(path, orders).map(drop)
     }
 
@@ -393,7 +398,8 @@ impl<'a> GuestPair<'a> {
         self.order_both(path, [Order::Close, Order::Close]).map(drop)
     }
 
-    /// Counts the work of the server and of QEMU.
+    /// Counts the work of the server and of QEMU during posted writes, trapped accesses and
+    /// packets.
     fn count_work(&mut self) -> Result<Vec<Row>, Failure> {
         let mut rows = Vec::new();
         let (run, polling, guests) = (self.run, self.polling, self.guests);
@@ -421,7 +427,7 @@ impl<'a> GuestPair<'a> {
                 self.io.execute(run, &Order::Check)?;
             }
 
-            rows.push(counted.figures(self.row(path), u64::from(times)));
+            rows.push(counted.add_to(self.row(path), u64::from(times)));
         }
 
         self.io.execute(run, &Order::Close)?;
@@ -437,7 +443,8 @@ impl<'a> GuestPair<'a> {
             compute_cores: 1,
         };
 
-        self.open_endpoints(MessagePath::Guests, &task, (COUNTED_IO, COUNTED_COMPUTE))?;
+        let devices = EndDevices { io: COUNTED_IO, compute: COUNTED_COMPUTE };
+        self.open_endpoints(MessagePath::Guests, &task, devices)?;
         let minimum = u64::from(task.count * packets_of_message);
         let counted = count(
             polling,
@@ -446,7 +453,7 @@ impl<'a> GuestPair<'a> {
             || self.measure_open_endpoints(MessagePath::Guests).map(drop),
         )?;
         self.close_endpoints(MessagePath::Guests)?;
-        rows.push(counted.figures(self.row(counts::PACKETS), counted.done.packets));
+        rows.push(counted.add_to(self.row(counts::PACKETS), counted.done.packets));
 
         Ok(rows)
     }

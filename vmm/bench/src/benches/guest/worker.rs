@@ -30,6 +30,8 @@ use crate::{
 pub(super) const TIMEOUT: Duration = Duration::from_secs(300);
 /// The interval between two checks whether a wait must end.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
+/// The serial line by which a guest gets orders.
+const ORDER_LINE: &str = "/dev/ttyS2";
 /// The name of this program in a guest.
 pub(super) const PROGRAM: &str = "nicforge-bench";
 
@@ -53,8 +55,10 @@ impl<'a> Worker<'a> {
         let line = guest.terminal();
         let line = line.ok_or_else(|| Failure::environment(format!("{name} has no line for orders")))?;
         let (line_sender, answers) = channel();
-        let command =
-            format!("stty -F /dev/ttyS2 raw -echo && exec {PROGRAM} {} --task {END} </dev/ttyS2", BENCH.name);
+        let command = format!(
+            "stty -F {ORDER_LINE} raw -echo && exec {PROGRAM} {} --task {END} <{ORDER_LINE}",
+            BENCH.name
+        );
         let job = Job::shell(command).on_line(line_forwarder(line_sender));
         let program = guest.start(job).context(|| format!("{name}: starting the bench"))?;
         let worker = Self { name, process: WorkerProcess::Guest { line, program }, answers };
@@ -64,7 +68,7 @@ impl<'a> Worker<'a> {
     /// Starts a worker on the host, with `devices`.
     pub(super) fn on_host(run: &Run<'_>, name: &'static str, devices: &[PathBuf]) -> Result<Self, Failure> {
         let devices: Vec<_> = devices.iter().map(|device| device.display().to_string()).collect();
-        let mut command = process::of_bench(BENCH.name, END)?;
+        let mut command = process::child_command(BENCH.name, END)?;
         command.env(environment::SOCKET, devices.join(":"));
 
         let (line_sender, answers) = channel();

@@ -33,7 +33,8 @@ pub(in crate::benches) struct Irq {
     registers: Bar,
     poster: Poster,
     cancel: Cancel,
-    /// The time at which each wait returned. `None` tells the waiting thread to end.
+    /// Gets the time at which each wait returned. It is dropped, and `None`, when the waiting
+    /// thread must end.
     returned: Option<Receiver<Result<Instant, nicforge_driver::Error>>>,
     waiter: Option<JoinHandle<()>>,
 }
@@ -62,7 +63,8 @@ impl Irq {
     }
 }
 
-/// Waits for one interrupt after the other until it is cancelled.
+/// Waits for one interrupt after the other until it is cancelled, and sends the time at which each
+/// wait returned.
 fn wait(
     interrupt: &Interrupt,
     cancel: &Cancel,

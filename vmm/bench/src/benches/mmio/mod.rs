@@ -73,6 +73,15 @@ const PAUSE: Duration = Duration::from_micros(300);
 /// The longest wait for the other side.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The goal for a hot trapped read, as a multiple of the `vfio_user` crate's.
+const MAX_RATIO_TO_CRATE: f64 = 0.5;
+/// The goal for a trapped read of a sleeping engine, as a multiple of a socket's round trip.
+const MAX_RATIO_TO_SOCKET: f64 = 1.15;
+/// The goal for a posted write in a batch, in nanoseconds.
+const MAX_POSTED_NS: f64 = 20.0;
+/// The goal for the rate of posted writes, as a share of a bare ring's.
+const MIN_SHARE_OF_RING: f64 = 0.5;
+
 /// The amount of measurements.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Effort {
@@ -115,7 +124,7 @@ pub(super) trait Contestant {
     fn measure(&mut self, effort: &Effort) -> Result<Measurement, Failure>;
 }
 
-/// Times `operation` repeatedly without a pause, after some uncounted calls.
+/// Times `operation` repeatedly without a pause, after a twentieth as many untimed calls.
 fn in_a_row(
     effort: &Effort,
     mut operation: impl FnMut() -> Result<(), Failure>,
@@ -127,16 +136,16 @@ fn in_a_row(
 
     let mut samples = Samples::with_capacity(effort.in_a_row);
     let start = Instant::now();
-    let mut before = start;
+    let mut last_end = start;
 
     for _ in 0..effort.in_a_row {
         operation()?;
-        let now = Instant::now();
-        samples.add(now - before);
-        before = now;
+        let end = Instant::now();
+        samples.add(end - last_end);
+        last_end = end;
     }
 
-    let rate = effort.in_a_row as f64 / (before - start).as_secs_f64();
+    let rate = effort.in_a_row as f64 / (last_end - start).as_secs_f64();
     Ok(Measurement { rate: Some(rate), samples })
 }
 
@@ -217,11 +226,12 @@ fn measure(
     contestants.push(Box::new(interrupt::Irq::new(&open(2, registers::blocking())?)?));
     contestants.push(Box::new(interrupt::EventFds::new(placement.processor_of("server"))?));
 
-    let text = placement.text();
+    let placement_text = placement.text();
     let mut last_round = None;
     let results = contest::run(run, effort.rounds, contestants, |contestant, round| {
+        // The progress counts rounds, and not contestants.
         if last_round.replace(round) != Some(round) {
-            run.step(format!("{text}, round {}", round + 1))?;
+            run.step(format!("{placement_text}, round {}", round + 1))?;
         }
         contestant.measure(effort)
     })?;
@@ -229,7 +239,7 @@ fn measure(
     let row = |contestant: &dyn Contestant, measurements: &[Measurement]| {
         let row = Row {
             backing: contestant.backing(),
-            placement: Some(text.clone()),
+            placement: Some(placement_text.clone()),
             ..Row::new(contestant.path()).with_measurements(measurements)
         };
 
@@ -244,8 +254,8 @@ fn measure(
     Ok(results.iter().map(|(contestant, measurements)| row(contestant.as_ref(), measurements)).collect())
 }
 
-/// Compares the measurements of one placement with the benchmark's goals, which are bounds on
-/// ratios of latencies and rates.
+/// Returns the goals for one placement, which are bounds on ratios of latencies and rates, with the
+/// measured values. A goal is left out if one of its paths was not measured.
 fn goals(rows: &[Row], placement: &str) -> Vec<Goal> {
     let find = |path: &str| rows.iter().find(|row| row.path == path);
     let p50 = |path| find(path).and_then(|row| row.p50_us);
@@ -257,23 +267,23 @@ fn goals(rows: &[Row], placement: &str) -> Vec<Goal> {
 
     if let Some(times) = ratio(p50("trapped-read-hot"), p50("vfio_user-crate-read")) {
         let description = format!("a hot trapped read, in medians of the vfio_user crate's; {placement}");
-        goals.push(Goal::at_most(description, 0.5, times));
+        goals.push(Goal::at_most(description, MAX_RATIO_TO_CRATE, times));
     }
 
     if let Some(times) = ratio(p50("trapped-read"), p50("unix-pingpong")) {
         let description =
             format!("a trapped read of a sleeping engine, in medians of a socket's ping-pong; {placement}");
-        goals.push(Goal::at_most(description, 1.15, times));
+        goals.push(Goal::at_most(description, MAX_RATIO_TO_SOCKET, times));
     }
 
     if let Some(microseconds) = p50("posted-write") {
         let description = format!("a posted write in a batch of {BATCH}, ns; {placement}");
-        goals.push(Goal::at_most(description, 20.0, microseconds * 1e3));
+        goals.push(Goal::at_most(description, MAX_POSTED_NS, microseconds * 1e3));
     }
 
     if let Some(times) = ratio(rate("posted-write"), rate("bare-ring")) {
         let description = format!("sustained posted writes, in rates of a bare ring; {placement}");
-        goals.push(Goal::at_least(description, 0.5, times));
+        goals.push(Goal::at_least(description, MIN_SHARE_OF_RING, times));
     }
 
     goals

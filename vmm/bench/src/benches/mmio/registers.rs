@@ -23,7 +23,7 @@ pub(in crate::benches) fn blocking() -> OpenOptions {
     OpenOptions { spin: Duration::ZERO, socket_spin: Duration::ZERO, ..OpenOptions::default() }
 }
 
-/// Converts the error of an access to the device.
+/// Converts the error of an access to the device into a failure of the bench.
 pub(in crate::benches) fn accessing<T>(result: Result<T, nicforge_driver::Error>) -> Result<T, Failure> {
     result.context(|| "accessing the device".into())
 }
@@ -55,6 +55,7 @@ pub(in crate::benches) fn contestants(
 /// Trapped accesses one after the other. The engine finds the next access before it goes to sleep.
 struct Trapped {
     path: &'static str,
+    /// Whether the accesses are writes, and not reads.
     is_write: bool,
     bar: Bar,
 }
@@ -103,10 +104,12 @@ fn wait_until_asleep(sleeping: &SharedU32) -> Result<(), Failure> {
 /// Trapped reads that wake the engine, from a client that blocks.
 struct SleepingEngineReads {
     bar: Bar,
+    /// The word of the mirror that is not zero while the engine sleeps.
     sleeping: SharedU32,
 }
 
 impl SleepingEngineReads {
+    /// Returns the contestant on a device whose waits block.
     fn new(device: &Device) -> Result<Self, Failure> {
         let sleeping = mirror_word(device, mirror::SLEEPING)?;
         Ok(Self { bar: accessing(device.bar(REGISTERS))?, sleeping })
@@ -135,13 +138,17 @@ impl Contestant for SleepingEngineReads {
 /// the write wakes it.
 struct PostedWriteTime {
     path: &'static str,
+    /// Whether the engine sleeps before each write.
     engine_sleeps: bool,
     device: Device,
+    /// The word of the mirror that is not zero while the engine sleeps.
     sleeping: SharedU32,
+    /// The word of the mirror with the count of posted writes that were carried out.
     head: SharedU32,
 }
 
 impl PostedWriteTime {
+    /// Returns the contestant whose engine sleeps before each write.
     fn new(device: &Device) -> Result<Self, Failure> {
         Ok(Self {
             path: "posted-write-done-asleep",
@@ -167,10 +174,10 @@ impl Contestant for PostedWriteTime {
         // A ring has one producer at a time, so the poster is opened for this measurement only.
         let mut poster = accessing(self.device.poster(0))?;
         let write = || {
-            let before = head.load(Ordering::Acquire);
+            let head_before = head.load(Ordering::Acquire);
             accessing(poster.post(REGISTERS, REG_COUNT, &[0; 4]))?;
             let start = Instant::now();
-            while head.load(Ordering::Acquire) == before {
+            while head.load(Ordering::Acquire) == head_before {
                 if start.elapsed() > TIMEOUT {
                     return Err(Failure::environment("the engine does not carry out a posted write"));
                 }
@@ -191,10 +198,12 @@ impl Contestant for PostedWriteTime {
 pub(in crate::benches) struct Posted {
     device: Device,
     poster: Poster,
+    /// Number of writes so far, which is also the value of the last one.
     count: u32,
 }
 
 impl Posted {
+    /// Opens the device's posted-write ring.
     pub(in crate::benches) fn new(device: &Device) -> Result<Self, Failure> {
         Ok(Self { poster: accessing(device.poster(0))?, device: device.clone(), count: 0 })
     }

@@ -48,7 +48,7 @@ impl ServerProcess {
             event_loop.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
         let processor = processor.map_or_else(|| ANYWHERE.to_owned(), |processor| processor.to_string());
         let task = format!("{kind}:{processor}:{}", directory.path().display());
-        let child = process::of_bench(BENCH.name, &task)?
+        let child = process::child_command(BENCH.name, &task)?
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // Only the parent acts on Ctrl-C.

@@ -101,6 +101,7 @@ pub(super) fn serve(directory: &Path) -> Result<(), Failure> {
 /// Reads by the crate's client.
 struct CrateRead {
     client: Rc<RefCell<Client>>,
+    /// Whether the server sleeps before each read.
     asleep: bool,
 }
 

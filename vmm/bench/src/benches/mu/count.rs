@@ -29,12 +29,18 @@ pub(super) const STEPS: usize = TASKS.len();
 const BURST: u32 = 32;
 /// Steps of the machine between two polls of the receiver.
 const MACHINE_STEPS: u32 = 4;
-/// The goal, in instructions.
-const MAX: f64 = 500.0;
+/// The work budget of each function in one step, as in the engine.
+const WORK_BUDGET: u32 = 64;
+/// Maximum number of polls until a burst or a put has arrived.
+const MAX_POLLS: u32 = 1000;
+/// The goal for a memory-FIFO packet, in instructions.
+const MAX_INSTRUCTIONS: f64 = 500.0;
 /// The goal for one active FIFO among all, as a multiple of one alone.
-const AMONG: f64 = 1.05;
-/// Bursts before the counted ones.
-const WARM_UP: u32 = 16;
+const MAX_RATIO_AMONG_ALL: f64 = 1.05;
+/// Bursts before the counted ones, which touch all memory once.
+const WARM_UP_BURSTS: u32 = 16;
+/// Bytes of the sender's and of the receiver's memory.
+const MEMORY: u64 = 4096;
 
 /// The parts of a packet's work.
 const PARTS: Parts = Parts {
@@ -53,13 +59,16 @@ const PARTS: Parts = Parts {
 /// The injection FIFOs that are enabled at the sender's node. One of them sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fifos {
+    /// The sender's alone.
     One,
+    /// All of the node.
     All,
 }
 
 impl Fifos {
     const ALL: [Self; 2] = [Self::One, Self::All];
 
+    /// Returns the word in a task.
     fn name(self) -> &'static str {
         match self {
             Self::One => "one",
@@ -80,6 +89,7 @@ enum Messages {
 impl Messages {
     const ALL: [Self; 2] = [Self::Fifo, Self::Put];
 
+    /// Returns the name in the rows, which is also the word in a task.
     fn name(self) -> &'static str {
         match self {
             Self::Fifo => "fifo8",
@@ -88,13 +98,13 @@ impl Messages {
     }
 }
 
-/// So many packets of buffer that a burst does not wait.
-const DEEP: u32 = 64;
+/// Packets of buffer of a virtual channel with which a burst does not wait.
+const DEEP_CREDITS: u32 = 64;
 /// Messages, FIFOs, and packets of buffer of a virtual channel. Each run has a row.
 const TASKS: [(Messages, Fifos, u32); 4] = [
     (Messages::Fifo, Fifos::One, CREDITS),
     (Messages::Fifo, Fifos::All, CREDITS),
-    (Messages::Fifo, Fifos::One, DEEP),
+    (Messages::Fifo, Fifos::One, DEEP_CREDITS),
     (Messages::Put, Fifos::One, CREDITS),
 ];
 
@@ -103,7 +113,9 @@ const TASKS: [(Messages, Fifos, u32); 4] = [
 struct Task {
     messages: Messages,
     fifos: Fifos,
+    /// Packets of buffer of a virtual channel.
     credits: u32,
+    /// Number of counted packets, a multiple of [`BURST`].
     packets: u32,
 }
 
@@ -115,6 +127,7 @@ impl fmt::Display for Task {
 }
 
 impl Task {
+    /// Parses the task of a child process.
     fn parse(text: &str) -> Result<Self, Failure> {
         let task = text.split_once(':').and_then(|(messages, rest)| {
             let messages = Messages::ALL.into_iter().find(|kind| kind.name() == messages)?;
@@ -132,10 +145,11 @@ pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
     Callgrind::if_installed("instructions of a packet are ", |callgrind| count(run, callgrind))
 }
 
-/// Counts instructions with callgrind.
+/// Counts instructions with callgrind, for each of [`TASKS`], and attributes them to parts by
+/// source file.
 fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
     let packets = if run.quick { 2 * BURST } else { 4096 };
-    let (mut outcome, mut counts) = (Outcome::default(), Vec::new());
+    let (mut outcome, mut counts_by_task) = (Outcome::default(), Vec::new());
 
     for (messages, fifos, credits) in TASKS {
         let (name, enabled) = (messages.name(), fifos.name());
@@ -161,16 +175,21 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
             row = row.figure(part, count as f64 / f64::from(packets));
         }
         outcome.rows.push(row);
-        counts.push(all);
+        counts_by_task.push(all);
     }
 
+    let [one_fifo, all_fifos, one_fifo_deep] = [0, 1, 2].map(|task| counts_by_task[task]);
     outcome.goals = vec![
-        Goal::at_most("instructions of a memory-FIFO packet of 8 bytes, 7 packets of buffer", MAX, counts[0]),
-        Goal::at_most("the same with 64 packets of buffer", MAX, counts[2]),
+        Goal::at_most(
+            "instructions of a memory-FIFO packet of 8 bytes, 7 packets of buffer",
+            MAX_INSTRUCTIONS,
+            one_fifo,
+        ),
+        Goal::at_most("the same with 64 packets of buffer", MAX_INSTRUCTIONS, one_fifo_deep),
         Goal::at_most(
             "one active injection FIFO among 544, of one alone, times",
-            AMONG,
-            counts[1] / counts[0],
+            MAX_RATIO_AMONG_ALL,
+            all_fifos / one_fifo,
         ),
     ];
     outcome.notes.push(format!(
@@ -187,8 +206,9 @@ pub(super) fn run_child(task: &str) -> Result<u8, Failure> {
     let task = Task::parse(task)?;
     let mut machine = SteppedMachine::new(build(&two_nodes(USER_SUBGROUPS, task.credits)?)?.0);
     let open = |node: &str, name: &str| machine.open(node, name);
-    let mut pair = Pair::open(&open("bgq0", "s0")?, &open("bgq1", "s0")?, 4096)?;
+    let mut pair = Pair::open(&open("bgq0", "s0")?, &open("bgq1", "s0")?, MEMORY)?;
 
+    // The idle FIFOs stay enabled until the end.
     let _idle = match task.fifos {
         Fifos::One => None,
         Fifos::All => {
@@ -199,8 +219,7 @@ pub(super) fn run_child(task: &str) -> Result<u8, Failure> {
         }
     };
 
-    // The first rounds touch all memory once.
-    for _ in 0..WARM_UP {
+    for _ in 0..WARM_UP_BURSTS {
         warm_up(&mut machine, &mut pair, task.messages)?;
     }
     for _ in 0..task.packets / BURST {
@@ -209,10 +228,10 @@ pub(super) fn run_child(task: &str) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Does the same as [`round`], under a name that does not count.
+/// Does the same as [`round`], under a name at which callgrind does not count.
 #[inline(never)]
 fn warm_up(machine: &mut SteppedMachine, pair: &mut Pair, messages: Messages) -> Result<(), Failure> {
-    // The compiler may merge two identical functions, and this one would then count.
+    // The compiler may merge two identical functions. This one would then be counted, too.
     std::hint::black_box("not counted");
     exchange(machine, pair, messages)
 }
@@ -223,6 +242,7 @@ fn round(machine: &mut SteppedMachine, pair: &mut Pair, messages: Messages) -> R
     exchange(machine, pair, messages)
 }
 
+/// Sends, delivers and receives [`BURST`] messages.
 #[inline(always)]
 fn exchange(machine: &mut SteppedMachine, pair: &mut Pair, messages: Messages) -> Result<(), Failure> {
     match messages {
@@ -239,8 +259,8 @@ fn put(machine: &mut SteppedMachine, pair: &mut Pair) -> Result<(), Failure> {
         return Err(Failure::result("a put finds no room"));
     }
 
-    for _ in 0..1000 {
-        machine.steps(1, |machine, now| machine.step(now, 64));
+    for _ in 0..MAX_POLLS {
+        machine.steps(1, |machine, now| machine.step(now, WORK_BUDGET));
         if pair.left() == 0 {
             return Ok(());
         }
@@ -248,6 +268,7 @@ fn put(machine: &mut SteppedMachine, pair: &mut Pair) -> Result<(), Failure> {
     Err(Failure::result("a put does not arrive"))
 }
 
+/// Sends a burst of memory-FIFO packets, and steps the machine until all have been received.
 #[inline(always)]
 fn burst(machine: &mut SteppedMachine, pair: &mut Pair) -> Result<(), Failure> {
     let sent = pair.send(BURST)?;
@@ -256,8 +277,8 @@ fn burst(machine: &mut SteppedMachine, pair: &mut Pair) -> Result<(), Failure> {
     }
 
     let mut remaining = BURST;
-    for _ in 0..1000 {
-        machine.steps(MACHINE_STEPS, |machine, now| machine.step(now, 64));
+    for _ in 0..MAX_POLLS {
+        machine.steps(MACHINE_STEPS, |machine, now| machine.step(now, WORK_BUDGET));
         remaining -= pair.receive(remaining)?;
         if remaining == 0 {
             return Ok(());

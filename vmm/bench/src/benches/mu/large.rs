@@ -25,7 +25,7 @@ const MEMORY: usize = 32 << 20;
 /// The greatest number of puts in flight.
 const WINDOW: u64 = 8;
 /// The goal, as a share of a copy's bandwidth.
-const SHARE: f64 = 0.8;
+const MIN_SHARE_OF_COPY: f64 = 0.8;
 /// Number of contestants.
 pub(super) const CONTESTANTS: usize = 3;
 
@@ -40,6 +40,7 @@ enum Path {
 const PATHS: [Path; CONTESTANTS] = [Path::InProcess, Path::Served, Path::Copy];
 
 impl Path {
+    /// Returns the way to the device, if there is one.
     const fn backing(self) -> Option<Backing> {
         match self {
             Self::InProcess => Some(Backing::InProcess),
@@ -48,6 +49,7 @@ impl Path {
         }
     }
 
+    /// Returns the name in the rows.
     const fn name(self) -> &'static str {
         match self {
             Self::InProcess | Self::Served => "put1m",
@@ -107,12 +109,12 @@ fn transfer(pair: &mut Pair, count: u64, mut relax: Relax) -> Result<(), Failure
             return Ok(());
         }
 
-        let mut is_idle = true;
+        let sent_before = sent;
         while sent < count && sent - arrived < WINDOW && pair.put(sent * bytes % MEMORY as u64, bytes)? {
-            (sent, is_idle) = (sent + 1, false);
+            sent += 1;
         }
 
-        if is_idle {
+        if sent == sent_before {
             if deadline.has_passed() {
                 let description = format!("{arrived} of {count} puts of `bench {}` arrived", BENCH.name);
                 return Err(Failure::result(description));
@@ -139,7 +141,7 @@ fn rows(results: &Results<Path>, placement: &Placement) -> Vec<Row> {
 fn goals(results: &Results<Path>) -> Vec<Goal> {
     let goal = |(path, how): (Path, &str)| {
         let description = format!("direct puts of 1 MiB, {how}, times a copy");
-        Goal::at_least(description, SHARE, of_memcpy(results, path))
+        Goal::at_least(description, MIN_SHARE_OF_COPY, of_memcpy(results, path))
     };
     [(Path::InProcess, "in process"), (Path::Served, "served")].map(goal).into()
 }

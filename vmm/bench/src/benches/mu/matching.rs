@@ -15,7 +15,7 @@ use nicforge_mu_transport::{Config, Job, MuTransport, RankAddress};
 use super::nodes::{BYTES, STEP_TIMEOUT};
 use crate::{
     contest::Measurement,
-    machine::{Host, never_sleeping_wait},
+    machine::{AttachmentOfNode, Host, never_sleeping_wait},
     ranks::endpoints_of,
 };
 
@@ -23,7 +23,7 @@ use crate::{
 const WINDOW: u32 = 64;
 /// The subgroup of both ranks. The one before belongs to the bare FIFOs.
 const SUBGROUP: u16 = 1;
-/// Windows between two looks at the clock.
+/// Windows of an exchange of messages. The clock is read after each exchange.
 const WINDOWS: u32 = 16;
 
 /// A rank on each of two nodes, which have found each other.
@@ -38,7 +38,7 @@ impl Ranks {
     pub(super) fn open(machine: &Host) -> Result<Self, Failure> {
         let job = Job::new((0..2).map(|node| RankAddress { node, subgroup: SUBGROUP }).collect());
         let open = |node| {
-            let attachment = ("s1", usize::from(FIRST_SUBGROUP + SUBGROUP));
+            let attachment = AttachmentOfNode { name: "s1", index: usize::from(FIRST_SUBGROUP + SUBGROUP) };
             let device = machine.open(node, attachment, STEP_TIMEOUT)?;
             MuTransport::open(&device, &job, Config::default()).context(|| format!("the rank of {node}"))
         };
@@ -55,7 +55,7 @@ impl Ranks {
             let terms =
                 Parameters { bytes: BYTES as usize, window: WINDOW, windows: WINDOWS, context: self.context };
             let [sender, receiver] = &mut self.endpoints[..] else {
-                return Err(Failure::result("there are two ranks"));
+                return Err(Failure::result("there are not two ranks"));
             };
             let mut sides = [
                 Side::new(receiver, End::Receiver, 0, terms).context(|| "a receiver".into())?,

@@ -14,7 +14,7 @@ use nicforge_spi::{
 };
 
 use super::BENCH;
-use crate::machine::{Host, describe, never_sleeping_wait};
+use crate::machine::{AttachmentOfNode, Host, describe, never_sleeping_wait};
 
 /// Packets of buffer at the receiving end of a virtual channel of Blue Gene/Q.
 pub(super) const CREDITS: u32 = 7;
@@ -28,11 +28,14 @@ const DESCRIPTORS: u32 = 255;
 const TOGETHER: usize = 8;
 /// Bytes of the receiver's FIFO.
 const RECEPTION: u64 = 64 << 10;
-/// The FIFOs and the base address that sender and receiver use.
+/// The injection FIFO of the sender, and the reception FIFO of the receiver.
 const FIFO: u8 = 0;
+/// The entry of the base address table that the receiver uses.
 const BASE: u8 = 0;
-/// Bytes at the end of each memory that are no payload: the counter.
-const COUNTER: u64 = 64;
+/// Bytes at the end of each memory that hold the counter, and no payload.
+const COUNTER_BYTES: u64 = 64;
+/// All injection FIFOs of a subgroup, one bit for each.
+const ALL_FIFOS: u64 = 0xff;
 
 /// Describes two nodes with this many application subgroups each, and this many packets of buffer
 /// at the receiving end of a virtual channel.
@@ -43,7 +46,8 @@ pub(super) fn two_nodes(subgroups: u16, credits: u32) -> Result<Plan, Failure> {
 
 /// Opens a pair between the two nodes of a machine.
 pub(super) fn open_pair(machine: &Host, bytes: u64) -> Result<Pair, Failure> {
-    let open = |node| machine.open(node, ("s0", FIRST_SUBGROUP.into()), STEP_TIMEOUT);
+    let attachment = AttachmentOfNode { name: "s0", index: FIRST_SUBGROUP.into() };
+    let open = |node| machine.open(node, attachment, STEP_TIMEOUT);
     Pair::open(&open("bgq0")?, &open("bgq1")?, bytes)
 }
 
@@ -57,7 +61,7 @@ impl End {
     /// Opens a subgroup, and allocates `bytes` of touched memory.
     fn open(device: &Device, bytes: u64) -> Result<Self, Failure> {
         let subgroup = Subgroup::open(device, Options::default()).context(|| "a subgroup".into())?;
-        let memory = subgroup.memory((bytes + COUNTER) as usize).context(|| "memory".into())?;
+        let memory = subgroup.memory((bytes + COUNTER_BYTES) as usize).context(|| "memory".into())?;
 
         // All pages are allocated before any measurement.
         memory.window().zero(0, memory.len()).context(|| "touching memory".into())?;
@@ -72,6 +76,7 @@ pub(super) struct Pair {
     counter: Counter,
     /// Slots for messages in the sender's memory.
     slots: u64,
+    /// Number of memory-FIFO messages sent, and of those received.
     sent: u64,
     received: u64,
 }
@@ -101,8 +106,8 @@ impl Pair {
     /// of messages that found room.
     #[inline]
     pub(super) fn send(&mut self, maximum: u32) -> Result<u32, Failure> {
-        let place = self.sender.subgroup.position();
-        let to = place.ordered(self.receiver.subgroup.position().own);
+        let sender_position = self.sender.subgroup.position();
+        let to = sender_position.ordered(self.receiver.subgroup.position().own);
         let target = MemoryFifo { fifo: self.receiver.subgroup.reception_id(FIFO), ..MemoryFifo::default() };
 
         // The messages differ in the address of the payload alone.
@@ -133,7 +138,7 @@ impl Pair {
     #[inline]
     pub(super) fn receive(&mut self, maximum: u32) -> Result<u32, Failure> {
         let (expected, mut wrong) = (&mut self.received, None);
-        let count = self.receiver.subgroup.receive(FIFO, maximum, |packet, _| {
+        let taken = self.receiver.subgroup.receive(FIFO, maximum, |packet, _| {
             let mut number = [0; BYTES as usize];
             let is_whole = packet.read(&mut number).is_ok_and(|bytes| bytes == number.len());
             let found = u64::from_le_bytes(number);
@@ -144,7 +149,7 @@ impl Pair {
         });
 
         match wrong {
-            None => count.context(|| "a receiver".into()),
+            None => taken.context(|| "a receiver".into()),
             Some((found, expected)) => {
                 Err(Failure::result(format!("message {found} came instead of {expected}")))
             }
@@ -166,13 +171,14 @@ impl Pair {
         Ok(())
     }
 
-    /// Adds bytes that the counter expects.
+    /// Adds to the number of bytes that the counter expects.
     #[inline]
     pub(super) fn expect(&self, bytes: u64) {
         self.counter.expect(bytes);
     }
 
-    /// Puts `bytes` from `offset` to the same offset. Returns whether there was room.
+    /// Puts `bytes` bytes from an offset of the sender's memory to the same offset of the
+    /// receiver's. Returns whether the injection FIFO had room.
     #[inline]
     pub(super) fn put(&mut self, offset: u64, bytes: u64) -> Result<bool, Failure> {
         let to = self.sender.subgroup.position().dynamic(self.receiver.subgroup.position().own);
@@ -206,8 +212,8 @@ impl Pair {
     }
 }
 
-/// Bytes of an idle FIFO.
-const IDLE: u64 = 4 * DESCRIPTOR;
+/// Bytes of an idle FIFO: four descriptors.
+const IDLE_FIFO_BYTES: u64 = 4 * DESCRIPTOR;
 
 /// Subgroups of which all injection FIFOs are enabled and empty: 63 of users, and the system's.
 pub(super) struct IdleFifos {
@@ -229,26 +235,26 @@ impl IdleFifos {
     }
 }
 
-/// Enables the injection FIFOs of a subgroup from `first` on, with memory.
+/// Enables the injection FIFOs of a subgroup from number `first` on, with memory. They stay empty.
 fn enable_idle(subgroup: &mut Subgroup, first: u8) -> Result<(), Failure> {
     let name = || "idle FIFOs".to_owned();
-    let memory = subgroup.memory((u64::from(INJECTION_FIFOS) * IDLE) as usize).context(name)?;
+    let memory = subgroup.memory((u64::from(INJECTION_FIFOS) * IDLE_FIFO_BYTES) as usize).context(name)?;
     let memory = Arc::new(memory);
 
     for fifo in first..INJECTION_FIFOS as u8 {
-        let (memory, offset) = (Arc::clone(&memory), u64::from(fifo) * IDLE);
+        let (memory, offset) = (Arc::clone(&memory), u64::from(fifo) * IDLE_FIFO_BYTES);
         let attributes = InjectionAttributes::default();
-        subgroup.init_injection(fifo, memory, offset, IDLE, attributes).context(name)?;
+        subgroup.init_injection(fifo, memory, offset, IDLE_FIFO_BYTES, attributes).context(name)?;
     }
     subgroup.set_injection_enabled(u8::MAX << first, true).context(name)
 }
 
-/// Enables the FIFOs of the system. The library opens one of its four subgroups at a time, so this
-/// writes their registers.
+/// Enables the injection FIFOs of the system's four subgroups, with memory, which is returned. The
+/// library opens one of these subgroups at a time, so this writes their registers.
 fn system_fifos(kernel: &Device) -> Result<DmaBuffer, Failure> {
     let name = || "the system's FIFOs".to_owned();
     let subgroups = u64::from(SUBGROUPS_OF_GROUP);
-    let bytes = subgroups * u64::from(INJECTION_FIFOS) * IDLE;
+    let bytes = subgroups * u64::from(INJECTION_FIFOS) * IDLE_FIFO_BYTES;
     let memory = kernel.dma_buffer(bytes as usize, HugePages::Never).context(name)?;
     let registers = kernel.bar(BAR_REGISTERS).context(name)?;
 
@@ -256,16 +262,20 @@ fn system_fifos(kernel: &Device) -> Result<DmaBuffer, Failure> {
     for page in (0..subgroups).map(|subgroup| subgroup * PAGE) {
         for fifo in 0..u64::from(INJECTION_FIFOS) {
             let base = page + reg::INJECTION + fifo * reg::FIFO;
-            let values =
-                [(reg::START, start), (reg::SIZE_1, IDLE - 1), (reg::HEAD, start), (reg::TAIL, start)];
+            let values = [
+                (reg::START, start),
+                (reg::SIZE_1, IDLE_FIFO_BYTES - 1),
+                (reg::HEAD, start),
+                (reg::TAIL, start),
+            ];
             for (register, value) in values {
                 registers.write64(base + register, value).context(name)?;
             }
-            start += IDLE;
+            start += IDLE_FIFO_BYTES;
         }
-        registers.write64(page + reg::ENABLE, 0xff).context(name)?;
+        registers.write64(page + reg::ENABLE, ALL_FIFOS).context(name)?;
         let enabled = registers.read64(page + reg::IS_ENABLED).context(name)?;
-        if enabled != 0xff {
+        if enabled != ALL_FIFOS {
             return Err(Failure::result(format!("of the system's FIFOs only {enabled:#x} are enabled")));
         }
     }

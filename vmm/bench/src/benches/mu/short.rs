@@ -25,21 +25,29 @@ use crate::{
 const MEMORY: u64 = 4096;
 /// Messages that are sent, and then taken, at a time.
 const BURST: u32 = 64;
+/// Number of bursts between two readings of the clock.
+const BURSTS_PER_CHECK: u32 = 64;
 /// The goal for a put's latency, as a multiple of VELO's.
-const TIMES: f64 = 1.5;
+const MAX_LATENCY_RATIO: f64 = 1.5;
 /// The goal for matched messages, as a share of the rate of memory-FIFO packets.
-const MATCHED: f64 = 0.5;
+const MIN_MATCHED_SHARE: f64 = 0.5;
 /// Number of contestants.
 pub(super) const CONTESTANTS: usize = ALL.len();
 
 /// A contestant. Each has a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Contestant {
+    /// The latency of a put with a counter.
     Put,
+    /// The latency of a memory-FIFO message.
     Fifo,
+    /// The rate of memory-FIFO messages.
     FifoRate,
+    /// The rate of matched messages.
     MatchingRate,
+    /// The latency of a VELO message.
     Velo,
+    /// The rate of VELO messages.
     VeloRate,
 }
 
@@ -53,6 +61,7 @@ const ALL: [Contestant; 6] = [
 ];
 
 impl Contestant {
+    /// Returns the name in the rows.
     const fn name(self) -> &'static str {
         match self {
             Self::Put => "put-latency",
@@ -71,15 +80,15 @@ struct Effort {
     /// Duration of a measurement of a rate.
     sustained: Duration,
     /// Number of messages, one after the other, for a latency.
-    single: u32,
+    latency_messages: u32,
 }
 
 /// Measures all contestants in turns.
 pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> {
     let effort = if run.quick {
-        Effort { sustained: Duration::from_millis(30), single: 200 }
+        Effort { sustained: Duration::from_millis(30), latency_messages: 200 }
     } else {
-        Effort { sustained: Duration::from_millis(400), single: 20_000 }
+        Effort { sustained: Duration::from_millis(400), latency_messages: 20_000 }
     };
     let placement = Placement::engine_alone()?;
     let served = Host::served(run, &two_nodes(2, CREDITS)?, &placement)?;
@@ -94,7 +103,7 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
                 Contestant::Fifo => fifo_latency(&mut pair, &effort),
                 Contestant::FifoRate => fifo_rate(&mut pair, &effort),
                 Contestant::MatchingRate => ranks.rate(effort.sustained),
-                Contestant::Velo => velo.latency(effort.single),
+                Contestant::Velo => velo.latency(effort.latency_messages),
                 Contestant::VeloRate => velo.rate(effort.sustained),
             }
         })
@@ -117,12 +126,12 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
 
 /// Measures the time from a put until its counter shows that the data have arrived.
 fn put_latency(pair: &mut Pair, effort: &Effort) -> Result<Measurement, Failure> {
-    let mut samples = Samples::with_capacity(effort.single as usize);
-    for _ in 0..effort.single {
+    let mut samples = Samples::with_capacity(effort.latency_messages as usize);
+    for _ in 0..effort.latency_messages {
         pair.expect(nodes::BYTES);
         let start = Instant::now();
-        until(start, || pair.put(0, nodes::BYTES))?;
-        until(start, || Ok(pair.left() == 0))?;
+        spin_until(start, || pair.put(0, nodes::BYTES))?;
+        spin_until(start, || Ok(pair.left() == 0))?;
         samples.add(start.elapsed());
     }
     Ok(Measurement::of_samples(samples))
@@ -130,19 +139,20 @@ fn put_latency(pair: &mut Pair, effort: &Effort) -> Result<Measurement, Failure>
 
 /// Measures the time from the send of a memory-FIFO message until its receiver has it.
 fn fifo_latency(pair: &mut Pair, effort: &Effort) -> Result<Measurement, Failure> {
-    let mut samples = Samples::with_capacity(effort.single as usize);
-    for _ in 0..effort.single {
+    let mut samples = Samples::with_capacity(effort.latency_messages as usize);
+    for _ in 0..effort.latency_messages {
         let start = Instant::now();
-        until(start, || Ok(pair.send(1)? == 1))?;
-        until(start, || Ok(pair.receive(1)? == 1))?;
+        spin_until(start, || Ok(pair.send(1)? == 1))?;
+        spin_until(start, || Ok(pair.receive(1)? == 1))?;
         samples.add(start.elapsed());
     }
     Ok(Measurement::of_samples(samples))
 }
 
-/// Spins until `is_done` returns `true`, until the longest wait after `start`.
+/// Spins until `is_done` returns `true`. It is an error if that takes longer than [`STEP_TIMEOUT`]
+/// after `start`.
 #[inline]
-fn until(start: Instant, mut is_done: impl FnMut() -> Result<bool, Failure>) -> Result<(), Failure> {
+fn spin_until(start: Instant, mut is_done: impl FnMut() -> Result<bool, Failure>) -> Result<(), Failure> {
     while !is_done()? {
         std::hint::spin_loop();
         if start.elapsed() > STEP_TIMEOUT {
@@ -157,10 +167,11 @@ fn fifo_rate(pair: &mut Pair, effort: &Effort) -> Result<Measurement, Failure> {
     let (start, mut received, mut idle) = (Instant::now(), 0_u64, never_sleeping_wait());
     while start.elapsed() < effort.sustained {
         let mut moved = 0;
-        for _ in 0..64 {
+        for _ in 0..BURSTS_PER_CHECK {
             moved += pair.send(BURST)?;
             let count = pair.receive(BURST)?;
-            (moved, received) = (moved + count, received + u64::from(count));
+            moved += count;
+            received += u64::from(count);
         }
         if moved == 0 {
             idle.pause();
@@ -189,7 +200,11 @@ fn goals(results: &Results<Contestant>) -> Vec<Goal> {
     let times = median(Contestant::Put) / median(Contestant::Velo).max(f64::MIN_POSITIVE);
     let share = ratio(results.of(&Contestant::MatchingRate), results.of(&Contestant::FifoRate));
     vec![
-        Goal::at_most("latency of a put with counter, of a VELO message's, times", TIMES, times),
-        Goal::at_least("rate of matched messages of 8 bytes, of memory-FIFO packets', times", MATCHED, share),
+        Goal::at_most("latency of a put with counter, of a VELO message's, times", MAX_LATENCY_RATIO, times),
+        Goal::at_least(
+            "rate of matched messages of 8 bytes, of memory-FIFO packets', times",
+            MIN_MATCHED_SHARE,
+            share,
+        ),
     ]
 }

@@ -35,7 +35,7 @@ const MAX_IDLE_STEPS: u32 = 10_000;
 const NEVER_COLD: u64 = 1 << 62;
 /// The class of the packets. It has no effect on point-to-point packets.
 const CLASS: u32 = 15;
-/// The attachment that is used of each node.
+/// The name of the attachment that is used on each node.
 const CORE: &str = "core0";
 /// The value of each byte of a packet or message without a number.
 const PATTERN: u8 = 0x5a;
@@ -169,15 +169,16 @@ fn step_uncounted(machine: &mut SteppedMachine, steps: u32) {
     }
 }
 
-/// Streams packets from the I/O node to a compute node. Each step sends as many packets as there is
-/// room for, and receives those that have arrived. The packets are numbered, and their data is
-/// checked.
+/// Streams packets from the I/O node to a compute node in batches. Between two steps of the
+/// machine, it sends as many batches as there is room for, and receives those that have arrived.
+/// The packets are numbered, and their data is checked.
 fn stream_packets(figure: CountedFigure, packets: u64) -> Result<(), Failure> {
     let (machine, route) = Route::of(figure)?;
     let mut stepped = SteppedMachine::new(machine);
     let sender = channel(&stepped, "io0")?;
     let receiver = channel(&stepped, &route.name())?;
-    let header = Header::point_to_point(CLASS, route.address, false);
+    let interrupts = false;
+    let header = Header::point_to_point(CLASS, route.address, interrupts);
 
     step_uncounted(&mut stepped, STEPS_TO_SETTLE);
     warm_up(&mut stepped, &sender, header, &receiver)?;
@@ -208,7 +209,8 @@ fn stream_packets(figure: CountedFigure, packets: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Sends an uncounted batch. It wakes the nodes on the way, which then stay awake.
+/// Sends and receives a batch that is not counted. It wakes the nodes on the way, which then stay
+/// awake.
 fn warm_up(
     stepped: &mut SteppedMachine,
     sender: &TreeChannel,
@@ -240,7 +242,7 @@ fn channel(machine: &SteppedMachine, node: &str) -> Result<TreeChannel, Failure>
     TreeChannel::open(machine.open(node, CORE)?).context(|| format!("the channel of {node}"))
 }
 
-/// Copies batches in and out.
+/// Copies batches into shared memory and out of it.
 fn copy_batches(packets: u64) -> Result<(), Failure> {
     let size = BATCH * PAYLOAD;
     let memory = SharedMemory::create("bench-copy", size).context(|| "shared memory".into())?;

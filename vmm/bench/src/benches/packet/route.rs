@@ -65,7 +65,8 @@ fn build_machine() -> Result<(Machine, Built), Failure> {
     build(&describe(BENCH.name, &pset)?)
 }
 
-/// Returns the number of links between the I/O node and each node, in the order of the nodes.
+/// Returns the number of links between the I/O node and each node, in the order of the nodes, by a
+/// breadth-first search. A node that cannot be reached has none.
 fn distances(machine: &mut Machine, built: &Built) -> Vec<Option<u32>> {
     let fabric = machine.fabric();
     let links: Vec<_> = (0..fabric.links()).filter_map(|link| fabric.link_ends(LinkId(link)).ok()).collect();
@@ -78,11 +79,11 @@ fn distances(machine: &mut Machine, built: &Built) -> Vec<Option<u32>> {
         queue.push_back((start, 0));
     }
 
-    while let Some((at, hops)) = queue.pop_front() {
-        for [a, b] in &links {
-            for (from, to) in [(a, b), (b, a)] {
-                let (Some(from), Some(to)) = (node_of(from.0), node_of(to.0)) else { continue };
-                if from == at && distances[to].is_none() {
+    while let Some((node, hops)) = queue.pop_front() {
+        for [(a, _), (b, _)] in &links {
+            for (from, to) in [(*a, *b), (*b, *a)] {
+                let (Some(from), Some(to)) = (node_of(from), node_of(to)) else { continue };
+                if from == node && distances[to].is_none() {
                     distances[to] = Some(hops + 1);
                     queue.push_back((to, hops + 1));
                 }

@@ -26,9 +26,11 @@ pub(super) const BURSTS: [u32; 2] = [1, 32];
 /// Bytes of a put.
 const BYTES: u64 = 8;
 /// The goal, in instructions.
-const MAX: f64 = 1_500.0;
-/// Puts before the counted ones.
-const WARM_UP: u32 = 512;
+const MAX_INSTRUCTIONS: f64 = 1_500.0;
+/// Puts before the counted ones, which touch all memory once.
+const WARM_UP_PUTS: u32 = 512;
+/// Bytes of the sender's and of the receiver's memory.
+const MEMORY: usize = 4096;
 
 /// The parts of a put's work.
 const PARTS: Parts = Parts {
@@ -62,6 +64,7 @@ impl fmt::Display for Task {
 }
 
 impl Task {
+    /// Parses the task of a child process.
     fn parse(text: &str) -> Result<Self, Failure> {
         text.split_once(':')
             .and_then(|(burst, puts)| Some(Self { burst: burst.parse().ok()?, puts: puts.parse().ok()? }))
@@ -75,7 +78,8 @@ pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
     Callgrind::if_installed("instructions of a put are ", |callgrind| count(run, callgrind))
 }
 
-/// Counts instructions with callgrind.
+/// Counts the instructions of a put with callgrind, for each of [`BURSTS`], and attributes them to
+/// parts by source file.
 fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
     let puts = if run.quick { 64 } else { 4096 };
     let mut outcome = Outcome::default();
@@ -100,14 +104,14 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
 
         outcome.rows.push(row);
         let description = format!("instructions of an 8-byte put, in bursts of {burst}");
-        outcome.goals.push(Goal::at_most(description, MAX, all));
+        outcome.goals.push(Goal::at_most(description, MAX_INSTRUCTIONS, all));
     }
 
     outcome.notes.push(
         "put8: put, all of the machine's work, and event, NIC-based, counted by callgrind and attributed by source file: library_put (the \
          call and its command), library_event (taking the event), driver (doorbell, waiting loops), machine (steps, locks, memory of \
          clients), network (router, links), device (mailbox, engines, FIFOs to the firmware), firmware (matching, flow control, events), \
-         standard_library (description is not inlined: copies, locks, the clock)"
+         standard_library (what is not inlined: copies, locks, the clock)"
             .into(),
     );
     Ok(outcome)
@@ -117,10 +121,9 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
 pub(super) fn run_child(task: &str) -> Result<u8, Failure> {
     let task = Task::parse(task)?;
     let machine = SeaStars::in_process(TWO)?;
-    let mut pair = Pair::open(&machine, 4096)?;
+    let mut pair = Pair::open(&machine, MEMORY)?;
 
-    // The first rounds touch all memory once.
-    for _ in 0..WARM_UP / task.burst {
+    for _ in 0..WARM_UP_PUTS / task.burst {
         warm_up(&mut pair, task.burst)?;
     }
 
@@ -130,10 +133,10 @@ pub(super) fn run_child(task: &str) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Does the same as [`round`], under a name that does not count.
+/// Does the same as [`round`], under a name at which callgrind does not count.
 #[inline(never)]
 fn warm_up(pair: &mut Pair, burst: u32) -> Result<(), Failure> {
-    // The compiler may merge two identical functions, and this one would then count.
+    // The compiler may merge two identical functions. This one would then be counted, too.
     std::hint::black_box("not counted");
     exchange(pair, burst)
 }
@@ -144,6 +147,7 @@ fn round(pair: &mut Pair, burst: u32) -> Result<(), Failure> {
     exchange(pair, burst)
 }
 
+/// Puts a burst, and takes its events.
 #[inline(always)]
 fn exchange(pair: &mut Pair, burst: u32) -> Result<(), Failure> {
     for _ in 0..burst {

@@ -23,7 +23,7 @@ const MEMORY: usize = 32 << 20;
 /// The greatest number of puts in flight.
 const WINDOW: usize = 8;
 /// The goal, as a share of a copy's bandwidth.
-const SHARE: f64 = 0.8;
+const MIN_SHARE_OF_COPY: f64 = 0.8;
 /// Number of contestants.
 pub(super) const CONTESTANTS: usize = 3;
 
@@ -38,6 +38,7 @@ enum Path {
 const PATHS: [Path; CONTESTANTS] = [Path::InProcess, Path::Served, Path::Copy];
 
 impl Path {
+    /// Returns the way to the device, if there is one.
     const fn backing(self) -> Option<Backing> {
         match self {
             Self::InProcess => Some(Backing::InProcess),
@@ -46,6 +47,7 @@ impl Path {
         }
     }
 
+    /// Returns the name in the rows.
     const fn name(self) -> &'static str {
         match self {
             Self::InProcess | Self::Served => "put1m",
@@ -91,12 +93,12 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
     })
 }
 
-/// Returns the offset of a transfer in the memory.
+/// Returns the offset of put `number` in the memory. The puts go through all of it in turn.
 fn offset(number: usize) -> u64 {
     (number * BYTES % MEMORY) as u64
 }
 
-/// Puts `count` times, with at most [`WINDOW`] in flight.
+/// Puts `count` times, with at most [`WINDOW`] in flight, and waits for all.
 fn transfer(pair: &mut Pair, count: usize) -> Result<(), Failure> {
     let mut sent = 0;
     for arrived in 0..count {
@@ -126,7 +128,7 @@ fn rows(results: &Results<Path>, placement: &Placement) -> Vec<Row> {
 fn goals(results: &Results<Path>) -> Vec<Goal> {
     let goal = |(path, how): (Path, &str)| {
         let description = format!("puts of 1 MiB, {how}, times a copy");
-        Goal::at_least(description, SHARE, of_memcpy(results, path))
+        Goal::at_least(description, MIN_SHARE_OF_COPY, of_memcpy(results, path))
     };
     [(Path::InProcess, "in process"), (Path::Served, "served")].map(goal).into()
 }

@@ -12,7 +12,7 @@ use nicforge_portals::{
 use super::BENCH;
 use crate::{
     bench::Run,
-    machine::{Host, describe},
+    machine::{AttachmentOfNode, Host, describe},
     placement::Placement,
 };
 
@@ -51,14 +51,15 @@ impl SeaStars {
         Kernel::boot(device, KernelConfig::default()).context(|| format!("the kernel of ss{node}"))
     }
 
-    /// Opens a process of a node.
+    /// Opens the attachment of a process of a node. The kernel's attachment is before those of the
+    /// processes.
     fn process(&self, node: u32, number: u16) -> Result<Device, Failure> {
         self.open(node, &format!("p{number}"), usize::from(number) + 1)
     }
 
-    /// Opens an attachment, which has a name and an index in its node.
-    fn open(&self, node: u32, attachment: &str, index: usize) -> Result<Device, Failure> {
-        self.0.open(&format!("ss{node}"), (attachment, index), STEP_TIMEOUT)
+    /// Opens an attachment of a node, by its name and its index in the node.
+    fn open(&self, node: u32, name: &str, index: usize) -> Result<Device, Failure> {
+        self.0.open(&format!("ss{node}"), AttachmentOfNode { name, index }, STEP_TIMEOUT)
     }
 }
 
@@ -98,21 +99,23 @@ impl Process {
 /// A process that sends its memory. It has no events of its own.
 pub(super) struct Sender {
     process: Process,
-    from: MemoryDescriptor,
+    /// The descriptor of the memory.
+    descriptor: MemoryDescriptor,
 }
 
 impl Sender {
+    /// Binds a descriptor of the process's memory.
     pub(super) fn new(process: Process) -> Result<Self, Failure> {
-        let descriptor = Descriptor::over(&process.memory);
-        let from =
-            process.interface.bind_descriptor(&descriptor).context(|| "a sender's descriptor".into())?;
-        Ok(Self { process, from })
+        let values = Descriptor::over(&process.memory);
+        let descriptor =
+            process.interface.bind_descriptor(&values).context(|| "a sender's descriptor".into())?;
+        Ok(Self { process, descriptor })
     }
 
-    /// Puts a part of the memory. The target's process learns `number`.
+    /// Puts a part of the memory. The event at the target has `number` in its header data.
     #[inline]
     pub(super) fn put(&self, offset: u64, bytes: u64, target: &Target, number: u64) -> Result<(), Error> {
-        self.process.interface.put_region(&self.from, offset, bytes, Ack::No, target, number)
+        self.process.interface.put_region(&self.descriptor, offset, bytes, Ack::No, target, number)
     }
 }
 
@@ -124,17 +127,18 @@ pub(super) struct Receiver {
 }
 
 impl Receiver {
+    /// Allocates the process's event queue.
     pub(super) fn new(process: Process) -> Result<Self, Failure> {
         let queue = process.interface.allocate_queue(EVENTS).context(|| "an event queue".into())?;
         Ok(Self { queue, process })
     }
 
-    /// Returns the process's name.
+    /// Returns the process's id: its node and its number.
     pub(super) fn id(&self) -> ProcessId {
         self.process.interface.id()
     }
 
-    /// Returns the values of a descriptor of the whole memory.
+    /// Returns the values of a descriptor of the whole memory, which receives puts.
     pub(super) fn receive(&self, options: Options) -> Descriptor<'_> {
         Descriptor {
             options: options | Options::PUT | Options::START_DISABLE,
@@ -151,7 +155,7 @@ impl Receiver {
         posted.map(drop).context(|| "a receiver's descriptor".into())
     }
 
-    /// Waits for the next put of `bytes`, and returns its event.
+    /// Waits for the next put, which has `bytes` bytes, and returns its event.
     #[inline]
     pub(super) fn next(&self, bytes: u64) -> Result<Event, Failure> {
         let found = match self.queue.get() {
@@ -179,6 +183,7 @@ pub(super) struct Pair {
     sender: Sender,
     receiver: Receiver,
     target: Target,
+    /// Number of puts sent, and of those that have arrived.
     sent: u64,
     received: u64,
 }
@@ -205,7 +210,8 @@ impl Pair {
         Ok(())
     }
 
-    /// Waits until the next put of `bytes` has arrived, and checks its number.
+    /// Waits until the next put has arrived, and checks that it has `bytes` bytes and the next
+    /// number.
     #[inline]
     pub(super) fn arrive(&mut self, bytes: u64) -> Result<(), Failure> {
         let event = self.receiver.next(bytes)?;

@@ -19,7 +19,7 @@ use crate::{
 /// Bytes of a message.
 const BYTES: usize = 64 << 10;
 /// The goal, as a share of the bandwidth of one stream.
-const SHARE: f64 = 0.9;
+const MIN_SHARE_OF_ONE: f64 = 0.9;
 /// The longest time without a message.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 /// Number of contestants.
@@ -31,7 +31,7 @@ struct Shape {
     torus: [u32; 2],
     /// Number of nodes that send. They have the numbers from 1 on.
     nodes: u32,
-    /// A node at the mean distance of all nodes, to the nearest hop.
+    /// A node at the mean distance of all nodes from node 0, to the nearest hop.
     typical: u32,
     /// Hops from there to node 0.
     hops: u32,
@@ -39,7 +39,9 @@ struct Shape {
     messages: u64,
 }
 
+/// The torus of a full run. The typical node is at the coordinates (4, 4).
 const FULL: Shape = Shape { torus: [17, 16], nodes: 256, typical: 4 + 17 * 4, hops: 8, messages: 4096 };
+/// The torus of a quick run. The typical node is at the coordinates (1, 1).
 const QUICK: Shape = Shape { torus: [5, 4], nodes: 16, typical: 1 + 5, hops: 2, messages: 64 };
 
 /// The senders of a contestant.
@@ -63,12 +65,17 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
         let bytes = slots as usize * BYTES;
         Sender::new(Process::open(&machine, kernel, process, Mode::NicBased, bytes)?)
     };
+    // Process 0 of each node sends in the many streams, and process 1 of a node the only stream.
     let one = |node, hops| {
         Ok::<_, Failure>(Contestant { senders: vec![sender(node, 1, slots)?], hops: Some(hops), slots })
     };
     let many = (1..=shape.nodes).map(|node| sender(node, 0, 1)).collect::<Result<Vec<_>, _>>()?;
-    let contestants =
-        vec![one(1, 1)?, one(shape.typical, shape.hops)?, Contestant { senders: many, hops: None, slots: 1 }];
+    let (neighbour, hops_of_neighbour) = (1, 1);
+    let contestants = vec![
+        one(neighbour, hops_of_neighbour)?,
+        one(shape.typical, shape.hops)?,
+        Contestant { senders: many, hops: None, slots: 1 },
+    ];
 
     let memory = shape.nodes as usize * BYTES;
     let receiver = Receiver::new(Process::open(&machine, &kernels[0], 0, Mode::NicBased, memory)?)?;
@@ -84,7 +91,8 @@ pub(super) fn measure(run: &Run<'_>, rounds: usize) -> Result<Outcome, Failure> 
 }
 
 impl Contestant {
-    /// Puts all messages in turns, with at most one for each slot of the receiver in flight.
+    /// Puts the messages of a measurement, from the senders in turn, with at most one for each slot
+    /// of the receiver's memory in flight.
     fn transfer(&self, receiver: &Receiver, shape: &Shape) -> Result<(), Failure> {
         let (senders, window) = (self.senders.len() as u64, u64::from(shape.nodes));
         let (mut sent, mut arrived) = (0, 0);
@@ -108,26 +116,29 @@ impl Contestant {
         Ok(())
     }
 
-    /// Puts a message. Returns `false` if its sender has too many in progress.
+    /// Puts message `number`, whose sender has its turn. Returns `false` if the sender has too many
+    /// in progress. The receiver's memory has room for `window` messages.
     fn put(&self, receiver: &Receiver, number: u64, window: u64) -> Result<bool, Failure> {
         let senders = self.senders.len() as u64;
-        let from = number / senders % self.slots * BYTES as u64;
+        let sender = &self.senders[(number % senders) as usize];
+        let source_offset = number / senders % self.slots * BYTES as u64;
         let offset = number % window * BYTES as u64;
         let target = Target { offset, ..Target::new(receiver.id(), PORTAL, MATCH_BITS) };
 
-        match self.senders[(number % senders) as usize].put(from, BYTES as u64, &target, number) {
+        match sender.put(source_offset, BYTES as u64, &target, number) {
             Err(error) if error.refusal() == Some(Refusal::NoSpace) => Ok(false),
             put => put.map(|()| true).context(|| "a put".into()),
         }
     }
 }
 
+/// Returns the rows, and the goal of the many streams beside one over the mean distance.
 fn outcome(results: &Results<Contestant>, shape: &Shape) -> Outcome {
-    let of = |hops: Option<u32>| {
+    let measurements_over = |hops: Option<u32>| {
         let found = results.iter().find(|(contestant, _)| contestant.hops == hops);
         found.map_or(&[][..], |(_, measurements)| measurements)
     };
-    let one = of(Some(shape.hops));
+    let one = measurements_over(Some(shape.hops));
 
     let row = |(contestant, measurements): (&Contestant, &[Measurement])| {
         let row = Row { backing: Some(Backing::InProcess), ..Row::new("streams") };
@@ -142,11 +153,11 @@ fn outcome(results: &Results<Contestant>, shape: &Shape) -> Outcome {
         }
     };
 
-    let what =
+    let description =
         format!("bandwidth into a node from {} nodes, of one at the mean distance, times", shape.nodes);
     Outcome {
         rows: results.iter().map(row).collect(),
-        goals: vec![Goal::at_least(what, SHARE, ratio(of(None), one))],
+        goals: vec![Goal::at_least(description, MIN_SHARE_OF_ONE, ratio(measurements_over(None), one))],
         notes: vec![format!(
             "streams: a torus of {:?} nodes in process, one thread for all of it; at most {} messages in progress; of_one compares with one \
              stream over {} hops, the mean distance",

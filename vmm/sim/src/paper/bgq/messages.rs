@@ -6,12 +6,13 @@ use crate::{
     world::Picos,
 };
 
-/// The mesh of Table 1, and its longest way.
+/// The mesh of Table 1.
 const MESH_SHAPE: [u32; 5] = [4, 4, 4, 4, 2];
+/// Hops of the longest way in that mesh.
 const LONGEST_HOPS: u32 = 13;
 /// Round trips of a measurement. The simulation is deterministic.
 const ROUNDS: u32 = 2;
-/// Send and receive streams of the ten links.
+/// Streams of the ten links: each link sends one and receives one.
 const STREAMS: u64 = 20;
 /// GB/s of a link in one direction.
 const RAW_GB_S: f64 = 2.0;
@@ -21,16 +22,16 @@ const FITS_L2_BYTES: u64 = 1 << 20;
 /// A time that grows with the number of hops.
 pub(super) struct TimeByHops {
     /// Time without hops, in nanoseconds.
-    pub(super) base: f64,
+    pub(super) base_ns: f64,
     /// Time of a hop in nanoseconds.
-    pub(super) hop: f64,
+    pub(super) hop_ns: f64,
 }
 
 impl TimeByHops {
-    /// Returns the line through two points.
-    pub(super) fn between((first, at_first): (u32, f64), (last, at_last): (u32, f64)) -> Self {
-        let hop = (at_last - at_first) / f64::from(last - first);
-        Self { base: at_first - hop * f64::from(first), hop }
+    /// Returns the line through two points. Each is a number of hops and the time in nanoseconds.
+    pub(super) fn between((near_hops, near_ns): (u32, f64), (far_hops, far_ns): (u32, f64)) -> Self {
+        let hop_ns = (far_ns - near_ns) / f64::from(far_hops - near_hops);
+        Self { base_ns: near_ns - hop_ns * f64::from(near_hops), hop_ns }
     }
 }
 
@@ -51,26 +52,27 @@ fn node_at(mut hops: u32) -> u32 {
 /// Measures Table 1. Returns the hardware latency by hops.
 pub(super) fn latencies(run: &mut Run<'_>, model: Model) -> Result<TimeByHops, Failure> {
     let mesh = Benchmark::of_messages(MESH_SHAPE, [false; 5]);
-    let times = |run: &Run<'_>, model: Model| -> Result<Vec<f64>, Failure> {
+    // The times of 1 to LONGEST_HOPS hops, in nanoseconds.
+    let times_by_hops = |run: &Run<'_>, model: Model| -> Result<Vec<f64>, Failure> {
         let others: Vec<u32> = (1..=LONGEST_HOPS).map(node_at).collect();
         let times = model.nodes(run, mesh).ping_pong(&others, ROUNDS)?;
         Ok(times.into_iter().map(Picos::as_nanos).collect())
     };
 
     run.show("latencies without software")?;
-    let hardware = times(run, model.without_software())?;
-    let hardware = [(1, hardware[0]), (LONGEST_HOPS, hardware[LONGEST_HOPS as usize - 1])];
-    for ((hops, simulated), paper) in hardware.into_iter().zip([622.0, 1166.0]) {
+    let hardware_times = times_by_hops(run, model.without_software())?;
+    let (nearest, farthest) = (hardware_times[0], hardware_times[LONGEST_HOPS as usize - 1]);
+    for ((hops, paper), simulated) in rows::HARDWARE_LATENCIES.into_iter().zip([nearest, farthest]) {
         run.record(rows::hardware(hops, paper), simulated)?;
     }
 
     run.show("latencies")?;
-    let totals = times(run, model)?;
-    run.record(rows::software(), totals[0] - hardware[0].1)?;
+    let total_times = times_by_hops(run, model)?;
+    run.record(rows::software(), total_times[0] - nearest)?;
 
     let mut points = Vec::new();
-    for ((hops, of_hardware, total), simulated) in rows::LATENCIES.into_iter().zip(totals) {
-        run.record(rows::latency(hops, of_hardware, total), simulated)?;
+    for ((hops, hardware, total), simulated) in rows::LATENCIES.into_iter().zip(total_times) {
+        run.record(rows::latency(hops, hardware, total), simulated)?;
         points.push((f64::from(hops), simulated));
     }
 
@@ -87,37 +89,44 @@ pub(super) fn latencies(run: &mut Run<'_>, model: Model) -> Result<TimeByHops, F
             )],
         });
     }
-    Ok(TimeByHops::between(hardware[0], hardware[1]))
+    Ok(TimeByHops::between((1, nearest), (LONGEST_HOPS, farthest)))
 }
 
-/// Measures Table 2.
+/// Measures Table 2: messages of a node over its ten links to itself.
 pub(super) fn loops(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
-    let time = |run: &Run<'_>, bytes| -> Result<f64, Failure> {
+    let time_ns = |run: &Run<'_>, bytes| -> Result<f64, Failure> {
         run.show(format!("ten looped links, {}", rows::size(bytes)))?;
-        let node = Benchmark::of_messages([1; 5], [true; 5]);
-        let node =
-            Benchmark { subgroups: 2, send: LOOP_SEND_NS, exceeds_l2: STREAMS * bytes > L2_BYTES, ..node };
+        let node = Benchmark {
+            subgroups: 2,
+            send_ns: LOOP_SEND_NS,
+            exceeds_l2: STREAMS * bytes > L2_BYTES,
+            ..Benchmark::of_messages([1; 5], [true; 5])
+        };
         let rounds = if bytes < FITS_L2_BYTES { ROUNDS } else { 1 };
         Ok(model.nodes(run, node).loops(bytes, rounds)?.as_nanos())
     };
-    let rate = |bytes: u64, time: f64| (STREAMS * bytes) as f64 / time;
+    // Bytes per nanosecond are GB/s.
+    let rate = |run: &Run<'_>, bytes: u64| -> Result<f64, Failure> {
+        Ok((STREAMS * bytes) as f64 / time_ns(run, bytes)?)
+    };
 
+    // The difference of two lengths leaves out the time before the first and after the last packet.
     let (short, long) = (32 << 10, 64 << 10);
-    let between = time(run, long)? - time(run, short)?;
-    run.record(rows::payload_share(), 100.0 * (long - short) as f64 / between / RAW_GB_S)?;
+    let difference_ns = time_ns(run, long)? - time_ns(run, short)?;
+    run.record(rows::payload_share(), 100.0 * (long - short) as f64 / difference_ns / RAW_GB_S)?;
 
     let mut points = Vec::new();
     for (bytes, paper, null_model) in rows::LOOPS {
         let expected = rows::loops(bytes, paper, null_model);
-        if let Some(simulated) = run.measure(expected, |run| Ok(rate(bytes, time(run, bytes)?)))? {
+        if let Some(simulated) = run.measure(expected, |run| rate(run, bytes))? {
             points.push((bytes as f64, simulated));
         }
     }
 
     for (bytes, percent) in rows::DROPS {
         run.measure(rows::drop_behind_l2(bytes, percent), |run| {
-            let [spilled, fits] = [bytes, FITS_L2_BYTES].map(|bytes| Ok(rate(bytes, time(run, bytes)?)));
-            Ok(100.0 * spilled? / fits.map_err(|error: Failure| error)?)
+            let [exceeding, fitting] = [bytes, FITS_L2_BYTES].map(|bytes| rate(run, bytes));
+            Ok(100.0 * exceeding? / fitting?)
         })?;
     }
 

@@ -21,31 +21,37 @@ const PAYLOAD_GB_S: f64 = 1.8;
 /// Nanoseconds between two polls of a process that waits for an all-to-all.
 const POLL_NS: u64 = 1000;
 
-/// Longest packet, and the bytes that a link carries with it: check bytes and link protocol.
+/// Bytes of the longest packet.
 const PACKET_BYTES: usize = 544;
+/// Check bytes that a link carries with a packet.
 const CHECK_BYTES: u32 = 8;
+/// Bytes of the link protocol that a link carries with a packet.
 const PROTOCOL_BYTES: u32 = 24;
 /// Bytes of a token.
 const TOKEN_BYTES: u32 = 32;
 /// Packets for which the bubble channel has room, by the public header `nd_rese_dcr.h`.
 const BUBBLE_PACKETS: u32 = 7;
-/// Queues of the dynamic channel, and the packets of each. The hardware has seven for seven
-/// packets. A router here has at most 64 inputs, and a queue is a virtual channel of its own.
+/// Queues of the dynamic channel. The hardware has seven. A router here has at most 64 inputs, and
+/// a queue is a virtual channel of its own.
 const DYNAMIC_QUEUES: u32 = 3;
+/// Packets for which a dynamic queue has room. The hardware has room for seven.
 const QUEUE_PACKETS: u32 = 2;
 /// Number of the bubble channel. The channels of the dynamic queues follow it.
 const BUBBLE_CHANNEL: u8 = 0;
-/// Injection FIFOs of a node, and the packets of each.
+/// Injection FIFOs of a node.
 const FIFOS: u8 = 10;
+/// Packets for which an injection FIFO has room.
 const FIFO_PACKETS: u16 = 4;
 
-/// Length of the first warm-up and of a window in nanoseconds, and the windows.
+/// Length of the first warm-up in nanoseconds.
 const WARM_UP_NS: u64 = 100_000;
+/// Length of a window of a measurement in nanoseconds.
 const WINDOW_NS: u64 = 25_000;
+/// Windows of a measurement.
 const WINDOWS: u32 = 4;
 /// Maximum number of measurements, each with a longer warm-up than the last.
 const REPETITIONS: u32 = 3;
-/// Greatest difference of two windows that agree.
+/// Greatest difference of two windows that agree, as a fraction of the last one.
 const AGREEMENT: f64 = 0.01;
 
 /// Measures the all-to-all (section V.C).
@@ -54,12 +60,13 @@ pub(super) fn all_to_all(run: &mut Run<'_>, model: Model) -> Result<(), Failure>
     for (bytes, percent, null_model) in rows::ALL_TO_ALL {
         shares.extend(run.measure(rows::all_to_all(bytes, percent, null_model), |run| {
             let torus = Benchmark {
-                poll: POLL_NS,
+                poll_ns: POLL_NS,
                 subgroups: SUBGROUPS,
                 ..Benchmark::of_messages(TORUS_SHAPE, [true; 5])
             };
-            let time = model.nodes(run, torus).all_to_all(bytes)?.as_nanos();
-            Ok(100.0 * LINK_BYTES_PER_BYTE * bytes as f64 / PAYLOAD_GB_S / time)
+            let time_ns = model.nodes(run, torus).all_to_all(bytes)?.as_nanos();
+            let least_ns = LINK_BYTES_PER_BYTE * bytes as f64 / PAYLOAD_GB_S;
+            Ok(100.0 * least_ns / time_ns)
         })?);
     }
 
@@ -80,14 +87,14 @@ pub(super) fn all_to_all(run: &mut Run<'_>, model: Model) -> Result<(), Failure>
 /// Measures zone routing (section II.B).
 pub(super) fn zones(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     let rows = [
-        (rows::without_zones(), [8, 4, 4, 4], false),
-        (rows::with_zones(), [8, 4, 4, 4], true),
-        (rows::with_zones_of_three(), [8, 8, 8, 4], true),
+        (rows::without_zones(), [8, 4, 4, 4], Zones::Off),
+        (rows::with_zones(), [8, 4, 4, 4], Zones::LongestFirst),
+        (rows::with_zones_of_three(), [8, 8, 8, 4], Zones::LongestFirst),
     ];
-    for (expected, lengths, has_zones) in rows {
+    for (expected, lengths, zones) in rows {
         let (description, mut is_steady) = (expected.what.clone(), true);
         run.measure(expected, |run| {
-            let load = measure_accepted_load(run, model, &lengths, has_zones)?;
+            let load = measure_accepted_load(run, model, &lengths, zones)?;
             is_steady = load.is_steady;
             Ok(load.percent)
         })?;
@@ -112,9 +119,17 @@ pub(super) fn zones(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the network of a zone measurement. With zones, packets end their way in the longest
-/// dimensions before they begin it in the others. Without, they go along any dimension at any time.
-fn network(model: Model, lengths: &[u32], has_zones: bool) -> Network {
+/// Zone routing: the order in which packets go along the dimensions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Zones {
+    /// Packets go along any dimension at any time.
+    Off,
+    /// Packets end their way in the longest dimensions before they begin it in the others.
+    LongestFirst,
+}
+
+/// Returns the network of a zone measurement on a torus with these lengths.
+fn network(model: Model, lengths: &[u32], zones: Zones) -> Network {
     let longest = lengths.iter().copied().max().unwrap_or(0);
     // A zone lists sets of dimensions, with one bit for each. A packet takes the first set in which
     // it still has a way to go.
@@ -123,18 +138,20 @@ fn network(model: Model, lengths: &[u32], has_zones: bool) -> Network {
         chosen.fold(0, |set, (dimension, _)| set | 1 << dimension)
     };
     let mut zone = [0; 5];
-    if has_zones {
-        (zone[0], zone[1]) = (set_of(&|length| length == longest), set_of(&|length| length != longest));
-    } else {
-        zone[0] = set_of(&|_| true);
+    match zones {
+        Zones::Off => zone[0] = set_of(&|_| true),
+        Zones::LongestFirst => {
+            zone[0] = set_of(&|length| length == longest);
+            zone[1] = set_of(&|length| length != longest);
+        }
     }
 
-    let queues = ((1 << DYNAMIC_QUEUES) - 1) << (BUBBLE_CHANNEL + 1);
-    let class = ChannelClass { fixed: Fixed::Bubble { vc: BUBBLE_CHANNEL }, adaptive: queues };
-    let framing = CHECK_BYTES + if model.protocol { PROTOCOL_BYTES } else { 0 };
-    let tokens = (PACKET_BYTES as u32 + framing).div_ceil(TOKEN_BYTES);
-    let mut credits = vec![QUEUE_PACKETS * tokens; DYNAMIC_QUEUES as usize + 1];
-    credits[usize::from(BUBBLE_CHANNEL)] = BUBBLE_PACKETS * tokens;
+    let dynamic_channels = ((1 << DYNAMIC_QUEUES) - 1) << (BUBBLE_CHANNEL + 1);
+    let class = ChannelClass { fixed: Fixed::Bubble { vc: BUBBLE_CHANNEL }, adaptive: dynamic_channels };
+    let framing = CHECK_BYTES + if model.protocol_bytes { PROTOCOL_BYTES } else { 0 };
+    let packet_tokens = (PACKET_BYTES as u32 + framing).div_ceil(TOKEN_BYTES);
+    let mut credits = vec![QUEUE_PACKETS * packet_tokens; DYNAMIC_QUEUES as usize + 1];
+    credits[usize::from(BUBBLE_CHANNEL)] = BUBBLE_PACKETS * packet_tokens;
 
     Network {
         dimensions: lengths.iter().map(|&length| Dimension::torus(length)).collect(),
@@ -169,9 +186,9 @@ fn measure_accepted_load(
     run: &Run<'_>,
     model: Model,
     lengths: &[u32],
-    has_zones: bool,
+    zones: Zones,
 ) -> Result<Accepted, Failure> {
-    let network = network(model, lengths, has_zones);
+    let network = network(model, lengths, zones);
     let capacity = uniform_capacity(&network.dimensions).map_err(TrafficError::from)?;
     let mut sweep = LoadSweep {
         network,

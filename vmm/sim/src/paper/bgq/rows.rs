@@ -2,6 +2,9 @@
 
 use crate::paper::{judgement::Tolerance, row::Expected};
 
+/// Hops and the hardware latencies in nanoseconds that calibrate the model (Table 1).
+pub(super) const HARDWARE_LATENCIES: [(u32, f64); 2] = [(1, 622.0), (13, 1166.0)];
+
 /// Table 1: hops, hardware latency and total latency in nanoseconds.
 pub(super) const LATENCIES: [(u32, f64, f64); 13] = [
     (1, 622.0, 718.0),
@@ -22,7 +25,7 @@ pub(super) const LATENCIES: [(u32, f64, f64); 13] = [
 /// The name of a missing mechanism, and the value without it. Calibrating rows need none.
 type NullModel = Option<(&'static str, f64)>;
 
-/// Table 2: bytes, GB/s, and the null model with its GB/s.
+/// Table 2: bytes of a message, GB/s, and the null model with its GB/s.
 pub(super) const LOOPS: [(u64, f64, NullModel); 10] = [
     (4 << 10, 17.0, None),
     (8 << 10, 23.0, Some(("software-cost", 30.7))),
@@ -52,7 +55,7 @@ pub(super) const SUMS: [(u32, u32, f64); 9] = [
     (512, 18, 1558.0),
 ];
 
-/// Table 4: bytes, GB/s, and the GB/s of collective logic without delays.
+/// Table 4: bytes of a message, GB/s, and the GB/s of collective logic without delays.
 pub(super) const THROUGHPUTS: [(u64, f64, f64); 12] = [
     (512, 0.26, 0.295),
     (1 << 10, 0.45, 0.503),
@@ -69,9 +72,15 @@ pub(super) const THROUGHPUTS: [(u64, f64, f64); 12] = [
 ];
 /// Maximum number of nodes of Table 3 that quick runs measure, apart from 512.
 const QUICK_NODES: u32 = 32;
-/// The longest message of Table 4 that quick runs measure, and that of Table 2.
+/// Bytes of the longest message of Table 4 that quick runs measure.
 const QUICK_SUM: u64 = 4 << 10;
+/// Bytes of the longest message of Table 2 that quick runs measure.
 const QUICK_LOOP: u64 = 64 << 10;
+/// Time of the sum of 8 bytes on 2 nodes without its hops, in nanoseconds: the null model of
+/// Table 3.
+const SUM_WITHOUT_HOPS_NS: f64 = 527.0;
+/// Time of a hop of a sum without collective logic, in nanoseconds.
+const SUM_HOP_WITHOUT_LOGIC_NS: f64 = 45.0;
 
 /// Sizes of the all-to-all with its percent of the peak, and that without protocol bytes.
 pub(super) const ALL_TO_ALL: [(u64, f64, f64); 2] = [(4 << 10, 95.0, 99.1), (32 << 10, 97.0, 101.2)];
@@ -81,7 +90,8 @@ const LOGIC: &str = "collective-logic";
 
 /// Returns all rows, in the order of the table.
 pub(super) fn all() -> Vec<Expected> {
-    let mut rows = vec![hardware(1, 622.0), hardware(13, 1166.0), software()];
+    let mut rows = HARDWARE_LATENCIES.map(|(hops, time)| hardware(hops, time)).to_vec();
+    rows.push(software());
     rows.extend(LATENCIES.map(|(hops, hardware, total)| latency(hops, hardware, total)));
     rows.push(payload_share());
     rows.extend(LOOPS.map(|(bytes, rate, null_model)| loops(bytes, rate, null_model)));
@@ -105,25 +115,31 @@ pub(super) fn size(bytes: u64) -> String {
     }
 }
 
+/// Returns the row of a hardware latency of [`HARDWARE_LATENCIES`].
 pub(super) fn hardware(hops: u32, time: f64) -> Expected {
     Expected::calibrates(format!("hardware latency, {hops} hops"), "ns", time)
         .within(Tolerance::Percent(0.5))
         .quick()
 }
 
+/// Returns the row of the time that software adds to a latency.
 pub(super) fn software() -> Expected {
     Expected::calibrates("software of a message", "ns", 96.0).within(Tolerance::Percent(1.0)).quick()
 }
 
+/// Returns the row of a total latency of Table 1. Without the cost of software, it is the hardware
+/// latency.
 pub(super) fn latency(hops: u32, hardware: f64, total: f64) -> Expected {
     let description = format!("latency with software, {hops} hops");
     let expected = match hops {
+        // Those of HARDWARE_LATENCIES.
         1 | 13 => Expected::derived(description, "ns", total),
         _ => Expected::predicted(description, "ns", total),
     };
     expected.null_model("software-cost", hardware).within(Tolerance::Percent(1.5)).quick()
 }
 
+/// Returns the row of the share of a busy link that packets leave to their payload.
 pub(super) fn payload_share() -> Expected {
     // A payload of 512 bytes, of 552 with header and check bytes.
     Expected::predicted("payload on a busy link, of its raw bandwidth", "%", 90.0)
@@ -132,6 +148,7 @@ pub(super) fn payload_share() -> Expected {
         .quick()
 }
 
+/// Returns the row of a throughput of Table 2.
 pub(super) fn loops(bytes: u64, rate: f64, null_model: NullModel) -> Expected {
     let description = format!("ten looped links, {}", size(bytes));
     let expected = match null_model {
@@ -143,26 +160,30 @@ pub(super) fn loops(bytes: u64, rate: f64, null_model: NullModel) -> Expected {
     if bytes <= QUICK_LOOP { expected.quick() } else { expected }
 }
 
+/// Returns the row of a throughput of [`DROPS`].
 pub(super) fn drop_behind_l2(bytes: u64, percent: f64) -> Expected {
     let description = format!("ten looped links, {} of 1 MB", size(bytes));
     Expected::predicted(description, "%", percent).null_model("memory", 100.0).within(Tolerance::Points(5.0))
 }
 
+/// Returns the row of a latency of Table 3. That of 2 nodes calibrates the time of memory and
+/// ports. The null model of 4 nodes is one without hops. That of larger machines is one without
+/// collective logic, which is closer there.
 pub(super) fn sum(nodes: u32, hops: u32, time: f64) -> Expected {
     let description = format!("sum of 8 bytes, {nodes} nodes");
-    // That of 2 nodes, without hops: 527 ns.
     let expected = match nodes {
         2 => Expected::calibrates(description, "ns", time).within(Tolerance::Percent(0.5)),
         4 => Expected::predicted(description, "ns", time)
-            .null_model("hops", 527.0)
+            .null_model("hops", SUM_WITHOUT_HOPS_NS)
             .within(Tolerance::Percent(3.0)),
         _ => Expected::predicted(description, "ns", time)
-            .null_model(LOGIC, 527.0 + 45.0 * f64::from(hops))
+            .null_model(LOGIC, SUM_WITHOUT_HOPS_NS + SUM_HOP_WITHOUT_LOGIC_NS * f64::from(hops))
             .within(Tolerance::Percent(3.0)),
     };
     if nodes <= QUICK_NODES || nodes == 512 { expected.quick() } else { expected }
 }
 
+/// Returns the row of the time by which a further hop lengthens a sum.
 pub(super) fn sum_hop() -> Expected {
     Expected::predicted("the same, a hop from 2 to 512 nodes", "ns", 57.2)
         .null_model(LOGIC, 45.3)
@@ -170,54 +191,65 @@ pub(super) fn sum_hop() -> Expected {
         .quick()
 }
 
+/// Returns the row of a throughput of Table 4. That of 1 MB calibrates the collective logic.
 pub(super) fn throughput(bytes: u64, rate: f64, null_model: f64) -> Expected {
+    const CALIBRATING_BYTES: u64 = 1 << 20;
     let description = format!("sum on 512 nodes, {}", size(bytes));
     let expected = match bytes {
-        0x10_0000 => Expected::calibrates(description, "GB/s", rate),
+        CALIBRATING_BYTES => Expected::calibrates(description, "GB/s", rate),
         _ => Expected::predicted(description, "GB/s", rate),
     };
     let expected = expected.null_model(LOGIC, null_model).within(Tolerance::Percent(2.0));
     if bytes <= QUICK_SUM { expected.quick() } else { expected }
 }
 
+/// Returns the row of a throughput of [`ALL_TO_ALL`].
 pub(super) fn all_to_all(bytes: u64, percent: f64, null_model: f64) -> Expected {
     Expected::predicted(format!("all-to-all on 512 nodes, {}, of the peak", size(bytes)), "%", percent)
         .null_model(PROTOCOL, null_model)
         .within(Tolerance::Points(2.0))
 }
 
+/// Returns the row of the throughput of the longer messages of [`ALL_TO_ALL`], in percent of that
+/// of the shorter.
 pub(super) fn longer_all_to_all() -> Expected {
     Expected::predicted("all-to-all on 512 nodes, 32 KB of 4 KB", "%", 100.0)
         .null_model("start of messages", 100.0)
         .above()
 }
 
+/// Returns the row of a torus with one long dimension, whose packets choose any dimension first.
 pub(super) fn without_zones() -> Expected {
     Expected::predicted("all-to-all on a torus 2:1:1:1 without zones, of the peak", "%", 75.0)
         .null_model("asymmetry", 93.0)
         .at_most()
 }
 
+/// Returns the row of the same torus, whose packets go along the longest dimension first.
 pub(super) fn with_zones() -> Expected {
     Expected::predicted("the same with zones, longest dimension first", "%", 90.0)
         .null_model("zones", 66.0)
         .at_least()
 }
 
+/// Returns the row of a torus with three long dimensions, whose packets go along these first.
 pub(super) fn with_zones_of_three() -> Expected {
     Expected::predicted("all-to-all on a torus 2:2:2:1 with zones, of the peak", "%", 95.0)
         .null_model("zones", 75.0)
         .at_least()
 }
 
+/// Returns the row of the paper's projection for the most distant nodes of a large machine.
 pub(super) fn worst_latency() -> Expected {
     Expected::derived("projection: latency on 16x16x16x12x2, 31 hops and cables", "us", 2.6).quick()
 }
 
+/// Returns the row of the paper's projection for a sum on the same machine.
 pub(super) fn worst_sum() -> Expected {
     Expected::derived("projection: sum of 8 bytes there, 31 hops up and down", "us", 6.5).quick()
 }
 
+/// Returns the row of the paper's projection for a barrier on the same machine.
 pub(super) fn worst_barrier() -> Expected {
     Expected::derived("projection: barrier there", "us", 6.3).quick()
 }

@@ -13,18 +13,20 @@ const ALL_NODES: u32 = 512;
 /// Bytes of the numbers of Table 3.
 const NUMBER_BYTES: u64 = 8;
 
-/// Returns a box of nodes, a power of two of them, within the 4x4x4x4x2 nodes of the paper.
+/// Returns the lengths of a box of nodes, a power of two of them, within the 4x4x4x4x2 nodes of the
+/// paper. The dimensions are doubled in turn.
 fn shape(nodes: u32) -> [u32; 5] {
     let mut shape = [1; 5];
-    for step in 0..nodes.ilog2() as usize {
-        shape[step % 5] *= 2;
+    for doubling in 0..nodes.ilog2() as usize {
+        shape[doubling % 5] *= 2;
     }
     shape
 }
 
-/// Returns the times of sums of these numbers of bytes.
+/// Returns the times in nanoseconds of sums of these numbers of bytes.
 fn times(run: &Run<'_>, model: Model, nodes: u32, sizes: &[u64]) -> Result<Vec<f64>, Failure> {
-    let benchmark = Benchmark { latency: SUM_LATENCY_NS, ..Benchmark::of_messages(shape(nodes), [false; 5]) };
+    let benchmark =
+        Benchmark { latency_ns: SUM_LATENCY_NS, ..Benchmark::of_messages(shape(nodes), [false; 5]) };
     let times = model.nodes(run, benchmark).allreduce(sizes, ROUNDS)?;
     Ok(times.into_iter().map(Picos::as_nanos).collect())
 }
@@ -40,7 +42,7 @@ pub(super) fn latencies(run: &mut Run<'_>, model: Model) -> Result<TimeByHops, F
     }
     // The paper's mean is that from 2 to 512 nodes.
     let by_hops = TimeByHops::between(points[0], points[points.len() - 1]);
-    run.record(rows::sum_hop(), by_hops.hop)?;
+    run.record(rows::sum_hop(), by_hops.hop_ns)?;
 
     if !run.is_quick() {
         run.figure(Figure {
@@ -60,8 +62,9 @@ pub(super) fn latencies(run: &mut Run<'_>, model: Model) -> Result<TimeByHops, F
 
 /// Measures Table 4.
 pub(super) fn throughputs(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
-    let expected = |(bytes, paper, null_model)| rows::throughput(bytes, paper, null_model);
-    let (quick, long): (Vec<_>, Vec<_>) = rows::THROUGHPUTS.into_iter().partition(|&row| expected(row).quick);
+    let is_quick =
+        |&(bytes, paper, null_model): &(u64, f64, f64)| rows::throughput(bytes, paper, null_model).quick;
+    let (quick, long): (Vec<_>, Vec<_>) = rows::THROUGHPUTS.into_iter().partition(is_quick);
     let mut points = Vec::new();
 
     // One machine carries out the quick sums; a long one has a machine and a progress of its own.
@@ -71,10 +74,11 @@ pub(super) fn throughputs(run: &mut Run<'_>, model: Model) -> Result<(), Failure
         let names: Vec<_> = sizes.iter().map(|&bytes| rows::size(bytes)).collect();
         run.show(format!("sum on {ALL_NODES} nodes, {}", names.join(", ")))?;
 
-        for (&row, time) in group.iter().zip(times(run, model, ALL_NODES, &sizes)?) {
-            let rate = row.0 as f64 / time;
-            run.record(expected(row), rate)?;
-            points.push((row.0 as f64, rate));
+        let measured = times(run, model, ALL_NODES, &sizes)?;
+        for (&(bytes, paper, null_model), time) in group.iter().zip(measured) {
+            let rate = bytes as f64 / time;
+            run.record(rows::throughput(bytes, paper, null_model), rate)?;
+            points.push((bytes as f64, rate));
         }
     }
 

@@ -12,9 +12,9 @@ pub(super) const CLOCK_MHZ: u32 = 156;
 /// Bits that a link carries in a cycle of the core.
 const LINK_BITS_PER_CYCLE: f64 = 32.0;
 
-/// Bytes that an MPI message of 8 bytes takes on a link, and those of them that are the content of
-/// its packet (Table I).
+/// Bytes that an MPI message of 8 bytes takes on a link (Table I).
 const PACKET_BYTES: f64 = 64.0;
+/// Those of them that are the content of its packet.
 const CONTENT_BYTES: f64 = 24.0;
 
 /// Bytes of a packet that have arrived when the card forwards it: the header.
@@ -28,7 +28,7 @@ pub(super) const HOP_NS: f64 = 300.0;
 const HOP_CYCLES: u32 = 20;
 
 /// Calibrated by the message rates of three and four pairs: time of a call of the MPI library, in
-/// nanoseconds. It starts a send, receives a message, or looks for work. With 205 to 304 ns, four
+/// nanoseconds. It starts a send, receives a message, or polls for work. With 205 to 304 ns, four
 /// pairs saturate the link and three do not. This is the middle.
 const CALL_NS: f64 = 254.0;
 
@@ -59,13 +59,16 @@ pub(super) const RANKS_OF_NODE: u16 = 8;
 /// The mechanisms of the model that this run has, with the card's frequency and the seed.
 #[derive(Clone, Copy)]
 pub(super) struct Model<'a> {
-    software: bool,
+    /// [`SOFTWARE_COST`].
+    software_cost: bool,
+    /// [`PROTOCOL_BYTES`].
     protocol_bytes: bool,
+    /// [`CUT_THROUGH`].
     cut_through: bool,
     /// Frequency of the cores in MHz.
     pub(super) mhz: u32,
     /// Delay after a send in nanoseconds.
-    delay: f64,
+    send_delay_ns: f64,
     seed: u64,
     interrupted: Interrupted<'a>,
 }
@@ -74,11 +77,11 @@ impl<'a> Model<'a> {
     /// Returns the model with the mechanisms that this run has.
     pub(super) fn of(run: &Run<'a>) -> Self {
         Self {
-            software: run.has(&SOFTWARE_COST),
+            software_cost: run.has(&SOFTWARE_COST),
             protocol_bytes: run.has(&PROTOCOL_BYTES),
             cut_through: run.has(&CUT_THROUGH),
             mhz: CLOCK_MHZ,
-            delay: 0.0,
+            send_delay_ns: 0.0,
             seed: run.seed(),
             interrupted: run.interrupted(),
         }
@@ -91,12 +94,12 @@ impl<'a> Model<'a> {
 
     /// Returns the model in which the network's software takes no time.
     pub(super) fn without_software(self) -> Self {
-        Self { software: false, ..self }
+        Self { software_cost: false, ..self }
     }
 
     /// Returns the model with a delay after each send, in nanoseconds.
-    pub(super) fn with_delay(self, delay: f64) -> Self {
-        Self { delay, ..self }
+    pub(super) fn with_delay(self, send_delay_ns: f64) -> Self {
+        Self { send_delay_ns, ..self }
     }
 
     /// Returns two nodes with a link between them.
@@ -111,22 +114,25 @@ impl<'a> Model<'a> {
 
     /// Returns a cluster of this shape, with the model's links and costs.
     fn cluster(self, shape: &str) -> Result<Cluster<'a>, Failure> {
-        let clock = f64::from(CLOCK_MHZ);
-        let link = LINK_BITS_PER_CYCLE * clock / 1e3;
-        let head = f64::from(HEAD_BYTES) * 8.0 / link;
-        let delay = (HOP_NS - head - f64::from(HOP_CYCLES) * 1e3 / clock).round();
+        // The delay is what the head and the card's cycles leave of the time of a hop at CLOCK_MHZ.
+        // It is the same at other frequencies.
+        let clock_mhz = f64::from(CLOCK_MHZ);
+        let full_gbit_s = LINK_BITS_PER_CYCLE * clock_mhz / 1e3;
+        let head_ns = f64::from(HEAD_BYTES) * 8.0 / full_gbit_s;
+        let delay_ns = (HOP_NS - head_ns - f64::from(HOP_CYCLES) * 1e3 / clock_mhz).round();
 
-        let width = if self.protocol_bytes {
+        // Without protocol bytes, a packet takes the time of its content.
+        let bits_per_cycle = if self.protocol_bytes {
             LINK_BITS_PER_CYCLE
         } else {
             LINK_BITS_PER_CYCLE * PACKET_BYTES / CONTENT_BYTES
         };
-        let rate = width * f64::from(self.mhz) / 1e3;
+        let gbit_s = bits_per_cycle * f64::from(self.mhz) / 1e3;
         let cut_through =
             if self.cut_through { format!("cut_through_bytes = {HEAD_BYTES}\n") } else { String::new() };
         let text = format!(
             "name = \"cluster\"\n[[extoll]]\n{shape}\nvpids = {RANKS_OF_NODE}\nwatchdog_ms = 0\ncore_mhz = {}\n\
-             hop_cycles = {HOP_CYCLES}\n[extoll.link]\ndelay_ns = {delay}\ngbit_s = {rate}\ncredits = 32\n\
+             hop_cycles = {HOP_CYCLES}\n[extoll.link]\ndelay_ns = {delay_ns}\ngbit_s = {gbit_s}\ncredits = 32\n\
              {cut_through}",
             self.mhz
         );
@@ -139,8 +145,11 @@ impl<'a> Model<'a> {
     /// Returns the costs of the software.
     fn profile(self) -> Profile {
         // The updates are the application's work. They take time in every model.
-        let charged = COSTS.into_iter().filter(|&(kind, _)| self.software || kind == Cost::Compute);
-        let delayed = |(kind, time)| (kind, if kind == Cost::SendMessage { time + self.delay } else { time });
+        let charged = COSTS.into_iter().filter(|&(kind, _)| self.software_cost || kind == Cost::Compute);
+        let delayed = |(kind, time)| {
+            let delay = if kind == Cost::SendMessage { self.send_delay_ns } else { 0.0 };
+            (kind, time + delay)
+        };
         Profile::of_nanos(charged.map(delayed))
     }
 }

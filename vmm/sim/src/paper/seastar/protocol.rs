@@ -2,13 +2,15 @@
 
 use nicforge_portals::Mode;
 
-use super::{Failure, MESSAGES, MODES, Model, ROUNDS, Run, micros, rows};
-use crate::seastar::programs::Collective;
+use super::{
+    COLLECTIVE_NODES, COLLECTIVE_ROUNDS, Failure, MESSAGES, MODES, Model, ROUNDS, Run, micros, rows,
+};
+use crate::seastar::programs::{Collective, Streams};
 
-/// Messages of a measurement whose length the paper calls small to moderate.
+/// Bytes of a message. The paper calls such messages small to moderate.
 const BYTES: usize = 1024;
 
-/// Measures what the protocol costs.
+/// Measures the time that the protocol takes.
 pub(super) fn measure(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
     let without_protocol = model.without_protocol();
     measure_streams(run, model, without_protocol)?;
@@ -18,13 +20,13 @@ pub(super) fn measure(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
 
 /// Measures streams in both directions at once, in which the card is busy all the time (Figure 7).
 fn measure_streams(run: &mut Run<'_>, model: Model, without_protocol: Model) -> Result<(), Failure> {
-    let time = |model: Model, mode| -> Result<f64, Failure> {
-        Ok(model.pair(mode).stream(BYTES, MESSAGES, true)?.as_nanos())
+    let time_ns = |model: Model, mode| -> Result<f64, Failure> {
+        Ok(model.pair(mode).stream(BYTES, MESSAGES, Streams::BothWays)?.as_nanos())
     };
 
     run.show("streams with and without the protocol")?;
     let [host, nic] = [Mode::HostBased, Mode::NicBased]
-        .map(|mode| -> Result<_, Failure> { Ok((time(model, mode)?, time(without_protocol, mode)?)) });
+        .map(|mode| -> Result<_, Failure> { Ok((time_ns(model, mode)?, time_ns(without_protocol, mode)?)) });
     let ((host, host_without), (nic, nic_without)) = (host?, nic?);
 
     run.record(rows::protocol_time_on_card(), (nic - nic_without) - (host - host_without))?;
@@ -32,7 +34,7 @@ fn measure_streams(run: &mut Run<'_>, model: Model, without_protocol: Model) -> 
     run.record(rows::rate_with_protocol(), 100.0 * nic_without / nic)
 }
 
-/// Records what the protocol costs where other work hides it (Figures 4 and 6).
+/// Adds a note of the protocol's time in measurements where other work hides it (Figures 4 and 6).
 fn measure_hidden_cost(run: &mut Run<'_>, model: Model, without_protocol: Model) -> Result<(), Failure> {
     run.show("the protocol behind other work")?;
     let mut costs = Vec::new();
@@ -41,13 +43,13 @@ fn measure_hidden_cost(run: &mut Run<'_>, model: Model, without_protocol: Model)
             Ok(model.pair(mode).ping_pong(BYTES, ROUNDS, 0)?.as_nanos())
         };
         let stream = |model: Model| -> Result<f64, Failure> {
-            Ok(model.pair(mode).stream(BYTES, MESSAGES, false)?.as_nanos())
+            Ok(model.pair(mode).stream(BYTES, MESSAGES, Streams::OneWay)?.as_nanos())
         };
-        let (latency, message) = (
-            one_way_time(model)? - one_way_time(without_protocol)?,
-            stream(model)? - stream(without_protocol)?,
-        );
-        costs.push(format!("{name} {latency:.0} ns of the latency and {message:.0} ns in a stream one way"));
+        let of_latency = one_way_time(model)? - one_way_time(without_protocol)?;
+        let in_stream = stream(model)? - stream(without_protocol)?;
+        costs.push(format!(
+            "{name} {of_latency:.0} ns of the latency and {in_stream:.0} ns in a stream one way"
+        ));
     }
 
     run.note(format!(
@@ -58,10 +60,10 @@ fn measure_hidden_cost(run: &mut Run<'_>, model: Model, without_protocol: Model)
     Ok(())
 }
 
-/// Measures collective operations (Figures 8 and 9).
+/// Measures barriers with the protocol, in percent of those without it (Figures 8 and 9).
 fn measure_collectives(run: &mut Run<'_>, model: Model, without_protocol: Model) -> Result<(), Failure> {
     let time = |model: Model, mode, collective| -> Result<f64, Failure> {
-        Ok(micros(model.nodes(16, mode, "").collective(collective, 2)?))
+        Ok(micros(model.nodes(COLLECTIVE_NODES, mode, "").collective(collective, COLLECTIVE_ROUNDS)?))
     };
 
     for (mode, name) in MODES {

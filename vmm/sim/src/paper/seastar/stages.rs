@@ -7,7 +7,7 @@ use nicforge_portals::Mode;
 
 use super::{Failure, MODES, Model, ROUNDS, Run, micros, rows};
 
-/// Bytes of the message whose stages are measured. They ride in its header packet.
+/// Bytes of the message whose stages are measured. Its header packet has room for them.
 const BYTES: usize = 8;
 
 /// A part of the way of a message.
@@ -15,7 +15,7 @@ const BYTES: usize = 8;
 pub(super) enum Stage {
     /// Links and routers.
     Router,
-    /// Stores to the card's memory and loads of it, its bytes, and looks of the host at memory.
+    /// Stores to the card's memory and loads of it, its bytes, and polls of memory by the host.
     HostInterface,
     /// The work of the library above Portals for a message: that of MPI in the paper.
     Library,
@@ -28,6 +28,7 @@ pub(super) enum Stage {
 }
 
 impl Stage {
+    /// All stages, with their names.
     const ALL: [(Self, &'static str); 6] = [
         (Self::Router, "router and links"),
         (Self::HostInterface, "host interface"),
@@ -38,9 +39,10 @@ impl Stage {
     ];
 }
 
-/// The one-way time of a mode, and the times of the stages.
+/// The one-way time of a message in a mode, and the times of its stages, in microseconds.
 struct StageTimes {
     total: f64,
+    /// The times of [`Stage::ALL`].
     stages: [f64; Stage::ALL.len()],
 }
 
@@ -87,8 +89,8 @@ pub(super) fn measure(run: &mut Run<'_>, model: Model) -> Result<(), Failure> {
         100.0 * nic.time(&[Stage::Router]) / nic.time(&[Stage::HostInterface]),
     )?;
 
-    for ((_, name), profile) in MODES.iter().zip([&host, &nic]) {
-        run.note(profile.sentence(name));
+    for ((_, name), times) in MODES.iter().zip([&host, &nic]) {
+        run.note(times.sentence(name));
     }
     Ok(())
 }

@@ -49,18 +49,26 @@ const RANDOM_ACCESS_RANKS: [u32; 3] = [2, 4, 8];
 const WINDOW: u32 = 64;
 /// Number of pairs that measure VELO alone.
 const BARE_PAIRS: u16 = 4;
+/// Bytes of an update of RandomAccess.
+const UPDATE_BYTES: u64 = 8;
+/// The goal for the rate of 8 pairs, as a share of that of 4.
+const MIN_SHARE_OF_FOUR_PAIRS: f64 = 0.8;
+/// The goal for the rate with matching, as a share of that of VELO alone.
+const MIN_SHARE_OF_VELO: f64 = 0.5;
+/// The goal for RandomAccess: wrong words, in percent.
+const MAX_WRONG_PERCENT: f64 = 1.0;
 
 /// The result of one measurement: messages or updates per second, and times of single messages.
 #[derive(Clone, Debug)]
 struct RankMeasurement {
     measurement: Measurement,
-    /// The share of wrong words in the table of RandomAccess, in percent.
-    wrong_share: f64,
+    /// Wrong words in the table of RandomAccess, in percent.
+    wrong_percent: f64,
 }
 
 impl From<Measurement> for RankMeasurement {
     fn from(measurement: Measurement) -> Self {
-        Self { measurement, wrong_share: 0.0 }
+        Self { measurement, wrong_percent: 0.0 }
     }
 }
 
@@ -155,7 +163,7 @@ fn measurements_of(measured: &[RankMeasurement]) -> Vec<Measurement> {
 
 /// Returns the greatest share of wrong words of the measurements, in percent.
 fn wrong_percent(measured: &[RankMeasurement]) -> f64 {
-    measured.iter().map(|measured| measured.wrong_share).fold(0.0, f64::max)
+    measured.iter().map(|measured| measured.wrong_percent).fold(0.0, f64::max)
 }
 
 /// Returns a row of figures for each contestant.
@@ -177,7 +185,7 @@ fn rows(placement: &Placement, results: &Results<Contestant, RankMeasurement>) -
             }
             Contestant::Latency { bytes } => Row { bytes: Some(bytes as u64), ..row("ping-pong") },
             Contestant::RandomAccess { ranks } => {
-                let row = Row { bytes: Some(8), ..row("random-access") };
+                let row = Row { bytes: Some(UPDATE_BYTES), ..row("random-access") };
                 let rate = row.rate_per_s.unwrap_or(0.0);
                 row.figure("ranks", ranks.into())
                     .figure("gups", rate / 1e9)
@@ -192,8 +200,7 @@ fn rows(placement: &Placement, results: &Results<Contestant, RankMeasurement>) -
     results.iter().map(row).collect()
 }
 
-/// Compares the measured values with the benchmark's goals: the bounds that a report calls met or
-/// missed.
+/// Returns the goals of the benchmark, with the measured values.
 fn goals(results: &Results<Contestant, RankMeasurement>) -> Vec<Goal> {
     let rates_of_small_messages =
         |pairs| measurements_of(results.of(&Contestant::Rate { pairs, bytes: velo::BYTES }));
@@ -206,14 +213,14 @@ fn goals(results: &Results<Contestant, RankMeasurement>) -> Vec<Goal> {
     vec![
         Goal::at_least(
             "rate of 8-byte messages, 8 pairs / 4 pairs, times",
-            0.8,
+            MIN_SHARE_OF_FOUR_PAIRS,
             ratio(&rates_of_small_messages(8), &rates_of_small_messages(4)),
         ),
         Goal::at_least(
             "rate of 8-byte messages of 4 pairs, with matching / VELO alone, times",
-            0.5,
+            MIN_SHARE_OF_VELO,
             ratio(&rates_of_small_messages(BARE_PAIRS), &bare),
         ),
-        Goal::at_most("words of RandomAccess that are wrong, percent", 1.0, worst),
+        Goal::at_most("words of RandomAccess that are wrong, percent", MAX_WRONG_PERCENT, worst),
     ]
 }

@@ -58,7 +58,8 @@ pub(super) struct Ranks {
 }
 
 impl Ranks {
-    /// Opens the ranks of `pairs` pairs. They have the lowest VPIDs of both cards.
+    /// Opens the ranks of `pairs` pairs on the devices that `open_device` returns. They have the
+    /// lowest VPIDs of both cards.
     pub(super) fn open(
         open_device: impl Fn(Address) -> Result<Device, Failure>,
         pairs: u16,
@@ -71,7 +72,8 @@ impl Ranks {
         })
     }
 
-    /// Returns both ends of the first `pairs` pairs in alternation: receiver, sender.
+    /// Returns both ends of the first `pairs` pairs for a new measurement of `windows` windows. The
+    /// receiver of a pair comes before its sender.
     pub(super) fn sides(
         &mut self,
         pairs: u16,
@@ -134,7 +136,7 @@ impl Ranks {
     }
 }
 
-/// Measures RandomAccess with separate ranks on both cards.
+/// Measures RandomAccess with `size` ranks of its own, in alternation on both cards.
 pub(super) fn random_access(server: &Served, size: u32, effort: &Effort) -> Result<RankMeasurement, Failure> {
     let address = |rank: u32| Address { node: rank % 2, vpid: RANDOM_ACCESS_VPID + (rank / 2) as u16 };
     let mut endpoints = open_ranks(|address| open_device(server, address), (0..size).map(address).collect())?;
@@ -142,15 +144,15 @@ pub(super) fn random_access(server: &Served, size: u32, effort: &Effort) -> Resu
     let mut tables = tables.collect::<Result<Vec<_>, _>>()?;
     let mut duration = Duration::ZERO;
 
-    // The second pass restores the table.
+    // The second pass restores the table, so that wrong words can be counted. It is not timed.
     for pass in 0..2 {
         let start = Instant::now();
         let updates = endpoints
             .iter_mut()
             .zip(&mut tables)
             .map(|(endpoint, table)| Updates::new(endpoint, table, pass).context(|| "a rank".into()));
-        let mut ranks = updates.collect::<Result<Vec<_>, _>>()?;
-        drive(&mut ranks, Deadline::after(STEP_TIMEOUT), &mut never_sleeping_wait())
+        let mut updates = updates.collect::<Result<Vec<_>, _>>()?;
+        drive(&mut updates, Deadline::after(STEP_TIMEOUT), &mut never_sleeping_wait())
             .context(|| "RandomAccess".into())?;
         if pass == 0 {
             duration = start.elapsed();
@@ -158,8 +160,8 @@ pub(super) fn random_access(server: &Served, size: u32, effort: &Effort) -> Resu
     }
 
     let sum = |count_of: fn(&Table) -> u64| tables.iter().map(count_of).sum::<u64>() as f64;
-    let (updates, words, wrong) = (sum(Table::updates), sum(Table::len), sum(Table::count_wrong));
+    let (updates, words, wrong_words) = (sum(Table::updates), sum(Table::len), sum(Table::count_wrong));
 
     let measurement = Measurement::of_rate(updates / duration.as_secs_f64());
-    Ok(RankMeasurement { measurement, wrong_share: wrong * 100.0 / words })
+    Ok(RankMeasurement { measurement, wrong_percent: wrong_words * 100.0 / words })
 }

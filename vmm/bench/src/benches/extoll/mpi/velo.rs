@@ -20,6 +20,8 @@ use crate::machine::never_sleeping_wait;
 pub(super) const BYTES: usize = 8;
 /// The first VPID. The VPIDs before it belong to ranks.
 const FIRST_VPID: u16 = 12;
+/// Slots of a receiver, as many as a rank has.
+const SLOTS: u32 = 4096;
 
 /// A sender and its receiver.
 struct Pair {
@@ -43,8 +45,7 @@ impl BarePairs {
     pub(super) fn open(server: &Served, pairs: u16) -> Result<Self, Failure> {
         let port = |node, vpid| -> Result<Port, Failure> {
             let address = Address { node, vpid };
-            // Each receiver has as many slots as a rank.
-            let config = Config { slots: Some(4096), window: WINDOW, ..Config::default() };
+            let config = Config { slots: Some(SLOTS), window: WINDOW, ..Config::default() };
             Port::open(open_device(server, address)?, config).context(|| address.to_string())
         };
 

@@ -21,17 +21,27 @@ use crate::{
 
 /// Numbers of pairs for which instructions are counted.
 pub(super) const PAIRS: [u16; 2] = [1, 8];
+/// The goal for a message of one pair, in instructions.
+const MAX_INSTRUCTIONS: f64 = 400.0;
+/// The goal for a message of 8 pairs, as a multiple of that of one.
+const MAX_RATIO_OF_PAIRS: f64 = 1.05;
 /// Number of messages that each pair sends and receives at a time.
 const BURST: u32 = 32;
-/// Number of steps after which a burst has arrived.
+/// Number of steps of the machine between two polls of the receivers.
 const STEPS: u32 = 4;
+/// The work budget of each function in one step, as in the engine.
+const WORK_BUDGET: u32 = 64;
+/// Maximum number of polls until a burst has arrived.
+const MAX_POLLS: u32 = 1000;
+/// Bursts before the counted ones, which touch all memory once.
+const WARM_UP_BURSTS: u32 = 8;
 
 /// Counts instructions, if valgrind is installed.
 pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
     Callgrind::if_installed("instructions a message are ", |callgrind| count(run, callgrind))
 }
 
-/// Counts instructions with callgrind.
+/// Counts the instructions of a message with callgrind, for each number of pairs.
 fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
     let messages: u32 = if run.quick { 64 } else { 4096 };
     let mut counts = Vec::new();
@@ -51,8 +61,12 @@ fn count(run: &Run<'_>, callgrind: &Callgrind) -> Result<Outcome, Failure> {
     Ok(Outcome {
         rows: rows.collect(),
         goals: vec![
-            Goal::at_most("instructions a message with 1 pair", 400.0, counts[0]),
-            Goal::at_most("instructions a message with 8 pairs, of those with 1, times", 1.05, ratio),
+            Goal::at_most("instructions a message with 1 pair", MAX_INSTRUCTIONS, counts[0]),
+            Goal::at_most(
+                "instructions a message with 8 pairs, of those with 1, times",
+                MAX_RATIO_OF_PAIRS,
+                ratio,
+            ),
         ],
         notes: vec![format!(
             "velo-instructions: send, all of the machine's work, and receive, in bursts of {BURST} a pair; counted by callgrind"
@@ -73,8 +87,7 @@ pub(super) fn run_child(task: &str) -> Result<u8, Failure> {
         .map(|vpid| Pair::new(port("ex0", vpid)?, port("ex1", vpid)?))
         .collect::<Result<Vec<_>, _>>()?;
 
-    // The first rounds touch all memory once.
-    for _ in 0..8 {
+    for _ in 0..WARM_UP_BURSTS {
         warm_up(&mut machine, &mut pairs)?;
     }
 
@@ -87,20 +100,21 @@ pub(super) fn run_child(task: &str) -> Result<u8, Failure> {
     Ok(0)
 }
 
-/// Does the same as [`round`], under a name that does not count.
+/// Does the same as [`round`], under a name at which callgrind does not count.
 #[inline(never)]
 fn warm_up(machine: &mut SteppedMachine, pairs: &mut [Pair]) -> Result<(), Failure> {
-    // The compiler may merge two identical functions, and this one would then count.
+    // The compiler may merge two identical functions. This one would then be counted, too.
     std::hint::black_box("not counted");
     burst(machine, pairs)
 }
 
-/// Sends, delivers and receives a burst of each pair.
+/// Sends, delivers and receives a burst of each pair. callgrind counts here.
 #[inline(never)]
 fn round(machine: &mut SteppedMachine, pairs: &mut [Pair]) -> Result<(), Failure> {
     burst(machine, pairs)
 }
 
+/// Sends a burst of each pair, and steps the machine until all messages have been received.
 #[inline(always)]
 fn burst(machine: &mut SteppedMachine, pairs: &mut [Pair]) -> Result<(), Failure> {
     for pair in pairs.iter_mut() {
@@ -111,8 +125,8 @@ fn burst(machine: &mut SteppedMachine, pairs: &mut [Pair]) -> Result<(), Failure
     }
 
     let mut remaining = pairs.len() as u32 * BURST;
-    for _ in 0..1000 {
-        machine.steps(STEPS, |machine, now| machine.step(now, 64));
+    for _ in 0..MAX_POLLS {
+        machine.steps(STEPS, |machine, now| machine.step(now, WORK_BUDGET));
 
         for pair in pairs.iter_mut() {
             remaining -= pair.receive(BURST)?;

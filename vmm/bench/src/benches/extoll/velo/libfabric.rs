@@ -17,6 +17,7 @@ use nicforge::failure::{ErrorContext, Failure};
 use super::{BYTES, Effort, Measurement};
 use crate::{placement::Placement, samples::Samples};
 
+/// The name of libfabric's program.
 const PROGRAM: &str = "fi_pingpong";
 /// The column with half a round trip, in microseconds.
 const COLUMN: &str = "usec/xfer";
@@ -35,6 +36,7 @@ pub(super) fn find() -> Option<PathBuf> {
 struct Process(Child);
 
 impl Process {
+    /// Starts the program, whose output is read by [`Process::output`].
     fn start<'a>(program: &PathBuf, arguments: impl IntoIterator<Item = &'a OsStr>) -> Result<Self, Failure> {
         let child = Command::new(program)
             .args(arguments)
@@ -84,16 +86,17 @@ pub(super) fn measure_shm(
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context(|| "a free port".into())?;
     let port = listener.local_addr().context(|| "a free port".into())?.port().to_string();
     drop(listener);
-    let (bytes, rounds) = (BYTES.to_string(), effort.single.to_string());
+    let (bytes, rounds) = (BYTES.to_string(), effort.latency_messages.to_string());
     let common = ["-p", "shm", "-e", "rdm", "-S", &bytes, "-I", &rounds].map(OsStr::new);
-    let of =
-        |more: [&'static str; 1]| common.into_iter().chain(more.map(OsStr::new)).chain([OsStr::new(&port)]);
-    let _server = placement.within("engine", || Process::start(program, of(["-B"])))?;
+    // The server listens at the port (-B), and the client connects to it (-P).
+    let arguments =
+        |port_option: &'static str| common.into_iter().chain([OsStr::new(port_option), OsStr::new(&port)]);
+    let _server = placement.within("engine", || Process::start(program, arguments("-B")))?;
     let deadline = Instant::now() + STEP_TIMEOUT;
 
     // The client is refused until the server listens.
     while Instant::now() < deadline {
-        let mut client = Process::start(program, of(["-P"]).chain([OsStr::new("127.0.0.1")]))?;
+        let mut client = Process::start(program, arguments("-P").chain([OsStr::new("127.0.0.1")]))?;
         if let Some(time) = client.output(deadline)?.as_deref().and_then(half_round_trip) {
             let mut samples = Samples::with_capacity(1);
             samples.add(time);
@@ -108,8 +111,8 @@ pub(super) fn measure_shm(
 /// Reads half a round trip from the program's table.
 fn half_round_trip(text: &str) -> Option<Duration> {
     let mut lines = text.lines().map(|line| line.split_whitespace());
-    let at = lines.find_map(|mut line| line.position(|word| word == COLUMN))?;
-    let microseconds: f64 = lines.find_map(|mut line| line.nth(at)?.parse().ok())?;
+    let column = lines.find_map(|mut heading| heading.position(|word| word == COLUMN))?;
+    let microseconds: f64 = lines.find_map(|mut line| line.nth(column)?.parse().ok())?;
     Some(Duration::from_nanos((microseconds * 1e3) as u64))
 }
 

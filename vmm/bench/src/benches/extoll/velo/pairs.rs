@@ -19,6 +19,8 @@ use crate::{
 pub(super) const BATCH: u32 = 32;
 /// Number of messages that are sent, and then polled for, at a time.
 const BURST: u32 = 64;
+/// Number of rounds of all pairs between two readings of the clock.
+const ROUNDS_PER_CHECK: u32 = 64;
 /// The greatest number of messages of a pair in flight.
 const WINDOW: u32 = 256;
 /// Number of slots in a receiver's ring.
@@ -53,7 +55,7 @@ pub(super) fn connect(sender: &mut Port, receiver: &mut Port) -> Result<PeerLink
         sender.progress().context(|| "a sender".into())?;
         sender.device().relax(&mut relax).context(|| "the machine".into())?;
         if deadline.has_passed() {
-            return Err(Failure::result(format!("{address} promises nothing")));
+            return Err(Failure::result(format!("{address} grants no credits")));
         }
     }
 
@@ -61,6 +63,7 @@ pub(super) fn connect(sender: &mut Port, receiver: &mut Port) -> Result<PeerLink
 }
 
 impl Pair {
+    /// Connects a sender to its receiver.
     pub(super) fn new(mut sender: Port, mut receiver: Port) -> Result<Self, Failure> {
         let link = connect(&mut sender, &mut receiver)?;
         Ok(Self { sender, receiver, link, sent: 0, received: 0 })
@@ -138,6 +141,7 @@ impl Pair {
 pub(super) struct Pairs(Vec<Pair>);
 
 impl Pairs {
+    /// Opens the ports of `count` pairs, and connects them.
     pub(super) fn open(server: &Served, count: usize) -> Result<Self, Failure> {
         let port = |address: Address| -> Result<Port, Failure> {
             let device = open(&vpid_at(server, address)?, OpenOptions::default(), STEP_TIMEOUT)?;
@@ -158,7 +162,7 @@ impl Pairs {
 
         loop {
             let mut messages = 0;
-            for _ in 0..64 {
+            for _ in 0..ROUNDS_PER_CHECK {
                 for pair in pairs.iter_mut() {
                     messages += pair.send(BURST)?;
                     messages += pair.receive(BURST)?;
@@ -183,7 +187,7 @@ impl Pairs {
         Ok(Measurement::of_rate(rate))
     }
 
-    /// Measures the time of one send in a batch into a ring that is not full.
+    /// Measures the mean time of a send in a batch. The ring has room for the whole batch.
     pub(super) fn measure_send(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
         let pair = &mut self.0[0];
         let mut samples = Samples::with_capacity(effort.batches as usize);
@@ -200,9 +204,9 @@ impl Pairs {
     /// Measures the time from the send of a message until its receiver has it.
     pub(super) fn measure_latency(&mut self, effort: &Effort) -> Result<Measurement, Failure> {
         let pair = &mut self.0[0];
-        let mut samples = Samples::with_capacity(effort.single as usize);
+        let mut samples = Samples::with_capacity(effort.latency_messages as usize);
 
-        for _ in 0..effort.single {
+        for _ in 0..effort.latency_messages {
             let start = Instant::now();
             while pair.send(1)? == 0 {
                 pair.progress()?;

@@ -11,7 +11,13 @@ use crate::{bare_ring::BareRing, machine::never_sleeping_wait};
 
 /// The longest wait for the consumer.
 const STEP_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of records between two readings of the clock.
+const RECORDS_PER_CHECK: u32 = 1024;
+/// BAR and offset of the register in each record. No device carries the records out.
+const BAR: u8 = 0;
+const OFFSET: u32 = 0;
 
+/// Measures the rate of records, with the consumer on `processor` or anywhere.
 pub(super) fn measure_rate(processor: Option<usize>, effort: &Effort) -> Result<Measurement, Failure> {
     let mut ring = BareRing::start(RING_CELLS, processor)?;
     let rate = write(&mut ring, effort);
@@ -36,8 +42,8 @@ fn write(ring: &mut BareRing<BYTES>, effort: &Effort) -> Result<f64, Failure> {
             continue;
         }
 
-        for _ in 0..1024 {
-            if !ring.push(0, 0, count.to_le_bytes())? {
+        for _ in 0..RECORDS_PER_CHECK {
+            if !ring.push(BAR, OFFSET, count.to_le_bytes())? {
                 idle.pause();
                 break;
             }

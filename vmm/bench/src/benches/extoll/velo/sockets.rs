@@ -16,10 +16,14 @@ use crate::{placement::pin, samples::Samples};
 
 /// The longest wait for a message.
 const STEP_TIMEOUT: Duration = Duration::from_secs(10);
-/// The contents of a message: the far end echoes it, counts it, or ends.
+/// The content of a message that the far end returns.
 const ECHO: u64 = 0;
-const COUNT: u64 = 1;
+/// The content of a message that the far end only receives.
+const ONE_WAY: u64 = 1;
+/// The content of the last message, after whose return the far end ends.
 const END: u64 = 2;
+/// Number of messages between two readings of the clock.
+const MESSAGES_PER_CHECK: u32 = 64;
 
 /// Measures a pair of Unix sockets.
 pub(super) fn measure_unix(processor: Option<usize>, effort: &Effort) -> Result<Measurement, Failure> {
@@ -46,19 +50,19 @@ pub(super) fn measure_tcp(processor: Option<usize>, effort: &Effort) -> Result<M
     exchange(local_end, remote_end, processor, effort)
 }
 
-/// Runs the other end of the socket. It counts messages with the content [`COUNT`], returns all
-/// others, and ends after the return of [`END`].
+/// Runs the far end of a socket. It returns all messages but those with the content [`ONE_WAY`],
+/// and ends after the return of [`END`].
 fn serve(mut socket: impl Read + Write, processor: Option<usize>) -> Result<(), Failure> {
     processor.map_or(Ok(()), pin)?;
     let mut message = [0; BYTES];
 
     loop {
         socket.read_exact(&mut message).context(|| "the far end".into())?;
-        let command = u64::from_le_bytes(message);
-        if command != COUNT {
+        let content = u64::from_le_bytes(message);
+        if content != ONE_WAY {
             socket.write_all(&message).context(|| "the far end".into())?;
         }
-        if command == END {
+        if content == END {
             return Ok(());
         }
     }
@@ -75,7 +79,7 @@ fn exchange(
         let server = scope.spawn(move || serve(remote_end, processor));
         let measurement = measure(&mut local_end, effort);
         drop(local_end);
-        let served = server.join().unwrap_or_else(|_| Err(Failure::result("the remote_end end panicked")));
+        let served = server.join().unwrap_or_else(|_| Err(Failure::result("the far end panicked")));
         // A failure of the near end causes one of the far end, so the near end's is returned.
         measurement.and_then(|measurement| served.map(|()| measurement))
     })
@@ -83,25 +87,26 @@ fn exchange(
 
 /// Measures round trips, and then the rate of messages in one direction.
 fn measure(local_end: &mut (impl Read + Write), effort: &Effort) -> Result<Measurement, Failure> {
-    let mut samples = Samples::with_capacity(effort.single as usize);
+    let mut samples = Samples::with_capacity(effort.latency_messages as usize);
     let mut answer = [0; BYTES];
-    for _ in 0..effort.single {
+    for _ in 0..effort.latency_messages {
         let start = Instant::now();
-        local_end.write_all(&ECHO.to_le_bytes()).context(|| "the local_end end".into())?;
-        local_end.read_exact(&mut answer).context(|| "the local_end end".into())?;
+        local_end.write_all(&ECHO.to_le_bytes()).context(|| "the near end".into())?;
+        local_end.read_exact(&mut answer).context(|| "the near end".into())?;
         samples.add_mean(start.elapsed(), 2);
     }
 
     let (start, mut sent) = (Instant::now(), 0_u64);
     while start.elapsed() < effort.sustained {
-        for _ in 0..64 {
-            local_end.write_all(&COUNT.to_le_bytes()).context(|| "the local_end end".into())?;
+        for _ in 0..MESSAGES_PER_CHECK {
+            local_end.write_all(&ONE_WAY.to_le_bytes()).context(|| "the near end".into())?;
         }
-        sent += 64;
+        sent += u64::from(MESSAGES_PER_CHECK);
     }
 
-    local_end.write_all(&END.to_le_bytes()).context(|| "the local_end end".into())?;
-    local_end.read_exact(&mut answer).context(|| "the local_end end".into())?;
+    // The return of the last message shows that all have arrived.
+    local_end.write_all(&END.to_le_bytes()).context(|| "the near end".into())?;
+    local_end.read_exact(&mut answer).context(|| "the near end".into())?;
 
     Ok(Measurement { rate: Some(sent as f64 / start.elapsed().as_secs_f64()), samples })
 }

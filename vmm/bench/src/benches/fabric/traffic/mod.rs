@@ -3,8 +3,8 @@
 //!
 //! - `node.rs`: a node, with the router that networks share.
 //!
-//! [`Traffic::new`] is the only door to them. The nodes are a network alone, or devices of a
-//! machine. Both carry the same packets at the same times.
+//! [`Traffic::new`] makes them, either as a network without a machine or as devices of a machine.
+//! Both carry the same packets at the same times.
 
 mod node;
 
@@ -24,35 +24,37 @@ use nicforge_network::{
 use self::node::{Node, Nodes};
 
 /// Bytes of a packet.
-pub(super) const PACKET: usize = 256;
-/// Packets of buffer of a virtual channel.
+pub(super) const PACKET_BYTES: usize = 256;
+/// Packets that the buffer of a virtual channel holds.
 pub(super) const CREDITS: u32 = 8;
 /// Virtual channels of a link. Packets change to the second one where a ring closes.
 pub(super) const CHANNELS: usize = 2;
-/// Bytes after which a packet is forwarded.
-const HEAD: u32 = 32;
+/// Bytes of a packet after which a router forwards it.
+const HEAD_BYTES: u32 = 32;
 /// Delay of a link in nanoseconds.
-const DELAY: u64 = 20;
+const DELAY_NS: u64 = 20;
 /// Bandwidth of a link: a byte in half a nanosecond.
 const BITS_PER_SECOND: u64 = 16_000_000_000;
 
+/// Dimensions of the torus.
 const DIMENSIONS: usize = 3;
 /// Identity of a node's device, which no client sees.
 const IDENTITY: Identity =
     Identity { vendor: 0, device: 0, subsystem_vendor: 0, subsystem: 0, class: 0, revision: 0 };
 
-/// The program that runs the nodes.
+/// The code that runs the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Driver {
-    /// A network alone: links in tables, and direct calls ([`nicforge_network::alone`]).
+    /// A network without a machine: links in tables, and direct calls
+    /// ([`nicforge_network::alone`]).
     Alone,
-    /// A machine, whose devices they are.
+    /// A machine, whose devices the nodes are.
     Machine,
 }
 
 /// A torus with its traffic.
 pub(super) enum Traffic {
-    /// A network alone.
+    /// A network without a machine.
     Alone(Box<Network<Node<Parcel>>>),
     /// A machine.
     Machine(Box<Machine>),
@@ -62,6 +64,7 @@ pub(super) enum Traffic {
 struct Random(u64);
 
 impl Random {
+    /// Returns the sequence of a node.
     fn of_node(seed: u64, node: u32) -> Self {
         Self(seed ^ (u64::from(node) << 32))
     }
@@ -147,10 +150,10 @@ fn machine(torus: &Torus, link: &LinkSpec, nodes: &Nodes, seed: u64) -> Result<M
 /// Returns the links of the torus.
 fn link() -> LinkSpec {
     LinkSpec {
-        delay: DELAY,
+        delay: DELAY_NS,
         bits_per_second: BITS_PER_SECOND,
-        cut_through: Some(HEAD),
-        ..LinkSpec::new(CHANNELS, CREDITS, PACKET)
+        cut_through: Some(HEAD_BYTES),
+        ..LinkSpec::new(CHANNELS, CREDITS, PACKET_BYTES)
     }
 }
 

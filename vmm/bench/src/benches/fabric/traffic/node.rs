@@ -18,13 +18,16 @@ use nicforge_network::{
     shape::{Cabling, Torus},
 };
 
-use super::{CHANNELS, PACKET, Random};
+use super::{CHANNELS, PACKET_BYTES, Random};
 
-/// Packets that an injection FIFO holds: one in service, and the next one.
-const INJECTION: u16 = 2;
-/// Packets that a reception FIFO holds.
-const RECEPTION: u16 = 8;
-/// Most packets that a router moves in a turn before it takes another one at the same time.
+/// Packets that the injection FIFO holds: one in service, and the next one.
+const INJECTION_PACKETS: u16 = 2;
+/// Packets that the reception FIFO holds.
+const RECEPTION_PACKETS: u16 = 8;
+/// Number of the injection FIFO, and of the reception FIFO.
+const FIFO: u8 = 0;
+/// Maximum number of packets that a router moves in a turn. If it has more to do, it has another
+/// turn at the same time.
 const BUDGET: u32 = 64;
 
 /// The parts that the nodes of a torus share.
@@ -36,9 +39,11 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
+    /// Returns the shared parts of a torus's nodes: their routers have two virtual channels as
+    /// datelines, and a FIFO in each direction.
     pub(super) fn new(torus: &Torus, link: &LinkSpec) -> Result<Self, Failure> {
         let fifo =
-            |packets: u16| FifoSpec { bytes: u32::from(packets) * PACKET as u32, packets, priority: 0 };
+            |packets: u16| FifoSpec { bytes: u32::from(packets) * PACKET_BYTES as u32, packets, priority: 0 };
         let spec = RouterSpec {
             ports: torus.ports(),
             link: link.clone(),
@@ -46,8 +51,8 @@ impl Nodes {
             priorities: vec![0; CHANNELS],
             bubble_vcs: 0,
             through_ratio: 1,
-            injection: vec![fifo(INJECTION)],
-            reception: vec![fifo(RECEPTION)],
+            injection: vec![fifo(INJECTION_PACKETS)],
+            reception: vec![fifo(RECEPTION_PACKETS)],
         };
         let class = ChannelClass { fixed: Fixed::Dateline { vcs: [0, 1] }, adaptive: 0 };
 
@@ -79,26 +84,28 @@ impl<K: RoutedPacket> Node<K> {
     fn next_word(&mut self) -> Option<u64> {
         let nodes = self.torus.nodes();
         let random = self.random.next();
+        // The lower half of the random number, scaled to the number of other nodes.
         let ahead = (u64::from(random as u32) * u64::from(nodes - 1)) >> 32;
         let target = (self.node + 1 + ahead as u32) % nodes;
 
-        // Where both directions are equally short, a packet takes a random one.
+        // One bit for each dimension: where both directions are equally short, a packet takes a
+        // random one.
         let ties = (random >> 32) as u8;
         TorusWord::between(&self.torus, self.node, target, ties).ok().map(|word| word.0)
     }
 
-    /// Fills the injection FIFO with packets that `new` makes of route words, moves packets, and
-    /// takes those that have arrived.
+    /// Fills the injection FIFO, moves packets, and takes those that have arrived. `new_packet`
+    /// makes a packet with a route word, if there is memory for one.
     #[inline(always)]
     fn turn<L: Links<Packet = K>>(
         &mut self,
         links: &mut L,
         budget: u32,
-        new: impl Fn(&mut L, u64) -> Option<K>,
+        new_packet: impl Fn(&mut L, u64) -> Option<K>,
     ) -> Outcome {
         // Most turns have neither packets to make nor packets to take.
-        if self.router.injection_room(0, links.now()).packets > 0 {
-            self.fill(links, new);
+        if self.router.injection_room(FIFO, links.now()).packets > 0 {
+            self.fill(links, new_packet);
         }
         let outcome = self.router.step(links, budget);
         if self.router.received() != 0 {
@@ -107,15 +114,15 @@ impl<K: RoutedPacket> Node<K> {
         outcome
     }
 
-    /// Fills the injection FIFO.
+    /// Fills the injection FIFO with packets to random nodes, which `new_packet` makes.
     #[inline(never)]
-    fn fill<L: Links<Packet = K>>(&mut self, links: &mut L, new: impl Fn(&mut L, u64) -> Option<K>) {
+    fn fill<L: Links<Packet = K>>(&mut self, links: &mut L, new_packet: impl Fn(&mut L, u64) -> Option<K>) {
         let now = links.now();
-        while self.router.injection_room(0, now).packets > 0
+        while self.router.injection_room(FIFO, now).packets > 0
             && let Some(word) = self.next_word()
-            && let Some(packet) = new(links, word)
+            && let Some(packet) = new_packet(links, word)
         {
-            if let Err(refused) = self.router.inject(0, packet, now) {
+            if let Err(refused) = self.router.inject(FIFO, packet, now) {
                 links.recycle(refused.packet);
                 break;
             }
@@ -126,7 +133,7 @@ impl<K: RoutedPacket> Node<K> {
     #[inline(never)]
     fn drain<L: Links<Packet = K>>(&mut self, links: &mut L) {
         let now = links.now();
-        while let Some(packet) = self.router.take(0, now) {
+        while let Some(packet) = self.router.take(FIFO, now) {
             links.recycle(packet);
         }
     }
@@ -134,7 +141,8 @@ impl<K: RoutedPacket> Node<K> {
 
 impl alone::Node for Node<Parcel> {
     fn turn(&mut self, links: &mut NodeLinks<'_>) -> Turn {
-        let outcome = Node::turn(self, links, BUDGET, |_, word| Some(Parcel::new(word, PACKET as u32, 0)));
+        let outcome =
+            Node::turn(self, links, BUDGET, |_, word| Some(Parcel::new(word, PACKET_BYTES as u32, 0)));
         Turn { wake: outcome.wake, has_more: outcome.has_more }
     }
 
@@ -162,12 +170,12 @@ impl Device for Node<Packet> {
     fn reset(&mut self, _: &mut Context<'_>, _: Reset) {}
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
-        let new = |ports: &mut Ports<'_>, word: u64| {
-            let mut packet = ports.new_packet(PACKET).ok()?;
+        let new_packet = |ports: &mut Ports<'_>, word: u64| {
+            let mut packet = ports.new_packet(PACKET_BYTES).ok()?;
             packet.header = word;
             Some(packet)
         };
-        let outcome = self.turn(&mut context.ports(), budget, new);
+        let outcome = self.turn(&mut context.ports(), budget, new_packet);
 
         context.wake_at(outcome.wake);
         if outcome.has_more { Progress::Busy } else { Progress::Idle }
