@@ -24,7 +24,7 @@ use crc32fast::Hasher;
 use nicforge_core::{context::Context, ids::AttachmentId, time::Nanos};
 use nicforge_hwi::seastar::{HeaderPacket, INLINE, STREAMS};
 use nicforge_kit::Server;
-use nicforge_seastar_firmware::chip::{self, DataEnd, Event, Incarnation, Pieces};
+use nicforge_seastar_firmware::chip::{self, Event, Incarnation, Pieces, TransferStatus};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::{
@@ -210,7 +210,7 @@ impl Receiver {
     /// Reports the ends of cut streams to the firmware. Returns whether all of them are reported.
     pub(crate) fn report_cuts(&mut self, parts: &mut Parts, now: Nanos) -> bool {
         while let Some(&index) = self.cut.front() {
-            let event = Event::Received { stream: chip::Stream(index), end: DataEnd::Cut };
+            let event = Event::Received { stream: chip::Stream(index), status: TransferStatus::Cut };
             if !parts.firmware.send(now, event) {
                 return false;
             }
@@ -419,7 +419,7 @@ impl Receiver {
         }
 
         let Some(entry) = self.streams.get_mut(usize::from(index)) else { return true };
-        if entry.end == Some(DataEnd::Complete) {
+        if entry.end == Some(TransferStatus::Complete) {
             // The firmware tells others of the data, which must be in memory by then.
             let Self { wait, .. } = self;
             let access = entry.destination.await_answers(context, &mut parts.tenants, wait);
@@ -428,7 +428,7 @@ impl Receiver {
             match access {
                 Access::Done => {}
                 Access::Wait => return false,
-                Access::Fault => entry.end = Some(DataEnd::MemoryFault),
+                Access::Fault => entry.end = Some(TransferStatus::MemoryFault),
             }
         }
         let end = entry.end;
@@ -477,16 +477,16 @@ impl Receiver {
 
     /// Reports the end of a message whose data were moved to the firmware. Returns false if the
     /// event has to wait.
-    fn report_end(&mut self, parts: &mut Parts, now: Nanos, index: u16, end: DataEnd) -> bool {
-        let event = Event::Received { stream: chip::Stream(index), end };
+    fn report_end(&mut self, parts: &mut Parts, now: Nanos, index: u16, status: TransferStatus) -> bool {
+        let event = Event::Received { stream: chip::Stream(index), status };
         // The firmware sees the end when the host interface has delivered the data.
         if !parts.firmware.send(self.host.idle_at().max(now), event) {
             return false;
         }
 
         self.counters.messages += 1;
-        self.counters.corrupt += u64::from(end == DataEnd::Corrupt);
-        self.counters.faults += u64::from(end == DataEnd::MemoryFault);
+        self.counters.corrupt += u64::from(status == TransferStatus::Corrupt);
+        self.counters.faults += u64::from(status == TransferStatus::MemoryFault);
         self.release(index);
         true
     }

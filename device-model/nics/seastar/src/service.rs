@@ -8,7 +8,7 @@
 use crc32fast::Hasher;
 use nicforge_core::{context::Context, fabric::Packet, ids::AttachmentId};
 use nicforge_hwi::seastar::{INLINE, PACKET, trusted_flag};
-use nicforge_seastar_firmware::chip::{DataEnd, Pieces, Transmission, Transmit};
+use nicforge_seastar_firmware::chip::{Pieces, TransferStatus, Transmission, Transmit};
 use zerocopy::IntoBytes;
 
 use crate::{
@@ -103,8 +103,8 @@ impl Service {
     }
 
     /// Returns the end state of a message whose packets are all made.
-    pub(crate) fn end(&self) -> DataEnd {
-        if self.is_faulty { DataEnd::MemoryFault } else { DataEnd::Complete }
+    pub(crate) fn end(&self) -> TransferStatus {
+        if self.is_faulty { TransferStatus::MemoryFault } else { TransferStatus::Complete }
     }
 
     /// Returns the memory that packets may still refer to.

@@ -3,7 +3,7 @@
 use crc32fast::Hasher;
 use nicforge_core::{context::Context, dma::DmaLease, ids::AttachmentId};
 use nicforge_hwi::seastar::Piece;
-use nicforge_seastar_firmware::chip::{DataEnd, Pieces};
+use nicforge_seastar_firmware::chip::{Pieces, TransferStatus};
 
 use crate::{
     leased::WriteLease,
@@ -27,7 +27,7 @@ pub(crate) struct Stream {
     pub(crate) check: Option<Hasher>,
     pub(crate) is_corrupt: bool,
     /// The message has ended so, and the firmware has not seen it.
-    pub(crate) end: Option<DataEnd>,
+    pub(crate) end: Option<TransferStatus>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -187,17 +187,17 @@ impl Stream {
     }
 
     /// Returns how the message has ended. `check` is the end-to-end check that came with it.
-    pub(crate) fn finish(&mut self, check: &[u8], is_corrupt: bool) -> DataEnd {
+    pub(crate) fn finish(&mut self, check: &[u8], is_corrupt: bool) -> TransferStatus {
         let expected = self.check.take().map(|check| check.finalize().to_le_bytes());
         let is_checked = expected.is_none_or(|expected| expected == check);
         let is_whole = self.arrived == self.length && !self.is_corrupt;
 
         if is_corrupt || !is_checked || !is_whole {
-            DataEnd::Corrupt
+            TransferStatus::Corrupt
         } else if self.destination.is_faulty {
-            DataEnd::MemoryFault
+            TransferStatus::MemoryFault
         } else {
-            DataEnd::Complete
+            TransferStatus::Complete
         }
     }
 }

@@ -12,7 +12,9 @@ use std::collections::VecDeque;
 use nicforge_core::{context::Context, fabric::Packet, time::Nanos};
 use nicforge_hwi::seastar::{HeaderPacket, PACKET};
 use nicforge_kit::{Server, retry};
-use nicforge_seastar_firmware::chip::{DataEnd, Event, MAX_ENDS, Transmission, Transmissions, Transmit};
+use nicforge_seastar_firmware::chip::{
+    Event, MAX_TRANSMISSIONS_IN_EVENT, TransferStatus, Transmission, Transmissions, Transmit,
+};
 use zerocopy::IntoBytes;
 
 use crate::{
@@ -52,7 +54,7 @@ pub(crate) struct Transmitter {
     /// A packet whose data come through the host interface until this time.
     staged: Option<(Packet, Nanos)>,
     /// Messages that have ended, and whose ends the firmware has not seen.
-    finished: VecDeque<(Transmission, DataEnd)>,
+    finished: VecDeque<(Transmission, TransferStatus)>,
     /// Messages all of whose packets are made, and whose packets still refer to client memory.
     draining: Vec<Draining>,
     /// The time of the last event that makes an end of these likely.
@@ -78,7 +80,7 @@ pub(crate) struct SendCounters {
 /// A message all of whose packets are made, and whose packets refer to client memory.
 struct Draining {
     name: Transmission,
-    end: DataEnd,
+    end: TransferStatus,
     referenced: ReferencedMemory,
     /// Time at which the last packet was made.
     since: Nanos,
@@ -138,7 +140,7 @@ impl Transmitter {
         let names = self.service.iter().map(Service::name);
         let names = names.chain(self.data.iter().map(|job| job.message.name));
         let names = names.chain(self.draining.iter().map(|message| message.name));
-        self.finished.extend(names.map(|name| (name, DataEnd::Cut)));
+        self.finished.extend(names.map(|name| (name, TransferStatus::Cut)));
 
         self.drop_data(context);
         self.shutdown_notice = Some(0);
@@ -146,7 +148,7 @@ impl Transmitter {
 
     /// Records a data message that a node without an incarnation would send.
     pub(crate) fn refuse(&mut self, name: Transmission) {
-        self.finished.push_back((name, DataEnd::Cut));
+        self.finished.push_back((name, TransferStatus::Cut));
     }
 
     /// Drops all messages, at the end of the firmware's incarnation.
@@ -221,7 +223,7 @@ impl Transmitter {
             return moved;
         }
         while moved < budget
-            && (self.finished.len() < MAX_ENDS || self.report_ends(parts, now))
+            && (self.finished.len() < MAX_TRANSMISSIONS_IN_EVENT || self.report_ends(parts, now))
             && self.send_data(parts, context)
         {
             moved += 1;
@@ -252,8 +254,8 @@ impl Transmitter {
             if is_over {
                 // The packets may have been there for the end of the mapping.
                 let is_withdrawn = is_in_use || referenced.is_withdrawn();
-                let end = if is_withdrawn { DataEnd::MemoryFault } else { *end };
-                counters.faults += u64::from(end == DataEnd::MemoryFault);
+                let end = if is_withdrawn { TransferStatus::MemoryFault } else { *end };
+                counters.faults += u64::from(end == TransferStatus::MemoryFault);
                 finished.push_back((*name, end));
             }
             !is_over
@@ -318,12 +320,12 @@ impl Transmitter {
     /// Reports the ends of messages to the firmware, several in an event. Returns whether all of
     /// them are reported.
     fn report_ends(&mut self, parts: &mut Parts, now: Nanos) -> bool {
-        while let Some(&(first, end)) = self.finished.front() {
+        while let Some(&(first, status)) = self.finished.front() {
             let mut names = Transmissions::one(first);
-            let alike = self.finished.iter().skip(1).take_while(|(_, other)| *other == end);
-            alike.take(MAX_ENDS - 1).for_each(|(name, _)| names.push(*name));
+            let alike = self.finished.iter().skip(1).take_while(|(_, other)| *other == status);
+            alike.take(MAX_TRANSMISSIONS_IN_EVENT - 1).for_each(|(name, _)| names.push(*name));
 
-            if !parts.firmware.send(now, Event::Transmitted { names, end }) {
+            if !parts.firmware.send(now, Event::Transmitted { names, status }) {
                 return false;
             }
             self.finished.drain(..names.names().len());
@@ -405,7 +407,7 @@ impl Transmitter {
         self.counters.messages += 1;
         self.counters.bytes += u64::from(job.message.packet.trusted.length);
         // The packet holds all data, so that the message needs no memory any more.
-        self.finished.push_back((job.message.name, DataEnd::Complete));
+        self.finished.push_back((job.message.name, TransferStatus::Complete));
         self.data.pop_front();
         self.send_at(parts, context, packet, self.host.idle_at());
         true
@@ -438,7 +440,7 @@ impl Transmitter {
             self.drain_event = now;
             return;
         }
-        self.counters.faults += u64::from(end == DataEnd::MemoryFault);
+        self.counters.faults += u64::from(end == TransferStatus::MemoryFault);
         self.finished.push_back((name, end));
     }
 }

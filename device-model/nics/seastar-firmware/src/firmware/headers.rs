@@ -14,7 +14,9 @@ use super::{
     streams::{Reception, Streams},
 };
 use crate::{
-    chip::{Channel, Chip, Client, DataEnd, Halted, Incarnation, Pieces, Stream, Transmission, Transmit},
+    chip::{
+        Channel, Chip, Client, Halted, Incarnation, Pieces, Stream, TransferStatus, Transmission, Transmit,
+    },
     costs,
     matching::{Accepted, Answer, Incoming, OperationHandle, Refused},
     protocol::{self, Reaction, Response, Sequence, WIRE_MODULUS},
@@ -158,15 +160,15 @@ impl Firmware {
         &mut self,
         chip: &mut C,
         stream: Stream,
-        end: DataEnd,
+        status: TransferStatus,
     ) -> Result<(), Halted> {
         chip.charge(costs::RECEIVED);
         let reception = self.streams.take(stream);
         let Some(node) = &mut self.node else { return Ok(()) };
-        let reason = match end {
-            DataEnd::Complete => 0,
-            DataEnd::Corrupt | DataEnd::Cut => failure::DATA,
-            DataEnd::MemoryFault => failure::MEMORY,
+        let reason = match status {
+            TransferStatus::Complete => 0,
+            TransferStatus::Corrupt | TransferStatus::Cut => failure::DATA,
+            TransferStatus::MemoryFault => failure::MEMORY,
         };
 
         match reception {

@@ -23,7 +23,7 @@ use nicforge_hwi::seastar::{DEFAULT_PROCESSES, KERNEL, MAX_PROCESSES};
 
 use self::{node::Node, streams::Streams};
 use crate::{
-    chip::{Chip, Client, DataEnd, Event, Halted, Incarnation, Polled, Program, Stream, Transmission},
+    chip::{Chip, Client, Event, Halted, Incarnation, Polled, Program, Stream, TransferStatus, Transmission},
     costs,
     scratch::{MAILBOX, Scratch},
 };
@@ -171,10 +171,10 @@ impl Firmware {
             }
             Event::Dropped { packet, incarnation } => return self.dropped(chip, packet, *incarnation),
             Event::Stale { packet } => return self.stale(chip, packet),
-            Event::Received { stream, end } => return self.received(chip, *stream, *end),
+            Event::Received { stream, status } => return self.received(chip, *stream, *status),
 
             // The work that these cause is done in this poll and later ones.
-            Event::Transmitted { names, end } => self.transmitted(chip, names.names(), *end),
+            Event::Transmitted { names, status } => self.transmitted(chip, names.names(), *status),
             Event::NodeDown { node } => {
                 if let Some(local) = &mut self.node {
                     local.node_down(*node);
@@ -191,12 +191,12 @@ impl Firmware {
     }
 
     /// Handles messages that the transmit DMA engine has finished, or given up.
-    fn transmitted<C: Chip>(&mut self, chip: &mut C, transmissions: &[Transmission], end: DataEnd) {
+    fn transmitted<C: Chip>(&mut self, chip: &mut C, transmissions: &[Transmission], status: TransferStatus) {
         for &transmission in transmissions {
             chip.charge(costs::TRANSMITTED);
             self.in_engine = self.in_engine.saturating_sub(1);
             if let Some(node) = &mut self.node {
-                node.outbox.transmitted(transmission, end, chip.now());
+                node.outbox.transmitted(transmission, status, chip.now());
                 node.outbox.resume_stalled_queue();
             }
         }

@@ -22,7 +22,7 @@ use super::{
     pending::{NONE, Owner, Pendings, Quota, Removed},
 };
 use crate::{
-    chip::{Channel, DataEnd, Incarnation, MAX_TRANSMISSIONS, Pieces, Transmission, Transmit},
+    chip::{Channel, Incarnation, MAX_TRANSMISSIONS, Pieces, TransferStatus, Transmission, Transmit},
     protocol::{Flight, Outcome, Reaction, Response, Sequence, Slot, WIRE_MODULUS},
     scratch::{NoSpace, Scratch},
 };
@@ -209,13 +209,13 @@ impl Outbox {
     }
 
     /// Records that the transmit DMA engine has sent a message.
-    pub(super) fn transmitted(&mut self, name: Transmission, end: DataEnd, now: u64) {
+    pub(super) fn transmitted(&mut self, name: Transmission, status: TransferStatus, now: u64) {
         let slot = Slot(name.0 as u16);
         if name.0 >> 16 != u32::from(self.generation) {
             return;
         }
         let Some(pending) = self.pendings.get_mut(slot) else { return };
-        pending.has_fault |= end != DataEnd::Complete;
+        pending.has_fault |= status != TransferStatus::Complete;
         let (node, is_implicit) = (pending.node, pending.is_implicit());
 
         let Some(index) = self.find(node) else { return };
@@ -438,7 +438,7 @@ mod tests {
         // The end of one message makes room for one.
         let (ack, first) = ((Response::Ack, 0), Sequence::INITIAL);
         while !matches!(outbox.step(0, 0), Some(Work::Transmit(..))) {}
-        outbox.transmitted(Transmission(1 << 16), DataEnd::Complete, 0);
+        outbox.transmitted(Transmission(1 << 16), TransferStatus::Complete, 0);
         assert_eq!(outbox.respond(1, ack, first, 0), Reaction::Ended);
         while !matches!(outbox.step(MAX_TRANSMISSIONS, 0), Some(Work::Ended(_))) {}
         assert!(outbox.submit(&mut pairs, message(1), 0));
