@@ -211,7 +211,8 @@ pub enum Event {
 ///
 /// The chip has room for [`MAX_CALLS`] calls that have effects before it polls the firmware.
 pub trait Chip {
-    /// Passes cycles of the embedded processor, of 2 ns each.
+    /// Lets the processor's time advance by the cycles, of 2 ns each, that a step of the firmware
+    /// takes.
     fn charge(&mut self, cycles: u32);
 
     /// Returns the processor's time in nanoseconds.
@@ -244,15 +245,15 @@ pub trait Chip {
     /// [`Halted`].
     fn transmit(&mut self, message: &Transmit) -> Result<(), Halted>;
 
-    /// Says where the first `length` bytes of a stream go. The rest is discarded. With `length` 0,
-    /// all of it is. [`Event::Received`] follows.
+    /// Programs the receive DMA engine: the first `length` bytes of a stream go to `pieces`, and the
+    /// rest is discarded. With `length` 0, all is discarded. [`Event::Received`] follows.
     ///
     /// # Errors
     /// [`Halted`].
     fn receive(&mut self, stream: Stream, length: u32, pieces: Pieces) -> Result<(), Halted>;
 
-    /// Writes 1 to [`MAX_HOST_WRITE`] bytes to a client's memory. If that fails, the client is
-    /// counted an error.
+    /// Writes 1 to [`MAX_HOST_WRITE`] bytes to a client's memory. The device counts a write that
+    /// fails.
     ///
     /// The last 4 bytes are written in one piece behind the others, as the word that hands an event
     /// over. `address` is a multiple of 4 then, and so is the length.
@@ -267,11 +268,12 @@ pub trait Chip {
     /// [`Halted`].
     fn interrupt(&mut self, client: Client, vector: u16) -> Result<(), Halted>;
 
-    /// Begins (`true`) or ends an incarnation of this node. Peers see it; from its end on, the
-    /// device discards what it receives for the incarnation, and what remains of messages on
-    /// [`Channel::Data`]. [`Event::Transmitted`] and [`Event::Received`] follow for each of these
-    /// all the same. Messages on [`Channel::Control`] are sent without an incarnation, too: they
-    /// answer peers.
+    /// Begins (`true`) or ends (`false`) an incarnation of this node. Other nodes see the change.
+    ///
+    /// From the end of an incarnation on, the device discards what it receives for it, and what
+    /// remains of its messages on [`Channel::Data`]. [`Event::Transmitted`] and
+    /// [`Event::Received`] follow for each of these all the same. Messages on
+    /// [`Channel::Control`] answer other nodes, and are sent without an incarnation, too.
     ///
     /// # Errors
     /// [`Halted`].
@@ -301,9 +303,9 @@ pub const MAX_COUNTERS: usize = 32;
 /// The result of a poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Polled {
-    /// It has handled an event, or has more to do.
+    /// The program has handled an event, or has more to do.
     Busy,
-    /// It has nothing to do until the next event.
+    /// The program has nothing to do until the next event.
     Idle,
 }
 
@@ -313,7 +315,8 @@ pub trait Program {
     /// [`MAX_COUNTERS`].
     const COUNTERS: &'static [&'static str] = &[];
 
-    /// Stores the values of the counters, in the order of their names. There is a place for each.
+    /// Stores the values of the counters in `values`, in the order of [`Self::COUNTERS`]. The slice
+    /// has a place for each.
     fn count(&self, values: &mut [u64]) {
         let _ = values;
     }

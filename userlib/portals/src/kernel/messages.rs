@@ -4,7 +4,9 @@ use nicforge_driver::runtime;
 use nicforge_hwi::seastar::{
     HeaderPacket, INLINE, KernelCommand, MessageHeader, code, failure, kernel_command, message, trusted_flag,
 };
-use nicforge_seastar_firmware::matching::{Accepted, Answer, Identity, Incoming, OperationHandle, Refused};
+use nicforge_seastar_firmware::matching::{
+    Accepted, Answer, DropReason, Identity, Incoming, OperationHandle,
+};
 
 use super::{
     lists::{NoScatter, Scatter},
@@ -116,7 +118,7 @@ impl State {
                 process.write_events(&accepted.events)?;
                 self.take(packet, token, &accepted).map(|()| true)
             }
-            Incoming::Dropped(dropped) if dropped.reason == Refused::Busy => Ok(false),
+            Incoming::Dropped(dropped) if dropped.reason == DropReason::Busy => Ok(false),
             Incoming::Dropped(dropped) => {
                 runtime::charge(runtime::Cost::Match, dropped.traversed as usize);
                 self.discard(packet, token).map(|()| true)

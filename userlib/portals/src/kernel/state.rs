@@ -237,15 +237,16 @@ impl State {
 
         // The memory must lie in one region of the process. The events of a queue are written
         // directly, so that it must lie in one buffer of the region, too.
-        let is_usable = matching::memory(command).is_none_or(|(address, length)| {
+        let is_usable = matching::memory_of(command).is_none_or(|memory| {
             let is_queue = command.kind == command::ALLOCATE_QUEUE;
             let is_whole = |region: &Pieces| !is_queue || region.buffers.len() == 1;
-            length == 0 || process.region(address, length).is_some_and(|(region, _)| is_whole(region))
+            memory.length == 0
+                || process.region(memory.start, memory.length).is_some_and(|(region, _)| is_whole(region))
         });
         if !is_usable {
             return Ok(Some(refused(code::SEGMENT_VIOLATION)));
         }
-        Ok(Some(process.matching.command(command)))
+        Ok(Some(process.matching.carry_out(command)))
     }
 
     /// Starts a put or get of a process.
