@@ -121,8 +121,8 @@ pub struct Transmit {
 pub enum TransferStatus {
     /// All bytes were moved.
     Complete,
-    /// The end-to-end check failed, or the sender could not read its memory and sent filler in place
-    /// of the rest.
+    /// The end-to-end check failed, or the sender could not read its memory and sent filler in
+    /// place of the rest.
     Corrupt,
     /// Memory of this node could not be accessed. The sender fills the rest of the message; the
     /// receiver discards it.
@@ -245,8 +245,8 @@ pub trait Chip {
     /// [`Halted`].
     fn transmit(&mut self, message: &Transmit) -> Result<(), Halted>;
 
-    /// Programs the receive DMA engine: the first `length` bytes of a stream go to `pieces`, and the
-    /// rest is discarded. With `length` 0, all is discarded. [`Event::Received`] follows.
+    /// Programs the receive DMA engine: the first `length` bytes of a stream go to `pieces`, and
+    /// the rest is discarded. With `length` 0, all is discarded. [`Event::Received`] follows.
     ///
     /// # Errors
     /// [`Halted`].

@@ -40,8 +40,8 @@ pub struct Options {
     pub clock: Clock,
     /// Rate of the host interface in each direction in megabytes a second; 0 for no limit.
     pub host_rate: u32,
-    /// Whether messages with data in several packets carry an end-to-end check. With `None`, they do
-    /// if the links have a bandwidth.
+    /// Whether messages with data in several packets carry an end-to-end check. With `None`, they
+    /// do if the links have a bandwidth.
     pub end_to_end_crc: Option<bool>,
     /// Maximum number of bytes of a packet over links without a bandwidth, [`PACKET`] to
     /// [`MAX_MTU`]. Over other links a packet has [`PACKET`] bytes.
@@ -49,8 +49,8 @@ pub struct Options {
     /// Number of nodes, from the first one on, whose firmware may have a thread of its own. The
     /// firmware of the others is stepped in every machine.
     pub firmware_threads: u32,
-    /// Properties of the links. The network itself sets the number of virtual channels and the longest
-    /// packet.
+    /// Properties of the links. The network itself sets the number of virtual channels and the
+    /// longest packet.
     pub link: LinkSpec,
 }
 
@@ -132,9 +132,9 @@ pub struct Network {
 }
 
 impl Network {
-    /// Returns a torus with these lengths. `wraps` tells for each dimension whether its last node has a
-    /// cable to its first; dimensions that it leaves out have one. A dimension of fewer than three
-    /// nodes never has, because its nodes are neighbours already.
+    /// Returns a torus with these lengths. `wraps` tells for each dimension whether its last node
+    /// has a cable to its first; dimensions that it leaves out have one. A dimension of fewer than
+    /// three nodes never has, because its nodes are neighbours already.
     ///
     /// # Errors
     /// [`NetworkError`] names the value that does not fit. Routes that could deadlock are refused.
@@ -236,8 +236,9 @@ fn check_options(options: &Options) -> Result<(), NetworkError> {
 /// Returns the routing table of a node: dimension-order routing. A packet leaves by the first
 /// dimension in which its target's coordinate differs from this node's.
 ///
-/// In a ring, a packet is on the first channel of its class while the cable between the last node and
-/// the first is still ahead of it, and on the second one otherwise. No channel thus closes a ring.
+/// In a ring, a packet is on the first channel of its class while the cable between the last node
+/// and the first is still ahead of it, and on the second one otherwise. No channel thus closes a
+/// ring.
 fn routing_table(torus: &Torus, node: u32) -> TablePolicy {
     let mut table = TablePolicy::new(torus.nodes(), TableRules { first_vcs: FIRST_VCS });
     let Some(here) = torus.coordinates(node) else { return table };
@@ -268,8 +269,8 @@ fn routing_table(torus: &Torus, node: u32) -> TablePolicy {
     table
 }
 
-/// Checks for each of the two classes of packets that its virtual channels cannot wait for each other
-/// in a circle.
+/// Checks for each of the two classes of packets that its virtual channels cannot wait for each
+/// other in a circle.
 ///
 /// The classes have virtual channels of their own, and a receiver takes the packets of both without
 /// waiting for its own transmission. They therefore never wait for each other.

@@ -95,8 +95,8 @@ impl<P: Program + Send + 'static> Networks<P> {
         Self { processors: Some(processors), ..self }
     }
 
-    /// Returns the number of firmware threads that the networks share whose sections name none: one for
-    /// each processor of the host, except one for the engine.
+    /// Returns the number of firmware threads that the networks share whose sections name none: one
+    /// for each processor of the host, except one for the engine.
     fn threads(&self) -> u32 {
         let of_host = || {
             let processors = std::thread::available_parallelism().map_or(1, usize::from);
@@ -255,8 +255,8 @@ fn text_of(torus: &Spanned<Vec<u32>>) -> Spanned<String> {
 }
 
 impl<P: Program + Send + 'static> Networks<P> {
-    /// Adds the nodes and links of one network to the plan. The nodes are named `ss` and a number, from
-    /// `first` on.
+    /// Adds the nodes and links of one network to the plan. The nodes are named `ss` and a number,
+    /// from `first` on.
     fn add_network(
         &self,
         plan: &mut Plan,

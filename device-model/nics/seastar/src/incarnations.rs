@@ -4,8 +4,8 @@
 //! packet of an earlier incarnation is recognized whenever it comes. The table thus has no drain
 //! time: a change is seen at once.
 //!
-//! A device looks at the atomic words in its steps. It takes the lock only when it begins or ends an
-//! incarnation, and when the number of changes has moved.
+//! A device looks at the atomic words in its steps. It takes the lock only when it begins or ends
+//! an incarnation, and when the number of changes has moved.
 
 use std::{
     collections::BTreeSet,
@@ -18,8 +18,8 @@ use std::{
 use nicforge_core::time::Nanos;
 use nicforge_network::presence::Presence;
 
-/// Number of changes that the table keeps for devices that have not seen them. A device that has missed
-/// more must look at all nodes.
+/// Number of changes that the table keeps for devices that have not seen them. A device that has
+/// missed more must look at all nodes.
 const KEPT: u64 = 1024;
 
 /// The table of a network.
@@ -87,8 +87,8 @@ impl Incarnations {
         });
     }
 
-    /// Changes the presence of a node under the lock. `update` returns the node's incarnation after the
-    /// change, which the table then shows and counts as a change, and which is returned.
+    /// Changes the presence of a node under the lock. `update` returns the node's incarnation after
+    /// the change, which the table then shows and counts as a change, and which is returned.
     fn change(&self, node: u32, update: impl FnOnce(&mut Presence) -> u32) -> u32 {
         let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
         let incarnation = update(&mut record.presence);

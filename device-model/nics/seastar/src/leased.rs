@@ -28,9 +28,9 @@ pub(crate) enum EventMemory {
 }
 
 impl EventMemory {
-    /// Writes an event through the lease, its last [`HAND_OVER`] bytes last. Returns false if no lease
-    /// covers the address, or if a write by message is in flight, which the event would overtake. The
-    /// caller must then write by copies or messages, which keep the order.
+    /// Writes an event through the lease, its last [`HAND_OVER`] bytes last. Returns false if no
+    /// lease covers the address, or if a write by message is in flight, which the event would
+    /// overtake. The caller must then write by copies or messages, which keep the order.
     pub(crate) fn write(
         &mut self,
         context: &mut Context<'_>,
@@ -69,14 +69,15 @@ pub(crate) struct DepositMemory {
     misses: u32,
 }
 
-/// Number of deposits outside of a lease after which another one is taken. A lease costs more than a
-/// copy, so that deposits to scattered addresses must not take one each.
+/// Number of deposits outside of a lease after which another one is taken. A lease costs more than
+/// a copy, so that deposits to scattered addresses must not take one each.
 const MISSES_BEFORE_LEASE: u32 = 8;
 
 impl DepositMemory {
-    /// Writes data that need one access, an aligned word at most, through the lease. Returns false for
-    /// other data, if no lease covers the address, or if a write by message is in flight, which the
-    /// data would overtake. The caller must then write by copies or messages, which keep the order.
+    /// Writes data that need one access, an aligned word at most, through the lease. Returns false
+    /// for other data, if no lease covers the address, or if a write by message is in flight, which
+    /// the data would overtake. The caller must then write by copies or messages, which keep the
+    /// order.
     #[inline]
     pub(crate) fn write(
         &mut self,

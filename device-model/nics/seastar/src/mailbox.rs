@@ -38,7 +38,8 @@ pub(crate) struct Mailbox {
 
 /// The next thing that a mailbox has for the firmware.
 pub(crate) enum Next {
-    /// A copy of a command, and its number. It stays the next one until [`Mailbox::advance`] is called.
+    /// A copy of a command, and its number. It stays the next one until [`Mailbox::advance`] is
+    /// called.
     Command { number: u32, bytes: [u8; COMMAND_BYTES] },
     /// No command, or none before an earlier one is answered.
     Nothing,
@@ -90,8 +91,8 @@ impl Mailbox {
                 answered: 0,
                 refused: None,
             };
-            // After a reset the mirror still has the results of former commands, which a client could
-            // take for new ones.
+            // After a reset the mirror still has the results of former commands, which a client
+            // could take for new ones.
             mailbox.results.zero(0, slots * RESULT_BYTES as u64)?;
             mailbox.firmware.clear();
             mailbox.epoch.clear();

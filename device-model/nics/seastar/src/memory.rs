@@ -24,8 +24,7 @@ use crate::{
 
 /// How long an engine waits for the answer to a read by message, in nanoseconds.
 const READ_LIMIT: u64 = 1_000_000_000;
-/// How long an engine waits for room for a write by message, in nanoseconds. Reception waits as
-/// long, once for each tenant.
+/// How long an engine waits for room for a write by message, in nanoseconds.
 pub(crate) const WRITE_LIMIT: u64 = 100_000_000;
 /// Bytes of the word by which an event is handed over.
 pub(crate) const HAND_OVER: usize = 4;
@@ -51,14 +50,12 @@ pub(crate) struct Tenants {
 struct Tenant {
     /// Number of the tenant, 0 for none.
     number: u32,
-    /// It has not answered writes by message in time.
+    /// It has not answered writes by message in time: no write waits for it any more.
     is_unresponsive: bool,
 }
 
-/// The client whose memory a call of the program names.
-///
-/// An access for the call is possible only while the attachment's tenant is one that the program knew:
-/// one with a number up to `latest_tenant`.
+/// The client whose memory a call of the program names. An access is refused if the client's tenant
+/// has attached after the call: if its number exceeds `latest_tenant`.
 #[derive(Clone, Copy)]
 pub(crate) struct MemoryOwner {
     pub(crate) attachment_id: AttachmentId,
@@ -102,15 +99,13 @@ impl Tenants {
         self.by_attachment.get(usize::from(attachment_id.0)).map_or(0, |tenant| tenant.number)
     }
 
-    /// Returns whether an attachment has a tenant that the program knew at a call. `latest_tenant` is
-    /// the highest tenant number that the program had seen then.
+    /// Returns whether an attachment has a tenant that the program knew: see [`MemoryOwner`].
     #[inline]
     pub(crate) fn is_known(&self, attachment_id: AttachmentId, latest_tenant: u32) -> bool {
         (1..=latest_tenant).contains(&self.number(attachment_id))
     }
 
-    /// Returns whether the node has a process besides this client, which waits for the client would
-    /// delay.
+    /// Returns whether the node has another process, which waits for this client would delay.
     fn has_other_process(&self, attachment_id: AttachmentId) -> bool {
         let processes = self.by_attachment.iter().enumerate().skip(usize::from(KERNEL) + 1);
         let mut others = processes.filter(|(process, _)| *process != usize::from(attachment_id.0));
@@ -122,8 +117,8 @@ impl Tenants {
         self.over_budget
     }
 
-    /// Writes to the memory of a tenant that the program knows. `wait` belongs to the caller: it is set
-    /// from the time at which the write begins to wait until it ends.
+    /// Writes to the memory of a tenant that the program knows. `wait` belongs to the caller: it is
+    /// set from the time at which the write begins to wait until it ends.
     pub(crate) fn write(
         &mut self,
         context: &mut Context<'_>,
@@ -136,7 +131,6 @@ impl Tenants {
             *wait = None;
             return Access::Fault;
         }
-
         let written = match context.copy_to(attachment_id, address, data) {
             Err(DmaError::Remote { .. }) => context.dma_write(attachment_id, address, data),
             other => other,
@@ -166,8 +160,8 @@ impl Tenants {
         if is_known { Access::Done } else { Access::Fault }
     }
 
-    /// Lets a write wait until its client has answered earlier ones. Ends it with [`Access::Fault`] after
-    /// the time-out, or when the budget of waits is spent.
+    /// Lets a write wait until its client has answered earlier ones. Ends it with [`Access::Fault`]
+    /// after the time-out, or when the budget of waits is spent.
     #[cold]
     fn wait_for_write(
         &mut self,
@@ -176,9 +170,8 @@ impl Tenants {
         wait: &mut Option<Wait>,
     ) -> Access {
         let is_charged = self.has_other_process(attachment_id);
-        let Some(tenant) = self.by_attachment.get_mut(usize::from(attachment_id.0)) else {
-            return Access::Fault;
-        };
+        let index = usize::from(attachment_id.0);
+        let Some(tenant) = self.by_attachment.get_mut(index) else { return Access::Fault };
         let now = context.now();
         let current = wait.get_or_insert(Wait::new(now));
 
@@ -338,15 +331,14 @@ impl Reader {
             read.state = ReadState::Sent;
         }
 
-        let is_late = now >= read.wait.since.after(READ_LIMIT);
+        let limit = read.wait.since.after(READ_LIMIT);
         match read.state {
             ReadState::Answered if self.buffer.len() == out.len() => {
                 out.copy_from_slice(&self.buffer);
                 self.pending = None;
                 Access::Done
             }
-            ReadState::Unsent | ReadState::Sent if !is_late && !is_over_budget => {
-                let limit = read.wait.since.after(READ_LIMIT);
+            ReadState::Unsent | ReadState::Sent if now < limit && !is_over_budget => {
                 let next_look = match read.state {
                     ReadState::Sent if is_charged => limit.min(now.after(CHARGE_PERIOD)),
                     ReadState::Sent => limit,
@@ -420,8 +412,7 @@ pub(crate) enum Run {
 }
 
 impl Cursor {
-    /// Returns the start of the pieces of a call. `latest_tenant` is the highest tenant number that
-    /// the program had seen at the call.
+    /// Returns the start of the pieces of a call. `latest_tenant` is as in [`MemoryOwner`].
     pub(crate) fn new(pieces: &Pieces, latest_tenant: u32) -> Self {
         let mut cursor = Self {
             current: Piece::default(),
@@ -454,7 +445,7 @@ impl Cursor {
         self.latest_tenant
     }
 
-    /// Returns the memory from the cursor to the end of its piece. The number of pieces bounds the work.
+    /// Returns the memory from the cursor to the end of its piece.
     #[inline]
     pub(crate) fn run(&mut self, context: &mut Context<'_>, tenants: &Tenants, reader: &mut Reader) -> Run {
         if self.current.length > 0 {
@@ -463,7 +454,7 @@ impl Cursor {
         self.next_piece(context, tenants, reader)
     }
 
-    /// Moves to the next piece that is not empty.
+    /// Moves to the next piece that is not empty. The number of pieces bounds the work.
     fn next_piece(&mut self, context: &mut Context<'_>, tenants: &Tenants, reader: &mut Reader) -> Run {
         while self.current.length == 0 {
             if self.next < self.known {

@@ -42,7 +42,8 @@ pub(crate) struct FirmwareLink {
 }
 
 impl FirmwareLink {
-    /// Sets the FIFOs of a processor that starts, or `None` for one that stops. The earlier ones end.
+    /// Sets the FIFOs of a processor that starts, or `None` for one that stops. The earlier ones
+    /// end.
     pub(crate) fn set_end(&mut self, end: Option<DeviceEnd<Input, Effect>>) {
         self.end = end;
         self.is_lent = false;
@@ -55,8 +56,8 @@ impl FirmwareLink {
         self.end.take()
     }
 
-    /// Puts the end of [`FirmwareLink::lend`] back. If the processor was stopped meanwhile, the end is
-    /// dropped.
+    /// Puts the end of [`FirmwareLink::lend`] back. If the processor was stopped meanwhile, the end
+    /// is dropped.
     #[inline]
     pub(crate) fn give_back(&mut self, end: DeviceEnd<Input, Effect>) {
         if std::mem::take(&mut self.is_lent) {
@@ -88,9 +89,9 @@ impl FirmwareLink {
         self.end.as_ref().is_some_and(|end| end.halt().is_some())
     }
 
-    /// Sends an event to the processor, which sees it from `time` on. Returns false if the FIFO is full;
-    /// the caller must send the event again in a later step. Events for a processor that does not run
-    /// are dropped, and the result is true.
+    /// Sends an event to the processor, which sees it from `time` on. Returns false if the FIFO is
+    /// full; the caller must send the event again in a later step. Events for a processor that does
+    /// not run are dropped, and the result is true.
     #[inline]
     pub(crate) fn send(&mut self, time: Nanos, event: Event) -> bool {
         self.send_input(time, InputContent::Event(event))

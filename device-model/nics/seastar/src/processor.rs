@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The processor has a time of its own. It handles an event when the event's time has come and the
-//! earlier work is done, and [`Chip::charge`] moves its time on. Each effect carries the time of its
-//! call, and the device carries it out then, in the order of the calls.
+//! earlier work is done, and [`Chip::charge`] moves its time on. Each effect carries the time of
+//! its call, and the device carries it out then, in the order of the calls.
 //!
 //! The program is polled only when the FIFO has room for the effects of a poll.
 //!
@@ -219,8 +219,8 @@ impl<P: Program> Processor<P> {
 
             self.is_busy = matches!(polled, Ok(Polled::Busy));
             self.has_worked |= event.is_some() || self.is_busy;
-            // A program that returns `Halted` although no call of the chip has is as broken as one with
-            // too many calls.
+            // A program that returns `Halted` although no call of the chip has is as broken as one
+            // with too many calls.
             if chip.is_overrun || polled == Err(Halted) && !chip.sender.has_ended() {
                 self.is_broken = true;
                 chip.send(Call::Broken);
@@ -233,8 +233,8 @@ impl<P: Program> Processor<P> {
     }
 }
 
-/// The chip during one poll of the program: its calls become effects in the FIFO. The FIFO has room for
-/// all effects of a poll, and for one more.
+/// The chip during one poll of the program: its calls become effects in the FIFO. The FIFO has room
+/// for all effects of a poll, and for one more.
 struct PolledChip<'a> {
     state: &'a mut State,
     sender: EventSender<'a, Effect>,
@@ -331,8 +331,8 @@ impl Chip for PolledChip<'_> {
         if let Some(incarnation) = start.incarnations.get_mut(start.node as usize)
             && booted != (*incarnation != 0)
         {
-            // This is the number that the network's table gives the incarnation when the device carries
-            // the effect out.
+            // This is the number that the network's table gives the incarnation when the device
+            // carries the effect out.
             start.last_incarnation += u32::from(booted);
             *incarnation = if booted { start.last_incarnation } else { 0 };
         }
@@ -353,8 +353,8 @@ impl State {
         }
     }
 
-    /// Records the incarnation that another node has now. Returns the event that reports the end of its
-    /// former one, if it had one.
+    /// Records the incarnation that another node has now. Returns the event that reports the end of
+    /// its former one, if it had one.
     fn incarnation_changed(&mut self, node: u32, incarnation: u32) -> Option<Event> {
         let shown = self.start.incarnations.get_mut(node as usize)?;
         let former = std::mem::replace(shown, incarnation);

@@ -119,8 +119,8 @@ impl Receiver {
         self.awaited = None;
     }
 
-    /// Returns whether the end of a message waits until a client has answered all writes. Other writes
-    /// to the client would prolong that wait.
+    /// Returns whether the end of a message waits until a client has answered all writes. Other
+    /// writes to the client would prolong that wait.
     #[inline]
     pub(crate) fn awaits_answers(&self, context: &Context<'_>) -> bool {
         let waits = |(client, until)| until > context.now() && context.has_writes_in_flight(client);
@@ -142,8 +142,8 @@ impl Receiver {
         (self.streams.len() - self.free.len()) as u64
     }
 
-    /// Returns the time at which the host interface has delivered what it has, or [`Nanos::NEVER`] if it
-    /// is idle. The engine can take the next packet then.
+    /// Returns the time at which the host interface has delivered what it has, or [`Nanos::NEVER`]
+    /// if it is idle. The engine can take the next packet then.
     #[inline]
     pub(crate) fn next_time(&self, now: Nanos) -> Nanos {
         let idle_at = self.host.idle_at();
@@ -156,8 +156,8 @@ impl Receiver {
         self.cut.is_empty() && parts.router.front(FIFO, now).is_none()
     }
 
-    /// Sets the destination of a stream, at the firmware's call of `receive`. The end of a stream that
-    /// was cut while it waited for this call can now be reported.
+    /// Sets the destination of a stream, at the firmware's call of `receive`. The end of a stream
+    /// that was cut while it waited for this call can now be reported.
     pub(crate) fn set_destination(
         &mut self,
         stream: chip::Stream,
@@ -248,8 +248,8 @@ impl Receiver {
         self.free.push(index);
     }
 
-    /// Takes packets until one has to wait or `budget` is used up. Returns the part of it that is used:
-    /// one for each packet, and one for each [`COUNTED_BYTES`] that were copied.
+    /// Takes packets until one has to wait or `budget` is used up. Returns the part of it that is
+    /// used: one for each packet, and one for each [`COUNTED_BYTES`] that were copied.
     #[inline]
     pub(crate) fn step(&mut self, parts: &mut Parts, context: &mut Context<'_>, budget: u32) -> u32 {
         let now = context.now();
@@ -321,8 +321,8 @@ impl Receiver {
             }
         }
 
-        // A message of an earlier incarnation of its sender is ignored. The firmware answers one that is
-        // meant for another incarnation of this node.
+        // A message of an earlier incarnation of its sender is ignored. The firmware answers one
+        // that is meant for another incarnation of this node.
         let shown = parts.site.incarnations.shown(source);
         if source_incarnation != ShortIncarnation::of(shown) {
             self.counters.stale += 1;
@@ -344,8 +344,8 @@ impl Receiver {
         self.open_stream(parts, now, packet, shown)
     }
 
-    /// Opens a stream for a message, or drops the message if no stream is free, and reports its header
-    /// to the firmware. Returns false if the report has to wait.
+    /// Opens a stream for a message, or drops the message if no stream is free, and reports its
+    /// header to the firmware. Returns false if the report has to wait.
     fn open_stream(
         &mut self,
         parts: &mut Parts,
@@ -436,8 +436,8 @@ impl Receiver {
         status.is_none_or(|status| self.report_end(parts, context.now(), index, status))
     }
 
-    /// Moves the data of the packet in front of the FIFO to client memory. After the last packet, sets
-    /// the stream's status. Returns false if the packet has to wait.
+    /// Moves the data of the packet in front of the FIFO to client memory. After the last packet,
+    /// sets the stream's status. Returns false if the packet has to wait.
     fn move_data(
         &mut self,
         parts: &mut Parts,
@@ -477,8 +477,8 @@ impl Receiver {
         true
     }
 
-    /// Reports the end of a message to the firmware, and frees its stream. Returns false if the event has
-    /// to wait.
+    /// Reports the end of a message to the firmware, and frees its stream. Returns false if the
+    /// event has to wait.
     fn report_end(&mut self, parts: &mut Parts, now: Nanos, index: u16, status: TransferStatus) -> bool {
         let event = Event::Received { stream: chip::Stream(index), status };
         // The firmware sees the end when the host interface has delivered the data.

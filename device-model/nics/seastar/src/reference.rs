@@ -2,12 +2,12 @@
 //!
 //! Over links that take no time, the data of a long message are copied once, from the sender's
 //! memory to the receiver's. A packet then refers to the bytes of up to [`PACKETS`] packets in the
-//! sender's leased memory, and the receive engine copies them. A message with an end-to-end check, or
-//! over links that take time, is copied into its packets and out of them.
+//! sender's leased memory, and the receive engine copies them. A message with an end-to-end check,
+//! or over links that take time, is copied into its packets and out of them.
 //!
-//! The sender's memory is in use until its packets are gone. The transmit engine reports the end of a
-//! transmission only then, so that a client that has seen it may write to the memory again. If the
-//! transmission has to end earlier, its packets lose access to the memory.
+//! The sender's memory is in use until its packets are gone. The transmit engine reports the end of
+//! a transmission only then, so that a client that has seen it may write to the memory again. If
+//! the transmission has to end earlier, its packets lose access to the memory.
 
 use std::sync::Arc;
 
@@ -21,8 +21,8 @@ use nicforge_hwi::seastar::Piece;
 
 use crate::config::Options;
 
-/// Maximum number of packets whose bytes one reference replaces. A step of the receive engine copies
-/// all bytes of a reference: 256 KB with packets of the default size.
+/// Maximum number of packets whose bytes one reference replaces. A step of the receive engine
+/// copies all bytes of a reference: 256 KB with packets of the default size.
 const PACKETS: usize = 32;
 /// Size of a packet for the bound of [`PACKETS`], where links have longer ones.
 const COUNTED_PACKET: usize = 8 << 10;
@@ -35,8 +35,8 @@ pub(crate) const MAX_LEASE: u32 = 4 << 20;
 /// Bytes of the packet that carries a reference: the offset in its lease, and the length.
 pub(crate) const REFERENCE_BYTES: usize = 12;
 
-/// Returns the maximum number of bytes that a packet of a network refers to, 0 if packets carry their
-/// data.
+/// Returns the maximum number of bytes that a packet of a network refers to, 0 if packets carry
+/// their data.
 pub(crate) fn max_reference(options: &Options) -> u32 {
     let link = &options.link;
     let takes_time = link.bits_per_second > 0 || link.delay > 0 || options.host_rate > 0;
@@ -62,7 +62,8 @@ impl Reference {
         Some((Self { offset: u64::from_le_bytes(*offset), length: u32::from_le_bytes(*length) }, lease))
     }
 
-    /// Writes the reference into a packet of [`REFERENCE_BYTES`] bytes, with the lease that it is to.
+    /// Writes the reference into a packet of [`REFERENCE_BYTES`] bytes, with the lease that it is
+    /// to.
     fn write_to(self, packet: &mut Packet, lease: &Arc<DmaLease>) {
         let bytes = packet.bytes_mut();
         bytes[..8].copy_from_slice(&self.offset.to_le_bytes());
@@ -102,8 +103,8 @@ impl Current {
 }
 
 impl ReferencedMemory {
-    /// Makes a packet of [`REFERENCE_BYTES`] bytes refer to the first `length` bytes of a piece. Returns
-    /// false if the memory cannot be leased.
+    /// Makes a packet of [`REFERENCE_BYTES`] bytes refer to the first `length` bytes of a piece.
+    /// Returns false if the memory cannot be leased.
     pub(crate) fn refer(
         &mut self,
         context: &mut Context<'_>,
@@ -121,7 +122,8 @@ impl ReferencedMemory {
         true
     }
 
-    /// Leases the beginning of a piece in place of the current lease. Returns whether that is possible.
+    /// Leases the beginning of a piece in place of the current lease. Returns whether that is
+    /// possible.
     #[cold]
     fn lease(&mut self, context: &mut Context<'_>, piece: &Piece) -> bool {
         self.earlier.retain(is_in_use);

@@ -75,7 +75,8 @@ enum Progress {
 
 /// Result of [`Service::next_packet`].
 pub(crate) enum NextPacket {
-    /// The packet, the number of bytes that were read for it, and whether it is the message's last one.
+    /// The packet, the number of bytes that were read for it, and whether it is the message's last
+    /// one.
     Packet { packet: Packet, read: u32, is_last: bool },
     /// Client memory is being read by message.
     Wait,
@@ -208,8 +209,8 @@ impl Service {
         if check_fits { with_check } else { payload }
     }
 
-    /// Makes the header packet. It carries the data of a short message, whose first `filled` bytes were
-    /// read by earlier calls.
+    /// Makes the header packet. It carries the data of a short message, whose first `filled` bytes
+    /// were read by earlier calls.
     fn make_header(
         &mut self,
         parts: &mut Parts,
@@ -277,7 +278,8 @@ impl Service {
             check.update(&packet.bytes()[..payload]);
         }
 
-        // `body_length` has left room for the check after the last data, if it fits into the packet.
+        // `body_length` has left room for the check after the last data, if it fits into the
+        // packet.
         let room_after_data = packet.len() - payload;
         self.sent += payload as u32;
         let is_last_data = self.sent == self.length();
@@ -332,8 +334,8 @@ pub(crate) fn pad(packet: &mut Packet, parts: &Parts) {
     }
 }
 
-/// Copies the client memory at a cursor to `out`, from its byte `filled` on. `filled` counts the bytes
-/// that are there; after [`Access::Wait`], the next call continues from it.
+/// Copies the client memory at a cursor to `out`, from its byte `filled` on. `filled` counts the
+/// bytes that are there; after [`Access::Wait`], the next call continues from it.
 #[inline]
 fn gather(
     cursor: &mut Cursor,

@@ -93,8 +93,9 @@ impl Stream {
         }
     }
 
-    /// Writes the data of a packet to client memory, as far as they are kept. After [`Access::Wait`], the
-    /// caller must repeat the call. A fault of the memory is recorded in the destination.
+    /// Writes the data of a packet to client memory, as far as they are kept. After
+    /// [`Access::Wait`], the caller must repeat the call. A fault of the memory is recorded in the
+    /// destination.
     pub(crate) fn deposit(&mut self, context: &mut Context<'_>, memory: Memory<'_>, data: &[u8]) -> Access {
         let Memory { tenants, reader, wait, .. } = memory;
         let destination = &mut self.destination;
@@ -182,7 +183,8 @@ impl Stream {
         Access::Done
     }
 
-    /// Counts the data of a packet whose deposit is complete, and adds them to the end-to-end check.
+    /// Counts the data of a packet whose deposit is complete, and adds them to the end-to-end
+    /// check.
     pub(crate) fn count_data(&mut self, data: &[u8]) {
         self.count_bytes(data.len());
         if let Some(check) = &mut self.check {
@@ -226,14 +228,14 @@ impl Destination {
         MemoryOwner { attachment_id, latest_tenant: self.cursor.latest_tenant() }
     }
 
-    /// Records that data were written to a client: its answers must be awaited if writes by message are
-    /// in flight. While they are, no data are copied directly.
+    /// Records that data were written to a client: its answers must be awaited if writes by message
+    /// are in flight. While they are, no data are copied directly.
     fn note_written(&mut self, context: &Context<'_>, attachment_id: AttachmentId) {
         self.posted |= u16::from(context.has_writes_in_flight(attachment_id)) << attachment_id.0;
     }
 
-    /// Checks whether the clients have answered all writes of data by message. After [`Access::Wait`],
-    /// the caller must repeat the call.
+    /// Checks whether the clients have answered all writes of data by message. After
+    /// [`Access::Wait`], the caller must repeat the call.
     pub(crate) fn await_answers(
         &mut self,
         context: &mut Context<'_>,
@@ -257,9 +259,9 @@ impl Destination {
         (self.posted != 0).then(|| AttachmentId(self.posted.trailing_zeros() as u16))
     }
 
-    /// Copies `bytes` bytes at `source_offset` of the sender's lease to the start of a piece, through a
-    /// lease of the receiver's memory that is kept for the next call. Returns false if that has failed,
-    /// and possibly has written a part of the bytes.
+    /// Copies `bytes` bytes at `source_offset` of the sender's lease to the start of a piece,
+    /// through a lease of the receiver's memory that is kept for the next call. Returns false if
+    /// that has failed, and possibly has written a part of the bytes.
     #[inline]
     fn copy_direct(
         &mut self,
@@ -290,8 +292,8 @@ impl Destination {
     }
 }
 
-/// Reads `bytes` bytes at an offset of a lease into a buffer. If the lease is over, fills the buffer
-/// with zeros and returns false.
+/// Reads `bytes` bytes at an offset of a lease into a buffer. If the lease is over, fills the
+/// buffer with zeros and returns false.
 fn read_or_zero(source: &DmaLease, offset: u64, bytes: usize, buffer: &mut Vec<u8>) -> bool {
     buffer.resize(bytes, 0);
     let is_read = source.read(offset, buffer).is_ok();

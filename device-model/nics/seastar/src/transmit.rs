@@ -30,18 +30,18 @@ pub(crate) const DATA_FIFO: u8 = 0;
 /// Injection FIFO of the router for control messages and shutdown notices.
 pub(crate) const CONTROL_FIFO: u8 = 1;
 
-/// Maximum number of data messages in the queue. The firmware that comes with nicforge never has more
-/// than [`chip::MAX_TRANSMISSIONS`].
+/// Maximum number of data messages in the queue. The firmware that comes with nicforge never has
+/// more than [`chip::MAX_TRANSMISSIONS`].
 ///
 /// [`chip::MAX_TRANSMISSIONS`]: nicforge_seastar_firmware::chip::MAX_TRANSMISSIONS
 const MAX_DATA: usize = 4096;
 /// Maximum number of control messages in the queue.
 const MAX_CONTROL: usize = 1 << 16;
-/// Shortest delay in nanoseconds before the engine checks again whether packets still refer to client
-/// memory. It checks in each of its steps, and asks for a step after a delay that is as long as
-/// nothing has happened: the nodes of a large network that wait for one target would otherwise all be
-/// stepped all the time. An arriving acknowledgement counts as such an event, because it comes
-/// shortly before or after the data are taken.
+/// Shortest delay in nanoseconds before the engine checks again whether packets still refer to
+/// client memory. It checks in each of its steps, and asks for a step after a delay that is as long
+/// as nothing has happened: the nodes of a large network that wait for one target would otherwise
+/// all be stepped all the time. An arriving acknowledgement counts as such an event, because it
+/// comes shortly before or after the data are taken.
 const MIN_DRAIN_RETRY: u64 = 1_000;
 /// Longest such delay.
 const MAX_DRAIN_RETRY: u64 = 10_000_000;
@@ -148,8 +148,8 @@ impl Transmitter {
         has_room
     }
 
-    /// Ends the remaining data messages of this node's incarnation with [`TransferStatus::Cut`], and
-    /// begins to send a shutdown notice to each other node.
+    /// Ends the remaining data messages of this node's incarnation with [`TransferStatus::Cut`],
+    /// and begins to send a shutdown notice to each other node.
     pub(crate) fn end_incarnation(&mut self, context: &mut Context<'_>) {
         let names = self.service.iter().map(Service::name);
         let names = names.chain(self.data.iter().map(|job| job.message.name));
@@ -266,8 +266,8 @@ impl Transmitter {
             let is_in_use = referenced.is_in_use();
             let is_over = !is_in_use || now >= since.after(DRAIN_LIMIT);
             if is_over {
-                // Packets that still refer to the memory lose it now. Others may have lost it before, if
-                // its mapping has ended.
+                // Packets that still refer to the memory lose it now. Others may have lost it
+                // before, if its mapping has ended.
                 let is_withdrawn = is_in_use || referenced.is_withdrawn();
                 let status = if is_withdrawn { TransferStatus::MemoryFault } else { *status };
                 counters.faults += u64::from(status == TransferStatus::MemoryFault);
@@ -277,8 +277,8 @@ impl Transmitter {
         });
     }
 
-    /// Sends control messages, and then shutdown notices, while the router has room for them. Returns
-    /// their number.
+    /// Sends control messages, and then shutdown notices, while the router has room for them.
+    /// Returns their number.
     fn send_control(&mut self, parts: &mut Parts, context: &mut Context<'_>, budget: u32) -> u32 {
         let now = context.now();
         let mut moved = 0;
@@ -311,8 +311,8 @@ impl Transmitter {
         !self.control.is_empty() || self.shutdown_notice.is_some()
     }
 
-    /// Fills a packet with the next control message, or else makes it the next shutdown notice, which
-    /// has no content.
+    /// Fills a packet with the next control message, or else makes it the next shutdown notice,
+    /// which has no content.
     #[inline]
     fn fill_control(&mut self, parts: &Parts, packet: &mut Packet) {
         if let Some(job) = self.control.front_mut() {
@@ -352,8 +352,8 @@ impl Transmitter {
         true
     }
 
-    /// Makes and sends the next packet of data, or sends the staged one. Returns whether it has, and the
-    /// caller may call again.
+    /// Makes and sends the next packet of data, or sends the staged one. Returns whether it has,
+    /// and the caller may call again.
     fn send_data(&mut self, parts: &mut Parts, context: &mut Context<'_>) -> bool {
         let now = context.now();
         if self.staged.is_some() {
@@ -432,8 +432,8 @@ impl Transmitter {
         true
     }
 
-    /// Sends a packet of data at once, or stages it until the host interface has delivered its data, at
-    /// the time `due`.
+    /// Sends a packet of data at once, or stages it until the host interface has delivered its
+    /// data, at the time `due`.
     #[inline]
     fn send_at(&mut self, parts: &mut Parts, context: &mut Context<'_>, packet: Packet, due: Nanos) {
         if due > context.now() {
@@ -448,8 +448,8 @@ impl Transmitter {
         self.service = self.data.pop_front().map(|job| Service::new(job, parts));
     }
 
-    /// Ends the service of a message all of whose packets are made. Its end is reported when no packet
-    /// refers to its memory any more.
+    /// Ends the service of a message all of whose packets are made. Its end is reported when no
+    /// packet refers to its memory any more.
     fn end_service(&mut self, now: Nanos) {
         let Some(service) = self.service.take() else { return };
         let status = service.status();

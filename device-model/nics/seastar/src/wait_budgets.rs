@@ -36,7 +36,8 @@ impl Wait {
         Self { since: now, charged_until: now.after(UNCHARGED), unanswered: 0 }
     }
 
-    /// Records the number of writes that the client has not answered. If it has answered some, the next
+    /// Records the number of writes that the client has not answered. If it has answered some, the
+    /// next
     /// [`UNCHARGED`] nanoseconds are not charged.
     pub(crate) fn note_unanswered(&mut self, unanswered: usize, now: Nanos) {
         if unanswered < self.unanswered {

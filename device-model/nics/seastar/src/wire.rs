@@ -22,8 +22,8 @@
 
 use nicforge_network::router::policies::TableWord;
 
-/// Number of virtual channels of a link: a pair for each class, so that packets can change from one to
-/// the other at a ring's dateline.
+/// Number of virtual channels of a link: a pair for each class, so that packets can change from one
+/// to the other at a ring's dateline.
 pub(crate) const CHANNELS: usize = 4;
 /// First virtual channel of each class. Only classes 0 and 1 are used.
 pub(crate) const FIRST_VCS: [u8; 4] = [0, 2, 0, 0];
@@ -63,8 +63,8 @@ pub(crate) enum Kind {
     Header(HeaderWord),
     /// Data of a message.
     Body(BodyWord),
-    /// An incarnation of the sender has ended. The packet only wakes its target, whose device then sees
-    /// the change in the network's table of incarnations.
+    /// An incarnation of the sender has ended. The packet only wakes its target, whose device then
+    /// sees the change in the network's table of incarnations.
     ShutdownNotice,
 }
 

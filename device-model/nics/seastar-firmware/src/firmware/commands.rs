@@ -102,7 +102,8 @@ impl Firmware {
         Ok(Ok(()))
     }
 
-    /// Starts a process in the mode that the command's flags name. From now on it may use the network.
+    /// Starts a process in the mode that the command's flags name. From now on it may use the
+    /// network.
     fn start_process(&mut self, command: &KernelCommand) -> Result<(), u32> {
         let Some(node) = &mut self.node else { return Err(code::NO_INTERFACE) };
         let has_known_flags = command.flags & !(kernel_flag::HOST_BASED | kernel_flag::PERMANENT) == 0;
@@ -132,8 +133,8 @@ impl Firmware {
         self.start_nic_based(command.process, map, is_permanent)
     }
 
-    /// Starts a process in NIC-based mode. Its tables get an equal share of the free scratch memory:
-    /// what is left is for the processes that have not started.
+    /// Starts a process in NIC-based mode. Its tables get an equal share of the free scratch
+    /// memory: what is left is for the processes that have not started.
     fn start_nic_based(&mut self, process: u16, map: Map, is_permanent: bool) -> Result<(), u32> {
         let Some(node) = &mut self.node else { return Err(code::NO_INTERFACE) };
         let slots = node.processes.iter().take(usize::from(node.max_processes));

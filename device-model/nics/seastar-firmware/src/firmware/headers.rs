@@ -19,7 +19,7 @@ use crate::{
         Channel, Chip, Client, Halted, Incarnation, Pieces, Stream, TransferStatus, Transmission, Transmit,
     },
     costs,
-    matching::{Accepted, Answer, DropReason, Identity, Incoming, OperationHandle},
+    matching::{Accepted, Answer, DropReason, Identity, Incoming},
     protocol::{self, Reaction, Response, Sequence, WIRE_MODULUS},
 };
 
@@ -147,8 +147,8 @@ impl Firmware {
 
         self.statistics.dropped += 1;
         if has_flag(trusted, trusted_flag::IMPLICIT) {
-            // Without flow control, messages of all lengths are implicit: the sender does not repeat
-            // this one.
+            // Without flow control, messages of all lengths are implicit: the sender does not
+            // repeat this one.
             self.statistics.lost += 1;
             return Ok(());
         }
@@ -228,13 +228,8 @@ impl Firmware {
         chip.charge(costs::ACKNOWLEDGEMENT);
         // A negative acknowledgement carries the sender's place in line in the field of the length.
         let place_in_line = trusted.length;
-        let reaction = node.outbox.respond(
-            trusted.source_node,
-            response,
-            place_in_line,
-            sequence_of(trusted),
-            chip.now(),
-        );
+        let (source, sequence) = (trusted.source_node, sequence_of(trusted));
+        let reaction = node.outbox.respond(source, response, place_in_line, sequence, chip.now());
         self.statistics.repetitions += u64::from(reaction == Reaction::Repeat);
     }
 
@@ -329,8 +324,8 @@ impl Node {
         Ok(Acceptance::Yes)
     }
 
-    /// Reports to the kernel that the data of a message have been received: `moved` bytes of them are
-    /// in memory.
+    /// Reports to the kernel that the data of a message have been received: `moved` bytes of them
+    /// are in memory.
     fn report_data_end<C: Chip>(
         &mut self,
         chip: &mut C,
@@ -376,11 +371,8 @@ impl Node {
             Incoming::Accepted(accepted) => accepted,
             Incoming::Dropped(dropped) => {
                 chip.charge(costs::MATCH_ENTRY * dropped.traversed);
-                return Ok(if dropped.reason == DropReason::Busy {
-                    Acceptance::Full
-                } else {
-                    Acceptance::Unwanted
-                });
+                let is_busy = dropped.reason == DropReason::Busy;
+                return Ok(if is_busy { Acceptance::Full } else { Acceptance::Unwanted });
             }
         };
         chip.charge(costs::MATCH_ENTRY * accepted.traversed);
@@ -444,15 +436,14 @@ impl Node {
         get: &TrustedHeader,
     ) -> Result<(), Halted> {
         let Some(answer) = accepted.answer else { return Ok(()) };
-        let operation: OperationHandle = accepted.operation;
-        let owner = Owner::Operation { process, operation };
+        let owner = Owner::Operation { process, operation: accepted.operation };
         let pieces = one_piece(client_of(process), accepted.address, answer.length);
         let target = Identity { node: get.source_node, process: get.source_process };
 
         if self.send_answer(chip, process, &answer, target, owner, pieces) {
             return Ok(());
         }
-        self.end_operation(chip, process, operation, failure::NODE)
+        self.end_operation(chip, process, accepted.operation, failure::NODE)
     }
 
     /// Sends the Portals acknowledgement of a put. The caller has reserved space for it.

@@ -12,8 +12,8 @@ const ARRIVAL: u32 = 2;
 /// Smallest number of slots: a message that is sent needs one besides those of an arrival.
 const MIN_EVENTS: u32 = (ARRIVAL + 1).next_power_of_two();
 
-/// The kernel's event queue. A slot is reserved for each event that will report the end of a message
-/// that was sent or that is being received, so that the event always has room.
+/// The kernel's event queue. A slot is reserved for each event that will report the end of a
+/// message that was sent or that is being received, so that the event always has room.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KernelQueue {
     start: u64,
@@ -57,8 +57,8 @@ impl KernelQueue {
         Ok(Self { start, events, written: 0, taken: 0, reserved: 0 })
     }
 
-    /// Records that the kernel has taken `taken` events in all, modulo 2^16. A number that is larger
-    /// than that of the events written is refused.
+    /// Records that the kernel has taken `taken` events in all, modulo 2^16. A number that is
+    /// larger than that of the events written is refused.
     pub(super) fn record_taken(&mut self, taken: u16) -> Result<(), u32> {
         let more = u32::from(taken.wrapping_sub(self.taken as u16));
         if more > self.written.wrapping_sub(self.taken) {
@@ -147,8 +147,8 @@ pub(super) fn unused_fields_are_zero(command: &KernelCommand) -> bool {
     rest == KernelCommand { kind: command.kind, ..KernelCommand::default() }
 }
 
-/// Returns the pieces of a command, which must hold `length` bytes together. Each lies in the memory
-/// of one of the first `attachments` attachments.
+/// Returns the pieces of a command, which must hold `length` bytes together. Each lies in the
+/// memory of one of the first `attachments` attachments.
 ///
 /// More than [`PIECES`] pieces are in a list in the kernel's memory. The DMA engine inspects them
 /// when it reads the list.

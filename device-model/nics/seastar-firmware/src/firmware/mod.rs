@@ -6,8 +6,9 @@
 //!                            +--> ends ------> events of processes and of the kernel
 //! ```
 //!
-//! A poll handles one event and at most `STEPS_PER_POLL` pieces of other work. So reception never waits
-//! for transmission, and long work, such as failing a thousand messages, extends over many polls.
+//! A poll handles one event and at most `STEPS_PER_POLL` pieces of other work. So reception never
+//! waits for transmission, and long work, such as failing a thousand messages, extends over many
+//! polls.
 
 mod commands;
 mod headers;
@@ -96,8 +97,8 @@ pub struct Statistics {
     pub timeouts: u64,
 }
 
-/// Result of carrying out a command. The inner error is the [`nicforge_hwi::seastar::code`] with which
-/// the command is refused; the outer one tells that the firmware is halted.
+/// Result of carrying out a command. The inner error is the [`nicforge_hwi::seastar::code`] with
+/// which the command is refused; the outer one tells that the firmware is halted.
 type CommandOutcome<T> = Result<Result<T, u32>, Halted>;
 
 /// The firmware of a SeaStar.
@@ -229,8 +230,8 @@ impl Firmware {
         Ok(())
     }
 
-    /// Ends the incarnation of the node. Its messages are forgotten, because the processes that sent
-    /// them end with it.
+    /// Ends the incarnation of the node. Its messages are forgotten, because the processes that
+    /// sent them end with it.
     fn end_incarnation<C: Chip>(&mut self, chip: &mut C) -> Result<(), Halted> {
         let Some(node) = self.node.take() else { return Ok(()) };
         node.give_back(&mut self.scratch);

@@ -22,7 +22,8 @@ use crate::{
     scratch::{NoSpace, Scratch},
 };
 
-/// Maximum number of replies and Portals acknowledgements that are in flight or have space reserved.
+/// Maximum number of replies and Portals acknowledgements that are in flight or have space
+/// reserved.
 const MAX_ANSWERS: u16 = 64;
 /// Words of [`DownNodes::unreported`] that a poll searches.
 const WORDS_PER_POLL: usize = 32;
@@ -224,8 +225,8 @@ impl Node {
         has_host_based.then_some(DownAction::ReportToKernel { node })
     }
 
-    /// Ends an operation of a process and writes its events. `failure_code` is [`NO_FAILURE`] or one
-    /// of [`failure`].
+    /// Ends an operation of a process and writes its events. `failure_code` is [`NO_FAILURE`] or
+    /// one of [`failure`].
     pub(super) fn end_operation<C: Chip>(
         &mut self,
         chip: &mut C,
@@ -292,8 +293,8 @@ impl Process {
     }
 }
 
-/// Writes events to a process's queues. [`Chip::write_host`] writes the last word of each record, its
-/// number, behind the rest, so that the process never sees half an event.
+/// Writes events to a process's queues. [`Chip::write_host`] writes the last word of each record,
+/// its number, behind the rest, so that the process never sees half an event.
 pub(super) fn write_events<C: Chip>(chip: &mut C, process: u16, events: &[Event]) -> Result<(), Halted> {
     for event in events {
         let record: &EventRecord = &event.record;
@@ -304,8 +305,8 @@ pub(super) fn write_events<C: Chip>(chip: &mut C, process: u16, events: &[Event]
 }
 
 impl Firmware {
-    /// Does a bounded part of the work that events have deferred: transmits messages, reports the ends
-    /// of messages, and handles nodes that are silent or down.
+    /// Does a bounded part of the work that events have deferred: transmits messages, reports the
+    /// ends of messages, and handles nodes that are silent or down.
     pub(super) fn do_deferred_work<C: Chip>(&mut self, chip: &mut C) -> Result<(), Halted> {
         let Some(node) = &mut self.node else { return Ok(()) };
         for _ in 0..STEPS_PER_POLL {
@@ -351,8 +352,8 @@ impl Firmware {
 
     /// Ends a process. Returns false if there is none of this number.
     ///
-    /// The messages that it was sending stay in their send queues without data, because each has used
-    /// up a sequence number.
+    /// The messages that it was sending stay in their send queues without data, because each has
+    /// used up a sequence number.
     pub(super) fn stop_process<C: Chip>(&mut self, chip: &mut C, process: u16) -> bool {
         let Some(node) = &mut self.node else { return false };
         let Some(ended) = node.processes.get_mut(usize::from(process)).and_then(Option::take) else {

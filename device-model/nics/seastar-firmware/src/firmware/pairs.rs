@@ -110,8 +110,8 @@ impl Pairs {
         receiver
     }
 
-    /// Stores the receiver's side of a pair after a judgement, and counts the judgement. Returns the
-    /// place in line that a negative acknowledgement names.
+    /// Stores the receiver's side of a pair after a judgement, and counts the judgement. Returns
+    /// the place in line that a negative acknowledgement names.
     #[inline]
     pub(super) fn store(&mut self, node: u32, receiver: Receiver<WIRE_MODULUS>, judgement: Judgement) -> u16 {
         if receiver.seen {

@@ -147,8 +147,8 @@ impl Pendings {
         self.get(slot).map(|pending| &pending.flight)
     }
 
-    /// Removes a message. Returns the few fields that a report of its end needs: its header and pieces
-    /// are not copied.
+    /// Removes a message. Returns the few fields that a report of its end needs: its header and
+    /// pieces are not copied.
     pub(super) fn remove(&mut self, slot: Slot) -> Option<Removed> {
         let entry = self.entries.get_mut(usize::from(slot.0))?;
         let pending = entry.as_ref()?;

@@ -24,8 +24,8 @@ pub(super) enum Reception {
     },
     /// A message for a process in host-based mode. The kernel has not set its destination yet.
     Waiting { token: u32, process: u16, length: u32 },
-    /// A message for a process in host-based mode, whose destination the kernel has set for the first
-    /// `kept` bytes.
+    /// A message for a process in host-based mode, whose destination the kernel has set for the
+    /// first `kept` bytes.
     Kernel { token: u32, process: u16, kept: u32 },
     /// A message whose process ended before its destination was set: it must be discarded.
     Orphan,
@@ -77,8 +77,8 @@ impl Streams {
         Self { receptions, orphans: 0, tokens: 0 }
     }
 
-    /// Returns a new token, by which the kernel names a message. Its low byte is the message's stream,
-    /// if it has one.
+    /// Returns a new token, by which the kernel names a message. Its low byte is the message's
+    /// stream, if it has one.
     pub(super) fn new_token(&mut self, stream: Option<Stream>) -> u32 {
         self.tokens = self.tokens.wrapping_add(1);
         self.tokens << 8 | stream.map_or(0, |stream| u32::from(stream.0))
@@ -112,11 +112,11 @@ impl Streams {
         }
     }
 
-    /// Takes the streams of the process `ended` from it, or those of all processes for `None`. Streams
-    /// without a destination become orphans.
+    /// Takes the streams of the process `ended` from it, or those of all processes for `None`.
+    /// Streams without a destination become orphans.
     ///
-    /// A stream for which the kernel has set a destination still reports its end to the kernel: until
-    /// then the receive engine uses the kernel's list of pieces.
+    /// A stream for which the kernel has set a destination still reports its end to the kernel:
+    /// until then the receive engine uses the kernel's list of pieces.
     pub(super) fn detach(&mut self, ended: Option<u16>) -> Detached {
         let mut detached = Detached::default();
         for entry in &mut self.receptions {
@@ -151,8 +151,8 @@ impl Streams {
         self.orphans > 0
     }
 
-    /// Returns a stream whose process ended before its destination was set, and forgets it. The caller
-    /// discards the stream's data.
+    /// Returns a stream whose process ended before its destination was set, and forgets it. The
+    /// caller discards the stream's data.
     pub(super) fn take_orphan(&mut self) -> Option<Stream> {
         if self.orphans == 0 {
             return None;

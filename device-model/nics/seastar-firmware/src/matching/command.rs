@@ -39,8 +39,8 @@ pub fn memory_of(command: &Command) -> Option<CommandMemory> {
 }
 
 impl Process {
-    /// Carries out a command that starts no operation. The caller has checked the memory that it names
-    /// ([`memory_of`]), and fills in the number of the result.
+    /// Carries out a command that starts no operation. The caller has checked the memory that it
+    /// names ([`memory_of`]), and fills in the number of the result.
     pub fn carry_out(&mut self, command: &Command) -> CommandResult {
         let handle = command.handle;
         let outcome = match command.kind {
@@ -95,8 +95,8 @@ impl Process {
         Ok(Values::of(entry.0))
     }
 
-    /// Carries out a [`command::POST`]: adds a match entry with its descriptor, unless the tested queue
-    /// has an event.
+    /// Carries out a [`command::POST`]: adds a match entry with its descriptor, unless the tested
+    /// queue has an event.
     fn post_of(&mut self, command: &Command) -> Result<Values, Refusal> {
         let is_before = command.options & option::BEFORE != 0;
         let unlinks = command.options & option::UNLINK_ENTRY != 0;
@@ -192,8 +192,8 @@ fn queue_test_of(command: &Command) -> Option<QueueTest> {
         .then_some(QueueTest { queue: QueueHandle(command.test_queue), taken: command.test_number })
 }
 
-/// Returns the values of a descriptor in a command. `options` are those of the command's options that
-/// concern the descriptor.
+/// Returns the values of a descriptor in a command. `options` are those of the command's options
+/// that concern the descriptor.
 fn descriptor_of(command: &Command, options: u16) -> MemoryDescriptor {
     MemoryDescriptor {
         start: command.start,

@@ -96,9 +96,9 @@ impl Process {
             .map(|index| OperationHandle(self.operations.handle(index)))
     }
 
-    /// Marks the gets that wait for a reply from a node as lost, and returns whether there are any. The
-    /// caller ends them one by one: see [`Process::lost_get`]. Gets that begin later, to the node's
-    /// next incarnation, are not lost.
+    /// Marks the gets that wait for a reply from a node as lost, and returns whether there are any.
+    /// The caller ends them one by one: see [`Process::lost_get`]. Gets that begin later, to the
+    /// node's next incarnation, are not lost.
     pub fn lose_gets(&mut self, node: u32) -> bool {
         let mut has_lost = false;
         for index in 0..self.operations.end() {
@@ -119,8 +119,8 @@ impl Process {
             .map(|index| OperationHandle(self.operations.handle(index)))
     }
 
-    /// Adds an event of the operation at an index to a list, if the operation's descriptor has a queue.
-    /// `kind` is one of [`event`].
+    /// Adds an event of the operation at an index to a list, if the operation's descriptor has a
+    /// queue. `kind` is one of [`event`].
     pub(super) fn add_event(
         &mut self,
         events: &mut Events,
@@ -154,8 +154,8 @@ impl Process {
         self.add_descriptor_event(events, descriptor, record);
     }
 
-    /// Adds an event of a descriptor to a list, if the descriptor has a queue. Fills in the fields that
-    /// the queue and the descriptor determine.
+    /// Adds an event of a descriptor to a list, if the descriptor has a queue. Fills in the fields
+    /// that the queue and the descriptor determine.
     pub(super) fn add_descriptor_event(
         &mut self,
         events: &mut Events,

@@ -172,8 +172,8 @@ impl Process {
         SearchResult { matched: None, traversed }
     }
 
-    /// Begins the operation of a message on the descriptor that was found. Returns `None` if the table
-    /// of operations is full.
+    /// Begins the operation of a message on the descriptor that was found. Returns `None` if the
+    /// table of operations is full.
     fn begin_incoming(
         &mut self,
         arrival: &Arrival<'_>,

@@ -66,8 +66,8 @@ impl Process {
         self.entries.remove(index);
     }
 
-    /// Makes two entries neighbours in a list. With [`NONE`] as `previous`, `next` becomes the head;
-    /// with [`NONE`] as `next`, `previous` becomes the tail.
+    /// Makes two entries neighbours in a list. With [`NONE`] as `previous`, `next` becomes the
+    /// head; with [`NONE`] as `next`, `previous` becomes the tail.
     fn join(&mut self, portal: u8, previous: u16, next: u16) {
         let list = &mut self.portals[usize::from(portal)];
         match previous {

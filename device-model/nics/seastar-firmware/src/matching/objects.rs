@@ -185,8 +185,8 @@ impl Descriptor {
         }
     }
 
-    /// Moves the locally managed offset to the end of a message that was taken. The descriptor becomes
-    /// inactive if too few bytes are left.
+    /// Moves the locally managed offset to the end of a message that was taken. The descriptor
+    /// becomes inactive if too few bytes are left.
     #[inline]
     pub(super) fn advance_offset(&mut self, end: u64) {
         if self.has(option::MANAGE_REMOTE) {

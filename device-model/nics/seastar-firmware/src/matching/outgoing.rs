@@ -176,8 +176,8 @@ impl Process {
 }
 
 impl Request {
-    /// Returns the fields of the header that a put and a get have in common. `handle` comes back with
-    /// the target's answer: it names the descriptor of a put, or the operation of a get.
+    /// Returns the fields of the header that a put and a get have in common. `handle` comes back
+    /// with the target's answer: it names the descriptor of a put, or the operation of a get.
     fn header(&self, handle: u32) -> MessageHeader {
         MessageHeader {
             match_bits: self.match_bits,

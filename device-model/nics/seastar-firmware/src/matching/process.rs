@@ -117,8 +117,8 @@ impl Process {
     /// Adds an event queue (`PtlEQAlloc`) of `events` slots: a power of two from 2 to
     /// [`MAX_EVENTS`]. The process has filled its memory with zeros.
     ///
-    /// A slot is overwritten when the queue wraps around. The process recognises that by the number of
-    /// the event.
+    /// A slot is overwritten when the queue wraps around. The process recognises that by the number
+    /// of the event.
     ///
     /// # Errors
     /// `SEGMENT_VIOLATION` for a wrong number, or an address that is no multiple of 64; `NO_SPACE`.
@@ -335,8 +335,8 @@ impl Process {
         values.queue.map_or(Ok(NONE), |queue| self.find_queue(queue))
     }
 
-    /// Adds a descriptor with these values for the entry at an index, or [`NONE`]. The caller links the
-    /// entry to it.
+    /// Adds a descriptor with these values for the entry at an index, or [`NONE`]. The caller links
+    /// the entry to it.
     fn add_descriptor(&mut self, values: &MemoryDescriptor, entry: u16) -> Result<u16, Refusal> {
         let queue = self.check_descriptor(values)?;
         let index =

@@ -88,8 +88,8 @@ impl<T> Table<T> {
         (current == generation && current & 1 == 1).then_some(index)
     }
 
-    /// Returns the number of generations that the table has used up: from the first one to the next odd
-    /// one that no index has had.
+    /// Returns the number of generations that the table has used up: from the first one to the next
+    /// odd one that no index has had.
     pub(super) fn used_generations(&self) -> u16 {
         let used = |generation: &u16| (generation.wrapping_add(1) | 1).wrapping_sub(self.first);
         self.generations.iter().map(used).max().unwrap_or(0)

@@ -49,8 +49,8 @@ impl<const MODULUS: u32> Receiver<MODULUS> {
 
     /// Judges a message whose header has arrived, and whose data can be received.
     ///
-    /// `resynchronizes` is the flag in its header: the sender has given up all messages before it, so
-    /// that it is taken whatever number is expected.
+    /// `resynchronizes` is the flag in its header: the sender has given up all messages before it,
+    /// so that it is taken whatever number is expected.
     #[inline]
     pub fn judge_header(&mut self, sequence: Sequence<MODULUS>, resynchronizes: bool) -> Judgement {
         if !self.takes(sequence, resynchronizes) {

@@ -234,8 +234,8 @@ impl Sender {
         }
     }
 
-    /// Records that a message that [`Self::next_to_transmit`] has returned is passed to the transmit DMA
-    /// engine.
+    /// Records that a message that [`Self::next_to_transmit`] has returned is passed to the
+    /// transmit DMA engine.
     pub fn begin_transmission<const MODULUS: u32>(
         &mut self,
         flights: &mut impl Flights<MODULUS>,

@@ -22,8 +22,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         clients.filter_map(|client| client.mailbox.as_ref()).any(Mailbox::has_new_commands)
     }
 
-    /// Does the work of [`SeaStar::take_commands`], if there may be commands. A client that has none
-    /// left, or whose count is invalid, is out of the round.
+    /// Does the work of [`SeaStar::take_commands`], if there may be commands. A client that has
+    /// none left, or whose count is invalid, is out of the round.
     fn take_in_turn(&mut self, now: Nanos, budget: u32) -> u32 {
         let mut count = 0;
         // The clients that may have more commands.

@@ -17,7 +17,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         if self.parts.firmware.next_effect_time() > now {
             return 0;
         }
-        // The device uses itself and the FIFO of effects at once, so that it takes the FIFO's end out.
+        // The device uses itself and the FIFO of effects at once, so that it takes the FIFO's end
+        // out.
         let Some(mut end) = self.parts.firmware.lend() else { return 0 };
 
         // An effect that has to wait stays at the head of the FIFO.
@@ -78,8 +79,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         true
     }
 
-    /// Returns a client, unless its tenant has attached since the program made a call. `latest_tenant`
-    /// is the highest tenant number that the program had seen then.
+    /// Returns a client, unless its tenant has attached since the program made a call.
+    /// `latest_tenant` is the highest tenant number that the program had seen then.
     pub(super) fn known_client(&mut self, client: Client, latest_tenant: u32) -> Option<&mut ClientState> {
         let is_known = self.parts.tenants.is_known(AttachmentId(client.0), latest_tenant);
         self.clients.get_mut(usize::from(client.0)).filter(|_| is_known)
@@ -108,8 +109,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         }
     }
 
-    /// Writes to a client's memory. The word that hands an event over is written last. Returns false if
-    /// the write has to wait; the next call continues it.
+    /// Writes to a client's memory. The word that hands an event over is written last. Returns
+    /// false if the write has to wait; the next call continues it.
     pub(super) fn write_host(
         &mut self,
         context: &mut Context<'_>,
@@ -134,8 +135,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
             }
         }
 
-        // While the receive engine waits for a client's answers to earlier writes, another write would
-        // prolong that wait.
+        // While the receive engine waits for a client's answers to earlier writes, another write
+        // would prolong that wait.
         if self.receiver.awaits_answers(context) {
             return false;
         }

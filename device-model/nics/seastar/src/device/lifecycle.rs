@@ -19,8 +19,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         let Site { node, nodes, options, incarnations, .. } = &self.parts.site;
         let program =
             (self.make_program)(ProgramSite { node: *node, nodes: *nodes, processes: options.processes });
-        // The processor starts with the present incarnations of all nodes, so that earlier changes need
-        // no report.
+        // The processor starts with the present incarnations of all nodes, so that earlier changes
+        // need no report.
         let _ = incarnations.take_changes(&mut self.incarnation_changes.cursor);
         self.incarnation_changes.nodes.clear();
         let start = Start {
@@ -46,8 +46,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
     /// firmware halts and when the function is reset. Clients read `state` as the firmware's state.
     pub(super) fn stop_firmware(&mut self, context: &mut Context<'_>, state: u32) {
         self.parts.firmware.set_end(None);
-        // This announces the end of the incarnation to the other nodes. The reports that it queues for
-        // the firmware are dropped below, because no firmware reads them.
+        // This announces the end of the incarnation to the other nodes. The reports that it queues
+        // for the firmware are dropped below, because no firmware reads them.
         self.end_incarnation(context);
         self.transmitter.clear(context);
         self.receiver.clear(context);
@@ -73,7 +73,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         }
     }
 
-    /// Starts the firmware in the first step after power-on or a reset, and stops it if it has halted.
+    /// Starts the firmware in the first step after power-on or a reset, and stops it if it has
+    /// halted.
     pub(super) fn watch_firmware(&mut self, context: &mut Context<'_>) {
         if self.firmware.published == firmware::DOWN {
             self.start_firmware(context);
@@ -82,8 +83,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         }
     }
 
-    /// Stops the firmware after it has panicked, hung, or broken the rules of its calls. Only a reset of
-    /// the function starts it again.
+    /// Stops the firmware after it has panicked, hung, or broken the rules of its calls. Only a
+    /// reset of the function starts it again.
     #[cold]
     pub(super) fn halt(&mut self, context: &mut Context<'_>) {
         self.firmware.halts += 1;
@@ -130,8 +131,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         }
     }
 
-    /// Cuts the streams of incarnations that are over, and reports the present incarnations of nodes
-    /// that have changed to the firmware. Returns false if a report has to wait.
+    /// Cuts the streams of incarnations that are over, and reports the present incarnations of
+    /// nodes that have changed to the firmware. Returns false if a report has to wait.
     #[cold]
     pub(super) fn report_incarnations(&mut self, context: &mut Context<'_>) -> bool {
         let now = context.now();
@@ -154,8 +155,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         true
     }
 
-    /// Reports the tenants of attachments that have changed to the firmware. Returns false if a report
-    /// has to wait.
+    /// Reports the tenants of attachments that have changed to the firmware. Returns false if a
+    /// report has to wait.
     #[cold]
     pub(super) fn report_tenants(&mut self, now: Nanos) -> bool {
         let Parts { firmware, tenants, .. } = &mut self.parts;

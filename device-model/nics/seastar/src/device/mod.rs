@@ -132,8 +132,8 @@ struct IncarnationChanges {
 }
 
 impl<P: Program + Send + 'static> SeaStar<P> {
-    /// Builds the SeaStar of a node, before the first start of its processor. `make` makes the program
-    /// at each start.
+    /// Builds the SeaStar of a node, before the first start of its processor. `make` makes the
+    /// program at each start.
     ///
     /// # Errors
     /// [`NetworkError::NoNode`], and [`NetworkError::Router`] if the links do not fit.
@@ -217,8 +217,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         self.is_node_quiet(now) && !self.has_commands()
     }
 
-    /// Returns whether the engines and the firmware have nothing to do. The mailboxes may still have
-    /// new commands, and the router packets between other nodes.
+    /// Returns whether the engines and the firmware have nothing to do. The mailboxes may still
+    /// have new commands, and the router packets between other nodes.
     #[inline]
     fn is_node_quiet(&self, now: Nanos) -> bool {
         self.firmware.published == firmware::RUNNING
@@ -230,11 +230,12 @@ impl<P: Program + Send + 'static> SeaStar<P> {
             && !self.has_refused_command
     }
 
-    /// Moves packets by the engines and the router, until nothing moves or about `budget` has moved.
+    /// Moves packets by the engines and the router, until nothing moves or about `budget` has
+    /// moved.
     ///
     /// The receive engine takes part if `receives`. `router_has_work` says whether the router has
-    /// something to do before the engines move a packet, and `skips_commands` that this step has not
-    /// looked for commands.
+    /// something to do before the engines move a packet, and `skips_commands` that this step has
+    /// not looked for commands.
     fn move_packets(
         &mut self,
         context: &mut Context<'_>,
@@ -429,8 +430,8 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         self.watch_firmware(context);
 
         let all_changes_reported = self.report_changes_to_firmware(context);
-        // Effects are carried out even while a report waits: a processor whose FIFO of effects is full
-        // takes no input, so that the report would wait for ever.
+        // Effects are carried out even while a report waits: a processor whose FIFO of effects is
+        // full takes no input, so that the report would wait for ever.
         let mut moved = self.carry_out_due_effects(context, budget);
         if all_changes_reported {
             self.fire_timer(now);
@@ -440,7 +441,8 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
         }
 
         // While a write of the firmware waits for a client, no further data may be written to the
-        // client, or the wait might not end. Without a running firmware, the engine discards packets.
+        // client, or the wait might not end. Without a running firmware, the engine discards
+        // packets.
         let may_deposit = all_changes_reported && self.firmware.wait.is_none();
         let receives = may_deposit || !self.parts.firmware.is_running();
         let Moved { total, by_engines, has_more } =

@@ -91,8 +91,8 @@ pub(super) struct Ended {
 pub(super) enum Work {
     /// This message has ended.
     Ended(Ended),
-    /// This message must go to the transmit DMA engine: see [`Outbox::make_transmission`]. `target` is
-    /// its target node.
+    /// This message must go to the transmit DMA engine: see [`Outbox::make_transmission`]. `target`
+    /// is its target node.
     Transmit { slot: Slot, target: u32 },
     /// A send queue was handled, and the caller has nothing to do for it.
     Nothing,
@@ -101,7 +101,8 @@ pub(super) enum Work {
 /// All messages that are being sent.
 pub(super) struct Outbox {
     pendings: Pendings,
-    /// Send queues of the nodes with messages in flight. The other fields name one by its index here.
+    /// Send queues of the nodes with messages in flight. The other fields name one by its index
+    /// here.
     send_queues: Vec<Option<SendQueue>>,
     /// Indices of the send queues that are not open.
     free: Vec<u16>,
@@ -120,8 +121,8 @@ pub(super) struct Outbox {
     scan_at: Option<u64>,
     /// The next send queue of the scan in progress.
     scan: Option<u16>,
-    /// Upper half of the names of transmissions, by which those of earlier incarnations are told from
-    /// those of this one.
+    /// Upper half of the names of transmissions, by which those of earlier incarnations are told
+    /// from those of this one.
     generation: u16,
 }
 
@@ -194,7 +195,8 @@ impl Outbox {
         true
     }
 
-    /// Handles an acknowledgement of flow control from a node. Returns its effect on the send queue.
+    /// Handles an acknowledgement of flow control from a node. Returns its effect on the send
+    /// queue.
     ///
     /// A negative acknowledgement names this node's place in line among those that the receiver has
     /// refused. The send queue pauses until those in front should have been served.
@@ -236,8 +238,8 @@ impl Outbox {
 
         let Some(index) = self.find(node) else { return };
         if let Some(send_queue) = self.send_queues.get_mut(usize::from(index)).and_then(Option::as_mut) {
-            // The node is not silent: before now, it had no message to answer. An implicit message is
-            // never answered.
+            // The node is not silent: before now, it had no message to answer. An implicit message
+            // is never answered.
             if is_implicit || send_queue.sender.is_first(slot) {
                 send_queue.last_heard = now;
             }
@@ -300,8 +302,9 @@ impl Outbox {
         !self.ready.is_empty() || self.scan.is_some() || is_pause_over
     }
 
-    /// Handles one send queue with work: takes an ended message out, or starts the next one. `in_engine`
-    /// is the number of messages in the transmit DMA engine. Returns `None` if no send queue has work.
+    /// Handles one send queue with work: takes an ended message out, or starts the next one.
+    /// `in_engine` is the number of messages in the transmit DMA engine. Returns `None` if no send
+    /// queue has work.
     pub(super) fn step(&mut self, in_engine: u16, now: u64) -> Option<Work> {
         // The end of a back-off makes a send queue ready again.
         if let Some(Reverse((time, index))) = self.paused.peek().copied()
@@ -349,8 +352,8 @@ impl Outbox {
         Some(Work::Transmit { slot, target: node })
     }
 
-    /// Continues the scan in progress by at most [`SCANNED_PER_POLL`] send queues. If the node of one
-    /// was silent for the time-out, fails its messages and returns the node.
+    /// Continues the scan in progress by at most [`SCANNED_PER_POLL`] send queues. If the node of
+    /// one was silent for the time-out, fails its messages and returns the node.
     #[inline]
     pub(super) fn find_silent_node(&mut self, now: u64) -> Option<u32> {
         let first = self.scan?;
@@ -395,8 +398,8 @@ impl Outbox {
         Some(Ended { owner, kind, outcome, has_fault })
     }
 
-    /// Makes the transmission of a message that [`Outbox::step`] has returned. It carries no data if
-    /// the message's process has ended.
+    /// Makes the transmission of a message that [`Outbox::step`] has returned. It carries no data
+    /// if the message's process has ended.
     #[inline]
     pub(super) fn make_transmission(
         &mut self,
@@ -443,19 +446,17 @@ fn can_be_implicit(packet: &HeaderPacket) -> bool {
 mod tests {
     use super::*;
 
+    fn message(node: u32) -> Message {
+        let (owner, quota) = (Owner::Gone, Quota::Process(0));
+        Message { node, packet: HeaderPacket::default(), pieces: Pieces::None, owner, quota }
+    }
+
     #[test]
     fn fewer_than_1024_messages_are_in_flight_to_a_node() {
         const CAPACITY: u16 = MAX_IN_FLIGHT + 16;
         let mut scratch = Scratch::new();
         let mut pairs = Pairs::new(3, &mut scratch).unwrap();
         let mut outbox = Outbox::new(CAPACITY, Settings::default(), 1, &mut scratch).unwrap();
-        let message = |node| Message {
-            node,
-            packet: HeaderPacket::default(),
-            pieces: Pieces::None,
-            owner: Owner::Gone,
-            quota: Quota::Process(0),
-        };
 
         let count = (0..CAPACITY).filter(|_| outbox.submit(&mut pairs, message(1), 0)).count();
         assert_eq!(count, usize::from(MAX_IN_FLIGHT) - 1);
@@ -477,13 +478,6 @@ mod tests {
         let mut scratch = Scratch::new();
         let mut pairs = Pairs::new(4, &mut scratch).unwrap();
         let mut outbox = Outbox::new(2, Settings::default(), 1, &mut scratch).unwrap();
-        let message = |node| Message {
-            node,
-            packet: HeaderPacket::default(),
-            pieces: Pieces::None,
-            owner: Owner::Gone,
-            quota: Quota::Process(0),
-        };
         assert!([1, 2].into_iter().all(|node| outbox.submit(&mut pairs, message(node), 0)));
 
         // The message to node 1 has ended, and no step has closed its send queue.

@@ -24,12 +24,13 @@ pub(super) struct SendQueue {
     pub(super) work_state: WorkState,
     /// It starts nothing before this time, and is in the heap of paused send queues.
     pub(super) paused_until: Option<u64>,
-    /// Time since which the node has been silent: that of its last answer, or that at which the first
-    /// message was transmitted if that is later.
+    /// Time since which the node has been silent: that of its last answer, or that at which the
+    /// first message was transmitted if that is later.
     pub(super) last_heard: u64,
 }
 
-/// A send queue that is taken from its node for another one, with its places in the outbox's queues.
+/// A send queue that is taken from its node for another one, with its places in the outbox's
+/// queues.
 struct Reused {
     index: u16,
     work_state: WorkState,
