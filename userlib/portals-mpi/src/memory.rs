@@ -39,8 +39,8 @@ impl Segment {
 /// Alignment of blocks of the heap, and the unit of their lengths.
 const ALIGN: u64 = 64;
 
-/// The free blocks of the heap: the length of each, by its start. Two blocks never touch, because they
-/// would be joined.
+/// The free blocks of the heap: the length of each, by its start. Two blocks never touch, because
+/// they would be joined.
 struct Heap(BTreeMap<u64, u64>);
 
 impl Heap {
@@ -214,8 +214,8 @@ impl Buffer {
         Ok(bytes)
     }
 
-    /// Returns the offset in the segment of a range of the buffer, or an error if the range leaves the
-    /// buffer.
+    /// Returns the offset in the segment of a range of the buffer, or an error if the range leaves
+    /// the buffer.
     #[inline]
     fn segment_offset(&self, offset: usize, length: usize) -> Result<u64, Error> {
         let (offset, length) = (offset as u64, length as u64);

@@ -68,7 +68,8 @@ impl Link {
         check_result(name, result)
     }
 
-    /// Starts a put or a get. The call does not wait for the card's answer if the card cannot refuse it.
+    /// Starts a put or a get. The call does not wait for the card's answer if the card cannot
+    /// refuse it.
     ///
     /// `is_valid` returns whether the descriptor and the target are known to be valid. It is called
     /// under the mailbox's lock. A thread that makes the descriptor invalid records that before it
@@ -118,8 +119,8 @@ impl Link {
         Some(freed.swap_remove(position))
     }
 
-    /// Adds memory that the process has allocated to its address map. A granted process has a fixed one,
-    /// in which the memory must lie.
+    /// Adds memory that the process has allocated to its address map. A granted process has a fixed
+    /// one, in which the memory must lie.
     pub(crate) fn add_memory(&self, pieces: &Arc<Pieces>) -> Result<(), Error> {
         match &self.path {
             Path::Kernel { kernel, .. } => {

@@ -181,8 +181,8 @@ impl Mailbox {
         self.take_result()
     }
 
-    /// Starts a put or a get. It is posted if the card cannot refuse it: if all that it names is valid,
-    /// as `is_valid` says, and the card has room. Otherwise its result is awaited.
+    /// Starts a put or a get. It is posted if the card cannot refuse it: if all that it names is
+    /// valid, as `is_valid` says, and the card has room. Otherwise its result is awaited.
     pub(crate) fn start(&mut self, command: &impl AsCommand, is_valid: bool) -> Result<CommandResult, Error> {
         let is_posted = is_valid && self.room > 0 && self.posted < MAX_POSTED && !self.has_refused;
         if !is_posted {
@@ -215,8 +215,8 @@ impl Mailbox {
         if self.is_stuck { Err(Error::Unresponsive) } else { Ok(()) }
     }
 
-    /// Writes the next command and rings the doorbell. Its slot is free, because at most [`MAX_POSTED`]
-    /// commands before it may be unanswered.
+    /// Writes the next command and rings the doorbell. Its slot is free, because at most
+    /// [`MAX_POSTED`] commands before it may be unanswered.
     fn write(&mut self, command: &impl AsCommand) -> Result<(), Error> {
         let slot = u64::from(self.next % SLOTS);
         runtime::charge(runtime::Cost::Burst, COMMAND_BYTES / 64);

@@ -101,7 +101,8 @@ impl Ring {
         self.mask
     }
 
-    /// Takes the next event from memory, if it is there. The number of an event is its index plus 1.
+    /// Takes the next event from memory, if it is there. The number of an event is its index plus
+    /// 1.
     #[inline]
     fn take(&self) -> Result<Option<Event>, Error> {
         let mut taken = runtime::lock(&self.taken);

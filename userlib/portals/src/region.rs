@@ -27,8 +27,8 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
-    /// Calls `visit` for each part of a range that lies in one piece, in order. Its arguments are the
-    /// piece's buffer, the part's offset in the buffer, and the part's length.
+    /// Calls `visit` for each part of a range that lies in one piece, in order. Its arguments are
+    /// the piece's buffer, the part's offset in the buffer, and the part's length.
     pub(crate) fn for_each_part(
         &self,
         offset: u64,

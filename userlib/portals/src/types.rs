@@ -207,7 +207,8 @@ pub struct Target {
     pub access: u8,
     /// Match bits.
     pub match_bits: u64,
-    /// Offset in the target's descriptor, if that has [`Options::MANAGE_REMOTE`]; otherwise ignored.
+    /// Offset in the target's descriptor, if that has [`Options::MANAGE_REMOTE`]; otherwise
+    /// ignored.
     pub offset: u64,
 }
 

@@ -123,8 +123,9 @@ impl Endpoint {
         }
     }
 
-    /// Handles the end of a put into the buffer of a receive: a message that has matched it, or data that
-    /// the receiver has asked for. The put may also end the wait for a receive that has failed.
+    /// Handles the end of a put into the buffer of a receive: a message that has matched it, or
+    /// data that the receiver has asked for. The put may also end the wait for a receive that has
+    /// failed.
     fn handle_matched_receive(&mut self, receive: Handle, event: &Event) -> Result<(), Error> {
         let Some(entry) = self.requests.get_mut(receive).filter(|_| !self.fetches.release_kept(receive))
         else {

@@ -80,8 +80,8 @@ pub(super) struct Fetches {
 }
 
 impl Fetches {
-    /// Frees the kept buffer of a receive that has failed, because the operation that wrote to it has
-    /// ended. Returns whether there was one.
+    /// Frees the kept buffer of a receive that has failed, because the operation that wrote to it
+    /// has ended. Returns whether there was one.
     pub(super) fn release_kept(&mut self, receive: Handle) -> bool {
         let position = self.kept.iter().position(|(kept, _)| *kept == receive);
         position.map(|position| self.kept.swap_remove(position)).is_some()
@@ -89,8 +89,8 @@ impl Fetches {
 }
 
 impl Endpoint {
-    /// Fetches the data of a message from `peer` into the buffer of a receive that has matched it. `id`
-    /// and `length` are those of the message.
+    /// Fetches the data of a message from `peer` into the buffer of a receive that has matched it.
+    /// `id` and `length` are those of the message.
     pub(super) fn fetch(
         &mut self,
         receive: Handle,
@@ -211,8 +211,8 @@ impl Endpoint {
                 self.fail(receive, Error::PeerGone { peer, why });
                 self.lose(peer, why)
             }
-            // Only a request can be repeated: a get that has failed has used up the descriptor of the
-            // sender's memory.
+            // Only a request can be repeated: a get that has failed has used up the descriptor of
+            // the sender's memory.
             Some(_) if method == FetchMethod::Request && fetch.attempts < MAX_ATTEMPTS => {
                 fetch.progress = Progress::New;
                 self.fetches.waiting.push_back(fetch);
@@ -238,8 +238,8 @@ impl Endpoint {
         fetch
     }
 
-    /// Handles a sender's notice that it no longer has a message: ends the fetch of it. A transfer that
-    /// has begun goes on.
+    /// Handles a sender's notice that it no longer has a message: ends the fetch of it. A transfer
+    /// that has begun goes on.
     pub(super) fn handle_no_longer_there(&mut self, from: Rank, id: u64) -> Result<(), Error> {
         let is_this = |fetch: &Fetch| fetch.peer == from && fetch.id == id;
         let Some(position) = self.fetches.running.iter().position(is_this) else { return Ok(()) };
@@ -261,8 +261,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Asks a sender about each of its messages that this rank fetches by a get, whether the sender still
-    /// has it. Each question is asked once.
+    /// Asks a sender about each of its messages that this rank fetches by a get, whether the sender
+    /// still has it. Each question is asked once.
     pub(super) fn ask_for_messages(&mut self, from: Rank) {
         let is_unasked = |fetch: &&Fetch| {
             fetch.peer == from && !fetch.is_asked && matches!(fetch.progress, Progress::Getting(_))
@@ -287,8 +287,8 @@ impl Endpoint {
         }
     }
 
-    /// Ends the fetches from a rank that is gone: their receives fail with `peer_gone`. The call goes on
-    /// after an error, and returns the first one.
+    /// Ends the fetches from a rank that is gone: their receives fail with `peer_gone`. The call
+    /// goes on after an error, and returns the first one.
     pub(super) fn lose_fetches(&mut self, rank: Rank, peer_gone: Error) -> Result<(), Error> {
         let of_rank = |fetch: &mut Fetch| fetch.peer == rank;
         let mut lost: Vec<Fetch> = self.fetches.running.extract_if(.., of_rank).collect();
@@ -324,8 +324,9 @@ impl Endpoint {
         result
     }
 
-    /// Notifies a rank that counts as silent that its message will not be fetched. The rank may still
-    /// run. It would wait for the fetch forever, because this rank's card still answers its probes.
+    /// Notifies a rank that counts as silent that its message will not be fetched. The rank may
+    /// still run. It would wait for the fetch forever, because this rank's card still answers its
+    /// probes.
     fn give_up_silent(&mut self, peer: Rank, why: Loss, id: u64) {
         if why == Loss::Silent {
             self.notify(peer, Notice::GivenUp, id);

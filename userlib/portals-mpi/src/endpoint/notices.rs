@@ -16,7 +16,8 @@ use super::{
 };
 use crate::{Error, Loss};
 
-/// Maximum number of notices that wait for one rank. A rank that keeps to the protocol causes fewer.
+/// Maximum number of notices that wait for one rank. A rank that keeps to the protocol causes
+/// fewer.
 const MAX_WAITING: usize = 512;
 
 /// The event that a notice reports, or the question that it asks.
@@ -42,8 +43,8 @@ impl Notice {
 }
 
 impl Endpoint {
-    /// Queues a notice about a message, which is sent when there is room for it. Returns `false` if too
-    /// many wait for the rank.
+    /// Queues a notice about a message, which is sent when there is room for it. Returns `false` if
+    /// too many wait for the rank.
     pub(super) fn notify(&mut self, to: Rank, notice: Notice, id: u64) -> bool {
         let Some(peer) = self.peers.get_mut(to) else { return false };
         let notices = &mut peer.waiting.notices;
@@ -60,8 +61,8 @@ impl Endpoint {
         true
     }
 
-    /// Sends the notices that wait for a rank, as far as there is room. A rank that counts as silent gets
-    /// them, too: it may still run, and wait for them.
+    /// Sends the notices that wait for a rank, as far as there is room. A rank that counts as
+    /// silent gets them, too: it may still run, and wait for them.
     pub(super) fn send_notices(&mut self, to: Rank) -> Result<(), Error> {
         while let Some(peer) = self.peers.get_mut(to)
             && let Some(&(notice, id)) = peer.waiting.notices.front()
@@ -77,8 +78,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Returns whether this rank still has a message that a receiver asks about. If not, notifies the
-    /// receiver.
+    /// Returns whether this rank still has a message that a receiver asks about. If not, notifies
+    /// the receiver.
     pub(super) fn deny_if_absent(&mut self, from: Rank, id: u64) -> bool {
         let is_there = self.peers.get(from).is_some_and(|peer| peer.window.has(id));
         if !is_there {

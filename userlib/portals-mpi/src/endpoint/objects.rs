@@ -49,8 +49,8 @@ pub(super) const IS_THERE: u64 = 7;
 /// The bits in which the four values above differ: one match entry takes all of them.
 const REQUEST_KIND_BITS: u64 = 3;
 
-// Values of the descriptors' user pointers, by which events tell what their descriptor is for. Those
-// of receives are their handles, which are at least 2^32.
+// Values of the descriptors' user pointers, by which events tell what their descriptor is for.
+// Those of receives are their handles, which are at least 2^32.
 /// User pointer of the descriptors that messages leave from.
 pub(super) const POINTER_OF_SENDS: u64 = 1;
 /// User pointer of the descriptor that takes control messages.
@@ -64,9 +64,9 @@ pub(super) const POINTER_OF_OVERFLOW: u64 = 5;
 /// User pointer of the first buffer for unexpected messages. The others follow it.
 pub(super) const POINTER_OF_BUFFERS: u64 = 16;
 
-/// Number of unused match entries that are held in reserve, and freed when a fetch or a buffer finds
-/// no room on the card. Without them, posted receives could take all entries of the card, and wait for
-/// messages that come only after those that are fetched.
+/// Number of unused match entries that are held in reserve, and freed when a fetch or a buffer
+/// finds no room on the card. Without them, posted receives could take all entries of the card, and
+/// wait for messages that come only after those that are fetched.
 const RESERVED: usize = 8;
 
 /// Memory that a message leaves from.
@@ -203,8 +203,8 @@ impl PortalsObjects {
         Ok(())
     }
 
-    /// Returns the memory that a message leaves from: a slot, into which this call copies the message, or
-    /// its buffer if `slot` is `None`.
+    /// Returns the memory that a message leaves from: a slot, into which this call copies the
+    /// message, or its buffer if `slot` is `None`.
     pub(super) fn prepare_source(&self, buffer: &Buffer, slot: Option<u16>) -> Result<Source, Error> {
         match slot {
             Some(slot) => {
@@ -244,9 +244,9 @@ impl PortalsObjects {
         has_found_room(self.interface.put_region(&self.slots, 0, 0, ack, &Target::new(to, CONTROL, bits), id))
     }
 
-    /// Gets the data of an exposed message into a buffer. The get has a descriptor of its own, which is
-    /// returned: unlinking it ends a get that the target has dropped without an answer. Returns `None`
-    /// if the card has no room. It may use the reserve.
+    /// Gets the data of an exposed message into a buffer. The get has a descriptor of its own,
+    /// which is returned: unlinking it ends a get that the target has dropped without an answer.
+    /// Returns `None` if the card has no room. It may use the reserve.
     pub(super) fn get(
         &mut self,
         into: &Buffer,
@@ -292,8 +292,8 @@ impl PortalsObjects {
         self.post_for(EXPOSED, reader, id, &values)
     }
 
-    /// Offers a buffer to one put of `writer` to the portal [`REPEATED`]. Returns `None` if the card has
-    /// no room. It may use the reserve.
+    /// Offers a buffer to one put of `writer` to the portal [`REPEATED`]. Returns `None` if the
+    /// card has no room. It may use the reserve.
     pub(super) fn offer(
         &mut self,
         buffer: &Buffer,
@@ -400,8 +400,8 @@ impl PortalsObjects {
         }
     }
 
-    /// Frees space on the card by removing an entry of the reserve. Returns `false` if the reserve is
-    /// empty.
+    /// Frees space on the card by removing an entry of the reserve. Returns `false` if the reserve
+    /// is empty.
     fn free_reserved(&mut self) -> Result<bool, Error> {
         match self.reserve.pop() {
             None => Ok(false),
@@ -409,8 +409,8 @@ impl PortalsObjects {
         }
     }
 
-    /// Adds entries to the reserve while the card has space. Returns whether the reserve is full. Until
-    /// then, callers neither post receives nor expose messages.
+    /// Adds entries to the reserve while the card has space. Returns whether the reserve is full.
+    /// Until then, callers neither post receives nor expose messages.
     pub(super) fn refill_reserve(&mut self) -> Result<bool, Error> {
         while self.reserve.len() < self.reserved {
             let values = Descriptor { length: 0, ..Descriptor::over(&self.bounce) };
@@ -442,8 +442,8 @@ pub(super) enum Posting {
     NoRoom,
 }
 
-/// Returns whether an operation was started, or `false` if the card had no room for it. There will be
-/// room when other operations have ended.
+/// Returns whether an operation was started, or `false` if the card had no room for it. There will
+/// be room when other operations have ended.
 fn has_found_room(result: Result<(), PortalsError>) -> Result<bool, Error> {
     match result {
         Ok(()) => Ok(true),

@@ -229,8 +229,8 @@ impl Peers {
         peer.silence = Silence::default();
     }
 
-    /// Counts a call of [`Endpoint::progress`]. Returns whether the check of the peers is due. If so, the
-    /// next one is due after `interval`.
+    /// Counts a call of [`Endpoint::progress`]. Returns whether the check of the peers is due. If
+    /// so, the next one is due after `interval`.
     fn take_due_check(&mut self, interval: Duration) -> bool {
         self.calls = self.calls.wrapping_add(1);
         if !self.calls.is_multiple_of(CALLS_PER_CLOCK_READ) {
@@ -247,8 +247,8 @@ impl Peers {
 }
 
 impl Endpoint {
-    /// Sends a control message. `bits` tells its kind, and `id` is that of the message that it concerns.
-    /// Returns `false` if there is no room for it.
+    /// Sends a control message. `bits` tells its kind, and `id` is that of the message that it
+    /// concerns. Returns `false` if there is no room for it.
     pub(super) fn send_control(&mut self, to: Rank, bits: u64, id: u64) -> Result<bool, Error> {
         let Peers { peers, quota, .. } = &mut self.peers;
         let Some(peer) = peers.get_mut(to as usize) else { return Ok(true) };
@@ -259,8 +259,8 @@ impl Endpoint {
         Ok(true)
     }
 
-    /// Probes some of the ranks that have not answered yet; the next call goes on with others. A probe
-    /// has two events. The bound keeps their number below that of the events which
+    /// Probes some of the ranks that have not answered yet; the next call goes on with others. A
+    /// probe has two events. The bound keeps their number below that of the events which
     /// [`Endpoint::progress`] takes, so that the queue does not fill while many ranks start.
     pub(super) fn probe_unready(&mut self) -> Result<(), Error> {
         let size = self.peers.peers.len();
@@ -308,9 +308,9 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Sends a probe to a peer, whose card or kernel answers it. Without room for it, a put that the
-    /// peer's card has not taken serves as the probe: its end shows that the peer answers. So a peer is
-    /// also found silent when puts to it have used up the room for probes.
+    /// Sends a probe to a peer, whose card or kernel answers it. Without room for it, a put that
+    /// the peer's card has not taken serves as the probe: its end shows that the peer answers. So a
+    /// peer is also found silent when puts to it have used up the room for probes.
     fn probe(&mut self, rank: Rank, now: Instant) -> Result<(), Error> {
         let has_left = self.send_control(rank, PROBE, 0)?;
         let Some(peer) = self.peers.get_mut(rank) else { return Ok(()) };
@@ -326,9 +326,10 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Counts a rank as gone that has answered before: all requests that wait for it fail. The memory of
-    /// a message stays in use while the card may read it: a rank that only counts as silent may still
-    /// accept the message. The call goes on after an error, and returns the first one.
+    /// Counts a rank as gone that has answered before: all requests that wait for it fail. The
+    /// memory of a message stays in use while the card may read it: a rank that only counts as
+    /// silent may still accept the message. The call goes on after an error, and returns the first
+    /// one.
     pub(super) fn lose(&mut self, rank: Rank, why: Loss) -> Result<(), Error> {
         let Some(peer) = self.peers.get_mut(rank).filter(|peer| peer.health == Health::Ready) else {
             return Ok(());

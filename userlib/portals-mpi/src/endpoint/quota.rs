@@ -1,10 +1,10 @@
 //! The operations of Portals that the rank can have in progress, and their division among peers.
 //!
 //! A put to a peer whose card takes nothing stays in progress, and so does a get that a peer never
-//! answers. An operation with a peer may therefore begin only while more operations are free than are
-//! in progress with this peer. One such peer thus takes half of all, and *n* of them leave one part of
-//! *n* + 1 to the others. Some operations are reserved for control messages, without which such a peer
-//! would not be noticed.
+//! answers. An operation with a peer may therefore begin only while more operations are free than
+//! are in progress with this peer. One such peer thus takes half of all, and *n* of them leave one
+//! part of *n* + 1 to the others. Some operations are reserved for control messages, without which
+//! such a peer would not be noticed.
 
 /// Number of operations that are reserved for control messages, on a card with enough of them.
 const RESERVED: u32 = 2;
@@ -46,8 +46,8 @@ impl Quota {
         self.free() > self.reserved + usage.puts + usage.gets
     }
 
-    /// Returns whether a control message to a peer may begin. It may use one of the reserved operations
-    /// if no put to the peer is in progress.
+    /// Returns whether a control message to a peer may begin. It may use one of the reserved
+    /// operations if no put to the peer is in progress.
     pub(super) fn has_room_for_control(&self, usage: &Usage) -> bool {
         self.has_room(usage) || usage.puts == 0 && self.free() > 0
     }

@@ -24,7 +24,8 @@ pub(super) struct Receives {
 }
 
 impl Endpoint {
-    /// Starts a new receive: gives it a message that has arrived, or appends it to the pending ones.
+    /// Starts a new receive: gives it a message that has arrived, or appends it to the pending
+    /// ones.
     pub(super) fn start_receive(&mut self, handle: Handle, selector: Selector) -> Result<(), Error> {
         if let Some(peer) = selector.source.and_then(|source| self.peers.get_mut(source)) {
             peer.awaited += 1;
@@ -90,8 +91,8 @@ impl Endpoint {
                     self.receives.pending.pop_front();
                     tries = 0;
                 }
-                // The events that have been handled may have matched the receive to a message. The next
-                // iteration posts the receive that is first then.
+                // The events that have been handled may have matched the receive to a message. The
+                // next iteration posts the receive that is first then.
                 Posting::Unexpected if self.take_unexpected()? > 0 => tries += 1,
                 Posting::Unexpected | Posting::NoRoom => return Ok(()),
             }

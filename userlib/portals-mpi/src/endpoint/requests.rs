@@ -36,7 +36,8 @@ pub(super) struct Entry {
     pub(super) state: State,
     /// The messages that a receive takes.
     pub(super) selector: Selector,
-    /// The envelope of the message. A receive has that of [`Completion::envelope`] until it matches.
+    /// The envelope of the message. A receive has that of [`Completion::envelope`] until it
+    /// matches.
     pub(super) envelope: Envelope,
     pub(super) buffer: Buffer,
     /// The application's value for the completion.

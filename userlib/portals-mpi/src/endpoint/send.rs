@@ -59,8 +59,8 @@ impl Sends {
         }
     }
 
-    /// Applies `change` to the retained memory of a message, and frees the memory if the card reads it
-    /// no more.
+    /// Applies `change` to the retained memory of a message, and frees the memory if the card reads
+    /// it no more.
     fn change_retained(&mut self, to: Rank, id: u64, change: impl FnOnce(&mut Retained)) {
         let is_this = |retained: &Retained| retained.to == to && retained.id == id;
         let Some(position) = self.retained.iter().position(is_this) else { return };
@@ -108,7 +108,8 @@ impl Endpoint {
         }
     }
 
-    /// Sends a message, if the peer's window and the card have room. Returns `false` if it must wait.
+    /// Sends a message, if the peer's window and the card have room. Returns `false` if it must
+    /// wait.
     fn try_send(&mut self, handle: Handle, to: Rank) -> Result<bool, Error> {
         let Some(peer) = self.peers.get(to).filter(|_| self.peers.has_room(to)) else { return Ok(false) };
         let (Some(id), process) = (peer.window.next_id(), peer.process) else { return Ok(false) };
@@ -126,9 +127,9 @@ impl Endpoint {
         let match_bits = bits::of_message(protocol, self.peers.local_rank(), envelope, bits::number(id));
         let target = Target::new(process, MESSAGES, match_bits);
         let sent = self.objects.put(source, length as u64, &target, id);
-        // If the put was not started, the message is not exposed any longer. A receiver that breaks the
-        // protocol may have begun to get the message already. The message then counts as sent, and its
-        // memory is free when the get has ended.
+        // If the put was not started, the message is not exposed any longer. A receiver that breaks
+        // the protocol may have begun to get the message already. The message then counts as sent,
+        // and its memory is free when the get has ended.
         let is_got = match &exposed {
             Some(exposed) if sent != Ok(true) => !self.objects.unlink(exposed)?,
             _ => false,
@@ -191,8 +192,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Sends what waits for a rank, as far as there is room: notices first, then data that the rank has
-    /// asked for, then new messages.
+    /// Sends what waits for a rank, as far as there is room: notices first, then data that the rank
+    /// has asked for, then new messages.
     fn send_waiting_to(&mut self, rank: Rank) -> Result<(), Error> {
         self.send_notices(rank)?;
         self.send_again(rank)?;
@@ -228,8 +229,8 @@ impl Endpoint {
         }
     }
 
-    /// Sends messages again that a receiver has asked for. A message of which a put is in progress waits
-    /// for the put's end, so that at most one put reads a message at a time.
+    /// Sends messages again that a receiver has asked for. A message of which a put is in progress
+    /// waits for the put's end, so that at most one put reads a message at a time.
     fn send_again(&mut self, to: Rank) -> Result<(), Error> {
         let count = self.peers.get(to).map_or(0, |peer| peer.waiting.repeats.len());
         for _ in 0..count {
@@ -315,8 +316,8 @@ impl Endpoint {
         }
     }
 
-    /// Ends the send of a message that was removed from its window. Memory that the card may still read
-    /// is retained until the put or the get has ended.
+    /// Ends the send of a message that was removed from its window. Memory that the card may still
+    /// read is retained until the put or the get has ended.
     pub(super) fn end_send(
         &mut self,
         to: Rank,

@@ -88,8 +88,8 @@ pub(super) struct Messages {
     remote: RemoteCounts,
 }
 
-/// For each rank, the number of its listed messages whose data only the rank has. It keeps them in its
-/// window, so that a rank that keeps to the protocol has no more than a window of them.
+/// For each rank, the number of its listed messages whose data only the rank has. It keeps them in
+/// its window, so that a rank that keeps to the protocol has no more than a window of them.
 #[derive(Debug)]
 struct RemoteCounts {
     /// The count of each rank.
@@ -134,8 +134,8 @@ impl Messages {
         Some(handle)
     }
 
-    /// Adds a message to the list. Returns `false`, and forgets the message, if only its sender has the
-    /// data and it exceeds its sender's window.
+    /// Adds a message to the list. Returns `false`, and forgets the message, if only its sender has
+    /// the data and it exceeds its sender's window.
     fn add_to_list(&mut self, handle: Handle) -> bool {
         if let Some(Message { envelope, data: Data::Remote(_), .. }) = self.pool.get(handle)
             && !self.remote.add(envelope.peer)
@@ -169,8 +169,8 @@ impl Messages {
         }
     }
 
-    /// Uncounts a message whose data in a buffer are no longer needed. A full buffer without messages
-    /// becomes idle.
+    /// Uncounts a message whose data in a buffer are no longer needed. A full buffer without
+    /// messages becomes idle.
     fn release_buffer(&mut self, buffer: u8) {
         let Some(state) = self.buffers.get_mut(usize::from(buffer)) else { return };
         match state {
@@ -225,7 +225,8 @@ impl Endpoint {
             (POINTER_OF_OVERFLOW, None) => Data::Remote(FetchMethod::Request),
             _ => return Ok(()),
         };
-        // A message under another rank's number is ignored. Its data arrive in the buffer all the same.
+        // A message under another rank's number is ignored. Its data arrive in the buffer all the
+        // same.
         let is_authentic = self.peers.rank_of(event.peer) == Some(envelope.peer);
         let handle = is_authentic.then(|| {
             let (length, id) = (event.message.requested.into(), event.message.header_data);
@@ -330,8 +331,8 @@ impl Endpoint {
         self.complete(receive, count as usize, result);
     }
 
-    /// Returns the rank that a message comes from. It is an error if the match bits name another rank
-    /// than that of the process which has sent the message.
+    /// Returns the rank that a message comes from. It is an error if the match bits name another
+    /// rank than that of the process which has sent the message.
     pub(super) fn source_of(&self, event: &Event) -> Result<Rank, Error> {
         let claimed = bits::envelope(event.message.match_bits).peer;
         if self.peers.rank_of(event.peer) == Some(claimed) {

@@ -20,8 +20,8 @@ pub(super) struct InFlight {
     pub(super) request: Option<Handle>,
     /// The descriptor from which the receiver can get a long message.
     pub(super) exposed: Option<MemoryDescriptor>,
-    /// A put of it is in progress: until the card has reported the put's end, it may read the source.
-    /// There is one put at a time.
+    /// A put of it is in progress: until the card has reported the put's end, it may read the
+    /// source. There is one put at a time.
     pub(super) is_put_in_progress: bool,
     /// The receiver has the data.
     pub(super) is_taken: bool,
@@ -33,8 +33,8 @@ impl InFlight {
         self.exposed.as_ref().is_some_and(|exposed| exposed.id() == descriptor)
     }
 
-    /// Returns whether the send is complete: the receiver has the data, and the card reads the source
-    /// no more.
+    /// Returns whether the send is complete: the receiver has the data, and the card reads the
+    /// source no more.
     pub(super) fn is_complete(&self) -> bool {
         self.is_taken && !self.is_put_in_progress
     }

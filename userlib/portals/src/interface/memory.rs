@@ -10,8 +10,8 @@ use crate::{Error, Region, queue::QueueMemory, region::Pieces};
 
 /// Minimum length of a region that event queues share.
 const QUEUE_CHUNK: u64 = 64 << 10;
-/// Address of the first scattered region. Those of contiguous regions are device addresses, which lie
-/// below.
+/// Address of the first scattered region. Those of contiguous regions are device addresses, which
+/// lie below.
 const SCATTERED_BASE: u64 = 1 << 60;
 /// Minimum length of a piece of a scattered region: a page.
 const MIN_PIECE: u64 = 4096;
@@ -84,8 +84,8 @@ impl Interface {
         Ok(region)
     }
 
-    /// Returns zeroed memory for an event queue: that of a freed queue of the same length, or the next
-    /// part of a region that queues share.
+    /// Returns zeroed memory for an event queue: that of a freed queue of the same length, or the
+    /// next part of a region that queues share.
     pub(super) fn queue_memory(&self, bytes: u64) -> Result<QueueMemory, Error> {
         if let Some(memory) = self.link.reuse_queue(bytes) {
             memory.window.zero(0, bytes)?;

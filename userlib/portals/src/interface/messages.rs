@@ -52,8 +52,8 @@ impl Interface {
             put.options |= option::ACK;
         }
 
-        // The kernel of the host-based mode reads the memory itself, so that a command to it carries no
-        // data.
+        // The kernel of the host-based mode reads the memory itself, so that a command to it
+        // carries no data.
         if length <= INLINE as u64 && !self.link.is_host_based() {
             put.options |= option::INLINE;
             descriptor.region.read(descriptor.offset + offset, &mut put.inline[..length as usize])?;
@@ -86,8 +86,8 @@ impl Interface {
         self.link.start(CALL, &get, || cannot_be_refused(descriptor, target))
     }
 
-    /// Checks the arguments of a put or get of `length` bytes at `offset` of a descriptor, and makes the
-    /// fields of the command that both have in common.
+    /// Checks the arguments of a put or get of `length` bytes at `offset` of a descriptor, and
+    /// makes the fields of the command that both have in common.
     #[inline]
     fn request(
         &self,

@@ -97,7 +97,8 @@ impl Interface {
         };
         let process = position.process.ok_or_else(wrong)?;
 
-        // The card refuses all commands of a process that is not granted: this one shows when it is.
+        // The card refuses all commands of a process that is not granted: this one shows when it
+        // is.
         let waiter = Waiter::new(&device, deadline, None);
         let probe = Command { kind: command::STATUS, handle: status::DROP_COUNT, ..Command::default() };
         while mailbox.call(&probe)?.code != code::OK {

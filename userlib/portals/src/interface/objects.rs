@@ -45,9 +45,9 @@ impl MemoryDescriptor {
 
     /// Records that the card can refuse the descriptor from now on.
     ///
-    /// A call that unlinks or changes the descriptor makes this record before it takes the mailbox's
-    /// lock. Puts read the record under that lock, so that a put whose command comes after that of
-    /// the call sees it.
+    /// A call that unlinks or changes the descriptor makes this record before it takes the
+    /// mailbox's lock. Puts read the record under that lock, so that a put whose command comes
+    /// after that of the call sees it.
     fn clear_steady(&self) {
         self.is_steady.store(false, Ordering::Relaxed);
     }

@@ -14,8 +14,8 @@ const NUMBER_OFFSET: usize = 60;
 
 /// A process in host-based mode.
 pub(super) struct HostProcess {
-    /// Number of its start among all starts of processes, by which messages of an earlier process of
-    /// its number are told from its own.
+    /// Number of its start among all starts of processes, by which messages of an earlier process
+    /// of its number are told from its own.
     pub(super) start: u32,
     /// Its portals, match entries, descriptors and event queues.
     pub(super) matching: matching::Process,
@@ -65,7 +65,8 @@ impl HostProcess {
 
             let bytes = event.record.as_bytes();
             buffer.write(offset, &bytes[..NUMBER_OFFSET])?;
-            // The store is a release: a process that sees the number also sees the rest of the event.
+            // The store is a release: a process that sees the number also sees the rest of the
+            // event.
             buffer.window().store_u32_release(offset + NUMBER_OFFSET as u64, event.record.number)?;
             runtime::note_store();
         }

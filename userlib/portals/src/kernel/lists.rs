@@ -124,8 +124,8 @@ impl Lists {
         })
     }
 
-    /// Puts the data of a short message into the slot of its token, and describes the slot to the DMA
-    /// engine.
+    /// Puts the data of a short message into the slot of its token, and describes the slot to the
+    /// DMA engine.
     pub(crate) fn store_inline(
         &self,
         token: u16,

@@ -107,8 +107,9 @@ impl State {
         Ok(())
     }
 
-    /// Matches a message with the match entries of its process. Returns `false` if the message must wait
-    /// until an operation of the process has ended; a message that nothing matches is discarded.
+    /// Matches a message with the match entries of its process. Returns `false` if the message must
+    /// wait until an operation of the process has ended; a message that nothing matches is
+    /// discarded.
     fn match_message(&mut self, packet: &HeaderPacket, token: u32) -> Result<bool, Error> {
         let HeaderPacket { trusted, message: header, .. } = packet;
         let number = trusted.target_process;
@@ -178,8 +179,8 @@ impl State {
         Ok(())
     }
 
-    /// Queues the answer to a message, if it has one: the acknowledgement of a put, or the reply to a
-    /// get. `accepted_get` is the get's operation at this process, which ends with the reply.
+    /// Queues the answer to a message, if it has one: the acknowledgement of a put, or the reply to
+    /// a get. `accepted_get` is the get's operation at this process, which ends with the reply.
     fn queue_answer(
         &mut self,
         process: u16,
@@ -268,7 +269,8 @@ impl State {
         }
     }
 
-    /// Ends the operation of a message that was received, and queues its acknowledgement. `failure` is
+    /// Ends the operation of a message that was received, and queues its acknowledgement. `failure`
+    /// is
     /// [`NO_FAILURE`] or one of [`failure`].
     fn end_receiving(&mut self, receiving: Receiving, failure: u16) -> Result<(), Error> {
         let Receiving { process: number, start, operation, answer, scatter, .. } = receiving;

@@ -98,8 +98,8 @@ impl Kernel {
         &self.device
     }
 
-    /// Handles events that the card has written. If another thread uses the kernel, the call returns
-    /// at once.
+    /// Handles events that the card has written. If another thread uses the kernel, the call
+    /// returns at once.
     ///
     /// # Errors
     /// Those of a lost card: [`Error::is_gone`].
@@ -248,7 +248,8 @@ impl Kernel {
         let _ = state.command("PtlNIFini", stop);
     }
 
-    /// Carries out a call of a process in host-based mode. `start` is the number of the process's start.
+    /// Carries out a call of a process in host-based mode. `start` is the number of the process's
+    /// start.
     pub(crate) fn system_call(
         &self,
         process: u16,
@@ -257,7 +258,8 @@ impl Kernel {
     ) -> Result<CommandResult, Error> {
         runtime::charge(runtime::Cost::SystemCall, 1);
         let mut state = runtime::lock(&self.state);
-        // Messages that have arrived are matched first, because their interrupts came before the call.
+        // Messages that have arrived are matched first, because their interrupts came before the
+        // call.
         state.progress(MAX_EVENTS)?;
         state.process_command(process, start, command).map(|result| {
             result.unwrap_or(CommandResult { code: code::NO_INTERFACE, ..CommandResult::default() })

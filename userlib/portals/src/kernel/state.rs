@@ -129,16 +129,16 @@ impl State {
         Ok((state, position))
     }
 
-    /// Has the firmware carry out a command of the trusted mailbox. Returns its result, which may be a
-    /// refusal. The command also reports the number of events taken.
+    /// Has the firmware carry out a command of the trusted mailbox. Returns its result, which may
+    /// be a refusal. The command also reports the number of events taken.
     pub(super) fn try_command(&mut self, mut command: KernelCommand) -> Result<CommandResult, Error> {
         command.taken = self.queue.taken as u16;
         self.queue.reported = self.queue.taken;
         self.mailbox.call(&command)
     }
 
-    /// Has the firmware carry out a command of the trusted mailbox. A refusal is an error of the call
-    /// named `call`.
+    /// Has the firmware carry out a command of the trusted mailbox. A refusal is an error of the
+    /// call named `call`.
     pub(super) fn command(
         &mut self,
         call: &'static str,
@@ -195,8 +195,8 @@ impl State {
         (process.start == start).then_some(process)
     }
 
-    /// Handles up to `maximum` events, and passes messages on that waited for them. Returns the number
-    /// of events handled.
+    /// Handles up to `maximum` events, and passes messages on that waited for them. Returns the
+    /// number of events handled.
     pub(super) fn progress(&mut self, maximum: usize) -> Result<usize, Error> {
         let mut handled = 0;
         while handled < maximum {
@@ -231,8 +231,8 @@ impl State {
         }
     }
 
-    /// Carries out a call of a process in host-based mode. Returns `None` if the process with number
-    /// `number` was stopped since its start with number `start`.
+    /// Carries out a call of a process in host-based mode. Returns `None` if the process with
+    /// number `number` was stopped since its start with number `start`.
     pub(super) fn process_command(
         &mut self,
         number: u16,
