@@ -25,7 +25,7 @@ pub(crate) struct Heartbeat {
     observation: Mutex<Observation>,
 }
 
-/// What an observer knows of a heartbeat.
+/// The latest observation of a heartbeat.
 struct Observation {
     /// The word's value at the last beat.
     beat: u64,

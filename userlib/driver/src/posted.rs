@@ -16,7 +16,7 @@ use nicforge_shm::{Producer, PushError, SharedCells, SharedU32};
 
 use crate::{
     Cancel, Deadline, Error, WriteMode,
-    device::{EngineWaker, RingState, Shared, capability, lock},
+    device::{EngineWaker, Shared, capability, lock},
     runtime::note_store,
 };
 
@@ -96,6 +96,14 @@ impl Ring {
             Err(PushError::BadBar { bar }) => Err(Error::NoSuch { what: "BAR", index: bar.into(), count: 6 }),
         }
     }
+}
+
+/// Where the engine reads the next record of a posted-write ring.
+pub(crate) struct RingState {
+    /// Index of the cell.
+    pub(crate) cell: u32,
+    /// The phase bit of a record that is new there.
+    pub(crate) phase: bool,
 }
 
 /// Outcome of [`Poster::post_quickly`].

@@ -13,8 +13,8 @@ pub enum WaitEnd {
 
 /// The state of one call's waits: its deadline, its cancel token, and the pauses of its loops.
 ///
-/// A waiting loop polls for its event, calls [`Waiter::check`], and calls [`Waiter::pause`].
-/// [`Device::wait_for`] is such a loop. A library has a loop of its own where it does other work between
+/// A waiting loop polls for its event, calls [`Waiter::check`], and calls [`Waiter::pause`]. Such a
+/// loop is [`Device::wait_for`]. A library has a loop of its own where it does other work between
 /// two polls, or returns its own error at the end.
 #[derive(Debug)]
 pub struct Waiter<'a> {

@@ -32,7 +32,7 @@ const PROTOCOL_SHIFT: u32 = CONTEXT_SHIFT + CONTEXT_BITS;
 /// The bits that name the protocol.
 const PROTOCOL: u64 = u64::MAX << PROTOCOL_SHIFT;
 
-/// What happens to a message that arrives before its receive.
+/// The handling of a message that arrives before its receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
     /// Its data go into memory for unexpected messages. Used for short and medium messages.

@@ -196,7 +196,7 @@ pub enum Ack {
     Requested,
 }
 
-/// What a put or get addresses at its target.
+/// The part of a target process that a put or get addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     /// The process.
@@ -325,7 +325,7 @@ pub struct Event {
     pub descriptor: DescriptorId,
     /// Value that the descriptor was given.
     pub user_pointer: u64,
-    /// What the message addresses, and the bytes that were moved.
+    /// The addressed part of the target, and the bytes that were moved.
     pub message: Transfer,
     /// Why the operation failed, if it did.
     pub failure: Option<Failure>,

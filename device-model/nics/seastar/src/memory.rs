@@ -373,7 +373,7 @@ impl Reader {
         };
     }
 
-    /// Gives up the read in progress, if there is one.
+    /// Cancels the read in progress, if there is one.
     pub(crate) fn cancel(&mut self, context: &mut Context<'_>) {
         if let Some(read) = self.pending.take() {
             let token = self.token();
@@ -385,7 +385,7 @@ impl Reader {
 /// A position in the pieces of a message, which moves on as data are moved.
 #[derive(Clone, Debug)]
 pub(crate) struct Cursor {
-    /// What is left of the piece in which it is.
+    /// The rest of the piece in which the cursor is.
     current: Piece,
     /// Pieces that were read from the list or are in the call: the first `known` ones.
     part: [Piece; LIST_PART],

@@ -101,7 +101,7 @@ pub(crate) enum Call {
     Broken,
 }
 
-/// What a processor knows at its start.
+/// The values that a processor gets at its start.
 #[derive(Clone, Debug)]
 pub(crate) struct Start {
     /// Number of its node.

@@ -63,7 +63,7 @@ pub(crate) struct Destination {
     posted: u16,
 }
 
-/// What a deposit needs besides its stream.
+/// The parts of the engine that a deposit needs besides its stream.
 pub(crate) struct Memory<'a> {
     pub(crate) tenants: &'a mut Tenants,
     pub(crate) reader: &'a mut Reader,

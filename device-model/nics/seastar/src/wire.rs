@@ -68,7 +68,7 @@ pub(crate) enum Kind {
     ShutdownNotice,
 }
 
-/// What the route word of a header packet says.
+/// The fields of the route word of a header packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct HeaderWord {
     /// The message is a control message.
@@ -79,7 +79,7 @@ pub(crate) struct HeaderWord {
     pub(crate) target_incarnation: ShortIncarnation,
 }
 
-/// What the route word of a packet of data says.
+/// The fields of the route word of a packet of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BodyWord {
     /// The sender's node.

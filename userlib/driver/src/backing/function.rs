@@ -33,7 +33,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// Size in bytes of the pages that mappable areas consist of.
 const PAGE: u64 = 4096;
 
-/// What a function's file does with an access of 8 bytes.
+/// The way in which a function's file makes an access of 8 bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum WordAccess {
     /// It makes one access of the function.

@@ -12,7 +12,7 @@ use nicforge_hwi::attachment::control;
 use nicforge_shm::SharedMemory;
 
 pub use capability::Identity;
-pub(crate) use shared::{EngineWaker, RingState, Shared, lock};
+pub(crate) use shared::{EngineWaker, Shared, lock};
 
 use crate::{
     Backing, Backoff, Bar, Cancel, Deadline, DeviceAddress, DmaBuffer, DmaPermission, Doorbell, Error,

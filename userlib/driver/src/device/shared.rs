@@ -26,7 +26,7 @@ use crate::{
     dma::IovaAllocator,
     heartbeat::{BEAT_TIMEOUT, Heartbeat},
     interrupt::Bound,
-    posted::{Ring, RingSlot},
+    posted::{Ring, RingSlot, RingState},
     runtime::{self, Cost, charge, note_store},
 };
 
@@ -112,14 +112,6 @@ struct Resets {
     completed: AtomicU32,
 }
 
-/// Where the engine reads the next record of a posted-write ring.
-pub(crate) struct RingState {
-    /// Index of the cell.
-    pub(crate) cell: u32,
-    /// The phase bit of a record that is new there.
-    pub(crate) phase: bool,
-}
-
 /// The state that all handles of one device share.
 pub(crate) struct Shared {
     pub(crate) backing: Arc<dyn Backing>,
@@ -148,8 +140,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Shared {
-    /// Opens a device: checks its configuration space, enables it, and opens its attachment and
-    /// rings.
+    /// Opens a device, with its attachment and its rings.
     pub(crate) fn open(backing: Arc<dyn Backing>, options: OpenOptions) -> Result<Arc<Self>, Error> {
         let identity = capability::identity(&*backing)?;
 
@@ -463,8 +454,7 @@ impl Shared {
         self.attachment.get().map(|_| self.tenancy.generation())
     }
 
-    /// Calls `attempt` until it returns a value, with a pause after each call. It is the loop of
-    /// the library's own waits.
+    /// Calls `attempt` until it returns a value, with a pause after each call.
     pub(crate) fn wait_for<T, E: From<Error>>(
         &self,
         deadline: Deadline,
@@ -483,7 +473,7 @@ impl Shared {
             waiter.check_for(operation)?;
 
             if let Err(error) = self.relax(&mut waiter.relax) {
-                // What arrived before the device was lost still counts.
+                // A value that arrived before the device was lost still counts.
                 return attempt()?.ok_or_else(|| error.into());
             }
         }

@@ -285,8 +285,8 @@ impl Endpoint {
         }
     }
 
-    /// Gives a message that is not in the list to a receive that matches it. If the data are still
-    /// arriving, the receive waits for them.
+    /// Assigns a message that is not in the list to a receive that matches it. If the data are
+    /// still arriving, the receive waits for them.
     pub(super) fn match_message(&mut self, handle: Handle, receive: Handle) -> Result<(), Error> {
         let Some(message) = self.messages.pool.get_mut(handle) else { return Ok(()) };
         let Message { envelope, length, id, data, .. } = *message;

@@ -72,7 +72,7 @@ struct DownNodes {
     is_blocked: bool,
 }
 
-/// What a poll does because the incarnation of another node has ended.
+/// The next step of a poll because the incarnation of another node has ended.
 enum DownAction {
     /// End a get of a process, because no reply comes to it.
     EndGet { process: u16, operation: OperationHandle },

@@ -9,7 +9,7 @@ use crate::{
     matching::{Answer, OperationHandle},
 };
 
-/// What a stream receives.
+/// The present use of a stream.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) enum Reception {
     /// No message, or one whose data are discarded.

@@ -23,7 +23,7 @@ pub struct Event {
     pub address: u64,
     /// Handle of its queue.
     pub queue: u32,
-    /// What to write there.
+    /// The content to write there.
     pub record: EventRecord,
 }
 

@@ -69,7 +69,7 @@ pub struct Dropped {
     pub traversed: u32,
 }
 
-/// What becomes of a put, a get, or a reply that has arrived.
+/// Result of matching a put, a get, or a reply that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::large_enum_variant, reason = "it lives on the stack for the time of a call")]
 pub enum Incoming {

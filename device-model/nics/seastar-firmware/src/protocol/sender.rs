@@ -21,7 +21,7 @@ use super::Sequence;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Slot(pub u16);
 
-/// What the sender knows about a message.
+/// The state of a message as the sender knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Verdict {
     /// It is not acknowledged.

@@ -112,7 +112,7 @@ struct FirmwareState {
     halts: u64,
 }
 
-/// What [`SeaStar::move_packets`] has moved.
+/// Result of [`SeaStar::move_packets`].
 struct Moved {
     /// Number of packets, parts of their data, and commands.
     total: u32,
