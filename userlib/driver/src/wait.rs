@@ -188,8 +188,7 @@ impl Backoff {
 
     /// The back-off for hosts on which an engine and two applications have a processor each. It
     /// spins for about a microsecond, in which a short answer of another processor arrives, and
-    /// continues as
-    /// [`Backoff::SHARED`].
+    /// continues as [`Backoff::SHARED`].
     pub const DEDICATED: Self = Self { spins: 32, ..Self::SHARED };
 }
 
@@ -278,8 +277,8 @@ impl Relax {
     }
 
     /// Counts one iteration of a loop that waits for a device, and returns their number so far.
-    /// Unlike
-    /// [`Relax::pauses`], it counts on after a reset, and also if the backing makes no pause.
+    /// Unlike [`Relax::pauses`], it counts on after a reset, and also if the backing makes no
+    /// pause.
     #[inline]
     pub(crate) fn count_call(&mut self) -> u32 {
         self.calls = self.calls.wrapping_add(1);
@@ -289,8 +288,7 @@ impl Relax {
     /// Makes and counts one pause: spins, yields or sleeps, as the back-off says.
     ///
     /// It is for loops that wait for memory that no device writes. A loop that waits for a device
-    /// calls
-    /// [`crate::Device::relax`] instead.
+    /// calls [`crate::Device::relax`] instead.
     #[inline]
     pub fn pause(&mut self) {
         self.next_pause().take();

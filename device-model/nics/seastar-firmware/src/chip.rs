@@ -271,9 +271,9 @@ pub trait Chip {
     /// Begins (`true`) or ends (`false`) an incarnation of this node. Other nodes see the change.
     ///
     /// From the end of an incarnation on, the device discards what it receives for it, and what
-    /// remains of its messages on [`Channel::Data`]. [`Event::Transmitted`] and
-    /// [`Event::Received`] follow for each of these all the same. Messages on
-    /// [`Channel::Control`] answer other nodes, and are sent without an incarnation, too.
+    /// remains of its messages on [`Channel::Data`]. [`Event::Transmitted`] and [`Event::Received`]
+    /// follow for each of these all the same. Messages on [`Channel::Control`] answer other nodes,
+    /// and are sent without an incarnation, too.
     ///
     /// # Errors
     /// [`Halted`].

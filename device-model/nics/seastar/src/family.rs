@@ -233,6 +233,7 @@ impl<P: Program + Send + 'static> Family for Networks<P> {
         for section in &sections {
             let parsed: NetworkSection = section.parse()?;
             let network = parsed.network(section, threads)?;
+            // The networks that set no number of threads share those of the host.
             if parsed.firmware_threads.is_none() {
                 threads = threads.saturating_sub(network.nodes());
             }

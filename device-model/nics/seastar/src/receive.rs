@@ -36,6 +36,8 @@ use crate::{
     wire::{self, BodyWord, HeaderWord, Kind, ShortIncarnation},
 };
 
+/// Number of this engine among the two of a node that read client memory.
+const READER: u64 = 1;
 /// Reception FIFO of the router.
 const FIFO: u8 = 0;
 /// Number of bytes whose copying counts as one packet in the budget of a step.
@@ -99,7 +101,7 @@ impl Receiver {
             free: Vec::new(),
             stream_by_source: vec![NONE; nodes as usize].into_boxed_slice(),
             cut: VecDeque::new(),
-            reader: Reader::new(1),
+            reader: Reader::new(READER),
             host: Server::default(),
             wait: None,
             awaited: None,

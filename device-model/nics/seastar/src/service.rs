@@ -303,8 +303,9 @@ impl Service {
             return NextPacket::Starved;
         };
         self.put_check(&mut packet, 0);
-        self.set_route_word(&mut packet, parts, true);
-        NextPacket::Packet { packet, read: 0, is_last: true }
+        let is_last = true;
+        self.set_route_word(&mut packet, parts, is_last);
+        NextPacket::Packet { packet, read: 0, is_last }
     }
 
     /// Puts the check into a packet, after `at` bytes.

@@ -25,6 +25,8 @@ use crate::{
     wire,
 };
 
+/// Number of this engine among the two of a node that read client memory.
+const READER: u64 = 0;
 /// Injection FIFO of the router for data messages.
 pub(crate) const DATA_FIFO: u8 = 0;
 /// Injection FIFO of the router for control messages and shutdown notices.
@@ -118,7 +120,7 @@ impl Transmitter {
             draining: Vec::new(),
             drain_event: Nanos::ZERO,
             shutdown_notice: None,
-            reader: Reader::new(0),
+            reader: Reader::new(READER),
             host: Server::default(),
             counters: SendCounters::default(),
         }

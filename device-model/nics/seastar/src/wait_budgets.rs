@@ -37,8 +37,7 @@ impl Wait {
     }
 
     /// Records the number of writes that the client has not answered. If it has answered some, the
-    /// next
-    /// [`UNCHARGED`] nanoseconds are not charged.
+    /// next [`UNCHARGED`] nanoseconds are not charged.
     pub(crate) fn note_unanswered(&mut self, unanswered: usize, now: Nanos) {
         if unanswered < self.unanswered {
             self.charged_until = now.after(UNCHARGED);

@@ -133,6 +133,8 @@ pub(super) struct Peers {
 }
 
 impl Peers {
+    /// Makes the state of a job's ranks, none of which has answered. The interface's process must
+    /// be one of them.
     pub(super) fn new(interface: &Interface, job: &Job, config: &Config) -> Result<Self, Error> {
         let ranks = job.ranks()?;
         let process = interface.id();

@@ -49,8 +49,8 @@ impl Interface {
     }
 
     /// Allocates a region of pieces of `piece` bytes each, in host-based mode: as the memory of a
-    /// Linux process, which is not physically contiguous. A message may have at most
-    /// [`MAX_PIECES`] of them.
+    /// Linux process, which is not physically contiguous. A message may have at most [`MAX_PIECES`]
+    /// of them.
     ///
     /// # Errors
     /// [`Error::BadPieces`]; [`Error::Driver`].

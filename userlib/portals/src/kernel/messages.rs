@@ -270,8 +270,7 @@ impl State {
     }
 
     /// Ends the operation of a message that was received, and queues its acknowledgement. `failure`
-    /// is
-    /// [`NO_FAILURE`] or one of [`failure`].
+    /// is [`NO_FAILURE`] or one of [`failure`].
     fn end_receiving(&mut self, receiving: Receiving, failure: u16) -> Result<(), Error> {
         let Receiving { process: number, start, operation, answer, scatter, .. } = receiving;
         self.lists.release(&scatter);

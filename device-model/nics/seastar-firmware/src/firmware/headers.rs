@@ -1,4 +1,7 @@
 //! Arrivals from other nodes: messages, acknowledgements of flow control, ends of streams.
+//!
+//! A *stale* message was meant for another incarnation; an *implicit* one needs no acknowledgement.
+//! A pair of nodes is in the *abnormal state* from a dropped message to its repetition.
 
 use nicforge_hwi::seastar::{
     HeaderPacket, INLINE, KernelEvent, MessageHeader, Piece, TrustedHeader, failure, kernel_event, message,
@@ -81,9 +84,7 @@ impl Firmware {
 
         chip.charge(costs::HEADER);
         let Some(node) = self.node.as_mut().filter(|_| is_for_this_incarnation) else {
-            if let Some(stream) = stream {
-                self.discard(chip, stream)?;
-            }
+            stream.map_or(Ok(()), |stream| self.discard(chip, stream))?;
             return self.handle_stale(chip, packet);
         };
         if trusted.source_node >= node.nodes {
@@ -109,6 +110,7 @@ impl Firmware {
             self.statistics.lost += 1;
             return stream.map_or(Ok(()), |stream| self.discard(chip, stream));
         }
+        // A message without room is judged like one that the hardware has dropped.
         let judgement = if is_in_sequence && acceptance == Acceptance::Full {
             receiver.judge_dropped(sequence, resynchronizes)
         } else {

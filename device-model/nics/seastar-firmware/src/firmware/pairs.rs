@@ -45,6 +45,13 @@ impl Bits {
     }
 }
 
+/// The sequence number of a new message.
+pub(super) struct MessageNumber {
+    pub(super) sequence: Sequence<WIRE_MODULUS>,
+    /// The message resynchronises the receiver.
+    pub(super) resynchronizes: bool,
+}
+
 /// Sequence numbers and bits of all pairs.
 pub(super) struct Pairs {
     /// Number of the next message to each node.
@@ -80,9 +87,9 @@ impl Pairs {
         })
     }
 
-    /// Returns the number of the next message to a node and whether it resynchronises the node.
+    /// Takes the number of the next message to a node.
     #[inline]
-    pub(super) fn take_number(&mut self, node: u32) -> Option<(Sequence<WIRE_MODULUS>, bool)> {
+    pub(super) fn take_number(&mut self, node: u32) -> Option<MessageNumber> {
         let next = self.next.get_mut(node as usize)?;
         let sequence = Sequence::new(*next)?;
         *next = sequence.next().value();
@@ -91,7 +98,7 @@ impl Pairs {
         if resynchronizes {
             self.resynchronize.set(node, false);
         }
-        Some((sequence, resynchronizes))
+        Some(MessageNumber { sequence, resynchronizes })
     }
 
     /// Lets the next message to a node resynchronise it: the node then takes the message, whatever
@@ -123,7 +130,7 @@ impl Pairs {
         if let (Some(number), Some(expected)) = (self.expected.get_mut(node as usize), receiver.expected) {
             *number = expected.value();
         }
-        self.pressure.count(judgement)
+        self.pressure.record(judgement)
     }
 
     /// Forgets the sequence number that is expected from a node whose incarnation has ended.

@@ -211,7 +211,7 @@ impl Process {
         Some(index)
     }
 
-    /// Removes an operation from the table.
+    /// Removes an operation from the table, and from the count of those in progress.
     pub(super) fn remove_operation(&mut self, index: u16) {
         if self.operations[index].kind.is_outgoing() {
             self.outgoing -= 1;

@@ -110,9 +110,10 @@ impl Pressure {
         self.place
     }
 
-    /// Counts a judgement. Returns the place in line, for a negative acknowledgement.
+    /// Counts a judgement. Returns the place in line that a negative acknowledgement carries: the
+    /// sender waits for longer, the larger it is.
     #[inline]
-    pub fn count(&mut self, judgement: Judgement) -> u16 {
+    pub fn record(&mut self, judgement: Judgement) -> u16 {
         if judgement.taken {
             self.place = self.place.saturating_sub(1);
             self.abnormal = self.abnormal.saturating_sub(u32::from(judgement.changes_state));

@@ -188,14 +188,14 @@ fn receiver_checks_numbers_only_between_a_drop_and_its_repetition() {
     assert_eq!(receiver.judge_header(number(3), false).answer, Answer::FirstPostbootAck);
     assert_eq!(receiver.judge_header(number(1), false).answer, Answer::Ack);
 
-    assert_eq!(pressure.count(receiver.judge_dropped(number(2), false)), 1);
+    assert_eq!(pressure.record(receiver.judge_dropped(number(2), false)), 1);
     assert!(pressure.is_abnormal());
-    assert_eq!(pressure.count(receiver.judge_header(number(3), false)), 2);
-    assert_eq!(pressure.count(receiver.judge_dropped(number(2), false)), 3);
+    assert_eq!(pressure.record(receiver.judge_header(number(3), false)), 2);
+    assert_eq!(pressure.record(receiver.judge_dropped(number(2), false)), 3);
 
     let repeated = receiver.judge_header(number(2), false);
     assert_eq!((repeated.taken, repeated.answer), (true, Answer::Ack));
-    assert_eq!(pressure.count(repeated), 2);
+    assert_eq!(pressure.record(repeated), 2);
     assert!(!pressure.is_abnormal());
 }
 
@@ -261,7 +261,7 @@ fn senders_beyond_the_streams_all_deliver() {
                 } else {
                     receiver.judge_header(sequence, false)
                 };
-                assert!(pressure.count(judgement) <= Pressure::MAX_PLACE);
+                assert!(pressure.record(judgement) <= Pressure::MAX_PLACE);
                 if judgement.taken {
                     assert_eq!(slot.0, delivered[place]);
                     delivered[place] += 1;

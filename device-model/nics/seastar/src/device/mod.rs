@@ -290,8 +290,8 @@ impl<P: Program + Send + 'static> SeaStar<P> {
         let effect = self.parts.firmware.next_effect_time();
         let times =
             [effect, self.firmware.timer, self.transmitter.next_time(now), self.receiver.next_time(now)];
-        let next = times.into_iter().filter(|&time| time > now).min().unwrap_or(Nanos::NEVER);
-        let next = next.min(self.parts.firmware.take_retry(now));
+        let due = times.into_iter().filter(|&time| time > now).min().unwrap_or(Nanos::NEVER);
+        let next = due.min(self.parts.firmware.take_retry(now));
         if next < Nanos::NEVER {
             context.wake_at(next);
         }
@@ -384,6 +384,7 @@ impl<P: Program + Send + 'static> Device for SeaStar<P> {
             self.parts.router.reset(&mut context.ports());
         }
 
+        // A client that the reset reaches becomes a new tenant, with an empty mailbox.
         for attachment_id in self.attached.iter().filter(|&attachment_id| reach.reaches(attachment_id)) {
             self.open_mailbox(context, attachment_id);
         }

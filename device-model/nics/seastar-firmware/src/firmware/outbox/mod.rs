@@ -18,7 +18,7 @@ use nicforge_hwi::seastar::{
 use self::send_queues::{SendQueue, WorkState};
 use super::{
     Settings,
-    pairs::Pairs,
+    pairs::{MessageNumber, Pairs},
     pending::{NONE, Owner, Pendings, Quota, Removed},
 };
 use crate::{
@@ -134,7 +134,7 @@ impl Outbox {
         generation: u16,
         scratch: &mut Scratch,
     ) -> Result<Self, NoSpace> {
-        // A send queue is in the queues at most once, and in the heap at most once.
+        // Each send queue may have its index in three lists, and an entry in the heap.
         let bytes_each =
             size_of::<Option<SendQueue>>() + 3 * size_of::<u16>() + size_of::<Reverse<(u64, u16)>>();
         scratch.take(usize::from(capacity) * bytes_each + CHAINS * size_of::<u16>())?;
@@ -173,7 +173,7 @@ impl Outbox {
             return false;
         }
         let Some(index) = self.find(node).or_else(|| self.open(node, now)) else { return false };
-        let Some((sequence, resynchronizes)) = pairs.take_number(node) else { return false };
+        let Some(MessageNumber { sequence, resynchronizes }) = pairs.take_number(node) else { return false };
 
         // Without flow control, no message waits for an acknowledgement or for another message.
         let Settings { flow_control, implicit_acknowledgements, .. } = self.settings;
