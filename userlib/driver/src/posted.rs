@@ -25,7 +25,7 @@ pub(crate) struct Ring {
     /// Number of the ring.
     index: u8,
     producer: Producer<SharedCells>,
-    /// Position up to which the engine has consumed records, in the mirror.
+    /// Number of cells that the engine has consumed, modulo 2^32, in the mirror.
     consumed: SharedU32,
     waker: EngineWaker,
     /// Number of resets after which the ring was opened: see [`Shared::epoch`].
@@ -123,7 +123,7 @@ pub enum QuickPost {
 pub struct RingPosition {
     /// Epoch of the ring: see [`Shared::epoch`].
     epoch: u32,
-    /// Number of records before the position, as the producer counts them.
+    /// Number of cells that the producer had written, modulo 2^32.
     position: u32,
 }
 
@@ -256,8 +256,8 @@ impl Poster {
     #[inline]
     pub fn post(&mut self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
         match self.try_post(bar, offset, data) {
-            // This builds a new result. Returning the old one would copy a whole `Error`, which
-            // stalls right after the store of its tag.
+            // This builds a new result. Returning the old one would copy a whole `Error` right
+            // after the store of its tag.
             Ok(()) => Ok(()),
             Err(Error::RingFull { .. }) => self.post_when_room(bar, offset, data),
             Err(error) => Err(error),

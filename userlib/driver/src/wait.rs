@@ -187,7 +187,7 @@ impl Backoff {
     };
 
     /// The back-off for hosts on which an engine and two applications have a processor each. It
-    /// spins for about a microsecond, in which a short answer of another processor arrives, and
+    /// spins for about a microsecond, in which a cache line comes from another processor, and
     /// continues as [`Backoff::SHARED`].
     pub const DEDICATED: Self = Self { spins: 32, ..Self::SHARED };
 }

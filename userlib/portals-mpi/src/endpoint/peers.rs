@@ -95,6 +95,8 @@ pub(super) struct Peer {
 }
 
 impl Peer {
+    /// Makes the state of a rank that has not answered. `window` is the number of messages in its
+    /// window.
     fn new(process: ProcessId, window: u16) -> Self {
         Self {
             process,

@@ -259,6 +259,7 @@ impl Endpoint {
         let Some(index) = self.messages.arriving.iter().position(is_this) else { return Ok(()) };
         let ArrivingMessage { position, handle, .. } = self.messages.arriving.swap_remove(index);
         let Some(message) = handle.and_then(|handle| self.messages.pool.get_mut(handle)) else {
+            // The message is ignored: only its place in the buffer is freed.
             self.messages.release_buffer(position.buffer);
             return Ok(());
         };

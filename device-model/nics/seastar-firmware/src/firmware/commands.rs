@@ -46,7 +46,7 @@ impl Firmware {
         chip.answer(Client(KERNEL), number, result)
     }
 
-    /// Carries out a well-formed command of the trusted mailbox.
+    /// Carries out a well-formed command of the trusted mailbox. `Ok(Err(code))` refuses it.
     fn carry_out<C: Chip>(&mut self, chip: &mut C, command: &KernelCommand) -> CommandOutcome<()> {
         if command.kind == kernel_command::BOOT {
             return self.boot(chip, command);
@@ -165,7 +165,8 @@ impl Firmware {
         }
     }
 
-    /// Sets the destination of a message for a process in host-based mode.
+    /// Sets the destination of a message for a process in host-based mode, which waits in its
+    /// stream.
     fn receive<C: Chip>(&mut self, chip: &mut C, command: &KernelCommand) -> CommandOutcome<()> {
         let Some(WaitingMessage { stream, process, length }) = self.streams.waiting(command.token) else {
             return Ok(Err(code::TOKEN_INVALID));
@@ -178,6 +179,7 @@ impl Firmware {
             Err(code) => return Ok(Err(code)),
         };
 
+        // The engine need not read a list for no data.
         let pieces = if command.length == 0 { Pieces::None } else { pieces };
         self.streams.set(stream, Reception::Kernel { token: command.token, process, kept: command.length });
         chip.charge(costs::RECEIVE);
@@ -249,7 +251,7 @@ impl Node {
         Ok(())
     }
 
-    /// Carries out a well-formed command of a process.
+    /// Carries out a well-formed command of a process. `Ok(Err(code))` refuses it.
     fn carry_out<C: Chip>(
         &mut self,
         chip: &mut C,
